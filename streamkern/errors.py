@@ -1,0 +1,99 @@
+"""Every error streamkern raises on purpose, in one tree.
+
+    StreamkernError
+    ├── ConfigError            (ValueError)         a setting is wrong; nothing was started
+    │   └── MemoryBudgetError  (also MemoryError)   a setting does not fit the memory given
+    ├── DataError              (ValueError)         the data is not what was promised
+    │   ├── StoreNotFoundError (also FileNotFoundError)
+    │   ├── CorruptChunkError                       a chunk is missing, truncated or fails its checksum
+    │   └── NonFiniteError                          NaN or infinity in the data
+    ├── RunError               (RuntimeError)       a run directory can not be used
+    │   ├── ResumeMismatchError                     data or settings changed since the last checkpoint
+    │   ├── RunLockedError                          another process writes to it
+    │   └── CheckpointError    (also OSError)       a checkpoint could not be written or read
+    ├── DivergenceError        (ArithmeticError)    training diverged and backing off did not help
+    ├── BackendError           (RuntimeError)       the device asked for is not there
+    └── MissingDependencyError (ImportError)        an optional package is needed; the message names the extra
+
+A message names the parameter, its value, the rule it breaks and the remedy, in one sentence.
+`exit_code` is what the command line returns for it: 2 wrong usage or input found before
+anything was written, 3 the run failed and can be resumed.
+"""
+
+from __future__ import annotations
+
+EXIT_DONE = 0
+EXIT_USAGE = 2
+EXIT_FAILED = 3
+EXIT_TRY_AGAIN = 75
+
+
+class StreamkernError(Exception):
+    """Base of all errors raised on purpose."""
+
+    exit_code = EXIT_USAGE
+
+
+class ConfigError(StreamkernError, ValueError):
+    """A setting is wrong, found before any work was done."""
+
+
+class MemoryBudgetError(ConfigError, MemoryError):
+    """The settings need more memory than they were given."""
+
+
+class DataError(StreamkernError, ValueError):
+    """The data is not what the store, the file or the caller promised."""
+
+
+class StoreNotFoundError(DataError, FileNotFoundError):
+    """No store, or no such array, at the given URL."""
+
+    # FileNotFoundError formats (errno, strerror); ours is always one sentence.
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class CorruptChunkError(DataError):
+    """A chunk is missing, truncated, or its checksum does not match. Names the chunk's key."""
+
+    exit_code = EXIT_FAILED
+
+
+class NonFiniteError(DataError):
+    """NaN or infinity in the data. Names where: file or chunk, row, column."""
+
+
+class RunError(StreamkernError, RuntimeError):
+    """A run directory can not be used as asked."""
+
+
+class ResumeMismatchError(RunError):
+    """Data or settings differ from those the run was started with; names the difference."""
+
+
+class RunLockedError(RunError):
+    """Another process is writing to this run directory."""
+
+
+class CheckpointError(RunError, OSError):
+    """A checkpoint could not be written or read."""
+
+    exit_code = EXIT_FAILED
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class DivergenceError(StreamkernError, ArithmeticError):
+    """Training diverged, and backing the step size off did not help."""
+
+    exit_code = EXIT_FAILED
+
+
+class BackendError(StreamkernError, RuntimeError):
+    """The device asked for is not available."""
+
+
+class MissingDependencyError(StreamkernError, ImportError):
+    """An optional package is needed; the message says how to install it."""
