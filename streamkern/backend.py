@@ -209,6 +209,22 @@ class Backend:
             B[...] = solved.T
         return B
 
+    def add_gram(self, C: Array, W: Array, scale: float) -> None:
+        """Lower part of C += scale * W.T @ W. C : (b, b), W : (k, b), C-ordered. k b^2 FLOPs."""
+        syrk = scipy.linalg.get_blas_funcs("syrk", (C, W))
+        # To BLAS, C-ordered C and W are their transposes: the lower part is the upper one there.
+        result = syrk(scale, W.T, beta=1.0, c=C.T, trans=0, lower=0, overwrite_c=1)
+        if not np.shares_memory(result, C):
+            C[...] = result.T
+
+    def mirror_lower(self, C: Array) -> None:
+        """Copy the lower triangle of a square C onto the upper one, in place, in blocks."""
+        for rows in tiles(len(C), 1024):
+            for cols in tiles(rows.start, 1024):
+                C[cols, rows] = C[rows, cols].T
+            square = C[rows, rows]
+            square[...] = self.xp.tril(square) + self.xp.tril(square, -1).T
+
     def top_eigh(self, A: Array, k: int) -> tuple[Array, Array]:
         """The k largest eigenpairs of a symmetric matrix, descending: (k,), (b, k)."""
         b = len(A)
@@ -332,6 +348,11 @@ class CupyBackend(Backend):  # pragma: no cover - needs a CUDA device; see tools
         """As on the CPU."""
         B[...] = self.solve_lower(L, self.xp.ascontiguousarray(B.T)).T
         return B
+
+    def add_gram(self, C: Array, W: Array, scale: float) -> None:
+        """As on the CPU, in row chunks; fills the whole of C."""
+        for rows in tiles(len(W), 4096):
+            C += (W[rows].T @ W[rows]) * scale
 
     def top_eigh(self, A: Array, k: int) -> tuple[Array, Array]:
         """As on the CPU; cuSOLVER computes all of them."""

@@ -185,8 +185,8 @@ class _BlockFactor:
         for rows in tiles(s, max(b, 256)):
             K = self.op.matrix(S[rows], self.Z)  # (rows, b)
             W = self.backend.solve_lower_right(self.L, K)  # rows of K become columns of W
-            C += W.T @ W
-        C *= 1 / s
+            self.backend.add_gram(C, W, 1 / s)
+        self.backend.mirror_lower(C)
         return C
 
     def _top(self) -> float:

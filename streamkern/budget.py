@@ -1,0 +1,311 @@
+"""Bytes and FLOPs into sizes: batch, blocks, samples, projection. Pure integers, no arrays.
+
+`resolve` turns the settings that are "auto" into numbers and lists every buffer the run will hold,
+phase by phase. The run allocates what is listed here and nothing else of size; `streamkern plan`
+prints the list before anything is started, and a test compares the peak with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from streamkern.errors import ConfigError, MemoryBudgetError
+
+MiB = 1 << 20
+# Sizes of the setup samples, in blocks: enough rows for the covariance of a block to be known to
+# sqrt(1/5), and for its top eigenvalue to be measured on fresh rows.
+SAMPLE_PER_BLOCK = 5
+PROBE_PER_BLOCK = 2
+MIN_PROBE, MAX_PROBE = 512, 4096
+# Setup may cost half of the run, or this much, whichever is more: about 20 s on two cores.
+FREE_SETUP_FLOPS = 3 * 10**12
+SETUP_SHARE = 0.5
+MIN_BATCH, MAX_BATCH = 256, 4096
+MAX_EXACT_CENTERS = 20_000
+LARGE_N_NYSTROM, N_NYSTROM, LEVEL_SHARE = 5000, 2000, 20
+INNER_NYSTROM = 2000
+# Python objects, thread stacks, BLAS buffers and allocator slack beside the arrays.
+OVERHEAD = 24 * MiB
+
+SolverName = Literal["block", "eigenpro2", "eigenpro3", "eigenpro4"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is given: sizes of the data, the model and the machine.
+
+    n_rows : rows per epoch (virtual ones included). d, c : features and outputs.
+    row_bytes : a row of X and y in storage. unit_bytes : what one read brings.
+    itemsize : 4 or 8. threads : tile threads. width : columns of a prepared row.
+    fixed_rows : the training set has exactly n_rows distinct rows (no random augmentation).
+    """
+
+    n_rows: int
+    epochs: int
+    d: int
+    c: int
+    p: int
+    row_bytes: int
+    unit_bytes: int
+    itemsize: int
+    threads: int
+    width: int
+    tile_bytes: int
+    fixed_rows: bool = True
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the user fixed; None where the program may choose."""
+
+    solver: str = "auto"
+    batch_size: int | None = None
+    block_size: int | None = None
+    n_nystrom: int | None = None
+    level: int | None = None
+    period: int | None = None
+    projection: str | None = None
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The numbers a run is made of. Batch and period of EigenPro are upper bounds until its
+    setup has measured the critical batch."""
+
+    solver: SolverName
+    batch_size: int
+    block_size: int
+    keep: bool
+    n_sample: int
+    n_probe: int
+    n_nystrom: int
+    level: int
+    period: int
+    projection: str
+    loader_block_bytes: int
+    loader_in_flight_bytes: int
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """Every buffer of size, by phase: (phase, what, bytes)."""
+
+    lines: list[tuple[str, str, int]] = field(default_factory=list)
+
+    def add(self, phase: str, what: str, *shape: int, itemsize: int = 1) -> None:
+        """Append a buffer of the given shape."""
+        size = itemsize
+        for extent in shape:
+            size *= extent
+        self.lines.append((phase, what, size))
+
+    def total(self, phase: str) -> int:
+        """Bytes held during a phase: what is always held, and the phase's own."""
+        return sum(size for name, _, size in self.lines if name in ("always", phase))
+
+    @property
+    def phases(self) -> list[str]:
+        """Phases in order of first mention."""
+        return [name for name in dict.fromkeys(line[0] for line in self.lines) if name != "always"]
+
+    @property
+    def peak(self) -> int:
+        """The largest phase."""
+        return max(self.total(phase) for phase in self.phases)
+
+
+def resolve(problem: Problem, wishes: Wishes, budget_bytes: int) -> tuple[Sizes, Buffers]:
+    """The largest block, then the largest batch, that fit `budget_bytes`.
+
+    Raises
+    ------
+    MemoryBudgetError
+        Nothing fits; names the smallest budget that would do.
+    ConfigError
+        A fixed size contradicts the data.
+    """
+    _check(problem, wishes)
+    smallest: int | None = None
+    for sizes in _candidates(problem, wishes):
+        buffers = count(problem, sizes)
+        if buffers.peak <= budget_bytes:
+            return sizes, buffers
+        smallest = min(smallest or buffers.peak, buffers.peak)
+    assert smallest is not None
+    raise MemoryBudgetError(
+        f"memory={_mib(budget_bytes)} is not enough for n_centers={problem.p}, d={problem.d}; "
+        f"the smallest plan needs {_mib(smallest)}; raise memory or lower n_centers or batch_size"
+    )
+
+
+def _check(problem: Problem, wishes: Wishes) -> None:
+    n, p = problem.n_rows, problem.p
+    if wishes.batch_size is not None and wishes.batch_size > n:
+        raise ConfigError(f"batch_size={wishes.batch_size} must be at most n_rows={n}; lower it")
+    if wishes.block_size is not None and wishes.block_size > p:
+        raise ConfigError(f"block_size={wishes.block_size} must be at most n_centers={p}; lower it")
+    if wishes.n_nystrom is not None and wishes.n_nystrom > n:
+        raise ConfigError(f"n_nystrom={wishes.n_nystrom} must be at most n_rows={n}; lower it")
+    if wishes.solver == "eigenpro2" and p != n:
+        raise ConfigError(
+            f"solver='eigenpro2' needs every training row as a center, but n_centers={p} and "
+            f"n_rows={n}; set centers='all' without random augmentation, or use another solver"
+        )
+
+
+def _candidates(problem: Problem, wishes: Wishes) -> list[Sizes]:
+    """From the best to the smallest."""
+    solver: SolverName = "block" if wishes.solver == "auto" else wishes.solver  # type: ignore[assignment]
+    loaders = [(128 * MiB, 64 * MiB), (64 * MiB, 32 * MiB), (32 * MiB, 16 * MiB)]
+    batches = _halvings(wishes.batch_size, _auto_batch(problem), min(64, problem.n_rows))
+    if solver == "block":
+        blocks = _halvings(wishes.block_size, _affordable_block(problem), min(256, problem.p))
+        return [
+            _block_sizes(problem, m, b, keep, loader)
+            for b in blocks
+            for m in batches
+            for keep in (True, False)
+            for loader in loaders
+        ]
+    if wishes.projection is None:
+        few = problem.p <= MAX_EXACT_CENTERS
+        projections = ["exact", "inexact"] if few else ["resident", "inexact"]
+    else:
+        projections = [wishes.projection]
+    return [
+        _eigenpro_sizes(problem, wishes, solver, m, projection, loader)
+        for projection in projections
+        for m in batches
+        for loader in loaders
+    ]
+
+
+def _halvings(fixed: int | None, start: int, end: int) -> list[int]:
+    if fixed is not None:
+        return [fixed]
+    sizes = [start]
+    while sizes[-1] // 2 >= end:
+        sizes.append(-(-sizes[-1] // 2))
+    return sizes
+
+
+def _auto_batch(problem: Problem) -> int:
+    """The power of two nearest to p / 4, between 256 and 4096 and at most n.
+
+    A step costs 2 p b c FLOPs and two passes over H whatever m is; with m = p / 4 that is a few
+    per cent of the kernel product, and m stays below the critical batch, where every row counts.
+    """
+    m = min((1 << k for k in range(20)), key=lambda size: abs(size - problem.p / 4))
+    return min(max(MIN_BATCH, min(m, MAX_BATCH)), problem.n_rows)
+
+
+def _affordable_block(problem: Problem) -> int:
+    """Largest b whose setup, about 12 p b^2 + 14 p b d FLOPs in all, is worth its time."""
+    run = 2 * problem.p * (problem.d + 3 * problem.c) * problem.n_rows * problem.epochs
+    allowed = max(FREE_SETUP_FLOPS, int(SETUP_SHARE * run))
+    b = problem.p
+    while b > 256 and 12 * problem.p * b * b + 14 * problem.p * b * problem.d > allowed:
+        b = -(-b // 2)
+    return b
+
+
+def sample_sizes(n_rows: int, wanted: int, probe: int) -> tuple[int, int]:
+    """Rows of the setup sample and of the probe.
+
+    With too few rows to hold `probe` of them out, the sample is four fifths of them and the probe
+    is all of them: the stream then cycles over exactly these rows, and what is measured on all of
+    them is not an estimate but the bound itself.
+    """
+    if wanted + probe <= n_rows:
+        return wanted, probe
+    return max(1, n_rows * 4 // 5), n_rows
+
+
+def _block_sizes(
+    problem: Problem, m: int, b: int, keep: bool, loader: tuple[int, int]
+) -> Sizes:
+    probe = min(max(PROBE_PER_BLOCK * b, MIN_PROBE), MAX_PROBE)
+    s, h = sample_sizes(problem.n_rows, SAMPLE_PER_BLOCK * b, probe)
+    return Sizes("block", m, b, keep, s, min(h, MAX_PROBE), 0, 0, 1, "none", *loader)
+
+
+def _eigenpro_sizes(
+    problem: Problem, wishes: Wishes, solver: SolverName, m: int, projection: str,
+    loader: tuple[int, int],
+) -> Sizes:  # fmt: skip
+    default = N_NYSTROM if problem.p <= MAX_EXACT_CENTERS else LARGE_N_NYSTROM
+    wanted = wishes.n_nystrom or default
+    s, h = sample_sizes(problem.n_rows, wanted, MIN_PROBE * 4)
+    s = wishes.n_nystrom or s
+    if s < 2:
+        raise ConfigError(f"n_nystrom={s} must be at least 2; use more training rows")
+    level = wishes.level or max(1, min(s // LEVEL_SHARE, s - 1))
+    if level >= s:
+        raise ConfigError(f"level={level} must be below n_nystrom={s}; lower it")
+    if solver == "eigenpro4":
+        period = wishes.period or max(1, round(problem.p / m))
+    else:
+        period = 1
+    if solver == "eigenpro2":
+        projection = "none"
+    return Sizes(
+        solver, m, problem.p, True, s, min(h, MAX_PROBE), s, level, period, projection, *loader
+    )
+
+
+def count(problem: Problem, sizes: Sizes) -> Buffers:
+    """Every buffer of the run. Keep in step with `solver.build` and `train`."""
+    buffers = Buffers()
+    item, p, c, m = problem.itemsize, problem.p, problem.c, sizes.batch_size
+    w, d, s, h = problem.width, problem.d, sizes.n_sample, sizes.n_probe
+    add = buffers.add
+    add("always", "interpreter, stacks, allocator", OVERHEAD)
+    add("always", "tiles", problem.threads, problem.tile_bytes)
+    add("always", "centers, both sides", 2 * p, w, itemsize=item)
+    # The raw rows live until the prepared ones exist; one unit is decoded at a time.
+    add("sample", "raw centers", p, problem.row_bytes + d * item)
+    add("sample", "raw sample and probe", s + h, problem.row_bytes + d * item)
+    add("sample", "prepared sample and probe", s + h, w, itemsize=item)
+    add("sample", "units being read", 2 * problem.unit_bytes)
+    add("train", "loader", loader_bytes(problem, sizes))
+    add("train", "batch, prepared", 2 * m, w + c, itemsize=item)
+    add("train", "batch, transformed", 2 * m, d + c, itemsize=item)
+    add("train", "weights, average, last good, checkpoint copy", 5 * p, c, itemsize=item)
+    if sizes.solver == "block":
+        b = sizes.block_size
+        n_blocks = -(-p // b)
+        b = -(-p // n_blocks)
+        add("always", "block factors H", p, b, itemsize=item)
+        add("setup", "sample and probe", s + h, w, itemsize=item)
+        add("setup", "factors of one block", 3 * b, b, itemsize=item)
+        add("setup", "probe features", 2 * h, b, itemsize=item)
+        add("train", "K(X, Z)", m, p if sizes.keep else b, itemsize=item)
+        return buffers
+    add("always", "Nystrom rows, eigenvectors", s, 2 * w + sizes.level, itemsize=item)
+    add("setup", "K(X_s, X_s) and workspace", 3 * s, s, itemsize=item)
+    add("setup", "probe, K(probe, probe)", h, 2 * w + h, itemsize=item)
+    if sizes.projection in ("exact", "resident"):
+        add("always", "K(Z, Z)", p, p, itemsize=item)
+    if sizes.solver != "eigenpro2":
+        add("train", "K(X, Z)", m, p, itemsize=item)
+        add("train", "temporary centers", (sizes.period - 1) * m, w + c, itemsize=item)
+        add("train", "values at the centers", 3 * p, c, itemsize=item)
+    return buffers
+
+
+def loader_bytes(problem: Problem, sizes: Sizes) -> int:
+    """Two shuffle blocks, the units in flight, one straddling batch; never more than the data."""
+    rows = problem.n_rows * problem.row_bytes
+    block = min(max(sizes.loader_block_bytes, problem.unit_bytes), rows)
+    flight = min(max(sizes.loader_in_flight_bytes, problem.unit_bytes), rows)
+    return 2 * block + flight + sizes.batch_size * problem.row_bytes
+
+
+def default_budget(available: int) -> int:
+    """What "auto" memory means: four fifths of what is free now."""
+    return available * 4 // 5
+
+
+def _mib(size: int) -> str:
+    return f"{size / MiB:.0f} MiB" if size < 10 * 1024 * MiB else f"{size / (1024 * MiB):.1f} GiB"

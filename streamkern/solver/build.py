@@ -1,0 +1,186 @@
+"""From plain arrays and resolved sizes to a solver, in two halves.
+
+`compute` does the work that is done once per run: it factors, takes eigensystems and measures
+steps, and returns all of it as named arrays and JSON values. `assemble` makes the solver from those,
+whether they were computed a moment ago or read back from a run directory, so that a resumed run
+continues with the same bits and repeats nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend import Array
+from streamkern.budget import INNER_NYSTROM, Sizes
+from streamkern.kernels import KernelOperator, Points
+from streamkern.preconditioner import (
+    BlockPreconditioner,
+    LowRankPreconditioner,
+    StepRule,
+    block_slices,
+    build_block,
+    build_low_rank,
+)
+from streamkern.projection import ExactProjection, IterativeProjection, Projection
+from streamkern.solver.base import Solver
+from streamkern.solver.block import BlockSolver
+from streamkern.solver.eigenpro import DelayedProjectionSolver, EigenPro2Solver, projected_rule
+
+Report = Callable[[str, dict[str, Any]], None]
+
+
+@dataclass
+class Setup:
+    """What is computed once: device arrays by name, and numbers that go into the log."""
+
+    arrays: dict[str, Array]
+    meta: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Settings of the method that are not sizes."""
+
+    ridge: float = 0.0
+    damping: float | None = None
+    average: bool = True
+    step_scale: float = 1.0
+    seed: int = 0
+
+
+def compute(
+    op: KernelOperator,
+    Z: Points,
+    sample: Array,
+    probe: Array,
+    sizes: Sizes,
+    choices: Choices,
+    *,
+    n_samples: int,
+    report: Report,
+) -> Setup:
+    """Factors, eigensystems and step rules.
+
+    Z : points of the centers, both sides. sample (s, d), probe (h, d) : transformed rows of the
+    stream. For EigenPro 2 the sample are rows of the training set, as are the centers.
+    n_samples : rows the whole run will see.
+    """
+    if sizes.solver == "block":
+        return _compute_block(op, Z, sample, probe, sizes, choices, n_samples, report)
+    return _compute_low_rank(op, Z, sample, probe, sizes, choices, report)
+
+
+def _compute_block(
+    op: KernelOperator, Z: Points, sample: Array, probe: Array, sizes: Sizes, choices: Choices,
+    n_samples: int, report: Report,
+) -> Setup:  # fmt: skip
+    S, P = op.points(sample, left=True), op.points(probe, left=True)
+    pre = build_block(
+        op, Z, S, P, block_size=sizes.block_size, n_samples=n_samples, damping=choices.damping,
+        ridge=choices.ridge, seed=choices.seed, report=report,
+    )  # fmt: skip
+    arrays = {f"H/{b}": H for b, H in enumerate(pre.H)}
+    return Setup(
+        arrays,
+        {
+            "rules": [asdict(rule) for rule in pre.rules],
+            "mu": pre.mu,
+            "jitter": pre.jitter,
+            "batch_size": sizes.batch_size,
+            "period": 1,
+        },
+    )
+
+
+def _compute_low_rank(
+    op: KernelOperator, Z: Points, sample: Array, probe: Array, sizes: Sizes, choices: Choices,
+    report: Report,
+) -> Setup:  # fmt: skip
+    X_s = op.points(sample, left=True, right=True)
+    fresh = op.points(probe, left=True, right=True)
+    P = build_low_rank(op, X_s, fresh, level=sizes.level, seed=choices.seed)
+    rule = P.rule
+    arrays: dict[str, Array] = {"sample": sample, "E": P.E, "D": P.D}
+    meta: dict[str, Any] = {"level": int(P.E.shape[1])}
+    if sizes.solver != "eigenpro2":
+        projection = _compute_projection(op, Z, sizes, choices, arrays, meta)
+        if sizes.projection != "inexact":
+            rule = projected_rule(op, Z, P, projection, fresh, choices.seed)
+    # Past the critical batch a larger batch buys nothing; before it every row counts in full.
+    batch = int(max(1, min(sizes.batch_size, rule.critical_batch)))
+    period = max(1, round(sizes.period * sizes.batch_size / batch)) if sizes.period > 1 else 1
+    meta |= {"rules": [asdict(rule)], "batch_size": batch, "period": period}
+    report("low_rank", {"leverage": rule.leverage, "lambda_1": rule.lambda_1,
+                        "level": meta["level"], "batch_size": batch, "period": period})
+    return Setup(arrays, meta)
+
+
+def _compute_projection(
+    op: KernelOperator, Z: Points, sizes: Sizes, choices: Choices, arrays: dict[str, Array],
+    meta: dict[str, Any],
+) -> Projection:  # fmt: skip
+    if sizes.projection == "exact":
+        exact = ExactProjection.build(op, Z)
+        arrays["projection/L"] = exact.L
+        meta["jitter"] = exact.jitter
+        return exact
+    inner = IterativeProjection.build(
+        op, Z, level=max(1, min(INNER_NYSTROM, len(Z)) // 10), n_nystrom=INNER_NYSTROM,
+        max_batch=sizes.batch_size, resident=sizes.projection == "resident", seed=choices.seed,
+    )  # fmt: skip
+    arrays |= {"projection/E": inner.P.E, "projection/D": inner.P.D}
+    meta |= {"projection_rule": asdict(inner.P.rule), "projection_batch": inner.batch}
+    return inner
+
+
+def assemble(
+    op: KernelOperator,
+    Z: Points,
+    setup: Setup,
+    sizes: Sizes,
+    choices: Choices,
+    *,
+    n_outputs: int,
+    sample_rows: npt.NDArray[np.int64] | None = None,
+) -> Solver:
+    """The solver that `setup` describes. `sample_rows` : EigenPro 2's sample, as center numbers."""
+    rules = [
+        StepRule(rule["leverage"], rule["lambda_1"], choices.step_scale)
+        for rule in setup.meta["rules"]
+    ]
+    shared: dict[str, Any] = {
+        "n_outputs": n_outputs,
+        "average": choices.average,
+        "max_batch": setup.meta["batch_size"],
+    }
+    arrays = setup.arrays
+    if sizes.solver == "block":
+        blocks = block_slices(len(Z), sizes.block_size)
+        H = [arrays[f"H/{b}"] for b in range(len(blocks))]
+        pre = BlockPreconditioner(blocks, H, rules, setup.meta["mu"], setup.meta["jitter"])
+        return BlockSolver(
+            op, Z, pre, seed=choices.seed, ridge=choices.ridge, keep=sizes.keep, **shared
+        )
+    X_s = op.points(arrays["sample"], left=True, right=True)
+    P = LowRankPreconditioner(X_s, arrays["E"], arrays["D"], rules[0])
+    if sizes.solver == "eigenpro2":
+        assert sample_rows is not None
+        return EigenPro2Solver(op, Z, P, sample=sample_rows, **shared)
+    projection = _assemble_projection(op, Z, setup, sizes)
+    return DelayedProjectionSolver(
+        op, Z, P, projection, period=setup.meta["period"], **shared
+    )
+
+
+def _assemble_projection(op: KernelOperator, Z: Points, setup: Setup, sizes: Sizes) -> Projection:
+    if sizes.projection == "exact":
+        return ExactProjection(op, setup.arrays["projection/L"], setup.meta["jitter"])
+    E, D = setup.arrays["projection/E"], setup.arrays["projection/D"]
+    P = LowRankPreconditioner(Z[: len(E)], E, D, StepRule(**setup.meta["projection_rule"]))
+    resident = sizes.projection == "resident"
+    return IterativeProjection(op, Z, P, batch=setup.meta["projection_batch"], resident=resident)
