@@ -38,7 +38,6 @@ class Problem:
     n_rows : rows per epoch (virtual ones included). d, c : features and outputs.
     row_bytes : a row of X and y in storage. unit_bytes : what one read brings.
     itemsize : 4 or 8. threads : tile threads. width : columns of a prepared row.
-    fixed_rows : the training set has exactly n_rows distinct rows (no random augmentation).
     """
 
     n_rows: int
@@ -52,7 +51,6 @@ class Problem:
     threads: int
     width: int
     tile_bytes: int
-    fixed_rows: bool = True
 
 
 @dataclass(frozen=True)
@@ -211,15 +209,16 @@ def _affordable_block(problem: Problem) -> int:
 
 
 def sample_sizes(n_rows: int, wanted: int, probe: int) -> tuple[int, int]:
-    """Rows of the setup sample and of the probe.
+    """Rows of the setup sample and of the probe; together more than n_rows if they overlap.
 
-    With too few rows to hold `probe` of them out, the sample is four fifths of them and the probe
-    is all of them: the stream then cycles over exactly these rows, and what is measured on all of
-    them is not an estimate but the bound itself.
+    With too few rows to hold `probe` of them out, the sample is four fifths of them. The probe is
+    then all rows, if they are few: the stream cycles over exactly these, and what is measured on
+    all of them is not an estimate but the bound itself. Otherwise it is the fifth left over.
     """
     if wanted + probe <= n_rows:
         return wanted, probe
-    return max(1, n_rows * 4 // 5), n_rows
+    sample = max(1, n_rows * 4 // 5)
+    return sample, n_rows if n_rows <= MAX_PROBE else min(n_rows - sample, MAX_PROBE)
 
 
 def _block_sizes(
@@ -227,7 +226,7 @@ def _block_sizes(
 ) -> Sizes:
     probe = min(max(PROBE_PER_BLOCK * b, MIN_PROBE), MAX_PROBE)
     s, h = sample_sizes(problem.n_rows, SAMPLE_PER_BLOCK * b, probe)
-    return Sizes("block", m, b, keep, s, min(h, MAX_PROBE), 0, 0, 1, "none", *loader)
+    return Sizes("block", m, b, keep, s, h, 0, 0, 1, "none", *loader)
 
 
 def _eigenpro_sizes(
@@ -250,7 +249,7 @@ def _eigenpro_sizes(
     if solver == "eigenpro2":
         projection = "none"
     return Sizes(
-        solver, m, problem.p, True, s, min(h, MAX_PROBE), s, level, period, projection, *loader
+        solver, m, problem.p, True, s, h, s, level, period, projection, *loader
     )
 
 

@@ -11,6 +11,7 @@
     │   ├── ResumeMismatchError                     data or settings changed since the last checkpoint
     │   ├── RunLockedError                          another process writes to it
     │   └── CheckpointError    (also OSError)       a checkpoint could not be written or read
+    ├── TrainingInterrupted    (RuntimeError)       stopped by a signal, saved; run again to go on
     ├── DivergenceError        (ArithmeticError)    training diverged and backing off did not help
     ├── BackendError           (RuntimeError)       the device asked for is not there
     └── MissingDependencyError (ImportError)        an optional package is needed; the message names the extra
@@ -83,6 +84,12 @@ class CheckpointError(RunError, OSError):
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
+
+
+class TrainingInterrupted(StreamkernError, RuntimeError):  # noqa: N818 - an event, not a mistake
+    """The run was asked to stop, and saved; the same command again resumes it."""
+
+    exit_code = EXIT_TRY_AGAIN
 
 
 class DivergenceError(StreamkernError, ArithmeticError):

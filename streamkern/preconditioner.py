@@ -153,17 +153,31 @@ def build_block(
     """
     blocks = block_slices(len(Z), block_size)
     H: list[Array] = []
-    rules: list[StepRule] = []
+    lambdas: list[float] = []
+    leverage = op.backend.xp.zeros(len(probe), op.dtype)
     mu = jitter = 0.0
     for i, block in enumerate(blocks):
         factor = _BlockFactor(op, Z[block], S, seed)
-        H_b, rule, mu_b = factor.damped(probe, damping, n_samples, ridge)
-        H.append(H_b)
-        rules.append(rule)
-        mu, jitter = max(mu, mu_b), max(jitter, factor.jitter)
-        report("block", {"block": i, "leverage": rule.leverage, "lambda_1": rule.lambda_1,
-                         "mu": mu_b, "jitter": factor.jitter})
+        # A run of n samples affords n / 8 of leverage in all, an even share per block.
+        measured = factor.damped(probe, damping, n_samples / (8 * len(blocks)), ridge)
+        H.append(measured.H)
+        lambdas.append(measured.lambda_1)
+        leverage += measured.leverage
+        mu, jitter = max(mu, measured.mu), max(jitter, factor.jitter)
+        report("block", {"block": i, "blocks": len(blocks), "lambda_1": measured.lambda_1,
+                         "mu": measured.mu, "jitter": factor.jitter})  # fmt: skip
+    rules = [StepRule(float(leverage.max()), lambda_1) for lambda_1 in lambdas]
     return BlockPreconditioner(blocks, H, rules, mu, jitter)
+
+
+@dataclass(frozen=True)
+class _Damped:
+    """H_b at some mu, and the features of the probe rows measured with it."""
+
+    H: Array
+    mu: float
+    leverage: Array  # (h,)
+    lambda_1: float
 
 
 class _BlockFactor:
@@ -195,23 +209,23 @@ class _BlockFactor:
         return top_eigenvalue(lambda v: self.C @ v, start, EIGENVALUE_STEPS)
 
     def damped(
-        self, probe: Points, damping: float | None, n_samples: int, ridge: float
-    ) -> tuple[Array, StepRule, float]:
-        """H_b, its step rule, and mu.
+        self, probe: Points, damping: float | None, affordable: float, ridge: float
+    ) -> _Damped:
+        """H_b at the mu chosen.
 
         mu trades the first pass against the tail: directions below it are learned slowly, and
         every direction above it costs leverage, which is the number of samples the run needs to
-        forget its start. Start at 1e-6 of the covariance's scale and go up by 10 until the run
-        has at least 8 ell(mu) samples (measured: 5 to 10 is enough, more gains nothing).
+        forget its start. Start at 1e-6 of the covariance's scale and go up by 10 until the
+        leverage is affordable.
         """
         relative = damping if damping is not None else 1e-6
         while True:
             mu = relative * self.top + ridge
             H = self._inverse_root(mu)
-            rule = self._measure(H, probe)
-            enough = n_samples >= 8 * rule.leverage
+            leverage, lambda_1 = self._measure(H, probe)
+            enough = float(leverage.max()) <= affordable
             if damping is not None or enough or relative >= 1e-2:
-                return H, rule, mu
+                return _Damped(H, mu, leverage, lambda_1)
             relative *= 10
 
     def _inverse_root(self, mu: float) -> Array:
@@ -227,18 +241,18 @@ class _BlockFactor:
         self.backend.solve_lower(self.L, H)
         return self.backend.solve_lower(A, H)
 
-    def _measure(self, H: Array, probe: Points) -> StepRule:
-        """ell and lambda_1 of phi = H k(Z_b, x) over the probe rows."""
+    def _measure(self, H: Array, probe: Points) -> tuple[Array, float]:
+        """|phi|^2 of every probe row, and lambda_1, of phi = H k(Z_b, x)."""
         backend, h = self.backend, len(probe)
         K = self.op.matrix(probe, self.Z)
         phi = backend.xp.empty((h, len(self.Z)), self.op.dtype)
         for rows in tiles(h, max(len(self.Z), 256)):
             backend.xp.matmul(K[rows], H.T, out=phi[rows])
-        leverage = float(backend.xp.einsum("ij,ij->i", phi, phi).max())
+        leverage = backend.xp.einsum("ij,ij->i", phi, phi)
         rng = np.random.default_rng([self.seed, 2])
         start = backend.asarray(rng.standard_normal(len(self.Z)), self.op.dtype)
         lambda_1 = top_eigenvalue(lambda v: phi.T @ (phi @ v) / h, start, EIGENVALUE_STEPS)
-        return StepRule(leverage, lambda_1)
+        return leverage, lambda_1
 
 
 def jittered_cholesky(op: KernelOperator, Z: Points) -> tuple[Array, float]:

@@ -29,7 +29,7 @@ from streamkern.preconditioner import (
 from streamkern.projection import ExactProjection, IterativeProjection, Projection
 from streamkern.solver.base import Solver
 from streamkern.solver.block import BlockSolver
-from streamkern.solver.eigenpro import DelayedProjectionSolver, EigenPro2Solver, projected_rule
+from streamkern.solver.eigenpro import DelayedProjectionSolver, EigenPro2Solver
 
 Report = Callable[[str, dict[str, Any]], None]
 
@@ -84,7 +84,7 @@ def _compute_block(
         op, Z, S, P, block_size=sizes.block_size, n_samples=n_samples, damping=choices.damping,
         ridge=choices.ridge, seed=choices.seed, report=report,
     )  # fmt: skip
-    arrays = {f"H/{b}": H for b, H in enumerate(pre.H)}
+    arrays = {f"H.{b}": H for b, H in enumerate(pre.H)}
     return Setup(
         arrays,
         {
@@ -108,9 +108,7 @@ def _compute_low_rank(
     arrays: dict[str, Array] = {"sample": sample, "E": P.E, "D": P.D}
     meta: dict[str, Any] = {"level": int(P.E.shape[1])}
     if sizes.solver != "eigenpro2":
-        projection = _compute_projection(op, Z, sizes, choices, arrays, meta)
-        if sizes.projection != "inexact":
-            rule = projected_rule(op, Z, P, projection, fresh, choices.seed)
+        _compute_projection(op, Z, sizes, choices, arrays, meta)
     # Past the critical batch a larger batch buys nothing; before it every row counts in full.
     batch = int(max(1, min(sizes.batch_size, rule.critical_batch)))
     period = max(1, round(sizes.period * sizes.batch_size / batch)) if sizes.period > 1 else 1
@@ -123,19 +121,18 @@ def _compute_low_rank(
 def _compute_projection(
     op: KernelOperator, Z: Points, sizes: Sizes, choices: Choices, arrays: dict[str, Array],
     meta: dict[str, Any],
-) -> Projection:  # fmt: skip
+) -> None:  # fmt: skip
     if sizes.projection == "exact":
         exact = ExactProjection.build(op, Z)
-        arrays["projection/L"] = exact.L
+        arrays["projection.L"] = exact.L
         meta["jitter"] = exact.jitter
-        return exact
+        return
     inner = IterativeProjection.build(
         op, Z, level=max(1, min(INNER_NYSTROM, len(Z)) // 10), n_nystrom=INNER_NYSTROM,
         max_batch=sizes.batch_size, resident=sizes.projection == "resident", seed=choices.seed,
     )  # fmt: skip
-    arrays |= {"projection/E": inner.P.E, "projection/D": inner.P.D}
+    arrays |= {"projection.E": inner.P.E, "projection.D": inner.P.D}
     meta |= {"projection_rule": asdict(inner.P.rule), "projection_batch": inner.batch}
-    return inner
 
 
 def assemble(
@@ -161,7 +158,7 @@ def assemble(
     arrays = setup.arrays
     if sizes.solver == "block":
         blocks = block_slices(len(Z), sizes.block_size)
-        H = [arrays[f"H/{b}"] for b in range(len(blocks))]
+        H = [arrays[f"H.{b}"] for b in range(len(blocks))]
         pre = BlockPreconditioner(blocks, H, rules, setup.meta["mu"], setup.meta["jitter"])
         return BlockSolver(
             op, Z, pre, seed=choices.seed, ridge=choices.ridge, keep=sizes.keep, **shared
@@ -179,8 +176,8 @@ def assemble(
 
 def _assemble_projection(op: KernelOperator, Z: Points, setup: Setup, sizes: Sizes) -> Projection:
     if sizes.projection == "exact":
-        return ExactProjection(op, setup.arrays["projection/L"], setup.meta["jitter"])
-    E, D = setup.arrays["projection/E"], setup.arrays["projection/D"]
+        return ExactProjection(op, setup.arrays["projection.L"], setup.meta["jitter"])
+    E, D = setup.arrays["projection.E"], setup.arrays["projection.D"]
     P = LowRankPreconditioner(Z[: len(E)], E, D, StepRule(**setup.meta["projection_rule"]))
     resident = sizes.projection == "resident"
     return IterativeProjection(op, Z, P, batch=setup.meta["projection_batch"], resident=resident)

@@ -35,9 +35,6 @@ from streamkern.preconditioner import LowRankPreconditioner, StepRule
 from streamkern.projection import Projection
 from streamkern.solver.base import Solver, State
 
-POWER_STEPS = 12
-POWER_SAFETY = 1.1
-
 
 class DelayedProjectionSolver(Solver):
     """EP3 (period = 1) and EP4 (period > 1).
@@ -182,33 +179,3 @@ class EigenPro2Solver(Solver):
         self._average(state)
         return loss
 
-
-def projected_rule(
-    op: KernelOperator,
-    Z: Points,
-    P: LowRankPreconditioner,
-    projection: Projection,
-    probe: Points,
-    seed: int,
-) -> StepRule:
-    """The step rule with lambda_1 of the projected operator where that is the larger one.
-
-    Projection and preconditioner do not commute: proj P T can leak back what P took out. The
-    operator is not symmetric, so this is a plain power iteration; its last growth factor is taken
-    with a margin of 10 % for what `POWER_STEPS` steps may still be short of.
-
-    Cost POWER_STEPS times (4 h p d FLOPs and one projection).
-    """
-    xp, h = op.backend.xp, len(probe)
-    v = op.backend.asarray(
-        np.random.default_rng([seed, 4]).standard_normal((len(Z), 1)), op.dtype
-    )
-    growth = 0.0
-    for _ in range(POWER_STEPS):
-        v /= xp.linalg.norm(v)
-        g = op.product(probe, Z, v)
-        g *= 1 / h
-        u = op.product(Z, probe, g) - op.product(Z, P.X_s, P.correction(op, probe, g))
-        v = projection.solve(u)
-        growth = float(xp.linalg.norm(v))
-    return StepRule(P.rule.leverage, max(P.rule.lambda_1, POWER_SAFETY * growth))

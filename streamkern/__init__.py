@@ -1,0 +1,120 @@
+"""Train large kernel models out of core, streaming from Zarr.
+
+Importing the package costs next to nothing: a name is loaded from its module when it is first
+used. The modules `ingest` and `train` keep their names here; the functions in them are
+`ingest_store` and `train_model`, so that neither name ever depends on what was imported before.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from streamkern.errors import (
+    BackendError,
+    CheckpointError,
+    ConfigError,
+    CorruptChunkError,
+    DataError,
+    DivergenceError,
+    MemoryBudgetError,
+    MissingDependencyError,
+    NonFiniteError,
+    ResumeMismatchError,
+    RunError,
+    RunLockedError,
+    StoreNotFoundError,
+    StreamkernError,
+)
+
+if TYPE_CHECKING:
+    from streamkern.augment import (
+        GaussianNoise,
+        MixUp,
+        RandomCrop,
+        RandomFlip,
+        Scale,
+        host_transform,
+    )
+    from streamkern.config import RunConfig, load_run_file
+    from streamkern.estimator import KernelClassifier, KernelRegressor
+    from streamkern.ingest import ingest as ingest_store
+    from streamkern.kernels import Cauchy, Gaussian, Kernel, Laplace, Matern32, Matern52
+    from streamkern.sources import ArraySource, AugmentedSource, GeneratorSource, ZarrSource
+    from streamkern.store import open_store
+    from streamkern.train import train as train_model
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ArraySource",
+    "AugmentedSource",
+    "BackendError",
+    "Cauchy",
+    "CheckpointError",
+    "ConfigError",
+    "CorruptChunkError",
+    "DataError",
+    "DivergenceError",
+    "Gaussian",
+    "GaussianNoise",
+    "GeneratorSource",
+    "Kernel",
+    "KernelClassifier",
+    "KernelRegressor",
+    "Laplace",
+    "Matern32",
+    "Matern52",
+    "MemoryBudgetError",
+    "MissingDependencyError",
+    "MixUp",
+    "NonFiniteError",
+    "RandomCrop",
+    "RandomFlip",
+    "ResumeMismatchError",
+    "RunConfig",
+    "RunError",
+    "RunLockedError",
+    "Scale",
+    "StoreNotFoundError",
+    "StreamkernError",
+    "ZarrSource",
+    "__version__",
+    "host_transform",
+    "ingest_store",
+    "load_run_file",
+    "open_store",
+    "train_model",
+]
+
+# module -> the public names in it, as "name" or "name in the module as public name".
+_LAZY = {
+    "augment": "Scale GaussianNoise MixUp RandomCrop RandomFlip host_transform",
+    "config": "RunConfig load_run_file",
+    "estimator": "KernelClassifier KernelRegressor",
+    "ingest": "ingest:ingest_store",
+    "kernels": "Cauchy Gaussian Kernel Laplace Matern32 Matern52",
+    "sources": "ArraySource AugmentedSource GeneratorSource ZarrSource",
+    "store": "open_store",
+    "train": "train:train_model",
+}
+_HOME = {
+    public or name: (module, name)
+    for module, names in _LAZY.items()
+    for name, _, public in (entry.partition(":") for entry in names.split())
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        module, attribute = _HOME[name]
+        value = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+        globals()[name] = value
+        return value
+    if name in _LAZY:  # The module itself; importing it sets the attribute.
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_LAZY})

@@ -1,0 +1,223 @@
+"""From an opened run to a solver: centers, bandwidth, samples, and what is computed once.
+
+All of it is returned as arrays and JSON values (`Assembled.arrays`, `.meta`), which is what
+`setup/` of a run directory holds; `reassemble` makes the same solver from those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern import centers
+from streamkern.augment import Scale, Transform
+from streamkern.backend import Array, Backend
+from streamkern.budget import Sizes
+from streamkern.config import RunConfig
+from streamkern.errors import ConfigError
+from streamkern.feed import prepare
+from streamkern.kernels import Kernel, KernelOperator, get_kernel
+from streamkern.problem import Run, open_centers
+from streamkern.solver.base import Solver
+from streamkern.solver.build import Choices, Setup, assemble, compute
+from streamkern.source_base import Block, Source
+from streamkern.sources import sample_rows
+
+SAMPLE_STAGE = 2
+# Augmentation of the setup sample is drawn from an epoch that no run reaches.
+SETUP_EPOCH = 1 << 30
+Report = Callable[[str, dict[str, Any]], None]
+
+
+@dataclass
+class Assembled:
+    """A solver ready to step, and what it takes to make it again.
+
+    Z : (p, d) transformed centers on the device, in kept order. order : kept row i was row
+    order[i] of the centers as chosen. sizes : with the batch that setup settled on.
+    """
+
+    solver: Solver
+    op: KernelOperator
+    arrays: dict[str, Array]
+    meta: dict[str, Any]
+
+    @property
+    def batch_size(self) -> int:
+        """Rows per step."""
+        return int(self.meta["setup"]["batch_size"])
+
+
+def start(
+    run: Run,
+    *,
+    kernel: Kernel | None = None,
+    given: npt.ArrayLike | None = None,
+    report: Report,
+) -> Assembled:
+    """Choose, sample, factor and measure. Reads the centers and one sample of the stream."""
+    config, data, seed = run.config, run.data, run.config.run.random_state
+    chosen = _chosen_centers(run, given)
+    in_order = run.sizes.solver == "eigenpro2"
+    order = np.arange(len(chosen.X)) if in_order else centers.random_order(len(chosen.X), seed)
+    ordered = Block(chosen.X[order], chosen.y[order], chosen.rows[order])
+    dtype = np.dtype(np.float64 if config.run.precision == "float64" else np.float32)
+    Z = _transformed(run, ordered, data.fixed, dtype, epoch=0)
+    host_Z = run.backend.to_host(Z)
+    if kernel is None:
+        bandwidth = config.model.bandwidth
+        width = centers.median_bandwidth(host_Z) if bandwidth == "auto" else bandwidth
+        kernel = get_kernel(config.model.kernel, width)
+    # A common shift changes no distance; without it raw pixels cost three digits of them.
+    shift = host_Z.mean(axis=0, dtype=np.float64).astype(dtype)
+    op = KernelOperator(kernel, run.backend, config.run.precision, shift)
+    points = op.points(Z, left=True, right=True)
+    sample, probe, rows = _samples(run, dtype)
+    setup = compute(
+        op, points, sample, probe, run.sizes, _choices(config),
+        n_samples=data.source.n_rows * config.data.epochs, report=report,
+    )  # fmt: skip
+    solver = assemble(
+        op, points, setup, run.sizes, _choices(config),
+        n_outputs=data.source.n_outputs, sample_rows=rows,
+    )  # fmt: skip
+    scale_arrays, scale_meta = save_scaling(data.fixed)
+    arrays = {"Z": Z, "order": order, "shift": shift, "sample_rows": rows, **setup.arrays}
+    meta = {
+        "kernel": kernel.describe(),
+        "sizes": asdict(run.sizes),
+        "setup": setup.meta,
+        "classes": None if data.source.classes is None else list(data.source.classes),
+        "row_shape": list(data.source.row_shape),
+        "n_outputs": data.source.n_outputs,
+        "precision": config.run.precision,
+        "scaling": scale_meta,
+        "backend": run.backend.describe(),
+    }
+    return Assembled(solver, op, arrays | scale_arrays, meta)
+
+
+def reassemble(
+    run: Run,
+    arrays: dict[str, npt.NDArray[Any]],
+    meta: dict[str, Any],
+    *,
+    kernel: Kernel | None = None,
+) -> Assembled:
+    """The same solver from what `start` returned."""
+    op = operator(run.backend, arrays, meta, kernel)
+    device = {
+        name: run.backend.asarray(a)
+        for name, a in arrays.items()
+        if name not in ("Z", "order", "shift", "sample_rows") and not name.startswith("scaling")
+    }
+    points = op.points(run.backend.asarray(arrays["Z"]), left=True, right=True)
+    solver = assemble(
+        op, points, Setup(device, meta["setup"]), run.sizes, _choices(run.config),
+        n_outputs=meta["n_outputs"], sample_rows=arrays["sample_rows"],
+    )  # fmt: skip
+    return Assembled(solver, op, dict(arrays), meta)
+
+
+def operator(
+    backend: Backend, arrays: dict[str, npt.NDArray[Any]], meta: dict[str, Any],
+    kernel: Kernel | None = None,
+) -> KernelOperator:  # fmt: skip
+    """The kernel operator that a run was set up with."""
+    described = meta["kernel"]
+    if kernel is None:
+        kernel = get_kernel(described["kernel"], described["bandwidth"])
+    elif kernel.describe() != described:
+        raise ConfigError(f"kernel={kernel!r} differs from the one trained with, {described}")
+    return KernelOperator(kernel, backend, meta["precision"], arrays["shift"])
+
+
+def _choices(config: RunConfig) -> Choices:
+    solver = config.solver
+    return Choices(
+        ridge=solver.ridge,
+        damping=None if solver.damping == "auto" else solver.damping,
+        average=solver.average,
+        step_scale=solver.step_scale,
+        seed=config.run.random_state,
+    )
+
+
+def _chosen_centers(run: Run, given: npt.ArrayLike | None) -> Block:
+    model, base, seed = run.config.model, run.data.base, run.config.run.random_state
+    if given is not None:
+        return centers.given_centers(given, base.row_shape, base.n_outputs)
+    if model.centers == "all" or run.sizes.solver == "eigenpro2":
+        return centers.all_rows(base, seed)
+    if model.centers == "random":
+        return centers.random_centers(base, run.problem.p, seed)
+    return centers.given_centers(open_centers(model.centers), base.row_shape, base.n_outputs)
+
+
+def _samples(run: Run, dtype: np.dtype[Any]) -> tuple[Array, Array, npt.NDArray[np.int64]]:
+    """The setup sample, the probe, and the row numbers of the sample."""
+    source, sizes, seed = run.data.source, run.sizes, run.config.run.random_state
+    wanted = min(sizes.n_sample + sizes.n_probe, source.n_rows)
+    block = sample_rows(source, wanted, seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
+    if sizes.solver == "eigenpro2":  # no augmentation: the rows are what the stream delivers
+        first = np.argsort(block.rows[: sizes.n_sample])
+        order = np.concatenate([first, np.arange(sizes.n_sample, wanted)])
+        block = Block(*(part[order] for part in block))
+    X = _transformed(run, block, source.feed_transforms, dtype, SETUP_EPOCH)
+    # Fewer rows than sample and probe together: the probe is all of them (`budget.sample_sizes`).
+    probe = X if sizes.n_probe == wanted else X[wanted - sizes.n_probe :]
+    return X[: sizes.n_sample], probe, block.rows[: sizes.n_sample]
+
+
+def _transformed(
+    run: Run, block: Block, transforms: tuple[Transform, ...], dtype: np.dtype[Any], epoch: int
+) -> Array:
+    source: Source = run.data.source
+    # Targets of the sample are not used; values of any kind pass.
+    X, _ = prepare(
+        run.backend, block, transforms=transforms, dtype=dtype,
+        seed=run.config.run.random_state, epoch=epoch, n_outputs=source.n_outputs,
+        classes=source.classes if block.y.ndim == 1 else None,
+    )  # fmt: skip
+    return X
+
+
+def save_scaling(
+    fixed: tuple[Transform, ...],
+) -> tuple[dict[str, npt.NDArray[Any]], list[dict[str, Any]]]:
+    """The fixed transforms as arrays and JSON values; functions of the user go by name."""
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    meta: list[dict[str, Any]] = []
+    for i, transform in enumerate(fixed):
+        if isinstance(transform, Scale):
+            meta.append({"kind": "scale", "mode": transform.mode})
+            if transform.mode != "none":
+                arrays[f"scaling.{i}.mean"] = np.asarray(transform.mean, np.float64)
+                arrays[f"scaling.{i}.scale"] = np.asarray(transform.scale, np.float64)
+        else:
+            meta.append({"kind": "function", "name": getattr(transform, "__qualname__", "?")})
+    return arrays, meta
+
+
+def load_scaling(
+    arrays: dict[str, npt.NDArray[Any]], meta: list[dict[str, Any]]
+) -> tuple[Transform, ...]:
+    """What `save_scaling` saved."""
+    fixed: list[Transform] = []
+    for i, entry in enumerate(meta):
+        if entry["kind"] != "scale":
+            raise ConfigError(
+                f"the run was trained with the function {entry['name']!r} as a transform, which "
+                "is not kept on disk; predict in Python from the fitted estimator"
+            )
+        if entry["mode"] != "none":
+            fixed.append(
+                Scale(entry["mode"], arrays[f"scaling.{i}.mean"], arrays[f"scaling.{i}.scale"])
+            )
+    return tuple(fixed)
+
+

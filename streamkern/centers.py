@@ -1,0 +1,65 @@
+"""Choosing the centers Z, in storage form, and the bandwidth that goes with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.spatial.distance import pdist
+
+from streamkern.errors import DataError, NonFiniteError
+from streamkern.source_base import Block, Source
+from streamkern.sources import sample_rows
+
+CENTERS_STAGE = 1
+ORDER_STAGE = 21
+# A store sorted by label needs centers from all over it.
+MAX_UNITS = 256
+BANDWIDTH_ROWS = 1000
+
+
+def random_centers(source: Source, p: int, seed: int) -> Block:
+    """p distinct rows of `source` in random order."""
+    return sample_rows(source, p, seed, stage=CENTERS_STAGE, max_units=MAX_UNITS)
+
+
+def all_rows(source: Source, seed: int) -> Block:
+    """Every row of `source`, in its order."""
+    units = [source.read_unit(u, seed, 0) for u in range(source.n_units)]
+    return Block(*(np.concatenate(parts) for parts in zip(*units, strict=True)))
+
+
+def given_centers(array: Any, row_shape: tuple[int, ...], n_outputs: int) -> Block:
+    """Rows handed over by the user, checked; their targets are not used."""
+    X = np.asarray(array)
+    if X.dtype.kind not in "fiu":
+        raise DataError(f"centers have dtype {X.dtype}; convert them to a floating type")
+    if not np.isfinite(X).all():
+        row = int(np.argwhere(~np.isfinite(X).reshape(len(X), -1).all(axis=1))[0, 0])
+        raise NonFiniteError(f"centers hold NaN or infinity in row {row}; remove that row")
+    if X.dtype.kind == "i" or X.dtype.itemsize > 8:
+        X = X.astype(np.float64)
+    rows = np.arange(len(X), dtype=np.int64)
+    y = np.zeros((len(X), n_outputs), np.float32)
+    return Block(X.reshape(len(X), *row_shape), y, rows)
+
+
+def random_order(p: int, seed: int) -> npt.NDArray[np.int64]:
+    """The order in which the centers are kept: blocks and projection batches are slices of it."""
+    return np.random.default_rng([seed, ORDER_STAGE]).permutation(p)
+
+
+def median_bandwidth(Z: npt.NDArray[Any]) -> float:
+    """Median distance of pairs of up to 1 000 centers (Gretton et al. 2012, section 8).
+
+    Z : (p, d) host array in random order. Rows that coincide do not count.
+    """
+    distances = pdist(np.asarray(Z[:BANDWIDTH_ROWS], np.float64))
+    distances = distances[distances > 0]
+    if len(distances) == 0:
+        raise DataError(
+            "bandwidth='auto' needs centers at a distance from each other, but all of them "
+            "coincide; give a bandwidth"
+        )
+    return float(np.median(distances))

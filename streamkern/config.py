@@ -1,0 +1,310 @@
+"""The settings of a run: one frozen, self-checking model per stage, and `RunConfig` over them.
+
+A run file is TOML with one table per stage; only `data.train` has no default::
+
+    [data]
+    train = "s3://bucket/train.zarr"
+    test = "s3://bucket/test.zarr"
+    transforms = [{kind = "scale", mode = "global"}, {kind = "noise", sigma = 0.5}]
+
+    [model]
+    kernel = "laplace"
+    n_centers = 100_000
+
+    [solver]
+    name = "block"
+
+    [run]
+    run_dir = "runs/first"
+    memory = "8 GiB"
+    checkpoint_every = "5 min"
+
+A bad setting is a `ConfigError` that names the key, its value, the rule and the remedy; several
+bad settings are reported together, one sentence a line. Relative paths are relative to the
+current directory. Credentials belong in the environment or in `data.storage_options`, which no
+repr, dump, log or message shows.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from streamkern.errors import ConfigError
+from streamkern.settings import (
+    AutoCount,
+    AutoPositive,
+    AutoStep,
+    Cadence,
+    Centers,
+    Count,
+    Device,
+    Flag,
+    Fraction,
+    Memory,
+    Name,
+    NotNegative,
+    OptionalUrl,
+    Positive,
+    Rule,
+    Secrets,
+    Seed,
+    Table,
+    Url,
+    parse_seconds,
+    unknown_key,
+)
+
+# What a resumed run may change: it moves no sample, no draw and no weight, or (memory, device)
+# what it does move is recorded by the trainer after it is resolved to batch size and backend.
+FREE_AT_RESUME: Final = frozenset(
+    {
+        "data.test",
+        "data.prefetch_threads",
+        "data.storage_options",
+        "run.run_dir",
+        "run.device",
+        "run.memory",
+        "run.device_memory",
+        "run.threads",
+        "run.checkpoint_every",
+        "run.keep_checkpoints",
+        "run.evaluate_every",
+        "run.log",
+    }
+)
+
+
+class _Transform(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+class ScaleConfig(_Transform):
+    """Centre and scale by the store's statistics: over all entries, per feature, or not at all."""
+
+    kind: Literal["scale"] = "scale"
+    mode: Literal["global", "feature", "none"] = "global"
+
+
+class NoiseConfig(_Transform):
+    """Add independent Gaussian noise of standard deviation `sigma`."""
+
+    kind: Literal["noise"] = "noise"
+    sigma: NotNegative
+
+
+class MixUpConfig(_Transform):
+    """Mix pairs of rows and their targets with Beta(alpha, alpha) weights."""
+
+    kind: Literal["mixup"] = "mixup"
+    alpha: Positive
+
+
+class CropConfig(_Transform):
+    """Pad images by `padding` pixels and crop back at a random offset."""
+
+    kind: Literal["crop"] = "crop"
+    padding: Count = 4
+
+
+class FlipConfig(_Transform):
+    """Flip images left to right at random."""
+
+    kind: Literal["flip"] = "flip"
+
+
+TRANSFORMS: Final[dict[str, type[_Transform]]] = {
+    "scale": ScaleConfig,
+    "noise": NoiseConfig,
+    "mixup": MixUpConfig,
+    "crop": CropConfig,
+    "flip": FlipConfig,
+}
+TransformConfig = Annotated[
+    ScaleConfig | NoiseConfig | MixUpConfig | CropConfig | FlipConfig,
+    Field(discriminator="kind"),
+]
+Transforms = Annotated[tuple[TransformConfig, ...], Rule("a list of tables")]
+
+
+class DataConfig(Table):
+    """[data]: what is trained on, and the order and size in which it comes."""
+
+    table = "data"
+    kinds = TRANSFORMS
+    train: Url
+    test: OptionalUrl = None
+    x: Name = "X"
+    y: Name = "y"
+    copies: Count = 1
+    transforms: Transforms = ()
+    epochs: Count = 1
+    batch_size: AutoCount = "auto"
+    prefetch_threads: AutoCount = "auto"
+    storage_options: Secrets = Field(default_factory=dict)
+
+    @property
+    def transform_tables(self) -> list[dict[str, object]]:
+        """The transforms as plain tables, `{"kind": "noise", "sigma": 0.5}`, in order."""
+        return [transform.model_dump() for transform in self.transforms]
+
+
+class ModelConfig(Table):
+    """[model]: the kernel and its centers."""
+
+    table = "model"
+    kernel: Literal["laplace", "gaussian", "cauchy", "matern32", "matern52"] = "laplace"
+    bandwidth: AutoPositive = "auto"
+    n_centers: AutoCount = "auto"
+    centers: Centers = "random"
+
+    @model_validator(mode="after")
+    def _one_way_to_count(self) -> ModelConfig:
+        if self.centers == "all" and self.n_centers != "auto":
+            raise ConfigError(
+                f'model.n_centers={self.n_centers} contradicts model.centers="all", which takes '
+                'every training row; leave n_centers out or set centers = "random"'
+            )
+        return self
+
+
+class SolverConfig(Table):
+    """[solver]: the method, and what of it the user wants to fix by hand."""
+
+    table = "solver"
+    name: Literal["auto", "block", "eigenpro2", "eigenpro3", "eigenpro4"] = "auto"
+    block_size: AutoCount = "auto"
+    ridge: NotNegative = 0.0
+    n_nystrom: AutoCount = "auto"
+    level: AutoCount = "auto"
+    period: AutoCount = "auto"
+    projection: Literal["auto", "exact", "resident", "inexact"] = "auto"
+    average: Flag = True
+    damping: AutoPositive = "auto"
+    step_scale: Fraction = 1.0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SolverConfig:
+        if self.level != "auto" and self.n_nystrom != "auto" and self.level >= self.n_nystrom:
+            raise ConfigError(
+                f"solver.level={self.level} must be below solver.n_nystrom={self.n_nystrom}, the "
+                "rows its eigenvectors come from; lower level or raise n_nystrom"
+            )
+        if self.name == "eigenpro3" and self.period not in ("auto", 1):
+            raise ConfigError(
+                f'solver.period={self.period} must be 1 with solver.name="eigenpro3", which '
+                'projects after every step; set name = "eigenpro4" to delay the projection'
+            )
+        return self
+
+
+class Every(NamedTuple):
+    """How often something happens: a number of steps, or seconds; both None is "auto"."""
+
+    steps: int | None
+    seconds: float | None
+
+
+class ExecutionConfig(Table):
+    """[run]: where and how the run executes, and how it is saved and watched."""
+
+    table = "run"
+    run_dir: OptionalUrl = None
+    precision: Literal["exact", "high", "fast", "float64"] = "exact"
+    device: Device = "auto"
+    memory: Memory = "auto"
+    device_memory: Memory = "auto"
+    threads: AutoCount = "auto"
+    random_state: Seed = 0
+    checkpoint_every: Cadence = "auto"
+    keep_checkpoints: Count = 3
+    evaluate_every: AutoStep = "auto"
+    log: Flag = True
+
+    @property
+    def checkpoint_cadence(self) -> Every:
+        """`checkpoint_every` as steps or seconds."""
+        every = self.checkpoint_every
+        if isinstance(every, int):
+            return Every(every, None)
+        return Every(None, None if every == "auto" else parse_seconds(every))
+
+
+class RunConfig(Table):
+    """Every setting of a run. Build it from tables, a run file, or the stage models."""
+
+    data: DataConfig
+    model: ModelConfig = ModelConfig()
+    solver: SolverConfig = SolverConfig()
+    run: ExecutionConfig = ExecutionConfig()
+
+    @classmethod
+    def from_tables(cls, tables: Mapping[str, Any]) -> RunConfig:
+        """Return the configuration in nested tables, as TOML gives them."""
+        if "data" not in tables:
+            tables = {"data": {}, **tables}  # So that the message names data.train, not data.
+        return cls(**{str(key): value for key, value in tables.items()})
+
+    def with_overrides(self, overrides: Mapping[str, Any]) -> RunConfig:
+        """Return a copy with `{"solver.name": "block"}` and the like set, and checked again."""
+        tables: dict[str, Any] = {name: dict(table) for name, table in self}
+        for key, value in overrides.items():
+            section, _, field = key.partition(".")
+            if section not in tables or not field:
+                raise ConfigError(unknown_key(RunConfig, key if not field else section))
+            tables[section][field] = value
+        return RunConfig(**tables)
+
+    def identity(self) -> dict[str, dict[str, Any]]:
+        """Return, as JSON values, the settings that must not change when a run is resumed."""
+        return {
+            name: {k: v for k, v in table.items() if f"{name}.{k}" not in FREE_AT_RESUME}
+            for name, table in self.model_dump(mode="json").items()
+        }
+
+
+def load_run_file(path: str | os.PathLike[str]) -> RunConfig:
+    """Return the configuration in a TOML run file; a `ConfigError` names the file and the key."""
+    path = Path(path)
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"run file {str(path)!r} can not be read ({error.strerror}); give the path of a "
+            "TOML file"
+        ) from None
+    except ValueError as error:  # TOML syntax or text that is not UTF-8
+        raise ConfigError(
+            f"run file {str(path)!r} is not valid TOML ({error}); correct it there"
+        ) from None
+    try:
+        return RunConfig.from_tables(tables)
+    except ConfigError as error:
+        raise ConfigError(f"run file {str(path)!r}: {error}") from None
+
+
+def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return what differs between two identities, as "solver.level: was 100, now 200"."""
+    before, after = dict(_leaves(old)), dict(_leaves(new))
+    return [
+        f"{key}: was {_shown(before, key)}, now {_shown(after, key)}"
+        for key in dict.fromkeys([*before, *after])
+        if key not in before or key not in after or before[key] != after[key]
+    ]
+
+
+def _leaves(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _shown(leaves: Mapping[str, Any], key: str) -> str:
+    return repr(leaves[key]) if key in leaves else "not set"

@@ -1,0 +1,100 @@
+"""What makes two calls the same run, and the request to stop one."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import signal
+import threading
+from dataclasses import asdict
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+
+from streamkern.budget import Sizes
+from streamkern.checkpoint import RunDirectory
+from streamkern.config import difference
+from streamkern.errors import ResumeMismatchError
+from streamkern.kernels import Kernel
+from streamkern.problem import Run
+
+
+def run_record(
+    run: Run, kernel: Kernel | None, centers: npt.NDArray[Any] | None
+) -> dict[str, Any]:
+    """`run.json`: settings and data that must not change, resolved sizes, versions."""
+    identity: dict[str, Any] = {"settings": run.config.identity()}
+    # A store may move: its contents count, not its address.
+    identity["settings"]["data"].pop("train", None)
+    identity["data"] = run.data.source.describe()
+    if kernel is not None:
+        identity["kernel"] = kernel.describe()
+    if centers is not None:
+        digest = hashlib.sha256(np.ascontiguousarray(centers).tobytes()).hexdigest()
+        identity["centers"] = {"shape": list(centers.shape), "sha256": digest}
+    import streamkern
+
+    return {
+        "identity": identity,
+        "sizes": asdict(run.sizes),
+        "versions": {
+            "streamkern": streamkern.__version__,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "zarr": zarr.__version__,
+        },
+    }
+
+
+def recorded_sizes(directory: RunDirectory | None) -> Sizes | None:
+    """The sizes a run was started with, so that another machine's memory does not change them."""
+    recorded = None if directory is None else directory.read_config()
+    return None if recorded is None else Sizes(**recorded["sizes"])
+
+
+def check_same_run(directory: RunDirectory | None, record: dict[str, Any]) -> None:
+    """Raise ResumeMismatchError naming every difference to the run in the directory."""
+    recorded = None if directory is None else directory.read_config()
+    if recorded is None:
+        return
+    assert directory is not None
+    changes = difference(recorded["identity"], record["identity"])
+    if changes:
+        raise ResumeMismatchError(
+            f"{directory.path} holds a run that differs: {'; '.join(changes)}; restore these, or "
+            "give another run_dir"
+        )
+
+
+class StopRequest:
+    """SIGTERM and SIGINT as a wish: noted, and granted between two steps.
+
+    A second signal is not noted but acts as it always does. Outside the main thread, or with
+    install=False, signals keep their meaning.
+    """
+
+    def __init__(self, *, install: bool) -> None:
+        self.requested: str | None = None
+        self._install = install and threading.current_thread() is threading.main_thread()
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        if self._install:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.requested = signal.Signals(number).name
+        self._restore()
+
+    def _restore(self) -> None:
+        while self._before:
+            number, handler = self._before.popitem()
+            signal.signal(number, handler)
+
+    def __exit__(self, *exc: object) -> None:
+        self._restore()

@@ -1,0 +1,315 @@
+"""Makes a store from raw data: read once, shuffle, write chunks, publish. Resumable.
+
+    reader --blocks--> conform --rows--> spool (shuffles) --chunks--> writer --> store
+
+Pass 1 reads the input in order, converts and checks it, and spools the rows; pass 2 takes them
+out in their final order and writes chunks. The order is a function of the seed and of the row
+numbers alone, so the same rows give the same store whatever their format, the memory, or how
+often the work was interrupted. After a crash the same call goes on: spooled rows are picked up
+where they were last saved, and chunks in the store's journal are read back, verified and kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from streamkern import layout
+from streamkern.conform import Features, RawBlock, Targets
+from streamkern.errors import ConfigError, DataError, ResumeMismatchError, StreamkernError
+from streamkern.layout import StoreSpec
+from streamkern.readers import Reader, open_reader
+from streamkern.shuffle import Spool
+from streamkern.statistics import RunningStatistics
+from streamkern.storage import local_path, redact, zarr_store
+from streamkern.writer import StoreWriter, claimable
+
+__all__ = ["ingest"]
+
+DEFAULT_MEMORY = 1 << 30
+_SAVE_EVERY = 1 << 30  # spooled bytes between two points an interrupted pass 1 can go on from
+Progress = Callable[[str, int, int | None], None]
+
+
+def ingest(
+    inputs: Any,
+    out_url: str | os.PathLike[str],
+    *,
+    y: Any = None,
+    targets: str = "auto",
+    x_name: str = "X",
+    y_name: str = "y",
+    chunk_mb: float = 8,
+    shuffle: bool = True,
+    seed: int = 0,
+    overwrite: bool = False,
+    dtype: Any = None,
+    memory: int = DEFAULT_MEMORY,
+    progress: Progress | None = None,
+    compress: str = "auto",
+    storage_options: Mapping[str, Any] | None = None,
+    input_options: Mapping[str, Any] | None = None,
+    missing: str = "error",
+    scratch: str | os.PathLike[str] | None = None,
+) -> StoreSpec:
+    """The spec of the store made from `inputs` at `out_url`.
+
+    Parameters
+    ----------
+    inputs
+        A path or URL: ``.npy`` (with `y`), ``.npz``, IDX (labels found beside the images, as in
+        MNIST), CSV or TSV, Parquet, HDF5, Zarr; ``.gz``, ``.bz2`` and ``.xz`` of the streams.
+        Several paths of one format are taken one after another. Or an array with `y`, or an
+        iterable of (X, y) blocks, which must give the same blocks again when resumed.
+    out_url : str or path
+        Where the store goes; any URL `zarr_store` opens.
+    y
+        Labels file or array for ``.npy`` and IDX, target column(s) by name or position (negative
+        from the end) for tables, array beside an array. Default: `y_name`.
+    targets : {"auto", "classes", "values"}
+        Class labels (integers or text), or numbers. "auto": text and single columns of integers
+        are labels.
+    x_name, y_name : str
+        Array names in .npz, HDF5 and Zarr; default target column of tables; `x_name` also names
+        a Parquet column of lists.
+    chunk_mb : float
+        MiB of decoded X in a chunk.
+    shuffle, seed
+        Row order: keyed random, or that of the input. No affordable buffer repairs a store
+        sorted by label during training, so leave it on unless the rows are mixed already.
+    overwrite : bool
+        Replace a store streamkern made; anything else at the place is never deleted. The old
+        store is removed when the new chunks are about to be written.
+    dtype : dtype, optional
+        Of the stored X. Default: as the input; integers wider than 16 bits become float64,
+        CSV becomes float32.
+    memory : int
+        Bytes to stay within; what does not fit goes through scratch files once.
+    progress : callable, optional
+        Called with ("read" or "write", rows done, rows in all or None) after each block.
+    compress : {"auto", "zstd", "none"}
+    storage_options, input_options : mapping, optional
+        For the output and for the input URLs; never shown or stored.
+    missing : {"error", "fill"}
+        What an absent chunk of a Zarr input is.
+    scratch : path, optional
+        Folder for scratch files. Default: beside a local output, in the system's temporary
+        folder for a remote one. Needs the size of the decoded data when that exceeds `memory`.
+
+    Raises
+    ------
+    DataError
+        The input can not be a store, or the place is taken. Nothing openable is left behind.
+    NonFiniteError
+        NaN or infinity; names file, row and column.
+    ResumeMismatchError
+        An unfinished store is there, made from other data or settings.
+    OSError
+        Also when the disk is full: run the same command again to go on.
+    """
+    chunk_bytes = _check_settings(chunk_mb, seed, memory, missing)
+    state = claimable(zarr_store(out_url, storage_options=storage_options), str(out_url))
+    if state is not None and state.get("status") == "complete" and not overwrite:
+        raise DataError(f"{redact(out_url)} already holds a store; pass overwrite=True")
+    with ExitStack() as files:
+        reader = open_reader(
+            inputs,
+            y,
+            files,
+            x_name=x_name,
+            y_name=y_name,
+            input_options=input_options,
+            missing=missing,
+        )
+        _refuse_same_place(inputs, out_url)
+        source = {
+            "inputs": reader.identity,
+            "targets": targets,
+            "seed": int(seed) if shuffle else None,
+            "dtype": None if dtype is None else str(np.dtype(dtype)),
+        }
+        _check_plan(state, source, overwrite, out_url)
+        spool, values = _spool_rows(
+            reader, source, Path(scratch or _scratch(out_url)), targets, dtype, memory, progress
+        )
+    spec = _write_chunks(
+        spool,
+        values,
+        progress,
+        lambda **layout_settings: StoreWriter(
+            out_url,
+            overwrite=overwrite,
+            compress=compress,
+            storage_options=storage_options,
+            plan={"source": source},
+            **layout_settings,
+        ),
+        chunk_bytes,
+    )
+    spool.discard()
+    return spec
+
+
+def _check_settings(chunk_mb: float, seed: int, memory: int, missing: str) -> int:
+    """Bytes of a chunk; refuses settings out of range."""
+    chunk_bytes = int(chunk_mb * 2**20)
+    if chunk_bytes < 1:
+        raise ConfigError(f"chunk_mb={chunk_mb} must be positive")
+    if seed < 0:
+        raise ConfigError(f"seed={seed} must be 0 or more")
+    if missing not in ("error", "fill"):
+        raise ConfigError(f'missing="{missing}" is unknown; use "error" or "fill"')
+    # Digesting, compressing and writing a chunk holds about five copies of it.
+    if memory < 16 * chunk_bytes:
+        raise ConfigError(
+            f"memory={memory} is less than 16 chunks of chunk_mb={chunk_mb}; raise memory to "
+            f"{16 * chunk_bytes} or lower chunk_mb"
+        )
+    return chunk_bytes
+
+
+def _check_plan(
+    state: Mapping[str, Any] | None, source: object, overwrite: bool, url: str | os.PathLike[str]
+) -> None:
+    """Refuse early, before pass 1, what the writer would refuse after it."""
+    if state is None or state.get("status") != "writing" or overwrite:
+        return
+    old = (state.get("plan") or {}).get("source")
+    if old == json.loads(json.dumps(source)):
+        return
+    raise ResumeMismatchError(
+        f"{redact(url)} holds an unfinished store made from other data or settings "
+        f"({_differences(old, source)}); repeat those, or pass overwrite=True to start over"
+    )
+
+
+def _differences(old: Any, new: Any) -> str:
+    if not isinstance(old, Mapping):
+        return "not by ingest"
+    return ", ".join(k for k in sorted({*old, *new}) if old.get(k) != new.get(k)) + " differ"
+
+
+def _refuse_same_place(inputs: Any, out_url: str | os.PathLike[str]) -> None:
+    paths = inputs if isinstance(inputs, list | tuple) else [inputs]
+    for path in (k for k in paths if isinstance(k, str | os.PathLike)):
+        here, there = local_path(path), local_path(out_url)
+        same = str(path).rstrip("/") == str(out_url).rstrip("/")
+        if same or (here is not None and there is not None and here.resolve() == there.resolve()):
+            raise ConfigError(f"{redact(out_url)} is both input and output; write elsewhere")
+
+
+def _scratch(out_url: str | os.PathLike[str]) -> Path:
+    path = local_path(out_url)
+    if path is not None:
+        return path.with_name(path.name + ".ingest")
+    # The same place on the next run, so that it can be resumed.
+    name = hashlib.sha256(str(out_url).encode()).hexdigest()[:16]
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    return Path(tempfile.gettempdir()) / f"streamkern-{user}" / f"{name}.ingest"
+
+
+# ------------------------------------------------------------------------ pass 1: read and spool
+
+
+def _spool_rows(
+    reader: Reader,
+    source: Mapping[str, Any],
+    scratch: Path,
+    targets: str,
+    dtype: Any,
+    memory: int,
+    progress: Progress | None,
+) -> tuple[Spool, Targets]:
+    """All rows of the reader, checked and converted, in a sealed spool."""
+    block_bytes = int(np.clip(memory // 32, 1 << 20, 64 << 20))
+    first = next(reader.blocks(0, block_bytes), None)
+    if first is None or len(first.X) == 0:
+        raise DataError("the input has no rows; there is nothing to ingest")
+    features = Features(first, reader.natural_dtype if dtype is None else dtype)
+    values = Targets(first, targets)
+    spool = Spool(
+        features.row_shape,
+        features.dtype,
+        values.shape,
+        values.dtype,
+        # The other half is for blocks being read and chunks being written.
+        limit_bytes=memory // 2,
+        directory=scratch,
+        seed=source["seed"],
+        identity=hashlib.sha256(json.dumps(source, sort_keys=True).encode()).hexdigest(),
+        expected_rows=reader.n_rows,
+    )
+    values.restore(spool.notes or [])
+    if spool.sealed:
+        return spool, values
+    try:
+        for block in reader.blocks(spool.n_rows, block_bytes):
+            _append(spool, features, values, block)
+            if progress is not None:
+                progress("read", spool.n_rows, reader.n_rows)
+            if spool.spilled and spool.unsaved_bytes >= _SAVE_EVERY:
+                spool.save(values.labels)
+        if reader.n_rows is not None and spool.n_rows != reader.n_rows:
+            raise DataError(
+                f"the input has {spool.n_rows} rows where {reader.n_rows} were promised"
+            )
+        spool.seal(values.labels)
+    except StreamkernError:
+        spool.discard()  # the data itself is wrong: there is nothing to go on from
+        raise
+    return spool, values
+
+
+def _append(spool: Spool, features: Features, values: Targets, block: RawBlock) -> None:
+    if len(block.X) != len(block.y):
+        raise DataError(
+            f"{block.place(0)}: {len(block.X)} rows of X and {len(block.y)} of y; they must agree"
+        )
+    spool.append(features.convert(block), values.convert(block))
+
+
+# ------------------------------------------------------------------------- pass 2: write chunks
+
+
+def _write_chunks(
+    spool: Spool,
+    values: Targets,
+    progress: Progress | None,
+    open_writer: Callable[..., StoreWriter],
+    chunk_bytes: int,
+) -> StoreSpec:
+    """Chunks cut from the spool, those already in the journal verified and kept."""
+    classes, ranks = values.ranks() if values.are_classes else (None, None)
+    row_bytes = int(np.prod(spool.row_shape)) * spool.x_dtype.itemsize
+    with open_writer(
+        row_shape=spool.row_shape,
+        x_dtype=spool.x_dtype,
+        n_outputs=values.shape[0] if classes is None else len(classes),
+        classes=classes,
+        chunk_rows=layout.default_chunk_rows(row_bytes, chunk_bytes),
+        n_rows=spool.n_rows,
+        y_dtype=None if values.are_classes else values.dtype,
+    ) as writer:
+        stats = RunningStatistics(
+            int(np.prod(spool.row_shape)), None if classes is None else len(classes)
+        )
+        for i in range(writer.n_chunks):
+            start = i * writer.chunk_rows
+            stop = min(start + writer.chunk_rows, spool.n_rows)
+            chunk = writer.stored(i)
+            if chunk is None:
+                X, y = spool.rows(start, stop)
+                chunk = X, y if ranks is None else ranks[y]
+                writer.write_chunk(i, *chunk)
+            stats.add(*chunk)
+            if progress is not None:
+                progress("write", stop, spool.n_rows)
+        return writer.finish(stats.result())

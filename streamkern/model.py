@@ -1,0 +1,200 @@
+"""A trained model: f(x) = sum_j alpha_j k(x, z_j) after the same scaling as in training.
+
+It evaluates any source in streamed units; nothing of the size of the data is held.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+from zarr.codecs import Crc32cCodec
+
+from streamkern.assemble import load_scaling, operator
+from streamkern.augment import Transform
+from streamkern.backend import Array, Backend, get_backend, tiles
+from streamkern.checkpoint import RunDirectory
+from streamkern.errors import ConfigError, RunError
+from streamkern.feed import prepare
+from streamkern.kernels import KernelOperator, Points
+from streamkern.problem import check_same_rows
+from streamkern.report import redact
+from streamkern.source_base import Block, Source
+from streamkern.storage import zarr_store
+
+SLAB_ROWS = 8192
+READ_AHEAD = 2
+PREDICTION_CHUNK = 8 << 20
+
+
+@dataclass
+class KernelModel:
+    """Centers, weights, and what turns a stored row into features.
+
+    Z : points of the centers, right side. weights : (p, c) on the device. classes : sorted names,
+    or None for values. fixed : transforms applied to every row.
+    """
+
+    op: KernelOperator
+    Z: Points
+    weights: Array
+    classes: tuple[str, ...] | None
+    row_shape: tuple[int, ...]
+    fixed: tuple[Transform, ...]
+
+    @property
+    def backend(self) -> Backend:
+        """Where it is evaluated."""
+        return self.op.backend
+
+    @property
+    def n_outputs(self) -> int:
+        """c."""
+        return int(self.weights.shape[1])
+
+    def values(self, X: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """f(X) on the host, (n, c). X : (n, *row_shape) as stored."""
+        out = np.empty((len(X), self.n_outputs), self.op.dtype)
+        for rows in tiles(len(X), SLAB_ROWS):
+            block = Block(X[rows], np.empty((rows.stop - rows.start, 0)), _ids(rows))
+            out[rows] = self.backend.to_host(self._block_values(block, None, 0)[0])
+        return out
+
+    def stream(self, source: Source) -> Iterator[tuple[Block, Array, Array]]:
+        """(block, f(X), Y) of every unit in order, read ahead by one thread."""
+        check_same_rows(source, self.row_shape, "the data")
+        classes = self.classes if source.classes is not None else None
+        for block in _read_units(source):
+            for rows in tiles(len(block.rows), SLAB_ROWS):
+                part = Block(block.X[rows], block.y[rows], block.rows[rows])
+                yield part, *self._block_values(part, classes, source.n_outputs)
+
+    def _block_values(
+        self, block: Block, classes: Sequence[str] | None, n_outputs: int
+    ) -> tuple[Array, Array]:
+        X, Y = prepare(
+            self.backend, block, transforms=self.fixed, dtype=self.op.dtype, seed=0, epoch=0,
+            n_outputs=n_outputs, classes=classes,
+        )  # fmt: skip
+        return self.op.product(self.op.points(X, left=True), self.Z, self.weights), Y
+
+    def evaluate(self, source: Source) -> dict[str, float]:
+        """Mean squared error over all rows and outputs, and the accuracy where there are classes.
+
+        The error is against one-hot targets {0, 1} for classes.
+        """
+        squared = correct = 0.0
+        n = 0
+        for _, F, Y in self.stream(source):
+            squared += float(((F - Y) ** 2).sum(dtype=np.float64))
+            correct += float((F.argmax(axis=1) == Y.argmax(axis=1)).sum())
+            n += len(F)
+        metrics = {"mse": squared / (n * self.n_outputs)}
+        if self.classes is not None:
+            metrics["accuracy"] = correct / n
+        return metrics
+
+    def predict_to(
+        self, source: Source, url: str, *, overwrite: bool = False, storage_options: Any = None
+    ) -> None:
+        """Write f(x) of every row of `source`, in its order, to a Zarr group at `url`.
+
+        Arrays `values` (n, c) and, with classes, `labels` (n,), numbers into the attribute
+        `classes`. The attribute `complete` is written last.
+        """
+        check_same_rows(source, self.row_shape, "the data")
+        store = zarr_store(url, storage_options=storage_options, read_only=False)
+        if not overwrite and _exists(store):
+            raise ConfigError(f"{redact(url)} exists already; give another output or overwrite it")
+        group = zarr.create_group(store, overwrite=overwrite)
+        rows = max(1, PREDICTION_CHUNK // (self.n_outputs * self.op.dtype.itemsize))
+        shape, codecs = (source.n_rows, self.n_outputs), [Crc32cCodec()]
+        values = group.create_array(
+            "values", shape=shape, chunks=(min(rows, shape[0]), shape[1]), dtype=self.op.dtype,
+            compressors=codecs,
+        )  # fmt: skip
+        labels = None
+        if self.classes is not None:
+            group.attrs["classes"] = list(self.classes)
+            labels = group.create_array(
+                "labels", shape=shape[:1], chunks=(min(rows, shape[0]),), dtype=np.int64,
+                compressors=codecs,
+            )  # fmt: skip
+        for first, F in self._slabs(source, rows):
+            values[first : first + len(F)] = F
+            if labels is not None:
+                labels[first : first + len(F)] = F.argmax(axis=1)
+        group.attrs["complete"] = True
+
+    def _slabs(self, source: Source, rows: int) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+        """Values of consecutive rows, `rows` at a time: whole chunks of the output."""
+        first, pending, waiting = 0, list[npt.NDArray[Any]](), 0
+        for _, F, _ in self.stream(source):
+            pending.append(np.array(self.backend.to_host(F)))
+            waiting += len(F)
+            while waiting >= rows:
+                joined = np.concatenate(pending)
+                yield first, joined[:rows]
+                first, pending, waiting = first + rows, [joined[rows:]], waiting - rows
+        if waiting:
+            yield first, np.concatenate(pending)
+
+
+def _exists(store: Any) -> bool:
+    try:
+        zarr.open(store, mode="r")
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _ids(rows: slice) -> npt.NDArray[np.int64]:
+    return np.arange(rows.start, rows.stop, dtype=np.int64)
+
+
+def _read_units(source: Source) -> Iterator[Block]:
+    with ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="streamkern-read") as pool:
+        ahead = deque(
+            pool.submit(source.read_unit, u, 0, 0) for u in range(min(READ_AHEAD, source.n_units))
+        )
+        for u in range(source.n_units):
+            block = ahead.popleft().result()
+            if u + READ_AHEAD < source.n_units:
+                ahead.append(pool.submit(source.read_unit, u + READ_AHEAD, 0, 0))
+            yield block
+
+
+def load_model(
+    run_dir: str | os.PathLike[str], *, device: str = "auto", threads: int | None = None
+) -> KernelModel:
+    """The model of the newest good checkpoint of a run. Reads beside a running writer.
+
+    The caller closes `model.backend`.
+    """
+    run = RunDirectory(run_dir, writable=False)
+    with run:
+        setup, saved = run.load_setup(), run.load_latest()
+    if setup is None or saved is None:
+        raise RunError(f"{run.path} has no checkpoint yet; train first")
+    backend = get_backend(device, threads)
+    try:
+        op = operator(backend, setup.arrays, setup.meta)
+        classes = setup.meta["classes"]
+        return KernelModel(
+            op,
+            op.points(backend.asarray(setup.arrays["Z"]), right=True),
+            backend.asarray(saved.arrays[saved.meta["evaluated"]]),
+            None if classes is None else tuple(classes),
+            tuple(setup.meta["row_shape"]),
+            load_scaling(setup.arrays, setup.meta["scaling"]),
+        )
+    except ConfigError:
+        backend.close()
+        raise

@@ -1,0 +1,243 @@
+"""A run before it starts: the data opened, everything "auto" resolved, memory counted.
+
+`open_run` is what `streamkern plan` prints and what `train` begins with; it reads metadata only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import zarr
+
+from streamkern.augment import Transform, from_config, is_deterministic
+from streamkern.backend import Backend, get_backend
+from streamkern.budget import Buffers, Problem, Sizes, Wishes, count, default_budget, resolve
+from streamkern.config import RunConfig
+from streamkern.errors import ConfigError, StoreNotFoundError
+from streamkern.kernels import PRECISIONS
+from streamkern.report import redact
+from streamkern.source_base import Source, y_shape
+from streamkern.sources import AugmentedSource, ZarrSource
+
+DEFAULT_CENTERS = 10_000
+
+
+@dataclass(frozen=True)
+class Data:
+    """The stream, and the rows it is made from.
+
+    source : what is trained on. base : the same rows before any augmentation.
+    fixed : the transforms that are no augmentation (scaling), in order, bound to their numbers;
+    centers and evaluated rows go through these alone.
+    """
+
+    source: Source
+    base: Source
+    fixed: tuple[Transform, ...]
+
+    @property
+    def d(self) -> int:
+        """Features of a row."""
+        return int(np.prod(self.source.row_shape))
+
+    @property
+    def augmented(self) -> bool:
+        """Whether a stored row comes out in more than one form."""
+        copies = self.source.n_rows != self.base.n_rows
+        return copies or len(self.fixed) < len(self.source.feed_transforms)
+
+
+def open_data(config: RunConfig, source: Source | None = None) -> Data:
+    """Open the training data. `source` overrides data.train and data.transforms."""
+    settings = config.data
+    if source is None:
+        base: Source = ZarrSource(
+            settings.train, x=settings.x, y=settings.y, storage_options=settings.storage_options
+        )
+        source = base
+        if settings.copies > 1 or settings.transforms:
+            transforms = from_config(settings.transform_tables)
+            source = AugmentedSource(base, settings.copies, transforms)
+    base = source
+    while isinstance(base, AugmentedSource):
+        base = base.base
+    if source.n_outputs < 1:
+        raise ConfigError("the training data has no targets y; training needs them")
+    return Data(source, base, tuple(t for t in source.feed_transforms if is_deterministic(t)))
+
+
+def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Source | None:
+    """The held-out rows, checked against the training rows."""
+    settings = config.data
+    if test is None and settings.test is not None:
+        test = ZarrSource(
+            settings.test, x=settings.x, y=settings.y, storage_options=settings.storage_options
+        )
+    if test is None:
+        return None
+    check_same_rows(test, data.source.row_shape, "data.test")
+    if test.n_outputs != data.source.n_outputs or test.classes != data.source.classes:
+        raise ConfigError(
+            f"data.test has {_targets(test)} and data.train {_targets(data.source)}; use data "
+            "with the same targets"
+        )
+    return test
+
+
+def check_same_rows(source: Source, row_shape: tuple[int, ...], name: str) -> None:
+    """Raise unless the rows of `source` have the shape the model was trained on."""
+    if np.prod(source.row_shape) != np.prod(row_shape):
+        raise ConfigError(
+            f"{name} has rows of shape {source.row_shape}, the model was trained on "
+            f"{tuple(row_shape)}; use data with the same features"
+        )
+
+
+def _targets(source: Source) -> str:
+    if source.classes is None:
+        return f"{source.n_outputs} values"
+    return f"{source.n_outputs} classes"
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything `plan` prints and `train` needs before the first row is read."""
+
+    config: RunConfig
+    data: Data
+    problem: Problem
+    sizes: Sizes
+    buffers: Buffers
+    budget_bytes: int
+    backend: Backend
+
+
+def open_run(
+    config: RunConfig,
+    *,
+    source: Source | None = None,
+    n_centers: int | None = None,
+    fixed_sizes: Sizes | None = None,
+) -> Run:
+    """Open the data and resolve the sizes.
+
+    n_centers : of centers handed over in memory. fixed_sizes : those a run was started with.
+    The caller closes `Run.backend`.
+    """
+    data = open_data(config, source)
+    p = n_centers if n_centers is not None else count_centers(config, data)
+    settings = config.run
+    threads = None if settings.threads == "auto" else settings.threads
+    backend = get_backend(settings.device, threads)
+    try:
+        budget = settings.memory if backend.name == "cpu" else settings.device_memory
+        budget_bytes = default_budget(backend.memory_available()) if budget == "auto" else budget
+        problem = _problem(config, data, p, backend)
+        if fixed_sizes is None:
+            sizes, buffers = resolve(problem, _wishes(config), budget_bytes)
+        else:
+            sizes, buffers = fixed_sizes, count(problem, fixed_sizes)
+        _check_method(config, data, sizes)
+    except BaseException:
+        backend.close()
+        raise
+    return Run(config, data, problem, sizes, buffers, int(budget_bytes), backend)
+
+
+def _check_method(config: RunConfig, data: Data, sizes: Sizes) -> None:
+    if config.solver.ridge and sizes.solver != "block":
+        raise ConfigError(
+            f"solver.ridge={config.solver.ridge:g} is not defined for solver "
+            f"{sizes.solver!r}; set it to 0 or use solver 'block'"
+        )
+    if sizes.solver == "eigenpro2" and data.augmented:
+        raise ConfigError(
+            "solver='eigenpro2' takes the training rows themselves as centers and can not be "
+            "used with random transforms; use another solver"
+        )
+
+
+def count_centers(config: RunConfig, data: Data) -> int:
+    """p, from the settings and metadata."""
+    model, n = config.model, data.base.n_rows
+    if model.centers == "all" or config.solver.name == "eigenpro2":
+        return n
+    if model.centers != "random":
+        array = open_centers(model.centers)
+        if int(np.prod(array.shape[1:])) != data.d:
+            raise ConfigError(
+                f"model.centers has rows of shape {array.shape[1:]}, the data has "
+                f"{data.d} features; use centers with the same features"
+            )
+        if model.n_centers not in ("auto", array.shape[0]):
+            raise ConfigError(
+                f"model.n_centers={model.n_centers} but model.centers holds {array.shape[0]} rows; "
+                "leave n_centers out"
+            )
+        return int(array.shape[0])
+    if model.n_centers == "auto":
+        return min(n, DEFAULT_CENTERS)
+    if model.n_centers > n:
+        raise ConfigError(
+            f"model.n_centers={model.n_centers} random centers can not be drawn from {n} rows; "
+            "lower n_centers or give centers"
+        )
+    return model.n_centers
+
+
+def open_centers(url: str) -> Any:
+    """An array of centers: a .npy file or a zarr array."""
+    try:
+        if url.endswith(".npy"):
+            return np.load(url, mmap_mode="r", allow_pickle=False)
+        return zarr.open_array(url, mode="r")
+    except FileNotFoundError as error:
+        raise StoreNotFoundError(f"there is no array of centers at {redact(url)}") from error
+    except Exception as error:  # zarr raises many types for what is not an array
+        raise ConfigError(
+            f"model.centers={redact(url)!r} is no .npy file or zarr array: {error}"
+        ) from error
+
+
+def _problem(config: RunConfig, data: Data, p: int, backend: Backend) -> Problem:
+    source = data.source
+    width = (3 if config.run.precision == "high" else 1) * data.d + 2
+    assert config.run.precision in PRECISIONS
+    itemsize = 8 if config.run.precision == "float64" else 4
+    row_bytes = data.d * source.dtype.itemsize + int(
+        np.prod(y_shape(source), dtype=int) * source.y_dtype.itemsize
+    )
+    units = min(source.n_units, 64)
+    unit_rows = max(b - a for a, b in (source.unit_bounds(u) for u in range(units)))
+    return Problem(
+        n_rows=source.n_rows,
+        epochs=config.data.epochs,
+        d=data.d,
+        c=source.n_outputs,
+        p=p,
+        row_bytes=row_bytes,
+        unit_bytes=unit_rows * row_bytes,
+        itemsize=itemsize,
+        threads=backend.threads,
+        width=width,
+        tile_bytes=backend.tile_rows * backend.tile_cols * itemsize,
+    )
+
+
+def _wishes(config: RunConfig) -> Wishes:
+    solver = config.solver
+
+    def fixed(value: Any) -> Any:
+        return None if value == "auto" else value
+
+    return Wishes(
+        solver=solver.name,
+        batch_size=fixed(config.data.batch_size),
+        block_size=fixed(solver.block_size),
+        n_nystrom=fixed(solver.n_nystrom),
+        level=fixed(solver.level),
+        period=fixed(solver.period),
+        projection=fixed(solver.projection),
+    )

@@ -1,0 +1,632 @@
+"""Reads blocks of rows from the formats training data comes in, one small reader for each.
+
+A reader yields `RawBlock`s of consecutive rows in source order, of about the bytes asked for,
+starting at any row, and tells what it reads by an `identity` (sizes and times, no content) so
+that an interrupted ingest is not continued with other data. Arrays on disk are streamed, not
+mapped: the same code reads local, compressed and remote files, and memory stays bounded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from itertools import chain
+from typing import IO, Any, Protocol
+
+import fsspec
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from streamkern.conform import RawBlock
+from streamkern.csvfile import CsvReader
+from streamkern.errors import ConfigError, DataError, MissingDependencyError, StoreNotFoundError
+from streamkern.storage import StrictStore, local_path, redact, zarr_store
+
+Columns = str | int | Sequence[str | int] | None
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+_IDX_DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_KINDS = {
+    ".npy": "npy", ".npz": "npz", ".csv": "csv", ".tsv": "csv", ".txt": "csv",
+    ".parquet": "parquet", ".pq": "parquet", ".h5": "hdf5", ".hdf5": "hdf5", ".hdf": "hdf5",
+    ".idx": "idx", ".zarr": "zarr",
+}  # fmt: skip
+
+
+class Reader(Protocol):
+    """What `ingest` needs of an input."""
+
+    n_rows: int | None  # None: not known before the end
+    natural_dtype: np.dtype[Any] | None  # to store X in; None: whatever holds its dtype
+    identity: Any  # JSON
+
+    def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
+        """Blocks of rows from row `start` to the end."""
+
+
+# ---------------------------------------------------------------- pairs of arrays, sliced by rows
+
+
+class ArrayReader:
+    """X and y as anything with ``shape``, ``dtype`` and row slices.
+
+    Parameters
+    ----------
+    X, y : array-like
+    where : str
+        Name in messages.
+    identity : JSON
+    aligned : int
+        Rows per block are a multiple of this where possible (chunks of Zarr and HDF5).
+    names : sequence of str, optional
+        Class names; y then holds their positions.
+    """
+
+    def __init__(
+        self,
+        X: Any,
+        y: Any,
+        where: str,
+        identity: Any,
+        *,
+        aligned: int = 1,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        if len(X.shape) < 2:
+            raise DataError(f"X of {where} has shape {tuple(X.shape)}; it must be (n, ...)")
+        if len(y.shape) < 1 or X.shape[0] != y.shape[0]:
+            raise DataError(
+                f"X of {where} has {X.shape[0]} rows and y has shape {tuple(y.shape)}; "
+                "they must have the same rows"
+            )
+        self.n_rows: int | None = int(X.shape[0])
+        self.natural_dtype: np.dtype[Any] | None = None
+        self.identity = identity
+        self._X, self._y, self._where = X, y, where
+        self._aligned, self._names = aligned, None if names is None else np.array(names)
+
+    def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
+        assert self.n_rows is not None
+        row_bytes = max(1, int(np.prod(self._X.shape[1:])) * np.dtype(self._X.dtype).itemsize)
+        # At least a chunk at a time: a smaller slice would decode the same chunk again.
+        rows = max(block_bytes // row_bytes, self._aligned, 1)
+        rows -= rows % self._aligned
+        while start < self.n_rows:
+            stop = min(start - start % rows + rows, self.n_rows)
+            try:
+                X, y = np.asarray(self._X[start:stop]), np.asarray(self._y[start:stop])
+            except (OSError, MemoryError, DataError):
+                raise
+            except Exception as error:  # a codec, a truncated file: whatever the library raises
+                raise DataError(
+                    f"{self._where}, rows {start} to {stop - 1}, can not be read: {error}"
+                ) from error
+            if y.dtype.kind == "T":  # numpy's variable-width strings
+                y = y.astype(str)
+            if self._names is not None:
+                y = self._names[y.astype(np.int64)]
+            yield RawBlock(X, y, self._where, start)
+            start = stop
+
+
+class FileArray:
+    """An n-dimensional array in a file, read by row slices; sequential slices do not seek."""
+
+    def __init__(
+        self, file: IO[bytes], where: str, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> None:
+        self.shape, self.dtype = shape, dtype
+        self._file, self._where = file, where
+        self._data = file.tell()
+        self._row_bytes = int(np.prod(shape[1:])) * dtype.itemsize
+        self._row = 0
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        start, stop, _ = rows.indices(self.shape[0])
+        if start != self._row:
+            self._file.seek(self._data + start * self._row_bytes)
+        out = np.empty((stop - start, *self.shape[1:]), self.dtype)
+        view = out.reshape(-1).view(np.uint8).data
+        while view:
+            data = self._file.read(min(len(view), 1 << 24))
+            if not data:
+                raise DataError(
+                    f"{self._where} ends inside row {stop - 1 - (len(view) - 1) // self._row_bytes}"
+                    f" of {self.shape[0]}; the file is truncated"
+                )
+            view[: len(data)] = data
+            view = view[len(data) :]
+        self._row = stop
+        return out
+
+
+def npy_array(file: IO[bytes], where: str) -> FileArray:
+    """The array behind a .npy header; nothing is unpickled."""
+    try:
+        version = np.lib.format.read_magic(file)
+        if version == (1, 0):
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+        else:
+            shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
+    except ValueError as error:
+        raise DataError(f"{where} is not a .npy file: {error}") from error
+    if dtype.hasobject:
+        raise DataError(f"{where} holds Python objects; save it with a plain dtype")
+    if fortran and len(shape) > 1:
+        raise DataError(
+            f"{where} is in Fortran order, which can not be streamed by rows; save it again with "
+            "np.ascontiguousarray"
+        )
+    return FileArray(file, where, shape, dtype)
+
+
+def idx_array(file: IO[bytes], where: str) -> FileArray:
+    """The array of an IDX file (MNIST, FashionMNIST): 0, 0, type, rank, big-endian sizes."""
+    head = file.read(4)
+    if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in _IDX_DTYPES or head[3] == 0:
+        raise DataError(f"{where} is not an IDX file")
+    sizes = file.read(4 * head[3])
+    if len(sizes) != 4 * head[3]:
+        raise DataError(f"{where} ends inside its header; the file is truncated")
+    shape = struct.unpack(f">{head[3]}I", sizes)
+    return FileArray(file, where, shape, np.dtype(_IDX_DTYPES[head[2]]))
+
+
+# --------------------------------------------------------------------------------- other streams
+
+
+class BlockReader:
+    """An iterable of (X, y) pairs of arrays."""
+
+    def __init__(self, pairs: Iterable[Any]) -> None:
+        self.n_rows: int | None = None
+        self.natural_dtype: np.dtype[Any] | None = None
+        self._rest = enumerate(pairs)
+        first = next((p for p in map(self._pair, self._rest) if len(p[0])), None)
+        if first is None:
+            raise DataError("the iterator gave no rows; there is nothing to ingest")
+        self._first = first
+        # The only thing known of an iterator without running it: how it begins.
+        self.identity = {"kind": "iterator", "begins": _digest(*self._first)}
+
+    @staticmethod
+    def _pair(numbered: tuple[int, Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        index, pair = numbered
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise DataError(f"block {index} of the iterator is not a pair (X, y) of arrays")
+        X, y = np.asarray(pair[0]), np.asarray(pair[1])
+        if X.ndim < 2 or y.ndim < 1 or len(X) != len(y):
+            raise DataError(
+                f"block {index} of the iterator has X {X.shape} and y {y.shape}; they must have "
+                "the same rows"
+            )
+        return X, y
+
+    def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
+        row = 0
+        for X, y in chain([self._first], map(self._pair, self._rest)):
+            skip = min(max(start - row, 0), len(X))
+            row += len(X)
+            step = max(1, block_bytes // max(1, X[:1].nbytes))
+            for a in range(skip, len(X), step):
+                first = row - len(X) + a
+                yield RawBlock(X[a : a + step], y[a : a + step], "the iterator", first)
+
+
+class ParquetReader:
+    """Columns of a Parquet file; a column of lists named `x_name` is X by itself."""
+
+    def __init__(self, where: str, file: Any, target: Columns, x_name: str, identity: Any) -> None:
+        parquet = _need("pyarrow.parquet")
+        try:
+            self._file = parquet.ParquetFile(file)
+        except ValueError as error:  # pyarrow.ArrowInvalid
+            raise DataError(f"{where} is not a readable Parquet file: {error}") from error
+        self.n_rows: int | None = self._file.metadata.num_rows
+        self.natural_dtype: np.dtype[Any] | None = None
+        self.identity = identity
+        self._where = where
+        names = list(self._file.schema_arrow.names)
+        self._targets, features = split_columns(names, target, self._where)
+        lists = x_name in features and "list" in str(self._file.schema_arrow.field(x_name).type)
+        self._features = [x_name] if lists else features
+        self._lists = lists
+
+    def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
+        row_bytes = max(1, self._file.metadata.row_group(0).total_byte_size) if self.n_rows else 1
+        group_rows = self._file.metadata.row_group(0).num_rows if self.n_rows else 1
+        rows = max(1, int(block_bytes * max(group_rows, 1) / row_bytes) // 2)
+        row = 0
+        columns = [*self._features, *self._targets]
+        for batch in self._file.iter_batches(batch_size=rows, columns=columns):
+            skip = min(max(start - row, 0), len(batch))
+            row += len(batch)
+            if skip < len(batch):
+                yield self._block(batch.slice(skip), row - len(batch) + skip)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _block(self, batch: Any, start: int) -> RawBlock:
+        for name in (*self._features, *self._targets):
+            column = batch.column(name)
+            if column.null_count:
+                row = start + column.is_null().index(True).as_py()
+                raise DataError(
+                    f"{self._where}, row {row}, column {name!r} is null; fill in or drop such rows"
+                )
+        if self._lists:
+            lists = batch.column(self._features[0])
+            flat = lists.flatten().to_numpy(zero_copy_only=False)
+            if len(flat) % len(lists):
+                raise DataError(f"{self._where}: lists in {self._features[0]!r} differ in length")
+            X = flat.reshape(len(lists), -1)
+        else:
+            X = np.stack([self._numbers(batch, name) for name in self._features], axis=1)
+        y = [batch.column(name).to_numpy(zero_copy_only=False) for name in self._targets]
+        return RawBlock(
+            X,
+            y[0] if len(y) == 1 else np.stack(y, axis=1),
+            self._where,
+            start,
+            None if self._lists else self._features,
+        )
+
+    def _numbers(self, batch: Any, name: str) -> NDArray[Any]:
+        values = batch.column(name).to_numpy(zero_copy_only=False)
+        if values.dtype.kind not in "biuf":
+            raise DataError(
+                f"{self._where}, column {name!r} is {batch.column(name).type}; features are "
+                "numbers: encode or leave out the column"
+            )
+        return np.asarray(values)
+
+
+class ManyReader:
+    """Several files, one after another."""
+
+    def __init__(self, readers: Sequence[Reader]) -> None:
+        self._readers = readers
+        counts = [reader.n_rows for reader in readers]
+        known = [n for n in counts if n is not None]
+        self.n_rows: int | None = sum(known) if len(known) == len(counts) else None
+        self.natural_dtype = readers[0].natural_dtype
+        self.identity = [reader.identity for reader in readers]
+
+    def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
+        row = 0
+        for reader in self._readers:
+            if reader.n_rows is not None and row + reader.n_rows <= start:
+                row += reader.n_rows
+                continue
+            for block in reader.blocks(max(start - row, 0) if reader.n_rows else 0, block_bytes):
+                if reader.n_rows is None:  # its rows are only known by reading them
+                    skip = min(max(start - row, 0), len(block.X))
+                    row += len(block.X)
+                    if skip == len(block.X):
+                        continue
+                    block = block._replace(
+                        X=block.X[skip:], y=block.y[skip:], start=block.start + skip
+                    )
+                yield block
+            row += reader.n_rows or 0
+
+
+# ------------------------------------------------------------------------------ choosing a reader
+
+
+def open_reader(
+    inputs: Any,
+    y: Any,
+    files: ExitStack,
+    *,
+    x_name: str = "X",
+    y_name: str = "y",
+    input_options: Mapping[str, Any] | None = None,
+    missing: str = "error",
+) -> Reader:
+    """The reader for `inputs`: a path or URL, several of them, arrays, or an iterable of blocks.
+
+    What it opens is closed by `files`.
+    """
+    if isinstance(inputs, str | os.PathLike):
+        place = _Place(dict(input_options or {}), files)
+        return _file_reader(inputs, y, x_name, y_name, place, missing)
+    if hasattr(inputs, "shape") and hasattr(inputs, "dtype"):
+        return _array_reader(inputs, y)
+    if isinstance(inputs, Sequence) and inputs and all(_is_path(k) for k in inputs):
+        many = _is_path(inputs[0]) and isinstance(y, Sequence) and not isinstance(y, str)
+        pairs_up = many and len(y) == len(inputs) and _target_is_a_file(inputs[0])
+        targets = list(y) if pairs_up else [y] * len(inputs)
+        place = _Place(dict(input_options or {}), files)
+        return ManyReader(
+            [
+                _file_reader(path, target, x_name, y_name, place, missing)
+                for path, target in zip(inputs, targets, strict=True)
+            ]
+        )
+    if isinstance(inputs, Iterable) and not isinstance(inputs, Mapping):
+        if y is not None:
+            raise ConfigError("y was given beside an iterable; its blocks must be pairs (X, y)")
+        return BlockReader(inputs)
+    raise ConfigError(
+        f"can not ingest a {type(inputs).__name__}; give a path, paths, arrays, or an iterable of "
+        "(X, y) blocks"
+    )
+
+
+def _array_reader(X: Any, y: Any) -> ArrayReader:
+    if y is None:
+        raise ConfigError("X is an array, so y must be given too")
+    y = y if hasattr(y, "shape") else np.asarray(y)
+    identity = {
+        "kind": "arrays",
+        "X": [list(X.shape), str(X.dtype)],
+        "y": [list(y.shape), str(y.dtype)],
+        "ends": _digest(*(np.asarray(a[part]) for a in (X, y) for part in _ENDS)),
+    }
+    chunks = getattr(X, "chunks", None)
+    rows = np.ravel(chunks[0])[0] if chunks else 1  # zarr and h5py: (k, ...); dask: ((k, ...), ...)
+    return ArrayReader(X, y, "the array", identity, aligned=max(int(rows), 1))
+
+
+_ENDS = (slice(0, 256), slice(-256, None))
+
+
+def _file_reader(
+    url: str | os.PathLike[str],
+    y: Any,
+    x_name: str,
+    y_name: str,
+    place: _Place,
+    missing: str,
+) -> Reader:
+    kind = place.kind(url)
+    where = redact(url)
+    if kind == "zarr":
+        return _zarr_reader(url, x_name, y_name if y is None else y, place.options, missing)
+    if kind in ("npy", "idx"):
+        return _pair_reader(url, kind, y, place)
+    identity = [place.identity(url), x_name, y_name]
+    if kind == "npz":
+        X, labels = _npz_members(place, url, (x_name, y_name))
+        return ArrayReader(X, labels, where, identity)
+    if kind == "hdf5":
+        X, labels = _hdf5_members(place, url, (x_name, y_name))
+        return ArrayReader(X, labels, where, identity, aligned=X.chunks[0] if X.chunks else 1)
+    target = y_name if y is None else y
+    if kind == "csv":
+        identity = [place.identity(url), _columns_json(target)]
+        return CsvReader(where, lambda: place.open_once(url), target, identity, split_columns)
+    return _parquet_reader(url, target, x_name, place)
+
+
+def _pair_reader(url: str | os.PathLike[str], kind: str, y: Any, place: _Place) -> ArrayReader:
+    """A .npy or IDX file of X, with y in another such file or in memory."""
+    where = redact(url)
+    arrays = {"npy": npy_array, "idx": idx_array}
+    target = _labels_beside(url) if kind == "idx" and y is None else y
+    if target is None:
+        raise ConfigError(f"{where} holds X alone; give y, a file or an array")
+    identity = place.identity(url)
+    X = arrays[kind](place.open(url), where)
+    if not isinstance(target, str | os.PathLike):
+        given = np.asarray(target)
+        return ArrayReader(X, given, where, [identity, _digest(given)])
+    target_kind = place.kind(target)
+    if target_kind not in arrays:
+        raise ConfigError(f"y={redact(target)} must be a .npy or IDX file like {where}")
+    labels = arrays[target_kind](place.open(target), redact(target))
+    return ArrayReader(X, labels, where, [identity, place.identity(target)])
+
+
+def _hdf5_members(
+    place: _Place, url: str | os.PathLike[str], names: tuple[str, str]
+) -> tuple[Any, Any]:
+    h5py = _need("h5py")
+    path = local_path(url)
+    try:
+        file = place.keep(h5py.File(path if path is not None else place.open(url), "r"))
+    except FileNotFoundError as error:
+        raise StoreNotFoundError(f"there is no file {redact(url)}") from error
+    except OSError as error:
+        raise DataError(f"{redact(url)} is not a readable HDF5 file: {error}") from error
+    return _member(file, names[0], redact(url)), _member(file, names[1], redact(url))
+
+
+def _parquet_reader(
+    url: str | os.PathLike[str], target: Any, x_name: str, place: _Place
+) -> ParquetReader:
+    identity = [place.identity(url), _columns_json(target), x_name]
+    path = local_path(url)
+    file = path if path is not None else place.open(url)
+    reader = ParquetReader(redact(url), file, target, x_name, identity)
+    place.keep(closing(reader))
+    return reader
+
+
+def _zarr_reader(
+    url: str | os.PathLike[str], x_name: str, y_name: str, options: dict[str, Any], missing: str
+) -> Reader:
+    where = redact(url)
+    store = zarr_store(url, storage_options=options or None)
+    try:
+        group = zarr.open_group(store if missing == "fill" else StrictStore(store), mode="r")
+    except FileNotFoundError as error:
+        raise StoreNotFoundError(f"there is no zarr group at {where}") from error
+    state: Any = group.attrs.get("streamkern")
+    if isinstance(state, Mapping) and state.get("status") != "complete":
+        raise DataError(f"{where} is an unfinished store; finish its ingest first")
+    X, labels = (_member(group, name, where) for name in (x_name, y_name))
+    names = state["classes"] if isinstance(state, Mapping) and y_name == "y" else None
+    identity: dict[str, Any] = {"kind": "zarr", "url": where, "names": [x_name, y_name]}
+    if isinstance(state, Mapping):
+        identity["fingerprint"] = state["fingerprint"]
+    else:
+        identity["arrays"] = [[list(a.shape), str(a.dtype), list(a.chunks)] for a in (X, labels)]
+    rows = int((X.shards or X.chunks)[0])
+    return ArrayReader(X, labels, where, identity, aligned=rows, names=names)
+
+
+def _member(group: Any, name: str, where: str) -> Any:
+    member = group.get(name)
+    if member is None or not hasattr(member, "shape"):
+        raise StoreNotFoundError(
+            f"{where} has no array {name!r}; it has {', '.join(sorted(group)) or 'none'}: name "
+            "them with x_name and y_name"
+        )
+    return member
+
+
+def _npz_members(place: _Place, url: str | os.PathLike[str], names: tuple[str, str]) -> list[Any]:
+    where = redact(url)
+    try:
+        archive = place.keep(zipfile.ZipFile(place.open(url)))
+    except zipfile.BadZipFile as error:
+        raise DataError(f"{where} is not a .npz file: {error}") from error
+    held = [name.removesuffix(".npy") for name in archive.namelist()]
+    for name in names:
+        if name not in held:
+            raise StoreNotFoundError(
+                f"{where} has no array {name!r}; it has {', '.join(held)}: name them with x_name "
+                "and y_name"
+            )
+    return [
+        npy_array(place.keep(archive.open(f"{name}.npy")), f"{name} of {where}") for name in names
+    ]
+
+
+def split_columns(names: Sequence[str], target: Columns, where: str) -> tuple[list[str], list[str]]:
+    """(target columns, feature columns); a target is a name, or a position, negative from the end.
+
+    Raises
+    ------
+    DataError
+        No such column, nothing left as feature, or repeated names.
+    """
+    wanted = [target] if isinstance(target, str | int) or target is None else list(target)
+    if len(set(names)) != len(names):
+        raise DataError(f"{where} has repeated column names; rename them")
+    targets = []
+    for column in wanted:
+        position = column
+        if isinstance(column, str):
+            if column in names:
+                targets.append(column)
+                continue
+            position = int(column) if column.lstrip("-").isdigit() else None
+        if not isinstance(position, int) or not -len(names) <= position < len(names):
+            shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+            raise DataError(
+                f"{where} has no column {column!r}; it has {shown}: name the target with y"
+            )
+        targets.append(names[position])
+    features = [name for name in names if name not in targets]
+    if not features:
+        raise DataError(f"{where} has no column left as a feature beside {', '.join(targets)}")
+    return targets, features
+
+
+class _Place:
+    """Where files are: the options to open them with, and who closes them."""
+
+    def __init__(self, options: dict[str, Any], files: ExitStack) -> None:
+        self.options = options
+        self._files = files
+
+    def open(self, url: str | os.PathLike[str]) -> Any:
+        """An open binary file, decompressed by its ending, closed with the rest."""
+        return self._files.enter_context(self.open_once(url))
+
+    def keep(self, file: Any) -> Any:
+        """Close `file`, a context manager, with the rest."""
+        return self._files.enter_context(file)
+
+    def open_once(self, url: str | os.PathLike[str]) -> Any:
+        """The same, closed by the caller."""
+        try:
+            return fsspec.open(os.fspath(url), "rb", compression="infer", **self.options).open()
+        except FileNotFoundError as error:
+            raise StoreNotFoundError(f"there is no file {redact(url)}") from error
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"reading {redact(url)} needs a package that is not installed: {error}"
+            ) from error
+
+    def identity(self, url: str | os.PathLike[str]) -> dict[str, str]:
+        """What tells this file from a changed one, without reading it."""
+        try:
+            filesystem, path = fsspec.core.url_to_fs(os.fspath(url), **self.options)
+            info = filesystem.info(path)
+        except FileNotFoundError as error:
+            raise StoreNotFoundError(f"there is no file {redact(url)}") from error
+        kept = {k: str(info[k]) for k in ("size", "mtime", "ETag", "LastModified") if k in info}
+        return {"url": redact(url), **kept}
+
+    def kind(self, url: str | os.PathLike[str]) -> str:
+        """The format, by the ending; IDX files also by their content, stores by being folders."""
+        text = redact(url).rstrip("/")
+        for suffix in _COMPRESSED:
+            text = text.removesuffix(suffix)
+        ending = os.path.splitext(text)[1].lower()
+        if ending in _KINDS:
+            return _KINDS[ending]
+        path = local_path(url)
+        if path is not None and not path.exists():
+            raise StoreNotFoundError(f"there is no file or store at {path}")
+        if path is None or path.is_dir():
+            return "idx" if "-ubyte" in text else "zarr"
+        with self.open_once(url) as file:
+            head = file.read(4)
+        if len(head) == 4 and head[:2] == b"\0\0" and head[2] in _IDX_DTYPES:
+            return "idx"
+        raise DataError(
+            f"can not tell the format of {redact(url)}; known endings are {', '.join(_KINDS)}, "
+            "also compressed, and IDX files by their content"
+        )
+
+
+def _labels_beside(url: str | os.PathLike[str]) -> str | None:
+    """The labels file by MNIST's naming, if the images file follows it."""
+    text = os.fspath(url)
+    for old, new in (("images-idx3", "labels-idx1"), ("images.idx3", "labels.idx1")):
+        if old in text:
+            return text.replace(old, new)
+    return None
+
+
+def _target_is_a_file(path: Any) -> bool:
+    return not os.fspath(path).lower().endswith((".csv", ".tsv", ".txt", ".parquet", ".pq", ".gz"))
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str | os.PathLike)
+
+
+def _columns_json(target: Any) -> Any:
+    return target if isinstance(target, str | int) else list(target)
+
+
+def _digest(*arrays: NDArray[Any]) -> str:
+    """A hash of a few rows of arrays, whatever their dtype."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        plain = array.astype(str) if array.dtype.kind == "O" else array
+        digest.update(f"{plain.shape} {plain.dtype}".encode())
+        digest.update(np.ascontiguousarray(plain).tobytes())
+    return digest.hexdigest()
+
+
+def _need(module: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"reading this format needs {module.partition('.')[0]}: pip install streamkern[files]"
+        ) from error

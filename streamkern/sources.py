@@ -1,0 +1,291 @@
+"""Where rows come from: stores, arrays, augmented copies, generators; one small interface.
+
+A source delivers its virtual rows 0 … n_rows - 1 in units, the amount one prefetch task
+reads: about 4 MiB, or a chunk. `read_unit` is a pure function of (unit, seed, epoch), so any
+thread, process or machine may call it, in any order, twice. Host transforms are applied
+there; those from the first float transform on are left, as `feed_transforms`, to the feed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import zarr
+
+from streamkern.arrays import ArraySource
+from streamkern.augment import Moments, Transform, bind_transforms
+from streamkern.errors import ConfigError, DataError
+from streamkern.plan import unit_sizes
+from streamkern.random import Stage
+from streamkern.source_base import (
+    UNIT_BYTES,
+    BaseSource,
+    Block,
+    Source,
+    check_dtype,
+    check_finite,
+    encode_labels,
+    regular_edges,
+    y_shape,
+)
+from streamkern.storage import local_path
+from streamkern.store import Store, open_store
+
+__all__ = [
+    "ArraySource",
+    "AugmentedSource",
+    "BaseSource",
+    "Block",
+    "GeneratorSource",
+    "Source",
+    "ZarrSource",
+    "sample_rows",
+    "y_shape",
+]
+
+# Foreign stores may have tiny chunks: group them up to this size, one task for several.
+SMALL_CHUNK_BYTES = 1 << 20
+
+
+class ZarrSource(BaseSource):
+    """The rows of a store, a unit per chunk (several, where chunks are below 1 MiB).
+
+    Parameters
+    ----------
+    store : `Store`, or what `open_store` takes
+    """
+
+    kind = "zarr"
+
+    def __init__(
+        self,
+        store: Store | zarr.Group | str | os.PathLike[str],
+        transforms: Sequence[Transform] = (),
+        *,
+        x: str = "X",
+        y: str | None = "y",
+        storage_options: Mapping[str, Any] | None = None,
+        missing: str = "error",
+    ) -> None:
+        if not isinstance(store, Store):
+            store = open_store(store, x=x, y=y, storage_options=storage_options, missing=missing)
+        self.store, spec = store, store.spec
+        self.n_rows, self.row_shape, self.dtype = spec.n_rows, spec.row_shape, spec.x_dtype
+        self.n_outputs, self.classes = spec.n_outputs, spec.classes
+        y_dtype = np.dtype(np.float32) if spec.y_dtype is None else spec.y_dtype
+        self.y_dtype = np.dtype(
+            np.int64 if spec.classes is not None else y_dtype if y_dtype.kind == "f" else np.float64
+        )
+        self.remote = local_path(store.url) is None
+        self._grouped = max(1, SMALL_CHUNK_BYTES // (spec.chunk_rows * self.row_bytes))
+        self._edges = regular_edges(self.n_rows, spec.chunk_rows * self._grouped)
+        self._host, self.feed_transforms = bind_transforms(transforms, self)
+
+    @property
+    def fingerprint(self) -> str:
+        return self.store.spec.fingerprint
+
+    def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        first = u * self._grouped
+        last = min(first + self._grouped, self.store.n_chunks)
+        parts = [self.store.read_chunk(i) for i in range(first, last)]
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate([X for X, _ in parts]), np.concatenate([y for _, y in parts])
+
+    def statistics(self) -> Moments:
+        spec = self.store.spec
+        return spec.global_mean, spec.global_scale, spec.mean, spec.scale
+
+
+class AugmentedSource(BaseSource):
+    """`copies` replicas of a source, told apart by their transforms; nothing is stored.
+
+    Virtual row v is row v mod n of the base in replica v div n (n = base.n_rows), and every
+    draw is keyed by v. A unit is one unit of one replica, or, where the whole base is below
+    4 MiB, several whole replicas; its virtual rows are consecutive either way. The base's own
+    host transforms come out alike in every replica, its feed transforms are drawn anew.
+    """
+
+    kind = "augmented"
+
+    def __init__(self, base: Source, copies: int, transforms: Sequence[Transform] = ()) -> None:
+        if copies < 1:
+            raise ConfigError(f"copies={copies} must be at least 1")
+        self.base, self.copies = base, copies
+        self.n_rows = copies * base.n_rows
+        self.row_shape, self.dtype = base.row_shape, base.dtype
+        self.n_outputs, self.classes, self.y_dtype = base.n_outputs, base.classes, base.y_dtype
+        self.remote = getattr(base, "remote", False)
+        self.level = getattr(base, "level", 0) + 1
+        base_bytes = base.n_rows * self.row_bytes
+        # Whole replicas in a unit, or 0: a unit of a replica.
+        self._replicas = min(copies, UNIT_BYTES // max(1, base_bytes))
+        self._host, feed = bind_transforms(transforms, self, host=not base.feed_transforms)
+        self.feed_transforms = (*base.feed_transforms, *feed)
+
+    @property
+    def n_units(self) -> int:
+        if self._replicas:
+            return -(-self.copies // self._replicas)
+        return self.copies * self.base.n_units
+
+    def unit_bounds(self, u: int) -> tuple[int, int]:
+        n = self.base.n_rows
+        if self._replicas:
+            return u * self._replicas * n, min((u + 1) * self._replicas, self.copies) * n
+        replica, unit = divmod(u, self.base.n_units)
+        start, stop = self.base.unit_bounds(unit)
+        return replica * n + start, replica * n + stop
+
+    @property
+    def fingerprint(self) -> str:
+        return self.base.fingerprint
+
+    def statistics(self) -> Moments:
+        return self.base.statistics()
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "copies": self.copies, "base": self.base.describe()}
+
+    def _own_feed(self) -> tuple[Transform, ...]:
+        return self.feed_transforms[len(self.base.feed_transforms) :]
+
+    def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        if not self._replicas:
+            block = self.base.read_unit(u % self.base.n_units, seed, epoch)
+            return block.X, block.y
+        start, stop = self.unit_bounds(u)
+        X = np.empty((stop - start, *self.row_shape), self.dtype)
+        y = np.empty((stop - start, *y_shape(self)), self.y_dtype)
+        n = self.base.n_rows
+        for unit in range(self.base.n_units):
+            block = self.base.read_unit(unit, seed, epoch)
+            first, last = self.base.unit_bounds(unit)
+            X.reshape(-1, n, *self.row_shape)[:, first:last] = block.X
+            y.reshape(-1, n, *y_shape(self))[:, first:last] = block.y
+        return X, y
+
+
+class GeneratorSource(BaseSource):
+    """Rows made by a function ``fn(seed, epoch, start, stop) -> (X, y)``, never stored.
+
+    `fn` must give row i the same values in every call; `streamkern.random.RowRandom` makes
+    that easy. It runs in the prefetch threads. Every block is checked.
+
+    Parameters
+    ----------
+    n_outputs : columns of y; the number of classes where `classes` are given
+    name : identifies the function in checkpoints; raise a version in it when the code changes
+    """
+
+    kind = "generator"
+
+    def __init__(
+        self,
+        fn: Callable[[int, int, int, int], tuple[np.ndarray, np.ndarray]],
+        n_rows: int,
+        row_shape: Sequence[int],
+        dtype: Any,
+        n_outputs: int,
+        classes: Sequence[str] | None = None,
+        block_rows: int | None = None,
+        name: str | None = None,
+        transforms: Sequence[Transform] = (),
+    ) -> None:
+        self.fn, self.n_rows, self.row_shape = fn, n_rows, tuple(row_shape)
+        self.dtype, self.n_outputs = np.dtype(dtype), n_outputs
+        self.name = name or getattr(fn, "__qualname__", type(fn).__qualname__)
+        self.classes = None if classes is None else tuple(classes)
+        if n_rows < 1 or (self.classes is not None and len(self.classes) != n_outputs):
+            raise ConfigError(
+                f"generator {self.name} has n_rows={n_rows}, n_outputs={n_outputs} and classes="
+                f"{classes}; it needs at least one row, and one output for each class"
+            )
+        check_dtype(self.dtype, f"generator {self.name}")
+        wide = np.float64 if self.dtype == np.float64 else np.float32
+        self.y_dtype = np.dtype(wide if classes is None else np.int64)
+        rows = max(1, UNIT_BYTES // self.row_bytes) if block_rows is None else block_rows
+        if rows < 1:
+            raise ConfigError(f"block_rows={block_rows} must be at least 1")
+        self._edges = regular_edges(n_rows, rows)
+        self._host, self.feed_transforms = bind_transforms(transforms, self)
+
+    @property
+    def fingerprint(self) -> str:
+        return f"name:{self.name}"
+
+    def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        start, stop = self.unit_bounds(u)
+        where = f"unit {u} of generator {self.name} (rows {start} to {stop - 1})"
+        X, y = (np.asarray(a) for a in self.fn(seed, epoch, start, stop))
+        rows = stop - start
+        if X.shape != (rows, *self.row_shape) or X.dtype != self.dtype:
+            raise DataError(
+                f"{where} gave X {X.shape} {X.dtype}; it was declared as "
+                f"{(rows, *self.row_shape)} {self.dtype}"
+            )
+        check_finite(X, f"X of {where}", start)
+        if self.classes is not None:
+            if y.shape != (rows,) or y.dtype.kind not in "iu":
+                raise DataError(f"{where} gave y {y.shape} {y.dtype}; class ids are ({rows},) ints")
+            return X, encode_labels(y, np.arange(self.n_outputs), start)
+        if y.reshape(len(y), -1).shape != (rows, self.n_outputs) or y.dtype.kind not in "iuf":
+            raise DataError(f"{where} gave y {y.shape} {y.dtype}; wanted {(rows, self.n_outputs)}")
+        check_finite(y, f"y of {where}", start)
+        return X, y.reshape(rows, -1).astype(self.y_dtype, copy=False)
+
+
+def sample_rows(
+    source: Source, n: int, seed: int, stage: int = 0, max_units: int = 64, epoch: int = 0
+) -> Block:
+    """n distinct random rows in random order, read from at most `max_units` random units.
+
+    More units are taken only when those hold fewer than n rows. `stage` tells samples for
+    different purposes apart. Of an augmented source whole replicas are taken as far as n goes, one
+    after the other: every base row then is in the sample equally often, as it is in an epoch.
+    Cost: the units read; memory: the n rows and one unit.
+    """
+    if not 1 <= n <= source.n_rows:
+        raise ConfigError(f"a sample of {n} rows was asked for; the source has {source.n_rows}")
+    rng = np.random.default_rng([seed, Stage.SAMPLE, stage])
+    edges = np.concatenate(([0], np.cumsum(unit_sizes(source))))
+    base_rows = _base_rows(source)
+    if base_rows < source.n_rows and n >= base_rows:
+        replicas = rng.choice(source.n_rows // base_rows, size=-(-n // base_rows), replace=False)
+        rows = np.concatenate([r * base_rows + rng.permutation(base_rows) for r in replicas])[:n]
+    else:
+        rows = _rows_of_units(edges, n, max_units, rng)
+    X = np.empty((n, *source.row_shape), source.dtype)
+    y = np.empty((n, *y_shape(source)), source.y_dtype)
+    holder = np.searchsorted(edges, rows, side="right") - 1
+    for u in np.unique(holder):
+        places = np.flatnonzero(holder == u)
+        block = source.read_unit(int(u), seed, epoch)
+        inside = rows[places] - edges[u]
+        X[places], y[places] = block.X[inside], block.y[inside]
+    return Block(X, y, rows)
+
+
+def _base_rows(source: Source) -> int:
+    """Rows before any augmentation; virtual row v is made from base row v mod this."""
+    while isinstance(source, AugmentedSource):
+        source = source.base
+    return source.n_rows
+
+
+def _rows_of_units(
+    edges: np.ndarray, n: int, max_units: int, rng: np.random.Generator
+) -> np.ndarray:
+    """n distinct rows of random units, in random order."""
+    order = rng.permutation(len(edges) - 1)
+    held = np.cumsum(np.diff(edges)[order])
+    n_units = max(min(max_units, len(order)), int(np.searchsorted(held, n)) + 1)
+    units, held = order[:n_units], held[:n_units]
+    chosen = rng.choice(int(held[-1]), size=n, replace=False)
+    k = np.searchsorted(held, chosen, side="right")
+    rows: np.ndarray = chosen - np.concatenate(([0], held))[k] + edges[units][k]
+    return rows

@@ -1,0 +1,399 @@
+"""The loop: batches into steps, and everything that has to survive a kill.
+
+    open -> (resume | start) -> for batch in feed: step, guard, checkpoint -> finish
+
+The loop owns counting, time and failure; it contains no mathematics. The state after batch i is a
+pure function of the settings, the data and i: signals, checkpoints, evaluations and the number of
+prefetch threads change when things are written, never what is computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.assemble import Assembled, reassemble, start
+from streamkern.checkpoint import AsyncSaver, RunDirectory
+from streamkern.config import RunConfig
+from streamkern.errors import (
+    EXIT_FAILED,
+    CheckpointError,
+    DivergenceError,
+    StreamkernError,
+    TrainingInterrupted,
+)
+from streamkern.feed import DeviceBatch, Feed
+from streamkern.guard import FACTOR, WINDOW, Guard
+from streamkern.identity import StopRequest, check_same_run, recorded_sizes, run_record
+from streamkern.kernels import Kernel
+from streamkern.model import KernelModel
+from streamkern.prefetch import Loader
+from streamkern.problem import Run, open_run, open_test
+from streamkern.report import Progress, RunLog, read_log
+from streamkern.source_base import Source
+
+AUTO_CHECKPOINT_S = 60.0
+LOG_EVERY_S = 1.0
+
+
+@dataclass
+class Position:
+    """Where a run stands: the next batch, what was counted, and the guard's open window.
+
+    window : (loss, loss of predicting zero) of its steps; device scalars until they are drained.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    samples: int = 0
+    done: bool = False
+    window: list[tuple[Any, Any]] = field(default_factory=list)
+
+
+@dataclass
+class Result:
+    """A finished run; the caller closes `model.backend`.
+
+    history : the evaluations, oldest first. Z : (p, d) transformed centers, kept order; kept
+    center i is center order[i] of those chosen. meta : what setup decided and measured.
+    """
+
+    model: KernelModel
+    metrics: dict[str, float]
+    history: list[dict[str, Any]]
+    Z: npt.NDArray[Any]
+    order: npt.NDArray[np.int64]
+    meta: dict[str, Any]
+    samples: int
+
+
+def train(
+    config: RunConfig,
+    *,
+    source: Source | None = None,
+    test: Source | None = None,
+    kernel: Kernel | None = None,
+    centers: npt.ArrayLike | None = None,
+    client: Any = None,
+    progress: bool = False,
+    on_evaluation: Callable[[dict[str, Any]], None] | None = None,
+) -> Result:
+    """Train, or resume, the run that `config` describes.
+
+    Parameters
+    ----------
+    source, test : in place of data.train and data.test.
+    kernel : in place of model.kernel. centers : (p, d) or (p, *row_shape) rows in storage form, in
+        place of model.centers.
+    client : a `distributed.Client` to read on.
+    progress : draw a line on the terminal.
+    on_evaluation : called with every evaluation record.
+
+    Raises
+    ------
+    ConfigError, DataError
+        Before anything was written.
+    ResumeMismatchError
+        run.run_dir holds a run with other data or settings.
+    TrainingInterrupted
+        SIGTERM or SIGINT; the run was saved and the same call resumes it.
+    DivergenceError, CorruptChunkError, CheckpointError
+        The run failed; its last checkpoint is good.
+    """
+    given = None if centers is None else np.asarray(centers)
+    directory = None
+    if config.run.run_dir is not None:
+        directory = RunDirectory(config.run.run_dir, keep=config.run.keep_checkpoints)
+    run = open_run(
+        config, source=source, n_centers=None if given is None else len(given),
+        fixed_sizes=recorded_sizes(directory),
+    )  # fmt: skip
+    try:
+        held_out = open_test(config, run.data, test)
+        record = run_record(run, kernel, given)
+        check_same_run(directory, record)
+        with contextlib.ExitStack() as stack:
+            if directory is not None:
+                stack.enter_context(directory)
+                check_same_run(directory, record)  # nobody else wrote in between
+                directory.write_config(record)
+            trainer = _Trainer(run, directory, held_out, stack, progress, on_evaluation)
+            trainer.begin(kernel, given, client)
+            return trainer.run_to_end()
+    except BaseException:
+        run.backend.close()
+        raise
+
+
+class _Trainer:
+    """One run, from its setup or its last checkpoint to its end."""
+
+    def __init__(
+        self,
+        run: Run,
+        directory: RunDirectory | None,
+        test: Source | None,
+        stack: contextlib.ExitStack,
+        progress: bool,
+        on_evaluation: Callable[[dict[str, Any]], None] | None,
+    ) -> None:
+        self.run, self.directory, self.test = run, directory, test
+        self.settings, self.stack = run.config.run, stack
+        self.on_evaluation = on_evaluation or (lambda record: None)
+        log_path = directory.log_path if directory is not None and self.settings.log else None
+        self.log = stack.enter_context(RunLog(log_path))
+        self.saver = None if directory is None else stack.enter_context(AsyncSaver(directory))
+        self.stop = stack.enter_context(StopRequest(install=directory is not None))
+        self.progress = progress
+        self.history: list[dict[str, Any]] = []
+        self.metrics: dict[str, float] = {}
+        self.position, self.guard = Position(), Guard()
+        self.logged = self.saved = time.monotonic()
+
+    # -- begin -----------------------------------------------------------------------------
+
+    def begin(
+        self, kernel: Kernel | None, centers: npt.NDArray[Any] | None, client: Any
+    ) -> None:
+        """Make the solver and its state, new or from the run directory, and the pipeline."""
+        setup = None if self.directory is None else self.directory.load_setup()
+        if setup is None:
+            self.made = start(self.run, kernel=kernel, given=centers, report=self._report)
+            if self.directory is not None:
+                backend = self.run.backend
+                arrays = {name: backend.to_host(a) for name, a in self.made.arrays.items()}
+                self.directory.save_setup(arrays, self.made.meta)
+        else:
+            self.made = reassemble(self.run, setup.arrays, setup.meta, kernel=kernel)
+            self._warn_of_changes(setup.meta["backend"])
+        del setup
+        self.solver = self.made.solver
+        self._resume()
+        self._open_pipeline(self.made, client)
+
+    def _resume(self) -> None:
+        saved = None if self.directory is None else self.directory.load_latest()
+        if saved is None:
+            self.state = self.solver.init()
+            self.good = self.state.alpha.copy()
+            self._report("start", {"setup": _summary(self.made.meta)})
+            return
+        self.state = self.solver.restore(saved.arrays, saved.meta["state"])
+        self.good = self.run.backend.asarray(saved.arrays["good"])
+        window = [tuple(pair) for pair in saved.meta["position"].pop("window")]
+        self.position = Position(**saved.meta["position"], window=window)
+        self.guard = Guard.restore(saved.meta["guard"])
+        self.metrics = saved.meta["metrics"]
+        self._report("resume", {})
+
+    def _open_pipeline(self, made: Assembled, client: Any) -> None:
+        data, sizes, seed = self.run.config.data, self.run.sizes, self.settings.random_state
+        loader = Loader(
+            self.run.data.source,
+            batch_size=made.batch_size,
+            seed=seed,
+            block_bytes=sizes.loader_block_bytes,
+            in_flight_bytes=sizes.loader_in_flight_bytes,
+            threads=data.prefetch_threads,
+            client=client,
+        )
+        self.loader = self.stack.enter_context(loader)
+        feed = Feed(self.loader, self.run.backend, dtype=made.op.dtype, seed=seed)
+        self.feed = self.stack.enter_context(feed)
+
+    def _warn_of_changes(self, recorded: dict[str, Any]) -> None:
+        now = self.run.backend.describe()
+        changed = [
+            f"{key} was {recorded.get(key)}, is {now.get(key)}"
+            for key in sorted(recorded.keys() | now.keys())
+            if recorded.get(key) != now.get(key)
+        ]
+        if changed:
+            text = f"resumed with other libraries: {'; '.join(changed)}; same to rounding only"
+            warnings.warn(text, stacklevel=2)
+            self._report("changed", {"what": changed})
+
+    # -- the loop --------------------------------------------------------------------------
+
+    def run_to_end(self) -> Result:
+        """All remaining batches, then the last checkpoint and evaluation."""
+        if not self.position.done:
+            try:
+                self._loop()
+                self._finish()
+            except StreamkernError as error:
+                if not isinstance(error, TrainingInterrupted):
+                    error.exit_code = EXIT_FAILED  # from here on the run can be resumed
+                raise
+        if self.saver is not None:
+            self.saver.close()
+        return self._result()
+
+    def _loop(self) -> None:
+        position, epochs = self.position, self.run.config.data.epochs
+        total = self.run.data.source.n_rows * epochs
+        with Progress(total, start=position.samples, enabled=self.progress) as bar:
+            try:
+                for batch in self.feed.epochs(position.epoch, epochs, position.batch):
+                    self._step(batch)
+                    self._watch(bar)
+            except (CheckpointError, DivergenceError, TrainingInterrupted):
+                raise
+            except StreamkernError:
+                # Bad data at batch i + 1 does not take batch i away.
+                self._checkpoint()
+                raise
+
+    def _step(self, batch: DeviceBatch) -> None:
+        position = self.position
+        loss = self.solver.step(self.state, batch.X, batch.Y, batch.rows, position.step)
+        zero = (batch.Y * batch.Y).sum() / len(batch.Y)
+        position.window.append((loss, zero))
+        position.step += 1
+        position.samples += len(batch.rows)
+        position.epoch, position.batch = batch.epoch, batch.index + 1
+        if position.batch == self.loader.n_batches:
+            position.epoch, position.batch = batch.epoch + 1, 0
+
+    def _watch(self, bar: Progress) -> None:
+        """What happens between two steps: judge, evaluate, save, stop, show."""
+        position = self.position
+        if len(position.window) == WINDOW:
+            loss = self._judge()
+            self._log_training(loss, bar)
+        every = self.settings.evaluate_every
+        ended = position.batch == 0 and position.epoch < self.run.config.data.epochs
+        if ended if every == "auto" else every and position.step % every == 0:
+            self._evaluate()
+        if self.stop.requested:
+            self._checkpoint()
+            assert self.saver is not None
+            self.saver.wait()
+            raise TrainingInterrupted(
+                f"stopped by {self.stop.requested} after {position.samples} samples and saved; "
+                "run the same command again to go on"
+            )
+        if self._checkpoint_due():
+            self._checkpoint()
+
+    def _judge(self) -> float:
+        """Mean loss of the full window, and a back-off if it is bad."""
+        self._drain()
+        window = self.position.window
+        loss = sum(pair[0] for pair in window) / len(window)
+        zero = sum(pair[1] for pair in window) / len(window)
+        window.clear()
+        if self.guard.judge(loss, zero):
+            self.solver.backed_off(self.state, self.good, FACTOR)
+            self._report("back-off", {"loss": loss, "zero_loss": zero, "scale": self.state.scale})
+        else:
+            self.good[...] = self.state.alpha
+        return loss
+
+    def _drain(self) -> None:
+        self.position.window = [(float(a), float(b)) for a, b in self.position.window]
+
+    def _finish(self) -> None:
+        self.solver.finish(self.state)
+        self.position.done = True
+        self._evaluate()
+        self._checkpoint()
+
+    # -- saving and showing ----------------------------------------------------------------
+
+    def _checkpoint_due(self) -> bool:
+        steps, seconds = self.settings.checkpoint_cadence
+        if steps is not None:
+            return self.position.step % steps == 0
+        return time.monotonic() - self.saved >= (seconds or AUTO_CHECKPOINT_S)
+
+    def _checkpoint(self) -> None:
+        if self.saver is None:
+            return
+        self._drain()
+        backend = self.run.backend
+        arrays = {
+            name: np.array(backend.to_host(a)) for name, a in self.solver.arrays(self.state).items()
+        }
+        averaged = self.solver.weights(self.state) is self.state.average
+        meta = {
+            "position": asdict(self.position),
+            "state": self.solver.scalars(self.state),
+            "guard": self.guard.scalars(),
+            "order": self.loader.order_key(),
+            "metrics": self.metrics,
+            "evaluated": "average" if averaged else "alpha",
+        }
+        arrays["good"] = np.array(backend.to_host(self.good))
+        self.saver.submit(self.position.step, arrays, meta)
+        self.saved = time.monotonic()
+
+    def _evaluate(self) -> None:
+        if self.test is None:
+            return
+        self.metrics = self._model().evaluate(self.test)
+        record = {"step": self.position.step, "samples": self.position.samples, **self.metrics}
+        self.history.append(record)
+        self._report("evaluation", self.metrics)
+        self.on_evaluation(record)
+
+    def _log_training(self, loss: float, bar: Progress) -> None:
+        stats, now = self.loader.stats, time.monotonic()
+        if not hasattr(self, "began"):
+            self.began = (now, self.position.samples, stats.stall_s)
+        began, samples, stalled = self.began
+        elapsed = max(now - began, 1e-9)
+        share = (stats.stall_s - stalled) / elapsed
+        bar.update(self.position.samples, loss=loss, stall_share=share)
+        if now - self.logged >= LOG_EVERY_S:
+            rate = (self.position.samples - samples) / elapsed
+            fields = {"loss": loss, "samples_per_s": rate, "stall_share": share}
+            self._report("train", fields | {"retries": stats.retries})
+            self.logged = now
+
+    def _report(self, event: str, fields: dict[str, Any]) -> None:
+        position = self.position
+        self.log.write(
+            step=position.step, epoch=position.epoch, samples=position.samples, event=event,
+            **fields,
+        )  # fmt: skip
+
+    def _model(self) -> KernelModel:
+        data = self.run.data
+        return KernelModel(
+            self.made.op, self.solver.Z, self.solver.weights(self.state), data.source.classes,
+            data.source.row_shape, data.fixed,
+        )  # fmt: skip
+
+    def _result(self) -> Result:
+        if self.directory is not None and self.settings.log:
+            seen = {r["step"]: r for r in read_log(self.directory.log_path)
+                    if r.get("event") == "evaluation"}  # fmt: skip
+            self.history = [seen[step] for step in sorted(seen)]
+        to_host = self.run.backend.to_host
+        return Result(
+            self._model(), self.metrics, self.history, to_host(self.made.arrays["Z"]),
+            np.asarray(self.made.arrays["order"]), self.made.meta, self.position.samples,
+        )  # fmt: skip
+
+
+def _summary(meta: dict[str, Any]) -> dict[str, Any]:
+    """What setup decided, short enough for a line of the log."""
+    setup = meta["setup"]
+    rules = setup["rules"]
+    return {
+        **{k: v for k, v in setup.items() if k not in ("rules", "projection_rule")},
+        "solver": meta["sizes"]["solver"],
+        "block_size": meta["sizes"]["block_size"],
+        "leverage": max(r["leverage"] for r in rules),
+        "lambda_1": max(r["lambda_1"] for r in rules),
+        **meta["kernel"],
+    }

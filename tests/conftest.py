@@ -1,0 +1,76 @@
+"""What all tests share: options, profiles, the thread leak check, and small stores."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import HealthCheck, settings
+
+from streamkern.backend import gpu_problem
+
+# Machines that run the tests may be busy: no example has a deadline or is judged by its speed.
+settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="also run the tests marked full")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    needs_gpu = any("gpu" in item.keywords for item in items)
+    problem = gpu_problem() if needs_gpu else None
+    for item in items:
+        if "full" in item.keywords and not config.getoption("--full"):
+            item.add_marker(pytest.mark.skip(reason="runs only with --full"))
+        if "gpu" in item.keywords and problem:
+            item.add_marker(pytest.mark.skip(reason=problem))
+
+
+def _is_ours(thread: threading.Thread) -> bool:
+    target = getattr(thread, "_target", None)
+    module = getattr(target, "__module__", None) or ""
+    return thread.name.startswith("streamkern") or module.partition(".")[0] == "streamkern"
+
+
+@pytest.fixture(autouse=True)
+def no_leaked_threads() -> Iterator[None]:
+    """Fail a test that leaves a thread of ours running; closing means joining."""
+    before = set(threading.enumerate())
+    yield
+    leaked = [t for t in threading.enumerate() if t not in before and _is_ours(t)]
+    # A thread that was told to stop may still be on its last lines.
+    give_up = time.monotonic() + 2.0
+    for thread in leaked:
+        thread.join(max(0.0, give_up - time.monotonic()))
+    names = sorted(thread.name for thread in leaked if thread.is_alive())
+    assert not names, f"threads still running after the test: {names}"
+
+
+MakeZarr = Callable[..., Path]
+
+
+@pytest.fixture
+def make_zarr(tmp_path: Path) -> MakeZarr:
+    """Return a function that writes arrays as a plain Zarr v3 group, with zarr alone.
+
+    `make_zarr({"X": X, "y": y}, chunk_rows=4, name="a.zarr")` returns its path.
+    """
+
+    def make(arrays: dict[str, np.ndarray], chunk_rows: int = 4, name: str = "data.zarr") -> Path:
+        group = zarr.create_group(str(tmp_path / name))
+        for key, values in arrays.items():
+            chunks = (min(chunk_rows, len(values)), *values.shape[1:])
+            array = group.create_array(key, shape=values.shape, chunks=chunks, dtype=values.dtype)
+            array[...] = values
+        return tmp_path / name
+
+    return make

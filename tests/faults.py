@@ -1,0 +1,34 @@
+"""Damage for local stores: what disks, object stores and operators do to files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def flip_bit(root: Path, key: str, byte: int = -10) -> None:
+    """Flip one bit of the object `key`."""
+    path = root / key
+    data = bytearray(path.read_bytes())
+    data[byte] ^= 0x10
+    path.write_bytes(data)
+
+
+def truncate(root: Path, key: str, keep: float = 0.5) -> None:
+    """Cut the object `key` to a fraction of its bytes."""
+    path = root / key
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * keep)])
+
+
+def remove(root: Path, key: str) -> None:
+    """Lose the object `key`."""
+    (root / key).unlink()
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    """Every file below `root` with its content, to compare two stores bit by bit."""
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }

@@ -1,0 +1,56 @@
+# Sourced by the tools in this folder: one virtual environment in the checkout for all of them.
+# Set PYTHON to choose the interpreter it is made with, STREAMKERN_VENV to keep it elsewhere.
+# shellcheck shell=sh
+
+venv=${STREAMKERN_VENV:-.venv}
+
+fail() {
+    echo "${0##*/}: $1" >&2
+    exit 1
+}
+
+# Whether $1 runs, is new enough, and can make a virtual environment with pip in it.
+usable() {
+    "$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
+}
+
+find_python() {
+    if [ -n "${PYTHON:-}" ]; then
+        usable "$PYTHON" || fail "PYTHON=$PYTHON is not Python 3.11 or newer with venv and ensurepip; set PYTHON to one that is."
+        return
+    fi
+    for PYTHON in python3 python3.13 python3.12 python3.11; do
+        usable "$PYTHON" && return
+    done
+    fail "no Python 3.11 or newer with venv and ensurepip was found; install one, or set PYTHON to its path."
+}
+
+# Make the environment where it is missing, and install this checkout with the extras $1, unless
+# the same was installed from the same pyproject.toml before.
+ensure_env() {
+    extras=$1
+    if [ ! -e "$venv" ]; then
+        find_python
+        echo "${0##*/}: making $venv with $("$PYTHON" --version)"
+        # Made aside and half-made never: an interrupted run leaves nothing to trip over.
+        trap 'rm -rf "$venv"' EXIT
+        trap 'exit 130' INT
+        trap 'exit 143' TERM
+        "$PYTHON" -m venv "$venv" || fail "could not make a virtual environment in $venv."
+        trap - EXIT INT TERM
+    fi
+    python=$venv/bin/python
+    "$python" -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 ||
+        fail "$venv is not a working environment of Python 3.11 or newer; remove it and run this again."
+    stamp=$venv/.streamkern-$extras
+    wanted=$("$python" -c '
+import hashlib, os
+print(hashlib.sha256(open("pyproject.toml", "rb").read()).hexdigest(), os.getcwd())
+') || fail "could not read pyproject.toml."
+    if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
+        echo "${0##*/}: installing streamkern[$extras] into $venv"
+        "$python" -m pip install --quiet --disable-pip-version-check -e ".[$extras]" ||
+            fail "could not install streamkern[$extras]; see pip's message above."
+        printf '%s\n' "$wanted" >"$stamp"
+    fi
+}
