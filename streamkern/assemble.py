@@ -65,8 +65,10 @@ def start(
     in_order = run.sizes.solver == "eigenpro2"
     order = np.arange(len(chosen.X)) if in_order else centers.random_order(len(chosen.X), seed)
     ordered = Block(chosen.X[order], chosen.y[order], chosen.rows[order])
+    del chosen
     dtype = np.dtype(np.float64 if config.run.precision == "float64" else np.float32)
     Z = _transformed(run, ordered, data.fixed, dtype, epoch=0)
+    del ordered
     host_Z = run.backend.to_host(Z)
     if kernel is None:
         bandwidth = config.model.bandwidth
@@ -76,15 +78,23 @@ def start(
     shift = host_Z.mean(axis=0, dtype=np.float64).astype(dtype)
     op = KernelOperator(kernel, run.backend, config.run.precision, shift)
     points = op.points(Z, left=True, right=True)
-    sample, probe, rows = _samples(run, dtype)
+    rows = np.empty(0, np.int64)
+
+    def samples() -> tuple[Array, Array]:
+        nonlocal rows
+        sample, probe, rows = _samples(run, dtype)
+        return sample, probe
+
     setup = compute(
-        op, points, sample, probe, run.sizes, _choices(config),
+        op, points, samples, run.sizes, _choices(config),
         n_samples=data.source.n_rows * config.data.epochs, report=report,
     )  # fmt: skip
     solver = assemble(
         op, points, setup, run.sizes, _choices(config),
         n_outputs=data.source.n_outputs, sample_rows=rows,
     )  # fmt: skip
+    del points
+    run.backend.release()
     scale_arrays, scale_meta = save_scaling(data.fixed)
     arrays = {"Z": Z, "order": order, "shift": shift, "sample_rows": rows, **setup.arrays}
     meta = {

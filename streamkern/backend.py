@@ -11,12 +11,13 @@ the same bit for bit on one thread or sixteen.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,11 @@ Array = Any
 """An array of `backend.xp`: numpy.ndarray on the CPU, cupy.ndarray on a GPU."""
 
 T = TypeVar("T")
+
+try:
+    _MALLOC_TRIM: Any = ctypes.CDLL(None).malloc_trim
+except (AttributeError, OSError, TypeError):  # another C library than glibc
+    _MALLOC_TRIM = None
 
 
 def tiles(n: int, size: int) -> list[slice]:
@@ -76,12 +82,18 @@ class Backend:
 
     def describe(self) -> dict[str, object]:
         """What has to be equal for two runs to agree bit for bit."""
-        libraries = sorted({f"{lib['internal_api']} {lib['version']}" for lib in self._blas.info()})
+        libraries = sorted(
+            {
+                f"{lib['internal_api']} {lib['version']} {lib.get('architecture', '')} "
+                f"on {lib['num_threads']} threads"
+                for lib in self._blas.info()
+            }
+        )
         return {"device": self.name, "numpy": np.__version__, "blas": libraries}
 
     # -- data in and out -------------------------------------------------------------------
 
-    def asarray(self, host: npt.ArrayLike, dtype: npt.DTypeLike = None) -> Array:
+    def asarray(self, host: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> Array:
         """A C-ordered device array; on the CPU the array itself when nothing has to change."""
         return np.ascontiguousarray(host, dtype=dtype)
 
@@ -95,6 +107,14 @@ class Backend:
 
     def synchronize(self) -> None:
         """Wait until the device has done all that was asked of it."""
+
+    def release(self) -> None:
+        """Give freed memory back to the system. Between phases only: the next use pays for it.
+
+        glibc keeps freed arrays below 32 MiB for itself, up to the size of a whole phase.
+        """
+        if _MALLOC_TRIM is not None:
+            _MALLOC_TRIM(0)
 
     def memory_available(self) -> int:
         """Bytes that could be taken now without pushing anyone out."""
@@ -111,7 +131,8 @@ class Backend:
     def run(self, fn: Callable[[T], None], items: Iterable[T]) -> None:
         """Call `fn` on every item, in any order, and return when all are done.
 
-        `fn` must write to its own part of an output only. The first error is raised.
+        `fn` must write to its own part of an output only, and must not call `run`. After an error
+        no further item is begun; it is raised when no thread is at work any more.
         """
         work = list(items)
         with self.single_threaded_blas():
@@ -121,17 +142,25 @@ class Backend:
                 return
             # One future per thread rather than per item: a future costs about 10 us.
             queue = iter(work)
-            lock = threading.Lock()
+            lock, stop = threading.Lock(), threading.Event()
 
             def drain() -> None:
-                while True:
+                while not stop.is_set():
                     with lock:
-                        item = next(queue, None)
-                    if item is None:
+                        item = next(queue, stop)
+                    if item is stop:
                         return
-                    fn(item)
+                    try:
+                        fn(cast("T", item))
+                    except BaseException:
+                        stop.set()
+                        raise
 
             futures = [self._pool.submit(drain) for _ in range(min(self.threads, len(work)))]
+            try:
+                wait(futures)
+            finally:  # an interrupt of this thread reaches the others here
+                stop.set()
             for future in futures:
                 future.result()
 
@@ -283,7 +312,7 @@ class CupyBackend(Backend):  # pragma: no cover - needs a CUDA device; see tools
             "cuda": self.xp.cuda.runtime.runtimeGetVersion(),
         }
 
-    def asarray(self, host: npt.ArrayLike, dtype: npt.DTypeLike = None) -> Array:
+    def asarray(self, host: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> Array:
         """A C-ordered array on the device."""
         return self.xp.ascontiguousarray(self.xp.asarray(host, dtype=dtype))
 
@@ -299,6 +328,11 @@ class CupyBackend(Backend):  # pragma: no cover - needs a CUDA device; see tools
     def synchronize(self) -> None:
         """Wait for the compute stream."""
         self.stream.synchronize()
+
+    def release(self) -> None:
+        """Empty CuPy's pools."""
+        self.synchronize()
+        self.xp.get_default_memory_pool().free_all_blocks()
 
     def memory_available(self) -> int:
         """Free device memory in bytes."""
@@ -319,7 +353,11 @@ class CupyBackend(Backend):  # pragma: no cover - needs a CUDA device; see tools
             return
         if kernel.expression not in self._fused:
             self._fused[kernel.expression] = self.xp.ElementwiseKernel(
-                "T raw_s", "T k", f"T s = max(raw_s, (T)0); k = {kernel.expression};", "sk_profile"
+                # Not max(), which would turn NaN into a distance of zero.
+                "T raw_s",
+                "T k",
+                f"T s = raw_s < 0 ? (T)0 : raw_s; k = {kernel.expression};",
+                "sk_profile",
             )
         self._fused[kernel.expression](tile, tile)
 
@@ -332,9 +370,12 @@ class CupyBackend(Backend):  # pragma: no cover - needs a CUDA device; see tools
         return self.xp.matmul(A.T, B, out=out)
 
     def cholesky(self, A: Array) -> bool:
-        """As on the CPU; cuSOLVER reports failure as NaN on the diagonal."""
-        with self.cupyx.errstate(linalg="ignore"):
-            A[...] = self.xp.linalg.cholesky(A)
+        """As on the CPU. Unless asked to raise, CuPy does not look at cuSOLVER's verdict."""
+        try:
+            with self.cupyx.errstate(linalg="raise"):
+                A[...] = self.xp.linalg.cholesky(A)
+        except np.linalg.LinAlgError:
+            return False
         return bool(self.xp.isfinite(A.diagonal()).all())
 
     def solve_lower(self, L: Array, B: Array, transposed: bool = False) -> Array:
@@ -451,8 +492,13 @@ def available_memory() -> int:
     except (OSError, KeyError, ValueError):
         pass
     try:
-        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as now:
-            free = min(free, int(limit.read()) - int(now.read()))
+        group = "/sys/fs/cgroup/memory"
+        with open(f"{group}.max") as limit, open(f"{group}.current") as now:
+            left = int(limit.read()) - int(now.read())
+        # Pages of files read long ago count as in use, but are given up when asked for.
+        with open(f"{group}.stat") as lines:
+            cached = next((int(x.split()[1]) for x in lines if x.startswith("inactive_file ")), 0)
+        free = min(free, left + cached)
     except (OSError, ValueError):  # no control group, or "max"
         pass
     return max(free, 0)

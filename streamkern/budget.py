@@ -26,7 +26,7 @@ MAX_EXACT_CENTERS = 20_000
 LARGE_N_NYSTROM, N_NYSTROM, LEVEL_SHARE = 5000, 2000, 20
 INNER_NYSTROM = 2000
 # Python objects, thread stacks, BLAS buffers and allocator slack beside the arrays.
-OVERHEAD = 24 * MiB
+OVERHEAD = 64 * MiB
 
 SolverName = Literal["block", "eigenpro2", "eigenpro3", "eigenpro4"]
 
@@ -36,7 +36,7 @@ class Problem:
     """What is given: sizes of the data, the model and the machine.
 
     n_rows : rows per epoch (virtual ones included). d, c : features and outputs.
-    row_bytes : a row of X and y in storage. unit_bytes : what one read brings.
+    row_bytes : a row of X and y in storage. unit_rows : rows that one read brings.
     itemsize : 4 or 8. threads : tile threads. width : columns of a prepared row.
     """
 
@@ -46,7 +46,7 @@ class Problem:
     c: int
     p: int
     row_bytes: int
-    unit_bytes: int
+    unit_rows: int
     itemsize: int
     threads: int
     width: int
@@ -221,9 +221,7 @@ def sample_sizes(n_rows: int, wanted: int, probe: int) -> tuple[int, int]:
     return sample, n_rows if n_rows <= MAX_PROBE else min(n_rows - sample, MAX_PROBE)
 
 
-def _block_sizes(
-    problem: Problem, m: int, b: int, keep: bool, loader: tuple[int, int]
-) -> Sizes:
+def _block_sizes(problem: Problem, m: int, b: int, keep: bool, loader: tuple[int, int]) -> Sizes:
     probe = min(max(PROBE_PER_BLOCK * b, MIN_PROBE), MAX_PROBE)
     s, h = sample_sizes(problem.n_rows, SAMPLE_PER_BLOCK * b, probe)
     return Sizes("block", m, b, keep, s, h, 0, 0, 1, "none", *loader)
@@ -242,15 +240,12 @@ def _eigenpro_sizes(
     level = wishes.level or max(1, min(s // LEVEL_SHARE, s - 1))
     if level >= s:
         raise ConfigError(f"level={level} must be below n_nystrom={s}; lower it")
+    period = 1
     if solver == "eigenpro4":
         period = wishes.period or max(1, round(problem.p / m))
-    else:
-        period = 1
     if solver == "eigenpro2":
         projection = "none"
-    return Sizes(
-        solver, m, problem.p, True, s, h, s, level, period, projection, *loader
-    )
+    return Sizes(solver, m, problem.p, True, s, h, s, level, period, projection, *loader)
 
 
 def count(problem: Problem, sizes: Sizes) -> Buffers:
@@ -266,7 +261,7 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
     add("sample", "raw centers", p, problem.row_bytes + d * item)
     add("sample", "raw sample and probe", s + h, problem.row_bytes + d * item)
     add("sample", "prepared sample and probe", s + h, w, itemsize=item)
-    add("sample", "units being read", 2 * problem.unit_bytes)
+    add("sample", "units being read", 2 * problem.unit_rows, problem.row_bytes)
     add("train", "loader", loader_bytes(problem, sizes))
     add("train", "batch, prepared", 2 * m, w + c, itemsize=item)
     add("train", "batch, transformed", 2 * m, d + c, itemsize=item)
@@ -277,8 +272,9 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
         b = -(-p // n_blocks)
         add("always", "block factors H", p, b, itemsize=item)
         add("setup", "sample and probe", s + h, w, itemsize=item)
+        add("setup", "raw centers", p, d, itemsize=item)
         add("setup", "factors of one block", 3 * b, b, itemsize=item)
-        add("setup", "probe features", 2 * h, b, itemsize=item)
+        add("setup", "probe features", h + 1024, b, itemsize=item)
         add("train", "K(X, Z)", m, p if sizes.keep else b, itemsize=item)
         return buffers
     add("always", "Nystrom rows, eigenvectors", s, 2 * w + sizes.level, itemsize=item)
@@ -294,11 +290,15 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
 
 
 def loader_bytes(problem: Problem, sizes: Sizes) -> int:
-    """Two shuffle blocks, the units in flight, one straddling batch; never more than the data."""
-    rows = problem.n_rows * problem.row_bytes
-    block = min(max(sizes.loader_block_bytes, problem.unit_bytes), rows)
-    flight = min(max(sizes.loader_in_flight_bytes, problem.unit_bytes), rows)
-    return 2 * block + flight + sizes.batch_size * problem.row_bytes
+    """Two shuffle blocks of whole units, a straddling batch, the units being read.
+
+    16 bytes a row: its number and its place. A read holds the stored and the decoded unit.
+    """
+    row, unit = problem.row_bytes + 16, problem.unit_rows
+    units = max(1, sizes.loader_block_bytes // (unit * row))
+    block_rows = min(units * unit, problem.n_rows)
+    reading = min(problem.threads, max(1, sizes.loader_in_flight_bytes // (unit * row)))
+    return (2 * block_rows + sizes.batch_size) * row + 2 * reading * unit * problem.row_bytes
 
 
 def default_budget(available: int) -> int:

@@ -236,16 +236,22 @@ def _is_integer(label: int | str) -> bool:
     return isinstance(label, int) or _INTEGER.match(label) is not None
 
 
+def _is_fraction(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return not _is_integer(text)
+
+
 def _look_like_labels(y: NDArray[Any]) -> bool:
     """Whether "auto" takes a first block of targets for labels; text numbers count as numbers."""
     if y.ndim != 1:
         return False
-    if y.dtype.kind == "U" and not all(_is_integer(label) for label in y.tolist()):
-        try:
-            y.astype(np.float64)
-        except ValueError:
-            return True
-        return False
+    if y.dtype.kind == "U":
+        # A number with a fraction means values, even beside text: "NA" among them is a mistake
+        # to be named, not a class.
+        return not any(_is_fraction(label) for label in np.unique(y).tolist())
     return y.dtype.kind in "biuUSO"
 
 

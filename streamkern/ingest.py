@@ -249,6 +249,7 @@ def _spool_rows(
     )
     values.restore(spool.notes or [])
     if spool.sealed:
+        spool.seal(spool.notes)  # a split of a bucket may have been interrupted
         return spool, values
     try:
         for block in reader.blocks(spool.n_rows, block_bytes):

@@ -181,7 +181,7 @@ class KernelOperator:
     backend : Backend
     precision : "exact" (float32), "float64", "high" (float32 from three half-precision products),
         "fast" (points rounded to half precision first, distances exact between rounded points).
-        DESIGN: rounding before the norms are taken keeps K a true kernel matrix of moved points.
+        Rounding before the norms are taken keeps K a true kernel matrix, of moved points.
     shift : (d,) host array subtracted from all points, or None.
     """
 
@@ -275,17 +275,17 @@ class KernelOperator:
         def slab(rows: slice) -> None:
             height = rows.stop - rows.start
             if W is not None:
+                assert out is not None
                 out[rows] = 0
                 share = backend.workspace("share", (height, W.shape[1]), self.dtype)
             for cols in columns:
                 if keep is not None:
                     tile = keep[rows, cols]
                 else:
-                    tile = backend.workspace(
-                        "tile", (height, cols.stop - cols.start), self.dtype
-                    )
+                    tile = backend.workspace("tile", (height, cols.stop - cols.start), self.dtype)
                 self._fill(tile, A, B, rows, cols, same)
                 if W is not None:
+                    assert out is not None
                     xp.matmul(tile, W[cols], out=share)
                     out[rows] += share
 

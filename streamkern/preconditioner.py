@@ -14,15 +14,26 @@ so E|e|^2 <= |e|^2 - eta (2 - eta (ell + (m-1) lambda_1) / m) e.S e: at
     eta(m) = m / (ell + (m - 1) lambda_1)
 
 the bracket is 1 and no error grows in the mean square; it is also the eta that maximises the
-guaranteed decrease. ell (the preconditioned leverage) and lambda_1 are measured on rows that did not build the
-preconditioner: on the rows that did, the preconditioner has already flattened their own noise,
-both come out too small and the run diverges.
+guaranteed decrease. ell (the preconditioned leverage) and lambda_1 are measured on rows that did
+not build the preconditioner: on the rows that did, the preconditioner has already flattened their
+own noise, both come out too small and the run diverges.
+
+With a ridge, one of n blocks, drawn at random, also steps n times along the gradient of the ridge
+part, whose preconditioned Hessian is R = ridge H K_bb H^T <= (ridge / mu) I. Then
+
+    E[G^2] <= (ell / m) S + (S + R)^2 + (n - 1) R^2 <= (ell / m + lambda_1') (S + R),
+    lambda_1' = top eigenvalue of S + R, plus (n - 1) ridge / mu,
+
+which the same rule covers with lambda_1' for lambda_1 and ell + lambda_1' for ell. mu is at least
+n ridge, so lambda_1' is at most lambda_1 + 1.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -32,6 +43,10 @@ from streamkern.errors import ConfigError
 from streamkern.kernels import KernelOperator, Points
 
 EIGENVALUE_STEPS = 32
+NO_OVERLAP = (
+    "{0}: the kernel between the centers and the sampled rows is zero or not finite ({1}); the "
+    "bandwidth is too small for the distances in the data, or the data are not finite"
+)
 
 
 @dataclass(frozen=True)
@@ -65,8 +80,7 @@ def top_eigenvalue(apply: Callable[[Array], Array], start: Array, steps: int) ->
     err on for a step size; there is an eigenvalue within one residual norm of it.
     Cost `steps` applications and n * steps elements.
     """
-    xp_norm = lambda v: float((v * v).sum()) ** 0.5  # noqa: E731 - two letters, used three times
-    basis = [start / xp_norm(start)]
+    basis = [start / _norm(start)]
     alphas: list[float] = []
     betas: list[float] = []
     for _ in range(min(steps, len(start))):
@@ -75,7 +89,7 @@ def top_eigenvalue(apply: Callable[[Array], Array], start: Array, steps: int) ->
         for _twice in range(2):
             for v in basis:
                 w = w - v * float((w * v).sum())
-        beta = xp_norm(w)
+        beta = _norm(w)
         betas.append(beta)
         if beta <= 1e-6 * max(alphas[0], 1e-30):
             break
@@ -85,11 +99,15 @@ def top_eigenvalue(apply: Callable[[Array], Array], start: Array, steps: int) ->
     return float(values[-1] + betas[-1] * abs(vectors[-1, -1]))
 
 
+def _norm(v: Array) -> float:
+    return math.sqrt(float((v * v).sum()))
+
+
 @dataclass(frozen=True)
 class BlockPreconditioner:
     """One inverse square root per block of b centers, whitening the stream as the block sees it.
 
-    For block b and a sample S of s rows of the stream (DESIGN 2.2, ours):
+    For block b and a sample S of s rows of the stream (ours):
 
         K(Z_b, Z_b) + jitter = L L^T                     (RKHS metric of the block)
         W = L^-1 K(Z_b, S),   A A^T = W W^T / s + mu I   (covariance of the stream in that metric)
@@ -124,7 +142,7 @@ def block_slices(p: int, block_size: int) -> list[slice]:
     if not 1 <= block_size <= p:
         raise ConfigError(f"block_size={block_size} must lie between 1 and n_centers={p}")
     edges = np.linspace(0, p, -(-p // block_size) + 1).round().astype(int)
-    return [slice(int(a), int(b)) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    return [slice(int(a), int(b)) for a, b in pairwise(edges)]
 
 
 def build_block(
@@ -146,10 +164,16 @@ def build_block(
     ----------
     Z, S, probe : right points of the centers (p), and left points of the two samples, which must
         share no row (or `probe` must be the whole training set, which makes the bound exact).
-    n_samples : rows the run will see; mu is chosen for them (see `_damped`).
+    n_samples : rows the run will see; mu is chosen for them (see `_BlockFactor.damped`).
     damping : mu over the top eigenvalue of the block's covariance; None: chosen.
+    ridge : coefficient of the ridge, which the solver takes on one random block a step.
 
-    Cost per block 2 s b d + 3 s b^2 FLOPs and 3 b^2 + b (s_chunk) elements.
+    Cost per block 2 s b d + 3 s b^2 FLOPs; memory beside H 3 b^2 and 2 h b elements.
+
+    Raises
+    ------
+    ConfigError
+        The kernel between the centers and the rows is zero or not finite.
     """
     blocks = block_slices(len(Z), block_size)
     H: list[Array] = []
@@ -159,20 +183,26 @@ def build_block(
     for i, block in enumerate(blocks):
         factor = _BlockFactor(op, Z[block], S, seed)
         # A run of n samples affords n / 8 of leverage in all, an even share per block.
-        measured = factor.damped(probe, damping, n_samples / (8 * len(blocks)), ridge)
+        affordable = n_samples / (8 * len(blocks))
+        measured = factor.damped(probe, damping, affordable, ridge, len(blocks))
+        del factor.L, factor.C
+        op.backend.release()
         H.append(measured.H)
         lambdas.append(measured.lambda_1)
         leverage += measured.leverage
         mu, jitter = max(mu, measured.mu), max(jitter, factor.jitter)
         report("block", {"block": i, "blocks": len(blocks), "lambda_1": measured.lambda_1,
                          "mu": measured.mu, "jitter": factor.jitter})  # fmt: skip
-    rules = [StepRule(float(leverage.max()), lambda_1) for lambda_1 in lambdas]
+    total = float(leverage.max())
+    if not (math.isfinite(total) and total > 0):
+        raise ConfigError(NO_OVERLAP.format(op.kernel, f"leverage {total:g}"))
+    rules = [StepRule(total + (lambda_1 if ridge else 0.0), lambda_1) for lambda_1 in lambdas]
     return BlockPreconditioner(blocks, H, rules, mu, jitter)
 
 
 @dataclass(frozen=True)
 class _Damped:
-    """H_b at some mu, and the features of the probe rows measured with it."""
+    """H_b at some mu, and what was measured with it on the probe rows."""
 
     H: Array
     mu: float
@@ -196,8 +226,10 @@ class _BlockFactor:
         C = xp.zeros((b, b), self.op.dtype)
         # Slabs as tall as the block: the accumulating product runs at GEMM speed and the slab
         # costs no more than one more b x b buffer.
-        for rows in tiles(s, max(b, 256)):
-            K = self.op.matrix(S[rows], self.Z)  # (rows, b)
+        height = min(s, max(b, 256))
+        slab = xp.empty((height, b), self.op.dtype)
+        for rows in tiles(s, height):
+            K = self.op.matrix(S[rows], self.Z, out=slab[: rows.stop - rows.start])
             W = self.backend.solve_lower_right(self.L, K)  # rows of K become columns of W
             self.backend.add_gram(C, W, 1 / s)
         self.backend.mirror_lower(C)
@@ -206,10 +238,14 @@ class _BlockFactor:
     def _top(self) -> float:
         rng = np.random.default_rng([self.seed, 1])
         start = self.backend.asarray(rng.standard_normal(len(self.Z)), self.op.dtype)
+        # Before Lanczos, which would fail on NaN without saying why.
+        trace = float(self.C.diagonal().sum())
+        if not (math.isfinite(trace) and trace > 0):
+            raise ConfigError(NO_OVERLAP.format(self.op.kernel, f"covariance {trace:g}"))
         return top_eigenvalue(lambda v: self.C @ v, start, EIGENVALUE_STEPS)
 
     def damped(
-        self, probe: Points, damping: float | None, affordable: float, ridge: float
+        self, probe: Points, damping: float | None, affordable: float, ridge: float, n_blocks: int
     ) -> _Damped:
         """H_b at the mu chosen.
 
@@ -218,64 +254,80 @@ class _BlockFactor:
         forget its start. Start at 1e-6 of the covariance's scale and go up by 10 until the
         leverage is affordable.
         """
-        relative = damping if damping is not None else 1e-6
-        while True:
-            mu = relative * self.top + ridge
-            H = self._inverse_root(mu)
-            leverage, lambda_1 = self._measure(H, probe)
-            enough = float(leverage.max()) <= affordable
-            if damping is not None or enough or relative >= 1e-2:
-                return _Damped(H, mu, leverage, lambda_1)
-            relative *= 10
+        for relative in (1e-6, 1e-5, 1e-4, 1e-3, 1e-2) if damping is None else (damping,):
+            H, mu = self._inverse_root(relative * self.top + n_blocks * ridge)
+            leverage, lambda_1 = self._measure(H, probe, ridge)
+            if float(leverage.max()) <= affordable:
+                break
+        if ridge:
+            lambda_1 += (n_blocks - 1) * ridge / mu
+        return _Damped(H, mu, leverage, lambda_1)
 
-    def _inverse_root(self, mu: float) -> Array:
+    def _inverse_root(self, mu: float) -> tuple[Array, float]:
+        """A^-1 L^-1 and the mu it took: rounding may leave C + mu indefinite."""
         xp, b = self.backend.xp, len(self.Z)
         diagonal = xp.arange(b)
+        mu = max(mu, eps(self.op) * self.top / 100)
+        A = self.C.copy()
         while True:
-            A = self.C.copy()
             A[diagonal, diagonal] += mu
             if self.backend.cholesky(A):
                 break
-            mu *= 10  # rounding left C slightly indefinite; mu is below its noise
+            mu *= 10
+            A[...] = self.C
         H = xp.eye(b, dtype=self.op.dtype)
         self.backend.solve_lower(self.L, H)
-        return self.backend.solve_lower(A, H)
+        return self.backend.solve_lower(A, H), mu
 
-    def _measure(self, H: Array, probe: Points) -> tuple[Array, float]:
-        """|phi|^2 of every probe row, and lambda_1, of phi = H k(Z_b, x)."""
+    def _measure(self, H: Array, probe: Points, ridge: float) -> tuple[Array, float]:
+        """|phi|^2 of every probe row, phi = H k(Z_b, x), and the top eigenvalue of S + R."""
         backend, h = self.backend, len(probe)
-        K = self.op.matrix(probe, self.Z)
         phi = backend.xp.empty((h, len(self.Z)), self.op.dtype)
-        for rows in tiles(h, max(len(self.Z), 256)):
-            backend.xp.matmul(K[rows], H.T, out=phi[rows])
+        for rows in tiles(h, 1024):
+            backend.xp.matmul(self.op.matrix(probe[rows], self.Z), H.T, out=phi[rows])
         leverage = backend.xp.einsum("ij,ij->i", phi, phi)
         rng = np.random.default_rng([self.seed, 2])
         start = backend.asarray(rng.standard_normal(len(self.Z)), self.op.dtype)
-        lambda_1 = top_eigenvalue(lambda v: phi.T @ (phi @ v) / h, start, EIGENVALUE_STEPS)
-        return leverage, lambda_1
+
+        def hessian(v: Array) -> Array:
+            w = phi.T @ (phi @ v) / h
+            if ridge:  # K_bb = L L^T
+                w += ridge * (H @ (self.L @ (self.L.T @ (H.T @ v))))
+            return w
+
+        return leverage, top_eigenvalue(hessian, start, EIGENVALUE_STEPS)
 
 
-def jittered_cholesky(op: KernelOperator, Z: Points) -> tuple[Array, float]:
+def jittered_cholesky(
+    op: KernelOperator, Z: Points, jitter: float | None = None
+) -> tuple[Array, float]:
     """Lower factor of K(Z, Z) + jitter I and the jitter it took.
 
     Z : points with both sides. Duplicate or nearly duplicate centers make K(Z, Z) singular, and
-    rounding makes it indefinite by about eps times its norm, so the jitter starts at 10 eps and
-    grows by 10 until the factorisation succeeds.
+    rounding makes it indefinite by about eps times its norm, so the jitter starts at 10 eps, or
+    where it is told to, and grows by 10 until the factorisation succeeds.
     """
     xp = op.backend.xp
     diagonal = xp.arange(len(Z))
-    jitter = 10 * float(np.finfo(op.dtype).eps)
+    jitter = jitter or 10 * eps(op)
+    K = xp.empty((len(Z), len(Z)), op.dtype)
     while True:
-        K = op.gram(Z)
+        op.gram(Z, out=K)
         K[diagonal, diagonal] += jitter
         if op.backend.cholesky(K):
             return K, jitter
         if jitter > 1:
             raise ConfigError(
-                "K(Z, Z) can not be factored even with jitter 1; the kernel is not positive "
-                "definite or the centers are not finite"
+                f"K(Z, Z) of {op.kernel} can not be factored even with jitter 1; the kernel is not "
+                "positive definite, or the centers are not finite or, in the half-precision modes, "
+                "more than 65504 bandwidths away from the mean"
             )
         jitter *= 10
+
+
+def eps(op: KernelOperator) -> float:
+    """Relative spacing of the numbers `op` computes with."""
+    return float(np.spacing(op.dtype.type(1)))
 
 
 @dataclass(frozen=True)
@@ -297,12 +349,15 @@ class LowRankPreconditioner:
     D: Array
     rule: StepRule
 
-    def correction(self, op: KernelOperator, x: Points, g: Array) -> Array:
+    def correction(
+        self, op: KernelOperator, x: Points, g: Array, same: tuple[Array, Array] | None = None
+    ) -> Array:
         """E D E^T K(X_s, X) g, (s, c): the weights on X_s that a gradient g on X brings.
 
-        x : right points, m rows. g : (m, c). Cost 2 s m (d + c) FLOPs, a tile of memory.
+        x : right points, m rows. g : (m, c). same : (i, j), row i of X_s is row j of X.
+        Cost 2 s m (d + c) FLOPs, a tile of memory.
         """
-        damped = self.E.T @ op.product(self.X_s, x, g)
+        damped = self.E.T @ op.product(self.X_s, x, g, same=same)
         damped *= self.D[:, None]
         return self.E @ damped
 
@@ -321,8 +376,9 @@ def build_low_rank(
     K = op.gram(X_s)
     K *= 1 / s
     lam, E = op.backend.top_eigh(K, level + 1)
-    # Directions at the level of rounding have no meaningful eigenvalue: leave them alone.
-    floor = float(lam[0]) * s * float(np.finfo(op.dtype).eps)
+    # Directions at the level of rounding have no meaningful eigenvalue: leave them alone. Measured
+    # in float32, eigenvalues of K / s are off by 1 to 3 eps of the largest for s from 500 to 2000.
+    floor = 100 * eps(op) * float(lam[0])
     usable = min(level, int((lam > floor).sum()) - 1)
     if usable < 1:
         raise ConfigError(
@@ -339,9 +395,10 @@ def measure_low_rank(
 ) -> StepRule:
     """ell = max k_P(x, x) and lambda_1 of K_P(probe, probe) / h, k_P the preconditioned kernel."""
     h = len(probe)
-    Q = op.matrix(probe, P.X_s) @ P.E  # (h, q)
+    Q = op.product(probe, P.X_s, P.E)  # (h, q)
     K = op.gram(probe)
-    K -= (Q * P.D) @ Q.T
+    for rows in tiles(h, 512):
+        K[rows] -= (Q[rows] * P.D) @ Q.T
     leverage = float(K.diagonal().max())
     start = op.backend.asarray(np.random.default_rng([seed, 3]).standard_normal(h), op.dtype)
     return StepRule(leverage, top_eigenvalue(lambda v: K @ v / h, start, EIGENVALUE_STEPS))

@@ -32,7 +32,7 @@ from streamkern.source_base import Block, Source, y_shape
 
 MAX_THREADS = 64
 # Copies of a unit that a thread holds while reading it: compressed bytes, zarr's chunk and its
-# output; or a host transform's input, padded copy and result.
+# output, 2.99 in all for a chunk that does not compress; crop and flip need no more than that.
 COPIES_PER_READ = 3
 
 

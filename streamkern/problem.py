@@ -218,7 +218,7 @@ def _problem(config: RunConfig, data: Data, p: int, backend: Backend) -> Problem
         c=source.n_outputs,
         p=p,
         row_bytes=row_bytes,
-        unit_bytes=unit_rows * row_bytes,
+        unit_rows=unit_rows,
         itemsize=itemsize,
         threads=backend.threads,
         width=width,

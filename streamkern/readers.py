@@ -10,26 +10,25 @@ from __future__ import annotations
 
 import hashlib
 import os
-import struct
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from itertools import chain
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 import fsspec
 import numpy as np
 import zarr
 from numpy.typing import NDArray
 
+from streamkern.arrayfiles import ArrayReader, idx_array, is_idx, npy_array
 from streamkern.conform import RawBlock
-from streamkern.csvfile import CsvReader
 from streamkern.errors import ConfigError, DataError, MissingDependencyError, StoreNotFoundError
+from streamkern.optional import need
 from streamkern.storage import StrictStore, local_path, redact, zarr_store
+from streamkern.tables import CsvReader, ParquetReader
 
-Columns = str | int | Sequence[str | int] | None
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-_IDX_DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _KINDS = {
     ".npy": "npy", ".npz": "npz", ".csv": "csv", ".tsv": "csv", ".txt": "csv",
     ".parquet": "parquet", ".pq": "parquet", ".h5": "hdf5", ".hdf5": "hdf5", ".hdf": "hdf5",
@@ -46,137 +45,6 @@ class Reader(Protocol):
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         """Blocks of rows from row `start` to the end."""
-
-
-# ---------------------------------------------------------------- pairs of arrays, sliced by rows
-
-
-class ArrayReader:
-    """X and y as anything with ``shape``, ``dtype`` and row slices.
-
-    Parameters
-    ----------
-    X, y : array-like
-    where : str
-        Name in messages.
-    identity : JSON
-    aligned : int
-        Rows per block are a multiple of this where possible (chunks of Zarr and HDF5).
-    names : sequence of str, optional
-        Class names; y then holds their positions.
-    """
-
-    def __init__(
-        self,
-        X: Any,
-        y: Any,
-        where: str,
-        identity: Any,
-        *,
-        aligned: int = 1,
-        names: Sequence[str] | None = None,
-    ) -> None:
-        if len(X.shape) < 2:
-            raise DataError(f"X of {where} has shape {tuple(X.shape)}; it must be (n, ...)")
-        if len(y.shape) < 1 or X.shape[0] != y.shape[0]:
-            raise DataError(
-                f"X of {where} has {X.shape[0]} rows and y has shape {tuple(y.shape)}; "
-                "they must have the same rows"
-            )
-        self.n_rows: int | None = int(X.shape[0])
-        self.natural_dtype: np.dtype[Any] | None = None
-        self.identity = identity
-        self._X, self._y, self._where = X, y, where
-        self._aligned, self._names = aligned, None if names is None else np.array(names)
-
-    def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
-        assert self.n_rows is not None
-        row_bytes = max(1, int(np.prod(self._X.shape[1:])) * np.dtype(self._X.dtype).itemsize)
-        # At least a chunk at a time: a smaller slice would decode the same chunk again.
-        rows = max(block_bytes // row_bytes, self._aligned, 1)
-        rows -= rows % self._aligned
-        while start < self.n_rows:
-            stop = min(start - start % rows + rows, self.n_rows)
-            try:
-                X, y = np.asarray(self._X[start:stop]), np.asarray(self._y[start:stop])
-            except (OSError, MemoryError, DataError):
-                raise
-            except Exception as error:  # a codec, a truncated file: whatever the library raises
-                raise DataError(
-                    f"{self._where}, rows {start} to {stop - 1}, can not be read: {error}"
-                ) from error
-            if y.dtype.kind == "T":  # numpy's variable-width strings
-                y = y.astype(str)
-            if self._names is not None:
-                y = self._names[y.astype(np.int64)]
-            yield RawBlock(X, y, self._where, start)
-            start = stop
-
-
-class FileArray:
-    """An n-dimensional array in a file, read by row slices; sequential slices do not seek."""
-
-    def __init__(
-        self, file: IO[bytes], where: str, shape: tuple[int, ...], dtype: np.dtype[Any]
-    ) -> None:
-        self.shape, self.dtype = shape, dtype
-        self._file, self._where = file, where
-        self._data = file.tell()
-        self._row_bytes = int(np.prod(shape[1:])) * dtype.itemsize
-        self._row = 0
-
-    def __getitem__(self, rows: slice) -> NDArray[Any]:
-        start, stop, _ = rows.indices(self.shape[0])
-        if start != self._row:
-            self._file.seek(self._data + start * self._row_bytes)
-        out = np.empty((stop - start, *self.shape[1:]), self.dtype)
-        view = out.reshape(-1).view(np.uint8).data
-        while view:
-            data = self._file.read(min(len(view), 1 << 24))
-            if not data:
-                raise DataError(
-                    f"{self._where} ends inside row {stop - 1 - (len(view) - 1) // self._row_bytes}"
-                    f" of {self.shape[0]}; the file is truncated"
-                )
-            view[: len(data)] = data
-            view = view[len(data) :]
-        self._row = stop
-        return out
-
-
-def npy_array(file: IO[bytes], where: str) -> FileArray:
-    """The array behind a .npy header; nothing is unpickled."""
-    try:
-        version = np.lib.format.read_magic(file)
-        if version == (1, 0):
-            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-        else:
-            shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
-    except ValueError as error:
-        raise DataError(f"{where} is not a .npy file: {error}") from error
-    if dtype.hasobject:
-        raise DataError(f"{where} holds Python objects; save it with a plain dtype")
-    if fortran and len(shape) > 1:
-        raise DataError(
-            f"{where} is in Fortran order, which can not be streamed by rows; save it again with "
-            "np.ascontiguousarray"
-        )
-    return FileArray(file, where, shape, dtype)
-
-
-def idx_array(file: IO[bytes], where: str) -> FileArray:
-    """The array of an IDX file (MNIST, FashionMNIST): 0, 0, type, rank, big-endian sizes."""
-    head = file.read(4)
-    if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in _IDX_DTYPES or head[3] == 0:
-        raise DataError(f"{where} is not an IDX file")
-    sizes = file.read(4 * head[3])
-    if len(sizes) != 4 * head[3]:
-        raise DataError(f"{where} ends inside its header; the file is truncated")
-    shape = struct.unpack(f">{head[3]}I", sizes)
-    return FileArray(file, where, shape, np.dtype(_IDX_DTYPES[head[2]]))
-
-
-# --------------------------------------------------------------------------------- other streams
 
 
 class BlockReader:
@@ -215,75 +83,6 @@ class BlockReader:
             for a in range(skip, len(X), step):
                 first = row - len(X) + a
                 yield RawBlock(X[a : a + step], y[a : a + step], "the iterator", first)
-
-
-class ParquetReader:
-    """Columns of a Parquet file; a column of lists named `x_name` is X by itself."""
-
-    def __init__(self, where: str, file: Any, target: Columns, x_name: str, identity: Any) -> None:
-        parquet = _need("pyarrow.parquet")
-        try:
-            self._file = parquet.ParquetFile(file)
-        except ValueError as error:  # pyarrow.ArrowInvalid
-            raise DataError(f"{where} is not a readable Parquet file: {error}") from error
-        self.n_rows: int | None = self._file.metadata.num_rows
-        self.natural_dtype: np.dtype[Any] | None = None
-        self.identity = identity
-        self._where = where
-        names = list(self._file.schema_arrow.names)
-        self._targets, features = split_columns(names, target, self._where)
-        lists = x_name in features and "list" in str(self._file.schema_arrow.field(x_name).type)
-        self._features = [x_name] if lists else features
-        self._lists = lists
-
-    def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
-        row_bytes = max(1, self._file.metadata.row_group(0).total_byte_size) if self.n_rows else 1
-        group_rows = self._file.metadata.row_group(0).num_rows if self.n_rows else 1
-        rows = max(1, int(block_bytes * max(group_rows, 1) / row_bytes) // 2)
-        row = 0
-        columns = [*self._features, *self._targets]
-        for batch in self._file.iter_batches(batch_size=rows, columns=columns):
-            skip = min(max(start - row, 0), len(batch))
-            row += len(batch)
-            if skip < len(batch):
-                yield self._block(batch.slice(skip), row - len(batch) + skip)
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _block(self, batch: Any, start: int) -> RawBlock:
-        for name in (*self._features, *self._targets):
-            column = batch.column(name)
-            if column.null_count:
-                row = start + column.is_null().index(True).as_py()
-                raise DataError(
-                    f"{self._where}, row {row}, column {name!r} is null; fill in or drop such rows"
-                )
-        if self._lists:
-            lists = batch.column(self._features[0])
-            flat = lists.flatten().to_numpy(zero_copy_only=False)
-            if len(flat) % len(lists):
-                raise DataError(f"{self._where}: lists in {self._features[0]!r} differ in length")
-            X = flat.reshape(len(lists), -1)
-        else:
-            X = np.stack([self._numbers(batch, name) for name in self._features], axis=1)
-        y = [batch.column(name).to_numpy(zero_copy_only=False) for name in self._targets]
-        return RawBlock(
-            X,
-            y[0] if len(y) == 1 else np.stack(y, axis=1),
-            self._where,
-            start,
-            None if self._lists else self._features,
-        )
-
-    def _numbers(self, batch: Any, name: str) -> NDArray[Any]:
-        values = batch.column(name).to_numpy(zero_copy_only=False)
-        if values.dtype.kind not in "biuf":
-            raise DataError(
-                f"{self._where}, column {name!r} is {batch.column(name).type}; features are "
-                "numbers: encode or leave out the column"
-            )
-        return np.asarray(values)
 
 
 class ManyReader:
@@ -339,10 +138,11 @@ def open_reader(
     if hasattr(inputs, "shape") and hasattr(inputs, "dtype"):
         return _array_reader(inputs, y)
     if isinstance(inputs, Sequence) and inputs and all(_is_path(k) for k in inputs):
-        many = _is_path(inputs[0]) and isinstance(y, Sequence) and not isinstance(y, str)
-        pairs_up = many and len(y) == len(inputs) and _target_is_a_file(inputs[0])
-        targets = list(y) if pairs_up else [y] * len(inputs)
         place = _Place(dict(input_options or {}), files)
+        one_each = place.kind(inputs[0]) in ("npy", "idx") and isinstance(y, list | tuple)
+        if one_each and len(y) != len(inputs):
+            raise ConfigError(f"{len(inputs)} files of X and {len(y)} of y were given")
+        targets = y if one_each else [y] * len(inputs)
         return ManyReader(
             [
                 _file_reader(path, target, x_name, y_name, place, missing)
@@ -401,7 +201,7 @@ def _file_reader(
     target = y_name if y is None else y
     if kind == "csv":
         identity = [place.identity(url), _columns_json(target)]
-        return CsvReader(where, lambda: place.open_once(url), target, identity, split_columns)
+        return CsvReader(where, lambda: place.open_once(url), target, identity)
     return _parquet_reader(url, target, x_name, place)
 
 
@@ -427,7 +227,7 @@ def _pair_reader(url: str | os.PathLike[str], kind: str, y: Any, place: _Place) 
 def _hdf5_members(
     place: _Place, url: str | os.PathLike[str], names: tuple[str, str]
 ) -> tuple[Any, Any]:
-    h5py = _need("h5py")
+    h5py = need("h5py")
     path = local_path(url)
     try:
         file = place.keep(h5py.File(path if path is not None else place.open(url), "r"))
@@ -500,35 +300,19 @@ def _npz_members(place: _Place, url: str | os.PathLike[str], names: tuple[str, s
     ]
 
 
-def split_columns(names: Sequence[str], target: Columns, where: str) -> tuple[list[str], list[str]]:
-    """(target columns, feature columns); a target is a name, or a position, negative from the end.
-
-    Raises
-    ------
-    DataError
-        No such column, nothing left as feature, or repeated names.
-    """
-    wanted = [target] if isinstance(target, str | int) or target is None else list(target)
-    if len(set(names)) != len(names):
-        raise DataError(f"{where} has repeated column names; rename them")
-    targets = []
-    for column in wanted:
-        position = column
-        if isinstance(column, str):
-            if column in names:
-                targets.append(column)
-                continue
-            position = int(column) if column.lstrip("-").isdigit() else None
-        if not isinstance(position, int) or not -len(names) <= position < len(names):
-            shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
-            raise DataError(
-                f"{where} has no column {column!r}; it has {shown}: name the target with y"
-            )
-        targets.append(names[position])
-    features = [name for name in names if name not in targets]
-    if not features:
-        raise DataError(f"{where} has no column left as a feature beside {', '.join(targets)}")
-    return targets, features
+@contextmanager
+def _named(url: str | os.PathLike[str]) -> Iterator[None]:
+    """fsspec's errors as ours, with the URL and without its secrets."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise StoreNotFoundError(f"there is no file {redact(url)}") from error
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"reading {redact(url)} needs a package that is not installed: {error}"
+        ) from error
+    except ValueError as error:  # an unknown protocol or compression
+        raise ConfigError(f"can not open {redact(url)}: {error}") from error
 
 
 class _Place:
@@ -548,22 +332,14 @@ class _Place:
 
     def open_once(self, url: str | os.PathLike[str]) -> Any:
         """The same, closed by the caller."""
-        try:
+        with _named(url):
             return fsspec.open(os.fspath(url), "rb", compression="infer", **self.options).open()
-        except FileNotFoundError as error:
-            raise StoreNotFoundError(f"there is no file {redact(url)}") from error
-        except ImportError as error:
-            raise MissingDependencyError(
-                f"reading {redact(url)} needs a package that is not installed: {error}"
-            ) from error
 
     def identity(self, url: str | os.PathLike[str]) -> dict[str, str]:
         """What tells this file from a changed one, without reading it."""
-        try:
+        with _named(url):
             filesystem, path = fsspec.core.url_to_fs(os.fspath(url), **self.options)
             info = filesystem.info(path)
-        except FileNotFoundError as error:
-            raise StoreNotFoundError(f"there is no file {redact(url)}") from error
         kept = {k: str(info[k]) for k in ("size", "mtime", "ETag", "LastModified") if k in info}
         return {"url": redact(url), **kept}
 
@@ -582,7 +358,7 @@ class _Place:
             return "idx" if "-ubyte" in text else "zarr"
         with self.open_once(url) as file:
             head = file.read(4)
-        if len(head) == 4 and head[:2] == b"\0\0" and head[2] in _IDX_DTYPES:
+        if is_idx(head):
             return "idx"
         raise DataError(
             f"can not tell the format of {redact(url)}; known endings are {', '.join(_KINDS)}, "
@@ -597,10 +373,6 @@ def _labels_beside(url: str | os.PathLike[str]) -> str | None:
         if old in text:
             return text.replace(old, new)
     return None
-
-
-def _target_is_a_file(path: Any) -> bool:
-    return not os.fspath(path).lower().endswith((".csv", ".tsv", ".txt", ".parquet", ".pq", ".gz"))
 
 
 def _is_path(value: Any) -> bool:
@@ -619,14 +391,3 @@ def _digest(*arrays: NDArray[Any]) -> str:
         digest.update(f"{plain.shape} {plain.dtype}".encode())
         digest.update(np.ascontiguousarray(plain).tobytes())
     return digest.hexdigest()
-
-
-def _need(module: str) -> Any:
-    import importlib
-
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"reading this format needs {module.partition('.')[0]}: pip install streamkern[files]"
-        ) from error

@@ -84,6 +84,7 @@ class Spool:
         self._expected = expected_rows
         self._loaded: tuple[str, NDArray[Any], NDArray[np.int64]] | None = None
         self._leaves: dict[str, int] = {}
+        self._unsaved: set[str] = set()
         self._buffer: NDArray[Any] | None = None
         self._bits = 0
         self.n_rows = 0
@@ -125,10 +126,11 @@ class Spool:
         if not self.spilled:
             return
         with disk_full_hint(str(self._directory)):
-            for name in self._leaves:
+            for name in self._unsaved:
                 with self._path(name).open("rb") as file:
                     os.fsync(file.fileno())
             self._write_state()
+        self._unsaved.clear()
         self.unsaved_bytes = 0
 
     def seal(self, notes: Any) -> None:
@@ -192,6 +194,7 @@ class Spool:
                 with self._path(name).open("ab", buffering=0) as file:
                     _write_all(file, grouped[a:b].view(np.uint8).data)
                 self._leaves[name] = self._leaves.get(name, 0) + int(b - a)
+                self._unsaved.add(name)
         self.unsaved_bytes += records.nbytes
 
     def _split(self, name: str) -> None:

@@ -166,6 +166,7 @@ def encode_labels(y: np.ndarray, labels: np.ndarray, first_row: int) -> np.ndarr
     if unknown.any():
         row = int(np.argmax(unknown))
         raise DataError(
-            f"label {np.asarray(y[row]).item()!r} of row {first_row + row} is none of the {len(labels)} classes"
+            f"label {np.asarray(y[row]).item()!r} of row {first_row + row} is none of the "
+            f"{len(labels)} classes"
         )
     return ids

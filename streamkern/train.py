@@ -63,7 +63,8 @@ class Result:
     """A finished run; the caller closes `model.backend`.
 
     history : the evaluations, oldest first. Z : (p, d) transformed centers, kept order; kept
-    center i is center order[i] of those chosen. meta : what setup decided and measured.
+    center i is center order[i] of those chosen. meta : what setup decided and measured. timing :
+    seconds of the loop in this process, and of it waiting for data.
     """
 
     model: KernelModel
@@ -73,6 +74,7 @@ class Result:
     order: npt.NDArray[np.int64]
     meta: dict[str, Any]
     samples: int
+    timing: dict[str, float]
 
 
 def train(
@@ -157,6 +159,7 @@ class _Trainer:
         self.metrics: dict[str, float] = {}
         self.position, self.guard = Position(), Guard()
         self.logged = self.saved = time.monotonic()
+        self.loop_s = 0.0
 
     # -- begin -----------------------------------------------------------------------------
 
@@ -240,6 +243,7 @@ class _Trainer:
     def _loop(self) -> None:
         position, epochs = self.position, self.run.config.data.epochs
         total = self.run.data.source.n_rows * epochs
+        began = time.perf_counter()
         with Progress(total, start=position.samples, enabled=self.progress) as bar:
             try:
                 for batch in self.feed.epochs(position.epoch, epochs, position.batch):
@@ -251,6 +255,8 @@ class _Trainer:
                 # Bad data at batch i + 1 does not take batch i away.
                 self._checkpoint()
                 raise
+        self.run.backend.synchronize()
+        self.loop_s = time.perf_counter() - began
 
     def _step(self, batch: DeviceBatch) -> None:
         position = self.position
@@ -382,6 +388,7 @@ class _Trainer:
         return Result(
             self._model(), self.metrics, self.history, to_host(self.made.arrays["Z"]),
             np.asarray(self.made.arrays["order"]), self.made.meta, self.position.samples,
+            {"loop_s": self.loop_s, "stall_s": self.loader.stats.stall_s},
         )  # fmt: skip
 
 

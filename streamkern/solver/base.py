@@ -58,8 +58,8 @@ class Solver:
     def init(self) -> State:
         """The zero function."""
         xp, shape = self.backend.xp, (len(self.Z), self.n_outputs)
-        zeros = [xp.zeros(shape, self.op.dtype) for _ in range(2)]
-        return State(*zeros, pending=self._pending())
+        alpha, average = (xp.zeros(shape, self.op.dtype) for _ in range(2))
+        return State(alpha, average, pending=self._pending())
 
     def _pending(self) -> dict[str, Array]:
         return {}

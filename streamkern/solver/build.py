@@ -1,9 +1,9 @@
 """From plain arrays and resolved sizes to a solver, in two halves.
 
 `compute` does the work that is done once per run: it factors, takes eigensystems and measures
-steps, and returns all of it as named arrays and JSON values. `assemble` makes the solver from those,
-whether they were computed a moment ago or read back from a run directory, so that a resumed run
-continues with the same bits and repeats nothing.
+steps, and returns all of it as named arrays and JSON values. `assemble` makes the solver from
+those, whether they were computed a moment ago or read back from a run directory, so that a resumed
+run continues with the same bits and repeats nothing.
 """
 
 from __future__ import annotations
@@ -56,8 +56,7 @@ class Choices:
 def compute(
     op: KernelOperator,
     Z: Points,
-    sample: Array,
-    probe: Array,
+    samples: Callable[[], tuple[Array, Array]],
     sizes: Sizes,
     choices: Choices,
     *,
@@ -66,20 +65,22 @@ def compute(
 ) -> Setup:
     """Factors, eigensystems and step rules.
 
-    Z : points of the centers, both sides. sample (s, d), probe (h, d) : transformed rows of the
-    stream. For EigenPro 2 the sample are rows of the training set, as are the centers.
+    Z : points of the centers, both sides. samples : gives the sample (s, d) and the probe (h, d),
+    transformed rows of the stream; a function, so that the raw rows can be dropped when the
+    prepared ones exist. For EigenPro 2 the sample are rows of the training set, as are the centers.
     n_samples : rows the whole run will see.
     """
     if sizes.solver == "block":
-        return _compute_block(op, Z, sample, probe, sizes, choices, n_samples, report)
-    return _compute_low_rank(op, Z, sample, probe, sizes, choices, report)
+        return _compute_block(op, Z, samples, sizes, choices, n_samples, report)
+    return _compute_low_rank(op, Z, samples, sizes, choices, report)
 
 
 def _compute_block(
-    op: KernelOperator, Z: Points, sample: Array, probe: Array, sizes: Sizes, choices: Choices,
-    n_samples: int, report: Report,
+    op: KernelOperator, Z: Points, samples: Callable[[], tuple[Array, Array]], sizes: Sizes,
+    choices: Choices, n_samples: int, report: Report,
 ) -> Setup:  # fmt: skip
-    S, P = op.points(sample, left=True), op.points(probe, left=True)
+    S, P = (op.points(rows, left=True) for rows in samples())
+    op.backend.release()
     pre = build_block(
         op, Z, S, P, block_size=sizes.block_size, n_samples=n_samples, damping=choices.damping,
         ridge=choices.ridge, seed=choices.seed, report=report,
@@ -98,9 +99,10 @@ def _compute_block(
 
 
 def _compute_low_rank(
-    op: KernelOperator, Z: Points, sample: Array, probe: Array, sizes: Sizes, choices: Choices,
-    report: Report,
+    op: KernelOperator, Z: Points, samples: Callable[[], tuple[Array, Array]], sizes: Sizes,
+    choices: Choices, report: Report,
 ) -> Setup:  # fmt: skip
+    sample, probe = samples()
     X_s = op.points(sample, left=True, right=True)
     fresh = op.points(probe, left=True, right=True)
     P = build_low_rank(op, X_s, fresh, level=sizes.level, seed=choices.seed)
@@ -114,7 +116,7 @@ def _compute_low_rank(
     period = max(1, round(sizes.period * sizes.batch_size / batch)) if sizes.period > 1 else 1
     meta |= {"rules": [asdict(rule)], "batch_size": batch, "period": period}
     report("low_rank", {"leverage": rule.leverage, "lambda_1": rule.lambda_1,
-                        "level": meta["level"], "batch_size": batch, "period": period})
+                        "level": meta["level"], "batch_size": batch, "period": period})  # fmt: skip
     return Setup(arrays, meta)
 
 
@@ -127,9 +129,10 @@ def _compute_projection(
         arrays["projection.L"] = exact.L
         meta["jitter"] = exact.jitter
         return
+    # Not resident: `assemble` evaluates K(Z, Z), here it would be dropped unused.
     inner = IterativeProjection.build(
         op, Z, level=max(1, min(INNER_NYSTROM, len(Z)) // 10), n_nystrom=INNER_NYSTROM,
-        max_batch=sizes.batch_size, resident=sizes.projection == "resident", seed=choices.seed,
+        max_batch=sizes.batch_size, resident=False, seed=choices.seed,
     )  # fmt: skip
     arrays |= {"projection.E": inner.P.E, "projection.D": inner.P.D}
     meta |= {"projection_rule": asdict(inner.P.rule), "projection_batch": inner.batch}
@@ -160,6 +163,8 @@ def assemble(
         blocks = block_slices(len(Z), sizes.block_size)
         H = [arrays[f"H.{b}"] for b in range(len(blocks))]
         pre = BlockPreconditioner(blocks, H, rules, setup.meta["mu"], setup.meta["jitter"])
+        if not choices.ridge:
+            Z = Points(None, Z.right)  # the centers are columns only from here on
         return BlockSolver(
             op, Z, pre, seed=choices.seed, ridge=choices.ridge, keep=sizes.keep, **shared
         )
@@ -169,9 +174,7 @@ def assemble(
         assert sample_rows is not None
         return EigenPro2Solver(op, Z, P, sample=sample_rows, **shared)
     projection = _assemble_projection(op, Z, setup, sizes)
-    return DelayedProjectionSolver(
-        op, Z, P, projection, period=setup.meta["period"], **shared
-    )
+    return DelayedProjectionSolver(op, Z, P, projection, period=setup.meta["period"], **shared)
 
 
 def _assemble_projection(op: KernelOperator, Z: Points, setup: Setup, sizes: Sizes) -> Projection:

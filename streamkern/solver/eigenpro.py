@@ -155,7 +155,8 @@ class EigenPro2Solver(Solver):
         **shared: Any,
     ) -> None:
         super().__init__(op, Z, **shared)
-        self.P, self.sample = preconditioner, op.backend.xp.asarray(sample)
+        self.P, self.sample_rows = preconditioner, sample
+        self.sample = op.backend.xp.asarray(sample)
         self.f = op.backend.xp.empty((max_batch, self.n_outputs), op.dtype)
 
     def rules(self) -> list[StepRule]:
@@ -170,12 +171,12 @@ class EigenPro2Solver(Solver):
         x = self.op.points(X, left=True, right=True)
         # A row and the center made from it are the same point: their distance is exactly zero.
         same = (np.arange(m), rows)
+        in_sample = np.intersect1d(self.sample_rows, rows, return_indices=True)[1:]
         g = self.op.product(x, self.Z, state.alpha, out=self.f[:m], same=same)
         g -= Y
         loss = (g * g).sum() / m
         g *= state.scale * self.P.rule.eta(m) / m
         state.alpha[self.backend.xp.asarray(rows)] -= g
-        state.alpha[self.sample] += self.P.correction(self.op, x, g)
+        state.alpha[self.sample] += self.P.correction(self.op, x, g, same=in_sample)
         self._average(state)
         return loss
-

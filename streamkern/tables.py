@@ -1,4 +1,4 @@
-"""Reads CSV and TSV files in blocks, by numpy's parser, with errors that name line and column."""
+"""Reads tables in blocks: CSV by numpy's parser, Parquet by pyarrow; errors name row and column."""
 
 from __future__ import annotations
 
@@ -13,6 +13,41 @@ from numpy.typing import NDArray
 
 from streamkern.conform import RawBlock
 from streamkern.errors import DataError
+from streamkern.optional import need
+
+Columns = str | int | Sequence[str | int] | None
+
+
+def split_columns(names: Sequence[str], target: Columns, where: str) -> tuple[list[str], list[str]]:
+    """(target columns, feature columns); a target is a name, or a position, negative from the end.
+
+    Raises
+    ------
+    DataError
+        No such column, nothing left as feature, or repeated names.
+    """
+    wanted = [target] if isinstance(target, str | int) or target is None else list(target)
+    if len(set(names)) != len(names):
+        raise DataError(f"{where} has repeated column names; rename them")
+    targets = []
+    for column in wanted:
+        position = column
+        if isinstance(column, str):
+            if column in names:
+                targets.append(column)
+                continue
+            position = int(column) if column.lstrip("-").isdigit() else None
+        if not isinstance(position, int) or not -len(names) <= position < len(names):
+            shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+            raise DataError(
+                f"{where} has no column {column!r}; it has {shown}: name the target with y"
+            )
+        targets.append(names[position])
+    features = [name for name in names if name not in targets]
+    if not features:
+        raise DataError(f"{where} has no column left as a feature beside {', '.join(targets)}")
+    return targets, features
+
 
 _DELIMITERS = ",;\t|"
 
@@ -32,7 +67,6 @@ class CsvReader:
         open_file: Callable[[], IO[bytes]],
         target: Any,
         identity: Any,
-        split: Callable[[Sequence[str], Any, str], tuple[list[str], list[str]]],
     ) -> None:
         self.n_rows: int | None = None
         self.natural_dtype: np.dtype[Any] | None = np.dtype(np.float32)
@@ -46,7 +80,7 @@ class CsvReader:
         fields = [k.strip() for k in next(csv.reader([first], delimiter=self._delimiter))]
         self._header = not all(_is_number(field) for field in fields)
         self._names = fields if self._header else [str(i) for i in range(len(fields))]
-        targets, self._features = split(self._names, target, where)
+        targets, self._features = split_columns(self._names, target, where)
         self._feature_columns = [self._names.index(name) for name in self._features]
         self._target_columns = [self._names.index(name) for name in targets]
 
@@ -127,3 +161,72 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+class ParquetReader:
+    """Columns of a Parquet file; a column of lists named `x_name` is X by itself."""
+
+    def __init__(self, where: str, file: Any, target: Columns, x_name: str, identity: Any) -> None:
+        parquet = need("pyarrow.parquet")
+        try:
+            self._file = parquet.ParquetFile(file)
+        except ValueError as error:  # pyarrow.ArrowInvalid
+            raise DataError(f"{where} is not a readable Parquet file: {error}") from error
+        self.n_rows: int | None = self._file.metadata.num_rows
+        self.natural_dtype: np.dtype[Any] | None = None
+        self.identity = identity
+        self._where = where
+        names = list(self._file.schema_arrow.names)
+        self._targets, features = split_columns(names, target, self._where)
+        lists = x_name in features and "list" in str(self._file.schema_arrow.field(x_name).type)
+        self._features = [x_name] if lists else features
+        self._lists = lists
+
+    def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
+        row_bytes = max(1, self._file.metadata.row_group(0).total_byte_size) if self.n_rows else 1
+        group_rows = self._file.metadata.row_group(0).num_rows if self.n_rows else 1
+        rows = max(1, int(block_bytes * max(group_rows, 1) / row_bytes) // 2)
+        row = 0
+        columns = [*self._features, *self._targets]
+        for batch in self._file.iter_batches(batch_size=rows, columns=columns):
+            skip = min(max(start - row, 0), len(batch))
+            row += len(batch)
+            if skip < len(batch):
+                yield self._block(batch.slice(skip), row - len(batch) + skip)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _block(self, batch: Any, start: int) -> RawBlock:
+        for name in (*self._features, *self._targets):
+            column = batch.column(name)
+            if column.null_count:
+                row = start + column.is_null().index(True).as_py()
+                raise DataError(
+                    f"{self._where}, row {row}, column {name!r} is null; fill in or drop such rows"
+                )
+        if self._lists:
+            lists = batch.column(self._features[0])
+            flat = lists.flatten().to_numpy(zero_copy_only=False)
+            if len(flat) % len(lists):
+                raise DataError(f"{self._where}: lists in {self._features[0]!r} differ in length")
+            X = flat.reshape(len(lists), -1)
+        else:
+            X = np.stack([self._numbers(batch, name) for name in self._features], axis=1)
+        y = [batch.column(name).to_numpy(zero_copy_only=False) for name in self._targets]
+        return RawBlock(
+            X,
+            y[0] if len(y) == 1 else np.stack(y, axis=1),
+            self._where,
+            start,
+            None if self._lists else self._features,
+        )
+
+    def _numbers(self, batch: Any, name: str) -> NDArray[Any]:
+        values = batch.column(name).to_numpy(zero_copy_only=False)
+        if values.dtype.kind not in "biuf":
+            raise DataError(
+                f"{self._where}, column {name!r} is {batch.column(name).type}; features are "
+                "numbers: encode or leave out the column"
+            )
+        return np.asarray(values)

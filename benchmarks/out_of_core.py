@@ -1,0 +1,136 @@
+"""Train from a float32 store larger than the memory given, and compare the peak with the plan.
+
+    python -m benchmarks.out_of_core --rows 1340000            # 4.2 GB, memory 1 GiB
+    python -m benchmarks.out_of_core --rows 2680000            # twice the rows, same peak
+    python -m benchmarks.out_of_core --rows 200000 --in-memory # what the pipeline costs
+
+The peak is VmHWM of a fresh process minus its resident size after all imports (Linux).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+D, C = 784, 10
+
+
+def blocks(rows: int, size: int = 10_000):
+    """Rank-40 signal plus noise, labels from a random teacher; a pure function of `rows`."""
+    rng = np.random.default_rng(7)
+    basis = rng.standard_normal((40, D)).astype(np.float32) / 6
+    teacher = rng.standard_normal((40, C)).astype(np.float32)
+    for start in range(0, rows, size):
+        k = min(size, rows - start)
+        latent = rng.standard_normal((k, 40), dtype=np.float32)
+        X = latent @ basis + 0.3 * rng.standard_normal((k, D), dtype=np.float32)
+        yield X, (np.tanh(latent) @ teacher).argmax(axis=1)
+
+
+def make_store(folder: Path, rows: int) -> Path:
+    """The store, made once."""
+    from streamkern.store import StoreWriter
+
+    url = folder / f"train-{rows}.zarr"
+    if url.exists():
+        return url
+    size = 2675  # 8 MiB of float32
+    classes = [str(k) for k in range(C)]
+    with StoreWriter(url, (D,), np.float32, C, classes, chunk_rows=size, n_rows=rows) as writer:
+        for i, (X, y) in enumerate(blocks(rows, size)):
+            writer.write_chunk(i, X, y)
+        writer.finish()
+    return url
+
+
+def _status(key: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(key + ":"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(key)
+
+
+def child(arguments: argparse.Namespace) -> None:
+    """One training run in this process; prints one JSON line."""
+    import dask  # noqa: F401 - imported before the baseline is taken, as all imports are
+    import sklearn.utils.validation  # noqa: F401
+
+    from streamkern.config import RunConfig
+    from streamkern.problem import open_run
+    from streamkern.sources import ArraySource
+    from streamkern.train import train
+
+    url = str(arguments.folder / f"train-{arguments.rows}.zarr")
+    config = RunConfig.from_tables(
+        {
+            "data": {"train": url, "batch_size": arguments.batch or "auto"},
+            "model": {"bandwidth": 20.0, "n_centers": arguments.centers},
+            "solver": {"name": arguments.solver},
+            "run": {
+                "memory": arguments.memory,
+                "device": "cpu",
+                "run_dir": arguments.run_dir,
+                "checkpoint_every": 200,
+            },
+        }
+    )
+    source = None
+    if arguments.in_memory:
+        parts = list(blocks(arguments.rows, 2675))
+        X = np.concatenate([p[0] for p in parts])
+        y = np.concatenate([p[1] for p in parts])
+        source = ArraySource(X, y, classes=[str(k) for k in range(C)], unit_rows=2675)
+        del parts
+    planned = open_run(config, source=source)
+    planned.backend.close()
+    baseline = _status("VmRSS")
+    began = time.perf_counter()
+    result = train(config, source=source)
+    seconds = time.perf_counter() - began
+    result.model.backend.close()
+    print(
+        json.dumps(
+            {
+                "rows": arguments.rows,
+                "planned_mib": planned.buffers.peak / 2**20,
+                "peak_mib": (_status("VmHWM") - baseline) / 2**20,
+                "phases": {n: planned.buffers.total(n) / 2**20 for n in planned.buffers.phases},
+                "block_size": planned.sizes.block_size,
+                "batch_size": result.meta["setup"]["batch_size"],
+                "seconds": seconds,
+                "loop": result.timing,
+            }
+        )
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_340_000)
+    parser.add_argument("--centers", type=int, default=10_000)
+    parser.add_argument("--batch", type=int, default=None)
+    parser.add_argument("--memory", default="1 GiB")
+    parser.add_argument("--solver", default="auto")
+    parser.add_argument("--folder", type=Path, default=Path("/tmp/streamkern-bench"))
+    parser.add_argument("--run-dir", default=None)
+    parser.add_argument("--in-memory", action="store_true")
+    parser.add_argument("--child", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.child:
+        child(arguments)
+        return
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    make_store(arguments.folder, arguments.rows)
+    subprocess.run(
+        [sys.executable, "-m", "benchmarks.out_of_core", "--child", *sys.argv[1:]], check=True
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Arrays read by row slices: what is in memory, in Zarr and HDF5, and .npy and IDX files.
+
+Files are streamed, not mapped, so the same code reads local, compressed and remote ones.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamkern.conform import RawBlock
+from streamkern.errors import DataError
+
+_IDX_DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+
+
+class ArrayReader:
+    """X and y as anything with ``shape``, ``dtype`` and row slices.
+
+    Parameters
+    ----------
+    X, y : array-like
+    where : str
+        Name in messages.
+    identity : JSON
+    aligned : int
+        Rows per block are a multiple of this where possible (chunks of Zarr and HDF5).
+    names : sequence of str, optional
+        Class names; y then holds their positions.
+    """
+
+    def __init__(
+        self,
+        X: Any,
+        y: Any,
+        where: str,
+        identity: Any,
+        *,
+        aligned: int = 1,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        if len(X.shape) < 2:
+            raise DataError(f"X of {where} has shape {tuple(X.shape)}; it must be (n, ...)")
+        if len(y.shape) < 1 or X.shape[0] != y.shape[0]:
+            raise DataError(
+                f"X of {where} has {X.shape[0]} rows and y has shape {tuple(y.shape)}; "
+                "they must have the same rows"
+            )
+        self.n_rows: int | None = int(X.shape[0])
+        self.natural_dtype: np.dtype[Any] | None = None
+        self.identity = identity
+        self._X, self._y, self._where = X, y, where
+        self._aligned, self._names = aligned, None if names is None else np.array(names)
+
+    def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
+        assert self.n_rows is not None
+        row_bytes = max(1, int(np.prod(self._X.shape[1:])) * np.dtype(self._X.dtype).itemsize)
+        # At least a chunk at a time: a smaller slice would decode the same chunk again.
+        rows = max(block_bytes // row_bytes, self._aligned, 1)
+        rows -= rows % self._aligned
+        while start < self.n_rows:
+            stop = min(start - start % rows + rows, self.n_rows)
+            try:
+                X, y = np.asarray(self._X[start:stop]), np.asarray(self._y[start:stop])
+            except (OSError, MemoryError, DataError):
+                raise
+            except Exception as error:  # a codec, a truncated file: whatever the library raises
+                raise DataError(
+                    f"{self._where}, rows {start} to {stop - 1}, can not be read: {error}"
+                ) from error
+            if y.dtype.kind == "T":  # numpy's variable-width strings
+                y = y.astype(str)
+            if self._names is not None:
+                y = self._names[y.astype(np.int64)]
+            yield RawBlock(X, y, self._where, start)
+            start = stop
+
+
+class FileArray:
+    """An n-dimensional array in a file, read by row slices; sequential slices do not seek."""
+
+    def __init__(
+        self, file: IO[bytes], where: str, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> None:
+        self.shape, self.dtype = shape, dtype
+        self._file, self._where = file, where
+        self._data = file.tell()
+        self._row_bytes = int(np.prod(shape[1:])) * dtype.itemsize
+        self._row = 0
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        start, stop, _ = rows.indices(self.shape[0])
+        if start != self._row:
+            self._file.seek(self._data + start * self._row_bytes)
+        out = np.empty((stop - start, *self.shape[1:]), self.dtype)
+        view = out.reshape(-1).view(np.uint8).data
+        while view:
+            data = self._file.read(min(len(view), 1 << 24))
+            if not data:
+                raise DataError(
+                    f"{self._where} ends inside row {stop - 1 - (len(view) - 1) // self._row_bytes}"
+                    f" of {self.shape[0]}; the file is truncated"
+                )
+            view[: len(data)] = data
+            view = view[len(data) :]
+        self._row = stop
+        return out
+
+
+def npy_array(file: IO[bytes], where: str) -> FileArray:
+    """The array behind a .npy header; nothing is unpickled."""
+    try:
+        version = np.lib.format.read_magic(file)
+        if version == (1, 0):
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+        else:
+            shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
+    except ValueError as error:
+        raise DataError(f"{where} is not a .npy file: {error}") from error
+    if dtype.hasobject:
+        raise DataError(f"{where} holds Python objects; save it with a plain dtype")
+    if fortran and len(shape) > 1:
+        raise DataError(
+            f"{where} is in Fortran order, which can not be streamed by rows; save it again with "
+            "np.ascontiguousarray"
+        )
+    return FileArray(file, where, shape, dtype)
+
+
+def idx_array(file: IO[bytes], where: str) -> FileArray:
+    """The array of an IDX file (MNIST, FashionMNIST): 0, 0, type, rank, big-endian sizes."""
+    head = file.read(4)
+    if not is_idx(head):
+        raise DataError(f"{where} is not an IDX file")
+    sizes = file.read(4 * head[3])
+    if len(sizes) != 4 * head[3]:
+        raise DataError(f"{where} ends inside its header; the file is truncated")
+    shape = struct.unpack(f">{head[3]}I", sizes)
+    return FileArray(file, where, shape, np.dtype(_IDX_DTYPES[head[2]]))
+
+
+def is_idx(head: bytes) -> bool:
+    """Whether a file beginning with these four bytes is an IDX file."""
+    return len(head) == 4 and head[:2] == b"\0\0" and head[2] in _IDX_DTYPES and head[3] > 0

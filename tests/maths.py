@@ -1,0 +1,138 @@
+"""What the tests of the maths lane share: small problems, and every solver ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend import Backend
+from streamkern.budget import Sizes
+from streamkern.kernels import KernelOperator, Points, get_kernel
+from streamkern.solver import build
+from streamkern.solver.base import Solver, State
+
+Array = npt.NDArray[Any]
+MakeBackend = Callable[[], AbstractContextManager[Backend]]
+
+
+def rows(seed: int, *shape: int) -> npt.NDArray[np.float64]:
+    """Return standard normal numbers that depend on the seed and the shape only."""
+    return np.random.default_rng([seed, 7]).normal(size=shape)
+
+
+def operator(
+    kernel: str = "laplace",
+    bandwidth: float = 2.0,
+    precision: str = "float64",
+    *,
+    backend: Backend | None = None,
+    tile: tuple[int, int] | None = None,
+    shift: Array | None = None,
+) -> KernelOperator:
+    """Return an operator on one thread, in float64 unless asked otherwise."""
+    backend = backend or Backend(threads=1)
+    if tile is not None:
+        backend.tile_rows, backend.tile_cols = tile
+    return KernelOperator(get_kernel(kernel, bandwidth), backend, precision, shift)
+
+
+def both(op: KernelOperator, X: Array) -> Points:
+    """Return points that can stand on either side of a product."""
+    return op.points(op.backend.asarray(X, op.dtype), left=True, right=True)
+
+
+def quiet(event: str, fields: dict[str, Any]) -> None:
+    """Report nothing."""
+
+
+# --- every solver -------------------------------------------------------------------------------
+
+SOLVERS: dict[str, dict[str, Any]] = {
+    "block": {"solver": "block", "block_size": 24},
+    "blocks": {"solver": "block", "block_size": 7},
+    "blocks, recomputed": {"solver": "block", "block_size": 7, "keep": False},
+    "eigenpro3": {"solver": "eigenpro3", "projection": "exact"},
+    "eigenpro3, resident": {"solver": "eigenpro3", "projection": "resident"},
+    "eigenpro3, inexact": {"solver": "eigenpro3", "projection": "inexact"},
+    "eigenpro4": {"solver": "eigenpro4", "projection": "exact", "period": 3},
+    "eigenpro2": {"solver": "eigenpro2"},
+}
+
+
+def small_sizes(**changes: Any) -> Sizes:
+    """Return sizes for 24 centers."""
+    plain = Sizes("block", 20, 24, True, 120, 100, 60, 12, 1, "none", 1 << 20, 1 << 20)
+    return replace(plain, **changes)
+
+
+@dataclass
+class Case:
+    """A solver's inputs: setup arrays are on the device of `op`."""
+
+    op: KernelOperator
+    sizes: Sizes
+    choices: build.Choices
+    X: Array
+    Y: Array
+    Z: Array
+    X_s: Array
+    setup: build.Setup
+    sample_rows: npt.NDArray[np.int64] | None
+
+    @property
+    def m(self) -> int:
+        """Largest batch."""
+        return int(self.setup.meta["batch_size"])
+
+    def solver(self, setup: build.Setup | None = None, op: KernelOperator | None = None) -> Solver:
+        """Assemble a new solver, of other setup arrays or on another operator if given."""
+        op = op or self.op
+        return build.assemble(
+            op,
+            both(op, self.Z),
+            setup or self.setup,
+            self.sizes,
+            self.choices,
+            n_outputs=self.Y.shape[1],
+            sample_rows=self.sample_rows,
+        )
+
+    def batch(self, t: int) -> npt.NDArray[np.int64]:
+        """Return the rows of batch t; every third one is short."""
+        m = self.m - (3 if t % 3 == 2 and self.m > 4 else 0)
+        return np.random.default_rng([5, t]).permutation(len(self.X))[:m]
+
+    def step(self, solver: Solver, state: State, t: int) -> float:
+        """Take step t and return the loss."""
+        batch = self.batch(t)
+        on_device, dtype = solver.backend.asarray, solver.op.dtype
+        X, Y = on_device(self.X[batch], dtype), on_device(self.Y[batch], dtype)
+        return float(solver.step(state, X, Y, batch, t))
+
+
+def make_case(
+    op: KernelOperator, name: str, *, choices: build.Choices | None = None, **changes: Any
+) -> Case:
+    """Compute the setup of a solver named in SOLVERS on a problem of 240 rows in 3 dimensions."""
+    sizes = small_sizes(**SOLVERS[name], **changes)
+    choices = choices or build.Choices(seed=3)
+    X, fresh = rows(0, 240, 3), rows(2, 300, 3)
+    Y = np.stack([np.sin(X[:, 0]) + X[:, 1], X[:, 2] ** 2], axis=1) + 0.3 * rows(3, 240, 2)
+    Z, X_s = rows(1, 24, 3), fresh[: sizes.n_sample]
+    probe, sample_rows = fresh[-sizes.n_probe :], None
+    if sizes.solver == "eigenpro2":
+        sample_rows = np.arange(0, 240, 4)
+        Z, X_s, probe = X, X[sample_rows], X
+    elif sizes.solver != "block":
+        X_s = fresh[: sizes.n_nystrom]
+    to = op.backend.asarray
+    setup = build.compute(
+        op, both(op, Z), to(X_s, op.dtype), to(probe, op.dtype), sizes, choices,
+        n_samples=100_000, report=quiet,
+    )  # fmt: skip
+    return Case(op, sizes, choices, X, Y, Z, X_s, setup, sample_rows)

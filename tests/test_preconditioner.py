@@ -1,0 +1,393 @@
+"""Preconditioners against the dense reference, and the step each of them allows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamkern.backend import Backend
+from streamkern.errors import ConfigError
+from streamkern.kernels import KernelOperator
+from streamkern.preconditioner import (
+    BlockPreconditioner,
+    StepRule,
+    block_slices,
+    build_block,
+    build_low_rank,
+    jittered_cholesky,
+    top_eigenvalue,
+)
+from tests import reference as ref
+from tests.maths import Array, both, operator, rows
+
+
+# --- the step rule ----------------------------------------------------------------------------------
+
+
+@given(
+    st.floats(1e-2, 1e4), st.floats(1e-3, 1e2), st.integers(1, 10**6), st.floats(1e-3, 1.0)
+)
+def test_step_rule_is_the_derived_one(
+    leverage: float, lambda_1: float, m: int, scale: float
+) -> None:
+    rule = StepRule(leverage, lambda_1)
+    assert rule.eta(m) == pytest.approx(ref.step_size(m, ref.Spectrum(leverage, lambda_1)))
+    assert StepRule(leverage, lambda_1, scale).eta(m) == pytest.approx(scale * rule.eta(m))
+    assert rule.eta(1) == pytest.approx(1 / leverage)
+    # at the critical batch the step is half of what an infinite batch allows
+    critical = rule.critical_batch
+    assert critical / (leverage + (critical - 1) * lambda_1) * 2 * lambda_1 == pytest.approx(
+        1 + lambda_1 / leverage
+    )
+
+
+def psd(values: Array, seed: int) -> Array:
+    """Return a symmetric matrix of these eigenvalues in a random basis."""
+    n = len(values)
+    Q, _ = np.linalg.qr(rows(seed, n, n))
+    return np.asarray((Q * values) @ Q.T)
+
+
+@settings(max_examples=60)
+@given(
+    n=st.integers(1, 60),
+    seed=st.integers(0, 10**6),
+    decay=st.floats(0.0, 4.0),
+    n_steps=st.sampled_from([8, 32, 100]),
+    dtype=st.sampled_from([np.float32, np.float64]),
+)
+def test_top_eigenvalue_is_an_upper_estimate(
+    n: int, seed: int, decay: float, n_steps: int, dtype: Any
+) -> None:
+    A = psd(3.0 * np.arange(1.0, n + 1) ** -decay, seed).astype(dtype)
+    value = top_eigenvalue(lambda v: A @ v, rows(seed + 1, n).astype(dtype), n_steps)
+    truth = float(np.linalg.eigvalsh(A.astype(np.float64))[-1])
+    rounding = 50 * float(np.finfo(dtype).eps)
+    assert value >= truth * (1 - rounding) - (0.0 if n_steps >= 32 else 0.05 * truth)
+    # past n steps the whole space is searched; before, the residual is the price of the bound
+    assert value <= truth * (1 + (rounding + 2e-6 if n_steps >= n else 0.5))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.r_[5.0, np.zeros(79)],
+        np.r_[np.full(3, 5.0), np.full(77, 1e-8)],
+        np.r_[5.0, 5.0 - 1e-9, np.full(78, 4.999)],
+        np.full(80, 5.0),
+        np.r_[5.0 * np.exp(-np.arange(80.0))],
+        5.0 - 4.0 * np.linspace(0, 1, 80) ** 2,
+    ],
+    ids=["rank 1", "rank 3", "nearly equal pair", "identity", "exponential", "dense at the top"],
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_top_eigenvalue_of_hard_spectra(values: Array, dtype: Any) -> None:
+    A = psd(values, 0).astype(dtype)
+    value = top_eigenvalue(lambda v: A @ v, rows(1, 80).astype(dtype), 32)
+    assert 5.0 * (1 - 20 * float(np.finfo(dtype).eps)) <= value <= 5.0 * 1.05
+
+
+def test_top_eigenvalue_of_nothing_is_zero() -> None:
+    for n in (1, 10):
+        assert top_eigenvalue(np.zeros_like, rows(0, n), 32) == 0.0
+
+
+# --- block preconditioner ---------------------------------------------------------------------------
+
+
+@given(st.integers(1, 10**6), st.data())
+def test_blocks_are_nearly_equal_and_none_is_too_large(p: int, data: st.DataObject) -> None:
+    block_size = data.draw(st.integers(max(1, p // 50), p))
+    blocks = block_slices(p, block_size)
+    sizes = [b.stop - b.start for b in blocks]
+    assert [b.start for b in blocks] == [0, *np.cumsum(sizes)[:-1]]
+    assert sum(sizes) == p
+    assert len(blocks) == -(-p // block_size)
+    assert max(sizes) == -(-p // len(blocks)) <= block_size
+    assert min(sizes) >= p // len(blocks) - 1 >= 0
+
+
+@pytest.mark.parametrize("block_size", [0, 11])
+def test_block_size_out_of_range_is_refused(block_size: int) -> None:
+    with pytest.raises(ConfigError, match=f"block_size={block_size} must lie between 1 and "):
+        block_slices(10, block_size)
+
+
+class Built:
+    """A block preconditioner of 30 centers, its inputs, and what it reported."""
+
+    def __init__(
+        self, op: KernelOperator, *, block_size: int = 30, Z: Array | None = None, **options: Any
+    ) -> None:
+        self.op, self.Z = op, rows(1, 30, 3) if Z is None else Z
+        self.S, self.probe = rows(2, 300, 3), rows(3, 200, 3)
+        self.events: list[dict[str, Any]] = []
+        options.setdefault("n_samples", 10**9)
+        block_size = min(block_size, len(self.Z))
+        self.pre: BlockPreconditioner = build_block(
+            op, both(op, self.Z), both(op, self.S), both(op, self.probe), block_size=block_size,
+            report=lambda event, fields: self.events.append(fields), **options,
+        )  # fmt: skip
+        self.kernel = ref.make_kernel("laplace", op.kernel.bandwidth)
+
+    def factors(self, b: int) -> ref.BlockFactors:
+        """Return the reference's factors of block b, at the mu and jitter that were reported."""
+        Z_b = self.Z[self.pre.blocks[b]]
+        mu, jitter = self.events[b]["mu"], self.events[b]["jitter"]
+        return ref.block_factors(self.kernel(Z_b, Z_b), self.kernel(Z_b, self.S), mu, jitter)
+
+    def features(self) -> list[ref.Array]:
+        """Return the probe's features in every block, by the reference."""
+        return [
+            self.kernel(self.probe, self.Z[block]) @ self.factors(b).H.T
+            for b, block in enumerate(self.pre.blocks)
+        ]
+
+
+@pytest.mark.parametrize("block_size", [30, 11, 1])
+@pytest.mark.parametrize("damping", [None, 1e-3])
+def test_block_factors_equal_the_reference(block_size: int, damping: float | None) -> None:
+    built = Built(operator(), block_size=block_size, damping=damping)
+    n_blocks = len(built.pre.blocks)
+    assert [e["block"] for e in built.events] == list(range(n_blocks))
+    for b in range(n_blocks):
+        H = built.factors(b).H
+        np.testing.assert_allclose(built.pre.H[b], H, rtol=0, atol=1e-9 * np.abs(H).max())
+        assert not np.triu(built.pre.H[b], 1).any()
+    assert built.pre.mu == max(e["mu"] for e in built.events)
+    assert built.pre.jitter == max(e["jitter"] for e in built.events)
+
+
+@pytest.mark.parametrize("block_size", [30, 11, 1])
+def test_block_step_is_measured_on_the_probe(block_size: int) -> None:
+    """Total leverage over the blocks, and of each block its own top eigenvalue from above."""
+    built = Built(operator(), block_size=block_size)
+    phi = built.features()
+    total = float(sum((f**2).sum(axis=1) for f in phi).max())
+    for rule, features in zip(built.pre.rules, phi, strict=True):
+        assert rule.leverage == pytest.approx(total, rel=1e-8)
+        lambda_1 = float(np.linalg.eigvalsh(features.T @ features / 200)[-1])
+        assert lambda_1 * (1 - 1e-12) <= rule.lambda_1 <= lambda_1 * (1 + 1e-3)
+        assert rule.scale == 1.0
+
+
+def test_sample_larger_than_a_slab_is_accumulated() -> None:
+    """300 rows against slabs of 256."""
+    built = Built(operator(), block_size=10, damping=1e-4)
+    S = built.S
+    assert len(S) > 256 > max(10, 1)
+    for b in range(3):
+        np.testing.assert_allclose(
+            built.pre.H[b], built.factors(b).H, rtol=0, atol=1e-9 * np.abs(built.factors(b).H).max()
+        )
+
+
+def test_apply_is_h_transposed_h() -> None:
+    built = Built(operator(), block_size=11)
+    for b, block in enumerate(built.pre.blocks):
+        g = rows(9, block.stop - block.start, 2)
+        u = built.pre.apply(b, g.copy(), Backend(1), np.empty_like(g))
+        H = built.pre.H[b]
+        np.testing.assert_allclose(u, H.T @ (H @ g), rtol=1e-12, atol=1e-10)
+
+
+def test_float32_agrees_with_float64_where_mu_is_above_its_rounding() -> None:
+    single = Built(operator(precision="exact"), block_size=11, damping=1e-3)
+    double = Built(operator(), block_size=11, damping=1e-3)
+    for b in range(3):
+        H, truth = single.pre.H[b], double.pre.H[b]
+        assert H.dtype == np.float32
+        np.testing.assert_allclose(H, truth, rtol=0, atol=1e-3 * np.abs(truth).max())
+        one, two = single.pre.rules[b], double.pre.rules[b]
+        assert one.leverage == pytest.approx(two.leverage, rel=1e-3)
+        assert one.lambda_1 == pytest.approx(two.lambda_1, rel=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["exact", "float64"])
+def test_duplicate_centers_are_factored_with_a_reported_jitter(precision: str) -> None:
+    Z = rows(1, 15, 3)
+    built = Built(operator(precision=precision), Z=np.concatenate([Z, Z]), damping=1e-4)
+    assert 0 < built.pre.jitter < 1e-2
+    assert np.isfinite(built.pre.H[0]).all()
+    rule = built.pre.rules[0]
+    once = Built(operator(precision=precision), Z=Z, damping=1e-4).pre.rules[0]
+    # The same functions twice: nothing is gained, and nothing lost but the jitter.
+    assert rule.leverage == pytest.approx(once.leverage, rel=0.02)
+    assert rule.lambda_1 == pytest.approx(once.lambda_1, rel=0.02)
+
+
+def test_all_centers_equal() -> None:
+    built = Built(operator(precision="exact"), Z=np.repeat(rows(1, 1, 3), 20, axis=0))
+    assert np.isfinite(built.pre.H[0]).all()
+    assert 0 < built.pre.rules[0].lambda_1 < 20
+
+
+@pytest.mark.parametrize("block_size", [30, 8])
+def test_mu_rises_until_the_run_can_afford_the_leverage(block_size: int) -> None:
+    """By factors of 10 from 1e-6 of the covariance's scale, and no further than it has to."""
+    op = operator()
+    free = Built(op, block_size=block_size)
+    n_blocks = len(free.pre.blocks)
+    for n_samples in (10**9, 4000, 1200, 1):
+        built = Built(op, block_size=block_size, n_samples=n_samples)
+        affordable = n_samples / (8 * n_blocks)
+        for b, event in enumerate(built.events):
+            power = np.log10(event["mu"] / free.events[b]["mu"])
+            assert power == pytest.approx(round(power), abs=1e-9)
+            assert 0 <= round(power) <= 4
+            own = float((built.features()[b] ** 2).sum(axis=1).max())
+            assert own <= affordable or round(power) == 4
+            if round(power) > 0:
+                event["mu"] /= 10  # the reference at the step before
+                assert float((built.features()[b] ** 2).sum(axis=1).max()) > affordable
+                event["mu"] *= 10
+
+
+class Reluctant(Backend):
+    """Refuses the second and third factorisation, which are of C + mu."""
+
+    n_calls = 0
+
+    def cholesky(self, A: Array) -> bool:
+        self.n_calls += 1
+        return super().cholesky(A) and self.n_calls not in (2, 3)
+
+
+def test_mu_in_force_is_the_mu_reported() -> None:
+    """Where rounding makes the covariance indefinite, mu goes up by itself."""
+    plain = Built(operator(), damping=1e-6)
+    built = Built(operator(backend=Reluctant(1)), damping=1e-6)
+    assert built.pre.mu == pytest.approx(100 * plain.pre.mu)
+    H = built.factors(0).H
+    np.testing.assert_allclose(built.pre.H[0], H, rtol=0, atol=1e-9 * np.abs(H).max())
+
+
+@pytest.mark.parametrize("precision", ["exact", "float64"])
+def test_no_damping_at_all_still_ends(precision: str) -> None:
+    """Centers twice and a smooth kernel: C is singular, and any mu has to come from rounding."""
+    Z = np.concatenate([rows(1, 15, 3)] * 2)
+    built = Built(operator("gaussian", 8.0, precision), Z=Z, damping=0.0)
+    assert built.pre.mu > 0
+    assert np.isfinite(built.pre.H[0]).all()
+
+
+@pytest.mark.parametrize("ridge", [0.0, 1e-2])
+def test_bandwidth_that_separates_all_rows_is_refused(ridge: float) -> None:
+    """It used to look for a mu for ever."""
+    with pytest.raises(ConfigError, match="bandwidth is too small"):
+        Built(operator(bandwidth=1e-4, precision="exact"), ridge=ridge)
+
+
+def test_probe_out_of_reach_of_the_centers_is_refused() -> None:
+    op, Z = operator(bandwidth=1e-3, precision="exact"), rows(1, 30, 3)
+    with pytest.raises(ConfigError, match="leverage 0"):
+        build_block(
+            op, both(op, Z), both(op, Z), both(op, rows(2, 50, 3)), block_size=30, n_samples=10
+        )
+
+
+@pytest.mark.parametrize("where", ["Z", "S", "probe"])
+def test_rows_that_are_not_finite_are_refused(where: str) -> None:
+    op = operator(precision="exact")
+    data = {"Z": rows(1, 30, 3), "S": rows(2, 100, 3), "probe": rows(3, 50, 3)}
+    data[where][7, 1] = np.nan
+    with pytest.raises((ConfigError, np.linalg.LinAlgError)):
+        build_block(
+            op, *(both(op, X) for X in data.values()), block_size=30, n_samples=10
+        )  # fmt: skip
+
+
+def test_half_precision_overflow_is_named() -> None:
+    op = operator(bandwidth=1e-5, precision="fast")
+    with np.errstate(over="ignore", invalid="ignore"), pytest.raises(ConfigError, match="65504"):
+        Built(op)
+
+
+def test_ridge_is_part_of_the_damping_and_of_the_step() -> None:
+    """The bound derived in the module, of the dense second moment of one block's step."""
+    ridge, n = 0.05, 4
+    built = Built(operator(), block_size=8, ridge=ridge)
+    total = max(float(sum((f**2).sum(axis=1) for f in built.features()).max()), 0.0)
+    for b, (rule, phi) in enumerate(zip(built.pre.rules, built.features(), strict=True)):
+        assert built.events[b]["mu"] >= n * ridge
+        Z_b = built.Z[built.pre.blocks[b]]
+        H = built.factors(b).H
+        S, R = phi.T @ phi / 200, ridge * H @ built.kernel(Z_b, Z_b) @ H.T
+        own = float((phi**2).sum(axis=1).max())
+        assert rule.leverage == pytest.approx(total + rule.lambda_1)
+        for m in (1, 10, 1000):
+            second = own / m * S + (m - 1) / m * S @ S + S @ R + R @ S + n * R @ R
+            assert np.linalg.eigvalsh((S + R) / rule.eta(m) - second)[0] > -1e-12
+
+
+# --- low-rank preconditioner ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", [1, 6, 39])
+def test_low_rank_eigensystem_equals_the_reference(level: int) -> None:
+    op, X_s, probe = operator(), rows(0, 40, 3), rows(1, 150, 3)
+    P = build_low_rank(op, both(op, X_s), both(op, probe), level=level)
+    kernel = ref.make_kernel("laplace", 2.0)
+    eigen = ref.eigensystem(kernel(X_s, X_s), level)
+    np.testing.assert_allclose(P.D, eigen.D, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(np.abs(np.sum(P.E * eigen.E, axis=0)), 1.0, rtol=1e-8)
+    scale = np.abs(eigen.Q).max()
+    np.testing.assert_allclose((P.E * P.D) @ P.E.T, eigen.Q, rtol=0, atol=1e-10 * scale)
+    spectrum = ref.eigenpro_spectrum(kernel, probe, X_s, eigen)
+    assert P.rule.leverage == pytest.approx(spectrum.leverage, rel=1e-9)
+    assert spectrum.lambda_1 * (1 - 1e-10) <= P.rule.lambda_1 <= spectrum.lambda_1 * 1.01
+    g = rows(2, 150, 2)
+    np.testing.assert_allclose(
+        P.correction(op, both(op, probe), g), eigen.Q @ kernel(X_s, probe) @ g,
+        rtol=0, atol=1e-9,
+    )  # fmt: skip
+
+
+def test_low_rank_float32_agrees_with_float64() -> None:
+    X_s, probe = rows(0, 40, 3), rows(1, 150, 3)
+    one, two = (
+        build_low_rank(op, both(op, X_s), both(op, probe), level=10)
+        for op in (operator(precision="exact"), operator())
+    )
+    np.testing.assert_allclose(one.D, two.D, rtol=1e-3)
+    assert one.rule.leverage == pytest.approx(two.rule.leverage, rel=1e-4)
+    assert one.rule.lambda_1 == pytest.approx(two.rule.lambda_1, rel=1e-3)
+
+
+def test_directions_at_the_level_of_rounding_are_left_alone() -> None:
+    """A smooth kernel in one dimension has a handful of eigenvalues above float32's eps."""
+    op = operator("gaussian", 3.0, "exact")
+    X_s, probe = rows(0, 100, 1), rows(1, 80, 1)
+    P = build_low_rank(op, both(op, X_s), both(op, probe), level=60)
+    assert 1 <= P.E.shape[1] < 20
+    assert P.E.shape == (100, len(P.D))
+    assert np.isfinite(P.D).all()
+    assert P.D.min() >= 0
+    assert 0 < P.rule.lambda_1 < 1e-2
+
+
+def test_constant_kernel_has_rank_one_and_is_refused() -> None:
+    op = operator("gaussian", 1e6, "exact")
+    with pytest.raises(ConfigError, match=r"n_nystrom=20: K\(X_s, X_s\) has rank 1"):
+        build_low_rank(op, both(op, rows(0, 20, 2)), both(op, rows(1, 20, 2)), level=3)
+
+
+@pytest.mark.parametrize("level", [0, -1, 20, 21])
+def test_level_out_of_range_is_refused(level: int) -> None:
+    op = operator()
+    with pytest.raises(ConfigError, match=f"level={level} must lie between 1 and n_nystrom - 1"):
+        build_low_rank(op, both(op, rows(0, 20, 2)), both(op, rows(1, 20, 2)), level=level)
+
+
+def test_kernel_that_is_not_positive_definite_is_refused() -> None:
+    class Negative(type(operator().kernel)):  # type: ignore[misc]
+        def profile(self, sq: Array, xp: Any) -> Array:
+            return -1 - sq
+
+    op = KernelOperator(Negative(1.0), Backend(1), "float64")
+    with pytest.raises(ConfigError, match="not positive definite"):
+        jittered_cholesky(op, both(op, rows(0, 5, 2)))
