@@ -267,7 +267,7 @@ class _BlockFactor:
         """A^-1 L^-1 and the mu it took: rounding may leave C + mu indefinite."""
         xp, b = self.backend.xp, len(self.Z)
         diagonal = xp.arange(b)
-        mu = max(mu, eps(self.op) * self.top / 100)
+        mu = max(mu, _eps(self.op) * self.top / 100)
         A = self.C.copy()
         while True:
             A[diagonal, diagonal] += mu
@@ -298,18 +298,16 @@ class _BlockFactor:
         return leverage, top_eigenvalue(hessian, start, EIGENVALUE_STEPS)
 
 
-def jittered_cholesky(
-    op: KernelOperator, Z: Points, jitter: float | None = None
-) -> tuple[Array, float]:
+def jittered_cholesky(op: KernelOperator, Z: Points) -> tuple[Array, float]:
     """Lower factor of K(Z, Z) + jitter I and the jitter it took.
 
     Z : points with both sides. Duplicate or nearly duplicate centers make K(Z, Z) singular, and
-    rounding makes it indefinite by about eps times its norm, so the jitter starts at 10 eps, or
-    where it is told to, and grows by 10 until the factorisation succeeds.
+    rounding makes it indefinite by about eps times its norm, so the jitter starts at 10 eps and
+    grows by 10 until the factorisation succeeds.
     """
     xp = op.backend.xp
     diagonal = xp.arange(len(Z))
-    jitter = jitter or 10 * eps(op)
+    jitter = 10 * _eps(op)
     K = xp.empty((len(Z), len(Z)), op.dtype)
     while True:
         op.gram(Z, out=K)
@@ -325,7 +323,7 @@ def jittered_cholesky(
         jitter *= 10
 
 
-def eps(op: KernelOperator) -> float:
+def _eps(op: KernelOperator) -> float:
     """Relative spacing of the numbers `op` computes with."""
     return float(np.spacing(op.dtype.type(1)))
 
@@ -378,7 +376,7 @@ def build_low_rank(
     lam, E = op.backend.top_eigh(K, level + 1)
     # Directions at the level of rounding have no meaningful eigenvalue: leave them alone. Measured
     # in float32, eigenvalues of K / s are off by 1 to 3 eps of the largest for s from 500 to 2000.
-    floor = 100 * eps(op) * float(lam[0])
+    floor = 100 * _eps(op) * float(lam[0])
     usable = min(level, int((lam > floor).sum()) - 1)
     if usable < 1:
         raise ConfigError(

@@ -1,0 +1,136 @@
+"""What the estimators take as data: arrays as scikit-learn checks them, and everything streamed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+from sklearn.utils import column_or_1d
+from sklearn.utils.multiclass import check_classification_targets, unique_labels
+from sklearn.utils.validation import check_array, validate_data
+
+from streamkern.errors import ConfigError, DataError
+from streamkern.source_base import Source
+from streamkern.sources import ArraySource, ZarrSource
+from streamkern.store import Store
+
+# What is stored as it comes; anything else becomes float64.
+DTYPES = [np.float64, np.float32, np.float16, np.uint8, np.uint16]
+
+
+def is_stream(X: Any) -> bool:
+    """Whether X is read piece by piece: a store, its URL, a source, or a zarr or Dask array."""
+    return (
+        isinstance(X, str | os.PathLike | Store | zarr.Group | zarr.Array)
+        or hasattr(X, "read_unit")
+        or hasattr(X, "__dask_graph__")
+    )
+
+
+def open_stream(X: Any, y: Any = None, *, targets: bool = True) -> Source:
+    """The source behind what `is_stream` accepts. targets : whether y of a store is wanted."""
+    if isinstance(X, zarr.Array) or hasattr(X, "__dask_graph__"):
+        return ArraySource(X, y)
+    if y is not None:
+        raise ConfigError("y must be None where X is a store or a source: it brings its own y")
+    if isinstance(X, Store | zarr.Group | str | os.PathLike):
+        if targets or isinstance(X, Store):
+            return ZarrSource(X)
+        return ZarrSource(X, y=None)
+    source: Source = X
+    return source
+
+
+def checked_rows(estimator: Any, X: Any, *, reset: bool) -> npt.NDArray[Any]:
+    """Rows (n, d) or images (n, h, w, ch) as an array; `reset` records their features."""
+    if getattr(X, "ndim", 2) != 4:
+        rows: npt.NDArray[Any] = validate_data(
+            estimator, X, reset=reset, dtype=DTYPES, ensure_min_samples=2 if reset else 1
+        )
+        return rows
+    images: npt.NDArray[Any] = check_array(X, dtype=DTYPES, allow_nd=True)
+    n_features = int(np.prod(images.shape[1:]))
+    if reset:
+        estimator.n_features_in_ = n_features
+    elif n_features != estimator.n_features_in_:
+        raise DataError(
+            f"X has {n_features} features, but {type(estimator).__name__} is expecting "
+            f"{estimator.n_features_in_} features as input"
+        )
+    return images
+
+
+def checked_values(y: Any, n_rows: int) -> npt.NDArray[Any]:
+    """Regression targets (n,) or (n, c), floating."""
+    y = check_array(y, dtype="numeric", ensure_2d=False, input_name="y")
+    _check_length(y, n_rows)
+    return y if y.dtype.kind == "f" else y.astype(np.float64)
+
+
+def floating(y: Any) -> Any:
+    """A zarr or Dask array of numbers with a floating dtype, so that it is not taken for labels."""
+    if y is None or np.dtype(y.dtype).kind == "f":
+        return y
+    if isinstance(y, zarr.Array):
+        import dask.array  # costs half a second, and only this rare case needs it
+
+        y = dask.array.from_array(y)
+    return y.astype(np.float64)
+
+
+def checked_labels(y: Any, n_rows: int) -> npt.NDArray[Any]:
+    """Class labels (n,) of any kind."""
+    y = column_or_1d(y, warn=True)
+    check_classification_targets(y)
+    _check_length(y, n_rows)
+    return y
+
+
+def _check_length(y: npt.NDArray[Any], n_rows: int) -> None:
+    if len(y) != n_rows:
+        raise DataError(f"X has {n_rows} rows and y has {len(y)}; give one target for each row")
+
+
+def label_ids(y: npt.NDArray[Any], classes: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Place of each label in the sorted `classes`: (n,)."""
+    ids = np.minimum(np.searchsorted(classes, y), len(classes) - 1)
+    unseen = classes[ids] != y
+    if unseen.any():
+        row = int(np.argmax(unseen))
+        raise DataError(
+            f"label {y[row].item()!r} of row {row} is none of the {len(classes)} classes known so "
+            "far; name all of them in the first partial_fit(X, y, classes=...)"
+        )
+    return ids.astype(np.int64)
+
+
+def sorted_classes(labels: Any) -> npt.NDArray[Any]:
+    """The different labels, sorted."""
+    classes: npt.NDArray[Any] = unique_labels(labels)
+    return classes
+
+
+def names_of(classes: npt.NDArray[Any]) -> tuple[str, ...]:
+    """Class names as a source holds them."""
+    return tuple(str(label) for label in classes.tolist())
+
+
+def labels_of(names: Sequence[str], dtype: Any = None) -> npt.NDArray[Any]:
+    """Class labels from the names a source holds: whole numbers where all of them are.
+
+    dtype : of the labels they came from, where it is known.
+    """
+    kind = None if dtype is None else np.dtype(dtype).kind
+    if kind == "b":
+        return np.array([name == "True" for name in names])
+    if kind in (None, "i", "u") and all(_is_whole(name) for name in names):
+        return np.array([int(name) for name in names], None if kind is None else dtype)
+    return np.array(names)
+
+
+def _is_whole(name: str) -> bool:
+    return name.removeprefix("-").isdecimal() and str(int(name)) == name

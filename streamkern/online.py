@@ -1,0 +1,168 @@
+"""Training block by block, as the data arrives: what `partial_fit` keeps between two calls.
+
+The first block decides everything that a run decides in its setup: centers, bandwidth, scaling,
+preconditioner, step sizes. Every block, the first included, is then trained on with the same
+solver state, and the running average goes on. Between two calls all of it is host arrays and plain
+values, so it can be pickled, and no thread or device memory is held.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.assemble import Assembled, reassemble, start
+from streamkern.budget import Sizes
+from streamkern.config import RunConfig
+from streamkern.errors import ConfigError
+from streamkern.feed import DeviceBatch, Feed
+from streamkern.guard import FACTOR, WINDOW, Guard
+from streamkern.kernels import Kernel
+from streamkern.prefetch import Loader
+from streamkern.problem import Run, open_run
+from streamkern.solver.base import State
+from streamkern.source_base import Source
+from streamkern.train import Result
+
+
+@dataclass
+class Online:
+    """A run without an end: `advance` trains on one more block.
+
+    setup : what the first block decided, arrays and JSON values. saved : the solver's arrays and
+    scalars. window : (loss, loss of predicting zero) of the steps the guard has not judged yet.
+    """
+
+    config: RunConfig
+    kernel: Kernel | None
+    centers: npt.NDArray[Any] | None
+    sizes: Sizes | None = None
+    setup: tuple[dict[str, npt.NDArray[Any]], dict[str, Any]] | None = None
+    saved: tuple[dict[str, npt.NDArray[Any]], dict[str, Any]] | None = None
+    good: npt.NDArray[Any] | None = None
+    guard: Guard = field(default_factory=Guard)
+    window: list[tuple[float, float]] = field(default_factory=list)
+    step: int = 0
+    samples: int = 0
+    epochs_done: int = 0
+
+    def advance(self, source: Source) -> Result:
+        """data.epochs passes over the rows of `source`. The caller closes `Result.model.backend`.
+
+        After an error nothing has changed: the block counts as not seen.
+        """
+        if self.config.run.run_dir is not None:
+            raise ConfigError(
+                f"run_dir={self.config.run.run_dir!r} can not be used with partial_fit, which "
+                "keeps its state in the estimator; leave run_dir out, or use fit"
+            )
+        if self.config.solver.name == "eigenpro2" or self.config.model.centers == "all":
+            raise ConfigError(
+                "solver='eigenpro2' and centers='all' need all rows at once and can not be used "
+                "with partial_fit; use fit, or random centers and another solver"
+            )
+        n_centers = None if self.centers is None else len(self.centers)
+        if self.setup is not None:
+            n_centers = len(self.setup[0]["Z"])
+        run = open_run(self.config, source=source, n_centers=n_centers, fixed_sizes=self.sizes)
+        try:
+            return _Block(self, run).train()
+        except BaseException:
+            run.backend.close()
+            raise
+
+
+class _Block:
+    """One call of `Online.advance`; what it changed is kept at its end."""
+
+    def __init__(self, online: Online, run: Run) -> None:
+        self.online, self.run = online, run
+        if online.setup is None:
+            self.made = start(run, kernel=online.kernel, given=online.centers, report=_ignore)
+        else:
+            self.made = reassemble(run, *online.setup, kernel=online.kernel)
+        self.solver = self.made.solver
+        self.state: State = (
+            self.solver.init() if online.saved is None else self.solver.restore(*online.saved)
+        )
+        backend = run.backend
+        self.good = self.state.alpha.copy() if online.good is None else backend.asarray(online.good)
+        self.guard = Guard(online.guard.best, online.guard.back_offs)
+        self.window: list[tuple[Any, Any]] = list(online.window)
+        self.step, self.samples = online.step, online.samples
+
+    def train(self) -> Result:
+        """Every batch, then the state to the host."""
+        source, config, sizes = self.run.data.source, self.run.config, self.run.sizes
+        seed, first = config.run.random_state, self.online.epochs_done
+        with (
+            Loader(
+                source,
+                batch_size=min(self.made.batch_size, source.n_rows),
+                seed=seed,
+                block_bytes=sizes.loader_block_bytes,
+                in_flight_bytes=sizes.loader_in_flight_bytes,
+                threads=config.data.prefetch_threads,
+            ) as loader,
+            Feed(loader, self.run.backend, dtype=self.made.op.dtype, seed=seed) as feed,
+        ):
+            # Epoch numbers go on, so that no block is shuffled and augmented like another.
+            for batch in feed.epochs(first, first + config.data.epochs):
+                self._step(batch)
+        self.solver.finish(self.state)
+        return self._keep()
+
+    def _step(self, batch: DeviceBatch) -> None:
+        loss = self.solver.step(self.state, batch.X, batch.Y, batch.rows, self.step)
+        self.window.append((loss, (batch.Y * batch.Y).sum() / len(batch.Y)))
+        self.step += 1
+        self.samples += len(batch.rows)
+        if len(self.window) < WINDOW:
+            return
+        loss, zero = (sum(float(pair[i]) for pair in self.window) / WINDOW for i in (0, 1))
+        self.window.clear()
+        if self.guard.judge(loss, zero):
+            self.solver.backed_off(self.state, self.good, FACTOR)
+        else:
+            self.good[...] = self.state.alpha
+
+    def _keep(self) -> Result:
+        online, made, solver, host = self.online, self.made, self.solver, self._host
+        if online.setup is None:
+            online.setup = {name: host(a) for name, a in made.arrays.items()}, made.meta
+            online.sizes = self.run.sizes
+        saved = {name: host(a) for name, a in solver.arrays(self.state).items()}
+        online.saved = saved, solver.scalars(self.state)
+        online.good, online.guard = host(self.good), self.guard
+        online.window = [(float(a), float(b)) for a, b in self.window]
+        online.step, online.samples = self.step, self.samples
+        online.epochs_done += self.run.config.data.epochs
+        return finished(self.run, made, self.state, self.samples, online.setup[0])
+
+    def _host(self, a: Any) -> npt.NDArray[Any]:
+        return np.array(self.run.backend.to_host(a))
+
+
+def finished(
+    run: Run,
+    made: Assembled,
+    state: State,
+    samples: int,
+    setup: dict[str, npt.NDArray[Any]],
+) -> Result:
+    """The model as it is now, in the form in which a run hands it over."""
+    from streamkern.model import KernelModel
+
+    data, solver = run.data, made.solver
+    model = KernelModel(
+        made.op, solver.Z, solver.weights(state), data.source.classes, data.source.row_shape,
+        data.fixed,
+    )  # fmt: skip
+    return Result(model, {}, [], setup["Z"], setup["order"], made.meta, samples)
+
+
+def _ignore(event: str, fields: dict[str, Any]) -> None:
+    pass

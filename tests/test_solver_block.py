@@ -1,0 +1,271 @@
+"""The block solver step by step against the reference, and where it converges to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern.backend import Backend
+from streamkern.kernels import KernelOperator
+from streamkern.solver import build
+from streamkern.solver.block import ORDER_STAGE, RIDGE_STAGE, BlockSolver
+from tests import reference as ref
+from tests.maths import Array, Case, both, make_case, operator, quiet, rows, small_sizes
+
+KERNEL = ref.make_kernel("laplace", 2.0)
+
+
+def close(actual: Array, desired: Array, relative: float = 1e-10) -> None:
+    np.testing.assert_allclose(actual, desired, rtol=0, atol=relative * np.abs(desired).max())
+
+
+def block_reference(case: Case, solver: BlockSolver) -> ref.BlockReference:
+    """Return the reference with its own factors, each at the mu that setup chose for its block."""
+    events: list[dict[str, Any]] = []
+    n_probe = case.sizes.n_probe
+    build.compute(
+        case.op, both(case.op, case.Z), case.X_s, rows(2, 300, 3)[-n_probe:], case.sizes,
+        case.choices, n_samples=100_000, report=lambda event, fields: events.append(fields),
+    )  # fmt: skip
+    ids = np.arange(len(case.Z))
+    blocks = [ids[b] for b in solver.preconditioner.blocks]
+    truth = ref.BlockReference(
+        KERNEL, case.Z, blocks, case.X_s, 1.0, n_outputs=case.Y.shape[1]
+    )  # fmt: skip
+    truth.factors = [
+        ref.block_factors(
+            KERNEL(case.Z[b], case.Z[b]), KERNEL(case.Z[b], case.X_s), e["mu"], e["jitter"]
+        )
+        for b, e in zip(blocks, events, strict=True)
+    ]
+    return truth
+
+
+@pytest.mark.parametrize("tile", [(512, 1024), (7, 5)])
+@pytest.mark.parametrize("average", [True, False])
+@pytest.mark.parametrize("name", ["block", "blocks", "blocks, recomputed"])
+def test_steps_follow_the_reference(name: str, average: bool, tile: tuple[int, int]) -> None:
+    choices = build.Choices(seed=3, average=average, step_scale=0.7)
+    case = make_case(operator(tile=tile), name, choices=choices)
+    solver = case.solver()
+    assert isinstance(solver, BlockSolver)
+    truth, state = block_reference(case, solver), solver.init()
+    assert not solver.weights(state).any()
+    for t in range(12):
+        batch = case.batch(t)
+        state.scale = 1.0 if t < 6 else 0.5  # as after a back-off
+        truth.eta = [state.scale * rule.eta(len(batch)) for rule in solver.rules()]
+        order = np.random.default_rng([3, ORDER_STAGE, t]).permutation(len(truth.blocks))
+        before = truth.predict(case.X[batch]) - case.Y[batch]
+        loss = case.step(solver, state, t)
+        truth.step(case.X[batch], case.Y[batch], order.tolist())
+        assert loss == pytest.approx((before**2).sum() / len(batch), rel=1e-10)
+        close(state.alpha, truth.alpha)
+        if average:
+            close(state.average, truth.average)
+    assert solver.weights(state) is (state.average if average else state.alpha)
+    assert state.averaged == (12 if average else 0)
+
+
+def test_step_sizes_are_those_of_the_rule() -> None:
+    """The reference measures leverage and lambda_1 on the same probe by its own means."""
+    case = make_case(operator(), "blocks")
+    solver = case.solver()
+    assert isinstance(solver, BlockSolver)
+    truth = block_reference(case, solver)
+    for m in (1, 20, 1000):
+        truth.set_eta(rows(2, 300, 3)[-100:], m, leverage="total")
+        for rule, eta in zip(solver.rules(), truth.eta, strict=True):
+            assert 0.99 * eta <= rule.eta(m) <= eta * (1 + 1e-9)
+
+
+def test_blocks_are_visited_in_another_order_every_step() -> None:
+    orders = {
+        tuple(np.random.default_rng([3, ORDER_STAGE, t]).permutation(4).tolist()) for t in range(60)
+    }
+    assert len(orders) > 12
+
+
+@pytest.mark.parametrize("precision", ["float64", "exact"])
+def test_recomputing_the_kernel_changes_rounding_only(precision: str) -> None:
+    op = operator(precision=precision)
+    kept, recomputed = (make_case(op, name) for name in ("blocks", "blocks, recomputed"))
+    one, two = kept.solver(), recomputed.solver(kept.setup)
+    a, b = one.init(), two.init()
+    for t in range(20):
+        kept.step(one, a, t)
+        recomputed.step(two, b, t)
+    close(b.alpha, a.alpha, 1e-10 if precision == "float64" else 2e-3)
+
+
+@pytest.mark.parametrize("name", ["block", "blocks"])
+def test_tile_shape_changes_rounding_only(name: str) -> None:
+    """So does the number of shards that the centers are cut into: their tiles are added up."""
+    alphas = []
+    for tile in ((512, 1024), (5, 24), (20, 1), (3, 7)):
+        case = make_case(operator(tile=tile), name)
+        solver = case.solver()
+        state = solver.init()
+        for t in range(20):
+            case.step(solver, state, t)
+        alphas.append(state.alpha)
+    for alpha in alphas[1:]:
+        close(alpha, alphas[0], 1e-9)
+
+
+@pytest.mark.parametrize("name", ["block", "blocks", "blocks, recomputed"])
+def test_steps_have_the_same_bits_on_any_number_of_threads(name: str) -> None:
+    alphas = []
+    for threads in (1, 2, 3):
+        with Backend(threads) as backend:
+            backend.chunk = 8
+            case = make_case(operator(precision="exact", backend=backend, tile=(8, 8)), name)
+            solver = case.solver()
+            state = solver.init()
+            for t in range(5):
+                case.step(solver, state, t)
+            alphas.append(state.alpha)
+    for alpha in alphas[1:]:
+        np.testing.assert_array_equal(alpha, alphas[0])
+
+
+@pytest.mark.parametrize("name", ["block", "blocks"])
+def test_float32_stays_near_float64(name: str) -> None:
+    """In what it predicts; damped well above float32's eps, so that both take the same path."""
+    predictions = []
+    for precision in ("float64", "exact"):
+        choices = build.Choices(seed=3, damping=1e-3)
+        case = make_case(operator(precision=precision), name, choices=choices)
+        solver = case.solver()
+        state = solver.init()
+        for t in range(30):
+            case.step(solver, state, t)
+        predictions.append(KERNEL(case.X, case.Z) @ solver.weights(state).astype(np.float64))
+    close(predictions[1], predictions[0], 1e-3)
+
+
+def test_average_weighs_step_i_by_its_rising_factorial() -> None:
+    case = make_case(operator(), "blocks")
+    solver = case.solver()
+    state, history = solver.init(), []
+    for t in range(15):
+        case.step(solver, state, t)
+        history.append(state.alpha.copy())
+        i = np.arange(1.0, t + 2)
+        weights = i * (i + 1) * (i + 2)
+        close(state.average, np.tensordot(weights / weights.sum(), np.array(history), 1), 1e-12)
+
+
+# --- where it converges to --------------------------------------------------------------------------
+
+
+def grid_case(n_blocks: int, op: KernelOperator, choices: build.Choices) -> Case:
+    """Return 200 rows on a grid of 16 centers half a spacing wide, where blocks hardly overlap."""
+    rng = np.random.default_rng(5)
+    Z = np.stack(np.meshgrid(np.arange(4.0), np.arange(4.0)), axis=-1).reshape(16, 2)
+    Z = Z[rng.permutation(16)]
+    X, S = rng.uniform(-0.5, 3.5, (200, 2)), rng.uniform(-0.5, 3.5, (80, 2))
+    Y = rows(1, 200, 2)
+    sizes = small_sizes(batch_size=200, block_size=16 // n_blocks)
+    setup = build.compute(
+        op, both(op, Z), S, X, sizes, choices, n_samples=10**9, report=quiet
+    )  # fmt: skip
+    return Case(op, sizes, choices, X, Y, Z, S, setup, None)
+
+
+def iterate(case: Case, n_steps: int, batch: int | None = None) -> tuple[Any, list[float]]:
+    """Run on the whole data, or on random batches of it; return the state and the losses."""
+    solver = case.solver()
+    state, losses = solver.init(), []
+    for t in range(n_steps):
+        ids = np.arange(len(case.X))
+        if batch is not None:
+            ids = np.random.default_rng([9, t]).permutation(len(case.X))[:batch]
+        losses.append(float(solver.step(state, case.X[ids], case.Y[ids], ids, t)))
+    return state, losses
+
+
+@pytest.mark.parametrize("n_blocks", [1, 8])
+def test_full_batch_converges_to_least_squares(n_blocks: int) -> None:
+    op = operator(bandwidth=0.5)
+    case = grid_case(n_blocks, op, build.Choices(seed=1))
+    state, losses = iterate(case, 600)
+    exact = ref.exact_least_squares(ref.laplace(case.X, case.Z, 0.5), case.Y)
+    close(state.alpha, exact, 1e-8)
+    assert np.all(np.diff(losses) <= 1e-12 * losses[0])  # no sweep raises the loss
+
+
+@pytest.mark.parametrize("n_blocks", [1, 8])
+def test_minibatches_meet_a_realisable_target(n_blocks: int) -> None:
+    """The noise of the batches goes with the residual: no floor, to rounding."""
+    case = grid_case(n_blocks, operator(bandwidth=0.5), build.Choices(seed=1))
+    truth = rows(4, 16, 2)
+    case.Y = ref.laplace(case.X, case.Z, 0.5) @ truth
+    state, losses = iterate(case, 2500 if n_blocks == 8 else 1500, batch=60)
+    close(state.alpha, truth, 1e-10)
+    assert losses[-1] < 1e-20 * losses[0]
+
+
+def test_minibatch_average_is_nearer_to_least_squares_than_the_iterate() -> None:
+    case = grid_case(1, operator(bandwidth=0.5), build.Choices(seed=1))
+    exact = ref.exact_least_squares(ref.laplace(case.X, case.Z, 0.5), case.Y)
+    state, _ = iterate(case, 800, batch=40)
+    last, mean = (float(np.linalg.norm(a - exact)) for a in (state.alpha, state.average))
+    assert mean < last / 3
+    assert mean < 0.05 * float(np.linalg.norm(exact))
+
+
+# --- ridge ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ridge", [1e-5, 1e-2, 10.0])
+def test_full_preconditioner_converges_to_the_ridge_solution(ridge: float) -> None:
+    case = grid_case(1, operator(bandwidth=0.5), build.Choices(seed=1, ridge=ridge))
+    state, _ = iterate(case, 400)
+    K_xz, K_zz = ref.laplace(case.X, case.Z, 0.5), ref.laplace(case.Z, case.Z, 0.5)
+    close(state.alpha, ref.ridge(K_xz, case.Y, K_zz, ridge), 1e-9)
+
+
+def test_ridge_gradient_is_unbiased_over_the_blocks() -> None:
+    """One block a step gets its part of ridge K(Z, Z) alpha, times the number of blocks."""
+    choices = build.Choices(seed=1, ridge=0.3)
+    case = make_case(operator(tile=(7, 5)), "blocks", choices=choices)
+    solver = case.solver()
+    assert isinstance(solver, BlockSolver)
+    state = solver.init()
+    state.alpha[...] = rows(8, 24, 2)
+    blocks = solver.preconditioner.blocks
+    whole = 0.3 * KERNEL(case.Z, case.Z) @ state.alpha
+    visits = np.zeros(len(blocks))
+    for t in range(400):
+        for b, block in enumerate(blocks):
+            g = np.zeros((block.stop - block.start, 2))
+            solver._add_ridge(g, state, b, t)
+            if g.any():
+                visits[b] += 1
+                close(g, len(blocks) * whole[block], 1e-12)
+        assert visits.sum() == t + 1
+        assert visits[int(np.random.default_rng([1, RIDGE_STAGE, t]).integers(len(blocks)))] > 0
+    # 400 / 4 +- 5 standard deviations
+    np.testing.assert_allclose(visits, 100, atol=5 * np.sqrt(400 * 0.25 * 0.75))
+
+
+@pytest.mark.parametrize("ridge", [1e-3, 0.1, 10.0])
+@pytest.mark.parametrize("n_blocks", [2, 8])
+def test_blocks_average_to_the_ridge_solution(n_blocks: int, ridge: float) -> None:
+    """Whatever the ridge: it counts n_blocks times in the step of the block that gets it."""
+    case = grid_case(n_blocks, operator(bandwidth=0.5), build.Choices(seed=1, ridge=ridge))
+    state, losses = iterate(case, 3000)
+    K_xz, K_zz = ref.laplace(case.X, case.Z, 0.5), ref.laplace(case.Z, case.Z, 0.5)
+    truth = ref.ridge(K_xz, case.Y, K_zz, ridge)
+    assert max(losses) < 2 * losses[0]
+    close(state.average, truth, 0.05)
+
+
+def test_too_many_rows_for_the_buffers_is_an_error() -> None:
+    case = make_case(operator(), "block")
+    solver = case.solver()
+    with pytest.raises(ValueError, match=""):
+        solver.step(solver.init(), rows(0, 30, 3), rows(1, 30, 2), np.arange(30), 0)
