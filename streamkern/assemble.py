@@ -16,7 +16,6 @@ import numpy.typing as npt
 from streamkern import centers
 from streamkern.augment import Scale, Transform
 from streamkern.backend import Array, Backend
-from streamkern.budget import Sizes
 from streamkern.config import RunConfig
 from streamkern.errors import ConfigError
 from streamkern.feed import prepare
@@ -37,8 +36,8 @@ Report = Callable[[str, dict[str, Any]], None]
 class Assembled:
     """A solver ready to step, and what it takes to make it again.
 
-    Z : (p, d) transformed centers on the device, in kept order. order : kept row i was row
-    order[i] of the centers as chosen. sizes : with the batch that setup settled on.
+    arrays["Z"] : (p, d) transformed centers on the device, in kept order; kept row i was row
+    arrays["order"][i] of the centers as chosen.
     """
 
     solver: Solver
@@ -72,7 +71,11 @@ def start(
     host_Z = run.backend.to_host(Z)
     if kernel is None:
         bandwidth = config.model.bandwidth
-        width = centers.median_bandwidth(host_Z) if bandwidth == "auto" else bandwidth
+        # Rows in store order may be sorted by label; all others are in random order already.
+        drawn = host_Z
+        if in_order:
+            drawn = host_Z[centers.random_order(len(host_Z), seed)[: centers.BANDWIDTH_ROWS]]
+        width = centers.median_bandwidth(drawn) if bandwidth == "auto" else bandwidth
         kernel = get_kernel(config.model.kernel, width)
     # A common shift changes no distance; without it raw pixels cost three digits of them.
     shift = host_Z.mean(axis=0, dtype=np.float64).astype(dtype)
@@ -229,5 +232,3 @@ def load_scaling(
                 Scale(entry["mode"], arrays[f"scaling.{i}.mean"], arrays[f"scaling.{i}.scale"])
             )
     return tuple(fixed)
-
-

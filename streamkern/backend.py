@@ -53,6 +53,8 @@ class Backend:
     name = "cpu"
     tile_rows = 512
     tile_cols = 1024
+    kept_cols: int | None = 1024
+    """Width of a tile that goes to a matrix which is kept; None: the whole row."""
     chunk = 512
 
     def __init__(self, threads: int | None = None) -> None:
@@ -281,6 +283,7 @@ class CupyBackend(Backend):  # pragma: no cover - needs a CUDA device; see tools
 
     tile_rows = 1 << 16
     tile_cols = 16384
+    kept_cols = None
 
     def __init__(self, index: int = 0) -> None:
         super().__init__(threads=1)

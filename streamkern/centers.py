@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy.spatial.distance import pdist
 
-from streamkern.errors import DataError, NonFiniteError
+from streamkern.errors import ConfigError, DataError, NonFiniteError
 from streamkern.source_base import Block, Source
 from streamkern.sources import sample_rows
 
@@ -30,14 +31,32 @@ def all_rows(source: Source, seed: int) -> Block:
     return Block(*(np.concatenate(parts) for parts in zip(*units, strict=True)))
 
 
-def given_centers(array: Any, row_shape: tuple[int, ...], n_outputs: int) -> Block:
-    """Rows handed over by the user, checked; their targets are not used."""
+def as_centers(array: npt.ArrayLike) -> npt.NDArray[Any]:
+    """Rows handed over by the user: (p, ...), finite numbers."""
     X = np.asarray(array)
     if X.dtype.kind not in "fiu":
         raise DataError(f"centers have dtype {X.dtype}; convert them to a floating type")
+    if X.ndim < 2 or len(X) == 0:
+        raise DataError(f"centers have shape {X.shape}; give at least one row, (p, d)")
     if not np.isfinite(X).all():
         row = int(np.argwhere(~np.isfinite(X).reshape(len(X), -1).all(axis=1))[0, 0])
         raise NonFiniteError(f"centers hold NaN or infinity in row {row}; remove that row")
+    return X
+
+
+def check_features(X: npt.NDArray[Any], row_shape: tuple[int, ...]) -> None:
+    """Raise unless centers (p, ...) have as many features as the rows of the data."""
+    if math.prod(X.shape[1:]) != math.prod(row_shape):
+        raise ConfigError(
+            f"centers have rows of shape {X.shape[1:]}, the data has rows of shape {row_shape}; "
+            "use centers with the same features"
+        )
+
+
+def given_centers(array: npt.ArrayLike, row_shape: tuple[int, ...], n_outputs: int) -> Block:
+    """Rows handed over by the user, checked; their targets are not used."""
+    X = as_centers(array)
+    check_features(X, row_shape)
     if X.dtype.kind == "i" or X.dtype.itemsize > 8:
         X = X.astype(np.float64)
     rows = np.arange(len(X), dtype=np.int64)

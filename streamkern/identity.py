@@ -20,11 +20,10 @@ from streamkern.config import difference
 from streamkern.errors import ResumeMismatchError
 from streamkern.kernels import Kernel
 from streamkern.problem import Run
+from streamkern.sealed import checked_meta
 
 
-def run_record(
-    run: Run, kernel: Kernel | None, centers: npt.NDArray[Any] | None
-) -> dict[str, Any]:
+def run_record(run: Run, kernel: Kernel | None, centers: npt.NDArray[Any] | None) -> dict[str, Any]:
     """`run.json`: settings and data that must not change, resolved sizes, versions."""
     identity: dict[str, Any] = {"settings": run.config.identity()}
     # A store may move: its contents count, not its address.
@@ -38,7 +37,7 @@ def run_record(
     import streamkern
 
     return {
-        "identity": identity,
+        "identity": checked_meta(identity, "identity"),  # as it is read back: tuples are lists
         "sizes": asdict(run.sizes),
         "versions": {
             "streamkern": streamkern.__version__,
@@ -49,15 +48,33 @@ def run_record(
     }
 
 
+def recorded_run(directory: RunDirectory | None) -> dict[str, Any] | None:
+    """`run.json`, or None where nothing was computed yet that it could bind.
+
+    A run whose setup failed, over its bandwidth for example, can be begun anew with another.
+    """
+    if directory is None:
+        return None
+    if not (directory.path / "setup.json").exists() and not directory.steps():
+        return None
+    return directory.read_config()
+
+
 def recorded_sizes(directory: RunDirectory | None) -> Sizes | None:
     """The sizes a run was started with, so that another machine's memory does not change them."""
-    recorded = None if directory is None else directory.read_config()
+    recorded = recorded_run(directory)
     return None if recorded is None else Sizes(**recorded["sizes"])
+
+
+def changed_versions(directory: RunDirectory | None, record: dict[str, Any]) -> list[str]:
+    """Libraries that are not of the version the run was started with."""
+    recorded = recorded_run(directory)
+    return [] if recorded is None else difference(recorded["versions"], record["versions"])
 
 
 def check_same_run(directory: RunDirectory | None, record: dict[str, Any]) -> None:
     """Raise ResumeMismatchError naming every difference to the run in the directory."""
-    recorded = None if directory is None else directory.read_config()
+    recorded = recorded_run(directory)
     if recorded is None:
         return
     assert directory is not None

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import zarr
-from sklearn.utils import column_or_1d
+from sklearn.utils import assert_all_finite, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import check_array, validate_data
 
@@ -31,17 +31,20 @@ def is_stream(X: Any) -> bool:
     )
 
 
-def open_stream(X: Any, y: Any = None, *, targets: bool = True) -> Source:
-    """The source behind what `is_stream` accepts. targets : whether y of a store is wanted."""
+def open_stream(
+    X: Any, y: Any = None, *, classes: Sequence[str] | None = None, targets: bool = True
+) -> Source:
+    """The source behind what `is_stream` accepts.
+
+    classes : names, where y holds numbers into them. targets : whether y of a store is wanted.
+    """
     if isinstance(X, zarr.Array) or hasattr(X, "__dask_graph__"):
-        return ArraySource(X, y)
+        return ArraySource(X, y, classes=classes)
     if y is not None:
         raise ConfigError("y must be None where X is a store or a source: it brings its own y")
-    if isinstance(X, Store | zarr.Group | str | os.PathLike):
-        if targets or isinstance(X, Store):
-            return ZarrSource(X)
-        return ZarrSource(X, y=None)
-    source: Source = X
+    if isinstance(X, zarr.Group | str | os.PathLike):
+        return ZarrSource(X) if targets else ZarrSource(X, y=None)
+    source: Source = ZarrSource(X) if isinstance(X, Store) else X
     return source
 
 
@@ -66,28 +69,42 @@ def checked_rows(estimator: Any, X: Any, *, reset: bool) -> npt.NDArray[Any]:
 
 def checked_values(y: Any, n_rows: int) -> npt.NDArray[Any]:
     """Regression targets (n,) or (n, c), floating."""
-    y = check_array(y, dtype="numeric", ensure_2d=False, input_name="y")
-    _check_length(y, n_rows)
-    return y if y.dtype.kind == "f" else y.astype(np.float64)
+    values: npt.NDArray[Any] = check_array(y, dtype="numeric", ensure_2d=False, input_name="y")
+    _check_length(values, n_rows)
+    return values if values.dtype.kind == "f" else values.astype(np.float64)
 
 
 def floating(y: Any) -> Any:
-    """A zarr or Dask array of numbers with a floating dtype, so that it is not taken for labels."""
-    if y is None or np.dtype(y.dtype).kind == "f":
-        return y
+    """Streamed regression targets with a floating dtype, so that they are not taken for labels."""
+    y = _lazy(y)
+    return y if y is None or y.dtype.kind == "f" else y.astype(np.float64)
+
+
+def streamed_ids(y: Any, classes: npt.NDArray[Any]) -> Any:
+    """Places of streamed labels in the sorted `classes`."""
+    y = _lazy(y)
+    if isinstance(y, np.ndarray):
+        return label_ids(y, classes)
+    return y.map_blocks(label_ids, classes, dtype=np.int64)
+
+
+def _lazy(y: Any) -> Any:
+    """A zarr array as a Dask array, to be converted in pieces; anything else as it is."""
     if isinstance(y, zarr.Array):
         import dask.array  # costs half a second, and only this rare case needs it
 
-        y = dask.array.from_array(y)
-    return y.astype(np.float64)
+        from_array: Any = dask.array.from_array
+        return from_array(y)
+    return y if y is None or hasattr(y, "__dask_graph__") else np.asarray(y)
 
 
 def checked_labels(y: Any, n_rows: int) -> npt.NDArray[Any]:
     """Class labels (n,) of any kind."""
-    y = column_or_1d(y, warn=True)
-    check_classification_targets(y)
-    _check_length(y, n_rows)
-    return y
+    labels: npt.NDArray[Any] = column_or_1d(y, warn=True)
+    assert_all_finite(labels, input_name="y")
+    check_classification_targets(labels)
+    _check_length(labels, n_rows)
+    return labels
 
 
 def _check_length(y: npt.NDArray[Any], n_rows: int) -> None:
@@ -102,8 +119,8 @@ def label_ids(y: npt.NDArray[Any], classes: npt.NDArray[Any]) -> npt.NDArray[np.
     if unseen.any():
         row = int(np.argmax(unseen))
         raise DataError(
-            f"label {y[row].item()!r} of row {row} is none of the {len(classes)} classes known so "
-            "far; name all of them in the first partial_fit(X, y, classes=...)"
+            f"label {np.asarray(y[row]).item()!r} of row {row} is none of the {len(classes)} "
+            "classes trained on; with partial_fit, name all labels in the first call's classes="
         )
     return ids.astype(np.int64)
 

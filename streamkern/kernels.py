@@ -27,6 +27,7 @@ from streamkern.backend import Array, Backend, tiles
 from streamkern.errors import ConfigError
 
 PRECISIONS = ("exact", "high", "fast", "float64")
+PREPARE_ROWS = 256
 
 
 class Kernel:
@@ -202,24 +203,51 @@ class KernelOperator:
 
     # -- points ----------------------------------------------------------------------------
 
-    def points(self, X: Array, *, left: bool = False, right: bool = False) -> Points:
-        """Rows of X (n, d) as the left (rows of K) or right (columns of K) side of a product."""
+    def points(
+        self, X: Array, *, left: bool = False, right: bool = False, out: Points | None = None
+    ) -> Points:
+        """Rows of X (n, d) as the left (rows of K) or right (columns of K) side of a product.
+
+        out : sides to write to, from `empty_points`, in place of new memory.
+        """
         xp = self.backend.xp
         X = xp.asarray(X, self.dtype)
-        scaled = X - self.shift if self.shift is not None else X
-        scaled = scaled * (1 / self.kernel.bandwidth)
-        parts = self._split(scaled)
-        values = parts[0] if len(parts) == 1 else parts[0] + parts[1]
-        # float64 norms cost nothing next to the product and take their error out of the distance.
-        norms = xp.einsum("ij,ij->i", values, values, dtype=np.float64)
+        if out is None:
+            out = self.empty_points(*X.shape, left=left, right=right)
+        self.backend.run(
+            lambda rows: self._prepare(X[rows], out[rows]), tiles(len(X), PREPARE_ROWS)
+        )
+        return out
+
+    def empty_points(self, n: int, d: int, *, left: bool = False, right: bool = False) -> Points:
+        """Room for n rows of d features, not filled."""
+        shape = (n, self.width(d))
         return Points(
-            self._extended(parts, norms, left=True) if left else None,
-            self._extended(parts, norms, left=False) if right else None,
+            self.backend.xp.empty(shape, self.dtype) if left else None,
+            self.backend.xp.empty(shape, self.dtype) if right else None,
         )
 
     def width(self, d: int) -> int:
         """Columns of a prepared row of d features."""
         return (3 * d if self.precision == "high" else d) + 2
+
+    def _prepare(self, X: Array, out: Points) -> None:
+        """Shift, scale, round and extend a few rows, small enough to stay in cache."""
+        xp, d = self.backend.xp, X.shape[1]
+        X = (X - self.shift) if self.shift is not None else X.copy()
+        X *= 1 / self.kernel.bandwidth
+        parts = self._split(X)
+        values = parts[0] if len(parts) == 1 else parts[0] + parts[1]
+        # float64 norms cost nothing next to the product and take their error out of the distance.
+        norms = xp.einsum("ij,ij->i", values, values, dtype=np.float64)
+        if out.left is not None:
+            for i, part in enumerate(self._columns(parts, left=True)):
+                xp.multiply(part, -2, out=out.left[:, i * d : (i + 1) * d])
+            out.left[:, -2], out.left[:, -1] = norms, 1
+        if out.right is not None:
+            for i, part in enumerate(self._columns(parts, left=False)):
+                out.right[:, i * d : (i + 1) * d] = part
+            out.right[:, -2], out.right[:, -1] = 1, norms
 
     def _split(self, X: Array) -> list[Array]:
         if self.precision in ("exact", "float64"):
@@ -229,23 +257,13 @@ class KernelOperator:
             return [high]
         return [high, (X - high).astype(np.float16).astype(np.float32)]
 
-    def _extended(self, parts: list[Array], norms: Array, *, left: bool) -> Array:
+    @staticmethod
+    def _columns(parts: list[Array], *, left: bool) -> list[Array]:
         """high: [h h l] . [h l h] = hh + hl + lh, the product without its smallest term."""
-        columns = [parts[0]]
-        if len(parts) == 2:
-            h, low = parts
-            columns = [h, h, low] if left else [h, low, h]
-        xp = self.backend.xp
-        n, d = columns[0].shape
-        out = xp.empty((n, len(columns) * d + 2), self.dtype)
-        for i, column in enumerate(columns):
-            out[:, i * d : (i + 1) * d] = column
-        if left:
-            out[:, :-2] *= -2
-            out[:, -2], out[:, -1] = norms, 1
-        else:
-            out[:, -2], out[:, -1] = 1, norms
-        return out
+        if len(parts) == 1:
+            return parts
+        h, low = parts
+        return [h, h, low] if left else [h, low, h]
 
     # -- products --------------------------------------------------------------------------
 
@@ -270,7 +288,8 @@ class KernelOperator:
         m, p = len(A), len(B)
         if W is not None and out is None:
             out = xp.empty((m, W.shape[1]), self.dtype)
-        columns = tiles(p, backend.tile_cols)
+        # A kept row of tiles is written with the stride of `keep`; CuPy would copy each of them.
+        columns = tiles(p, backend.tile_cols if keep is None else backend.kept_cols or p)
 
         def slab(rows: slice) -> None:
             height = rows.stop - rows.start

@@ -24,10 +24,10 @@ from streamkern.checkpoint import RunDirectory
 from streamkern.errors import ConfigError, RunError
 from streamkern.feed import prepare
 from streamkern.kernels import KernelOperator, Points
-from streamkern.problem import check_same_rows
+from streamkern.problem import check_same_rows, targets
 from streamkern.report import redact
 from streamkern.source_base import Block, Source
-from streamkern.storage import zarr_store
+from streamkern.storage import local_path, zarr_store
 
 SLAB_ROWS = 8192
 READ_AHEAD = 2
@@ -90,6 +90,11 @@ class KernelModel:
 
         The error is against one-hot targets {0, 1} for classes.
         """
+        if source.classes != self.classes or source.n_outputs != self.n_outputs:
+            raise ConfigError(
+                f"the data has {targets(source.classes, source.n_outputs)}, the model was trained "
+                f"on {targets(self.classes, self.n_outputs)}; use data with the same targets"
+            )
         squared = correct = 0.0
         n = 0
         for _, F, Y in self.stream(source):
@@ -111,8 +116,7 @@ class KernelModel:
         """
         check_same_rows(source, self.row_shape, "the data")
         store = zarr_store(url, storage_options=storage_options, read_only=False)
-        if not overwrite and _exists(store):
-            raise ConfigError(f"{redact(url)} exists already; give another output or overwrite it")
+        _check_free(store, url, overwrite)
         group = zarr.create_group(store, overwrite=overwrite)
         rows = max(1, PREDICTION_CHUNK // (self.n_outputs * self.op.dtype.itemsize))
         shape, codecs = (source.n_rows, self.n_outputs), [Crc32cCodec()]
@@ -147,12 +151,25 @@ class KernelModel:
             yield first, np.concatenate(pending)
 
 
-def _exists(store: Any) -> bool:
+def _check_free(store: Any, url: str, overwrite: bool) -> None:
+    """Raise unless predictions may be written to `url`.
+
+    zarr overwrites a whole folder, whatever is in it: only earlier predictions may go.
+    """
+    path = local_path(url)
     try:
-        zarr.open(store, mode="r")
-    except FileNotFoundError:
-        return False
-    return True
+        found = zarr.open(store, mode="r")
+    except (FileNotFoundError, NotADirectoryError):
+        if path is None or not path.exists() or (path.is_dir() and not any(path.iterdir())):
+            return
+        found = None
+    ours = isinstance(found, zarr.Group) and {*found.keys()} <= {"values", "labels"}
+    if not ours:
+        raise ConfigError(
+            f"{redact(url)} holds something other than predictions; give another output"
+        )
+    if not overwrite:
+        raise ConfigError(f"{redact(url)} exists already; give another output or overwrite it")
 
 
 def _ids(rows: slice) -> npt.NDArray[np.int64]:
@@ -195,6 +212,6 @@ def load_model(
             tuple(setup.meta["row_shape"]),
             load_scaling(setup.arrays, setup.meta["scaling"]),
         )
-    except ConfigError:
+    except BaseException:
         backend.close()
         raise

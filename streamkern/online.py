@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.assemble import Assembled, reassemble, start
+from streamkern.assemble import reassemble, start
 from streamkern.budget import Sizes
 from streamkern.config import RunConfig
 from streamkern.errors import ConfigError
 from streamkern.feed import DeviceBatch, Feed
 from streamkern.guard import FACTOR, WINDOW, Guard
 from streamkern.kernels import Kernel
+from streamkern.model import KernelModel
 from streamkern.prefetch import Loader
 from streamkern.problem import Run, open_run
 from streamkern.solver.base import State
@@ -89,7 +90,8 @@ class _Block:
             self.solver.init() if online.saved is None else self.solver.restore(*online.saved)
         )
         backend = run.backend
-        self.good = self.state.alpha.copy() if online.good is None else backend.asarray(online.good)
+        good = self.state.alpha if online.good is None else backend.asarray(online.good)
+        self.good = good.copy()
         self.guard = Guard(online.guard.best, online.guard.back_offs)
         self.window: list[tuple[Any, Any]] = list(online.window)
         self.step, self.samples = online.step, online.samples
@@ -140,28 +142,16 @@ class _Block:
         online.window = [(float(a), float(b)) for a, b in self.window]
         online.step, online.samples = self.step, self.samples
         online.epochs_done += self.run.config.data.epochs
-        return finished(self.run, made, self.state, self.samples, online.setup[0])
+        data = self.run.data
+        model = KernelModel(
+            made.op, solver.Z, solver.weights(self.state), data.source.classes,
+            data.source.row_shape, data.fixed,
+        )  # fmt: skip
+        Z, order = (online.setup[0][name] for name in ("Z", "order"))
+        return Result(model, {}, [], Z, order, made.meta, self.samples, {})
 
     def _host(self, a: Any) -> npt.NDArray[Any]:
         return np.array(self.run.backend.to_host(a))
-
-
-def finished(
-    run: Run,
-    made: Assembled,
-    state: State,
-    samples: int,
-    setup: dict[str, npt.NDArray[Any]],
-) -> Result:
-    """The model as it is now, in the form in which a run hands it over."""
-    from streamkern.model import KernelModel
-
-    data, solver = run.data, made.solver
-    model = KernelModel(
-        made.op, solver.Z, solver.weights(state), data.source.classes, data.source.row_shape,
-        data.fixed,
-    )  # fmt: skip
-    return Result(model, {}, [], setup["Z"], setup["order"], made.meta, samples)
 
 
 def _ignore(event: str, fields: dict[str, Any]) -> None:

@@ -18,14 +18,14 @@ guaranteed decrease. ell (the preconditioned leverage) and lambda_1 are measured
 not build the preconditioner: on the rows that did, the preconditioner has already flattened their
 own noise, both come out too small and the run diverges.
 
-With a ridge, one of n blocks, drawn at random, also steps n times along the gradient of the ridge
-part, whose preconditioned Hessian is R = ridge H K_bb H^T <= (ridge / mu) I. Then
+A ridge adds R = ridge H K_bb H^T <= (ridge / mu) I to the preconditioned Hessian, without noise:
 
-    E[G^2] <= (ell / m) S + (S + R)^2 + (n - 1) R^2 <= (ell / m + lambda_1') (S + R),
-    lambda_1' = top eigenvalue of S + R, plus (n - 1) ridge / mu,
+    E[(G + R)^2] <= (ell / m) S + (S + R)^2 <= (ell / m + lambda_1') (S + R),
 
-which the same rule covers with lambda_1' for lambda_1 and ell + lambda_1' for ell. mu is at least
-n ridge, so lambda_1' is at most lambda_1 + 1.
+lambda_1' the top eigenvalue of S + R, which the same rule covers with lambda_1' for lambda_1 and
+ell + lambda_1' for ell. Of n blocks one a step has its ridge part evaluated, and uses it n times:
+as one step n times as long, hence (n - 1) ridge / mu more in lambda_1'. With mu at least n ridge
+that is lambda_1 + 1 at most.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ def top_eigenvalue(apply: Callable[[Array], Array], start: Array, steps: int) ->
     err on for a step size; there is an eigenvalue within one residual norm of it.
     Cost `steps` applications and n * steps elements.
     """
+    rounding = 8 * float(np.spacing(start.dtype.type(1)))
     basis = [start / _norm(start)]
     alphas: list[float] = []
     betas: list[float] = []
@@ -91,7 +92,7 @@ def top_eigenvalue(apply: Callable[[Array], Array], start: Array, steps: int) ->
                 w = w - v * float((w * v).sum())
         beta = _norm(w)
         betas.append(beta)
-        if beta <= 1e-6 * max(alphas[0], 1e-30):
+        if beta <= rounding * max([*alphas, 1e-30]):
             break
         basis.append(w / beta)
     T = np.diag(alphas) + np.diag(betas[:-1], 1) + np.diag(betas[:-1], -1)
@@ -166,7 +167,7 @@ def build_block(
         share no row (or `probe` must be the whole training set, which makes the bound exact).
     n_samples : rows the run will see; mu is chosen for them (see `_BlockFactor.damped`).
     damping : mu over the top eigenvalue of the block's covariance; None: chosen.
-    ridge : coefficient of the ridge, which the solver takes on one random block a step.
+    ridge : coefficient of the ridge, which the solver evaluates on one block a step.
 
     Cost per block 2 s b d + 3 s b^2 FLOPs; memory beside H 3 b^2 and 2 h b elements.
 

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import zarr
 
-from streamkern.augment import Transform, from_config, is_deterministic
+from streamkern.augment import Transform, from_config, is_deterministic, transform_name
 from streamkern.backend import Backend, get_backend
 from streamkern.budget import Buffers, Problem, Sizes, Wishes, count, default_budget, resolve
 from streamkern.config import RunConfig
@@ -46,7 +47,14 @@ class Data:
     def augmented(self) -> bool:
         """Whether a stored row comes out in more than one form."""
         copies = self.source.n_rows != self.base.n_rows
-        return copies or len(self.fixed) < len(self.source.feed_transforms)
+        random = len(self.fixed) < len(self.source.feed_transforms)
+        return copies or random or bool(host_transforms(self.source))
+
+
+def host_transforms(source: Source) -> list[Transform]:
+    """Transforms that run with the read, of a source and of those below it."""
+    below = host_transforms(source.base) if isinstance(source, AugmentedSource) else []
+    return [*below, *getattr(source, "_host", ())]
 
 
 def open_data(config: RunConfig, source: Source | None = None) -> Data:
@@ -65,6 +73,13 @@ def open_data(config: RunConfig, source: Source | None = None) -> Data:
         base = base.base
     if source.n_outputs < 1:
         raise ConfigError("the training data has no targets y; training needs them")
+    for transform in host_transforms(source):
+        if is_deterministic(transform):
+            raise ConfigError(
+                f"transform {transform_name(transform)!r} is marked both host_transform and "
+                "deterministic; as a part of the model it has to run at the feed: leave "
+                "host_transform out"
+            )
     return Data(source, base, tuple(t for t in source.feed_transforms if is_deterministic(t)))
 
 
@@ -80,8 +95,8 @@ def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Sour
     check_same_rows(test, data.source.row_shape, "data.test")
     if test.n_outputs != data.source.n_outputs or test.classes != data.source.classes:
         raise ConfigError(
-            f"data.test has {_targets(test)} and data.train {_targets(data.source)}; use data "
-            "with the same targets"
+            f"data.test has {targets(test.classes, test.n_outputs)} and data.train "
+            f"{targets(data.source.classes, data.source.n_outputs)}; use data with the same targets"
         )
     return test
 
@@ -95,10 +110,12 @@ def check_same_rows(source: Source, row_shape: tuple[int, ...], name: str) -> No
         )
 
 
-def _targets(source: Source) -> str:
-    if source.classes is None:
-        return f"{source.n_outputs} values"
-    return f"{source.n_outputs} classes"
+def targets(classes: Sequence[str] | None, n_outputs: int) -> str:
+    """What there is to predict, in words."""
+    if classes is None:
+        return f"{n_outputs} values"
+    names = ", ".join(classes[:10]) + (", ..." if n_outputs > 10 else "")
+    return f"{n_outputs} classes ({names})"
 
 
 @dataclass(frozen=True)
@@ -139,23 +156,31 @@ def open_run(
             sizes, buffers = resolve(problem, _wishes(config), budget_bytes)
         else:
             sizes, buffers = fixed_sizes, count(problem, fixed_sizes)
-        _check_method(config, data, sizes)
+        _check_method(config, data, sizes, n_centers is not None)
     except BaseException:
         backend.close()
         raise
     return Run(config, data, problem, sizes, buffers, int(budget_bytes), backend)
 
 
-def _check_method(config: RunConfig, data: Data, sizes: Sizes) -> None:
+def _check_method(config: RunConfig, data: Data, sizes: Sizes, given: bool) -> None:
     if config.solver.ridge and sizes.solver != "block":
         raise ConfigError(
             f"solver.ridge={config.solver.ridge:g} is not defined for solver "
             f"{sizes.solver!r}; set it to 0 or use solver 'block'"
         )
-    if sizes.solver == "eigenpro2" and data.augmented:
+    if sizes.solver != "eigenpro2":
+        return
+    if data.augmented:
         raise ConfigError(
             "solver='eigenpro2' takes the training rows themselves as centers and can not be "
             "used with random transforms; use another solver"
+        )
+    model, n = config.model, data.base.n_rows
+    if given or model.centers not in ("random", "all") or model.n_centers not in ("auto", n):
+        raise ConfigError(
+            f"solver='eigenpro2' takes all {n} training rows as centers; leave centers and "
+            "n_centers out, or use another solver"
         )
 
 

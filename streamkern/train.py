@@ -10,6 +10,7 @@ prefetch threads change when things are written, never what is computed.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 import warnings
 from collections.abc import Callable
@@ -20,18 +21,27 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.assemble import Assembled, reassemble, start
+from streamkern.centers import as_centers, check_features
 from streamkern.checkpoint import AsyncSaver, RunDirectory
-from streamkern.config import RunConfig
+from streamkern.config import RunConfig, difference
 from streamkern.errors import (
     EXIT_FAILED,
     CheckpointError,
     DivergenceError,
+    ResumeMismatchError,
     StreamkernError,
     TrainingInterrupted,
 )
 from streamkern.feed import DeviceBatch, Feed
 from streamkern.guard import FACTOR, WINDOW, Guard
-from streamkern.identity import StopRequest, check_same_run, recorded_sizes, run_record
+from streamkern.identity import (
+    StopRequest,
+    changed_versions,
+    check_same_run,
+    recorded_run,
+    recorded_sizes,
+    run_record,
+)
 from streamkern.kernels import Kernel
 from streamkern.model import KernelModel
 from streamkern.prefetch import Loader
@@ -110,7 +120,7 @@ def train(
     DivergenceError, CorruptChunkError, CheckpointError
         The run failed; its last checkpoint is good.
     """
-    given = None if centers is None else np.asarray(centers)
+    given = None if centers is None else as_centers(centers)
     directory = None
     if config.run.run_dir is not None:
         directory = RunDirectory(config.run.run_dir, keep=config.run.keep_checkpoints)
@@ -119,6 +129,8 @@ def train(
         fixed_sizes=recorded_sizes(directory),
     )  # fmt: skip
     try:
+        if given is not None:
+            check_features(given, run.data.source.row_shape)
         held_out = open_test(config, run.data, test)
         record = run_record(run, kernel, given)
         check_same_run(directory, record)
@@ -126,9 +138,10 @@ def train(
             if directory is not None:
                 stack.enter_context(directory)
                 check_same_run(directory, record)  # nobody else wrote in between
-                directory.write_config(record)
+                if recorded_run(directory) is None:
+                    directory.write_config(record)
             trainer = _Trainer(run, directory, held_out, stack, progress, on_evaluation)
-            trainer.begin(kernel, given, client)
+            trainer.begin(kernel, given, client, record)
             return trainer.run_to_end()
     except BaseException:
         run.backend.close()
@@ -160,11 +173,17 @@ class _Trainer:
         self.position, self.guard = Position(), Guard()
         self.logged = self.saved = time.monotonic()
         self.loop_s = 0.0
+        self.whole = True  # no step has begun that did not end
+        self.order: dict[str, Any] | None = None
 
     # -- begin -----------------------------------------------------------------------------
 
     def begin(
-        self, kernel: Kernel | None, centers: npt.NDArray[Any] | None, client: Any
+        self,
+        kernel: Kernel | None,
+        centers: npt.NDArray[Any] | None,
+        client: Any,
+        record: dict[str, Any],
     ) -> None:
         """Make the solver and its state, new or from the run directory, and the pipeline."""
         setup = None if self.directory is None else self.directory.load_setup()
@@ -176,7 +195,7 @@ class _Trainer:
                 self.directory.save_setup(arrays, self.made.meta)
         else:
             self.made = reassemble(self.run, setup.arrays, setup.meta, kernel=kernel)
-            self._warn_of_changes(setup.meta["backend"])
+            self._warn_of_changes(setup.meta["backend"], record)
         del setup
         self.solver = self.made.solver
         self._resume()
@@ -191,10 +210,11 @@ class _Trainer:
             return
         self.state = self.solver.restore(saved.arrays, saved.meta["state"])
         self.good = self.run.backend.asarray(saved.arrays["good"])
-        window = [tuple(pair) for pair in saved.meta["position"].pop("window")]
+        window = [(float(a), float(b)) for a, b in saved.arrays["window"]]
         self.position = Position(**saved.meta["position"], window=window)
         self.guard = Guard.restore(saved.meta["guard"])
-        self.metrics = saved.meta["metrics"]
+        self.metrics = {k: math.nan if v is None else v for k, v in saved.meta["metrics"].items()}
+        self.order = saved.meta["order"]
         self._report("resume", {})
 
     def _open_pipeline(self, made: Assembled, client: Any) -> None:
@@ -209,19 +229,21 @@ class _Trainer:
             client=client,
         )
         self.loader = self.stack.enter_context(loader)
+        changes = difference(self.order or loader.order_key(), loader.order_key())
+        if changes:
+            raise ResumeMismatchError(
+                f"the run was started with its samples in another order: {'; '.join(changes)}; "
+                "read the data in the same units and with the same version, or give another run_dir"
+            )
         feed = Feed(self.loader, self.run.backend, dtype=made.op.dtype, seed=seed)
         self.feed = self.stack.enter_context(feed)
 
-    def _warn_of_changes(self, recorded: dict[str, Any]) -> None:
-        now = self.run.backend.describe()
-        changed = [
-            f"{key} was {recorded.get(key)}, is {now.get(key)}"
-            for key in sorted(recorded.keys() | now.keys())
-            if recorded.get(key) != now.get(key)
-        ]
+    def _warn_of_changes(self, recorded: dict[str, Any], record: dict[str, Any]) -> None:
+        changed = difference(recorded, self.run.backend.describe())
+        changed += changed_versions(self.directory, record)
         if changed:
             text = f"resumed with other libraries: {'; '.join(changed)}; same to rounding only"
-            warnings.warn(text, stacklevel=2)
+            warnings.warn(text, stacklevel=4)  # the caller of `train`
             self._report("changed", {"what": changed})
 
     # -- the loop --------------------------------------------------------------------------
@@ -251,15 +273,17 @@ class _Trainer:
                     self._watch(bar)
             except (CheckpointError, DivergenceError, TrainingInterrupted):
                 raise
-            except StreamkernError:
-                # Bad data at batch i + 1 does not take batch i away.
-                self._checkpoint()
+            except Exception:
+                # Bad data or a lost network at batch i + 1 does not take batch i away.
+                if self.whole:
+                    self._checkpoint()
                 raise
         self.run.backend.synchronize()
         self.loop_s = time.perf_counter() - began
 
     def _step(self, batch: DeviceBatch) -> None:
         position = self.position
+        self.whole = False
         loss = self.solver.step(self.state, batch.X, batch.Y, batch.rows, position.step)
         zero = (batch.Y * batch.Y).sum() / len(batch.Y)
         position.window.append((loss, zero))
@@ -268,6 +292,7 @@ class _Trainer:
         position.epoch, position.batch = batch.epoch, batch.index + 1
         if position.batch == self.loader.n_batches:
             position.epoch, position.batch = batch.epoch + 1, 0
+        self.whole = True
 
     def _watch(self, bar: Progress) -> None:
         """What happens between two steps: judge, evaluate, save, stop, show."""
@@ -275,9 +300,9 @@ class _Trainer:
         if len(position.window) == WINDOW:
             loss = self._judge()
             self._log_training(loss, bar)
-        every = self.settings.evaluate_every
-        ended = position.batch == 0 and position.epoch < self.run.config.data.epochs
-        if ended if every == "auto" else every and position.step % every == 0:
+        every, ended = self.settings.evaluate_every, position.batch == 0
+        due = ended if every == "auto" else every and position.step % every == 0
+        if due and position.epoch < self.run.config.data.epochs:  # the end has its own evaluation
             self._evaluate()
         if self.stop.requested:
             self._checkpoint()
@@ -290,12 +315,12 @@ class _Trainer:
         if self._checkpoint_due():
             self._checkpoint()
 
-    def _judge(self) -> float:
-        """Mean loss of the full window, and a back-off if it is bad."""
+    def _judge(self, *, finite: bool = True) -> float:
+        """Mean loss of the window, and a back-off if it, or what the caller saw, is bad."""
         self._drain()
         window = self.position.window
-        loss = sum(pair[0] for pair in window) / len(window)
-        zero = sum(pair[1] for pair in window) / len(window)
+        loss, zero = (float(mean) for mean in np.mean(window, axis=0)) if window else (0.0, 0.0)
+        loss = loss if finite else math.nan
         window.clear()
         if self.guard.judge(loss, zero):
             self.solver.backed_off(self.state, self.good, FACTOR)
@@ -307,7 +332,28 @@ class _Trainer:
     def _drain(self) -> None:
         self.position.window = [(float(a), float(b)) for a, b in self.position.window]
 
+    def _judge_rest(self) -> None:
+        """Judge the window that the end of the run cuts short.
+
+        The mean of a few steps says little, unless there are no others; NaN and infinity say all.
+        """
+        self._drain()
+        n, xp = len(self.position.window), self.run.backend.xp
+        arrays = [*self.solver.arrays(self.state).values(), xp.array(self.position.window)]
+        finite = all(bool(xp.isfinite(a).all()) for a in arrays)
+        if finite and n < WINDOW // 4 and n < self.position.step:
+            return
+        never_good, before = math.isinf(self.guard.best), self.guard.back_offs
+        loss = self._judge(finite=finite)
+        if never_good and self.guard.back_offs > before:
+            raise DivergenceError(
+                f"training diverged within its {self.position.step} steps (loss {loss:.3g}); check "
+                "the data for outliers, lower solver.step_scale or raise solver.damping"
+            )
+
     def _finish(self) -> None:
+        if self.position.step:
+            self._judge_rest()
         self.solver.finish(self.state)
         self.position.done = True
         self._evaluate()
@@ -329,13 +375,16 @@ class _Trainer:
         arrays = {
             name: np.array(backend.to_host(a)) for name, a in self.solver.arrays(self.state).items()
         }
+        # As an array, because a diverging run has losses that JSON can not hold.
+        position = asdict(self.position)
+        arrays["window"] = np.array(position.pop("window"), np.float64).reshape(-1, 2)
         averaged = self.solver.weights(self.state) is self.state.average
         meta = {
-            "position": asdict(self.position),
+            "position": position,
             "state": self.solver.scalars(self.state),
             "guard": self.guard.scalars(),
             "order": self.loader.order_key(),
-            "metrics": self.metrics,
+            "metrics": {k: v if math.isfinite(v) else None for k, v in self.metrics.items()},
             "evaluated": "average" if averaged else "alpha",
         }
         arrays["good"] = np.array(backend.to_host(self.good))

@@ -81,6 +81,7 @@ class Case:
     Y: Array
     Z: Array
     X_s: Array
+    probe: Array
     setup: build.Setup
     sample_rows: npt.NDArray[np.int64] | None
 
@@ -103,9 +104,10 @@ class Case:
         )
 
     def batch(self, t: int) -> npt.NDArray[np.int64]:
-        """Return the rows of batch t; every third one is short."""
-        m = self.m - (3 if t % 3 == 2 and self.m > 4 else 0)
-        return np.random.default_rng([5, t]).permutation(len(self.X))[:m]
+        """Return the rows of batch t: no row twice in an epoch; every third batch is short."""
+        epoch, i = divmod(t, len(self.X) // self.m)
+        order = np.random.default_rng([5, epoch]).permutation(len(self.X))
+        return order[i * self.m : (i + 1) * self.m - (3 if t % 3 == 2 and self.m > 4 else 0)]
 
     def step(self, solver: Solver, state: State, t: int) -> float:
         """Take step t and return the loss."""
@@ -130,9 +132,22 @@ def make_case(
         Z, X_s, probe = X, X[sample_rows], X
     elif sizes.solver != "block":
         X_s = fresh[: sizes.n_nystrom]
-    to = op.backend.asarray
-    setup = build.compute(
-        op, both(op, Z), to(X_s, op.dtype), to(probe, op.dtype), sizes, choices,
-        n_samples=100_000, report=quiet,
-    )  # fmt: skip
-    return Case(op, sizes, choices, X, Y, Z, X_s, setup, sample_rows)
+    setup = computed(op, Z, X_s, probe, sizes, choices)
+    return Case(op, sizes, choices, X, Y, Z, X_s, probe, setup, sample_rows)
+
+
+def computed(
+    op: KernelOperator,
+    Z: Array,
+    X_s: Array,
+    probe: Array,
+    sizes: Sizes,
+    choices: build.Choices,
+    report: build.Report = quiet,
+) -> build.Setup:
+    """Compute a setup from host arrays."""
+
+    def samples() -> tuple[Any, Any]:
+        return op.backend.asarray(X_s, op.dtype), op.backend.asarray(probe, op.dtype)
+
+    return build.compute(op, both(op, Z), samples, sizes, choices, n_samples=100_000, report=report)

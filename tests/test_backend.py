@@ -54,7 +54,7 @@ def test_tiles_cover_the_range_in_order(n: int, size: int) -> None:
     assert all(0 < part.stop - part.start <= size for part in parts)
 
 
-# --- dense algebra --------------------------------------------------------------------------------
+# --- dense algebra ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -188,7 +188,7 @@ def test_top_eigenpairs_descend(dtype: npt.DTypeLike) -> None:
     close_to((E.T @ E).astype(dtype), np.eye(7))
 
 
-# --- threads ----------------------------------------------------------------------------------------
+# --- threads ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lower", [False, True])
@@ -288,7 +288,7 @@ def test_workspace_is_reused_per_thread_name_and_dtype() -> None:
     assert not np.shares_memory(others[0], backend.workspace("a", (4, 5), np.float32))
 
 
-# --- names ------------------------------------------------------------------------------------------
+# --- names --------------------------------------------------------------------------------------
 
 
 def test_get_backend_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +297,9 @@ def test_get_backend_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (cpu.name, cpu.threads) == ("cpu", 1)
         assert (auto.name, auto.threads) == ("cpu", 2)
     for name, index in (("gpu", 0), ("gpu:3", 3)):
-        with pytest.raises(BackendError, match=rf"device='{name}' can not be used: none of {index}"):
+        with pytest.raises(
+            BackendError, match=rf"device='{name}' can not be used: none of {index}"
+        ):
             get_backend(name)
     for name in ("tpu", "gpu:x", "gpu0", ""):
         with pytest.raises(ConfigError, match="is not known"):

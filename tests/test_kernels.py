@@ -66,7 +66,7 @@ def entry_bound(op: KernelOperator, A: Array, B: Array, terms: float = 1.0) -> r
     return np.asarray(np.maximum(above, below) + 16 * eps)
 
 
-# --- agreement with dense float64 -----------------------------------------------------------------
+# --- agreement with dense float64 ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bw", [0.7, 3.0])
@@ -131,7 +131,9 @@ def test_near_duplicate_rows_in_float32(name: str) -> None:
     op = operator(name, 3.0, "exact")
     A = rows(0, 30, 20).astype(np.float32)
     steps = 10.0 ** -np.arange(1, 6)
-    B = np.concatenate([A + np.float32(step) * rows(1, 30, 20).astype(np.float32) for step in steps])
+    B = np.concatenate(
+        [A + np.float32(step) * rows(1, 30, 20).astype(np.float32) for step in steps]
+    )
     K = op.matrix(both(op, A), both(op, B))
     assert np.isfinite(K).all()
     assert K.max() <= 1.0
@@ -176,7 +178,7 @@ def test_duplicate_rows_are_at_distance_zero_in_a_gram_only_if_known() -> None:
     assert np.all(np.abs(pairs - 1) <= entry_bound(op, X, X).diagonal())
 
 
-# --- a user's own kernel ----------------------------------------------------------------------------
+# --- a user's own kernel ------------------------------------------------------------------------
 
 
 def test_own_kernel_takes_a_few_lines() -> None:
@@ -197,7 +199,7 @@ def test_kernel_without_a_profile_says_so() -> None:
         op.gram(both(op, rows(0, 3, 2)))
 
 
-# --- precision modes --------------------------------------------------------------------------------
+# --- precision modes ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(KERNELS))
@@ -242,7 +244,7 @@ def test_width_is_that_of_prepared_rows(precision: str) -> None:
     assert op.points(rows(0, 4, 5), left=True).right is None
 
 
-# --- the order of the additions -------------------------------------------------------------------
+# --- the order of the additions -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("precision", ["float64", "exact", "high"])
@@ -296,7 +298,7 @@ def test_nan_in_a_row_reaches_its_values_only() -> None:
     assert np.isfinite(np.delete(K, 2, axis=0)).all()
 
 
-# --- bad settings -----------------------------------------------------------------------------------
+# --- bad settings -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bandwidth", [0.0, -1.0, np.nan, np.inf, -np.inf])

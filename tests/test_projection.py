@@ -128,9 +128,7 @@ def test_a_level_that_is_too_high_is_lowered_and_a_single_center_is_refused() ->
     assert projection.P.E.shape == (9, 8)
     assert projection.batch <= 4
     with pytest.raises(ConfigError, match="level=0"):
-        IterativeProjection.build(
-            op, both(op, rows(0, 1, 3)), level=5, n_nystrom=5, max_batch=4
-        )
+        IterativeProjection.build(op, both(op, rows(0, 1, 3)), level=5, n_nystrom=5, max_batch=4)
 
 
 def test_all_projections_have_one_interface() -> None:

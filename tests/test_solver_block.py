@@ -10,9 +10,9 @@ import pytest
 from streamkern.backend import Backend
 from streamkern.kernels import KernelOperator
 from streamkern.solver import build
-from streamkern.solver.block import ORDER_STAGE, RIDGE_STAGE, BlockSolver
+from streamkern.solver.block import ORDER_STAGE, BlockSolver
 from tests import reference as ref
-from tests.maths import Array, Case, both, make_case, operator, quiet, rows, small_sizes
+from tests.maths import Array, Case, computed, make_case, operator, rows, small_sizes
 
 KERNEL = ref.make_kernel("laplace", 2.0)
 
@@ -24,10 +24,9 @@ def close(actual: Array, desired: Array, relative: float = 1e-10) -> None:
 def block_reference(case: Case, solver: BlockSolver) -> ref.BlockReference:
     """Return the reference with its own factors, each at the mu that setup chose for its block."""
     events: list[dict[str, Any]] = []
-    n_probe = case.sizes.n_probe
-    build.compute(
-        case.op, both(case.op, case.Z), case.X_s, rows(2, 300, 3)[-n_probe:], case.sizes,
-        case.choices, n_samples=100_000, report=lambda event, fields: events.append(fields),
+    computed(
+        case.op, case.Z, case.X_s, case.probe, case.sizes, case.choices,
+        report=lambda event, fields: events.append(fields),
     )  # fmt: skip
     ids = np.arange(len(case.Z))
     blocks = [ids[b] for b in solver.preconditioner.blocks]
@@ -76,7 +75,7 @@ def test_step_sizes_are_those_of_the_rule() -> None:
     assert isinstance(solver, BlockSolver)
     truth = block_reference(case, solver)
     for m in (1, 20, 1000):
-        truth.set_eta(rows(2, 300, 3)[-100:], m, leverage="total")
+        truth.set_eta(case.probe, m, leverage="total")
         for rule, eta in zip(solver.rules(), truth.eta, strict=True):
             assert 0.99 * eta <= rule.eta(m) <= eta * (1 + 1e-9)
 
@@ -158,7 +157,7 @@ def test_average_weighs_step_i_by_its_rising_factorial() -> None:
         close(state.average, np.tensordot(weights / weights.sum(), np.array(history), 1), 1e-12)
 
 
-# --- where it converges to --------------------------------------------------------------------------
+# --- where it converges to ----------------------------------------------------------------------
 
 
 def grid_case(n_blocks: int, op: KernelOperator, choices: build.Choices) -> Case:
@@ -169,10 +168,8 @@ def grid_case(n_blocks: int, op: KernelOperator, choices: build.Choices) -> Case
     X, S = rng.uniform(-0.5, 3.5, (200, 2)), rng.uniform(-0.5, 3.5, (80, 2))
     Y = rows(1, 200, 2)
     sizes = small_sizes(batch_size=200, block_size=16 // n_blocks)
-    setup = build.compute(
-        op, both(op, Z), S, X, sizes, choices, n_samples=10**9, report=quiet
-    )  # fmt: skip
-    return Case(op, sizes, choices, X, Y, Z, S, setup, None)
+    setup = computed(op, Z, S, X, sizes, choices)
+    return Case(op, sizes, choices, X, Y, Z, S, X, setup, None)
 
 
 def iterate(case: Case, n_steps: int, batch: int | None = None) -> tuple[Any, list[float]]:
@@ -203,69 +200,67 @@ def test_minibatches_meet_a_realisable_target(n_blocks: int) -> None:
     case = grid_case(n_blocks, operator(bandwidth=0.5), build.Choices(seed=1))
     truth = rows(4, 16, 2)
     case.Y = ref.laplace(case.X, case.Z, 0.5) @ truth
-    state, losses = iterate(case, 2500 if n_blocks == 8 else 1500, batch=60)
+    state, losses = iterate(case, 1500, batch=60)
     close(state.alpha, truth, 1e-10)
     assert losses[-1] < 1e-20 * losses[0]
 
 
-def test_minibatch_average_is_nearer_to_least_squares_than_the_iterate() -> None:
-    case = grid_case(1, operator(bandwidth=0.5), build.Choices(seed=1))
-    exact = ref.exact_least_squares(ref.laplace(case.X, case.Z, 0.5), case.Y)
-    state, _ = iterate(case, 800, batch=40)
-    last, mean = (float(np.linalg.norm(a - exact)) for a in (state.alpha, state.average))
+@pytest.mark.parametrize(("n_blocks", "ridge"), [(1, 0.0), (1, 0.1), (8, 0.1)])
+def test_minibatch_average_is_nearer_than_the_iterate(n_blocks: int, ridge: float) -> None:
+    """In what they predict, to the least-squares or the ridge model of noisy targets."""
+    op = operator(bandwidth=0.5)
+    case = grid_case(n_blocks, op, build.Choices(seed=1, ridge=ridge))
+    K_xz, K_zz = ref.laplace(case.X, case.Z, 0.5), ref.laplace(case.Z, case.Z, 0.5)
+    truth = ref.ridge(K_xz, case.Y, K_zz, ridge or 1e-14)
+    state, _ = iterate(case, 600, batch=40)
+    last, mean = (float(np.linalg.norm(K_xz @ (a - truth))) for a in (state.alpha, state.average))
     assert mean < last / 3
-    assert mean < 0.05 * float(np.linalg.norm(exact))
+    assert mean < 0.25 * float(np.linalg.norm(K_xz @ truth))
 
 
-# --- ridge ------------------------------------------------------------------------------------------
+# --- ridge --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ridge", [1e-5, 1e-2, 10.0])
 def test_full_preconditioner_converges_to_the_ridge_solution(ridge: float) -> None:
     case = grid_case(1, operator(bandwidth=0.5), build.Choices(seed=1, ridge=ridge))
-    state, _ = iterate(case, 400)
+    state, _ = iterate(case, 600)
     K_xz, K_zz = ref.laplace(case.X, case.Z, 0.5), ref.laplace(case.Z, case.Z, 0.5)
     close(state.alpha, ref.ridge(K_xz, case.Y, K_zz, ridge), 1e-9)
 
 
-def test_ridge_gradient_is_unbiased_over_the_blocks() -> None:
-    """One block a step gets its part of ridge K(Z, Z) alpha, times the number of blocks."""
+def test_ridge_gradient_is_a_round_old_at_most() -> None:
+    """Block t mod n is evaluated at step t, at the weights of that moment."""
     choices = build.Choices(seed=1, ridge=0.3)
     case = make_case(operator(tile=(7, 5)), "blocks", choices=choices)
     solver = case.solver()
     assert isinstance(solver, BlockSolver)
-    state = solver.init()
-    state.alpha[...] = rows(8, 24, 2)
-    blocks = solver.preconditioner.blocks
-    whole = 0.3 * KERNEL(case.Z, case.Z) @ state.alpha
-    visits = np.zeros(len(blocks))
-    for t in range(400):
+    state, blocks = solver.init(), solver.preconditioner.blocks
+    n, history = len(blocks), []
+    assert n == 4
+    for t in range(12):
+        state.alpha[...] = rows(100 + t, 24, 2)
+        history.append(0.3 * KERNEL(case.Z, case.Z) @ state.alpha)
         for b, block in enumerate(blocks):
-            g = np.zeros((block.stop - block.start, 2))
+            g = np.ones((block.stop - block.start, 2))
             solver._add_ridge(g, state, b, t)
-            if g.any():
-                visits[b] += 1
-                close(g, len(blocks) * whole[block], 1e-12)
-        assert visits.sum() == t + 1
-        assert visits[int(np.random.default_rng([1, RIDGE_STAGE, t]).integers(len(blocks)))] > 0
-    # 400 / 4 +- 5 standard deviations
-    np.testing.assert_allclose(visits, 100, atol=5 * np.sqrt(400 * 0.25 * 0.75))
+            last = t - (t - b) % n
+            close(g, 1 + (history[last][block] if last >= 0 else 0.0), 1e-12)
 
 
 @pytest.mark.parametrize("ridge", [1e-3, 0.1, 10.0])
 @pytest.mark.parametrize("n_blocks", [2, 8])
-def test_blocks_average_to_the_ridge_solution(n_blocks: int, ridge: float) -> None:
-    """Whatever the ridge: it counts n_blocks times in the step of the block that gets it."""
+def test_blocks_converge_to_the_ridge_solution(n_blocks: int, ridge: float) -> None:
+    """However strong the ridge, whose values are n_blocks steps old."""
     case = grid_case(n_blocks, operator(bandwidth=0.5), build.Choices(seed=1, ridge=ridge))
-    state, losses = iterate(case, 3000)
+    state, losses = iterate(case, 400 if n_blocks == 2 else 800)
     K_xz, K_zz = ref.laplace(case.X, case.Z, 0.5), ref.laplace(case.Z, case.Z, 0.5)
-    truth = ref.ridge(K_xz, case.Y, K_zz, ridge)
-    assert max(losses) < 2 * losses[0]
-    close(state.average, truth, 0.05)
+    close(state.alpha, ref.ridge(K_xz, case.Y, K_zz, ridge), 1e-8)
+    assert max(losses) < 1.5 * losses[0]
 
 
 def test_too_many_rows_for_the_buffers_is_an_error() -> None:
     case = make_case(operator(), "block")
     solver = case.solver()
-    with pytest.raises(ValueError, match=""):
+    with pytest.raises(ValueError, match=r"shape|dimension|broadcast"):
         solver.step(solver.init(), rows(0, 30, 3), rows(1, 30, 2), np.arange(30), 0)

@@ -1,0 +1,96 @@
+"""What the command line writes: results to stdout, sentences and progress to stderr.
+
+And what an error becomes: its sentence, and the exit code that goes with it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+import typer
+
+from streamkern.errors import EXIT_FAILED, EXIT_USAGE, StreamkernError
+from streamkern.report import redact
+
+EXIT_INTERRUPTED = 130
+
+
+def say(text: str) -> None:
+    """A sentence (or several, one a line) on stderr."""
+    for line in redact(text).splitlines():
+        typer.echo(f"streamkern: {line}", err=True)
+
+
+def as_text(value: Mapping[str, Any]) -> str:
+    """JSON with a line for each entry."""
+    return json.dumps(value, indent=1)
+
+
+def show_evaluation(record: Mapping[str, Any]) -> None:
+    """An evaluation during a run."""
+    metrics = "  ".join(f"{k} {v:.5g}" for k, v in record.items() if k not in ("step", "samples"))
+    say(f"{record['samples']:,} samples  {metrics}")
+
+
+class Line:
+    """One line on the terminal, drawn over and over; nothing where there is no terminal."""
+
+    PERIOD_S = 0.1
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream if stream.isatty() else None
+        self._drawn = 0.0
+
+    def show(self, what: str, done: int, total: int | None) -> None:
+        """`done` of `total` rows read or written."""
+        now = time.monotonic()
+        if self._stream is None or now - self._drawn < self.PERIOD_S:
+            return
+        self._drawn = now
+        of = "" if total is None else f" of {total:,}"
+        self._stream.write(f"\r\x1b[K{what} {done:,}{of} rows")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Wipe it."""
+        if self._stream is not None:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+
+def explain(error: BaseException) -> int:
+    """Say what happened in a sentence and return the exit code that goes with it."""
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        say("interrupted")
+        return EXIT_INTERRUPTED
+    if hasattr(error, "format_message"):  # click's usage errors; typer may carry its own click
+        text = str(error.format_message())
+        if text.startswith("Usage:"):  # no command: the help itself
+            typer.echo(text, err=True)
+        else:
+            say(text)
+        return EXIT_USAGE
+    text = "; ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
+    if isinstance(error, StreamkernError):
+        say(text)
+        return error.exit_code
+    if isinstance(error, OSError | MemoryError):
+        say(text)
+    else:
+        say(f"{type(error).__name__}: {text} (this is a bug; --debug shows where)")
+    return EXIT_FAILED
+
+
+def show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """A warning as one line; goes in the place of `warnings.showwarning`."""
+    say(f"warning: {' '.join(str(message).split())}")

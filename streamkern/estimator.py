@@ -1,0 +1,248 @@
+"""Kernel regression and classification behind scikit-learn's interface.
+
+Data are arrays, or anything streamed: a store, its URL, a source, zarr and Dask arrays.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.utils.validation import check_is_fitted
+
+from streamkern import inputs
+from streamkern.errors import ConfigError, DataError
+from streamkern.estimator_base import KernelEstimator
+from streamkern.model import KernelModel
+from streamkern.source_base import Source
+from streamkern.sources import ArraySource
+
+__all__ = ["KernelClassifier", "KernelRegressor"]
+
+
+class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
+    """Least-squares regression with f(x) = sum_j alpha_j k(x, z_j), trained by streaming.
+
+    No intercept is fitted and features are not scaled: centre the targets, and scale the features
+    or ask for it in `transforms`.
+
+    Parameters
+    ----------
+    kernel : "laplace", "gaussian", "cauchy", "matern32", "matern52", or a `Kernel` object.
+    bandwidth : number above 0, or "auto": the median distance between centers.
+    n_centers : p; "auto": all rows, at most 10 000.
+    centers : "random" rows of the data, "all" of them, a (p, d) array in the units of X, or the
+        path or URL of one (.npy or zarr).
+    solver : "auto", "block", "eigenpro2", "eigenpro3" or "eigenpro4". The following are its
+        sizes; "auto" fits them to the problem and the memory.
+    block_size : centers per block ("block"). ridge : weight of the RKHS norm ("block").
+    n_nystrom, level, period : sample, damped directions, steps per projection ("eigenpro*").
+    epochs : passes over the data; "auto": enough for 100 000 rows, between 1 and 20.
+        In `partial_fit`, passes over each block; "auto": one.
+    batch_size : rows per step.
+    transforms : of the training rows, in order: tables as in a run file,
+        {"kind": "scale", "mode": "feature"}, or functions (X, Y, rng) -> (X, Y). Scaling is
+        part of the model and is applied to every row it sees; random ones are augmentation.
+    precision : "exact" (float32), "float64", "high" or "fast" (for GPUs).
+    device : "auto", "cpu", "gpu" or "gpu:N".
+    memory : bytes to stay within, or "8 GiB"; "auto": four fifths of what is free.
+    threads : of the computation; "auto": one for each processor.
+    random_state : whole number, which fixes every draw; or None or a RandomState, as in
+        scikit-learn.
+    run_dir : a directory for checkpoints and the log; makes `fit` resumable.
+    checkpoint_every : steps, or a time such as "5 min".
+
+    Attributes
+    ----------
+    centers_ : (p, d) the centers, in the order given or drawn, in the units the kernel sees: those
+        of X after scaling.
+    dual_coef_ : (p, c) their weights: f(X) = K(scaled X, centers_) @ dual_coef_.
+    kernel_, bandwidth_ : the kernel with its bandwidth.
+    n_features_in_ : d.
+    report_ : what was chosen and measured: solver, sizes, leverage, step size, samples, metrics.
+    history_ : the evaluations on `test`, oldest first.
+    """
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def partial_fit(self, X: Any, y: Any = None) -> Self:
+        """Train on one more block of rows.
+
+        The first call chooses centers, bandwidth, scaling and preconditioner from its block, so
+        it should be large and like the rest. Every call makes `epochs` ("auto": one) passes over
+        its block with the same solver state and running average. A `fit` before is discarded,
+        and `fit` starts anew. `run_dir` is not used: pickle the estimator to keep its state.
+        """
+        return self._partial_fit(X, y)
+
+    def predict(self, X: Any, *, out: Any = None, overwrite: bool = False) -> Any:
+        """Predicted values, (n,) where y was (n,), else (n, c).
+
+        X : as in `fit`. out : URL of a Zarr group to write them to (array `values`), instead of
+        returning them; nothing of the size of the data is then held in memory.
+        """
+        if out is not None:
+            return self._write(X, out, overwrite)
+        F = self._values(X)
+        return F[:, 0] if self._flat else F
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """R², averaged over the outputs; y is None where X brings it along."""
+        if not inputs.is_stream(X):
+            return float(super().score(X, y, sample_weight))
+        _no_weights(sample_weight)
+        check_is_fitted(self)
+        source = self._stream(X, y)
+        with self._model() as model:
+            return _r2(model, source)
+
+    def _stream(self, X: Any, y: Any) -> Source:
+        source = inputs.open_stream(X, inputs.floating(y))
+        if source.classes is not None:
+            raise DataError(
+                f"the data has {source.n_outputs} classes; use KernelClassifier, or ingest it "
+                "with targets='values'"
+            )
+        if hasattr(self, "_online"):
+            _same_outputs(source.n_outputs, self.dual_coef_.shape[1])
+        return source
+
+    def _array_source(self, X: npt.NDArray[Any], y: Any, first: bool) -> Source:
+        y = inputs.checked_values(y, len(X))
+        if first:
+            self._flat = y.ndim == 1
+        else:
+            _same_outputs(1 if y.ndim == 1 else y.shape[1], self.dual_coef_.shape[1])
+        return ArraySource(X, y)
+
+
+class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
+    """Least-squares classification: regression on one-hot targets, prediction by the largest.
+
+    Parameters and attributes are those of `KernelRegressor`.
+
+    Attributes
+    ----------
+    classes_ : (c,) sorted labels. Of a store they are its class names, as whole numbers where all
+        of them are.
+    """
+
+    def fit(self, X: Any, y: Any = None, *, test: Any = None) -> Self:
+        """See `KernelRegressor.fit`. y : (n,) labels."""
+        self._forget_classes()
+        super().fit(X, y, test=test)
+        return self
+
+    def partial_fit(self, X: Any, y: Any = None, classes: Any = None) -> Self:
+        """See `KernelRegressor.partial_fit`.
+
+        classes : all labels there will be; needed in the first call unless its block has all.
+        """
+        if not hasattr(self, "_online"):
+            self._forget_classes()
+            if classes is not None:
+                self.classes_ = inputs.sorted_classes(classes)
+        elif classes is not None and not np.array_equal(
+            inputs.sorted_classes(classes), self.classes_
+        ):
+            raise ConfigError(
+                f"classes={classes!r} differ from those of the first call, {self.classes_!r}; "
+                "name all of them there"
+            )
+        return self._partial_fit(X, y)
+
+    def predict(self, X: Any, *, out: Any = None, overwrite: bool = False) -> Any:
+        """Predicted labels (n,).
+
+        out : URL of a Zarr group to write to instead of returning: arrays `values` (n, c) and
+        `labels` (n,), numbers into its attribute `classes`.
+        """
+        if out is not None:
+            return self._write(X, out, overwrite)
+        best = self.predict_values(X).argmax(axis=1)
+        return self.classes_[best]
+
+    def predict_values(self, X: Any) -> npt.NDArray[Any]:
+        """f(X), (n, c): about 1 for the class of a row and 0 for the others."""
+        return self._values(X)
+
+    def decision_function(self, X: Any) -> npt.NDArray[Any]:
+        """f(X), (n, c); with two classes the difference of their values, (n,)."""
+        F = self._values(X)
+        return F[:, 1] - F[:, 0] if F.shape[1] == 2 else F
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """Accuracy; y is None where X brings it along."""
+        if not inputs.is_stream(X):
+            return float(super().score(X, y, sample_weight))
+        _no_weights(sample_weight)
+        check_is_fitted(self)
+        source = self._stream(X, y)
+        with self._model() as model:
+            return model.evaluate(source)["accuracy"]
+
+    def _forget_classes(self) -> None:
+        if hasattr(self, "classes_"):
+            del self.classes_
+
+    def _names(self) -> tuple[str, ...]:
+        return inputs.names_of(self.classes_)
+
+    def _stream(self, X: Any, y: Any) -> Source:
+        known = hasattr(self, "classes_")
+        if y is not None and known:
+            ids = inputs.streamed_ids(y, self.classes_)
+            return inputs.open_stream(X, ids, classes=self._names())
+        source = inputs.open_stream(X, y)
+        if source.classes is None:
+            raise DataError(
+                "the data has values as targets, not classes; use KernelRegressor, or ingest it "
+                "with targets='classes'"
+            )
+        if not known:
+            self.classes_ = inputs.labels_of(source.classes, None if y is None else y.dtype)
+        elif self._names() != source.classes:
+            raise DataError(
+                f"the data has the classes {', '.join(source.classes[:10])}, the model was trained "
+                f"on {', '.join(self._names()[:10])}; use data with the same classes"
+            )
+        return source
+
+    def _array_source(self, X: npt.NDArray[Any], y: Any, first: bool) -> Source:
+        y = inputs.checked_labels(y, len(X))
+        if not hasattr(self, "classes_"):
+            self.classes_ = inputs.sorted_classes(y)
+        return ArraySource(X, inputs.label_ids(y, self.classes_), classes=self._names())
+
+
+def _same_outputs(given: int, wanted: int) -> None:
+    if given != wanted:
+        raise DataError(f"y has {given} outputs, the model was trained on {wanted}; give as many")
+
+
+def _no_weights(sample_weight: Any) -> None:
+    if sample_weight is not None:
+        raise ConfigError("sample_weight is only known to score on arrays; leave it out")
+
+
+def _r2(model: KernelModel, source: Source) -> float:
+    """1 - SS_res / SS_tot, its mean over the outputs, in one pass (Chan et al. 1979)."""
+    c, n = model.n_outputs, 0
+    _same_outputs(source.n_outputs, c)
+    mean, total, residual = np.zeros(c), np.zeros(c), np.zeros(c)
+    for _, F, Y in model.stream(source):
+        Y, F = (model.backend.to_host(a).astype(np.float64) for a in (Y, F))
+        own, m = Y.mean(axis=0), len(Y)
+        total += ((Y - own) ** 2).sum(axis=0) + (own - mean) ** 2 * n * m / (n + m)
+        mean += (own - mean) * m / (n + m)
+        residual += ((F - Y) ** 2).sum(axis=0)
+        n += m
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scores = 1 - residual / total
+    # As in scikit-learn: an output that never changes counts 1 when it is met, else 0.
+    return float(np.where(total > 0, scores, residual == 0).mean())

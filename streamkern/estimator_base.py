@@ -1,0 +1,327 @@
+"""What the estimators share: parameters into a run, a run into fitted attributes, and back.
+
+A fitted estimator holds host arrays and plain values only; the backend is opened for a call and
+closed after it, so estimators can be pickled, cloned and sent to other processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+
+from streamkern import inputs
+from streamkern.augment import from_config
+from streamkern.backend import get_backend
+from streamkern.config import RunConfig
+from streamkern.errors import ConfigError, DataError, StreamkernError
+from streamkern.kernels import Kernel, KernelOperator
+from streamkern.model import KernelModel
+from streamkern.online import Online
+from streamkern.preconditioner import StepRule
+from streamkern.problem import check_same_rows
+from streamkern.source_base import Source
+from streamkern.sources import ArraySource, AugmentedSource
+from streamkern.train import Result, train
+
+# "auto" epochs: passes over small data until about this many rows were seen. On digits, diabetes
+# and Friedman's function the test score is then that of exact least squares to 0.003, or better.
+AUTO_SAMPLES, MAX_AUTO_EPOCHS = 100_000, 20
+
+# Where a parameter goes in a `RunConfig`. Messages name it the other way round.
+_SETTINGS = {
+    "epochs": "data.epochs",
+    "batch_size": "data.batch_size",
+    "kernel": "model.kernel",
+    "bandwidth": "model.bandwidth",
+    "n_centers": "model.n_centers",
+    "centers": "model.centers",
+    "solver": "solver.name",
+    "block_size": "solver.block_size",
+    "ridge": "solver.ridge",
+    "n_nystrom": "solver.n_nystrom",
+    "level": "solver.level",
+    "period": "solver.period",
+    "precision": "run.precision",
+    "device": "run.device",
+    "memory": "run.memory",
+    "threads": "run.threads",
+    "random_state": "run.random_state",
+    "checkpoint_every": "run.checkpoint_every",
+    "run_dir": "run.run_dir",
+}
+
+
+@contextlib.contextmanager
+def own_names() -> Iterator[None]:
+    """Errors that name settings of a run file name the parameters instead."""
+    try:
+        yield
+    except StreamkernError as error:
+        text = str(error)
+        for name, path in _SETTINGS.items():
+            text = text.replace(path, name)
+        if text != str(error):
+            error.args = (text,)
+        raise
+
+
+class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type hints
+    """What both estimators share; `KernelRegressor` documents the parameters."""
+
+    def __init__(
+        self,
+        kernel: str | Kernel = "laplace",
+        *,
+        bandwidth: float | str = "auto",
+        n_centers: int | str = "auto",
+        centers: Any = "random",
+        solver: str = "auto",
+        block_size: int | str = "auto",
+        ridge: float = 0.0,
+        n_nystrom: int | str = "auto",
+        level: int | str = "auto",
+        period: int | str = "auto",
+        epochs: int | str = "auto",
+        batch_size: int | str = "auto",
+        transforms: Any = (),
+        precision: str = "exact",
+        device: str = "auto",
+        memory: int | str = "auto",
+        threads: int | str = "auto",
+        random_state: Any = 0,
+        run_dir: str | os.PathLike[str] | None = None,
+        checkpoint_every: int | str = "auto",
+    ) -> None:
+        self.kernel = kernel
+        self.bandwidth = bandwidth
+        self.n_centers = n_centers
+        self.centers = centers
+        self.solver = solver
+        self.block_size = block_size
+        self.ridge = ridge
+        self.n_nystrom = n_nystrom
+        self.level = level
+        self.period = period
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.transforms = transforms
+        self.precision = precision
+        self.device = device
+        self.memory = memory
+        self.threads = threads
+        self.random_state = random_state
+        self.run_dir = run_dir
+        self.checkpoint_every = checkpoint_every
+
+    # -- fitting ---------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any = None, *, test: Any = None) -> Self:
+        """Train on all of the data.
+
+        Parameters
+        ----------
+        X : (n, d) or (n, h, w, channels) array; a zarr or Dask array, read in pieces; or a
+            store, its URL, a zarr group or a source, which bring their targets along.
+        y : (n,) labels, or (n,) or (n, c) values; None where X brings it along.
+        test : held-out data evaluated during training: (X, y), or what X may be.
+
+        With `run_dir`, the same call goes on where an earlier one was interrupted, and returns at
+        once after it has finished.
+        """
+        if hasattr(self, "_online"):
+            del self._online
+        source = self._source(X, y, first=True)
+        held_out = None
+        if test is not None:
+            pair = test if isinstance(test, tuple) else (test, None)
+            held_out = self._source(*pair, first=False)
+        kernel, centers = self._given()
+        epochs = self.epochs
+        if isinstance(epochs, str) and epochs == "auto":
+            epochs = max(1, min(MAX_AUTO_EPOCHS, math.ceil(AUTO_SAMPLES / source.n_rows)))
+        with own_names():
+            stream = self._transformed(source, self._transforms(source))
+            config = self._config(epochs)
+            self._keep(train(config, source=stream, test=held_out, kernel=kernel, centers=centers))
+        return self
+
+    def _partial_fit(self, X: Any, y: Any) -> Self:
+        first = not hasattr(self, "_online")
+        source = self._source(X, y, first=first)
+        with own_names():
+            if first:
+                config = self._config(1 if self.epochs == "auto" else self.epochs)
+                online, bound = Online(config, *self._given()), self._transforms(source)
+            else:
+                online, bound = self._online
+                check_same_rows(source, self._row_shape, "X")
+            self._keep(online.advance(self._transformed(source, bound)))
+        self._online = online, bound
+        return self
+
+    def _source(self, X: Any, y: Any, *, first: bool) -> Source:
+        """Checked training data; `first` : it decides features and classes."""
+        if inputs.is_stream(X):
+            source = self._stream(X, y)
+            if first:
+                self.n_features_in_ = int(np.prod(source.row_shape))
+                self._row_shape = tuple(source.row_shape)
+                self._flat = y is not None and np.ndim(y) == 1
+                if hasattr(self, "feature_names_in_"):
+                    del self.feature_names_in_
+            return source
+        if y is None:
+            raise DataError(
+                f"{type(self).__name__} requires y to be passed, but the target y is None; give "
+                "targets, or a store that holds them"
+            )
+        rows = inputs.checked_rows(self, X, reset=first)
+        if first:
+            self._row_shape = rows.shape[1:]
+        return self._array_source(rows.reshape(len(rows), *self._row_shape), y, first)
+
+    _row_shape: tuple[int, ...]
+    _online: tuple[Online, list[Any]]
+
+    def _stream(self, X: Any, y: Any) -> Source:
+        raise NotImplementedError
+
+    def _array_source(self, X: npt.NDArray[Any], y: Any, first: bool) -> Source:
+        raise NotImplementedError
+
+    def _given(self) -> tuple[Kernel | None, npt.NDArray[Any] | None]:
+        """The kernel and the centers that are objects rather than settings."""
+        kernel = self.kernel if isinstance(self.kernel, Kernel) else None
+        if kernel is not None and not _is_auto(self.bandwidth):
+            raise ConfigError(
+                f"bandwidth={self.bandwidth!r} is given twice: kernel={kernel!r} has its own; "
+                "leave bandwidth out"
+            )
+        if isinstance(self.centers, str | os.PathLike):
+            return kernel, None
+        centers = np.asarray(self.centers)
+        if centers.ndim not in (2, 4) or len(centers) == 0:
+            raise ConfigError(f"centers has shape {centers.shape}; it must be (p, d) or like X")
+        if int(np.prod(centers.shape[1:])) != self.n_features_in_:
+            raise ConfigError(
+                f"centers has rows of shape {centers.shape[1:]}, X has {self.n_features_in_} "
+                "features; use centers with the same features"
+            )
+        if not _is_auto(self.n_centers) and self.n_centers != len(centers):
+            raise ConfigError(
+                f"n_centers={self.n_centers} but centers holds {len(centers)} rows; leave "
+                "n_centers out"
+            )
+        return kernel, centers
+
+    def _config(self, epochs: Any) -> RunConfig:
+        values = {name: getattr(self, name) for name in _SETTINGS} | {"epochs": epochs}
+        if isinstance(self.kernel, Kernel):
+            values["kernel"] = "laplace"  # not used
+        if not isinstance(self.centers, str | os.PathLike):
+            values |= {"centers": "random", "n_centers": "auto"}  # not used
+        elif isinstance(self.centers, os.PathLike):
+            values["centers"] = os.fspath(self.centers)
+        if not isinstance(self.random_state, int | np.integer):
+            if self.run_dir is not None:
+                raise ConfigError(
+                    f"random_state={self.random_state!r} must be a whole number with run_dir, so "
+                    "that the run can be resumed"
+                )
+            values["random_state"] = int(check_random_state(self.random_state).randint(2**31 - 1))
+        tables: dict[str, dict[str, Any]] = {"data": {"train": "X"}}
+        for name, path in _SETTINGS.items():
+            section, _, key = path.partition(".")
+            tables.setdefault(section, {})[key] = values[name]
+        tables["run"]["device_memory"] = self.memory
+        return RunConfig.from_tables(tables)
+
+    def _transforms(self, source: Source) -> list[Any]:
+        """The transforms, scaling bound to the statistics of this source."""
+        built = [from_config([t])[0] if isinstance(t, Mapping) else t for t in self.transforms]
+        return [t.bind(source) if hasattr(t, "bind") else t for t in built]
+
+    @staticmethod
+    def _transformed(source: Source, transforms: list[Any]) -> Source:
+        return AugmentedSource(source, 1, transforms) if transforms else source
+
+    def _keep(self, result: Result) -> None:
+        """The fitted attributes, centers in the order in which they were chosen."""
+        model, meta = result.model, result.meta
+        chosen = np.argsort(result.order)
+        self.centers_ = np.asarray(result.Z)[chosen]
+        self.dual_coef_ = model.backend.to_host(model.weights)[chosen]
+        model.backend.close()
+        self.kernel_ = model.op.kernel
+        self.bandwidth_ = model.op.kernel.bandwidth
+        self._precision, self._fixed = model.op.precision, model.fixed
+        self.history_ = result.history
+        self.report_ = _report(meta) | {"samples": result.samples} | result.metrics
+
+    # -- predicting ------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _model(self) -> Iterator[KernelModel]:
+        """The fitted model on its device, for the time of a call."""
+        check_is_fitted(self)
+        threads = None if isinstance(self.threads, str) else self.threads
+        with own_names(), get_backend(self.device, threads) as backend:
+            Z = self.centers_
+            shift = Z.mean(axis=0, dtype=np.float64).astype(Z.dtype)
+            op = KernelOperator(self.kernel_, backend, self._precision, shift)
+            points = op.points(backend.asarray(Z), right=True)
+            weights = backend.asarray(self.dual_coef_)
+            yield KernelModel(op, points, weights, self._names(), self._row_shape, self._fixed)
+
+    def _names(self) -> tuple[str, ...] | None:
+        return None
+
+    def _values(self, X: Any) -> npt.NDArray[Any]:
+        """f(X), (n, c), in slabs."""
+        check_is_fitted(self)
+        if not inputs.is_stream(X):
+            rows = inputs.checked_rows(self, X, reset=False)
+            with self._model() as model:
+                return model.values(rows.reshape(len(rows), *self._row_shape))
+        source = inputs.open_stream(X, targets=False)
+        F = np.empty((source.n_rows, self.dual_coef_.shape[1]), self.dual_coef_.dtype)
+        with self._model() as model:
+            for block, part, _ in model.stream(source):
+                F[block.rows[0] : block.rows[0] + len(block.rows)] = model.backend.to_host(part)
+        return F
+
+    def _write(self, X: Any, out: Any, overwrite: bool) -> None:
+        check_is_fitted(self)
+        if inputs.is_stream(X):
+            source = inputs.open_stream(X, targets=False)
+        else:
+            source = ArraySource(inputs.checked_rows(self, X, reset=False))
+        with self._model() as model:
+            model.predict_to(source, out, overwrite=overwrite)
+
+
+def _is_auto(value: Any) -> bool:
+    return isinstance(value, str) and value == "auto"
+
+
+def _report(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """What setup decided and measured, in one flat table."""
+    setup, sizes = meta["setup"], meta["sizes"]
+    rules = [StepRule(**rule) for rule in setup["rules"]]
+    return {
+        "solver": sizes["solver"],
+        "block_size": sizes["block_size"],
+        "leverage": max(rule.leverage for rule in rules),
+        "lambda_1": max(rule.lambda_1 for rule in rules),
+        "step_size": min(rule.eta(setup["batch_size"]) for rule in rules),
+        **{k: v for k, v in setup.items() if k not in ("rules", "projection_rule")},
+    }

@@ -1,0 +1,231 @@
+"""What `streamkern plan` and `streamkern info` show, as JSON values and as text."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from streamkern.budget import Problem, Sizes
+from streamkern.checkpoint import RunDirectory, _live_holder
+from streamkern.describe import describe_store
+from streamkern.problem import Run
+from streamkern.report import read_log, redact, table
+from streamkern.source_base import Source
+from streamkern.sources import AugmentedSource, ZarrSource
+
+# FLOPs of a symmetric eigenvalue problem of size s: 4/3 s^3 to tridiagonal form, twice that for
+# the vectors, and what LAPACK's back-transform adds.
+EIGH = 9
+
+
+def plan_overview(run: Run) -> dict[str, Any]:
+    """What a run will take: sizes, memory by phase, FLOPs, batches, and how its data is stored."""
+    problem, sizes = run.problem, run.sizes
+    batches = math.ceil(problem.n_rows / sizes.batch_size)
+    setup, training = flops(problem, sizes)
+    return {
+        "problem": {
+            "rows_per_epoch": problem.n_rows,
+            "epochs": problem.epochs,
+            "features": problem.d,
+            "outputs": problem.c,
+            "centers": problem.p,
+        },
+        "sizes": _chosen(sizes),
+        "batches_per_epoch": batches,
+        "batches": batches * problem.epochs,
+        "device": run.backend.name,
+        "memory": {
+            "budget_bytes": run.budget_bytes,
+            "peak_bytes": run.buffers.peak,
+            "phases": {phase: run.buffers.total(phase) for phase in _in_order(run.buffers.phases)},
+            "buffers": [
+                {"phase": phase, "buffer": what, "bytes": size}
+                for wanted in ("always", *_in_order(run.buffers.phases))
+                for phase, what, size in run.buffers.lines
+                if phase == wanted
+            ],
+        },
+        "flops": {"setup": setup, "training": training},
+        "store": _stored(run.data.source),
+    }
+
+
+def _in_order(phases: list[str]) -> list[str]:
+    """Phases in the order in which a run goes through them."""
+    return sorted(phases, key=("sample", "setup", "train").index)
+
+
+def _chosen(sizes: Sizes) -> dict[str, Any]:
+    """The sizes that mean something for the solver."""
+    values = dict(vars(sizes))
+    block = sizes.solver == "block"
+    for name in ("n_nystrom", "level", "period", "projection") if block else ("block_size", "keep"):
+        del values[name]
+    return values
+
+
+def flops(problem: Problem, sizes: Sizes) -> tuple[int, int]:
+    """(setup, training), leading terms only.
+
+    block: see `budget` and `solver.block`. EigenPro: an eigensystem of s rows, and K(Z, Z) with
+    its factor where the projection is exact; per row of a batch K(X, Z) forward and back, K(X, X_s)
+    twice, half a period of temporary centers; per period a projection.
+    """
+    n, p, d, c = problem.n_rows * problem.epochs, problem.p, problem.d, problem.c
+    steps, s, q, m = math.ceil(n / sizes.batch_size), sizes.n_sample, sizes.level, sizes.batch_size
+    if sizes.solver == "block":
+        b = sizes.block_size
+        return 12 * p * b * b + 14 * p * b * d, 2 * p * (d + 3 * c) * n + 2 * p * b * c * steps
+    setup = EIGH * s**3 + 2 * s * s * d
+    row = 2 * p * (d + 2 * c) + 2 * s * (d + q + c)
+    if sizes.solver == "eigenpro2":
+        return setup, row * n
+    row += 2 * s * (d + c) + (sizes.period - 1) * m // 2 * 2 * (d + c)
+    projections = steps // sizes.period
+    if sizes.projection == "exact":
+        return setup + p**3 // 3 + 2 * p * p * d, row * n + 2 * p * p * c * projections
+    width = c if sizes.projection == "resident" else c + d
+    return setup, row * n + 2 * p * p * width * projections
+
+
+def _stored(source: Source) -> dict[str, Any] | None:
+    while isinstance(source, AugmentedSource):
+        source = source.base
+    return describe_store(source.store) if isinstance(source, ZarrSource) else None
+
+
+def plan_text(plan: Mapping[str, Any]) -> str:
+    """The same for people."""
+    problem, memory = plan["problem"], plan["memory"]
+    flop, total = plan["flops"], sum(plan["flops"].values())
+    rows = [
+        {"": row["phase"], "buffer": row["buffer"], "MiB": mib(row["bytes"])}
+        for row in memory["buffers"]
+    ]
+    parts = [
+        f"{problem['rows_per_epoch']:,} rows x {problem['epochs']} epochs, "
+        f"{problem['features']} features, {problem['outputs']} outputs, "
+        f"{problem['centers']:,} centers, on {plan['device']}",
+        _pairs(plan["sizes"] | {"batches": f"{plan['batches']:,}"}),
+        table(rows, ["", "buffer", "MiB"]),
+        _pairs({phase: f"{mib(size)} MiB" for phase, size in memory["phases"].items()}),
+        f"predicted peak {mib(memory['peak_bytes'])} MiB of {mib(memory['budget_bytes'])} MiB",
+        f"about {total:.2e} FLOPs: setup {flop['setup'] / total:.0%}, "
+        f"training {flop['training'] / total:.0%}",
+    ]
+    if plan["store"] is not None:
+        parts.append(store_text(plan["store"]))
+    return "\n\n".join(parts)
+
+
+def store_text(store: Mapping[str, Any]) -> str:
+    """A described store for people; warnings at the end."""
+    shape = " x ".join(str(k) for k in store["row_shape"])
+    ratio = store["compression_ratio"]
+    targets = store["targets"] if store["targets"] != "classes" else "classes: " + _few(store)
+    lines = [
+        f"{store['url']}",
+        f"  {store['n_rows']:,} rows of {shape} {store['dtype']}, {store['n_outputs']} {targets}",
+        f"  {store['n_chunks']:,} chunks of {store['chunk_rows']:,} rows, "
+        f"{store['chunk_bytes'] / 2**20:.3g} MiB, codecs {', '.join(store['codecs'])}",
+        f"  {mib(store['decoded_bytes'])} MiB decoded"
+        + ("" if ratio is None else f", {ratio:.3g} times what is stored"),
+        f"  fingerprint {store['fingerprint']}",
+    ]
+    return "\n".join(lines + [f"  note: {warning}" for warning in store["warnings"]])
+
+
+def _few(store: Mapping[str, Any]) -> str:
+    names = store["classes"]
+    return ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+
+
+def is_run_directory(place: str) -> bool:
+    """Whether a run was started in the folder `place`."""
+    return "://" not in place and (Path(place) / "run.json").is_file()
+
+
+def run_overview(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """State, position, metrics and settings of a run; every byte of its checkpoint is verified."""
+    with RunDirectory(path, writable=False) as directory:
+        config = directory.read_config() or {}
+        setup, saved = directory.load_setup(), directory.load_latest()
+        writer = _live_holder(directory.path / "writer.json")
+        position = {} if saved is None else saved.meta["position"]
+        if position.get("done"):
+            state = "finished"
+        elif writer is not None:
+            state = f"being written by {writer}"
+        else:
+            state = "stopped; the same command again resumes it"
+        events = [r for r in read_log(directory.log_path) if r.get("event") == "evaluation"]
+        return {
+            "run_dir": str(directory.path),
+            "state": state,
+            "step": position.get("step", 0),
+            "epoch": position.get("epoch", 0),
+            "samples": position.get("samples", 0),
+            "metrics": {} if saved is None else saved.meta["metrics"],
+            "evaluations": len({r["step"] for r in events}),
+            "checkpoints": directory.steps(),
+            "solver": None if setup is None else _solver(setup.meta),
+            "settings": config.get("identity", {}).get("settings", {}),
+            "data": config.get("identity", {}).get("data", {}),
+            "versions": config.get("versions", {}),
+            "warnings": list(directory.warnings),
+        }
+
+
+def _solver(meta: Mapping[str, Any]) -> dict[str, Any]:
+    sizes, setup = meta["sizes"], meta["setup"]
+    rules = setup["rules"]
+    return {
+        "solver": sizes["solver"],
+        **meta["kernel"],
+        "batch_size": setup["batch_size"],
+        "block_size": sizes["block_size"],
+        "leverage": max(rule["leverage"] for rule in rules),
+        "lambda_1": max(rule["lambda_1"] for rule in rules),
+        **{k: v for k, v in setup.items() if isinstance(v, int | float) and k != "batch_size"},
+    }
+
+
+def run_text(run: Mapping[str, Any]) -> str:
+    """The same for people."""
+    data = run["data"]
+    head = {
+        "state": run["state"],
+        "step": run["step"],
+        "samples": f"{run['samples']:,}",
+        "checkpoints": ", ".join(str(step) for step in run["checkpoints"]) or "none yet",
+        "rows": data.get("n_rows", "?"),
+    }
+    settings = {
+        f"{section}.{key}": value
+        for section, entries in run["settings"].items()
+        for key, value in entries.items()
+    }
+    parts = [run["run_dir"], _pairs(head), _pairs(run["metrics"]), _pairs(run["solver"] or {})]
+    parts += [_pairs(settings), *(f"note: {warning}" for warning in run["warnings"])]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    width = max(map(len, values), default=0)
+    return "\n".join(f"  {name:<{width}}  {_value(value)}" for name, value in values.items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    return redact(str(value))
+
+
+def mib(size: int) -> str:
+    """Bytes as MiB, to three digits or whole."""
+    number = size / 2**20
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

@@ -1,0 +1,216 @@
+"""The memory plan as arithmetic: it fits, more memory never buys less, and refusals are exact."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamkern.budget import (
+    MAX_PROBE,
+    Buffers,
+    MiB,
+    Problem,
+    Sizes,
+    Wishes,
+    count,
+    default_budget,
+    loader_bytes,
+    resolve,
+    sample_sizes,
+)
+from streamkern.errors import ConfigError, MemoryBudgetError
+
+GiB = 1024 * MiB
+PLAIN = Problem(
+    n_rows=60_000, epochs=2, d=784, c=10, p=10_000, row_bytes=785, unit_rows=5000, itemsize=4,
+    threads=2, width=786, tile_bytes=4 * MiB,
+)  # fmt: skip
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    d = draw(st.integers(1, 5000))
+    n_rows = draw(st.integers(20, 10**8))
+    return Problem(
+        n_rows=n_rows,
+        epochs=draw(st.integers(1, 50)),
+        d=d,
+        c=draw(st.integers(1, 1000)),
+        p=draw(st.integers(2, min(n_rows, 10**6))),
+        row_bytes=draw(st.integers(1, 8 * d + 8)),
+        unit_rows=draw(st.integers(1, 20_000)),
+        itemsize=draw(st.sampled_from([4, 8])),
+        threads=draw(st.integers(1, 64)),
+        width=d + 2,
+        tile_bytes=draw(st.integers(1 << 16, 64 * MiB)),
+    )
+
+
+SOLVERS = ("auto", "block", "eigenpro3", "eigenpro4")
+wishes = st.builds(
+    Wishes, solver=st.sampled_from(SOLVERS),
+    projection=st.sampled_from([None, "exact", "resident", "inexact"]),
+)  # fmt: skip
+shares = st.floats(0.01, 1.2)
+"""Budgets, as shares of what the best plan needs."""
+
+
+def attempt(problem: Problem, wish: Wishes, budget: int) -> tuple[Sizes, Buffers] | None:
+    try:
+        return resolve(problem, wish, budget)
+    except MemoryBudgetError:
+        return None
+
+
+@given(problems(), wishes, shares)
+def test_what_is_returned_fits(problem: Problem, wish: Wishes, share: float) -> None:
+    budget = int(share * resolve(problem, wish, 10**16)[1].peak)
+    plan = attempt(problem, wish, budget)
+    if plan is None:
+        assert share < 1
+        return
+    sizes, buffers = plan
+    assert buffers.peak <= budget
+    assert buffers.lines == count(problem, sizes).lines
+    assert buffers.peak == max(buffers.total(phase) for phase in buffers.phases)
+    assert all(size >= 0 for _, _, size in buffers.lines)
+
+
+@given(problems(), wishes, shares, shares)
+def test_more_memory_never_buys_less(
+    problem: Problem, wish: Wishes, one: float, two: float
+) -> None:
+    """Blocks first, then the batch: the batch is compared at the same block."""
+    best = resolve(problem, wish, 10**16)[1].peak
+    small, large = (attempt(problem, wish, int(s * best)) for s in sorted((one, two)))
+    if small is None:
+        return
+    assert large is not None
+    a, b = small[0], large[0]
+    assert b.block_size >= a.block_size
+    if (b.block_size, b.projection) == (a.block_size, a.projection):
+        assert b.batch_size >= a.batch_size
+        if b.batch_size == a.batch_size:
+            assert b.keep >= a.keep
+    if b == a:
+        assert large[1].peak == small[1].peak
+
+
+@given(problems(), wishes)
+def test_sizes_agree_with_the_data(problem: Problem, wish: Wishes) -> None:
+    sizes, _ = resolve(problem, wish, 10**16)
+    n, p = problem.n_rows, problem.p
+    assert 1 <= sizes.batch_size <= n
+    assert 1 <= sizes.block_size <= p
+    assert 1 <= sizes.n_sample <= n
+    assert 1 <= sizes.n_probe <= n
+    # held out, or all rows, but never a part of the sample's own rows
+    assert sizes.n_sample + sizes.n_probe <= n or sizes.n_probe == n <= MAX_PROBE
+    assert sizes.period >= 1
+    if sizes.solver == "block":
+        assert (sizes.n_nystrom, sizes.level, sizes.projection) == (0, 0, "none")
+    else:
+        assert 1 <= sizes.level < sizes.n_nystrom <= n
+        assert sizes.projection in ("exact", "resident", "inexact")
+        assert sizes.period == 1 or sizes.solver == "eigenpro4"
+
+
+@given(st.integers(2, 10**6), st.integers(1, 10**6), st.integers(1, MAX_PROBE))
+def test_probe_is_held_out_or_everything(n_rows: int, wanted: int, probe: int) -> None:
+    s, h = sample_sizes(n_rows, wanted, probe)
+    assert 1 <= s <= n_rows
+    assert 1 <= h <= n_rows
+    if wanted + probe <= n_rows:
+        assert (s, h) == (wanted, probe)
+    assert s + h <= n_rows or h == n_rows <= MAX_PROBE
+
+
+@given(problems(), wishes)
+def test_refusal_names_the_smallest_budget(problem: Problem, wish: Wishes) -> None:
+    """To the precision it is printed with, it is enough, and 1 MiB or .1 GiB less is not."""
+    with pytest.raises(MemoryBudgetError) as caught:
+        resolve(problem, wish, 1)
+    assert isinstance(caught.value, MemoryError)
+    found = re.search(r"the smallest plan needs ([\d.]+) (MiB|GiB)", str(caught.value))
+    assert found is not None
+    unit = MiB if found[2] == "MiB" else GiB
+    step = MiB if unit == MiB else GiB // 10
+    named = int(float(found[1]) * unit)
+    assert attempt(problem, wish, named + step) is not None
+    assert attempt(problem, wish, named - step - 1) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 60_001}, "batch_size=60001 must be at most n_rows=60000"),
+        ({"block_size": 10_001}, "block_size=10001 must be at most n_centers=10000"),
+        ({"n_nystrom": 60_001}, "n_nystrom=60001 must be at most n_rows=60000"),
+        ({"solver": "eigenpro2"}, "solver='eigenpro2' needs every training row as a center"),
+        ({"solver": "eigenpro3", "n_nystrom": 1}, "n_nystrom=1 must be at least 2"),
+        ({"solver": "eigenpro3", "n_nystrom": 100, "level": 100}, "level=100 must be below n_"),
+    ],
+)
+def test_sizes_that_contradict_the_data_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        resolve(PLAIN, Wishes(**changes), 10**13)
+    assert not isinstance(caught.value, MemoryBudgetError)
+
+
+@pytest.mark.parametrize("solver", ["block", "eigenpro3", "eigenpro4"])
+def test_fixed_sizes_are_kept(solver: str) -> None:
+    fixed = Wishes(
+        solver=solver, batch_size=123, block_size=777, n_nystrom=999, level=55, period=4,
+        projection="inexact",
+    )  # fmt: skip
+    sizes, _ = resolve(PLAIN, fixed, 10**13)
+    assert sizes.batch_size == 123
+    if solver == "block":
+        assert sizes.block_size == 777
+    else:
+        assert (sizes.n_nystrom, sizes.level, sizes.projection) == (999, 55, "inexact")
+        assert sizes.period == (4 if solver == "eigenpro4" else 1)
+    with pytest.raises(MemoryBudgetError):
+        resolve(PLAIN, fixed, 70 * MiB)
+
+
+def test_small_problems_get_everything() -> None:
+    sizes, buffers = resolve(replace(PLAIN, p=1000), Wishes(), 4 * GiB)
+    assert (sizes.solver, sizes.block_size, sizes.keep) == ("block", 1000, True)
+    assert buffers.peak < GiB
+
+
+def test_eigenpro_2_needs_every_row() -> None:
+    problem = replace(PLAIN, n_rows=10_000)
+    sizes, buffers = resolve(problem, Wishes(solver="eigenpro2"), 10**13)
+    assert sizes.projection == "none"
+    assert not any("K(Z, Z)" in what or "K(X, Z)" in what for _, what, _ in buffers.lines)
+
+
+@given(problems(), st.integers(1, 10**9))
+def test_loader_never_holds_more_than_the_data_twice(problem: Problem, block: int) -> None:
+    plan = attempt(problem, Wishes(), 10**16)
+    assert plan is not None
+    sizes = replace(plan[0], loader_block_bytes=block)
+    larger = replace(sizes, loader_block_bytes=2 * block)
+    assert loader_bytes(problem, sizes) <= loader_bytes(problem, larger)
+    reading = 2 * problem.threads * problem.unit_rows * problem.row_bytes
+    rows = 2 * problem.n_rows + sizes.batch_size
+    assert loader_bytes(problem, sizes) <= rows * (problem.row_bytes + 16) + reading
+
+
+def test_buffers_add_up() -> None:
+    buffers = Buffers()
+    buffers.add("always", "a", 10, 20, itemsize=4)
+    buffers.add("first", "b", 100)
+    buffers.add("second", "c", 50)
+    buffers.add("second", "d", 51)
+    assert buffers.lines[0] == ("always", "a", 800)
+    assert buffers.phases == ["first", "second"]
+    assert (buffers.total("first"), buffers.total("second"), buffers.peak) == (900, 901, 901)
+    assert default_budget(1000) == 800

@@ -1,0 +1,151 @@
+"""The CuPy backend against the CPU: every verb, kernel, precision and solver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern.backend import Backend, get_backend
+from streamkern.kernels import KERNELS, Kernel, KernelOperator, get_kernel
+from streamkern.solver import build
+from tests.maths import SOLVERS, Array, Case, both, make_case, operator, rows
+
+pytestmark = pytest.mark.gpu
+
+TOLERANCE = {"float64": 1e-10, "exact": 2e-4, "high": 2e-4, "fast": 2e-4}
+
+
+@pytest.fixture
+def gpu() -> Iterator[Backend]:
+    with get_backend("gpu") as backend:
+        yield backend
+
+
+def close(actual: Array, desired: Array, relative: float) -> None:
+    np.testing.assert_allclose(actual, desired, rtol=0, atol=relative * np.abs(desired).max())
+
+
+class OwnKernel(Kernel):
+    """Without a CUDA expression: the same lines run on CuPy."""
+
+    def profile(self, sq: Array, xp: Any) -> Array:
+        return 1 / (1 + sq * sq)  # type: ignore[no-any-return, unused-ignore]
+
+
+@pytest.mark.parametrize("precision", sorted(TOLERANCE))
+@pytest.mark.parametrize("name", [*sorted(KERNELS), "own"])
+def test_kernel_products_agree(name: str, precision: str, gpu: Backend) -> None:
+    kernel: Kernel = OwnKernel(2.0) if name == "own" else get_kernel(name, 2.0)
+    A, B, W = rows(0, 130, 9), rows(1, 90, 9), rows(2, 90, 3)
+    same = (np.array([0, 5, 129]), np.array([7, 7, 89]))
+    results = []
+    for backend in (Backend(1), gpu):
+        backend.tile_rows, backend.tile_cols = 64, 32
+        op = KernelOperator(kernel, backend, precision, shift=rows(3, 9))
+        keep = backend.xp.empty((130, 90), op.dtype)
+        out = op.product(
+            both(op, A), both(op, B), backend.asarray(W, op.dtype), keep=keep, same=same
+        )
+        gram = op.gram(both(op, A))
+        results.append([backend.to_host(a) for a in (out, keep, gram)])
+    for cpu, device in zip(*results, strict=True):
+        close(device, cpu, TOLERANCE[precision])
+    np.testing.assert_array_equal(results[1][2].diagonal(), 1.0)
+    np.testing.assert_array_equal(results[1][1][same], 1.0)
+
+
+@pytest.mark.parametrize("name", sorted(KERNELS))
+def test_nan_is_not_taken_for_a_distance_of_zero(name: str, gpu: Backend) -> None:
+    op = KernelOperator(get_kernel(name, 2.0), gpu, "exact")
+    A = rows(0, 5, 3)
+    A[2, 1] = np.nan
+    K = gpu.to_host(op.matrix(both(op, A), both(op, rows(1, 4, 3))))
+    assert np.isnan(K[2]).all()
+    assert np.isfinite(np.delete(K, 2, axis=0)).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_dense_algebra_agrees(dtype: Any, gpu: Backend) -> None:
+    R, B = rows(0, 60, 120), rows(1, 60, 4).astype(dtype)
+    A = (R @ R.T / 60 + np.eye(60)).astype(dtype)
+    results = []
+    for backend in (Backend(1), gpu):
+        L = backend.asarray(A.copy())
+        assert backend.cholesky(L)
+        C = backend.xp.zeros((60, 60), dtype)
+        backend.add_gram(C, backend.asarray(A), 0.5)
+        backend.mirror_lower(C)
+        b, out, out_t = backend.asarray(B), backend.asarray(B.copy()), backend.asarray(B.copy())
+        lam, E = backend.top_eigh(backend.asarray(A), 5)
+        results.append(
+            [
+                backend.to_host(a)
+                for a in (
+                    L,
+                    C,
+                    backend.solve_lower(L, backend.asarray(B.copy())),
+                    backend.solve_lower(L, backend.asarray(B.copy()), transposed=True),
+                    backend.solve_lower_right(L, backend.asarray(B.T.copy())),
+                    backend.matmul(L, b, out, lower=True),
+                    backend.matmul_t(L, b, out_t, lower=True),
+                    lam,
+                    (E * lam) @ E.T,
+                )
+            ]
+        )
+    for cpu, device in zip(*results, strict=True):
+        close(device, cpu, 1e-4 if dtype == np.float32 else 1e-11)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_failed_cholesky_is_noticed(dtype: Any, gpu: Backend) -> None:
+    for i, j, value in ((20, 20, -1.0), (0, 0, np.nan), (29, 3, np.nan)):
+        A = np.eye(30, dtype=dtype)
+        A[i, j] = A[j, i] = value
+        assert not gpu.cholesky(gpu.asarray(A))
+
+
+def test_uploads_arrive_in_order(gpu: Backend) -> None:
+    uploader = gpu.uploader(3)
+    batches = [rows(i, 20 + i % 5, 7).astype(np.float32) for i in range(20)]
+    totals = []
+    for batch in batches:
+        host = batch.copy()
+        totals.append(uploader.upload(host) * 2)
+        host[...] = np.nan  # the pinned copy was taken before upload returned
+    for batch, total in zip(batches, totals, strict=True):
+        np.testing.assert_array_equal(gpu.to_host(total), 2 * batch)
+    uploader.close()
+
+
+@pytest.mark.parametrize("precision", ["float64", "exact"])
+@pytest.mark.parametrize("name", sorted(SOLVERS))
+def test_solvers_agree(name: str, precision: str, gpu: Backend) -> None:
+    """From one setup, so that only the steps differ."""
+    choices = build.Choices(seed=3, damping=1e-3, ridge=0.01 if name == "blocks" else 0.0)
+    on_cpu = make_case(operator(precision=precision), name, choices=choices)
+    op = operator(precision=precision, backend=gpu)
+    arrays = {key: gpu.asarray(a) for key, a in on_cpu.setup.arrays.items()}
+    on_gpu = Case(**{**vars(on_cpu), "op": op, "setup": build.Setup(arrays, on_cpu.setup.meta)})
+    weights = []
+    for case in (on_cpu, on_gpu):
+        solver = case.solver()
+        state = solver.init()
+        for t in range(10):
+            case.step(solver, state, t)
+        solver.finish(state)
+        weights.append(case.op.backend.to_host(solver.weights(state)))
+    close(weights[1], weights[0], 1e-8 if precision == "float64" else 2e-3)
+
+
+@pytest.mark.parametrize("name", sorted(SOLVERS))
+def test_setups_agree(name: str, gpu: Backend) -> None:
+    """In what they measure; factors and eigenvectors are not unique."""
+    metas = [make_case(operator(backend=backend), name).setup.meta for backend in (Backend(1), gpu)]
+    assert metas[0].keys() == metas[1].keys()
+    for cpu, device in zip(*(meta["rules"] for meta in metas), strict=True):
+        assert device["leverage"] == pytest.approx(cpu["leverage"], rel=1e-6)
+        assert device["lambda_1"] == pytest.approx(cpu["lambda_1"], rel=1e-6)
