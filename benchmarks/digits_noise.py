@@ -13,21 +13,12 @@ run's error on the way is shown beside it.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import scipy
-import zarr
-
 import streamkern as sk
-from examples.digits import BANDWIDTH, N_TRAIN, NOISE, Task, exact_error, make_task
+from examples.digits import BANDWIDTH, N_TRAIN, NOISE, Task
 
 SHORT, LONG = 200_000, 1_000_000
 EVALUATE_EVERY = 20

@@ -87,7 +87,10 @@ def main() -> None:
                 "batch_size": made.batch_size,
                 "block_size": run.sizes.block_size,
                 "setup_s": round(setup_s, 2),
-                "samples_per_s": {"store": arguments.rows / store, "memory": arguments.rows / memory},
+                "samples_per_s": {
+                    "store": arguments.rows / store,
+                    "memory": arguments.rows / memory,
+                },
                 "store_over_memory": store / memory,
                 "ratios": [a / b for a, b in zip(times["store"], times["memory"], strict=True)],
                 "stall_share": statistics.median(stalls[1:]) / store,

@@ -159,11 +159,14 @@ def _candidates(problem: Problem, wishes: Wishes) -> list[Sizes]:
     batches = _halvings(wishes.batch_size, _auto_batch(problem), min(64, problem.n_rows))
     if solver == "block":
         blocks = _halvings(wishes.block_size, _affordable_block(problem), min(256, problem.p))
+        # A block is worth more than a batch, down to half the batch wished for; evaluating K twice
+        # is worse than either.
+        groups = ((True, batches[:2]), (True, batches[2:]), (False, batches))
         return [
             _block_sizes(problem, m, b, keep, loader)
+            for keep, sizes in groups
             for b in blocks
-            for m in batches
-            for keep in (True, False)
+            for m in sizes
             for loader in loaders
         ]
     if wishes.projection is None:
@@ -234,7 +237,10 @@ def _eigenpro_sizes(
     default = N_NYSTROM if problem.p <= MAX_EXACT_CENTERS else LARGE_N_NYSTROM
     wanted = wishes.n_nystrom or default
     s, h = sample_sizes(problem.n_rows, wanted, MIN_PROBE * 4)
-    s = wishes.n_nystrom or s
+    if wishes.n_nystrom is not None:
+        s, left = wishes.n_nystrom, problem.n_rows - wishes.n_nystrom
+        # Fresh rows only, unless the sample is nearly all there is: then it is the stream itself.
+        h = min(h, left) if left >= MIN_PROBE // 2 else min(problem.n_rows, MAX_PROBE)
     if s < 2:
         raise ConfigError(f"n_nystrom={s} must be at least 2; use more training rows")
     level = wishes.level or max(1, min(s // LEVEL_SHARE, s - 1))
@@ -265,7 +271,7 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
     add("train", "loader", loader_bytes(problem, sizes))
     add("train", "batch, prepared", 2 * m, w + c, itemsize=item)
     add("train", "batch, transformed", 2 * m, d + c, itemsize=item)
-    add("train", "weights, average, last good, checkpoint copy", 5 * p, c, itemsize=item)
+    add("train", "weights, average, last good, copies for a checkpoint", 7 * p, c, itemsize=item)
     if sizes.solver == "block":
         b = sizes.block_size
         n_blocks = -(-p // b)
@@ -284,7 +290,7 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
         add("always", "K(Z, Z)", p, p, itemsize=item)
     if sizes.solver != "eigenpro2":
         add("train", "K(X, Z)", m, p, itemsize=item)
-        add("train", "temporary centers", (sizes.period - 1) * m, w + c, itemsize=item)
+        add("train", "temporary centers", (sizes.period - (sizes.period == 1)) * m, w + c, itemsize=item)
         add("train", "values at the centers", 3 * p, c, itemsize=item)
     return buffers
 
@@ -307,4 +313,4 @@ def default_budget(available: int) -> int:
 
 
 def _mib(size: int) -> str:
-    return f"{size / MiB:.0f} MiB" if size < 10 * 1024 * MiB else f"{size / (1024 * MiB):.1f} GiB"
+    return f"{-(-size // MiB)} MiB"

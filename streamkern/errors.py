@@ -5,16 +5,16 @@
     │   └── MemoryBudgetError  (also MemoryError)   a setting does not fit the memory given
     ├── DataError              (ValueError)         the data is not what was promised
     │   ├── StoreNotFoundError (also FileNotFoundError)
-    │   ├── CorruptChunkError                       a chunk is missing, truncated or fails its checksum
+    │   ├── CorruptChunkError                       a chunk is missing, truncated or altered
     │   └── NonFiniteError                          NaN or infinity in the data
     ├── RunError               (RuntimeError)       a run directory can not be used
-    │   ├── ResumeMismatchError                     data or settings changed since the last checkpoint
+    │   ├── ResumeMismatchError                     data or settings differ from the run's
     │   ├── RunLockedError                          another process writes to it
-    │   └── CheckpointError    (also OSError)       a checkpoint could not be written or read
-    ├── TrainingInterrupted    (RuntimeError)       stopped by a signal, saved; run again to go on
-    ├── DivergenceError        (ArithmeticError)    training diverged and backing off did not help
+    │   └── CheckpointError    (also OSError)       a checkpoint can not be written or read
+    ├── TrainingInterrupted    (RuntimeError)       stopped by a signal, and saved
+    ├── DivergenceError        (ArithmeticError)    diverged, and smaller steps did not help
     ├── BackendError           (RuntimeError)       the device asked for is not there
-    └── MissingDependencyError (ImportError)        an optional package is needed; the message names the extra
+    └── MissingDependencyError (ImportError)        an optional package is needed
 
 A message names the parameter, its value, the rule it breaks and the remedy, in one sentence.
 `exit_code` is what the command line returns for it: 2 wrong usage or input found before
@@ -86,7 +86,7 @@ class CheckpointError(RunError, OSError):
         return str(self.args[0]) if self.args else ""
 
 
-class TrainingInterrupted(StreamkernError, RuntimeError):  # noqa: N818 - an event, not a mistake
+class TrainingInterrupted(StreamkernError, RuntimeError):
     """The run was asked to stop, and saved; the same command again resumes it."""
 
     exit_code = EXIT_TRY_AGAIN

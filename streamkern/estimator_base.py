@@ -21,6 +21,7 @@ from sklearn.utils.validation import check_is_fitted
 from streamkern import inputs
 from streamkern.augment import from_config
 from streamkern.backend import get_backend
+from streamkern.centers import as_centers
 from streamkern.config import RunConfig
 from streamkern.errors import ConfigError, DataError, StreamkernError
 from streamkern.kernels import Kernel, KernelOperator
@@ -208,14 +209,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
             )
         if isinstance(self.centers, str | os.PathLike):
             return kernel, None
-        centers = np.asarray(self.centers)
-        if centers.ndim not in (2, 4) or len(centers) == 0:
-            raise ConfigError(f"centers has shape {centers.shape}; it must be (p, d) or like X")
-        if int(np.prod(centers.shape[1:])) != self.n_features_in_:
-            raise ConfigError(
-                f"centers has rows of shape {centers.shape[1:]}, X has {self.n_features_in_} "
-                "features; use centers with the same features"
-            )
+        centers = as_centers(self.centers)
         if not _is_auto(self.n_centers) and self.n_centers != len(centers):
             raise ConfigError(
                 f"n_centers={self.n_centers} but centers holds {len(centers)} rows; leave "

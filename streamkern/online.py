@@ -17,7 +17,7 @@ import numpy.typing as npt
 from streamkern.assemble import reassemble, start
 from streamkern.budget import Sizes
 from streamkern.config import RunConfig
-from streamkern.errors import ConfigError
+from streamkern.errors import ConfigError, DivergenceError
 from streamkern.feed import DeviceBatch, Feed
 from streamkern.guard import FACTOR, WINDOW, Guard
 from streamkern.kernels import Kernel
@@ -115,6 +115,10 @@ class _Block:
             for batch in feed.epochs(first, first + config.data.epochs):
                 self._step(batch)
         self.solver.finish(self.state)
+        if not self.run.backend.xp.isfinite(self.solver.weights(self.state)).all():
+            raise DivergenceError(
+                "training diverged on this block; check it for outliers, or give a larger bandwidth"
+            )
         return self._keep()
 
     def _step(self, batch: DeviceBatch) -> None:

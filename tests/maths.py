@@ -38,6 +38,7 @@ def operator(
     backend = backend or Backend(threads=1)
     if tile is not None:
         backend.tile_rows, backend.tile_cols = tile
+        backend.kept_cols = tile[1]
     return KernelOperator(get_kernel(kernel, bandwidth), backend, precision, shift)
 
 

@@ -17,7 +17,15 @@ from sklearn.gaussian_process.kernels import (  # type: ignore[import-untyped, u
 
 from streamkern.backend import Backend
 from streamkern.errors import ConfigError
-from streamkern.kernels import KERNELS, PRECISIONS, Kernel, KernelOperator, Points, get_kernel
+from streamkern.kernels import (
+    KERNELS,
+    PRECISIONS,
+    PREPARE_ROWS,
+    Kernel,
+    KernelOperator,
+    Points,
+    get_kernel,
+)
 from tests import reference as ref
 from tests.maths import Array, both, operator, rows
 
@@ -107,6 +115,7 @@ def test_tiled_product_equals_dense(
     kernel: str | Kernel = Quartic(bw) if name == "quartic" else name
     backend = Backend(1)
     backend.tile_rows, backend.tile_cols = tile
+    backend.kept_cols = None if shifted else tile[1]
     op = KernelOperator(get_kernel(kernel, bw), backend, precision, shift)
     A, B, W = (x.astype(op.dtype) for x in (A, B, W))
     out, keep = np.full((m, c), np.nan, op.dtype), np.full((m, p), np.nan, op.dtype)
@@ -207,13 +216,12 @@ def test_fast_is_the_kernel_of_points_rounded_to_half(name: str) -> None:
     """Rounded first, measured then: still a true kernel matrix, to float32 rounding."""
     op = operator(name, 2.0, "fast", shift=rows(3, 8))
     A, B = rows(0, 40, 8).astype(np.float32), rows(1, 30, 8).astype(np.float32)
-    halves = [
+    a, b = (
         ((X - rows(3, 8).astype(np.float32)) * np.float32(0.5)).astype(np.float16) for X in (A, B)
-    ]
+    )
     unit = operator(name, 1.0, "exact")
     K = op.matrix(both(op, A), both(op, B))
-    truth = dense(unit, *halves)
-    assert np.all(np.abs(K - truth) <= entry_bound(unit, *halves))
+    assert np.all(np.abs(K - dense(unit, a, b)) <= entry_bound(unit, a, b))
     assert np.abs(K - dense(op, A, B)).max() > 1e-5  # the points did move
 
 
@@ -242,6 +250,25 @@ def test_width_is_that_of_prepared_rows(precision: str) -> None:
     assert len(x[1:3]) == 2
     assert len(Points(None, x.right)) == 4
     assert op.points(rows(0, 4, 5), left=True).right is None
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_rows_are_prepared_one_by_one_and_in_place(threads: int, precision: str) -> None:
+    """More rows than a thread takes at a time, into memory that was there before."""
+    n, X = 2 * PREPARE_ROWS + 7, rows(0, 2 * PREPARE_ROWS + 7, 5)
+    with Backend(threads) as backend:
+        op = operator(precision=precision, backend=backend, shift=rows(3, 5))
+        given = X.astype(op.dtype)
+        room = op.empty_points(n + 3, 5, left=True, right=True)
+        inside = op.points(given, out=room[:n])
+        new = both(op, X)
+        single = both(op, X[300:301])
+        for side in ("left", "right"):
+            assert np.shares_memory(getattr(inside, side), getattr(room, side))
+            np.testing.assert_array_equal(getattr(inside, side), getattr(new, side))
+            np.testing.assert_array_equal(getattr(single, side), getattr(new[300:301], side))
+        np.testing.assert_array_equal(given, X.astype(op.dtype))  # left as it was
 
 
 # --- the order of the additions -----------------------------------------------------------------

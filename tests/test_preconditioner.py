@@ -49,7 +49,7 @@ def psd(values: Array, seed: int) -> Array:
     return np.asarray((Q * values) @ Q.T)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     n=st.integers(1, 60),
     seed=st.integers(0, 10**6),

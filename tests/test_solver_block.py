@@ -245,7 +245,7 @@ def test_ridge_gradient_is_a_round_old_at_most() -> None:
             g = np.ones((block.stop - block.start, 2))
             solver._add_ridge(g, state, b, t)
             last = t - (t - b) % n
-            close(g, 1 + (history[last][block] if last >= 0 else 0.0), 1e-12)
+            close(g, 1 + (history[last][block] if last >= 0 else np.zeros_like(g)), 1e-12)
 
 
 @pytest.mark.parametrize("ridge", [1e-3, 0.1, 10.0])

@@ -51,7 +51,8 @@ def main() -> int:
     if not arguments.skip_tests:
         report["tests"] = guarded(tests)
     report["seconds"] = round(time.perf_counter() - began, 1)
-    report["passed"] = all(part.get("passed", True) for part in report.values() if type(part) is dict)
+    parts = [part for part in report.values() if isinstance(part, dict)]
+    report["passed"] = all(part.get("passed", True) for part in parts)
     text = json.dumps(report, indent=1, default=float)
     print(text)
     if arguments.out:

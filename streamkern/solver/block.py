@@ -64,7 +64,8 @@ class BlockSolver(Solver):
         widths = [b.stop - b.start for b in preconditioner.blocks]
         widest = max(widths)
         # One matrix per block rather than slices of one: contiguous, as a GPU's GEMM wants them.
-        self.K = [xp.empty((max_batch, width), op.dtype) for width in (widths if keep else [widest])]
+        columns = widths if keep else [widest]
+        self.K = [xp.empty((max_batch, width), op.dtype) for width in columns]
         assert Z.right is not None
         self.x = Points(xp.empty((max_batch, Z.right.shape[1]), op.dtype), None)
         self.r, self.Ku = (xp.empty((max_batch, c), op.dtype) for _ in range(2))

@@ -1,0 +1,152 @@
+"""Small runs: a problem of a few steps, its settings, and what a run directory holds at its end."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from streamkern.augment import GaussianNoise
+from streamkern.checkpoint import RunDirectory
+from streamkern.config import RunConfig
+from streamkern.errors import StreamkernError, TrainingInterrupted
+from streamkern.sources import ArraySource, AugmentedSource, Source
+from streamkern.train import Result, train
+from tests import reference as ref
+
+Array = npt.NDArray[Any]
+
+# 7 batches of 20 rows an epoch, the last one short; units of 16 rows, so that batches straddle.
+N, D, C, P, M = 135, 5, 3, 60, 20
+STEPS = 14
+CLASSES = ("ant", "bee", "cat")
+
+METHODS: dict[str, dict[str, Any]] = {
+    "block": {"solver.name": "block", "solver.block_size": P},
+    "blocks": {"solver.name": "block", "solver.block_size": 25},
+    "eigenpro3": {"solver.name": "eigenpro3", "solver.n_nystrom": 80},
+    "eigenpro4": {"solver.name": "eigenpro4", "solver.n_nystrom": 80, "solver.period": 3},
+    "eigenpro4, inexact": {
+        "solver.name": "eigenpro4",
+        "solver.n_nystrom": 80,
+        "solver.period": 4,
+        "solver.projection": "inexact",
+    },
+    "eigenpro2": {"solver.name": "eigenpro2", "model.n_centers": "auto"},
+}
+
+
+def arrays(n: int = N, seed: int = 0) -> tuple[Array, Array]:
+    """X (n, D) float32 and class ids y (n,)."""
+    X = np.random.default_rng([seed, 9]).standard_normal((n, D)).astype(np.float32)
+    return X, np.abs(X[:, :C]).argmax(axis=1)
+
+
+def array_source(n: int = N, seed: int = 0, unit_rows: int = 16, **options: Any) -> ArraySource:
+    """The rows of `arrays`."""
+    return ArraySource(*arrays(n, seed), classes=CLASSES, unit_rows=unit_rows, **options)
+
+
+def stream(method: str = "block") -> Source:
+    """The training rows, with noise where the method allows it."""
+    if method == "eigenpro2":
+        return array_source()
+    return AugmentedSource(array_source(), 1, [GaussianNoise(0.1)])
+
+
+def settings(run_dir: Path | None = None, **overrides: Any) -> RunConfig:
+    """Settings of a run; overrides are dotted: ``**{"solver.name": "block"}``."""
+    tables: dict[str, dict[str, Any]] = {
+        "data": {"train": "given in memory", "batch_size": M, "epochs": 2},
+        "model": {"bandwidth": 3.0, "n_centers": P},
+        "run": {
+            "device": "cpu",
+            "threads": 1,
+            "memory": "1 GiB",
+            "checkpoint_every": 1000,
+            "evaluate_every": 0,
+        },
+    }
+    if run_dir is not None:
+        tables["run"]["run_dir"] = str(run_dir)
+    config = RunConfig.from_tables(tables)
+    return config.with_overrides(overrides) if overrides else config
+
+
+def finished(config: RunConfig, **options: Any) -> Result:
+    """Train and close the backend, which on one thread can still be used."""
+    result = train(config, **options)
+    result.model.backend.close()
+    return result
+
+
+def stopped(config: RunConfig, step: int, **options: Any) -> None:
+    """Train until SIGTERM arrives after `step` steps."""
+
+    def on_evaluation(record: dict[str, Any]) -> None:
+        if record["step"] == step:
+            signal.raise_signal(signal.SIGTERM)
+
+    config = config.with_overrides({"run.evaluate_every": 1})
+    options = {"test": array_source(10, 5)} | options
+    with pytest.raises(TrainingInterrupted, match="run the same command again") as caught:
+        finished(config, on_evaluation=on_evaluation, **options)
+    assert caught.value.exit_code == 75
+
+
+def final(run_dir: Path) -> dict[str, Array]:
+    """Every array of the last checkpoint of a run that is done."""
+    with RunDirectory(run_dir, writable=False) as run:
+        saved = run.load_latest()
+        assert run.warnings == []
+    assert saved is not None
+    assert saved.meta["position"]["done"]
+    return saved.arrays
+
+
+def assert_same_bits(actual: dict[str, Array], expected: dict[str, Array]) -> None:
+    """Raise unless both hold the same arrays bit for bit."""
+    assert actual.keys() == expected.keys()
+    different = [k for k in expected if actual[k].tobytes() != expected[k].tobytes()]
+    assert not different
+
+
+def latest_step(run_dir: Path) -> int:
+    """The step of the last checkpoint, 0 without any."""
+    with RunDirectory(run_dir, writable=False) as run:
+        return max(run.steps(), default=0)
+
+
+def brute_force(result: Result, X: Array, bandwidth: float = 3.0) -> Array:
+    """f(X) in float64 from the centers and weights of a result, by the Laplace kernel."""
+    weights = np.asarray(result.model.weights, np.float64)
+    return np.asarray(ref.laplace(np.float64(X), np.float64(result.Z), bandwidth) @ weights)
+
+
+# -- real processes ------------------------------------------------------------------------------
+
+
+def _life(target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    try:
+        target(*arguments)
+    except StreamkernError as error:
+        sys.exit(error.exit_code)
+
+
+def process(target: Callable[..., None], *arguments: Any) -> Any:
+    """Start `target` in a process of its own; it exits with the code the command line would.
+
+    A server that has imported everything forks them: a fresh interpreter takes seconds to.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.runs"])
+    life = context.Process(target=_life, args=(target, arguments))
+    life.start()
+    return life

@@ -1,0 +1,527 @@
+"""The command: its results, its sentences and exit codes, and runs that are stopped and killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from faults import flip_bit, remove, tree
+from threadpoolctl import threadpool_limits
+
+import streamkern
+from streamkern import cli
+from streamkern.checkpoint import RunDirectory
+from streamkern.ingest import ingest
+from streamkern.model import load_model
+from streamkern.sources import ZarrSource
+
+DONE, USAGE, FAILED, TRY_AGAIN = 0, 2, 3, 75
+SETTINGS = ("model.n_centers=40", "data.batch_size=50", "run.threads=1", "run.device=cpu")
+FAST = [word for setting in SETTINGS for word in ("--set", setting)]
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(600, 5)).astype(np.float32)
+Y = np.array(["a", "b", "c"])[np.digitize(X[:, 0] + X[:, 1], [-0.6, 0.6])]
+
+
+@pytest.fixture(autouse=True)
+def one_blas_thread() -> Iterator[None]:
+    with threadpool_limits(1):
+        yield
+
+
+@pytest.fixture(scope="session")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with train.zarr, 5 chunks of 100 rows, and test.zarr."""
+    folder = tmp_path_factory.mktemp("stores")
+    ingest(X[:500], folder / "train.zarr", y=Y[:500], chunk_mb=2000 / 2**20)
+    ingest(X[500:], folder / "test.zarr", y=Y[500:])
+    return folder
+
+
+@pytest.fixture
+def store(stores: Path, tmp_path: Path) -> Path:
+    """A copy of train.zarr that may be damaged."""
+    for key, data in tree(stores / "train.zarr").items():
+        path = tmp_path / "train.zarr" / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return tmp_path / "train.zarr"
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Call the command in this process: (exit code, stdout, stderr)."""
+
+    def call(*words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = cli.main([str(word) for word in words])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def sentence(answer: tuple[int, str, str], code: int) -> str:
+    """The one line on stderr of a command that ended with `code`."""
+    assert answer[0] == code, answer
+    *notes, last = answer[2].splitlines()
+    assert all(": note: " in note or " samples  " in note for note in notes), answer[2]
+    assert last.startswith("streamkern: ")
+    return last.removeprefix("streamkern: ")
+
+
+def trained(stores: Path, folder: Path, run: Run, *more: object) -> Path:
+    words = ("--test", stores / "test.zarr", "--run-dir", folder / "run", "--epochs", 3)
+    assert run("train", "--train", stores / "train.zarr", *words, *FAST, *more)[0] == DONE
+    return folder / "run"
+
+
+# ------------------------------------------------------------------------------------- commands
+
+
+def test_version_and_help(run: Run) -> None:
+    assert run("--version") == (DONE, f"streamkern {streamkern.__version__}\n", "")
+    code, out, _ = run("train", "--help")
+    assert code == DONE
+    assert "--set SECTION.KEY=VALUE" in out
+    code, out, err = run()
+    assert (code, out) == (USAGE, "")
+    assert "Commands:" in err
+
+
+def test_ingest_info_and_the_library_agree(run: Run, tmp_path: Path) -> None:
+    np.save(tmp_path / "X.npy", X)
+    np.save(tmp_path / "y.npy", Y)
+    words = ("ingest", tmp_path / "X.npy", tmp_path / "s.zarr", "--y", tmp_path / "y.npy")
+    code, out, err = run(*words, "--seed", 3)
+    assert (code, err) == (DONE, "")
+    assert "600 rows of 5 float32, 3 classes: a, b, c" in out
+    ingest(X, tmp_path / "same.zarr", y=Y, seed=3)
+    code, out, _ = run("info", tmp_path / "s.zarr", "--json")
+    assert json.loads(out)["fingerprint"] == (
+        streamkern.open_store(tmp_path / "same.zarr").spec.fingerprint
+    )
+    assert "already holds a store" in sentence(run(*words), USAGE)
+    assert run(*words, "--overwrite")[0] == DONE
+
+
+def test_ingest_of_a_table_by_columns(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("u,v,w,label\n1,2,3,x\n4,5,6,y\n7,8,9,x\n")
+    assert run("ingest", tmp_path / "t.csv", tmp_path / "a.zarr", "--y", "-1")[0] == DONE
+    words = ("ingest", tmp_path / "t.csv", tmp_path / "b.zarr", "--y", "u", "--y", "v")
+    code, out, _ = run("ingest", tmp_path / "t.csv", tmp_path / "t2.csv", tmp_path / "c.zarr")
+    assert code == USAGE
+    (tmp_path / "t.csv").write_text("u,v,w\n1,2,3\n4,5,6\n7,8,9\n")
+    code, out, _ = run(*words, "--targets", "values", "--no-shuffle")
+    assert code == DONE
+    assert "2 values" in out
+    stored = streamkern.open_store(tmp_path / "b.zarr").read_chunk(0)
+    np.testing.assert_array_equal(stored[1], [[1, 2], [4, 5], [7, 8]])
+
+
+def test_plan_says_what_the_run_will_be(run: Run, stores: Path) -> None:
+    words = ("--train", stores / "train.zarr", "--memory", "1 GiB", "--epochs", 2, *FAST)
+    code, out, err = run("plan", *words, "--json")
+    assert (code, err) == (DONE, "")
+    plan = json.loads(out)
+    assert plan["problem"] == {
+        "rows_per_epoch": 500, "epochs": 2, "features": 5, "outputs": 3, "centers": 40,
+    }  # fmt: skip
+    assert plan["batches"] == 20
+    memory = plan["memory"]
+    assert memory["budget_bytes"] == 2**30
+    assert memory["peak_bytes"] == max(memory["phases"].values())
+    always = sum(b["bytes"] for b in memory["buffers"] if b["phase"] == "always")
+    for phase, size in memory["phases"].items():
+        own = sum(b["bytes"] for b in memory["buffers"] if b["phase"] == phase)
+        assert size == always + own
+    # The run evaluates K(X, Z) once: 2 n p (d + 3 c) and the factors twice, 2 p b c a step.
+    assert plan["flops"]["training"] == 2 * 1000 * 40 * (5 + 9) + 20 * 2 * 40 * 40 * 3
+    assert plan["store"]["n_chunks"] == 5
+    code, out, _ = run("plan", *words)
+    assert code == DONE
+    assert "predicted peak" in out
+    assert "5 chunks of 100 rows" in out
+
+
+@pytest.mark.parametrize("solver", ["eigenpro2", "eigenpro3", "eigenpro4"])
+def test_plan_of_every_solver(run: Run, stores: Path, solver: str) -> None:
+    code, out, _ = run("plan", "--train", stores / "train.zarr", "--solver", solver, "--json")
+    assert code == DONE
+    plan = json.loads(out)
+    assert plan["sizes"]["solver"] == solver
+    assert "block_size" not in plan["sizes"]
+    assert min(plan["flops"].values()) > 0
+
+
+def test_train_evaluate_predict_info(run: Run, stores: Path, tmp_path: Path) -> None:
+    words = ("--test", stores / "test.zarr", "--run-dir", tmp_path / "run", "--epochs", 3, *FAST)
+    code, out, err = run("train", "--train", stores / "train.zarr", *words)
+    assert code == DONE
+    assert "accuracy" in out
+    assert [line for line in err.splitlines() if "1,500 samples" in line]
+    code, out, _ = run("train", "--train", stores / "train.zarr", *words, "--json")
+    assert code == DONE
+    first = json.loads(out)
+    assert first["samples"] == 1500
+    assert [r["samples"] for r in first["history"]] == [500, 1000, 1500]
+    model = load_model(tmp_path / "run", device="cpu")
+    with model.backend:
+        expected = model.evaluate(ZarrSource(stores / "test.zarr"))
+        values = model.values(streamkern.open_store(stores / "test.zarr").read_chunk(0)[0])
+    code, out, _ = run("evaluate", tmp_path / "run", stores / "test.zarr", "--json")
+    assert (code, json.loads(out)) == (DONE, {"rows": 100, **expected})
+    assert first["accuracy"] == expected["accuracy"] > 0.8
+    code, out, err = run("predict", tmp_path / "run", stores / "test.zarr", tmp_path / "p.zarr")
+    assert (code, err) == (DONE, "")
+    written = zarr.open_group(tmp_path / "p.zarr", mode="r")
+    np.testing.assert_array_equal(written["values"][:], values)
+    np.testing.assert_array_equal(written["labels"][:], values.argmax(axis=1))
+    code, out, _ = run("info", tmp_path / "run", "--json")
+    assert code == DONE
+    info = json.loads(out)
+    assert (info["state"], info["step"], info["samples"]) == ("finished", 30, 1500)
+    assert info["metrics"] == expected
+    assert info["settings"]["model"]["n_centers"] == 40
+    code, out, _ = run("info", tmp_path / "run")
+    assert code == DONE
+    assert "finished" in out
+
+
+def test_a_run_file_and_what_is_set_over_it(run: Run, stores: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(f"""
+        [data]
+        train = {json.dumps(str(stores / "train.zarr"))}
+        transforms = [{{kind = "scale"}}, {{kind = "noise", sigma = 0.1}}]
+        [model]
+        n_centers = 7
+        [run]
+        memory = "2 GiB"
+    """)
+    settings = ("--set", "model.kernel=gaussian", "--set", "model.bandwidth = 3.5")
+    code, out, _ = run("plan", tmp_path / "run.toml", *settings, "--epochs", 4, "--json")
+    assert code == DONE
+    plan = json.loads(out)
+    assert (plan["problem"]["centers"], plan["problem"]["epochs"]) == (7, 4)
+    assert plan["memory"]["budget_bytes"] == 2 << 30
+    words = ("train", tmp_path / "run.toml", *settings, *FAST[2:])
+    code, out, err = run(*words)
+    assert code == DONE
+    assert "note: without run.run_dir the model is not kept" in err
+    assert "samples" in out
+
+
+def test_other_libraries_are_one_line(run: Run, stores: Path, tmp_path: Path) -> None:
+    place = trained(stores, tmp_path, run, "--set", "run.checkpoint_every=10")
+    for manifest in place.glob("checkpoints/*30.json"):
+        manifest.unlink()
+    config = json.loads((place / "run.json").read_text())
+    config["versions"]["numpy"] = "1.0"
+    (place / "run.json").write_text(json.dumps(config))
+    words = ("--run-dir", place, "--epochs", 3, *FAST, "--test", stores / "test.zarr")
+    code, _, err = run("train", "--train", stores / "train.zarr", *words)
+    assert code == DONE
+    warned = [line for line in err.splitlines() if "warning" in line]
+    assert len(warned) == 1
+    assert "resumed with other libraries: " in warned[0]
+    assert "numpy" in warned[0]
+
+
+# ------------------------------------------------------------------------------- wrong from the start
+
+
+BAD_TRAINING = {
+    "wrong URL": (["--train", "nowhere.zarr"], "there is no zarr store at .*nowhere.zarr"),
+    "no such array": (["--set", "data.x=Z"], "has no array 'Z'"),
+    "no such file": (["missing.toml"], "run file 'missing.toml' can not be read"),
+    "unknown scheme": (["--train", "what://x/y"], "what"),
+    "batch above n": (
+        ["--set", "data.batch_size=501"],
+        "batch_size=501 must be at most n_rows=500",
+    ),
+    "p above n": (["--set", "model.n_centers=501"], "n_centers=501 random centers .* 500 rows"),
+    "block above p": (["--set", "solver.block_size=41"], "block_size=41 must be at most"),
+    "bandwidth 0": (["--set", "model.bandwidth=0"], 'model.bandwidth=0 must be "auto" or a number'),
+    "bandwidth below 0": (["--set", "model.bandwidth=-2.5"], "model.bandwidth=-2.5 must be"),
+    "unknown key": (["--set", "model.bandwith=2"], "did you mean model.bandwidth?"),
+    "unknown section": (["--set", "modle.bandwidth=2"], "modle is not a setting"),
+    "no section": (["--set", "bandwidth=2"], "did you mean model.bandwidth?"),
+    "no value": (["--set", "model.bandwidth"], "must be SECTION.KEY=VALUE"),
+    "solver": (["--solver", "adam"], "solver.name='adam' must be one of"),
+    "memory": (["--memory", "much"], "memory='much' must be"),
+    "too little memory": (["--memory", "2 MiB"], "memory=2 MiB is not enough"),
+    "epochs": (["--epochs", "0"], "data.epochs=0 must be"),
+    "epochs as text": (["--epochs", "few"], "'few' is not a valid int"),
+    "option": (["--epoch", "3"], "No such option"),
+    "two run files": (["a.toml", "b.toml"], "unexpected extra argument"),
+    "gpu": (["--set", "run.device=gpu:99"], "gpu:99|CuPy|cupy|CUDA"),
+    "test set": (["--test", "nowhere.zarr"], "there is no zarr store at .*nowhere.zarr"),
+    "centers": (["--set", "model.centers=nowhere.npy"], "no array of centers at nowhere.npy"),
+    "password": (["--train", "s3://me:secret@host/x"], "without a password in it"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TRAINING)
+def test_bad_usage_is_one_sentence_and_leaves_nothing(
+    case: str, run: Run, stores: Path, tmp_path: Path
+) -> None:
+    words, pattern = BAD_TRAINING[case]
+    place = ["--train", str(stores / "train.zarr"), "--run-dir", str(tmp_path / "run")]
+    said = sentence(run("train", *place, *FAST, *words), USAGE)
+    assert re.search(pattern, said), said
+    assert "secret" not in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_nothing_to_train_on_and_unknown_commands(run: Run, tmp_path: Path) -> None:
+    assert "give a run file, or --train URL" in sentence(run("train"), USAGE)
+    assert "No such command 'trian'" in sentence(run("trian"), USAGE)
+    (tmp_path / "run.toml").write_text('[data]\ntrain = "x.zarr"\nepoch = 3\n[run')
+    assert "not valid TOML" in sentence(run("train", tmp_path / "run.toml"), USAGE)
+    (tmp_path / "run.toml").write_text('[data]\ntrain = "x.zarr"\nepoch = 3\n')
+    said = sentence(run("plan", tmp_path / "run.toml"), USAGE)
+    assert "data.epoch is not a setting; did you mean data.epochs?" in said
+
+
+def test_stores_that_are_none(run: Run, make_zarr: Any, tmp_path: Path) -> None:
+    rows, labels = X[:100], np.arange(100) % 3
+    place = ("--run-dir", tmp_path / "run", *FAST)
+    short = make_zarr({"X": rows, "y": labels[:99]}, name="short.zarr")
+    said = sentence(run("train", "--train", short, *place), USAGE)
+    assert "has shape (99,); 100 rows of X need" in said
+    negative = make_zarr({"X": rows, "y": labels - 1}, name="negative.zarr")
+    assert "-1" in sentence(run("train", "--train", negative, *place), USAGE)
+    lonely = make_zarr({"X": rows}, name="lonely.zarr")
+    assert "has no array 'y'" in sentence(run("train", "--train", lonely, *place), USAGE)
+    assert "no zarr store" in sentence(run("info", tmp_path), USAGE)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_label_outside_the_classes(run: Run, store: Path, tmp_path: Path) -> None:
+    zarr.open_group(store, mode="r+")["y"][170] = 7
+    words = ("train", "--train", store, "--run-dir", tmp_path / "run", *FAST)
+    assert "class id 7 in y/c/1, row 170" in sentence(run(*words), USAGE)
+    zarr.open_group(store, mode="r+")["y"][170] = 2
+    assert run(*words)[0] == DONE
+
+
+def test_a_model_for_other_rows(run: Run, stores: Path, tmp_path: Path, make_zarr: Any) -> None:
+    place = trained(stores, tmp_path, run)
+    narrow = make_zarr({"X": X[:50, :4], "y": np.arange(50) % 3}, 50)
+    for command in (["evaluate", place, narrow], ["predict", place, narrow, tmp_path / "p.zarr"]):
+        said = sentence(run(*command), USAGE)
+        assert "rows of shape (4,), the model was trained on (5,)" in said
+    assert not (tmp_path / "p.zarr").exists()
+    other = make_zarr({"X": X[:50], "y": np.arange(50) % 4}, 50, "other.zarr")
+    assert "4 classes (0, 1, 2, 3)" in sentence(run("evaluate", place, other), USAGE)
+    none = sentence(run("evaluate", tmp_path / "none", stores / "test.zarr"), USAGE)
+    assert "there is no run directory at" in none
+    said = sentence(run("predict", place, stores / "test.zarr", stores / "train.zarr"), USAGE)
+    assert "something other than predictions" in said
+
+
+def test_another_run_in_the_directory(run: Run, stores: Path, tmp_path: Path) -> None:
+    place = trained(stores, tmp_path, run)
+    words = ("train", "--train", stores / "train.zarr", "--run-dir", place, *FAST)
+    said = sentence(run(*words, "--epochs", 3, "--set", "solver.ridge=0.5"), USAGE)
+    assert "holds a run that differs: solver.ridge: was 0.0, now 0.5" in said
+
+
+# ------------------------------------------------------------------------------ failures of a run
+
+
+@pytest.mark.parametrize("below", ["file", "proc"])
+def test_a_run_directory_that_can_not_be_made(
+    run: Run, stores: Path, tmp_path: Path, below: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    place = tmp_path / "file" / "run" if below == "file" else Path("/proc/nothing/run")
+    said = sentence(
+        run("train", "--train", stores / "train.zarr", "--run-dir", place, *FAST), USAGE
+    )
+    assert str(place) in said
+
+
+def test_another_writer(run: Run, stores: Path, tmp_path: Path) -> None:
+    with RunDirectory(tmp_path / "run"):
+        words = ("--run-dir", tmp_path / "run", *FAST)
+        said = sentence(run("train", "--train", stores / "train.zarr", *words), USAGE)
+    assert f"is being written by process {os.getpid()} " in said
+
+
+@pytest.mark.parametrize("damage", [flip_bit, remove])
+def test_a_chunk_lost_during_the_run(
+    run: Run, stores: Path, store: Path, tmp_path: Path, monkeypatch: Any, damage: Any
+) -> None:
+    words = ("--epochs", 6, *FAST, "--set", "run.checkpoint_every=4")
+    tested = ("--test", stores / "test.zarr")
+    kept = (store / "X/c/2/0").read_bytes()
+
+    def lose(record: dict[str, Any]) -> None:
+        if record["step"] == 10:
+            damage(store, "X/c/2/0")
+
+    monkeypatch.setattr(cli, "show_evaluation", lose)
+    place = ("--run-dir", tmp_path / "run")
+    said = sentence(run("train", "--train", store, *tested, *place, *words), FAILED)
+    assert "X/c/2/0" in said
+    saved = RunDirectory(tmp_path / "run", writable=False).load_latest()
+    assert saved is not None
+    assert saved.step >= 10
+    assert json.loads(run("info", tmp_path / "run", "--json")[1])["state"].startswith("stopped")
+    monkeypatch.undo()
+    (store / "X/c/2/0").write_bytes(kept)
+    assert run("train", "--train", store, *tested, *place, *words)[0] == DONE
+    whole = ("--run-dir", tmp_path / "whole")
+    assert run("train", "--train", store, *tested, *whole, *words)[0] == DONE
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_bug_is_one_line_too(run: Run, stores: Path, monkeypatch: Any) -> None:
+    def broken(*args: object, **more: object) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr("streamkern.problem.open_run", broken)
+    words = ("plan", "--train", stores / "train.zarr")
+    said = sentence(run(*words), FAILED)
+    assert said == "ZeroDivisionError: division by zero (this is a bug; --debug shows where)"
+    code, _, err = run(*words, "--debug")
+    assert code == FAILED
+    assert "Traceback" in err
+
+    def interrupted(*args: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("streamkern.problem.open_run", interrupted)
+    assert sentence(run(*words), 130) == "interrupted"
+
+    def offline(*args: object, **more: object) -> None:
+        error = OSError("s3://me:secret@host/x?sig=1 did not answer")
+        error.add_note("unit 3")
+        raise error
+
+    monkeypatch.setattr("streamkern.problem.open_run", offline)
+    assert sentence(run(*words), FAILED) == "s3://host/x did not answer; unit 3"
+
+
+# ------------------------------------------------------------------------------ processes that end
+
+
+LONG = ("--epochs", "60", *FAST, "--set", "run.checkpoint_every=20", "--set", "data.batch_size=10")
+STEPS = 60 * 50
+
+
+def start(store: Path, place: Path, *more: str) -> subprocess.Popen[str]:
+    words = [sys.executable, "-m", "streamkern.cli", "train", "--train", str(store)]
+    return subprocess.Popen(
+        [*words, "--run-dir", str(place), *LONG, *more],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    )
+
+
+def wait_for_step(process: subprocess.Popen[str], place: Path, step: int) -> None:
+    """Until a checkpoint of at least `step` is published."""
+    directory = RunDirectory(place, writable=False)
+    give_up = time.monotonic() + 60
+    while max(directory.steps(), default=-1) < step:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < give_up
+        time.sleep(0.005)
+
+
+def assert_same_weights(a: Path, b: Path) -> None:
+    one, two = (RunDirectory(place, writable=False).load_latest() for place in (a, b))
+    assert one is not None
+    assert two is not None
+    assert one.step == two.step
+    assert one.meta["position"] == two.meta["position"]
+    assert one.arrays.keys() == two.arrays.keys()
+    for name in one.arrays:
+        np.testing.assert_array_equal(one.arrays[name], two.arrays[name], err_msg=name)
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(stores: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("whole") / "run"
+    process = start(stores / "train.zarr", place)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == DONE, err
+    assert "30000" in out
+    return place
+
+
+def test_sigterm_saves_and_the_same_command_goes_on(
+    stores: Path, tmp_path: Path, uninterrupted: Path
+) -> None:
+    place = tmp_path / "run"
+    process = start(stores / "train.zarr", place)
+    wait_for_step(process, place, 40)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == TRY_AGAIN, err
+    assert err.startswith("streamkern: stopped by SIGTERM after ")
+    assert err.endswith("; run the same command again to go on\n")
+    assert err.count("\n") == 1
+    saved = RunDirectory(place, writable=False).load_latest()
+    assert saved is not None
+    assert 40 <= saved.step < STEPS
+    process = start(stores / "train.zarr", place)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == DONE, err
+    assert_same_weights(place, uninterrupted)
+
+
+def test_kill_and_the_same_command_goes_on(
+    stores: Path, tmp_path: Path, uninterrupted: Path
+) -> None:
+    place = tmp_path / "run"
+    for step in (0, 400, 900):
+        process = start(stores / "train.zarr", place)
+        wait_for_step(process, place, step)
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+    # More threads to read with: the samples come in the same order.
+    process = start(stores / "train.zarr", place, "--set", "data.prefetch_threads=3")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == DONE, err
+    assert_same_weights(place, uninterrupted)
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs prlimit, as Linux has it")
+def test_a_full_disk_and_the_same_command_goes_on(
+    stores: Path, tmp_path: Path, uninterrupted: Path
+) -> None:
+    place = tmp_path / "run"
+    process = start(stores / "train.zarr", place)
+    wait_for_step(process, place, 100)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (100, 100))
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == FAILED, err
+    assert err.count("\n") == 1
+    assert "could not be written" in err or "run log" in err
+    saved = RunDirectory(place, writable=False).load_latest()
+    assert saved is not None
+    assert 100 <= saved.step < STEPS
+    process = start(stores / "train.zarr", place)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == DONE, err
+    assert_same_weights(place, uninterrupted)
