@@ -1,21 +1,21 @@
 """Train on a million noisy digits that are never stored, stop half-way, resume, compare.
 
-    tools/demo                        the whole of it, below three minutes on two cores
-    python examples/digits.py --quick                a few seconds, a short stream
+    tools/demo                        the whole of it, below three minutes on two idle cores
+    python examples/digits.py --quick                a short stream, some seconds
     python examples/digits.py --samples 200000       another length
     python examples/digits.py --folder runs/mine     another place; --fresh starts over
 
 What it does, in `runs/digits`:
 
-1. writes scikit-learn's digits to a Zarr store as uint8 pixels: 1437 rows to train on, and 20
-   noisy copies of the other 360 to test on;
+1. writes scikit-learn's digits to Zarr stores: 1437 images to train on, as uint8 pixels, and 20
+   noisy copies of each of the other 360 to test on;
 2. solves the problem exactly, in float64, as the yardstick;
-3. trains on fresh noisy copies of the 1437 rows, made while streaming, with the default solver.
-   The process is sent SIGTERM on the way and the same command resumes it;
-4. trains on the same stream with EigenPro 3.0;
+3. trains with the default solver on fresh noisy copies of the 1437, made while streaming. The
+   process gets a SIGTERM on the way, exits with code 75, and the same command resumes it;
+4. trains with EigenPro 3.0 on the same kind of stream, a fifth as long because its steps cost more;
 5. draws the test error of both against the samples seen, and prints a table.
 
-Calling it again goes on where it was, or prints the results.
+Calling it again goes on where it was, or shows the results once more.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,16 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.spatial.distance import cdist
 
 import streamkern as sk
-from streamkern.report import read_log
+from streamkern.report import read_log, table
 
 N_TRAIN, N_CLASSES, NOISE, BANDWIDTH, TEST_COPIES = 1437, 10, 0.5, 8.0, 20
-SOLVERS = {"block": "block preconditioner (default)", "eigenpro3": "EigenPro 3.0"}
-MARKER = "streamkern-digits.json"
-OURS = (MARKER, "train.zarr", "test.zarr", "exact.json", "digits.png", "results.json")
+SOLVERS = {"block": "block preconditioner (default)", "eigenpro3": "EigenPro 3.0 (this package's)"}
+TRY_AGAIN = 75
+MARKER = "demo.json"
+OURS = (
+    *("train.zarr", "test.zarr", "exact.json", "curves.png", "table.json", MARKER),
+    *(name + suffix for name in SOLVERS for suffix in ("", ".toml", ".out")),
+)
 
 
 # ------------------------------------------------------------------------------------- the task
@@ -106,3 +111,339 @@ def exact_error(task: Task, n_samples: int, block_rows: int = 20_000) -> float:
     alpha = cho_solve(cho_factor(A), B)
     F = kernel(task.scaled(task.X_test)) @ alpha
     return float(((F - one_hot[task.y_test]) ** 2).mean())
+
+
+# ----------------------------------------------------------------------------------- the folder
+
+
+class Stop(Exception):
+    """Ends the demo with a sentence and an exit code."""
+
+    def __init__(self, sentence: str, code: int = 2) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long the runs are: samples, at least, by solver; steps from one evaluation to the next.
+
+    quick : with smaller preconditioners, which take no time to set up.
+    """
+
+    samples: dict[str, int]
+    exact_samples: int
+    evaluate_every: int
+    quick: bool
+
+    def copies(self, solver: str) -> int:
+        """Whole copies of the training set in the stream."""
+        return -(-self.samples[solver] // N_TRAIN)
+
+    def as_json(self) -> dict[str, Any]:
+        """What has to stay the same when the demo is called again."""
+        return {"samples": self.samples, "quick": self.quick}
+
+
+def make_plan(samples: int | None, quick: bool) -> Plan:
+    """From the command line's wishes."""
+    n = samples or (20_000 if quick else 1_000_000)
+    short = max(n // 5, min(n, 10_000))
+    return Plan(
+        {"block": n, "eigenpro3": short},
+        10_000 if quick else 200_000,
+        max(1, n // 256 // (20 if quick else 200)),  # a step is 256 samples by default
+        quick,
+    )
+
+
+def open_folder(folder: Path, plan: Plan, fresh: bool) -> None:
+    """Make the folder, or check that it is a demo of this length; never touch anything else's."""
+    marker = folder / MARKER
+    if folder.exists() and not folder.is_dir():
+        raise Stop(f"{folder} is not a folder; give another --folder")
+    ours = marker.exists()
+    if not ours and folder.exists() and any(folder.iterdir()):
+        raise Stop(f"{folder} holds files that are not this demo's; give another --folder")
+    if ours and fresh:
+        for name in OURS:  # by name, the marker last: what else is in there stays
+            path = folder / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        ours = False
+    if not ours:
+        folder.mkdir(parents=True, exist_ok=True)
+        marker.write_text(json.dumps(plan.as_json(), indent=1))
+    elif json.loads(marker.read_text()) != plan.as_json():
+        raise Stop(
+            f"{folder} holds a demo of another length; use --fresh to start over, or another "
+            "--folder"
+        )
+
+
+def write_stores(folder: Path, task: Task) -> None:
+    """The two stores; one that is whole already is kept."""
+    for name, X, y in (("train", task.X, task.y), ("test", task.X_test, task.y_test)):
+        url = folder / f"{name}.zarr"
+        try:
+            sk.open_store(url)
+        except sk.DataError:  # missing, or unfinished: `ingest_store` goes on with it
+            spec = sk.ingest_store(X, url, y=y)
+            print(f"  {url}: {spec.n_rows} rows of {spec.row_shape[0]} {spec.x_dtype} values")
+
+
+RUN_FILE = """\
+# streamkern train {folder}/{solver}.toml
+[data]
+train = {train}
+test = {test}
+copies = {copies}
+transforms = [{{kind = "scale", mode = "global"}}, {{kind = "noise", sigma = {noise}}}]
+
+[model]
+kernel = "laplace"
+bandwidth = {bandwidth}
+centers = "all"
+
+[solver]
+name = "{solver}"
+{smaller}
+[run]
+run_dir = {run_dir}
+evaluate_every = {evaluate_every}
+checkpoint_every = "5 s"
+"""
+
+
+SMALLER = {"block": "block_size = 360\n", "eigenpro3": "n_nystrom = 500\n"}
+
+
+def write_run_file(folder: Path, solver: str, plan: Plan) -> Path:
+    """The run file of one solver; nothing but the solver's name and the length differ."""
+    path = folder / f"{solver}.toml"
+    path.write_text(
+        RUN_FILE.format(
+            folder=folder,
+            solver=solver,
+            train=json.dumps(str(folder / "train.zarr")),
+            test=json.dumps(str(folder / "test.zarr")),
+            run_dir=json.dumps(str(folder / solver)),
+            copies=plan.copies(solver),
+            noise=NOISE,
+            bandwidth=BANDWIDTH,
+            evaluate_every=plan.evaluate_every,
+            smaller=SMALLER[solver] if plan.quick else "",
+        )
+    )
+    return path
+
+
+# ------------------------------------------------------------------------------------- the runs
+
+
+def evaluations(folder: Path, solver: str) -> list[dict[str, Any]]:
+    """The evaluations a run has logged, one per step, by samples."""
+    records = read_log(folder / solver / "log.jsonl")
+    seen = {r["step"]: r for r in records if r.get("event") == "evaluation"}
+    return [seen[step] for step in sorted(seen)]
+
+
+def seconds(folder: Path, solver: str) -> float:
+    """Time in the training loop, evaluations included, of all lives of a run."""
+    total, began, last = 0.0, None, 0.0
+    for record in read_log(folder / solver / "log.jsonl"):
+        now = datetime.fromisoformat(record["time"]).timestamp()
+        if record["event"] in ("start", "resume"):
+            total += 0.0 if began is None else last - began
+            began = now
+        last = now
+    return total + (0.0 if began is None else last - began)
+
+
+def was_resumed(folder: Path, solver: str) -> bool:
+    """Whether a run was stopped on the way and went on."""
+    return any(r["event"] == "resume" for r in read_log(folder / solver / "log.jsonl"))
+
+
+def train(folder: Path, solver: str, plan: Plan, *, interrupt_at: int | None = None) -> int:
+    """`streamkern train` in a process of its own, with a SIGTERM once it has seen `interrupt_at`
+    samples. Its exit code.
+    """
+    command = [sys.executable, "-m", "streamkern.cli", "train", str(folder / f"{solver}.toml")]
+    total = plan.copies(solver) * N_TRAIN
+    with (folder / f"{solver}.out").open("ab") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out)
+        try:
+            while process.poll() is None:
+                time.sleep(0.1)
+                done = evaluations(folder, solver)
+                samples = done[-1]["samples"] if done else 0
+                if interrupt_at is not None and samples >= interrupt_at:
+                    process.send_signal(signal.SIGTERM)
+                    interrupt_at = None
+                if sys.stdout.isatty():
+                    print(f"\r  {samples:,} of {total:,} samples", end="", flush=True)
+        except KeyboardInterrupt:
+            process.wait()  # it got the same signal, and saves
+            raise
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+            if sys.stdout.isatty():
+                print("\r\x1b[K", end="")
+    return process.returncode
+
+
+def train_to_end(folder: Path, solver: str, plan: Plan, *, interrupt: bool = False) -> None:
+    """One solver's run, interrupted on the way if asked to and not done already."""
+    total = plan.copies(solver) * N_TRAIN
+    write_run_file(folder, solver, plan)
+    done = evaluations(folder, solver)
+    if interrupt and not done:
+        code = train(folder, solver, plan, interrupt_at=total * 2 // 5)
+        done = evaluations(folder, solver)
+        if code not in (0, TRY_AGAIN):
+            raise Stop(f"training failed with exit code {code}; see {folder / solver}.out", code)
+        if code == TRY_AGAIN:
+            print(f"  SIGTERM past {done[-1]['samples']:,} samples: saved, exit code {code}")
+            print("  the same command again:")
+    if not done or done[-1]["samples"] < total:
+        code = train(folder, solver, plan)
+        if code != 0:
+            raise Stop(f"training failed with exit code {code}; see {folder / solver}.out", code)
+    print(f"  {total:,} samples in {seconds(folder, solver):.0f} s, evaluations included")
+
+
+def exact(folder: Path, task: Task, plan: Plan) -> float:
+    """The yardstick, computed once."""
+    path = folder / "exact.json"
+    if not path.exists():
+        began = time.perf_counter()
+        mse = exact_error(task, plan.exact_samples)
+        path.write_text(json.dumps({"mse": mse, "seconds": time.perf_counter() - began}))
+    found = json.loads(path.read_text())
+    print(f"  test MSE {found['mse']:.6f}, {found['seconds']:.0f} s")
+    return float(found["mse"])
+
+
+# ---------------------------------------------------------------------------------- the results
+
+
+def draw(folder: Path, reference: float, plan: Plan) -> Path:
+    """The curves of both solvers in one picture."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    figure, axes = plt.subplots(figsize=(7.2, 4.6), layout="constrained")
+    for (solver, name), colour, marker in zip(
+        SOLVERS.items(), ("#0b5fa5", "#d1622b"), ("o", "s"), strict=True
+    ):
+        records = evaluations(folder, solver)
+        samples = np.array([r["samples"] for r in records])
+        excess = np.array([r["mse"] for r in records]) / reference
+        axes.plot(samples, excess, color=colour, lw=1.6, label=name)
+        axes.plot(samples[-1], excess[-1], marker, color=colour, ms=6)
+        axes.annotate(
+            f"{excess[-1]:.3f}", (samples[-1], excess[-1]), xytext=(0, 8),
+            textcoords="offset points", ha="center", color=colour, fontsize=9,
+        )  # fmt: skip
+    axes.axhline(1, color="0.25", lw=1, ls="--")
+    axes.annotate(
+        f"exact least squares (float64, {plan.exact_samples:,} samples)", (0.01, 1),
+        xycoords=("axes fraction", "data"), xytext=(0, -4), textcoords="offset points",
+        va="top", fontsize=9, color="0.25",
+    )  # fmt: skip
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="training samples seen (noisy images, each one new)",
+        ylabel="test MSE / test MSE of the exact model",
+        title="Digits with Gaussian noise: 1437 centers, Laplace kernel",
+    )
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(low, 0.97), high)
+    ticks = [t for t in (1, 1.05, 1.1, 1.2, 1.5, 2, 3, 5, 10) if t <= high]
+    axes.set_yticks(ticks)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.grid(which="major", color="0.9")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    path = folder / "curves.png"
+    figure.savefig(path, dpi=160)
+    plt.close(figure)
+    return path
+
+
+def rows_of_table(folder: Path, reference: float) -> list[dict[str, Any]]:
+    """One row per solver: what it saw, what it reached, what it took."""
+    rows = []
+    for solver, name in SOLVERS.items():
+        records = evaluations(folder, solver)
+        last = records[-1]
+        near = [r["samples"] for r in records if r["mse"] <= 1.05 * reference]
+        rows.append(
+            {
+                "solver": name,
+                "samples": last["samples"],
+                "test MSE": f"{last['mse']:.6f}",
+                "/ exact": f"{last['mse'] / reference:.4f}",
+                "accuracy": f"{last['accuracy']:.4f}",
+                "samples to 1.05": f"{near[0]}" if near else "not reached",
+                "seconds": f"{seconds(folder, solver):.0f}",
+                "resumed": "yes" if was_resumed(folder, solver) else "no",
+            }
+        )
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the demo; 0 when it is done."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--samples", type=int, help="length of the stream (default 1000000)")
+    parser.add_argument("--quick", action="store_true", help="a short stream")
+    parser.add_argument("--folder", type=Path, default=Path("runs/digits"))
+    parser.add_argument("--fresh", action="store_true", help="start over")
+    options = parser.parse_args(arguments)
+    if options.samples is not None and options.samples < N_TRAIN:
+        parser.error(f"--samples must be at least {N_TRAIN}, one noisy copy of every digit")
+    plan = make_plan(options.samples, options.quick)
+    began = time.perf_counter()
+    try:
+        show(options.folder, plan, options.fresh)
+    except Stop as stop:
+        print(f"digits: {stop}", file=sys.stderr)
+        return stop.code
+    except KeyboardInterrupt:
+        print("digits: stopped; the same command goes on from here", file=sys.stderr)
+        return TRY_AGAIN
+    print(f"{time.perf_counter() - began:.0f} s in all")
+    return 0
+
+
+def show(folder: Path, plan: Plan, fresh: bool) -> None:
+    """The five parts."""
+    open_folder(folder, plan, fresh)
+    print("1. stores")
+    task = make_task()
+    write_stores(folder, task)
+    print(f"2. exact least squares on {plan.exact_samples:,} samples, float64")
+    reference = exact(folder, task, plan)
+    for number, solver in enumerate(SOLVERS, start=3):
+        print(f"{number}. {SOLVERS[solver]}: streamkern train {folder}/{solver}.toml")
+        train_to_end(folder, solver, plan, interrupt=solver == "block")
+    rows = rows_of_table(folder, reference)
+    (folder / "table.json").write_text(json.dumps({"exact": reference, "runs": rows}, indent=1))
+    print(f"5. curves: {draw(folder, reference, plan)}")
+    print(f"\nnoisy test, 7200 images; exact model: test MSE {reference:.6f}\n")
+    print(table(rows, list(rows[0])))
+    print()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

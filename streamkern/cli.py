@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streamkern.console import Line, as_text, explain, say, show_evaluation, show_warning
+from streamkern.console import (
+    EXIT_INTERRUPTED,
+    Line,
+    as_text,
+    explain,
+    say,
+    show_evaluation,
+    show_warning,
+)
 from streamkern.errors import EXIT_DONE, ConfigError
 
 if TYPE_CHECKING:
@@ -257,6 +265,7 @@ def _config(
 ) -> RunConfig:
     """The run file with what the command line puts over it."""
     from streamkern.config import RunConfig, load_run_file
+    from streamkern.settings import parse_bytes
 
     given = {
         "data.train": train,
@@ -264,10 +273,11 @@ def _config(
         "data.epochs": epochs,
         "solver.name": solver,
         "run.run_dir": run_dir,
-        "run.memory": memory,
-        "run.device_memory": memory,
     }
     changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    if memory is not None:  # the budget of wherever the run executes
+        size = memory if memory == "auto" else parse_bytes(memory)
+        changes |= {"run.memory": size, "run.device_memory": size}
     changes |= dict(_setting(text) for text in settings or ())
     if run_file is not None:
         return load_run_file(run_file).with_overrides(changes)
@@ -324,6 +334,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if debug:
                 traceback.print_exc()
             return explain(error)
+    if code == EXIT_INTERRUPTED:  # newer versions of typer catch Ctrl-C themselves
+        say("interrupted")
     return code if isinstance(code, int) else EXIT_DONE
 
 

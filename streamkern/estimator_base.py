@@ -53,7 +53,7 @@ _SETTINGS = {
     "period": "solver.period",
     "precision": "run.precision",
     "device": "run.device",
-    "memory": "run.memory",
+    "memory": "run.memory",  # and run.device_memory
     "threads": "run.threads",
     "random_state": "run.random_state",
     "checkpoint_every": "run.checkpoint_every",
@@ -67,11 +67,11 @@ def own_names() -> Iterator[None]:
     try:
         yield
     except StreamkernError as error:
-        text = str(error)
+        text = str(error).replace("run.device_memory", "memory")
         for name, path in _SETTINGS.items():
             text = text.replace(path, name)
         if text != str(error):
-            error.args = (text,)
+            error.args = ("\n".join(dict.fromkeys(text.splitlines())),)
         raise
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,9 +19,12 @@ class Guard:
     """Compares the mean loss of each window of `WINDOW` steps with the best so far.
 
     Losses are taken before the step, on rows not seen before, so they are honest. A window is bad
-    if it is not finite, if it is twice as bad as predicting zero, or if it is ten times the best
-    window and a tenth of predicting zero: minibatch noise and hard stretches of data do neither,
-    an exponentially growing error does both within a few windows.
+    if it is not finite, if it is twice as bad as predicting zero, if it is worse than that after
+    one that was half as bad, or if it is ten times the best window and a tenth of predicting zero:
+    minibatch noise and hard stretches of data do none of it, an exponentially growing error does
+    all within a few windows.
+
+    best : mean loss of the best window since the last back-off.
     """
 
     best: float = math.inf
@@ -31,12 +35,14 @@ class Guard:
         bad = (
             not math.isfinite(loss)
             or loss > 2 * zero_loss
+            or loss > zero_loss > 2 * self.best
             or (loss > 10 * self.best and loss > 0.1 * zero_loss)
         )
         if not bad:
             self.best = min(self.best, loss)
             return False
         self.back_offs += 1
+        self.best = math.inf  # the way back down is no growth
         if self.back_offs > MAX_BACK_OFFS:
             raise DivergenceError(
                 f"training diverged and halving the step size {MAX_BACK_OFFS} times did not help "
@@ -44,6 +50,16 @@ class Guard:
                 "or set solver.damping, ridge or a larger bandwidth"
             )
         return True
+
+    @staticmethod
+    def trusts(window: Sequence[tuple[float, float]]) -> bool:
+        """Whether the weights after a window that was not bad are worth going back to.
+
+        window : (loss, loss of predicting zero) of its steps. Growth that is slow enough for the
+        mean to pass has already spoilt the last steps; from there on no back-off would help.
+        """
+        tail = window[-(-len(window) * 3 // 4) :]
+        return sum(loss for loss, _ in tail) <= sum(zero for _, zero in tail)
 
     def scalars(self) -> dict[str, Any]:
         """What a checkpoint keeps; JSON knows no infinity."""

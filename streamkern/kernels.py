@@ -341,5 +341,6 @@ class KernelOperator:
             first, last = np.searchsorted(i, (rows.start, rows.stop))
             i, j = i[first:last], j[first:last]
             inside = (j >= cols.start) & (j < cols.stop)
-            tile[i[inside] - rows.start, j[inside] - cols.start] = 0
+            asarray = self.backend.xp.asarray
+            tile[asarray(i[inside] - rows.start), asarray(j[inside] - cols.start)] = 0
         self.backend.apply_profile(self.kernel, tile)

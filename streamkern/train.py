@@ -284,7 +284,8 @@ class _Trainer:
     def _step(self, batch: DeviceBatch) -> None:
         position = self.position
         self.whole = False
-        loss = self.solver.step(self.state, batch.X, batch.Y, batch.rows, position.step)
+        with np.errstate(over="ignore", invalid="ignore"):  # the guard sees it, and acts
+            loss = self.solver.step(self.state, batch.X, batch.Y, batch.rows, position.step)
         zero = (batch.Y * batch.Y).sum() / len(batch.Y)
         position.window.append((loss, zero))
         position.step += 1
@@ -321,11 +322,11 @@ class _Trainer:
         window = self.position.window
         loss, zero = (float(mean) for mean in np.mean(window, axis=0)) if window else (0.0, 0.0)
         loss = loss if finite else math.nan
-        window.clear()
+        self.position.window = []
         if self.guard.judge(loss, zero):
             self.solver.backed_off(self.state, self.good, FACTOR)
             self._report("back-off", {"loss": loss, "zero_loss": zero, "scale": self.state.scale})
-        else:
+        elif self.guard.trusts(window):
             self.good[...] = self.state.alpha
         return loss
 
@@ -394,7 +395,8 @@ class _Trainer:
     def _evaluate(self) -> None:
         if self.test is None:
             return
-        self.metrics = self._model().evaluate(self.test)
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.metrics = self._model().evaluate(self.test)
         record = {"step": self.position.step, "samples": self.position.samples, **self.metrics}
         self.history.append(record)
         self._report("evaluation", self.metrics)

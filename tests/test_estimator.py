@@ -404,6 +404,7 @@ def test_pickling_and_cloning() -> None:
         ({"epochs": 0}, "^epochs=0 must be a whole number"),
         ({"precision": "half"}, "^precision='half' must be one of"),
         ({"device": "tpu"}, "^device='tpu' must be"),
+        ({"memory": "much"}, "^memory='much' must be"),
         ({"memory": "1 MiB"}, "^memory=1 MiB is not enough"),
         ({"ridge": -1.0}, "^ridge=-1.0 must be"),
         ({"ridge": 1.0, "solver": "eigenpro3"}, "ridge=1 is not defined for solver 'eigenpro3'"),
