@@ -86,13 +86,14 @@ def make_task() -> Task:
     return Task(X[:N_TRAIN], y[:N_TRAIN], X_test, np.tile(y[N_TRAIN:], TEST_COPIES), mean, std)
 
 
-def exact_error(task: Task, n_samples: int, block_rows: int = 20_000) -> float:
+def exact_error(task: Task, n_samples: int, draw: int = 0, block_rows: int = 20_000) -> float:
     """Test MSE of the least-squares model over all training digits as centers.
 
     In float64 with NumPy and SciPy alone, nothing of streamkern: K^T K and K^T Y summed over
-    `n_samples` noisy rows, distances taken by differences. Cost n p^2.
+    `n_samples` noisy rows, distances taken by differences. Cost n p^2. draw : which rows; the
+    error moves by about 0.3 % from one draw of 200 000 to another.
     """
-    rng, one_hot = np.random.default_rng([0, 2]), np.eye(N_CLASSES)
+    rng, one_hot = np.random.default_rng([0, 2, draw]), np.eye(N_CLASSES)
     Z = task.scaled(task.X)
 
     def kernel(X: np.ndarray) -> np.ndarray:

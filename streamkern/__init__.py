@@ -25,6 +25,7 @@ from streamkern.errors import (
     RunLockedError,
     StoreNotFoundError,
     StreamkernError,
+    TrainingInterrupted,
 )
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         RandomCrop,
         RandomFlip,
         Scale,
+        deterministic,
         host_transform,
     )
     from streamkern.config import RunConfig, load_run_file
@@ -78,8 +80,10 @@ __all__ = [
     "Scale",
     "StoreNotFoundError",
     "StreamkernError",
+    "TrainingInterrupted",
     "ZarrSource",
     "__version__",
+    "deterministic",
     "host_transform",
     "ingest_store",
     "load_run_file",
@@ -89,7 +93,7 @@ __all__ = [
 
 # module -> the public names in it, as "name" or "name in the module as public name".
 _LAZY = {
-    "augment": "Scale GaussianNoise MixUp RandomCrop RandomFlip host_transform",
+    "augment": "Scale GaussianNoise MixUp RandomCrop RandomFlip deterministic host_transform",
     "config": "RunConfig load_run_file",
     "estimator": "KernelClassifier KernelRegressor",
     "ingest": "ingest:ingest_store",

@@ -290,7 +290,9 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
         add("always", "K(Z, Z)", p, p, itemsize=item)
     if sizes.solver != "eigenpro2":
         add("train", "K(X, Z)", m, p, itemsize=item)
-        add("train", "temporary centers", (sizes.period - (sizes.period == 1)) * m, w + c, itemsize=item)
+        # Cut to the critical batch, a period has more steps but no more rows than before.
+        rows = sizes.period * m if sizes.period > 1 else 0
+        add("train", "temporary centers", rows, w + c, itemsize=item)
         add("train", "values at the centers", 3 * p, c, itemsize=item)
     return buffers
 

@@ -20,21 +20,21 @@ from sklearn.utils.validation import check_is_fitted
 
 from streamkern import inputs
 from streamkern.augment import from_config
-from streamkern.backend import get_backend
 from streamkern.centers import as_centers
 from streamkern.config import RunConfig
+from streamkern.devices import get_backend
 from streamkern.errors import ConfigError, DataError, StreamkernError
 from streamkern.kernels import Kernel, KernelOperator
 from streamkern.model import KernelModel
 from streamkern.online import Online
-from streamkern.preconditioner import StepRule
 from streamkern.problem import check_same_rows
 from streamkern.source_base import Source
 from streamkern.sources import ArraySource, AugmentedSource
+from streamkern.step_rule import StepRule
 from streamkern.train import Result, train
 
 # "auto" epochs: passes over small data until about this many rows were seen. On digits, diabetes
-# and Friedman's function the test score is then that of exact least squares to 0.003, or better.
+# and Friedman's function the test score is then that of exact least squares to 0.001, or better.
 AUTO_SAMPLES, MAX_AUTO_EPOCHS = 100_000, 20
 
 # Where a parameter goes in a `RunConfig`. Messages name it the other way round.

@@ -58,7 +58,7 @@ class Guard:
         window : (loss, loss of predicting zero) of its steps. Growth that is slow enough for the
         mean to pass has already spoilt the last steps; from there on no back-off would help.
         """
-        tail = window[-(-len(window) * 3 // 4) :]
+        tail = window[-max(1, len(window) // 4) :]
         return sum(loss for loss, _ in tail) <= sum(zero for _, zero in tail)
 
     def scalars(self) -> dict[str, Any]:

@@ -19,8 +19,9 @@ from zarr.codecs import Crc32cCodec
 
 from streamkern.assemble import load_scaling, operator
 from streamkern.augment import Transform
-from streamkern.backend import Array, Backend, get_backend, tiles
+from streamkern.backend import Array, Backend, tiles
 from streamkern.checkpoint import RunDirectory
+from streamkern.devices import get_backend
 from streamkern.errors import ConfigError, RunError
 from streamkern.feed import prepare
 from streamkern.kernels import KernelOperator, Points

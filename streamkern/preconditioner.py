@@ -1,31 +1,8 @@
-"""Preconditioners, and the step size each of them allows.
+"""Preconditioners: what they are made of, and what is measured on them.
 
-Step rule (every method here). A step with m fresh rows moves the error e, written in coordinates
-in which the preconditioner is symmetric, by
-
-    e <- e - (eta / m) sum_i phi_i (phi_i . e),        E phi phi^T = S,
-
-phi the preconditioned feature of a row. With |phi|^2 <= ell and lambda_1 the top eigenvalue of S,
-
-    E[((1/m) sum phi phi^T)^2] <= (ell / m) S + ((m - 1) / m) S^2 <= ((ell + (m-1) lambda_1) / m) S,
-
-so E|e|^2 <= |e|^2 - eta (2 - eta (ell + (m-1) lambda_1) / m) e.S e: at
-
-    eta(m) = m / (ell + (m - 1) lambda_1)
-
-the bracket is 1 and no error grows in the mean square; it is also the eta that maximises the
-guaranteed decrease. ell (the preconditioned leverage) and lambda_1 are measured on rows that did
-not build the preconditioner: on the rows that did, the preconditioner has already flattened their
-own noise, both come out too small and the run diverges.
-
-A ridge adds R = ridge H K_bb H^T <= (ridge / mu) I to the preconditioned Hessian, without noise:
-
-    E[(G + R)^2] <= (ell / m) S + (S + R)^2 <= (ell / m + lambda_1') (S + R),
-
-lambda_1' the top eigenvalue of S + R, which the same rule covers with lambda_1' for lambda_1 and
-ell + lambda_1' for ell. Of n blocks one a step has its ridge part evaluated, and uses it n times:
-as one step n times as long, hence (n - 1) ridge / mu more in lambda_1'. With mu at least n ridge
-that is lambda_1 + 1 at most.
+Both whiten the stream as far as they can see it: the block preconditioner in the span of each
+block of centers, the low-rank one along the top eigendirections of a sample. How long a step each
+of them allows is `step_rule`'s to say.
 """
 
 from __future__ import annotations
@@ -41,67 +18,12 @@ import numpy as np
 from streamkern.backend import Array, Backend, tiles
 from streamkern.errors import ConfigError
 from streamkern.kernels import KernelOperator, Points
+from streamkern.step_rule import EIGENVALUE_STEPS, StepRule, top_eigenvalue
 
-EIGENVALUE_STEPS = 32
 NO_OVERLAP = (
     "{0}: the kernel between the centers and the sampled rows is zero or not finite ({1}); the "
     "bandwidth is too small for the distances in the data, or the data are not finite"
 )
-
-
-@dataclass(frozen=True)
-class StepRule:
-    """Largest safe step for any batch size, from what was measured on fresh rows.
-
-    leverage : ell, the largest preconditioned leverage seen.
-    lambda_1 : top eigenvalue of the preconditioned Hessian, an upper estimate.
-    scale : factor on eta in force, below 1 after a back-off.
-    """
-
-    leverage: float
-    lambda_1: float
-    scale: float = 1.0
-
-    def eta(self, m: int) -> float:
-        """Step size for a batch of m rows."""
-        return self.scale * m / (self.leverage + (m - 1) * self.lambda_1)
-
-    @property
-    def critical_batch(self) -> float:
-        """Batch size past which a larger batch no longer buys a proportionally larger step."""
-        return self.leverage / self.lambda_1 + 1
-
-
-def top_eigenvalue(apply: Callable[[Array], Array], start: Array, steps: int) -> float:
-    """Upper estimate of the top eigenvalue of a symmetric positive semi-definite operator.
-
-    Lanczos with full reorthogonalisation from `start` (n,): the largest Ritz value plus the norm
-    of its residual. A Ritz value alone never exceeds the eigenvalue, which is the wrong side to
-    err on for a step size; there is an eigenvalue within one residual norm of it.
-    Cost `steps` applications and n * steps elements.
-    """
-    rounding = 8 * float(np.spacing(start.dtype.type(1)))
-    basis = [start / _norm(start)]
-    alphas: list[float] = []
-    betas: list[float] = []
-    for _ in range(min(steps, len(start))):
-        w = apply(basis[-1])
-        alphas.append(float((w * basis[-1]).sum()))
-        for _twice in range(2):
-            for v in basis:
-                w = w - v * float((w * v).sum())
-        beta = _norm(w)
-        betas.append(beta)
-        if beta <= rounding * max([*alphas, 1e-30]):
-            break
-        basis.append(w / beta)
-    T = np.diag(alphas) + np.diag(betas[:-1], 1) + np.diag(betas[:-1], -1)
-    values, vectors = np.linalg.eigh(T)
-    return float(values[-1] + betas[-1] * abs(vectors[-1, -1]))
-
-
-def _norm(v: Array) -> float:
-    return math.sqrt(float((v * v).sum()))
 
 
 @dataclass(frozen=True)

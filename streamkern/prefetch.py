@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from streamkern.backend import available_cpus
 from streamkern.errors import ConfigError, DataError, RunError
 from streamkern.fetch import ClusterReader, LocalReader, UnitReader, read_patiently
+from streamkern.machine import available_cpus
 from streamkern.plan import PLAN_VERSION, EpochPlan, unit_sizes
 from streamkern.source_base import Block, Source, y_shape
 

@@ -13,9 +13,10 @@ import numpy as np
 import zarr
 
 from streamkern.augment import Transform, from_config, is_deterministic, transform_name
-from streamkern.backend import Backend, get_backend
+from streamkern.backend import Backend
 from streamkern.budget import Buffers, Problem, Sizes, Wishes, count, default_budget, resolve
 from streamkern.config import RunConfig
+from streamkern.devices import get_backend
 from streamkern.errors import ConfigError, StoreNotFoundError
 from streamkern.kernels import PRECISIONS
 from streamkern.report import redact

@@ -344,9 +344,9 @@ class _Trainer:
         finite = all(bool(xp.isfinite(a).all()) for a in arrays)
         if finite and n < WINDOW // 4 and n < self.position.step:
             return
-        never_good, before = math.isinf(self.guard.best), self.guard.back_offs
+        before = self.guard.back_offs
         loss = self._judge(finite=finite)
-        if never_good and self.guard.back_offs > before:
+        if self.guard.back_offs > before and not bool(self.good.any()):
             raise DivergenceError(
                 f"training diverged within its {self.position.step} steps (loss {loss:.3g}); check "
                 "the data for outliers, lower solver.step_scale or raise solver.damping"

@@ -13,7 +13,7 @@ import pytest
 import zarr
 from hypothesis import HealthCheck, settings
 
-from streamkern.backend import gpu_problem
+from streamkern.gpu import gpu_problem
 
 # Machines that run the tests may be busy: no example has a deadline or is judged by its speed.
 settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -15,9 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamkern import backend as module
-from streamkern.backend import Backend, get_backend, gpu_problem, tiles
+from streamkern import devices as module
+from streamkern.backend import Backend, tiles
+from streamkern.devices import get_backend
 from streamkern.errors import BackendError, ConfigError
+from streamkern.gpu import gpu_problem
 from tests.maths import Array, rows
 
 DTYPES = [np.float32, np.float64]
@@ -322,7 +324,7 @@ def test_gpu_problem_is_a_sentence_part(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_default_threads_and_memory_are_those_of_this_process() -> None:
     with Backend() as backend:
-        assert backend.threads == module.available_cpus() >= 1
+        assert backend.threads == available_cpus() >= 1
         assert backend.memory_available() > 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from threadpoolctl import threadpool_limits
 import streamkern
 from streamkern import cli
 from streamkern.checkpoint import RunDirectory, Saved
+from streamkern.console import Line
 from streamkern.ingest import ingest
 from streamkern.model import load_model
 from streamkern.sources import ZarrSource
@@ -118,6 +120,25 @@ def test_ingest_info_and_the_library_agree(run: Run, tmp_path: Path) -> None:
     )
     assert "already holds a store" in sentence(run(*words), USAGE)
     assert run(*words, "--overwrite")[0] == DONE
+
+
+def test_the_progress_line_is_for_terminals(monkeypatch: Any) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(Line, "PERIOD_S", 0.0)
+    line = Line(terminal)
+    line.show("read", 1000, None)
+    line.show("write", 1000, 2000)
+    line.close()
+    assert terminal.getvalue().replace("\r\x1b[K", "|") == (
+        "|read 1,000 rows|write 1,000 of 2,000 rows|"
+    )
+    file = io.StringIO()
+    Line(file).show("read", 1000, None)
+    assert file.getvalue() == ""
 
 
 def test_ingest_of_a_table_by_columns(run: Run, tmp_path: Path) -> None:
@@ -423,7 +444,8 @@ def test_a_bug_is_one_line_too(run: Run, stores: Path, monkeypatch: Any) -> None
 # ------------------------------------------------------------------------------ processes that end
 
 
-LONG = ("--epochs", "30", *FAST, "--set", "run.checkpoint_every=50", "--set", "data.batch_size=10")
+LONG = ("--epochs", "60", *FAST, "--set", "run.checkpoint_every=100", "--set", "data.batch_size=10")
+STEPS = 60 * 50
 
 
 def start(store: Path, place: Path, *more: str) -> subprocess.Popen[str]:
@@ -476,12 +498,12 @@ def test_killed_stopped_out_of_disk_and_gone_on_with(
 ) -> None:
     store, place = stores / "train.zarr", tmp_path / "run"
     process = start(store, place)
-    wait_for_step(process, place, 50)
+    wait_for_step(process, place, 100)
     process.kill()
     assert end(process, -signal.SIGKILL) == ""
 
     process = start(store, place)
-    wait_for_step(process, place, 300)
+    wait_for_step(process, place, 600)
     process.send_signal(signal.SIGTERM)
     err = end(process, TRY_AGAIN)
     assert re.fullmatch(
@@ -490,19 +512,19 @@ def test_killed_stopped_out_of_disk_and_gone_on_with(
         err,
     )
     stopped = newest(place).step
-    assert 300 <= stopped < 1500
+    assert 600 <= stopped < STEPS
 
     process = start(store, place)
-    wait_for_step(process, place, stopped + 100)
+    wait_for_step(process, place, stopped + 200)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (100, 100))
     err = end(process, FAILED)
     assert err.count("\n") == 1
     assert "could not be written" in err or "run log" in err
-    assert stopped + 100 <= newest(place).step < 1500
+    assert stopped + 200 <= newest(place).step < STEPS
 
     # More threads to read with: the samples come in the same order.
     end(start(store, place, "--set", "data.prefetch_threads=3"), DONE)
     whole = ("--run-dir", tmp_path / "whole", *LONG)
     assert run("train", "--train", store, *whole)[0] == DONE
-    assert newest(place).step == 1500
+    assert newest(place).step == STEPS
     assert_same_weights(place, tmp_path / "whole")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from streamkern import (
     ResumeMismatchError,
     Scale,
 )
+from streamkern.errors import DivergenceError, TrainingInterrupted
 from streamkern.kernels import Kernel
 
 rng = np.random.default_rng(0)
@@ -66,9 +68,9 @@ def expected_failures(estimator: Any) -> dict[str, str]:
 
 @parametrize_with_checks(
     [
-        KernelRegressor(**SMALL),
-        KernelRegressor(precision="float64", **SMALL),
-        KernelClassifier(**SMALL),
+        KernelRegressor(epochs=5, **SMALL),
+        KernelRegressor(epochs=5, precision="float64", **SMALL),
+        KernelClassifier(epochs=5, **SMALL),
     ],
     expected_failed_checks=expected_failures,
 )
@@ -295,8 +297,9 @@ def test_held_out_data_is_evaluated_every_epoch() -> None:
 
 
 def test_partial_fit_of_one_block_is_fit() -> None:
-    fit = KernelRegressor(epochs=3, **SMALL).fit(X, Y)
-    partial = KernelRegressor(epochs=3, **SMALL).partial_fit(X, Y)
+    # 90 steps: enough for the guard to look at them twice.
+    fit = KernelRegressor(epochs=3, batch_size=10, **SMALL).fit(X, Y)
+    partial = KernelRegressor(epochs=3, batch_size=10, **SMALL).partial_fit(X, Y)
     np.testing.assert_array_equal(fit.dual_coef_, partial.dual_coef_)
     np.testing.assert_array_equal(fit.predict(X), partial.predict(X))
 
@@ -326,6 +329,17 @@ def test_partial_fit_goes_on_after_pickling(solver: str) -> None:
         stay.partial_fit(X[block], Y[block])
         travel = pickle.loads(pickle.dumps(travel)).partial_fit(X[block], Y[block])
     np.testing.assert_array_equal(stay.dual_coef_, travel.dual_coef_)
+
+
+def test_a_block_that_diverges_counts_as_not_seen() -> None:
+    model = KernelRegressor(**SMALL).partial_fit(X, Y)
+    before, seen = model.dual_coef_, model.report_["samples"]
+    with pytest.raises(DivergenceError, match="diverged on this block"), np.errstate(all="ignore"):
+        model.partial_fit(X, np.full_like(Y, 3e38))
+    model.partial_fit(X[:50], Y[:50])
+    assert model.report_["samples"] == seen + 50
+    assert np.isfinite(model.dual_coef_).all()
+    assert model.dual_coef_ is not before
 
 
 def test_partial_fit_keeps_the_scaling_of_the_first_block() -> None:
@@ -381,6 +395,27 @@ def test_a_run_directory_makes_fit_resumable(tmp_path: Path) -> None:
         make().fit(X + 1, LABELS)
     with pytest.raises(ConfigError, match="random_state=None must be a whole number with run_dir"):
         make(random_state=None).fit(X, LABELS)
+
+
+def test_an_interrupted_fit_goes_on(tmp_path: Path) -> None:
+    calls = 0
+
+    def interrupting(X: Any, Y: Any, rng: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 8:
+            signal.raise_signal(signal.SIGINT)
+        return X, Y
+
+    model = KernelRegressor(
+        epochs=5, batch_size=100, transforms=[interrupting], run_dir=tmp_path / "run", **SMALL
+    )
+    with pytest.raises(TrainingInterrupted, match=r"stopped by SIGINT after \d+ samples"):
+        model.fit(X, Y)
+    model.fit(X, Y)
+    whole = clone(model).set_params(run_dir=None).fit(X, Y)
+    np.testing.assert_array_equal(model.dual_coef_, whole.dual_coef_)
+    assert model.report_["samples"] == 1500
 
 
 def test_pickling_and_cloning() -> None:

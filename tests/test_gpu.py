@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamkern.backend import Backend, get_backend
+from streamkern.backend import Backend
+from streamkern.devices import get_backend
 from streamkern.kernels import KERNELS, Kernel, KernelOperator, get_kernel
 from streamkern.solver import build
 from tests.maths import SOLVERS, Array, Case, both, make_case, operator, rows

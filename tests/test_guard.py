@@ -86,7 +86,7 @@ def test_best_is_the_least_since_the_last_back_off(sequence: list[float], zero: 
 
 @given(st.lists(st.tuples(losses, losses), min_size=1, max_size=40))
 def test_only_the_end_of_a_window_is_trusted(window: list[tuple[float, float]]) -> None:
-    """At least one step, at most a quarter of the window, rounded up."""
+    """The last quarter, at least one step."""
     n = max(1, len(window) // 4)
     tail = np.array(window)[-n:]
     assert Guard.trusts(window) == (sum(tail[:, 0]) <= sum(tail[:, 1]))

@@ -35,7 +35,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=300, help="time for the benchmark")
     parser.add_argument("--skip-tests", action="store_true")
     arguments = parser.parse_args()
-    from streamkern.backend import get_backend, gpu_problem
+    from streamkern.devices import get_backend
+    from streamkern.gpu import gpu_problem
 
     problem = gpu_problem()
     if problem is not None:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from streamkern.backend import Array
 from streamkern.kernels import KernelOperator, Points
-from streamkern.preconditioner import StepRule
+from streamkern.step_rule import StepRule
 
 AVERAGE_K = 3
 

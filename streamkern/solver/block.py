@@ -29,8 +29,9 @@ import numpy.typing as npt
 
 from streamkern.backend import Array
 from streamkern.kernels import KernelOperator, Points
-from streamkern.preconditioner import BlockPreconditioner, StepRule
+from streamkern.preconditioner import BlockPreconditioner
 from streamkern.solver.base import Solver, State
+from streamkern.step_rule import StepRule
 
 ORDER_STAGE = 11
 

@@ -21,7 +21,6 @@ from streamkern.kernels import KernelOperator, Points
 from streamkern.preconditioner import (
     BlockPreconditioner,
     LowRankPreconditioner,
-    StepRule,
     block_slices,
     build_block,
     build_low_rank,
@@ -30,6 +29,7 @@ from streamkern.projection import ExactProjection, IterativeProjection, Projecti
 from streamkern.solver.base import Solver
 from streamkern.solver.block import BlockSolver
 from streamkern.solver.eigenpro import DelayedProjectionSolver, EigenPro2Solver
+from streamkern.step_rule import StepRule
 
 Report = Callable[[str, dict[str, Any]], None]
 

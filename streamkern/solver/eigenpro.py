@@ -31,9 +31,10 @@ import numpy.typing as npt
 from streamkern.backend import Array
 from streamkern.errors import ConfigError
 from streamkern.kernels import KernelOperator, Points
-from streamkern.preconditioner import LowRankPreconditioner, StepRule
+from streamkern.preconditioner import LowRankPreconditioner
 from streamkern.projection import Projection
 from streamkern.solver.base import Solver, State
+from streamkern.step_rule import StepRule
 
 
 class DelayedProjectionSolver(Solver):

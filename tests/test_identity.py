@@ -1,0 +1,186 @@
+"""What makes two calls the same run, and how a run is asked to stop."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern.checkpoint import RunDirectory
+from streamkern.errors import CheckpointError, ResumeMismatchError
+from streamkern.identity import (
+    StopRequest,
+    changed_versions,
+    check_same_run,
+    recorded_run,
+    recorded_sizes,
+    run_record,
+)
+from streamkern.kernels import get_kernel
+from streamkern.problem import Run, open_run
+from streamkern.sources import Source
+from tests.runs import Array, array_source, arrays, settings, stream
+
+
+def opened(source: Source | None = None, **overrides: Any) -> Run:
+    run = open_run(settings(**overrides), source=source or stream())
+    run.backend.close()
+    return run
+
+
+def written(path: Path, record: dict[str, Any], *, setup: bool = True) -> RunDirectory:
+    """A run directory that holds `record`."""
+    directory = RunDirectory(path)
+    with directory:
+        directory.write_config(record)
+        if setup:
+            directory.save_setup({"a": np.zeros(1)}, {})
+    return directory
+
+
+# -- the record -----------------------------------------------------------------------------------
+
+
+def test_a_record_is_what_json_gives_back() -> None:
+    record = run_record(opened(), get_kernel("laplace", 2.0), arrays(4)[0])
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+    assert record["identity"]["centers"]["shape"] == [4, 5]
+    assert {"streamkern", "python", "numpy", "zarr"} <= set(record["versions"])
+
+
+def test_the_same_call_has_the_same_record() -> None:
+    assert run_record(opened(), None, None) == run_record(opened(), None, None)
+
+
+def test_places_are_not_part_of_it() -> None:
+    """Nor is anything that a resume may change."""
+    plain = run_record(opened(), None, None)["identity"]
+    moved = opened(
+        **{"data.train": "elsewhere", "run.memory": "500 MiB", "run.checkpoint_every": 7}
+    )
+    assert run_record(moved, None, None)["identity"] == plain
+
+
+@pytest.mark.parametrize("order", ["C", "F", "strided"])
+def test_centers_count_by_their_values(order: str) -> None:
+    Z = arrays(6)[0]
+    same = {"C": Z.copy(), "F": np.asfortranarray(Z), "strided": np.repeat(Z, 2, axis=0)[::2]}
+    plain = run_record(opened(), None, Z)["identity"]["centers"]
+    assert run_record(opened(), None, same[order])["identity"]["centers"] == plain
+    assert run_record(opened(), None, Z + 1)["identity"]["centers"] != plain
+
+
+def odd(X: Array, Y: Array, rng: Any) -> tuple[Array, Array]:
+    return X, Y
+
+
+odd.describe = lambda: {"kind": "odd", "by": {1, 2}}  # type: ignore[attr-defined]
+
+
+def test_a_description_that_can_not_be_kept_is_named() -> None:
+    with pytest.raises(CheckpointError, match=r"\['by'\] is set, not JSON"):
+        run_record(opened(array_source(transforms=[odd])), None, None)
+
+
+# -- the comparison -------------------------------------------------------------------------------
+
+
+def test_all_differences_are_named(tmp_path: Path) -> None:
+    directory = written(tmp_path, run_record(opened(), None, None))
+    check_same_run(directory, run_record(opened(), None, None))
+    other = opened(**{"run.random_state": 5, "data.epochs": 7})
+    with pytest.raises(ResumeMismatchError) as caught:
+        check_same_run(directory, run_record(other, None, None))
+    text = str(caught.value)
+    assert str(tmp_path) in text
+    assert "run.random_state: was 0, now 5" in text
+    assert "data.epochs: was 2, now 7" in text
+    assert "another run_dir" in text
+
+
+def test_only_a_setup_binds(tmp_path: Path) -> None:
+    """Without one nothing was computed that other settings could contradict."""
+    assert recorded_run(None) is None
+    assert recorded_run(RunDirectory(tmp_path / "none")) is None
+    record = run_record(opened(), None, None)
+    directory = written(tmp_path / "run", record, setup=False)
+    assert recorded_run(directory) is None
+    assert recorded_sizes(directory) is None
+    check_same_run(directory, {"identity": {}})
+    with directory:
+        directory.save_setup({"a": np.zeros(1)}, {})
+    assert recorded_run(directory) == record
+    assert recorded_sizes(directory) == opened().sizes
+
+
+def test_versions_are_compared(tmp_path: Path) -> None:
+    record = run_record(opened(), None, None)
+    directory = written(tmp_path, record)
+    assert changed_versions(directory, record) == []
+    newer = record | {"versions": record["versions"] | {"zarr": "99"}}
+    (change,) = changed_versions(directory, newer)
+    assert change.startswith("zarr: was ")
+    assert change.endswith("now '99'")
+    assert changed_versions(None, record) == []
+
+
+# -- stopping -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def handlers_come_back() -> Any:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    yield
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_noted(number: signal.Signals) -> None:
+    with StopRequest(install=True) as stop:
+        assert stop.requested is None
+        signal.raise_signal(number)
+        assert stop.requested == number.name
+
+
+def test_a_second_signal_acts() -> None:
+    with StopRequest(install=True) as stop:
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert stop.requested == "SIGTERM"
+
+
+def test_handlers_of_others_are_put_back() -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    try:
+        with StopRequest(install=True):
+            pass
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert seen == [signal.SIGTERM]
+
+
+def test_without_installation_nothing_changes() -> None:
+    with StopRequest(install=False), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_on_another_thread_nothing_is_installed() -> None:
+    """Python allows handlers on the main thread only."""
+    installed: list[Any] = []
+
+    def work() -> None:
+        with StopRequest(install=True):
+            installed.append(signal.getsignal(signal.SIGTERM))
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    worker.join()
+    assert installed == [signal.getsignal(signal.SIGTERM)]

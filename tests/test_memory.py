@@ -1,0 +1,120 @@
+"""Memory of a run in a process of its own: what the plan says, and no more for more rows.
+
+The peak is VmHWM above the resident size after all imports, so this runs on Linux only.
+Checkpoints, the log and an evaluation are part of it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern.store import StoreWriter
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status"),
+]
+
+D, C, P, UNIT = 300, 10, 1000, 3495  # units of 4 MiB of float32
+
+CHILD = """
+import json, sys
+from pathlib import Path
+import dask, sklearn.utils.validation  # all imports come before the baseline
+from streamkern.config import RunConfig
+from streamkern.problem import open_run
+from streamkern.train import train
+
+def status(key):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key + ":"))
+
+config = RunConfig.from_tables(json.loads(sys.argv[1]))
+planned = open_run(config)
+planned.backend.close()
+Path("/proc/self/clear_refs").write_text("5")  # the imports had a peak of their own
+baseline = status("VmRSS")
+result = train(config)
+result.model.backend.close()
+peak = status("VmHWM") - baseline
+phases = {name: planned.buffers.total(name) for name in planned.buffers.phases}
+print(json.dumps({"planned": planned.buffers.peak, "peak": peak, "phases": phases,
+                  "sizes": str(planned.sizes), "steps": result.samples}))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("memory")
+
+
+@cache
+def make_store(folder: Path, rows: int) -> Path:
+    """Random rows that do not compress, labels of the first feature."""
+    url = folder / f"{rows}.zarr"
+    classes = [str(k) for k in range(C)]
+    rng = np.random.default_rng(0)
+    with StoreWriter(
+        url, (D,), np.float32, C, classes, chunk_rows=UNIT, n_rows=rows, compress="none"
+    ) as writer:
+        for i, start in enumerate(range(0, rows, UNIT)):
+            X = rng.standard_normal((min(UNIT, rows - start), D), dtype=np.float32)
+            writer.write_chunk(i, X, np.clip(X[:, 0] * 2 + 5, 0, 9).astype(np.int64))
+        writer.finish()
+    return url
+
+
+@cache
+def measured(folder: Path, rows: int, solver: str, memory: str) -> dict[str, Any]:
+    """Peak and plan of one run, from a fresh process."""
+    tables = {
+        "data": {
+            "train": str(make_store(folder, rows)),
+            "test": str(make_store(folder, 4000)),
+            "transforms": [{"kind": "noise", "sigma": 0.1}],
+        },
+        "model": {"bandwidth": 20.0, "n_centers": P},
+        "solver": {"name": solver},
+        "run": {
+            "memory": memory,
+            "device": "cpu",
+            "run_dir": str(folder / f"run-{rows}-{solver}-{memory}"),
+            "checkpoint_every": 50,
+        },
+    }
+    command = [sys.executable, "-c", CHILD, json.dumps(tables)]
+    child = subprocess.run(
+        command, capture_output=True, text=True, cwd=Path(__file__).parents[1], check=False
+    )
+    assert child.returncode == 0, child.stderr
+    report: dict[str, Any] = json.loads(child.stdout)
+    return report
+
+
+@pytest.mark.parametrize(
+    ("rows", "solver", "memory"),
+    [
+        (60_000, "block", "160 MiB"),
+        (120_000, "block", "160 MiB"),
+        (60_000, "eigenpro4", "170 MiB"),
+    ],
+)
+def test_the_peak_is_what_was_planned(rows: int, solver: str, memory: str, folder: Path) -> None:
+    """From 72 and 144 MB of rows. A plan that is kept, but half empty, would be wrong too."""
+    report = measured(folder, rows, solver, memory)
+    assert report["planned"] <= int(memory.split()[0]) << 20
+    assert 0.6 * report["planned"] <= report["peak"] <= report["planned"], report
+
+
+def test_twice_the_rows_take_the_same_memory(folder: Path) -> None:
+    once, twice = (measured(folder, n, "block", "160 MiB") for n in (60_000, 120_000))
+    assert once["planned"] == twice["planned"]
+    assert abs(twice["peak"] - once["peak"]) < 0.05 * once["peak"], (once, twice)
