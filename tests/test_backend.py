@@ -20,6 +20,7 @@ from streamkern.backend import Backend, tiles
 from streamkern.devices import get_backend
 from streamkern.errors import BackendError, ConfigError
 from streamkern.gpu import gpu_problem
+from streamkern.machine import available_cpus
 from tests.maths import Array, rows
 
 DTYPES = [np.float32, np.float64]

@@ -38,7 +38,8 @@ LAYERS = [
     DATA_LANE | MATHS_LANE | STATE,
     RUN,
     {"inputs", "online", "estimator_base", "estimator"},
-    {"cli", "console", "overview", "__main__"},
+    {"console", "overview"},
+    {"cli", "__main__"},
 ]
 LANE_LAYER = 1
 LANES = [DATA_LANE, MATHS_LANE, STATE]
