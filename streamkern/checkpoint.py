@@ -150,7 +150,7 @@ class RunDirectory:
             with contextlib.suppress(filelock.Timeout):
                 lock.acquire()
                 return
-            holder = _live_holder(self.path / "writer.json")
+            holder = live_holder(self.path / "writer.json")
             if holder is not None or time.monotonic() > deadline:
                 break
             time.sleep(0.02)
@@ -388,7 +388,7 @@ def _local_path(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.abspath(unquote(parts.path)))
 
 
-def _live_holder(note: Path) -> str | None:
+def live_holder(note: Path) -> str | None:
     """Who `note` says writes here, or None when it says nobody or a process that is gone."""
     try:
         holder = json.loads(note.read_bytes())

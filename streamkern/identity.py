@@ -79,6 +79,7 @@ def check_same_run(directory: RunDirectory | None, record: dict[str, Any]) -> No
         return
     assert directory is not None
     changes = difference(recorded["identity"], record["identity"])
+    changes = [change.removeprefix("settings.") for change in changes]
     if changes:
         raise ResumeMismatchError(
             f"{directory.path} holds a run that differs: {'; '.join(changes)}; restore these, or "

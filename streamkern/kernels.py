@@ -35,9 +35,9 @@ class Kernel:
 
     To write your own, subclass and give `profile`::
 
-        class Quartic(Kernel):
+        class RationalQuadratic(Kernel):
             def profile(self, sq, xp):
-                return 1 / (1 + sq * sq)
+                return (1 + sq / 2) ** -2
 
     `profile` gets an array of scaled squared distances (any shape, float32 or float64) and the
     array library; it may overwrite what it gets and returns the kernel's values.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from streamkern.budget import Problem, Sizes
-from streamkern.checkpoint import RunDirectory, _live_holder
+from streamkern.checkpoint import RunDirectory, live_holder
 from streamkern.describe import describe_store
 from streamkern.problem import Run
 from streamkern.report import read_log, redact, table
@@ -154,7 +154,7 @@ def run_overview(path: str | os.PathLike[str]) -> dict[str, Any]:
     with RunDirectory(path, writable=False) as directory:
         config = directory.read_config() or {}
         setup, saved = directory.load_setup(), directory.load_latest()
-        writer = _live_holder(directory.path / "writer.json")
+        writer = live_holder(directory.path / "writer.json")
         position = {} if saved is None else saved.meta["position"]
         if position.get("done"):
             state = "finished"

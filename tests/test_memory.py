@@ -82,7 +82,7 @@ def measured(folder: Path, rows: int, solver: str, memory: str) -> dict[str, Any
             "transforms": [{"kind": "noise", "sigma": 0.1}],
         },
         "model": {"bandwidth": 20.0, "n_centers": P},
-        "solver": {"name": solver},
+        "solver": {"name": solver} | ({"n_nystrom": 500} if solver != "block" else {}),
         "run": {
             "memory": memory,
             "device": "cpu",
