@@ -72,6 +72,20 @@ def changed_versions(directory: RunDirectory | None, record: dict[str, Any]) -> 
     return [] if recorded is None else difference(recorded["versions"], record["versions"])
 
 
+def changed_backend(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What differs in two descriptions of a backend and can change a bit.
+
+    OpenMP is listed as soon as anything in the process has loaded it, scikit-learn for example;
+    nothing here computes with it.
+    """
+
+    def arithmetic(described: dict[str, Any]) -> dict[str, Any]:
+        libraries = [name for name in described.get("blas", []) if not name.startswith("openmp")]
+        return {**described, "blas": libraries}
+
+    return difference(arithmetic(recorded), arithmetic(now))
+
+
 def check_same_run(directory: RunDirectory | None, record: dict[str, Any]) -> None:
     """Raise ResumeMismatchError naming every difference to the run in the directory."""
     recorded = recorded_run(directory)

@@ -36,6 +36,7 @@ from streamkern.feed import DeviceBatch, Feed
 from streamkern.guard import FACTOR, WINDOW, Guard
 from streamkern.identity import (
     StopRequest,
+    changed_backend,
     changed_versions,
     check_same_run,
     recorded_run,
@@ -239,7 +240,7 @@ class _Trainer:
         self.feed = self.stack.enter_context(feed)
 
     def _warn_of_changes(self, recorded: dict[str, Any], record: dict[str, Any]) -> None:
-        changed = difference(recorded, self.run.backend.describe())
+        changed = changed_backend(recorded, self.run.backend.describe())
         changed += changed_versions(self.directory, record)
         if changed:
             text = f"resumed with other libraries: {'; '.join(changed)}; same to rounding only"

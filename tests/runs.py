@@ -17,6 +17,7 @@ from streamkern.augment import GaussianNoise
 from streamkern.checkpoint import RunDirectory
 from streamkern.config import RunConfig
 from streamkern.errors import StreamkernError, TrainingInterrupted
+from streamkern.sealed import load
 from streamkern.sources import ArraySource, AugmentedSource, Source
 from streamkern.train import Result, train
 from tests import reference as ref
@@ -109,6 +110,15 @@ def final(run_dir: Path) -> dict[str, Array]:
     assert saved is not None
     assert saved.meta["position"]["done"]
     return saved.arrays
+
+
+Checkpoint = tuple[dict[str, Array], dict[str, Any]]
+
+
+def checkpoint(run_dir: Path, step: int) -> Checkpoint:
+    """Arrays and scalars of the state at `step`, without what an evaluation adds."""
+    saved = load(run_dir / "checkpoints" / f"{step:012d}.json")
+    return saved.arrays, {k: v for k, v in saved.meta.items() if k != "metrics"}
 
 
 def assert_same_bits(actual: dict[str, Array], expected: dict[str, Array]) -> None:

@@ -21,6 +21,7 @@ from tests.runs import (
     METHODS,
     array_source,
     assert_same_bits,
+    checkpoint,
     final,
     finished,
     latest_step,
@@ -167,12 +168,14 @@ def test_back_offs_survive_a_resume(method: str, tmp_path: Path, inflated: Infla
     """Before the first judgement, with infinite losses in the window; after it; and later."""
     inflated.times = 30.0
     overrides = METHODS[method] | LONG
-    finished(settings(tmp_path / "plain", **overrides), source=stream(method))
+    late = {"run.checkpoint_every": 70}
+    finished(settings(tmp_path / "plain", **overrides, **late), source=stream(method))
     config = settings(tmp_path / "run", **overrides)
     for step in (31, 33, 70):
         stopped(config, step, source=stream(method))
     finished(config, source=stream(method))
     assert_same_bits(final(tmp_path / "run"), final(tmp_path / "plain"))
+    assert checkpoint(tmp_path / "run", 70)[1] == checkpoint(tmp_path / "plain", 70)[1]
     steps = [event["step"] for event in back_offs(tmp_path / "plain")]
     assert steps[0] == WINDOW
     assert [event["step"] for event in back_offs(tmp_path / "run")] == steps

@@ -15,6 +15,7 @@ from streamkern.checkpoint import RunDirectory
 from streamkern.errors import CheckpointError, ResumeMismatchError
 from streamkern.identity import (
     StopRequest,
+    changed_backend,
     changed_versions,
     check_same_run,
     recorded_run,
@@ -127,6 +128,19 @@ def test_versions_are_compared(tmp_path: Path) -> None:
     assert change.startswith("zarr: was ")
     assert change.endswith("now '99'")
     assert changed_versions(None, record) == []
+
+
+def test_what_else_a_process_has_loaded_does_not_count() -> None:
+    """scikit-learn brings OpenMP; a run begun without it and resumed with it is the same."""
+    plain = {"device": "cpu", "numpy": "2.1", "blas": ["openblas 0.3 on 2 threads"]}
+    loaded = plain | {"blas": [*plain["blas"], "openmp None  on 2 threads"]}
+    assert changed_backend(plain, loaded) == []
+    assert changed_backend(loaded, plain) == []
+    other = plain | {"blas": ["mkl 2025 on 2 threads"]}
+    (change,) = changed_backend(plain, other)
+    assert "openblas 0.3 on 2 threads" in change
+    assert "mkl 2025" in change
+    assert changed_backend(plain, plain | {"device": "gpu"}) == ["device: was 'cpu', now 'gpu'"]
 
 
 # -- stopping -------------------------------------------------------------------------------------

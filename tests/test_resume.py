@@ -39,9 +39,11 @@ from tests.runs import (
     METHODS,
     STEPS,
     Array,
+    Checkpoint,
     array_source,
     arrays,
     assert_same_bits,
+    checkpoint,
     final,
     finished,
     latest_step,
@@ -64,11 +66,18 @@ def shorten_windows(setattr_: Callable[..., None] = setattr) -> None:
 
 
 @cache
+def undisturbed(method: str) -> tuple[dict[str, Array], Checkpoint]:
+    """The arrays a run of `method` ends with, and the checkpoint of the step before."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder) / "run"
+        config = settings(run_dir, **METHODS[method], **{"run.checkpoint_every": STEPS - 1})
+        finished(config, source=stream(method))
+        return final(run_dir), checkpoint(run_dir, STEPS - 1)
+
+
 def uninterrupted(method: str) -> dict[str, Array]:
     """The arrays a run of `method` ends with."""
-    with tempfile.TemporaryDirectory() as folder:
-        finished(settings(Path(folder) / "run", **METHODS[method]), source=stream(method))
-        return final(Path(folder) / "run")
+    return undisturbed(method)[0]
 
 
 # -- stopped between two steps --------------------------------------------------------------------
@@ -83,6 +92,12 @@ def test_stops_at_chosen_steps_leave_no_trace(method: str, tmp_path: Path) -> No
         assert latest_step(tmp_path / "run") == step
     finished(config, source=stream(method))
     assert_same_bits(final(tmp_path / "run"), uninterrupted(method))
+    # Before the end as well, where a window is open and everything else that will matter later.
+    arrays, scalars = checkpoint(tmp_path / "run", STEPS - 1)
+    expected, expected_scalars = undisturbed(method)[1]
+    assert len(expected["window"]) == (STEPS - 1) % 4
+    assert_same_bits(arrays, expected)
+    assert scalars == expected_scalars
 
 
 @pytest.mark.slow
