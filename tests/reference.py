@@ -503,6 +503,7 @@ class BlockReference:
         self.eta: list[float] = [float(e) for e in np.broadcast_to(eta, (len(self.blocks),))]
         self.alpha: Array = np.zeros((len(Z), n_outputs))
         self.average: Array = np.zeros_like(self.alpha)
+        self.average_k = 3
         self.t = 0
 
     def spectra(self, X: Array) -> list[Spectrum]:
@@ -548,5 +549,5 @@ class BlockReference:
             self.alpha[rows] -= u
             r = r - K_xz[:, rows] @ u
         self.t += 1
-        self.average = running_average(self.average, self.alpha, self.t)
+        self.average = running_average(self.average, self.alpha, self.t, self.average_k)
         return np.asarray(r)

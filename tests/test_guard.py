@@ -230,7 +230,7 @@ def test_the_end_of_a_run_is_judged_too(rest: int, tmp_path: Path, inflated: Inf
 def test_metrics_that_are_not_finite_can_be_saved(tmp_path: Path, inflated: Inflated) -> None:
     """An evaluation before the guard has judged may see anything."""
     inflated.times = 30.0
-    overrides = METHODS["eigenpro3"] | LONG | {"run.evaluate_every": 30, "run.checkpoint_every": 5}
+    overrides = METHODS["eigenpro3"] | LONG | {"run.evaluate_every": 15, "run.checkpoint_every": 15}
     stopped(settings(tmp_path, **overrides), 31, source=stream())
     result = finished(settings(tmp_path, **overrides), source=stream(), test=array_source(60, 5))
     assert math.isfinite(result.metrics["mse"])

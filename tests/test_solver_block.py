@@ -51,6 +51,7 @@ def test_steps_follow_the_reference(name: str, average: bool, tile: tuple[int, i
     solver = case.solver()
     assert isinstance(solver, BlockSolver)
     truth, state = block_reference(case, solver), solver.init()
+    truth.average_k = 1 if name == "block" else 2
     assert not solver.weights(state).any()
     for t in range(12):
         batch = case.batch(t)
@@ -145,15 +146,16 @@ def test_float32_stays_near_float64(name: str) -> None:
     close(predictions[1], predictions[0], 1e-3)
 
 
-def test_average_weighs_step_i_by_its_rising_factorial() -> None:
-    case = make_case(operator(), "blocks")
+@pytest.mark.parametrize(("name", "k"), [("block", 1), ("blocks", 2)])
+def test_average_weighs_step_i_by_its_rising_factorial(name: str, k: int) -> None:
+    case = make_case(operator(), name)
     solver = case.solver()
     state, history = solver.init(), []
     for t in range(15):
         case.step(solver, state, t)
         history.append(state.alpha.copy())
         i = np.arange(1.0, t + 2)
-        weights = i * (i + 1) * (i + 2)
+        weights = np.prod([i + j for j in range(k)], axis=0)
         close(state.average, np.tensordot(weights / weights.sum(), np.array(history), 1), 1e-12)
 
 

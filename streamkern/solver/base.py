@@ -20,8 +20,6 @@ from streamkern.backend import Array
 from streamkern.kernels import KernelOperator, Points
 from streamkern.step_rule import StepRule
 
-AVERAGE_K = 3
-
 
 @dataclass
 class State:
@@ -45,6 +43,7 @@ class Solver:
     """Base of the solvers. `Z` : points of the centers, p rows, both sides."""
 
     name: str
+    average_k = 3
     growing: tuple[str, ...] = ()
     """The pending arrays of which only the first `n_pending` rows are in use."""
 
@@ -88,12 +87,13 @@ class Solver:
     def _average(self, state: State) -> None:
         """average <- average + w (alpha - average), w = (k + 1) / (t + k), on the t-th of them.
 
-        k = 3 forgets the start like t^-4, and costs 16 / 7 of the variance of a plain mean.
+        It forgets the start like t^-(k + 1) and costs (k + 1)^2 / (2 k + 1) of the variance of a
+        plain mean: 4/3, 9/5, 16/7 for k = 1, 2, 3. The slower the solver, the larger its `k`.
         """
         if not self.averaging:
             return
         state.averaged += 1
-        weight = (AVERAGE_K + 1) / (state.averaged + AVERAGE_K)
+        weight = (self.average_k + 1) / (state.averaged + self.average_k)
         state.average += weight * (state.alpha - state.average)
 
     # -- checkpoint ------------------------------------------------------------------------
