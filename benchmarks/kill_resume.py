@@ -95,7 +95,10 @@ def finish(path: Path) -> None:
 def killed_run(
     path: Path, kills: int, longest_s: float, seed: int = 0, number: int = signal.SIGKILL
 ) -> dict[str, int]:
-    """Run `path` to its end through `kills` kills; counts of how its lives ended."""
+    """Run `path` to its end through up to `kills` kills; counts of how its lives ended.
+
+    A life that ends by itself (0) was not killed, and is the last.
+    """
     draw = random.Random(seed)
     ended: dict[str, int] = {}
     for _ in range(kills):
@@ -107,6 +110,8 @@ def killed_run(
         if code not in (-signal.SIGKILL, 75, -signal.SIGTERM, 0):
             raise RuntimeError(f"exit code {code}: {errors.decode()}")
         ended[str(code)] = ended.get(str(code), 0) + 1
+        if code == 0:
+            break
     finish(path)
     return ended
 
@@ -132,6 +137,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--solver", default="block")
     parser.add_argument("--signal", choices=["KILL", "TERM"], default="KILL")
+    parser.add_argument("--epochs", type=int, default=12, help="enough to outlive the kills")
     parser.add_argument("--longest", type=float, default=4.0, help="seconds before a kill")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/streamkern-bench/kill"))
     arguments = parser.parse_args()
@@ -139,8 +145,9 @@ def main() -> None:
     arguments.folder.mkdir(parents=True)
     make_data(arguments.folder)
     solver: dict[str, object] = {"name": arguments.solver}
-    plain = run_file(arguments.folder, "plain", solver=solver)
-    killed = run_file(arguments.folder, "killed", solver=solver)
+    data: dict[str, object] = {"epochs": arguments.epochs}
+    plain = run_file(arguments.folder, "plain", solver=solver, data=data)
+    killed = run_file(arguments.folder, "killed", solver=solver, data=data)
     began = time.perf_counter()
     finish(plain)
     whole_s = time.perf_counter() - began

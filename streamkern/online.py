@@ -128,11 +128,11 @@ class _Block:
         self.samples += len(batch.rows)
         if len(self.window) < WINDOW:
             return
-        loss, zero = (sum(float(pair[i]) for pair in self.window) / WINDOW for i in (0, 1))
+        window = [(float(loss), float(zero)) for loss, zero in self.window]
         self.window.clear()
-        if self.guard.judge(loss, zero):
+        if self.guard.judge(*(float(mean) for mean in np.mean(window, axis=0))):
             self.solver.backed_off(self.state, self.good, FACTOR)
-        else:
+        elif self.guard.trusts(window):
             self.good[...] = self.state.alpha
 
     def _keep(self) -> Result:

@@ -32,7 +32,7 @@ DATA_LANE = {
 }
 MATHS_LANE = {"kernels", "step_rule", "preconditioner", "projection", "solver"}
 STATE = {"sealed", "checkpoint"}
-RUN = {"problem", "centers", "assemble", "model", "guard", "identity", "train"}
+RUN = {"problem", "centers", "assemble", "model", "guard", "identity", "trainer", "train"}
 LAYERS = [
     FOUNDATION,
     DATA_LANE | MATHS_LANE | STATE,

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from streamkern import problem, sealed
-from streamkern import train as train_module
+from streamkern import trainer as train_module
 from streamkern.augment import GaussianNoise, MixUp
 from streamkern.backend import Backend
 from streamkern.budget import Buffers, Sizes
@@ -165,15 +165,15 @@ def test_sizes_are_those_of_the_first_start(
     auto = {"run.memory": "auto", "data.batch_size": "auto"}
     finished(settings(tmp_path / "plain", **auto), source=stream())
     config = settings(tmp_path / "run", **auto)
-    finished_setup = train_module._Trainer._resume
+    finished_setup = train_module.Trainer._resume
 
     def fail_after_setup(self: Any) -> None:
         raise ConfigError("stopped after setup")
 
-    monkeypatch.setattr(train_module._Trainer, "_resume", fail_after_setup)
+    monkeypatch.setattr(train_module.Trainer, "_resume", fail_after_setup)
     with pytest.raises(ConfigError, match="stopped after setup"):
         train(config, source=stream())
-    monkeypatch.setattr(train_module._Trainer, "_resume", finished_setup)
+    monkeypatch.setattr(train_module.Trainer, "_resume", finished_setup)
     monkeypatch.setattr(Backend, "memory_available", lambda self: 100 << 20)
     finished(config, source=stream())
     assert_same_bits(final(tmp_path / "run"), final(tmp_path / "plain"))

@@ -1,0 +1,392 @@
+"""The loop: batches into steps, and everything that has to survive a kill.
+
+    open -> (resume | start) -> for batch in feed: step, guard, checkpoint -> finish
+
+The loop owns counting, time and failure; it contains no mathematics. The state after batch i is a
+pure function of the settings, the data and i: signals, checkpoints, evaluations and the number of
+prefetch threads change when things are written, never what is computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.assemble import Assembled, reassemble, start
+from streamkern.checkpoint import AsyncSaver, RunDirectory
+from streamkern.config import difference
+from streamkern.errors import (
+    EXIT_FAILED,
+    CheckpointError,
+    DivergenceError,
+    ResumeMismatchError,
+    StreamkernError,
+    TrainingInterrupted,
+)
+from streamkern.feed import DeviceBatch, Feed
+from streamkern.guard import FACTOR, WINDOW, Guard
+from streamkern.identity import (
+    StopRequest,
+    changed_backend,
+    changed_versions,
+)
+from streamkern.kernels import Kernel
+from streamkern.model import KernelModel
+from streamkern.prefetch import Loader
+from streamkern.problem import Run
+from streamkern.report import Progress, RunLog, read_log
+from streamkern.source_base import Source
+
+AUTO_CHECKPOINT_S = 60.0
+LOG_EVERY_S = 1.0
+
+
+@dataclass
+class Position:
+    """Where a run stands: the next batch, what was counted, and the guard's open window.
+
+    window : (loss, loss of predicting zero) of its steps; device scalars until they are drained.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    samples: int = 0
+    done: bool = False
+    window: list[tuple[Any, Any]] = field(default_factory=list)
+
+
+@dataclass
+class Result:
+    """A finished run; the caller closes `model.backend`.
+
+    history : the evaluations, oldest first. Z : (p, d) transformed centers, kept order; kept
+    center i is center order[i] of those chosen. meta : what setup decided and measured. timing :
+    seconds of the loop in this process, and of it waiting for data.
+    """
+
+    model: KernelModel
+    metrics: dict[str, float]
+    history: list[dict[str, Any]]
+    Z: npt.NDArray[Any]
+    order: npt.NDArray[np.int64]
+    meta: dict[str, Any]
+    samples: int
+    timing: dict[str, float]
+
+
+class Trainer:
+    """One run, from its setup or its last checkpoint to its end."""
+
+    def __init__(
+        self,
+        run: Run,
+        directory: RunDirectory | None,
+        test: Source | None,
+        stack: contextlib.ExitStack,
+        progress: bool,
+        on_evaluation: Callable[[dict[str, Any]], None] | None,
+    ) -> None:
+        self.run, self.directory, self.test = run, directory, test
+        self.settings, self.stack = run.config.run, stack
+        self.on_evaluation = on_evaluation or (lambda record: None)
+        log_path = directory.log_path if directory is not None and self.settings.log else None
+        self.log = stack.enter_context(RunLog(log_path))
+        self.saver = None if directory is None else stack.enter_context(AsyncSaver(directory))
+        self.stop = stack.enter_context(StopRequest(install=directory is not None))
+        self.progress = progress
+        self.history: list[dict[str, Any]] = []
+        self.metrics: dict[str, float] = {}
+        self.position, self.guard = Position(), Guard()
+        self.logged = self.saved = time.monotonic()
+        self.loop_s = 0.0
+        self.whole = True  # no step has begun that did not end
+        self.order: dict[str, Any] | None = None
+
+    # -- begin -----------------------------------------------------------------------------
+
+    def begin(
+        self,
+        kernel: Kernel | None,
+        centers: npt.NDArray[Any] | None,
+        client: Any,
+        record: dict[str, Any],
+    ) -> None:
+        """Make the solver and its state, new or from the run directory, and the pipeline."""
+        setup = None if self.directory is None else self.directory.load_setup()
+        if setup is None:
+            self.made = start(self.run, kernel=kernel, given=centers, report=self._report)
+            if self.directory is not None:
+                backend = self.run.backend
+                arrays = {name: backend.to_host(a) for name, a in self.made.arrays.items()}
+                self.directory.save_setup(arrays, self.made.meta)
+        else:
+            self.made = reassemble(self.run, setup.arrays, setup.meta, kernel=kernel)
+            self._warn_of_changes(setup.meta["backend"], record)
+        del setup
+        self.solver = self.made.solver
+        self._resume()
+        self._open_pipeline(self.made, client)
+
+    def _resume(self) -> None:
+        saved = None if self.directory is None else self.directory.load_latest()
+        if saved is None:
+            self.state = self.solver.init()
+            self.good = self.state.alpha.copy()
+            self._report("start", {"setup": _summary(self.made.meta)})
+            return
+        self.state = self.solver.restore(saved.arrays, saved.meta["state"])
+        self.good = self.run.backend.asarray(saved.arrays["good"])
+        window = [(float(a), float(b)) for a, b in saved.arrays["window"]]
+        self.position = Position(**saved.meta["position"], window=window)
+        self.guard = Guard.restore(saved.meta["guard"])
+        self.metrics = {k: math.nan if v is None else v for k, v in saved.meta["metrics"].items()}
+        self.order = saved.meta["order"]
+        self._report("resume", {})
+
+    def _open_pipeline(self, made: Assembled, client: Any) -> None:
+        data, sizes, seed = self.run.config.data, self.run.sizes, self.settings.random_state
+        loader = Loader(
+            self.run.data.source,
+            batch_size=made.batch_size,
+            seed=seed,
+            block_bytes=sizes.loader_block_bytes,
+            in_flight_bytes=sizes.loader_in_flight_bytes,
+            threads=data.prefetch_threads,
+            client=client,
+        )
+        self.loader = self.stack.enter_context(loader)
+        changes = difference(self.order or loader.order_key(), loader.order_key())
+        if changes:
+            raise ResumeMismatchError(
+                f"the run was started with its samples in another order: {'; '.join(changes)}; "
+                "read the data in the same units and with the same version, or give another run_dir"
+            )
+        feed = Feed(self.loader, self.run.backend, dtype=made.op.dtype, seed=seed)
+        self.feed = self.stack.enter_context(feed)
+
+    def _warn_of_changes(self, recorded: dict[str, Any], record: dict[str, Any]) -> None:
+        changed = changed_backend(recorded, self.run.backend.describe())
+        changed += changed_versions(self.directory, record)
+        if changed:
+            text = f"resumed with other libraries: {'; '.join(changed)}; same to rounding only"
+            warnings.warn(text, stacklevel=4)  # the caller of `train`
+            self._report("changed", {"what": changed})
+
+    # -- the loop --------------------------------------------------------------------------
+
+    def run_to_end(self) -> Result:
+        """All remaining batches, then the last checkpoint and evaluation."""
+        if not self.position.done:
+            try:
+                self._loop()
+                self._finish()
+            except StreamkernError as error:
+                if not isinstance(error, TrainingInterrupted):
+                    error.exit_code = EXIT_FAILED  # from here on the run can be resumed
+                raise
+        if self.saver is not None:
+            self.saver.close()
+        return self._result()
+
+    def _loop(self) -> None:
+        position, epochs = self.position, self.run.config.data.epochs
+        total = self.run.data.source.n_rows * epochs
+        began = time.perf_counter()
+        with Progress(total, start=position.samples, enabled=self.progress) as bar:
+            try:
+                for batch in self.feed.epochs(position.epoch, epochs, position.batch):
+                    self._step(batch)
+                    self._watch(bar)
+            except (CheckpointError, DivergenceError, TrainingInterrupted):
+                raise
+            except Exception:
+                # Bad data or a lost network at batch i + 1 does not take batch i away.
+                if self.whole:
+                    self._checkpoint()
+                raise
+        self.run.backend.synchronize()
+        self.loop_s = time.perf_counter() - began
+
+    def _step(self, batch: DeviceBatch) -> None:
+        position = self.position
+        self.whole = False
+        with np.errstate(over="ignore", invalid="ignore"):  # the guard sees it, and acts
+            loss = self.solver.step(self.state, batch.X, batch.Y, batch.rows, position.step)
+        zero = (batch.Y * batch.Y).sum() / len(batch.Y)
+        position.window.append((loss, zero))
+        position.step += 1
+        position.samples += len(batch.rows)
+        position.epoch, position.batch = batch.epoch, batch.index + 1
+        if position.batch == self.loader.n_batches:
+            position.epoch, position.batch = batch.epoch + 1, 0
+        self.whole = True
+
+    def _watch(self, bar: Progress) -> None:
+        """What happens between two steps: judge, evaluate, save, stop, show."""
+        position = self.position
+        if len(position.window) == WINDOW:
+            loss = self._judge()
+            self._log_training(loss, bar)
+        every, ended = self.settings.evaluate_every, position.batch == 0
+        due = ended if every == "auto" else every and position.step % every == 0
+        if due and position.epoch < self.run.config.data.epochs:  # the end has its own evaluation
+            self._evaluate()
+        if self.stop.requested:
+            self._checkpoint()
+            assert self.saver is not None
+            self.saver.wait()
+            raise TrainingInterrupted(
+                f"stopped by {self.stop.requested} after {position.samples} samples and saved; "
+                "run the same command again to go on"
+            )
+        if self._checkpoint_due():
+            self._checkpoint()
+
+    def _judge(self, *, finite: bool = True) -> float:
+        """Mean loss of the window, and a back-off if it, or what the caller saw, is bad."""
+        self._drain()
+        window = self.position.window
+        loss, zero = (float(mean) for mean in np.mean(window, axis=0)) if window else (0.0, 0.0)
+        loss = loss if finite else math.nan
+        self.position.window = []
+        if self.guard.judge(loss, zero):
+            self.solver.backed_off(self.state, self.good, FACTOR)
+            self._report("back-off", {"loss": loss, "zero_loss": zero, "scale": self.state.scale})
+        elif self.guard.trusts(window):
+            self.good[...] = self.state.alpha
+        return loss
+
+    def _drain(self) -> None:
+        self.position.window = [(float(a), float(b)) for a, b in self.position.window]
+
+    def _judge_rest(self) -> None:
+        """Judge the window that the end of the run cuts short.
+
+        The mean of a few steps says little, unless there are no others; NaN and infinity say all.
+        """
+        self._drain()
+        n, xp = len(self.position.window), self.run.backend.xp
+        arrays = [*self.solver.arrays(self.state).values(), xp.array(self.position.window)]
+        finite = all(bool(xp.isfinite(a).all()) for a in arrays)
+        if finite and n < WINDOW // 4 and n < self.position.step:
+            return
+        before = self.guard.back_offs
+        loss = self._judge(finite=finite)
+        if self.guard.back_offs > before and not bool(self.good.any()):
+            raise DivergenceError(
+                f"training diverged within its {self.position.step} steps (loss {loss:.3g}); check "
+                "the data for outliers, lower solver.step_scale or raise solver.damping"
+            )
+
+    def _finish(self) -> None:
+        if self.position.step:
+            self._judge_rest()
+        self.solver.finish(self.state)
+        self.position.done = True
+        self._evaluate()
+        self._checkpoint()
+
+    # -- saving and showing ----------------------------------------------------------------
+
+    def _checkpoint_due(self) -> bool:
+        steps, seconds = self.settings.checkpoint_cadence
+        if steps is not None:
+            return self.position.step % steps == 0
+        return time.monotonic() - self.saved >= (seconds or AUTO_CHECKPOINT_S)
+
+    def _checkpoint(self) -> None:
+        if self.saver is None:
+            return
+        self._drain()
+        backend = self.run.backend
+        arrays = {
+            name: np.array(backend.to_host(a)) for name, a in self.solver.arrays(self.state).items()
+        }
+        # As an array, because a diverging run has losses that JSON can not hold.
+        position = asdict(self.position)
+        arrays["window"] = np.array(position.pop("window"), np.float64).reshape(-1, 2)
+        averaged = self.solver.weights(self.state) is self.state.average
+        meta = {
+            "position": position,
+            "state": self.solver.scalars(self.state),
+            "guard": self.guard.scalars(),
+            "order": self.loader.order_key(),
+            "metrics": {k: v if math.isfinite(v) else None for k, v in self.metrics.items()},
+            "evaluated": "average" if averaged else "alpha",
+        }
+        arrays["good"] = np.array(backend.to_host(self.good))
+        self.saver.submit(self.position.step, arrays, meta)
+        self.saved = time.monotonic()
+
+    def _evaluate(self) -> None:
+        if self.test is None:
+            return
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.metrics = self._model().evaluate(self.test)
+        record = {"step": self.position.step, "samples": self.position.samples, **self.metrics}
+        self.history.append(record)
+        self._report("evaluation", self.metrics)
+        self.on_evaluation(record)
+
+    def _log_training(self, loss: float, bar: Progress) -> None:
+        stats, now = self.loader.stats, time.monotonic()
+        if not hasattr(self, "began"):
+            self.began = (now, self.position.samples, stats.stall_s)
+        began, samples, stalled = self.began
+        elapsed = max(now - began, 1e-9)
+        share = (stats.stall_s - stalled) / elapsed
+        bar.update(self.position.samples, loss=loss, stall_share=share)
+        if now - self.logged >= LOG_EVERY_S:
+            rate = (self.position.samples - samples) / elapsed
+            fields = {"loss": loss, "samples_per_s": rate, "stall_share": share}
+            self._report("train", fields | {"retries": stats.retries})
+            self.logged = now
+
+    def _report(self, event: str, fields: dict[str, Any]) -> None:
+        position = self.position
+        self.log.write(
+            step=position.step, epoch=position.epoch, samples=position.samples, event=event,
+            **fields,
+        )  # fmt: skip
+
+    def _model(self) -> KernelModel:
+        data = self.run.data
+        return KernelModel(
+            self.made.op, self.solver.Z, self.solver.weights(self.state), data.source.classes,
+            data.source.row_shape, data.fixed,
+        )  # fmt: skip
+
+    def _result(self) -> Result:
+        if self.directory is not None and self.settings.log:
+            seen = {r["step"]: r for r in read_log(self.directory.log_path)
+                    if r.get("event") == "evaluation"}  # fmt: skip
+            self.history = [seen[step] for step in sorted(seen)]
+        to_host = self.run.backend.to_host
+        return Result(
+            self._model(), self.metrics, self.history, to_host(self.made.arrays["Z"]),
+            np.asarray(self.made.arrays["order"]), self.made.meta, self.position.samples,
+            {"loop_s": self.loop_s, "stall_s": self.loader.stats.stall_s},
+        )  # fmt: skip
+
+
+def _summary(meta: dict[str, Any]) -> dict[str, Any]:
+    """What setup decided, short enough for a line of the log."""
+    setup = meta["setup"]
+    rules = setup["rules"]
+    return {
+        **{k: v for k, v in setup.items() if k not in ("rules", "projection_rule")},
+        "solver": meta["sizes"]["solver"],
+        "block_size": meta["sizes"]["block_size"],
+        "leverage": max(r["leverage"] for r in rules),
+        "lambda_1": max(r["lambda_1"] for r in rules),
+        **meta["kernel"],
+    }
