@@ -53,6 +53,7 @@ class Backend:
 
     name = "cpu"
     tile_rows = 512
+    prepare_rows = 256
     tile_cols = 1024
     kept_cols: int | None = 1024
     """Width of a tile that goes to a matrix which is kept; None: the whole row."""

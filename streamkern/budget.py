@@ -288,6 +288,11 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
     add("setup", "probe, K(probe, probe)", h, 2 * w + h, itemsize=item)
     if sizes.projection in ("exact", "resident"):
         add("always", "K(Z, Z)", p, p, itemsize=item)
+    if sizes.projection in ("resident", "inexact"):
+        inner = min(INNER_NYSTROM, p)
+        probed = min(2 * INNER_NYSTROM, p)
+        add("setup", "eigensystem of the projection", 3 * inner, inner, itemsize=item)
+        add("setup", "K(probe, probe) of the projection", probed, probed, itemsize=item)
     if sizes.solver != "eigenpro2":
         add("train", "K(X, Z)", m, p, itemsize=item)
         # Cut to the critical batch, a period has more steps but no more rows than before.

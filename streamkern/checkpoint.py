@@ -131,6 +131,8 @@ class RunDirectory:
         if self.path.exists() and not self.path.is_dir():
             raise RunError(f"run directory {self.path} is a file; give a directory")
         self.path.mkdir(parents=True, exist_ok=True)
+        if (self.path / "zarr.json").exists():
+            raise RunError(f"{self.path} is a zarr store; give a new or empty directory")
         # Folders first: a writer that is just starting puts its note there before them.
         found = [name for name in ("checkpoints", "setup") if (self.path / name).exists()]
         if found and not (self.path / "writer.json").exists() and not self.steps():

@@ -116,7 +116,7 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
         y = inputs.checked_values(y, len(X))
         if first:
             self._flat = y.ndim == 1
-        else:
+        elif hasattr(self, "_online"):  # what fit holds out is compared with what it trains on
             _same_outputs(1 if y.ndim == 1 else y.shape[1], self.dual_coef_.shape[1])
         return ArraySource(X, y)
 

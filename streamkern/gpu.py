@@ -34,7 +34,8 @@ def gpu_problem(index: int = 0) -> str | None:
 class CupyBackend(Backend):
     """CuPy on one device, all arithmetic on one stream."""
 
-    tile_rows = 1 << 16
+    tile_rows = 8192
+    prepare_rows = 1 << 20
     tile_cols = 16384
     kept_cols = None
 
@@ -54,7 +55,7 @@ class CupyBackend(Backend):
 
     def close(self) -> None:
         """Wait for the stream and go back to the default one."""
-        self.stream.synchronize()
+        self.release()  # the pool keeps an arena per stream, and the next backend has another one
         self.xp.cuda.Stream.null.use()
         super().close()
 
@@ -91,8 +92,9 @@ class CupyBackend(Backend):
         self.xp.get_default_memory_pool().free_all_blocks()
 
     def memory_available(self) -> int:
-        """Free device memory in bytes."""
-        return int(self.device.mem_info[0])
+        """Free device memory in bytes, with what the pool holds unused."""
+        pool = self.xp.get_default_memory_pool()
+        return int(self.device.mem_info[0]) + int(pool.free_bytes())
 
     def run(self, fn: Callable[[T], None], items: Iterable[T]) -> None:
         """Tiles in order: launches queue up on the one stream."""
@@ -160,9 +162,10 @@ class CupyBackend(Backend):
 class PinnedUploader(Uploader):
     """A ring of pinned host buffers and device buffers; copies overlap the compute stream.
 
-    A slot's device buffer is written again only after the compute stream has passed the point
-    where its next upload was asked for (the consumer asks for batch i + depth when it is done with
-    batch i), and a pinned buffer only after its copy has completed.
+    The consumer asks for batch i + 1 when step i is queued, so at that moment an event on the
+    compute stream marks slot i as free once it is reached. The copy into a slot waits for that
+    event alone, and runs beside the step that is under way; a pinned buffer is written again
+    only after its copy has completed.
     """
 
     def __init__(self, backend: CupyBackend, depth: int) -> None:
@@ -177,6 +180,8 @@ class PinnedUploader(Uploader):
 
     def upload(self, host: npt.NDArray[Any]) -> Array:
         """Copy to pinned memory, then to the device on the copy stream."""
+        if self.turn:
+            self.slots[(self.turn - 1) % self.depth]["free"] = self.compute.record()
         slot = self.slots[self.turn % self.depth]
         self.turn += 1
         if "filled" in slot:
@@ -189,7 +194,8 @@ class PinnedUploader(Uploader):
         pinned = slot["pinned"][: host.nbytes].view(host.dtype).reshape(host.shape)
         np.copyto(pinned, host)
         device = slot["device"][: host.nbytes].view(host.dtype).reshape(host.shape)
-        self.copy_stream.wait_event(self.compute.record())
+        if "free" in slot:
+            self.copy_stream.wait_event(slot["free"])
         device.set(pinned, stream=self.copy_stream)
         slot["filled"] = self.copy_stream.record()
         self.compute.wait_event(slot["filled"])

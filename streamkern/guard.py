@@ -24,17 +24,27 @@ class Guard:
     minibatch noise and hard stretches of data do none of it, an exponentially growing error does
     all within a few windows.
 
-    best : mean loss of the best window since the last back-off.
+    Predicting zero costs what the targets are worth. Where that changes by a factor of 4, the
+    targets are others than before, and a larger loss is no sign of growth: the comparison begins
+    anew, and only twice the largest worth so far is too much.
+
+    best : mean loss of the best window since the last back-off or change of the targets. worth,
+    most : loss of predicting zero then, and its largest value.
     """
 
     best: float = math.inf
     back_offs: int = 0
+    worth: float = 0.0
+    most: float = 0.0
 
     def judge(self, loss: float, zero_loss: float) -> bool:
         """Whether the window is bad. loss : its mean; zero_loss : that of predicting zero."""
+        if not 0.25 * self.worth <= zero_loss <= 4 * self.worth:
+            self.best, self.worth = math.inf, zero_loss
+        self.most = max(self.most, zero_loss)
         bad = (
             not math.isfinite(loss)
-            or loss > 2 * zero_loss
+            or loss > 2 * self.most
             or loss > zero_loss > 2 * self.best
             or (loss > 10 * self.best and loss > 0.1 * zero_loss)
         )
@@ -42,7 +52,7 @@ class Guard:
             self.best = min(self.best, loss)
             return False
         self.back_offs += 1
-        self.best = math.inf  # the way back down is no growth
+        self.best, self.most = math.inf, zero_loss  # the way back down is no growth
         if self.back_offs > MAX_BACK_OFFS:
             raise DivergenceError(
                 f"training diverged and halving the step size {MAX_BACK_OFFS} times did not help "
@@ -70,4 +80,4 @@ class Guard:
     def restore(cls, scalars: dict[str, Any]) -> Guard:
         """The guard that `scalars` came from."""
         best = scalars["best"]
-        return cls(math.inf if best is None else best, scalars["back_offs"])
+        return cls(**scalars | {"best": math.inf if best is None else best})

@@ -118,7 +118,9 @@ def ingest(
     chunk_bytes = _check_settings(chunk_mb, seed, memory, missing)
     state = claimable(zarr_store(out_url, storage_options=storage_options), str(out_url))
     if state is not None and state.get("status") == "complete" and not overwrite:
-        raise DataError(f"{redact(out_url)} already holds a store; pass overwrite=True")
+        raise DataError(
+            f"{redact(out_url)} already holds a store; pass overwrite=True (--overwrite)"
+        )
     with ExitStack() as files:
         reader = open_reader(
             inputs,
@@ -187,7 +189,7 @@ def _check_plan(
         return
     raise ResumeMismatchError(
         f"{redact(url)} holds an unfinished store made from other data or settings "
-        f"({_differences(old, source)}); repeat those, or pass overwrite=True to start over"
+        f"({_differences(old, source)}); repeat those, or overwrite it"
     )
 
 

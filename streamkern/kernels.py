@@ -27,7 +27,6 @@ from streamkern.backend import Array, Backend, tiles
 from streamkern.errors import ConfigError
 
 PRECISIONS = ("exact", "high", "fast", "float64")
-PREPARE_ROWS = 256
 
 
 class Kernel:
@@ -61,8 +60,12 @@ class Kernel:
         raise NotImplementedError(f"{type(self).__name__} must define profile(sq, xp)")
 
     def describe(self) -> dict[str, object]:
-        """Name and bandwidth, for checkpoints."""
-        return {"kernel": type(self).__name__.lower(), "bandwidth": self.bandwidth}
+        """Name and parameters, for checkpoints. A kernel that is not built in goes by its class."""
+        name = type(self).__name__.lower()
+        if KERNELS.get(name) is not type(self):
+            name = f"{type(self).__module__}.{type(self).__qualname__}"
+        plain = {k: v for k, v in vars(self).items() if isinstance(v, str | int | float | None)}
+        return {"kernel": name, **plain}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(bandwidth={self.bandwidth:g})"
@@ -215,7 +218,7 @@ class KernelOperator:
         if out is None:
             out = self.empty_points(*X.shape, left=left, right=right)
         self.backend.run(
-            lambda rows: self._prepare(X[rows], out[rows]), tiles(len(X), PREPARE_ROWS)
+            lambda rows: self._prepare(X[rows], out[rows]), tiles(len(X), self.backend.prepare_rows)
         )
         return out
 

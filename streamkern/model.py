@@ -25,7 +25,7 @@ from streamkern.devices import get_backend
 from streamkern.errors import ConfigError, RunError
 from streamkern.feed import prepare
 from streamkern.kernels import KernelOperator, Points
-from streamkern.problem import check_same_rows, targets
+from streamkern.problem import check_evaluable, targets
 from streamkern.report import redact
 from streamkern.source_base import Block, Source
 from streamkern.storage import local_path, zarr_store
@@ -70,7 +70,7 @@ class KernelModel:
 
     def stream(self, source: Source) -> Iterator[tuple[Block, Array, Array]]:
         """(block, f(X), Y) of every unit in order, read ahead by one thread."""
-        check_same_rows(source, self.row_shape, "the data")
+        check_evaluable(source, self.row_shape, "the data")
         classes = self.classes if source.classes is not None else None
         for block in _read_units(source):
             for rows in tiles(len(block.rows), SLAB_ROWS):
@@ -115,7 +115,7 @@ class KernelModel:
         Arrays `values` (n, c) and, with classes, `labels` (n,), numbers into the attribute
         `classes`. The attribute `complete` is written last.
         """
-        check_same_rows(source, self.row_shape, "the data")
+        check_evaluable(source, self.row_shape, "the data")
         store = zarr_store(url, storage_options=storage_options, read_only=False)
         _check_free(store, url, overwrite)
         group = zarr.create_group(store, overwrite=overwrite)

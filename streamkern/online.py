@@ -8,7 +8,7 @@ values, so it can be pickled, and no thread or device memory is held.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -92,7 +92,7 @@ class _Block:
         backend = run.backend
         good = self.state.alpha if online.good is None else backend.asarray(online.good)
         self.good = good.copy()
-        self.guard = Guard(online.guard.best, online.guard.back_offs)
+        self.guard = replace(online.guard)
         self.window: list[tuple[Any, Any]] = list(online.window)
         self.step, self.samples = online.step, online.samples
 
@@ -122,8 +122,10 @@ class _Block:
         return self._keep()
 
     def _step(self, batch: DeviceBatch) -> None:
-        loss = self.solver.step(self.state, batch.X, batch.Y, batch.rows, self.step)
-        self.window.append((loss, (batch.Y * batch.Y).sum() / len(batch.Y)))
+        with np.errstate(over="ignore", invalid="ignore"):  # the guard sees it, and acts
+            loss = self.solver.step(self.state, batch.X, batch.Y, batch.rows, self.step)
+            zero = (batch.Y * batch.Y).sum() / len(batch.Y)
+        self.window.append((loss, zero))
         self.step += 1
         self.samples += len(batch.rows)
         if len(self.window) < WINDOW:

@@ -93,7 +93,7 @@ def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Sour
         )
     if test is None:
         return None
-    check_same_rows(test, data.source.row_shape, "data.test")
+    check_evaluable(test, data.source.row_shape, "data.test")
     if test.n_outputs != data.source.n_outputs or test.classes != data.source.classes:
         raise ConfigError(
             f"data.test has {targets(test.classes, test.n_outputs)} and data.train "
@@ -108,6 +108,20 @@ def check_same_rows(source: Source, row_shape: tuple[int, ...], name: str) -> No
         raise ConfigError(
             f"{name} has rows of shape {source.row_shape}, the model was trained on "
             f"{tuple(row_shape)}; use data with the same features"
+        )
+
+
+def check_evaluable(source: Source, row_shape: tuple[int, ...], name: str) -> None:
+    """Raise unless `source` can be evaluated: rows of that shape, and no augmentation of its own.
+
+    Evaluated rows go through the model's own fixed transforms and no others.
+    """
+    check_same_rows(source, row_shape, name)
+    random = [t for t in source.feed_transforms if not is_deterministic(t)]
+    if random:
+        raise ConfigError(
+            f"{name} is augmented by {transform_name(random[0])!r}, which is not applied to "
+            "evaluated rows; write the augmented rows to a store and evaluate that"
         )
 
 
@@ -248,7 +262,7 @@ def _problem(config: RunConfig, data: Data, p: int, backend: Backend) -> Problem
         itemsize=itemsize,
         threads=backend.threads,
         width=width,
-        tile_bytes=backend.tile_rows * backend.tile_cols * itemsize,
+        tile_bytes=backend.tile_rows * min(backend.tile_cols, p) * itemsize,
     )
 
 

@@ -185,7 +185,10 @@ class Trainer:
 
     def run_to_end(self) -> Result:
         """All remaining batches, then the last checkpoint and evaluation."""
-        if not self.position.done:
+        if self.position.done:
+            self.metrics = {}  # of whatever was held out then
+            self._evaluate()
+        else:
             try:
                 self._loop()
                 self._finish()
@@ -221,7 +224,7 @@ class Trainer:
         self.whole = False
         with np.errstate(over="ignore", invalid="ignore"):  # the guard sees it, and acts
             loss = self.solver.step(self.state, batch.X, batch.Y, batch.rows, position.step)
-        zero = (batch.Y * batch.Y).sum() / len(batch.Y)
+            zero = (batch.Y * batch.Y).sum() / len(batch.Y)
         position.window.append((loss, zero))
         position.step += 1
         position.samples += len(batch.rows)

@@ -214,7 +214,7 @@ class StoreWriter:
         if state.get("status") == "writing" and state.get("plan") == plan:
             return group, True
         if not overwrite and state.get("status") == "complete":
-            raise DataError(f"{where} already holds a store; pass overwrite=True to replace it")
+            raise DataError(f"{where} already holds a store; overwrite=True replaces it")
         if not overwrite:
             names = _differences(state.get("plan") or {}, plan)
             raise ResumeMismatchError(

@@ -117,4 +117,8 @@ def test_the_peak_is_what_was_planned(rows: int, solver: str, memory: str, folde
 def test_twice_the_rows_take_the_same_memory(folder: Path) -> None:
     once, twice = (measured(folder, n, "block", "160 MiB") for n in (60_000, 120_000))
     assert once["planned"] == twice["planned"]
-    assert abs(twice["peak"] - once["peak"]) < 0.05 * once["peak"], (once, twice)
+    # Whether two reads, a checkpoint and an evaluation meet at one instant is chance: a few units
+    # either way, where rows that stayed would be 72 MB. At full size (benchmarks.out_of_core,
+    # 800 MiB) the same few units are 1 %.
+    chance = 4 * UNIT * D * 4
+    assert abs(twice["peak"] - once["peak"]) < 0.05 * once["peak"] + chance, (once, twice)

@@ -143,5 +143,6 @@ class BlockSolver(Solver):
         return r
 
     def _recomputed(self, x: Points, block: slice) -> Array:
-        K = self.K[0][: len(x), : block.stop - block.start]
+        shape = (len(x), block.stop - block.start)
+        K = self.K[0].reshape(-1)[: shape[0] * shape[1]].reshape(shape)
         return self.op.matrix(x, self.Z[block], out=K)
