@@ -372,7 +372,10 @@ class Trainer:
         if self.directory is not None and self.settings.log:
             seen = {r["step"]: r for r in read_log(self.directory.log_path)
                     if r.get("event") == "evaluation"}  # fmt: skip
-            self.history = [seen[step] for step in sorted(seen)]
+            drop = ("time", "event", "epoch")
+            self.history = [
+                {k: v for k, v in seen[step].items() if k not in drop} for step in sorted(seen)
+            ]
         to_host = self.run.backend.to_host
         return Result(
             self._model(), self.metrics, self.history, to_host(self.made.arrays["Z"]),

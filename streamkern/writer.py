@@ -219,7 +219,7 @@ class StoreWriter:
             names = _differences(state.get("plan") or {}, plan)
             raise ResumeMismatchError(
                 f"{where} holds an unfinished store made with other settings or data "
-                f"({names}); repeat those, or pass overwrite=True to start over"
+                f"({names}); repeat those, or overwrite it"
             )
         # Between here and "writing" the old chunks must not be taken for finished work.
         group.attrs[ATTRIBUTE] = {**writing, "status": "clearing"}

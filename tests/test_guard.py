@@ -66,14 +66,22 @@ def test_a_bad_start_is_no_divergence(zero: float, times: float) -> None:
 @given(best=st.floats(1e-6, 1e3), times=st.floats(10.1, 1e6), share=st.floats(0.11, 2))
 def test_growth_is_bad_before_it_is_large(best: float, times: float, share: float) -> None:
     loss = times * best
-    assert Guard(best).judge(loss, loss / share)
+    assert Guard(best, worth=loss / share).judge(loss, loss / share)
 
 
 @given(best=st.floats(1e-6, 1e3), share=st.floats(2.01, 1e3), times=st.floats(1.01, 2))
 def test_worse_than_zero_after_half_of_it_is_bad(best: float, share: float, times: float) -> None:
     zero = share * best
-    assert Guard(best).judge(times * zero, zero)
-    assert not Guard(zero).judge(times * zero, zero)
+    assert Guard(best, worth=zero).judge(times * zero, zero)
+    assert not Guard(zero, worth=zero).judge(times * zero, zero)
+
+
+def test_targets_of_another_size_are_no_divergence() -> None:
+    """Levels that come and go, as in blocks of `partial_fit`; growth beyond them still is one."""
+    guard = Guard()
+    levels = [(1e4, 1e4), (5.0, 1e4), (1e4, 1.0), (100.0, 1.0), (1.0, 1.0), (1e4, 1e4), (4.0, 1e4)]
+    assert not any(guard.judge(loss, zero) for loss, zero in levels)
+    assert guard.judge(3e4, 1.0)
 
 
 @given(st.lists(losses, min_size=1, max_size=20), losses)

@@ -742,7 +742,7 @@ def test_other_data_or_settings_do_not_continue_it(tmp_path: Path, other: str) -
     replaced = {"y": np.roll(y, 1), "seed": 5, "dtype": "float32", "chunk_mb": 2**-7}
     if other != "X":
         arguments[other] = replaced[other]
-    with pytest.raises(ResumeMismatchError, match=r"differ.*overwrite=True to start over"):
+    with pytest.raises(ResumeMismatchError, match=r"differ.*or overwrite it"):
         ingest(inputs, tmp_path / "s", **arguments)
     spec = ingest(inputs, tmp_path / "s", **arguments, overwrite=True)
     assert spec.fingerprint == ingest(inputs, memory_url(), **arguments).fingerprint

@@ -20,7 +20,6 @@ from streamkern.errors import ConfigError
 from streamkern.kernels import (
     KERNELS,
     PRECISIONS,
-    PREPARE_ROWS,
     Kernel,
     KernelOperator,
     Points,
@@ -197,7 +196,7 @@ def test_own_kernel_takes_a_few_lines() -> None:
     np.testing.assert_allclose(
         op.matrix(both(op, A), both(op, B)), dense(op, A, B), rtol=0, atol=1e-12
     )
-    assert op.kernel.describe() == {"kernel": "quartic", "bandwidth": 2.0}
+    assert op.kernel.describe() == {"kernel": f"{Quartic.__module__}.Quartic", "bandwidth": 2.0}
     assert repr(op.kernel) == "Quartic(bandwidth=2)"
     assert get_kernel(op.kernel, 7.0) is op.kernel
 
@@ -256,7 +255,8 @@ def test_width_is_that_of_prepared_rows(precision: str) -> None:
 @pytest.mark.parametrize("threads", [1, 3])
 def test_rows_are_prepared_one_by_one_and_in_place(threads: int, precision: str) -> None:
     """More rows than a thread takes at a time, into memory that was there before."""
-    n, X = 2 * PREPARE_ROWS + 7, rows(0, 2 * PREPARE_ROWS + 7, 5)
+    n = 2 * Backend.prepare_rows + 7
+    X = rows(0, n, 5)
     with Backend(threads) as backend:
         op = operator(precision=precision, backend=backend, shift=rows(3, 5))
         given = X.astype(op.dtype)

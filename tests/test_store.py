@@ -500,7 +500,7 @@ def test_nothing_is_overwritten_without_being_told(tmp_path: Path) -> None:
     X, y = sample(30, (5,), "uint8")
     write(tmp_path / "s", X, y)
     before = faults.tree(tmp_path / "s")
-    with pytest.raises(DataError, match="already holds a store; pass overwrite=True"):
+    with pytest.raises(DataError, match="already holds a store; overwrite=True"):
         write(tmp_path / "s", X, y)
     assert faults.tree(tmp_path / "s") == before
     store = write(tmp_path / "s", X[:10, :3].copy(), y[:10], overwrite=True)
