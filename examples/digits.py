@@ -12,7 +12,7 @@ What it does, in `runs/digits`:
 2. solves the problem exactly, in float64, as the yardstick;
 3. trains with the default solver on fresh noisy copies of the 1437, made while streaming. The
    process gets a SIGTERM on the way, exits with code 75, and the same command resumes it;
-4. trains with EigenPro 3.0 on the same kind of stream, a quarter as long because its steps cost more;
+4. trains with EigenPro 3.0 on the same kind of stream, a quarter as long, as its steps cost more;
 5. draws the test error of both against the samples seen, and prints a table.
 
 Calling it again goes on where it was, or shows the results once more.
