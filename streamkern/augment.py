@@ -23,7 +23,7 @@ import numpy as np
 from scipy.special import betaincinv
 
 from streamkern.errors import ConfigError, DataError, StreamkernError
-from streamkern.random import Array, RowRandom, Run, in_turn
+from streamkern.random import Array, Empty, Fills, RowRandom, Run, in_turn
 
 Transform = Callable[[Array, Array, RowRandom], tuple[Array, Array]]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -109,8 +109,9 @@ class Scale:
     def __call__(self, X: Array, Y: Array, rng: RowRandom) -> tuple[Array, Array]:
         if self.mode == "none":
             return X, Y
-        scaled = X - rng.xp.asarray(self.mean, dtype=X.dtype)
-        scaled /= rng.xp.asarray(self.scale, dtype=X.dtype)
+        xp, scaled = rng.xp, rng.empty(X.shape, X.dtype)
+        xp.subtract(X, xp.asarray(self.mean, dtype=X.dtype), out=scaled)
+        scaled /= xp.asarray(self.scale, dtype=X.dtype)
         return scaled, Y
 
     def describe(self) -> dict[str, object]:
@@ -298,8 +299,12 @@ def apply_transforms(
     stage: tuple[int, ...],
     dtype: Any = np.float32,
     run: Run = in_turn,
+    fills: Fills | None = None,
+    empty: Empty | None = None,
 ) -> tuple[Array, Array]:
     """Run transforms in order, each with its own draws, and check what they return.
+
+    run, fills, empty : as for `RowRandom`
 
     Raises
     ------
@@ -307,7 +312,9 @@ def apply_transforms(
         A transform failed or changed the shape or the dtype of X; names the transform.
     """
     for number, transform in enumerate(transforms):
-        rng = RowRandom(xp, seed, epoch, (*stage, number), rows, dtype, run=run)
+        rng = RowRandom(
+            xp, seed, epoch, (*stage, number), rows, dtype, run=run, fills=fills, empty=empty
+        )
         name = transform_name(transform)
         try:
             new_X, new_Y = transform(X, Y, rng)

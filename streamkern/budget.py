@@ -38,6 +38,7 @@ class Problem:
     n_rows : rows per epoch (virtual ones included). d, c : features and outputs.
     row_bytes : a row of X and y in storage. unit_rows : rows that one read brings.
     itemsize : 4 or 8. threads : tile threads. width : columns of a prepared row.
+    tile_bytes : a thread's tile. library_bytes : code that the backend loads.
     """
 
     n_rows: int
@@ -51,6 +52,7 @@ class Problem:
     threads: int
     width: int
     tile_bytes: int
+    library_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,7 @@ def resolve(problem: Problem, wishes: Wishes, budget_bytes: int) -> tuple[Sizes,
     raise MemoryBudgetError(
         f"memory={_mib(budget_bytes)} is not enough for n_centers={problem.p}, d={problem.d}; "
         f"the smallest plan needs {_mib(smallest)}; raise memory or lower n_centers or batch_size"
+        + (", or set accelerator='none'" if problem.library_bytes else "")
     )
 
 
@@ -261,6 +264,8 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
     w, d, s, h = problem.width, problem.d, sizes.n_sample, sizes.n_probe
     add = buffers.add
     add("always", "interpreter, stacks, allocator", OVERHEAD)
+    if problem.library_bytes:
+        add("always", "compiler", problem.library_bytes)
     add("always", "tiles", problem.threads, problem.tile_bytes)
     add("always", "centers, both sides", 2 * p, w, itemsize=item)
     # The raw rows live until the prepared ones exist; one unit is decoded at a time.

@@ -217,6 +217,7 @@ class ExecutionConfig(Table):
     run_dir: OptionalUrl = None
     precision: Literal["exact", "high", "fast", "float64"] = "exact"
     device: Device = "auto"
+    accelerator: Literal["auto", "numba", "none"] = "auto"
     memory: Memory = "auto"
     device_memory: Memory = "auto"
     threads: AutoCount = "auto"

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from streamkern.backend import Backend
+from streamkern.compiled import CompiledBackend, numba_problem
 from streamkern.errors import BackendError, ConfigError
 from streamkern.gpu import CupyBackend, gpu_problem
 
+ACCELERATORS = ("auto", "numba", "none")
 
-def get_backend(device: str = "auto", threads: int | None = None) -> Backend:
-    """The backend for "cpu", "gpu", "gpu:N" or "auto" (a GPU if one can be used, else the CPU)."""
+
+def get_backend(
+    device: str = "auto", threads: int | None = None, accelerator: str = "auto"
+) -> Backend:
+    """The backend for "cpu", "gpu", "gpu:N" or "auto" (a GPU if one can be used, else the CPU).
+
+    accelerator : of the CPU. "numba" compiles the element-wise passes, "none" leaves them to
+    NumPy, "auto" is "numba" where it is installed.
+    """
+    if accelerator not in ACCELERATORS:
+        raise ConfigError(f"accelerator={accelerator!r} is not known; use one of {ACCELERATORS}")
     if device == "cpu":
-        return Backend(threads)
+        return _cpu(threads, accelerator)
     if device == "auto":
-        return CupyBackend(0) if gpu_problem() is None else Backend(threads)
+        return CupyBackend(0) if gpu_problem() is None else _cpu(threads, accelerator)
     kind, _, index = device.partition(":")
     if kind != "gpu" or (index and not index.isdigit()):
         raise ConfigError(f"device={device!r} is not known; use 'auto', 'cpu', 'gpu' or 'gpu:N'")
@@ -20,3 +31,10 @@ def get_backend(device: str = "auto", threads: int | None = None) -> Backend:
     if problem is not None:
         raise BackendError(f"device={device!r} can not be used: {problem}; use device='cpu'")
     return CupyBackend(int(index or 0))  # pragma: no cover - needs one
+
+
+def _cpu(threads: int | None, accelerator: str) -> Backend:
+    problem = None if accelerator == "none" else numba_problem()
+    if accelerator == "numba" and problem is not None:
+        raise BackendError(f"accelerator='numba' can not be used: {problem}; use 'none'")
+    return Backend(threads) if accelerator == "none" or problem else CompiledBackend(threads)

@@ -101,10 +101,11 @@ class CupyBackend(Backend):
         for item in items:
             fn(item)
 
-    def apply_profile(self, kernel: Any, tile: Array) -> None:
+    def apply_profile(self, kernel: Any, tile: Array, scale: float = 1.0) -> None:
         """One fused element-wise kernel where the profile has a C expression."""
         if kernel.expression is None:
             self.xp.maximum(tile, 0, out=tile)
+            tile *= scale
             value = kernel.profile(tile, self.xp)
             if value is not tile:
                 tile[...] = value

@@ -7,9 +7,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from streamkern.errors import DivergenceError
+import numpy as np
 
-WINDOW = 32
+from streamkern.backend import Array
+from streamkern.errors import DivergenceError
+from streamkern.solver.base import LOSSES, Solver, State
+
+WINDOW = LOSSES
 FACTOR = 0.5
 MAX_BACK_OFFS = 8
 
@@ -81,3 +85,65 @@ class Guard:
         """The guard that `scalars` came from."""
         best = scalars["best"]
         return cls(**scalars | {"best": math.inf if best is None else best})
+
+
+class Watch:
+    """The losses since the last verdict, the weights to go back to, and what a verdict does.
+
+    good : (p, c) device array. window : (loss, loss of predicting zero) of steps that are not
+    judged yet. Losses stay on the device until they are needed, and come over in one piece.
+    """
+
+    def __init__(
+        self,
+        solver: Solver,
+        state: State,
+        good: Array,
+        guard: Guard,
+        window: Sequence[tuple[float, float]] = (),
+    ) -> None:
+        self.solver, self.state, self.good, self.guard = solver, state, good, guard
+        self._window, self._steps = list(window), list[int]()
+
+    def __len__(self) -> int:
+        return len(self._window) + len(self._steps)
+
+    def add(self, step: int) -> None:
+        """The loss of `step`, just taken, waits in the solver."""
+        self._steps.append(step)
+
+    @property
+    def full(self) -> bool:
+        """Whether it is time to judge. Before the solver writes over the oldest loss."""
+        return len(self) >= WINDOW
+
+    @property
+    def short(self) -> bool:
+        """Whether the mean of so few steps says little."""
+        return len(self) < WINDOW // 4
+
+    def read(self) -> list[tuple[float, float]]:
+        """The window, on the host; waits for the device."""
+        if self._steps:
+            losses = self.solver.backend.to_host(self.solver.losses)
+            for step in self._steps:
+                loss, zero = losses[step % LOSSES]
+                self._window.append((float(loss), float(zero)))
+            self._steps.clear()
+        return self._window
+
+    def judge(self, *, finite: bool = True) -> tuple[float, float, bool]:
+        """Mean loss, that of predicting zero, and whether the solver was backed off.
+
+        finite : False condemns the window whatever its losses are.
+        """
+        window = self.read()
+        loss, zero = (float(mean) for mean in np.mean(window, axis=0)) if window else (0.0, 0.0)
+        loss = loss if finite else math.nan
+        self._window = []
+        bad = self.guard.judge(loss, zero)
+        if bad:
+            self.solver.backed_off(self.state, self.good, FACTOR)
+        elif self.guard.trusts(window):
+            self.good[...] = self.state.alpha
+        return loss, zero, bad

@@ -5,10 +5,11 @@ The distances of a tile come out of one GEMM: with rows extended by two columns,
 
     [-2 a, |a|^2, 1] . [b, 1, |b|^2] = |a - b|^2,
 
-so no pass over the tile is spent on adding norms. Points are shifted by one common vector before
-(radial kernels do not see it), which keeps the norms, and with them the cancellation, small.
-The error left is that of float32: |a - b|^2 is known to about eps (|a|^2 + |b|^2). Where two rows
-are known to be the same, the distance is set to zero exactly.
+so no pass over the tile is spent on adding norms. (On a GPU the norms stay apart: the kernel that
+applies the profile adds them for nothing, and half precision could not hold them.) Points are
+shifted by one common vector before (radial kernels do not see it), which keeps the norms, and with
+them the cancellation, small. The error left is that of float32: |a - b|^2 is known to about
+eps (|a|^2 + |b|^2). Where two rows are known to be the same, the distance is zero exactly.
 
 The product walks row slabs; within a slab it walks column tiles in order and adds each tile's
 share while it is hot in cache. A slab belongs to one thread, so the order of the additions, and
@@ -26,7 +27,7 @@ import numpy.typing as npt
 from streamkern.backend import Array, Backend, tiles
 from streamkern.errors import ConfigError
 
-PRECISIONS = ("exact", "high", "fast", "float64")
+PRECISIONS = ("exact", "high", "fast", "integer", "float64")
 
 
 class Kernel:
@@ -40,7 +41,9 @@ class Kernel:
 
     `profile` gets an array of scaled squared distances (any shape, float32 or float64) and the
     array library; it may overwrite what it gets and returns the kernel's values.
-    `expression`, if given, is the same in CUDA C of the variable `s` and saves passes on a GPU.
+    `expression`, if given, is the same as one line of text in `s`: numbers, `+ - * /`, `sqrt` and
+    `exp`. Compilers take it (CUDA on a GPU, Numba, where installed, on the CPU), which saves passes
+    over memory.
 
     Parameters
     ----------
@@ -86,7 +89,7 @@ class Laplace(Kernel):
 class Gaussian(Kernel):
     """exp(-r^2 / 2)."""
 
-    expression = "exp((T)-0.5 * s)"
+    expression = "exp(-0.5 * s)"
 
     def profile(self, sq: Array, xp: Any) -> Array:
         """In place."""
@@ -123,7 +126,7 @@ class Matern32(Kernel):
 class Matern52(Kernel):
     """(1 + t + t^2 / 3) exp(-t), t = sqrt(5) r: scikit-learn's Matern(length_scale=bw, nu=2.5)."""
 
-    expression = "(1 + sqrt(5 * s) + s * (T)(5.0 / 3)) * exp(-sqrt(5 * s))"
+    expression = "(1 + sqrt(5 * s) + 5 / 3 * s) * exp(-sqrt(5 * s))"
 
     def profile(self, sq: Array, xp: Any) -> Array:
         """Two temporaries."""
@@ -159,21 +162,45 @@ class Points:
     """Rows made ready for distances: shifted, scaled by 1 / bandwidth, norms attached.
 
     left : (n, k) rows [-2 a, |a|^2, 1]; right : (n, k) rows [b, 1, |b|^2]. Only the side that is
-    used is kept: a batch and a block of centers never change sides.
+    used is kept: a batch and a block of centers never change sides. norms : (n,), and the two
+    columns are not there, on backends that keep norms apart.
     """
 
     left: Array | None
     right: Array | None
+    norms: Array | None = None
 
     def __len__(self) -> int:
+        return int(self._side.shape[0])
+
+    @property
+    def width(self) -> int:
+        """Columns of a prepared row."""
+        return int(self._side.shape[1])
+
+    @property
+    def _side(self) -> Array:
         side = self.left if self.left is not None else self.right
         assert side is not None
-        return int(side.shape[0])
+        return side
 
     def __getitem__(self, rows: slice) -> Points:
-        left = None if self.left is None else self.left[rows]
-        right = None if self.right is None else self.right[rows]
-        return Points(left, right)
+        left, right, norms = (
+            None if a is None else a[rows] for a in (self.left, self.right, self.norms)
+        )
+        return Points(left, right, norms)
+
+    def columns(self) -> Points:
+        """The right side alone."""
+        return Points(None, self.right, self.norms)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Features that are integers k in disguise, x = offset + step * k, as scaled pixels are."""
+
+    offset: float
+    step: float
 
 
 class KernelOperator:
@@ -183,10 +210,17 @@ class KernelOperator:
     ----------
     kernel : Kernel
     backend : Backend
-    precision : "exact" (float32), "float64", "high" (float32 from three half-precision products),
-        "fast" (points rounded to half precision first, distances exact between rounded points).
-        Rounding before the norms are taken keeps K a true kernel matrix, of moved points.
+    precision : how distances are taken; all but "float64" compute in float32.
+        "exact" : points as they are.
+        "high" : points as sums of two half-precision numbers, products of three terms; distances
+        as good as float32's.
+        "fast" : points rounded to half precision before their norms are taken, so that K is a true
+        kernel matrix, of moved points.
+        "integer" : points on `grid`, as small integers; distances without any error while
+        |x - shift|^2 stays under 2^24 steps^2.
+        On a GPU the last three run on tensor cores; here float32 gives the same numbers.
     shift : (d,) host array subtracted from all points, or None.
+    grid : Grid of the features; for "integer" only.
     """
 
     def __init__(
@@ -195,13 +229,26 @@ class KernelOperator:
         backend: Backend,
         precision: str = "exact",
         shift: npt.NDArray[Any] | None = None,
+        grid: Grid | None = None,
     ) -> None:
         if precision not in PRECISIONS:
             raise ConfigError(f"precision={precision!r} is not known; use one of {PRECISIONS}")
+        if (precision == "integer") != (grid is not None):
+            raise ConfigError(
+                f"precision={precision!r} with grid={grid!r}: the integer mode, and no other, "
+                "needs the grid of the features"
+            )
         self.kernel = kernel
         self.backend = backend
         self.precision = precision
+        self.grid = grid
         self.dtype = np.dtype(np.float64 if precision == "float64" else np.float32)
+        self.operand_dtype = backend.operand_dtype(precision)
+        self.scale = 1.0
+        if grid is not None:
+            self.scale = (grid.step / kernel.bandwidth) ** 2
+            if shift is not None:
+                shift = np.rint((np.asarray(shift, np.float64) - grid.offset) / grid.step)
         self.shift = None if shift is None else backend.asarray(shift, self.dtype)
 
     # -- points ----------------------------------------------------------------------------
@@ -216,49 +263,76 @@ class KernelOperator:
         xp = self.backend.xp
         X = xp.asarray(X, self.dtype)
         if out is None:
-            out = self.empty_points(*X.shape, left=left, right=right)
+            out = self.empty_points(len(X), self.width(X.shape[1]), left=left, right=right)
         self.backend.run(
             lambda rows: self._prepare(X[rows], out[rows]), tiles(len(X), self.backend.prepare_rows)
         )
         return out
 
-    def empty_points(self, n: int, d: int, *, left: bool = False, right: bool = False) -> Points:
-        """Room for n rows of d features, not filled."""
-        shape = (n, self.width(d))
+    def empty_points(
+        self, n: int, width: int, *, left: bool = False, right: bool = False
+    ) -> Points:
+        """Room for n prepared rows of `width` columns, not filled."""
+        xp, shape = self.backend.xp, (n, width)
         return Points(
-            self.backend.xp.empty(shape, self.dtype) if left else None,
-            self.backend.xp.empty(shape, self.dtype) if right else None,
+            xp.empty(shape, self.operand_dtype) if left else None,
+            xp.empty(shape, self.operand_dtype) if right else None,
+            None if self.backend.norms_in_columns else xp.empty(n, self.dtype),
         )
 
     def width(self, d: int) -> int:
         """Columns of a prepared row of d features."""
-        return (3 * d if self.precision == "high" else d) + 2
+        return point_width(d, self.precision, self.backend)
 
     def _prepare(self, X: Array, out: Points) -> None:
         """Shift, scale, round and extend a few rows, small enough to stay in cache."""
-        xp, d = self.backend.xp, X.shape[1]
-        X = (X - self.shift) if self.shift is not None else X.copy()
-        X *= 1 / self.kernel.bandwidth
-        parts = self._split(X)
-        values = parts[0] if len(parts) == 1 else parts[0] + parts[1]
-        # float64 norms cost nothing next to the product and take their error out of the distance.
-        norms = xp.einsum("ij,ij->i", values, values, dtype=np.float64)
-        if out.left is not None:
-            for i, part in enumerate(self._columns(parts, left=True)):
-                xp.multiply(part, -2, out=out.left[:, i * d : (i + 1) * d])
-            out.left[:, -2], out.left[:, -1] = norms, 1
-        if out.right is not None:
-            for i, part in enumerate(self._columns(parts, left=False)):
-                out.right[:, i * d : (i + 1) * d] = part
-            out.right[:, -2], out.right[:, -1] = 1, norms
+        backend, d = self.backend, X.shape[1]
+        values = backend.workspace("values", X.shape, self.dtype)
+        self._transform(X, values)
+        parts = self._split(values)
+        norms = out.norms
+        if norms is None:
+            norms = backend.workspace("norms", (len(X),), self.dtype)
+        backend.square_norms(parts, norms)
+        for side, factor, first in ((out.left, -2, -2), (out.right, 1, -1)):
+            if side is None:
+                continue
+            for i, part in enumerate(self._columns(parts, left=side is out.left)):
+                backend.xp.multiply(part, factor, out=side[:, i * d : (i + 1) * d])
+            if backend.norms_in_columns:
+                side[:, -2:] = 1
+                side[:, first] = norms
+
+    def _transform(self, X: Array, out: Array) -> None:
+        """Shifted, in units of the bandwidth; in steps of the grid if there is one."""
+        xp = self.backend.xp
+        if self.grid is not None:
+            xp.subtract(X, self.grid.offset, out=out)
+            out *= 1 / self.grid.step
+            xp.rint(out, out=out)
+            if self.shift is not None:
+                out -= self.shift
+            return
+        if self.shift is None:
+            out[...] = X
+        else:
+            xp.subtract(X, self.shift, out=out)
+        out *= 1 / self.kernel.bandwidth
 
     def _split(self, X: Array) -> list[Array]:
-        if self.precision in ("exact", "float64"):
+        """The summands of the points, in float32; X may be overwritten."""
+        if self.precision not in ("high", "fast"):
             return [X]
-        high = X.astype(np.float16).astype(np.float32)
+        half = self.backend.workspace("half", X.shape, np.float16)
+        high = self.backend.workspace("high", X.shape, self.dtype)
+        half[...] = X
+        high[...] = half
         if self.precision == "fast":
             return [high]
-        return [high, (X - high).astype(np.float16).astype(np.float32)]
+        X -= high
+        half[...] = X
+        X[...] = half
+        return [high, X]
 
     @staticmethod
     def _columns(parts: list[Array], *, left: bool) -> list[Array]:
@@ -287,29 +361,29 @@ class KernelOperator:
         same : (i, j) host index arrays, i ascending: row i of A is row j of B, distance zero.
         Cost 2 m p (d + c) FLOPs; memory one tile per thread beside `keep`.
         """
-        backend, xp = self.backend, self.backend.xp
+        backend = self.backend
         m, p = len(A), len(B)
         if W is not None and out is None:
-            out = xp.empty((m, W.shape[1]), self.dtype)
-        # A kept row of tiles is written with the stride of `keep`; CuPy would copy each of them.
-        columns = tiles(p, backend.tile_cols if keep is None else backend.kept_cols or p)
+            out = backend.xp.empty((m, W.shape[1]), self.dtype)
+        in_place = keep is not None and backend.kept_in_place
+        columns = tiles(p, p if in_place else backend.tile_cols)
 
         def slab(rows: slice) -> None:
-            height = rows.stop - rows.start
-            if W is not None:
-                assert out is not None
-                out[rows] = 0
-                share = backend.workspace("share", (height, W.shape[1]), self.dtype)
+            sums = None if W is None or out is None else out[rows]
+            if sums is not None:
+                sums[...] = 0
             for cols in columns:
-                if keep is not None:
-                    tile = keep[rows, cols]
-                else:
-                    tile = backend.workspace("tile", (height, cols.stop - cols.start), self.dtype)
-                self._fill(tile, A, B, rows, cols, same)
-                if W is not None:
-                    assert out is not None
-                    xp.matmul(tile, W[cols], out=share)
-                    out[rows] += share
+                shape = rows.stop - rows.start, cols.stop - cols.start
+                kept = None if keep is None else keep[rows, cols]
+                tile = kept if in_place else backend.workspace("tile", shape, self.dtype)
+                self._distances(tile, A[rows], B[cols])
+                if same is not None:
+                    self._mark_same(tile, rows, cols, same)
+                norms = None if A.norms is None else (A.norms[rows], _norms(B)[cols])
+                backend.finish_tile(
+                    self.kernel, tile, norms, self.scale, None if W is None else W[cols], sums,
+                    None if in_place else kept,
+                )  # fmt: skip
 
         backend.run(slab, tiles(m, backend.tile_rows))
         return out if W is not None else keep
@@ -327,23 +401,27 @@ class KernelOperator:
         ids = np.arange(len(A))
         return self.product(A, A, keep=out, same=(ids, ids))
 
-    def _fill(
-        self,
-        tile: Array,
-        A: Points,
-        B: Points,
-        rows: slice,
-        cols: slice,
-        same: tuple[Array, Array] | None,
-    ) -> None:
+    def _distances(self, tile: Array, A: Points, B: Points) -> None:
+        """What the GEMM knows of the squared distances: all, or all but the norms."""
         assert A.left is not None
         assert B.right is not None
-        self.backend.xp.matmul(A.left[rows], B.right[cols].T, out=tile)
-        if same is not None:
-            i, j = same
-            first, last = np.searchsorted(i, (rows.start, rows.stop))
-            i, j = i[first:last], j[first:last]
-            inside = (j >= cols.start) & (j < cols.stop)
-            asarray = self.backend.xp.asarray
-            tile[asarray(i[inside] - rows.start), asarray(j[inside] - cols.start)] = 0
-        self.backend.apply_profile(self.kernel, tile)
+        self.backend.gemm(A.left, B.right, tile)
+
+    def _mark_same(self, tile: Array, rows: slice, cols: slice, same: tuple[Array, Array]) -> None:
+        """Distances below zero whatever norms are added, which the profile takes as zero."""
+        i, j = same
+        first, last = np.searchsorted(i, (rows.start, rows.stop))
+        i, j = i[first:last], j[first:last]
+        inside = (j >= cols.start) & (j < cols.stop)
+        asarray = self.backend.xp.asarray
+        tile[asarray(i[inside] - rows.start), asarray(j[inside] - cols.start)] = -np.inf
+
+
+def _norms(points: Points) -> Array:
+    assert points.norms is not None
+    return points.norms
+
+
+def point_width(d: int, precision: str, backend: Backend) -> int:
+    """Columns of a prepared row of d features."""
+    return (3 * d if precision == "high" else d) + (2 if backend.norms_in_columns else 0)

@@ -19,7 +19,7 @@ from streamkern.budget import Sizes
 from streamkern.config import RunConfig
 from streamkern.errors import ConfigError, DivergenceError
 from streamkern.feed import DeviceBatch, Feed
-from streamkern.guard import FACTOR, WINDOW, Guard
+from streamkern.guard import Guard, Watch
 from streamkern.kernels import Kernel
 from streamkern.model import KernelModel
 from streamkern.prefetch import Loader
@@ -91,9 +91,9 @@ class _Block:
         )
         backend = run.backend
         good = self.state.alpha if online.good is None else backend.asarray(online.good)
-        self.good = good.copy()
-        self.guard = replace(online.guard)
-        self.window: list[tuple[Any, Any]] = list(online.window)
+        self.watch = Watch(
+            self.solver, self.state, good.copy(), replace(online.guard), online.window
+        )
         self.step, self.samples = online.step, online.samples
 
     def train(self) -> Result:
@@ -123,19 +123,12 @@ class _Block:
 
     def _step(self, batch: DeviceBatch) -> None:
         with np.errstate(over="ignore", invalid="ignore"):  # the guard sees it, and acts
-            loss = self.solver.step(self.state, batch.X, batch.Y, batch.rows, self.step)
-            zero = (batch.Y * batch.Y).sum() / len(batch.Y)
-        self.window.append((loss, zero))
+            self.solver.step(self.state, batch.X, batch.Y, batch.rows, self.step)
+        self.watch.add(self.step)
         self.step += 1
         self.samples += len(batch.rows)
-        if len(self.window) < WINDOW:
-            return
-        window = [(float(loss), float(zero)) for loss, zero in self.window]
-        self.window.clear()
-        if self.guard.judge(*(float(mean) for mean in np.mean(window, axis=0))):
-            self.solver.backed_off(self.state, self.good, FACTOR)
-        elif self.guard.trusts(window):
-            self.good[...] = self.state.alpha
+        if self.watch.full:
+            self.watch.judge()
 
     def _keep(self) -> Result:
         online, made, solver, host = self.online, self.made, self.solver, self._host
@@ -144,8 +137,8 @@ class _Block:
             online.sizes = self.run.sizes
         saved = {name: host(a) for name, a in solver.arrays(self.state).items()}
         online.saved = saved, solver.scalars(self.state)
-        online.good, online.guard = host(self.good), self.guard
-        online.window = [(float(a), float(b)) for a, b in self.window]
+        online.good, online.guard = host(self.watch.good), self.watch.guard
+        online.window = self.watch.read()
         online.step, online.samples = self.step, self.samples
         online.epochs_done += self.run.config.data.epochs
         data = self.run.data

@@ -91,7 +91,8 @@ def build_block(
     damping : mu over the top eigenvalue of the block's covariance; None: chosen.
     ridge : coefficient of the ridge, which the solver evaluates on one block a step.
 
-    Cost per block 2 s b d + 3 s b^2 FLOPs; memory beside H 3 b^2 and 2 h b elements.
+    Cost per block (2 s + h + 4 b / 3) b^2 + 2 (b + s + h) b d FLOPs (`budget.setup_flops`), more
+    where mu has to go up; memory beside H the larger of 2 b^2 + 2 h b and 3 b^2 elements.
 
     Raises
     ------
@@ -200,21 +201,21 @@ class _BlockFactor:
             mu *= 10
             A[...] = self.C
         H = xp.eye(b, dtype=self.op.dtype)
-        self.backend.solve_lower(self.L, H)
-        return self.backend.solve_lower(A, H), mu
+        self.backend.solve_lower_triangular(self.L, H)
+        return self.backend.solve_lower_triangular(A, H), mu
 
     def _measure(self, H: Array, probe: Points, ridge: float) -> tuple[Array, float]:
         """|phi|^2 of every probe row, phi = H k(Z_b, x), and the top eigenvalue of S + R."""
         backend, h = self.backend, len(probe)
-        phi = backend.xp.empty((h, len(self.Z)), self.op.dtype)
-        for rows in tiles(h, 1024):
-            backend.xp.matmul(self.op.matrix(probe[rows], self.Z), H.T, out=phi[rows])
-        leverage = backend.xp.einsum("ij,ij->i", phi, phi)
+        K = self.op.matrix(probe, self.Z)
+        phi = backend.matmul(H, K.T, backend.xp.empty(K.T.shape, self.op.dtype), lower=True)
+        del K
+        leverage = backend.xp.einsum("ij,ij->j", phi, phi)
         rng = np.random.default_rng([self.seed, 2])
         start = backend.asarray(rng.standard_normal(len(self.Z)), self.op.dtype)
 
         def hessian(v: Array) -> Array:
-            w = phi.T @ (phi @ v) / h
+            w = phi @ (phi.T @ v) / h
             if ridge:  # K_bb = L L^T
                 w += ridge * (H @ (self.L @ (self.L.T @ (H.T @ v))))
             return w
@@ -272,16 +273,25 @@ class LowRankPreconditioner:
     rule: StepRule
 
     def correction(
-        self, op: KernelOperator, x: Points, g: Array, same: tuple[Array, Array] | None = None
+        self,
+        op: KernelOperator,
+        x: Points,
+        g: Array,
+        out: Array,
+        *,
+        same: tuple[Array, Array] | None = None,
     ) -> Array:
-        """E D E^T K(X_s, X) g, (s, c): the weights on X_s that a gradient g on X brings.
+        """out = E D E^T K(X_s, X) g, (s, c): the weights on X_s that a gradient g on X brings.
 
         x : right points, m rows. g : (m, c). same : (i, j), row i of X_s is row j of X.
         Cost 2 s m (d + c) FLOPs, a tile of memory.
         """
-        damped = self.E.T @ op.product(self.X_s, x, g, same=same)
+        op.product(self.X_s, x, g, out=out, same=same)
+        shape = (self.E.shape[1], g.shape[1])
+        damped = op.backend.workspace("damped", shape, op.dtype)
+        op.backend.matmul_t(self.E, out, damped)
         damped *= self.D[:, None]
-        return self.E @ damped
+        return op.backend.matmul(self.E, damped, out)
 
 
 def build_low_rank(

@@ -18,7 +18,7 @@ from streamkern.budget import Buffers, Problem, Sizes, Wishes, count, default_bu
 from streamkern.config import RunConfig
 from streamkern.devices import get_backend
 from streamkern.errors import ConfigError, StoreNotFoundError
-from streamkern.kernels import PRECISIONS
+from streamkern.kernels import point_width
 from streamkern.report import redact
 from streamkern.source_base import Source, y_shape
 from streamkern.sources import AugmentedSource, ZarrSource
@@ -162,7 +162,7 @@ def open_run(
     p = n_centers if n_centers is not None else count_centers(config, data)
     settings = config.run
     threads = None if settings.threads == "auto" else settings.threads
-    backend = get_backend(settings.device, threads)
+    backend = get_backend(settings.device, threads, settings.accelerator)
     try:
         budget = settings.memory if backend.name == "cpu" else settings.device_memory
         budget_bytes = default_budget(backend.memory_available()) if budget == "auto" else budget
@@ -243,8 +243,7 @@ def open_centers(url: str) -> Any:
 
 def _problem(config: RunConfig, data: Data, p: int, backend: Backend) -> Problem:
     source = data.source
-    width = (3 if config.run.precision == "high" else 1) * data.d + 2
-    assert config.run.precision in PRECISIONS
+    width = point_width(data.d, config.run.precision, backend)
     itemsize = 8 if config.run.precision == "float64" else 4
     row_bytes = data.d * source.dtype.itemsize + int(
         np.prod(y_shape(source), dtype=int) * source.y_dtype.itemsize
@@ -263,6 +262,7 @@ def _problem(config: RunConfig, data: Data, p: int, backend: Backend) -> Problem
         threads=backend.threads,
         width=width,
         tile_bytes=backend.tile_rows * min(backend.tile_cols, p) * itemsize,
+        library_bytes=backend.library_bytes,
     )
 
 

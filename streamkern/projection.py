@@ -70,6 +70,7 @@ class IterativeProjection:
     ) -> None:
         self.op, self.Z, self.P, self.batch, self.epochs = op, Z, P, batch, epochs
         self.K = op.gram(Z) if resident else None
+        self._kept: tuple[Array, Array, Array] | None = None
 
     @classmethod
     def build(
@@ -95,21 +96,35 @@ class IterativeProjection:
 
     def solve(self, h: Array) -> Array:
         """theta after `epochs` passes."""
-        theta = self.op.backend.xp.zeros_like(h)
+        theta, g, correction = self._buffers(h)
+        theta[...] = 0
         sample = slice(0, len(self.P.X_s))
         for _ in range(self.epochs):
             for rows in tiles(len(self.Z), self.batch):
                 m = rows.stop - rows.start
-                g = self._forward(rows, theta) - h[rows]
-                g *= self.P.rule.eta(m) / m
-                theta[rows] -= g
+                part, moved, sampled = g[:m], theta[rows], theta[sample]
+                self._forward(rows, theta, part)
+                part -= h[rows]
+                part *= self.P.rule.eta(m) / m
+                moved -= part
                 ids = np.arange(rows.start, min(rows.stop, sample.stop))
                 same = (ids, ids - rows.start)
-                theta[sample] += self.P.correction(self.op, self.Z[rows], g, same=same)
+                sampled += self.P.correction(self.op, self.Z[rows], part, correction, same=same)
         return theta
 
-    def _forward(self, rows: slice, theta: Array) -> Array:
+    def _buffers(self, h: Array) -> tuple[Array, Array, Array]:
+        """theta, a batch's residual and its correction: made once, for the outputs of `h`."""
+        if self._kept is None or self._kept[0].shape != h.shape:
+            sizes = (len(h), min(self.batch, len(h)), len(self.P.X_s))
+            empty = self.op.backend.xp.empty
+            theta, g, correction = (empty((n, h.shape[1]), self.op.dtype) for n in sizes)
+            self._kept = (theta, g, correction)
+        return self._kept
+
+    def _forward(self, rows: slice, theta: Array, out: Array) -> None:
         if self.K is not None:
-            return self.K[rows] @ theta
+            self.op.backend.matmul(self.K[rows], theta, out)
+            return
         ids = np.arange(rows.start, rows.stop)
-        return self.op.product(self.Z[rows], self.Z, theta, same=(ids - rows.start, ids))
+        same = (ids - rows.start, ids)
+        self.op.product(self.Z[rows], self.Z, theta, out=out, same=same)

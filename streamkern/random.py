@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from streamkern.errors import ConfigError
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 Run = Callable[[Callable[[slice], None], Iterable[slice]], None]
+Empty = Callable[[tuple[int, ...], Any], Array]
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -39,6 +40,20 @@ def in_turn(function: Callable[[slice], None], parts: Iterable[slice]) -> None:
     """Call `function` on every part, on this thread."""
     for part in parts:
         function(part)
+
+
+class Fills(NamedTuple):
+    """Accelerated functions of (rows, round_keys, first_block, out), called on tiles of rows.
+
+    rows : (k,) int64; round_keys : (10, 2) uint32; out : (k, 4 · n_blocks) C-ordered, written
+    with blocks first_block, first_block + 1, … of each row.
+
+    words : out uint32, bit for bit those of `philox4x32`
+    normals : out float32, the pairs of `RowRandom.normal` to rounding
+    """
+
+    words: Callable[..., None]
+    normals: Callable[..., None]
 
 
 class Stage(IntEnum):
@@ -58,6 +73,15 @@ def philox_key(*parts: int) -> tuple[int, int]:
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
+def round_keys(key: tuple[int, int]) -> np.ndarray:
+    """The key words of each round: (10, 2) uint32."""
+    rounds = np.arange(_ROUNDS, dtype=np.uint64)[:, None]
+    schedule: np.ndarray = (np.array(key, np.uint64) + rounds * np.array(_WEYL, np.uint64)).astype(
+        np.uint32
+    )
+    return schedule
+
+
 def philox4x32(xp: Any, even: Array, odd: Array, key: tuple[int, int]) -> tuple[Array, Array]:
     """Encrypt counters (c0, c1, c2, c3) in place; ten rounds of
 
@@ -75,9 +99,7 @@ def philox4x32(xp: Any, even: Array, odd: Array, key: tuple[int, int]) -> tuple[
     """
     column = (2,) + (1,) * (even.ndim - 1)
     multipliers = xp.asarray(_MULTIPLIERS, dtype=np.uint64).reshape(column)
-    round_keys = [[(k + r * w) & _LOW for k, w in zip(key, _WEYL, strict=True)]
-                  for r in range(_ROUNDS)]  # fmt: skip
-    keys = xp.asarray(round_keys, dtype=np.uint64).reshape((_ROUNDS, *column))
+    keys = xp.asarray(round_keys(key), dtype=np.uint64).reshape((_ROUNDS, *column))
     low, shift = np.uint64(_LOW), np.uint64(32)
     product = xp.empty_like(even)
     for r in range(_ROUNDS):
@@ -119,6 +141,7 @@ def words(
     first_block: int = 0,
     xp: Any = np,
     run: Run = in_turn,
+    fills: Fills | None = None,
 ) -> Array:
     """32 random bits for each row and word index.
 
@@ -128,25 +151,28 @@ def words(
     rows : (k,) int64, any order, repeats allowed
     first_block : the words start at word index 4 · first_block
     run : calls a function on every tile; `Backend.run` does so on several threads
+    fills : compiled code to use; the words are the same
 
     Returns
     -------
     (k, n_words) uint32; entry [i, w] depends on key, rows[i] and 4 · first_block + w alone.
     """
     n_blocks = -(-n_words // 4)
-    out = xp.empty((len(rows), n_words), dtype=np.uint32)
+    out = xp.empty((len(rows), n_blocks, 4), dtype=np.uint32)
     hashed = philox_key(*key)
+    keys = round_keys(hashed)
 
     def fill(part: slice) -> None:
+        if fills is not None:
+            fills.words(rows[part], keys, first_block, out[part].reshape(-1, 4 * n_blocks))
+            return
         even, odd = _cipher(xp, hashed, rows[part], first_block, n_blocks)
-        tile = xp.empty((even.shape[1], n_blocks, 4), dtype=np.uint32)
-        tile[..., 0], tile[..., 2] = even[0], even[1]
-        tile[..., 1], tile[..., 3] = odd[0], odd[1]
-        out[part] = tile.reshape(len(tile), -1)[:, :n_words]
+        out[part, :, 0], out[part, :, 2] = even[0], even[1]
+        out[part, :, 1], out[part, :, 3] = odd[0], odd[1]
 
     if n_words:
         run(fill, _tiles(xp, len(rows), n_blocks))
-    return out
+    return out.reshape(len(rows), 4 * n_blocks)[:, :n_words]
 
 
 class RowRandom:
@@ -161,7 +187,9 @@ class RowRandom:
     stage : one integer or several
     rows : (k,) int64 virtual row ids, on the host or on the device
     dtype : float32 (24-bit uniforms) or float64 (53-bit)
-    run : as for `words`
+    run, fills : as for `words`
+    empty : (shape, dtype) -> array, where `normal` and transforms put their results; a feed's
+        arrays serve the next batch again
     """
 
     def __init__(
@@ -174,9 +202,12 @@ class RowRandom:
         dtype: Any = np.float32,
         *,
         run: Run = in_turn,
+        fills: Fills | None = None,
+        empty: Empty | None = None,
     ) -> None:
         self.xp = xp
-        self._run = run
+        self.empty: Empty = empty or xp.empty
+        self._run, self._fills = run, fills
         self.rows = xp.asarray(rows)
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.float32, np.float64):
@@ -203,17 +234,21 @@ class RowRandom:
         n = math.prod(shape)
         per_block = 4 if self.dtype == np.float32 else 2
         n_blocks = -(-n // per_block)
-        out = self.xp.empty((len(self.rows), n), dtype=self.dtype)
+        out = self.empty((len(self.rows), per_block * n_blocks), self.dtype)
         hashed, first = philox_key(*self._key), self._next_block
+        keys = round_keys(hashed)
 
         def fill(part: slice) -> None:
-            pairs = self._box_muller(*_cipher(self.xp, hashed, self.rows[part], first, n_blocks))
-            out[part] = pairs.reshape(len(pairs), -1)[:, :n]
+            if self._fills is not None and self.dtype == np.float32:
+                self._fills.normals(self.rows[part], keys, first, out[part])
+                return
+            words = _cipher(self.xp, hashed, self.rows[part], first, n_blocks)
+            self._box_muller(*words, out[part])
 
         if n:
             self._run(fill, _tiles(self.xp, len(self.rows), n_blocks))
         self._next_block += n_blocks
-        return out.reshape(len(self.rows), *shape)
+        return out[:, :n].reshape(len(self.rows), *shape)
 
     def integers(self, low: int, high: int, shape: tuple[int, ...] = ()) -> Array:
         """Integers in [low, high): (k, *shape) int64, by multiply and shift.
@@ -244,10 +279,18 @@ class RowRandom:
     def _words(self, n_words: int) -> Array:
         first = self._next_block
         self._next_block += -(-n_words // 4)
-        return words(self._key, self.rows, n_words, first_block=first, xp=self.xp, run=self._run)
+        return words(
+            self._key,
+            self.rows,
+            n_words,
+            first_block=first,
+            xp=self.xp,
+            run=self._run,
+            fills=self._fills,
+        )
 
-    def _box_muller(self, even: Array, odd: Array) -> Array:
-        """Two uniforms to two normals: (k, n_blocks, pairs per block, 2)."""
+    def _box_muller(self, even: Array, odd: Array, out: Array) -> None:
+        """Two uniforms to two normals, one block after the other in each row of `out`."""
         xp = self.xp
         if self.dtype == np.float32:  # a word each: blocks give the pairs (c0, c1), (c2, c3)
             radius, angle = _unit24(even), _unit24(odd)
@@ -259,7 +302,7 @@ class RowRandom:
         radius *= self.dtype.type(-2)
         xp.sqrt(radius, out=radius)
         angle *= self.dtype.type(2 * math.pi)
-        pairs = xp.empty((*even.shape[1:], len(radius), 2), dtype=self.dtype)
+        pairs = out.reshape(*even.shape[1:], len(radius), 2)
         for half in range(len(radius)):
             xp.multiply(radius[half], xp.cos(angle[half]), out=pairs[..., half, 0])
             xp.multiply(radius[half], xp.sin(angle[half]), out=pairs[..., half, 1])

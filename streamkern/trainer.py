@@ -14,7 +14,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from streamkern.errors import (
     TrainingInterrupted,
 )
 from streamkern.feed import DeviceBatch, Feed
-from streamkern.guard import FACTOR, WINDOW, Guard
+from streamkern.guard import Guard, Watch
 from streamkern.identity import (
     StopRequest,
     changed_backend,
@@ -51,17 +51,13 @@ LOG_EVERY_S = 1.0
 
 @dataclass
 class Position:
-    """Where a run stands: the next batch, what was counted, and the guard's open window.
-
-    window : (loss, loss of predicting zero) of its steps; device scalars until they are drained.
-    """
+    """Where a run stands: the next batch, and what was counted."""
 
     epoch: int = 0
     batch: int = 0
     step: int = 0
     samples: int = 0
     done: bool = False
-    window: list[tuple[Any, Any]] = field(default_factory=list)
 
 
 @dataclass
@@ -105,7 +101,7 @@ class Trainer:
         self.progress = progress
         self.history: list[dict[str, Any]] = []
         self.metrics: dict[str, float] = {}
-        self.position, self.guard = Position(), Guard()
+        self.position = Position()
         self.logged = self.saved = time.monotonic()
         self.loop_s = 0.0
         self.whole = True  # no step has begun that did not end
@@ -140,14 +136,15 @@ class Trainer:
         saved = None if self.directory is None else self.directory.load_latest()
         if saved is None:
             self.state = self.solver.init()
-            self.good = self.state.alpha.copy()
+            self.watch = Watch(self.solver, self.state, self.state.alpha.copy(), Guard())
             self._report("start", {"setup": _summary(self.made.meta)})
             return
         self.state = self.solver.restore(saved.arrays, saved.meta["state"])
-        self.good = self.run.backend.asarray(saved.arrays["good"])
+        good = self.run.backend.asarray(saved.arrays["good"])
         window = [(float(a), float(b)) for a, b in saved.arrays["window"]]
-        self.position = Position(**saved.meta["position"], window=window)
-        self.guard = Guard.restore(saved.meta["guard"])
+        guard = Guard.restore(saved.meta["guard"])
+        self.watch = Watch(self.solver, self.state, good, guard, window)
+        self.position = Position(**saved.meta["position"])
         self.metrics = {k: math.nan if v is None else v for k, v in saved.meta["metrics"].items()}
         self.order = saved.meta["order"]
         self._report("resume", {})
@@ -223,9 +220,8 @@ class Trainer:
         position = self.position
         self.whole = False
         with np.errstate(over="ignore", invalid="ignore"):  # the guard sees it, and acts
-            loss = self.solver.step(self.state, batch.X, batch.Y, batch.rows, position.step)
-            zero = (batch.Y * batch.Y).sum() / len(batch.Y)
-        position.window.append((loss, zero))
+            self.solver.step(self.state, batch.X, batch.Y, batch.rows, position.step)
+        self.watch.add(position.step)
         position.step += 1
         position.samples += len(batch.rows)
         position.epoch, position.batch = batch.epoch, batch.index + 1
@@ -236,7 +232,7 @@ class Trainer:
     def _watch(self, bar: Progress) -> None:
         """What happens between two steps: judge, evaluate, save, stop, show."""
         position = self.position
-        if len(position.window) == WINDOW:
+        if self.watch.full:
             loss = self._judge()
             self._log_training(loss, bar)
         every, ended = self.settings.evaluate_every, position.batch == 0
@@ -256,35 +252,24 @@ class Trainer:
 
     def _judge(self, *, finite: bool = True) -> float:
         """Mean loss of the window, and a back-off if it, or what the caller saw, is bad."""
-        self._drain()
-        window = self.position.window
-        loss, zero = (float(mean) for mean in np.mean(window, axis=0)) if window else (0.0, 0.0)
-        loss = loss if finite else math.nan
-        self.position.window = []
-        if self.guard.judge(loss, zero):
-            self.solver.backed_off(self.state, self.good, FACTOR)
+        loss, zero, backed_off = self.watch.judge(finite=finite)
+        if backed_off:
             self._report("back-off", {"loss": loss, "zero_loss": zero, "scale": self.state.scale})
-        elif self.guard.trusts(window):
-            self.good[...] = self.state.alpha
         return loss
-
-    def _drain(self) -> None:
-        self.position.window = [(float(a), float(b)) for a, b in self.position.window]
 
     def _judge_rest(self) -> None:
         """Judge the window that the end of the run cuts short.
 
         The mean of a few steps says little, unless there are no others; NaN and infinity say all.
         """
-        self._drain()
-        n, xp = len(self.position.window), self.run.backend.xp
-        arrays = [*self.solver.arrays(self.state).values(), xp.array(self.position.window)]
-        finite = all(bool(xp.isfinite(a).all()) for a in arrays)
-        if finite and n < WINDOW // 4 and n < self.position.step:
+        window, xp = self.watch.read(), self.run.backend.xp
+        n, arrays = len(window), self.solver.arrays(self.state).values()
+        finite = bool(np.isfinite(window).all()) and all(bool(xp.isfinite(a).all()) for a in arrays)
+        if finite and self.watch.short and n < self.position.step:
             return
-        before = self.guard.back_offs
+        before = self.watch.guard.back_offs
         loss = self._judge(finite=finite)
-        if self.guard.back_offs > before and not bool(self.good.any()):
+        if self.watch.guard.back_offs > before and not bool(self.watch.good.any()):
             raise DivergenceError(
                 f"training diverged within its {self.position.step} steps (loss {loss:.3g}); check "
                 "the data for outliers, lower solver.step_scale or raise solver.damping"
@@ -309,24 +294,22 @@ class Trainer:
     def _checkpoint(self) -> None:
         if self.saver is None:
             return
-        self._drain()
         backend = self.run.backend
         arrays = {
             name: np.array(backend.to_host(a)) for name, a in self.solver.arrays(self.state).items()
         }
         # As an array, because a diverging run has losses that JSON can not hold.
-        position = asdict(self.position)
-        arrays["window"] = np.array(position.pop("window"), np.float64).reshape(-1, 2)
+        arrays["window"] = np.array(self.watch.read(), np.float64).reshape(-1, 2)
         averaged = self.solver.weights(self.state) is self.state.average
         meta = {
-            "position": position,
+            "position": asdict(self.position),
             "state": self.solver.scalars(self.state),
-            "guard": self.guard.scalars(),
+            "guard": self.watch.guard.scalars(),
             "order": self.loader.order_key(),
             "metrics": {k: v if math.isfinite(v) else None for k, v in self.metrics.items()},
             "evaluated": "average" if averaged else "alpha",
         }
-        arrays["good"] = np.array(backend.to_host(self.good))
+        arrays["good"] = np.array(backend.to_host(self.watch.good))
         self.saver.submit(self.position.step, arrays, meta)
         self.saved = time.monotonic()
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from streamkern.backend import Backend
 from streamkern.budget import Sizes
-from streamkern.kernels import KernelOperator, Points, get_kernel
+from streamkern.kernels import Grid, KernelOperator, Points, get_kernel
 from streamkern.solver import build
 from streamkern.solver.base import Solver, State
 
@@ -38,8 +38,8 @@ def operator(
     backend = backend or Backend(threads=1)
     if tile is not None:
         backend.tile_rows, backend.tile_cols = tile
-        backend.kept_cols = tile[1]
-    return KernelOperator(get_kernel(kernel, bandwidth), backend, precision, shift)
+    grid = GRID if precision == "integer" else None
+    return KernelOperator(get_kernel(kernel, bandwidth), backend, precision, shift, grid)
 
 
 def both(op: KernelOperator, X: Array) -> Points:
@@ -52,6 +52,8 @@ def quiet(event: str, fields: dict[str, Any]) -> None:
 
 
 # --- every solver -------------------------------------------------------------------------------
+
+GRID = Grid(offset=0.25, step=2.0**-6)
 
 SOLVERS: dict[str, dict[str, Any]] = {
     "block": {"solver": "block", "block_size": 24},
@@ -115,7 +117,7 @@ class Case:
         batch = self.batch(t)
         on_device, dtype = solver.backend.asarray, solver.op.dtype
         X, Y = on_device(self.X[batch], dtype), on_device(self.Y[batch], dtype)
-        return float(solver.step(state, X, Y, batch, t))
+        return float(solver.step(state, X, Y, batch, t)[0])
 
 
 def make_case(

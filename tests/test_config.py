@@ -131,6 +131,7 @@ def test_all_settings_in_a_run_file(tmp_path: Path) -> None:
         run_dir = "runs/a"
         precision = "float64"
         device = "gpu:1"
+        accelerator = "none"
         memory = "1.5 GiB"
         device_memory = 1000000
         threads = 2

@@ -20,9 +20,9 @@ from streamkern.errors import ConfigError
 from streamkern.kernels import (
     KERNELS,
     PRECISIONS,
+    Grid,
     Kernel,
     KernelOperator,
-    Points,
     get_kernel,
 )
 from tests import reference as ref
@@ -114,7 +114,7 @@ def test_tiled_product_equals_dense(
     kernel: str | Kernel = Quartic(bw) if name == "quartic" else name
     backend = Backend(1)
     backend.tile_rows, backend.tile_cols = tile
-    backend.kept_cols = None if shifted else tile[1]
+    backend.kept_in_place, backend.norms_in_columns = shifted, c > 1
     op = KernelOperator(get_kernel(kernel, bw), backend, precision, shift)
     A, B, W = (x.astype(op.dtype) for x in (A, B, W))
     out, keep = np.full((m, c), np.nan, op.dtype), np.full((m, p), np.nan, op.dtype)
@@ -247,7 +247,7 @@ def test_width_is_that_of_prepared_rows(precision: str) -> None:
     assert x.left.dtype == x.right.dtype == op.dtype
     assert len(x) == len(x[:]) == 4
     assert len(x[1:3]) == 2
-    assert len(Points(None, x.right)) == 4
+    assert len(x.columns()) == 4
     assert op.points(rows(0, 4, 5), left=True).right is None
 
 
@@ -260,7 +260,7 @@ def test_rows_are_prepared_one_by_one_and_in_place(threads: int, precision: str)
     with Backend(threads) as backend:
         op = operator(precision=precision, backend=backend, shift=rows(3, 5))
         given = X.astype(op.dtype)
-        room = op.empty_points(n + 3, 5, left=True, right=True)
+        room = op.empty_points(n + 3, op.width(5), left=True, right=True)
         inside = op.points(given, out=room[:n])
         new = both(op, X)
         single = both(op, X[300:301])
@@ -269,6 +269,37 @@ def test_rows_are_prepared_one_by_one_and_in_place(threads: int, precision: str)
             np.testing.assert_array_equal(getattr(inside, side), getattr(new, side))
             np.testing.assert_array_equal(getattr(single, side), getattr(new[300:301], side))
         np.testing.assert_array_equal(given, X.astype(op.dtype))  # left as it was
+
+
+@pytest.mark.parametrize("norms_in_columns", [True, False])
+@given(step=st.sampled_from([1 / 255, 0.013, 3.0]), offset=st.floats(-5, 5), d=st.integers(1, 784))
+@settings(max_examples=25)
+def test_integer_distances_are_exact(
+    norms_in_columns: bool, step: float, offset: float, d: int
+) -> None:
+    """Scaled pixels: all that is left is the rounding of the profile and its one argument."""
+    rng = np.random.default_rng(d)
+    pixels = rng.integers(0, 256, (30, d))
+    pixels[7] = pixels[3]
+    X = (offset + step * pixels).astype(np.float32)
+    backend = Backend(1)
+    backend.norms_in_columns = norms_in_columns
+    bandwidth = step * 80 * np.sqrt(d)
+    op = KernelOperator(
+        get_kernel("laplace", bandwidth), backend, "integer", X.mean(axis=0), Grid(offset, step)
+    )
+    x = both(op, X)
+    truth = np.exp(-ref.distances(pixels * 1.0, pixels * 1.0) * (step / bandwidth))
+    K = op.matrix(x, x)
+    np.testing.assert_array_equal(K.diagonal(), 1.0)  # although nobody said they are the same
+    assert K[3, 7] == K[7, 3] == 1.0
+    np.testing.assert_allclose(K, truth, rtol=3e-6, atol=0)
+
+
+def test_the_integer_mode_and_a_grid_need_each_other() -> None:
+    for precision, grid in (("integer", None), ("exact", Grid(0.0, 1.0))):
+        with pytest.raises(ConfigError, match="needs the grid of the features"):
+            KernelOperator(get_kernel("laplace", 1.0), Backend(1), precision, grid=grid)
 
 
 # --- the order of the additions -----------------------------------------------------------------

@@ -23,7 +23,7 @@ FILES = {
 # A module is listed by its name, a folder by the folder's.
 FOUNDATION = {
     *("errors", "settings", "config", "machine", "backend", "gpu", "devices", "budget"),
-    *("report", "random", "optional"),
+    *("report", "random", "optional", "compiled", "expression"),
 }
 DATA_LANE = {
     *("storage", "layout", "statistics", "store", "writer", "describe"),

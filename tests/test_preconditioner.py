@@ -342,7 +342,8 @@ def test_low_rank_eigensystem_equals_the_reference(level: int) -> None:
     assert spectrum.lambda_1 * (1 - 1e-10) <= P.rule.lambda_1 <= spectrum.lambda_1 * 1.01
     g = rows(2, 150, 2)
     np.testing.assert_allclose(
-        P.correction(op, both(op, probe), g), eigen.Q @ kernel(X_s, probe) @ g,
+        P.correction(op, both(op, probe), g, np.empty((len(X_s), 2))),
+        eigen.Q @ kernel(X_s, probe) @ g,
         rtol=0, atol=1e-9,
     )  # fmt: skip
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamkern import problem, sealed
+from streamkern import guard, problem, sealed
 from streamkern import trainer as train_module
 from streamkern.augment import GaussianNoise, MixUp
 from streamkern.backend import Backend
@@ -61,7 +61,7 @@ def small_world(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shorten_windows(setattr_: Callable[..., None] = setattr) -> None:
-    setattr_(train_module, "WINDOW", 4)
+    setattr_(guard, "WINDOW", 4)
     setattr_(os, "fsync", lambda fd: None)
 
 

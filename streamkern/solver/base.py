@@ -20,6 +20,9 @@ from streamkern.backend import Array
 from streamkern.kernels import KernelOperator, Points
 from streamkern.step_rule import StepRule
 
+LOSSES = 32
+"""Steps whose losses stay on the device before they are written over."""
+
 
 @dataclass
 class State:
@@ -53,6 +56,9 @@ class Solver:
         self.op, self.Z, self.backend = op, Z, op.backend
         self.n_outputs = n_outputs
         self.averaging = average
+        xp = op.backend.xp
+        self.losses = xp.zeros((LOSSES, 2), op.dtype)
+        self._scratch = xp.empty((len(Z), n_outputs), op.dtype)
 
     def init(self) -> State:
         """The zero function."""
@@ -70,10 +76,10 @@ class Solver:
     def step(
         self, state: State, X: Array, Y: Array, rows: npt.NDArray[np.int64], step: int
     ) -> Array:
-        """Move `state` by one batch and return the mean squared residual before the move.
+        """Move `state` by one batch and return its loss: see `_measure`.
 
         X : (m, d), Y : (m, c), on the device. rows : (m,) row numbers, on the host.
-        The loss is a scalar on the device: reading it here would stall the queue.
+        Nothing is allocated and nothing is read back: both would stall the queue.
         """
         raise NotImplementedError
 
@@ -83,6 +89,18 @@ class Solver:
     def weights(self, state: State) -> Array:
         """The weights to evaluate: the average where there is one."""
         return state.average if self.averaging and state.averaged else state.alpha
+
+    def _measure(self, r: Array, Y: Array, squares: Array, step: int) -> Array:
+        """(2,) on the device, good for `LOSSES` steps: mean squared residual, and that of zero.
+
+        r, Y : (m, c). squares : (m, c), overwritten.
+        """
+        losses = self.losses[step % LOSSES]
+        for values, loss in ((r, losses[0, ...]), (Y, losses[1, ...])):
+            self.backend.xp.multiply(values, values, out=squares)
+            squares.sum(out=loss)
+        losses *= 1 / len(r)
+        return losses
 
     def _average(self, state: State) -> None:
         """average <- average + w (alpha - average), w = (k + 1) / (t + k), on the t-th of them.
@@ -94,7 +112,10 @@ class Solver:
             return
         state.averaged += 1
         weight = (self.average_k + 1) / (state.averaged + self.average_k)
-        state.average += weight * (state.alpha - state.average)
+        move = self._scratch
+        self.backend.xp.subtract(state.alpha, state.average, out=move)
+        move *= weight
+        state.average += move
 
     # -- checkpoint ------------------------------------------------------------------------
 

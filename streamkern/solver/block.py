@@ -69,8 +69,7 @@ class BlockSolver(Solver):
         # One matrix per block rather than slices of one: contiguous, as a GPU's GEMM wants them.
         columns = widths if keep else [widest]
         self.K = [xp.empty((max_batch, width), op.dtype) for width in columns]
-        assert Z.right is not None
-        self.x = Points(xp.empty((max_batch, Z.right.shape[1]), op.dtype), None)
+        self.x = op.empty_points(max_batch, Z.width, left=True)
         self.r, self.Ku = (xp.empty((max_batch, c), op.dtype) for _ in range(2))
         self.g, self.u = (xp.empty((widest, c), op.dtype) for _ in range(2))
 
@@ -83,17 +82,18 @@ class BlockSolver(Solver):
     ) -> Array:
         """See the module's first lines."""
         m = len(X)
-        x = self.op.points(X, out=self.x[:m])
-        r = self._residual(state, x, Y)
-        loss = (r * r).sum() / m
         blocks = self.preconditioner.blocks
         order = np.random.default_rng([self.seed, ORDER_STAGE, step]).permutation(len(blocks))
-        for i, b in enumerate(order.tolist()):
-            K_b = self.K[b][:m] if self.keep else self._recomputed(x, blocks[b])
-            u = self._block_step(state, b, K_b, r, step)
-            if i + 1 < len(order):
-                r -= self.backend.matmul(K_b, u, self.Ku[:m])
-        self._average(state)
+        with self.backend.single_threaded_blas():
+            x = self.op.points(X, out=self.x[:m])
+            r = self._residual(state, x, Y)
+            loss = self._measure(r, Y, self.Ku[:m], step)
+            for i, b in enumerate(order.tolist()):
+                K_b = self.K[b][:m] if self.keep else self._recomputed(x, blocks[b])
+                u = self._block_step(state, b, K_b, r, step)
+                if i + 1 < len(order):
+                    r -= self.backend.matmul(K_b, u, self.Ku[:m])
+            self._average(state)
         return loss
 
     def _block_step(self, state: State, b: int, K_b: Array, r: Array, step: int) -> Array:
@@ -105,7 +105,8 @@ class BlockSolver(Solver):
             self._add_ridge(g, state, b, step)
         u = self.preconditioner.apply(b, g, self.backend, self.u[:width])
         u *= state.scale * self.preconditioner.rules[b].eta(m)
-        state.alpha[block] -= u
+        alpha = state.alpha[block]
+        alpha -= u
         return u
 
     def _pending(self) -> dict[str, Array]:
@@ -121,12 +122,13 @@ class BlockSolver(Solver):
         Gauss-Seidel it ended 10 to 15 % away.
         """
         values, blocks = state.pending["ridge_values"], self.preconditioner.blocks
-        block = blocks[b]
+        xp, block = self.backend.xp, blocks[b]
         if step % len(blocks) == b:
             ids = np.arange(block.start, block.stop)
             same = (ids - block.start, ids)
             self.op.product(self.Z[block], self.Z, state.alpha, out=values[block], same=same)
-        g += self.ridge * values[block]
+        xp.multiply(values[block], self.ridge, out=self.u[: len(g)])
+        g += self.u[: len(g)]
 
     def _residual(self, state: State, x: Points, Y: Array) -> Array:
         """K alpha - Y; fills self.K."""

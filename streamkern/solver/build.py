@@ -164,7 +164,7 @@ def assemble(
         H = [arrays[f"H.{b}"] for b in range(len(blocks))]
         pre = BlockPreconditioner(blocks, H, rules, setup.meta["mu"], setup.meta["jitter"])
         if not choices.ridge:
-            Z = Points(None, Z.right)  # the centers are columns only from here on
+            Z = Z.columns()  # the centers are columns only from here on
         return BlockSolver(
             op, Z, pre, seed=choices.seed, ridge=choices.ridge, keep=sizes.keep, **shared
         )

@@ -49,7 +49,7 @@ class DelayedProjectionSolver(Solver):
     Memory max_batch * p for K(X, Z), period * max_batch * (d + c) for the temporary centers.
     """
 
-    growing = ("points", "delta")
+    growing = ("points", "norms", "delta")
 
     def __init__(
         self,
@@ -72,17 +72,21 @@ class DelayedProjectionSolver(Solver):
         self.K = xp.empty((max_batch, len(Z)), op.dtype)
         self.f, self.part = (xp.empty((max_batch, self.n_outputs), op.dtype) for _ in range(2))
         self.h = xp.empty((len(Z), self.n_outputs), op.dtype)
+        self.x = op.empty_points(max_batch, Z.width, left=True, right=True)
+        self.correction = xp.empty((len(preconditioner.X_s), self.n_outputs), op.dtype)
 
     def _pending(self) -> dict[str, Array]:
-        zeros, dtype, c = self.backend.xp.zeros, self.op.dtype, self.n_outputs
+        xp, dtype, c = self.backend.xp, self.op.dtype, self.n_outputs
         # The last batch of a period is projected at once and never becomes temporary centers.
         capacity = (self.period - 1) * self.max_batch
-        assert self.Z.right is not None
+        temporary = self.op.empty_points(capacity, self.Z.width, right=True)
+        norms = {} if temporary.norms is None else {"norms": temporary.norms}
         return {
-            "points": zeros((capacity, self.Z.right.shape[1]), dtype),
-            "delta": zeros((capacity, c), dtype),
-            "gamma": zeros((len(self.P.X_s), c), dtype),
-            "h": zeros((len(self.Z), c), dtype),
+            "points": temporary.right,
+            **norms,
+            "delta": xp.zeros((capacity, c), dtype),
+            "gamma": xp.zeros((len(self.P.X_s), c), dtype),
+            "h": xp.zeros((len(self.Z), c), dtype),
         }
 
     def rules(self) -> list[StepRule]:
@@ -94,21 +98,28 @@ class DelayedProjectionSolver(Solver):
     ) -> Array:
         """See the module's first lines."""
         op, m, pending = self.op, len(X), state.pending
-        x = op.points(X, left=True, right=True)
+        x = op.points(X, out=self.x[:m])
         g = self._values(state, x)
         g -= Y
-        loss = (g * g).sum() / m
+        loss = self._measure(g, Y, self.part[:m], step)
         g *= state.scale * self.P.rule.eta(m) / m
-        pending["gamma"] += self.P.correction(op, x, g)
-        pending["h"] -= self.backend.matmul_t(self.K[:m], g, self.h)
+        gamma, h = pending["gamma"], pending["h"]
+        gamma += self.P.correction(op, x, g, self.correction)
+        h -= self.backend.matmul_t(self.K[:m], g, self.h)
         if (step + 1) % self.period == 0:
             self._project(state)
         else:
-            new = slice(state.n_pending, state.n_pending + m)
-            pending["points"][new] = x.right
-            pending["delta"][new] = -g
-            state.n_pending += m
+            self._remember(state, x, g)
         return loss
+
+    def _remember(self, state: State, x: Points, g: Array) -> None:
+        """The batch as temporary centers."""
+        new = slice(state.n_pending, state.n_pending + len(g))
+        state.pending["points"][new] = x.right
+        if x.norms is not None:
+            state.pending["norms"][new] = x.norms
+        self.backend.xp.negative(g, out=state.pending["delta"][new])
+        state.n_pending += len(g)
 
     def _values(self, state: State, x: Points) -> Array:
         """f(X), all three parts; K(X, Z) stays in self.K."""
@@ -116,7 +127,7 @@ class DelayedProjectionSolver(Solver):
         f = op.product(x, self.Z, state.alpha, out=self.f[:m], keep=self.K[:m])
         if state.n_pending:
             used = slice(0, state.n_pending)
-            temporary = Points(None, pending["points"][used])
+            temporary = Points(None, pending["points"], pending.get("norms"))[used]
             f += op.product(x, temporary, pending["delta"][used], out=self.part[:m])
             f += op.product(x, self.P.X_s, pending["gamma"], out=self.part[:m])
         return f
@@ -158,7 +169,10 @@ class EigenPro2Solver(Solver):
         super().__init__(op, Z, **shared)
         self.P, self.sample_rows = preconditioner, sample
         self.sample = op.backend.xp.asarray(sample)
-        self.f = op.backend.xp.empty((max_batch, self.n_outputs), op.dtype)
+        xp, c = op.backend.xp, self.n_outputs
+        self.f, self.squares = (xp.empty((max_batch, c), op.dtype) for _ in range(2))
+        self.correction = xp.empty((len(sample), c), op.dtype)
+        self.x = op.empty_points(max_batch, Z.width, left=True, right=True)
 
     def rules(self) -> list[StepRule]:
         """One."""
@@ -169,15 +183,17 @@ class EigenPro2Solver(Solver):
     ) -> Array:
         """alpha_rows -= eta/m g;  alpha_sample += eta/m E D E^T K(X_s, X) g."""
         m = len(X)
-        x = self.op.points(X, left=True, right=True)
+        x = self.op.points(X, out=self.x[:m])
         # A row and the center made from it are the same point: their distance is exactly zero.
         same = (np.arange(m), rows)
         in_sample = np.intersect1d(self.sample_rows, rows, return_indices=True)[1:]
         g = self.op.product(x, self.Z, state.alpha, out=self.f[:m], same=same)
         g -= Y
-        loss = (g * g).sum() / m
+        loss = self._measure(g, Y, self.squares[:m], step)
         g *= state.scale * self.P.rule.eta(m) / m
         state.alpha[self.backend.xp.asarray(rows)] -= g
-        state.alpha[self.sample] += self.P.correction(self.op, x, g, same=in_sample)
+        state.alpha[self.sample] += self.P.correction(
+            self.op, x, g, self.correction, same=in_sample
+        )
         self._average(state)
         return loss

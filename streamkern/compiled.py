@@ -1,0 +1,96 @@
+"""Numba behind the verbs of `backend`: the only module that names it.
+
+NumPy goes over a tile of squared distances once per operation: four passes for the Laplace kernel,
+about 1.0 ns an entry and thread, more than the GEMM takes at d = 16. Compiled, the whole profile is
+one pass of vector instructions, about 0.23 ns, and the GEMMs stay with the BLAS.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from streamkern.backend import Array, Backend
+from streamkern.expression import render
+
+f4 = np.float32
+# Fused multiply-add and no more: NaN passes, and sums keep their order.
+_FLAGS = {"contract"}
+
+
+def numba_problem() -> str | None:
+    """Why compiled tiles can not be used, or None."""
+    if importlib.util.find_spec("numba") is None:
+        return "Numba is not installed (pip install 'streamkern[fast]')"
+    return None
+
+
+def jit(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile at the first call, to code that runs without the interpreter's lock."""
+    import numba
+
+    compiled: Callable[..., Any] = numba.njit(nogil=True, fastmath=_FLAGS, error_model="numpy")(
+        function
+    )
+    return compiled
+
+
+class CompiledBackend(Backend):
+    """The CPU with compiled element-wise passes, in float32; float64 stays with NumPy."""
+
+    accelerator = "numba"
+    library_bytes = 120 << 20
+
+    def apply_profile(self, kernel: Any, tile: Array, scale: float = 1.0) -> None:
+        """One pass where the profile has an expression."""
+        if kernel.expression is None or tile.dtype != np.float32:
+            super().apply_profile(kernel, tile, scale)
+        else:
+            _profile(kernel.expression)(tile, f4(scale))
+
+
+@cache
+def _profile(expression: str) -> Callable[[Array, np.float32], None]:
+    """tile, scale -> None: the profile in place, NaN kept, negative distances taken as zero."""
+    source = (
+        "def profile(tile, scale):\n"
+        "    for i in range(tile.shape[0]):\n"
+        "        row = tile[i]\n"
+        "        for j in range(row.size):\n"
+        "            s = row[j] * scale\n"
+        "            s = f4(0) if s < f4(0) else s\n"
+        f"            row[j] = {render(expression, 'f4({})')}\n"
+    )
+    names: dict[str, Any] = {"f4": f4, "sqrt": np.sqrt, "exp": _exp()}
+    exec(compile(source, f"<profile {expression}>", "exec"), names)
+    return jit(names["profile"])
+
+
+@cache
+def _exp() -> Callable[..., Any]:
+    """exp in float32 as arithmetic that compilers vectorise; 0 below -87, at most 2^127.5.
+
+    2^k times the Taylor polynomial of 2^r on |r| <= 1/2, good to 2e-8. The product x log2(e) is
+    rounded once, so the relative error grows like |x| eps: for a kernel's values that is less
+    than eps in absolute terms.
+    """
+    log2e, lowest, highest = f4(1.44269504), f4(-126.0), f4(127.5)
+    c1, c2, c3 = f4(6.9314718e-1), f4(2.4022651e-1), f4(5.5504109e-2)
+    c4, c5, c6 = f4(9.6181291e-3), f4(1.3333558e-3), f4(1.5403530e-4)
+    one, zero = f4(1.0), f4(0.0)
+
+    def exp(x: Any) -> Any:
+        y = x * log2e
+        y = lowest if y < lowest else y  # comparisons that NaN passes
+        y = highest if y > highest else y
+        k = np.rint(y)
+        r = y - k
+        p = (((((c6 * r + c5) * r + c4) * r + c3) * r + c2) * r + c1) * r + one
+        power = np.int32((np.int32(k) + np.int32(127)) << np.int32(23)).view(np.float32)
+        return zero if y <= lowest else p * power
+
+    return jit(exp)

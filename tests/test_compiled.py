@@ -1,0 +1,167 @@
+"""Compiled tiles against NumPy's, and the expressions both are written in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamkern.backend import Backend
+from streamkern.compiled import CompiledBackend, numba_problem
+from streamkern.devices import get_backend
+from streamkern.errors import BackendError, ConfigError
+from streamkern.expression import render
+from streamkern.kernels import KERNELS, Kernel, KernelOperator, get_kernel
+from tests.maths import Array, both, operator, rows
+
+needs_numba = pytest.mark.skipif(numba_problem() is not None, reason=str(numba_problem()))
+EPS = float(np.finfo(np.float32).eps)
+
+
+class Inverse(Kernel):
+    """An own kernel with an expression; exp of something positive in it."""
+
+    expression = "2 / (1 + exp(s))"
+
+    def profile(self, sq: Array, xp: Any) -> Array:
+        return 2 / (1 + np.exp(sq))  # type: ignore[no-any-return, unused-ignore]
+
+
+# --- expressions --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(KERNELS))
+def test_an_expression_is_its_kernels_profile(name: str) -> None:
+    kernel = get_kernel(name, 1.0)
+    assert kernel.expression is not None
+    s = np.concatenate([[0.0], np.logspace(-8, 3, 200)])
+    names = {"s": s, "sqrt": np.sqrt, "exp": np.exp, "T": np.float64}
+    truth = kernel.profile(s.copy(), np)
+    for number in ("{}", "T({})"):
+        value = eval(render(kernel.expression, number), names)
+        np.testing.assert_allclose(value, truth, rtol=1e-14)
+
+
+def test_every_number_takes_the_form_asked_for() -> None:
+    text = render("(1 + sqrt(3 * s)) * exp(-0.5 / s)", "(T){}")
+    assert text == "(((T)1.0 + sqrt(((T)3.0 * s))) * exp(((-(T)0.5) / s)))"
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["s ** 2", "log(s)", "t", "True", "'s'", "exp(s, s)", "exp(x=s)", "s if s else 1", "s.real"],
+)
+def test_anything_else_is_refused(expression: str) -> None:
+    with pytest.raises(ConfigError, match="it may hold numbers, s,"):
+        render(expression, "{}")
+
+
+def test_an_expression_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="expression='exp\\(' of a kernel"):
+        render("exp(", "{}")
+
+
+# --- compiled tiles -----------------------------------------------------------------------------
+
+
+@needs_numba
+@pytest.mark.parametrize("name", [*sorted(KERNELS), "inverse"])
+def test_a_compiled_profile_is_numpys(name: str) -> None:
+    """In absolute terms: values are at most 1, and that is what sums of them see."""
+    kernel = Inverse(1.0) if name == "inverse" else get_kernel(name, 1.0)
+    sq = np.concatenate([[0.0, -1e-3, 1e30], np.logspace(-12, 5, 997)]).astype(np.float32)
+    tile = np.tile(sq, (3, 1))
+    with np.errstate(over="ignore"):
+        truth = kernel.profile(np.maximum(2.5 * sq.astype(np.float64), 0), np)
+    with CompiledBackend(1) as backend:
+        backend.apply_profile(kernel, tile, 2.5)
+    np.testing.assert_allclose(tile, np.tile(truth, (3, 1)), rtol=0, atol=4 * EPS)
+    assert np.all(tile >= 0)
+    np.testing.assert_array_equal(tile[:, :2], 1.0)
+
+
+@needs_numba
+@pytest.mark.parametrize("name", sorted(KERNELS))
+def test_nan_stays_nan_and_a_known_pair_is_at_distance_zero(name: str) -> None:
+    tile = np.array([[np.nan, -np.inf, 1.0]], np.float32)
+    with CompiledBackend(1) as backend:
+        backend.apply_profile(get_kernel(name, 1.0), tile)
+    assert np.isnan(tile[0, 0])
+    assert tile[0, 1] == 1.0
+    assert 0 < tile[0, 2] < 1
+
+
+@needs_numba
+@given(
+    st.sampled_from(sorted(KERNELS)),
+    st.integers(1, 60),
+    st.integers(1, 60),
+    st.sampled_from(["exact", "high", "fast", "integer", "float64"]),
+)
+@settings(max_examples=40)
+def test_products_agree_with_plain_numpy(name: str, m: int, p: int, precision: str) -> None:
+    A, B, W = rows(0, m, 5), rows(1, p, 5), rows(2, p, 3)
+    results = []
+    for kind in (Backend, CompiledBackend):
+        with kind(1) as backend:
+            op = operator(name, 2.0, precision, backend=backend, tile=(16, 24))
+            keep = np.empty((m, p), op.dtype)
+            out = op.product(both(op, A), both(op, B), W.astype(op.dtype), keep=keep)
+            results.append((out, keep))
+    (out, keep), (compiled_out, compiled_keep) = results
+    tolerance = 0 if precision == "float64" else 6 * EPS
+    np.testing.assert_allclose(compiled_keep, keep, rtol=0, atol=tolerance)
+    size = np.abs(W).sum(axis=0).max()
+    np.testing.assert_allclose(compiled_out, out, rtol=0, atol=(tolerance + p * EPS) * size)
+
+
+@needs_numba
+def test_a_kernel_without_an_expression_is_numpys() -> None:
+    class Plain(Kernel):
+        def profile(self, sq: Array, xp: Any) -> Array:
+            return xp.exp(-sq)  # type: ignore[no-any-return, unused-ignore]
+
+    with CompiledBackend(1) as backend:
+        op = KernelOperator(Plain(1.0), backend)
+        K = op.gram(both(op, rows(0, 6, 2).astype(np.float32)))
+    assert K[0, 0] == 1.0
+
+
+@needs_numba
+def test_compiled_results_do_not_depend_on_the_number_of_threads() -> None:
+    A, B, W = rows(0, 130, 9), rows(1, 90, 9), rows(2, 90, 3).astype(np.float32)
+    results = []
+    for threads in (1, 2, 3):
+        with CompiledBackend(threads) as backend:
+            op = operator("laplace", 2.0, "exact", backend=backend, tile=(16, 32))
+            results.append(op.product(both(op, A), both(op, B), W))
+    for other in results[1:]:
+        np.testing.assert_array_equal(results[0], other)
+
+
+# --- the choice ---------------------------------------------------------------------------------
+
+
+@needs_numba
+def test_the_accelerator_is_chosen_and_recorded() -> None:
+    for accelerator, name in (("auto", "numba"), ("numba", "numba"), ("none", "none")):
+        with get_backend("cpu", 1, accelerator) as backend:
+            assert backend.describe()["accelerator"] == name
+
+
+def test_without_numba_auto_is_numpy_and_numba_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("streamkern.devices.numba_problem", lambda: "Numba is not installed")
+    with get_backend("cpu", 1) as backend:
+        assert backend.describe()["accelerator"] == "none"
+    with pytest.raises(BackendError, match="accelerator='numba' can not be used: Numba is not"):
+        get_backend("cpu", 1, "numba")
+
+
+def test_an_unknown_accelerator_is_refused() -> None:
+    with pytest.raises(ConfigError, match="accelerator='cython' is not known"):
+        get_backend("cpu", 1, "cython")
