@@ -19,7 +19,7 @@ from streamkern.backend import Array, Backend
 from streamkern.config import RunConfig
 from streamkern.errors import ConfigError
 from streamkern.feed import prepare
-from streamkern.kernels import Kernel, KernelOperator, get_kernel
+from streamkern.kernels import Grid, Kernel, KernelOperator, get_kernel
 from streamkern.problem import Run, open_centers
 from streamkern.solver.base import Solver
 from streamkern.solver.build import Choices, Setup, assemble, compute
@@ -65,7 +65,7 @@ def start(
     order = np.arange(len(chosen.X)) if in_order else centers.random_order(len(chosen.X), seed)
     ordered = Block(chosen.X[order], chosen.y[order], chosen.rows[order])
     del chosen
-    dtype = np.dtype(np.float64 if config.run.precision == "float64" else np.float32)
+    dtype = np.dtype(np.float64 if run.precision == "float64" else np.float32)
     Z = _transformed(run, ordered, data.fixed, dtype, epoch=0)
     del ordered
     host_Z = run.backend.to_host(Z)
@@ -79,7 +79,7 @@ def start(
         kernel = get_kernel(config.model.kernel, width)
     # A common shift changes no distance; without it raw pixels cost three digits of them.
     shift = host_Z.mean(axis=0, dtype=np.float64).astype(dtype)
-    op = KernelOperator(kernel, run.backend, config.run.precision, shift)
+    op = KernelOperator(kernel, run.backend, run.precision, shift, run.grid)
     points = op.points(Z, left=True, right=True)
     rows = np.empty(0, np.int64)
 
@@ -107,7 +107,8 @@ def start(
         "classes": None if data.source.classes is None else list(data.source.classes),
         "row_shape": list(data.source.row_shape),
         "n_outputs": data.source.n_outputs,
-        "precision": config.run.precision,
+        "precision": run.precision,
+        "grid": None if run.grid is None else asdict(run.grid),
         "scaling": scale_meta,
         "backend": run.backend.describe(),
     }
@@ -146,7 +147,8 @@ def operator(
         kernel = get_kernel(described["kernel"], described["bandwidth"])
     elif kernel.describe() != described:
         raise ConfigError(f"kernel={kernel!r} differs from the one trained with, {described}")
-    return KernelOperator(kernel, backend, meta["precision"], arrays["shift"])
+    grid = None if meta["grid"] is None else Grid(**meta["grid"])
+    return KernelOperator(kernel, backend, meta["precision"], arrays["shift"], grid)
 
 
 def _choices(config: RunConfig) -> Choices:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -110,8 +111,10 @@ class Scale:
         if self.mode == "none":
             return X, Y
         xp, scaled = rng.xp, rng.empty(X.shape, X.dtype)
-        xp.subtract(X, xp.asarray(self.mean, dtype=X.dtype), out=scaled)
-        scaled /= xp.asarray(self.scale, dtype=X.dtype)
+        # One number goes along with the call; features are an array on the device.
+        as_operand = X.dtype.type if self.mode == "global" else partial(xp.asarray, dtype=X.dtype)
+        xp.subtract(X, as_operand(self.mean), out=scaled)
+        scaled /= as_operand(self.scale)
         return scaled, Y
 
     def describe(self) -> dict[str, object]:
@@ -162,7 +165,8 @@ class MixUp:
         levels, quantiles = xp.asarray(self._levels), xp.asarray(self._quantiles)
         weight = xp.interp(rng.uniform().astype(np.float64), levels, quantiles).astype(X.dtype)
         partner = rng.permutation()
-        return _mix(X, X[partner], weight), _mix(Y, Y[partner], weight)
+        mixed = [_mix(a, a[partner], weight, rng.empty(a.shape, a.dtype)) for a in (X, Y)]
+        return mixed[0], mixed[1]
 
     def describe(self) -> dict[str, object]:
         return {"kind": "mixup", "alpha": self.alpha}
@@ -334,9 +338,10 @@ def apply_transforms(
     return X, Y
 
 
-def _mix(own: Array, other: Array, weight: Array) -> Array:
-    """other + weight (own - other), with one new array."""
-    mixed = own - other
+def _mix(own: Array, other: Array, weight: Array, mixed: Array) -> Array:
+    """mixed <- other + weight (own - other)."""
+    mixed[...] = own
+    mixed -= other
     mixed *= weight.reshape(-1, *(1,) * (own.ndim - 1))
     mixed += other
     return mixed

@@ -13,14 +13,19 @@ from typing import Literal
 from streamkern.errors import ConfigError, MemoryBudgetError
 
 MiB = 1 << 20
-# Sizes of the setup samples, in blocks: enough rows for the covariance of a block to be known to
-# sqrt(1/5), and for its top eigenvalue to be measured on fresh rows.
-SAMPLE_PER_BLOCK = 5
+# Sizes of the setup samples, in blocks. Test error with a sample of 5, 3, 2 blocks, two seeds:
+# noisy digits over the exact model, one block, 1e6 samples 0.9995, 0.9995, -; four blocks, 2e5
+# samples 1.037, 1.042, 1.043 and 1e6 samples 1.017, 1.020, -; a smooth target under a Gaussian
+# kernel, 2e5 samples, one block 6.4e-3, 6.7e-3, 7.1e-3, four blocks 2.33e-2, 2.38e-2, 2.41e-2.
+# The size of the block matters far more, and 3 in place of 5 affords it half as often again. A
+# probe of 1, 2 or 4 blocks made no difference.
+SAMPLE_PER_BLOCK = 3
 PROBE_PER_BLOCK = 2
 MIN_PROBE, MAX_PROBE = 512, 4096
-# Setup may cost half of the run, or this much, whichever is more: about 20 s on two cores.
+# Setup may cost a quarter of the run's FLOPs, or this many, whichever is more: about 20 s on two
+# cores. It runs at 0.8 of SGEMM speed and training at 0.65, so in time it is less than a quarter.
 FREE_SETUP_FLOPS = 3 * 10**12
-SETUP_SHARE = 0.5
+SETUP_SHARE = 0.25
 MIN_BATCH, MAX_BATCH = 256, 4096
 MAX_EXACT_CENTERS = 20_000
 LARGE_N_NYSTROM, N_NYSTROM, LEVEL_SHARE = 5000, 2000, 20
@@ -205,13 +210,23 @@ def _auto_batch(problem: Problem) -> int:
 
 
 def _affordable_block(problem: Problem) -> int:
-    """Largest b whose setup, about 12 p b^2 + 14 p b d FLOPs in all, is worth its time."""
+    """Largest b, of p and its halvings, whose setup is worth its time."""
     run = 2 * problem.p * (problem.d + 3 * problem.c) * problem.n_rows * problem.epochs
     allowed = max(FREE_SETUP_FLOPS, int(SETUP_SHARE * run))
     b = problem.p
-    while b > 256 and 12 * problem.p * b * b + 14 * problem.p * b * problem.d > allowed:
+    while b > 256 and setup_flops(problem, b, *_block_samples(problem, b)) > allowed:
         b = -(-b // 2)
     return b
+
+
+def setup_flops(problem: Problem, b: int, s: int, h: int) -> int:
+    """Of all blocks of b centers together, with a sample of s rows and a probe of h.
+
+    Per block (2 s + h) b^2 to whiten the sample, for its covariance and for the probe's features,
+    4/3 b^3 for two Cholesky factors and their inverses, and the three kernel matrices.
+    """
+    kernels = 2 * (b + s + h) * problem.d
+    return problem.p * ((2 * s + h) * b + 4 * b * b // 3 + kernels)
 
 
 def sample_sizes(n_rows: int, wanted: int, probe: int) -> tuple[int, int]:
@@ -228,9 +243,13 @@ def sample_sizes(n_rows: int, wanted: int, probe: int) -> tuple[int, int]:
 
 
 def _block_sizes(problem: Problem, m: int, b: int, keep: bool, loader: tuple[int, int]) -> Sizes:
-    probe = min(max(PROBE_PER_BLOCK * b, MIN_PROBE), MAX_PROBE)
-    s, h = sample_sizes(problem.n_rows, SAMPLE_PER_BLOCK * b, probe)
+    s, h = _block_samples(problem, b)
     return Sizes("block", m, b, keep, s, h, 0, 0, 1, "none", *loader)
+
+
+def _block_samples(problem: Problem, b: int) -> tuple[int, int]:
+    probe = min(max(PROBE_PER_BLOCK * b, MIN_PROBE), MAX_PROBE)
+    return sample_sizes(problem.n_rows, SAMPLE_PER_BLOCK * b, probe)
 
 
 def _eigenpro_sizes(
@@ -268,6 +287,7 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
         add("always", "compiler", problem.library_bytes)
     add("always", "tiles", problem.threads, problem.tile_bytes)
     add("always", "centers, both sides", 2 * p, w, itemsize=item)
+    add("always", "partial sums of products", n_groups(c) * c, max(m, h), itemsize=item)
     # The raw rows live until the prepared ones exist; one unit is decoded at a time.
     add("sample", "raw centers", p, problem.row_bytes + d * item)
     add("sample", "raw sample and probe", s + h, problem.row_bytes + d * item)
@@ -284,8 +304,7 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
         add("always", "block factors H", p, b, itemsize=item)
         add("setup", "sample and probe", s + h, w, itemsize=item)
         add("setup", "raw centers", p, d, itemsize=item)
-        add("setup", "factors of one block", 3 * b, b, itemsize=item)
-        add("setup", "probe features", h + 1024, b, itemsize=item)
+        add("setup", "factors of one block, probe", 2 * b + max(b, 2 * h), b, itemsize=item)
         add("train", "K(X, Z)", m, p if sizes.keep else b, itemsize=item)
         return buffers
     add("always", "Nystrom rows, eigenvectors", s, 2 * w + sizes.level, itemsize=item)
@@ -305,6 +324,14 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
         add("train", "temporary centers", rows, w + c, itemsize=item)
         add("train", "values at the centers", 3 * p, c, itemsize=item)
     return buffers
+
+
+def n_groups(c: int) -> int:
+    """Most groups of columns whose shares of a product with c outputs are held side by side.
+
+    Enough to keep 16 threads busy on a batch; with many outputs there is work enough in a tile.
+    """
+    return max(1, min(16, 1024 // max(c, 1)))
 
 
 def loader_bytes(problem: Problem, sizes: Sizes) -> int:

@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 
 from streamkern.backend import Array, Backend
+from streamkern.compiled_random import fills
 from streamkern.expression import render
+from streamkern.random import Fills
 
 f4 = np.float32
 # Fused multiply-add and no more: NaN passes, and sums keep their order.
@@ -45,12 +47,21 @@ class CompiledBackend(Backend):
     accelerator = "numba"
     library_bytes = 120 << 20
 
+    def __init__(self, threads: int | None = None) -> None:
+        super().__init__(threads)
+        self.fills = _fills()
+
     def apply_profile(self, kernel: Any, tile: Array, scale: float = 1.0) -> None:
         """One pass where the profile has an expression."""
         if kernel.expression is None or tile.dtype != np.float32:
             super().apply_profile(kernel, tile, scale)
         else:
             _profile(kernel.expression)(tile, f4(scale))
+
+
+@cache
+def _fills() -> Fills:
+    return fills(jit)
 
 
 @cache

@@ -8,11 +8,12 @@ instructions. Nothing here is compiled on import: `fills` takes the compiler.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-Array = Any
+from streamkern.random import Array, Fills
+
 Function = Callable[..., Any]
 
 # Blocks at work at a time: words and normals take 8 KiB. Every loop with arithmetic runs over
@@ -23,22 +24,11 @@ CHUNK = 256
 f4, i4, u4, u8 = np.float32, np.int32, np.uint32, np.uint64
 
 
-class Fills(NamedTuple):
-    """Compiled functions of (rows, round_keys, first_block, out); they release the GIL.
-
-    rows : (k,) int64; round_keys : (10, 2) uint32; out : (k, 4 · n_blocks) C-ordered, written.
-
-    words : out uint32, the words of blocks first_block, first_block + 1, … of each row
-    normals : out float32, Box and Muller's pairs of words (0, 1) and (2, 3) of each block,
-        within 4 ulp, or 4e-7 near zero
-    """
-
-    words: Function
-    normals: Function
-
-
 def fills(jit: Callable[[Function], Function]) -> Fills:
-    """Both functions, compiled by `jit` at their first call."""
+    """Words and normals, each compiled by `jit` at its first call; they release the GIL.
+
+    Normals are within 4 ulp of the exact values of their words.
+    """
     count, encrypt, interleave = jit(_count), jit(_encrypt), jit(_interleave)
     box_muller = _make_box_muller(jit)
 
@@ -115,7 +105,7 @@ def _make_box_muller(jit: Callable[[Function], Function]) -> Function:
     ln2_high, ln2_low = f4(0.693359375), f4(-2.12194440e-4)
     s2, s1, s0 = f4(-1.9515295891e-4), f4(8.3321608736e-3), f4(-1.6666654611e-1)
     c2, c1, c0 = f4(2.443315711809948e-5), f4(-1.388731625493765e-3), f4(4.166664568298827e-2)
-    one, half, minus_two, unit = f4(1), f4(0.5), f4(-2), f4(2.0**-24)
+    one, half, two, unit = f4(1), f4(0.5), f4(2), f4(2.0**-24)
     quarter_turn = f4(np.pi / 2 * 2.0**-22)
 
     @jit
@@ -133,7 +123,7 @@ def _make_box_muller(jit: Callable[[Function], Function]) -> Function:
     def box_muller(first: Array, second: Array, z0: Array, z1: Array) -> None:
         for j in range(CHUNK):
             u = f4(i4(i4(first[j] >> u4(8)) + i4(1))) * unit
-            radius = np.sqrt(-minus_two * minus_log(u))
+            radius = np.sqrt(two * minus_log(u))
             turn = i4(second[j] >> u4(8))  # 2^24 to the whole
             quarter = i4((turn + i4(1 << 21)) >> i4(22))
             x = f4(i4(turn - i4(quarter << i4(22)))) * quarter_turn

@@ -215,7 +215,7 @@ class ExecutionConfig(Table):
 
     table = "run"
     run_dir: OptionalUrl = None
-    precision: Literal["exact", "high", "fast", "float64"] = "exact"
+    precision: Literal["auto", "exact", "high", "fast", "integer", "float64"] = "auto"
     device: Device = "auto"
     accelerator: Literal["auto", "numba", "none"] = "auto"
     memory: Memory = "auto"

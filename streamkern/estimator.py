@@ -45,7 +45,8 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
     transforms : of the training rows, in order: tables as in a run file,
         {"kind": "scale", "mode": "feature"}, or functions (X, Y, rng) -> (X, Y). Scaling is
         part of the model and is applied to every row it sees; random ones are augmentation.
-    precision : "exact" (float32), "float64", "high" or "fast" (for GPUs).
+    precision : "exact" (float32), "float64", "high", "integer" or "fast" (for GPUs); "auto": the
+        fastest that is as good as float32.
     device : "auto", "cpu", "gpu" or "gpu:N".
     memory : bytes to stay within, or "8 GiB"; "auto": four fifths of what is free.
     threads : of the computation; "auto": one for each processor.

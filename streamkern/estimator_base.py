@@ -94,7 +94,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         epochs: int | str = "auto",
         batch_size: int | str = "auto",
         transforms: Any = (),
-        precision: str = "exact",
+        precision: str = "auto",
         device: str = "auto",
         memory: int | str = "auto",
         threads: int | str = "auto",
@@ -257,7 +257,8 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         model.backend.close()
         self.kernel_ = model.op.kernel
         self.bandwidth_ = model.op.kernel.bandwidth
-        self._precision, self._fixed = model.op.precision, model.fixed
+        self._precision, self._grid = model.op.precision, model.op.grid
+        self._fixed = model.fixed
         self.history_ = result.history
         self.report_ = _report(meta) | {"samples": result.samples} | result.metrics
 
@@ -271,7 +272,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         with own_names(), get_backend(self.device, threads) as backend:
             Z = self.centers_
             shift = Z.mean(axis=0, dtype=np.float64).astype(Z.dtype)
-            op = KernelOperator(self.kernel_, backend, self._precision, shift)
+            op = KernelOperator(self.kernel_, backend, self._precision, shift, self._grid)
             points = op.points(backend.asarray(Z), right=True)
             weights = backend.asarray(self.dual_coef_)
             yield KernelModel(op, points, weights, self._names(), self._row_shape, self._fixed)

@@ -7,6 +7,7 @@ comes out with the same bits wherever it is used.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -16,7 +17,7 @@ from streamkern.augment import Transform, apply_transforms
 from streamkern.backend import Array, Backend
 from streamkern.errors import ConfigError
 from streamkern.prefetch import HostBatch, Loader
-from streamkern.random import Stage
+from streamkern.random import Empty, Stage
 
 
 class DeviceBatch(NamedTuple):
@@ -64,16 +65,24 @@ def prepare(
     more inside a transform.
     """
     X, y, rows = (backend.asarray(a) for a in (block.X, block.y, block.rows))
-    targets = _Targets(n_outputs, one_hot=classes is not None)
-    return _prepare(backend, X, y, rows, transforms, np.dtype(dtype), (seed, epoch), targets)
+    path = _Path(
+        backend,
+        transforms,
+        np.dtype(dtype),
+        seed,
+        None if classes is None else n_outputs,
+        backend.xp.arange(len(rows)),
+        backend.xp.empty,
+    )
+    return path.take(X, y, rows, epoch)
 
 
 class Feed:
     """The loader's batches on the device, ready for a step. Use as a context manager.
 
     On a GPU the copies run on their own stream from pinned memory, so batch i + 1 travels
-    while step i computes, as long as the loop does not wait for the device. On the CPU the
-    cast goes to reused memory.
+    while step i computes, as long as the loop does not wait for the device. What is computed
+    on the way goes to arrays that serve the next batch again.
 
     Parameters
     ----------
@@ -87,13 +96,18 @@ class Feed:
         if self.dtype not in (np.float32, np.float64):
             raise ConfigError(f"dtype={self.dtype} of the feed must be float32 or float64")
         source = loader.source
-        self._targets = _Targets(source.n_outputs, one_hot=source.classes is not None)
+        self._arrays = _Arrays(backend.xp)
+        self._path = _Path(
+            backend,
+            source.feed_transforms,
+            self.dtype,
+            seed,
+            None if source.classes is None else source.n_outputs,
+            backend.xp.arange(loader.batch_size),
+            self._arrays.empty,
+        )
         # A ring each: one upload per batch and ring is what their reuse counts on.
         self._rings = [backend.uploader() for _ in ("X", "y", "rows")]
-        self._cast: Array | None = None
-        if backend.xp is np and source.dtype != self.dtype:
-            # Fresh memory for every batch would cost more in page faults than the cast does.
-            self._cast = np.empty((loader.batch_size, *source.row_shape), self.dtype)
 
     def __enter__(self) -> Feed:
         return self
@@ -119,56 +133,81 @@ class Feed:
             for batch in batches:
                 host = (batch.X, batch.y, batch.rows)
                 X, y, rows = (r.upload(a) for r, a in zip(self._rings, host, strict=True))
-                transforms = self.loader.source.feed_transforms
-                key = (self.seed, batch.epoch)
-                X, Y = _prepare(
-                    self.backend, X, y, rows, transforms, self.dtype, key, self._targets, self._cast
-                )
+                self._arrays.restart()
+                X, Y = self._path.take(X, y, rows, batch.epoch)
                 yield DeviceBatch(X, Y, batch.rows, batch.epoch, batch.index)
         finally:
             batches.close()  # type: ignore[attr-defined]  # at once, not when collected
 
 
-class _Targets(NamedTuple):
-    n_outputs: int
-    one_hot: bool
+class _Arrays:
+    """Arrays for a batch, the k-th asked for being the k-th of the batch before.
 
-    def on_device(self, xp: Any, y: Array, dtype: np.dtype[Any]) -> Array:
-        """(m, c): one-hot rows for ids (m,), else the values themselves."""
-        if not self.one_hot:
-            return y.astype(dtype, copy=False)
-        Y = xp.zeros((len(y), self.n_outputs), dtype=dtype)
-        Y[xp.arange(len(y)), y] = 1
+    Fresh memory for every batch would cost more in page faults than a cast does.
+    """
+
+    def __init__(self, xp: Any) -> None:
+        self._xp = xp
+        self._held: list[Array] = []
+        self._next = 0
+
+    def restart(self) -> None:
+        """A new batch: what the last one held may be written over."""
+        self._next = 0
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """An uninitialised C-ordered array; fresh memory only where the old is too small."""
+        size, k = math.prod(shape), self._next
+        self._next += 1
+        if k == len(self._held):
+            self._held.append(self._xp.empty(size, dtype))
+        elif self._held[k].size < size or self._held[k].dtype != dtype:
+            self._held[k] = self._xp.empty(size, dtype)
+        return self._held[k][:size].reshape(shape)
+
+
+class _Path(NamedTuple):
+    """From uploaded rows to what a step takes.
+
+    n_classes : None for float targets; order : 0, 1, …, at least as many as rows are taken
+    """
+
+    backend: Backend
+    transforms: Sequence[Transform]
+    dtype: np.dtype[Any]
+    seed: int
+    n_classes: int | None
+    order: Array
+    empty: Empty
+
+    def take(self, X: Array, y: Array, rows: Array, epoch: int) -> tuple[Array, Array]:
+        """X (m, d) and Y (m, c) of uploaded rows."""
+        X, Y = apply_transforms(
+            self.backend.xp,
+            self.transforms,
+            self._cast(X),
+            self._cast(y) if self.n_classes is None else self._one_hot(y, self.n_classes),
+            rows=rows,
+            seed=self.seed,
+            epoch=epoch,
+            stage=(Stage.FEED_TRANSFORM,),
+            dtype=self.dtype,
+            run=self.backend.run,
+            fills=self.backend.fills,
+            empty=self.empty,
+        )
+        return X.reshape(len(X), -1), Y
+
+    def _cast(self, a: Array) -> Array:
+        """`a` itself where it has the dtype."""
+        if a.dtype == self.dtype:
+            return a
+        cast = self.empty(a.shape, self.dtype)
+        cast[...] = a
+        return cast
+
+    def _one_hot(self, y: Array, n_classes: int) -> Array:
+        Y = self.empty((len(y), n_classes), self.dtype)
+        Y[...] = 0
+        Y[self.order[: len(y)], y] = 1
         return Y
-
-
-def _prepare(
-    backend: Backend,
-    X: Array,
-    y: Array,
-    rows: Array,
-    transforms: Sequence[Transform],
-    dtype: np.dtype[Any],
-    key: tuple[int, int],
-    targets: _Targets,
-    out: Array | None = None,
-) -> tuple[Array, Array]:
-    """`prepare` for arrays on the device. out : memory for the cast, at least m rows."""
-    if out is None or X.dtype == dtype:
-        X = X.astype(dtype, copy=False)
-    else:
-        np.copyto(out[: len(X)], X)
-        X = out[: len(X)]
-    X, Y = apply_transforms(
-        backend.xp,
-        transforms,
-        X,
-        targets.on_device(backend.xp, y, dtype),
-        rows=rows,
-        seed=key[0],
-        epoch=key[1],
-        stage=(Stage.FEED_TRANSFORM,),
-        dtype=dtype,
-        run=backend.run,
-    )
-    return X.reshape(len(X), -1), Y

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Any, Protocol
 
-from dask.delayed import delayed
+from dask.local import get_sync
 
 from streamkern.errors import StreamkernError
 from streamkern.source_base import Block, Source
@@ -40,8 +40,8 @@ class LocalReader:
         self._source = source
 
     def read(self, u: int, seed: int, epoch: int, stopped: threading.Event) -> Block:
-        task = delayed(self._source.read_unit, pure=False, traverse=False)(u, seed, epoch)
-        block: Block = task.compute(scheduler="synchronous")
+        # A plain graph: `delayed` and `compute` would take 0.8 ms to build and optimise one task.
+        block: Block = get_sync({"unit": (self._source.read_unit, u, seed, epoch)}, "unit")
         return block
 
     def close(self) -> None:

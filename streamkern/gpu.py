@@ -37,7 +37,7 @@ class CupyBackend(Backend):
     tile_rows = 8192
     prepare_rows = 1 << 20
     tile_cols = 16384
-    kept_cols = None
+    group_tiles = 1 << 20
 
     def __init__(self, index: int = 0) -> None:
         super().__init__(threads=1)

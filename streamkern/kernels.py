@@ -5,15 +5,17 @@ The distances of a tile come out of one GEMM: with rows extended by two columns,
 
     [-2 a, |a|^2, 1] . [b, 1, |b|^2] = |a - b|^2,
 
-so no pass over the tile is spent on adding norms. (On a GPU the norms stay apart: the kernel that
-applies the profile adds them for nothing, and half precision could not hold them.) Points are
+so no pass over the tile is spent on adding norms. (On a GPU rows are not extended: the kernel that
+applies the profile makes distances of products for nothing, and half precision could not hold the
+norms.) Points are
 shifted by one common vector before (radial kernels do not see it), which keeps the norms, and with
 them the cancellation, small. The error left is that of float32: |a - b|^2 is known to about
 eps (|a|^2 + |b|^2). Where two rows are known to be the same, the distance is zero exactly.
 
-The product walks row slabs; within a slab it walks column tiles in order and adds each tile's
-share while it is hot in cache. A slab belongs to one thread, so the order of the additions, and
-every bit of the result, is the same for any number of threads.
+The rows are cut into slabs and the columns into groups of tiles. A slab of a group belongs to one
+thread, which walks its tiles in order and adds each tile's share while it is hot in cache; then
+the groups are added up in order. Slabs and groups depend on the shapes alone, so the order of the
+additions, and every bit of the result, is the same for any number of threads.
 """
 
 from __future__ import annotations
@@ -25,9 +27,13 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend import Array, Backend, tiles
+from streamkern.budget import n_groups
 from streamkern.errors import ConfigError
 
 PRECISIONS = ("exact", "high", "fast", "integer", "float64")
+
+SNAP = 2.0**-6
+"""Of a step: pixels below 256 that were scaled in float32 come back to within 2^-12."""
 
 
 class Kernel:
@@ -162,8 +168,8 @@ class Points:
     """Rows made ready for distances: shifted, scaled by 1 / bandwidth, norms attached.
 
     left : (n, k) rows [-2 a, |a|^2, 1]; right : (n, k) rows [b, 1, |b|^2]. Only the side that is
-    used is kept: a batch and a block of centers never change sides. norms : (n,), and the two
-    columns are not there, on backends that keep norms apart.
+    used is kept: a batch and a block of centers never change sides. On backends that keep norms
+    apart, norms : (n,), and rows are a and b alone.
     """
 
     left: Array | None
@@ -216,8 +222,9 @@ class KernelOperator:
         as good as float32's.
         "fast" : points rounded to half precision before their norms are taken, so that K is a true
         kernel matrix, of moved points.
-        "integer" : points on `grid`, as small integers; distances without any error while
-        |x - shift|^2 stays under 2^24 steps^2.
+        "integer" : points in steps of `grid`, as small integers; distances without any error
+        while |x - shift|^2 stays under 2^24 steps^2. What is not on the grid is treated as by
+        "fast", in steps of the grid.
         On a GPU the last three run on tensor cores; here float32 gives the same numbers.
     shift : (d,) host array subtracted from all points, or None.
     grid : Grid of the features; for "integer" only.
@@ -294,7 +301,9 @@ class KernelOperator:
         if norms is None:
             norms = backend.workspace("norms", (len(X),), self.dtype)
         backend.square_norms(parts, norms)
-        for side, factor, first in ((out.left, -2, -2), (out.right, 1, -1)):
+        # Apart from the norms, products stay as they are: -2 a would overflow half precision first.
+        doubled = -2 if backend.norms_in_columns else 1
+        for side, factor, first in ((out.left, doubled, -2), (out.right, 1, -1)):
             if side is None:
                 continue
             for i, part in enumerate(self._columns(parts, left=side is out.left)):
@@ -309,7 +318,7 @@ class KernelOperator:
         if self.grid is not None:
             xp.subtract(X, self.grid.offset, out=out)
             out *= 1 / self.grid.step
-            xp.rint(out, out=out)
+            self._snap(out)
             if self.shift is not None:
                 out -= self.shift
             return
@@ -319,15 +328,27 @@ class KernelOperator:
             xp.subtract(X, self.shift, out=out)
         out *= 1 / self.kernel.bandwidth
 
+    def _snap(self, X: Array) -> None:
+        """To the integer that a number was before it was scaled in float32; others stay."""
+        xp, backend = self.backend.xp, self.backend
+        whole = backend.workspace("whole", X.shape, self.dtype)
+        distance = backend.workspace("distance", X.shape, self.dtype)
+        far = backend.workspace("far", X.shape, np.bool_)
+        xp.rint(X, out=whole)
+        X -= whole
+        xp.greater(xp.absolute(X, out=distance), SNAP, out=far)
+        X *= far
+        X += whole
+
     def _split(self, X: Array) -> list[Array]:
         """The summands of the points, in float32; X may be overwritten."""
-        if self.precision not in ("high", "fast"):
+        if self.precision in ("exact", "float64"):
             return [X]
         half = self.backend.workspace("half", X.shape, np.float16)
         high = self.backend.workspace("high", X.shape, self.dtype)
         half[...] = X
         high[...] = half
-        if self.precision == "fast":
+        if self.precision != "high":
             return [high]
         X -= high
         half[...] = X
@@ -366,27 +387,60 @@ class KernelOperator:
         if W is not None and out is None:
             out = backend.xp.empty((m, W.shape[1]), self.dtype)
         in_place = keep is not None and backend.kept_in_place
-        columns = tiles(p, p if in_place else backend.tile_cols)
+        groups = self._column_groups(p, 1 if W is None else W.shape[1], in_place=in_place)
+        sums = None
+        if W is not None:
+            shape = (len(groups), m, W.shape[1])
+            assert out is not None
+            sums = out[None] if len(groups) == 1 else backend.workspace("sums", shape, self.dtype)
+            sums[...] = 0
 
-        def slab(rows: slice) -> None:
-            sums = None if W is None or out is None else out[rows]
-            if sums is not None:
-                sums[...] = 0
-            for cols in columns:
-                shape = rows.stop - rows.start, cols.stop - cols.start
-                kept = None if keep is None else keep[rows, cols]
-                tile = kept if in_place else backend.workspace("tile", shape, self.dtype)
-                self._distances(tile, A[rows], B[cols])
-                if same is not None:
-                    self._mark_same(tile, rows, cols, same)
-                norms = None if A.norms is None else (A.norms[rows], _norms(B)[cols])
-                backend.finish_tile(
-                    self.kernel, tile, norms, self.scale, None if W is None else W[cols], sums,
-                    None if in_place else kept,
-                )  # fmt: skip
+        def slab(item: tuple[slice, int]) -> None:
+            rows, g = item
+            share = None if sums is None else sums[g, rows]
+            for cols in groups[g]:
+                self._tile(A[rows], B[cols], rows, cols, W, share, keep, same)
 
-        backend.run(slab, tiles(m, backend.tile_rows))
-        return out if W is not None else keep
+        slabs = tiles(m, backend.tile_rows)
+        backend.run(slab, [(rows, g) for g in range(len(groups)) for rows in slabs])
+        if W is None:
+            return keep
+        if len(groups) > 1:
+            backend.xp.sum(sums, axis=0, out=out)
+        return out
+
+    def _column_groups(self, p: int, c: int, *, in_place: bool) -> list[list[slice]]:
+        """Tiles in groups of `group_tiles`, or of more if there were more than `n_groups`."""
+        columns = tiles(p, p if in_place else self.backend.tile_cols)
+        per_group = max(self.backend.group_tiles, -(-len(columns) // n_groups(c)))
+        return [columns[part] for part in tiles(len(columns), per_group)] or [[]]
+
+    def _tile(
+        self,
+        A: Points,
+        B: Points,
+        rows: slice,
+        cols: slice,
+        W: Array | None,
+        share: Array | None,
+        keep: Array | None,
+        same: tuple[Array, Array] | None,
+    ) -> None:
+        """K of one tile's points: share += K @ W[cols], keep[rows, cols] <- K."""
+        backend = self.backend
+        if keep is not None:
+            keep = keep[rows, cols]
+        in_place = keep is not None and backend.kept_in_place
+        tile = keep if in_place else backend.workspace("tile", (len(A), len(B)), self.dtype)
+        assert A.left is not None
+        assert B.right is not None
+        backend.gemm(A.left, B.right, tile)
+        if same is not None:
+            self._mark_same(tile, rows, cols, same)
+        norms = None if A.norms is None else (A.norms, B.norms)
+        backend.finish_tile(
+            self.kernel, tile, norms, self.scale, None if W is None else W[cols], share, keep
+        )
 
     def matrix(self, A: Points, B: Points, out: Array | None = None) -> Array:
         """K(A, B), (m, p), all of it."""
@@ -401,25 +455,22 @@ class KernelOperator:
         ids = np.arange(len(A))
         return self.product(A, A, keep=out, same=(ids, ids))
 
-    def _distances(self, tile: Array, A: Points, B: Points) -> None:
-        """What the GEMM knows of the squared distances: all, or all but the norms."""
-        assert A.left is not None
-        assert B.right is not None
-        self.backend.gemm(A.left, B.right, tile)
-
     def _mark_same(self, tile: Array, rows: slice, cols: slice, same: tuple[Array, Array]) -> None:
         """Distances below zero whatever norms are added, which the profile takes as zero."""
         i, j = same
         first, last = np.searchsorted(i, (rows.start, rows.stop))
         i, j = i[first:last], j[first:last]
         inside = (j >= cols.start) & (j < cols.stop)
-        asarray = self.backend.xp.asarray
-        tile[asarray(i[inside] - rows.start), asarray(j[inside] - cols.start)] = -np.inf
-
-
-def _norms(points: Points) -> Array:
-    assert points.norms is not None
-    return points.norms
+        i, j = i[inside] - rows.start, j[inside] - cols.start
+        value = -np.inf if self.backend.norms_in_columns else np.inf
+        n, width = len(i), tile.shape[1]
+        if n and all(np.array_equal(ids, ids[0] + np.arange(n)) for ids in (i, j)):
+            # A part of a diagonal: no index has to travel to the device.
+            start = int(i[0]) * width + int(j[0])
+            tile.reshape(-1)[start : start + n * (width + 1) : width + 1] = value
+        elif n:
+            asarray = self.backend.xp.asarray
+            tile[asarray(i), asarray(j)] = value
 
 
 def point_width(d: int, precision: str, backend: Backend) -> int:

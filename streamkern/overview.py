@@ -8,17 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from streamkern.budget import Problem, Sizes
+from streamkern import eigen
+from streamkern.budget import Problem, Sizes, setup_flops
 from streamkern.checkpoint import RunDirectory, live_holder
 from streamkern.describe import describe_store
 from streamkern.problem import Run
 from streamkern.report import read_log, redact, table
 from streamkern.source_base import Source
 from streamkern.sources import AugmentedSource, ZarrSource
-
-# FLOPs of a symmetric eigenvalue problem of size s: 4/3 s^3 to tridiagonal form, twice that for
-# the vectors, and what LAPACK's back-transform adds.
-EIGH = 9
 
 
 def plan_overview(run: Run) -> dict[str, Any]:
@@ -79,8 +76,9 @@ def flops(problem: Problem, sizes: Sizes) -> tuple[int, int]:
     steps, s, q, m = math.ceil(n / sizes.batch_size), sizes.n_sample, sizes.level, sizes.batch_size
     if sizes.solver == "block":
         b = sizes.block_size
-        return 12 * p * b * b + 14 * p * b * d, 2 * p * (d + 3 * c) * n + 2 * p * b * c * steps
-    setup = EIGH * s**3 + 2 * s * s * d
+        setup = setup_flops(problem, b, s, sizes.n_probe)
+        return setup, 2 * p * (d + 3 * c) * n + 2 * p * b * c * steps
+    setup = eigen.flops(s, q + 1) + 2 * s * s * d
     row = 2 * p * (d + 2 * c) + 2 * s * (d + q + c)
     if sizes.solver == "eigenpro2":
         return setup, row * n

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from streamkern.backend import Array, Backend, tiles
+from streamkern.eigen import top_eigenpairs
 from streamkern.errors import ConfigError
 from streamkern.kernels import KernelOperator, Points
 from streamkern.step_rule import EIGENVALUE_STEPS, StepRule, top_eigenvalue
@@ -300,14 +301,14 @@ def build_low_rank(
     """Eigensystem of the sample, and the step it allows, measured on `probe` (both sides).
 
     Public codes take lam_{q+1} for lambda_1; measured on fresh rows the top eigenvalue is up to
-    1.6 times that. Cost O(s^2 (d + q)) and s^2 elements.
+    1.6 times that. Cost that of K(X_s, X_s) and of `eigen.top_eigenpairs`.
     """
     s, xp = len(X_s), op.backend.xp
     if not 1 <= level < s:
         raise ConfigError(f"level={level} must lie between 1 and n_nystrom - 1 = {s - 1}")
     K = op.gram(X_s)
     K *= 1 / s
-    lam, E = op.backend.top_eigh(K, level + 1)
+    lam, E = top_eigenpairs(op.backend, K, level + 1, seed)
     # Directions at the level of rounding have no meaningful eigenvalue: leave them alone. Measured
     # in float32, eigenvalues of K / s are off by 1 to 3 eps of the largest for s from 500 to 2000.
     floor = 100 * _eps(op) * float(lam[0])
@@ -317,7 +318,8 @@ def build_low_rank(
             f"n_nystrom={s}: K(X_s, X_s) has rank 1 to working precision; use a smaller bandwidth"
         )
     E, tail, lam = xp.ascontiguousarray(E[:, :usable]), lam[usable], lam[:usable]
-    D = (1 - tail / lam) / lam / s
+    # The tail is estimated from above, so the last of the others may seem to be below it.
+    D = xp.maximum(1 - tail / lam, 0) / lam / s
     plain = LowRankPreconditioner(X_s, E, D, StepRule(1.0, 1.0))
     return LowRankPreconditioner(X_s, E, D, measure_low_rank(op, plain, probe, seed))
 

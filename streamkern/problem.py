@@ -18,7 +18,8 @@ from streamkern.budget import Buffers, Problem, Sizes, Wishes, count, default_bu
 from streamkern.config import RunConfig
 from streamkern.devices import get_backend
 from streamkern.errors import ConfigError, StoreNotFoundError
-from streamkern.kernels import point_width
+from streamkern.kernels import Grid, point_width
+from streamkern.precision import resolve_precision
 from streamkern.report import redact
 from streamkern.source_base import Source, y_shape
 from streamkern.sources import AugmentedSource, ZarrSource
@@ -144,6 +145,8 @@ class Run:
     buffers: Buffers
     budget_bytes: int
     backend: Backend
+    precision: str
+    grid: Grid | None
 
 
 def open_run(
@@ -166,7 +169,9 @@ def open_run(
     try:
         budget = settings.memory if backend.name == "cpu" else settings.device_memory
         budget_bytes = default_budget(backend.memory_available()) if budget == "auto" else budget
-        problem = _problem(config, data, p, backend)
+        transforms = data.source.feed_transforms
+        precision = resolve_precision(settings.precision, data.source.dtype, transforms, backend)
+        problem = _problem(config, data, p, backend, precision[0])
         if fixed_sizes is None:
             sizes, buffers = resolve(problem, _wishes(config), budget_bytes)
         else:
@@ -175,7 +180,7 @@ def open_run(
     except BaseException:
         backend.close()
         raise
-    return Run(config, data, problem, sizes, buffers, int(budget_bytes), backend)
+    return Run(config, data, problem, sizes, buffers, int(budget_bytes), backend, *precision)
 
 
 def _check_method(config: RunConfig, data: Data, sizes: Sizes, given: bool) -> None:
@@ -241,10 +246,10 @@ def open_centers(url: str) -> Any:
         ) from error
 
 
-def _problem(config: RunConfig, data: Data, p: int, backend: Backend) -> Problem:
+def _problem(config: RunConfig, data: Data, p: int, backend: Backend, precision: str) -> Problem:
     source = data.source
-    width = point_width(data.d, config.run.precision, backend)
-    itemsize = 8 if config.run.precision == "float64" else 4
+    width = point_width(data.d, precision, backend)
+    itemsize = 8 if precision == "float64" else 4
     row_bytes = data.d * source.dtype.itemsize + int(
         np.prod(y_shape(source), dtype=int) * source.y_dtype.itemsize
     )

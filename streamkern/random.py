@@ -114,10 +114,24 @@ def philox4x32(xp: Any, even: Array, odd: Array, key: tuple[int, int]) -> tuple[
     return even, odd
 
 
-def _tiles(xp: Any, n_rows: int, n_blocks: int) -> list[slice]:
-    """Slices of rows whose blocks make a tile."""
-    step = max(1, (_HOST_TILE if xp is np else _DEVICE_TILE) // n_blocks)
-    return [slice(i, min(i + step, n_rows)) for i in range(0, n_rows, step)]
+def _by_tiles(
+    xp: Any, run: Run, fill: Callable[[slice, Array], None], out: Array, per_block: int
+) -> None:
+    """Fill (k, n) `out`: ``fill(part, tile)`` writes whole blocks of the rows of a tile."""
+    k, n = out.shape
+    n_blocks = -(-n // per_block)
+
+    def fill_part(part: slice) -> None:
+        if n == n_blocks * per_block:
+            fill(part, out[part])
+        else:
+            tile = xp.empty((part.stop - part.start, n_blocks * per_block), out.dtype)
+            fill(part, tile)
+            out[part] = tile[:, :n]
+
+    if n:
+        step = max(1, (_HOST_TILE if xp is np else _DEVICE_TILE) // n_blocks)
+        run(fill_part, [slice(i, min(i + step, k)) for i in range(0, k, step)])
 
 
 def _cipher(
@@ -157,22 +171,21 @@ def words(
     -------
     (k, n_words) uint32; entry [i, w] depends on key, rows[i] and 4 · first_block + w alone.
     """
-    n_blocks = -(-n_words // 4)
-    out = xp.empty((len(rows), n_blocks, 4), dtype=np.uint32)
+    out = xp.empty((len(rows), n_words), dtype=np.uint32)
     hashed = philox_key(*key)
     keys = round_keys(hashed)
 
-    def fill(part: slice) -> None:
+    def fill(part: slice, tile: Array) -> None:
         if fills is not None:
-            fills.words(rows[part], keys, first_block, out[part].reshape(-1, 4 * n_blocks))
+            fills.words(rows[part], keys, first_block, tile)
             return
-        even, odd = _cipher(xp, hashed, rows[part], first_block, n_blocks)
-        out[part, :, 0], out[part, :, 2] = even[0], even[1]
-        out[part, :, 1], out[part, :, 3] = odd[0], odd[1]
+        blocks = tile.reshape(len(tile), -1, 4)
+        even, odd = _cipher(xp, hashed, rows[part], first_block, blocks.shape[1])
+        blocks[..., 0], blocks[..., 2] = even[0], even[1]
+        blocks[..., 1], blocks[..., 3] = odd[0], odd[1]
 
-    if n_words:
-        run(fill, _tiles(xp, len(rows), n_blocks))
-    return out.reshape(len(rows), 4 * n_blocks)[:, :n_words]
+    _by_tiles(xp, run, fill, out, per_block=4)
+    return out
 
 
 class RowRandom:
@@ -233,22 +246,20 @@ class RowRandom:
         """
         n = math.prod(shape)
         per_block = 4 if self.dtype == np.float32 else 2
-        n_blocks = -(-n // per_block)
-        out = self.empty((len(self.rows), per_block * n_blocks), self.dtype)
+        out = self.empty((len(self.rows), n), self.dtype)
         hashed, first = philox_key(*self._key), self._next_block
         keys = round_keys(hashed)
 
-        def fill(part: slice) -> None:
+        def fill(part: slice, tile: Array) -> None:
             if self._fills is not None and self.dtype == np.float32:
-                self._fills.normals(self.rows[part], keys, first, out[part])
+                self._fills.normals(self.rows[part], keys, first, tile)
                 return
-            words = _cipher(self.xp, hashed, self.rows[part], first, n_blocks)
-            self._box_muller(*words, out[part])
+            n_blocks = tile.shape[1] // per_block
+            self._box_muller(*_cipher(self.xp, hashed, self.rows[part], first, n_blocks), tile)
 
-        if n:
-            self._run(fill, _tiles(self.xp, len(self.rows), n_blocks))
-        self._next_block += n_blocks
-        return out[:, :n].reshape(len(self.rows), *shape)
+        _by_tiles(self.xp, self._run, fill, out, per_block)
+        self._next_block += -(-n // per_block)
+        return out.reshape(len(self.rows), *shape)
 
     def integers(self, low: int, high: int, shape: tuple[int, ...] = ()) -> Array:
         """Integers in [low, high): (k, *shape) int64, by multiply and shift.

@@ -150,6 +150,11 @@ class StrictStore(WrapperStore["Store"]):
     worth a retry, from bytes that do not decode.
     """
 
+    @property
+    def folder(self) -> Path | None:
+        """Where the keys are files, or None."""
+        return self._store.root if type(self._store) is LocalStore else None
+
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:

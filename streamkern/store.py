@@ -17,6 +17,7 @@ import zarr
 from zarr.errors import ContainsArrayError, NodeTypeValidationError
 
 from streamkern import layout
+from streamkern.chunkfile import chunk_files
 from streamkern.errors import (
     ConfigError,
     CorruptChunkError,
@@ -58,6 +59,8 @@ class Store:
         self._group = group
         self._x = group[names[0]]
         self._y = None if names[1] is None else group[names[1]]
+        arrays = [a for a in (self._x, self._y) if a is not None]
+        self._files = {a.path: chunk_files(a) for a in arrays if a.chunks[0] == spec.chunk_rows}
         self._reopen = reopen
 
     def __repr__(self) -> str:
@@ -192,8 +195,9 @@ class Store:
         return X, self._read_array(self._y, start, stop, self._key(self._y, i))
 
     def _read_array(self, array: Any, start: int, stop: int, key: str) -> NDArray[Any]:
+        files = self._files.get(array.path)
         try:
-            data = np.asarray(array[start:stop])
+            data = np.asarray(array[start:stop]) if files is None else files.read(key, stop - start)
         except (StreamkernError, OSError, MemoryError) as error:
             if isinstance(error, CorruptChunkError):
                 raise CorruptChunkError(f"{error} {redact(self.url)}; {self._remedy()}") from error

@@ -112,6 +112,20 @@ def test_triangular_solves(b: int, k: int, dtype: npt.DTypeLike) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("b", [1, 2, 16, 17, 150])
+def test_triangular_solve_of_a_triangle(b: int, threads: int, dtype: npt.DTypeLike) -> None:
+    L, B = positive(b, b, dtype), np.tril(rows(1, b, b)).astype(dtype)
+    with Backend(threads) as backend:
+        backend.chunk = 32
+        assert backend.cholesky(L)
+        X = B.copy()
+        assert backend.solve_lower_triangular(L, X) is X
+    close_to(X, np.linalg.solve(L.astype(np.float64), B), b)
+    assert not np.triu(X, 1).any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_add_gram_and_mirror(dtype: npt.DTypeLike) -> None:
     C, parts = np.zeros((50, 50), dtype), [rows(i, 20 + i, 50).astype(dtype) for i in range(3)]
     C[np.triu_indices(50, 1)] = 9.0  # the upper part does not matter

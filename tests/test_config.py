@@ -244,8 +244,8 @@ def test_the_wording() -> None:
         'correct it or leave it out for the default "auto"'
     )
     assert complaint(run={"precision": "fp32"}) == (
-        'run.precision=\'fp32\' must be one of "exact", "high", "fast", "float64"; '
-        'correct it or leave it out for the default "exact"'
+        'run.precision=\'fp32\' must be one of "auto", "exact", "high", "fast", "integer", "float64"; '
+        'correct it or leave it out for the default "auto"'
     )
 
 

@@ -23,16 +23,16 @@ FILES = {
 # A module is listed by its name, a folder by the folder's.
 FOUNDATION = {
     *("errors", "settings", "config", "machine", "backend", "gpu", "devices", "budget"),
-    *("report", "random", "optional", "compiled", "expression"),
+    *("report", "random", "optional", "compiled", "compiled_random", "expression"),
 }
 DATA_LANE = {
-    *("storage", "layout", "statistics", "store", "writer", "describe"),
+    *("storage", "chunkfile", "layout", "statistics", "store", "writer", "describe"),
     *("readers", "arrayfiles", "tables", "conform", "shuffle", "ingest"),
     *("augment", "source_base", "sources", "arrays", "plan", "fetch", "prefetch", "feed"),
 }
-MATHS_LANE = {"kernels", "step_rule", "preconditioner", "projection", "solver"}
+MATHS_LANE = {"kernels", "step_rule", "eigen", "preconditioner", "projection", "solver"}
 STATE = {"sealed", "checkpoint"}
-RUN = {"problem", "centers", "assemble", "model", "guard", "identity", "trainer", "train"}
+RUN = {"precision", "problem", "centers", "assemble", "model", "guard", "identity", "trainer", "train"}
 LAYERS = [
     FOUNDATION,
     DATA_LANE | MATHS_LANE | STATE,

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from streamkern import eigen
 from streamkern.backend import Backend
 from streamkern.errors import ConfigError
 from streamkern.kernels import KernelOperator
@@ -357,6 +358,22 @@ def test_low_rank_float32_agrees_with_float64() -> None:
     np.testing.assert_allclose(one.D, two.D, rtol=1e-3)
     assert one.rule.leverage == pytest.approx(two.rule.leverage, rel=1e-4)
     assert one.rule.lambda_1 == pytest.approx(two.rule.lambda_1, rel=1e-3)
+
+
+@pytest.mark.parametrize(("kernel", "bandwidth"), [("laplace", 2.0), ("gaussian", 3.0)])
+@pytest.mark.parametrize("dimension", [3, 60])
+def test_krylov_eigensystem_allows_nearly_the_same_step(
+    kernel: str, bandwidth: float, dimension: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    op = operator(kernel, bandwidth * (dimension / 3) ** 0.5, "exact")
+    X_s, probe = both(op, rows(0, 700, dimension)), both(op, rows(1, 400, dimension))
+    dense = build_low_rank(op, X_s, probe, level=40)
+    monkeypatch.setattr(eigen, "DENSE_ROWS", 0)
+    iterated = build_low_rank(op, X_s, probe, level=40)
+    assert (iterated.D >= 0).all()
+    assert iterated.E.shape == dense.E.shape
+    assert iterated.rule.leverage == pytest.approx(dense.rule.leverage, rel=0.01)
+    assert iterated.rule.lambda_1 == pytest.approx(dense.rule.lambda_1, rel=0.03)
 
 
 def test_directions_at_the_level_of_rounding_are_left_alone() -> None:
