@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sys
 import tempfile
 import time
@@ -27,10 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy
-import zarr
 
 import streamkern as sk
+from benchmarks.harness import environment
 from examples.digits import BANDWIDTH, N_TRAIN, NOISE, Task, exact_error, make_task
 from streamkern.report import table
 
@@ -46,11 +43,11 @@ SOLVERS: dict[str, dict[str, Any]] = {
 }
 
 
-def run(
-    task: Task, store: Path, solver: dict[str, Any], n_samples: int, seed: int, exact: float
-) -> dict[str, Any]:
-    """One training run and what came of it."""
-    config = sk.RunConfig.from_tables(
+def configuration(
+    store: Path, solver: dict[str, Any], n_samples: int, seed: int, evaluate_every: int
+) -> sk.RunConfig:
+    """A run of `n_samples`, made whole copies, with defaults for everything but `solver`."""
+    return sk.RunConfig.from_tables(
         {
             "data": {
                 "train": str(store),
@@ -59,9 +56,16 @@ def run(
             },
             "model": {"bandwidth": BANDWIDTH, "centers": "all"},
             "solver": solver,
-            "run": {"device": "cpu", "random_state": seed, "evaluate_every": EVALUATE_EVERY},
+            "run": {"device": "cpu", "random_state": seed, "evaluate_every": evaluate_every},
         }
     )
+
+
+def run(
+    task: Task, store: Path, solver: dict[str, Any], n_samples: int, seed: int, exact: float
+) -> dict[str, Any]:
+    """One training run and what came of it."""
+    config = configuration(store, solver, n_samples, seed, EVALUATE_EVERY)
     test = sk.ArraySource(task.X_test, task.y_test)
     began = time.perf_counter()
     result = sk.train_model(config, test=test)
@@ -89,27 +93,13 @@ def run(
     }
 
 
-def references(task: Task, draws: int) -> list[float]:
-    """Test MSE of the exact model on each of the first `draws` draws of 2e5 samples."""
+def references(task: Task, draws: int, n_samples: int = SHORT) -> list[float]:
+    """Test MSE of the exact model on each of the first `draws` draws of `n_samples`."""
     errors = []
     for draw in range(draws):
-        errors.append(exact_error(task, SHORT, draw=draw))
+        errors.append(exact_error(task, n_samples, draw=draw))
         print(f"exact model, draw {draw}: test MSE {errors[-1]:.6f}", flush=True)
     return errors
-
-
-def environment() -> dict[str, Any]:
-    """What the figures depend on."""
-    return {
-        "streamkern": sk.__version__,
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "scipy": scipy.__version__,
-        "zarr": zarr.__version__,
-        "machine": platform.machine(),
-        "cpus": os.cpu_count(),
-        "load": [round(x, 1) for x in os.getloadavg()],
-    }
 
 
 def runs(options: argparse.Namespace) -> list[tuple[str, int, int]]:

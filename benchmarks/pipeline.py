@@ -1,104 +1,98 @@
-"""What streaming costs: training from the store against the same batches already in memory.
-
-    python -m benchmarks.pipeline --rows 60000 --repeats 3
-
-p = 10 000, d = 784, c = 10, the default solver. The two take turns in one process; quoted are the
-medians and their ratio, and the share of the loop spent waiting for data.
-"""
+"""What streaming costs: training from a store against the same batches already in memory."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+import streamkern as sk
+from benchmarks.harness import Figure, check, figure, in_turns, rates
 from benchmarks.out_of_core import make_store
+from streamkern.assemble import Assembled, start
+from streamkern.feed import DeviceBatch, Feed
+from streamkern.prefetch import Loader
+from streamkern.problem import Run, open_run
+
+REPEATS = 3
+SMALL = {"rows": 4096, "centers": 512}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=60_000)
-    parser.add_argument("--centers", type=int, default=10_000)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--memory", default="4 GiB")
-    parser.add_argument("--folder", type=Path, default=Path("/tmp/streamkern-bench"))
-    arguments = parser.parse_args()
-    from streamkern.assemble import start
-    from streamkern.config import RunConfig
-    from streamkern.feed import Feed
-    from streamkern.prefetch import Loader
-    from streamkern.problem import open_run
+def measure(repeats: int, *, rows: int = 60_000, centers: int = 10_000) -> list[Figure]:
+    """Samples/s of an epoch at d = 784, c = 10, the default solver; the floor is from memory.
 
-    arguments.folder.mkdir(parents=True, exist_ok=True)
-    config = RunConfig.from_tables(
-        {
-            "data": {"train": str(make_store(arguments.folder, arguments.rows))},
-            "model": {"bandwidth": 20.0, "n_centers": arguments.centers},
-            "run": {"memory": arguments.memory, "device": "cpu"},
+    `stall_share` is the part of the epochs from the store that is spent waiting for data.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        tables = {
+            "data": {"train": str(make_store(Path(folder), rows))},
+            "model": {"bandwidth": 20.0, "n_centers": centers},
+            "run": {"device": "cpu"},
         }
-    )
-    run = open_run(config)
-    began = time.perf_counter()
-    made = start(run, report=lambda event, fields: None)
-    setup_s = time.perf_counter() - began
+        run = open_run(sk.RunConfig.from_tables(tables))
+        with run.backend:
+            return _measure(repeats, run, start(run, report=lambda event, fields: None))
 
-    def epoch(keep: bool) -> list[tuple[np.ndarray, np.ndarray]]:
-        kept = []
+
+def _measure(repeats: int, run: Run, made: Assembled) -> list[Figure]:
+    epoch = _Epoch(run, made)
+    taken = in_turns({"from memory": epoch.from_memory, "from store": epoch.from_store}, repeats)
+    weights = list(epoch.weights.values())
+    check(np.array_equal(*weights), "training from the store, next to training from memory,")
+    rows = run.data.source.n_rows
+    case = f"rows={rows}, p={run.problem.p}, m={made.batch_size}, b={run.sizes.block_size}"
+    memory, store = (rates(rows, taken[key]) for key in ("from memory", "from store"))
+    floor = float(np.median(memory))
+    stalls = float(np.median(epoch.stalls))
+    return [
+        figure(case, "from memory", "samples/s", memory),
+        figure(case, "from store", "samples/s", store, floor=floor, stall_share=stalls),
+    ]
+
+
+class _Epoch:
+    """The first epoch of a run, from the zero function, as often as it is asked for."""
+
+    def __init__(self, run: Run, made: Assembled) -> None:
+        self.run, self.made = run, made
+        self.stalls: list[float] = []
+        self.weights: dict[str, np.ndarray] = {}
+        self.kept: list[DeviceBatch] = []
+        self._through_store(lambda batch: self.kept.append(_copy(batch)))
+
+    def from_store(self) -> None:
+        """Read, decode, shuffle, cast, step."""
+        state, solver = self.made.solver.init(), self.made.solver
+        began = time.perf_counter()
+        stalled = self._through_store(lambda b: solver.step(state, b.X, b.Y, b.rows, b.index))
+        self.stalls.append(stalled / (time.perf_counter() - began))
+        self.weights["store"] = solver.weights(state).copy()
+
+    def from_memory(self) -> None:
+        """Step."""
+        state, solver = self.made.solver.init(), self.made.solver
+        for b in self.kept:
+            solver.step(state, b.X, b.Y, b.rows, b.index)
+        self.weights["memory"] = solver.weights(state).copy()
+
+    def _through_store(self, use: Callable[[DeviceBatch], object]) -> float:
+        """Seconds that the consumer waited for data."""
+        sizes = self.run.sizes
         loader = Loader(
-            run.data.source,
-            batch_size=made.batch_size,
+            self.run.data.source,
+            batch_size=self.made.batch_size,
             seed=0,
-            block_bytes=run.sizes.loader_block_bytes,
-            in_flight_bytes=run.sizes.loader_in_flight_bytes,
+            block_bytes=sizes.loader_block_bytes,
+            in_flight_bytes=sizes.loader_in_flight_bytes,
         )
-        state = made.solver.init()
-        with loader, Feed(loader, run.backend, dtype=np.float32, seed=0) as feed:
-            for i, batch in enumerate(feed.epoch(0)):
-                if keep:
-                    kept.append((batch.X.copy(), batch.Y.copy()))
-                else:
-                    made.solver.step(state, batch.X, batch.Y, batch.rows, i)
-            stalls.append(loader.stats.stall_s)
-        return kept
-
-    def in_memory() -> None:
-        state = made.solver.init()
-        for i, (X, Y) in enumerate(batches):
-            made.solver.step(state, X, Y, np.arange(len(X)), i)
-
-    stalls: list[float] = []
-    batches = epoch(keep=True)
-    times: dict[str, list[float]] = {"store": [], "memory": []}
-    in_memory()
-    for _ in range(arguments.repeats):
-        for name, work in (("memory", in_memory), ("store", lambda: epoch(keep=False))):
-            began = time.perf_counter()
-            work()
-            times[name].append(time.perf_counter() - began)
-    store, memory = (statistics.median(times[k]) for k in ("store", "memory"))
-    print(
-        json.dumps(
-            {
-                "rows": arguments.rows,
-                "batch_size": made.batch_size,
-                "block_size": run.sizes.block_size,
-                "setup_s": round(setup_s, 2),
-                "samples_per_s": {
-                    "store": arguments.rows / store,
-                    "memory": arguments.rows / memory,
-                },
-                "store_over_memory": store / memory,
-                "ratios": [a / b for a, b in zip(times["store"], times["memory"], strict=True)],
-                "stall_share": statistics.median(stalls[1:]) / store,
-            }
-        )
-    )
-    run.backend.close()
+        with loader, Feed(loader, self.run.backend, dtype=np.float32, seed=0) as feed:
+            for batch in feed.epoch(0):
+                use(batch)
+            return loader.stats.stall_s
 
 
-if __name__ == "__main__":
-    main()
+def _copy(batch: DeviceBatch) -> DeviceBatch:
+    return batch._replace(X=batch.X.copy(), Y=batch.Y.copy(), rows=batch.rows.copy())

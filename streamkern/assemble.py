@@ -36,7 +36,7 @@ Report = Callable[[str, dict[str, Any]], None]
 class Assembled:
     """A solver ready to step, and what it takes to make it again.
 
-    arrays["Z"] : (p, d) transformed centers on the device, in kept order; kept row i was row
+    arrays["Z"] : (p, d) transformed centers on the host, in kept order; kept row i was row
     arrays["order"][i] of the centers as chosen.
     """
 
@@ -81,6 +81,7 @@ def start(
     shift = host_Z.mean(axis=0, dtype=np.float64).astype(dtype)
     op = KernelOperator(kernel, run.backend, run.precision, shift, run.grid)
     points = op.points(Z, left=True, right=True)
+    del Z  # a device needs the prepared rows only
     rows = np.empty(0, np.int64)
 
     def samples() -> tuple[Array, Array]:
@@ -99,7 +100,7 @@ def start(
     del points
     run.backend.release()
     scale_arrays, scale_meta = save_scaling(data.fixed)
-    arrays = {"Z": Z, "order": order, "shift": shift, "sample_rows": rows, **setup.arrays}
+    arrays = {"Z": host_Z, "order": order, "shift": shift, "sample_rows": rows, **setup.arrays}
     meta = {
         "kernel": kernel.describe(),
         "sizes": asdict(run.sizes),

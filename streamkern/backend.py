@@ -57,7 +57,7 @@ class Backend:
     tile_cols = 256
     """A tile is as large as a core's L2. Tall, because the BLAS copies the columns' side of a tile
     once per tile: 1024 x 256 was 3 to 15 % ahead of 512 x 512, at any d."""
-    group_tiles = 4
+    group_tiles = 1
     prepare_rows = 256
     kept_in_place = False
     """Whether a matrix that is kept is written by the GEMM itself, in whole rows, rather than tile
@@ -70,6 +70,8 @@ class Backend:
     accelerator = "none"
     fills: Fills | None = None
     """Compiled code for the draws of `random`."""
+    staging = 0
+    """Batches in the ring of an uploader; on the CPU there is none."""
     library_bytes = 0
     """Memory that code loaded for this backend takes, beside what `import streamkern` does."""
     chunk = 512
@@ -242,8 +244,8 @@ class Backend:
     ) -> None:
         """From a GEMM's tile to the kernel's values, in place; out += tile @ W; keep <- tile.
 
-        tile : (r, t) squared distances over `scale`, or, with norms ((r,), (t,)), products of points
-        without their norms. W : (t, c), out : (r, c), keep : (r, t), which may be the tile itself.
+        tile : (r, t) squared distances over `scale`, or, with norms ((r,), (t,)), products of
+        points. W : (t, c), out : (r, c), keep : (r, t), which may be the tile itself.
         """
         if norms is not None:
             tile *= -2
@@ -254,9 +256,13 @@ class Backend:
             keep[...] = tile
         if W is not None:
             assert out is not None
-            share = self.workspace("share", out.shape, out.dtype)
-            np.matmul(tile, W, out=share)
-            out += share
+            self.add_product(tile, W, out)
+
+    def add_product(self, tile: Array, W: Array, out: Array) -> None:
+        """out += tile @ W on this thread. tile : (r, t), W : (t, c), out : (r, c)."""
+        share = self.workspace("share", out.shape, out.dtype)
+        np.matmul(tile, W, out=share)
+        out += share
 
     def apply_profile(self, kernel: Any, tile: Array, scale: float = 1.0) -> None:
         """tile <- kernel profile of scale * tile, squared distances, in place."""
@@ -371,6 +377,8 @@ class Backend:
         """The k largest eigenpairs of a symmetric matrix, descending: (k,), (b, k)."""
         b = len(A)
         w, v = scipy.linalg.eigh(A, subset_by_index=(b - k, b - 1), check_finite=False)
+        if len(w) < k:  # bisection may miss eigenvalues that are equal but for rounding
+            w, v = (part[..., b - k :] for part in scipy.linalg.eigh(A, driver="evd"))
         return w[::-1].copy(), v[:, ::-1]
 
 

@@ -32,6 +32,8 @@ LARGE_N_NYSTROM, N_NYSTROM, LEVEL_SHARE = 5000, 2000, 20
 INNER_NYSTROM = 2000
 # Python objects, thread stacks, BLAS buffers and allocator slack beside the arrays.
 OVERHEAD = 64 * MiB
+ROW_ID = 8
+"""Bytes of a row's number, which travels with it."""
 
 SolverName = Literal["block", "eigenpro2", "eigenpro3", "eigenpro4"]
 
@@ -44,6 +46,8 @@ class Problem:
     row_bytes : a row of X and y in storage. unit_rows : rows that one read brings.
     itemsize : 4 or 8. threads : tile threads. width : columns of a prepared row.
     tile_bytes : a thread's tile. library_bytes : code that the backend loads.
+    point_bytes : a prepared row, if it does not hold `width` of `itemsize`. scratch_bytes : to
+    prepare rows in. staging : batches in the ring that feeds a device with memory of its own.
     """
 
     n_rows: int
@@ -58,6 +62,9 @@ class Problem:
     width: int
     tile_bytes: int
     library_bytes: int = 0
+    point_bytes: int | None = None
+    scratch_bytes: int = 0
+    staging: int = 0
 
 
 @dataclass(frozen=True)
@@ -94,7 +101,11 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Buffers:
-    """Every buffer of size, by phase: (phase, what, bytes)."""
+    """Every buffer of size, by phase: (phase, what, bytes).
+
+    "always" counts in every phase. "host" lists what a device's run holds beside the device, and
+    counts in none.
+    """
 
     lines: list[tuple[str, str, int]] = field(default_factory=list)
 
@@ -112,7 +123,11 @@ class Buffers:
     @property
     def phases(self) -> list[str]:
         """Phases in order of first mention."""
-        return [name for name in dict.fromkeys(line[0] for line in self.lines) if name != "always"]
+        return [
+            name
+            for name in dict.fromkeys(line[0] for line in self.lines)
+            if name not in ("always", "host")
+        ]
 
     @property
     def peak(self) -> int:
@@ -280,21 +295,27 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
     """Every buffer of the run. Keep in step with `solver.build` and `train`."""
     buffers = Buffers()
     item, p, c, m = problem.itemsize, problem.p, problem.c, sizes.batch_size
-    w, d, s, h = problem.width, problem.d, sizes.n_sample, sizes.n_probe
-    add = buffers.add
-    add("always", "interpreter, stacks, allocator", OVERHEAD)
+    d, s, h = problem.d, sizes.n_sample, sizes.n_probe
+    point = problem.point_bytes or problem.width * item
+    add, apart = buffers.add, problem.staging > 0
+    add("host" if apart else "always", "interpreter, stacks, allocator", OVERHEAD)
     if problem.library_bytes:
         add("always", "compiler", problem.library_bytes)
     add("always", "tiles", problem.threads, problem.tile_bytes)
-    add("always", "centers, both sides", 2 * p, w, itemsize=item)
-    add("always", "partial sums of products", n_groups(c) * c, max(m, h), itemsize=item)
+    add("always", "rows being prepared", problem.threads, problem.scratch_bytes)
+    add("always", "centers, both sides", 2 * p, point)
+    if not apart:  # a device walks the columns in order
+        add("always", "partial sums of products", n_groups(c) * c, max(m, h), itemsize=item)
     # The raw rows live until the prepared ones exist; one unit is decoded at a time.
     add("sample", "raw centers", p, problem.row_bytes + d * item)
     add("sample", "raw sample and probe", s + h, problem.row_bytes + d * item)
-    add("sample", "prepared sample and probe", s + h, w, itemsize=item)
-    add("sample", "units being read", 2 * problem.unit_rows, problem.row_bytes)
-    add("train", "loader", loader_bytes(problem, sizes))
-    add("train", "batch, prepared", 2 * m, w + c, itemsize=item)
+    add("sample", "prepared sample and probe", s + h, point)
+    add("host" if apart else "sample", "units being read", 2 * problem.unit_rows, problem.row_bytes)
+    add("host" if apart else "train", "loader", loader_bytes(problem, sizes))
+    if apart:
+        for phase, what in (("train", "staging"), ("host", "staging, pinned")):
+            add(phase, what, problem.staging * m, problem.row_bytes + ROW_ID)
+    add("train", "batch, prepared", 2 * m, point + c * item)
     add("train", "batch, transformed", 2 * m, d + c, itemsize=item)
     add("train", "weights, average, last good, copies for a checkpoint", 7 * p, c, itemsize=item)
     if sizes.solver == "block":
@@ -302,14 +323,14 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
         n_blocks = -(-p // b)
         b = -(-p // n_blocks)
         add("always", "block factors H", p, b, itemsize=item)
-        add("setup", "sample and probe", s + h, w, itemsize=item)
+        add("setup", "sample and probe", s + h, point)
         add("setup", "raw centers", p, d, itemsize=item)
         add("setup", "factors of one block, probe", 2 * b + max(b, 2 * h), b, itemsize=item)
         add("train", "K(X, Z)", m, p if sizes.keep else b, itemsize=item)
         return buffers
-    add("always", "Nystrom rows, eigenvectors", s, 2 * w + sizes.level, itemsize=item)
+    add("always", "Nystrom rows, eigenvectors", s, 2 * point + sizes.level * item)
     add("setup", "K(X_s, X_s) and workspace", 3 * s, s, itemsize=item)
-    add("setup", "probe, K(probe, probe)", h, 2 * w + h, itemsize=item)
+    add("setup", "probe, K(probe, probe)", h, 2 * point + h * item)
     if sizes.projection in ("exact", "resident"):
         add("always", "K(Z, Z)", p, p, itemsize=item)
     if sizes.projection in ("resident", "inexact"):
@@ -321,7 +342,7 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
         add("train", "K(X, Z)", m, p, itemsize=item)
         # Cut to the critical batch, a period has more steps but no more rows than before.
         rows = sizes.period * m if sizes.period > 1 else 0
-        add("train", "temporary centers", rows, w + c, itemsize=item)
+        add("train", "temporary centers", rows, point + c * item)
         add("train", "values at the centers", 3 * p, c, itemsize=item)
     return buffers
 

@@ -43,6 +43,7 @@ from streamkern.settings import (
     Cadence,
     Centers,
     Count,
+    Counts,
     Device,
     Flag,
     Fraction,
@@ -69,12 +70,14 @@ FREE_AT_RESUME: Final = frozenset(
         "data.storage_options",
         "run.run_dir",
         "run.device",
+        "run.accelerator",
         "run.memory",
         "run.device_memory",
         "run.threads",
         "run.checkpoint_every",
         "run.keep_checkpoints",
         "run.evaluate_every",
+        "run.evaluate_at",
         "run.log",
     }
 )
@@ -211,7 +214,10 @@ class Every(NamedTuple):
 
 
 class ExecutionConfig(Table):
-    """[run]: where and how the run executes, and how it is saved and watched."""
+    """[run]: where and how the run executes, and how it is saved and watched.
+
+    evaluate_every : steps; evaluate_at : counts of samples, each evaluated once it is reached.
+    """
 
     table = "run"
     run_dir: OptionalUrl = None
@@ -225,6 +231,7 @@ class ExecutionConfig(Table):
     checkpoint_every: Cadence = "auto"
     keep_checkpoints: Count = 3
     evaluate_every: AutoStep = "auto"
+    evaluate_at: Counts = ()
     log: Flag = True
 
     @property

@@ -35,7 +35,7 @@ def kernel_value(expression: str) -> str:
 
 def rows_per_warp(c: int) -> int:
     """Rows of K that a warp has in flight; rows * c sums have to fit its registers."""
-    return 8 if c <= 8 else 4
+    return min(8, 48 // c)
 
 
 def half_fused(expression: str, c: int) -> str:

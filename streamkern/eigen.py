@@ -41,7 +41,7 @@ def top_eigenpairs(backend: Backend, A: Array, k: int, seed: int) -> tuple[Array
     that it does not come out too small as the level that the others are damped to.
     """
     xp = backend.xp
-    lam, E = (_krylov(backend, A, k, seed) if _is_large(len(A), k) else backend.top_eigh(A, k))
+    lam, E = _krylov(backend, A, k, seed) if _is_large(len(A), k) else backend.top_eigh(A, k)
     return lam, E * xp.sign(E[abs(E).argmax(axis=0), xp.arange(k)])
 
 
@@ -66,19 +66,25 @@ def _krylov(backend: Backend, A: Array, k: int, seed: int) -> tuple[Array, Array
     xp, s, width = backend.xp, len(A), _width(k)
     Q = xp.empty((s, DEPTH * width), A.dtype)
     T = xp.zeros((Q.shape[1], Q.shape[1]), np.float64)
-    start = np.random.default_rng([seed, EIGEN_STAGE]).standard_normal((s, width))
-    block, _ = xp.linalg.qr(backend.asarray(start, A.dtype))
+    drawn = np.random.default_rng([seed, EIGEN_STAGE]).standard_normal((s, width))
+    start = backend.asarray(drawn, A.dtype)
+    block, _ = xp.linalg.qr(start)
     product, inside = (xp.empty((s, width), A.dtype) for _ in range(2))
+    tiny = 0.0
     for first in range(0, Q.shape[1], width):
         end = first + width
         Q[:, first:end], basis = block, Q[:, :end]
         backend.matmul(A, block, product)
         shares = backend.matmul_t(basis, product, xp.empty((end, width), A.dtype))
         T[:end, first:end] = shares
+        tiny = max(tiny, 10 * float(np.finfo(A.dtype).eps) * float(abs(product).max()))
         if end == Q.shape[1]:
             break
-        block, _ = xp.linalg.qr(product - backend.matmul(basis, shares, inside))
-        # Again: what was left may be little, and mostly rounding, not orthogonal to the basis.
+        product -= backend.matmul(basis, shares, inside)
+        # Where only rounding is left, which may be zero or all alike, new random directions.
+        product += tiny * xp.roll(start, first + 1, axis=0)
+        block, _ = xp.linalg.qr(product)
+        # Again: what was left may be little, and then not quite orthogonal to the basis.
         backend.matmul_t(basis, block, shares)
         block, _ = xp.linalg.qr(block - backend.matmul(basis, shares, inside))
     T = xp.triu(T) + xp.triu(T, 1).T
@@ -86,4 +92,4 @@ def _krylov(backend: Backend, A: Array, k: int, seed: int) -> tuple[Array, Array
     E = backend.matmul(Q, xp.ascontiguousarray(V.astype(A.dtype)), xp.empty((s, k), A.dtype))
     residual = A @ E[:, -1] - E[:, -1] * float(lam[-1])
     lam[-1] += math.sqrt(float((residual * residual).sum()))
-    return lam, E
+    return lam.astype(A.dtype), E

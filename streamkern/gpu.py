@@ -1,20 +1,33 @@
 """CuPy behind the verbs of `backend`: the only module that names it.
 
 Imported only when a GPU is asked for or looked for. It needs a CUDA device to run, so no line of it
-counts in the coverage; `tools/gpu_check.py` and the tests marked `gpu` exercise it.
+counts in the coverage; `tools/gpu_check.py` and the tests marked `gpu` exercise it. What can be
+checked without one is elsewhere: the arguments of cuBLAS in `rowmajor`, the CUDA text in `cuda`,
+the order of copies and steps in `ring`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from streamkern import cuda
 from streamkern.backend import Array, Backend, Uploader, tiles
+from streamkern.fused import HalfFused
+from streamkern.ring import Ring, Transfers
+from streamkern.rowmajor import RowMajor
 
 T = TypeVar("T")
+
+# Indices of an element-wise kernel are 32 bits wide up to this many bytes, and divisions by a
+# tile's width, one an element, several times as fast as with 64.
+SHORT_INDEX = 1 << 31
+# cuSOLVER's Cholesky takes sizes as C integers and multiplies them; a block of this size is safe.
+CHOLESKY_BLOCK = 4096
 
 
 def gpu_problem(index: int = 0) -> str | None:
@@ -32,14 +45,24 @@ def gpu_problem(index: int = 0) -> str | None:
 
 
 class CupyBackend(Backend):
-    """CuPy on one device, all arithmetic on one stream."""
+    """CuPy on one device, all arithmetic on one stream.
+
+    Parameters
+    ----------
+    index : of the device.
+    use_fused : take K @ W for few outputs with `cuda.half_fused`, where its result agrees with the
+        library's at first use. Off until it has been measured to win.
+    """
 
     tile_rows = 8192
-    prepare_rows = 1 << 20
     tile_cols = 16384
     group_tiles = 1 << 20
+    prepare_rows = 8192
+    staging = 3
+    kept_in_place = True
+    norms_in_columns = False
 
-    def __init__(self, index: int = 0) -> None:
+    def __init__(self, index: int = 0, *, use_fused: bool = False) -> None:
         super().__init__(threads=1)
         import cupy
         import cupyx
@@ -51,7 +74,17 @@ class CupyBackend(Backend):
         self.device.use()
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self.stream.use()
-        self._fused: dict[str, Any] = {}
+        self.tensor_cores = int(self.device.compute_capability) >= 70
+        runtime = cupy.cuda.runtime
+        types: dict[np.dtype[Any], int] = {
+            np.dtype(np.float16): runtime.CUDA_R_16F,
+            np.dtype(np.float32): runtime.CUDA_R_32F,
+            np.dtype(np.float64): runtime.CUDA_R_64F,
+        }
+        self.blas = RowMajor(cupy.cuda.cublas, types, cupy.cuda.device.get_cublas_handle)
+        self.fused = HalfFused(self) if use_fused else None
+        self._epilogues: dict[str, Any] = {}
+        self._square_norms = {n: self._norm_kernel(n) for n in (1, 2)}
 
     def close(self) -> None:
         """Wait for the stream and go back to the default one."""
@@ -67,7 +100,10 @@ class CupyBackend(Backend):
             "model": properties["name"].decode(),
             "cupy": self.xp.__version__,
             "cuda": self.xp.cuda.runtime.runtimeGetVersion(),
+            "half_fused": self.fused is not None,
         }
+
+    # -- data in and out -------------------------------------------------------------------
 
     def asarray(self, host: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> Array:
         """A C-ordered array on the device."""
@@ -80,7 +116,16 @@ class CupyBackend(Backend):
 
     def uploader(self, depth: int = 3) -> Uploader:
         """Pinned staging buffers and a copy stream."""
-        return PinnedUploader(self, depth)
+        cuda_api, copying = self.xp.cuda, self.xp.cuda.Stream(non_blocking=True)
+        transfers = Transfers(
+            computing=self.stream,
+            copying=copying,
+            event=lambda: cuda_api.Event(disable_timing=True),
+            empty_pinned=lambda nbytes: self.cupyx.empty_pinned(nbytes, np.uint8),
+            empty=lambda nbytes: self.xp.empty(nbytes, np.uint8),
+            send=lambda pinned, device: device.set(pinned, stream=copying),
+        )
+        return Ring(self, transfers, depth)
 
     def synchronize(self) -> None:
         """Wait for the compute stream."""
@@ -96,29 +141,93 @@ class CupyBackend(Backend):
         pool = self.xp.get_default_memory_pool()
         return int(self.device.mem_info[0]) + int(pool.free_bytes())
 
+    # -- walking tiles ---------------------------------------------------------------------
+
+    @contextmanager
+    def single_threaded_blas(self) -> Iterator[None]:
+        """No BLAS of the host's takes part."""
+        yield
+
     def run(self, fn: Callable[[T], None], items: Iterable[T]) -> None:
         """Tiles in order: launches queue up on the one stream."""
         for item in items:
             fn(item)
 
-    def apply_profile(self, kernel: Any, tile: Array, scale: float = 1.0) -> None:
-        """One fused element-wise kernel where the profile has a C expression."""
+    def operand_dtype(self, precision: str) -> np.dtype[Any]:
+        """float16 where the products of points are exact in it, for tensor cores."""
+        if precision in ("high", "fast", "integer"):
+            return np.dtype(np.float16)
+        return super().operand_dtype(precision)
+
+    def gemm(self, A: Array, B: Array, out: Array) -> None:
+        """As on the CPU; half operands have a float32 result."""
+        self.blas.gemm(A, B, out, transposed=True)
+
+    def square_norms(self, parts: list[Array], out: Array) -> None:
+        """As on the CPU, one pass."""
+        self._square_norms[len(parts)](*parts, out, axis=1)
+
+    def _norm_kernel(self, n: int) -> Any:
+        total = "(" + " + ".join(f"(double)x{i}" for i in range(n)) + ")"
+        return self.xp.ReductionKernel(
+            ", ".join(f"T x{i}" for i in range(n)), "T norm", f"{total} * {total}", "a + b",
+            "norm = a", "0", f"streamkern_square_norms_{n}", reduce_type="double",
+        )  # fmt: skip
+
+    def finish_tile(
+        self,
+        kernel: Any,
+        tile: Array,
+        norms: tuple[Array, Array] | None,
+        scale: float,
+        W: Array | None,
+        out: Array | None,
+        keep: Array | None,
+    ) -> None:
+        """As on the CPU. What is kept is the tile itself, which the GEMM has written in place."""
+        assert norms is not None
+        assert keep is None or keep is tile
+        if W is not None and self.fused is not None and self.fused.takes(kernel, tile, W):
+            self.fused.add(kernel, tile, norms, scale, W, out, keep=keep is not None)
+        else:
+            self.finish_plainly(kernel, tile, norms, scale, W, out)
+
+    def finish_plainly(
+        self, kernel: Any, tile: Array, norms: tuple[Array, Array], scale: float, W: Array | None,
+        out: Array | None,
+    ) -> None:  # fmt: skip
+        """An element-wise pass, then out += tile @ W by the library."""
+        self._epilogue(kernel, tile, norms, scale)
+        if W is not None:
+            self.blas.gemm(tile, W, out, beta=1)
+
+    def _epilogue(self, kernel: Any, tile: Array, norms: tuple[Array, Array], scale: float) -> None:
+        """From products to the kernel's values, in place: one kernel where there is CUDA text."""
+        rows, columns = norms[0][:, None], norms[1]
         if kernel.expression is None:
-            self.xp.maximum(tile, 0, out=tile)
-            tile *= scale
-            value = kernel.profile(tile, self.xp)
-            if value is not tile:
-                tile[...] = value
+            tile *= -2
+            tile += rows
+            tile += columns
+            self.apply_profile(kernel, tile, scale)
             return
-        if kernel.expression not in self._fused:
-            self._fused[kernel.expression] = self.xp.ElementwiseKernel(
-                # Not max(), which would turn NaN into a distance of zero.
-                "T raw_s",
-                "T k",
-                f"T s = raw_s < 0 ? (T)0 : raw_s; k = {kernel.expression};",
-                "sk_profile",
-            )
-        self._fused[kernel.expression](tile, tile)
+        if kernel.expression not in self._epilogues:
+            self._epilogues[kernel.expression] = self.xp.ElementwiseKernel(
+                "T row, T col, T scale", "T k", "k = kernel_value(k, row, col, scale)",
+                "streamkern_epilogue", preamble=cuda.kernel_value(kernel.expression),
+            )  # fmt: skip
+        epilogue = self._epilogues[kernel.expression]
+        for part in tiles(len(tile), max(1, SHORT_INDEX // max(1, tile[:1].nbytes))):
+            epilogue(rows[part], columns, scale, tile[part])
+
+    def apply_profile(self, kernel: Any, tile: Array, scale: float = 1.0) -> None:
+        """A kernel of the user's own, in as many passes as it takes."""
+        self.xp.maximum(tile, 0, out=tile)
+        tile *= scale
+        value = kernel.profile(tile, self.xp)
+        if value is not tile:
+            tile[...] = value
+
+    # -- dense algebra ---------------------------------------------------------------------
 
     def matmul(self, A: Array, B: Array, out: Array, *, lower: bool = False) -> Array:
         """One GEMM."""
@@ -129,80 +238,54 @@ class CupyBackend(Backend):
         return self.xp.matmul(A.T, B, out=out)
 
     def cholesky(self, A: Array) -> bool:
-        """As on the CPU. Unless asked to raise, CuPy does not look at cuSOLVER's verdict."""
-        try:
-            with self.cupyx.errstate(linalg="raise"):
-                A[...] = self.xp.linalg.cholesky(A)
-        except np.linalg.LinAlgError:
-            return False
+        """As on the CPU, by blocks of columns; waits for the device after each."""
+        n = len(A)
+        for k in tiles(n, CHOLESKY_BLOCK):
+            if not self._factor(A[k, k]):
+                return False
+            A[k, k.stop :] = 0
+            self.blas.solve_lower(A[k, k], A[k.stop :, k], right=True)
+            for part in tiles(n - k.stop, CHOLESKY_BLOCK):
+                i = slice(k.stop + part.start, k.stop + part.stop)
+                j = slice(k.stop, i.stop)  # the lower part and no more
+                self.blas.gemm(A[i, k], A[j, k], A[i, j], transposed=True, alpha=-1, beta=1)
         return bool(self.xp.isfinite(A.diagonal()).all())
+
+    def _factor(self, A: Array) -> bool:
+        """Lower factor of a square view, in place, by cuSOLVER."""
+        xp, library = self.xp, self.xp.cuda.cusolver
+        single, n = A.dtype == np.float32, len(A)
+        room = library.spotrf_bufferSize if single else library.dpotrf_bufferSize
+        factor = library.spotrf if single else library.dpotrf
+        handle = xp.cuda.device.get_cusolver_handle()
+        # The lower part of a row-major matrix is the upper one of its transpose.
+        where = (handle, xp.cuda.cublas.CUBLAS_FILL_MODE_UPPER, n, A.data.ptr,
+                 int(A.strides[0]) // A.itemsize)  # fmt: skip
+        size, info = room(*where), xp.empty(1, np.int32)
+        work = xp.empty(max(1, size), A.dtype)
+        factor(*where, work.data.ptr, size, info.data.ptr)
+        A[...] = xp.tril(A)
+        return int(info[0]) == 0
 
     def solve_lower(self, L: Array, B: Array, transposed: bool = False) -> Array:
         """As on the CPU."""
-        from cupyx.scipy.linalg import solve_triangular
-
-        B[...] = solve_triangular(L, B, trans=int(transposed), lower=True)
+        self.blas.solve_lower(L, B, transposed=transposed)
         return B
+
+    def solve_lower_triangular(self, L: Array, B: Array) -> Array:
+        """As on the CPU; the zeros are read, but nothing waits for small blocks."""
+        return self.solve_lower(L, B)
 
     def solve_lower_right(self, L: Array, B: Array) -> Array:
         """As on the CPU."""
-        B[...] = self.solve_lower(L, self.xp.ascontiguousarray(B.T)).T
+        self.blas.solve_lower(L, B, right=True)
         return B
 
     def add_gram(self, C: Array, W: Array, scale: float) -> None:
-        """As on the CPU, in row chunks; fills the whole of C."""
-        for rows in tiles(len(W), 4096):
-            C += (W[rows].T @ W[rows]) * scale
+        """As on the CPU."""
+        self.blas.add_gram(C, W, scale)
 
     def top_eigh(self, A: Array, k: int) -> tuple[Array, Array]:
         """As on the CPU; cuSOLVER computes all of them."""
         w, v = self.xp.linalg.eigh(A)
         return w[::-1][:k].copy(), v[:, ::-1][:, :k]
-
-
-class PinnedUploader(Uploader):
-    """A ring of pinned host buffers and device buffers; copies overlap the compute stream.
-
-    The consumer asks for batch i + 1 when step i is queued, so at that moment an event on the
-    compute stream marks slot i as free once it is reached. The copy into a slot waits for that
-    event alone, and runs beside the step that is under way; a pinned buffer is written again
-    only after its copy has completed.
-    """
-
-    def __init__(self, backend: CupyBackend, depth: int) -> None:
-        super().__init__(backend, depth)
-        cupy = backend.xp
-        self.copy_stream = cupy.cuda.Stream(non_blocking=True)
-        self.slots: list[dict[str, Any]] = [{} for _ in range(depth)]
-        self.turn = 0
-        self.compute: Any = backend.stream
-        self.cupy = cupy
-        self.empty_pinned = backend.cupyx.empty_pinned
-
-    def upload(self, host: npt.NDArray[Any]) -> Array:
-        """Copy to pinned memory, then to the device on the copy stream."""
-        if self.turn:
-            self.slots[(self.turn - 1) % self.depth]["free"] = self.compute.record()
-        slot = self.slots[self.turn % self.depth]
-        self.turn += 1
-        if "filled" in slot:
-            slot["filled"].synchronize()
-        if slot.get("bytes", 0) < host.nbytes:
-            self.compute.synchronize()
-            slot["bytes"] = host.nbytes
-            slot["pinned"] = self.empty_pinned(host.nbytes, np.uint8)
-            slot["device"] = self.cupy.empty(host.nbytes, np.uint8)
-        pinned = slot["pinned"][: host.nbytes].view(host.dtype).reshape(host.shape)
-        np.copyto(pinned, host)
-        device = slot["device"][: host.nbytes].view(host.dtype).reshape(host.shape)
-        if "free" in slot:
-            self.copy_stream.wait_event(slot["free"])
-        device.set(pinned, stream=self.copy_stream)
-        slot["filled"] = self.copy_stream.record()
-        self.compute.wait_event(slot["filled"])
-        return device
-
-    def close(self) -> None:
-        """Wait for the copies and drop the buffers."""
-        self.copy_stream.synchronize()
-        self.slots = []

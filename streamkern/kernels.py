@@ -476,3 +476,14 @@ class KernelOperator:
 def point_width(d: int, precision: str, backend: Backend) -> int:
     """Columns of a prepared row of d features."""
     return (3 * d if precision == "high" else d) + (2 if backend.norms_in_columns else 0)
+
+
+def point_bytes(d: int, precision: str, backend: Backend) -> int:
+    """Of a prepared row on one side, and of its norm where that is apart."""
+    row = point_width(d, precision, backend) * backend.operand_dtype(precision).itemsize
+    return row + (0 if backend.norms_in_columns else 8 if precision == "float64" else 4)
+
+
+def scratch_bytes(d: int, precision: str) -> int:
+    """Of one row while it is prepared: the values, the halves, what `_snap` needs."""
+    return d * {"exact": 4, "float64": 8, "high": 14, "fast": 10, "integer": 19}[precision]

@@ -41,7 +41,7 @@ def plan_overview(run: Run) -> dict[str, Any]:
             "phases": {phase: run.buffers.total(phase) for phase in _in_order(run.buffers.phases)},
             "buffers": [
                 {"phase": phase, "buffer": what, "bytes": size}
-                for wanted in ("always", *_in_order(run.buffers.phases))
+                for wanted in ("always", *_in_order(run.buffers.phases), "host")
                 for phase, what, size in run.buffers.lines
                 if phase == wanted
             ],

@@ -18,7 +18,7 @@ from streamkern.budget import Buffers, Problem, Sizes, Wishes, count, default_bu
 from streamkern.config import RunConfig
 from streamkern.devices import get_backend
 from streamkern.errors import ConfigError, StoreNotFoundError
-from streamkern.kernels import Grid, point_width
+from streamkern.kernels import Grid, point_bytes, point_width, scratch_bytes
 from streamkern.precision import resolve_precision
 from streamkern.report import redact
 from streamkern.source_base import Source, y_shape
@@ -268,6 +268,9 @@ def _problem(config: RunConfig, data: Data, p: int, backend: Backend, precision:
         width=width,
         tile_bytes=backend.tile_rows * min(backend.tile_cols, p) * itemsize,
         library_bytes=backend.library_bytes,
+        point_bytes=point_bytes(data.d, precision, backend),
+        scratch_bytes=backend.prepare_rows * scratch_bytes(data.d, precision),
+        staging=backend.staging,
     )
 
 

@@ -317,7 +317,6 @@ class RowRandom:
         for half in range(len(radius)):
             xp.multiply(radius[half], xp.cos(angle[half]), out=pairs[..., half, 0])
             xp.multiply(radius[half], xp.sin(angle[half]), out=pairs[..., half, 1])
-        return pairs
 
 
 def _unit24(bits: Array) -> Array:

@@ -46,10 +46,11 @@ class RowMajor:
         alpha: float = 1.0,
         beta: float = 0.0,
     ) -> None:
-        """out <- alpha A @ B + beta out, or A @ B.T. A : (r, k), B : (k, c) or (c, k), out : (r, c).
+        """out <- alpha A @ B + beta out, with B.T if `transposed`.
 
-        float64, float32, or float16 operands with a float32 result, summed in the result's
-        precision: never TF32, and fixed in their order by the library's one algorithm for a shape.
+        A : (r, k), B : (k, c), or (c, k) if transposed, out : (r, c), all float64, all float32, or
+        float16 operands with a float32 result. Summed in the result's precision, never in TF32, and
+        in one order: the library's default algorithm for a shape.
         """
         (r, k), c, cublas = A.shape, out.shape[1], self._cublas
         assert out.shape == (r, c)
@@ -108,7 +109,7 @@ class RowMajor:
 
 def _rows_apart(A: Array) -> int:
     """The leading dimension: elements from one row to the next."""
-    columns = A.shape[1]
+    columns = int(A.shape[1])
     assert columns == 1 or A.strides[1] == A.itemsize, "rows must be contiguous"
     apart = int(A.strides[0]) // A.itemsize if len(A) > 1 else columns
     assert columns <= apart

@@ -77,6 +77,12 @@ def _cadence(value: object) -> object:
     return value
 
 
+def _counts(value: object) -> object:
+    if not isinstance(value, list | tuple) or any(type(n) is not int or n < 1 for n in value):
+        raise ValueError("not a list of counts")
+    return tuple(value)
+
+
 def _url(value: object) -> object:
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
     if isinstance(value, str) and _PASSWORD.search(value):
@@ -117,6 +123,9 @@ Cadence: TypeAlias = Annotated[
 AutoStep: TypeAlias = Annotated[
     Auto | Annotated[int, Field(strict=True, ge=0)],
     Rule('"auto" or a number of steps, 0 for only at the end'),
+]
+Counts: TypeAlias = Annotated[
+    tuple[int, ...], BeforeValidator(_counts), Rule("a list of whole numbers, at least 1 each")
 ]
 Seed: TypeAlias = Annotated[
     int, Field(strict=True, ge=0, lt=2**63), Rule("a whole number, 0 or above")

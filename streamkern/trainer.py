@@ -105,6 +105,7 @@ class Trainer:
         self.logged = self.saved = time.monotonic()
         self.loop_s = 0.0
         self.whole = True  # no step has begun that did not end
+        self.taken = 0  # rows of the last step
         self.order: dict[str, Any] | None = None
 
     # -- begin -----------------------------------------------------------------------------
@@ -224,6 +225,7 @@ class Trainer:
         self.watch.add(position.step)
         position.step += 1
         position.samples += len(batch.rows)
+        self.taken = len(batch.rows)
         position.epoch, position.batch = batch.epoch, batch.index + 1
         if position.batch == self.loader.n_batches:
             position.epoch, position.batch = batch.epoch + 1, 0
@@ -235,10 +237,8 @@ class Trainer:
         if self.watch.full:
             loss = self._judge()
             self._log_training(loss, bar)
-        every, ended = self.settings.evaluate_every, position.batch == 0
-        due = ended if every == "auto" else every and position.step % every == 0
-        if due and position.epoch < self.run.config.data.epochs:  # the end has its own evaluation
-            self._evaluate()
+        if self._evaluation_due() and position.epoch < self.run.config.data.epochs:
+            self._evaluate()  # the end has its own
         if self.stop.requested:
             self._checkpoint()
             assert self.saver is not None
@@ -249,6 +249,16 @@ class Trainer:
             )
         if self._checkpoint_due():
             self._checkpoint()
+
+    def _evaluation_due(self) -> bool:
+        """Whether an epoch ended, the period is over, or a count of `evaluate_at` is reached."""
+        position, every = self.position, self.settings.evaluate_every
+        before = position.samples - self.taken
+        if any(before < count <= position.samples for count in self.settings.evaluate_at):
+            return True
+        if every == "auto":
+            return position.batch == 0
+        return bool(every) and position.step % every == 0
 
     def _judge(self, *, finite: bool = True) -> float:
         """Mean loss of the window, and a back-off if it, or what the caller saw, is bad."""

@@ -124,7 +124,7 @@ def make_case(
     op: KernelOperator, name: str, *, choices: build.Choices | None = None, **changes: Any
 ) -> Case:
     """Compute the setup of a solver named in SOLVERS on a problem of 240 rows in 3 dimensions."""
-    sizes = small_sizes(**SOLVERS[name], **changes)
+    sizes = small_sizes(**(SOLVERS[name] | changes))
     choices = choices or build.Choices(seed=3)
     X, fresh = rows(0, 240, 3), rows(2, 300, 3)
     Y = np.stack([np.sin(X[:, 0]) + X[:, 1], X[:, 2] ** 2], axis=1) + 0.3 * rows(3, 240, 2)

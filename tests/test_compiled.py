@@ -149,7 +149,7 @@ def test_compiled_results_do_not_depend_on_the_number_of_threads() -> None:
 def test_the_accelerator_is_chosen_and_recorded() -> None:
     for accelerator, name in (("auto", "numba"), ("numba", "numba"), ("none", "none")):
         with get_backend("cpu", 1, accelerator) as backend:
-            assert backend.describe()["accelerator"] == name
+            assert str(backend.describe()["accelerator"]).partition(" ")[0] == name
 
 
 def test_without_numba_auto_is_numpy_and_numba_says_what_to_do(

@@ -139,6 +139,7 @@ def test_all_settings_in_a_run_file(tmp_path: Path) -> None:
         checkpoint_every = "5 min"
         keep_checkpoints = 1
         evaluate_every = 0
+        evaluate_at = [1000, 10_000]
         log = false
         """,
         encoding="utf-8",
@@ -227,6 +228,7 @@ def test_frozen() -> None:
         ("run", "checkpoint_every", "5"),
         ("run", "checkpoint_every", 0),
         ("run", "evaluate_every", -1),
+        ("run", "evaluate_at", [100, 0]),
         ("run", "run_dir", ""),
     ],
 )
@@ -244,8 +246,8 @@ def test_the_wording() -> None:
         'correct it or leave it out for the default "auto"'
     )
     assert complaint(run={"precision": "fp32"}) == (
-        'run.precision=\'fp32\' must be one of "auto", "exact", "high", "fast", "integer", "float64"; '
-        'correct it or leave it out for the default "auto"'
+        'run.precision=\'fp32\' must be one of "auto", "exact", "high", "fast", "integer", '
+        '"float64"; correct it or leave it out for the default "auto"'
     )
 
 
@@ -415,12 +417,14 @@ def test_identity_is_json_and_leaves_out_what_may_change() -> None:
             "data.storage_options": {"a": 1},
             "run.run_dir": "r",
             "run.device": "cpu",
+            "run.accelerator": "none",
             "run.memory": "1 GiB",
             "run.device_memory": "1 GiB",
             "run.threads": 2,
             "run.checkpoint_every": "5 s",
             "run.keep_checkpoints": 9,
             "run.evaluate_every": 3,
+            "run.evaluate_at": [5],
             "run.log": False,
         }
     )

@@ -36,8 +36,10 @@ def check(A: Array, k: int, *, seed: int = 0) -> tuple[Array, Array, Array]:
     lam, E = top_eigenpairs(Backend(1), A.copy(), k, seed)
     assert lam.shape == (k,)
     assert E.shape == (len(A), k)
-    assert E.dtype == A.dtype
-    np.testing.assert_allclose(E.T @ E, np.eye(k), rtol=0, atol=100 * eps)
+    assert lam.dtype == E.dtype == A.dtype
+    # LAPACK's MRRR algorithm promises orthogonality to O(n eps) only.
+    orthogonal = 100 * eps * (1 if eigen._is_large(len(A), k) else len(A))
+    np.testing.assert_allclose(E.T @ E, np.eye(k), rtol=0, atol=orthogonal)
     assert (E[np.abs(E).argmax(axis=0), np.arange(k)] > 0).all()
     rounding = 20 * eps * truth[0]
     assert (np.diff(lam[:-1]) <= rounding).all()
@@ -94,13 +96,21 @@ def test_duplicates() -> None:
 @pytest.mark.parametrize(
     "values",
     [np.ones(S), np.r_[np.ones(50), np.zeros(S - 50)], np.r_[3.0, 2.0, np.zeros(S - 2)]],
-    ids=["identity", "projector", "rank 2"],
+    ids=["nearly the identity", "projector", "rank 2"],
 )
 def test_eigenvalues_more_often_than_a_block_is_wide(values: Array, dtype: Any) -> None:
     basis, _ = np.linalg.qr(rows(0, S, S))
     A = ((basis * values) @ basis.T).astype(dtype)
     lam, _, truth = check((A + A.T) / 2, 30)
     np.testing.assert_allclose(lam, truth[:30], rtol=0, atol=100 * np.finfo(dtype).eps * truth[0])
+
+
+@pytest.mark.usefixtures("krylov")
+@pytest.mark.parametrize("A", [np.eye(S), np.ones((S, S)), np.diag(np.arange(S) < 5) * 1.0])
+def test_products_without_rounding(A: Array) -> None:
+    """The space is used up at once, and no rounding leads out of it."""
+    lam, _, truth = check(A.astype(np.float32), 30)
+    np.testing.assert_allclose(lam, truth[:30], rtol=0, atol=1e-5 * truth[0])
 
 
 @settings(max_examples=15, deadline=None)
@@ -116,6 +126,14 @@ def test_any_size_and_decay(n: int, share: float, decay: float, seed: int) -> No
         patch.setattr(eigen, "DENSE_ROWS", 0)
         lam, _, truth = check((A + A.T) / 2, k, seed=seed)
     np.testing.assert_allclose(lam, truth[:k], rtol=0.1, atol=1e-12)
+
+
+def test_lapack_may_miss_equal_eigenvalues() -> None:
+    """Asked for the last two of 33 that are equal but for rounding, it often finds none."""
+    for seed in range(40):
+        basis, _ = np.linalg.qr(rows(seed, 33, 33))
+        A = basis @ basis.T
+        check((A + A.T) / 2, 2)
 
 
 def test_small_matrices_are_lapacks() -> None:

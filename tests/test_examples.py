@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import gzip
+import importlib.util
 import json
 import os
 import re
 import shlex
+import struct
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import streamkern as sk
 from streamkern.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -64,6 +70,165 @@ def test_the_demo_leaves_a_foreign_folder_alone(tmp_path: Path, options: tuple[s
     assert refused.returncode == 2
     assert "not this demo's" in refused.stderr
     assert sorted(p.name for p in tmp_path.iterdir()) == ["notes.txt", "train.zarr"]
+
+
+# -------------------------------------------------------------------------- augmented_120m.py
+
+
+@pytest.fixture
+def augmented() -> Any:
+    """The example as a module."""
+    path = ROOT / "examples" / "augmented_120m.py"
+    spec = importlib.util.spec_from_file_location("augmented_120m", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def write_idx(path: Path, array: np.ndarray) -> None:
+    """An IDX file of uint8 values, compressed if its name ends in .gz."""
+    head = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+    raw = head + array.tobytes()
+    path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
+
+
+N_IMAGES, N_HELD_OUT = 300, 100
+
+
+def write_images(folder: Path, ending: str = "") -> np.ndarray:
+    """Four IDX files of 6 x 5 images in three classes, told apart by their bright third."""
+    rng = np.random.default_rng(0)
+    folder.mkdir()
+    images = {}
+    for prefix, n in (("train", N_IMAGES), ("t10k", N_HELD_OUT)):
+        y = rng.integers(0, 3, n, dtype=np.uint8)
+        X = rng.integers(0, 120, (n, 6, 5), dtype=np.uint8)
+        X.reshape(n, 3, 10)[np.arange(n), y] += 100
+        write_idx(folder / f"{prefix}-images-idx3-ubyte{ending}", X)
+        write_idx(folder / f"{prefix}-labels-idx1-ubyte{ending}", y)
+        images[prefix] = X
+    return images["train"]
+
+
+def arguments(data: Path, folder: Path, *more: str) -> list[str]:
+    return ["--data", str(data), "--folder", str(folder), "--replicas", "12",
+            "--bandwidth", "5", "--device", "cpu", *more]  # fmt: skip
+
+
+def last_table(text: str) -> list[list[str]]:
+    """The rows of the table that a run ends with."""
+    lines = text.rsplit("-----\n", 1)[1].split("\n\n")[0].splitlines()
+    return [line.split() for line in lines]
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_the_long_run_takes_idx_files_and_is_resumed(
+    augmented: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    ending: str,
+) -> None:
+    images = write_images(tmp_path / "data", ending)
+    whole = arguments(tmp_path / "data", tmp_path / "whole")
+    assert augmented.main(whole) == 0
+    printed = capsys.readouterr().out
+    assert "3,600 samples through 300 centers take about 0:00:" in printed
+    rows = last_table(printed)
+    # A step is 256 samples: 1 and 10 replicas are reached in steps 2 and 12.
+    assert [int(row[1]) for row in rows] == [2 * 256, 12 * 256, 12 * N_IMAGES]
+    assert float(rows[-1][2]) > 0.95
+
+    (store,) = (tmp_path / "whole").glob("data-*/train.zarr")
+    X, _ = sk.open_store(store).read_chunk(0)
+    assert X.dtype == np.uint8
+    stored, written = (a.reshape(N_IMAGES, 30).tolist() for a in (X, images))
+    assert sorted(stored) == sorted(written)
+
+    def fail(record: dict[str, Any]) -> None:
+        if record["step"] == 2:
+            raise RuntimeError("pulled plug")
+
+    parts = arguments(tmp_path / "data", tmp_path / "parts")
+    with monkeypatch.context() as patch:
+        patch.setattr(augmented, "show_evaluation", fail)
+        with pytest.raises(RuntimeError, match="pulled plug"):
+            augmented.main(parts)
+    capsys.readouterr()
+    assert augmented.main(parts) == 0
+    printed = capsys.readouterr().out
+    assert "take about" not in printed
+    assert [row[:4] for row in last_table(printed)] == [row[:4] for row in rows]
+
+
+def test_the_long_run_names_what_fits_the_time(
+    augmented: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_images(tmp_path / "data")
+    p, d, c, n = N_IMAGES, 30, 3, 12 * N_IMAGES
+    # One block of 300, 15 steps of at most 256 samples, 3 evaluations: FLOPs by hand.
+    training = 2 * p * (d + 3 * c) * n + 2 * p * p * c * 15
+    flops = training + 3 * N_HELD_OUT * 2 * p * (d + c)
+    monkeypatch.setattr(augmented, "measure", lambda config: (0.01, flops / 60))
+    plan = augmented.make_plan
+
+    def without_setup(config: sk.RunConfig) -> dict[str, Any]:
+        planned = plan(config)
+        return planned | {"flops": planned["flops"] | {"setup": 0}}
+
+    monkeypatch.setattr(augmented, "make_plan", without_setup)
+    folder = tmp_path / "run"
+    assert augmented.main(arguments(tmp_path / "data", folder, "--max-minutes", "1.5")) == 2
+    stopped = capsys.readouterr()
+    assert f"take about {timedelta(seconds=60 + round(0.01 * n))}" in stopped.out
+    (sentence,) = stopped.err.splitlines()
+    assert "more than --max-minutes 1.5; give --replicas 10 (" in sentence
+    assert "--centers 200 (" in sentence
+    assert "--yes" in sentence
+    assert not (folder / "run").exists()
+    assert augmented.main(arguments(tmp_path / "data", folder, "--yes")) == 0
+
+
+def test_the_long_run_refuses_bad_files(
+    augmented: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refusal(number: int) -> str:
+        code = augmented.main(arguments(tmp_path / "data", tmp_path / f"run{number}"))
+        assert code == 2
+        (sentence,) = capsys.readouterr().err.splitlines()
+        return sentence
+
+    write_images(tmp_path / "data")
+    labels = tmp_path / "data" / "train-labels-idx1-ubyte"
+    kept = labels.read_bytes()
+    labels.unlink()
+    assert "no train-labels-idx1-ubyte or train-labels-idx1-ubyte.gz" in refusal(1)
+    write_idx(labels, np.zeros(N_IMAGES - 1, np.uint8))
+    assert "300 rows and y has shape (299,)" in refusal(2)
+    labels.write_bytes(kept[:100])
+    assert "truncated" in refusal(3)
+    labels.write_bytes(kept)
+    held_out = tmp_path / "data" / "t10k-images-idx3-ubyte"
+    write_idx(held_out, np.zeros((N_HELD_OUT, 7, 5), np.uint8))
+    assert "data.test has rows of shape (7, 5, 1)" in refusal(4)
+
+
+def test_the_stand_in_is_the_same_every_time_and_can_be_learned(augmented: Any) -> None:
+    X, y = augmented.stand_in(6000, 0)
+    assert (X.shape, X.dtype, y.shape, y.dtype) == ((6000, 28, 28), np.uint8, (6000,), np.uint8)
+    again, labels = augmented.stand_in(6000, 0)
+    assert np.array_equal(X, again)
+    assert np.array_equal(y, labels)
+    X_test, y_test = augmented.stand_in(1000, 1)
+    # Nearest class mean: far above the 10 % of guessing, far below perfect.
+    means = np.array([X[y == k].reshape(-1, 784).mean(axis=0) for k in range(10)])
+    F = X_test.reshape(-1, 784) @ means.T - (means**2).sum(axis=1) / 2
+    assert 0.4 < (F.argmax(axis=1) == y_test).mean() < 0.9
 
 
 def test_every_block_of_the_readme_runs(

@@ -128,6 +128,18 @@ def test_nothing_is_copied_without_need(backend: Backend) -> None:
         assert others == [first, first]
 
 
+def test_every_batch_gets_the_same_memory(backend: Backend) -> None:
+    transforms = [Scale("feature"), GaussianNoise(0.3)]
+    source = AugmentedSource(ArraySource(IMAGES, LABELS), 2, transforms)
+    with (
+        Loader(source, batch_size=40, seed=0) as loader,
+        Feed(loader, backend, dtype=np.float32, seed=0) as feed,
+    ):
+        places = {(b.X.ctypes.data, b.Y.ctypes.data) for b in feed.epochs(0, 3)}
+        assert len(places) == 1
+        assert len(feed._arrays._held) == 4  # X cast, scaled and noisy, Y
+
+
 def test_transforms_never_write_into_the_loader(backend: Backend) -> None:
     source = ArraySource(FLOATS, VALUES, [Scale("feature"), GaussianNoise(1.0), MixUp(1.0)])
     with (

@@ -123,7 +123,7 @@ def test_the_peak_is_what_was_planned(
     assert report["planned"] <= given
     # The contract: the memory given is kept, and the plan is met within 10 %.
     assert report["peak"] <= min(given, 1.1 * report["planned"]), report
-    assert report["peak"] >= 0.6 * report["planned"], report
+    assert report["peak"] >= 0.5 * report["planned"], report
 
 
 def test_twice_the_rows_take_the_same_memory(folder: Path) -> None:

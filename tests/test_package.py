@@ -24,6 +24,7 @@ FILES = {
 FOUNDATION = {
     *("errors", "settings", "config", "machine", "backend", "gpu", "devices", "budget"),
     *("report", "random", "optional", "compiled", "compiled_random", "expression"),
+    *("cuda", "fused", "ring", "rowmajor"),
 }
 DATA_LANE = {
     *("storage", "chunkfile", "layout", "statistics", "store", "writer", "describe"),
@@ -32,7 +33,10 @@ DATA_LANE = {
 }
 MATHS_LANE = {"kernels", "step_rule", "eigen", "preconditioner", "projection", "solver"}
 STATE = {"sealed", "checkpoint"}
-RUN = {"precision", "problem", "centers", "assemble", "model", "guard", "identity", "trainer", "train"}
+RUN = {
+    *("precision", "problem", "centers", "assemble", "model", "guard", "identity", "trainer"),
+    "train",
+}
 LAYERS = [
     FOUNDATION,
     DATA_LANE | MATHS_LANE | STATE,

@@ -232,10 +232,13 @@ def test_reading_a_chunk_allocates_a_chunk_not_the_store(tmp_path: Path) -> None
 @pytest.mark.parametrize("key", ["X/c/2/0", "y/c/2"])
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 @pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "remove"])
+@pytest.mark.parametrize("by_zarr", [False, True])
 def test_damage_is_an_error_that_names_the_key(
-    tmp_path: Path, key: str, dtype: str, damage: str
+    tmp_path: Path, key: str, dtype: str, damage: str, by_zarr: bool
 ) -> None:
     store = write(tmp_path / "s", *sample(30, (5,), dtype))
+    if by_zarr:
+        store._files.clear()
     match damage:
         case "flip":
             faults.flip_bit(tmp_path / "s", key, byte=2)

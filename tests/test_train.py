@@ -149,13 +149,21 @@ def test_watching_does_not_change_what_is_seen(method: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("every", "steps"), [(0, [14]), (5, [5, 10, 14]), (7, [7, 14]), ("auto", [7, 14])]
+    ("every", "at", "steps"),
+    [
+        (0, [], [14]),
+        (5, [], [5, 10, 14]),
+        (7, [], [7, 14]),
+        ("auto", [], [7, 14]),
+        (0, [30, 40, 200, 9999], [2, 11, 14]),  # 20 rows a step, 15 in step 7
+        (5, [135], [5, 7, 10, 14]),
+    ],
 )
-def test_evaluations(every: Any, steps: list[int], tmp_path: Path) -> None:
+def test_evaluations(every: Any, at: list[int], steps: list[int], tmp_path: Path) -> None:
     """Each step at most once, the end always; in the history, the log and the callback alike."""
     for run_dir in (None, tmp_path):
         seen: list[dict[str, Any]] = []
-        config = settings(run_dir, **{"run.evaluate_every": every})
+        config = settings(run_dir, **{"run.evaluate_every": every, "run.evaluate_at": at})
         result = finished(
             config, source=stream(), test=array_source(20, 5), on_evaluation=seen.append
         )

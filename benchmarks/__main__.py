@@ -1,0 +1,107 @@
+"""Measure one subject or several; print a table, write JSON.
+
+    python -m benchmarks product step --json step.json
+    python -m benchmarks smoke                            # all of them at tiny sizes
+
+ceilings       SGEMM, memory copies, exponentials: what this machine can do at all
+product        K(A, B) @ W
+step_products  K @ alpha and K^T @ r from one evaluation of K
+step           a whole training step
+setup          what a run computes before its first step
+loader         samples from a store to the device
+pipeline       training from a store against training from memory
+time_to_loss   seconds and samples to within a few per cent of the exact model
+
+Nothing fails for being slow. The exit code is 1 if a result is wrong. `benchmarks.harness` says
+what the columns mean. NumPy, numba and PyTorch (`pip install streamkern[bench]`) run beside ours
+where they are installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import SCHEMA, WrongResult, environment
+from streamkern.report import table
+
+SUBJECTS = (
+    *("ceilings", "product", "step_products", "step", "setup"),
+    *("loader", "pipeline", "time_to_loss"),
+)
+COLUMNS = ("case", "variant", "median", "low", "high", "unit", "floor", "fraction", "ratio")
+IN_JSON_ONLY = ("min", "max", "repeats")
+
+
+def run(subjects: Sequence[str], repeats: int | None = None, small: bool = False) -> dict[str, Any]:
+    """Every figure of `subjects`, what was wrong, and the circumstances, before and after."""
+    began, before = time.perf_counter(), environment()
+    figures: list[dict[str, Any]] = []
+    wrong: list[str] = []
+    for name in subjects:
+        subject = importlib.import_module(f"benchmarks.{name}")
+        print(f"\n{name}: {subject.__doc__.splitlines()[0]}", flush=True)
+        try:
+            sizes = subject.SMALL if small else {}
+            found = subject.measure(repeats or subject.REPEATS, **sizes)
+        except WrongResult as error:
+            wrong.append(f"{name}: {error}")
+            print(f"WRONG: {error}", flush=True)
+            continue
+        print(_table(found), flush=True)
+        figures += [{"subject": name, **f} for f in found]
+    return {
+        "schema": SCHEMA,
+        **before,
+        "load_after": environment()["machine"]["load"],
+        "seconds": round(time.perf_counter() - began, 1),
+        "small": small,
+        "figures": figures,
+        "wrong": wrong,
+    }
+
+
+def _table(figures: Sequence[dict[str, Any]]) -> str:
+    """The subject's own columns come last; what is above 1000 is shown as a whole number."""
+    own = {key for f in figures for key in f if key not in (*COLUMNS, *IN_JSON_ONLY)}
+    rows = [
+        {k: round(v) if isinstance(v, float) and v >= 1000 else v for k, v in f.items()}
+        for f in figures
+    ]
+    return table(rows, [*COLUMNS, *sorted(own)])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 if every result was right."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("subjects", nargs="+", choices=[*SUBJECTS, "smoke"], metavar="SUBJECT")
+    parser.add_argument("--repeats", type=int, help="of each measurement; default: the subject's")
+    parser.add_argument("--json", type=Path, help="write the results there")
+    options = parser.parse_args(arguments)
+    if options.repeats is not None and options.repeats < 1:
+        parser.error("--repeats must be at least 1")
+    small = "smoke" in options.subjects
+    results = run(SUBJECTS if small else options.subjects, options.repeats, small)
+    machine, revision = results["machine"], results["revision"]
+    print(
+        f"\n{machine['cpu']}, {machine['cores_usable']} cores, load {machine['load'][0]}; revision "
+        f"{revision['commit']}{', with changes' if revision['dirty'] else ''}; "
+        f"{results['seconds']:.0f} s"
+    )
+    if options.json is not None:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    return 1 if results["wrong"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,234 @@
+"""What every subject shares: timing in turns, figures against floors, the machine, made-up data.
+
+A subject is a module with `REPEATS`, `SMALL` (sizes of a run of a second or two) and
+`measure(repeats, **sizes)`, which returns figures. A figure is a dictionary:
+
+    case, variant           what was measured, and which of several ways of doing it
+    unit                    of `median`, `low`, `high` (quartiles), `min`, `max`, `floor`
+    repeats                 measurements behind the median
+    floor                   the least time the work could take here, said in `unit`
+    fraction                share of the floor that is reached, 1 being all of it
+    ratio                   advantage over the best of the other libraries; above 1 is ahead
+
+`floor`, `fraction` and `ratio` are None where there is nothing to compare with. Machines are
+shared and their speed drifts, so whatever is compared takes turns in one process, the ceiling
+(SGEMM) among them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_info
+
+import streamkern as sk
+from streamkern.backend import Backend
+from streamkern.devices import get_backend
+from streamkern.machine import available_cpus, available_memory
+
+SCHEMA = 1
+C, SGEMM_SIZE = 10, 4096
+# The workers of OpenMP spin for some ms after a call; those of OpenBLAS see `benchmarks/__init__`.
+QUIET_S = 0.01
+LIBRARIES = ("numpy", "scipy", "zarr", "dask", "numba", "llvmlite", "torch", "threadpoolctl")
+REPOSITORY = Path(__file__).parent.parent
+
+Figure = dict[str, Any]
+
+
+class WrongResult(Exception):
+    """What was timed did not compute what it should."""
+
+
+def check(right: bool, what: str) -> None:
+    """Stop the subject if a result is wrong."""
+    if not right:
+        raise WrongResult(f"{what} is wrong")
+
+
+# ------------------------------------------------------------------------------------ timing
+
+
+def in_turns(
+    calls: Mapping[str, Callable[[], object]], repeats: int, *, warm_up: bool = True
+) -> dict[str, list[float]]:
+    """Seconds of each of `repeats` calls, by name.
+
+    Every round begins with another call, and every other one runs backwards, so that none always
+    follows the same one. warm_up : call each once before, uncounted.
+    """
+    names = list(calls)
+    if warm_up:
+        for call in calls.values():
+            call()
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    for i in range(repeats):
+        first = i % len(names)
+        order = names[first:] + names[:first]
+        for name in order if i % 2 == 0 else reversed(order):
+            time.sleep(QUIET_S)
+            began = time.perf_counter()
+            calls[name]()
+            taken[name].append(time.perf_counter() - began)
+    return taken
+
+
+def figure(
+    case: str, variant: str, unit: str, values: Iterable[float], *, floor: float | None = None,
+    **more: Any,
+) -> Figure:  # fmt: skip
+    """Median and spread of `values`. A unit that ends in "/s" is better when higher."""
+    found = np.array(list(values), float)
+    low, median, high = np.percentile(found, (25, 50, 75)).tolist()
+    reached = None
+    if floor is not None:
+        reached = median / floor if unit.endswith("/s") else floor / median
+    return {
+        "case": case, "variant": variant, "unit": unit, "median": median, "low": low,
+        "high": high, "min": float(found.min()), "max": float(found.max()),
+        "repeats": len(found), "floor": floor, "fraction": reached, "ratio": None, **more,
+    }  # fmt: skip
+
+
+def rates(work: float, seconds: Iterable[float]) -> list[float]:
+    """`work` per second, for each time."""
+    return [work / s for s in seconds]
+
+
+def compare(figures: Sequence[Figure], ours: Iterable[str]) -> None:
+    """Set `ratio` of our variants of one case to their advantage over the best of the others."""
+    ours = set(ours)
+    others = [f["median"] for f in figures if f["variant"] not in ours]
+    for f in figures:
+        if f["variant"] in ours and others:
+            higher = f["unit"].endswith("/s")
+            f["ratio"] = f["median"] / max(others) if higher else min(others) / f["median"]
+
+
+class Sgemm:
+    """One square float32 product on all threads of NumPy's BLAS: the ceiling of most of the rest.
+
+    Call it between the things that it is the ceiling of.
+    """
+
+    def __init__(self, n: int = SGEMM_SIZE) -> None:
+        rng = np.random.default_rng(0)
+        self.A, self.B = (rng.standard_normal((n, n), dtype=np.float32) for _ in range(2))
+        self.out = np.empty((n, n), np.float32)
+        self.flops = 2 * n**3
+
+    def __call__(self) -> None:
+        np.matmul(self.A, self.B, out=self.out)
+
+    def speed(self, seconds: Sequence[float]) -> float:
+        """FLOP/s, the median over its calls."""
+        return self.flops / float(np.median(seconds))
+
+
+# ---------------------------------------------------------------------------- what is compared
+
+
+def our_backends() -> dict[str, Backend]:
+    """Ours by name: the default one, and NumPy alone where the default is accelerated."""
+    backends = {"streamkern": get_backend("cpu")}
+    if backends["streamkern"].describe().get("accelerator", "none") != "none":
+        backends["streamkern, NumPy"] = get_backend("cpu", accelerator="none")
+    return backends
+
+
+def installed(name: str) -> ModuleType | None:
+    """The module, or None. PyTorch comes with as many threads as there are processors."""
+    try:
+        module = importlib.import_module(name)
+    except ImportError:
+        return None
+    if name == "torch":
+        module.set_num_threads(available_cpus())
+    return module
+
+
+def points(rows: int, d: int, seed: int) -> np.ndarray:
+    """(rows, d) float32: rank-40 signal plus noise, with distances spread as in real data."""
+    basis = np.random.default_rng(7).standard_normal((40, d)).astype(np.float32) / 6
+    rng = np.random.default_rng(seed)
+    latent = rng.standard_normal((rows, 40), dtype=np.float32)
+    return latent @ basis + 0.3 * rng.standard_normal((rows, d), dtype=np.float32)
+
+
+def bandwidth(d: int) -> float:
+    """One at which `points` are neither all alike nor all strangers."""
+    return float(np.sqrt(d) / 2)
+
+
+def one_hot(X: np.ndarray) -> np.ndarray:
+    """(rows, C) targets that depend on X."""
+    return np.eye(C, dtype=np.float32)[np.abs(X[:, :C]).argmax(axis=1)]
+
+
+# ------------------------------------------------------------------------------- circumstances
+
+
+def environment() -> dict[str, Any]:
+    """What the figures depend on: machine, libraries, revision, time."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {
+            "cpu": _cpu_model(),
+            "architecture": platform.machine(),
+            "cores": os.cpu_count(),
+            "cores_usable": available_cpus(),
+            "load": [round(x, 2) for x in os.getloadavg()],
+            "memory_gib": round(
+                os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1
+            ),
+            "memory_available_gib": round(available_memory() / 2**30, 1),
+        },
+        "versions": {
+            "python": platform.python_version(),
+            "streamkern": sk.__version__,
+            **{name: _version(name) for name in LIBRARIES},
+            "openblas_thread_timeout": os.environ.get("OPENBLAS_THREAD_TIMEOUT"),
+            "blas": sorted({f"{i['internal_api']} {i['version']}" for i in threadpool_info()}),
+        },
+        "revision": _revision(),
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _revision() -> dict[str, Any]:
+    """The commit, and whether the files differ from it; both None outside a checkout."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(REPOSITORY), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
+    except (OSError, subprocess.CalledProcessError):
+        return {"commit": None, "dirty": None}

@@ -1,0 +1,162 @@
+"""Samples from a local store to the device, against plain reads of the same files."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+import streamkern as sk
+from benchmarks.harness import C, Figure, check, figure, in_turns, rates
+from streamkern.backend import Backend
+from streamkern.devices import get_backend
+from streamkern.feed import Feed
+from streamkern.prefetch import Loader
+
+REPEATS = 7
+SMALL = {"rows": 2**15, "chunk_mb": 0.25}
+THREADS, D, BATCH, NOISE = 2, 64, 2048, 0.5
+
+
+def measure(repeats: int, *, rows: int = 2**20, chunk_mb: float = 8) -> list[Figure]:
+    """Microseconds per sample at d = 64, and GB/s, on two threads with a warm page cache.
+
+    The consumer does nothing with a batch. The floor is reading the files of the store whole and
+    undecoded, on as many threads, to memory that is there; both find them in the page cache.
+    """
+    found = []
+    for dtype in (np.uint8, np.float32):
+        with tempfile.TemporaryDirectory() as folder:
+            X = _rows(rows, np.dtype(dtype))
+            url, y = Path(folder) / "x.zarr", np.arange(rows) % C
+            sk.ingest_store(X, url, y=y, chunk_mb=chunk_mb, shuffle=False)
+            found += _measure(repeats, url, X)
+    return found
+
+
+def _rows(rows: int, dtype: np.dtype) -> np.ndarray:
+    rng = np.random.default_rng(8)
+    if dtype == np.uint8:
+        return rng.integers(0, 256, (rows, D), dtype=np.uint8)
+    return rng.standard_normal((rows, D), dtype=np.float32)
+
+
+def _measure(repeats: int, url: Path, X: np.ndarray) -> list[Figure]:
+    name = X.dtype.name
+    with ExitStack() as stack:
+        backend = stack.enter_context(get_backend("cpu", threads=THREADS))
+        pool = stack.enter_context(ThreadPoolExecutor(THREADS))
+        plain, noisy = (
+            stack.enter_context(_Epochs(url, backend, transforms))
+            for transforms in ((), (sk.GaussianNoise(NOISE),))
+        )
+        plain.check(X, 0.0)
+        noisy.check(X, NOISE)
+        files = _Files(url, pool)
+        decoded = _Decoded(url, pool)
+        taken = in_turns(
+            {"raw": files, "decoded": decoded, "loader": plain.load, "feed": plain,
+             "noise": noisy}, repeats,
+        )  # fmt: skip
+    return _figures(name, taken, files.n_bytes, X)
+
+
+def _figures(
+    name: str, taken: dict[str, list[float]], raw_bytes: int, X: np.ndarray
+) -> list[Figure]:
+    raw_speed = raw_bytes / float(np.median(taken["raw"])) / 1e9
+    floor = float(np.median(taken["raw"])) / len(X) * 1e6
+    found = [
+        figure(name, variant, "GB/s", rates(n / 1e9, taken[key]), floor=raw_speed)
+        for key, variant, n in (
+            ("raw", "files, read whole", raw_bytes),
+            ("decoded", "store, chunk by chunk", X.nbytes),
+            ("loader", "Loader, shuffled", X.nbytes),
+        )
+    ]
+    return found + [
+        figure(name, variant, "us/sample", [t / len(X) * 1e6 for t in taken[key]], floor=floor)
+        for key, variant in (
+            ("loader", "Loader"),
+            ("feed", "Loader and Feed"),
+            ("noise", "Loader and Feed, Gaussian noise"),
+        )
+    ]
+
+
+class _Files:
+    """Every file of a store, read whole, each to its own place in memory that is there."""
+
+    def __init__(self, url: Path, pool: ThreadPoolExecutor) -> None:
+        self.paths = sorted(path for path in url.rglob("*") if path.is_file())
+        sizes = [path.stat().st_size for path in self.paths]
+        self.pool, self.n_bytes = pool, sum(sizes)
+        self.places = [memoryview(bytearray(size)) for size in sizes]
+
+    def __call__(self) -> None:
+        read = sum(self.pool.map(self._read, self.paths, self.places))
+        check(read == self.n_bytes, "the length of the files")
+
+    @staticmethod
+    def _read(path: Path, place: memoryview) -> int:
+        with path.open("rb", buffering=0) as file:
+            return file.readinto(place)
+
+
+class _Decoded:
+    """Every chunk of a store, read and decoded in order."""
+
+    def __init__(self, url: Path, pool: ThreadPoolExecutor) -> None:
+        self.store, self.pool = sk.open_store(url), pool
+
+    def __call__(self) -> None:
+        def read(i: int) -> int:
+            return len(self.store.read_chunk(i)[0])
+
+        total = sum(self.pool.map(read, range(self.store.n_chunks)))
+        check(total == self.store.spec.n_rows, "the number of rows")
+
+
+class _Epochs:
+    """Epoch after epoch of a store; a call goes through `Feed`, `load` through `Loader` alone."""
+
+    def __init__(self, url: Path, backend: Backend, transforms: tuple) -> None:
+        source = sk.ZarrSource(url, transforms)
+        self.loader = Loader(source, batch_size=BATCH, seed=0, threads=THREADS)
+        self.feed = Feed(self.loader, backend, dtype=np.float32, seed=0)
+        self.epoch = 0
+
+    def __enter__(self) -> _Epochs:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.feed.close()
+        self.loader.close()
+
+    def __call__(self) -> None:
+        self._consume(self.feed.epoch)
+
+    def load(self) -> None:
+        """Without `Feed`."""
+        self._consume(self.loader.epoch)
+
+    def _consume(self, batches: Callable) -> None:
+        self.epoch += 1
+        count = sum(len(batch.rows) for batch in batches(self.epoch))
+        check(count == self.loader.source.n_rows, "the number of samples")
+
+    def check(self, X: np.ndarray, noise: float) -> None:
+        """Every row comes once, as it was stored, with noise of the deviation asked for."""
+        seen, squares = np.zeros(len(X), int), 0.0
+        for batch in self.feed.epoch(0):
+            seen[batch.rows] += 1
+            added = batch.X - X[batch.rows].astype(np.float32)
+            squares += float(np.square(added, dtype=np.float64).sum())
+        check(bool((seen == 1).all()), "the set of rows in an epoch")
+        # The deviation of the mean square of n draws is noise^2 sqrt(2 / n).
+        found, slack = squares / X.size, 8 * noise**2 * np.sqrt(2 / X.size)
+        check(abs(found - noise**2) <= slack, f"the noise (mean square {found:.6g})")

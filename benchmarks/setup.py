@@ -1,0 +1,137 @@
+"""What a run computes before its first step, and its share of a run of 10^6 samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import (
+    SGEMM_SIZE,
+    C,
+    Figure,
+    Sgemm,
+    check,
+    figure,
+    in_turns,
+    one_hot,
+    points,
+)
+from benchmarks.step import RUN_SAMPLES, Steps, operator, planned
+from streamkern.backend import Backend
+from streamkern.budget import LEVEL_SHARE, Sizes
+from streamkern.devices import get_backend
+from streamkern.kernels import KernelOperator
+from streamkern.preconditioner import LowRankPreconditioner, block_slices, build_low_rank
+from streamkern.solver.build import Choices, assemble, compute
+
+REPEATS, STEPS = 3, 5
+SMALL = {
+    "d": 64, "runs": (("block", 512),), "eigensystems": (256,), "sgemm_size": 1024,
+}  # fmt: skip
+PROBE_ROWS = 2048
+
+
+def measure(
+    repeats: int,
+    *,
+    d: int = 784,
+    runs: tuple[tuple[str, int], ...] = (
+        *(("block", 2000), ("block", 10_000)),
+        ("eigenpro4", 10_000),
+    ),
+    eigensystems: tuple[int, ...] = (2000, 5000),
+    sgemm_size: int = SGEMM_SIZE,
+) -> list[Figure]:
+    """Seconds; the floor is the least number of FLOPs, at SGEMM speed.
+
+    runs : solver and p; sizes are those a run of 10^6 samples gets, and `share` is the setup's
+    part of setup and steps, from steps timed with what was set up. eigensystems : rows s of
+    `build_low_rank`, with s / 20 directions.
+    """
+    sgemm = Sgemm(sgemm_size)
+    with get_backend("cpu") as backend:
+        found = [_run(repeats, backend, solver, p, d, sgemm) for solver, p in runs]
+        return found + [_eigensystem(repeats, backend, s, d, sgemm) for s in eigensystems]
+
+
+def _run(repeats: int, backend: Backend, solver: str, p: int, d: int, sgemm: Sgemm) -> Figure:
+    sizes = planned(p, d, solver)
+    Z = points(p, d, 1)
+    op, sample = operator(backend, Z), points(sizes.n_sample, d, 2)
+    z, probe = op.points(Z, left=True, right=True), points(sizes.n_probe, d, 3)
+    made: dict[str, Any] = {}
+
+    def build() -> None:
+        made.clear()  # as in a run, the memory is there once
+        made["setup"] = compute(
+            op, z, lambda: (sample, probe), sizes, Choices(), n_samples=RUN_SAMPLES,
+            report=lambda event, fields: None,
+        )  # fmt: skip
+
+    taken = in_turns({"setup": build, "SGEMM": sgemm}, repeats, warm_up=False)
+    setup = made["setup"]
+    m, period = setup.meta["batch_size"], setup.meta["period"]
+    X = points(m, d, 4)
+    steps = Steps(assemble(op, z, setup, sizes, Choices(), n_outputs=C), X, one_hot(X), period)
+    rate = m * period / np.median(in_turns({"": steps}, STEPS)[""])
+    steps.check(f"the setup of {solver} at p={p}")
+    flops = _block_flops(sizes, p, d) if solver == "block" else _eigenpro_flops(sizes, p, d)
+    seconds = float(np.median(taken["setup"]))
+    return figure(
+        f"{solver}, p={p}, d={d}, b={sizes.block_size}, s={sizes.n_sample}", "streamkern", "s",
+        taken["setup"], floor=flops / sgemm.speed(taken["SGEMM"]),
+        share=seconds / (seconds + RUN_SAMPLES / rate), samples_per_s=float(rate),
+    )  # fmt: skip
+
+
+def _block_flops(sizes: Sizes, p: int, d: int) -> float:
+    """The algebra of `BlockPreconditioner` in its cheapest order, halves of symmetric products."""
+    s, h, total = sizes.n_sample, sizes.n_probe, 0.0
+    for block in block_slices(p, sizes.block_size):
+        b = block.stop - block.start
+        kernel = b * b * d + 2 * (s + h) * b * d
+        covariance = s * b * b + b**3  # K_bS K_Sb, then L^-1 on both sides
+        factors = (1 + 1 + 2) * b**3 / 3  # L, A, A^-1 L^-1
+        total += kernel + covariance + factors + h * b * b
+    return total
+
+
+def _eigenpro_flops(sizes: Sizes, p: int, d: int) -> float:
+    """The eigensystem, K(Z, Z) and its Cholesky factor."""
+    low_rank = _low_rank_flops(sizes.n_sample, sizes.n_probe, sizes.level, d)
+    return low_rank + p * p * d + p**3 / 3
+
+
+def _low_rank_flops(s: int, h: int, q: int, d: int) -> float:
+    """Kernel entries, one product with q vectors for the sample, and the rule on the probe."""
+    return s * s * d + 2 * s * s * q + h * h * d + 2 * h * s * (d + q) + h * h * q
+
+
+def _eigensystem(repeats: int, backend: Backend, s: int, d: int, sgemm: Sgemm) -> Figure:
+    X, q = points(s, d, 1), s // LEVEL_SHARE
+    op = operator(backend, X)
+    X_s = op.points(X, left=True, right=True)
+    probe = op.points(points(min(PROBE_ROWS, s), d, 2), left=True, right=True)
+    made: list[LowRankPreconditioner] = []
+
+    def build() -> None:
+        made[:] = [build_low_rank(op, X_s, probe, level=q)]
+
+    taken = in_turns({"build": build, "SGEMM": sgemm}, repeats, warm_up=False)
+    _check_eigenvectors(op, made[0])
+    flops = _low_rank_flops(s, len(probe), q, d)
+    return figure(
+        f"eigensystem, s={s}, q={q}, d={d}", "streamkern", "s", taken["build"],
+        floor=flops / sgemm.speed(taken["SGEMM"]),
+    )  # fmt: skip
+
+
+def _check_eigenvectors(op: KernelOperator, P: LowRankPreconditioner) -> None:
+    """E is orthonormal and invariant under K(X_s, X_s), to a thousandth of its top eigenvalue."""
+    E = P.E.astype(np.float64)
+    KE = op.gram(P.X_s).astype(np.float64) @ E
+    values = E.T @ KE
+    right = np.allclose(E.T @ E, np.eye(E.shape[1]), atol=1e-3)
+    residual = np.linalg.norm(KE - E @ values, axis=0).max()
+    check(bool(right and residual < 1e-3 * values.max()), f"the eigensystem of {len(E)} rows")
