@@ -39,6 +39,9 @@ except (AttributeError, OSError, TypeError):  # another C library than glibc
     _MALLOC_TRIM = None
 
 
+WIDE = 128
+
+
 def tiles(n: int, size: int) -> list[slice]:
     """Consecutive slices of at most `size` that cover range(n)."""
     return [slice(i, min(i + size, n)) for i in range(0, n, size)]
@@ -54,9 +57,10 @@ class Backend:
 
     name = "cpu"
     tile_rows = 1024
-    tile_cols = 256
-    """A tile is as large as a core's L2. Tall, because the BLAS copies the columns' side of a tile
-    once per tile: 1024 x 256 was 3 to 15 % ahead of 512 x 512, at any d."""
+    tile_cols, wide_tile_cols = 256, 512
+    """A tile is as large as a core's L2, and tall, because the BLAS copies the columns' side once
+    per tile: 1024 x 256 was 3 to 15 % ahead of 512 x 512. With more features (from WIDE on) the
+    passes over a tile count for less, and the copies for more: 1024 x 512 was 3 to 4 % ahead."""
     group_tiles = 1
     prepare_rows = 256
     kept_in_place = False
@@ -145,6 +149,10 @@ class Backend:
     def memory_available(self) -> int:
         """Bytes that could be taken now without pushing anyone out."""
         return available_memory()
+
+    def tile_width(self, width: int) -> int:
+        """Columns of a tile, for prepared points of so many columns."""
+        return self.tile_cols if width < WIDE else self.wide_tile_cols
 
     # -- walking tiles ---------------------------------------------------------------------
 
@@ -247,11 +255,7 @@ class Backend:
         tile : (r, t) squared distances over `scale`, or, with norms ((r,), (t,)), products of
         points. W : (t, c), out : (r, c), keep : (r, t), which may be the tile itself.
         """
-        if norms is not None:
-            tile *= -2
-            tile += norms[0][:, None]
-            tile += norms[1]
-        self.apply_profile(kernel, tile, scale)
+        self.apply_profile(kernel, tile, scale, norms)
         if keep is not None and keep is not tile:
             keep[...] = tile
         if W is not None:
@@ -264,14 +268,20 @@ class Backend:
         np.matmul(tile, W, out=share)
         out += share
 
-    def apply_profile(self, kernel: Any, tile: Array, scale: float = 1.0) -> None:
-        """tile <- kernel profile of scale * tile, squared distances, in place."""
+    def apply_profile(
+        self, kernel: Any, tile: Array, scale: float, norms: tuple[Array, Array] | None
+    ) -> None:
+        """tile <- kernel profile of scale times the squared distances; see `finish_tile`."""
+        if norms is not None:
+            tile *= -2
+            tile += norms[0][:, None]
+            tile += norms[1]
         zeros = self.workspace("zeros", tile.shape[1:], tile.dtype)
         zeros[...] = 0
-        np.maximum(tile, zeros, out=tile)  # a third of the time of maximum(tile, 0)
+        self.xp.maximum(tile, zeros, out=tile)  # a third of the time of maximum(tile, 0)
         if scale != 1:
             tile *= scale
-        value = kernel.profile(tile, np)
+        value = kernel.profile(tile, self.xp)
         if value is not tile:
             tile[...] = value
 

@@ -328,7 +328,7 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
         add("setup", "factors of one block, probe", 2 * b + max(b, 2 * h), b, itemsize=item)
         add("train", "K(X, Z)", m, p if sizes.keep else b, itemsize=item)
         return buffers
-    add("always", "Nystrom rows, eigenvectors", s, 2 * point + sizes.level * item)
+    add("always", "Nystrom rows, eigenvectors", s, 2 * point + (d + sizes.level) * item)
     add("setup", "K(X_s, X_s) and workspace", 3 * s, s, itemsize=item)
     add("setup", "probe, K(probe, probe)", h, 2 * point + h * item)
     if sizes.projection in ("exact", "resident"):

@@ -39,9 +39,9 @@ def jit(function: Callable[..., Any], flags: frozenset[str] = _FLAGS) -> Callabl
     """Compile at the first call, to code that runs without the interpreter's lock."""
     import numba
 
-    compiled: Callable[..., Any] = numba.njit(
-        nogil=True, fastmath=set(flags), error_model="numpy"
-    )(function)
+    compiled: Callable[..., Any] = numba.njit(nogil=True, fastmath=set(flags), error_model="numpy")(
+        function
+    )
     return compiled
 
 
@@ -49,6 +49,7 @@ class CompiledBackend(Backend):
     """The CPU with compiled element-wise passes, in float32; float64 stays with NumPy."""
 
     accelerator = "numba"
+    norms_in_columns = False
     library_bytes = 120 << 20
 
     def __init__(self, threads: int | None = None) -> None:
@@ -59,12 +60,14 @@ class CompiledBackend(Backend):
         """With the compiler's version: another one may round another way."""
         return super().describe() | {"accelerator": f"numba {version('numba')}"}
 
-    def apply_profile(self, kernel: Any, tile: Array, scale: float = 1.0) -> None:
+    def apply_profile(
+        self, kernel: Any, tile: Array, scale: float, norms: tuple[Array, Array] | None
+    ) -> None:
         """One pass where the profile has an expression."""
-        if kernel.expression is None or tile.dtype != np.float32:
-            super().apply_profile(kernel, tile, scale)
+        if kernel.expression is None or tile.dtype != np.float32 or norms is None:
+            super().apply_profile(kernel, tile, scale, norms)
         else:
-            _profile(kernel.expression)(tile, f4(scale))
+            _profile(kernel.expression)(tile, *norms, f4(scale))
 
     def add_product(self, tile: Array, W: Array, out: Array) -> None:
         """Thin products row by row: the BLAS is made for wider ones."""
@@ -102,14 +105,17 @@ def _fills() -> Fills:
 
 
 @cache
-def _profile(expression: str) -> Callable[[Array, np.float32], None]:
-    """tile, scale -> None: the profile in place, NaN kept, negative distances taken as zero."""
+def _profile(expression: str) -> Callable[[Array, Array, Array, np.float32], None]:
+    """tile of products, norms of rows and of columns, scale -> None: the profile, in place.
+
+    NaN is kept, and a negative distance taken as zero.
+    """
     source = (
-        "def profile(tile, scale):\n"
+        "def profile(tile, row_norms, column_norms, scale):\n"
         "    for i in range(tile.shape[0]):\n"
-        "        row = tile[i]\n"
+        "        row, norm = tile[i], row_norms[i]\n"
         "        for j in range(row.size):\n"
-        "            s = row[j] * scale\n"
+        "            s = (norm + column_norms[j] - f4(2) * row[j]) * scale\n"
         "            s = f4(0) if s < f4(0) else s\n"
         f"            row[j] = {render(expression, 'f4({})')}\n"
     )

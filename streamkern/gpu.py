@@ -55,7 +55,7 @@ class CupyBackend(Backend):
     """
 
     tile_rows = 8192
-    tile_cols = 16384
+    tile_cols = wide_tile_cols = 16384
     group_tiles = 1 << 20
     prepare_rows = 8192
     staging = 3
@@ -205,10 +205,7 @@ class CupyBackend(Backend):
         """From products to the kernel's values, in place: one kernel where there is CUDA text."""
         rows, columns = norms[0][:, None], norms[1]
         if kernel.expression is None:
-            tile *= -2
-            tile += rows
-            tile += columns
-            self.apply_profile(kernel, tile, scale)
+            self.apply_profile(kernel, tile, scale, norms)
             return
         if kernel.expression not in self._epilogues:
             self._epilogues[kernel.expression] = self.xp.ElementwiseKernel(
@@ -218,14 +215,6 @@ class CupyBackend(Backend):
         epilogue = self._epilogues[kernel.expression]
         for part in tiles(len(tile), max(1, SHORT_INDEX // max(1, tile[:1].nbytes))):
             epilogue(rows[part], columns, scale, tile[part])
-
-    def apply_profile(self, kernel: Any, tile: Array, scale: float = 1.0) -> None:
-        """A kernel of the user's own, in as many passes as it takes."""
-        self.xp.maximum(tile, 0, out=tile)
-        tile *= scale
-        value = kernel.profile(tile, self.xp)
-        if value is not tile:
-            tile[...] = value
 
     # -- dense algebra ---------------------------------------------------------------------
 

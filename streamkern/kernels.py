@@ -387,7 +387,8 @@ class KernelOperator:
         if W is not None and out is None:
             out = backend.xp.empty((m, W.shape[1]), self.dtype)
         in_place = keep is not None and backend.kept_in_place
-        groups = self._column_groups(p, 1 if W is None else W.shape[1], in_place=in_place)
+        width = p if in_place else backend.tile_width(B.width)
+        groups = self._column_groups(p, width, 1 if W is None else W.shape[1])
         sums = None
         if W is not None:
             shape = (len(groups), m, W.shape[1])
@@ -409,9 +410,9 @@ class KernelOperator:
             backend.xp.sum(sums, axis=0, out=out)
         return out
 
-    def _column_groups(self, p: int, c: int, *, in_place: bool) -> list[list[slice]]:
+    def _column_groups(self, p: int, width: int, c: int) -> list[list[slice]]:
         """Tiles in groups of `group_tiles`, or of more if there were more than `n_groups`."""
-        columns = tiles(p, p if in_place else self.backend.tile_cols)
+        columns = tiles(p, max(width, 1))
         per_group = max(self.backend.group_tiles, -(-len(columns) // n_groups(c)))
         return [columns[part] for part in tiles(len(columns), per_group)] or [[]]
 

@@ -266,7 +266,7 @@ def _problem(config: RunConfig, data: Data, p: int, backend: Backend, precision:
         itemsize=itemsize,
         threads=backend.threads,
         width=width,
-        tile_bytes=backend.tile_rows * min(backend.tile_cols, p) * itemsize,
+        tile_bytes=backend.tile_rows * min(backend.tile_width(width), p) * itemsize,
         library_bytes=backend.library_bytes,
         point_bytes=point_bytes(data.d, precision, backend),
         scratch_bytes=backend.prepare_rows * scratch_bytes(data.d, precision),

@@ -73,11 +73,12 @@ def test_a_compiled_profile_is_numpys(name: str) -> None:
     """In absolute terms: values are at most 1, and that is what sums of them see."""
     kernel = Inverse(1.0) if name == "inverse" else get_kernel(name, 1.0)
     sq = np.concatenate([[0.0, -1e-3, 1e30], np.logspace(-12, 5, 997)]).astype(np.float32)
-    tile = np.tile(sq, (3, 1))
+    # Points at the origin on one side, and no rounding in the distances.
+    norms, tile = (np.zeros(3, np.float32), sq), np.zeros((3, len(sq)), np.float32)
     with np.errstate(over="ignore"):
         truth = kernel.profile(np.maximum(2.5 * sq.astype(np.float64), 0), np)
     with CompiledBackend(1) as backend:
-        backend.apply_profile(kernel, tile, 2.5)
+        backend.apply_profile(kernel, tile, 2.5, norms)
     np.testing.assert_allclose(tile, np.tile(truth, (3, 1)), rtol=0, atol=4 * EPS)
     assert np.all(tile >= 0)
     np.testing.assert_array_equal(tile[:, :2], 1.0)
@@ -86,9 +87,10 @@ def test_a_compiled_profile_is_numpys(name: str) -> None:
 @needs_numba
 @pytest.mark.parametrize("name", sorted(KERNELS))
 def test_nan_stays_nan_and_a_known_pair_is_at_distance_zero(name: str) -> None:
-    tile = np.array([[np.nan, -np.inf, 1.0]], np.float32)
+    tile = np.array([[np.nan, np.inf, 1.0]], np.float32)
+    norms = np.ones(1, np.float32), np.full(3, 2, np.float32)
     with CompiledBackend(1) as backend:
-        backend.apply_profile(get_kernel(name, 1.0), tile)
+        backend.apply_profile(get_kernel(name, 1.0), tile, 1.0, norms)
     assert np.isnan(tile[0, 0])
     assert tile[0, 1] == 1.0
     assert 0 < tile[0, 2] < 1
@@ -112,7 +114,7 @@ def test_products_agree_with_plain_numpy(name: str, m: int, p: int, precision: s
             out = op.product(both(op, A), both(op, B), W.astype(op.dtype), keep=keep)
             results.append((out, keep))
     (out, keep), (compiled_out, compiled_keep) = results
-    tolerance = 0 if precision == "float64" else 6 * EPS
+    tolerance = 1e-14 if precision == "float64" else 6 * EPS
     np.testing.assert_allclose(compiled_keep, keep, rtol=0, atol=tolerance)
     size = np.abs(W).sum(axis=0).max()
     np.testing.assert_allclose(compiled_out, out, rtol=0, atol=(tolerance + p * EPS) * size)

@@ -10,13 +10,14 @@ import pytest
 
 from streamkern.backend import Backend
 from streamkern.devices import get_backend
+from streamkern.gpu import CupyBackend
 from streamkern.kernels import KERNELS, Kernel, KernelOperator, get_kernel
 from streamkern.solver import build
-from tests.maths import SOLVERS, Array, Case, both, make_case, operator, rows
+from tests.maths import GRID, SOLVERS, Array, Case, both, make_case, operator, rows
 
 pytestmark = pytest.mark.gpu
 
-TOLERANCE = {"float64": 1e-10, "exact": 2e-4, "high": 2e-4, "fast": 2e-4}
+TOLERANCE = {"float64": 1e-10, "exact": 2e-4, "high": 2e-4, "fast": 2e-4, "integer": 2e-5}
 
 
 @pytest.fixture
@@ -41,11 +42,14 @@ class OwnKernel(Kernel):
 def test_kernel_products_agree(name: str, precision: str, gpu: Backend) -> None:
     kernel: Kernel = OwnKernel(2.0) if name == "own" else get_kernel(name, 2.0)
     A, B, W = rows(0, 130, 9), rows(1, 90, 9), rows(2, 90, 3)
+    if precision == "integer":
+        A, B = (GRID.offset + GRID.step * np.rint(40 * X) for X in (A, B))
     same = (np.array([0, 5, 129]), np.array([7, 7, 89]))
     results = []
     for backend in (Backend(1), gpu):
         backend.tile_rows, backend.tile_cols = 64, 32
-        op = KernelOperator(kernel, backend, precision, shift=rows(3, 9))
+        grid = GRID if precision == "integer" else None
+        op = KernelOperator(kernel, backend, precision, rows(3, 9), grid)
         keep = backend.xp.empty((130, 90), op.dtype)
         out = op.product(
             both(op, A), both(op, B), backend.asarray(W, op.dtype), keep=keep, same=same
@@ -99,6 +103,51 @@ def test_dense_algebra_agrees(dtype: Any, gpu: Backend) -> None:
         )
     for cpu, device in zip(*results, strict=True):
         close(device, cpu, 1e-4 if dtype == np.float32 else 1e-11)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_factor_is_taken_in_blocks(
+    dtype: Any, gpu: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks that do not divide the size, and a matrix whose upper part is rubbish."""
+    monkeypatch.setattr("streamkern.gpu.CHOLESKY_BLOCK", 16)
+    R = rows(0, 60, 120)
+    A = (R @ R.T / 60 + np.eye(60)).astype(dtype)
+    given = gpu.asarray(np.tril(A) + np.triu(np.full_like(A, 7), 1))
+    assert gpu.cholesky(given)
+    L = np.linalg.cholesky(A.astype(np.float64))
+    tolerance = 1e-4 if dtype == np.float32 else 1e-11
+    close(gpu.to_host(given), L, tolerance)
+    np.testing.assert_array_equal(np.triu(gpu.to_host(given), 1), 0.0)
+    inverse = gpu.xp.eye(60, dtype=dtype)
+    gpu.solve_lower_triangular(given, inverse)
+    close(gpu.to_host(inverse), np.linalg.inv(L), tolerance)
+    indefinite = gpu.asarray(np.diag(np.r_[np.ones(40), -1, np.ones(19)]).astype(dtype))
+    assert not gpu.cholesky(indefinite)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("c", [1, 10, 16, 17])
+def test_the_half_fused_product_agrees(c: int, keep: bool) -> None:
+    """Up to 16 outputs, with rows and columns that fill no warp and no split."""
+    A, B, W = rows(0, 130, 9), rows(1, 5000, 9), rows(2, 5000, c).astype(np.float32)
+    results = []
+    for use_fused in (True, False):
+        with CupyBackend(use_fused=use_fused) as backend:
+            op = KernelOperator(get_kernel("laplace", 2.0), backend, "high")
+            K = backend.xp.empty((130, 5000), op.dtype) if keep else None
+            out = op.product(both(op, A), both(op, B), backend.asarray(W), keep=K)
+            again = op.product(both(op, A), both(op, B), backend.asarray(W), keep=K)
+            np.testing.assert_array_equal(backend.to_host(out), backend.to_host(again))
+            kept = None if K is None else backend.to_host(K)
+            results.append((backend.to_host(out), kept))
+            if use_fused:  # and not turned down by its own check
+                compiled = backend.fused._compiled
+                assert list(map(bool, compiled.values())) == ([True] if c <= 16 else [])
+    (fused, K), (plain, K_plain) = results
+    close(fused, plain, 1e-5)
+    if keep:
+        np.testing.assert_array_equal(K, K_plain)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

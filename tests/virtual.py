@@ -100,6 +100,7 @@ class Device:
         self.streams: list[Stream] = []
         self.counts = Counts()
         self.memory: dict[int, int] = {}
+        self.peak = 0
         self.computing, self.copying = Stream(self), Stream(self)
 
     def run_some(self) -> None:
@@ -126,6 +127,7 @@ class Device:
         self.counts.allocations += 1
         owner = DeviceArray(self, fresh, None)
         self.memory[id(owner)] = fresh.nbytes
+        self.peak = max(self.peak, self.live_bytes)
         weakref.finalize(owner, self._free, id(owner), fresh)
         return owner
 
@@ -304,7 +306,8 @@ class Library:
 class PlainBackend(Backend):
     """NumPy walking tiles as a GPU does, at the size of a test, with half operands."""
 
-    tile_rows, tile_cols, group_tiles, prepare_rows = 16, 32, 1 << 20, 1 << 20
+    tile_rows, group_tiles, prepare_rows = 16, 1 << 20, 1 << 20
+    tile_cols = wide_tile_cols = 32
     kept_in_place, norms_in_columns = True, False
 
     def __init__(self) -> None:

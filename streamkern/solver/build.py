@@ -107,7 +107,8 @@ def _compute_low_rank(
     fresh = op.points(probe, left=True, right=True)
     P = build_low_rank(op, X_s, fresh, level=sizes.level, seed=choices.seed)
     rule = P.rule
-    arrays: dict[str, Array] = {"sample": sample, "E": P.E, "D": P.D}
+    # A view of the sample would keep the probe alive, too.
+    arrays: dict[str, Array] = {"sample": sample.copy(), "E": P.E, "D": P.D}
     meta: dict[str, Any] = {"level": int(P.E.shape[1])}
     if sizes.solver != "eigenpro2":
         _compute_projection(op, Z, sizes, choices, arrays, meta)
