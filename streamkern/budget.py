@@ -17,9 +17,9 @@ MiB = 1 << 20
 # noisy digits over the exact model, one block, 1e6 samples 0.9995, 0.9995, -; four blocks, 2e5
 # samples 1.037, 1.042, 1.043 and 1e6 samples 1.017, 1.020, -; a smooth target under a Gaussian
 # kernel, 2e5 samples, one block 6.4e-3, 6.7e-3, 7.1e-3, four blocks 2.33e-2, 2.38e-2, 2.41e-2.
-# The size of the block matters far more, and 3 in place of 5 affords it half as often again. A
-# probe of 1, 2 or 4 blocks made no difference.
-SAMPLE_PER_BLOCK = 3
+# The size of the block matters far more: the largest block is taken that 3 of it afford, and then
+# 5 where those are affordable too. A probe of 1, 2 or 4 blocks made no difference.
+SAMPLE_BLOCKS = (5, 3)
 PROBE_PER_BLOCK = 2
 MIN_PROBE, MAX_PROBE = 512, 4096
 # Setup may cost a quarter of the run's FLOPs, or this many, whichever is more: about 20 s on two
@@ -186,9 +186,10 @@ def _candidates(problem: Problem, wishes: Wishes) -> list[Sizes]:
         # is worse than either.
         groups = ((True, batches[:2]), (True, batches[2:]), (False, batches))
         return [
-            _block_sizes(problem, m, b, keep, loader)
+            _block_sizes(problem, m, b, s, keep, loader)
             for keep, sizes in groups
             for b in blocks
+            for s in _samples(problem, b)
             for m in sizes
             for loader in loaders
         ]
@@ -225,13 +226,22 @@ def _auto_batch(problem: Problem) -> int:
 
 
 def _affordable_block(problem: Problem) -> int:
-    """Largest b, of p and its halvings, whose setup is worth its time."""
-    run = 2 * problem.p * (problem.d + 3 * problem.c) * problem.n_rows * problem.epochs
-    allowed = max(FREE_SETUP_FLOPS, int(SETUP_SHARE * run))
+    """Largest b, of p and its halvings, whose setup is worth its time with a small sample."""
     b = problem.p
-    while b > 256 and setup_flops(problem, b, *_block_samples(problem, b)) > allowed:
+    while b > 256 and not _affordable(problem, b, SAMPLE_BLOCKS[-1]):
         b = -(-b // 2)
     return b
+
+
+def _samples(problem: Problem, b: int) -> list[int]:
+    """Sizes of the setup sample, in blocks, from the best to the smallest."""
+    return [k for k in SAMPLE_BLOCKS if k == SAMPLE_BLOCKS[-1] or _affordable(problem, b, k)]
+
+
+def _affordable(problem: Problem, b: int, k: int) -> bool:
+    run = 2 * problem.p * (problem.d + 3 * problem.c) * problem.n_rows * problem.epochs
+    allowed = max(FREE_SETUP_FLOPS, int(SETUP_SHARE * run))
+    return setup_flops(problem, b, *_block_samples(problem, b, k)) <= allowed
 
 
 def setup_flops(problem: Problem, b: int, s: int, h: int) -> int:
@@ -257,14 +267,17 @@ def sample_sizes(n_rows: int, wanted: int, probe: int) -> tuple[int, int]:
     return sample, n_rows if n_rows <= MAX_PROBE else min(n_rows - sample, MAX_PROBE)
 
 
-def _block_sizes(problem: Problem, m: int, b: int, keep: bool, loader: tuple[int, int]) -> Sizes:
-    s, h = _block_samples(problem, b)
+def _block_sizes(
+    problem: Problem, m: int, b: int, k: int, keep: bool, loader: tuple[int, int]
+) -> Sizes:
+    s, h = _block_samples(problem, b, k)
     return Sizes("block", m, b, keep, s, h, 0, 0, 1, "none", *loader)
 
 
-def _block_samples(problem: Problem, b: int) -> tuple[int, int]:
+def _block_samples(problem: Problem, b: int, k: int) -> tuple[int, int]:
+    """Rows of the sample, k blocks of b, and of the probe."""
     probe = min(max(PROBE_PER_BLOCK * b, MIN_PROBE), MAX_PROBE)
-    return sample_sizes(problem.n_rows, SAMPLE_PER_BLOCK * b, probe)
+    return sample_sizes(problem.n_rows, k * b, probe)
 
 
 def _eigenpro_sizes(

@@ -1,17 +1,20 @@
-"""Check a CUDA machine in one call: GPU tests, CPU/GPU agreement, a short benchmark.
+"""Check a CUDA machine in one call: CPU/GPU agreement, GPU tests, speed, and the long example.
 
-    python tools/gpu_check.py [--out result.json] [--seconds 300] [--skip-tests]
+    python tools/gpu_check.py [--out result.json] [--seconds 540] [--skip-tests]
 
-Prints one JSON object and, with --out, writes it. Ends with 0 when everything agreed, 1 when
-something did not, 2 when there is no usable GPU. Needs CuPy; takes under 8 minutes.
+Prints one JSON object and, with --out, writes it after every part, so that a run that is cut short
+leaves what it had. Ends with 0 when everything agreed, 1 when something did not, 2 when there is no
+usable GPU. Needs CuPy; PyTorch, where installed, is timed beside it. Under 10 minutes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,19 +25,21 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-# (batch m, centers p, features d, outputs c); the last needs 16 GB of device memory.
-SHAPES = ((2048, 20_000, 784, 10), (2048, 60_000, 784, 10), (4096, 100_000, 784, 10))
+from tools.gpu_speed import guarded, measure  # noqa: E402
+
 # float32 on both sides, different summation orders: a few sqrt(p) roundings of sums of size 1.
-TOLERANCE = {"exact": 2e-4, "float64": 1e-10, "high": 5e-4, "fast": 5e-4}
+TOLERANCE = {"exact": 2e-4, "float64": 1e-10, "high": 5e-4, "fast": 5e-4, "integer": 5e-5}
+# Shares of the time: what speed may take until the tests, and the tests until the long example.
+SPEED, TESTS = 0.5, 0.7
 
 
-def main() -> int:
+def main(given: list[str] | None = None) -> int:
     """Run all checks."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--seconds", type=float, default=300, help="time for the benchmark")
+    parser.add_argument("--seconds", type=float, default=540, help="for all of it")
     parser.add_argument("--skip-tests", action="store_true")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     from streamkern.devices import get_backend
     from streamkern.gpu import gpu_problem
 
@@ -42,38 +47,48 @@ def main() -> int:
     if problem is not None:
         print(f"gpu_check: {problem}", file=sys.stderr)
         return 2
-    began = time.perf_counter()
-    report: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "passed": True}
+    deadline = time.perf_counter() + arguments.seconds
     with get_backend("gpu") as gpu, get_backend("cpu") as cpu:
-        report["device"] = gpu.describe()
-        for name, check in (("kernels", kernels), ("solvers", solvers), ("random", draws)):
-            report[name] = guarded(lambda check=check: check(cpu, gpu))
-        report["benchmark"] = guarded(lambda: benchmark(gpu, arguments.seconds))
-    if not arguments.skip_tests:
-        report["tests"] = guarded(tests)
-    report["seconds"] = round(time.perf_counter() - began, 1)
-    parts = [part for part in report.values() if isinstance(part, dict)]
-    report["passed"] = all(part.get("passed", True) for part in parts)
-    text = json.dumps(report, indent=1, default=float)
-    print(text)
-    if arguments.out:
-        arguments.out.write_text(text + "\n")
+        parts = agreement(cpu, gpu) | {
+            "speed": lambda: measure(gpu, arguments.seconds * SPEED),
+            "release": lambda: gpu.release() or {},  # the others are processes of their own
+        }
+        if not arguments.skip_tests:
+            parts["tests"] = lambda: tests(arguments.seconds * (TESTS - SPEED) + 60)
+        parts["long_run"] = lambda: long_run(deadline - time.perf_counter() - 30)
+        report = run(parts, {"date": time.strftime("%Y-%m-%d"), "device": gpu.describe()},
+                     arguments.out)  # fmt: skip
+    print(json.dumps(report, indent=1, default=float))
     return 0 if report["passed"] else 1
 
 
-def guarded(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """One broken check must not hide the others."""
-    try:
-        return check()
-    except Exception as error:
-        return {"passed": False, "error": f"{type(error).__name__}: {error}"}
+def agreement(cpu: Any, gpu: Any) -> dict[str, Callable[[], dict[str, Any]]]:
+    """The checks of one backend against the other."""
+    checks = {"kernels": kernels, "solvers": solvers, "random": draws}
+    return {name: lambda check=check: check(cpu, gpu) for name, check in checks.items()}  # type: ignore[misc]
 
 
-def tests() -> dict[str, Any]:
+def run(
+    parts: dict[str, Callable[[], dict[str, Any]]], report: dict[str, Any], out: Path | None
+) -> dict[str, Any]:
+    """The parts in order, each guarded; the report is written after each."""
+    began = time.perf_counter()
+    for name, part in parts.items():
+        report[name] = guarded(part)
+        report["seconds"] = round(time.perf_counter() - began, 1)
+        done = [entry for entry in report.values() if isinstance(entry, dict)]
+        report["passed"] = all(entry.get("passed", True) for entry in done)
+        if out is not None:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(json.dumps(report, indent=1, default=float) + "\n")
+    return report
+
+
+def tests(seconds: float) -> dict[str, Any]:
     """The tests marked `gpu`."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
+        cwd=ROOT, env=_environment(), capture_output=True, text=True, check=False, timeout=seconds,
     )  # fmt: skip
     return {"passed": done.returncode == 0, "tail": done.stdout.strip().splitlines()[-12:]}
 
@@ -90,9 +105,10 @@ def _relative(a: np.ndarray, b: np.ndarray) -> float:
 
 def kernels(cpu: Any, gpu: Any) -> dict[str, Any]:
     """K(X, Z) @ W of every kernel and precision on both devices."""
-    from streamkern.kernels import KERNELS, PRECISIONS, KernelOperator
+    from streamkern.kernels import KERNELS, PRECISIONS, Grid, KernelOperator
 
     Z, X, _ = _problem(700, 900, 64, 1)
+    grid = Grid(0.0, 1 / 32)
     W = np.random.default_rng(1).standard_normal((700, 10))
     errors: dict[str, float] = {}
     passed = True
@@ -100,9 +116,13 @@ def kernels(cpu: Any, gpu: Any) -> dict[str, Any]:
         for precision in PRECISIONS:
             values = []
             for backend in (cpu, gpu):
-                op = KernelOperator(kernel(8.0), backend, precision, Z.mean(axis=0))
-                x = op.points(backend.asarray(X), left=True)
-                z = op.points(backend.asarray(Z), right=True)
+                integer = precision == "integer"
+                op = KernelOperator(
+                    kernel(8.0), backend, precision, Z.mean(axis=0), grid if integer else None
+                )
+                rows = [np.rint(32 * A) / 32 if integer else A for A in (X, Z)]
+                x = op.points(backend.asarray(rows[0]), left=True)
+                z = op.points(backend.asarray(rows[1]), right=True)
                 product = op.product(x, z, backend.asarray(W, op.dtype))
                 values.append(backend.to_host(product).copy())
             errors[f"{name} {precision}"] = error = _relative(values[1], values[0])
@@ -167,63 +187,42 @@ def draws(cpu: Any, gpu: Any) -> dict[str, Any]:
     return {"passed": error < 1e-5, "largest_difference": error}
 
 
-def benchmark(gpu: Any, seconds: float) -> dict[str, Any]:
-    """Step time of the block solver against 2 m p (d + 3 c) FLOPs at this card's own SGEMM rate."""
-    rows = []
-    deadline = time.perf_counter() + seconds
-    for shape in SHAPES:
-        if time.perf_counter() > deadline:
-            break
-        rows.append(_step_time(gpu, *shape))
-        gpu.release()
-    return {"rows": rows}
-
-
-def _median_seconds(gpu: Any, work: Callable[[], Any], repeats: int = 20) -> float:
-    for _ in range(3):
-        work()
-    times = []
-    for _ in range(repeats):
-        gpu.synchronize()
+def long_run(seconds: float) -> dict[str, Any]:
+    """As much of examples/augmented_120m.py as fits; a run that is stopped saves first."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "examples/augmented_120m.py", "--device", "gpu", "--yes",
+                   "--folder", folder]  # fmt: skip
         began = time.perf_counter()
-        work()
-        gpu.synchronize()
-        times.append(time.perf_counter() - began)
-    return float(np.median(times))
+        with tempfile.TemporaryFile("w+") as output:
+            child = subprocess.Popen(
+                command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, env=_environment()
+            )
+            try:
+                child.wait(seconds)
+            except subprocess.TimeoutExpired:
+                child.terminate()
+                child.wait(60)
+            finally:
+                child.kill()
+            took = time.perf_counter() - began
+            output.seek(0)
+            tail = output.read().splitlines()[-12:]
+        report = {"exit": child.returncode, "seconds": took, "tail": tail}
+        for found in Path(folder).glob("**/run.json"):
+            report["run"] = _progress(found.parent)
+    # 75: stopped, and saved.
+    return report | {"passed": child.returncode in (0, 75)}
 
 
-def _step_time(gpu: Any, m: int, p: int, d: int, c: int) -> dict[str, Any]:
-    from streamkern.kernels import KernelOperator, Laplace
-    from streamkern.preconditioner import BlockPreconditioner, StepRule, block_slices
-    from streamkern.solver.block import BlockSolver
+def _progress(folder: Path) -> dict[str, Any]:
+    from streamkern.overview import run_overview
 
-    xp = gpu.xp
-    rng = xp.random.RandomState(0)
-    X, Z = (rng.standard_normal((k, d)).astype(np.float32) for k in (m, p))
-    Y = rng.standard_normal((m, c)).astype(np.float32)
-    tile = min(p, gpu.tile_cols)
-    product = xp.empty((m, tile), np.float32)
-    ceiling_s = _median_seconds(gpu, lambda: xp.matmul(X, Z[:tile].T, out=product))
-    ceiling = 2 * m * tile * d / ceiling_s
-    op = KernelOperator(Laplace(30.0), gpu)
-    z = op.points(Z, left=True, right=True)
-    b = min(p, 10_000)
-    blocks = block_slices(p, b)
-    # Speed does not depend on the values: identities stand in for the factors.
-    H = [xp.eye(s.stop - s.start, dtype=np.float32) for s in blocks]
-    pre = BlockPreconditioner(blocks, H, [StepRule(1e4, 2.0)] * len(blocks), 0.0, 0.0)
-    solver = BlockSolver(op, z, pre, max_batch=m, seed=0, n_outputs=c)
-    state, ids = solver.init(), np.arange(m)
-    step_s = _median_seconds(gpu, lambda: solver.step(state, X, Y, ids, 0))
-    floor_s = 2 * m * p * (d + 3 * c) / ceiling
-    return {
-        "shape": [m, p, d, c],
-        "sgemm_tflops": ceiling / 1e12,
-        "step_ms": step_s * 1e3,
-        "floor_ms": floor_s * 1e3,
-        "fraction_of_floor": floor_s / step_s,
-        "samples_per_s": m / step_s,
-    }
+    run = run_overview(folder)
+    return {key: run[key] for key in ("step", "samples", "metrics", "solver")}
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT)}
 
 
 if __name__ == "__main__":

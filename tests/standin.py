@@ -1,0 +1,176 @@
+"""CuPy as far as `streamkern.gpu` uses it, on NumPy: its glue runs where there is no GPU.
+
+CUDA text is compiled for the host, cuBLAS is `columnmajor`, cuSOLVER is NumPy behind the same
+pointers. Streams run at once, so it says nothing about order (that is `virtual`'s to check), and
+nothing about a GPU's arithmetic or speed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from tests import columnmajor, hostcuda
+from tests.columnmajor import HANDLE, TYPES, Addressed
+
+C_TYPES = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
+
+
+class Device:
+    """A device of the Hopper generation."""
+
+    compute_capability, mem_info = "90", (1 << 33, 1 << 33)
+
+    def __init__(self, index: int) -> None:
+        self.id = index
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Nothing to go back to."""
+
+    def use(self) -> None:
+        """There is no other."""
+
+
+class Immediate:
+    """A stream or an event, on a device that does everything at once."""
+
+    def __init__(self, **options: bool) -> None:
+        """Options make no difference."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("use", "synchronize", "record", "wait_event"):
+            raise AttributeError(name)
+        return lambda *args: args[0] if args else None
+
+
+class Array(Addressed):
+    """cupy.ndarray."""
+
+    def set(self, host: np.ndarray, stream: Any = None) -> None:
+        assert (self.dtype, self.shape) == (host.dtype, host.shape)
+        self[...] = host
+
+
+class ElementwiseKernel:
+    """One number of type T and arrays of it, the last one in and out."""
+
+    def __init__(self, ins: str, outs: str, operation: str, name: str, preamble: str) -> None:
+        names = [part.split()[1] for part in (*ins.split(","), outs)]
+        assert [part.split()[0] for part in (*ins.split(","), outs)] == ["T"] * len(names)
+        self.names, self.operation, self.preamble = names, operation, preamble
+
+    def __call__(self, *args: Any) -> None:
+        out = args[-1]
+        T, given = C_TYPES[out.dtype], []
+        for a in args[:-1]:
+            number = np.ndim(a) == 0
+            assert number or a.dtype == out.dtype
+            given.append(np.ascontiguousarray(np.broadcast_to(np.asarray(a, out.dtype), out.shape)))
+        given.append(np.array(out))
+        parameters = ", ".join(f"{T}* {name}_" for name in self.names)
+        entries = " ".join(f"{T}& {name} = {name}_[i];" for name in self.names)
+        text = (
+            f'{self.preamble}\nextern "C" void run({parameters}, long n) '
+            f"{{ for (long i = 0; i < n; ++i) {{ {entries} {self.operation}; }} }}"
+        )
+        pointers = [a.ctypes.data_as(ctypes.c_void_p) for a in given]
+        hostcuda.library(text).run(*pointers, ctypes.c_long(out.size))
+        out[...] = given[-1]
+
+
+class ReductionKernel:
+    """A sum over an axis of an expression in casts to double, + and *."""
+
+    def __init__(
+        self, ins: str, outs: str, mapped: str, reduced: str, after: str, identity: str,
+        name: str, reduce_type: str,
+    ) -> None:  # fmt: skip
+        assert (reduced, identity, reduce_type) == ("a + b", "0", "double")
+        assert after.split() == [outs.split()[1], "=", "a"]
+        self.names = [part.split()[1] for part in ins.split(",")]
+        self.mapped = mapped.replace("(double)", "")
+
+    def __call__(self, *args: Any, axis: int) -> None:
+        *ins, out = args
+        wide = (np.asarray(a, np.float64) for a in ins)
+        values = eval(self.mapped, dict(zip(self.names, wide, strict=True)))
+        out[...] = values.sum(axis=axis)
+
+
+def _potrf(dtype: Any) -> Any:
+    def potrf(
+        handle: int, uplo: int, n: int, A: int, lda: int, work: int, size: int, info: int
+    ) -> None:
+        """Upper factor of a column-major matrix, of which the upper part is read and written."""
+        assert (handle, uplo) == (HANDLE, columnmajor.CUBLAS_FILL_MODE_UPPER)
+        a = columnmajor._matrix(A, dtype, n, n, lda)
+        upper, verdict = np.triu(a), columnmajor._matrix(info, np.int32, 1, 1, 1)
+        verdict[...] = 0
+        try:
+            a[np.triu_indices(n)] = np.linalg.cholesky(upper + np.triu(upper, 1).T).T[
+                np.triu_indices(n)
+            ]
+        except np.linalg.LinAlgError:
+            verdict[...] = 1
+
+    return potrf
+
+
+class _Cupy(ModuleType):
+    """Functions that make arrays make them of `Array`; all others are NumPy's."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+
+def _making(function: Any) -> Any:
+    return lambda *args, **kw: function(*args, **kw).view(Array)
+
+
+def modules() -> dict[str, ModuleType]:
+    """Return `cupy` and `cupyx`, to be put into sys.modules."""
+    cupy, cupyx = _Cupy("cupy"), ModuleType("cupyx")
+    for name in ("empty", "zeros", "ones", "eye", "arange", "ascontiguousarray"):
+        setattr(cupy, name, _making(getattr(np, name)))
+    pool = SimpleNamespace(free_all_blocks=lambda: None, free_bytes=lambda: 0)
+    handle = lambda: HANDLE  # noqa: E731
+    vars(cupy).update(
+        __version__="0",
+        # Never the host's memory.
+        asarray=lambda a, dtype=None: (
+            a
+            if isinstance(a, Array) and dtype in (None, a.dtype)
+            else np.array(a, dtype).view(Array)
+        ),
+        asnumpy=lambda a: np.array(a),
+        ElementwiseKernel=ElementwiseKernel,
+        ReductionKernel=ReductionKernel,
+        RawModule=hostcuda.RawModule,
+        get_default_memory_pool=lambda: pool,
+        cuda=SimpleNamespace(
+            Device=Device,
+            Event=Immediate,
+            Stream=type("Stream", (Immediate,), {"null": Immediate()}),
+            cublas=columnmajor,
+            cusolver=SimpleNamespace(
+                spotrf_bufferSize=lambda *where: 0, spotrf=_potrf(np.float32),
+                dpotrf_bufferSize=lambda *where: 0, dpotrf=_potrf(np.float64),
+            ),
+            device=SimpleNamespace(get_cublas_handle=handle, get_cusolver_handle=handle),
+            runtime=SimpleNamespace(
+                CUDA_R_16F=TYPES[np.dtype(np.float16)],
+                CUDA_R_32F=TYPES[np.dtype(np.float32)],
+                CUDA_R_64F=TYPES[np.dtype(np.float64)],
+                getDeviceProperties=lambda index: {"name": b"stand-in"},
+                runtimeGetVersion=lambda: 0,
+            ),
+        ),
+    )  # fmt: skip
+    vars(cupyx).update(empty_pinned=np.empty)
+    return {"cupy": cupy, "cupyx": cupyx}

@@ -1,0 +1,324 @@
+"""Speed of one GPU: its ceilings first, then products and steps as shares of what they allow.
+
+`measure` is called by `gpu_check`; it takes any backend, so that its report can be tested without a
+GPU. Every part is guarded: one that fails says so in the report and does not stop the others.
+
+The floor of the two products of a step, K W and K^T r with K kept, is the larger of GEMM and the
+writing of K, plus 16 bytes an entry: one element-wise pass in place, and K read by either product.
+Half-fused, 8 bytes are left. Rates are those measured here, at the run's own shapes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from streamkern.fused import HalfFused
+from streamkern.kernels import Grid, KernelOperator, Laplace, Points
+from streamkern.preconditioner import BlockPreconditioner, block_slices
+from streamkern.solver.block import BlockSolver
+from streamkern.step_rule import StepRule
+
+# (batch m, centers p, features d, outputs c); the last needs 80 GB of device memory.
+SHAPES = ((4096, 100_000, 784, 10), (2048, 60_000, 784, 10), (8192, 1_000_000, 64, 1))
+MODES = ("exact", "high", "fast", "integer")
+EIGH = (2000, 5000, 10_000)
+COPY_BYTES = 1 << 30
+BLOCK = 10_000
+WARM, LEAST, MOST, SECONDS = 2, 5, 50, 2.0
+
+Figures = dict[str, Any]
+
+
+def guarded(check: Callable[[], Figures]) -> Figures:
+    """One broken check must not hide the others."""
+    try:
+        return check()
+    except Exception as error:  # whatever it is, it belongs into the report
+        return {"passed": False, "error": f"{type(error).__name__}: {error}"}
+
+
+def measure(
+    backend: Any, seconds: float, *, shapes: Any = SHAPES, eigh: Any = EIGH,
+    copy_bytes: int = COPY_BYTES,
+) -> Figures:  # fmt: skip
+    """Ceilings and one entry per shape and mode, until the time is over."""
+    deadline = time.perf_counter() + seconds
+    clock = Clock(backend)
+    report: Figures = {
+        "copy": guarded(lambda: copy_rate(clock, copy_bytes)),
+        "upload": guarded(lambda: upload_rate(clock, copy_bytes // 16)),
+        "shapes": [],
+    }
+    for shape in shapes:
+        entry: Figures = {"shape": list(shape), "modes": {}}
+        report["shapes"].append(entry)
+        entry["torch"] = guarded(lambda shape=shape: torch_products(backend, *shape))  # type: ignore[misc]
+        for mode in MODES:
+            if time.perf_counter() > deadline:
+                entry["modes"][mode] = {"left_out": "the time was over"}
+                continue
+            entry["modes"][mode] = guarded(
+                lambda mode=mode, shape=shape, entry=entry: _mode(clock, mode, shape, report, entry)  # type: ignore[misc]
+            )
+            backend.release()
+    report["eigh"] = {}
+    for size in eigh:
+        late = time.perf_counter() > deadline
+        report["eigh"][size] = (
+            {"left_out": "the time was over"} if late else guarded(lambda s=size: _eigh(clock, s))  # type: ignore[misc]
+        )
+    return report
+
+
+class Clock:
+    """Marks on the compute stream: events of the GPU, or, on the CPU, the time."""
+
+    def __init__(self, backend: Any) -> None:
+        self.backend = backend
+        self._cuda = backend.xp.cuda if backend.name.startswith("gpu") else None
+
+    def mark(self) -> Any:
+        """Now, as the stream sees it; nothing waits."""
+        if self._cuda is None:
+            return time.perf_counter()
+        event = self._cuda.Event()
+        event.record(self.backend.stream)
+        return event
+
+    def between(self, start: Any, end: Any) -> float:
+        """Milliseconds; for marks that have been reached."""
+        if self._cuda is None:
+            return float(end - start) * 1e3
+        return float(self._cuda.get_elapsed_time(start, end))
+
+    def median_ms(self, work: Callable[[], Any]) -> float:
+        """Of 5 to 50 runs back to back, after two that compile and fill buffers."""
+        for _ in range(WARM):
+            work()
+        self.backend.synchronize()
+        began = time.perf_counter()
+        work()
+        self.backend.synchronize()
+        once = max(time.perf_counter() - began, 1e-6)
+        marks = [self.mark()]
+        for _ in range(min(MOST, max(LEAST, int(SECONDS / once)))):
+            work()
+            marks.append(self.mark())
+        self.backend.synchronize()
+        return median(self.between(a, b) for a, b in pairwise(marks))
+
+
+def copy_rate(clock: Clock, nbytes: int) -> Figures:
+    """Bytes read and written per second by a copy on the device."""
+    xp = clock.backend.xp
+    a, b = (xp.ones(nbytes // 4, np.float32) for _ in range(2))
+
+    def copy() -> None:
+        b[...] = a
+
+    return {"gb_per_s": 2 * nbytes / clock.median_ms(copy) / 1e6}
+
+
+def upload_rate(clock: Clock, nbytes: int) -> Figures:
+    """Bytes per second through the ring: host memory to pinned memory, and that to the device."""
+    host = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
+    ring = clock.backend.uploader()
+    for _ in range(6):
+        ring.upload(host)
+    clock.backend.synchronize()
+    began, repeats = time.perf_counter(), 30
+    for _ in range(repeats):
+        ring.upload(host)
+    clock.backend.synchronize()
+    both = repeats * nbytes / (time.perf_counter() - began) / 1e9
+    figures = {"through_ring_gb_per_s": both}
+    transfers = getattr(ring, "transfers", None)
+    if transfers is not None:
+        pinned, device = transfers.empty_pinned(nbytes), transfers.empty(nbytes)
+        pinned[...] = host
+        transfers.send(pinned, device)
+        transfers.copying.synchronize()
+        began = time.perf_counter()
+        for _ in range(repeats):
+            transfers.send(pinned, device)
+        transfers.copying.synchronize()
+        figures["pinned_gb_per_s"] = repeats * nbytes / (time.perf_counter() - began) / 1e9
+    ring.close()
+    return figures
+
+
+def _eigh(clock: Clock, size: int) -> Figures:
+    backend = clock.backend
+    B = backend.asarray(np.random.default_rng(0).standard_normal((size, size), np.float32))
+    A = B @ B.T / size
+    backend.synchronize()
+    began = time.perf_counter()
+    backend.top_eigh(A, size // 20)
+    backend.synchronize()
+    return {"seconds": time.perf_counter() - began}
+
+
+# --- the products and the step --------------------------------------------------------------------
+
+
+def _data(mode: str, rows: int, d: int, seed: int) -> np.ndarray:
+    """Rows in storage form, never zeros: pixels for the integer mode, normal numbers else."""
+    rng = np.random.default_rng(seed)
+    if mode == "integer":
+        return rng.integers(0, 256, (rows, d), np.uint8)
+    return rng.standard_normal((rows, d), np.float32)
+
+
+def _operator(backend: Any, mode: str, d: int) -> KernelOperator:
+    """Distances of a few bandwidths."""
+    pixels = mode == "integer"
+    kernel = Laplace((100.0 if pixels else 1.4) * d**0.5)
+    shift = np.full(d, 128 if pixels else 0, np.float32)
+    return KernelOperator(kernel, backend, mode, shift, Grid(0.0, 1.0) if pixels else None)
+
+
+def _mode(
+    clock: Clock, mode: str, shape: tuple[int, ...], report: Figures, entry: Figures
+) -> Figures:
+    """Products and step of one shape in one mode."""
+    (m, p, d, c), backend = shape, clock.backend
+    op = _operator(backend, mode, d)
+    host_X, host_Z = _data(mode, m, d, 1), _data(mode, p, d, 2)
+    z = op.points(backend.asarray(host_Z), right=True)
+    x = op.points(backend.asarray(host_X), left=True)
+    figures = _products(clock, op, x, z, c)
+    figures["largest_error"] = _largest_error(op, x, z, host_X, host_Z)
+    gb = m * p / 1e9
+    rate = report["copy"].get("gb_per_s")
+    if rate:
+        gemm, write = figures["gemm_ms"], 4 * gb / rate * 1e3
+        for name, nbytes in (("products", 16), ("half_fused", 8)):
+            if f"{name}_ms" in figures:
+                floor = max(gemm, write) + nbytes * gb / rate * 1e3
+                figures[f"{name}_floor_ms"] = floor
+                figures[f"{name}_fraction_of_floor"] = floor / figures[f"{name}_ms"]
+    if "products_ms" in entry["torch"]:
+        figures["ratio_to_torch"] = entry["torch"]["products_ms"] / figures["products_ms"]
+    figures["step"] = guarded(lambda: _step(clock, op, z, host_X, c))
+    return figures
+
+
+def _products(clock: Clock, op: KernelOperator, x: Points, z: Points, c: int) -> Figures:
+    """GEMM alone, then K W and K^T r with K kept, by the primary path and half-fused."""
+    backend, (m, p) = clock.backend, (len(x), len(z))
+    rng = np.random.default_rng(3)
+    W = backend.asarray(rng.standard_normal((p, c), np.float32))
+    K, f, g = (backend.xp.empty(shape, np.float32) for shape in ((m, p), (m, c), (p, c)))
+
+    def products() -> None:
+        op.product(x, z, W, out=f, keep=K)
+        backend.matmul_t(K, f, g)
+
+    def gemm() -> None:
+        backend.gemm(x.left, z.right, K)
+
+    gemm_ms = clock.median_ms(gemm)
+    flops = 2 * m * p * x.width
+    figures = {"gemm_ms": gemm_ms, "gemm_tflops": flops / gemm_ms / 1e9}
+    figures["products_ms"] = clock.median_ms(products)
+    if hasattr(backend, "fused"):
+        was, backend.fused = backend.fused, HalfFused(backend)
+        try:
+            if backend.fused.takes(op.kernel, K, W):
+                figures["half_fused_ms"] = clock.median_ms(products)
+        finally:
+            backend.fused = was
+    return figures
+
+
+def _largest_error(op: KernelOperator, x: Points, z: Points, X: np.ndarray, Z: np.ndarray) -> float:
+    """Of some entries of K against float64."""
+    K = op.backend.to_host(op.matrix(x[:16], z[:256])).astype(np.float64)
+    a, b = X[:16].astype(np.float64), Z[:256].astype(np.float64)
+    distance = np.sqrt(((a[:, None] - b) ** 2).sum(axis=2))
+    return float(np.abs(K - np.exp(-distance / op.kernel.bandwidth)).max())
+
+
+def _step(clock: Clock, op: KernelOperator, z: Points, host_X: np.ndarray, c: int) -> Figures:
+    """The block solver's step, fed through the ring in storage form, as in training.
+
+    Speed does not depend on the values: identities stand in for the factors.
+    """
+    backend, xp, m = clock.backend, clock.backend.xp, len(host_X)
+    blocks = block_slices(len(z), min(len(z), BLOCK))
+    H = [xp.eye(s.stop - s.start, dtype=np.float32) for s in blocks]
+    pre = BlockPreconditioner(blocks, H, [StepRule(1e4, 2.0)] * len(blocks), 0.0, 0.0)
+    solver = BlockSolver(op, z, pre, max_batch=m, seed=0, n_outputs=c)
+    state, ids = solver.init(), np.arange(m)
+    Y = backend.asarray(np.random.default_rng(4).standard_normal((m, c), np.float32))
+    X, ring = xp.empty(host_X.shape, np.float32), backend.uploader()
+    starts, ends = [], []
+
+    def step(t: int) -> None:
+        batch = ring.upload(host_X)
+        starts.append(clock.mark())
+        X[...] = batch
+        solver.step(state, X, Y, ids, t)
+        ends.append(clock.mark())
+
+    for t in range(3):
+        step(t)
+    backend.synchronize()
+    took = clock.between(starts[-1], ends[-1]) / 1e3
+    repeats = min(MOST, max(LEAST, int(SECONDS / max(took, 1e-6))))
+    starts.clear(), ends.clear()
+    began = time.perf_counter()
+    for t in range(3, 3 + repeats):
+        step(t)
+    backend.synchronize()
+    wall = (time.perf_counter() - began) * 1e3
+    ring.close()
+    busy = sum(clock.between(a, b) for a, b in zip(starts, ends, strict=True))
+    # From the end of a step to the arrival of the next batch, as the compute stream sees it.
+    stall = sum(clock.between(a, b) for a, b in zip(ends, starts[1:], strict=False))
+    return {
+        "ms": wall / repeats,
+        "samples_per_s": m * repeats / wall * 1e3,
+        "busy": busy / wall,
+        "stall": stall / wall,
+        "blocks": len(blocks),
+    }
+
+
+def torch_products(backend: Any, m: int, p: int, d: int, c: int) -> Figures:
+    """The two products in a plain PyTorch rendering, float32."""
+    try:
+        import torch
+    except ImportError:
+        return {"left_out": "PyTorch is not installed"}
+    on_gpu = backend.name.startswith("gpu")
+    if on_gpu and not torch.cuda.is_available():
+        return {"left_out": "PyTorch sees no GPU"}
+    torch.backends.cuda.matmul.allow_tf32 = False
+    X, Z, W = (
+        torch.from_numpy(a).to("cuda" if on_gpu else "cpu")
+        for a in (_data("exact", m, d, 1), _data("exact", p, d, 2), _data("exact", p, c, 3))
+    )
+    x2, z2, scale = (X * X).sum(1, keepdim=True), (Z * Z).sum(1), -1 / (1.4 * d**0.5)
+
+    def products() -> None:
+        K = torch.addmm(z2, X, Z.T, alpha=-2).add_(x2).clamp_(min=0).sqrt_().mul_(scale).exp_()
+        K.T @ (K @ W)
+
+    wait = torch.cuda.synchronize if on_gpu else lambda: None
+    times = []
+    for _ in range(WARM + LEAST):
+        wait()
+        began = time.perf_counter()
+        products()
+        wait()
+        times.append((time.perf_counter() - began) * 1e3)
+    if on_gpu:
+        torch.cuda.empty_cache()
+    return {"products_ms": median(times[WARM:]), "version": torch.__version__}
