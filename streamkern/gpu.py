@@ -1,9 +1,9 @@
 """CuPy behind the verbs of `backend`: the only module that names it.
 
-Imported only when a GPU is asked for or looked for. It needs a CUDA device to run, so no line of it
-counts in the coverage; `tools/gpu_check.py` and the tests marked `gpu` exercise it. What can be
-checked without one is elsewhere: the arguments of cuBLAS in `rowmajor`, the CUDA text in `cuda`,
-the order of copies and steps in `ring`.
+CuPy is imported only when a GPU is asked for or looked for. What can be checked without one is
+elsewhere: the arguments of cuBLAS in `rowmajor`, the CUDA text in `cuda`, the order of copies and
+steps in `ring`. Tests run this module on a stand-in for CuPy; on a device, the tests marked `gpu`
+and `tools/gpu_check.py` do.
 """
 
 from __future__ import annotations

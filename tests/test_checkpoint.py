@@ -504,6 +504,7 @@ def test_killed_at_random_instants(children: Children, tmp_path: Path) -> None:
     run, acks = tmp_path / "run", tmp_path / "acks"
     acks.touch()
     draw = random.Random(5)
+    step = 0
     for turn in range(25):
         size = acks.stat().st_size
         pid = children.start(save_forever, str(run), str(acks))
@@ -513,8 +514,10 @@ def test_killed_at_random_instants(children: Children, tmp_path: Path) -> None:
         children.kill(pid)
         acknowledged = [int(line) for line in acks.read_text().split()]
         if acknowledged:
+            # The last save of this life, or of one before it, may not have been acknowledged.
+            known = max(step, acknowledged[-1])
             step = assert_is_state(latest(run))
-            assert step in (acknowledged[-1], acknowledged[-1] + 1)
+            assert step in (known, known + 1)
     assert len(acknowledged) >= 20
     assert acknowledged == sorted(set(acknowledged))
     with RunDirectory(run):

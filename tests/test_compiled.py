@@ -121,6 +121,19 @@ def test_products_agree_with_plain_numpy(name: str, m: int, p: int, precision: s
 
 
 @needs_numba
+@pytest.mark.parametrize("d", [3, 64, 784])
+def test_a_row_is_at_distance_zero_from_itself_in_any_product(d: int) -> None:
+    X = 3 + rows(0, 200, d).astype(np.float32)
+    with CompiledBackend(1) as backend:
+        op = KernelOperator(get_kernel("laplace", 1.0), backend, shift=X.mean(axis=0))
+        z = op.points(X, right=True)
+        together = op.matrix(op.points(X, left=True), z)
+        single = np.concatenate([op.matrix(op.points(x[None], left=True), z) for x in X])
+    np.testing.assert_array_equal(together.diagonal(), 1.0)
+    np.testing.assert_array_equal(single.diagonal(), 1.0)
+
+
+@needs_numba
 def test_a_kernel_without_an_expression_is_numpys() -> None:
     class Plain(Kernel):
         def profile(self, sq: Array, xp: Any) -> Array:

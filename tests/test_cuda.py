@@ -26,6 +26,7 @@ ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
 
 # What CuPy makes of the element-wise kernel, but for its classes of arrays.
 EPILOGUE = """
+typedef {T} T;
 {text}
 extern "C" __global__ void epilogue(
     {T}* tile, const {T}* row_norms, const {T}* col_norms, {T} scale, int cols, long long n)

@@ -37,7 +37,8 @@ def lower(seed: int, b: int, dtype: Any, gap: int) -> Any:
 
 
 def close(actual: Any, desired: Any, tolerance: float) -> None:
-    np.testing.assert_allclose(actual, desired, rtol=0, atol=tolerance * (1 + abs(desired).max(initial=0)))
+    size = 1 + abs(desired).max(initial=0)
+    np.testing.assert_allclose(actual, desired, rtol=0, atol=tolerance * size)
 
 
 @given(SIZES, SIZES, SIZES, GAPS, PRECISIONS, st.booleans(), st.sampled_from([0.0, 1.0, -0.5]))
