@@ -13,6 +13,7 @@ the same bit for bit on one thread or sixteen.
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -214,7 +215,7 @@ class Backend:
         if store is None:
             store = self._local.store = {}
         key = (name, np.dtype(dtype))
-        size = int(np.prod(shape))
+        size = math.prod(shape)
         if key not in store or store[key].size < size:
             store[key] = self.xp.empty(size, dtype)
         return store[key][:size].reshape(shape)

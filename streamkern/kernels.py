@@ -35,6 +35,9 @@ PRECISIONS = ("exact", "high", "fast", "integer", "float64")
 SNAP = 2.0**-6
 """Of a step: pixels below 256 that were scaled in float32 come back to within 2^-12."""
 
+ENOUGH = 32
+"""Pieces of a product: they keep 16 threads busy to its end."""
+
 
 class Kernel:
     """A radial kernel k(x, z) = profile(|x - z|^2 / bandwidth^2) with profile(0) = 1.
@@ -388,7 +391,8 @@ class KernelOperator:
             out = backend.xp.empty((m, W.shape[1]), self.dtype)
         in_place = keep is not None and backend.kept_in_place
         width = p if in_place else backend.tile_width(B.width)
-        groups = self._column_groups(p, width, 1 if W is None else W.shape[1])
+        slabs = tiles(m, backend.tile_rows)
+        groups = self._column_groups(p, width, len(slabs), 1 if W is None else W.shape[1])
         sums = None
         if W is not None:
             shape = (len(groups), m, W.shape[1])
@@ -402,7 +406,6 @@ class KernelOperator:
             for cols in groups[g]:
                 self._tile(A[rows], B[cols], rows, cols, W, share, keep, same)
 
-        slabs = tiles(m, backend.tile_rows)
         backend.run(slab, [(rows, g) for g in range(len(groups)) for rows in slabs])
         if W is None:
             return keep
@@ -410,10 +413,11 @@ class KernelOperator:
             backend.xp.sum(sums, axis=0, out=out)
         return out
 
-    def _column_groups(self, p: int, width: int, c: int) -> list[list[slice]]:
-        """Tiles in groups of `group_tiles`, or of more if there were more than `n_groups`."""
+    def _column_groups(self, p: int, width: int, slabs: int, c: int) -> list[list[slice]]:
+        """Tiles in groups of at least `group_tiles`: no more groups than there is use for."""
         columns = tiles(p, max(width, 1))
-        per_group = max(self.backend.group_tiles, -(-len(columns) // n_groups(c)))
+        most = min(n_groups(c), -(-ENOUGH // max(slabs, 1)))
+        per_group = max(self.backend.group_tiles, -(-len(columns) // most))
         return [columns[part] for part in tiles(len(columns), per_group)] or [[]]
 
     def _tile(
