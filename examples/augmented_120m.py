@@ -94,6 +94,12 @@ def write_stores(folder: Path, data: Path | None) -> Stores:
     return stores
 
 
+def run_directory(options: argparse.Namespace) -> Path:
+    """One for each size, so that a smaller run is not in the way of the large one."""
+    folder: Path = options.folder
+    return folder / f"run-{options.replicas}-replicas-{options.centers or 'all'}-centers"
+
+
 def make_config(options: argparse.Namespace, stores: Stores) -> sk.RunConfig:
     """The run; what is not named here is chosen by the program."""
     centers = {"centers": "all"} if options.centers is None else {"n_centers": options.centers}
@@ -107,7 +113,7 @@ def make_config(options: argparse.Namespace, stores: Stores) -> sk.RunConfig:
             },
             "model": {"kernel": "laplace", "bandwidth": options.bandwidth, **centers},
             "run": {
-                "run_dir": options.folder / "run",
+                "run_dir": run_directory(options),
                 "device": options.device,
                 "precision": options.precision,
                 "checkpoint_every": "10 s",
@@ -213,7 +219,7 @@ def results(run_dir: Path, n_images: int) -> list[dict[str, Any]]:
 def run(options: argparse.Namespace) -> None:
     """Stores, estimate, training, table."""
     stores = write_stores(options.folder, options.data)
-    config, run_dir = make_config(options, stores), options.folder / "run"
+    config, run_dir = make_config(options, stores), run_directory(options)
     plan = make_plan(config)
     if plan["device"] == "cpu" and not (run_dir / "run.json").exists():
         check_time(options, stores, plan)

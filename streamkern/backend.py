@@ -226,7 +226,16 @@ class Backend:
 
     def gemm(self, A: Array, B: Array, out: Array) -> None:
         """out = A @ B.T on this thread. A : (r, k), B : (t, k), out : (r, t)."""
-        np.matmul(A, B.T, out=out)
+        if len(A) > 1:
+            np.matmul(A, B.T, out=out)
+            return
+        # A single row would be a matrix-vector product, whose order of additions is far from that
+        # of a matrix product: a row that is a center would be seen to move, alone or among others.
+        pair = self.workspace("pair", (2, A.shape[1]), A.dtype)
+        both = self.workspace("both", (2, len(B)), out.dtype)
+        pair[...] = A
+        np.matmul(pair, B.T, out=both)
+        out[...] = both[: len(A)]
 
     def square_norms(self, parts: list[Array], out: Array) -> None:
         """out = |sum of parts|^2 per row, in float64 on the way. parts : (r, d) each, out : (r,).

@@ -46,6 +46,7 @@ class Problem:
     row_bytes : a row of X and y in storage. unit_rows : rows that one read brings.
     itemsize : 4 or 8. threads : tile threads. width : columns of a prepared row.
     tile_bytes : a thread's tile. library_bytes : code that the backend loads.
+    feed_arrays : of a batch that the feed holds: the cast rows, and what each transform makes.
     point_bytes : a prepared row, if it does not hold `width` of `itemsize`. scratch_bytes : to
     prepare rows in. staging : batches in the ring that feeds a device with memory of its own.
     """
@@ -62,6 +63,7 @@ class Problem:
     width: int
     tile_bytes: int
     library_bytes: int = 0
+    feed_arrays: int = 2
     point_bytes: int | None = None
     scratch_bytes: int = 0
     staging: int = 0
@@ -318,7 +320,8 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
     add("always", "rows being prepared", problem.threads, problem.scratch_bytes)
     add("always", "centers, both sides", 2 * p, point)
     if not apart:  # a device walks the columns in order
-        add("always", "partial sums of products", n_groups(c) * c, max(m, h), itemsize=item)
+        rows = max(m, h) if sizes.solver == "block" else max(m, h, s, p)
+        add("always", "partial sums of products", n_groups(c) * c, rows, itemsize=item)
     # The raw rows live until the prepared ones exist; one unit is decoded at a time.
     add("sample", "raw centers", p, problem.row_bytes + d * item)
     add("sample", "raw sample and probe", s + h, problem.row_bytes + d * item)
@@ -329,7 +332,7 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
         for phase, what in (("train", "staging"), ("host", "staging, pinned")):
             add(phase, what, problem.staging * m, problem.row_bytes + ROW_ID)
     add("train", "batch, prepared", 2 * m, point + c * item)
-    add("train", "batch, transformed", 2 * m, d + c, itemsize=item)
+    add("train", "batch, cast and transformed", problem.feed_arrays * m, d + c, itemsize=item)
     add("train", "weights, average, last good, copies for a checkpoint", 7 * p, c, itemsize=item)
     if sizes.solver == "block":
         b = sizes.block_size

@@ -7,6 +7,7 @@ one pass of vector instructions, about 0.23 ns, and the GEMMs stay with the BLAS
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Callable
 from functools import cache
@@ -26,13 +27,17 @@ _FLAGS = frozenset({"contract"})
 # Columns of W up to which a product of our own wins over the BLAS: 0.3 ns against 0.4 ns an entry
 # of the tile at 10 columns, the other way round at 16.
 THIN = 12
-EPS = float(np.finfo(f4).eps)
 
 
+@cache
 def numba_problem() -> str | None:
-    """Why compiled tiles can not be used, or None."""
+    """Why compiled tiles can not be used, or None. Imports it: versions may not go together."""
     if importlib.util.find_spec("numba") is None:
         return "Numba is not installed (pip install 'streamkern[fast]')"
+    try:
+        importlib.import_module("numba")
+    except Exception as error:  # an ImportError as a rule, with the versions that it wants
+        return f"Numba can not be imported ({error})"
     return None
 
 
@@ -51,7 +56,7 @@ class CompiledBackend(Backend):
 
     accelerator = "numba"
     norms_in_columns = False
-    library_bytes = 120 << 20
+    library_bytes = 144 << 20
 
     def __init__(self, threads: int | None = None) -> None:
         super().__init__(threads)
@@ -109,21 +114,18 @@ def _fills() -> Fills:
 def _profile(expression: str) -> Callable[[Array, Array, Array, np.float32], None]:
     """tile of products, norms of rows and of columns, scale -> None: the profile, in place.
 
-    NaN is kept. A squared distance below 8 eps of the norms, which is rounding as much as it is
-    distance, is taken as zero: a row is then at distance zero from itself whatever the shape of the
-    product it came out of, and so are the few others that float32 can not tell from it.
+    NaN is kept, and a negative distance taken as zero.
     """
     source = (
         "def profile(tile, row_norms, column_norms, scale):\n"
         "    for i in range(tile.shape[0]):\n"
         "        row, norm = tile[i], row_norms[i]\n"
         "        for j in range(row.size):\n"
-        "            norms = norm + column_norms[j]\n"
-        "            s = norms - f4(2) * row[j]\n"
-        "            s = f4(0) if s < noise * norms else s * scale\n"
+        "            s = (norm + column_norms[j] - f4(2) * row[j]) * scale\n"
+        "            s = f4(0) if s < f4(0) else s\n"
         f"            row[j] = {render(expression, 'f4({})')}\n"
     )
-    names: dict[str, Any] = {"f4": f4, "sqrt": np.sqrt, "exp": _exp(), "noise": f4(8 * EPS)}
+    names: dict[str, Any] = {"f4": f4, "sqrt": np.sqrt, "exp": _exp()}
     exec(compile(source, f"<profile {expression}>", "exec"), names)
     return jit(names["profile"])
 

@@ -48,6 +48,7 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
     precision : "exact" (float32), "float64", "high", "integer" or "fast" (for GPUs); "auto": the
         fastest that is as good as float32.
     device : "auto", "cpu", "gpu" or "gpu:N".
+    accelerator : of the CPU: "numba", "none", or "auto", which is Numba where it is installed.
     memory : bytes to stay within, or "8 GiB"; "auto": four fifths of what is free.
     threads : of the computation; "auto": one for each processor.
     random_state : whole number, which fixes every draw; or None or a RandomState, as in

@@ -53,6 +53,7 @@ _SETTINGS = {
     "period": "solver.period",
     "precision": "run.precision",
     "device": "run.device",
+    "accelerator": "run.accelerator",
     "memory": "run.memory",  # and run.device_memory
     "threads": "run.threads",
     "random_state": "run.random_state",
@@ -96,6 +97,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         transforms: Any = (),
         precision: str = "auto",
         device: str = "auto",
+        accelerator: str = "auto",
         memory: int | str = "auto",
         threads: int | str = "auto",
         random_state: Any = 0,
@@ -117,6 +119,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         self.transforms = transforms
         self.precision = precision
         self.device = device
+        self.accelerator = accelerator
         self.memory = memory
         self.threads = threads
         self.random_state = random_state
@@ -269,7 +272,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         """The fitted model on its device, for the time of a call."""
         check_is_fitted(self)
         threads = None if isinstance(self.threads, str) else self.threads
-        with own_names(), get_backend(self.device, threads) as backend:
+        with own_names(), get_backend(self.device, threads, self.accelerator) as backend:
             Z = self.centers_
             shift = Z.mean(axis=0, dtype=np.float64).astype(Z.dtype)
             op = KernelOperator(self.kernel_, backend, self._precision, shift, self._grid)

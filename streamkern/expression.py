@@ -9,6 +9,10 @@ Numba, and C's would in CUDA.
 from __future__ import annotations
 
 import ast
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from streamkern.errors import ConfigError
 
@@ -49,3 +53,8 @@ def render(expression: str, number: str) -> str:
     except SyntaxError as error:
         raise ConfigError(f"expression={expression!r} of a kernel: {error.msg}") from error
     return text(tree.body)
+
+
+def evaluate(expression: str, s: npt.NDArray[np.float64]) -> Any:
+    """The expression at `s`, in float64 by NumPy."""
+    return eval(render(expression, "{}"), {"s": s, "sqrt": np.sqrt, "exp": np.exp})

@@ -29,11 +29,14 @@ import numpy.typing as npt
 from streamkern.backend import Array, Backend, tiles
 from streamkern.budget import n_groups
 from streamkern.errors import ConfigError
+from streamkern.expression import evaluate
 
 PRECISIONS = ("exact", "high", "fast", "integer", "float64")
 
 SNAP = 2.0**-6
 """Of a step: pixels below 256 that were scaled in float32 come back to within 2^-12."""
+
+HALF_MAX = float(np.finfo(np.float16).max)
 
 ENOUGH = 32
 """Pieces of a product: they keep 16 threads busy to its end."""
@@ -66,6 +69,12 @@ class Kernel:
         if not (np.isfinite(bandwidth) and bandwidth > 0):
             raise ConfigError(f"bandwidth={bandwidth!r} must be a finite number above 0")
         self.bandwidth = float(bandwidth)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """A profile of its own makes an inherited expression that of another kernel."""
+        super().__init_subclass__(**options)
+        if "profile" in vars(cls) and "expression" not in vars(cls):
+            cls.expression = None
 
     def profile(self, sq: Array, xp: Any) -> Array:
         """Kernel values for scaled squared distances."""
@@ -148,6 +157,13 @@ class Matern52(Kernel):
         return sq
 
 
+def _agrees(kernel: Kernel, expression: str) -> bool:
+    """Whether expression and profile are the same function, at a few distances."""
+    s = np.logspace(-6, 2, 9)
+    with np.errstate(all="ignore"):
+        return np.allclose(evaluate(expression, s), kernel.profile(s.copy(), np), atol=1e-12)
+
+
 KERNELS: dict[str, type[Kernel]] = {
     "laplace": Laplace,
     "gaussian": Gaussian,
@@ -199,6 +215,14 @@ class Points:
         )
         return Points(left, right, norms)
 
+    def portable(self, d: int) -> tuple[Array, Array]:
+        """Views of the right side without its extra columns, and of the norms.
+
+        d : columns of the points themselves. The same numbers on every backend.
+        """
+        assert self.right is not None
+        return self.right[:, :d], self.right[:, -1] if self.norms is None else self.norms
+
     def columns(self) -> Points:
         """The right side alone."""
         return Points(None, self.right, self.norms)
@@ -247,6 +271,11 @@ class KernelOperator:
             raise ConfigError(
                 f"precision={precision!r} with grid={grid!r}: the integer mode, and no other, "
                 "needs the grid of the features"
+            )
+        if kernel.expression is not None and not _agrees(kernel, kernel.expression):
+            raise ConfigError(
+                f"expression={kernel.expression!r} of {kernel} is another function than its "
+                "profile; correct one of them, or leave the expression out"
             )
         self.kernel = kernel
         self.backend = backend
@@ -349,6 +378,8 @@ class KernelOperator:
             return [X]
         half = self.backend.workspace("half", X.shape, np.float16)
         high = self.backend.workspace("high", X.shape, self.dtype)
+        # Beyond half's range a point is far from all others either way, and stays a number.
+        self.backend.xp.clip(X, -HALF_MAX, HALF_MAX, out=X)
         half[...] = X
         high[...] = half
         if self.precision != "high":

@@ -35,6 +35,8 @@ def plan_overview(run: Run) -> dict[str, Any]:
         "batches_per_epoch": batches,
         "batches": batches * problem.epochs,
         "device": run.backend.name,
+        "precision": run.precision,
+        "accelerator": run.backend.accelerator,
         "memory": {
             "budget_bytes": run.budget_bytes,
             "peak_bytes": run.buffers.peak,
@@ -107,7 +109,8 @@ def plan_text(plan: Mapping[str, Any]) -> str:
     parts = [
         f"{problem['rows_per_epoch']:,} rows x {problem['epochs']} epochs, "
         f"{problem['features']} features, {problem['outputs']} outputs, "
-        f"{problem['centers']:,} centers, on {plan['device']}",
+        f"{problem['centers']:,} centers, on {plan['device']}, precision {plan['precision']}, "
+        f"accelerator {plan['accelerator']}",
         _pairs(plan["sizes"] | {"batches": f"{plan['batches']:,}"}),
         table(rows, ["", "buffer", "MiB"]),
         _pairs({phase: f"{mib(size)} MiB" for phase, size in memory["phases"].items()}),

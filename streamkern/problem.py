@@ -170,7 +170,11 @@ def open_run(
         budget = settings.memory if backend.name == "cpu" else settings.device_memory
         budget_bytes = default_budget(backend.memory_available()) if budget == "auto" else budget
         transforms = data.source.feed_transforms
-        precision = resolve_precision(settings.precision, data.source.dtype, transforms, backend)
+        own = n_centers is None and config.model.centers in ("random", "all")
+        # Centers from elsewhere need not be integers.
+        integers = own or settings.precision == "integer"
+        dtype = data.source.dtype if integers else np.dtype(np.float32)
+        precision = resolve_precision(settings.precision, dtype, transforms, backend)
         problem = _problem(config, data, p, backend, precision[0])
         if fixed_sizes is None:
             sizes, buffers = resolve(problem, _wishes(config), budget_bytes)
@@ -268,6 +272,7 @@ def _problem(config: RunConfig, data: Data, p: int, backend: Backend, precision:
         width=width,
         tile_bytes=backend.tile_rows * min(backend.tile_width(width), p) * itemsize,
         library_bytes=backend.library_bytes,
+        feed_arrays=1 + max(1, len(source.feed_transforms)),
         point_bytes=point_bytes(data.d, precision, backend),
         scratch_bytes=backend.prepare_rows * scratch_bytes(data.d, precision),
         staging=backend.staging,

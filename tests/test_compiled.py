@@ -14,7 +14,7 @@ from streamkern.compiled import CompiledBackend, numba_problem
 from streamkern.devices import get_backend
 from streamkern.errors import BackendError, ConfigError
 from streamkern.expression import render
-from streamkern.kernels import KERNELS, Kernel, KernelOperator, get_kernel
+from streamkern.kernels import KERNELS, Kernel, KernelOperator, Laplace, get_kernel
 from tests.maths import Array, both, operator, rows
 
 needs_numba = pytest.mark.skipif(numba_problem() is not None, reason=str(numba_problem()))
@@ -121,19 +121,6 @@ def test_products_agree_with_plain_numpy(name: str, m: int, p: int, precision: s
 
 
 @needs_numba
-@pytest.mark.parametrize("d", [3, 64, 784])
-def test_a_row_is_at_distance_zero_from_itself_in_any_product(d: int) -> None:
-    X = 3 + rows(0, 200, d).astype(np.float32)
-    with CompiledBackend(1) as backend:
-        op = KernelOperator(get_kernel("laplace", 1.0), backend, shift=X.mean(axis=0))
-        z = op.points(X, right=True)
-        together = op.matrix(op.points(X, left=True), z)
-        single = np.concatenate([op.matrix(op.points(x[None], left=True), z) for x in X])
-    np.testing.assert_array_equal(together.diagonal(), 1.0)
-    np.testing.assert_array_equal(single.diagonal(), 1.0)
-
-
-@needs_numba
 def test_a_kernel_without_an_expression_is_numpys() -> None:
     class Plain(Kernel):
         def profile(self, sq: Array, xp: Any) -> Array:
@@ -157,6 +144,31 @@ def test_compiled_results_do_not_depend_on_the_number_of_threads() -> None:
         np.testing.assert_array_equal(results[0], other)
 
 
+# --- own kernels ---
+
+
+class Heavy(Laplace):
+    def profile(self, sq: Array, xp: Any) -> Array:
+        return 1 / (1 + sq)  # type: ignore[no-any-return, unused-ignore]
+
+
+def test_a_profile_of_its_own_drops_the_expression_it_inherits() -> None:
+    assert Laplace.expression is not None
+    assert Heavy.expression is None
+    assert Inverse.expression is not None
+
+
+def test_an_expression_of_another_function_is_refused() -> None:
+    class Wrong(Kernel):
+        expression = "exp(-s)"
+
+        def profile(self, sq: Array, xp: Any) -> Array:
+            return xp.exp(-2 * sq)  # type: ignore[no-any-return, unused-ignore]
+
+    with pytest.raises(ConfigError, match="is another function than its profile"):
+        KernelOperator(Wrong(1.0), Backend(1))
+
+
 # --- the choice ---------------------------------------------------------------------------------
 
 
@@ -175,6 +187,20 @@ def test_without_numba_auto_is_numpy_and_numba_says_what_to_do(
         assert backend.describe()["accelerator"] == "none"
     with pytest.raises(BackendError, match="accelerator='numba' can not be used: Numba is not"):
         get_backend("cpu", 1, "numba")
+
+
+def test_a_numba_that_does_not_import_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> None:
+        raise ImportError("Numba needs NumPy 2.2 or less")
+
+    numba_problem.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr("streamkern.compiled.importlib.util.find_spec", lambda name: object())
+        patch.setattr("streamkern.compiled.importlib.import_module", refuse)
+        assert numba_problem() == "Numba can not be imported (Numba needs NumPy 2.2 or less)"
+        with get_backend("cpu", 1) as backend:
+            assert backend.describe()["accelerator"] == "none"
+    numba_problem.cache_clear()
 
 
 def test_an_unknown_accelerator_is_refused() -> None:

@@ -16,6 +16,7 @@ from sklearn.gaussian_process.kernels import (  # type: ignore[import-untyped, u
 )
 
 from streamkern.backend import Backend
+from streamkern.compiled import CompiledBackend, numba_problem
 from streamkern.errors import ConfigError
 from streamkern.kernels import (
     KERNELS,
@@ -271,18 +272,24 @@ def test_rows_are_prepared_one_by_one_and_in_place(threads: int, precision: str)
         np.testing.assert_array_equal(given, X.astype(op.dtype))  # left as it was
 
 
+BACKENDS = [Backend] + [CompiledBackend] * (numba_problem() is None)
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
 @pytest.mark.parametrize("norms_in_columns", [True, False])
 @given(step=st.sampled_from([1 / 255, 0.013, 3.0]), offset=st.floats(-5, 5), d=st.integers(1, 784))
 @settings(max_examples=25)
 def test_integer_distances_are_exact(
-    norms_in_columns: bool, step: float, offset: float, d: int
+    kind: type[Backend], norms_in_columns: bool, step: float, offset: float, d: int
 ) -> None:
     """Scaled pixels: all that is left is the rounding of the profile and its one argument."""
     rng = np.random.default_rng(d)
     pixels = rng.integers(0, 256, (30, d))
     pixels[7] = pixels[3]
+    pixels[8] = pixels[3]
+    pixels[8, 0] ^= 1  # as near as pixels can be
     X = (offset + step * pixels).astype(np.float32)
-    backend = Backend(1)
+    backend = kind(1)
     backend.norms_in_columns = norms_in_columns
     bandwidth = step * 80 * np.sqrt(d)
     op = KernelOperator(

@@ -26,6 +26,7 @@ from streamkern.augment import GaussianNoise, MixUp
 from streamkern.backend import Backend
 from streamkern.budget import Buffers, Sizes
 from streamkern.checkpoint import RunDirectory
+from streamkern.compiled import numba_problem
 from streamkern.errors import ConfigError, ResumeMismatchError, RunLockedError
 from streamkern.ingest import ingest
 from streamkern.kernels import get_kernel
@@ -466,6 +467,25 @@ def test_a_setup_that_failed_binds_nothing(tmp_path: Path) -> None:
         finished(config.with_overrides({"model.bandwidth": 1e-6}), source=stream())
     finished(config, source=stream())
     assert_same_bits(final(tmp_path), uninterrupted("block"))
+
+
+@pytest.mark.skipif(numba_problem() is not None, reason=str(numba_problem()))
+@pytest.mark.parametrize("method", sorted(set(METHODS) - {"eigenpro2"}))
+@pytest.mark.parametrize("order", [("none", "numba"), ("numba", "none")])
+def test_a_run_goes_on_with_another_accelerator(
+    order: tuple[str, str], method: str, tmp_path: Path
+) -> None:
+    """Between two projections too, and to what it would have been but for rounding."""
+    first, second = (
+        settings(tmp_path, **METHODS[method], **{"run.accelerator": name}) for name in order
+    )
+    stopped(first, 5, source=stream(method))
+    with pytest.warns(UserWarning, match="accelerator: was"):
+        finished(second, source=stream(method))
+    expected, _ = undisturbed(method)
+    for name in ("alpha", "average"):
+        actual = final(tmp_path)[name]
+        np.testing.assert_allclose(actual, expected[name], rtol=0, atol=2e-3, err_msg=name)
 
 
 def test_other_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

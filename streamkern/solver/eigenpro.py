@@ -81,6 +81,8 @@ class DelayedProjectionSolver(Solver):
         capacity = (self.period - 1) * self.max_batch
         temporary = self.op.empty_points(capacity, self.Z.width, right=True)
         norms = {} if temporary.norms is None else {"norms": temporary.norms}
+        if temporary.norms is None and temporary.right is not None:
+            temporary.right[:, -2] = 1
         return {
             "points": temporary.right,
             **norms,
@@ -88,6 +90,14 @@ class DelayedProjectionSolver(Solver):
             "gamma": xp.zeros((len(self.P.X_s), c), dtype),
             "h": xp.zeros((len(self.Z), c), dtype),
         }
+
+    def arrays(self, state: State) -> dict[str, Array]:
+        """With the temporary centers in the form that every backend can go on from."""
+        arrays = super().arrays(state)
+        temporary = Points(None, arrays["points"], arrays.get("norms"))
+        extra = 2 if temporary.norms is None else 0
+        points, norms = temporary.portable(self.Z.width - extra)
+        return arrays | {"points": points, "norms": norms}
 
     def rules(self) -> list[StepRule]:
         """One."""
