@@ -21,8 +21,8 @@ from benchmarks.step import RUN_SAMPLES, Steps, operator, planned
 from streamkern.backend import Backend
 from streamkern.budget import LEVEL_SHARE, Sizes
 from streamkern.devices import get_backend
-from streamkern.kernels import KernelOperator
 from streamkern.preconditioner import LowRankPreconditioner, block_slices, build_low_rank
+from streamkern.products import KernelOperator
 from streamkern.solver.build import Choices, assemble, compute
 
 REPEATS, STEPS = 3, 5

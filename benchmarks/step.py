@@ -28,9 +28,9 @@ from benchmarks.harness import (
 from benchmarks.plain import TorchBlockStep
 from streamkern.backend import Backend
 from streamkern.budget import Sizes
-from streamkern.kernels import KernelOperator
 from streamkern.preconditioner import BlockPreconditioner, LowRankPreconditioner, block_slices
 from streamkern.problem import open_run
+from streamkern.products import KernelOperator
 from streamkern.projection import ExactProjection
 from streamkern.solver.base import Solver
 from streamkern.solver.block import ORDER_STAGE, BlockSolver

@@ -27,7 +27,7 @@ from benchmarks.harness import (
 )
 from benchmarks.plain import NumpySlabs, TorchSlabs
 from streamkern.backend import Backend
-from streamkern.kernels import KernelOperator
+from streamkern.products import KernelOperator
 
 REPEATS = 7
 SMALL = {"m": 256, "p": 1024, "dims": (16, 64), "sgemm_size": 1024}

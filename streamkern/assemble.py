@@ -19,8 +19,10 @@ from streamkern.backend import Array, Backend
 from streamkern.config import RunConfig
 from streamkern.errors import ConfigError
 from streamkern.feed import prepare
-from streamkern.kernels import Grid, Kernel, KernelOperator, get_kernel
+from streamkern.kernels import Kernel, get_kernel
+from streamkern.points import Grid
 from streamkern.problem import Run, open_centers
+from streamkern.products import KernelOperator
 from streamkern.solver.base import Solver
 from streamkern.solver.build import Choices, Setup, assemble, compute
 from streamkern.source_base import Block, Source

@@ -24,10 +24,11 @@ from streamkern.centers import as_centers
 from streamkern.config import RunConfig
 from streamkern.devices import get_backend
 from streamkern.errors import ConfigError, DataError, StreamkernError
-from streamkern.kernels import Kernel, KernelOperator
+from streamkern.kernels import Kernel
 from streamkern.model import KernelModel
 from streamkern.online import Online
 from streamkern.problem import check_same_rows
+from streamkern.products import KernelOperator
 from streamkern.source_base import Source
 from streamkern.sources import ArraySource, AugmentedSource
 from streamkern.step_rule import StepRule

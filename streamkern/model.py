@@ -24,8 +24,9 @@ from streamkern.checkpoint import RunDirectory
 from streamkern.devices import get_backend
 from streamkern.errors import ConfigError, RunError
 from streamkern.feed import prepare
-from streamkern.kernels import KernelOperator, Points
+from streamkern.points import Points
 from streamkern.problem import check_evaluable, targets
+from streamkern.products import KernelOperator
 from streamkern.report import redact
 from streamkern.source_base import Block, Source
 from streamkern.storage import local_path, zarr_store

@@ -10,7 +10,7 @@ import numpy as np
 from streamkern.augment import Scale, Transform, transform_name
 from streamkern.backend import Backend
 from streamkern.errors import ConfigError
-from streamkern.kernels import Grid
+from streamkern.points import Grid
 
 
 def resolve_precision(

@@ -18,7 +18,8 @@ import numpy as np
 from streamkern.backend import Array, Backend, tiles
 from streamkern.eigen import top_eigenpairs
 from streamkern.errors import ConfigError
-from streamkern.kernels import KernelOperator, Points
+from streamkern.points import Points
+from streamkern.products import KernelOperator
 from streamkern.step_rule import EIGENVALUE_STEPS, StepRule, top_eigenvalue
 
 NO_OVERLAP = (

@@ -18,7 +18,7 @@ from streamkern.budget import Buffers, Problem, Sizes, Wishes, count, default_bu
 from streamkern.config import RunConfig
 from streamkern.devices import get_backend
 from streamkern.errors import ConfigError, StoreNotFoundError
-from streamkern.kernels import Grid, point_bytes, point_width, scratch_bytes
+from streamkern.points import Grid, point_bytes, point_width, scratch_bytes
 from streamkern.precision import resolve_precision
 from streamkern.report import redact
 from streamkern.source_base import Source, y_shape

@@ -12,7 +12,9 @@ import numpy.typing as npt
 
 from streamkern.backend import Backend
 from streamkern.budget import Sizes
-from streamkern.kernels import Grid, KernelOperator, Points, get_kernel
+from streamkern.kernels import get_kernel
+from streamkern.points import Grid, Points
+from streamkern.products import KernelOperator
 from streamkern.solver import build
 from streamkern.solver.base import Solver, State
 

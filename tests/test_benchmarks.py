@@ -17,7 +17,7 @@ from benchmarks import __main__ as command
 from benchmarks import harness, plain, product, setup, step
 from benchmarks.harness import Figure, WrongResult, compare, figure, in_turns
 from streamkern.backend import Backend
-from streamkern.kernels import KernelOperator
+from streamkern.products import KernelOperator
 
 FIGURE_TYPES = {
     "subject": str, "case": str, "variant": str, "unit": str, "repeats": int,

@@ -14,7 +14,8 @@ from streamkern.compiled import CompiledBackend, numba_problem
 from streamkern.devices import get_backend
 from streamkern.errors import BackendError, ConfigError
 from streamkern.expression import render
-from streamkern.kernels import KERNELS, Kernel, KernelOperator, Laplace, get_kernel
+from streamkern.kernels import KERNELS, Kernel, Laplace, get_kernel
+from streamkern.products import KernelOperator
 from tests.maths import Array, both, operator, rows
 
 needs_numba = pytest.mark.skipif(numba_problem() is not None, reason=str(numba_problem()))

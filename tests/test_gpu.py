@@ -15,7 +15,8 @@ import pytest
 from streamkern.backend import Backend
 from streamkern.devices import get_backend
 from streamkern.gpu import CupyBackend
-from streamkern.kernels import KERNELS, Kernel, KernelOperator, get_kernel
+from streamkern.kernels import KERNELS, Kernel, get_kernel
+from streamkern.products import KernelOperator
 from streamkern.solver import build
 from tests import standin
 from tests.hostcuda import COMPILER

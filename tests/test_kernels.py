@@ -18,14 +18,9 @@ from sklearn.gaussian_process.kernels import (  # type: ignore[import-untyped, u
 from streamkern.backend import Backend
 from streamkern.compiled import CompiledBackend, numba_problem
 from streamkern.errors import ConfigError
-from streamkern.kernels import (
-    KERNELS,
-    PRECISIONS,
-    Grid,
-    Kernel,
-    KernelOperator,
-    get_kernel,
-)
+from streamkern.kernels import KERNELS, Kernel, get_kernel
+from streamkern.points import Grid
+from streamkern.products import PRECISIONS, KernelOperator
 from tests import reference as ref
 from tests.maths import Array, both, operator, rows
 

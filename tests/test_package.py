@@ -31,7 +31,10 @@ DATA_LANE = {
     *("readers", "arrayfiles", "tables", "conform", "shuffle", "ingest"),
     *("augment", "source_base", "sources", "arrays", "plan", "fetch", "prefetch", "feed"),
 }
-MATHS_LANE = {"kernels", "step_rule", "eigen", "preconditioner", "projection", "solver"}
+MATHS_LANE = {
+    *("kernels", "points", "products", "step_rule", "eigen", "preconditioner", "projection"),
+    "solver",
+}
 STATE = {"sealed", "checkpoint"}
 RUN = {
     *("precision", "problem", "centers", "assemble", "model", "guard", "identity", "trainer"),

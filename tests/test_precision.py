@@ -11,8 +11,8 @@ import pytest
 from streamkern.augment import GaussianNoise, Scale
 from streamkern.backend import Backend
 from streamkern.errors import ConfigError
-from streamkern.kernels import Grid
 from streamkern.model import load_model
+from streamkern.points import Grid
 from streamkern.precision import resolve_precision
 from streamkern.sources import ArraySource, AugmentedSource
 from tests.runs import finished, settings

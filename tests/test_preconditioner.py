@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from streamkern import eigen
 from streamkern.backend import Backend
 from streamkern.errors import ConfigError
-from streamkern.kernels import KernelOperator
 from streamkern.preconditioner import (
     BlockPreconditioner,
     StepRule,
@@ -22,6 +21,7 @@ from streamkern.preconditioner import (
     jittered_cholesky,
     top_eigenvalue,
 )
+from streamkern.products import KernelOperator
 from tests import reference as ref
 from tests.maths import Array, both, operator, rows
 

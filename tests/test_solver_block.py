@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from streamkern.backend import Backend
-from streamkern.kernels import KernelOperator
+from streamkern.products import KernelOperator
 from streamkern.solver import build
 from streamkern.solver.block import ORDER_STAGE, BlockSolver
 from tests import reference as ref

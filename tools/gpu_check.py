@@ -105,7 +105,9 @@ def _relative(a: np.ndarray, b: np.ndarray) -> float:
 
 def kernels(cpu: Any, gpu: Any) -> dict[str, Any]:
     """K(X, Z) @ W of every kernel and precision on both devices."""
-    from streamkern.kernels import KERNELS, PRECISIONS, Grid, KernelOperator
+    from streamkern.kernels import KERNELS
+    from streamkern.points import Grid
+    from streamkern.products import PRECISIONS, KernelOperator
 
     Z, X, _ = _problem(700, 900, 64, 1)
     grid = Grid(0.0, 1 / 32)
@@ -133,7 +135,8 @@ def kernels(cpu: Any, gpu: Any) -> dict[str, Any]:
 def solvers(cpu: Any, gpu: Any) -> dict[str, Any]:
     """Twenty steps of every solver from the same setup arrays on both devices."""
     from streamkern.budget import Sizes
-    from streamkern.kernels import KernelOperator, Laplace
+    from streamkern.kernels import Laplace
+    from streamkern.products import KernelOperator
     from streamkern.solver.build import Choices, Setup, assemble, compute
 
     Z, X, Y = _problem(600, 4000, 32, 5)

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend import Array
-from streamkern.kernels import KernelOperator, Points
+from streamkern.points import Points
+from streamkern.products import KernelOperator
 from streamkern.step_rule import StepRule
 
 LOSSES = 32

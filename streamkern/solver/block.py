@@ -28,8 +28,9 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend import Array
-from streamkern.kernels import KernelOperator, Points
+from streamkern.points import Points
 from streamkern.preconditioner import BlockPreconditioner
+from streamkern.products import KernelOperator
 from streamkern.solver.base import Solver, State
 from streamkern.step_rule import StepRule
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from streamkern.backend import Array
 from streamkern.budget import INNER_NYSTROM, Sizes
-from streamkern.kernels import KernelOperator, Points
+from streamkern.points import Points
 from streamkern.preconditioner import (
     BlockPreconditioner,
     LowRankPreconditioner,
@@ -25,6 +25,7 @@ from streamkern.preconditioner import (
     build_block,
     build_low_rank,
 )
+from streamkern.products import KernelOperator
 from streamkern.projection import ExactProjection, IterativeProjection, Projection
 from streamkern.solver.base import Solver
 from streamkern.solver.block import BlockSolver

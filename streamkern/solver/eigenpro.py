@@ -30,8 +30,9 @@ import numpy.typing as npt
 
 from streamkern.backend import Array
 from streamkern.errors import ConfigError
-from streamkern.kernels import KernelOperator, Points
+from streamkern.points import Points
 from streamkern.preconditioner import LowRankPreconditioner
+from streamkern.products import KernelOperator
 from streamkern.projection import Projection
 from streamkern.solver.base import Solver, State
 from streamkern.step_rule import StepRule

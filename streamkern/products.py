@@ -1,0 +1,309 @@
+"""The one primitive of the maths lane: the tiled product K(A, B) @ W.
+
+The distances of a tile come out of one GEMM: with rows extended by two columns,
+
+    [-2 a, |a|^2, 1] . [b, 1, |b|^2] = |a - b|^2,
+
+so no pass over the tile is spent on adding norms. (Where compiled code applies the profile, rows
+are not extended: it makes distances of products for nothing, and half precision could not hold the
+norms.) Points are shifted by one common vector before (radial kernels do not see it), which keeps
+the norms, and with them the cancellation, small. The error left is that of float32: |a - b|^2 is
+known to about eps (|a|^2 + |b|^2). Where two rows are known to be the same, it is zero exactly.
+
+The rows are cut into slabs and the columns into groups of tiles. A slab of a group belongs to one
+thread, which walks its tiles in order and adds each tile's share while it is hot in cache; then
+the groups are added up in order. Slabs and groups depend on the shapes alone, so the order of the
+additions, and every bit of the result, is the same for any number of threads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend import Array, Backend, tiles
+from streamkern.budget import n_groups
+from streamkern.errors import ConfigError
+from streamkern.kernels import Kernel, check_expression
+from streamkern.points import Grid, Points, point_width
+
+PRECISIONS = ("exact", "high", "fast", "integer", "float64")
+
+SNAP = 2.0**-6
+"""Of a step: pixels below 256 that were scaled in float32 come back to within 2^-12."""
+
+HALF_MAX = float(np.finfo(np.float16).max)
+
+ENOUGH = 32
+"""Pieces of a product: they keep 16 threads busy to its end."""
+
+
+class KernelOperator:
+    """Products with kernel matrices that are never larger than a tile, unless asked to be kept.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    backend : Backend
+    precision : how distances are taken; all but "float64" compute in float32.
+        "exact" : points as they are.
+        "high" : points as sums of two half-precision numbers, products of three terms; distances
+        as good as float32's.
+        "fast" : points rounded to half precision before their norms are taken, so that K is a true
+        kernel matrix, of moved points.
+        "integer" : points in steps of `grid`, as small integers; distances without any error
+        while |x - shift|^2 stays under 2^24 steps^2. What is not on the grid is treated as by
+        "fast", in steps of the grid.
+        On a GPU the last three run on tensor cores; here float32 gives the same numbers.
+    shift : (d,) host array subtracted from all points, or None.
+    grid : Grid of the features; for "integer" only.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        backend: Backend,
+        precision: str = "exact",
+        shift: npt.NDArray[Any] | None = None,
+        grid: Grid | None = None,
+    ) -> None:
+        if precision not in PRECISIONS:
+            raise ConfigError(f"precision={precision!r} is not known; use one of {PRECISIONS}")
+        if (precision == "integer") != (grid is not None):
+            raise ConfigError(
+                f"precision={precision!r} with grid={grid!r}: the integer mode, and no other, "
+                "needs the grid of the features"
+            )
+        check_expression(kernel)
+        self.kernel = kernel
+        self.backend = backend
+        self.precision = precision
+        self.grid = grid
+        self.dtype = np.dtype(np.float64 if precision == "float64" else np.float32)
+        self.operand_dtype = backend.operand_dtype(precision)
+        self.scale = 1.0
+        if grid is not None:
+            self.scale = (grid.step / kernel.bandwidth) ** 2
+            if shift is not None:
+                shift = np.rint((np.asarray(shift, np.float64) - grid.offset) / grid.step)
+        self.shift = None if shift is None else backend.asarray(shift, self.dtype)
+
+    # -- points ----------------------------------------------------------------------------
+
+    def points(
+        self, X: Array, *, left: bool = False, right: bool = False, out: Points | None = None
+    ) -> Points:
+        """Rows of X (n, d) as the left (rows of K) or right (columns of K) side of a product.
+
+        out : sides to write to, from `empty_points`, in place of new memory.
+        """
+        xp = self.backend.xp
+        X = xp.asarray(X, self.dtype)
+        if out is None:
+            out = self.empty_points(len(X), self.width(X.shape[1]), left=left, right=right)
+        self.backend.run(
+            lambda rows: self._prepare(X[rows], out[rows]), tiles(len(X), self.backend.prepare_rows)
+        )
+        return out
+
+    def empty_points(
+        self, n: int, width: int, *, left: bool = False, right: bool = False
+    ) -> Points:
+        """Room for n prepared rows of `width` columns, not filled."""
+        xp, shape = self.backend.xp, (n, width)
+        return Points(
+            xp.empty(shape, self.operand_dtype) if left else None,
+            xp.empty(shape, self.operand_dtype) if right else None,
+            None if self.backend.norms_in_columns else xp.empty(n, self.dtype),
+        )
+
+    def width(self, d: int) -> int:
+        """Columns of a prepared row of d features."""
+        return point_width(d, self.precision, self.backend)
+
+    def _prepare(self, X: Array, out: Points) -> None:
+        """Shift, scale, round and extend a few rows, small enough to stay in cache."""
+        backend, d = self.backend, X.shape[1]
+        values = backend.workspace("values", X.shape, self.dtype)
+        self._transform(X, values)
+        parts = self._split(values)
+        norms = out.norms
+        if norms is None:
+            norms = backend.workspace("norms", (len(X),), self.dtype)
+        backend.square_norms(parts, norms)
+        # Apart from the norms, products stay as they are: -2 a would overflow half precision first.
+        doubled = -2 if backend.norms_in_columns else 1
+        for side, factor, first in ((out.left, doubled, -2), (out.right, 1, -1)):
+            if side is None:
+                continue
+            for i, part in enumerate(self._columns(parts, left=side is out.left)):
+                backend.xp.multiply(part, factor, out=side[:, i * d : (i + 1) * d])
+            if backend.norms_in_columns:
+                side[:, -2:] = 1
+                side[:, first] = norms
+
+    def _transform(self, X: Array, out: Array) -> None:
+        """Shifted, in units of the bandwidth; in steps of the grid if there is one."""
+        xp = self.backend.xp
+        if self.grid is not None:
+            xp.subtract(X, self.grid.offset, out=out)
+            out *= 1 / self.grid.step
+            self._snap(out)
+            if self.shift is not None:
+                out -= self.shift
+            return
+        if self.shift is None:
+            out[...] = X
+        else:
+            xp.subtract(X, self.shift, out=out)
+        out *= 1 / self.kernel.bandwidth
+
+    def _snap(self, X: Array) -> None:
+        """To the integer that a number was before it was scaled in float32; others stay."""
+        xp, backend = self.backend.xp, self.backend
+        whole = backend.workspace("whole", X.shape, self.dtype)
+        distance = backend.workspace("distance", X.shape, self.dtype)
+        far = backend.workspace("far", X.shape, np.bool_)
+        xp.rint(X, out=whole)
+        X -= whole
+        xp.greater(xp.absolute(X, out=distance), SNAP, out=far)
+        X *= far
+        X += whole
+
+    def _split(self, X: Array) -> list[Array]:
+        """The summands of the points, in float32; X may be overwritten."""
+        if self.precision in ("exact", "float64"):
+            return [X]
+        half = self.backend.workspace("half", X.shape, np.float16)
+        high = self.backend.workspace("high", X.shape, self.dtype)
+        # Beyond half's range a point is far from all others either way, and stays a number.
+        self.backend.xp.clip(X, -HALF_MAX, HALF_MAX, out=X)
+        half[...] = X
+        high[...] = half
+        if self.precision != "high":
+            return [high]
+        X -= high
+        half[...] = X
+        X[...] = half
+        return [high, X]
+
+    @staticmethod
+    def _columns(parts: list[Array], *, left: bool) -> list[Array]:
+        """high: [h h l] . [h l h] = hh + hl + lh, the product without its smallest term."""
+        if len(parts) == 1:
+            return parts
+        h, low = parts
+        return [h, h, low] if left else [h, low, h]
+
+    # -- products --------------------------------------------------------------------------
+
+    def product(
+        self,
+        A: Points,
+        B: Points,
+        W: Array | None = None,
+        *,
+        out: Array | None = None,
+        keep: Array | None = None,
+        same: tuple[Array, Array] | None = None,
+    ) -> Array:
+        """K(A, B) @ W, and K(A, B) itself in `keep` if given.
+
+        A : left points, m rows. B : right points, p rows. W : (p, c) or None.
+        out : (m, c), overwritten. keep : (m, p), overwritten.
+        same : (i, j) host index arrays, i ascending: row i of A is row j of B, distance zero.
+        Cost 2 m p (d + c) FLOPs; memory one tile per thread beside `keep`.
+        """
+        backend = self.backend
+        m, p = len(A), len(B)
+        if W is not None and out is None:
+            out = backend.xp.empty((m, W.shape[1]), self.dtype)
+        in_place = keep is not None and backend.kept_in_place
+        width = p if in_place else backend.tile_width(B.width)
+        slabs = tiles(m, backend.tile_rows)
+        groups = self._column_groups(p, width, len(slabs), 1 if W is None else W.shape[1])
+        sums = None
+        if W is not None:
+            shape = (len(groups), m, W.shape[1])
+            assert out is not None
+            sums = out[None] if len(groups) == 1 else backend.workspace("sums", shape, self.dtype)
+            sums[...] = 0
+
+        def slab(item: tuple[slice, int]) -> None:
+            rows, g = item
+            share = None if sums is None else sums[g, rows]
+            for cols in groups[g]:
+                self._tile(A[rows], B[cols], rows, cols, W, share, keep, same)
+
+        backend.run(slab, [(rows, g) for g in range(len(groups)) for rows in slabs])
+        if W is None:
+            return keep
+        if len(groups) > 1:
+            backend.xp.sum(sums, axis=0, out=out)
+        return out
+
+    def _column_groups(self, p: int, width: int, slabs: int, c: int) -> list[list[slice]]:
+        """Tiles in groups of at least `group_tiles`: no more groups than there is use for."""
+        columns = tiles(p, max(width, 1))
+        most = min(n_groups(c), -(-ENOUGH // max(slabs, 1)))
+        per_group = max(self.backend.group_tiles, -(-len(columns) // most))
+        return [columns[part] for part in tiles(len(columns), per_group)] or [[]]
+
+    def _tile(
+        self,
+        A: Points,
+        B: Points,
+        rows: slice,
+        cols: slice,
+        W: Array | None,
+        share: Array | None,
+        keep: Array | None,
+        same: tuple[Array, Array] | None,
+    ) -> None:
+        """K of one tile's points: share += K @ W[cols], keep[rows, cols] <- K."""
+        backend = self.backend
+        if keep is not None:
+            keep = keep[rows, cols]
+        in_place = keep is not None and backend.kept_in_place
+        tile = keep if in_place else backend.workspace("tile", (len(A), len(B)), self.dtype)
+        assert A.left is not None
+        assert B.right is not None
+        backend.gemm(A.left, B.right, tile)
+        if same is not None:
+            self._mark_same(tile, rows, cols, same)
+        norms = None if A.norms is None else (A.norms, B.norms)
+        backend.finish_tile(
+            self.kernel, tile, norms, self.scale, None if W is None else W[cols], share, keep
+        )
+
+    def matrix(self, A: Points, B: Points, out: Array | None = None) -> Array:
+        """K(A, B), (m, p), all of it."""
+        if out is None:
+            out = self.backend.xp.empty((len(A), len(B)), self.dtype)
+        return self.product(A, B, keep=out)
+
+    def gram(self, A: Points, out: Array | None = None) -> Array:
+        """K(A, A) with distances of a row to itself exactly zero. A has both sides."""
+        if out is None:
+            out = self.backend.xp.empty((len(A), len(A)), self.dtype)
+        ids = np.arange(len(A))
+        return self.product(A, A, keep=out, same=(ids, ids))
+
+    def _mark_same(self, tile: Array, rows: slice, cols: slice, same: tuple[Array, Array]) -> None:
+        """Distances below zero whatever norms are added, which the profile takes as zero."""
+        i, j = same
+        first, last = np.searchsorted(i, (rows.start, rows.stop))
+        i, j = i[first:last], j[first:last]
+        inside = (j >= cols.start) & (j < cols.stop)
+        i, j = i[inside] - rows.start, j[inside] - cols.start
+        value = -np.inf if self.backend.norms_in_columns else np.inf
+        n, width = len(i), tile.shape[1]
+        if n and all(np.array_equal(ids, ids[0] + np.arange(n)) for ids in (i, j)):
+            # A part of a diagonal: no index has to travel to the device.
+            start = int(i[0]) * width + int(j[0])
+            tile.reshape(-1)[start : start + n * (width + 1) : width + 1] = value
+        elif n:
+            asarray = self.backend.xp.asarray
+            tile[asarray(i), asarray(j)] = value
