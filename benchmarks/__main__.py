@@ -10,6 +10,8 @@ step           a whole training step
 setup          what a run computes before its first step
 loader         samples from a store to the device
 pipeline       training from a store against training from memory
+object_storage reading behind 40 ms against raw GETs, training against local disk
+cluster        units prepared by Dask workers against threads of this process
 time_to_loss   seconds and samples to within a few per cent of the exact model
 
 Nothing fails for being slow. The exit code is 1 if a result is wrong. `benchmarks.harness` says
@@ -33,7 +35,7 @@ from streamkern.report import table
 
 SUBJECTS = (
     *("ceilings", "product", "step_products", "step", "setup"),
-    *("loader", "pipeline", "time_to_loss"),
+    *("loader", "pipeline", "object_storage", "cluster", "time_to_loss"),
 )
 COLUMNS = ("case", "variant", "median", "low", "high", "unit", "floor", "fraction", "ratio")
 IN_JSON_ONLY = ("min", "max", "repeats")

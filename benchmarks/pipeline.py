@@ -38,7 +38,8 @@ def measure(repeats: int, *, rows: int = 60_000, centers: int = 10_000) -> list[
 
 
 def _measure(repeats: int, run: Run, made: Assembled) -> list[Figure]:
-    epoch = _Epoch(run, made)
+    epoch = Epoch(run, made)
+    epoch.keep()
     taken = in_turns({"from memory": epoch.from_memory, "from store": epoch.from_store}, repeats)
     weights = list(epoch.weights.values())
     check(np.array_equal(*weights), "training from the store, next to training from memory,")
@@ -53,7 +54,7 @@ def _measure(repeats: int, run: Run, made: Assembled) -> list[Figure]:
     ]
 
 
-class _Epoch:
+class Epoch:
     """The first epoch of a run, from the zero function, as often as it is asked for."""
 
     def __init__(self, run: Run, made: Assembled) -> None:
@@ -61,6 +62,8 @@ class _Epoch:
         self.stalls: list[float] = []
         self.weights: dict[str, np.ndarray] = {}
         self.kept: list[DeviceBatch] = []
+    def keep(self) -> None:
+        """Hold all batches in memory, for `from_memory`."""
         self._through_store(lambda batch: self.kept.append(_copy(batch)))
 
     def from_store(self) -> None:

@@ -34,7 +34,8 @@ import streamkern as sk
 from streamkern.console import show_evaluation
 from streamkern.overview import plan_overview
 from streamkern.problem import open_run, open_test
-from streamkern.report import read_log, table
+from streamkern.report import table
+from streamkern.runlog import read_log
 
 Stores = tuple[Path, Path]
 

@@ -37,7 +37,8 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.spatial.distance import cdist
 
 import streamkern as sk
-from streamkern.report import read_log, table
+from streamkern.report import table
+from streamkern.runlog import read_log
 
 N_TRAIN, N_CLASSES, NOISE, BANDWIDTH, TEST_COPIES = 1437, 10, 0.5, 8.0, 20
 SOLVERS = {"block": "block preconditioner (default)", "eigenpro3": "EigenPro 3.0 (this package's)"}

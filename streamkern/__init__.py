@@ -1,8 +1,9 @@
 """Train large kernel models out of core, streaming from Zarr.
 
 Importing the package costs next to nothing: a name is loaded from its module when it is first
-used. The modules `ingest` and `train` keep their names here; the functions in them are
-`ingest_store` and `train_model`, so that neither name ever depends on what was imported before.
+used. The modules `ingest`, `materialise` and `train` keep their names here; the functions in them
+are `ingest_store`, `materialise_store` and `train_model`, so that no name ever depends on what was
+imported before.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from streamkern.errors import (
     BackendError,
     CheckpointError,
+    ClusterError,
     ConfigError,
     CorruptChunkError,
     DataError,
@@ -23,6 +25,8 @@ from streamkern.errors import (
     ResumeMismatchError,
     RunError,
     RunLockedError,
+    StorageAccessError,
+    StorageError,
     StoreNotFoundError,
     StreamkernError,
     TrainingInterrupted,
@@ -38,10 +42,14 @@ if TYPE_CHECKING:
         deterministic,
         host_transform,
     )
+    from streamkern.cache import Cache
     from streamkern.config import RunConfig, load_run_file
     from streamkern.estimator import KernelClassifier, KernelRegressor
     from streamkern.ingest import ingest as ingest_store
     from streamkern.kernels import Cauchy, Gaussian, Kernel, Laplace, Matern32, Matern52
+    from streamkern.materialise import augment_store
+    from streamkern.materialise import materialise as materialise_store
+    from streamkern.mixture import MixtureSource
     from streamkern.sources import ArraySource, AugmentedSource, GeneratorSource, ZarrSource
     from streamkern.store import open_store
     from streamkern.train import train as train_model
@@ -52,8 +60,10 @@ __all__ = [
     "ArraySource",
     "AugmentedSource",
     "BackendError",
+    "Cache",
     "Cauchy",
     "CheckpointError",
+    "ClusterError",
     "ConfigError",
     "CorruptChunkError",
     "DataError",
@@ -70,6 +80,7 @@ __all__ = [
     "MemoryBudgetError",
     "MissingDependencyError",
     "MixUp",
+    "MixtureSource",
     "NonFiniteError",
     "RandomCrop",
     "RandomFlip",
@@ -78,15 +89,19 @@ __all__ = [
     "RunError",
     "RunLockedError",
     "Scale",
+    "StorageAccessError",
+    "StorageError",
     "StoreNotFoundError",
     "StreamkernError",
     "TrainingInterrupted",
     "ZarrSource",
     "__version__",
+    "augment_store",
     "deterministic",
     "host_transform",
     "ingest_store",
     "load_run_file",
+    "materialise_store",
     "open_store",
     "train_model",
 ]
@@ -94,10 +109,13 @@ __all__ = [
 # module -> the public names in it, as "name" or "name in the module as public name".
 _LAZY = {
     "augment": "Scale GaussianNoise MixUp RandomCrop RandomFlip deterministic host_transform",
+    "cache": "Cache",
     "config": "RunConfig load_run_file",
     "estimator": "KernelClassifier KernelRegressor",
     "ingest": "ingest:ingest_store",
     "kernels": "Cauchy Gaussian Kernel Laplace Matern32 Matern52",
+    "materialise": "augment_store materialise:materialise_store",
+    "mixture": "MixtureSource",
     "sources": "ArraySource AugmentedSource GeneratorSource ZarrSource",
     "store": "open_store",
     "train": "train:train_model",

@@ -49,6 +49,8 @@ class Problem:
     feed_arrays : of a batch that the feed holds: the cast rows, and what each transform makes.
     point_bytes : a prepared row, if it does not hold `width` of `itemsize`. scratch_bytes : to
     prepare rows in. staging : batches in the ring that feeds a device with memory of its own.
+    readers : units read at once at most while training; 0 is one for each thread.
+    units_in_hand : units read ahead, and in use, where they are read one after the other.
     """
 
     n_rows: int
@@ -67,6 +69,8 @@ class Problem:
     point_bytes: int | None = None
     scratch_bytes: int = 0
     staging: int = 0
+    readers: int = 0
+    units_in_hand: int = 3
 
 
 @dataclass(frozen=True)
@@ -322,11 +326,12 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
     if not apart:  # a device walks the columns in order
         rows = max(m, h) if sizes.solver == "block" else max(m, h, s, p)
         add("always", "partial sums of products", n_groups(c) * c, rows, itemsize=item)
-    # The raw rows live until the prepared ones exist; one unit is decoded at a time.
+    # The raw rows live until the prepared ones exist; a unit being decoded counts twice.
     add("sample", "raw centers", p, problem.row_bytes + d * item)
     add("sample", "raw sample and probe", s + h, problem.row_bytes + d * item)
     add("sample", "prepared sample and probe", s + h, point)
-    add("host" if apart else "sample", "units being read", 2 * problem.unit_rows, problem.row_bytes)
+    in_hand = (2 * problem.units_in_hand - 1) * problem.unit_rows
+    add("host" if apart else "sample", "units being read", in_hand, problem.row_bytes)
     add("host" if apart else "train", "loader", loader_bytes(problem, sizes))
     if apart:
         for phase, what in (("train", "staging"), ("host", "staging, pinned")):
@@ -379,7 +384,8 @@ def loader_bytes(problem: Problem, sizes: Sizes) -> int:
     row, unit = problem.row_bytes + 16, problem.unit_rows
     units = max(1, sizes.loader_block_bytes // (unit * row))
     block_rows = min(units * unit, problem.n_rows)
-    reading = min(problem.threads, max(1, sizes.loader_in_flight_bytes // (unit * row)))
+    allowed = max(1, sizes.loader_in_flight_bytes // (unit * row))
+    reading = min(problem.readers or problem.threads, allowed)
     return (2 * block_rows + sizes.batch_size) * row + 2 * reading * unit * problem.row_bytes
 
 

@@ -1,15 +1,19 @@
 """The run directory: who may write to it, and what survives a crash at any instant.
 
     run.json                      configuration and versions, for people and for resume checks
-    writer.json, run.lock         who holds the directory; the lock itself ends with its process
     setup/, setup.json            what setup computed, once per run
     checkpoints/000000000042/     a plain zarr v3 group, one array per name
     checkpoints/000000000042.json its manifest: sizes and SHA-256 of every file, and the meta
-    log.jsonl                     the run log (`report.RunLog`)
+    log.jsonl                     the run log; on an object store log/<writer>-<part>.jsonl
+    writer.json, run.lock         who holds the directory; on an object store lease/<writer>.json
 
-`sealed` makes a group count from the instant its manifest is renamed into place, and never
-before it is whole on the disk. Deleting goes the other way: manifest first. So a process can
-die anywhere, and the newest manifest that verifies is still a whole checkpoint.
+`sealed` makes a group count from the instant its manifest is there, and never before all of it
+is durable. Deleting goes the other way: manifest first. So a process can die anywhere, and the
+newest manifest that verifies is still a whole checkpoint.
+
+On an object store writers are numbered (`lease`), and names of setups and checkpoints begin with
+that number: ``000000000003-000000000042.json``. The order is by writer, then by step, so that
+what a writer that was taken for dead may still publish comes before all that its successor does.
 """
 
 from __future__ import annotations
@@ -18,68 +22,69 @@ import contextlib
 import json
 import os
 import re
-import shutil
-import socket
 import threading
-import time
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
-from urllib.parse import unquote, urlsplit
 
-import filelock
 import numpy as np
 
-from streamkern.errors import CheckpointError, ConfigError, RunError, RunLockedError
-from streamkern.report import redact, utc_now
+from streamkern.checksums import UnverifiedError
+from streamkern.errors import CheckpointError, ConfigError, DataError, RunError, StorageError
+from streamkern.folder import TEMPORARY, Hold, open_folder, reason
+from streamkern.runlog import RunLog, records
 from streamkern.sealed import (
     STEM,
-    TEMPORARY,
     Saved,
-    UnverifiedError,
-    checked_arrays,
     checked_meta,
     load,
     named_group,
     publish,
-    reason,
-    sync_folder,
-    write_atomic,
 )
 
-__all__ = ["AsyncSaver", "RunDirectory", "Saved"]
+__all__ = ["RunDirectory", "Saved"]
+
+CHECKPOINTS = "checkpoints/"
+_MANIFEST = re.compile(r"(?:(\d{12})-)?(\d{12}|setup)\.json")
+_RUN_FILES = frozenset({"writer.json", "lease"})
+
+Rank = tuple[int, int]  # number of the writer, step: what is later is higher
 
 
 class RunDirectory:
-    """One run's files on the local file system, with at most one writer.
+    """One run's files, on a disk or on an object store, with at most one writer.
 
     Parameters
     ----------
-    path : path or ``file://`` URL
+    path : path or URL
     keep : checkpoints kept, newest first; older ones go after each save
     writable : False reads without the lock, beside a running writer (``evaluate``, ``predict``)
+    storage_options : of a remote URL; a local path does not need them
 
-    Saves hold one chunk (8-64 MiB) beside the caller's arrays, loads the same beside the result.
+    Beside the caller's arrays a save on a disk holds one chunk (8-64 MiB). On an object store
+    64 MiB of chunks are on their way, or two chunks if that is more, each copied twice. A load
+    holds no more than that beside its result.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, keep: int = 3, writable: bool = True
+        self,
+        path: str | os.PathLike[str],
+        *,
+        keep: int = 3,
+        writable: bool = True,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         if keep < 1:
             raise ConfigError(f"keep={keep} must be at least 1, or no checkpoint would remain")
-        self.path = _local_path(path)
+        self._folder = open_folder(path, storage_options)
+        self.place = self._folder.place
         self.keep = keep
         self.writable = writable
         self.warnings: list[str] = []
-        self._checkpoints = self.path / "checkpoints"
         self._broken: set[str] = set()
-        self._lock: filelock.BaseFileLock | None = None
+        self._groups: dict[str, str] = {}  # what manifests name, as far as known
+        self._hold: Hold | None = None
+        self._log = RunLog(None)
         self._saving = threading.Lock()
-
-    @property
-    def log_path(self) -> Path:
-        """Where the run log goes."""
-        return self.path / "log.jsonl"
 
     def __enter__(self) -> Self:
         self.acquire()
@@ -88,183 +93,222 @@ class RunDirectory:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    # -- the writer's lock ---------------------------------------------------------------------
+    # -- the only writer -----------------------------------------------------------------------
 
     def acquire(self) -> None:
         """Become the only writer and clear what a killed one left half done.
 
-        Raises RunLockedError naming the holder, or RunError when the path can not be used.
+        Raises RunLockedError naming the holder, or RunError or StorageError when the place can
+        not be used.
         """
-        if self._lock is not None:
+        if self._hold is not None:
             return
         if not self.writable:
-            if not self.path.is_dir():
-                raise RunError(f"there is no run directory at {self.path}")
+            if not self._folder.exists():
+                raise RunError(f"there is no run directory at {self.place}")
             return
+        with self._using():
+            hold = self._folder.hold(self._highest_writer())
+            try:
+                self._sweep(hold, "", self._folder.names())
+                self._sweep(hold, CHECKPOINTS, self._folder.names(CHECKPOINTS))
+            except BaseException:
+                hold.release()
+                raise
+        self._hold = hold
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[None]:
         try:
-            self._claim_path()
-            lock = filelock.FileLock(self.path / "run.lock", timeout=0, thread_local=False)
-            self._take(lock)
+            yield
+        except (RunError, StorageError):
+            raise
         except OSError as error:
             raise RunError(
-                f"run directory {self.path} can not be written to: {reason(error)}"
+                f"run directory {self.place} can not be written to: {reason(error)}"
             ) from error
-        try:
-            note = {"pid": os.getpid(), "host": socket.gethostname(), "since": utc_now()}
-            write_atomic(self.path / "writer.json", json.dumps(note).encode())
-            self._checkpoints.mkdir(exist_ok=True)
-            write_atomic(self._checkpoints / f"probe{TEMPORARY}", b"")  # writable as well?
-            self._sweep(self.path)
-            self._sweep(self._checkpoints)
-            sync_folder(self.path)
-        except BaseException as error:
-            lock.release()
-            if isinstance(error, OSError):
-                raise RunError(
-                    f"run directory {self.path} can not be written to: {reason(error)}"
-                ) from error
-            raise
-        self._lock = lock
 
-    def _claim_path(self) -> None:
-        """Create the directory, or make sure that clearing leftovers can not hit foreign files."""
-        if self.path.exists() and not self.path.is_dir():
-            raise RunError(f"run directory {self.path} is a file; give a directory")
-        self.path.mkdir(parents=True, exist_ok=True)
-        if (self.path / "zarr.json").exists():
-            raise RunError(f"{self.path} is a zarr store; give a new or empty directory")
-        # Folders first: a writer that is just starting puts its note there before them.
-        found = [name for name in ("checkpoints", "setup") if (self.path / name).exists()]
-        if found and not (self.path / "writer.json").exists() and not self.steps():
+    def _highest_writer(self) -> int:
+        """The highest number in a name, after making sure that nothing here is anybody else's."""
+        names = self._folder.names()
+        if "zarr.json" in names:
+            raise RunError(f"{self.place} is a zarr store; give a new or empty directory")
+        manifests = _manifests(names) + _manifests(self._folder.names(CHECKPOINTS))
+        # A second look, because a writer that is just starting puts its note there before them.
+        found = sorted(names & {"checkpoints", "setup"})
+        if found and not manifests and not self._folder.names() & _RUN_FILES:
             raise RunError(
-                f"{self.path} holds {found[0]!r} but no run of streamkern; give a new or empty"
+                f"{self.place} holds {found[0]!r} but no run of streamkern; give a new or empty"
                 " directory"
             )
+        return max((writer for writer, _ in manifests), default=0)
 
-    def _take(self, lock: filelock.BaseFileLock) -> None:
-        """Take the lock or name its holder.
-
-        Between a holder's lock and its note the file still names the one before. A note of a
-        dead process is therefore read again for a moment, and then not believed.
-        """
-        deadline = time.monotonic() + 1.0
-        while True:
-            with contextlib.suppress(filelock.Timeout):
-                lock.acquire()
-                return
-            holder = live_holder(self.path / "writer.json")
-            if holder is not None or time.monotonic() > deadline:
-                break
-            time.sleep(0.02)
-        raise RunLockedError(
-            f"run directory {self.path} is being written by {holder or 'another process'};"
-            " wait for it, stop it, or give another run directory"
-        )
+    def holder(self) -> str | None:
+        """Who is writing to it, as part of a sentence, or None."""
+        return self._folder.holder()
 
     def close(self) -> None:
-        """Wait for a save in progress and release the lock; harmless when repeated."""
+        """Wait for a save in progress and let go; harmless when repeated."""
         with self._saving:
-            lock, self._lock = self._lock, None
-            if lock is None:
-                return
-            try:
-                # Emptied rather than deleted: it also marks the directory as a run of ours.
-                with contextlib.suppress(OSError):
-                    write_atomic(self.path / "writer.json", b"{}")
-            finally:
-                lock.release()
+            hold, self._hold = self._hold, None
+            if hold is not None:
+                hold.release()
 
     # -- saving --------------------------------------------------------------------------------
 
     def write_config(self, config: Mapping[str, object]) -> None:
         """Store `config` as ``run.json``, atomically."""
         plain = checked_meta(config, "config")
-        with self._writing("run.json"):
-            write_atomic(self.path / "run.json", json.dumps(plain, indent=1).encode() + b"\n")
+        with self._writing("run.json") as hold:
+            hold.check()
+            self._folder.write("run.json", json.dumps(plain, indent=1).encode() + b"\n")
 
     def read_config(self) -> dict[str, Any] | None:
         """The configuration in ``run.json``, or None when none was written."""
         try:
-            config = json.loads((self.path / "run.json").read_bytes())
+            config = json.loads(self._folder.read("run.json"))
         except FileNotFoundError:
             return None
+        except StorageError:
+            raise
         except (OSError, ValueError) as error:
-            raise RunError(f"{self.path / 'run.json'} can not be read: {error}") from error
+            raise RunError(f"{self.place}/run.json can not be read: {error}") from error
         if not isinstance(config, dict):
-            raise RunError(f"{self.path / 'run.json'} is not a JSON object")
+            raise RunError(f"{self.place}/run.json is not a JSON object")
         return config
+
+    def open_log(self) -> RunLog:
+        """The run log, to be closed by the caller; it is stored before every checkpoint."""
+        with self._writing("the run log") as hold:
+            self._log = RunLog(self._folder.open_log(hold.number))
+            return self._log
+
+    def read_log(self) -> list[dict[str, Any]]:
+        """The records of the run log in order; torn lines are left out."""
+        try:
+            return records(self._folder.read_log())
+        except StorageError:
+            raise
+        except OSError as error:
+            raise RunError(f"the run log in {self.place} can not be read: {error}") from error
 
     def save_setup(self, arrays: Mapping[str, np.ndarray], meta: Mapping[str, object]) -> None:
         """Store what setup computed, once per run; a later call replaces it atomically."""
-        with self._writing("the setup"):
-            publish(self.path, "setup", 0, arrays, meta)
-            self._clear(self.path)
+        with self._writing("the setup") as hold:
+            names = self._folder.names()
+            self._publish(hold, "", _stem(hold.number, "setup"), 0, arrays, meta, names)
+            self._clear(hold, "", names)
 
-    def save(self, step: int, arrays: Mapping[str, np.ndarray], meta: Mapping[str, object]) -> None:
+    def save(
+        self,
+        step: int,
+        arrays: Mapping[str, np.ndarray],
+        meta: Mapping[str, object],
+        before: Callable[[], object] | None = None,
+    ) -> None:
         """Store a checkpoint; on return it survives a power cut. Then retire the oldest.
 
         Arrays of bool, integer, float and complex dtypes keep every bit. `meta` is JSON with
-        finite floats and integers of any size. After CheckpointError the earlier checkpoints
-        are as they were.
+        finite floats and integers of any size. `before` is called once the data is stored, and
+        what it raises stops the publication. After an error the earlier checkpoints are as they
+        were: CheckpointError, RunLockedError if the run was taken over, or what `before` raised.
         """
-        with self._writing(f"the checkpoint of step {step}"):
-            newest = max((s for s in self.steps() if _stem(s) not in self._broken), default=0)
-            if not newest <= step < 10**12:
+        with self._writing(f"the checkpoint of step {step}") as hold:
+            names = self._folder.names(CHECKPOINTS)
+            good = [r for r in _manifests(names) if _stem(*r) not in self._broken]
+            newest, rank = max(good, default=(0, 0)), (hold.number, step)
+            if newest[0] > hold.number:
+                hold.check()  # says who took over
+            if not newest <= rank or not 0 <= step < 10**12:
                 raise CheckpointError(
-                    f"step={step} must be between the newest checkpoint, {newest} in {self.path},"
-                    " and 10^12; resume from that one or give a new run directory"
+                    f"step={step} must be between the newest checkpoint, {newest[1]} in"
+                    f" {self.place}, and 10^12; resume from that one or give a new run directory"
                 )
-            publish(self._checkpoints, _stem(step), step, arrays, meta)
-            self._broken.discard(_stem(step))
-            self._clear(self._checkpoints)
+            self._publish(hold, CHECKPOINTS, _stem(*rank), step, arrays, meta, names, before)
+            self._broken.discard(_stem(*rank))
+            self._clear(hold, CHECKPOINTS, names)
+
+    def _publish(
+        self,
+        hold: Hold,
+        where: str,
+        stem: str,
+        step: int,
+        arrays: Mapping[str, np.ndarray],
+        meta: Mapping[str, object],
+        names: set[str],
+        before: Callable[[], object] | None = None,
+    ) -> None:
+        """Publish, and add to `names`, what is in `where`."""
+
+        def ready() -> None:
+            self._log.flush()
+            if before is not None:
+                before()
+            hold.check()
+
+        group = publish(self._folder, where + stem, step, arrays, meta, taken=names, ready=ready)
+        names |= {group, f"{stem}.json"}
+        self._groups[f"{where}{stem}.json"] = group
 
     @contextlib.contextmanager
-    def _writing(self, what: str) -> Iterator[None]:
+    def _writing(self, what: str) -> Iterator[Hold]:
         with self._saving:
-            if self._lock is None:
-                raise RunError(f"{what} can not be written: {self.path} was not acquired")
+            if self._hold is None:
+                raise RunError(f"{what} can not be written: {self.place} was not acquired")
             try:
-                yield
-            except RunError:
+                yield self._hold
+            except (RunError, DataError):
                 raise
             except OSError as error:
                 raise CheckpointError(
-                    f"{what} could not be written to {self.path}: {reason(error)}; earlier"
+                    f"{what} could not be written to {self.place}: {reason(error)}; earlier"
                     " checkpoints are untouched, so run the same command again once that is solved"
                 ) from error
 
-    def _clear(self, root: Path) -> None:
+    def _clear(self, hold: Hold, where: str, names: set[str]) -> None:
         """Retire what is too old. The save is already safe, so a failure is only a warning."""
         try:
-            if root == self._checkpoints:
-                for name in self._broken:
-                    (root / f"{name}.json").unlink(missing_ok=True)
+            if where == CHECKPOINTS:
+                old = [_stem(*rank) for rank in _manifests(names)]
+                good = [stem for stem in old if stem not in self._broken]
+                retired = {f"{stem}.json" for stem in (*good[: -self.keep], *self._broken)}
+                self._folder.delete([where + name for name in sorted(retired)])
+                names -= retired
                 self._broken.clear()
-                for step in self.steps()[: -self.keep]:
-                    (root / f"{_stem(step)}.json").unlink()
-                sync_folder(root)
-            self._sweep(root)
+            self._sweep(hold, where, names)
         except OSError as error:
-            self.warnings.append(f"old files in {root} could not be deleted: {reason(error)}")
+            self.warnings.append(f"old files in {self.place} could not be deleted: {reason(error)}")
 
-    def _sweep(self, root: Path) -> None:
-        """Delete temporary files, and groups that no manifest names."""
-        for entry in list(root.iterdir()):
-            match = STEM.fullmatch(entry.name)
-            if entry.name.endswith(TEMPORARY):
-                entry.unlink()
-            elif match and (match[1] == "setup") == (root == self.path):
-                manifest = root / f"{match[1]}.json"
+    def _sweep(self, hold: Hold, where: str, names: set[str]) -> None:
+        """Delete temporary files, and groups of this writer or before that no manifest names."""
+        for name in names:
+            match = STEM.fullmatch(name)
+            if name.endswith(TEMPORARY):
+                self._folder.delete([where + name])
+            elif match and ("setup" in name) == (not where) and _writer(name) <= hold.number:
+                manifest = f"{match[1]}.json"
                 # An unreadable manifest names nothing and keeps everything.
-                if not manifest.exists() or named_group(manifest) not in (None, entry.name):
-                    shutil.rmtree(entry)
+                if manifest not in names or self._group(where + manifest) not in (None, name):
+                    self._folder.delete_group(where + name)
+
+    def _group(self, manifest: str) -> str | None:
+        if manifest not in self._groups:
+            group = named_group(self._folder, manifest)
+            if group is None:
+                return None
+            self._groups[manifest] = group
+        return self._groups[manifest]
 
     # -- loading -------------------------------------------------------------------------------
 
     def steps(self) -> list[int]:
-        """Steps that have a manifest, ascending; whether they verify shows when loading."""
-        names = os.listdir(self._checkpoints) if self._checkpoints.is_dir() else []
-        return sorted(int(n[:12]) for n in names if re.fullmatch(r"\d{12}\.json", n))
+        """Steps that have a manifest, oldest first; whether they verify shows when loading."""
+        return [step for _, step in _manifests(self._folder.names(CHECKPOINTS))]
+
+    def begun(self) -> bool:
+        """Whether anything was computed here: a setup, or a checkpoint."""
+        return bool(_manifests(self._folder.names()) or self.steps())
 
     def load_latest(self) -> Saved | None:
         """The newest checkpoint that verifies, or None when none was ever published.
@@ -272,136 +316,57 @@ class RunDirectory:
         Those that do not are skipped, named in `warnings`, and deleted after the next save.
         Raises CheckpointError when there are manifests and none verifies.
         """
-        failed: dict[int, str] = {}
+        failed: dict[Rank, str] = {}
         # Listed anew each time: a writer beside us may retire one that we are about to read.
-        while left := [step for step in self.steps() if step not in failed]:
-            step = left[-1]
+        while left := [rank for rank in self._published() if rank not in failed]:
+            stem = _stem(*left[-1])
             try:
-                return load(self._checkpoints / f"{_stem(step)}.json")
+                return load(self._folder, f"{CHECKPOINTS}{stem}.json")
             except UnverifiedError as error:
-                failed[step] = str(error)
-                if (self._checkpoints / f"{_stem(step)}.json").exists():
-                    self._broken.add(_stem(step))
+                failed[left[-1]] = str(error)
+                if left[-1] in self._published():
+                    self._broken.add(stem)
                     self.warnings.append(
-                        f"checkpoint of step {step} in {self.path} was skipped: {error}"
+                        f"checkpoint of step {left[-1][1]} in {self.place} was skipped: {error}"
                     )
         if not failed:
             return None
-        reasons = "; ".join(f"step {step}: {why}" for step, why in failed.items())
+        reasons = "; ".join(f"step {step}: {why}" for (_, step), why in failed.items())
         raise CheckpointError(
-            f"{self.path} has {len(failed)} checkpoint(s) and none verifies ({reasons}); restore"
+            f"{self.place} has {len(failed)} checkpoint(s) and none verifies ({reasons}); restore"
             " one from a copy, or start again in a new run directory"
         )
 
+    def _published(self) -> list[Rank]:
+        return _manifests(self._folder.names(CHECKPOINTS))
+
     def load_setup(self) -> Saved | None:
         """What `save_setup` stored, or None. Raises CheckpointError when it does not verify."""
-        manifest = self.path / "setup.json"
-        if not manifest.exists():
+        setups = _manifests(self._folder.names())
+        if not setups:
             return None
+        manifest = f"{_stem(setups[-1][0], 'setup')}.json"
         try:
-            return load(manifest)
+            return load(self._folder, manifest)
         except UnverifiedError as error:
             raise CheckpointError(
-                f"the setup in {self.path} does not verify ({error}); delete {manifest} to have"
-                " it computed again"
+                f"the setup in {self.place} does not verify ({error}); delete {manifest} there to"
+                " have it computed again"
             ) from error
 
 
-class AsyncSaver:
-    """Saves in the background, one checkpoint at a time: ``submit`` waits for the one before.
-
-    Each save runs in a thread of its own that ends with it, so a saver that was never closed can
-    not keep the interpreter alive. An error comes out of the next `submit`, `wait` or `close`.
-    """
-
-    def __init__(self, run: RunDirectory) -> None:
-        self.saved_step: int | None = None
-        self._run = run
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-        self._closed = False
-
-    def submit(
-        self, step: int, arrays: Mapping[str, np.ndarray], meta: Mapping[str, object]
-    ) -> None:
-        """Start saving. The arrays now belong to the saver: do not write to them again.
-
-        `meta` is copied. Raises at once for arrays or meta that can not be saved.
-        """
-        self.wait()
-        if self._closed:
-            raise RunError("submit() after close(): make a new AsyncSaver")
-        job = (step, checked_arrays(arrays), checked_meta(meta, "meta"))
-        self._thread = threading.Thread(
-            target=self._save, args=job, name="streamkern-checkpoint", daemon=False
-        )
-        self._thread.start()
-
-    def _save(self, step: int, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
-        try:
-            self._run.save(step, arrays, meta)
-            self.saved_step = step
-        except BaseException as error:
-            self._error = error
-
-    def wait(self) -> None:
-        """Wait for the save in flight and raise what went wrong with it."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-    def close(self) -> None:
-        """Wait, refuse further saves, and raise what went wrong with the last one."""
-        self._closed = True
-        self.wait()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, value: BaseException | None, trace: object) -> None:
-        try:
-            self.close()
-        except Exception as error:
-            if value is None:
-                raise
-            value.add_note(f"and the last checkpoint failed: {error}")
+def _stem(writer: int, what: int | str) -> str:
+    """The name of a setup, or of the checkpoint of a step, without ``.json``."""
+    text = what if isinstance(what, str) else f"{what:012d}"
+    return f"{writer:012d}-{text}" if writer else text
 
 
-# -- paths and holders ------------------------------------------------------------------------
+def _writer(name: str) -> int:
+    match = re.match(r"(\d{12})-(\d{12}|setup)", name)
+    return int(match[1]) if match else 0
 
 
-def _stem(step: int) -> str:
-    return f"{step:012d}"
-
-
-def _local_path(path: str | os.PathLike[str]) -> Path:
-    text = os.fspath(path)
-    if "://" not in text:
-        return Path(os.path.abspath(text))
-    parts = urlsplit(text)
-    if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
-        raise RunError(
-            f"run directory {redact(text)}: this version keeps run directories on the local file"
-            " system only; give a local path or a file:// URL"
-        )
-    return Path(os.path.abspath(unquote(parts.path)))
-
-
-def live_holder(note: Path) -> str | None:
-    """Who `note` says writes here, or None when it says nobody or a process that is gone."""
-    try:
-        holder = json.loads(note.read_bytes())
-        pid, host, since = int(holder["pid"]), str(holder["host"]), str(holder["since"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    if host == socket.gethostname() and os.name != "nt":  # there, signal 0 is Ctrl-C
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return None
-        except PermissionError:
-            pass
-    return f"process {pid} on {host} since {since}"
+def _manifests(names: set[str]) -> list[Rank]:
+    """(writer, step) of the manifests among `names`, oldest first; a setup is of step 0."""
+    found = [match for name in names if (match := _MANIFEST.fullmatch(name))]
+    return sorted((int(m[1] or 0), 0 if m[2] == "setup" else int(m[2])) for m in found)

@@ -1,9 +1,10 @@
-"""Whole chunks of a local store, read and decoded on the calling thread.
+"""Whole chunks of a store, read and decoded without zarr's machinery.
 
 Zarr passes every chunk through an event loop and other threads, once to read it and once for each
 codec: 0.6 ms a chunk whatever its size, and a copy of it. Stores of one chunk per row range with
-the codecs that `layout` writes do not need that: here a chunk is one read, one checksum and at
-most one decompression. Everything else stays with zarr, which is also what the tests compare with.
+the codecs that `layout` writes do not need that: here a chunk is one read (a file, or one request),
+one checksum and at most one decompression, on the calling thread. Everything else stays with zarr,
+which is also what the tests compare with.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from streamkern.storage import StrictStore
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from streamkern.objects import Objects
+
 _CHECKSUM_BYTES = 4
 # Read and checked in pieces that stay in cache between the two: 1.15x on two threads, also because
 # the checksum holds the interpreter's lock.
@@ -30,15 +33,31 @@ _PIECE = 1 << 20
 _DECODERS: tuple[list[type], ...] = ([], [Crc32cCodec], [ZstdCodec], [ZstdCodec, Crc32cCodec])
 
 
-class ChunkFiles:
-    """The chunks of one array; made by `chunk_files`. Safe to share between threads."""
+class _Chunks:
+    """How the chunks of one array are decoded."""
 
-    def __init__(self, folder: Path, array: Any) -> None:
+    def __init__(self, array: Any) -> None:
         codecs = [type(codec) for codec in array.metadata.codecs]
-        self._folder = folder
         self._checked, self._compressed = Crc32cCodec in codecs, ZstdCodec in codecs
         self._shape, self._dtype = array.chunks, np.dtype(array.dtype).newbyteorder("<")
         self._bytes = int(np.prod(self._shape)) * self._dtype.itemsize
+
+    def _decoded(self, raw: Any, n_rows: int) -> NDArray[Any]:
+        """The first `n_rows` rows, from the bytes before the checksum."""
+        if self._compressed:
+            raw = np.frombuffer(Zstd().decode(raw), np.uint8)
+        if raw.nbytes != self._bytes:
+            raise ValueError(f"it has {raw.nbytes} bytes and should have {self._bytes}")
+        chunk: NDArray[Any] = raw.view(self._dtype).reshape(self._shape)
+        return chunk[:n_rows]
+
+
+class ChunkFiles(_Chunks):
+    """The chunks of one array in a local folder. Safe to share between threads."""
+
+    def __init__(self, folder: Path, array: Any) -> None:
+        super().__init__(array)
+        self._folder = folder
 
     def read(self, key: str, n_rows: int) -> NDArray[Any]:
         """The first `n_rows` rows of the chunk at `key`, little-endian.
@@ -50,13 +69,7 @@ class ChunkFiles:
         ValueError, RuntimeError
             Its bytes are not a chunk: the checksum, the frame or the length is wrong.
         """
-        raw: Any = self._stored(key)
-        if self._compressed:
-            raw = np.frombuffer(Zstd().decode(raw), np.uint8)
-        if raw.nbytes != self._bytes:
-            raise ValueError(f"it has {raw.nbytes} bytes and should have {self._bytes}")
-        chunk: NDArray[Any] = raw.view(self._dtype).reshape(self._shape)
-        return chunk[:n_rows]
+        return self._decoded(self._stored(key), n_rows)
 
     def _stored(self, key: str) -> NDArray[np.uint8]:
         """The bytes of the file, checked, without the checksum."""
@@ -76,17 +89,44 @@ class ChunkFiles:
         return raw[: min(done, end)]
 
 
+class ChunkObjects(_Chunks):
+    """The chunks of one array on remote storage. Safe to share between threads."""
+
+    def __init__(self, objects: Objects, array: Any) -> None:
+        super().__init__(array)
+        self.objects = objects
+
+    def decode(self, raw: Any, n_rows: int) -> NDArray[Any]:
+        """The first `n_rows` rows of a chunk, from its object; ValueError or RuntimeError."""
+        data = np.frombuffer(raw, np.uint8)
+        if self._checked:
+            data, crc = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
+            if google_crc32c.value(data) != int.from_bytes(crc.tobytes(), "little"):
+                raise ValueError("its checksum does not match")
+        return self._decoded(data, n_rows)
+
+
 def chunk_files(array: Any) -> ChunkFiles | None:
-    """A reader for a zarr array in which a missing chunk is an error, or None: leave it to zarr."""
+    """A reader for a local zarr array in which a missing chunk is an error, or None."""
     store = array.store_path.store
     folder = store.folder if isinstance(store, StrictStore) else None
-    if folder is None or array.metadata.zarr_format != 3 or array.shards is not None:
-        return None
+    return None if folder is None or not _is_plain(array) else ChunkFiles(folder, array)
+
+
+def chunk_objects(array: Any) -> ChunkObjects | None:
+    """The same for an array on remote storage."""
+    store = array.store_path.store
+    objects = store.objects if isinstance(store, StrictStore) else None
+    return None if objects is None or not _is_plain(array) else ChunkObjects(objects, array)
+
+
+def _is_plain(array: Any) -> bool:
+    """Whether a chunk is an object, and its codecs are ones that are known here."""
+    if array.metadata.zarr_format != 3 or array.shards is not None:
+        return False
     first, *others = array.metadata.codecs
     # A string or an enumeration of one, depending on the version of zarr.
     order = getattr(first, "endian", "big")
     little = getattr(order, "value", order) in (None, "little")
     rows_only = array.chunks[1:] == array.shape[1:]
-    if little and rows_only and [type(codec) for codec in others] in _DECODERS:
-        return ChunkFiles(folder, array)
-    return None
+    return little and rows_only and [type(codec) for codec in others] in _DECODERS

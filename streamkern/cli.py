@@ -1,4 +1,4 @@
-"""The `streamkern` command: ingest | plan | train | evaluate | predict | info.
+"""The `streamkern` command: plan | train | evaluate | predict, and those of `cli_data`.
 
 Exit codes: 0 done; 2 wrong usage or input, found before anything was written; 3 failed, and a run
 can be resumed; 75 stopped by a signal and saved. One sentence goes to stderr, and a traceback
@@ -7,29 +7,50 @@ only with --debug. After 3 and 75 the same command again goes on where it was.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-import tomllib
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from streamkern import cli_data
 from streamkern.console import (
     EXIT_INTERRUPTED,
-    Line,
     as_text,
     explain,
     say,
     show_evaluation,
     show_warning,
 )
-from streamkern.errors import EXIT_DONE, ConfigError
+from streamkern.errors import EXIT_DONE
+from streamkern.options import (
+    AsJson,
+    CacheFolder,
+    CacheSize,
+    DeviceName,
+    Epochs,
+    Memory,
+    Overwrite,
+    RunDir,
+    RunFile,
+    Scheduler,
+    Set,
+    Solver,
+    StorageOption,
+    Test,
+    Train,
+    XName,
+    YName,
+    options_for,
+    parse_options,
+    run_config,
+)
 
 if TYPE_CHECKING:
-    from streamkern.config import RunConfig
     from streamkern.model import KernelModel
     from streamkern.sources import ZarrSource
 
@@ -42,79 +63,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train large kernel models out of core, streaming from Zarr.",
 )
-
-RunFile = Annotated[str | None, typer.Argument(metavar="[RUN.toml]", help="Run file.")]
-Train = Annotated[str | None, typer.Option("--train", help="Store to train on.")]
-Test = Annotated[str | None, typer.Option("--test", help="Store to evaluate on.")]
-RunDir = Annotated[str | None, typer.Option("--run-dir", help="Where the run is saved.")]
-Solver = Annotated[str | None, typer.Option("--solver", help="auto, block, eigenpro2, 3 or 4.")]
-Memory = Annotated[str | None, typer.Option("--memory", help='Such as "8 GiB".')]
-Epochs = Annotated[int | None, typer.Option("--epochs", help="Passes over the data.")]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any setting of a run file."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-XName = Annotated[str, typer.Option("--x", help="Name of the array of rows.")]
-YName = Annotated[str, typer.Option("--y", help="Name of the array of targets.")]
-DeviceName = Annotated[str, typer.Option("--device", help='"auto", "cpu", "gpu" or "gpu:N".')]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+app.command()(cli_data.ingest)
+app.command()(cli_data.augment)
 
 
 # ------------------------------------------------------------------------------------ commands
-
-
-@app.command()
-def ingest(
-    inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help="Files or URLs.")],
-    out: Annotated[str, typer.Argument(metavar="OUT", help="Where the store goes.")],
-    y: Annotated[
-        list[str] | None, typer.Option("--y", help="Labels file, or target column; repeatable.")
-    ] = None,
-    targets: Annotated[str, typer.Option(help="auto, classes or values.")] = "auto",
-    x_name: Annotated[str, typer.Option(help="Array of rows in .npz, HDF5, Zarr.")] = "X",
-    y_name: Annotated[str, typer.Option(help="Array of targets, or column.")] = "y",
-    seed: Annotated[int, typer.Option(help="Of the row order.")] = 0,
-    shuffle: Annotated[bool, typer.Option(help="Mix the rows.")] = True,
-    chunk_mb: Annotated[float, typer.Option(help="MiB of rows in a chunk.")] = 8,
-    dtype: Annotated[str | None, typer.Option(help="Of the stored rows.")] = None,
-    memory: Annotated[str, typer.Option(help="What to stay within.")] = "1 GiB",
-    compress: Annotated[str, typer.Option(help="auto, zstd or none.")] = "auto",
-    missing: Annotated[str, typer.Option(help="Absent Zarr chunks: error or fill.")] = "error",
-    scratch: Annotated[str | None, typer.Option(help="Folder for scratch files.")] = None,
-    overwrite: Overwrite = False,
-) -> None:
-    """Make a store from .npy, .npz, IDX, CSV, Parquet, HDF5 or Zarr files."""
-    from streamkern.describe import describe_store
-    from streamkern.ingest import ingest as run_ingest
-    from streamkern.overview import store_text
-    from streamkern.settings import parse_bytes
-    from streamkern.store import open_store
-
-    columns = [_number_or_text(name) for name in y or ()]
-    line = Line(sys.stderr)
-    try:
-        run_ingest(
-            inputs[0] if len(inputs) == 1 else inputs,
-            out,
-            y=None if not columns else columns[0] if len(columns) == 1 else columns,
-            targets=targets,
-            x_name=x_name,
-            y_name=y_name,
-            chunk_mb=chunk_mb,
-            shuffle=shuffle,
-            seed=seed,
-            overwrite=overwrite,
-            dtype=dtype,
-            memory=parse_bytes(memory),
-            progress=line.show,
-            compress=compress,
-            missing=missing,
-            scratch=scratch,
-        )
-    finally:
-        line.close()
-    typer.echo(store_text(describe_store(open_store(out))))
 
 
 @app.command()
@@ -126,14 +79,25 @@ def plan(
     solver: Solver = None,
     memory: Memory = None,
     epochs: Epochs = None,
+    dask: Scheduler = None,
+    cache: CacheFolder = None,
+    cache_size: CacheSize = None,
     settings: Set = None,
+    storage_option: StorageOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the sizes, the memory and the work of a run without starting it."""
     from streamkern.overview import plan_overview, plan_text
     from streamkern.problem import open_run, open_test
 
-    config = _config(run_file, train, test, run_dir, solver, memory, epochs, settings)
+    config = run_config(
+        run_file,
+        _given(train, test, run_dir, solver, epochs, dask, cache),
+        memory=memory,
+        cache_size=cache_size,
+        settings=settings,
+        storage_options=storage_option,
+    )
     run = open_run(config)
     try:
         open_test(config, run.data)
@@ -152,18 +116,30 @@ def train(
     solver: Solver = None,
     memory: Memory = None,
     epochs: Epochs = None,
+    dask: Scheduler = None,
+    cache: CacheFolder = None,
+    cache_size: CacheSize = None,
     settings: Set = None,
+    storage_option: StorageOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Train, or go on with, the run of a run file."""
     from streamkern.report import table
     from streamkern.train import train as run_training
 
-    config = _config(run_file, train, test, run_dir, solver, memory, epochs, settings)
+    config = run_config(
+        run_file,
+        _given(train, test, run_dir, solver, epochs, dask, cache),
+        memory=memory,
+        cache_size=cache_size,
+        settings=settings,
+        storage_options=storage_option,
+    )
     if config.run.run_dir is None:
         say("note: without run.run_dir the model is not kept and the run can not be resumed")
     began = time.perf_counter()
-    result = run_training(config, progress=True, on_evaluation=show_evaluation)
+    with _cluster(config.data.dask) as client:
+        result = run_training(config, client=client, progress=True, on_evaluation=show_evaluation)
     result.model.backend.close()
     seconds = time.perf_counter() - began
     summary: dict[str, Any] = {"samples": result.samples, "seconds": seconds, **result.metrics}
@@ -183,11 +159,13 @@ def evaluate(
     y: YName = "y",
     device: DeviceName = "auto",
     as_json: AsJson = False,
+    storage_option: StorageOption = None,
 ) -> None:
     """Evaluate a trained model on a store."""
     from streamkern.report import table
 
-    source, model = _source_and_model(run_dir, store, device, x=x, y=y)
+    options = parse_options(storage_option)
+    source, model = _source_and_model(run_dir, store, device, options, x=x, y=y)
     with model.backend:
         metrics = model.evaluate(source)
     row: dict[str, Any] = {"rows": source.n_rows, **metrics}
@@ -202,34 +180,22 @@ def predict(
     x: XName = "X",
     device: DeviceName = "auto",
     overwrite: Overwrite = False,
+    storage_option: StorageOption = None,
 ) -> None:
     """Write the values (and labels) a trained model predicts for every row of a store."""
     from streamkern.report import redact
 
-    source, model = _source_and_model(run_dir, store, device, x=x, y=None)
+    options = parse_options(storage_option)
+    source, model = _source_and_model(run_dir, store, device, options, x=x, y=None)
     with model.backend:
-        model.predict_to(source, out, overwrite=overwrite)
+        model.predict_to(
+            source, out, overwrite=overwrite, storage_options=options_for(options, out)
+        )
     typer.echo(f"{source.n_rows:,} rows predicted into {redact(out)}")
 
 
-@app.command()
-def info(
-    place: Annotated[str, typer.Argument(metavar="STORE_OR_RUN_DIR")],
-    x: XName = "X",
-    y: YName = "y",
-    as_json: AsJson = False,
-) -> None:
-    """Describe a store, or the state of a run."""
-    from streamkern import overview
-    from streamkern.describe import describe_store
-    from streamkern.store import open_store
-
-    if overview.is_run_directory(place):
-        run = overview.run_overview(place)
-        typer.echo(as_text(run) if as_json else overview.run_text(run))
-    else:
-        store = describe_store(open_store(place, x=x, y=y))
-        typer.echo(as_text(store) if as_json else overview.store_text(store))
+app.command()(cli_data.info)
+app.command("bench-read")(cli_data.bench_read)
 
 
 def _version(wanted: bool) -> None:
@@ -253,68 +219,56 @@ def _options(
 # ------------------------------------------------------------------------------- the arguments
 
 
-def _config(
-    run_file: str | None,
+def _given(
     train: str | None,
     test: str | None,
     run_dir: str | None,
     solver: str | None,
-    memory: str | None,
     epochs: int | None,
-    settings: Sequence[str] | None,
-) -> RunConfig:
-    """The run file with what the command line puts over it."""
-    from streamkern.config import RunConfig, load_run_file
-    from streamkern.settings import parse_bytes
-
-    given = {
+    dask: str | None,
+    cache: str | None,
+) -> dict[str, Any]:
+    """The options of `plan` and `train` by the setting that each of them is."""
+    return {
         "data.train": train,
         "data.test": test,
         "data.epochs": epochs,
+        "data.dask": dask,
+        "data.cache": cache,
         "solver.name": solver,
         "run.run_dir": run_dir,
     }
-    changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    if memory is not None:  # the budget of wherever the run executes
-        size = memory if memory == "auto" else parse_bytes(memory)
-        changes |= {"run.memory": size, "run.device_memory": size}
-    changes |= dict(_setting(text) for text in settings or ())
-    if run_file is not None:
-        return load_run_file(run_file).with_overrides(changes)
-    if "data.train" not in changes:
-        raise ConfigError("there is nothing to train on; give a run file, or --train URL")
-    start = RunConfig.from_tables({"data": {"train": changes["data.train"]}})
-    return start.with_overrides(changes)
 
 
-def _setting(text: str) -> tuple[str, Any]:
-    """("solver.level", 100) from "solver.level=100"; a value that is no TOML is text."""
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise ConfigError(f"--set {text!r} must be SECTION.KEY=VALUE, such as solver.level=100")
-    try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
-    except (tomllib.TOMLDecodeError, KeyError):
-        return key.strip(), value.strip()
+@contextlib.contextmanager
+def _cluster(address: str | None) -> Iterator[Any]:
+    """A client of the scheduler, and a sentence that says where to watch it."""
+    if address is None:
+        yield None
+        return
+    from streamkern.cluster import connect, dashboard_link
 
-
-def _number_or_text(text: str) -> int | str:
-    """A column by its position, or by its name."""
-    try:
-        return int(text)
-    except ValueError:
-        return text
+    with connect(address) as client:
+        say(f"note: reading on the cluster at {address}, dashboard {dashboard_link(client)}")
+        yield client
 
 
 def _source_and_model(
-    run_dir: str, url: str, device: str, *, x: str, y: str | None
+    run_dir: str,
+    url: str,
+    device: str,
+    options: Mapping[str, Any],
+    *,
+    x: str,
+    y: str | None,
 ) -> tuple[ZarrSource, KernelModel]:
     """The rows, and the model that was trained on rows like them."""
     from streamkern.model import load_model
     from streamkern.sources import ZarrSource
 
-    source = ZarrSource(url, x=x, y=y)
-    return source, load_model(run_dir, device=device)
+    source = ZarrSource(url, x=x, y=y, storage_options=options_for(options, url))
+    run_options = options_for(options, run_dir)
+    return source, load_model(run_dir, device=device, storage_options=run_options)
 
 
 # ----------------------------------------------------------------------------------- the entry

@@ -47,16 +47,19 @@ from streamkern.settings import (
     Device,
     Flag,
     Fraction,
+    LocalFolder,
     Memory,
     Name,
     NotNegative,
     OptionalUrl,
     Positive,
     Rule,
+    Scheduler,
     Secrets,
     Seed,
     Table,
-    Url,
+    Urls,
+    Weights,
     parse_seconds,
     unknown_key,
 )
@@ -67,6 +70,9 @@ FREE_AT_RESUME: Final = frozenset(
     {
         "data.test",
         "data.prefetch_threads",
+        "data.dask",
+        "data.cache",
+        "data.cache_size",
         "data.storage_options",
         "run.run_dir",
         "run.device",
@@ -136,11 +142,17 @@ Transforms = Annotated[tuple[TransformConfig, ...], Rule("a list of tables")]
 
 
 class DataConfig(Table):
-    """[data]: what is trained on, and the order and size in which it comes."""
+    """[data]: what is trained on, and the order and size in which it comes.
+
+    train : a store, or several: one after another, or with `weights` in those shares.
+    cache : a folder that keeps chunks of remote stores, up to `cache_size`, by default half of the
+    free disk, so that a second epoch or run does not fetch them again.
+    """
 
     table = "data"
     kinds = TRANSFORMS
-    train: Url
+    train: Urls
+    weights: Weights = None
     test: OptionalUrl = None
     x: Name = "X"
     y: Name = "y"
@@ -149,7 +161,30 @@ class DataConfig(Table):
     epochs: Count = 1
     batch_size: AutoCount = "auto"
     prefetch_threads: AutoCount = "auto"
+    dask: Scheduler = None
+    cache: LocalFolder = None
+    cache_size: Memory = "auto"
     storage_options: Secrets = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _a_weight_each(self) -> DataConfig:
+        if self.weights is None:
+            return self
+        if isinstance(self.train, str):
+            raise ConfigError(
+                "data.weights is for several stores; make data.train a list, or leave weights out"
+            )
+        if len(self.weights) != len(self.train):
+            raise ConfigError(
+                f"data.weights has {len(self.weights)} numbers for {len(self.train)} stores in "
+                "data.train; give one for each"
+            )
+        return self
+
+    @property
+    def train_urls(self) -> tuple[str, ...]:
+        """`train` as a tuple, also of one."""
+        return (self.train,) if isinstance(self.train, str) else self.train
 
     @property
     def transform_tables(self) -> list[dict[str, object]]:
@@ -271,7 +306,12 @@ class RunConfig(Table):
     def identity(self) -> dict[str, dict[str, Any]]:
         """Return, as JSON values, the settings that must not change when a run is resumed."""
         return {
-            name: {k: v for k, v in table.items() if f"{name}.{k}" not in FREE_AT_RESUME}
+            name: {
+                k: v
+                for k, v in table.items()
+                # Not set is not recorded: runs from before a setting existed go on.
+                if v is not None and f"{name}.{k}" not in FREE_AT_RESUME
+            }
             for name, table in self.model_dump(mode="json").items()
         }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 import typer
 
@@ -46,13 +46,23 @@ class Line:
 
     def show(self, what: str, done: int, total: int | None) -> None:
         """`done` of `total` rows read or written."""
+        of = "" if total is None else f" of {total:,}"
+        self.draw(f"{what} {done:,}{of} rows")
+
+    def draw(self, text: str) -> None:
+        """`text` in the place of what is there, at most ten times a second."""
         now = time.monotonic()
         if self._stream is None or now - self._drawn < self.PERIOD_S:
             return
         self._drawn = now
-        of = "" if total is None else f" of {total:,}"
-        self._stream.write(f"\r\x1b[K{what} {done:,}{of} rows")
+        self._stream.write(f"\r\x1b[K{text}")
         self._stream.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Wipe it."""

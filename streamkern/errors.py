@@ -11,6 +11,9 @@
     │   ├── ResumeMismatchError                     data or settings differ from the run's
     │   ├── RunLockedError                          another process writes to it
     │   └── CheckpointError    (also OSError)       a checkpoint can not be written or read
+    ├── StorageError           (OSError)            storage failed until the deadline for retries
+    │   └── StorageAccessError                      no permission, no such place, no credentials
+    ├── ClusterError           (OSError)            the Dask cluster is gone, or can not do the work
     ├── TrainingInterrupted    (RuntimeError)       stopped by a signal, and saved
     ├── DivergenceError        (ArithmeticError)    diverged, and smaller steps did not help
     ├── BackendError           (RuntimeError)       the device asked for is not there
@@ -82,6 +85,32 @@ class CheckpointError(RunError, OSError):
 
     exit_code = EXIT_FAILED
 
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class StorageError(StreamkernError, OSError):
+    """Reading or writing an object failed until the deadline. Names URL and key."""
+
+    exit_code = EXIT_FAILED
+
+    # OSError formats (errno, strerror); ours is always one sentence.
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class StorageAccessError(StorageError):
+    """The storage refuses: no permission, no such bucket, no or expired credentials."""
+
+    exit_code = EXIT_USAGE
+
+
+class ClusterError(StreamkernError, OSError):
+    """The Dask cluster is gone, or its workers can not do the work. Names its address."""
+
+    exit_code = EXIT_FAILED
+
+    # OSError formats (errno, strerror); ours is always one sentence.
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
 

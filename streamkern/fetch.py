@@ -1,21 +1,28 @@
-"""Read one unit of a source on this thread or on a cluster, and retry faults that may pass."""
+"""Read one unit of a source on the calling thread, and retry faults that may pass."""
 
 from __future__ import annotations
 
-import random
 import threading
-import time
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 from dask.local import get_sync
+from tenacity import (
+    Retrying,
+    retry_if_exception,
+    sleep_using_event,
+    stop_before_delay,
+    stop_when_event_set,
+    wait_random_exponential,
+)
 
 from streamkern.errors import StreamkernError
 from streamkern.source_base import Block, Source
 
 FIRST_RETRY_S = 0.1
 LONGEST_RETRY_S = 10.0
-_POLL_S = 0.5
-# OSErrors that waiting does not cure; what streamkern itself found wrong is never retried.
+# OSErrors that waiting does not cure; what streamkern itself found wrong, or has itself retried
+# until a deadline, is never retried.
 _PERMANENT = (
     StreamkernError,
     FileNotFoundError,
@@ -48,35 +55,8 @@ class LocalReader:
         pass
 
 
-class ClusterReader:
-    """Runs units on the workers of a `distributed.Client`; the calling thread waits.
-
-    The source travels to every worker once: stores are opened there anew, arrays are copied.
-    """
-
-    def __init__(self, source: Source, client: Any) -> None:
-        self._client = client
-        self._source = client.scatter(source, broadcast=True, hash=False)
-
-    def read(self, u: int, seed: int, epoch: int, stopped: threading.Event) -> Block:
-        future = self._client.submit(_read_unit, self._source, u, seed, epoch, pure=False)
-        while True:
-            try:
-                block: Block = future.result(timeout=_POLL_S)
-                return block
-            except TimeoutError:
-                if future.done():  # the read timed out, not the wait for it
-                    raise
-                if stopped.is_set():
-                    future.cancel()
-                    raise
-
-    def close(self) -> None:
-        self._source = None  # the workers drop their copies
-
-
-def _read_unit(source: Source, u: int, seed: int, epoch: int) -> Block:
-    return source.read_unit(u, seed, epoch)
+def _may_pass(error: BaseException) -> bool:
+    return isinstance(error, OSError) and not isinstance(error, _PERMANENT)
 
 
 def read_patiently(
@@ -88,31 +68,34 @@ def read_patiently(
     bounds: tuple[int, int],
     stopped: threading.Event,
     retry_s: float,
-) -> tuple[Block, int]:
-    """The unit, and how many retries it took.
+    on_retry: Callable[[], None],
+) -> Block:
+    """The unit.
 
-    An OSError that may pass (a time-out, a reset connection) is retried after 0.1, 0.2, 0.4 …
-    up to 10 s, each shortened at random by up to half so that many readers do not return at
-    once, until `retry_s` have gone by. What stays is raised as it came, with a note naming
-    the unit.
+    An OSError that may pass (a time-out, a reset connection) is retried after up to 0.1, 0.2,
+    0.4 … 10 s, drawn at random so that many readers do not return at once, until `retry_s` would
+    be over; `stopped` ends a pause. What stays is raised as it came, with a note naming the unit.
     """
-    give_up = time.monotonic() + retry_s
-    retries = 0
-    while True:
-        try:
-            return reader.read(u, seed, epoch, stopped), retries
-        except Exception as error:
-            pause = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0**retries) * random.uniform(0.5, 1)
-            if (
-                not isinstance(error, OSError)
-                or isinstance(error, _PERMANENT)
-                or time.monotonic() + pause > give_up
-                or stopped.wait(pause)
-            ):
-                tries = f", {retries + 1} tries" if retries else ""
-                error.add_note(
-                    f"while reading unit {u} (rows {bounds[0]} to {bounds[1] - 1}) "
-                    f"of epoch {epoch}{tries}"
-                )
-                raise
-        retries += 1
+    tries = 0
+
+    def attempt() -> Block:
+        nonlocal tries
+        if tries:
+            on_retry()
+        tries += 1
+        return reader.read(u, seed, epoch, stopped)
+
+    try:
+        return Retrying(
+            retry=retry_if_exception(lambda e: _may_pass(e) and not stopped.is_set()),
+            wait=wait_random_exponential(multiplier=FIRST_RETRY_S, max=LONGEST_RETRY_S),
+            stop=stop_before_delay(retry_s) | stop_when_event_set(stopped),
+            sleep=sleep_using_event(stopped),
+            reraise=True,
+        )(attempt)
+    except Exception as error:
+        more = f", {tries} tries" if tries > 1 else ""
+        error.add_note(
+            f"while reading unit {u} (rows {bounds[0]} to {bounds[1] - 1}) of epoch {epoch}{more}"
+        )
+        raise

@@ -55,9 +55,7 @@ def recorded_run(directory: RunDirectory | None) -> dict[str, Any] | None:
     """
     if directory is None:
         return None
-    if not (directory.path / "setup.json").exists() and not directory.steps():
-        return None
-    return directory.read_config()
+    return directory.read_config() if directory.begun() else None
 
 
 def recorded_sizes(directory: RunDirectory | None) -> Sizes | None:
@@ -96,7 +94,7 @@ def check_same_run(directory: RunDirectory | None, record: dict[str, Any]) -> No
     changes = [change.removeprefix("settings.") for change in changes]
     if changes:
         raise ResumeMismatchError(
-            f"{directory.path} holds a run that differs: {'; '.join(changes)}; restore these, or "
+            f"{directory.place} holds a run that differs: {'; '.join(changes)}; restore these, or "
             "give another run_dir"
         )
 

@@ -15,28 +15,33 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streamkern import layout
 from streamkern.conform import Features, RawBlock, Targets
 from streamkern.errors import ConfigError, DataError, ResumeMismatchError, StreamkernError
 from streamkern.layout import StoreSpec
+from streamkern.parallel import in_turn
 from streamkern.readers import Reader, open_reader
 from streamkern.shuffle import Spool
 from streamkern.statistics import RunningStatistics
 from streamkern.storage import local_path, redact, zarr_store
-from streamkern.writer import StoreWriter, claimable
+from streamkern.writer import StoreWriter, claimable, n_writers
 
 __all__ = ["ingest"]
 
 DEFAULT_MEMORY = 1 << 30
 _SAVE_EVERY = 1 << 30  # spooled bytes between two points an interrupted pass 1 can go on from
 Progress = Callable[[str, int, int | None], None]
+Chunk = tuple[NDArray[Any], NDArray[Any]]
 
 
 def ingest(
@@ -155,6 +160,7 @@ def ingest(
             **layout_settings,
         ),
         chunk_bytes,
+        memory,
     )
     spool.discard()
     return spec
@@ -288,6 +294,7 @@ def _write_chunks(
     progress: Progress | None,
     open_writer: Callable[..., StoreWriter],
     chunk_bytes: int,
+    memory: int,
 ) -> StoreSpec:
     """Chunks cut from the spool, those already in the journal verified and kept."""
     classes, ranks = values.ranks() if values.are_classes else (None, None)
@@ -304,15 +311,39 @@ def _write_chunks(
         stats = RunningStatistics(
             int(np.prod(spool.row_shape)), None if classes is None else len(classes)
         )
-        for i in range(writer.n_chunks):
-            start = i * writer.chunk_rows
-            stop = min(start + writer.chunk_rows, spool.n_rows)
-            chunk = writer.stored(i)
-            if chunk is None:
-                X, y = spool.rows(start, stop)
-                chunk = X, y if ranks is None else ranks[y]
-                writer.write_chunk(i, *chunk)
-            stats.add(*chunk)
-            if progress is not None:
-                progress("write", stop, spool.n_rows)
+        n_ahead = n_writers(writer.url, memory // 4, chunk_bytes)
+        with ThreadPoolExecutor(n_ahead, thread_name_prefix="streamkern-write") as pool:
+            for chunk in _chunks(spool, ranks, writer, pool, n_ahead):
+                stats.add(*chunk)
+                if progress is not None:
+                    progress("write", stats.n_rows, spool.n_rows)
         return writer.finish(stats.result())
+
+
+def _chunks(
+    spool: Spool, ranks: Any, writer: StoreWriter, pool: ThreadPoolExecutor, n_ahead: int
+) -> Iterator[Chunk]:
+    """Every chunk in its order, and in the store."""
+
+    def write(i: int, X: Any, y: Any) -> Chunk:
+        chunk = writer.stored(i)
+        if chunk is None:
+            chunk = X, y if ranks is None else ranks[y]
+            writer.write_chunk(i, *chunk)
+        return chunk
+
+    def missing(first: int) -> Iterator[Callable[[], Chunk]]:
+        for i in range(first, writer.n_chunks):
+            start = i * writer.chunk_rows
+            rows = spool.rows(start, min(start + writer.chunk_rows, spool.n_rows))
+            yield partial(write, i, *rows)
+
+    first = 0
+    stored = (partial(writer.stored, i) for i in range(writer.n_chunks))
+    with closing(in_turn(pool, stored, n_ahead)) as kept:
+        for chunk in kept:
+            if chunk is None:
+                break
+            yield chunk
+            first += 1
+    yield from in_turn(pool, missing(first), n_ahead)

@@ -23,13 +23,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from zarr.codecs import Crc32cCodec, ZstdCodec
 
-from streamkern.errors import ConfigError, DataError
+from streamkern.errors import ConfigError, CorruptChunkError, DataError
 from streamkern.storage import redact
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    import zarr
     from numpy.typing import NDArray
     from zarr.abc.codec import BytesBytesCodec
 
@@ -171,6 +170,16 @@ def _sha256(header: object, tail: bytes) -> str:
     return hashlib.sha256(text.encode() + b"\n" + tail).hexdigest()
 
 
+def metadata_digest(state: Mapping[str, Any], arrays: Sequence[Any]) -> str:
+    """sha256 over the attribute (without this digest) and what decides how the arrays are read."""
+    described = [
+        [a.path.rpartition("/")[2], list(a.shape), np.dtype(a.dtype).str, list(a.chunks)]
+        for a in arrays
+    ]
+    rest = {name: value for name, value in state.items() if name != "metadata_digest"}
+    return _sha256([rest, described], b"")
+
+
 def check_state(state: Any, url: str) -> None:
     """Refuse a store of another schema, and one that is not finished."""
     if state.get("schema") != SCHEMA:
@@ -184,12 +193,26 @@ def check_state(state: Any, url: str) -> None:
         )
 
 
-def spec_from_attributes(group: zarr.Group, state: Any, y: str | None, url: str) -> StoreSpec:
-    """The spec of a store that streamkern finished, from its attribute and array metadata."""
-    X: Any = group["X"]
-    targets: Any = None if y is None else group[y]
+def check_metadata(state: Mapping[str, Any], arrays: Sequence[Any], url: str) -> None:
+    """Raise CorruptChunkError unless attribute and arrays are as they were written.
+
+    Chunks carry checksums and so must the rest: a bit of it may flip on its way too.
+    """
+    known = state.get("metadata_digest")  # older stores have none
+    if known is not None and known != metadata_digest(state, arrays):
+        raise CorruptChunkError(
+            f"the metadata of {redact(url)} do not match their digest; restore the zarr.json files "
+            "from a copy or ingest the data again"
+        )
+
+
+def spec_from_attributes(X: Any, y: Any, state: Mapping[str, Any], url: str) -> StoreSpec:
+    """The spec of a store that streamkern finished, from its attribute and its open arrays.
+
+    y : None for a store opened without targets.
+    """
     classes = None if state["classes"] is None or y is None else tuple(state["classes"])
-    if targets is not None and (targets.shape[0], targets.chunks[0]) != (X.shape[0], X.chunks[0]):
+    if y is not None and (y.shape[0], y.chunks[0]) != (X.shape[0], X.chunks[0]):
         raise DataError(f"X and y of {redact(url)} do not have the same rows and row chunks")
     counts = state["class_counts"]
     return StoreSpec(
@@ -205,7 +228,7 @@ def spec_from_attributes(group: zarr.Group, state: Any, y: str | None, url: str)
         global_scale=state["global_scale"],
         class_counts=None if counts is None or classes is None else tuple(counts),
         fingerprint=state["fingerprint"],
-        y_dtype=None if targets is None else np.dtype(targets.dtype),
+        y_dtype=None if y is None else np.dtype(y.dtype),
     )
 
 

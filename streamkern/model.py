@@ -6,9 +6,7 @@ It evaluates any source in streamed units; nothing of the size of the data is he
 from __future__ import annotations
 
 import os
-from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,11 +26,10 @@ from streamkern.points import Points
 from streamkern.problem import check_evaluable, targets
 from streamkern.products import KernelOperator
 from streamkern.report import redact
-from streamkern.source_base import Block, Source
+from streamkern.source_base import Block, Source, read_units
 from streamkern.storage import local_path, zarr_store
 
 SLAB_ROWS = 8192
-READ_AHEAD = 2
 PREDICTION_CHUNK = 8 << 20
 
 
@@ -73,7 +70,7 @@ class KernelModel:
         """(block, f(X), Y) of every unit in order, read ahead by one thread."""
         check_evaluable(source, self.row_shape, "the data")
         classes = self.classes if source.classes is not None else None
-        for block in _read_units(source):
+        for block in read_units(source, range(source.n_units), 0, 0):
             for rows in tiles(len(block.rows), SLAB_ROWS):
                 part = Block(block.X[rows], block.y[rows], block.rows[rows])
                 yield part, *self._block_values(part, classes, source.n_outputs)
@@ -178,30 +175,22 @@ def _ids(rows: slice) -> npt.NDArray[np.int64]:
     return np.arange(rows.start, rows.stop, dtype=np.int64)
 
 
-def _read_units(source: Source) -> Iterator[Block]:
-    with ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="streamkern-read") as pool:
-        ahead = deque(
-            pool.submit(source.read_unit, u, 0, 0) for u in range(min(READ_AHEAD, source.n_units))
-        )
-        for u in range(source.n_units):
-            block = ahead.popleft().result()
-            if u + READ_AHEAD < source.n_units:
-                ahead.append(pool.submit(source.read_unit, u + READ_AHEAD, 0, 0))
-            yield block
-
-
 def load_model(
-    run_dir: str | os.PathLike[str], *, device: str = "auto", threads: int | None = None
+    run_dir: str | os.PathLike[str],
+    *,
+    device: str = "auto",
+    threads: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> KernelModel:
     """The model of the newest good checkpoint of a run. Reads beside a running writer.
 
-    The caller closes `model.backend`.
+    storage_options : of a remote run_dir. The caller closes `model.backend`.
     """
-    run = RunDirectory(run_dir, writable=False)
+    run = RunDirectory(run_dir, writable=False, storage_options=storage_options)
     with run:
         setup, saved = run.load_setup(), run.load_latest()
     if setup is None or saved is None:
-        raise RunError(f"{run.path} has no checkpoint yet; train first")
+        raise RunError(f"{run.place} has no checkpoint yet; train first")
     backend = get_backend(device, threads)
     try:
         op = operator(backend, setup.arrays, setup.meta)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from streamkern import eigen
 from streamkern.budget import Problem, Sizes, setup_flops
-from streamkern.checkpoint import RunDirectory, live_holder
+from streamkern.checkpoint import RunDirectory
 from streamkern.describe import describe_store
+from streamkern.errors import StorageAccessError
+from streamkern.folder import open_folder
 from streamkern.problem import Run
-from streamkern.report import read_log, redact, table
-from streamkern.source_base import Source
-from streamkern.sources import AugmentedSource, ZarrSource
+from streamkern.report import redact, size_text, table
+from streamkern.sources import stores_of
 
 
 def plan_overview(run: Run) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def plan_overview(run: Run) -> dict[str, Any]:
             ],
         },
         "flops": {"setup": setup, "training": training},
-        "store": _stored(run.data.source),
+        "stores": [describe_store(store) for store in stores_of(run.data.source)],
     }
 
 
@@ -92,12 +92,6 @@ def flops(problem: Problem, sizes: Sizes) -> tuple[int, int]:
     return setup, row * n + 2 * p * p * width * projections
 
 
-def _stored(source: Source) -> dict[str, Any] | None:
-    while isinstance(source, AugmentedSource):
-        source = source.base
-    return describe_store(source.store) if isinstance(source, ZarrSource) else None
-
-
 def plan_text(plan: Mapping[str, Any]) -> str:
     """The same for people."""
     problem, memory = plan["problem"], plan["memory"]
@@ -118,26 +112,55 @@ def plan_text(plan: Mapping[str, Any]) -> str:
         f"about {total:.2e} FLOPs: setup {flop['setup'] / total:.0%}, "
         f"training {flop['training'] / total:.0%}",
     ]
-    if plan["store"] is not None:
-        parts.append(store_text(plan["store"]))
+    parts += [store_text(store) for store in plan["stores"]]
     return "\n\n".join(parts)
 
 
 def store_text(store: Mapping[str, Any]) -> str:
     """A described store for people; warnings at the end."""
+    if store.get("unfinished"):
+        return _unfinished_text(store)
     shape = " x ".join(str(k) for k in store["row_shape"])
-    ratio = store["compression_ratio"]
     targets = store["targets"] if store["targets"] != "classes" else "classes: " + _few(store)
     lines = [
         f"{store['url']}",
         f"  {store['n_rows']:,} rows of {shape} {store['dtype']}, {store['n_outputs']} {targets}",
+        *_balance(store),
         f"  {store['n_chunks']:,} chunks of {store['chunk_rows']:,} rows, "
-        f"{store['chunk_bytes'] / 2**20:.3g} MiB, codecs {', '.join(store['codecs'])}",
-        f"  {mib(store['decoded_bytes'])} MiB decoded"
-        + ("" if ratio is None else f", {ratio:.3g} times what is stored"),
+        f"{size_text(store['chunk_bytes'])}, codecs {', '.join(store['codecs'])}",
+        f"  {size_text(store['decoded_bytes'])} decoded{_stored(store)}",
         f"  fingerprint {store['fingerprint']}",
+        *(["  every chunk matches its digest"] if store.get("verified") else []),
     ]
     return "\n".join(lines + [f"  note: {warning}" for warning in store["warnings"]])
+
+
+def _unfinished_text(store: Mapping[str, Any]) -> str:
+    rows, chunks, done = store["n_rows"], store["n_chunks"], store["chunks_written"]
+    of = "" if chunks is None else f" of {chunks:,}"
+    share = "" if not chunks else f", {done / chunks:.0%}"
+    of_rows = "" if rows is None else f"; {rows:,} rows in all"
+    return (
+        f"{store['url']}\n  unfinished: {done:,}{of} chunks are written{share}{of_rows}\n"
+        "  note: run the command that writes it again to finish it"
+    )
+
+
+def _balance(store: Mapping[str, Any]) -> list[str]:
+    """The smallest and the largest class."""
+    counts, names = store["class_counts"], store["classes"]
+    if not counts or names is None or not sum(counts):
+        return []
+    low, high = min(range(len(counts)), key=counts.__getitem__), counts.index(max(counts))
+    shown = (f"{names[k]} {counts[k]:,} ({counts[k] / sum(counts):.1%})" for k in (low, high))
+    return [f"  rows per class: {' to '.join(shown)}"]
+
+
+def _stored(store: Mapping[str, Any]) -> str:
+    if not store["stored_bytes"]:
+        return ""
+    about = "about " if store["stored_bytes_estimated"] else ""
+    return f", {about}{size_text(store['stored_bytes'])} stored ({store['compression_ratio']:.3g}x)"
 
 
 def _few(store: Mapping[str, Any]) -> str:
@@ -145,17 +168,25 @@ def _few(store: Mapping[str, Any]) -> str:
     return ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
 
 
-def is_run_directory(place: str) -> bool:
-    """Whether a run was started in the folder `place`."""
-    return "://" not in place and (Path(place) / "run.json").is_file()
+def is_run_directory(
+    place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
+) -> bool:
+    """Whether a run was started at the path or URL `place`."""
+    try:
+        open_folder(place, storage_options).read("run.json")
+    except (FileNotFoundError, NotADirectoryError, StorageAccessError):
+        return False  # a store that may not be listed refuses what is not there
+    return True
 
 
-def run_overview(path: str | os.PathLike[str]) -> dict[str, Any]:
+def run_overview(
+    path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """State, position, metrics and settings of a run; every byte of its checkpoint is verified."""
-    with RunDirectory(path, writable=False) as directory:
+    with RunDirectory(path, writable=False, storage_options=storage_options) as directory:
         config = directory.read_config() or {}
         setup, saved = directory.load_setup(), directory.load_latest()
-        writer = live_holder(directory.path / "writer.json")
+        writer = directory.holder()
         position = {} if saved is None else saved.meta["position"]
         if position.get("done"):
             state = "finished"
@@ -163,9 +194,9 @@ def run_overview(path: str | os.PathLike[str]) -> dict[str, Any]:
             state = f"being written by {writer}"
         else:
             state = "stopped; the same command again resumes it"
-        events = [r for r in read_log(directory.log_path) if r.get("event") == "evaluation"]
+        events = [r for r in directory.read_log() if r.get("event") == "evaluation"]
         return {
-            "run_dir": str(directory.path),
+            "run_dir": directory.place,
             "state": state,
             "step": position.get("step", 0),
             "epoch": position.get("epoch", 0),

@@ -18,17 +18,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from streamkern.errors import ConfigError, DataError, RunError
-from streamkern.fetch import ClusterReader, LocalReader, UnitReader, read_patiently
+from streamkern.buffers import Buffer, Fill
+from streamkern.errors import ConfigError, RunError
+from streamkern.fetch import LocalReader, UnitReader, read_patiently
 from streamkern.machine import available_cpus
 from streamkern.plan import PLAN_VERSION, EpochPlan, unit_sizes
-from streamkern.source_base import Block, Source, y_shape
+from streamkern.remote import ClusterReader
+from streamkern.source_base import Source, y_shape
 
 MAX_THREADS = 64
 # Copies of a unit that a thread holds while reading it: compressed bytes, zarr's chunk and its
@@ -52,7 +54,11 @@ class HostBatch(NamedTuple):
 
 @dataclass
 class LoaderStats:
-    """What happened so far; `stall_s` over the run's time is the share lost to waiting."""
+    """What happened so far; `stall_s` over the run's time is the share lost to waiting.
+
+    bytes_read : decoded, of the units that arrived. bytes_in_flight : decoded, of those under way.
+    retries : reads begun anew after a fault, counted as they happen.
+    """
 
     batches: int = 0
     rows: int = 0
@@ -79,6 +85,7 @@ class Loader:
         that `in_flight_bytes` allows (up to 64); never more than it allows
     client : a `distributed.Client` to read on
     retry_s : how long a transient OSError (a time-out, a reset connection) is retried
+    in_order : the rows as the source has them; nothing is shuffled
     """
 
     def __init__(
@@ -92,11 +99,13 @@ class Loader:
         threads: int | str = "auto",
         client: Any = None,
         retry_s: float = 60.0,
+        in_order: bool = False,
     ) -> None:
         for name, value in (("block_bytes", block_bytes), ("in_flight_bytes", in_flight_bytes)):
             if value < 1:
                 raise ConfigError(f"{name}={value} must be at least 1")
         self.source, self.batch_size, self.seed, self.retry_s = source, batch_size, seed, retry_s
+        self.in_order = in_order
         self.stats = LoaderStats()
         self._sizes = unit_sizes(source)
         unit_rows = int(self._sizes.max(initial=1))
@@ -112,10 +121,10 @@ class Loader:
         self.threads = _n_threads(threads, in_flight_bytes // self._unit_bytes, waits)
         self._reader: UnitReader = LocalReader(source)
         if client is not None:
-            self._reader = ClusterReader(source, client)
+            self._reader = ClusterReader(source, client, retry_s)
         self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="streamkern-prefetch")
-        self._buffers: list[_Buffer] = []
-        self._straddle: _Buffer | None = None
+        self._buffers: list[Buffer] = []
+        self._straddle: Buffer | None = None
         self._run: _Run | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -211,6 +220,8 @@ class Loader:
             epoch=epoch,
             batch_size=self.batch_size,
             mix_units=self.mix_units,
+            strata=getattr(self.source, "strata", None),
+            in_order=self.in_order,
         )
 
     def _blocks(self, first: int, stop: int, start: int) -> Iterator[tuple[EpochPlan, int]]:
@@ -231,7 +242,7 @@ class Loader:
             arrays = fill.buffer.part(piece.start, piece.stop)
         else:
             if self._straddle is None:
-                self._straddle = _Buffer(self.source, self.batch_size)
+                self._straddle = Buffer(self.source, self.batch_size)
             done = 0
             for piece in pieces:
                 if done:
@@ -248,7 +259,7 @@ class Loader:
         self.stats.rows += len(arrays[2])
         return HostBatch(*arrays, plan.epoch, index)
 
-    def _ready(self, run: _Run) -> _Fill:
+    def _ready(self, run: _Run) -> Fill:
         """The block being drained, once all of its units are in place."""
         fill = run.fills[0]
         if fill.futures:
@@ -274,10 +285,10 @@ class Loader:
             if following is None:
                 return
             if not run.free:
-                run.free.append(_Buffer(self.source, self._block_rows))
+                run.free.append(Buffer(self.source, self._block_rows))
                 self._buffers.append(run.free[0])
             plan, block = following
-            fill = _Fill(plan, block, run.free.pop())
+            fill = Fill(plan, block, run.free.pop())
             run.fills.append(fill)
             units, offsets = plan.block_units(block)
             fill.futures = [
@@ -296,7 +307,7 @@ class Loader:
 
     # ----------------------------------------------------------------------- the pool's threads
 
-    def _read_into(self, fill: _Fill, u: int, offset: int, stopped: threading.Event) -> None:
+    def _read_into(self, fill: Fill, u: int, offset: int, stopped: threading.Event) -> None:
         if stopped.is_set():
             return
         stats = self.stats
@@ -305,9 +316,9 @@ class Loader:
         with self._lock:
             stats.bytes_in_flight += n_bytes
             stats.bytes_in_flight_peak = max(stats.bytes_in_flight_peak, stats.bytes_in_flight)
-        retries = 0
+        done_bytes = 0
         try:
-            block, retries = read_patiently(
+            block = read_patiently(
                 self._reader,
                 u,
                 self.seed,
@@ -315,54 +326,18 @@ class Loader:
                 bounds=(start, stop),
                 stopped=stopped,
                 retry_s=self.retry_s,
+                on_retry=self._count_retry,
             )
             fill.place(offset, block, u)
+            done_bytes = n_bytes
         finally:
             with self._lock:
                 stats.bytes_in_flight -= n_bytes
-                stats.bytes_read += n_bytes
-                stats.retries += retries
+                stats.bytes_read += done_bytes
 
-
-class _Buffer:
-    """Room for the rows of a block, and for the places they are shuffled to."""
-
-    def __init__(self, source: Source, n_rows: int) -> None:
-        self.X = np.empty((n_rows, *source.row_shape), source.dtype)
-        self.y = np.empty((n_rows, *y_shape(source)), source.y_dtype)
-        self.rows = np.empty(n_rows, np.int64)
-        self.places = np.empty(n_rows, np.int64)
-
-    def part(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return self.X[start:stop], self.y[start:stop], self.rows[start:stop]
-
-
-class _Fill:
-    """One shuffle block on its way into a buffer."""
-
-    def __init__(self, plan: EpochPlan, block: int, buffer: _Buffer) -> None:
-        self.plan, self.block, self.buffer = plan, block, buffer
-        self.n_rows = plan.block_rows(block)
-        self.futures: list[Future[None]] = []
-        self._shuffled = False
-        self._lock = threading.Lock()
-
-    def place(self, offset: int, block: Block, u: int) -> None:
-        """Scatter a unit, whose first row is row `offset` of the block as read."""
-        with self._lock:  # the first unit to arrive shuffles for all
-            if not self._shuffled:
-                self.plan.shuffle(self.block, self.buffer.places[: self.n_rows])
-                self._shuffled = True
-        places = self.buffer.places[offset : offset + len(block.rows)]
-        for name, target, part in zip(
-            Block._fields, (self.buffer.X, self.buffer.y, self.buffer.rows), block, strict=True
-        ):
-            if part.dtype != target.dtype or part.shape != (len(places), *target.shape[1:]):
-                raise DataError(
-                    f"unit {u} gave {name} {part.shape} {part.dtype}; the source promised "
-                    f"{(len(places), *target.shape[1:])} {target.dtype}"
-                )
-            _scatter(target, places, part)
+    def _count_retry(self) -> None:
+        with self._lock:
+            self.stats.retries += 1
 
 
 @dataclass
@@ -370,19 +345,10 @@ class _Run:
     """One iteration: the blocks to come, those being read or drained, the buffers left."""
 
     blocks: Iterator[tuple[EpochPlan, int]]
-    free: list[_Buffer]
-    fills: deque[_Fill] = field(default_factory=deque)
+    free: list[Buffer]
+    fills: deque[Fill] = field(default_factory=deque)
     stopped: threading.Event = field(default_factory=threading.Event)
     drained: bool = False  # by the batch handed out last
-
-
-def _scatter(target: np.ndarray, places: np.ndarray, rows: np.ndarray) -> None:
-    """target[places] = rows, a row being one opaque item: 3x as fast at 64 bytes a row."""
-    width = target[:1].nbytes
-    if width == 0:
-        return
-    items = np.ascontiguousarray(rows).reshape(len(rows), -1).view(f"V{width}")[:, 0]
-    target.reshape(len(target), -1).view(f"V{width}")[:, 0][places] = items
 
 
 def _n_threads(threads: int | str, allowed: int, waits: bool) -> int:

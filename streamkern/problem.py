@@ -15,14 +15,19 @@ import zarr
 from streamkern.augment import Transform, from_config, is_deterministic, transform_name
 from streamkern.backend import Backend
 from streamkern.budget import Buffers, Problem, Sizes, Wishes, count, default_budget, resolve
+from streamkern.cache import Cache
 from streamkern.config import RunConfig
 from streamkern.devices import get_backend
 from streamkern.errors import ConfigError, StoreNotFoundError
+from streamkern.mixture import open_stores, stored_rows
+from streamkern.plan import unit_sizes
 from streamkern.points import Grid, point_bytes, point_width, scratch_bytes
 from streamkern.precision import resolve_precision
+from streamkern.prefetch import MAX_THREADS
 from streamkern.report import redact
-from streamkern.source_base import Source, y_shape
+from streamkern.source_base import Source, read_ahead, y_shape
 from streamkern.sources import AugmentedSource, ZarrSource
+from streamkern.storage import local_path
 
 DEFAULT_CENTERS = 10_000
 
@@ -31,14 +36,15 @@ DEFAULT_CENTERS = 10_000
 class Data:
     """The stream, and the rows it is made from.
 
-    source : what is trained on. base : the same rows before any augmentation.
+    source : what is trained on. base : the same rows before any augmentation, each once.
     fixed : the transforms that are no augmentation (scaling), in order, bound to their numbers;
-    centers and evaluated rows go through these alone.
+    centers and evaluated rows go through these alone. cache : for chunks of remote stores.
     """
 
     source: Source
     base: Source
     fixed: tuple[Transform, ...]
+    cache: Cache | None = None
 
     @property
     def d(self) -> int:
@@ -47,32 +53,38 @@ class Data:
 
     @property
     def augmented(self) -> bool:
-        """Whether a stored row comes out in more than one form."""
-        copies = self.source.n_rows != self.base.n_rows
+        """Whether a stored row comes out in more than one form, or more often than another."""
+        plain = self.source
+        while isinstance(plain, AugmentedSource):
+            plain = plain.base
+        again = self.source.n_rows != self.base.n_rows or plain is not self.base
         random = len(self.fixed) < len(self.source.feed_transforms)
-        return copies or random or bool(host_transforms(self.source))
+        return again or random or bool(host_transforms(self.source))
 
 
 def host_transforms(source: Source) -> list[Transform]:
     """Transforms that run with the read, of a source and of those below it."""
-    below = host_transforms(source.base) if isinstance(source, AugmentedSource) else []
+    below = [t for part in getattr(source, "parts", ()) for t in host_transforms(part)]
     return [*below, *getattr(source, "_host", ())]
 
 
 def open_data(config: RunConfig, source: Source | None = None) -> Data:
     """Open the training data. `source` overrides data.train and data.transforms."""
-    settings = config.data
+    settings, cache = config.data, None
+    if settings.cache is not None:
+        cache = Cache(settings.cache, settings.cache_size)
     if source is None:
-        base: Source = ZarrSource(
-            settings.train, x=settings.x, y=settings.y, storage_options=settings.storage_options
+        source = open_stores(
+            settings.train_urls,
+            settings.weights,
+            x=settings.x,
+            y=settings.y,
+            storage_options=_options(config, *settings.train_urls),
+            cache=cache,
         )
-        source = base
         if settings.copies > 1 or settings.transforms:
             transforms = from_config(settings.transform_tables)
-            source = AugmentedSource(base, settings.copies, transforms)
-    base = source
-    while isinstance(base, AugmentedSource):
-        base = base.base
+            source = AugmentedSource(source, settings.copies, transforms)
     if source.n_outputs < 1:
         raise ConfigError("the training data has no targets y; training needs them")
     for transform in host_transforms(source):
@@ -82,7 +94,8 @@ def open_data(config: RunConfig, source: Source | None = None) -> Data:
                 "deterministic; as a part of the model it has to run at the feed: leave "
                 "host_transform out"
             )
-    return Data(source, base, tuple(t for t in source.feed_transforms if is_deterministic(t)))
+    fixed = tuple(t for t in source.feed_transforms if is_deterministic(t))
+    return Data(source, stored_rows(source), fixed, cache)
 
 
 def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Source | None:
@@ -90,7 +103,11 @@ def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Sour
     settings = config.data
     if test is None and settings.test is not None:
         test = ZarrSource(
-            settings.test, x=settings.x, y=settings.y, storage_options=settings.storage_options
+            settings.test,
+            x=settings.x,
+            y=settings.y,
+            storage_options=_options(config, settings.test),
+            cache=data.cache,
         )
     if test is None:
         return None
@@ -101,6 +118,14 @@ def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Sour
             f"{targets(data.source.classes, data.source.n_outputs)}; use data with the same targets"
         )
     return test
+
+
+def _options(config: RunConfig, *urls: str) -> dict[str, Any]:
+    """The storage options, for `urls` that are remote, or if no place of the run is."""
+    places = (*config.data.train_urls, config.data.test, config.run.run_dir)
+    remote = any(place is not None and local_path(place) is None for place in places)
+    wanted = not remote or any(local_path(url) is None for url in urls)
+    return config.data.storage_options if wanted else {}
 
 
 def check_same_rows(source: Source, row_shape: tuple[int, ...], name: str) -> None:
@@ -198,7 +223,7 @@ def _check_method(config: RunConfig, data: Data, sizes: Sizes, given: bool) -> N
     if data.augmented:
         raise ConfigError(
             "solver='eigenpro2' takes the training rows themselves as centers and can not be "
-            "used with random transforms; use another solver"
+            "used with random transforms, copies or weights; use another solver"
         )
     model, n = config.model, data.base.n_rows
     if given or model.centers not in ("random", "all") or model.n_centers not in ("auto", n):
@@ -257,8 +282,7 @@ def _problem(config: RunConfig, data: Data, p: int, backend: Backend, precision:
     row_bytes = data.d * source.dtype.itemsize + int(
         np.prod(y_shape(source), dtype=int) * source.y_dtype.itemsize
     )
-    units = min(source.n_units, 64)
-    unit_rows = max(b - a for a, b in (source.unit_bounds(u) for u in range(units)))
+    unit_rows = int(unit_sizes(source).max())
     return Problem(
         n_rows=source.n_rows,
         epochs=config.data.epochs,
@@ -276,7 +300,15 @@ def _problem(config: RunConfig, data: Data, p: int, backend: Backend, precision:
         point_bytes=point_bytes(data.d, precision, backend),
         scratch_bytes=backend.prepare_rows * scratch_bytes(data.d, precision),
         staging=backend.staging,
+        # Where reads wait for a network, as many are under way as `in_flight_bytes` allows.
+        readers=MAX_THREADS if source_waits(config, source) else 0,
+        units_in_hand=read_ahead(source_waits(config, source)),
     )
+
+
+def source_waits(config: RunConfig, source: Source) -> bool:
+    """Whether reading waits for a network or a cluster, rather than for this machine."""
+    return config.data.dask is not None or bool(getattr(source, "remote", False))
 
 
 def _wishes(config: RunConfig) -> Wishes:

@@ -23,8 +23,15 @@ from numpy.typing import NDArray
 
 from streamkern.arrayfiles import ArrayReader, idx_array, is_idx, npy_array
 from streamkern.conform import RawBlock
-from streamkern.errors import ConfigError, DataError, MissingDependencyError, StoreNotFoundError
+from streamkern.errors import (
+    ConfigError,
+    DataError,
+    MissingDependencyError,
+    StoreNotFoundError,
+    StreamkernError,
+)
 from streamkern.optional import need
+from streamkern.remotefile import is_object, open_object, split_object
 from streamkern.storage import StrictStore, local_path, redact, zarr_store
 from streamkern.tables import CsvReader, ParquetReader
 
@@ -305,6 +312,8 @@ def _named(url: str | os.PathLike[str]) -> Iterator[None]:
     """fsspec's errors as ours, with the URL and without its secrets."""
     try:
         yield
+    except StreamkernError:
+        raise
     except FileNotFoundError as error:
         raise StoreNotFoundError(f"there is no file {redact(url)}") from error
     except ImportError as error:
@@ -333,11 +342,17 @@ class _Place:
     def open_once(self, url: str | os.PathLike[str]) -> Any:
         """The same, closed by the caller."""
         with _named(url):
+            if is_object(url):
+                return open_object(str(url), self.options)
             return fsspec.open(os.fspath(url), "rb", compression="infer", **self.options).open()
 
     def identity(self, url: str | os.PathLike[str]) -> dict[str, str]:
         """What tells this file from a changed one, without reading it."""
         with _named(url):
+            if is_object(url):
+                objects, name = split_object(str(url), self.options)
+                size, version = objects.stat(name)
+                return {"url": redact(url), "size": str(size), "version": version}
             filesystem, path = fsspec.core.url_to_fs(os.fspath(url), **self.options)
             info = filesystem.info(path)
         kept = {k: str(info[k]) for k in ("size", "mtime", "ETag", "LastModified") if k in info}

@@ -1,4 +1,4 @@
-"""What a run says about itself: the log file, timers, the progress line, end-of-run tables.
+"""What a run says about itself: timers, the progress line, end-of-run tables, and `redact`.
 
 Nothing here raises into the training loop for a cosmetic reason, and no text leaves without
 passing `redact`: user names, passwords, signatures and tokens in URLs never reach a log.
@@ -7,7 +7,6 @@ passing `redact`: user names, passwords, signatures and tokens in URLs never rea
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import re
@@ -16,18 +15,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Self, TextIO
 
 import numpy as np
-
-from streamkern.errors import RunError
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)(\S+)")
-_SECRET_NAME = re.compile(r"secret|passw|token|credential|signature|(api|access)_?key", re.I)
 
 
 def redact(text: str | os.PathLike[str]) -> str:
@@ -49,112 +44,6 @@ def _without_secrets(rest: str) -> str:
 def utc_now() -> str:
     """The time as ISO 8601 in UTC, to the millisecond."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-def _plain(value: object) -> object:
-    """`value` as strict JSON: NaN and infinities as strings, NumPy as Python, text redacted."""
-    if value is None or isinstance(value, bool | int):
-        return value
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(float(value))
-    if isinstance(value, np.generic | np.ndarray):
-        return _plain(value.tolist())
-    if isinstance(value, Mapping):
-        return {str(name): _plain_field(str(name), item) for name, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(v) for v in value]
-    return redact(str(value))
-
-
-def _plain_field(name: str, value: object) -> object:
-    secret = _SECRET_NAME.search(name) and not isinstance(value, int | float | None)
-    return "***" if secret else _plain(value)
-
-
-class RunLog:
-    """Appends one JSON object per line to a file; with ``None`` it does nothing.
-
-    A line goes out in one unbuffered write, so a kill tears at most the last one. Opening the
-    log again repairs that. Lines are not fsynced: losing some to a power cut costs nothing.
-    """
-
-    def __init__(self, path: str | os.PathLike[str] | None) -> None:
-        self.path = None if path is None else Path(path)
-        self._fd: int | None = None
-        self._lock = threading.Lock()
-        if self.path is None:
-            return
-        try:
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-            _mend_tail(self._fd)
-        except OSError as error:
-            self.close()
-            raise RunError(f"run log {self.path} can not be opened: {error.strerror}") from error
-
-    def write(self, *, step: int, epoch: int, samples: int, **fields: object) -> None:
-        """Append one record: the time, the position of the run, and `fields`."""
-        if self._fd is None:
-            return
-        record = {"time": utc_now(), "step": step, "epoch": epoch, "samples": samples, **fields}
-        line = json.dumps(_plain(record), allow_nan=False).encode() + b"\n"
-        with self._lock:
-            end = os.fstat(self._fd).st_size
-            try:
-                if os.write(self._fd, line) != len(line):
-                    raise OSError(0, "only a part of a line could be written (disk full?)")
-            except OSError as error:
-                with contextlib.suppress(OSError):
-                    os.ftruncate(self._fd, end)
-                raise RunError(f"run log {self.path}: {error.strerror}") from error
-
-    def close(self) -> None:
-        """Close the file; harmless when repeated."""
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            os.close(fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-
-def _mend_tail(fd: int) -> None:
-    """Finish a last line that only lacks its newline; cut off a torn one."""
-    size = os.fstat(fd).st_size
-    tail, start = b"", size
-    while start > 0 and b"\n" not in tail:
-        take = min(start, 1 << 16)
-        start -= take
-        os.lseek(fd, start, os.SEEK_SET)
-        tail = os.read(fd, take) + tail
-    torn = tail[tail.rfind(b"\n") + 1 :]
-    if not torn:
-        return
-    if _record(torn) is None:
-        os.ftruncate(fd, size - len(torn))
-    else:
-        os.write(fd, b"\n")
-
-
-def _record(line: bytes) -> dict[str, Any] | None:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The records of a run log in order; torn lines are left out, a missing file is empty."""
-    try:
-        data = Path(path).read_bytes()
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise RunError(f"run log {path} can not be read: {error.strerror}") from error
-    return [record for line in data.split(b"\n") if (record := _record(line)) is not None]
 
 
 class Timers:
@@ -182,7 +71,7 @@ class Timers:
 
 
 class Progress:
-    """One line on the terminal: samples/s, running loss, stall share, time left.
+    """One line on the terminal: a bar, a note of the caller's, the time left.
 
     Off when `stream` is no terminal or `enabled` is False. It redraws from `update` only, so it
     owns no thread, and a failing terminal switches it off instead of stopping the run.
@@ -213,21 +102,14 @@ class Progress:
         """Whether a line is being drawn."""
         return self._bar is not None
 
-    def update(
-        self, samples: int, *, loss: float | None = None, stall_share: float | None = None
-    ) -> None:
+    def update(self, samples: int, note: str = "") -> None:
         """Show that `samples` of the total are done; redrawn at most ten times a second."""
         now = time.monotonic()
         if self._bar is None or now - self._drawn < self._PERIOD_S:
             return
         self._drawn = now
         try:
-            note = "" if loss is None else f"loss {loss:.4g}"
-            note += "" if stall_share is None else f"  stall {stall_share:.0%}"
-            self._bar.update(self._task, completed=samples, note=note)
-            speed = self._bar.tasks[0].speed
-            rate = f"{speed:,.0f} samples/s  " if speed else ""
-            self._bar.update(self._task, note=rate + note, refresh=True)
+            self._bar.update(self._task, completed=samples, note=note, refresh=True)
         except Exception:  # a closed or broken terminal must not end the run
             self.close()
 
@@ -251,10 +133,20 @@ def _rich_bar(stream: TextIO) -> RichProgress:
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as RichProgress
 
-    columns = (BarColumn(bar_width=20), TaskProgressColumn(), TextColumn("{task.fields[note]}"))
-    return RichProgress(
-        *columns, TimeRemainingColumn(), console=Console(file=stream), auto_refresh=False
-    )
+    # The note comes last: on a narrow terminal it is the one that is cut short.
+    note = TextColumn("{task.fields[note]}", markup=False)
+    columns = (BarColumn(bar_width=8), TaskProgressColumn(), TimeRemainingColumn(), note)
+    return RichProgress(*columns, console=Console(file=stream), auto_refresh=False)
+
+
+def size_text(n_bytes: int) -> str:
+    """Bytes as "90 KiB" or "8 MiB", to three digits."""
+    size, unit = float(n_bytes), "bytes"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1000:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.3g} {unit}"
 
 
 def table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> str:

@@ -1,48 +1,45 @@
-"""Groups of arrays on the disk that are either whole or not there.
+"""Groups of arrays in a run's folder that are either whole or not there.
 
 A group is a plain zarr v3 group beside a manifest that names it: ``42/`` and ``42.json``. The
 manifest lists size and SHA-256 of every file and carries the meta and a checksum of itself. It
-is written aside, fsynced and renamed after every byte and folder it names has been fsynced, so
-a group counts from one instant on. It is never written to twice: publishing under the same
-name fills a fresh group (``42-1``) and lets the new manifest replace the old one in one rename.
+is written once every byte it names is durable, in one step, so a group counts from one instant
+on. It is never written to twice: publishing under the same name fills a fresh group (``42-1``)
+and lets the new manifest replace the old one.
+
+Sizes and checksums are taken of the bytes on their way to zarr's store, and compared on their
+way back: nothing is read twice, and nothing reaches an array that the manifest did not promise.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import math
-import os
 import re
-import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 import zarr
 from zarr.codecs import Crc32cCodec
-from zarr.storage import LocalStore
 
-from streamkern.errors import CheckpointError
+from streamkern.checksums import CheckedStore, RecordingStore, UnverifiedError
+from streamkern.errors import CheckpointError, StorageError
+from streamkern.folder import Folder, reason
 from streamkern.report import utc_now
 
 FORMAT = "streamkern-checkpoint"
 VERSION = 1
-STEM = re.compile(r"(\d{12}|setup)(-\d+)?")
-TEMPORARY = ".json.tmp"
+# The number of the writer where there are such, the step or "setup", the attempt after the first.
+STEM = re.compile(r"((?:\d{12}-)?(?:\d{12}|setup))(-\d{1,3})?")
 _NAME = re.compile(r"(?!__)[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _KINDS = frozenset("?bhilqBHILQefdFD")  # bool, integers, half to double, complex
 _CHUNK_BYTES = (8 << 20, 64 << 20)
-_REASONS = {
-    errno.ENOSPC: "the disk is full",
-    errno.EDQUOT: "the disk quota is used up",
-    errno.EFBIG: "a file would pass the largest size allowed",
-    errno.EROFS: "the file system is read-only",
-}
+_AT_ONCE = (2, 16)  # chunks, where requests take time
 
 
 @dataclass(frozen=True)
@@ -54,85 +51,73 @@ class Saved:
     meta: dict[str, Any]
 
 
-class UnverifiedError(Exception):
-    """A manifest or the data it names is torn, changed or gone; the text says which."""
-
-
 def publish(
-    root: Path,
+    folder: Folder,
     stem: str,
     step: int,
     arrays: Mapping[str, np.ndarray],
     meta: Mapping[str, object],
-) -> None:
-    """Write a fresh group, seal it on the disk, and only then let a manifest name it."""
-    plain, manifest = checked_meta(meta, "meta"), root / f"{stem}.json"
+    *,
+    taken: Collection[str],
+    ready: Callable[[], None],
+) -> str:
+    """Write a fresh group, seal it, and only then let the manifest ``stem.json`` name it.
+
+    Returns the name of the group. stem : with its folder. taken : names that are there already.
+    ready : called when all that is missing is the manifest; what it raises stops the publication.
+    """
+    plain, manifest = checked_meta(meta, "meta"), f"{stem}.json"
     checked = checked_arrays(arrays)
     names = (stem, *(f"{stem}-{k}" for k in range(1, 1000)))
-    group = next(root / name for name in names if not (root / name).exists())
+    group = next(name for name in names if _base(name) not in taken)
     try:
-        _write_arrays(group, checked)
+        files = _write_arrays(folder, group, checked)
+        folder.sync(group)
         body = {
             "format": FORMAT,
             "version": VERSION,
             "step": step,
-            "group": group.name,
+            "group": _base(group),
             "saved": utc_now(),
             "arrays": {k: [list(x.shape), x.dtype.name] for k, x in checked.items()},
-            "files": _seal(group),
+            "files": files,
             "meta": plain,
         }
-        sync_folder(root)
         document = {"body": body, "sha256": hashlib.sha256(_canonical(body)).hexdigest()}
-        write_atomic(manifest, json.dumps(document, indent=1).encode() + b"\n")
+        ready()
+        folder.write(manifest, json.dumps(document, indent=1).encode() + b"\n")
+    except StorageError:
+        raise  # deleting would wait for the same storage again; the next sweep does it
     except BaseException:
-        # The rename may have happened already; what a manifest names is never deleted.
-        if named_group(manifest) != group.name:
-            shutil.rmtree(group, ignore_errors=True)
+        # The manifest may be there already; what one names is never deleted.
+        if named_group(folder, manifest) != _base(group):
+            with contextlib.suppress(OSError):  # the next sweep does it
+                folder.delete_group(group)
         raise
+    return _base(group)
 
 
-def _seal(group: Path) -> dict[str, list[Any]]:
-    """Size and SHA-256 of every file in `group`, by path, with all of it fsynced."""
+def load(folder: Folder, manifest: str) -> Saved:
+    """What `manifest` promises, every byte of it checked.
 
-    def fail(error: OSError) -> None:
-        raise error
-
-    files: dict[str, list[Any]] = {}
-    for folder, _, names in os.walk(group, topdown=False, onerror=fail):
-        for name in sorted(names):
-            path = Path(folder, name)
-            with path.open("r+b") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-                os.fsync(file.fileno())
-                files[path.relative_to(group).as_posix()] = [file.tell(), digest]
-        sync_folder(Path(folder))
-    return files
-
-
-def load(manifest: Path) -> Saved:
-    """What `manifest` promises, after checking every byte of it."""
+    Raises UnverifiedError when it is not all there as it was written, and StorageError when it
+    can not be told because the storage fails.
+    """
     try:
-        raw = manifest.read_bytes()
-        body = _body(raw)
-        group = manifest.parent / body["group"]
-        for name, (size, digest) in body["files"].items():
-            with (group / name).open("rb") as file:
-                if os.fstat(file.fileno()).st_size != size:
-                    raise UnverifiedError(f"{group.name}/{name} is not {size} bytes long")
-                if hashlib.file_digest(file, "sha256").hexdigest() != digest:
-                    raise UnverifiedError(f"{group.name}/{name} does not match its checksum")
-        arrays = _read_arrays(group, body["arrays"])
-        # zarr reads a chunk that is gone as zeros. A manifest is deleted before its data, so
-        # while it stands, nothing vanished between the checksums and the reading.
-        if manifest.read_bytes() != raw:
-            raise UnverifiedError("it was replaced while it was read")
+        body = _body(folder.read(manifest))
+        group = f"{manifest.rpartition('/')[0]}/{body['group']}".strip("/")
+        arrays = _read_arrays(folder, group, body)
+    except StorageError:
+        raise
     except OSError as error:
-        name = Path(error.filename).name if isinstance(error.filename, str) else manifest.name
-        raise UnverifiedError(f"{name}: {reason(error)}") from error
+        raise UnverifiedError(f"{_base(manifest)}: {reason(error)}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise UnverifiedError(f"{manifest.name} is damaged ({error})") from error
+        raise UnverifiedError(f"{_base(manifest)} is damaged ({error})") from error
     return Saved(body["step"], arrays, body["meta"])
+
+
+def _base(name: str) -> str:
+    return name.rpartition("/")[2]
 
 
 def _body(raw: bytes) -> dict[str, Any]:
@@ -152,10 +137,10 @@ def _body(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def named_group(manifest: Path) -> str | None:
+def named_group(folder: Folder, manifest: str) -> str | None:
     """The group that `manifest` names, or None when it is missing or unreadable."""
     try:
-        return str(_body(manifest.read_bytes())["group"])
+        return str(_body(folder.read(manifest))["group"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -220,75 +205,90 @@ def chunk_rows(shape: tuple[int, ...], itemsize: int) -> int:
     return max(1, math.ceil(n_rows / max(1, n_chunks)))
 
 
-def _write_arrays(group: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    root = zarr.create_group(LocalStore(group))
-    for name, x in arrays.items():
-        rows = chunk_rows(x.shape, x.dtype.itemsize) if x.ndim else 1
-        stored = root.create_array(
+def _write_arrays(
+    folder: Folder, group: str, arrays: Mapping[str, np.ndarray]
+) -> dict[str, list[Any]]:
+    """Write a group that is not there yet; [size, SHA-256] of every file."""
+    store = RecordingStore(folder.store(group, read_only=False))
+    root = zarr.create_group(store)
+    at_once = _at_once(folder, arrays.values())
+
+    def create(name: str, x: np.ndarray) -> zarr.Array[Any]:
+        return root.create_array(
             name,
             shape=x.shape,
             dtype=x.dtype,
-            chunks=(rows, *(max(1, n) for n in x.shape[1:])) if x.ndim else (),
+            chunks=_chunk_shape(x),
             filters=None,
             compressors=(Crc32cCodec(),),
             fill_value=0,
             # A chunk of zeros that is not there could not be told from a lost one.
             config={"write_empty_chunks": True},
         )
-        if x.ndim == 0:
-            stored[()] = x
-        elif x.size:
-            # One chunk at a time: zarr would copy ten at once to add their checksums.
-            for start in range(0, len(x), rows):
-                stored[start : start + rows] = x[start : start + rows]
+
+    stored = _all((partial(create, name, x) for name, x in arrays.items()), at_once)
+    pairs = zip(stored, arrays.values(), strict=True)
+    _all((partial(_copy, x, to, part) for to, x in pairs for part in _chunks(to)), at_once)
+    return store.files
 
 
-def _read_arrays(group: Path, promised: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    root = zarr.open_group(LocalStore(group, read_only=True), mode="r")
-    arrays = {}
-    for name, (shape, dtype) in promised.items():
+def _read_arrays(folder: Folder, group: str, body: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The arrays that a manifest promises; UnverifiedError unless every file is as it says."""
+    store = CheckedStore(folder.store(group, read_only=True), body["files"], _base(group))
+    root = zarr.open_group(store, mode="r", zarr_format=3)
+    arrays = {
+        name: np.empty(tuple(shape), np.dtype(dtype))
+        for name, (shape, dtype) in body["arrays"].items()
+    }
+    at_once = _at_once(folder, arrays.values())
+
+    def find(name: str, x: np.ndarray) -> zarr.Array[Any]:
         stored = root[name]
-        if not isinstance(stored, zarr.Array) or stored.shape != tuple(shape):
-            raise UnverifiedError(f"array {name} is not of shape {shape}")
-        out = np.empty(tuple(shape), np.dtype(dtype))
-        if out.ndim == 0:
-            out[()] = stored[()]
-        elif out.size:
-            rows = stored.chunks[0]
-            for start in range(0, len(out), rows):
-                out[start : start + rows] = stored[start : start + rows]
-        arrays[name] = out
+        if not isinstance(stored, zarr.Array) or stored.shape != x.shape:
+            raise UnverifiedError(f"array {name} is not of shape {list(x.shape)}")
+        return stored
+
+    stored = _all((partial(find, name, x) for name, x in arrays.items()), at_once)
+    pairs = zip(stored, arrays.values(), strict=True)
+    _all((partial(_copy, of, x, part) for of, x in pairs for part in _chunks(of)), at_once)
     return arrays
 
 
-# -- files -------------------------------------------------------------------------------------
+def _copy(source: Any, target: Any, part: Any) -> None:
+    target[part] = source[part]
 
 
-def reason(error: OSError) -> str:
-    return _REASONS.get(error.errno or 0) or (error.strerror or str(error)).lower()
+def _chunk_shape(x: np.ndarray) -> tuple[int, ...]:
+    if x.ndim == 0:
+        return ()
+    return (chunk_rows(x.shape, x.dtype.itemsize), *(max(1, n) for n in x.shape[1:]))
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Put `data` at `path` so that a reader, or a restart, sees all of it or none of it."""
-    aside = path.with_name(f"{path.stem}{TEMPORARY}")
-    try:
-        with aside.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-        sync_folder(path.parent)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
-        raise
+def _chunks(stored: zarr.Array[Any]) -> list[Any]:
+    """What selects each chunk: zarr given several would copy ten at once."""
+    if stored.ndim == 0:
+        return [()]
+    rows, n_rows = stored.chunks[0], stored.shape[0] if stored.size else 0
+    return [slice(i, i + rows) for i in range(0, n_rows, rows)]
 
 
-def sync_folder(folder: Path) -> None:
-    if os.name == "nt":  # Windows can not open a folder to sync it
-        return
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def _at_once(folder: Folder, arrays: Iterable[np.ndarray]) -> int:
+    """How many chunks to move at once: one where no time of requests is to be hidden."""
+    if not folder.in_flight_bytes:
+        return 1
+    largest = max((math.prod(_chunk_shape(x)) * x.itemsize for x in arrays), default=1)
+    fewest, most = _AT_ONCE
+    return min(max(fewest, folder.in_flight_bytes // max(1, largest)), most)
+
+
+def _all(calls: Iterable[Callable[[], Any]], at_once: int) -> list[Any]:
+    """What each call returns; after an error no further one is begun."""
+    if at_once == 1:
+        return [call() for call in calls]
+    with ThreadPoolExecutor(at_once, thread_name_prefix="streamkern-chunk") as pool:
+        futures = [pool.submit(call) for call in calls]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise

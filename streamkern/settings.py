@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import os
 import re
 import reprlib
@@ -90,6 +91,32 @@ def _url(value: object) -> object:
     return value
 
 
+def _folder(value: object) -> object:
+    value = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if isinstance(value, str) and "://" in value:
+        raise ValueError("a URL")
+    return value
+
+
+def _urls(value: object) -> object:
+    if not isinstance(value, list | tuple):
+        return _url(value)
+    urls = tuple(_url(item) for item in value)
+    if not urls or not all(isinstance(url, str) and url for url in urls):
+        raise ValueError("not a list of URLs")
+    return urls
+
+
+def _weights(value: object) -> object:
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple) or not all(
+        isinstance(w, int | float) and not isinstance(w, bool) and 0 < w < math.inf for w in value
+    ):
+        raise ValueError("not a list of weights")
+    return tuple(float(w) for w in value)
+
+
 class Rule(NamedTuple):
     """What a value must be, in words."""
 
@@ -130,6 +157,11 @@ Counts: TypeAlias = Annotated[
 Seed: TypeAlias = Annotated[
     int, Field(strict=True, ge=0, lt=2**63), Rule("a whole number, 0 or above")
 ]
+SCHEDULER_ADDRESS: Final = r"^(tcp|tls|ws|wss|ucx)://[^/@\s]+:\d{1,5}$"
+Scheduler: TypeAlias = Annotated[
+    Annotated[str, Field(pattern=SCHEDULER_ADDRESS)] | None,
+    Rule('the address of a Dask scheduler, such as "tcp://host:8786"'),
+]
 Device: TypeAlias = Annotated[
     str, Field(pattern=r"^(auto|cpu|gpu(:\d{1,4})?)$"), Rule('"auto", "cpu", "gpu" or "gpu:N"')
 ]
@@ -138,6 +170,17 @@ _NO_PASSWORD = "without a password in it (those go to the environment or data.st
 Url: TypeAlias = Annotated[Text, BeforeValidator(_url), Rule(f"a path or URL {_NO_PASSWORD}")]
 OptionalUrl: TypeAlias = Annotated[
     Text | None, BeforeValidator(_url), Rule(f"a path or URL {_NO_PASSWORD}")
+]
+LocalFolder: TypeAlias = Annotated[
+    Text | None, BeforeValidator(_folder), Rule("the path of a local folder, not a URL")
+]
+Urls: TypeAlias = Annotated[
+    Text | tuple[str, ...],
+    BeforeValidator(_urls),
+    Rule(f"a path or URL {_NO_PASSWORD}, or a list of them"),
+]
+Weights: TypeAlias = Annotated[
+    tuple[float, ...] | None, BeforeValidator(_weights), Rule("a list of finite numbers above 0")
 ]
 Centers: TypeAlias = Annotated[
     Text,
@@ -234,9 +277,12 @@ def _choices(values: Iterable[object]) -> str:
 
 
 def _shown(value: object) -> str:
-    if isinstance(value, str):
-        value = _PASSWORD.sub("***@", value)
-    return reprlib.repr(value)
+    def safe(part: object) -> object:
+        return _PASSWORD.sub("***@", part) if isinstance(part, str) else part
+
+    if isinstance(value, list | tuple):
+        value = [safe(part) for part in value]
+    return reprlib.repr(safe(value))
 
 
 def unknown_key(model: type[BaseModel], key: str, path: str = "") -> str:

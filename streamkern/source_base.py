@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -11,6 +15,7 @@ import numpy as np
 from streamkern.augment import Moments, Transform, apply_transforms, describe_transform
 from streamkern.errors import DataError, NonFiniteError
 from streamkern.layout import X_DTYPES, first_nonfinite
+from streamkern.parallel import in_turn
 from streamkern.random import Stage
 
 # One Dask task costs about 0.7 ms; at 4 MiB that is a sixth of the time decoding takes.
@@ -32,7 +37,8 @@ class Block(NamedTuple):
 class Source(Protocol):
     """What the plan, the prefetcher and the feed need of a data set.
 
-    y is (k,) int64 ids 0..c-1 where there are `classes`, else (k, c) of `y_dtype`.
+    y is (k,) int64 ids 0..c-1 where there are `classes`, else (k, c) of `y_dtype`. Three more
+    attributes are optional, with the defaults of `BaseSource`: `remote`, `strata` and `parts`.
     """
 
     n_rows: int
@@ -81,6 +87,8 @@ class BaseSource(ABC):
     feed_transforms: tuple[Transform, ...] = ()
     remote = False  # whether a read waits on a network; decides the number of threads
     level = 0  # how many sources are below; part of the key of the draws
+    strata: np.ndarray | None = None  # (n_units,) what the plan spreads evenly over an epoch
+    parts: tuple[Source, ...] = ()  # the sources this one is made from
 
     _edges: np.ndarray  # (n_units + 1,)
     _host: tuple[Transform, ...] = ()
@@ -135,6 +143,20 @@ class BaseSource(ABC):
 def y_shape(source: Source) -> tuple[int, ...]:
     """Shape of one row's target as read."""
     return () if source.classes is not None else (source.n_outputs,)
+
+
+def read_ahead(waits: bool) -> int:
+    """Units that `read_units` has in hand: more where reads wait for a network."""
+    return 8 if waits else 3
+
+
+def read_units(source: Source, units: Iterable[int], seed: int, epoch: int) -> Iterator[Block]:
+    """The blocks of `units`, in order, a few of them read ahead by threads that end with it."""
+    ahead = read_ahead(getattr(source, "remote", False)) - 1
+    with ThreadPoolExecutor(ahead, thread_name_prefix="streamkern-read") as pool:
+        calls = (partial(source.read_unit, int(u), seed, epoch) for u in units)
+        with closing(in_turn(pool, calls, ahead)) as blocks:
+            yield from blocks
 
 
 # ---------------------------------------------------------------------------- edges and checks

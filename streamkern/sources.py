@@ -17,6 +17,7 @@ import zarr
 
 from streamkern.arrays import ArraySource
 from streamkern.augment import Moments, Transform, bind_transforms
+from streamkern.cache import Cache
 from streamkern.errors import ConfigError, DataError
 from streamkern.plan import unit_sizes
 from streamkern.random import Stage
@@ -28,6 +29,7 @@ from streamkern.source_base import (
     check_dtype,
     check_finite,
     encode_labels,
+    read_units,
     regular_edges,
     y_shape,
 )
@@ -43,6 +45,7 @@ __all__ = [
     "Source",
     "ZarrSource",
     "sample_rows",
+    "stores_of",
     "y_shape",
 ]
 
@@ -56,6 +59,7 @@ class ZarrSource(BaseSource):
     Parameters
     ----------
     store : `Store`, or what `open_store` takes
+    cache : where the chunks of a remote store, opened here, are kept
     """
 
     kind = "zarr"
@@ -69,9 +73,12 @@ class ZarrSource(BaseSource):
         y: str | None = "y",
         storage_options: Mapping[str, Any] | None = None,
         missing: str = "error",
+        cache: Cache | None = None,
     ) -> None:
         if not isinstance(store, Store):
-            store = open_store(store, x=x, y=y, storage_options=storage_options, missing=missing)
+            store = open_store(
+                store, x=x, y=y, storage_options=storage_options, missing=missing, cache=cache
+            )
         self.store, spec = store, store.spec
         self.n_rows, self.row_shape, self.dtype = spec.n_rows, spec.row_shape, spec.x_dtype
         self.n_outputs, self.classes = spec.n_outputs, spec.classes
@@ -121,9 +128,13 @@ class AugmentedSource(BaseSource):
         self.n_outputs, self.classes, self.y_dtype = base.n_outputs, base.classes, base.y_dtype
         self.remote = getattr(base, "remote", False)
         self.level = getattr(base, "level", 0) + 1
+        self.parts = (base,)
         base_bytes = base.n_rows * self.row_bytes
         # Whole replicas in a unit, or 0: a unit of a replica.
         self._replicas = min(copies, UNIT_BYTES // max(1, base_bytes))
+        strata = getattr(base, "strata", None)
+        if strata is not None and not self._replicas:
+            self.strata = np.tile(strata, copies)
         self._host, feed = bind_transforms(transforms, self, host=not base.feed_transforms)
         self.feed_transforms = (*base.feed_transforms, *feed)
 
@@ -247,7 +258,7 @@ def sample_rows(
     More units are taken only when those hold fewer than n rows. `stage` tells samples for
     different purposes apart. Of an augmented source whole replicas are taken as far as n goes, one
     after the other: every base row then is in the sample equally often, as it is in an epoch.
-    Cost: the units read; memory: the n rows and one unit.
+    Cost: the units read; memory: the n rows and the few units of `read_units`.
     """
     if not 1 <= n <= source.n_rows:
         raise ConfigError(f"a sample of {n} rows was asked for; the source has {source.n_rows}")
@@ -262,12 +273,18 @@ def sample_rows(
     X = np.empty((n, *source.row_shape), source.dtype)
     y = np.empty((n, *y_shape(source)), source.y_dtype)
     holder = np.searchsorted(edges, rows, side="right") - 1
-    for u in np.unique(holder):
+    units = np.unique(holder)
+    for u, block in zip(units, read_units(source, units, seed, epoch), strict=True):
         places = np.flatnonzero(holder == u)
-        block = source.read_unit(int(u), seed, epoch)
         inside = rows[places] - edges[u]
         X[places], y[places] = block.X[inside], block.y[inside]
     return Block(X, y, rows)
+
+
+def stores_of(source: Source) -> list[Store]:
+    """Every store that a source is made from."""
+    own = [source.store] if isinstance(source, ZarrSource) else []
+    return own + [store for part in getattr(source, "parts", ()) for store in stores_of(part)]
 
 
 def _base_rows(source: Source) -> int:

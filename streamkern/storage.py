@@ -1,10 +1,14 @@
-"""Opens any URL as a zarr store: local paths, ``file://``, and what fsspec or obstore can reach.
+"""Opens any URL: local paths, ``file://``, and what fsspec or obstore can reach.
 
-One syntax for all: a plain path and ``file://`` use zarr's LocalStore; ``s3://`` uses obstore
-when it is installed and can be given the same credentials (one request per chunk), else s3fs;
-everything else goes through fsspec, so ``memory://``, ``gs://``, ``https://``, ... work with the
-package fsspec names for them. Credentials stay inside the store object: use `redact` before a URL
-goes into a message, a log or a repr.
+One syntax for all: a plain path and ``file://`` use zarr's LocalStore; everything else is
+`objects.Objects`, over obstore for ``s3://`` where it is installed and knows the settings (one
+request per chunk), and over fsspec otherwise, so ``memory://``, ``gs://``, ``https://``, ... work
+with the package fsspec names for them. Credentials stay inside the engine: use `redact` before a
+URL goes into a message, a log or a repr.
+
+Storage options are fsspec's (``key``, ``secret``, ``endpoint_url``, ``region``, ``anon``,
+``profile``, ...), and two of ours: ``engine`` ("obstore" or "s3fs") overrides the choice for S3,
+``deadline_s`` is how long a failing request is tried again.
 """
 
 from __future__ import annotations
@@ -12,14 +16,19 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from zarr.storage import FsspecStore, LocalStore, ObjectStore, WrapperStore
+import fsspec
+from zarr.storage import LocalStore, WrapperStore
 
+from streamkern import report
+from streamkern.engines import FsspecEngine, ObstoreEngine, open_s3fs
 from streamkern.errors import ConfigError, CorruptChunkError, MissingDependencyError
+from streamkern.objects import DEADLINE_S, Engine, Objects
+from streamkern.objectstore import ObjectsStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,16 +38,7 @@ if TYPE_CHECKING:
 
 _METADATA = frozenset({"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"})
 _WINDOWS_DRIVE = re.compile(r"^[A-Za-z]:[\\/]")
-
-# fsspec's names for S3 settings, and obstore's. Options outside this table mean s3fs is used.
-_OBSTORE_NAMES = {
-    "key": "aws_access_key_id",
-    "secret": "aws_secret_access_key",
-    "token": "aws_session_token",
-    "endpoint_url": "aws_endpoint",
-    "region": "aws_region",
-    "anon": "aws_skip_signature",
-}
+_S3 = ("s3", "s3a")
 
 
 def zarr_store(
@@ -47,40 +47,80 @@ def zarr_store(
     storage_options: Mapping[str, Any] | None = None,
     read_only: bool = True,
 ) -> Store:
-    """The zarr store behind `url`; nothing is read or created yet.
+    """The zarr store behind `url`; nothing is read or created yet. Raises as `open_objects`."""
+    path = local_path(url)
+    if path is None:
+        objects = open_objects(str(url), storage_options=storage_options)
+        return ObjectsStore(objects, read_only=read_only)
+    if storage_options:
+        raise ConfigError(
+            f"storage_options were given for the local path {path}; they belong to remote URLs"
+        )
+    return LocalStore(path, read_only=read_only)
+
+
+def open_objects(url: str, *, storage_options: Mapping[str, Any] | None = None) -> Objects:
+    """The objects below a remote URL; nothing is read or created yet.
 
     Raises
     ------
     MissingDependencyError
         fsspec knows the scheme, but the package behind it is not installed.
+    StorageAccessError
+        S3 without credentials.
     ConfigError
-        Nobody knows the scheme, or storage options were given for a local path.
+        Nobody knows the scheme, or an option is wrong.
     """
-    path = local_path(url)
-    if path is not None:
-        if storage_options:
-            raise ConfigError(
-                f"storage_options were given for the local path {path}; they belong to remote URLs"
-            )
-        return LocalStore(path, read_only=read_only)
-    text, options = str(url), dict(storage_options or {})
-    scheme = urlsplit(text).scheme
-    if scheme in ("s3", "s3a"):
-        config = _obstore_config(options)
-        if config is not None:
-            return _s3_by_obstore(text, config, read_only)
-        # Its default of 10 costs a HEAD request before every GET; we read whole objects.
-        options.setdefault("max_concurrency", 1)
-        options.setdefault("use_listings_cache", False)
-    try:
-        return FsspecStore.from_url(text, storage_options=options, read_only=read_only)
-    except ImportError as error:
-        extra = "streamkern[s3]" if scheme in ("s3", "s3a") else f"the fsspec package for {scheme}"
+    options = dict(storage_options or {})
+    deadline = options.pop("deadline_s", DEADLINE_S)
+    if isinstance(deadline, bool) or not isinstance(deadline, int | float) or deadline < 0:
+        raise ConfigError(f"storage option deadline_s={deadline!r} must be seconds, 0 or more")
+    return Objects(url, _engine(url, options), deadline_s=float(deadline))
+
+
+def _engine(url: str, options: dict[str, Any]) -> Engine:
+    scheme = urlsplit(url).scheme
+    engine = options.pop("engine", None)
+    if scheme not in _S3:
+        if engine is not None:
+            raise ConfigError(f"storage option engine={engine!r} is for s3:// URLs only")
+        return _by_fsspec(url, lambda: fsspec.core.url_to_fs(url, **options))
+    if engine not in (None, "obstore", "s3fs"):
+        raise ConfigError(f'storage option engine={engine!r} is unknown; use "obstore" or "s3fs"')
+    if not urlsplit(url).netloc:
+        raise ConfigError(f"{redact(url)} names no bucket; write s3://bucket/key")
+    if "@" in urlsplit(url).netloc:
+        raise ConfigError(
+            f"{redact(url)} holds credentials; put them into the environment or storage_options"
+        )
+    from streamkern import s3
+
+    installed = all(importlib.util.find_spec(name) for name in ("obstore", "botocore"))
+    if engine == "obstore" and not installed:
         raise MissingDependencyError(
-            f"{redact(text)} needs a package that is not installed: pip install {extra}"
+            "engine='obstore' needs packages that are not installed: pip install streamkern[s3]"
+        )
+    if engine == "obstore" and not s3.understands(options):
+        raise ConfigError("engine='obstore' does not know all of the storage options; use 's3fs'")
+    if installed and engine != "s3fs" and s3.understands(options):
+        return ObstoreEngine(lambda: s3.open_stores(url, options))
+    if "region" in options:
+        client = {"region_name": options.pop("region"), **(options.get("client_kwargs") or {})}
+        options["client_kwargs"] = client
+    return _by_fsspec(url, lambda: open_s3fs(url, options))
+
+
+def _by_fsspec(url: str, open_filesystem: Callable[[], tuple[Any, str]]) -> Engine:
+    try:
+        return FsspecEngine(open_filesystem)
+    except ImportError as error:
+        scheme = urlsplit(url).scheme
+        extra = "streamkern[s3]" if scheme in _S3 else f"the fsspec package for {scheme}"
+        raise MissingDependencyError(
+            f"{redact(url)} needs a package that is not installed: pip install {extra}"
         ) from error
-    except ValueError as error:
-        raise ConfigError(f"can not open {redact(text)}: {error}") from error
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"can not open {redact(url)}: {report.redact(str(error))}") from None
 
 
 def local_path(url: str | os.PathLike[str]) -> Path | None:
@@ -103,44 +143,6 @@ def redact(url: str | os.PathLike[str]) -> str:
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
-def _obstore_config(options: Mapping[str, Any]) -> dict[str, str] | None:
-    """S3 settings in obstore's names, or None when only s3fs would understand them the same."""
-    if importlib.util.find_spec("obstore") is None:
-        return None
-    flat = dict(options)
-    client = flat.pop("client_kwargs", None) or {}
-    flat.update({{"region_name": "region"}.get(name, name): v for name, v in client.items()})
-    if not set(flat) <= set(_OBSTORE_NAMES):
-        return None
-    # s3fs also looks into ~/.aws; obstore does not, so it needs credentials it can see.
-    seen = {"key", "secret"} <= set(flat) or flat.get("anon") or "AWS_ACCESS_KEY_ID" in os.environ
-    if not seen:
-        return None
-    config = {_OBSTORE_NAMES[name]: str(value) for name, value in flat.items() if value is not None}
-    if "anon" in flat:
-        config["aws_skip_signature"] = "true" if flat["anon"] else "false"
-    return config
-
-
-def _s3_by_obstore(url: str, config: dict[str, str], read_only: bool) -> Store:
-    from obstore.store import S3Store
-
-    endpoint = config.get("aws_endpoint") or os.environ.get("AWS_ENDPOINT_URL", "")
-    client_options: Any = {"allow_http": True} if endpoint.startswith("http://") else {}
-    if endpoint:
-        config = {**config, "aws_endpoint": endpoint}
-    # boto's default region; obstore would otherwise refuse to start without one.
-    if not {"AWS_REGION", "AWS_DEFAULT_REGION"} & set(os.environ):
-        config.setdefault("aws_region", "us-east-1")
-    settings: Any = config
-    return ObjectStore(
-        S3Store.from_url(
-            url.replace("s3a://", "s3://", 1), config=settings, client_options=client_options
-        ),
-        read_only=read_only,
-    )
-
-
 class StrictStore(WrapperStore["Store"]):
     """A store in which a missing chunk is an error, not a fill value.
 
@@ -154,6 +156,11 @@ class StrictStore(WrapperStore["Store"]):
     def folder(self) -> Path | None:
         """Where the keys are files, or None."""
         return self._store.root if type(self._store) is LocalStore else None
+
+    @property
+    def objects(self) -> Objects | None:
+        """Where the keys are objects, or None."""
+        return self._store.objects if isinstance(self._store, ObjectsStore) else None
 
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
@@ -170,6 +177,12 @@ class StrictStore(WrapperStore["Store"]):
         key_ranges: Iterable[tuple[str, ByteRequest | None]],
     ) -> list[Buffer | None]:
         return [await self.get(key, prototype, byte_range) for key, byte_range in key_ranges]
+
+    async def getsize(self, key: str) -> int:
+        return await self._store.getsize(key)
+
+    async def getsize_prefix(self, prefix: str) -> int:
+        return await self._store.getsize_prefix(prefix)
 
     def get_sync(
         self,

@@ -8,7 +8,9 @@ integer targets become classes 0..max after one pass over y.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,9 @@ import zarr
 from zarr.errors import ContainsArrayError, NodeTypeValidationError
 
 from streamkern import layout
-from streamkern.chunkfile import chunk_files
+from streamkern.cache import Cache
+from streamkern.cachedobjects import CachedObjects
+from streamkern.chunkfile import chunk_files, chunk_objects
 from streamkern.errors import (
     ConfigError,
     CorruptChunkError,
@@ -27,6 +31,7 @@ from streamkern.errors import (
     StreamkernError,
 )
 from streamkern.layout import ATTRIBUTE, StoreSpec
+from streamkern.objects import TRAFFIC
 from streamkern.storage import StrictStore, local_path, redact, zarr_store
 from streamkern.writer import StoreWriter
 
@@ -38,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Store", "StoreSpec", "StoreWriter", "open_store"]
 
+_READS = 3  # of remote bytes that do not decode: they may have been altered on their way
 MAX_INFERRED_CLASSES = 10_000  # foreign integer targets up to this many become classes
 
 
@@ -52,16 +58,41 @@ class Store:
     """
 
     def __init__(
-        self, group: Any, url: str, spec: StoreSpec, names: tuple[str, str | None], reopen: Any
+        self,
+        group: Any,
+        arrays: tuple[Any, Any],
+        url: str,
+        spec: StoreSpec,
+        names: tuple[str, str | None],
+        reopen: Any,
+        cache: Cache | None = None,
     ) -> None:
         self.url = url
         self.spec = spec
         self._group = group
-        self._x = group[names[0]]
-        self._y = None if names[1] is None else group[names[1]]
-        arrays = [a for a in (self._x, self._y) if a is not None]
-        self._files = {a.path: chunk_files(a) for a in arrays if a.chunks[0] == spec.chunk_rows}
+        self._x, self._y = arrays
+        self._remote = local_path(url) is None
+        whole = [a for a in arrays if a is not None and a.chunks[0] == spec.chunk_rows]
+        self._files = {a.path: chunk_files(a) for a in whole}
+        self._objects = {a.path: chunk_objects(a) for a in whole}
+        if cache is not None:
+            self._keep_chunks(cache)
         self._reopen = reopen
+        self._names = names
+        self._prefix = group.path
+
+    def _keep_chunks(self, cache: Cache) -> None:
+        """Read the chunks of a remote store through `cache`; local ones are near enough."""
+        if self.spec.foreign and self._remote:
+            warnings.warn(
+                f"{redact(self.url)} is not cached: streamkern did not write it, and a change of "
+                "its chunks would not be noticed; ingest it",
+                stacklevel=4,
+            )
+            return
+        for reader in self._objects.values():
+            if reader is not None:
+                reader.objects = CachedObjects(reader.objects, cache, self.spec.fingerprint)
 
     def __repr__(self) -> str:
         shape = "x".join(str(k) for k in (self.spec.n_rows, *self.spec.row_shape))
@@ -138,10 +169,32 @@ class Store:
         """y of chunk `i` as `read_chunk` gives it, without reading X."""
         start, stop = self.chunk_bounds(i)
         if self._y is None:
-            return np.empty((stop - start, 0), np.float32)
+            return _no_targets(stop - start)
         return self._checked_targets(
             self._read_array(self._y, start, stop, self._key(self._y, i)), i
         )
+
+    def check_unchanged(self) -> None:
+        """Raise DataError if another store is at the URL by now; one small request.
+
+        Foreign stores are compared by their metadata only.
+        """
+        version: Any = self._group.metadata.zarr_format
+        group: Any = zarr.open_group(
+            self._group.store, path=self._group.path, mode="r", zarr_format=version
+        )
+        if self.spec.foreign:
+            x, y = self._names
+            now = _foreign_fingerprint((group[x], None if y is None else group[y]), self._names)
+        else:
+            state: Any = group.attrs.get(ATTRIBUTE) or {}
+            now = str(state.get("fingerprint"))
+        if now != self.spec.fingerprint:
+            raise DataError(
+                f"{self!r} was changed while it was in use: its fingerprint was "
+                f"{self.spec.fingerprint[:16]} and is {now[:16]}; restore it and resume, or start "
+                "a new run"
+            )
 
     def codec_names(self) -> list[str]:
         """Names of X's codecs, in the order they encode."""
@@ -189,24 +242,64 @@ class Store:
 
     def _read_stored(self, i: int) -> tuple[NDArray[Any], NDArray[Any]]:
         start, stop = self.chunk_bounds(i)
-        X = self._read_array(self._x, start, stop, self._key(self._x, i))
-        if self._y is None:
-            return X, np.empty((stop - start, 0), np.float32)
-        return X, self._read_array(self._y, start, stop, self._key(self._y, i))
+        arrays = [self._x] if self._y is None else [self._x, self._y]
+        keys = [self._key(array, i) for array in arrays]
+        readers = [self._objects.get(array.path) for array in arrays]
+        if None in readers:
+            parts = [
+                self._read_array(array, start, stop, key)
+                for array, key in zip(arrays, keys, strict=True)
+            ]
+        else:
+            parts = self._read_objects(readers, keys, stop - start)
+        return (parts[0], parts[1]) if len(parts) > 1 else (parts[0], _no_targets(stop - start))
+
+    def _read_objects(self, readers: list[Any], keys: list[str], n_rows: int) -> list[Any]:
+        """A chunk of each array, requested at once; one that arrives altered is asked for again."""
+        prefix = f"{self._prefix}/" if self._prefix else ""
+        objects, parts = readers[0].objects, dict[str, Any]()
+        for reads_left in reversed(range(_READS)):
+            missing = [key for key in keys if key not in parts]
+            fresh = reads_left < _READS - 1
+            try:
+                raw = objects.get_many([prefix + key for key in missing], fresh=fresh)
+            except FileNotFoundError as error:
+                raise CorruptChunkError(f"chunk {error}; {self._remedy()}") from error
+            for key, data in zip(missing, raw, strict=True):
+                with self._explained(key, retry=reads_left > 0):
+                    parts[key] = _native(readers[keys.index(key)].decode(data, n_rows))
+            if len(parts) == len(keys):
+                break
+        return [parts[key] for key in keys]
 
     def _read_array(self, array: Any, start: int, stop: int, key: str) -> NDArray[Any]:
-        files = self._files.get(array.path)
+        files, data = self._files.get(array.path), None
+        for reads_left in reversed(range(_READS if self._remote else 1)):
+            with self._explained(key, retry=reads_left > 0):
+                if files is None:
+                    data = np.asarray(array[start:stop])
+                else:
+                    data = files.read(key, stop - start)
+                break
+        assert data is not None
+        return _native(data)
+
+    @contextmanager
+    def _explained(self, key: str, *, retry: bool) -> Iterator[None]:
+        """Names the chunk that does not decode, or lets it pass if it will be read again."""
         try:
-            data = np.asarray(array[start:stop]) if files is None else files.read(key, stop - start)
+            yield
         except (StreamkernError, OSError, MemoryError) as error:
             if isinstance(error, CorruptChunkError):
                 raise CorruptChunkError(f"{error} {redact(self.url)}; {self._remedy()}") from error
             raise
         except Exception as error:  # whatever a codec raises on bytes it does not understand
+            if retry:
+                TRAFFIC.add(retries=1)
+                return
             raise CorruptChunkError(
                 f"chunk {key} of {redact(self.url)} does not decode ({error}); {self._remedy()}"
             ) from error
-        return data.astype(data.dtype.newbyteorder("="), copy=False)
 
     def _remedy(self) -> str:
         if self.spec.foreign:
@@ -246,6 +339,14 @@ class Store:
         return f"{array.path}/{array.metadata.encode_chunk_key(coordinates)}"
 
 
+def _no_targets(n_rows: int) -> NDArray[Any]:
+    return np.empty((n_rows, 0), np.float32)
+
+
+def _native(data: NDArray[Any]) -> NDArray[Any]:
+    return data.astype(data.dtype.newbyteorder("="), copy=False)
+
+
 def open_store(
     url: str | os.PathLike[str] | zarr.Group,
     *,
@@ -253,6 +354,7 @@ def open_store(
     y: str | None = "y",
     storage_options: Mapping[str, Any] | None = None,
     missing: str = "error",
+    cache: Cache | None = None,
 ) -> Store:
     """The store at `url`, ready to read; costs three small requests for our own stores.
 
@@ -268,6 +370,8 @@ def open_store(
         What an absent chunk is in a foreign store. Zarr writers leave out chunks that hold only
         the fill value unless told otherwise; "fill" believes that. Our own stores have every
         chunk, so there absence is always an error.
+    cache : Cache, optional
+        Keeps the chunks of a remote store of ours in a local folder.
 
     Raises
     ------
@@ -286,34 +390,60 @@ def open_store(
         path = local_path(url)
         text = str(url) if path is None else str(path.absolute())
         reopen = partial(
-            open_store, text, x=x, y=y, storage_options=storage_options, missing=missing
+            open_store,
+            text,
+            x=x,
+            y=y,
+            storage_options=storage_options,
+            missing=missing,
+            cache=cache,
         )
         inner, prefix = zarr_store(text, storage_options=storage_options), ""
+    for reads_left in reversed(range(1 if local_path(text) is not None else _READS)):
+        try:
+            group, arrays, spec = _read_metadata(inner, prefix, text, (x, y), missing)
+            break
+        except CorruptChunkError:
+            if not reads_left:
+                raise
+    return Store(group, arrays, text, spec, (x, y), reopen, cache)
+
+
+def _read_metadata(
+    inner: Any, prefix: str, text: str, names: tuple[str, str | None], missing: str
+) -> tuple[zarr.Group, tuple[Any, Any], StoreSpec]:
+    """The group, X and y, what they hold, each read once; CorruptChunkError for altered ones."""
     group = _strict_group(inner, prefix, text)
-    state = group.attrs.get(ATTRIBUTE)
-    ours = isinstance(state, Mapping) and x == "X" and y in ("y", None)
+    state: Any = group.attrs.get(ATTRIBUTE)
+    ours = isinstance(state, Mapping) and names[0] == "X" and names[1] in ("y", None)
     if ours:
         layout.check_state(state, text)
     elif missing == "fill":
         group = zarr.open_group(inner, path=group.path, mode="r")
-    names = (x, y)
-    for name in (n for n in names if n is not None):
-        if not isinstance(group.get(name), zarr.Array):
+    # Our own y is read in any case: it belongs to what the metadata's digest covers.
+    wanted = ("X", "y") if ours else names
+    arrays = [None if name is None else group.get(name) for name in wanted]
+    for name, array in zip(names, arrays, strict=True):
+        if name is not None and not isinstance(array, zarr.Array):
             raise StoreNotFoundError(
                 f"{redact(text)} has no array {name!r}; it has {_array_names(group)}"
             )
-    spec = (
-        layout.spec_from_attributes(group, state, y, text)
-        if ours
-        else _foreign_spec(group, names, text)
-    )
-    return Store(group, text, spec, names, reopen)
+    if ours:
+        layout.check_metadata(state, arrays, text)
+    X, targets = arrays[0], None if names[1] is None else arrays[1]
+    if ours:
+        return group, (X, targets), layout.spec_from_attributes(X, targets, state, text)
+    return group, (X, targets), _foreign_spec(X, targets, names, text)
 
 
 def _strict_group(store: Any, path: str, url: str) -> zarr.Group:
     """The group on `store` with missing chunks turned into errors."""
+    strict = StrictStore(store)
     try:
-        return zarr.open_group(StrictStore(store), path=path, mode="r")
+        try:  # without a format zarr asks for the metadata of both: four requests
+            return zarr.open_group(strict, path=path, mode="r", zarr_format=3)
+        except FileNotFoundError:
+            return zarr.open_group(strict, path=path, mode="r", zarr_format=2)
     except FileNotFoundError as error:
         raise StoreNotFoundError(f"there is no zarr store at {redact(url)}") from error
     except (ContainsArrayError, NodeTypeValidationError) as error:
@@ -326,9 +456,7 @@ def _strict_group(store: Any, path: str, url: str) -> zarr.Group:
         raise DataError(f"the metadata of {redact(url)} can not be read: {error}") from error
 
 
-def _foreign_spec(group: zarr.Group, names: tuple[str, str | None], url: str) -> StoreSpec:
-    X: Any = group[names[0]]
-    y: Any = None if names[1] is None else group[names[1]]
+def _foreign_spec(X: Any, y: Any, names: tuple[str, str | None], url: str) -> StoreSpec:
     where = f"{names[0]!r} of {redact(url)}"
     if X.ndim < 2 or X.shape[0] < 1:
         raise DataError(f"{where} has shape {X.shape}; it needs rows along a first axis")
@@ -347,11 +475,6 @@ def _foreign_spec(group: zarr.Group, names: tuple[str, str | None], url: str) ->
             classes, n_outputs = tuple(str(k) for k in range(len(counts))), len(counts)
         elif np.dtype(y.dtype).kind not in "iuf":
             raise DataError(f"{names[1]!r} of {redact(url)} has dtype {y.dtype}; ingest it first")
-    description = [
-        [name, list(a.shape), np.dtype(a.dtype).str, list(a.chunks), dict(a.attrs)]
-        for name, a in zip(names, (X, y), strict=True)
-        if a is not None
-    ]
     return StoreSpec(
         n_rows=X.shape[0],
         row_shape=tuple(X.shape[1:]),
@@ -364,8 +487,18 @@ def _foreign_spec(group: zarr.Group, names: tuple[str, str | None], url: str) ->
         global_mean=None,
         global_scale=None,
         class_counts=counts,
-        fingerprint=layout.metadata_fingerprint(description),
+        fingerprint=_foreign_fingerprint((X, y), names),
         y_dtype=None if y is None else np.dtype(y.dtype).newbyteorder("="),
+    )
+
+
+def _foreign_fingerprint(arrays: tuple[Any, Any], names: tuple[str, str | None]) -> str:
+    return layout.metadata_fingerprint(
+        [
+            [name, list(a.shape), np.dtype(a.dtype).str, list(a.chunks), dict(a.attrs)]
+            for name, a in zip(names, arrays, strict=True)
+            if a is not None
+        ]
     )
 
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from streamkern.centers import as_centers, check_features
 from streamkern.checkpoint import RunDirectory
+from streamkern.cluster import check_cluster, connect
 from streamkern.config import RunConfig
 from streamkern.identity import (
     check_same_run,
@@ -43,7 +44,7 @@ def train(
     source, test : in place of data.train and data.test.
     kernel : in place of model.kernel. centers : (p, d) or (p, *row_shape) rows in storage form, in
         place of model.centers.
-    client : a `distributed.Client` to read on.
+    client : a `distributed.Client` to read on, in place of data.dask; it stays open.
     progress : draw a line on the terminal.
     on_evaluation : called with every evaluation record.
 
@@ -61,7 +62,11 @@ def train(
     given = None if centers is None else as_centers(centers)
     directory = None
     if config.run.run_dir is not None:
-        directory = RunDirectory(config.run.run_dir, keep=config.run.keep_checkpoints)
+        directory = RunDirectory(
+            config.run.run_dir,
+            keep=config.run.keep_checkpoints,
+            storage_options=config.data.storage_options,
+        )
     run = open_run(
         config, source=source, n_centers=None if given is None else len(given),
         fixed_sizes=recorded_sizes(directory),
@@ -73,6 +78,10 @@ def train(
         record = run_record(run, kernel, given)
         check_same_run(directory, record)
         with contextlib.ExitStack() as stack:
+            if client is None and config.data.dask is not None:
+                client = stack.enter_context(connect(config.data.dask))
+            if client is not None:
+                check_cluster(client, run.data.source)
             if directory is not None:
                 stack.enter_context(directory)
                 check_same_run(directory, record)  # nobody else wrote in between

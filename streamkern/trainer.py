@@ -21,13 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.assemble import Assembled, reassemble, start
-from streamkern.checkpoint import AsyncSaver, RunDirectory
+from streamkern.checkpoint import RunDirectory
+from streamkern.cluster import dashboard_link
 from streamkern.config import difference
 from streamkern.errors import (
     EXIT_FAILED,
-    CheckpointError,
     DivergenceError,
     ResumeMismatchError,
+    RunError,
     StreamkernError,
     TrainingInterrupted,
 )
@@ -39,11 +40,15 @@ from streamkern.identity import (
     changed_versions,
 )
 from streamkern.kernels import Kernel
+from streamkern.meter import Meter
 from streamkern.model import KernelModel
 from streamkern.prefetch import Loader
 from streamkern.problem import Run
-from streamkern.report import Progress, RunLog, read_log
+from streamkern.report import Progress
+from streamkern.runlog import RunLog
+from streamkern.saver import AsyncSaver
 from streamkern.source_base import Source
+from streamkern.sources import stores_of
 
 AUTO_CHECKPOINT_S = 60.0
 LOG_EVERY_S = 1.0
@@ -94,8 +99,8 @@ class Trainer:
         self.run, self.directory, self.test = run, directory, test
         self.settings, self.stack = run.config.run, stack
         self.on_evaluation = on_evaluation or (lambda record: None)
-        log_path = directory.log_path if directory is not None and self.settings.log else None
-        self.log = stack.enter_context(RunLog(log_path))
+        logged = directory if self.settings.log else None
+        self.log = stack.enter_context(RunLog(None) if logged is None else logged.open_log())
         self.saver = None if directory is None else stack.enter_context(AsyncSaver(directory))
         self.stop = stack.enter_context(StopRequest(install=directory is not None))
         self.progress = progress
@@ -118,6 +123,7 @@ class Trainer:
         record: dict[str, Any],
     ) -> None:
         """Make the solver and its state, new or from the run directory, and the pipeline."""
+        self.cluster = {} if client is None else {"dashboard": dashboard_link(client)}
         setup = None if self.directory is None else self.directory.load_setup()
         if setup is None:
             self.made = start(self.run, kernel=kernel, given=centers, report=self._report)
@@ -138,7 +144,7 @@ class Trainer:
         if saved is None:
             self.state = self.solver.init()
             self.watch = Watch(self.solver, self.state, self.state.alpha.copy(), Guard())
-            self._report("start", {"setup": _summary(self.made.meta)})
+            self._report("start", {"setup": _summary(self.made.meta), **self.cluster})
             return
         self.state = self.solver.restore(saved.arrays, saved.meta["state"])
         good = self.run.backend.asarray(saved.arrays["good"])
@@ -148,7 +154,7 @@ class Trainer:
         self.position = Position(**saved.meta["position"])
         self.metrics = {k: math.nan if v is None else v for k, v in saved.meta["metrics"].items()}
         self.order = saved.meta["order"]
-        self._report("resume", {})
+        self._report("resume", self.cluster)
 
     def _open_pipeline(self, made: Assembled, client: Any) -> None:
         data, sizes, seed = self.run.config.data, self.run.sizes, self.settings.random_state
@@ -202,16 +208,17 @@ class Trainer:
         position, epochs = self.position, self.run.config.data.epochs
         total = self.run.data.source.n_rows * epochs
         began = time.perf_counter()
+        self.meter = Meter(self.loader, position.samples)
         with Progress(total, start=position.samples, enabled=self.progress) as bar:
             try:
                 for batch in self.feed.epochs(position.epoch, epochs, position.batch):
                     self._step(batch)
                     self._watch(bar)
-            except (CheckpointError, DivergenceError, TrainingInterrupted):
+            except (RunError, DivergenceError, TrainingInterrupted):
                 raise
             except Exception:
                 # Bad data or a lost network at batch i + 1 does not take batch i away.
-                if self.whole:
+                if self.whole and self.saver is not None and not self.saver.failed:
                     self._checkpoint()
                 raise
         self.run.backend.synchronize()
@@ -290,6 +297,7 @@ class Trainer:
             self._judge_rest()
         self.solver.finish(self.state)
         self.position.done = True
+        self._check_data()
         self._evaluate()
         self._checkpoint()
 
@@ -320,8 +328,13 @@ class Trainer:
             "evaluated": "average" if averaged else "alpha",
         }
         arrays["good"] = np.array(backend.to_host(self.watch.good))
-        self.saver.submit(self.position.step, arrays, meta)
+        self.saver.submit(self.position.step, arrays, meta, before=self._check_data)
         self.saved = time.monotonic()
+
+    def _check_data(self) -> None:
+        """Raise DataError if a store was replaced, so that no checkpoint is made of two."""
+        for store in stores_of(self.run.data.source):
+            store.check_unchanged()
 
     def _evaluate(self) -> None:
         if self.test is None:
@@ -334,17 +347,10 @@ class Trainer:
         self.on_evaluation(record)
 
     def _log_training(self, loss: float, bar: Progress) -> None:
-        stats, now = self.loader.stats, time.monotonic()
-        if not hasattr(self, "began"):
-            self.began = (now, self.position.samples, stats.stall_s)
-        began, samples, stalled = self.began
-        elapsed = max(now - began, 1e-9)
-        share = (stats.stall_s - stalled) / elapsed
-        bar.update(self.position.samples, loss=loss, stall_share=share)
+        flow, now = self.meter.flow(self.position.samples), time.monotonic()
+        bar.update(self.position.samples, f"loss {loss:.4g}  {flow.words()}")
         if now - self.logged >= LOG_EVERY_S:
-            rate = (self.position.samples - samples) / elapsed
-            fields = {"loss": loss, "samples_per_s": rate, "stall_share": share}
-            self._report("train", fields | {"retries": stats.retries})
+            self._report("train", {"loss": loss, **flow.fields()})
             self.logged = now
 
     def _report(self, event: str, fields: dict[str, Any]) -> None:
@@ -363,7 +369,8 @@ class Trainer:
 
     def _result(self) -> Result:
         if self.directory is not None and self.settings.log:
-            seen = {r["step"]: r for r in read_log(self.directory.log_path)
+            self.log.flush()
+            seen = {r["step"]: r for r in self.directory.read_log()
                     if r.get("event") == "evaluation"}  # fmt: skip
             drop = ("time", "event", "epoch")
             self.history = [

@@ -7,6 +7,7 @@ the plan the content is made from, and `digests` is the journal, its row written
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
@@ -18,6 +19,7 @@ from zarr.errors import ContainsArrayError, NodeTypeValidationError
 from streamkern import layout
 from streamkern.errors import ConfigError, DataError, NonFiniteError, ResumeMismatchError
 from streamkern.layout import ATTRIBUTE, DIGEST_CHUNK, StoreSpec
+from streamkern.machine import available_cpus
 from streamkern.storage import local_path, redact, zarr_store
 
 if TYPE_CHECKING:
@@ -26,6 +28,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from streamkern.statistics import Statistics
+
+
+_REMOTE_WRITERS = 16
+# Of a chunk being made and written: the rows as they came, the cast, what two transforms make of
+# them, and five for digesting, compressing and writing it, less what is gone by then.
+COPIES_OF_A_CHUNK = 8
+
+
+def n_writers(url: str | os.PathLike[str], memory: int, chunk_bytes: int) -> int:
+    """Chunks to make and write at a time; writes to a network wait, and go on side by side."""
+    wanted = max(2, available_cpus()) if local_path(url) is not None else _REMOTE_WRITERS
+    return max(1, min(wanted, memory // (COPIES_OF_A_CHUNK * chunk_bytes)))
 
 
 class StoreWriter:
@@ -101,11 +115,14 @@ class StoreWriter:
             y_dtype=_target_dtype(dtype, classes, y_dtype),
         )
         self._n_rows = n_rows
+        self._journal_lock = threading.Lock()  # an older slab must not be written over a newer
         self._compress = compress
         layout.codecs(dtype, compress)
         self._store = zarr_store(url, storage_options=storage_options, read_only=False)
         with disk_full_hint(self.url):
             self._group, self.resumed = self._claim(self._full_plan(plan), overwrite)
+            if self.resumed:
+                self._sweep()
             self._create_arrays()
 
     def __enter__(self) -> Self:
@@ -136,7 +153,8 @@ class StoreWriter:
         """Write chunk `i`: X (rows, *row_shape), y (rows,) ids or (rows, c) values.
 
         Every chunk has `chunk_rows` rows, the last one what is left. Chunks may come in any
-        order. Non-finite values and ids outside the classes are refused.
+        order, and on several threads where `n_rows` is known. Non-finite values and ids outside
+        the classes are refused.
         """
         X = np.asarray(X)
         start = self._place(i, X)
@@ -149,9 +167,11 @@ class StoreWriter:
         with disk_full_hint(self.url):
             self._x[start : start + len(X)] = X
             self._y[start : start + len(X)] = y
+            digest = layout.chunk_digest(X, y)
             # Last: a chunk is in the journal only when all of it is in the store.
-            self._journal[i] = layout.chunk_digest(X, y)
-            self._write_journal(i // DIGEST_CHUNK)
+            with self._journal_lock:
+                self._journal[i] = digest
+                self._write_journal(i // DIGEST_CHUNK)
 
     def stored(self, i: int) -> tuple[NDArray[Any], NDArray[Any]] | None:
         """Chunk `i` read back, if the journal has it and its digest agrees; else None."""
@@ -186,7 +206,8 @@ class StoreWriter:
                 self._journal = digests
                 self._write_journal((n_chunks - 1) // DIGEST_CHUNK)
             self._group.attrs[ATTRIBUTE] = self._attributes(n_rows, digests, stats)
-        return layout.spec_from_attributes(self._group, self._group.attrs[ATTRIBUTE], "y", self.url)
+        state: Any = self._group.attrs[ATTRIBUTE]
+        return layout.spec_from_attributes(self._x, self._y, state, self.url)
 
     # -- laying claim to the place
 
@@ -228,6 +249,13 @@ class StoreWriter:
                 del group[name]
         group.attrs[ATTRIBUTE] = writing
         return group, False
+
+    def _sweep(self) -> None:
+        """Delete what a killed write left beside the chunks: zarr writes aside, then renames."""
+        path = local_path(self.url)
+        if path is not None:
+            for left in path.rglob("*.partial"):
+                left.unlink(missing_ok=True)
 
     def _create_arrays(self) -> None:
         spec = self._spec
@@ -342,7 +370,7 @@ class StoreWriter:
         self, n_rows: int, digests: NDArray[np.uint8], stats: Statistics | None
     ) -> dict[str, Any]:
         spec = self._spec
-        return {
+        state = {
             "schema": layout.SCHEMA,
             "status": "complete",
             "n_outputs": spec.n_outputs,
@@ -357,6 +385,7 @@ class StoreWriter:
             "digest": "sha256",
             "fingerprint": layout.content_fingerprint(spec, n_rows, digests),
         }
+        return {**state, "metadata_digest": layout.metadata_digest(state, (self._x, self._y))}
 
 
 def claimable(store: Any, url: str) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import zarr
 from hypothesis import HealthCheck, settings
+from s3server import AWS_ENVIRONMENT, S3Server
 
 from streamkern.gpu import gpu_problem
 
@@ -74,3 +75,27 @@ def make_zarr(tmp_path: Path) -> MakeZarr:
         return tmp_path / name
 
     return make
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_real_aws() -> Iterator[None]:
+    """Hide the AWS settings of whoever runs the tests, for every test and its child processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            patch.delenv(name)
+        for name, value in AWS_ENVIRONMENT.items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(scope="session")
+def s3(no_real_aws: None) -> Iterator[S3Server]:
+    """A real S3 server in a process of its own; started by the first test that asks for it."""
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(s3: S3Server) -> str:
+    """The name of a bucket that no other test has seen."""
+    return s3.make_bucket()

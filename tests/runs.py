@@ -17,6 +17,7 @@ from streamkern.augment import GaussianNoise
 from streamkern.checkpoint import RunDirectory
 from streamkern.config import RunConfig
 from streamkern.errors import StreamkernError, TrainingInterrupted
+from streamkern.folder import open_folder
 from streamkern.sealed import load
 from streamkern.sources import ArraySource, AugmentedSource, Source
 from streamkern.train import Result, train
@@ -117,7 +118,7 @@ Checkpoint = tuple[dict[str, Array], dict[str, Any]]
 
 def checkpoint(run_dir: Path, step: int) -> Checkpoint:
     """Arrays and scalars of the state at `step`, without what an evaluation adds."""
-    saved = load(run_dir / "checkpoints" / f"{step:012d}.json")
+    saved = load(open_folder(run_dir), f"checkpoints/{step:012d}.json")
     return saved.arrays, {k: v for k, v in saved.meta.items() if k != "metrics"}
 
 

@@ -36,9 +36,11 @@ import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streamkern import checkpoint, sealed
-from streamkern.checkpoint import AsyncSaver, RunDirectory, Saved
+from streamkern import checkpoint, folder, sealed
+from streamkern.checkpoint import RunDirectory, Saved
 from streamkern.errors import CheckpointError, ConfigError, RunError, RunLockedError
+from streamkern.folder import Folder
+from streamkern.saver import AsyncSaver
 
 posix = pytest.mark.skipif(os.name == "nt", reason="needs fork and signals")
 THREAD = "streamkern-checkpoint"
@@ -158,8 +160,8 @@ def save_with_file_limit(path: str, out: str, step: int, n_bytes: int, note: str
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
         said = error_of(lambda: run.save(step, {"x": np.ones(n_bytes, np.uint8)}, {"note": note}))
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-        said.append(sorted(os.listdir(run.path / "checkpoints")))
-        said.append(published(run.path))
+        said.append(sorted(os.listdir(Path(path, "checkpoints"))))
+        said.append(published(Path(path)))
         assert_is_state(run.load_latest(), 1)
         run.save(2, state(2), meta(2))
     Path(out).write_text(json.dumps(said))
@@ -293,7 +295,7 @@ def test_every_bit_and_every_meta_value_comes_back(
 ) -> None:
     monkeypatch.setattr(sealed, "_CHUNK_BYTES", (chunk_bytes, 2 * chunk_bytes))
     named = {f"x{i}": x for i, x in enumerate(arrays)}
-    with tempfile.TemporaryDirectory() as folder, RunDirectory(folder) as run:
+    with tempfile.TemporaryDirectory() as place, RunDirectory(place) as run:
         run.save(3, named, values)
         run.save_setup(named, values)
         for saved in (run.load_latest(), run.load_setup()):
@@ -462,7 +464,7 @@ def test_configuration(tmp_path: Path) -> None:
         run.save(1, state(1), meta(1))
     with RunDirectory(tmp_path / "checkpoints") as run:
         assert_is_state(run.load_latest(), 1)
-    (run.path / "run.json").write_text("{")
+    (tmp_path / "checkpoints" / "run.json").write_text("{")
     with pytest.raises(RunError, match=r"run\.json can not be read"):
         run.read_config()
 
@@ -565,7 +567,7 @@ def damage(path: Path, kind: str, where: int) -> None:
     if kind == "flip":
         flip(path, where)
     elif kind == "truncate":
-        os.truncate(path, where % path.stat().st_size)
+        os.truncate(path, where % (path.stat().st_size - 1))  # more than the last newline
     elif kind == "zero":
         path.write_bytes(bytes(path.stat().st_size))
     elif kind == "append":
@@ -588,8 +590,8 @@ def test_damage_is_never_loaded(two_steps: Path, data: st.DataObject) -> None:
     names = [p.relative_to(two_steps) for p in [root / "000000000002.json", *files]]
     name = data.draw(st.sampled_from(names))
     kind = data.draw(st.sampled_from(["flip", "truncate", "zero", "append", "delete"]))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(shutil.copytree(two_steps, Path(folder, "run")))
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(shutil.copytree(two_steps, Path(place, "run")))
         damage(path / name, kind, data.draw(st.integers(0, 10**6)))
         run = RunDirectory(path, writable=False)
         step = assert_is_state(run.load_latest())
@@ -609,7 +611,7 @@ def test_when_nothing_verifies_it_says_so(tmp_path: Path) -> None:
     with RunDirectory(tmp_path) as run:
         with pytest.raises(CheckpointError, match=r"2 checkpoint\(s\) and none verifies") as info:
             run.load_latest()
-        assert "step 1: c: no such file" in str(info.value)
+        assert "step 1: 000000000001/t/c is missing" in str(info.value)
         assert "step 2: 000000000002.json is damaged" in str(info.value)
         assert latest_files(tmp_path) == {"000000000001", "000000000002"}  # nothing thrown away
 
@@ -647,11 +649,13 @@ def test_data_retired_while_it_is_read_is_not_taken_for_zeros(
     root = with_steps(tmp_path, 1, 2) / "checkpoints"
     real = sealed._read_arrays
 
-    def retired_meanwhile(group: Path, promised: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        if group.name == "000000000002":
+    def retired_meanwhile(
+        place: Folder, group: str, body: Mapping[str, Any]
+    ) -> dict[str, np.ndarray]:
+        if group.endswith("000000000002"):
             (root / "000000000002.json").unlink()
-            (group / "alpha" / "c" / "0" / "0").unlink()
-        return real(group, promised)
+            (root / "000000000002" / "alpha" / "c" / "0" / "0").unlink()
+        return real(place, group, body)
 
     monkeypatch.setattr(sealed, "_read_arrays", retired_meanwhile)
     run = RunDirectory(tmp_path, writable=False)
@@ -760,19 +764,16 @@ def test_urls(tmp_path: Path) -> None:
     url = (tmp_path / "a b").as_uri()
     assert "%20" in url
     assert_is_state(RunDirectory(url, writable=False).load_latest(), 1)
-    for bad in ("s3://key:se/cret@bucket/run?token=abc", "file://host/run"):
-        with pytest.raises(RunError, match="on the local file system only") as info:
-            RunDirectory(bad)
-        assert "cret" not in str(info.value)
-        assert "abc" not in str(info.value)
+    with pytest.raises(RunError, match="is on another machine"):
+        RunDirectory("file://host/run")
 
 
 @posix
 def test_read_only_directory(children: Children) -> None:
     # Not under tmp_path, which only its owner may enter.
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as undo:
-        os.chmod(folder, 0o755)
-        path, out = with_steps(Path(folder, "run"), 1), Path(folder, "out")
+    with tempfile.TemporaryDirectory() as parent, contextlib.ExitStack() as undo:
+        os.chmod(parent, 0o755)
+        path, out = with_steps(Path(parent, "run"), 1), Path(parent, "out")
         for place in (path, path / "checkpoints"):
             os.chmod(place, 0o555)
             undo.callback(os.chmod, place, 0o755)
@@ -829,8 +830,8 @@ def test_full_disk(tiny_disk: Path) -> None:
         for _ in range(2):
             with pytest.raises(CheckpointError, match=r"step 2 .*: the disk is full; earlier"):
                 run.save(2, {"x": np.ones(2 << 20, np.uint8)}, {})
-            assert published(run.path) == [1]
-            assert leftovers(run.path) == set()
+            assert published(tiny_disk / "run") == [1]
+            assert leftovers(tiny_disk / "run") == set()
         run.save(2, state(2), meta(2))
         assert_is_state(run.load_latest(), 2)
         # What fits but for the last blocks: every stage of a save meets the full disk once.
@@ -840,24 +841,24 @@ def test_full_disk(tiny_disk: Path) -> None:
                 run.save(3 + kib, {"x": np.ones(kib << 10, np.uint8), **state(3)}, {})
             except CheckpointError:
                 failures += 1
-            assert published(run.path)
-            assert leftovers(run.path) == set()
+            assert published(tiny_disk / "run")
+            assert leftovers(tiny_disk / "run") == set()
         assert failures
 
 
 def test_a_failing_disk_after_publication_keeps_what_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = sealed.sync_folder
+    real = folder.sync_folder
 
-    def sync(folder: Path) -> None:
-        if (folder / "000000000002.json").exists():
+    def sync(path: Path) -> None:
+        if (path / "000000000002.json").exists():
             raise OSError(errno.EIO, "Input/output error")
-        real(folder)
+        real(path)
 
     with_steps(tmp_path, 1)
     with RunDirectory(tmp_path) as run:
-        monkeypatch.setattr(sealed, "sync_folder", sync)
+        monkeypatch.setattr(folder, "sync_folder", sync)
         with pytest.raises(CheckpointError, match=r"step 2 .* input/output error"):
             run.save(2, state(2), meta(2))
         monkeypatch.undo()
@@ -895,7 +896,13 @@ class GatedRun(RunDirectory):
         self.error: BaseException | None = None
         self.running = 0
 
-    def save(self, step: int, arrays: Mapping[str, np.ndarray], meta: Mapping[str, object]) -> None:
+    def save(
+        self,
+        step: int,
+        arrays: Mapping[str, np.ndarray],
+        meta: Mapping[str, object],
+        before: Callable[[], object] | None = None,
+    ) -> None:
         self.running += 1
         assert self.running == 1
         self.order.append(step)
@@ -904,7 +911,7 @@ class GatedRun(RunDirectory):
         self.running -= 1
         if self.error is not None:
             raise self.error
-        super().save(step, arrays, meta)
+        super().save(step, arrays, meta, before)
 
 
 def no_saver_thread() -> bool:
@@ -974,10 +981,10 @@ def test_closing_the_directory_waits_for_the_save(
     started, gate = threading.Event(), threading.Event()
     real = sealed.publish
 
-    def gated(*args: Any) -> None:
+    def gated(*args: Any, **more: Any) -> str:
         started.set()
         assert gate.wait(30)
-        real(*args)
+        return real(*args, **more)
 
     monkeypatch.setattr(checkpoint, "publish", gated)
     run = RunDirectory(tmp_path)

@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from clusters import Cluster
 from faults import flip_bit, remove, tree
+from s3server import SECRET, S3Server
 from threadpoolctl import threadpool_limits
 
 import streamkern
@@ -27,7 +29,9 @@ from streamkern.checkpoint import RunDirectory, Saved
 from streamkern.console import Line
 from streamkern.ingest import ingest
 from streamkern.model import load_model
+from streamkern.options import options_for, parse_options
 from streamkern.sources import ZarrSource
+from streamkern.store import StoreWriter
 
 DONE, USAGE, FAILED, TRY_AGAIN = 0, 2, 3, 75
 SETTINGS = ("model.n_centers=40", "data.batch_size=50", "run.threads=1", "run.device=cpu")
@@ -173,7 +177,7 @@ def test_plan_says_what_the_run_will_be(run: Run, stores: Path) -> None:
         assert size == always + own
     # The run evaluates K(X, Z) once: 2 n p (d + 3 c) and the factors twice, 2 p b c a step.
     assert plan["flops"]["training"] == 2 * 1000 * 40 * (5 + 9) + 20 * 2 * 40 * 40 * 3
-    assert plan["store"]["n_chunks"] == 5
+    assert plan["stores"][0]["n_chunks"] == 5
     code, out, _ = run("plan", *words)
     assert code == DONE
     assert "predicted peak" in out
@@ -439,6 +443,169 @@ def test_a_bug_is_one_line_too(run: Run, stores: Path, monkeypatch: Any) -> None
 
     monkeypatch.setattr("streamkern.problem.open_run", offline)
     assert sentence(run(*words), FAILED) == "s3://host/x did not answer; unit 3"
+
+
+# --------------------------------------------------------------------------- data, near and remote
+
+
+def test_augment_is_the_library_function(run: Run, stores: Path, tmp_path: Path) -> None:
+    words = ("--copies", 3, "--transform", '{kind = "noise", sigma = 0.5}', "--seed", 7)
+    code, out, err = run("augment", stores / "train.zarr", tmp_path / "a.zarr", *words)
+    assert (code, err) == (DONE, "")
+    assert "1,500 rows of 5 float32, 3 classes: a, b, c" in out
+    spec = streamkern.augment_store(
+        stores / "train.zarr", tmp_path / "b.zarr", copies=3, seed=7,
+        transforms=[{"kind": "noise", "sigma": 0.5}],
+    )  # fmt: skip
+    assert streamkern.open_store(tmp_path / "a.zarr").spec.fingerprint == spec.fingerprint
+    both = (stores / "train.zarr", stores / "test.zarr")
+    assert run("augment", *both, tmp_path / "m.zarr", "--weights", "3,1", "--no-shuffle")[0] == DONE
+    spec = streamkern.augment_store(both, tmp_path / "n.zarr", weights=[3, 1], shuffle=False)
+    assert streamkern.open_store(tmp_path / "m.zarr").spec.fingerprint == spec.fingerprint
+    said = sentence(run("augment", stores / "train.zarr", tmp_path / "a.zarr", *words), USAGE)
+    assert "already holds a store" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--copies", "0"], "data.copies=0 must be a whole number, at least 1"),
+        (["--transform", "flip"], "--transform 'flip' must be a table as in a run file"),
+        (["--transform", '{kind = "noise"}'], "data.transforms[0].sigma is missing"),
+        (["--transform", '{kind = "blur"}'], "must be a table with kind = one of"),
+        (["--weights", "a,b"], "--weights 'a,b' must be numbers with commas"),
+        (["--weights", "1,2"], "data.weights has 2 numbers for 1 stores"),
+        (["--threads", "0"], "data.prefetch_threads=0 must be"),
+        (["--dtype", "int3"], "dtype='int3' is not a dtype"),
+        (["--memory", "none"], "size='none' must be"),
+        (["--storage-option", "secret"], "--storage-option number 1 must be KEY=VALUE"),
+    ],
+)
+def test_bad_augmentations(
+    run: Run, stores: Path, tmp_path: Path, words: list[str], said: str
+) -> None:
+    answer = run("augment", stores / "train.zarr", tmp_path / "out.zarr", *words)
+    assert said in sentence(answer, USAGE)
+    assert not (tmp_path / "out.zarr").exists()
+
+
+def test_info_of_an_unfinished_store_and_of_a_verified_one(
+    run: Run, store: Path, tmp_path: Path
+) -> None:
+    with StoreWriter(
+        tmp_path / "u.zarr", row_shape=(5,), x_dtype=np.float32, n_outputs=3, classes="abc",
+        chunk_rows=100, n_rows=500,
+    ) as writer:  # fmt: skip
+        writer.write_chunk(0, X[:100], np.zeros(100, np.int64))
+    code, out, _ = run("info", tmp_path / "u.zarr")
+    assert code == DONE
+    assert "unfinished: 1 of 5 chunks are written, 20%" in out
+    assert json.loads(run("info", tmp_path / "u.zarr", "--json")[1])["unfinished"]
+    said = sentence(run("train", "--train", tmp_path / "u.zarr"), USAGE)
+    assert "is an unfinished store" in said
+    code, out, _ = run("info", store, "--verify")
+    assert (code, "every chunk matches its digest" in out) == (DONE, True)
+    flip_bit(store, "X/c/2/0")
+    assert "X/c/2/0" in sentence(run("info", store, "--verify"), FAILED)
+
+
+def test_bench_read_prints_a_table_and_a_conclusion(run: Run, stores: Path) -> None:
+    code, out, err = run("bench-read", stores / "train.zarr", "--seconds", 0.02)
+    assert (code, err) == (DONE, "")
+    rows = [line for line in out.splitlines() if re.match("objects|chunks|batches", line)]
+    assert len(rows) == 13
+    assert "does not wait for this store." in out
+    code, out, _ = run("bench-read", stores / "train.zarr", "--seconds", 0.02, "--json")
+    assert len(json.loads(out)["rows"]) == 13
+    assert "seconds=0.0 must be" in sentence(
+        run("bench-read", stores / "train.zarr", "--seconds", 0), USAGE
+    )
+
+
+@pytest.mark.slow
+def test_every_command_on_s3(
+    run: Run, s3: S3Server, bucket: str, stores: Path, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "X.npy", X)
+    np.save(tmp_path / "y.npy", Y)
+    options = [w for k, v in s3.options().items() for w in ("--storage-option", f"{k}={v}")]
+    place = f"s3://{bucket}"
+    words = (tmp_path / "X.npy", f"{place}/s.zarr", "--y", tmp_path / "y.npy", "--chunk-mb", 0.002)
+    answers = [run("ingest", *words, *options)]
+    answers.append(run("augment", f"{place}/s.zarr", f"{place}/a.zarr", "--copies", 2, *options))
+    answers.append(run("info", f"{place}/a.zarr", "--verify", *options))
+    assert "1,200 rows" in answers[-1][1]
+    data = ("--train", f"{place}/a.zarr", "--test", f"{place}/s.zarr", "--run-dir", f"{place}/run")
+    cache = ("--cache", tmp_path / "cache", "--cache-size", "1 GiB")
+    answers.append(run("plan", *data, *cache, *FAST, *options))
+    answers.append(run("train", *data, *cache, *FAST, *options, "--epochs", 2))
+    assert list((tmp_path / "cache").glob("*/*"))
+    answers.append(run("info", f"{place}/run", *options, "--json"))
+    assert json.loads(answers[-1][1])["state"] == "finished"
+    answers.append(run("evaluate", f"{place}/run", f"{place}/s.zarr", *options, "--json"))
+    metrics = json.loads(answers[-1][1])
+    assert metrics["rows"] == 600
+    answers.append(run("predict", f"{place}/run", f"{place}/s.zarr", f"{place}/p.zarr", *options))
+    # The same from a local output, and from a local copy of the model's input.
+    local = tmp_path / "p.zarr"
+    answers.append(run("predict", f"{place}/run", f"{place}/s.zarr", local, *options))
+    remote = zarr.open_group(f"{place}/p.zarr", mode="r", storage_options=s3.options())
+    np.testing.assert_array_equal(
+        remote["labels"][:], zarr.open_group(local, mode="r")["labels"][:]
+    )
+    answers.append(run("bench-read", f"{place}/s.zarr", "--seconds", 0.02, *options))
+    # Places near and far in one run.
+    mixed = ("--train", f"{place}/a.zarr", "--test", stores / "test.zarr")
+    answers.append(run("train", *mixed, "--run-dir", tmp_path / "run", *FAST, *options))
+    near = ("--train", stores / "train.zarr", "--test", stores / "test.zarr")
+    answers.append(run("train", *near, "--run-dir", f"{place}/near", *FAST, *options))
+    assert [answer[0] for answer in answers] == [DONE] * len(answers), answers
+    said = sentence(run("train", *near, *FAST, *options), USAGE)
+    assert "storage_options were given for the local path" in said
+    assert not [answer for answer in answers if SECRET in answer[1] + answer[2]]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["info", "s3://{}/none.zarr"],
+        ["bench-read", "s3://{}/none.zarr"],
+        ["train", "--train", "s3://{}/none.zarr"],
+        ["evaluate", "s3://{}/run", "s3://{}/none.zarr"],
+        ["ingest", "{}.npy", "s3://none-{}/s.zarr"],
+    ],
+)
+def test_what_is_not_on_s3(run: Run, s3: S3Server, words: list[str], tmp_path: Path) -> None:
+    np.save(tmp_path / "X.npy", X)
+    options = [w for k, v in s3.options().items() for w in ("--storage-option", f"{k}={v}")]
+    filled = [word.replace("{}.npy", str(tmp_path / "X.npy")) for word in words]
+    answer = run(*[word.format(s3.bucket) for word in filled], *options)
+    said = sentence(answer, USAGE)
+    assert "s3://" in said
+    assert SECRET not in said
+
+
+def test_options_go_where_they_belong() -> None:
+    given = parse_options(["anon=true", "deadline_s=30", "key=0123", "secret=12", "region=eu-1"])
+    assert given == {
+        "anon": True, "deadline_s": 30, "key": "0123", "secret": "12", "region": "eu-1",
+    }  # fmt: skip
+    assert options_for(given, "s3://b/x") == given
+    assert options_for(given, "/data/x", "memory://x") == given
+    assert options_for(given, "/data/x") is None
+
+
+@pytest.mark.slow
+def test_a_run_on_a_cluster_says_where_to_watch_it(run: Run, stores: Path, tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    with Cluster(tmp_path) as cluster:
+        cluster.worker()
+        words = ("--train", stores / "train.zarr", "--run-dir", tmp_path / "run", *FAST)
+        code, _, err = run("train", *words, "--dask", cluster.address)
+    assert code == DONE, err
+    assert f"note: reading on the cluster at {cluster.address}, dashboard http://127.0.0.1" in err
+    said = sentence(run("train", *words, "--dask", "somewhere"), USAGE)
+    assert "data.dask='somewhere' must be the address of a Dask scheduler" in said
 
 
 # ------------------------------------------------------------------------------ processes that end

@@ -98,7 +98,8 @@ def test_all_settings_in_a_run_file(tmp_path: Path) -> None:
     path.write_text(
         """
         [data]
-        train = "s3://bucket/train.zarr"
+        train = ["s3://bucket/train.zarr", "more.zarr"]
+        weights = [3, 0.5]
         test = "test.zarr"
         x = "images"
         y = "labels"
@@ -106,6 +107,9 @@ def test_all_settings_in_a_run_file(tmp_path: Path) -> None:
         epochs = 2
         batch_size = 256
         prefetch_threads = 3
+        dask = "tcp://127.0.0.1:8786"
+        cache = "scratch/chunks"
+        cache_size = "20 GiB"
         storage_options = {endpoint_url = "http://localhost:9000", secret = "hunter2/and+more"}
         transforms = [
             {kind = "crop", padding = 2}, {kind = "flip"}, {kind = "scale", mode = "feature"},
@@ -152,6 +156,8 @@ def test_all_settings_in_a_run_file(tmp_path: Path) -> None:
         {"kind": "noise", "sigma": 1.0},
         {"kind": "mixup", "alpha": 0.2},
     ]
+    assert made.data.train_urls == ("s3://bucket/train.zarr", "more.zarr")
+    assert made.data.weights == (3.0, 0.5)
     assert isinstance(made.model.bandwidth, float)
     assert made.run.memory == 3 * 2**29
     assert made.run.checkpoint_cadence == (None, 300.0)
@@ -204,6 +210,16 @@ def test_frozen() -> None:
         ("data", "copies", "3"),
         ("data", "x", ""),
         ("data", "train", 3),
+        ("data", "train", []),
+        ("data", "train", ["a", ""]),
+        ("data", "train", ["a", 3]),
+        ("data", "weights", 2),
+        ("data", "cache", "s3://bucket/cache"),
+        ("data", "cache", ""),
+        ("data", "cache_size", "some"),
+        ("data", "weights", [1, 0]),
+        ("data", "weights", [1, True]),
+        ("data", "weights", [float("inf")]),
         ("data", "transforms", 3),
         ("model", "kernel", "laplacian"),
         ("model", "bandwidth", 0),
@@ -249,6 +265,19 @@ def test_the_wording() -> None:
         'run.precision=\'fp32\' must be one of "auto", "exact", "high", "fast", "integer", '
         '"float64"; correct it or leave it out for the default "auto"'
     )
+
+
+def test_weights_go_with_a_list_of_stores() -> None:
+    assert complaint(data={"train": "a", "weights": [1]}) == (
+        "data.weights is for several stores; make data.train a list, or leave weights out"
+    )
+    assert complaint(data={"train": ["a", "b"], "weights": [1]}) == (
+        "data.weights has 1 numbers for 2 stores in data.train; give one for each"
+    )
+    made = config(data={"train": ["a", Path("b")], "weights": [1, 2]})
+    assert made.data.train == ("a", "b")
+    assert made.identity()["data"]["weights"] == [1.0, 2.0]
+    assert config().data.train_urls == ("a.zarr",)
 
 
 def test_every_mistake_is_reported_at_once() -> None:
@@ -377,6 +406,14 @@ def test_passwords_in_urls_are_refused_unseen(section: str, key: str) -> None:
     assert "without a password" in said
 
 
+def test_passwords_in_a_list_of_urls_are_refused_unseen() -> None:
+    urls = ["s3://bucket/a", f"s3://AKIA:{SECRET}@bucket/train.zarr"]
+    said = complaint(data={"train": urls})
+    assert SECRET not in said
+    assert "AKIA" not in said
+    assert "without a password" in said
+
+
 @pytest.mark.parametrize(
     "url", ["http://host:9000/a@b", "sftp://me@host/a.zarr", "s3://bucket/a:b", "C:/a@b", "a:b@c"]
 )
@@ -413,6 +450,9 @@ def test_identity_is_json_and_leaves_out_what_may_change() -> None:
     free = made.with_overrides(
         {
             "data.prefetch_threads": 7,
+            "data.dask": "tcp://host:8786",
+            "data.cache": "scratch",
+            "data.cache_size": 10**9,
             "data.test": "b",
             "data.storage_options": {"a": 1},
             "run.run_dir": "r",

@@ -25,17 +25,20 @@ FOUNDATION = {
     *("errors", "settings", "config", "machine", "backend", "gpu", "devices", "budget"),
     *("report", "random", "optional", "compiled", "compiled_random", "expression"),
     *("cuda", "fused", "ring", "rowmajor"),
+    *("objects", "engines", "s3", "objectstore", "storage", "remotefile", "parallel"),
 }
 DATA_LANE = {
-    *("storage", "chunkfile", "layout", "statistics", "store", "writer", "describe"),
+    *("chunkfile", "layout", "statistics", "store", "writer", "describe"),
+    *("cache", "cachedobjects", "meter", "readspeed"),
     *("readers", "arrayfiles", "tables", "conform", "shuffle", "ingest"),
-    *("augment", "source_base", "sources", "arrays", "plan", "fetch", "prefetch", "feed"),
+    *("augment", "source_base", "sources", "arrays", "mixture", "materialise"),
+    *("plan", "fetch", "remote", "cluster", "buffers", "prefetch", "feed"),
 }
 MATHS_LANE = {
     *("kernels", "points", "products", "step_rule", "eigen", "preconditioner", "projection"),
     "solver",
 }
-STATE = {"sealed", "checkpoint"}
+STATE = {"runlog", "lease", "folder", "checksums", "sealed", "checkpoint", "saver"}
 RUN = {
     *("precision", "problem", "centers", "assemble", "model", "guard", "identity", "trainer"),
     "train",
@@ -46,7 +49,7 @@ LAYERS = [
     RUN,
     {"inputs", "online", "estimator_base", "estimator"},
     {"console", "overview"},
-    {"cli", "__main__"},
+    {"options", "cli_data", "cli", "__main__"},
 ]
 LANE_LAYER = 1
 LANES = [DATA_LANE, MATHS_LANE, STATE]
@@ -117,7 +120,7 @@ def test_unknown_names_are_attribute_errors() -> None:
 
 
 def test_modules_keep_their_names() -> None:
-    for name in ("ingest", "train"):
+    for name in ("ingest", "materialise", "train"):
         assert getattr(streamkern, name) is importlib.import_module(f"streamkern.{name}")
 
 

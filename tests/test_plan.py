@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import tracemalloc
 from typing import Any
 
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamkern.errors import ConfigError
-from streamkern.plan import EpochPlan, unit_sizes
+from streamkern.plan import PLAN_VERSION, EpochPlan, unit_sizes
 from tests.strategies import plans
 
 
@@ -130,3 +131,84 @@ def test_batches_outside_the_epoch_are_refused(i: int) -> None:
 def test_no_rows_are_refused() -> None:
     with pytest.raises(ConfigError, match="no rows"):
         EpochPlan(np.array([], np.int64), seed=0, epoch=0, batch_size=2, mix_units=1)
+
+
+# ------------------------------------------------------------------------------------ strata
+
+
+def digest(plan: EpochPlan) -> str:
+    """sha256 over units, offsets and places of every block."""
+    found = hashlib.sha256()
+    for k in range(plan.n_blocks):
+        places = np.empty(plan.block_rows(k), np.int64)
+        plan.shuffle(k, places)
+        for array in (*plan.block_units(k), places):
+            found.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
+    return found.hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "seed", "epoch", "mix_units", "expected"),
+    [
+        ([25] * 40, 0, 0, 8, "def08ba0c1cc7b5e6072a3ef55e3bea64939bb8e1429cba237a0cfc928f6de5c"),
+        ([3, 9, 1, 7, 30, 2, 5], 7, 3, 2,
+         "a99668ddaea99516fed86ce376b4d1554c43ad2719482b5ac359eff436d490a3"),
+        ([16] * 1000 + [5], 2**40 + 1, 12, 32,
+         "4922725255ebd619462705239aec2ad0377fe054df75215404d6e0ecba37fcde"),
+    ],
+)  # fmt: skip
+def test_the_order_is_that_of_version_1(
+    sizes: list[int], seed: int, epoch: int, mix_units: int, expected: str
+) -> None:
+    """Runs begun with an earlier revision go on with the same samples."""
+    settings = {"seed": seed, "epoch": epoch, "batch_size": 10, "mix_units": mix_units}
+    assert PLAN_VERSION == 1
+    assert digest(EpochPlan(np.array(sizes), **settings)) == expected
+    one = np.zeros(len(sizes), np.uint16)
+    assert digest(EpochPlan(np.array(sizes), **settings, strata=one)) == expected
+
+
+@given(plans(), st.lists(st.integers(1, 60), min_size=2, max_size=5))
+def test_strata_are_spread_evenly(arguments: Any, counts: list[int]) -> None:
+    strata = np.repeat(np.arange(len(counts)) * 3, counts)  # any numbers will do
+    n = len(strata)
+    arguments = {**arguments, "sizes": np.full(n, 2), "mix_units": n}
+    units, _ = EpochPlan(**arguments, strata=strata).block_units(0)
+    np.testing.assert_array_equal(np.sort(units), np.arange(n))
+    for stratum, count in zip(np.unique(strata), counts, strict=True):
+        share = count / n
+        ahead = np.concatenate(([0], np.cumsum(strata[units] == stratum))) - share * np.arange(
+            n + 1
+        )
+        # Any stretch is a difference of two of these.
+        assert ahead.max() - ahead.min() <= 1 + share * len(counts) + 1e-9
+
+
+def test_orders_within_strata_are_random_and_keyed() -> None:
+    strata = np.repeat([0, 1], [300, 100])
+    orders = {}
+    for seed, epoch in [(0, 0), (0, 1), (1, 0)]:
+        plan = EpochPlan(
+            np.ones(400, int), seed=seed, epoch=epoch, batch_size=9, mix_units=400, strata=strata
+        )
+        units = plan.block_units(0)[0]
+        orders[seed, epoch] = units[strata[units] == 0]
+        assert abs(np.corrcoef(orders[seed, epoch], np.arange(300))[0, 1]) < 0.25
+    for a, first in orders.items():
+        for b, second in orders.items():
+            if a != b:
+                assert (first == second).sum() < 12, (a, b)
+
+
+def test_strata_of_another_length_are_refused() -> None:
+    with pytest.raises(ConfigError, match="strata has 3 entries for 2 units"):
+        EpochPlan(
+            np.array([3, 2]), seed=0, epoch=0, batch_size=2, mix_units=1, strata=np.zeros(3, int)
+        )
+
+
+@given(plans())
+def test_in_order_nothing_moves(arguments: Any) -> None:
+    plan = EpochPlan(**arguments, in_order=True)
+    order = np.concatenate(epoch_rows(plan, arguments["sizes"]))
+    np.testing.assert_array_equal(order, np.arange(plan.n_rows))

@@ -30,7 +30,7 @@ from streamkern.compiled import numba_problem
 from streamkern.errors import ConfigError, ResumeMismatchError, RunLockedError
 from streamkern.ingest import ingest
 from streamkern.kernels import get_kernel
-from streamkern.report import read_log
+from streamkern.runlog import read_log
 from streamkern.sources import ArraySource, AugmentedSource, Source, ZarrSource
 from streamkern.train import train
 from tests.conftest import MakeZarr
@@ -261,13 +261,12 @@ def _die_when(run_dir: Path, method: str, what: str, moment: str) -> None:
             rename(source, target)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def write_half_and_die(group: Path, checked: dict[str, Array]) -> None:
-        if not what.startswith(group.name):
-            write_arrays(group, checked)
-            return
-        names = sorted(checked)
-        write_arrays(group, {name: checked[name] for name in names[: len(names) // 2]})
-        os.kill(os.getpid(), signal.SIGKILL)
+    def write_half_and_die(folder: Any, group: str, checked: Any) -> dict[str, list[Any]]:
+        if what.startswith(group.rpartition("/")[2]):
+            names = sorted(checked)
+            write_arrays(folder, group, {name: checked[name] for name in names[: len(names) // 2]})
+            os.kill(os.getpid(), signal.SIGKILL)
+        return write_arrays(folder, group, checked)
 
     if moment == "inside":
         sealed._write_arrays = write_half_and_die

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from streamkern import arrays, sources
 from streamkern.augment import GaussianNoise, RandomCrop, RandomFlip, Scale
 from streamkern.errors import ConfigError, CorruptChunkError, DataError, NonFiniteError
+from streamkern.mixture import MixtureSource
 from streamkern.plan import unit_sizes
 from streamkern.random import RowRandom
 from streamkern.sources import (
@@ -25,6 +26,7 @@ from streamkern.sources import (
     Source,
     ZarrSource,
     sample_rows,
+    stores_of,
     y_shape,
 )
 
@@ -58,6 +60,14 @@ IMAGES = rng.integers(0, 256, (53, 4, 5, 2)).astype(np.uint8)
 LABELS = rng.integers(0, 3, 53)
 FLIP = [RandomFlip(), RandomCrop(1)]
 
+
+def images() -> list[Source]:
+    return [
+        ArraySource(IMAGES, LABELS, FLIP, unit_rows=20),
+        AugmentedSource(ArraySource(IMAGES[:30], LABELS[:30], unit_rows=8), 2, FLIP),
+    ]
+
+
 MAKERS: dict[str, Callable[[Path], Source]] = {
     "array": lambda path: ArraySource(FLAT, LABELS, unit_rows=10),
     "values": lambda path: ArraySource(IMAGES, FLAT, FLIP, unit_rows=7),
@@ -68,6 +78,8 @@ MAKERS: dict[str, Callable[[Path], Source]] = {
     ),
     "generator": lambda path: GeneratorSource(made, 100, (3,), np.float32, 1, block_rows=30),
     "zarr": lambda path: ZarrSource(write(path, IMAGES, LABELS, 8), FLIP),
+    "mixture": lambda path: MixtureSource(images(), transforms=FLIP),
+    "weighted": lambda path: AugmentedSource(MixtureSource(images(), [2, 5], n_rows=70), 2, FLIP),
 }
 
 
@@ -367,6 +379,15 @@ def test_zarr_rows_are_those_of_the_arrays(
     np.testing.assert_array_equal(y, LABELS)
     assert source.classes == ("0", "1", "2")
     assert not source.remote
+
+
+def test_every_store_below_a_source_is_found(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    a, b = (ZarrSource(write(tmp_path / name, IMAGES, LABELS, 8)) for name in "ab")
+    source = AugmentedSource(MixtureSource([AugmentedSource(a, 2), b]), 3)
+    assert stores_of(source) == [a.store, b.store]
+    assert stores_of(ArraySource(FLAT)) == []
 
 
 def test_a_missing_chunk_surfaces_with_its_key(tmp_path: Path) -> None:

@@ -384,36 +384,6 @@ def test_secrets_never_show(tmp_path: Path) -> None:
     assert "hunter2" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("options", "environment", "expected"),
-    [
-        ({"key": "a", "secret": "b"}, {}, {"aws_access_key_id": "a", "aws_secret_access_key": "b"}),
-        ({}, {"AWS_ACCESS_KEY_ID": "a"}, {}),
-        ({"anon": True}, {}, {"aws_skip_signature": "true"}),
-        (
-            {
-                "anon": True,
-                "client_kwargs": {"region_name": "eu-west-1", "endpoint_url": "http://h"},
-            },
-            {},
-            {"aws_skip_signature": "true", "aws_region": "eu-west-1", "aws_endpoint": "http://h"},
-        ),
-        ({}, {}, None),  # perhaps in ~/.aws, where only s3fs looks
-        ({"anon": True, "requester_pays": True}, {}, None),
-    ],
-)
-def test_obstore_gets_the_same_credentials_or_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, options: Any, environment: Any, expected: Any
-) -> None:
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(storage.importlib.util, "find_spec", lambda name: name)
-    assert storage._obstore_config(options) == expected
-    monkeypatch.setattr(storage.importlib.util, "find_spec", lambda name: None)
-    assert storage._obstore_config(options) is None
-
-
 def test_missing_chunks_are_errors_on_the_synchronous_path_too(tmp_path: Path) -> None:
     write(tmp_path / "s", *sample(30, (5,), "float32"))
     store = StrictStore(LocalStore(tmp_path / "s", read_only=True))

@@ -21,7 +21,7 @@ from streamkern.augment import GaussianNoise, Scale, deterministic
 from streamkern.checkpoint import RunDirectory
 from streamkern.errors import CheckpointError, CorruptChunkError, DataError, StreamkernError
 from streamkern.ingest import ingest
-from streamkern.report import read_log
+from streamkern.runlog import read_log
 from streamkern.solver.block import BlockSolver
 from streamkern.sources import ArraySource, AugmentedSource, GeneratorSource, Source
 from tests.faults import flip_bit
@@ -365,10 +365,10 @@ def test_a_full_disk_stops_the_run_with_the_last_checkpoint_good(
 ) -> None:
     write = sealed._write_arrays
 
-    def full(group: Path, checked: dict[str, Array]) -> None:
-        if group.name.startswith("000000000006"):
+    def full(folder: Any, group: str, checked: dict[str, Array]) -> Any:
+        if group.startswith("checkpoints/000000000006"):
             raise OSError(28, "No space left on device")
-        write(group, checked)
+        return write(folder, group, checked)
 
     config = settings(tmp_path / "run", **{"run.checkpoint_every": 3})
     monkeypatch.setattr(sealed, "_write_arrays", full)

@@ -1,0 +1,224 @@
+"""The commands about data: ingest | augment | info | bench-read."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from streamkern.console import Line, as_text
+from streamkern.errors import DataError
+from streamkern.options import (
+    AsJson,
+    Overwrite,
+    StorageOption,
+    XName,
+    YName,
+    number_or_text,
+    options_for,
+    parse_numbers,
+    parse_options,
+    parse_transform,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Inputs = Annotated[list[str], typer.Argument(metavar="INPUT...", help="Files or URLs.")]
+Out = Annotated[str, typer.Argument(metavar="OUT", help="Where the store goes.")]
+Seed = Annotated[int, typer.Option(help="Of the row order, and of random transforms.")]
+Shuffle = Annotated[bool, typer.Option(help="Mix the rows.")]
+ChunkMb = Annotated[float, typer.Option(help="MiB of rows in a chunk.")]
+Dtype = Annotated[str | None, typer.Option(help="Of the stored rows.")]
+Within = Annotated[str, typer.Option("--memory", help="What to stay within.")]
+Compress = Annotated[str, typer.Option(help="auto, zstd or none.")]
+
+
+def ingest(
+    inputs: Inputs,
+    out: Out,
+    y: Annotated[
+        list[str] | None, typer.Option("--y", help="Labels file, or target column; repeatable.")
+    ] = None,
+    targets: Annotated[str, typer.Option(help="auto, classes or values.")] = "auto",
+    x_name: Annotated[str, typer.Option(help="Array of rows in .npz, HDF5, Zarr.")] = "X",
+    y_name: Annotated[str, typer.Option(help="Array of targets, or column.")] = "y",
+    seed: Seed = 0,
+    shuffle: Shuffle = True,
+    chunk_mb: ChunkMb = 8,
+    dtype: Dtype = None,
+    memory: Within = "1 GiB",
+    compress: Compress = "auto",
+    missing: Annotated[str, typer.Option(help="Absent Zarr chunks: error or fill.")] = "error",
+    scratch: Annotated[str | None, typer.Option(help="Folder for scratch files.")] = None,
+    overwrite: Overwrite = False,
+    storage_option: StorageOption = None,
+) -> None:
+    """Make a store from .npy, .npz, IDX, CSV, Parquet, HDF5 or Zarr files."""
+    from streamkern.ingest import ingest as run_ingest
+    from streamkern.settings import parse_bytes
+
+    columns = [number_or_text(name) for name in y or ()]
+    options = parse_options(storage_option)
+    with Line(sys.stderr) as line:
+        run_ingest(
+            inputs[0] if len(inputs) == 1 else inputs,
+            out,
+            y=None if not columns else columns[0] if len(columns) == 1 else columns,
+            targets=targets,
+            x_name=x_name,
+            y_name=y_name,
+            chunk_mb=chunk_mb,
+            shuffle=shuffle,
+            seed=seed,
+            overwrite=overwrite,
+            dtype=dtype,
+            memory=parse_bytes(memory),
+            progress=line.show,
+            compress=compress,
+            missing=missing,
+            scratch=scratch,
+            storage_options=options_for(options, out),
+            input_options=options_for(options, *inputs),
+        )
+    _show_store(out, options)
+
+
+def augment(
+    inputs: Inputs,
+    out: Out,
+    copies: Annotated[int, typer.Option(help="Augmented replicas of every row.")] = 1,
+    transform: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TABLE", help="As in a run file: '{kind = \"flip\"}'; repeatable, in order."
+        ),
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Shares of several inputs, such as 3,1.")
+    ] = None,
+    x: XName = "X",
+    y: YName = "y",
+    seed: Seed = 0,
+    shuffle: Shuffle = True,
+    chunk_mb: ChunkMb = 8,
+    dtype: Dtype = None,
+    memory: Within = "1 GiB",
+    compress: Compress = "auto",
+    threads: Annotated[int | None, typer.Option(help="Default: as many as help.")] = None,
+    overwrite: Overwrite = False,
+    storage_option: StorageOption = None,
+) -> None:
+    """Write augmented copies of the rows of one store, or of several, to a new store."""
+    from streamkern.config import DataConfig
+    from streamkern.materialise import augment_store
+    from streamkern.settings import parse_bytes
+
+    options = parse_options(storage_option)
+    # The settings of a run, so that the same mistakes get the same answers.
+    settings: dict[str, Any] = {
+        "train": inputs,
+        "copies": copies,
+        "transforms": [parse_transform(text) for text in transform or ()],
+        "weights": None if weights is None else parse_numbers(weights, "--weights"),
+        "prefetch_threads": "auto" if threads is None else threads,
+        "x": x,
+        "y": y,
+    }
+    data = DataConfig(**settings)
+    with Line(sys.stderr) as line:
+        augment_store(
+            inputs,
+            out,
+            copies=data.copies,
+            transforms=data.transform_tables,
+            weights=data.weights,
+            x=data.x,
+            y=data.y,
+            input_options=options_for(options, *inputs),
+            seed=seed,
+            shuffle=shuffle,
+            chunk_mb=chunk_mb,
+            dtype=dtype,
+            memory=parse_bytes(memory),
+            compress=compress,
+            threads=data.prefetch_threads,
+            overwrite=overwrite,
+            progress=line.show,
+            storage_options=options_for(options, out),
+        )
+    _show_store(out, options)
+
+
+def info(
+    place: Annotated[str, typer.Argument(metavar="STORE_OR_RUN_DIR")],
+    x: XName = "X",
+    y: YName = "y",
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read every chunk and compare it with its digest.")
+    ] = False,
+    as_json: AsJson = False,
+    storage_option: StorageOption = None,
+) -> None:
+    """Describe a store, finished or not, or the state of a run."""
+    from streamkern import overview
+    from streamkern.describe import describe_store, describe_unfinished
+    from streamkern.store import open_store
+
+    options = options_for(parse_options(storage_option), place)
+    if overview.is_run_directory(place, options):
+        run = overview.run_overview(place, options)
+        typer.echo(as_text(run) if as_json else overview.run_text(run))
+        return
+    try:
+        store = open_store(place, x=x, y=y, storage_options=options)
+    except DataError:
+        found = describe_unfinished(place, storage_options=options)
+        if found is None:
+            raise
+    else:
+        found = describe_store(store, exact=verify)
+        if verify:
+            store.verify()
+            found["verified"] = True
+    typer.echo(as_text(found) if as_json else overview.store_text(found))
+
+
+def bench_read(
+    store: Annotated[str, typer.Argument(metavar="STORE")],
+    seconds: Annotated[float, typer.Option(help="For each row of the table.")] = 3.0,
+    x: XName = "X",
+    y: YName = "y",
+    as_json: AsJson = False,
+    storage_option: StorageOption = None,
+) -> None:
+    """Measure what the storage of a store can deliver, and say which side is slow.
+
+    On a local disk, what was read before comes from memory, where it fits.
+    """
+    from streamkern.readspeed import read_speed, speed_text
+
+    options = options_for(parse_options(storage_option), store)
+    with Line(sys.stderr) as line:
+        found = read_speed(
+            store,
+            x=x,
+            y=y,
+            seconds=seconds,
+            storage_options=options,
+            progress=lambda row: line.draw(
+                f"{row['what']}, {row['connections']} at once: {row['bytes_per_s'] / 1e6:,.0f} MB/s"
+            ),
+        )
+    text = f"{found['url']}\n\n{speed_text(found['rows'])}\n\n{found['conclusion']}"
+    typer.echo(as_text(found) if as_json else text)
+
+
+def _show_store(out: str, options: Mapping[str, Any]) -> None:
+    from streamkern.describe import describe_store
+    from streamkern.overview import store_text
+    from streamkern.store import open_store
+
+    store = open_store(out, storage_options=options_for(options, out))
+    typer.echo(store_text(describe_store(store)))

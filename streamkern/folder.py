@@ -1,0 +1,343 @@
+"""Where the files of a run live: a folder on a disk, or a prefix on an object store.
+
+Both promise the same: a file that is written is there whole, and durable, or is as it was before;
+one process at a time may write; and groups of arrays are zarr stores. A disk needs fsync, rename
+and a lock for that. An object store does it all with the put, which is why it has a `lease`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import filelock
+from zarr.abc.store import Store
+from zarr.storage import LocalStore
+
+from streamkern import lease
+from streamkern.errors import RunError, StreamkernError
+from streamkern.objects import Objects
+from streamkern.objectstore import ObjectsStore
+from streamkern.report import redact, utc_now
+from streamkern.runlog import FileLines, Lines, ObjectLines, part_keys
+from streamkern.storage import local_path, open_objects
+
+TEMPORARY = ".json.tmp"
+_REASONS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "a file would pass the largest size allowed",
+    errno.EROFS: "the file system is read-only",
+}
+
+
+class Hold(Protocol):
+    """The right to write, until it is released or lost."""
+
+    @property
+    def number(self) -> int:
+        """Higher than that of every holder before; 0 where a lock needs no numbers."""
+        ...
+
+    def check(self) -> None:
+        """Raise RunLockedError if another process has taken over."""
+        ...
+
+    def release(self) -> None: ...
+
+
+class Folder(Protocol):
+    """The files of one run by name, such as ``checkpoints/000000000042.json``.
+
+    place : for messages, without secrets. in_flight_bytes : what is worth writing or reading at
+    once to hide the time that one request takes; 0 where nothing is hidden.
+    """
+
+    place: str
+    in_flight_bytes: int
+
+    def exists(self) -> bool: ...
+
+    def names(self, folder: str = "") -> set[str]:
+        """What is directly in `folder`, "" or ending in "/"; empty if it is not there."""
+        ...
+
+    def read(self, name: str) -> bytes:
+        """FileNotFoundError without it."""
+        ...
+
+    def write(self, name: str, data: bytes) -> None:
+        """Readers, and a restart, see all of it or none of it."""
+        ...
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete files for good; those that are not there are left out."""
+        ...
+
+    def delete_group(self, name: str) -> None: ...
+
+    def store(self, group: str, *, read_only: bool) -> Store: ...
+
+    def sync(self, group: str) -> None:
+        """Return once everything in `group` is durable."""
+        ...
+
+    def hold(self, beyond: int) -> Hold:
+        """Become the only writer, numbered above `beyond`; RunLockedError naming another one."""
+        ...
+
+    def holder(self) -> str | None:
+        """Who writes here, as part of a sentence, or None."""
+        ...
+
+    def open_log(self, number: int) -> Lines: ...
+
+    def read_log(self) -> bytes:
+        """All lines, oldest first."""
+        ...
+
+
+def open_folder(
+    place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
+) -> Folder:
+    """The folder at a path or URL; nothing is read or created yet.
+
+    storage_options : as for `open_objects`; a local path does not need them.
+    """
+    text = os.fspath(place)
+    if text.startswith("file://") and urlsplit(text).netloc not in ("", "localhost"):
+        raise RunError(
+            f"run directory {redact(text)} is on another machine; mount it and give its path, or "
+            "give the URL of an object store"
+        )
+    path = local_path(place)
+    if path is not None:
+        return LocalFolder(path)
+    return ObjectFolder(open_objects(text, storage_options=storage_options))
+
+
+def reason(error: OSError) -> str:
+    """What went wrong, in few words."""
+    if isinstance(error, StreamkernError):
+        return str(error)
+    return _REASONS.get(error.errno or 0) or (error.strerror or str(error)).lower()
+
+
+# -- on a disk ---------------------------------------------------------------------------------
+
+
+class LocalFolder:
+    """A folder of the local file system."""
+
+    in_flight_bytes = 0
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(os.path.abspath(path))
+        self.place = str(self.path)
+
+    def exists(self) -> bool:
+        return self.path.is_dir()
+
+    def names(self, folder: str = "") -> set[str]:
+        try:
+            return set(os.listdir(self.path / folder))
+        except (FileNotFoundError, NotADirectoryError):
+            if self.path.is_file():
+                raise RunError(f"run directory {self.path} is a file; give a directory") from None
+            return set()
+
+    def read(self, name: str) -> bytes:
+        return (self.path / name).read_bytes()
+
+    def write(self, name: str, data: bytes) -> None:
+        write_atomic(self.path / name, data)
+
+    def delete(self, names: Iterable[str]) -> None:
+        paths = [self.path / name for name in names]
+        for path in paths:
+            path.unlink(missing_ok=True)
+        for folder in {path.parent for path in paths}:
+            sync_folder(folder)
+
+    def delete_group(self, name: str) -> None:
+        shutil.rmtree(self.path / name)
+
+    def store(self, group: str, *, read_only: bool) -> Store:
+        return LocalStore(self.path / group, read_only=read_only)
+
+    def sync(self, group: str) -> None:
+        def fail(error: OSError) -> None:
+            raise error
+
+        for folder, _, names in os.walk(self.path / group, topdown=False, onerror=fail):
+            for name in names:
+                with Path(folder, name).open("r+b") as file:
+                    os.fsync(file.fileno())
+            sync_folder(Path(folder))
+        sync_folder((self.path / group).parent)
+
+    def hold(self, beyond: int) -> Hold:
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(self.path / "run.lock", timeout=0, thread_local=False)
+        self._take(lock)
+        try:
+            note = {"pid": os.getpid(), "host": socket.gethostname(), "since": utc_now()}
+            self.write("writer.json", json.dumps(note).encode())
+            checkpoints = self.path / "checkpoints"
+            checkpoints.mkdir(exist_ok=True)
+            write_atomic(checkpoints / f"probe{TEMPORARY}", b"")  # writable as well?
+            sync_folder(self.path)
+        except BaseException:
+            lock.release()
+            raise
+        return _Lock(self, lock, beyond)
+
+    def _take(self, lock: filelock.BaseFileLock) -> None:
+        """Take the lock or name its holder.
+
+        Between a holder's lock and its note the file still names the one before. A note of a
+        dead process is therefore read again for a moment, and then not believed.
+        """
+        deadline = time.monotonic() + 1.0
+        while True:
+            with contextlib.suppress(filelock.Timeout):
+                lock.acquire()
+                return
+            holder = self.holder()
+            if holder is not None or time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+        raise lease.being_written(self.place, holder)
+
+    def holder(self) -> str | None:
+        """Who ``writer.json`` names, or None when that is nobody or one that is gone."""
+        try:
+            note = json.loads(self.read("writer.json"))
+            pid, host, since = int(note["pid"]), str(note["host"]), str(note["since"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        if host == socket.gethostname() and os.name != "nt":  # there, signal 0 is Ctrl-C
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
+                return None
+            except PermissionError:
+                pass
+        return f"process {pid} on {host} since {since}"
+
+    def open_log(self, number: int) -> Lines:
+        return FileLines(self.path / "log.jsonl")
+
+    def read_log(self) -> bytes:
+        try:
+            return self.read("log.jsonl")
+        except FileNotFoundError:
+            return b""
+
+
+class _Lock:
+    """A lock that ends with its process, so it can not be lost."""
+
+    def __init__(self, folder: LocalFolder, lock: filelock.BaseFileLock, number: int) -> None:
+        self.number = number
+        self._folder, self._lock = folder, lock
+
+    def check(self) -> None:
+        pass
+
+    def release(self) -> None:
+        try:
+            # Emptied rather than deleted: it also marks the directory as a run of ours.
+            with contextlib.suppress(OSError):
+                self._folder.write("writer.json", b"{}")
+        finally:
+            self._lock.release()
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Put `data` at `path` so that a reader, or a restart, sees all of it or none of it."""
+    aside = path.with_name(f"{path.stem}{TEMPORARY}")
+    try:
+        with aside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+        sync_folder(path.parent)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Return once the names in `folder` are durable."""
+    if os.name == "nt":  # Windows can not open a folder to sync it
+        return
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+# -- on an object store ------------------------------------------------------------------------
+
+
+class ObjectFolder:
+    """Objects below a URL. A put is whole and durable when it returns."""
+
+    in_flight_bytes = 64 << 20
+
+    def __init__(self, objects: Objects) -> None:
+        self.objects = objects
+        self.place = redact(objects.url)
+
+    def exists(self) -> bool:
+        return bool(self.objects.list())
+
+    def names(self, folder: str = "") -> set[str]:
+        found = self.objects.list(folder.rstrip("/"))
+        return {key.removeprefix(folder).partition("/")[0] for key, _ in found}
+
+    def read(self, name: str) -> bytes:
+        return bytes(self.objects.get(name))
+
+    def write(self, name: str, data: bytes) -> None:
+        self.objects.put(name, data)
+
+    def delete(self, names: Iterable[str]) -> None:
+        self.objects.delete(names)
+
+    def delete_group(self, name: str) -> None:
+        self.objects.delete([key for key, _ in self.objects.list(name)])
+
+    def store(self, group: str, *, read_only: bool) -> Store:
+        return ObjectsStore(self.objects, group, read_only=read_only)
+
+    def sync(self, group: str) -> None:
+        pass
+
+    def hold(self, beyond: int) -> Hold:
+        held = lease.Lease(self.objects, ttl_s=lease.TTL_S)
+        held.acquire(beyond)
+        held.start()
+        return held
+
+    def holder(self) -> str | None:
+        return lease.current_holder(self.objects)
+
+    def open_log(self, number: int) -> Lines:
+        return ObjectLines(self.objects, number)
+
+    def read_log(self) -> bytes:
+        return b"".join(bytes(part) for part in self.objects.get_many(part_keys(self.objects)))

@@ -1,0 +1,331 @@
+"""Whole objects below a URL, by key: the one place where bytes of remote storage move.
+
+    zarr arrays, run directories, caches
+                 |
+             [ Objects ]          keys, retries, deadlines, errors with URL and key, counters
+             /         \\
+    [ S3 by obstore ]  [ anything by fsspec ]          one attempt at one request each
+
+Every request runs on fsspec's event loop, so that many are under way at once whatever thread
+asked, and one that is late can be cancelled. An attempt that makes no progress for 20 s counts as
+failed; a failed attempt that may pass is repeated after a random, growing pause, until a deadline.
+Neither engine retries on its own, so both behave alike and every retry is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import fsspec.asyn
+from tenacity import AsyncRetrying, RetryCallState, stop_after_delay, wait_random_exponential
+
+from streamkern.errors import StorageAccessError, StorageError
+from streamkern.report import redact
+
+STALL_S = 20.0
+# A request body has to arrive within the stall limit and a second for every 256 KiB.
+_SLOWEST_UPLOAD = 256 << 10
+DEADLINE_S = 120.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
+_AT_ONCE = 32  # requests of one call
+_READS = 3  # of bytes that are not what was written
+
+T = TypeVar("T")
+Bytes: TypeAlias = Any  # whatever has the buffer protocol
+Listing: TypeAlias = list[tuple[str, int]]  # keys and bytes
+Names: TypeAlias = list[str]
+
+
+class Outcome(enum.Enum):
+    """What an engine's error means, and so what is done about it."""
+
+    MISSING = enum.auto()  # no such object
+    EXISTS = enum.auto()  # a conditional create came second
+    EXPIRED = enum.auto()  # credentials: read them again, once
+    REFUSED = enum.auto()  # no permission, no such bucket: retrying does not help
+    PASSING = enum.auto()  # worth a retry
+    OTHER = enum.auto()  # not about the storage: raised as it is
+
+
+class Engine(Protocol):
+    """One attempt at one request; errors come out as the library raises them.
+
+    keys_per_delete : as many go in one request.
+    """
+
+    keys_per_delete: int
+
+    async def get(self, key: str, start: int, stop: int | None) -> Bytes: ...
+
+    async def put(self, key: str, data: Bytes, create: bool) -> None: ...
+
+    async def delete(self, keys: Sequence[str]) -> None: ...
+
+    async def list(self, prefix: str) -> Listing: ...
+
+    async def children(self, prefix: str) -> Names: ...
+
+    async def stat(self, key: str) -> tuple[int, str]: ...
+
+    def outcome(self, error: Exception) -> Outcome: ...
+
+    def explain(self, error: Exception) -> str:
+        """The error in a few words, for one sentence."""
+        ...
+
+    async def renew(self) -> None:
+        """Read the credentials again."""
+        ...
+
+
+@dataclass
+class Traffic:
+    """What this process moved; additions from many threads."""
+
+    requests: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    retries: int = 0
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def add(self, **counts: int) -> None:
+        with self._lock:
+            for name, count in counts.items():
+                setattr(self, name, getattr(self, name) + count)
+
+    def counts(self) -> dict[str, int]:
+        with self._lock:
+            return asdict(self)
+
+
+TRAFFIC = Traffic()
+
+
+class Objects:
+    """The objects below `url`. Safe to share between threads; holds no thread of its own.
+
+    Parameters
+    ----------
+    url : shown in messages, without secrets
+    deadline_s : after this long no further attempt is begun
+
+    Every method raises `StorageError` naming URL, key and the original error once the deadline is
+    over, and `StorageAccessError` at once for what retrying can not cure.
+    """
+
+    def __init__(self, url: str, engine: Engine, *, deadline_s: float = DEADLINE_S) -> None:
+        self.url, self.deadline_s = url, deadline_s
+        self._engine = engine
+
+    def __repr__(self) -> str:
+        return f"Objects({redact(self.url)!r})"
+
+    # -- for callers on any thread ---------------------------------------------------------
+
+    def get(self, key: str, start: int = 0, stop: int | None = None) -> Bytes:
+        """The bytes of an object, or bytes start to stop; FileNotFoundError without one."""
+        return _wait(self.get_async(key, start, stop))
+
+    def get_many(self, keys: Sequence[str], *, fresh: bool = False) -> list[Bytes]:
+        """The bytes of several objects, requested at once.
+
+        `fresh` asks for them anew where a copy is kept nearer (`cache.CachedObjects`).
+        """
+        return _wait(_at_once([self.get_async(key) for key in keys]))
+
+    def put(self, key: str, data: Bytes) -> None:
+        """Create or replace an object; readers see the old or the new bytes, never a mixture."""
+        _wait(self.put_async(key, data))
+
+    def create(self, key: str, data: Bytes) -> bool:
+        """Create an object; False, and nothing is changed, if there is one.
+
+        Exactly one of several callers gets True, if the storage honours conditional writes;
+        StorageAccessError where it says that it does not. `data` must differ between callers.
+        """
+        return _wait(self.create_async(key, data))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete objects; those that are not there are left out."""
+        _wait(self.delete_async(list(keys)))
+
+    def list(self, prefix: str = "") -> Listing:
+        """Keys below the folder `prefix`, at any depth, with their bytes, in order."""
+        return _wait(self.list_async(prefix))
+
+    def stat(self, key: str) -> tuple[int, str]:
+        """Bytes of an object, and its ETag or time, which tells it from a later version."""
+        return _wait(self.stat_async(key))
+
+    # -- for callers on an event loop; they run on fsspec's --------------------------------
+
+    async def get_async(self, key: str, start: int = 0, stop: int | None = None) -> Bytes:
+        """See `get`."""
+        data = await self._patiently("reading", key, lambda: self._engine.get(key, start, stop))
+        TRAFFIC.add(bytes_in=len(data))
+        return data
+
+    async def put_async(self, key: str, data: Bytes) -> None:
+        """See `put`."""
+        limit = STALL_S + len(data) / _SLOWEST_UPLOAD
+        await self._patiently(
+            "writing", key, lambda: asyncio.wait_for(self._engine.put(key, data, False), limit)
+        )
+        TRAFFIC.add(bytes_out=len(data))
+
+    async def create_async(self, key: str, data: Bytes) -> bool:
+        """See `create`."""
+        limit = STALL_S + len(data) / _SLOWEST_UPLOAD
+
+        async def attempt() -> bool:
+            try:
+                await asyncio.wait_for(self._engine.put(key, data, True), limit)
+            except Exception as error:
+                if self._engine.outcome(error) is not Outcome.EXISTS:
+                    raise
+                return False
+            return True
+
+        if await self._patiently("creating", key, attempt):
+            TRAFFIC.add(bytes_out=len(data))
+            return True
+        # It may be ours: the reply to an attempt before the last was lost on its way back. And what
+        # is read may have been altered on its way, so that once is not enough to say no.
+        try:
+            for _ in range(_READS):
+                if bytes(await self.get_async(key)) == bytes(data):
+                    return True
+        except FileNotFoundError:
+            pass
+        return False
+
+    async def delete_async(self, keys: Sequence[str]) -> None:
+        """See `delete`."""
+        # What one attempt takes is bounded, or with many keys no attempt would ever be whole.
+        step = self._engine.keys_per_delete
+        groups = [keys[i : i + step] for i in range(0, len(keys), step)]
+        await _at_once([self._delete_group(group) for group in groups])
+
+    async def _delete_group(self, keys: Sequence[str]) -> None:
+        what = keys[0] if len(keys) == 1 else f"{keys[0]} and {len(keys) - 1} more"
+        await self._patiently("deleting", what, lambda: self._engine.delete(keys))
+
+    async def list_async(self, prefix: str = "") -> Listing:
+        """See `list`."""
+        found = await self._patiently(
+            "listing", f"{prefix}/", lambda: self._engine.list(prefix.rstrip("/"))
+        )
+        return sorted(found)
+
+    async def children_async(self, prefix: str = "") -> Names:
+        """Names right below the folder `prefix`, of objects and of folders, in order."""
+        found = await self._patiently(
+            "listing", f"{prefix}/", lambda: self._engine.children(prefix.rstrip("/"))
+        )
+        return sorted(found)
+
+    async def stat_async(self, key: str) -> tuple[int, str]:
+        """Bytes of an object, and its ETag or time; FileNotFoundError without one."""
+        return await self._patiently("looking up", key, lambda: self._engine.stat(key))
+
+    # -- patience --------------------------------------------------------------------------
+
+    async def _patiently(self, doing: str, key: str, attempt: Callable[[], Awaitable[T]]) -> T:
+        """The result of `attempt`, repeated while its errors may pass."""
+        where = f"{doing} {key} of {redact(self.url)}"
+        renewed = False
+
+        async def once() -> T:
+            nonlocal renewed
+            TRAFFIC.add(requests=1)
+            try:
+                result = await attempt()
+            except Exception as error:
+                if self._engine.outcome(error) is Outcome.EXPIRED and not renewed:
+                    renewed = True
+                    await self._engine.renew()
+                    result = await attempt()
+                else:
+                    raise
+            return result
+
+        def passing(state: RetryCallState) -> bool:
+            error = state.outcome.exception() if state.outcome is not None else None
+            if isinstance(error, Exception):
+                return self._engine.outcome(error) is Outcome.PASSING
+            return False
+
+        retrying = AsyncRetrying(
+            retry=passing,
+            stop=stop_after_delay(self.deadline_s),
+            wait=wait_random_exponential(multiplier=_FIRST_PAUSE_S, max=_LONGEST_PAUSE_S),
+            before_sleep=lambda state: TRAFFIC.add(retries=1),
+            reraise=True,
+        )
+        try:
+            return await retrying(once)
+        except Exception as error:
+            raise self._explained(where, key, error, retrying.statistics) from error
+
+    def _explained(
+        self, where: str, key: str, error: Exception, statistics: Mapping[str, Any]
+    ) -> Exception:
+        outcome = self._engine.outcome(error)
+        text = " ".join(redact(self._engine.explain(error)).split())[:300]
+        if outcome is Outcome.MISSING:
+            return FileNotFoundError(f"{key} is missing from {redact(self.url)}")
+        if outcome is Outcome.EXPIRED:
+            return StorageAccessError(
+                f"{where}: the credentials have expired, and so have those read anew; renew them "
+                f"and run the same command again ({text})"
+            )
+        if outcome is Outcome.REFUSED:
+            return StorageAccessError(f"{where} was refused: {text}")
+        if outcome is Outcome.PASSING:
+            tries, seconds = statistics["attempt_number"], statistics["delay_since_first_attempt"]
+            return StorageError(f"{where} failed {tries} times in {seconds:.0f} s: {text}")
+        return error
+
+
+async def _at_once(requests: Sequence[Awaitable[T]]) -> list[T]:
+    gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(request: Awaitable[T]) -> T:
+        async with gate:
+            return await request
+
+    tasks = [asyncio.ensure_future(one(request)) for request in requests]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+def _wait(request: Awaitable[T]) -> T:
+    """Run on fsspec's event loop and wait; Ctrl-C gets through."""
+
+    async def run() -> T:
+        return await request
+
+    result: T = fsspec.asyn.sync(fsspec.asyn.get_loop(), run)
+    return result
+
+
+async def on_storage_loop(request: Awaitable[T]) -> T:
+    """Await, on any event loop, what has to run on fsspec's."""
+
+    async def run() -> T:
+        return await request
+
+    future = asyncio.run_coroutine_threadsafe(run(), fsspec.asyn.get_loop())
+    return await asyncio.wrap_future(future)

@@ -1,0 +1,31 @@
+"""Calls on a pool of threads, their results in order, a bounded number of them under way."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def in_turn(
+    pool: ThreadPoolExecutor, calls: Iterable[Callable[[], T]], n_ahead: int
+) -> Generator[T, None, None]:
+    """The results of `calls` in their order; up to `n_ahead` are under way behind the next one.
+
+    Closing the generator, or an error in a call, cancels what has not begun and waits for the rest.
+    """
+    waiting: deque[Future[T]] = deque()
+    try:
+        for call in calls:
+            waiting.append(pool.submit(call))
+            if len(waiting) > n_ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
+        wait(waiting)

@@ -1,0 +1,143 @@
+"""A Dask cluster of real processes that tests may kill, and sources that misbehave on it.
+
+Worker processes import this file, so it imports little.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from streamkern.sources import GeneratorSource
+
+ROOT = Path(__file__).parent.parent
+PATIENCE_S = 60.0
+
+
+def eventually(true: Callable[[], object]) -> None:
+    """Wait until `true()`; fail when it never is."""
+    give_up = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
+
+
+class Cluster:
+    """A scheduler process and worker processes, each started and killed at will."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.file = folder, folder / "scheduler.json"
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.scheduler = self._start(
+            "scheduler", "--host=127.0.0.1", "--port=0", "--dashboard-address=127.0.0.1:0",
+            f"--scheduler-file={self.file}",
+        )  # fmt: skip
+        eventually(self.file.exists)
+        self.address: str = json.loads(self.file.read_text())["address"]
+
+    def worker(self, path: Path = ROOT) -> subprocess.Popen[bytes]:
+        """A worker process of one thread that imports from `path`, and is not restarted."""
+        return self._start(
+            "worker", self.address, "--nthreads=1", "--no-nanny", "--no-dashboard", path=path
+        )
+
+    def log(self) -> str:
+        """What all processes wrote."""
+        return "".join(path.read_text() for path in sorted(self.folder.glob("*.log")))
+
+    def _start(self, name: str, *options: str, path: Path = ROOT) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{len(self.processes)}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", f"distributed.cli.dask_{name}", *options],
+                stdout=log, stderr=log, cwd=self.folder,
+                env={**os.environ, "PYTHONPATH": str(path)},
+            )  # fmt: skip
+        self.processes.append(process)
+        return process
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for process in reversed(self.processes):
+            process.kill()
+            process.wait()
+
+
+def rows(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows that say which ones they are."""
+    ids = np.arange(start, stop)
+    return (ids[:, None] * (epoch + 1) + np.arange(4)).astype(np.float32), ids % 3
+
+
+class Misbehaving:
+    """`rows`, but units from row `at` on call `act(first)` before; files say who did what."""
+
+    def __init__(
+        self, folder: Path, act: Callable[[Misbehaving], None], at: int, **more: object
+    ) -> None:
+        self.folder, self.act, self.at, self.more = folder, act, at, more
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.note("opened")
+
+    def __call__(self, seed: int, epoch: int, start: int, stop: int) -> Any:
+        if start == self.at:
+            self.act(self)
+        return rows(seed, epoch, start, stop)
+
+    def note(self, what: str) -> int:
+        """Write `what` down with this process's id; returns how often that has been done."""
+        with (self.folder / what).open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        return len(self.notes(what))
+
+    def notes(self, what: str) -> list[int]:
+        path = self.folder / what
+        return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+
+def source(fn: Any = rows, n_rows: int = 240, **options: Any) -> GeneratorSource:
+    """`fn` in units of 10 rows."""
+    classes = ("a", "b", "c")
+    return GeneratorSource(fn, n_rows, (4,), np.float32, 3, classes, 10, name="rows", **options)
+
+
+class Dies:
+    """Kills the process it is called in, the first `times`."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    def __call__(self, fn: Misbehaving) -> None:
+        if fn.note("deaths") <= self.times:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Waits:
+    """Waits until the file "go" is there."""
+
+    def __call__(self, fn: Misbehaving) -> None:
+        fn.note("waiting")
+        eventually((fn.folder / "go").exists)
+
+
+class Fails:
+    """Raises, the first `times`."""
+
+    def __init__(self, error: Exception, times: int = 10**9) -> None:
+        self.error, self.times = error, times
+
+    def __call__(self, fn: Misbehaving) -> None:
+        if fn.note("failures") <= self.times:
+            raise self.error

@@ -1,0 +1,48 @@
+"""The benchmark of 10^8 rows, on fewer: its figures, and memory that does not follow the rows."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks import hundred_million as subject
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status"),
+]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    path = tmp_path_factory.mktemp("benchmarks") / "hundred_million.json"
+    arguments = ["--rows", "1200000", "12000000", "--kinds", "augmented", "--json", str(path)]
+    assert subject.main(arguments) == 0
+    return json.loads(path.read_text())
+
+
+def test_ten_times_the_rows_take_the_same_memory(results: dict) -> None:
+    assert [f["rows"] for f in results["figures"]] == [1_200_000, 12_000_000]
+    assert results["peak_spread"]["augmented"] < 0.05
+
+
+def test_every_figure_is_there(results: dict) -> None:
+    assert results["wrong"] == []
+    for f in results["figures"]:
+        assert all(f[name] > 0 for name in subject.COLUMNS if name not in ("kind", "stall"))
+        assert f["plan_mib"] * 2**20 < 64 * f["units"]
+
+
+def test_generated_rows_are_a_function_of_their_number() -> None:
+    X, y = subject.generated(1, 2, 0, 100)
+    again, _ = subject.generated(1, 2, 40, 60)
+    np.testing.assert_array_equal(again, X[40:60])
+    assert y.tolist() == [i % 10 for i in range(100)]
+
+
+def test_a_size_that_fails_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert subject.main(["--rows", "0", "--kinds", "generator"]) == 1
+    assert "WRONG: generator, 0" in capsys.readouterr().out
