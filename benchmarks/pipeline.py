@@ -62,6 +62,7 @@ class Epoch:
         self.stalls: list[float] = []
         self.weights: dict[str, np.ndarray] = {}
         self.kept: list[DeviceBatch] = []
+
     def keep(self) -> None:
         """Hold all batches in memory, for `from_memory`."""
         self._through_store(lambda batch: self.kept.append(_copy(batch)))

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zarr
-from zarr.errors import ContainsArrayError, NodeTypeValidationError
 
 from streamkern import layout
 from streamkern.cache import Cache
@@ -27,12 +26,12 @@ from streamkern.errors import (
     CorruptChunkError,
     DataError,
     NonFiniteError,
-    StoreNotFoundError,
     StreamkernError,
 )
 from streamkern.layout import ATTRIBUTE, StoreSpec
+from streamkern.metadata import chunk_rows, foreign_fingerprint, read_metadata
 from streamkern.objects import TRAFFIC
-from streamkern.storage import StrictStore, local_path, redact, zarr_store
+from streamkern.storage import local_path, redact, zarr_store
 from streamkern.writer import StoreWriter
 
 if TYPE_CHECKING:
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
 __all__ = ["Store", "StoreSpec", "StoreWriter", "open_store"]
 
 _READS = 3  # of remote bytes that do not decode: they may have been altered on their way
-MAX_INFERRED_CLASSES = 10_000  # foreign integer targets up to this many become classes
 
 
 class Store:
@@ -185,7 +183,7 @@ class Store:
         )
         if self.spec.foreign:
             x, y = self._names
-            now = _foreign_fingerprint((group[x], None if y is None else group[y]), self._names)
+            now = foreign_fingerprint((group[x], None if y is None else group[y]), self._names)
         else:
             state: Any = group.attrs.get(ATTRIBUTE) or {}
             now = str(state.get("fingerprint"))
@@ -334,7 +332,7 @@ class Store:
         return dtype if dtype.kind == "f" else np.dtype(np.float64)
 
     def _key(self, array: Any, i: int) -> str:
-        row = i * self.spec.chunk_rows // _chunk_rows(array)
+        row = i * self.spec.chunk_rows // chunk_rows(array)
         coordinates = (row,) + (0,) * (array.ndim - 1)
         return f"{array.path}/{array.metadata.encode_chunk_key(coordinates)}"
 
@@ -401,7 +399,7 @@ def open_store(
         inner, prefix = zarr_store(text, storage_options=storage_options), ""
     for reads_left in reversed(range(1 if local_path(text) is not None else _READS)):
         try:
-            group, arrays, spec = _read_metadata(inner, prefix, text, (x, y), missing)
+            group, arrays, spec = read_metadata(inner, prefix, text, (x, y), missing)
             break
         except CorruptChunkError:
             if not reads_left:
@@ -409,139 +407,10 @@ def open_store(
     return Store(group, arrays, text, spec, (x, y), reopen, cache)
 
 
-def _read_metadata(
-    inner: Any, prefix: str, text: str, names: tuple[str, str | None], missing: str
-) -> tuple[zarr.Group, tuple[Any, Any], StoreSpec]:
-    """The group, X and y, what they hold, each read once; CorruptChunkError for altered ones."""
-    group = _strict_group(inner, prefix, text)
-    state: Any = group.attrs.get(ATTRIBUTE)
-    ours = isinstance(state, Mapping) and names[0] == "X" and names[1] in ("y", None)
-    if ours:
-        layout.check_state(state, text)
-    elif missing == "fill":
-        group = zarr.open_group(inner, path=group.path, mode="r")
-    # Our own y is read in any case: it belongs to what the metadata's digest covers.
-    wanted = ("X", "y") if ours else names
-    arrays = [None if name is None else group.get(name) for name in wanted]
-    for name, array in zip(names, arrays, strict=True):
-        if name is not None and not isinstance(array, zarr.Array):
-            raise StoreNotFoundError(
-                f"{redact(text)} has no array {name!r}; it has {_array_names(group)}"
-            )
-    if ours:
-        layout.check_metadata(state, arrays, text)
-    X, targets = arrays[0], None if names[1] is None else arrays[1]
-    if ours:
-        return group, (X, targets), layout.spec_from_attributes(X, targets, state, text)
-    return group, (X, targets), _foreign_spec(X, targets, names, text)
-
-
-def _strict_group(store: Any, path: str, url: str) -> zarr.Group:
-    """The group on `store` with missing chunks turned into errors."""
-    strict = StrictStore(store)
-    try:
-        try:  # without a format zarr asks for the metadata of both: four requests
-            return zarr.open_group(strict, path=path, mode="r", zarr_format=3)
-        except FileNotFoundError:
-            return zarr.open_group(strict, path=path, mode="r", zarr_format=2)
-    except FileNotFoundError as error:
-        raise StoreNotFoundError(f"there is no zarr store at {redact(url)}") from error
-    except (ContainsArrayError, NodeTypeValidationError) as error:
-        raise DataError(
-            f"{redact(url)} is a single zarr array; give the group that holds X and y"
-        ) from error
-    except (OSError, StreamkernError):
-        raise
-    except Exception as error:
-        raise DataError(f"the metadata of {redact(url)} can not be read: {error}") from error
-
-
-def _foreign_spec(X: Any, y: Any, names: tuple[str, str | None], url: str) -> StoreSpec:
-    where = f"{names[0]!r} of {redact(url)}"
-    if X.ndim < 2 or X.shape[0] < 1:
-        raise DataError(f"{where} has shape {X.shape}; it needs rows along a first axis")
-    x_dtype = np.dtype(X.dtype).newbyteorder("=")
-    layout.check_row_layout(X.shape[1:], x_dtype, where)
-    classes, counts, n_outputs = None, None, 0
-    if y is not None:
-        if y.ndim not in (1, 2) or y.shape[0] != X.shape[0]:
-            raise DataError(
-                f"{names[1]!r} of {redact(url)} has shape {y.shape}; {X.shape[0]} rows of X need "
-                f"({X.shape[0]},) class ids or ({X.shape[0]}, c) values"
-            )
-        n_outputs = 1 if y.ndim == 1 else y.shape[1]
-        if y.ndim == 1 and np.dtype(y.dtype).kind in "iub":
-            counts = _scan_classes(y, f"{names[1]!r} of {redact(url)}")
-            classes, n_outputs = tuple(str(k) for k in range(len(counts))), len(counts)
-        elif np.dtype(y.dtype).kind not in "iuf":
-            raise DataError(f"{names[1]!r} of {redact(url)} has dtype {y.dtype}; ingest it first")
-    return StoreSpec(
-        n_rows=X.shape[0],
-        row_shape=tuple(X.shape[1:]),
-        x_dtype=x_dtype,
-        chunk_rows=min(_chunk_rows(X), X.shape[0]),
-        n_outputs=n_outputs,
-        classes=classes,
-        mean=None,
-        scale=None,
-        global_mean=None,
-        global_scale=None,
-        class_counts=counts,
-        fingerprint=_foreign_fingerprint((X, y), names),
-        y_dtype=None if y is None else np.dtype(y.dtype).newbyteorder("="),
-    )
-
-
-def _foreign_fingerprint(arrays: tuple[Any, Any], names: tuple[str, str | None]) -> str:
-    return layout.metadata_fingerprint(
-        [
-            [name, list(a.shape), np.dtype(a.dtype).str, list(a.chunks), dict(a.attrs)]
-            for name, a in zip(names, arrays, strict=True)
-            if a is not None
-        ]
-    )
-
-
-def _scan_classes(y: Any, where: str) -> tuple[int, ...]:
-    """Rows per class id 0..max of a foreign integer y, in one pass of a chunk at a time."""
-    counts = np.zeros(0, np.int64)
-    step = max(_chunk_rows(y), 1 << 16)
-    for start in range(0, y.shape[0], step):
-        try:
-            ids = np.asarray(y[start : start + step]).astype(np.int64)
-        except (StreamkernError, OSError, MemoryError):
-            raise
-        except Exception as error:
-            raise CorruptChunkError(f"{where} does not decode near row {start}: {error}") from error
-        low, high = int(ids.min()), int(ids.max())
-        if low < 0 or high >= MAX_INFERRED_CLASSES:
-            raise DataError(
-                f"{where} holds the integer {low if low < 0 else high}; integers are taken for "
-                f"class ids 0..{MAX_INFERRED_CLASSES - 1}: ingest the store to map its labels"
-            )
-        block = np.bincount(ids, minlength=len(counts))
-        block[: len(counts)] += counts
-        counts = block
-    return tuple(int(k) for k in counts)
-
-
 def _stored_chunks(array: Any) -> int:
     chunks = int(array.nchunks_initialized)
     # zarr counts the chunks inside shards
     return chunks // int(np.prod(array.shards) // np.prod(array.chunks)) if array.shards else chunks
-
-
-def _chunk_rows(array: Any) -> int:
-    """Rows of the unit of reading: the shard where there is one."""
-    return int((array.shards or array.chunks)[0])
-
-
-def _array_names(group: zarr.Group) -> str:
-    try:
-        names = sorted(name for name, _ in group.arrays())
-    except Exception:  # plain HTTP can not list
-        return "no names to list"
-    return ", ".join(names) if names else "no arrays"
 
 
 def _check_finite(block: NDArray[Any], i: int, start: int, store: Store, key: str) -> None:

@@ -28,7 +28,7 @@ FOUNDATION = {
     *("objects", "engines", "s3", "objectstore", "storage", "remotefile", "parallel"),
 }
 DATA_LANE = {
-    *("chunkfile", "layout", "statistics", "store", "writer", "describe"),
+    *("chunkfile", "layout", "metadata", "statistics", "store", "writer", "describe"),
     *("cache", "cachedobjects", "meter", "readspeed"),
     *("readers", "arrayfiles", "tables", "conform", "shuffle", "ingest"),
     *("augment", "source_base", "sources", "arrays", "mixture", "materialise"),
