@@ -173,7 +173,7 @@ def _chosen_centers(run: Run, given: npt.ArrayLike | None) -> Block:
         return centers.all_rows(base, seed)
     if model.centers == "random":
         return centers.random_centers(base, run.problem.p, seed)
-    return centers.given_centers(open_centers(model.centers), base.row_shape, base.n_outputs)
+    return centers.given_centers(open_centers(run.config), base.row_shape, base.n_outputs)
 
 
 def _samples(run: Run, dtype: np.dtype[Any]) -> tuple[Array, Array, npt.NDArray[np.int64]]:

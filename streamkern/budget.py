@@ -51,6 +51,7 @@ class Problem:
     prepare rows in. staging : batches in the ring that feeds a device with memory of its own.
     readers : units read at once at most while training; 0 is one for each thread.
     units_in_hand : units read ahead, and in use, where they are read one after the other.
+    saving : at most this much more is held while arrays go to remote storage.
     """
 
     n_rows: int
@@ -71,6 +72,7 @@ class Problem:
     staging: int = 0
     readers: int = 0
     units_in_hand: int = 3
+    saving: int = 0
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,8 @@ def _check(problem: Problem, wishes: Wishes) -> None:
 def _candidates(problem: Problem, wishes: Wishes) -> list[Sizes]:
     """From the best to the smallest."""
     solver: SolverName = "block" if wishes.solver == "auto" else wishes.solver  # type: ignore[assignment]
-    loaders = [(128 * MiB, 64 * MiB), (64 * MiB, 32 * MiB), (32 * MiB, 16 * MiB)]
+    # 64 MiB of rows and what goes with them: whole numbers of chunks of 4, 8 and 16 MiB.
+    loaders = [(128 * MiB, 68 * MiB), (64 * MiB, 32 * MiB), (32 * MiB, 16 * MiB)]
     batches = _halvings(wishes.batch_size, _auto_batch(problem), min(64, problem.n_rows))
     if solver == "block":
         blocks = _halvings(wishes.block_size, _affordable_block(problem), min(256, problem.p))
@@ -333,6 +336,11 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
     in_hand = (2 * problem.units_in_hand - 1) * problem.unit_rows
     add("host" if apart else "sample", "units being read", in_hand, problem.row_bytes)
     add("host" if apart else "train", "loader", loader_bytes(problem, sizes))
+    if problem.saving:
+        saved = p * (problem.d + sizes.block_size) * item
+        add("host" if apart else "setup", "setup on its way", min(problem.saving, saved))
+        saved = 4 * p * c * item
+        add("host" if apart else "train", "checkpoint on its way", min(problem.saving, saved))
     if apart:
         for phase, what in (("train", "staging"), ("host", "staging, pinned")):
             add(phase, what, problem.staging * m, problem.row_bytes + ROW_ID)

@@ -8,7 +8,7 @@ from the storage each time a store is opened, and says what the fingerprint is.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from streamkern.cache import COUNTS, Cache, Name
 from streamkern.objects import Bytes, Objects
@@ -19,10 +19,20 @@ class CachedObjects(Objects):
     """The objects of a store whose fingerprint covers its content, with its chunks in a cache.
 
     `get_many` is what chunks are read with. Everything else goes straight to the storage.
+
+    is_written : says whether the bytes of a key are what the fingerprint was made of. Others, of a
+    store that took its place by now, are handed on and not kept: an entry outlives the mistake.
     """
 
-    def __init__(self, objects: Objects, cache: Cache, fingerprint: str) -> None:
+    def __init__(
+        self,
+        objects: Objects,
+        cache: Cache,
+        fingerprint: str,
+        is_written: Callable[[str, Bytes], bool],
+    ) -> None:
         super().__init__(objects.url, objects._engine, deadline_s=objects.deadline_s)
+        self._is_written = is_written
         self._cache, self._identity = cache, f"{fingerprint}\n{redact(objects.url)}"
         self._store = hashlib.sha256(self._identity.encode()).hexdigest()[:32]
 
@@ -41,7 +51,8 @@ class CachedObjects(Objects):
             for key, value in zip(missing, fetched, strict=True):
                 data[key] = value
                 COUNTS.add("misses")
-                self._cache.write(self._name(key), value)
+                if self._is_written(key, value):
+                    self._cache.write(self._name(key), value)
         return [data[key] for key in keys]
 
     def _name(self, key: str) -> Name:

@@ -267,8 +267,13 @@ class RunDirectory:
                 ) from error
 
     def _clear(self, hold: Hold, where: str, names: set[str]) -> None:
-        """Retire what is too old. The save is already safe, so a failure is only a warning."""
+        """Retire what is too old. The save is already safe, so a failure is only a warning.
+
+        RunLockedError if the run was taken over: the new writer may have resumed from what is too
+        old here, and may have deleted what was just saved before its manifest was there.
+        """
         try:
+            hold.check()
             if where == CHECKPOINTS:
                 old = [_stem(*rank) for rank in _manifests(names)]
                 good = [stem for stem in old if stem not in self._broken]

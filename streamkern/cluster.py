@@ -52,8 +52,8 @@ def connect(address: str, *, wait_s: float = CONNECT_S) -> Iterator[Any]:
             client = make(address, loop=loop, timeout=wait_s, set_as_default=False)
         except Exception as error:  # whatever comes of talking to something else
             raise ConfigError(
-                f"no scheduler answers at {address} ({error or 'for too long'}); start one with "
-                "`dask scheduler`, or correct data.dask"
+                f"no scheduler answers at {address} ({str(error) or 'it is silent'}); start one "
+                "with `dask scheduler`, or correct data.dask"
             ) from error
         try:
             yield client

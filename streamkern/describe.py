@@ -148,16 +148,9 @@ def _listed_bytes(store: Store) -> int | None:
     try:
         if objects is None:
             return store.stored_bytes()
-        # Zarr asks a store that it can not list with sizes for every object.
-        return sum(
-            size for array in arrays for _, size in objects.list(_full_key(store, array.path))
-        )
+        return sum(size for array in arrays for _, size in objects.list(array.path))
     except Exception:  # plain HTTP can not list
         return None
-
-
-def _full_key(store: Store, key: str) -> str:
-    return f"{store._prefix}/{key}" if store._prefix else key
 
 
 def _estimated_bytes(store: Store) -> int | None:
@@ -166,7 +159,7 @@ def _estimated_bytes(store: Store) -> int | None:
         return None
 
     def size(i: int) -> int:
-        return objects.stat(_full_key(store, store._key(store._x, i)))[0]
+        return objects.stat(store._key(store._x, i))[0]
 
     try:
         found = _of_some_chunks(store, size)

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
+import inspect
+import os
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from streamkern.errors import ConfigError, StorageAccessError
 from streamkern.objects import STALL_S, Bytes, Listing, Names, Outcome
 
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
@@ -24,8 +28,20 @@ NO_CREDENTIALS = (
     "no S3 credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or a profile), "
     "or storage_options anon = true for a public bucket"
 )
+# What s3fs passes on, to fsspec and to botocore's session; and what is taken before it sees any.
+_FSSPEC_OPTIONS = ("use_listings_cache", "listings_expiry_time", "max_paths", "profile")
+_OUR_OPTIONS = ("engine", "deadline_s", "region")
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
+# Marks of a TLS connection that will not come about, in the words of OpenSSL and of rustls.
+_TLS = (
+    *("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER"),
+    *("invalid peer certificate", "InvalidContentType"),
+)
+_BOTO_NETWORK = {
+    *("HTTPClientError", "ConnectionError", "IncompleteReadError"),
+    *("ChecksumError", "FlexibleChecksumError"),
+}
 # Connections to one server that stay open; the loader has up to 64 readers with two requests each.
 _POOL = 128
 
@@ -62,8 +78,16 @@ class ObstoreEngine:
     """
 
     keys_per_delete = 1000
+    attempt_s = 3600.0
+    _pid: int | None = None  # of the first process that used obstore
 
     def __init__(self, open_stores: Callable[[], tuple[Any, Any]]) -> None:
+        first = ObstoreEngine._pid = ObstoreEngine._pid or os.getpid()
+        if first != os.getpid():  # its threads are gone, and a request would wait for good
+            raise StorageAccessError(
+                "obstore does not work in a process forked from one that used it; start processes "
+                "with the method 'spawn', or set the storage option engine = \"s3fs\""
+            )
         self._open = open_stores
         self._reading, self._writing = open_stores()
 
@@ -121,7 +145,7 @@ class ObstoreEngine:
             return http_words(*answer)
         # The sentence says little ("error sending request"); the reason is in the dump below it.
         sentence, _, dump = str(error).partition("Debug source:")
-        reasons = re.findall(r'message: "([^"]+)"|kind: (TimedOut|Timeout)', dump)
+        reasons = re.findall(r'(?:message|error): "([^"]+)"|kind: (TimedOut|Timeout)', dump)
         return f"{sentence.strip()} {' '.join(reasons[-1]) if reasons else ''}"
 
     def outcome(self, error: Exception) -> Outcome:
@@ -135,7 +159,8 @@ class ObstoreEngine:
             return Outcome.MISSING
         if isinstance(error, AlreadyExistsError):
             return Outcome.EXISTS
-        if "edirect" in text:  # another region's bucket
+        # Another region's bucket; a certificate; https where http is spoken.
+        if "Received redirect" in text or any(words in text for words in _TLS):
             return Outcome.REFUSED
         return Outcome.PASSING if isinstance(error, BaseError | OSError) else Outcome.OTHER
 
@@ -157,6 +182,8 @@ class FsspecEngine:
     def __init__(self, open_filesystem: Callable[[], tuple[Any, str]]) -> None:
         self._open = open_filesystem
         self._fs, root = open_filesystem()
+        # s3fs notices a stalled connection; of the others nothing is known.
+        self.attempt_s = 3600.0 if "s3" in self._fs.protocol else 300.0
         self._root = root.rstrip("/")
 
     def _path(self, key: str) -> str:
@@ -234,8 +261,13 @@ class FsspecEngine:
             return Outcome.EXISTS
         if isinstance(error, PermissionError) or type(error).__name__ == "NoCredentialsError":
             return Outcome.REFUSED
+        if any(words in str(error) for words in _TLS):
+            return Outcome.REFUSED
         origin = type(error).__module__.partition(".")[0]
-        network = origin in ("aiohttp", "botocore", "aiobotocore", "urllib3", "http", "requests")
+        if origin in ("botocore", "aiobotocore"):
+            names = {base.__name__ for base in type(error).__mro__}
+            return Outcome.PASSING if names & _BOTO_NETWORK else Outcome.REFUSED
+        network = origin in ("aiohttp", "urllib3", "http", "requests")
         return Outcome.PASSING if network or isinstance(error, OSError) else Outcome.OTHER
 
 
@@ -260,7 +292,13 @@ def open_s3fs(url: str, options: dict[str, Any]) -> tuple[Any, str]:
     Its default of ten requests an object costs a HEAD before every GET.
     """
     import fsspec
+    import s3fs
 
+    taken = {*inspect.signature(s3fs.S3FileSystem.__init__).parameters, *_FSSPEC_OPTIONS}
+    for name in set(options) - taken:
+        close = difflib.get_close_matches(name, [*taken, *_OUR_OPTIONS], n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(f"storage option {name!r} is not known to s3fs{hint}")
     config = {
         "connect_timeout": STALL_S,
         "read_timeout": STALL_S,  # between two pieces

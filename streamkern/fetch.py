@@ -17,6 +17,7 @@ from tenacity import (
 )
 
 from streamkern.errors import StreamkernError
+from streamkern.objects import until
 from streamkern.source_base import Block, Source
 
 FIRST_RETRY_S = 0.1
@@ -48,7 +49,8 @@ class LocalReader:
 
     def read(self, u: int, seed: int, epoch: int, stopped: threading.Event) -> Block:
         # A plain graph: `delayed` and `compute` would take 0.8 ms to build and optimise one task.
-        block: Block = get_sync({"unit": (self._source.read_unit, u, seed, epoch)}, "unit")
+        with until(stopped):  # closing does not wait for a network that is gone
+            block: Block = get_sync({"unit": (self._source.read_unit, u, seed, epoch)}, "unit")
         return block
 
     def close(self) -> None:

@@ -25,8 +25,8 @@ from zarr.storage import LocalStore
 
 from streamkern import lease
 from streamkern.errors import RunError, StreamkernError
-from streamkern.objects import Objects
-from streamkern.objectstore import ObjectsStore
+from streamkern.objects import Objects, Test
+from streamkern.objectstore import ObjectsStore, is_json
 from streamkern.report import redact, utc_now
 from streamkern.runlog import FileLines, Lines, ObjectLines, part_keys
 from streamkern.storage import local_path, open_objects
@@ -71,8 +71,8 @@ class Folder(Protocol):
         """What is directly in `folder`, "" or ending in "/"; empty if it is not there."""
         ...
 
-    def read(self, name: str) -> bytes:
-        """FileNotFoundError without it."""
+    def read(self, name: str, good: Test | None = None) -> bytes:
+        """FileNotFoundError without it. good : as for `Objects.get`."""
         ...
 
     def write(self, name: str, data: bytes) -> None:
@@ -155,7 +155,7 @@ class LocalFolder:
                 raise RunError(f"run directory {self.path} is a file; give a directory") from None
             return set()
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, good: Test | None = None) -> bytes:
         return (self.path / name).read_bytes()
 
     def write(self, name: str, data: bytes) -> None:
@@ -309,8 +309,8 @@ class ObjectFolder:
         found = self.objects.list(folder.rstrip("/"))
         return {key.removeprefix(folder).partition("/")[0] for key, _ in found}
 
-    def read(self, name: str) -> bytes:
-        return bytes(self.objects.get(name))
+    def read(self, name: str, good: Test | None = None) -> bytes:
+        return bytes(self.objects.get(name, good=good or is_json))
 
     def write(self, name: str, data: bytes) -> None:
         self.objects.put(name, data)
@@ -329,8 +329,12 @@ class ObjectFolder:
 
     def hold(self, beyond: int) -> Hold:
         held = lease.Lease(self.objects, ttl_s=lease.TTL_S)
-        held.acquire(beyond)
-        held.start()
+        try:
+            held.acquire(beyond)
+            held.start()
+        except BaseException:
+            held.release()
+            raise
         return held
 
     def holder(self) -> str | None:

@@ -27,7 +27,13 @@ from numpy.typing import NDArray
 
 from streamkern import layout
 from streamkern.conform import Features, RawBlock, Targets
-from streamkern.errors import ConfigError, DataError, ResumeMismatchError, StreamkernError
+from streamkern.errors import (
+    ConfigError,
+    DataError,
+    ResumeMismatchError,
+    StorageError,
+    StreamkernError,
+)
 from streamkern.layout import StoreSpec
 from streamkern.parallel import in_turn
 from streamkern.readers import Reader, open_reader
@@ -145,7 +151,14 @@ def ingest(
         }
         _check_plan(state, source, overwrite, out_url)
         spool, values = _spool_rows(
-            reader, source, Path(scratch or _scratch(out_url)), targets, dtype, memory, progress
+            reader,
+            files,
+            source,
+            Path(scratch or _scratch(out_url)),
+            targets,
+            dtype,
+            memory,
+            progress,
         )
     spec = _write_chunks(
         spool,
@@ -229,6 +242,7 @@ def _scratch(out_url: str | os.PathLike[str]) -> Path:
 
 def _spool_rows(
     reader: Reader,
+    files: ExitStack,
     source: Mapping[str, Any],
     scratch: Path,
     targets: str,
@@ -270,7 +284,10 @@ def _spool_rows(
             raise DataError(
                 f"the input has {spool.n_rows} rows where {reader.n_rows} were promised"
             )
+        files.close()  # a remote input that was replaced while it was read says so now
         spool.seal(values.labels)
+    except StorageError:
+        raise  # what was spooled is good, and the same call goes on from it
     except StreamkernError:
         spool.discard()  # the data itself is wrong: there is nothing to go on from
         raise

@@ -141,8 +141,12 @@ def canonical(array: NDArray[Any]) -> NDArray[Any]:
 
 def chunk_digest(X: NDArray[Any], y: NDArray[Any]) -> NDArray[np.uint8]:
     """(64,) uint8: sha256 of the decoded X rows, then of the y rows, both as stored."""
-    raw = b"".join(hashlib.sha256(canonical(a).data).digest() for a in (X, y))
-    return np.frombuffer(raw, np.uint8)
+    return np.concatenate([array_digest(X), array_digest(y)])
+
+
+def array_digest(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """(32,) uint8: sha256 of an array in little-endian C order."""
+    return np.frombuffer(hashlib.sha256(canonical(array).data).digest(), np.uint8)
 
 
 def content_fingerprint(spec: StoreSpec, n_rows: int, digests: NDArray[np.uint8]) -> str:

@@ -32,6 +32,9 @@ from streamkern.report import redact, utc_now
 
 TTL_S = 60.0
 _BEATS, _LOOKS = 4, 20  # per ttl, of a holder and of who waits for it
+# The claims that this process has not given up. A note of its own that is not among them was left
+# by a release, or a creation, that failed on its way.
+_live: set[str] = set()
 
 
 class Lease:
@@ -93,7 +96,16 @@ class Lease:
 
     def _create(self, last: int, number: int) -> bool:
         """Create `number`, unless another process acted since `last` was looked at."""
-        self._note = {**_identity(), "nonce": uuid.uuid4().hex, "beat": 0}
+        nonce = uuid.uuid4().hex
+        self._note = {**_identity(), "nonce": nonce, "beat": 0}
+        _live.add(nonce)  # before others can see it
+        try:
+            return self._win(last, number)
+        finally:
+            if not self.number:
+                _live.discard(nonce)
+
+    def _win(self, last: int, number: int) -> bool:
         began = self._clock()
         try:
             if not self._objects.create(_key(number), self._data()):
@@ -135,10 +147,9 @@ class Lease:
 
     def start(self) -> None:
         """Beat from now on, in a thread of its own, until `release`."""
-        self._thread = threading.Thread(
-            target=self._keep_beating, name="streamkern-lease", daemon=True
-        )
-        self._thread.start()
+        thread = threading.Thread(target=self._keep_beating, name="streamkern-lease", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def _keep_beating(self) -> None:
         while not self._stopped.wait(self._ttl / _BEATS):
@@ -181,12 +192,16 @@ class Lease:
             return "another process"
 
     def release(self) -> None:
-        """Stop beating and let the next writer start at once; it waits if this fails."""
+        """Stop beating and let the next writer start at once; one elsewhere waits if this fails."""
         self._stopped.set()
-        with self._changing:
-            self._note["released"] = True
-            with contextlib.suppress(Exception):
+        if not self.number:  # never acquired
+            return
+        try:
+            with self._changing, contextlib.suppress(Exception):
+                self._note["released"] = True
                 self._hasty.put(_key(self.number), self._data())
+        finally:
+            _live.discard(self._note["nonce"])
         if self._thread is not None:
             self._thread.join()
 
@@ -296,6 +311,8 @@ def _is_over(holder: dict[str, Any]) -> bool:
 
 def _runs_here(holder: dict[str, Any]) -> bool:
     if not _is_ours(holder):
+        return False
+    if holder["pid"] == os.getpid() and holder.get("nonce") not in _live:
         return False
     try:
         os.kill(holder["pid"], 0)

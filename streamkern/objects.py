@@ -15,16 +15,22 @@ Neither engine retries on its own, so both behave alike and every retry is count
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextlib
 import enum
+import logging
+import os
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import fsspec.asyn
-from tenacity import AsyncRetrying, RetryCallState, stop_after_delay, wait_random_exponential
+from tenacity import AsyncRetrying, RetryCallState, stop_before_delay, wait_random_exponential
 
-from streamkern.errors import StorageAccessError, StorageError
+from streamkern.errors import StorageAccessError, StorageError, StreamkernError
 from streamkern.report import redact
 
 STALL_S = 20.0
@@ -33,12 +39,19 @@ _SLOWEST_UPLOAD = 256 << 10
 DEADLINE_S = 120.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 _AT_ONCE = 32  # requests of one call
-_READS = 3  # of bytes that are not what was written
+_POLL_S, _CANCEL_S = 0.1, 5.0
+_SILENT_S = 10.0  # a user should hear of what fails for longer
+
+_log = logging.getLogger("streamkern")
+
+# Of bytes that are not as they were written: they may have been altered on their way.
+READS = 3
 
 T = TypeVar("T")
 Bytes: TypeAlias = Any  # whatever has the buffer protocol
 Listing: TypeAlias = list[tuple[str, int]]  # keys and bytes
 Names: TypeAlias = list[str]
+Test: TypeAlias = Callable[[Bytes], bool]
 
 
 class Outcome(enum.Enum):
@@ -55,10 +68,12 @@ class Outcome(enum.Enum):
 class Engine(Protocol):
     """One attempt at one request; errors come out as the library raises them.
 
-    keys_per_delete : as many go in one request.
+    keys_per_delete : as many go in one request. attempt_s : the longest an attempt may take; far
+    above the stall limit where the library keeps that.
     """
 
     keys_per_delete: int
+    attempt_s: float
 
     async def get(self, key: str, start: int, stop: int | None) -> Bytes: ...
 
@@ -122,27 +137,35 @@ class Objects:
 
     def __init__(self, url: str, engine: Engine, *, deadline_s: float = DEADLINE_S) -> None:
         self.url, self.deadline_s = url, deadline_s
+        self._pid = os.getpid()
         self._engine = engine
+        self._renewing, self._renewals = asyncio.Lock(), 0
 
     def __repr__(self) -> str:
         return f"Objects({redact(self.url)!r})"
 
     # -- for callers on any thread ---------------------------------------------------------
 
-    def get(self, key: str, start: int = 0, stop: int | None = None) -> Bytes:
-        """The bytes of an object, or bytes start to stop; FileNotFoundError without one."""
-        return _wait(self.get_async(key, start, stop))
+    def get(
+        self, key: str, start: int = 0, stop: int | None = None, *, good: Test | None = None
+    ) -> Bytes:
+        """The bytes of an object, or bytes start to stop; FileNotFoundError without one.
+
+        good : says whether the bytes are as they were written. Those that are not are read again,
+        twice, as they may have been altered on their way; the last ones read are returned.
+        """
+        return self._wait(lambda: self.get_async(key, start, stop, good=good))
 
     def get_many(self, keys: Sequence[str], *, fresh: bool = False) -> list[Bytes]:
         """The bytes of several objects, requested at once.
 
         `fresh` asks for them anew where a copy is kept nearer (`cache.CachedObjects`).
         """
-        return _wait(_at_once([self.get_async(key) for key in keys]))
+        return self._wait(lambda: _at_once([partial(self.get_async, key) for key in keys]))
 
     def put(self, key: str, data: Bytes) -> None:
         """Create or replace an object; readers see the old or the new bytes, never a mixture."""
-        _wait(self.put_async(key, data))
+        self._wait(lambda: self.put_async(key, data))
 
     def create(self, key: str, data: Bytes) -> bool:
         """Create an object; False, and nothing is changed, if there is one.
@@ -150,26 +173,33 @@ class Objects:
         Exactly one of several callers gets True, if the storage honours conditional writes;
         StorageAccessError where it says that it does not. `data` must differ between callers.
         """
-        return _wait(self.create_async(key, data))
+        return self._wait(lambda: self.create_async(key, data))
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects; those that are not there are left out."""
-        _wait(self.delete_async(list(keys)))
+        wanted = list(keys)
+        self._wait(lambda: self.delete_async(wanted))
 
     def list(self, prefix: str = "") -> Listing:
         """Keys below the folder `prefix`, at any depth, with their bytes, in order."""
-        return _wait(self.list_async(prefix))
+        return self._wait(lambda: self.list_async(prefix))
 
     def stat(self, key: str) -> tuple[int, str]:
         """Bytes of an object, and its ETag or time, which tells it from a later version."""
-        return _wait(self.stat_async(key))
+        return self._wait(lambda: self.stat_async(key))
 
     # -- for callers on an event loop; they run on fsspec's --------------------------------
 
-    async def get_async(self, key: str, start: int = 0, stop: int | None = None) -> Bytes:
+    async def get_async(
+        self, key: str, start: int = 0, stop: int | None = None, *, good: Test | None = None
+    ) -> Bytes:
         """See `get`."""
-        data = await self._patiently("reading", key, lambda: self._engine.get(key, start, stop))
-        TRAFFIC.add(bytes_in=len(data))
+        for reads_left in reversed(range(READS)):
+            data = await self._patiently("reading", key, lambda: self._engine.get(key, start, stop))
+            TRAFFIC.add(bytes_in=len(data))
+            if good is None or not reads_left or good(data):
+                break
+            TRAFFIC.add(retries=1)
         return data
 
     async def put_async(self, key: str, data: Bytes) -> None:
@@ -196,22 +226,19 @@ class Objects:
         if await self._patiently("creating", key, attempt):
             TRAFFIC.add(bytes_out=len(data))
             return True
-        # It may be ours: the reply to an attempt before the last was lost on its way back. And what
-        # is read may have been altered on its way, so that once is not enough to say no.
+        # It may be ours: the reply to an attempt before the last was lost on its way back.
+        ours = bytes(data)
         try:
-            for _ in range(_READS):
-                if bytes(await self.get_async(key)) == bytes(data):
-                    return True
+            return bytes(await self.get_async(key, good=lambda d: bytes(d) == ours)) == ours
         except FileNotFoundError:
-            pass
-        return False
+            return False
 
     async def delete_async(self, keys: Sequence[str]) -> None:
         """See `delete`."""
         # What one attempt takes is bounded, or with many keys no attempt would ever be whole.
         step = self._engine.keys_per_delete
         groups = [keys[i : i + step] for i in range(0, len(keys), step)]
-        await _at_once([self._delete_group(group) for group in groups])
+        await _at_once([partial(self._delete_group, group) for group in groups])
 
     async def _delete_group(self, keys: Sequence[str]) -> None:
         what = keys[0] if len(keys) == 1 else f"{keys[0]} and {len(keys) - 1} more"
@@ -237,6 +264,22 @@ class Objects:
 
     # -- patience --------------------------------------------------------------------------
 
+    def _wait(self, request: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run on fsspec's event loop and wait; what ends the waiting ends the request."""
+        if os.getpid() != self._pid:
+            raise StorageAccessError(
+                f"{redact(self.url)} was opened before this process was forked, and connections do "
+                "not survive that; start processes with the method 'spawn'"
+            )
+        future = _begin(request())
+        try:
+            return _result(future)
+        except BaseException:
+            if not future.done():  # Ctrl-C, or told to stop: nothing may land after that
+                future.cancel()
+                wait([future], timeout=_CANCEL_S)
+            raise
+
     async def _patiently(self, doing: str, key: str, attempt: Callable[[], Awaitable[T]]) -> T:
         """The result of `attempt`, repeated while its errors may pass."""
         where = f"{doing} {key} of {redact(self.url)}"
@@ -245,40 +288,77 @@ class Objects:
         async def once() -> T:
             nonlocal renewed
             TRAFFIC.add(requests=1)
+            renewals = self._renewals
+            limit = self._engine.attempt_s
             try:
-                result = await attempt()
+                return await asyncio.wait_for(attempt(), limit)
             except Exception as error:
-                if self._engine.outcome(error) is Outcome.EXPIRED and not renewed:
-                    renewed = True
-                    await self._engine.renew()
-                    result = await attempt()
-                else:
+                if renewed or self._outcome(error) is not Outcome.EXPIRED:
                     raise
-            return result
+                renewed = True
+            await self._renew(renewals)
+            return await asyncio.wait_for(attempt(), limit)
 
         def passing(state: RetryCallState) -> bool:
             error = state.outcome.exception() if state.outcome is not None else None
             if isinstance(error, Exception):
-                return self._engine.outcome(error) is Outcome.PASSING
+                return self._outcome(error) is Outcome.PASSING
             return False
+
+        told = False
+
+        def before_sleep(state: RetryCallState) -> None:
+            nonlocal told
+            TRAFFIC.add(retries=1)
+            error = state.outcome.exception() if state.outcome is not None else None
+            if (state.seconds_since_start or 0) > _SILENT_S and not told and error is not None:
+                told = True
+                _log.warning(
+                    "%s fails (%s); it is tried again until %.0f s have gone by",
+                    where, self._words(error), self.deadline_s,
+                )  # fmt: skip
 
         retrying = AsyncRetrying(
             retry=passing,
-            stop=stop_after_delay(self.deadline_s),
+            stop=stop_before_delay(self.deadline_s),
             wait=wait_random_exponential(multiplier=_FIRST_PAUSE_S, max=_LONGEST_PAUSE_S),
-            before_sleep=lambda state: TRAFFIC.add(retries=1),
+            before_sleep=before_sleep,
             reraise=True,
         )
         try:
             return await retrying(once)
         except Exception as error:
-            raise self._explained(where, key, error, retrying.statistics) from error
+            explained = self._explained(where, key, error, retrying.statistics)
+            if explained is error:  # not about the storage
+                raise
+            raise explained from error
+
+    def _outcome(self, error: Exception) -> Outcome:
+        # What streamkern found wrong itself, such as credentials that are gone by now.
+        ours = isinstance(error, StreamkernError)
+        return Outcome.OTHER if ours else self._engine.outcome(error)
+
+    def _words(self, error: BaseException) -> str:
+        text = self._engine.explain(error) if isinstance(error, Exception) else str(error)
+        return " ".join(redact(text).split())[:300]
+
+    async def _renew(self, seen: int) -> None:
+        """Read the credentials again, once for all requests that found the same ones expired.
+
+        They expire for all that is in flight at once, and a new client costs 15 MB and 0.2 s.
+        """
+        async with self._renewing:
+            if self._renewals == seen:
+                await self._engine.renew()
+                self._renewals += 1
 
     def _explained(
         self, where: str, key: str, error: Exception, statistics: Mapping[str, Any]
     ) -> Exception:
-        outcome = self._engine.outcome(error)
-        text = " ".join(redact(self._engine.explain(error)).split())[:300]
+        outcome = self._outcome(error)
+        if outcome is Outcome.OTHER:
+            return error
+        text = self._words(error)
         if outcome is Outcome.MISSING:
             return FileNotFoundError(f"{key} is missing from {redact(self.url)}")
         if outcome is Outcome.EXPIRED:
@@ -288,18 +368,16 @@ class Objects:
             )
         if outcome is Outcome.REFUSED:
             return StorageAccessError(f"{where} was refused: {text}")
-        if outcome is Outcome.PASSING:
-            tries, seconds = statistics["attempt_number"], statistics["delay_since_first_attempt"]
-            return StorageError(f"{where} failed {tries} times in {seconds:.0f} s: {text}")
-        return error
+        tries, seconds = statistics["attempt_number"], statistics["delay_since_first_attempt"]
+        return StorageError(f"{where} failed {tries} times in {seconds:.0f} s: {text}")
 
 
-async def _at_once(requests: Sequence[Awaitable[T]]) -> list[T]:
+async def _at_once(requests: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
     gate = asyncio.Semaphore(_AT_ONCE)
 
-    async def one(request: Awaitable[T]) -> T:
+    async def one(request: Callable[[], Awaitable[T]]) -> T:
         async with gate:
-            return await request
+            return await request()
 
     tasks = [asyncio.ensure_future(one(request)) for request in requests]
     try:
@@ -311,21 +389,52 @@ async def _at_once(requests: Sequence[Awaitable[T]]) -> list[T]:
         raise
 
 
-def _wait(request: Awaitable[T]) -> T:
-    """Run on fsspec's event loop and wait; Ctrl-C gets through."""
-
-    async def run() -> T:
-        return await request
-
-    result: T = fsspec.asyn.sync(fsspec.asyn.get_loop(), run)
-    return result
+_waiting = threading.local()
 
 
-async def on_storage_loop(request: Awaitable[T]) -> T:
+@contextlib.contextmanager
+def until(stopped: threading.Event) -> Iterator[None]:
+    """Requests of this thread are given up, with a StorageError, once `stopped` is set."""
+    before, _waiting.stopped = getattr(_waiting, "stopped", None), stopped
+    try:
+        yield
+    finally:
+        _waiting.stopped = before
+
+
+def _result(future: Future[T]) -> T:
+    """The result, or a StorageError if the caller is told to stop."""
+    stopped = getattr(_waiting, "stopped", None)
+    while stopped is not None and not future.done():
+        wait([future], timeout=_POLL_S)
+        if stopped.is_set() and not future.done():
+            raise StorageError("the request was given up: its reader was closed")
+    return future.result()
+
+
+async def on_storage_loop(request: Coroutine[Any, Any, T]) -> T:
     """Await, on any event loop, what has to run on fsspec's."""
+    waited = asyncio.wrap_future(_begin(request))
+    # Of requests side by side zarr raises the first error and forgets the others.
+    waited.add_done_callback(lambda f: f.cancelled() or f.exception())
+    return await waited
 
-    async def run() -> T:
-        return await request
 
-    future = asyncio.run_coroutine_threadsafe(run(), fsspec.asyn.get_loop())
-    return await asyncio.wrap_future(future)
+_pending: set[Future[Any]] = set()
+
+
+def _begin(request: Coroutine[Any, Any, T]) -> Future[T]:
+    """Start a request on fsspec's event loop."""
+    future = asyncio.run_coroutine_threadsafe(request, fsspec.asyn.get_loop())
+    _pending.add(future)
+    future.add_done_callback(_pending.discard)
+    return future
+
+
+@atexit.register
+def _end_requests() -> None:
+    """An answer that arrives while the interpreter shuts down would abort it."""
+    left = list(_pending)
+    for future in left:
+        future.cancel()
+    wait(left, timeout=_CANCEL_S)

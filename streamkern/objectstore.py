@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from zarr.abc.store import ByteRequest
     from zarr.core.buffer import Buffer, BufferPrototype
 
-_READS = 3  # of metadata that does not parse: nothing else protects it on its way
-
 
 class ObjectsStore(Store):
     """The objects below `prefix` as a zarr store."""
@@ -51,13 +49,12 @@ class ObjectsStore(Store):
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
         start, stop = _bounds(byte_range)
-        for reads_left in reversed(range(_READS)):
-            try:
-                data = await on_storage_loop(self.objects.get_async(self.key(key), start, stop))
-            except FileNotFoundError:
-                return None
-            if not key.endswith(".json") or _is_json(data) or not reads_left:
-                break
+        good = is_json if key.endswith(".json") else None  # metadata has no checksum
+        request = self.objects.get_async(self.key(key), start, stop, good=good)
+        try:
+            data = await on_storage_loop(request)
+        except FileNotFoundError:
+            return None
         return prototype.buffer.from_bytes(data)
 
     async def get_partial_values(
@@ -86,7 +83,8 @@ class ObjectsStore(Store):
 
     async def delete_dir(self, prefix: str) -> None:
         self._check_writable()
-        keys = [self.key(key) async for key in self.list_prefix(f"{prefix.strip('/')}/")]
+        start = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        keys = [self.key(key) async for key in self.list_prefix(start)]
         await on_storage_loop(self.objects.delete_async(keys))
 
     def list(self) -> AsyncIterator[str]:
@@ -121,7 +119,8 @@ def _bounds(byte_range: ByteRequest | None) -> tuple[int, int | None]:
     return 0, None
 
 
-def _is_json(data: Any) -> bool:
+def is_json(data: Any) -> bool:
+    """Whether the bytes parse as JSON."""
     try:
         json.loads(bytes(data))
     except ValueError:

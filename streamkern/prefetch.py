@@ -95,7 +95,7 @@ class Loader:
         batch_size: int,
         seed: int,
         block_bytes: int = 128 << 20,
-        in_flight_bytes: int = 64 << 20,
+        in_flight_bytes: int = 68 << 20,
         threads: int | str = "auto",
         client: Any = None,
         retry_s: float = 60.0,

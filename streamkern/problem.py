@@ -18,18 +18,20 @@ from streamkern.budget import Buffers, Problem, Sizes, Wishes, count, default_bu
 from streamkern.cache import Cache
 from streamkern.config import RunConfig
 from streamkern.devices import get_backend
-from streamkern.errors import ConfigError, StoreNotFoundError
+from streamkern.errors import ConfigError, StoreNotFoundError, StreamkernError
 from streamkern.mixture import open_stores, stored_rows
 from streamkern.plan import unit_sizes
 from streamkern.points import Grid, point_bytes, point_width, scratch_bytes
 from streamkern.precision import resolve_precision
 from streamkern.prefetch import MAX_THREADS
+from streamkern.remotefile import open_object
 from streamkern.report import redact
 from streamkern.source_base import Source, read_ahead, y_shape
 from streamkern.sources import AugmentedSource, ZarrSource
-from streamkern.storage import local_path
+from streamkern.storage import local_path, zarr_store
 
 DEFAULT_CENTERS = 10_000
+SAVING = 128 << 20  # beside the arrays, while `checksums` has chunks of them on their way
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,9 @@ def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Sour
 
 def _options(config: RunConfig, *urls: str) -> dict[str, Any]:
     """The storage options, for `urls` that are remote, or if no place of the run is."""
-    places = (*config.data.train_urls, config.data.test, config.run.run_dir)
+    places = (
+        *config.data.train_urls, config.data.test, config.run.run_dir, config.model.centers
+    )  # fmt: skip
     remote = any(place is not None and local_path(place) is None for place in places)
     wanted = not remote or any(local_path(url) is None for url in urls)
     return config.data.storage_options if wanted else {}
@@ -180,10 +184,12 @@ def open_run(
     source: Source | None = None,
     n_centers: int | None = None,
     fixed_sizes: Sizes | None = None,
+    on_cluster: bool = False,
 ) -> Run:
     """Open the data and resolve the sizes.
 
     n_centers : of centers handed over in memory. fixed_sizes : those a run was started with.
+    on_cluster : the reading is done on a cluster that is handed over.
     The caller closes `Run.backend`.
     """
     data = open_data(config, source)
@@ -200,7 +206,7 @@ def open_run(
         integers = own or settings.precision == "integer"
         dtype = data.source.dtype if integers else np.dtype(np.float32)
         precision = resolve_precision(settings.precision, dtype, transforms, backend)
-        problem = _problem(config, data, p, backend, precision[0])
+        problem = _problem(config, data, p, backend, precision[0], on_cluster)
         if fixed_sizes is None:
             sizes, buffers = resolve(problem, _wishes(config), budget_bytes)
         else:
@@ -239,7 +245,7 @@ def count_centers(config: RunConfig, data: Data) -> int:
     if model.centers == "all" or config.solver.name == "eigenpro2":
         return n
     if model.centers != "random":
-        array = open_centers(model.centers)
+        array = open_centers(config)
         if int(np.prod(array.shape[1:])) != data.d:
             raise ConfigError(
                 f"model.centers has rows of shape {array.shape[1:]}, the data has "
@@ -261,22 +267,41 @@ def count_centers(config: RunConfig, data: Data) -> int:
     return model.n_centers
 
 
-def open_centers(url: str) -> Any:
-    """An array of centers: a .npy file or a zarr array."""
+def open_centers(config: RunConfig) -> Any:
+    """An array of centers: a .npy file, read whole where it is remote, or a zarr array.
+
+    Raises StoreNotFoundError, ConfigError, StorageError and MissingDependencyError.
+    """
+    url = config.model.centers
     try:
+        if local_path(url) is None:
+            return _remote_array(url, _options(config, url))
         if url.endswith(".npy"):
             return np.load(url, mmap_mode="r", allow_pickle=False)
         return zarr.open_array(url, mode="r")
+    except StreamkernError:
+        raise
     except FileNotFoundError as error:
         raise StoreNotFoundError(f"there is no array of centers at {redact(url)}") from error
     except Exception as error:  # zarr raises many types for what is not an array
         raise ConfigError(
-            f"model.centers={redact(url)!r} is no .npy file or zarr array: {error}"
+            f"model.centers={redact(url)!r} is no .npy file or zarr array: {redact(str(error))}"
         ) from error
 
 
-def _problem(config: RunConfig, data: Data, p: int, backend: Backend, precision: str) -> Problem:
-    source = data.source
+def _remote_array(url: str, options: dict[str, Any]) -> Any:
+    if not url.endswith(".npy"):
+        return zarr.open_array(zarr_store(url, storage_options=options), mode="r")
+    with open_object(url, options) as file:
+        return np.load(file, allow_pickle=False)
+
+
+def _problem(
+    config: RunConfig, data: Data, p: int, backend: Backend, precision: str, on_cluster: bool
+) -> Problem:
+    source, run_dir = data.source, config.run.run_dir
+    # For a network or a cluster, rather than for this machine.
+    waits = on_cluster or config.data.dask is not None or bool(getattr(source, "remote", False))
     width = point_width(data.d, precision, backend)
     itemsize = 8 if precision == "float64" else 4
     row_bytes = data.d * source.dtype.itemsize + int(
@@ -301,14 +326,10 @@ def _problem(config: RunConfig, data: Data, p: int, backend: Backend, precision:
         scratch_bytes=backend.prepare_rows * scratch_bytes(data.d, precision),
         staging=backend.staging,
         # Where reads wait for a network, as many are under way as `in_flight_bytes` allows.
-        readers=MAX_THREADS if source_waits(config, source) else 0,
-        units_in_hand=read_ahead(source_waits(config, source)),
+        readers=MAX_THREADS if waits else 0,
+        units_in_hand=read_ahead(waits),
+        saving=SAVING if run_dir is not None and local_path(run_dir) is None else 0,
     )
-
-
-def source_waits(config: RunConfig, source: Source) -> bool:
-    """Whether reading waits for a network or a cluster, rather than for this machine."""
-    return config.data.dask is not None or bool(getattr(source, "remote", False))
 
 
 def _wishes(config: RunConfig) -> Wishes:

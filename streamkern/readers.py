@@ -8,9 +8,12 @@ mapped: the same code reads local, compressed and remote files, and memory stays
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import lzma
 import os
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from itertools import chain
@@ -90,6 +93,34 @@ class BlockReader:
             for a in range(skip, len(X), step):
                 first = row - len(X) + a
                 yield RawBlock(X[a : a + step], y[a : a + step], "the iterator", first)
+
+
+class FileReader:
+    """A reader of a file, whose damage comes out with the file's name."""
+
+    def __init__(self, reader: Reader, url: str | os.PathLike[str]) -> None:
+        self.n_rows, self.natural_dtype = reader.n_rows, reader.natural_dtype
+        self.identity = reader.identity
+        self._reader, self._url = reader, url
+
+    def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
+        with _decompressing(self._url):
+            yield from self._reader.blocks(start, block_bytes)
+
+
+@contextmanager
+def _decompressing(url: str | os.PathLike[str]) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, lzma.LZMAError) as error:
+        # What gzip and bz2 raise for damage is an OSError, as most is that is none.
+        damage = isinstance(error, gzip.BadGzipFile) or str(error) == "Invalid data stream"
+        if isinstance(error, OSError) and not damage:
+            raise
+        raise DataError(
+            f"{redact(url)} does not decompress ({error}); it is damaged or cut short: get it "
+            "again from where it came"
+        ) from error
 
 
 class ManyReader:
@@ -185,6 +216,18 @@ _ENDS = (slice(0, 256), slice(-256, None))
 
 
 def _file_reader(
+    url: str | os.PathLike[str],
+    y: Any,
+    x_name: str,
+    y_name: str,
+    place: _Place,
+    missing: str,
+) -> Reader:
+    with _decompressing(url):  # a header may be damaged already
+        return FileReader(_reader_of(url, y, x_name, y_name, place, missing), url)
+
+
+def _reader_of(
     url: str | os.PathLike[str],
     y: Any,
     x_name: str,

@@ -24,7 +24,7 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, wait
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -193,12 +193,10 @@ class ClusterReader:
         answer = run_on(self._client.loop, gather)
         try:
             while True:
-                try:
-                    block: Block | None = answer.result(_POLL_S)
+                wait([answer], timeout=_POLL_S)
+                if answer.done():
+                    block: Block | None = answer.result()
                     return future.result(_ASK_S) if block is None else block  # which raises
-                except TimeoutError:
-                    if answer.done():  # the task's own
-                        raise
                 if stopped.is_set():
                     raise CancelledError("the loader was closed")
                 self._check_pulse(began)

@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 import fsspec.compression
 from fsspec.utils import infer_compression
 
+from streamkern.errors import DataError
 from streamkern.objects import Objects
-from streamkern.storage import local_path, open_objects
+from streamkern.storage import local_path, open_objects, redact
 
 _RANGE = 8 << 20
 _READS = 3  # of a range that came back short: its length was cut on its way
@@ -36,22 +37,45 @@ def split_object(url: str, storage_options: Mapping[str, Any]) -> tuple[Objects,
 def open_object(url: str, storage_options: Mapping[str, Any]) -> Any:
     """An open binary file over the object at `url`, decompressed by its ending.
 
-    Raises FileNotFoundError, StorageError, ConfigError and MissingDependencyError.
+    Close it: a plain file that was replaced while it was read may say so only then.
+
+    Raises FileNotFoundError, StorageError, ConfigError and MissingDependencyError; reading and
+    closing raise DataError if the object was replaced.
     """
     objects, name = split_object(url, storage_options)
     size, version = objects.stat(name)
-    file = io.BufferedReader(_ObjectFile(objects, name, size, version), _RANGE)
+    file = _Checked(_ObjectFile(objects, name, size, version), _RANGE)
     compression = infer_compression(name)
     return file if compression is None else fsspec.compression.compr[compression](file, mode="rb")
 
 
+class _Checked(io.BufferedReader):
+    """Closing it makes sure that all of what was read is of one version."""
+
+    def close(self) -> None:
+        raw: Any = self.raw
+        try:
+            if not self.closed:
+                raw.check_version()
+        finally:
+            super().close()
+
+    def __del__(self) -> None:
+        """Closes nothing: a finaliser may run on the thread that the check would wait for."""
+
+
 class _ObjectFile(io.RawIOBase):
-    """Ranges of one object; OSError if it is replaced while it is read."""
+    """Ranges of one object.
+
+    Its version is compared once the end was read, which is all that a decompressor needs, and
+    when the file is closed, for readers that seek.
+    """
 
     def __init__(self, objects: Objects, name: str, size: int, version: str) -> None:
         self._objects, self._name = objects, name
         self._size, self._version = size, version
         self._position = 0
+        self._unchecked = False  # whether anything was read since the version was compared
 
     def readable(self) -> bool:
         return True
@@ -69,16 +93,23 @@ class _ObjectFile(io.RawIOBase):
         if wanted <= 0:
             return 0
         stop = self._position + wanted
+        self._unchecked = False  # an error of the storage is enough, without one of the check
         for _ in range(_READS):
             data = self._objects.get(self._name, self._position, stop)
             if len(data) == wanted:
                 buffer[:wanted] = data
                 self._position = stop
+                self._unchecked = True
                 if stop == self._size:
-                    self._check_version()
+                    self.check_version()
                 return wanted
         raise OSError(f"{self._name} of {self._objects!r} ended at another length than it had")
 
-    def _check_version(self) -> None:
-        if self._objects.stat(self._name) != (self._size, self._version):
-            raise OSError(f"{self._name} of {self._objects!r} was replaced while it was read")
+    def check_version(self) -> None:
+        """DataError if what was read since the last check may be of two versions."""
+        unchecked, self._unchecked = self._unchecked, False
+        if unchecked and self._objects.stat(self._name) != (self._size, self._version):
+            raise DataError(
+                f"{redact(self._objects.url)}/{self._name} was replaced while it was read; run the "
+                "same command again once it stays as it is"
+            )

@@ -30,6 +30,7 @@ from zarr.codecs import Crc32cCodec
 from streamkern.checksums import CheckedStore, RecordingStore, UnverifiedError
 from streamkern.errors import CheckpointError, StorageError
 from streamkern.folder import Folder, reason
+from streamkern.objects import Bytes
 from streamkern.report import utc_now
 
 FORMAT = "streamkern-checkpoint"
@@ -85,15 +86,14 @@ def publish(
         }
         document = {"body": body, "sha256": hashlib.sha256(_canonical(body)).hexdigest()}
         ready()
-        folder.write(manifest, json.dumps(document, indent=1).encode() + b"\n")
     except StorageError:
         raise  # deleting would wait for the same storage again; the next sweep does it
     except BaseException:
-        # The manifest may be there already; what one names is never deleted.
-        if named_group(folder, manifest) != _base(group):
-            with contextlib.suppress(OSError):  # the next sweep does it
-                folder.delete_group(group)
+        with contextlib.suppress(OSError):  # the next sweep does it
+            folder.delete_group(group)
         raise
+    # From here on the manifest may be there, whatever is raised; what one names is not deleted.
+    folder.write(manifest, json.dumps(document, indent=1).encode() + b"\n")
     return _base(group)
 
 
@@ -104,7 +104,7 @@ def load(folder: Folder, manifest: str) -> Saved:
     can not be told because the storage fails.
     """
     try:
-        body = _body(folder.read(manifest))
+        body = _body(folder.read(manifest, good=_is_manifest))
         group = f"{manifest.rpartition('/')[0]}/{body['group']}".strip("/")
         arrays = _read_arrays(folder, group, body)
     except StorageError:
@@ -137,10 +137,18 @@ def _body(raw: bytes) -> dict[str, Any]:
     return body
 
 
+def _is_manifest(raw: Bytes) -> bool:
+    try:
+        _body(bytes(raw))
+    except (ValueError, KeyError, TypeError):
+        return False
+    return True
+
+
 def named_group(folder: Folder, manifest: str) -> str | None:
     """The group that `manifest` names, or None when it is missing or unreadable."""
     try:
-        return str(_body(folder.read(manifest))["group"])
+        return str(_body(folder.read(manifest, good=_is_manifest))["group"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

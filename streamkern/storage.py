@@ -19,16 +19,16 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
 import fsspec
 from zarr.storage import LocalStore, WrapperStore
 
-from streamkern import report
 from streamkern.engines import FsspecEngine, ObstoreEngine, open_s3fs
 from streamkern.errors import ConfigError, CorruptChunkError, MissingDependencyError
 from streamkern.objects import DEADLINE_S, Engine, Objects
 from streamkern.objectstore import ObjectsStore
+from streamkern.report import redact
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,7 +37,10 @@ if TYPE_CHECKING:
     from zarr.core.buffer import Buffer, BufferPrototype
 
 _METADATA = frozenset({"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"})
+__all__ = ["StrictStore", "local_path", "open_objects", "redact", "zarr_store"]
+
 _WINDOWS_DRIVE = re.compile(r"^[A-Za-z]:[\\/]")
+_ONE_SLASH = re.compile(r"(s3a?|gs|gcs|az|abfs|https?|memory):/(?!/)")
 _S3 = ("s3", "s3a")
 
 
@@ -81,6 +84,11 @@ def open_objects(url: str, *, storage_options: Mapping[str, Any] | None = None) 
 def _engine(url: str, options: dict[str, Any]) -> Engine:
     scheme = urlsplit(url).scheme
     engine = options.pop("engine", None)
+    if "@" in urlsplit(url).netloc or (scheme in _S3 and redact(url) != url):
+        raise ConfigError(
+            f"{redact(url)} holds credentials or a query; put them into the environment or "
+            "storage_options"
+        )
     if scheme not in _S3:
         if engine is not None:
             raise ConfigError(f"storage option engine={engine!r} is for s3:// URLs only")
@@ -89,10 +97,6 @@ def _engine(url: str, options: dict[str, Any]) -> Engine:
         raise ConfigError(f'storage option engine={engine!r} is unknown; use "obstore" or "s3fs"')
     if not urlsplit(url).netloc:
         raise ConfigError(f"{redact(url)} names no bucket; write s3://bucket/key")
-    if "@" in urlsplit(url).netloc:
-        raise ConfigError(
-            f"{redact(url)} holds credentials; put them into the environment or storage_options"
-        )
     from streamkern import s3
 
     installed = all(importlib.util.find_spec(name) for name in ("obstore", "botocore"))
@@ -114,33 +118,26 @@ def _by_fsspec(url: str, open_filesystem: Callable[[], tuple[Any, str]]) -> Engi
     try:
         return FsspecEngine(open_filesystem)
     except ImportError as error:
-        scheme = urlsplit(url).scheme
-        extra = "streamkern[s3]" if scheme in _S3 else f"the fsspec package for {scheme}"
+        s3 = urlsplit(url).scheme in _S3
+        what = "pip install streamkern[s3]" if s3 else str(error)
         raise MissingDependencyError(
-            f"{redact(url)} needs a package that is not installed: pip install {extra}"
+            f"{redact(url)} needs a package that is not installed: {what}"
         ) from error
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"can not open {redact(url)}: {report.redact(str(error))}") from None
+        raise ConfigError(f"can not open {redact(url)}: {redact(str(error))}") from None
 
 
 def local_path(url: str | os.PathLike[str]) -> Path | None:
     """The local path a URL names, or None for a remote one."""
     if isinstance(url, os.PathLike):
         return Path(url)
+    if _ONE_SLASH.match(url):
+        raise ConfigError(f"{url!r} has one slash behind its scheme; write two, as in s3://bucket")
     if url.startswith(("file:", "local:")):
         return Path(unquote(urlsplit(url).path))
     if "://" in url and not _WINDOWS_DRIVE.match(url):
         return None
     return Path(url)
-
-
-def redact(url: str | os.PathLike[str]) -> str:
-    """The URL without user, password, query and fragment, where secrets travel."""
-    text = os.fspath(url)
-    if "://" not in text:
-        return text
-    parts = urlsplit(text)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 class StrictStore(WrapperStore["Store"]):

@@ -8,6 +8,7 @@ integer targets become classes 0..max after one pass over y.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -30,7 +31,7 @@ from streamkern.errors import (
 )
 from streamkern.layout import ATTRIBUTE, StoreSpec
 from streamkern.metadata import chunk_rows, foreign_fingerprint, read_metadata
-from streamkern.objects import TRAFFIC
+from streamkern.objects import READS, TRAFFIC
 from streamkern.storage import local_path, redact, zarr_store
 from streamkern.writer import StoreWriter
 
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 
 
 __all__ = ["Store", "StoreSpec", "StoreWriter", "open_store"]
-
-_READS = 3  # of remote bytes that do not decode: they may have been altered on their way
 
 
 class Store:
@@ -69,6 +68,8 @@ class Store:
         self.spec = spec
         self._group = group
         self._x, self._y = arrays
+        self._known_digests: Any = None
+        self._lock = threading.Lock()
         self._remote = local_path(url) is None
         whole = [a for a in arrays if a is not None and a.chunks[0] == spec.chunk_rows]
         self._files = {a.path: chunk_files(a) for a in whole}
@@ -77,7 +78,6 @@ class Store:
             self._keep_chunks(cache)
         self._reopen = reopen
         self._names = names
-        self._prefix = group.path
 
     def _keep_chunks(self, cache: Cache) -> None:
         """Read the chunks of a remote store through `cache`; local ones are near enough."""
@@ -90,7 +90,30 @@ class Store:
             return
         for reader in self._objects.values():
             if reader is not None:
-                reader.objects = CachedObjects(reader.objects, cache, self.spec.fingerprint)
+                reader.objects = CachedObjects(
+                    reader.objects, cache, self.spec.fingerprint, self._is_written
+                )
+
+    def _is_written(self, key: str, raw: Any) -> bool:
+        """Whether an object is the chunk of X or y that the fingerprint was made of."""
+        path, _, place = key.partition("/c/")
+        reader, i = self._objects[path], int(place.partition("/")[0])
+        start, stop = self.chunk_bounds(i)
+        try:
+            chunk = reader.decode(raw, stop - start) if reader is not None else None
+        except (ValueError, RuntimeError):
+            return False
+        digest = self._digests()[i].reshape(2, -1)[int(path != self._x.path)]
+        return chunk is not None and np.array_equal(layout.array_digest(chunk), digest)
+
+    def _digests(self) -> Any:
+        """(n_chunks, 64) uint8, checked against the fingerprint; read once."""
+        with self._lock:
+            if self._known_digests is None:
+                digests = self._read_array(self._group["digests"], 0, self.n_chunks, "digests")
+                self._check_digests(digests)
+                self._known_digests = digests
+        return self._known_digests
 
     def __repr__(self) -> str:
         shape = "x".join(str(k) for k in (self.spec.n_rows, *self.spec.row_shape))
@@ -234,6 +257,9 @@ class Store:
                     f"chunk {self._key(self._x, i)} or {self._key(self._y, i)} of {self!r} "
                     "does not match its digest; ingest the data again"
                 )
+        self._check_digests(digests)
+
+    def _check_digests(self, digests: Any) -> None:
         spec = self.spec
         if layout.content_fingerprint(spec, spec.n_rows, digests) != spec.fingerprint:
             raise CorruptChunkError(f"the digests of {self!r} do not match its fingerprint")
@@ -254,13 +280,12 @@ class Store:
 
     def _read_objects(self, readers: list[Any], keys: list[str], n_rows: int) -> list[Any]:
         """A chunk of each array, requested at once; one that arrives altered is asked for again."""
-        prefix = f"{self._prefix}/" if self._prefix else ""
         objects, parts = readers[0].objects, dict[str, Any]()
-        for reads_left in reversed(range(_READS)):
+        for reads_left in reversed(range(READS)):
             missing = [key for key in keys if key not in parts]
-            fresh = reads_left < _READS - 1
+            fresh = reads_left < READS - 1
             try:
-                raw = objects.get_many([prefix + key for key in missing], fresh=fresh)
+                raw = objects.get_many(missing, fresh=fresh)
             except FileNotFoundError as error:
                 raise CorruptChunkError(f"chunk {error}; {self._remedy()}") from error
             for key, data in zip(missing, raw, strict=True):
@@ -272,7 +297,7 @@ class Store:
 
     def _read_array(self, array: Any, start: int, stop: int, key: str) -> NDArray[Any]:
         files, data = self._files.get(array.path), None
-        for reads_left in reversed(range(_READS if self._remote else 1)):
+        for reads_left in reversed(range(READS if self._remote else 1)):
             with self._explained(key, retry=reads_left > 0):
                 if files is None:
                     data = np.asarray(array[start:stop])
@@ -397,7 +422,7 @@ def open_store(
             cache=cache,
         )
         inner, prefix = zarr_store(text, storage_options=storage_options), ""
-    for reads_left in reversed(range(1 if local_path(text) is not None else _READS)):
+    for reads_left in reversed(range(1 if local_path(text) is not None else READS)):
         try:
             group, arrays, spec = read_metadata(inner, prefix, text, (x, y), missing)
             break

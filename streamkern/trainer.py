@@ -29,6 +29,7 @@ from streamkern.errors import (
     DivergenceError,
     ResumeMismatchError,
     RunError,
+    StorageError,
     StreamkernError,
     TrainingInterrupted,
 )
@@ -367,15 +368,19 @@ class Trainer:
             data.source.row_shape, data.fixed,
         )  # fmt: skip
 
+    def _read_history(self, directory: RunDirectory) -> None:
+        """The evaluations of all processes that worked on the run."""
+        self.log.flush()
+        seen = {r["step"]: r for r in directory.read_log() if r.get("event") == "evaluation"}
+        drop = ("time", "event", "epoch")
+        self.history = [
+            {k: v for k, v in seen[step].items() if k not in drop} for step in sorted(seen)
+        ]
+
     def _result(self) -> Result:
         if self.directory is not None and self.settings.log:
-            self.log.flush()
-            seen = {r["step"]: r for r in self.directory.read_log()
-                    if r.get("event") == "evaluation"}  # fmt: skip
-            drop = ("time", "event", "epoch")
-            self.history = [
-                {k: v for k, v in seen[step].items() if k not in drop} for step in sorted(seen)
-            ]
+            with contextlib.suppress(StorageError):  # the run is done, with its log or without
+                self._read_history(self.directory)
         to_host = self.run.backend.to_host
         return Result(
             self._model(), self.metrics, self.history, to_host(self.made.arrays["Z"]),

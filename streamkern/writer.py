@@ -1,13 +1,16 @@
 """Writes a training set in Zarr chunk by chunk, resumable, published in one step at the end.
 
 The state of an unfinished store is in the store: the group attribute says "writing" and holds
-the plan the content is made from, and `digests` is the journal, its row written after the chunk.
+the plan the content is made from and who writes it, and `digests` is the journal, its row written
+after the chunk. Who was taken for dead and goes on finds another writer there, or none, and does
+not publish.
 """
 
 from __future__ import annotations
 
 import errno
 import threading
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
@@ -118,6 +121,7 @@ class StoreWriter:
         self._journal_lock = threading.Lock()  # an older slab must not be written over a newer
         self._compress = compress
         layout.codecs(dtype, compress)
+        self._id = uuid.uuid4().hex
         self._store = zarr_store(url, storage_options=storage_options, read_only=False)
         with disk_full_hint(self.url):
             self._group, self.resumed = self._claim(self._full_plan(plan), overwrite)
@@ -200,6 +204,7 @@ class StoreWriter:
             )
         n_rows = n_chunks * self.chunk_rows if self._n_rows is None else self._n_rows
         digests = self._journal[:n_chunks]
+        self._check_writer()
         with disk_full_hint(self.url):
             if self._x.shape[0] != n_rows:
                 self._resize(n_rows)
@@ -228,11 +233,14 @@ class StoreWriter:
     def _claim(self, plan: dict[str, Any], overwrite: bool) -> tuple[zarr.Group, bool]:
         """The group to write to, and whether an interrupted write goes on in it."""
         state, where = claimable(self._store, self.url), redact(self.url)
-        writing: Any = {"schema": layout.SCHEMA, "status": "writing", "plan": plan}
+        writing: Any = {
+            "schema": layout.SCHEMA, "status": "writing", "plan": plan, "writer": self._id
+        }  # fmt: skip
         if state is None:
             return zarr.create_group(self._store, attributes={ATTRIBUTE: writing}), False
         group = zarr.open_group(self._store, mode="r+")
         if state.get("status") == "writing" and state.get("plan") == plan:
+            group.attrs[ATTRIBUTE] = writing
             return group, True
         if not overwrite and state.get("status") == "complete":
             raise DataError(f"{where} already holds a store; overwrite=True replaces it")
@@ -249,6 +257,15 @@ class StoreWriter:
                 del group[name]
         group.attrs[ATTRIBUTE] = writing
         return group, False
+
+    def _check_writer(self) -> None:
+        """DataError unless the place is still claimed by this writer."""
+        state = claimable(self._store, self.url) or {}
+        if (state.get("status"), state.get("writer")) != ("writing", self._id):
+            raise DataError(
+                f"{redact(self.url)} can not be finished: another writer has begun there since "
+                "this one did, and what is there belongs to it; let only one write at a time"
+            )
 
     def _sweep(self) -> None:
         """Delete what a killed write left beside the chunks: zarr writes aside, then renames."""

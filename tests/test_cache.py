@@ -8,6 +8,7 @@ import hashlib
 import os
 import pickle
 import random
+import re
 import resource
 import shutil
 import signal
@@ -43,6 +44,7 @@ class Library:
 
     def __init__(self, edition: str = "1", n_bytes: int = 3 * BLOCK) -> None:
         self.edition, self.n_bytes = edition, n_bytes
+        self.attempt_s = 60.0
         self.asked: Counter[str] = Counter()
 
     def bytes(self, key: str) -> bytes:
@@ -57,7 +59,8 @@ class Library:
 
 
 def opened(cache: Cache, engine: Library, url: str = "lib://shelf") -> CachedObjects:
-    return CachedObjects(Objects(url, engine), cache, f"print-{engine.edition}")  # type: ignore[arg-type]
+    inner = Objects(url, engine)  # type: ignore[arg-type]
+    return CachedObjects(inner, cache, f"print-{engine.edition}", lambda key, data: True)
 
 
 def keys(n: int) -> list[str]:
@@ -413,9 +416,10 @@ def test_the_second_epoch_does_not_touch_s3(s3: S3Server, bucket: str, tmp_path:
         first = source()
         proxy.log()
         assert_same(batches(first, 0), batches(plain, 0))
-        asked = proxy.log()
-        assert [method for method, _, _ in asked] == ["GET"] * 20
-        assert all("/c/" in path for _, path, _ in asked)
+        # The digests, by which chunks are known as those of this store before they are kept.
+        asked = [(method, path) for method, path, _ in proxy.log() if "/digests/" not in path]
+        assert [method for method, _ in asked] == ["GET"] * 20
+        assert all("/c/" in path for _, path in asked)
         for epoch in (1, 2):
             assert_same(batches(first, epoch), batches(plain, epoch))
             assert proxy.log() == []
@@ -430,7 +434,7 @@ def test_the_second_epoch_does_not_touch_s3(s3: S3Server, bucket: str, tmp_path:
         )  # fmt: skip
         proxy.log()
         assert_same(batches(source(), 0), batches(ZarrSource(url, storage_options=s3.options()), 0))
-        assert len([path for _, path, _ in proxy.log() if "/c/" in path]) == 20
+        assert len([path for _, path, _ in proxy.log() if re.search("/[Xy]/c/", path)]) == 20
 
 
 def test_a_store_without_digests_is_not_cached(

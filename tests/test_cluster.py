@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import signal
@@ -7,6 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,31 @@ def test_workers_read_what_threads_read(client: Any, make_zarr: MakeZarr, tmp_pa
     with pytest.raises(CorruptChunkError, match="X/c/7/0") as caught:
         epochs(ZarrSource(path), client=client)
     assert "while reading unit" in caught.value.__notes__[0]
+
+
+def test_an_answer_that_comes_as_the_waiting_ends_is_taken(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late(Future):  # type: ignore[type-arg]
+        def result(self, timeout: float | None = None) -> Any:
+            answer = super().result()
+            if timeout is not None:
+                raise TimeoutError
+            return answer
+
+    def run_on(loop: Any, coroutine: Any) -> Any:
+        answer = asyncio.run_coroutine_threadsafe(coroutine, loop.asyncio_loop)
+        answer.__class__ = Late
+        return answer
+
+    source = clusters.source()
+    reader = remote.ClusterReader(source, client, 60.0)
+    monkeypatch.setattr(remote, "run_on", run_on)
+    for ours, theirs in zip(
+        reader.read(0, 3, 0, threading.Event()), source.read_unit(0, 3, 0), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+    reader.close()
 
 
 def test_the_window_bounds_what_is_out(client: Any, tmp_path: Path) -> None:

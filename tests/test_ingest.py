@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
+import lzma
 import os
 import signal
 import struct
@@ -26,7 +28,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from zarr.storage import LocalStore
 
-from streamkern import writer
+from streamkern import remotefile, writer
 from streamkern.arrayfiles import idx_array, npy_array
 from streamkern.describe import looks_sorted
 from streamkern.errors import (
@@ -550,6 +552,86 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="row 1, column 'a' is null"):
         ingest(tmp_path / "null.parquet", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("ending", ["gz", "bz2", "xz"])
+@pytest.mark.parametrize("damage", ["cut", "bit", "other"])
+def test_damaged_compression_is_named(ending: str, damage: str, tmp_path: Path) -> None:
+    pack = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}[ending]
+    text = csv_text(np.random.default_rng(0).random((500, 4)), np.arange(500) % 3).encode()
+    whole = pack(text)
+    broken = {
+        "cut": whole[: len(whole) // 2],
+        "bit": whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:],  # of the checksum or the end
+        "other": text,
+    }
+    (tmp_path / f"a.csv.{ending}").write_bytes(whole)
+    (tmp_path / f"b.csv.{ending}").write_bytes(broken[damage])
+    names = [str(tmp_path / f"{name}.csv.{ending}") for name in "ab"]
+    for inputs in (names[1], names):
+        with pytest.raises(DataError, match=rf"b\.csv\.{ending} does not decompress \(.*get it"):
+            ingest(inputs, tmp_path / "out", y="label")
+    assert sorted(k.name[:5] for k in tmp_path.iterdir()) == ["a.csv", "b.csv"]
+
+
+def test_damage_inside_arrays_is_named(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "a.npz", X=np.random.default_rng(0).random((50, 4)), y=[0] * 50)
+    data = bytearray((tmp_path / "a.npz").read_bytes())
+    data[40:60] = bytes(20)  # in the first stream
+    (tmp_path / "a.npz").write_bytes(data)
+    packed = gzip.compress((tmp_path / "a.npz").read_bytes())
+    (tmp_path / "X.npy.gz").write_bytes(packed[:100])
+    for name in ("a.npz", "X.npy.gz"):
+        with pytest.raises(DataError, match=name):
+            ingest(tmp_path / name, tmp_path / "out", y=np.zeros(50, int))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "h5"])
+def test_a_remote_file_replaced_while_it_is_read_makes_no_store(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """These readers seek: the end of the file is the first thing they read, not the last."""
+    monkeypatch.setattr(remotefile, "_RANGE", 4096)
+    url, rows = f"{memory_url()}/t.{kind}", 40_000
+    versions = [as_file(kind, value, rows, tmp_path) for value in (1, 2)]
+    assert len(versions[0]) == len(versions[1])
+    fsspec.filesystem("memory").pipe_file(url, versions[0])
+
+    def replace(what: str, done: int, total: int | None) -> None:
+        assert what == "read"
+        fsspec.filesystem("memory").pipe_file(url, versions[1])
+
+    with pytest.raises(DataError, match=rf"t\.{kind} was replaced while it was read; run the same"):
+        ingest(
+            url, tmp_path / "out", memory=SMALL * 4, chunk_mb=1 / 64, progress=replace,
+            shuffle=False,
+        )  # fmt: skip
+    assert list(tmp_path.iterdir()) == []  # nor scratch of two versions
+    ingest(url, tmp_path / "out", memory=SMALL * 4, chunk_mb=1 / 64)
+    store = open_store(tmp_path / "out")
+    assert store.spec.n_rows == rows
+    assert {float(k) for i in range(store.n_chunks) for k in np.unique(store.read_chunk(i)[0])} == {
+        2.0
+    }
+
+
+def as_file(kind: str, value: float, rows: int, folder: Path) -> bytes:
+    """A file of `rows` rows of `value`, nothing of it compressed, with much after the rows."""
+    X, y, path = np.full((rows, 4), value), np.zeros(rows, np.int64), folder / "made"
+    if kind == "h5":
+        with h5py.File(path, "w") as file:
+            file.create_dataset("X", data=X)
+            file.create_dataset("y", data=y)
+            file.create_dataset("z", data=np.zeros(50_000))
+    else:
+        table = pa.table({**{f"c{i}": X[:, i] for i in range(4)}, "y": y})
+        table = table.replace_schema_metadata({"pad": "x" * 50_000})
+        pq.write_table(
+            table, path, compression="none", use_dictionary=False, row_group_size=rows // 8
+        )
+    data = path.read_bytes()
+    path.unlink()
+    return data
 
 
 def test_absent_chunks_of_a_zarr_input(tmp_path: Path) -> None:

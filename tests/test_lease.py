@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -352,6 +353,7 @@ class Faulty:
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self.put_error: Exception | None = None
+        self.answer_error: Exception | None = None  # once it is done
         self.lies = False
 
     def __getattr__(self, name: str) -> Any:
@@ -361,6 +363,8 @@ class Faulty:
         if self.put_error is not None:
             raise self.put_error
         await self._engine.put(key, data, create and not self.lies)
+        if self.answer_error is not None:
+            raise self.answer_error
 
 
 @pytest.fixture
@@ -368,7 +372,54 @@ def faulty(objects: Objects) -> Iterator[Faulty]:
     engine = Faulty(objects._engine)
     objects._engine, objects.deadline_s = engine, 0.0
     yield engine
-    engine.put_error = None
+    engine.put_error = engine.answer_error = None
+
+
+def test_a_release_that_failed_does_not_lock_its_own_process_out(
+    objects: Objects, faulty: Faulty
+) -> None:
+    held = Lease(objects)
+    held.acquire()
+    faulty.put_error = ConnectionResetError("no network")
+    held.release()
+    faulty.put_error = None
+    assert_next_is(objects, 2)
+
+
+def test_a_create_without_an_answer_does_not_lock_its_own_process_out(
+    objects: Objects, faulty: Faulty
+) -> None:
+    faulty.answer_error = ConnectionResetError("no network")
+    with pytest.raises(StorageError, match="creating lease"):
+        Lease(objects).acquire()
+    faulty.answer_error = None
+    assert_next_is(objects, 2)
+
+
+@pytest.mark.parametrize("at", ["start", "_numbers"])
+def test_an_interrupted_start_does_not_lock_its_own_process_out(
+    at: str, objects: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: Any, *arguments: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Lease, at, interrupted)
+        patch.setattr(Objects, "delete", interrupted)  # nor can the note be taken back
+        with pytest.raises(KeyboardInterrupt):
+            RunDirectory(objects.url).acquire()
+    assert_next_is(objects, 2)
+
+
+def assert_next_is(objects: Objects, number: int) -> None:
+    """At once, and it is held like any other."""
+    assert current_holder(objects) is None
+    held = Lease(objects, wait=no_waiting)
+    held.acquire()
+    assert held.number == number
+    with pytest.raises(RunLockedError, match=f"written by process {os.getpid()} "):
+        Lease(objects, wait=no_waiting).acquire()
+    held.release()
 
 
 def test_a_holder_whose_beats_do_not_arrive_does_not_trust_itself(
@@ -513,7 +564,8 @@ def test_what_a_delayed_writer_still_publishes_is_not_the_newest(
         hold: Any = first._hold
         check = hold.check
         monkeypatch.setattr(hold, "check", lambda: (check(), pause()))
-        first.save(9, {}, {"by": "the first"})
+        with pytest.raises(RunLockedError, match="was taken over by process"):
+            first.save(9, {}, {"by": "the first"})
         saved = second.load_latest()
         assert saved is not None
         assert saved.meta == {"by": "the second"}
@@ -523,3 +575,29 @@ def test_what_a_delayed_writer_still_publishes_is_not_the_newest(
         with pytest.raises(RunLockedError, match="was taken over by process"):
             first.save(10, {}, {})
         second.close()
+
+
+def test_a_delayed_writer_does_not_retire_what_its_successor_resumed_from(
+    objects: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The successor has deleted, as a leftover, what the delayed manifest names."""
+    first, second, third = (RunDirectory(objects.url, keep=1) for _ in range(3))
+    first.acquire()
+    first.save(1, {"a": np.arange(5.0)}, {})
+    hold: Any = first._hold
+    check = hold.check
+
+    def pause() -> None:
+        check()
+        monkeypatch.setattr(lease, "_runs_here", lambda holder: False)
+        second.acquire()
+
+    monkeypatch.setattr(hold, "check", pause)
+    with pytest.raises(RunLockedError, match="was taken over by process"):
+        first.save(2, {"a": np.arange(6.0)}, {})
+    third.acquire()  # the second did not come to its first save
+    saved = third.load_latest()
+    assert saved is not None
+    np.testing.assert_array_equal(saved.arrays["a"], np.arange(5.0))
+    for run in (first, second, third):
+        run.close()

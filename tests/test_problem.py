@@ -16,14 +16,24 @@ from streamkern.errors import (
     ConfigError,
     DataError,
     MemoryBudgetError,
+    StorageError,
     StoreNotFoundError,
     StreamkernError,
 )
 from streamkern.ingest import ingest
-from streamkern.problem import DEFAULT_CENTERS, Run, count_centers, open_data, open_run
+from streamkern.problem import (
+    DEFAULT_CENTERS,
+    Run,
+    count_centers,
+    open_centers,
+    open_data,
+    open_run,
+)
 from streamkern.sources import ArraySource, AugmentedSource, GeneratorSource, Source
+from streamkern.storage import zarr_store
 from streamkern.train import train
 from tests.runs import CLASSES, Array, D, N, P, array_source, arrays, settings, stream
+from tests.s3server import S3Server
 
 
 def opened(source: Source | None = None, **overrides: Any) -> Run:
@@ -233,6 +243,30 @@ def test_centers_of_a_file_that_do_not_fit(
         zarr.create_array(str(path), data=np.zeros(shape))
     with pytest.raises(ConfigError, match=message):
         opened(**{"model.centers": str(path), "model.n_centers": n_centers})
+
+
+@pytest.mark.parametrize("kind", ["npy", "zarr"])
+def test_centers_on_an_object_store(
+    kind: str, s3: S3Server, bucket: str, store: Path, tmp_path: Path
+) -> None:
+    Z, url = np.random.default_rng(1).random((7, D)), f"s3://{bucket}/deep/Z.{kind}"
+    options = s3.options()
+    if kind == "npy":
+        np.save(tmp_path / "Z.npy", Z)
+        body = (tmp_path / "Z.npy").read_bytes()
+        s3.client().put_object(Bucket=bucket, Key="deep/Z.npy", Body=body)
+    else:
+        zarr.create_array(zarr_store(url, storage_options=options, read_only=False), data=Z)
+    given = {"model.centers": url, "model.n_centers": "auto", "data.storage_options": options}
+    assert opened(**given).problem.p == 7
+    config = settings(**given, **{"data.train": str(store)})
+    assert count_centers(config, open_data(config)) == 7  # and the data is local
+    np.testing.assert_array_equal(np.asarray(open_centers(config)), Z)
+    with pytest.raises(StoreNotFoundError, match=rf"no array of centers at s3://.*/none\.{kind}"):
+        opened(**{**given, "model.centers": f"s3://{bucket}/none.{kind}"})
+    proxied = {**s3.options("http://127.0.0.1:9"), "deadline_s": 0}
+    with pytest.raises(StorageError, match=rf"Z\.{kind}"):
+        opened(**{**given, "data.storage_options": proxied})
 
 
 def test_what_is_no_array_is_named(tmp_path: Path) -> None:

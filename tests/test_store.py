@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from zarr.storage import LocalStore, MemoryStore
 
-from streamkern import storage
 from streamkern.describe import describe_store, looks_sorted
 from streamkern.errors import (
     ConfigError,
@@ -467,6 +466,58 @@ def test_unfinished_is_refused_and_resumed(tmp_path: Path) -> None:
         stats.add(X[i * 7 : i * 7 + 7], y[i * 7 : i * 7 + 7])
     again.finish(stats.result())
     assert faults.tree(tmp_path / "s") == faults.tree(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("done", [False, True])
+def test_who_was_taken_for_dead_does_not_publish(overwrite: bool, done: bool) -> None:
+    """Another one began anew, or went on, and may have finished."""
+    url = memory_url()
+    X, y = sample(14, (5,), "uint8")
+
+    def start(**settings: Any) -> StoreWriter:
+        return StoreWriter(
+            url, (5,), "u1", 3, ["a", "b", "c"], 7, n_rows=14, plan={"seed": 1}, **settings
+        )
+
+    first = start()
+    first.write_chunk(0, X[:7], y[:7])
+    second = start(overwrite=overwrite)
+    assert second.resumed
+    for i in (0, 1):
+        second.write_chunk(i, X[i * 7 : i * 7 + 7], y[i * 7 : i * 7 + 7])
+    first.write_chunk(1, X[7:], y[7:])
+    if done:
+        spec = second.finish()
+    with pytest.raises(DataError, match="can not be finished: another writer has begun there"):
+        first.finish()
+    if not done:
+        spec = second.finish()
+    assert open_store(url).spec.fingerprint == spec.fingerprint
+    open_store(url).verify()
+
+
+def test_no_store_is_made_of_two(tmp_path: Path) -> None:
+    """The first one's plan is gone, and with it the right to publish."""
+    X, y = sample(14, (5,), "uint8")
+
+    def start(seed: int, **settings: Any) -> StoreWriter:
+        return StoreWriter(
+            tmp_path / "s", (5,), "u1", 3, ["a", "b", "c"], 7, plan={"seed": seed}, **settings
+        )
+
+    first = start(1)
+    first.write_chunk(0, X[:7], y[:7])
+    second = start(2, overwrite=True)
+    before = faults.tree(tmp_path / "s")
+    with pytest.raises(DataError, match="let only one write at a time"):
+        first.finish()
+    assert faults.tree(tmp_path / "s") == before
+    with pytest.raises(DataError, match="unfinished store"):
+        open_store(tmp_path / "s")
+    second.write_chunk(0, X[7:], y[7:])
+    second.finish()
+    np.testing.assert_array_equal(open_store(tmp_path / "s").read_chunk(0)[0], X[7:])
 
 
 def test_nothing_is_overwritten_without_being_told(tmp_path: Path) -> None:
