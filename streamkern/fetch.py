@@ -17,8 +17,8 @@ from tenacity import (
 )
 
 from streamkern.errors import StreamkernError
-from streamkern.objects import until
 from streamkern.source_base import Block, Source
+from streamkern.waiting import until
 
 FIRST_RETRY_S = 0.1
 LONGEST_RETRY_S = 10.0

@@ -15,31 +15,26 @@ Neither engine retries on its own, so both behave alike and every retry is count
 from __future__ import annotations
 
 import asyncio
-import atexit
-import contextlib
 import enum
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-import fsspec.asyn
 from tenacity import AsyncRetrying, RetryCallState, stop_before_delay, wait_random_exponential
 
 from streamkern.errors import StorageAccessError, StorageError, StreamkernError
 from streamkern.report import redact
+from streamkern.waiting import at_once, result_of
 
 STALL_S = 20.0
 # A request body has to arrive within the stall limit and a second for every 256 KiB.
 _SLOWEST_UPLOAD = 256 << 10
 DEADLINE_S = 120.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
-_AT_ONCE = 32  # requests of one call
-_POLL_S, _CANCEL_S = 0.1, 5.0
 _SILENT_S = 10.0  # a user should hear of what fails for longer
 
 _log = logging.getLogger("streamkern")
@@ -161,7 +156,7 @@ class Objects:
 
         `fresh` asks for them anew where a copy is kept nearer (`cache.CachedObjects`).
         """
-        return self._wait(lambda: _at_once([partial(self.get_async, key) for key in keys]))
+        return self._wait(lambda: at_once([partial(self.get_async, key) for key in keys]))
 
     def put(self, key: str, data: Bytes) -> None:
         """Create or replace an object; readers see the old or the new bytes, never a mixture."""
@@ -238,7 +233,7 @@ class Objects:
         # What one attempt takes is bounded, or with many keys no attempt would ever be whole.
         step = self._engine.keys_per_delete
         groups = [keys[i : i + step] for i in range(0, len(keys), step)]
-        await _at_once([partial(self._delete_group, group) for group in groups])
+        await at_once([partial(self._delete_group, group) for group in groups])
 
     async def _delete_group(self, keys: Sequence[str]) -> None:
         what = keys[0] if len(keys) == 1 else f"{keys[0]} and {len(keys) - 1} more"
@@ -265,20 +260,12 @@ class Objects:
     # -- patience --------------------------------------------------------------------------
 
     def _wait(self, request: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run on fsspec's event loop and wait; what ends the waiting ends the request."""
         if os.getpid() != self._pid:
             raise StorageAccessError(
                 f"{redact(self.url)} was opened before this process was forked, and connections do "
                 "not survive that; start processes with the method 'spawn'"
             )
-        future = _begin(request())
-        try:
-            return _result(future)
-        except BaseException:
-            if not future.done():  # Ctrl-C, or told to stop: nothing may land after that
-                future.cancel()
-                wait([future], timeout=_CANCEL_S)
-            raise
+        return result_of(request())
 
     async def _patiently(self, doing: str, key: str, attempt: Callable[[], Awaitable[T]]) -> T:
         """The result of `attempt`, repeated while its errors may pass."""
@@ -370,71 +357,3 @@ class Objects:
             return StorageAccessError(f"{where} was refused: {text}")
         tries, seconds = statistics["attempt_number"], statistics["delay_since_first_attempt"]
         return StorageError(f"{where} failed {tries} times in {seconds:.0f} s: {text}")
-
-
-async def _at_once(requests: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-    gate = asyncio.Semaphore(_AT_ONCE)
-
-    async def one(request: Callable[[], Awaitable[T]]) -> T:
-        async with gate:
-            return await request()
-
-    tasks = [asyncio.ensure_future(one(request)) for request in requests]
-    try:
-        return list(await asyncio.gather(*tasks))
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
-
-
-_waiting = threading.local()
-
-
-@contextlib.contextmanager
-def until(stopped: threading.Event) -> Iterator[None]:
-    """Requests of this thread are given up, with a StorageError, once `stopped` is set."""
-    before, _waiting.stopped = getattr(_waiting, "stopped", None), stopped
-    try:
-        yield
-    finally:
-        _waiting.stopped = before
-
-
-def _result(future: Future[T]) -> T:
-    """The result, or a StorageError if the caller is told to stop."""
-    stopped = getattr(_waiting, "stopped", None)
-    while stopped is not None and not future.done():
-        wait([future], timeout=_POLL_S)
-        if stopped.is_set() and not future.done():
-            raise StorageError("the request was given up: its reader was closed")
-    return future.result()
-
-
-async def on_storage_loop(request: Coroutine[Any, Any, T]) -> T:
-    """Await, on any event loop, what has to run on fsspec's."""
-    waited = asyncio.wrap_future(_begin(request))
-    # Of requests side by side zarr raises the first error and forgets the others.
-    waited.add_done_callback(lambda f: f.cancelled() or f.exception())
-    return await waited
-
-
-_pending: set[Future[Any]] = set()
-
-
-def _begin(request: Coroutine[Any, Any, T]) -> Future[T]:
-    """Start a request on fsspec's event loop."""
-    future = asyncio.run_coroutine_threadsafe(request, fsspec.asyn.get_loop())
-    _pending.add(future)
-    future.add_done_callback(_pending.discard)
-    return future
-
-
-@atexit.register
-def _end_requests() -> None:
-    """An answer that arrives while the interpreter shuts down would abort it."""
-    left = list(_pending)
-    for future in left:
-        future.cancel()
-    wait(left, timeout=_CANCEL_S)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from zarr.abc.store import OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 
-from streamkern.objects import Objects, on_storage_loop
+from streamkern.objects import Objects
+from streamkern.waiting import on_storage_loop
 
 if TYPE_CHECKING:
     from zarr.abc.store import ByteRequest

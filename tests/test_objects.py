@@ -20,8 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from s3server import KEY, SECRET, S3Server
 
-from streamkern import RunConfig, ZarrSource, ingest_store, open_store, train_model
-from streamkern import objects as objects_module
+from streamkern import RunConfig, ZarrSource, ingest_store, open_store, train_model, waiting
 from streamkern.cache import Cache
 from streamkern.checkpoint import RunDirectory
 from streamkern.errors import (
@@ -33,9 +32,10 @@ from streamkern.errors import (
     StorageError,
     StoreNotFoundError,
 )
-from streamkern.objects import TRAFFIC, Objects, until
+from streamkern.objects import TRAFFIC, Objects
 from streamkern.objectstore import ObjectsStore
 from streamkern.storage import open_objects, zarr_store
+from streamkern.waiting import until
 
 ENGINES = ("obstore", "s3fs")
 PLACES = (*ENGINES, "memory")
@@ -133,6 +133,8 @@ def test_zarr_arrays_are_those_of_zarr_itself(place: Place) -> None:
     assert again["x"].nbytes_stored() > 0
     del group["x"]
     assert sorted(zarr.open_group(store, mode="r").keys()) == ["deep"]
+    zarr.create_group(store, overwrite=True)
+    assert [key for key, _ in store.objects.list("group")] == ["group/zarr.json"]
     with pytest.raises(ValueError, match=r"read-only|read only"):
         zarr.create_group(ObjectsStore(place.open(), "g2", read_only=True))
 
@@ -498,7 +500,7 @@ def test_a_reader_that_is_stopped_does_not_wait_for_a_silent_server(engine: str)
         threading.Timer(0.3, stopped.set).start()
         with until(stopped), pytest.raises(StorageError, match="was given up"):
             objects.get("a")
-    assert not objects_module._pending
+    assert not waiting._pending
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -25,7 +25,7 @@ FOUNDATION = {
     *("errors", "settings", "config", "machine", "backend", "gpu", "devices", "budget"),
     *("report", "random", "optional", "compiled", "compiled_random", "expression"),
     *("cuda", "fused", "ring", "rowmajor"),
-    *("objects", "engines", "s3", "objectstore", "storage", "remotefile", "parallel"),
+    *("objects", "engines", "s3", "objectstore", "storage", "remotefile", "parallel", "waiting"),
 }
 DATA_LANE = {
     *("chunkfile", "layout", "metadata", "statistics", "store", "writer", "describe"),
