@@ -92,8 +92,15 @@ def publish(
         with contextlib.suppress(OSError):  # the next sweep does it
             folder.delete_group(group)
         raise
-    # From here on the manifest may be there, whatever is raised; what one names is not deleted.
-    folder.write(manifest, json.dumps(document, indent=1).encode() + b"\n")
+    try:
+        folder.write(manifest, json.dumps(document, indent=1).encode() + b"\n")
+    except StorageError:
+        raise
+    except Exception:  # not Ctrl-C, after which the manifest may still arrive
+        if named_group(folder, manifest) != _base(group):
+            with contextlib.suppress(OSError):
+                folder.delete_group(group)
+        raise
     return _base(group)
 
 
