@@ -20,6 +20,7 @@ import pytest
 
 import streamkern as sk
 from streamkern.cli import main
+from streamkern.config import load_run_file
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "examples" / "digits.py"
@@ -243,7 +244,9 @@ def test_every_block_of_the_readme_runs(
         if kind == "python":
             exec(compile(block, "README.md", "exec"), names)
         elif kind == "toml":
-            Path("run.toml").write_text(block, encoding="utf-8")
+            name = "run.toml" if ran["toml"] == 1 else "other.toml"  # the first one is run
+            Path(name).write_text(block, encoding="utf-8")
+            load_run_file(name)
         else:
             for line in block.splitlines():
                 words = shlex.split(line, comments=True)
@@ -252,5 +255,5 @@ def test_every_block_of_the_readme_runs(
                 elif words[0].startswith("tools/"):
                     assert (ROOT / words[0]).is_file()
     assert ran["python"] >= 5
-    assert ran["toml"] == 1
+    assert ran["toml"] == 3
     assert ran["sh"] >= 3
