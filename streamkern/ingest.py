@@ -17,7 +17,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from streamkern.errors import (
     StreamkernError,
 )
 from streamkern.layout import StoreSpec
-from streamkern.parallel import in_turn
+from streamkern.parallel import resumed
 from streamkern.readers import Reader, open_reader
 from streamkern.shuffle import Spool
 from streamkern.statistics import RunningStatistics
@@ -355,12 +355,5 @@ def _chunks(
             rows = spool.rows(start, min(start + writer.chunk_rows, spool.n_rows))
             yield partial(write, i, *rows)
 
-    first = 0
     stored = (partial(writer.stored, i) for i in range(writer.n_chunks))
-    with closing(in_turn(pool, stored, n_ahead)) as kept:
-        for chunk in kept:
-            if chunk is None:
-                break
-            yield chunk
-            first += 1
-    yield from in_turn(pool, missing(first), n_ahead)
+    return resumed(pool, stored, missing, n_ahead)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -25,7 +24,7 @@ from streamkern.errors import ConfigError, DataError
 from streamkern.feed import prepare
 from streamkern.layout import StoreSpec
 from streamkern.mixture import open_stores
-from streamkern.parallel import in_turn
+from streamkern.parallel import resumed
 from streamkern.prefetch import Loader
 from streamkern.random import Stage
 from streamkern.source_base import Block, Source
@@ -179,16 +178,8 @@ def _chunks(
             rows = Block(batch.X.copy(), batch.y.copy(), batch.rows.copy())
             yield partial(make, batch.index, rows)
 
-    first = 0
     stored = (partial(writer.stored, i) for i in range(writer.n_chunks))
-    with closing(in_turn(pool, stored, n_ahead)) as kept:
-        for chunk in kept:
-            if chunk is None:
-                break
-            yield chunk
-            first += 1
-    if first < writer.n_chunks:
-        yield from in_turn(pool, missing(first), n_ahead)
+    return resumed(pool, stored, missing, n_ahead)
 
 
 class _Maker:
