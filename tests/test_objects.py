@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gzip
 import re
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -513,11 +515,10 @@ def test_a_reader_that_is_stopped_does_not_wait_for_a_silent_server(engine: str)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_interrupted_request_does_not_land_later(engine: str, s3: S3Server, bucket: str) -> None:
     code = f"""
-import signal, sys, threading, time
+import sys, time
 from streamkern.storage import open_objects
 objects = open_objects("s3://{bucket}/x", storage_options={{**{s3.options()!r},
     "endpoint_url": sys.argv[1], "engine": "{engine}"}})
-threading.Timer(1.0, lambda: signal.raise_signal(signal.SIGINT)).start()
 try:
     objects.put("late", b"1")
 except KeyboardInterrupt:
@@ -532,12 +533,19 @@ except KeyboardInterrupt:
             stdout=subprocess.PIPE,
             text=True,
         )
-        with child:
+        try:
             assert child.stdout is not None
+            while not proxy.log():  # until a first attempt has failed
+                assert child.poll() is None
+                time.sleep(0.05)
+            child.send_signal(signal.SIGINT)
             assert child.stdout.readline() == "interrupted\n"
             proxy.set(faults={})
             proxy.log()
             child.communicate("go on\n", timeout=60)
+        finally:
+            child.kill()
+            child.communicate()
         assert proxy.log() == []
     assert open_objects(f"s3://{bucket}/x", storage_options=s3.options()).list() == []
 
