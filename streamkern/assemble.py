@@ -6,32 +6,27 @@ All of it is returned as arrays and JSON values (`Assembled.arrays`, `.meta`), w
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from streamkern import centers
 from streamkern.augment import Scale, Transform
 from streamkern.backend import Array, Backend
+from streamkern.choosing import SETUP_EPOCH, Report, choose, transformed
 from streamkern.config import RunConfig
 from streamkern.errors import ConfigError
-from streamkern.feed import prepare
 from streamkern.kernels import Kernel, get_kernel
 from streamkern.points import Grid
-from streamkern.problem import Run, open_centers
+from streamkern.problem import Run
 from streamkern.products import KernelOperator
 from streamkern.solver.base import Solver
 from streamkern.solver.build import Choices, Setup, assemble, compute
-from streamkern.source_base import Block, Source
+from streamkern.source_base import Block
 from streamkern.sources import sample_rows
 
 SAMPLE_STAGE = 2
-# Augmentation of the setup sample is drawn from an epoch that no run reaches.
-SETUP_EPOCH = 1 << 30
-Report = Callable[[str, dict[str, Any]], None]
 
 
 @dataclass
@@ -61,24 +56,10 @@ def start(
     report: Report,
 ) -> Assembled:
     """Choose, sample, factor and measure. Reads the centers and one sample of the stream."""
-    config, data, seed = run.config, run.data, run.config.run.random_state
-    chosen = _chosen_centers(run, given)
-    in_order = run.sizes.solver == "eigenpro2"
-    order = np.arange(len(chosen.X)) if in_order else centers.random_order(len(chosen.X), seed)
-    ordered = Block(chosen.X[order], chosen.y[order], chosen.rows[order])
-    del chosen
+    config, data = run.config, run.data
     dtype = np.dtype(np.float64 if run.precision == "float64" else np.float32)
-    Z = _transformed(run, ordered, data.fixed, dtype, epoch=0)
-    del ordered
-    host_Z = run.backend.to_host(Z)
-    if kernel is None:
-        bandwidth = config.model.bandwidth
-        # Rows in store order may be sorted by label; all others are in random order already.
-        drawn = host_Z
-        if in_order:
-            drawn = host_Z[centers.random_order(len(host_Z), seed)[: centers.BANDWIDTH_ROWS]]
-        width = centers.median_bandwidth(drawn) if bandwidth == "auto" else bandwidth
-        kernel = get_kernel(config.model.kernel, width)
+    host_Z, order, kernel = choose(run, kernel=kernel, given=given, dtype=dtype, report=report)
+    Z = run.backend.asarray(host_Z)
     # A common shift changes no distance; without it raw pixels cost three digits of them.
     shift = host_Z.mean(axis=0, dtype=np.float64).astype(dtype)
     op = KernelOperator(kernel, run.backend, run.precision, shift, run.grid)
@@ -165,17 +146,6 @@ def _choices(config: RunConfig) -> Choices:
     )
 
 
-def _chosen_centers(run: Run, given: npt.ArrayLike | None) -> Block:
-    model, base, seed = run.config.model, run.data.base, run.config.run.random_state
-    if given is not None:
-        return centers.given_centers(given, base.row_shape, base.n_outputs)
-    if model.centers == "all" or run.sizes.solver == "eigenpro2":
-        return centers.all_rows(base, seed)
-    if model.centers == "random":
-        return centers.random_centers(base, run.problem.p, seed)
-    return centers.given_centers(open_centers(run.config), base.row_shape, base.n_outputs)
-
-
 def _samples(run: Run, dtype: np.dtype[Any]) -> tuple[Array, Array, npt.NDArray[np.int64]]:
     """The setup sample, the probe, and the row numbers of the sample."""
     source, sizes, seed = run.data.source, run.sizes, run.config.run.random_state
@@ -185,23 +155,10 @@ def _samples(run: Run, dtype: np.dtype[Any]) -> tuple[Array, Array, npt.NDArray[
         first = np.argsort(block.rows[: sizes.n_sample])
         order = np.concatenate([first, np.arange(sizes.n_sample, wanted)])
         block = Block(*(part[order] for part in block))
-    X = _transformed(run, block, source.feed_transforms, dtype, SETUP_EPOCH)
+    X = transformed(run, block, source.feed_transforms, dtype, SETUP_EPOCH)
     # Fewer rows than sample and probe together: the probe is all of them (`budget.sample_sizes`).
     probe = X if sizes.n_probe == wanted else X[wanted - sizes.n_probe :]
     return X[: sizes.n_sample], probe, block.rows[: sizes.n_sample]
-
-
-def _transformed(
-    run: Run, block: Block, transforms: tuple[Transform, ...], dtype: np.dtype[Any], epoch: int
-) -> Array:
-    source: Source = run.data.source
-    # Targets of the sample are not used; values of any kind pass.
-    X, _ = prepare(
-        run.backend, block, transforms=transforms, dtype=dtype,
-        seed=run.config.run.random_state, epoch=epoch, n_outputs=source.n_outputs,
-        classes=source.classes if block.y.ndim == 1 else None,
-    )  # fmt: skip
-    return X
 
 
 def save_scaling(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from streamkern.errors import ConfigError, MemoryBudgetError
+from streamkern.selection import Selection
 
 MiB = 1 << 20
 # Sizes of the setup samples, in blocks. Test error with a sample of 5, 3, 2 blocks, two seeds:
@@ -52,6 +53,7 @@ class Problem:
     readers : units read at once at most while training; 0 is one for each thread.
     units_in_hand : units read ahead, and in use, where they are read one after the other.
     saving : at most this much more is held while arrays go to remote storage.
+    selection : of the centers, where that takes memory and time of its own.
     """
 
     n_rows: int
@@ -73,6 +75,7 @@ class Problem:
     readers: int = 0
     units_in_hand: int = 3
     saving: int = 0
+    selection: Selection | None = None
 
 
 @dataclass(frozen=True)
@@ -329,6 +332,10 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
     if not apart:  # a device walks the columns in order
         rows = max(m, h) if sizes.solver == "block" else max(m, h, s, p)
         add("always", "partial sums of products", n_groups(c) * c, rows, itemsize=item)
+    for what, size in () if problem.selection is None else problem.selection.buffers:
+        add("centers", what, size)
+    if problem.selection is not None:
+        add("host" if apart else "centers", "loader of rows", loader_bytes(problem, sizes))
     # The raw rows live until the prepared ones exist; a unit being decoded counts twice.
     add("sample", "raw centers", p, problem.row_bytes + d * item)
     add("sample", "raw sample and probe", s + h, problem.row_bytes + d * item)

@@ -55,7 +55,7 @@ def plan_overview(run: Run) -> dict[str, Any]:
 
 def _in_order(phases: list[str]) -> list[str]:
     """Phases in the order in which a run goes through them."""
-    return sorted(phases, key=("sample", "setup", "train").index)
+    return sorted(phases, key=("centers", "sample", "setup", "train").index)
 
 
 def _chosen(sizes: Sizes) -> dict[str, Any]:

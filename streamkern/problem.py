@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from streamkern.precision import resolve_precision
 from streamkern.prefetch import MAX_THREADS
 from streamkern.remotefile import open_object
 from streamkern.report import redact
+from streamkern.selection import METHODS, ROW_METHODS, Selection, selection
 from streamkern.source_base import Source, read_ahead, y_shape
 from streamkern.sources import AugmentedSource, ZarrSource
 from streamkern.storage import local_path, zarr_store
@@ -201,12 +202,14 @@ def open_run(
         budget = settings.memory if backend.name == "cpu" else settings.device_memory
         budget_bytes = default_budget(backend.memory_available()) if budget == "auto" else budget
         transforms = data.source.feed_transforms
-        own = n_centers is None and config.model.centers in ("random", "all")
-        # Centers from elsewhere need not be integers.
+        own = n_centers is None and config.model.centers in (*ROW_METHODS, "all")
+        # Centers from elsewhere need not be integers, and means are none.
         integers = own or settings.precision == "integer"
         dtype = data.source.dtype if integers else np.dtype(np.float32)
         precision = resolve_precision(settings.precision, dtype, transforms, backend)
         problem = _problem(config, data, p, backend, precision[0], on_cluster)
+        if n_centers is None:
+            problem = replace(problem, selection=_selection(config, data, problem, budget_bytes))
         if fixed_sizes is None:
             sizes, buffers = resolve(problem, _wishes(config), budget_bytes)
         else:
@@ -244,7 +247,12 @@ def count_centers(config: RunConfig, data: Data) -> int:
     model, n = config.model, data.base.n_rows
     if model.centers == "all" or config.solver.name == "eigenpro2":
         return n
-    if model.centers != "random":
+    if model.centers == "balanced" and data.base.classes is None:
+        raise ConfigError(
+            "model.centers='balanced' needs classes and the targets are values; set "
+            "centers = 'random', or another way to choose"
+        )
+    if model.centers not in METHODS:
         array = open_centers(config)
         if int(np.prod(array.shape[1:])) != data.d:
             raise ConfigError(
@@ -261,10 +269,20 @@ def count_centers(config: RunConfig, data: Data) -> int:
         return min(n, DEFAULT_CENTERS)
     if model.n_centers > n:
         raise ConfigError(
-            f"model.n_centers={model.n_centers} random centers can not be drawn from {n} rows; "
-            "lower n_centers or give centers"
+            f"model.n_centers={model.n_centers} {model.centers} centers can not be drawn from {n} "
+            "rows; lower n_centers or give centers"
         )
     return model.n_centers
+
+
+def _selection(
+    config: RunConfig, data: Data, problem: Problem, budget_bytes: int
+) -> Selection | None:
+    return selection(
+        config.model.centers, data.base.n_rows, problem.p, problem.d,
+        row_bytes=problem.row_bytes, point_bytes=problem.point_bytes or 0,
+        itemsize=problem.itemsize, threads=problem.threads, budget_bytes=budget_bytes,
+    )  # fmt: skip
 
 
 def open_centers(config: RunConfig) -> Any:

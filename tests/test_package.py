@@ -22,7 +22,7 @@ FILES = {
 # Imports point down this list, or across within one entry. The lanes never import each other.
 # A module is listed by its name, a folder by the folder's.
 FOUNDATION = {
-    *("errors", "settings", "config", "machine", "backend", "gpu", "devices", "budget"),
+    *("errors", "settings", "config", "machine", "backend", "gpu", "devices", "budget", "selection"),
     *("report", "random", "optional", "compiled", "compiled_random", "expression"),
     *("cuda", "fused", "ring", "rowmajor"),
     *("objects", "engines", "s3", "objectstore", "storage", "remotefile", "parallel", "waiting"),
@@ -35,12 +35,13 @@ DATA_LANE = {
     *("plan", "fetch", "remote", "cluster", "buffers", "prefetch", "feed"),
 }
 MATHS_LANE = {
+    *("kmeans", "rpcholesky"),
     *("kernels", "points", "products", "step_rule", "eigen", "preconditioner", "projection"),
     "solver",
 }
 STATE = {"runlog", "lease", "folder", "checksums", "sealed", "checkpoint", "saver"}
 RUN = {
-    *("precision", "problem", "centers", "assemble", "model", "guard", "identity", "trainer"),
+    *("precision", "problem", "centers", "balanced", "choosing", "assemble", "model", "guard", "identity", "trainer"),
     "train",
 }
 LAYERS = [
