@@ -193,7 +193,13 @@ class DataConfig(Table):
 
 
 class ModelConfig(Table):
-    """[model]: the kernel and its centers."""
+    """[model]: the kernel and its centers.
+
+    centers : how they are chosen. "random": rows of the data. "balanced": the same, with equally
+    many of each class as far as there are. "kmeans": means of a stream of rows (`kmeans`); they
+    help where p is far below n. "rpcholesky": rows that span the kernel matrix well, out of up to
+    8 p random ones (`rpcholesky`). "all": every row. Or the place of an array of rows or a store.
+    """
 
     table = "model"
     kernel: Literal["laplace", "gaussian", "cauchy", "matern32", "matern52"] = "laplace"

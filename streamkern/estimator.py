@@ -31,10 +31,13 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
     Parameters
     ----------
     kernel : "laplace", "gaussian", "cauchy", "matern32", "matern52", or a `Kernel` object.
-    bandwidth : number above 0, or "auto": the median distance between centers.
+    bandwidth : number above 0, or "auto": the median distance between centers, or between the rows
+        that "kmeans" and "rpcholesky" begin with.
     n_centers : p; "auto": all rows, at most 10 000.
-    centers : "random" rows of the data, "all" of them, a (p, d) array in the units of X, or the
-        path or URL of one (.npy or zarr).
+    centers : "random" rows of the data; "balanced", random rows with equally many of each class;
+        "kmeans", means of a stream of rows, for p far below n; "rpcholesky", rows that span the
+        kernel matrix well, from at most 8 p random ones; "all" rows; a (p, d) array in the units
+        of X; or the path or URL of one (.npy or zarr) or of a store.
     solver : "auto", "block", "eigenpro2", "eigenpro3" or "eigenpro4". The following are its
         sizes; "auto" fits them to the problem and the memory.
     block_size : centers per block ("block"). ridge : weight of the RKHS norm ("block").

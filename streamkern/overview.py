@@ -23,6 +23,9 @@ def plan_overview(run: Run) -> dict[str, Any]:
     problem, sizes = run.problem, run.sizes
     batches = math.ceil(problem.n_rows / sizes.batch_size)
     setup, training = flops(problem, sizes)
+    spent = {"setup": setup, "training": training}
+    if problem.selection is not None:
+        spent = {"centers": problem.selection.flops, **spent}
     return {
         "problem": {
             "rows_per_epoch": problem.n_rows,
@@ -31,6 +34,7 @@ def plan_overview(run: Run) -> dict[str, Any]:
             "outputs": problem.c,
             "centers": problem.p,
         },
+        "centers": _choice(run),
         "sizes": _chosen(sizes),
         "batches_per_epoch": batches,
         "batches": batches * problem.epochs,
@@ -48,9 +52,18 @@ def plan_overview(run: Run) -> dict[str, Any]:
                 if phase == wanted
             ],
         },
-        "flops": {"setup": setup, "training": training},
+        "flops": spent,
         "stores": [describe_store(store) for store in stores_of(run.data.source)],
     }
+
+
+def _choice(run: Run) -> dict[str, Any]:
+    """How the centers are chosen, and by looking at how many rows where that is not p."""
+    selection = run.problem.selection
+    if run.sizes.solver == "eigenpro2":
+        return {"method": "all"}
+    method = redact(run.config.model.centers)
+    return {"method": method} if selection is None else {"method": method, "rows": selection.rows}
 
 
 def _in_order(phases: list[str]) -> list[str]:
@@ -103,17 +116,28 @@ def plan_text(plan: Mapping[str, Any]) -> str:
     parts = [
         f"{problem['rows_per_epoch']:,} rows x {problem['epochs']} epochs, "
         f"{problem['features']} features, {problem['outputs']} outputs, "
-        f"{problem['centers']:,} centers, on {plan['device']}, precision {plan['precision']}, "
+        f"{problem['centers']:,} centers ({_choice_text(plan['centers'])}), "
+        f"on {plan['device']}, precision {plan['precision']}, "
         f"accelerator {plan['accelerator']}",
         _pairs(plan["sizes"] | {"batches": f"{plan['batches']:,}"}),
         table(rows, ["", "buffer", "MiB"]),
         _pairs({phase: f"{mib(size)} MiB" for phase, size in memory["phases"].items()}),
         f"predicted peak {mib(memory['peak_bytes'])} MiB of {mib(memory['budget_bytes'])} MiB",
-        f"about {total:.2e} FLOPs: setup {flop['setup'] / total:.0%}, "
-        f"training {flop['training'] / total:.0%}",
+        f"about {total:.2e} FLOPs: "
+        + ", ".join(f"{phase} {count / total:.0%}" for phase, count in flop.items()),
     ]
+    if flop.get("centers", 0) > flop["training"]:
+        parts.append(
+            f"note: choosing centers by {plan['centers']['method']} takes more than training; "
+            "random centers cost nothing, and more of them may be the better use of the time"
+        )
     parts += [store_text(store) for store in plan["stores"]]
     return "\n\n".join(parts)
+
+
+def _choice_text(choice: Mapping[str, Any]) -> str:
+    rows = choice.get("rows")
+    return choice["method"] if rows is None else f"{choice['method']}, from {rows:,} rows"
 
 
 def store_text(store: Mapping[str, Any]) -> str:

@@ -30,6 +30,7 @@ from streamkern.selection import METHODS, ROW_METHODS, Selection, selection
 from streamkern.source_base import Source, read_ahead, y_shape
 from streamkern.sources import AugmentedSource, ZarrSource
 from streamkern.storage import local_path, zarr_store
+from streamkern.store import open_store
 
 DEFAULT_CENTERS = 10_000
 SAVING = 128 << 20  # beside the arrays, while `checksums` has chunks of them on their way
@@ -286,30 +287,39 @@ def _selection(
 
 
 def open_centers(config: RunConfig) -> Any:
-    """An array of centers: a .npy file, read whole where it is remote, or a zarr array.
+    """An array of centers: a .npy file, read whole where it is remote, a zarr array, or X of a
+    store.
 
     Raises StoreNotFoundError, ConfigError, StorageError and MissingDependencyError.
     """
     url = config.model.centers
+    remote = local_path(url) is None
+    options = _options(config, url) if remote else {}
     try:
-        if local_path(url) is None:
-            return _remote_array(url, _options(config, url))
         if url.endswith(".npy"):
-            return np.load(url, mmap_mode="r", allow_pickle=False)
-        return zarr.open_array(url, mode="r")
+            return _open_npy(url, options)
+        store = zarr_store(url, storage_options=options) if remote else url
+        found = zarr.open(store, mode="r")
+        if isinstance(found, zarr.Group):
+            # Checked as a store: finished, and X of rows.
+            return open_store(
+                url, x=config.data.x, y=None, storage_options=options or None
+            ).features  # fmt: skip
+        return found
     except StreamkernError:
         raise
     except FileNotFoundError as error:
         raise StoreNotFoundError(f"there is no array of centers at {redact(url)}") from error
     except Exception as error:  # zarr raises many types for what is not an array
         raise ConfigError(
-            f"model.centers={redact(url)!r} is no .npy file or zarr array: {redact(str(error))}"
+            f"model.centers={redact(url)!r} is no .npy file, zarr array or store: "
+            f"{redact(str(error))}"
         ) from error
 
 
-def _remote_array(url: str, options: dict[str, Any]) -> Any:
-    if not url.endswith(".npy"):
-        return zarr.open_array(zarr_store(url, storage_options=options), mode="r")
+def _open_npy(url: str, options: dict[str, Any]) -> Any:
+    if local_path(url) is not None:
+        return np.load(url, mmap_mode="r", allow_pickle=False)
     with open_object(url, options) as file:
         return np.load(file, allow_pickle=False)
 

@@ -49,7 +49,7 @@ def rpcholesky(
     rng = np.random.default_rng([seed, PIVOT_STAGE])
     points = op.points(X, left=True)
     diagonal = _diagonal(op, X)
-    floor = ROUNDING * np.finfo(op.dtype).eps * diagonal
+    floor = ROUNDING * float(xp.finfo(op.dtype).eps) * diagonal
     F = xp.empty((p, n), op.dtype)
     u, chosen = diagonal.copy(), np.empty(0, np.int64)
     while len(chosen) < p and u.any():
@@ -69,9 +69,7 @@ def rpcholesky(
         u[u <= floor] = 0
     rest = np.setdiff1d(np.arange(n), chosen)
     filled = rng.permutation(rest)[: p - len(chosen)]
-    return Pivots(
-        np.concatenate([chosen, filled]), len(chosen), float(u.sum() / diagonal.sum())
-    )
+    return Pivots(np.concatenate([chosen, filled]), len(chosen), float(u.sum() / diagonal.sum()))
 
 
 def _diagonal(op: KernelOperator, X: Array) -> npt.NDArray[np.float64]:
@@ -89,7 +87,8 @@ def _propose(
     """`block` independent draws with probabilities u / sum(u)."""
     edges = np.cumsum(u)
     drawn = np.searchsorted(edges, rng.random(block) * edges[-1], side="right")
-    return np.minimum(drawn, np.flatnonzero(u)[-1])
+    rows: npt.NDArray[np.int64] = np.minimum(drawn, np.flatnonzero(u)[-1])
+    return rows
 
 
 def _first_of_each(

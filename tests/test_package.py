@@ -22,7 +22,17 @@ FILES = {
 # Imports point down this list, or across within one entry. The lanes never import each other.
 # A module is listed by its name, a folder by the folder's.
 FOUNDATION = {
-    *("errors", "settings", "config", "machine", "backend", "gpu", "devices", "budget", "selection"),
+    *(
+        "errors",
+        "settings",
+        "config",
+        "machine",
+        "backend",
+        "gpu",
+        "devices",
+        "budget",
+        "selection",
+    ),
     *("report", "random", "optional", "compiled", "compiled_random", "expression"),
     *("cuda", "fused", "ring", "rowmajor"),
     *("objects", "engines", "s3", "objectstore", "storage", "remotefile", "parallel", "waiting"),
@@ -41,7 +51,18 @@ MATHS_LANE = {
 }
 STATE = {"runlog", "lease", "folder", "checksums", "sealed", "checkpoint", "saver"}
 RUN = {
-    *("precision", "problem", "centers", "balanced", "choosing", "assemble", "model", "guard", "identity", "trainer"),
+    *(
+        "precision",
+        "problem",
+        "centers",
+        "balanced",
+        "choosing",
+        "assemble",
+        "model",
+        "guard",
+        "identity",
+        "trainer",
+    ),
     "train",
 }
 LAYERS = [
