@@ -36,9 +36,11 @@ def balanced_centers(source: Source, p: int, seed: int) -> tuple[Block, int]:
     known = _class_counts(source)
     c, order = source.n_outputs, rng.permutation(len(edges) - 1)
     favoured = rng.permutation(c)
-    seen, pool = np.zeros(c, np.int64), _Pool.empty()
+    # Of a class that is full no more rows are counted.
+    seen, pool, looked_at = np.zeros(c, np.int64), _Pool.empty(), 0
     for turn, (u, labels) in enumerate(_labels(source, order, seed)):
         rows = np.arange(edges[u], edges[u + 1])
+        looked_at += len(rows)
         # One more than now: a later class may leave its remainder to this one.
         limit = quotas(seen, p, favoured) + 1
         if turn >= MAX_UNITS:  # rows of the units before come first
@@ -54,7 +56,7 @@ def balanced_centers(source: Source, p: int, seed: int) -> tuple[Block, int]:
         if turn + 1 >= min(MAX_UNITS, len(order)) and (seen >= enough).all():
             break
     chosen = pool.smallest(wanted).rows
-    return read_rows(source, chosen, seed), int(seen.sum())
+    return read_rows(source, chosen, seed), looked_at
 
 
 def quotas(counts: Ints, p: int, favoured: Ints) -> Ints:
