@@ -86,7 +86,7 @@ def selection(
     """How many rows a method looks at, and what that takes; None where it is next to nothing.
 
     kmeans : 50 rows for each center, at least 65 536, in at most 10 passes over the n_rows.
-    rpcholesky : 8 candidates for each center, 4 or 2 where those would take more than half of
+    rpcholesky : 8 candidates for each center, 4 or 2 where those would take more than a third of
     `budget_bytes`; all rows where there are not as many.
     """
 
@@ -98,5 +98,5 @@ def selection(
         return looking_at(min(wanted, KMEANS_PASSES * n_rows))
     if method == "rpcholesky":
         choices = [looking_at(min(k * p, n_rows)) for k in CANDIDATES]
-        return next((c for c in choices if c.total <= budget_bytes // 2), choices[-1])
+        return next((c for c in choices if c.total <= budget_bytes // 3), choices[-1])
     return None

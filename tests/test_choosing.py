@@ -427,7 +427,7 @@ def test_candidates_are_as_many_as_memory_allows() -> None:
         assert found is not None
         return found.rows
 
-    assert (rows(1 << 30), rows(50 << 20), rows(1)) == (8000, 4000, 2000)
+    assert (rows(1 << 30), rows(90 << 20), rows(1)) == (8000, 4000, 2000)
     assert rows(1 << 30, 5000) == 5000
     big = ArraySource(np.zeros((40_000, 2), np.float32), np.arange(40_000) % 2)
     overrides = {"model.centers": "rpcholesky", "model.n_centers": 20_000}
