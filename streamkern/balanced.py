@@ -71,7 +71,7 @@ def quotas(counts: Ints, p: int, favoured: Ints) -> Ints:
     level = int(levels[np.argmax(levels < ordered)]) if (levels < ordered).any() else ordered[-1]
     shares = np.minimum(counts, level)
     left = max(0, min(p, int(counts.sum())) - int(shares.sum()))
-    shares[[k for k in favoured if counts[k] > level][:left]] += 1
+    shares[favoured[counts[favoured] > level][:left]] += 1
     return shares
 
 
@@ -117,6 +117,6 @@ def _labels(source: Source, order: Ints, seed: int) -> Iterator[tuple[int, Ints]
 
 def _keys(seed: int, rows: Ints) -> Ints:
     """64 random bits of each row."""
-    high, low = words((seed, Stage.SAMPLE, BALANCED_STAGE), rows, 2).T.astype(np.int64)
+    high, low = words((seed, 0, Stage.SAMPLE, BALANCED_STAGE), rows, 2).T.astype(np.int64)
     keys: Ints = (high << 31) | (low >> 1)
     return keys

@@ -332,9 +332,6 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
     if not apart:  # a device walks the columns in order
         rows = max(m, h) if sizes.solver == "block" else max(m, h, s, p)
         add("always", "partial sums of products", n_groups(c) * c, rows, itemsize=item)
-    if problem.selection is not None:
-        for what, size in problem.selection.buffers:
-            add("centers", what, size)
     # The raw rows live until the prepared ones exist; a unit being decoded counts twice.
     add("sample", "raw centers", p, problem.row_bytes + d * item)
     add("sample", "raw sample and probe", s + h, problem.row_bytes + d * item)
@@ -342,11 +339,13 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
     in_hand = (2 * problem.units_in_hand - 1) * problem.unit_rows
     add("host" if apart else "sample", "units being read", in_hand, problem.row_bytes)
     add("host" if apart else "train", "loader", loader_bytes(problem, sizes))
-    if problem.selection is not None and not apart:
-        if problem.selection.method == "kmeans":
-            add("centers", "loader", loader_bytes(problem, sizes))
-        else:
-            add("centers", "units being read", in_hand, problem.row_bytes)
+    if problem.selection is not None:
+        means = problem.selection.method == "kmeans"  # on the host, whatever the device
+        for what, size in problem.selection.buffers:
+            add("host" if apart and means else "centers", what, size)
+        if not apart:
+            reading = loader_bytes(problem, sizes) if means else in_hand * problem.row_bytes
+            add("centers", "units being read", reading)
     if problem.saving:
         saved = p * (problem.d + sizes.block_size) * item
         add("host" if apart else "setup", "setup on its way", min(problem.saving, saved))

@@ -77,7 +77,7 @@ def _diagonal(op: KernelOperator, X: Array) -> npt.NDArray[np.float64]:
     parts = []
     for start in range(0, len(X), DIAGONAL_ROWS):
         points = op.points(X[start : start + DIAGONAL_ROWS], left=True, right=True)
-        parts.append(op.backend.to_host(op.gram(points)).diagonal().astype(np.float64))
+        parts.append(op.backend.to_host(op.gram(points).diagonal()).astype(np.float64))
     return np.concatenate(parts)
 
 

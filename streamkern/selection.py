@@ -60,7 +60,8 @@ class Selection:
             ]
         block = min(PIVOT_BLOCK, self.p)
         return [
-            ("candidates, raw and prepared", self.rows * (raw + self.point_bytes)),
+            # Twice as numbers: copies of rows are left out of the second.
+            ("candidates", self.rows * (raw + self.d * item + self.point_bytes)),
             ("partial Cholesky factor", self.rows * self.p * item),
             ("columns of one round", 4 * self.rows * block * item),
         ]
