@@ -154,10 +154,12 @@ def _show(event: str, fields: Mapping[str, Any]) -> None:
         return
     width = fields["bandwidth"]
     metrics = "  ".join(f"{k} {fields[k]:.5g}" for k in ("mse", "accuracy") if fields.get(k))
+    fold = f", split {fields['fold'] + 1}" if fields["folds"] > 1 else ""
+    left = f"; {fields['left']} left, about {_time(fields['seconds_left'])}"
     say(
         f"{_kernel(fields['kernel'])}{'' if width is None else f', bandwidth {width:.4g}'}, "
-        f"ridge {fields['ridge']:g}: {metrics or 'diverged'}, {fields['seconds']:.1f} s; "
-        f"{fields['left']} left, about {_time(fields['seconds_left'])}"
+        f"ridge {fields['ridge']:g}{fold}: {metrics or 'diverged'}, {fields['seconds']:.1f} s"
+        f"{left if fields['left'] else ''}"
     )
 
 

@@ -14,8 +14,13 @@ def run_file_text(config: RunConfig) -> str:
 
     Without data.storage_options, which may hold credentials.
     """
-    tables = config.model_dump(mode="json", exclude_defaults=True)
-    return toml({name: table for name, table in tables.items() if table})
+    tables = {}
+    for name, section in config:
+        values = section.model_dump(mode="json")
+        usual = type(section).model_construct().model_dump(mode="json", warnings=False)
+        changed = {k: v for k, v in values.items() if v is not None and v != usual.get(k)}
+        tables |= {name: changed} if changed else {}
+    return toml(tables)
 
 
 def toml(tables: Mapping[str, Mapping[str, Any]]) -> str:

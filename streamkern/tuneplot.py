@@ -29,6 +29,9 @@ def plot_png(table: Sequence[Mapping[str, Any]], best: Mapping[str, Any]) -> byt
         )  # fmt: skip
         axes.set_xscale("log")
     axes.set(xlabel="bandwidth", ylabel="mean squared error, rows held out", yscale="log")
+    _label(axes.yaxis)
+    if best["bandwidth"] is not None:
+        _label(axes.xaxis)
     axes.grid(which="major", color="0.9")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
@@ -47,6 +50,16 @@ def _draw(axes: Any, rows: Sequence[Mapping[str, Any]], label: str) -> None:
     widths, errors = ([row[key] for row in rows] for key in ("bandwidth", "mse"))
     bars = [row["se"] for row in rows] if "se" in rows[0] else None
     axes.errorbar(widths, errors, bars, marker="o", ms=4, lw=1.4, capsize=2, label=label)
+
+
+def _label(axis: Any) -> None:
+    """Plain numbers on a logarithmic axis; between the powers of ten where those are few."""
+    ticker = need("matplotlib.ticker", "the plot", "report")
+    plain = ticker.FuncFormatter(lambda value, _: f"{value:.4g}")
+    low, high = axis.get_view_interval()
+    axis.set_major_formatter(plain)
+    axis.set_minor_formatter(plain if high < 40 * low else ticker.NullFormatter())
+    axis.set_tick_params(which="minor", labelsize=7)
 
 
 def _name(row: Mapping[str, Any]) -> str:

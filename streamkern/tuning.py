@@ -181,7 +181,13 @@ class _Search:
 
     def run(self) -> list[Row]:
         """The grid, the refinement, the table."""
-        self.report("search", {**self.sizes(), "recorded": len(self.trials.records())})
+        like = (
+            record["kernel"] in self.kernels
+            and record["ridge"] in self.ridges
+            and record["fold"] < self.candidates.folds
+            for record in self.trials.records()
+        )
+        self.report("search", {**self.sizes(), "recorded": min(self.total, sum(like))})
         table = [
             self._measured(kernel, bandwidth, ridge)
             for kernel in self.kernels
@@ -269,9 +275,8 @@ class _Search:
         self.used.add(repr(key))
         self.done, self.spent_s = self.done + 1, self.spent_s + seconds
         left = self.total - len(self.used)
-        self.report(
-            "trial", {**record, "left": left, "seconds_left": left * self.spent_s / self.done}
-        )
+        progress = {"left": left, "seconds_left": left * self.spent_s / self.done}
+        self.report("trial", {**record, "folds": self.candidates.folds, **progress})
         return record
 
     def _check_stop(self) -> None:
