@@ -53,7 +53,8 @@ class Candidates:
         n = len(self.sample.X)
         n_fit = n - -(-n // self.n_parts)  # at least, in any split
         passes = wishes.epochs or max(1, min(MAX_PASSES, round(SAMPLES / n_fit)))
-        self.copies = max(1, min(passes, data.source.n_rows // data.base.n_rows))
+        replicas = max(1, data.source.n_rows // data.base.n_rows)
+        self.copies, epochs = copies_and_epochs(passes, replicas, config.data.epochs)
         self._split: tuple[int, tuple[Source, Source]] | None = None
         for fold in reversed(range(folds)):  # all of them can be made
             self.split(fold)
@@ -62,7 +63,7 @@ class Candidates:
                 **dict.fromkeys(_OF_THE_WHOLE, "auto"),
                 **_centers(config, n, n_fit, wishes.centers),
                 **_memory(config, self.sample),
-                "data.epochs": math.ceil(passes / self.copies),
+                "data.epochs": epochs,
                 "data.test": None,
                 "data.dask": None,
                 "data.cache": None,
@@ -105,6 +106,12 @@ class Candidates:
         except ConfigError:  # the solver knows no ridge
             return [0.0]
         return sorted({*RIDGES, own})
+
+
+def copies_and_epochs(passes: int, copies: int, epochs: int) -> tuple[int, int]:
+    """`passes` or a little more, as (copies, epochs) in the manner of a run that has these."""
+    copies = min(copies, math.ceil(passes / min(epochs, passes)))
+    return copies, math.ceil(passes / copies)
 
 
 def _sampled(config: RunConfig, data: Data, rows: int | None) -> Sample:

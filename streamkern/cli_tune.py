@@ -21,9 +21,7 @@ from streamkern.options import (
     Solver,
     StorageOption,
     Train,
-    options_for,
     parse_numbers,
-    parse_options,
     run_config,
 )
 
@@ -118,7 +116,7 @@ def tune(
             progress=sys.stderr.isatty(),
             report=_show,
         )
-    _save_plot(tuned, folder, options_for(parse_options(storage_option), folder))
+    _save_plot(tuned, folder)
     if target is not None:
         _write_run_file(tuned, target)
     _show_result(tuned, folder, as_json)
@@ -164,11 +162,11 @@ def _show(event: str, fields: Mapping[str, Any]) -> None:
 
 
 def _show_result(tuned: Tuned, folder: str, as_json: bool) -> None:
-    from streamkern.report import table
+    from streamkern.report import redact, table
 
     if as_json:
         result = {"best": tuned.best, "table": tuned.table, "search": tuned.search}
-        typer.echo(as_text(result | {"toml": tuned.toml, "out": folder}))
+        typer.echo(as_text(result | {"toml": tuned.toml, "out": redact(folder)}))
         return
     rows = [{**row, "kernel": _kernel(row["kernel"])} for row in tuned.table]
     for row in rows:
@@ -183,7 +181,7 @@ def _show_result(tuned: Tuned, folder: str, as_json: bool) -> None:
     say(f"results are in {folder}; the ridge found is an upper bound for a run on more rows")
 
 
-def _save_plot(tuned: Tuned, folder: str, options: Mapping[str, Any] | None) -> None:
+def _save_plot(tuned: Tuned, folder: str) -> None:
     from streamkern.folder import open_folder
     from streamkern.tuneplot import plot_png
 
@@ -192,7 +190,7 @@ def _save_plot(tuned: Tuned, folder: str, options: Mapping[str, Any] | None) -> 
     except MissingDependencyError as error:
         say(f"note: {error}")
         return
-    open_folder(folder, options).write(PLOT, picture)
+    open_folder(folder, tuned.config.data.storage_options).write(PLOT, picture)
 
 
 def _write_run_file(tuned: Tuned, target: Path) -> None:

@@ -119,7 +119,7 @@ def plan_text(plan: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def _kernel_text(kernel: str, bandwidth: float | str) -> str:
+def _kernel_text(kernel: Any, bandwidth: float | str) -> str:
     if bandwidth != "auto":
         return f"{kernel} kernel, bandwidth {bandwidth:g}"
     return (

@@ -14,7 +14,7 @@ def run_file_text(config: RunConfig) -> str:
 
     Without data.storage_options, which may hold credentials.
     """
-    tables = {}
+    tables: dict[str, dict[str, Any]] = {}
     for name, section in config:
         values = section.model_dump(mode="json")
         usual = type(section).model_construct().model_dump(mode="json", warnings=False)

@@ -124,10 +124,10 @@ def tune(
     chosen = _kernels(config, kernels)
     widths = _numbers("bandwidths", bandwidths, above=True)
     penalties = _numbers("ridges", ridges, above=False)
+    data = open_data(config, source)
+    candidates = Candidates(config, data, Wishes(rows, centers, epochs), folds)
+    penalties = candidates.ridges(penalties, chosen, None if widths is None else widths[0])
     with StopRequest(install=out is not None) as stop:
-        data = open_data(config, source)
-        candidates = Candidates(config, data, Wishes(rows, centers, epochs), folds)
-        penalties = candidates.ridges(penalties, chosen, None if widths is None else widths[0])
         trials = Trials(out, _identity(candidates, data), config.data.storage_options)
         search = _Search(candidates, trials, chosen, widths, penalties, refine, stop)
         search.report, search.progress = report or search.report, progress

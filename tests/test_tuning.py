@@ -23,7 +23,7 @@ from scipy.spatial.distance import cdist, pdist
 
 import streamkern
 from streamkern import cli, tuneplot, tuning
-from streamkern.candidates import Candidates, Wishes
+from streamkern.candidates import Candidates, Wishes, copies_and_epochs
 from streamkern.config import RunConfig, load_run_file
 from streamkern.errors import (
     ConfigError,
@@ -34,6 +34,7 @@ from streamkern.errors import (
     TrainingInterrupted,
 )
 from streamkern.holdout import draw, parts_of
+from streamkern.identity import StopRequest
 from streamkern.ingest import ingest
 from streamkern.problem import open_data
 from streamkern.runfile import run_file_text, toml
@@ -261,6 +262,23 @@ def test_no_row_is_fitted_and_held_out_and_a_sorted_store_gives_all_classes(
     assert len(seen) == len(set(seen)) == 500  # each row is held out once
 
 
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        ((7, 1, 1), (1, 7)),
+        ((7, 50, 1), (7, 1)),
+        ((7, 3, 1), (3, 3)),
+        ((7, 50, 20), (1, 7)),
+        ((7, 50, 2), (4, 2)),
+        ((1, 5, 5), (1, 1)),
+    ],
+)
+def test_passes_are_copies_or_epochs_as_in_the_run(
+    given: tuple[int, int, int], made: tuple[int, int]
+) -> None:
+    assert copies_and_epochs(*given) == made
+
+
 def test_a_weighted_mixture_is_sampled_in_its_shares(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     for name, shift in (("a", 0.0), ("b", 100.0)):
@@ -306,8 +324,9 @@ def test_tiny_data(n: int, kind: str) -> None:
     y: Array = {"classes": np.arange(n) % 2, "one class": np.zeros(n, int), "values": X @ X[:3].T}[
         kind
     ]
-    found = tune(config(**{"model.n_centers": "auto"}), source=ArraySource(X, y), refine=1)
-    assert len(found.table) == 17
+    run = config(**{"model.n_centers": "auto"})
+    found = tune(run, source=ArraySource(X, y), bandwidths=[1.0, 4.0], refine=1)
+    assert len(found.table) == 8
     assert found.search["fit"] + found.search["held_out"] == n
     assert all(math.isfinite(row["mse"]) for row in found.table)
     if kind == "one class":
@@ -449,6 +468,20 @@ def test_a_signal_during_a_training_ends_the_search(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     tune(config(), **options, report=counted(report))
     assert len(report) == 3
+
+
+def test_a_signal_during_a_training_is_noticed_at_the_next_step(tmp_path: Path) -> None:
+    """The way from the caller's request through the loop of a run that keeps nothing."""
+    stop, seen = StopRequest(install=False), list[int]()
+
+    def ask(record: dict[str, Any]) -> None:
+        seen.append(record["step"])
+        stop.requested = "SIGTERM" if record["step"] == 3 else None
+
+    run = settings(**{"run.evaluate_every": 1})
+    with pytest.raises(TrainingInterrupted, match=r"by SIGTERM after 60 samples; without run.run"):
+        train(run, source=array_source(), test=array_source(9), on_evaluation=ask, stop=stop)
+    assert seen == [1, 2, 3]
 
 
 def test_a_candidate_that_diverges_is_last(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -604,6 +637,26 @@ def test_the_command(call: Command, run_file: Path) -> None:
     assert "solver.damping: was 'auto', now 0.1" in err
 
 
+def test_the_plan_explains_the_automatic_bandwidth(
+    run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["plan", str(run_file)]) == DONE
+    out = capsys.readouterr().out
+    assert "laplace kernel, bandwidth auto: the median distance between 1,000 centers" in out
+    assert cli.main(["plan", str(run_file), "--set", "model.bandwidth=2.5"]) == DONE
+    assert "laplace kernel, bandwidth 2.5\n" in capsys.readouterr().out
+    assert cli.main(["plan", str(run_file), "--json"]) == DONE
+    kernel = json.loads(capsys.readouterr().out)["kernel"]
+    assert kernel == {"kernel": "laplace", "bandwidth": "auto"}
+
+
+def test_the_help(call: Command) -> None:
+    code, out, _ = call("--help")
+    assert code == DONE
+    for words in ("median distance between centers", "a fifth of the rows", "RUN-tune beside"):
+        assert words in " ".join(out.split())
+
+
 def test_several_splits_have_standard_errors(call: Command, run_file: Path) -> None:
     code, out, _ = call(run_file, *WORDS, "--folds", 2, "--kernels", "laplace, gaussian")
     assert code == DONE
@@ -653,7 +706,7 @@ def test_bad_words_are_one_sentence(call: Command, run_file: Path) -> None:
     assert call()[0] == USAGE
 
 
-LONG = ("--ridges", "0", "--epochs", "80")
+LONG = ("--ridges", "0", "--epochs", "40")
 
 
 def start(run_file: Path, folder: Path) -> subprocess.Popen[str]:
@@ -694,9 +747,8 @@ def test_killed_stopped_and_gone_on_with(call: Command, run_file: Path, tmp_path
     assert "stopped by SIGTERM with" in err.splitlines()[-1]
     trained += err
 
-    process = start(run_file, folder)
-    _, err = process.communicate()
-    assert process.returncode == DONE, err
+    code, _, err = call(run_file, *LONG, "--out", folder)
+    assert code == DONE, err
     trained += err
     # Nothing twice: a training is reported once it is recorded, but for one that was killed there.
     records = len(set(folder.glob("trial-*.json")))
