@@ -4,8 +4,9 @@
     trial-<digest>-<trial>.json   one training, named by its search and by what was tried
     result.json                   the table, once the search is done
 
-Every file is there whole or not at all. Two processes at one search do the same work twice, and
-write the same: no lock is needed. Without a place everything stays in memory.
+Every file is there whole or not at all. On a disk search.lock keeps a second process away; on an
+object store two of them would do the same work twice, and write the same. Without a place
+everything stays in memory.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
+
+import filelock
 
 from streamkern.config import difference
-from streamkern.errors import ResumeMismatchError, RunError, StorageError
+from streamkern.errors import ResumeMismatchError, RunError, RunLockedError, StorageError
 from streamkern.folder import TEMPORARY, Folder, open_folder, reason
 from streamkern.report import utc_now
 from streamkern.storage import local_path
 
-SEARCH, RESULT = "search.json", "result.json"
+SEARCH, RESULT, LOCK = "search.json", "result.json", "search.lock"
 Key = tuple[Any, ...]
 
 
@@ -44,20 +48,54 @@ class Trials:
         self._digest = _digest(identity)
         self._found: dict[str, dict[str, Any]] = {}
         self._folder: Folder | None = None
+        self._lock: filelock.BaseFileLock | None = None
         if place is None:
             return
         self._folder = open_folder(place, storage_options)
-        with self._using(self._folder):
-            names = self._folder.names()
-            if SEARCH in names:
-                self._check(self._folder, identity)
-            else:
-                self._begin(place, self._folder, names, identity)
-            prefix = f"trial-{self._digest}-"
-            for name in sorted(n for n in names if n.startswith(prefix) and n.endswith(".json")):
-                with contextlib.suppress(ValueError):  # damaged: it is tried again
-                    record = json.loads(self._folder.read(name))
-                    self._found[name] = record
+        try:
+            with self._using(self._folder):
+                _check_ours(self._folder)
+                self._take(self._folder, local_path(place))
+                self._open(self._folder, identity)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let another process go on with the search."""
+        if self._lock is not None:
+            self._lock.release()
+
+    def _take(self, folder: Folder, path: Path | None) -> None:
+        if path is None:
+            return
+        path.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(path / LOCK, timeout=0, thread_local=False)
+        try:
+            lock.acquire()
+        except filelock.Timeout:
+            raise RunLockedError(
+                f"another process is at the search in {folder.place}; wait for it, or give "
+                "another folder"
+            ) from None
+        self._lock = lock
+
+    def _open(self, folder: Folder, identity: Mapping[str, Any]) -> None:
+        names = folder.names()
+        if SEARCH in names:
+            self._check(folder, identity)
+        else:
+            self._write(SEARCH, {"format": "streamkern-search", "identity": identity})
+        prefix = f"trial-{self._digest}-"
+        for name in sorted(n for n in names if n.startswith(prefix) and n.endswith(".json")):
+            with contextlib.suppress(ValueError):  # damaged: it is tried again
+                self._found[name] = json.loads(folder.read(name))
 
     @contextlib.contextmanager
     def _using(self, folder: Folder) -> Iterator[None]:
@@ -79,24 +117,6 @@ class Trials:
                 f"{folder.place} holds a search that differs: {'; '.join(changes)}; restore "
                 "these, or give another folder"
             )
-
-    def _begin(
-        self,
-        place: str | os.PathLike[str],
-        folder: Folder,
-        names: set[str],
-        identity: Mapping[str, Any],
-    ) -> None:
-        foreign = sorted(name for name in names if not name.endswith(TEMPORARY))
-        if foreign:
-            raise RunError(
-                f"{folder.place} holds {foreign[0]!r} but no search of streamkern; give a new or "
-                "empty folder"
-            )
-        path = local_path(place)
-        if path is not None:
-            path.mkdir(parents=True, exist_ok=True)
-        self._write(SEARCH, {"format": "streamkern-search", "identity": identity})
 
     def records(self) -> list[dict[str, Any]]:
         """All of them, in no order that means anything."""
@@ -124,6 +144,17 @@ class Trials:
 
     def _name(self, key: Key) -> str:
         return f"trial-{self._digest}-{_digest(key)}.json"
+
+
+def _check_ours(folder: Folder) -> None:
+    """Raise unless the folder holds a search, or nothing."""
+    names = folder.names()
+    foreign = sorted(name for name in names if name != LOCK and not name.endswith(TEMPORARY))
+    if foreign and SEARCH not in names:
+        raise RunError(
+            f"{folder.place} holds {foreign[0]!r} but no search of streamkern; give a new or "
+            "empty folder"
+        )
 
 
 def _digest(value: Any) -> str:

@@ -110,6 +110,7 @@ def tune(
     ------
     ConfigError, DataError : before anything was written.
     ResumeMismatchError : `out` holds a search with other settings or data, which are named.
+    RunError : `out` can not be used, or another process is at it.
     TrainingInterrupted : a signal, with `out`. DivergenceError : every candidate diverged.
     """
     config = config if isinstance(config, RunConfig) else load_run_file(config)
@@ -127,8 +128,8 @@ def tune(
     data = open_data(config, source)
     candidates = Candidates(config, data, Wishes(rows, centers, epochs), folds)
     penalties = candidates.ridges(penalties, chosen, None if widths is None else widths[0])
-    with StopRequest(install=out is not None) as stop:
-        trials = Trials(out, _identity(candidates, data), config.data.storage_options)
+    trials = Trials(out, _identity(candidates, data), config.data.storage_options)
+    with trials, StopRequest(install=out is not None) as stop:
         search = _Search(candidates, trials, chosen, widths, penalties, refine, stop)
         search.report, search.progress = report or search.report, progress
         table = search.run()

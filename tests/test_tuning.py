@@ -30,6 +30,7 @@ from streamkern.errors import (
     DataError,
     ResumeMismatchError,
     RunError,
+    RunLockedError,
     StreamkernError,
     TrainingInterrupted,
 )
@@ -427,6 +428,17 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"holds 'thesis.tex' but no search of streamkern"):
         tune(config(), **QUICK, source=array_source(), out=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_two_at_one_search(tmp_path: Path) -> None:
+    options: dict[str, Any] = {**QUICK, "source": array_source(), "out": tmp_path}
+
+    def second(event: str, fields: dict[str, Any]) -> None:
+        with pytest.raises(RunLockedError, match="another process is at the search in"):
+            tune(config(), **options)
+
+    tune(config(), **options, report=second)
+    tune(config(), **options)
 
 
 def test_a_damaged_record_is_trained_again(tmp_path: Path) -> None:
