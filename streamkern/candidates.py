@@ -7,8 +7,11 @@ the run has it, so that what is measured is what the run would do.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from streamkern.budget import default_budget
 from streamkern.config import RunConfig
@@ -156,3 +159,41 @@ def _memory(config: RunConfig, sample: Sample) -> dict[str, Any]:
     """What the sample leaves; "auto" is measured beside it."""
     memory = config.run.memory
     return {} if memory == "auto" else {"run.memory": max(1, memory - 2 * sample.X.nbytes)}
+
+
+# -- the arguments of a search ------------------------------------------------------------------
+
+
+def plain_kernels(config: RunConfig, kernels: Sequence[Any] | None) -> list[Any]:
+    """The kernels as JSON values, each once; ConfigError for one there is not."""
+    if kernels is not None and (isinstance(kernels, str | Mapping) or not len(kernels)):
+        raise ConfigError(f"kernels={kernels!r} must be a list of kernels, at least one")
+    wanted = [config.model.kernel] if kernels is None else kernels
+    made = [config.with_overrides({"model.kernel": k, "model.bandwidth": "auto"}) for k in wanted]
+    plain = [one.model_dump(mode="json")["model"]["kernel"] for one in made]
+    return [kernel for i, kernel in enumerate(plain) if kernel not in plain[:i]]
+
+
+def numbers_or_auto(name: str, values: Any, *, above: bool) -> list[float] | None:
+    """Ascending numbers, each once, or None for "auto"."""
+    if isinstance(values, str) and values == "auto":
+        return None
+    try:
+        numbers = sorted({float(value) for value in values})
+        good = bool(numbers) and all(map(math.isfinite, numbers))
+        good = good and (numbers[0] > 0 if above else numbers[0] >= 0)
+    except (TypeError, ValueError):
+        good = False
+    if not good:
+        rule = "above 0" if above else "0 or above"
+        raise ConfigError(f'{name}={values!r} must be "auto" or a list of numbers {rule}')
+    return numbers
+
+
+def check_whole(name: str, value: int | None, low: int, high: int | None) -> None:
+    if value is None:
+        return
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not whole or value < low or (high is not None and value > high):
+        upto = "" if high is None else f", at most {high}"
+        raise ConfigError(f"{name}={value!r} must be a whole number, at least {low}{upto}")

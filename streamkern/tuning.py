@@ -24,15 +24,21 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from streamkern.candidates import Candidates, Wishes
+from streamkern.candidates import (
+    Candidates,
+    Wishes,
+    check_whole,
+    numbers_or_auto,
+    plain_kernels,
+)
 from streamkern.config import RunConfig, load_run_file
-from streamkern.errors import ConfigError, DivergenceError, TrainingInterrupted
+from streamkern.errors import DivergenceError, TrainingInterrupted
 from streamkern.identity import StopRequest
 from streamkern.problem import Data, open_data
 from streamkern.runfile import toml
@@ -121,10 +127,10 @@ def tune(
         ("centers", centers, 1, None),
         ("epochs", epochs, 1, None),
     ):
-        _check_whole(name, value, low, high)
-    chosen = _kernels(config, kernels)
-    widths = _numbers("bandwidths", bandwidths, above=True)
-    penalties = _numbers("ridges", ridges, above=False)
+        check_whole(name, value, low, high)
+    chosen = plain_kernels(config, kernels)
+    widths = numbers_or_auto("bandwidths", bandwidths, above=True)
+    penalties = numbers_or_auto("ridges", ridges, above=False)
     data = open_data(config, source)
     candidates = Candidates(config, data, Wishes(rows, centers, epochs), folds)
     penalties = candidates.ridges(penalties, chosen, None if widths is None else widths[0])
@@ -336,41 +342,3 @@ def _sections(best: Row) -> dict[str, dict[str, Any]]:
     """A row of the table as sections of a run file."""
     width = {} if best["bandwidth"] is None else {"bandwidth": best["bandwidth"]}
     return {"model": {"kernel": best["kernel"], **width}, "solver": {"ridge": best["ridge"]}}
-
-
-# -- the arguments -----------------------------------------------------------------------------
-
-
-def _kernels(config: RunConfig, kernels: Sequence[Any] | None) -> list[Any]:
-    """The kernels as JSON values, each once; ConfigError for one there is not."""
-    if kernels is not None and (isinstance(kernels, str | Mapping) or not len(kernels)):
-        raise ConfigError(f"kernels={kernels!r} must be a list of kernels, at least one")
-    wanted = [config.model.kernel] if kernels is None else kernels
-    made = [config.with_overrides({"model.kernel": k, "model.bandwidth": "auto"}) for k in wanted]
-    plain = [one.model_dump(mode="json")["model"]["kernel"] for one in made]
-    return [kernel for i, kernel in enumerate(plain) if kernel not in plain[:i]]
-
-
-def _numbers(name: str, values: Any, *, above: bool) -> list[float] | None:
-    """Ascending numbers, each once, or None for "auto"."""
-    if isinstance(values, str) and values == "auto":
-        return None
-    try:
-        numbers = sorted({float(value) for value in values})
-        good = bool(numbers) and all(map(math.isfinite, numbers))
-        good = good and (numbers[0] > 0 if above else numbers[0] >= 0)
-    except (TypeError, ValueError):
-        good = False
-    if not good:
-        rule = "above 0" if above else "0 or above"
-        raise ConfigError(f'{name}={values!r} must be "auto" or a list of numbers {rule}')
-    return numbers
-
-
-def _check_whole(name: str, value: int | None, low: int, high: int | None) -> None:
-    if value is None:
-        return
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not whole or value < low or (high is not None and value > high):
-        upto = "" if high is None else f", at most {high}"
-        raise ConfigError(f"{name}={value!r} must be a whole number, at least {low}{upto}")
