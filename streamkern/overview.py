@@ -9,6 +9,7 @@ from typing import Any
 
 from streamkern import eigen
 from streamkern.budget import Problem, Sizes, setup_flops
+from streamkern.centers import BANDWIDTH_ROWS
 from streamkern.checkpoint import RunDirectory
 from streamkern.describe import describe_store
 from streamkern.errors import StorageAccessError
@@ -20,7 +21,7 @@ from streamkern.sources import stores_of
 
 def plan_overview(run: Run) -> dict[str, Any]:
     """What a run will take: sizes, memory by phase, FLOPs, batches, and how its data is stored."""
-    problem, sizes = run.problem, run.sizes
+    problem, sizes, model = run.problem, run.sizes, run.config.model
     batches = math.ceil(problem.n_rows / sizes.batch_size)
     setup, training = flops(problem, sizes)
     spent = {"setup": setup, "training": training}
@@ -35,6 +36,7 @@ def plan_overview(run: Run) -> dict[str, Any]:
             "centers": problem.p,
         },
         "centers": _choice(run),
+        "kernel": {"kernel": model.kernel, "bandwidth": model.bandwidth},
         "sizes": _chosen(sizes),
         "batches_per_epoch": batches,
         "batches": batches * problem.epochs,
@@ -119,6 +121,7 @@ def plan_text(plan: Mapping[str, Any]) -> str:
         f"{problem['centers']:,} centers ({_choice_text(plan['centers'])}), "
         f"on {plan['device']}, precision {plan['precision']}, "
         f"accelerator {plan['accelerator']}",
+        _kernel_text(**plan["kernel"]),
         _pairs(plan["sizes"] | {"batches": f"{plan['batches']:,}"}),
         table(rows, ["", "buffer", "MiB"]),
         _pairs({phase: f"{mib(size)} MiB" for phase, size in memory["phases"].items()}),
@@ -138,6 +141,15 @@ def plan_text(plan: Mapping[str, Any]) -> str:
 def _choice_text(choice: Mapping[str, Any]) -> str:
     rows = choice.get("rows")
     return choice["method"] if rows is None else f"{choice['method']}, from {rows:,} rows"
+
+
+def _kernel_text(kernel: Any, bandwidth: float | str) -> str:
+    if bandwidth != "auto":
+        return f"{kernel} kernel, bandwidth {bandwidth:g}"
+    return (
+        f"{kernel} kernel, bandwidth auto: the median distance between {BANDWIDTH_ROWS:,} centers\n"
+        "(after scaling), measured when the run starts; `streamkern tune` searches around it"
+    )
 
 
 def store_text(store: Mapping[str, Any]) -> str:

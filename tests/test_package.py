@@ -63,15 +63,15 @@ RUN = {
         "identity",
         "trainer",
     ),
-    "train",
+    *("train", "runfile", "holdout", "candidates", "trials", "tuning"),
 }
 LAYERS = [
     FOUNDATION,
     DATA_LANE | MATHS_LANE | STATE,
     RUN,
     {"inputs", "online", "estimator_base", "estimator"},
-    {"console", "overview"},
-    {"options", "cli_data", "cli", "__main__"},
+    {"console", "overview", "tuneplot"},
+    {"options", "cli_data", "cli_tune", "cli", "__main__"},
 ]
 LANE_LAYER = 1
 LANES = [DATA_LANE, MATHS_LANE, STATE]
