@@ -22,7 +22,7 @@ from streamkern.points import Grid
 from streamkern.problem import Run
 from streamkern.products import KernelOperator
 from streamkern.solver.base import Solver
-from streamkern.solver.build import Choices, Setup, assemble, compute
+from streamkern.solver.build import Choices, Rows, Setup, assemble, compute
 from streamkern.source_base import Block
 from streamkern.sources import sample_rows
 
@@ -67,7 +67,7 @@ def start(
     del Z  # a device needs the prepared rows only
     rows = np.empty(0, np.int64)
 
-    def samples() -> tuple[Array, Array]:
+    def samples() -> tuple[Rows, Rows]:
         nonlocal rows
         sample, probe, rows = _samples(run, dtype)
         return sample, probe
@@ -146,7 +146,7 @@ def _choices(config: RunConfig) -> Choices:
     )
 
 
-def _samples(run: Run, dtype: np.dtype[Any]) -> tuple[Array, Array, npt.NDArray[np.int64]]:
+def _samples(run: Run, dtype: np.dtype[Any]) -> tuple[Rows, Rows, npt.NDArray[np.int64]]:
     """The setup sample, the probe, and the row numbers of the sample."""
     source, sizes, seed = run.data.source, run.sizes, run.config.run.random_state
     wanted = min(sizes.n_sample + sizes.n_probe, source.n_rows)
@@ -155,10 +155,10 @@ def _samples(run: Run, dtype: np.dtype[Any]) -> tuple[Array, Array, npt.NDArray[
         first = np.argsort(block.rows[: sizes.n_sample])
         order = np.concatenate([first, np.arange(sizes.n_sample, wanted)])
         block = Block(*(part[order] for part in block))
-    X = transformed(run, block, source.feed_transforms, dtype, SETUP_EPOCH)
+    X, Y = transformed(run, block, source.feed_transforms, dtype, SETUP_EPOCH)
     # Fewer rows than sample and probe together: the probe is all of them (`budget.sample_sizes`).
-    probe = X if sizes.n_probe == wanted else X[wanted - sizes.n_probe :]
-    return X[: sizes.n_sample], probe, block.rows[: sizes.n_sample]
+    s, h = sizes.n_sample, wanted - sizes.n_probe
+    return Rows(X[:s], Y[:s]), Rows(X[h:], Y[h:]), block.rows[:s]
 
 
 def save_scaling(

@@ -64,7 +64,7 @@ def choose(
     order = np.arange(p) if in_order else centers.random_order(p, seed)
     if not many:
         block = Block(block.X[order], block.y[order], block.rows[order])
-    X = run.backend.to_host(transformed(run, block, run.data.fixed, dtype, epoch=0))
+    X = run.backend.to_host(transformed(run, block, run.data.fixed, dtype, epoch=0)[0])
     del block
     kernel = kernel or _kernel(run, X, in_order)
     fields: dict[str, Any] = {"method": method, "centers": p, "rows": n_read}
@@ -82,16 +82,14 @@ def choose(
 
 def transformed(
     run: Run, rows: Rows, transforms: tuple[Transform, ...], dtype: np.dtype[Any], epoch: int
-) -> Array:
-    """Rows of the training data as the kernel sees them: (m, d) on the device."""
+) -> tuple[Array, Array]:
+    """Rows of the training data as the kernel sees them, (m, d), and targets (m, c)."""
     source = run.data.source
-    # Targets are not used; values of any kind pass.
-    X, _ = prepare(
+    return prepare(
         run.backend, rows, transforms=transforms, dtype=dtype,
         seed=run.config.run.random_state, epoch=epoch, n_outputs=source.n_outputs,
         classes=source.classes if rows.y.ndim == 1 else None,
     )  # fmt: skip
-    return X
 
 
 def _method(run: Run, given: npt.ArrayLike | None) -> str:
@@ -150,7 +148,7 @@ def _batches(run: Run, dtype: np.dtype[Any]) -> Iterator[Host]:
     ) as loader:
         passes = -(-left // run.data.base.n_rows)
         for batch in loader.epochs(SETUP_EPOCH, SETUP_EPOCH + passes):
-            X = run.backend.to_host(transformed(run, batch, run.data.fixed, dtype, epoch=0))
+            X = run.backend.to_host(transformed(run, batch, run.data.fixed, dtype, epoch=0)[0])
             yield X[:left]
             left -= len(X)
             if left <= 0:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from streamkern.points import Points
 from streamkern.preconditioner import (
     BlockPreconditioner,
     LowRankPreconditioner,
+    Sample,
     block_slices,
     build_block,
     build_low_rank,
@@ -33,6 +34,13 @@ from streamkern.solver.eigenpro import DelayedProjectionSolver, EigenPro2Solver
 from streamkern.step_rule import StepRule
 
 Report = Callable[[str, dict[str, Any]], None]
+
+
+class Rows(NamedTuple):
+    """Transformed rows of the stream: X (n, d) and targets Y (n, c)."""
+
+    X: Array
+    Y: Array
 
 
 @dataclass
@@ -57,7 +65,7 @@ class Choices:
 def compute(
     op: KernelOperator,
     Z: Points,
-    samples: Callable[[], tuple[Array, Array]],
+    samples: Callable[[], tuple[Rows, Rows]],
     sizes: Sizes,
     choices: Choices,
     *,
@@ -66,7 +74,7 @@ def compute(
 ) -> Setup:
     """Factors, eigensystems and step rules.
 
-    Z : points of the centers, both sides. samples : gives the sample (s, d) and the probe (h, d),
+    Z : points of the centers, both sides. samples : gives the sample (s rows) and the probe (h),
     transformed rows of the stream; a function, so that the raw rows can be dropped when the
     prepared ones exist. For EigenPro 2 the sample are rows of the training set, as are the centers.
     n_samples : rows the whole run will see.
@@ -77,16 +85,17 @@ def compute(
 
 
 def _compute_block(
-    op: KernelOperator, Z: Points, samples: Callable[[], tuple[Array, Array]], sizes: Sizes,
+    op: KernelOperator, Z: Points, samples: Callable[[], tuple[Rows, Rows]], sizes: Sizes,
     choices: Choices, n_samples: int, report: Report,
 ) -> Setup:  # fmt: skip
-    S, P = (op.points(rows, left=True) for rows in samples())
+    S, P = (Sample(op.points(rows.X, left=True), rows.Y) for rows in samples())
     op.backend.release()
     pre = build_block(
         op, Z, S, P, block_size=sizes.block_size, n_samples=n_samples, damping=choices.damping,
         ridge=choices.ridge, seed=choices.seed, report=report,
     )  # fmt: skip
-    arrays = {f"H.{b}": H for b, H in enumerate(pre.H)}
+    assert pre.start is not None
+    arrays = {"start": pre.start} | {f"H.{b}": H for b, H in enumerate(pre.H)}
     return Setup(
         arrays,
         {
@@ -100,16 +109,16 @@ def _compute_block(
 
 
 def _compute_low_rank(
-    op: KernelOperator, Z: Points, samples: Callable[[], tuple[Array, Array]], sizes: Sizes,
+    op: KernelOperator, Z: Points, samples: Callable[[], tuple[Rows, Rows]], sizes: Sizes,
     choices: Choices, report: Report,
 ) -> Setup:  # fmt: skip
     sample, probe = samples()
-    X_s = op.points(sample, left=True, right=True)
-    fresh = op.points(probe, left=True, right=True)
+    X_s = op.points(sample.X, left=True, right=True)
+    fresh = op.points(probe.X, left=True, right=True)
     P = build_low_rank(op, X_s, fresh, level=sizes.level, seed=choices.seed)
     rule = P.rule
     # A view of the sample would keep the probe alive, too.
-    arrays: dict[str, Array] = {"sample": sample.copy(), "E": P.E, "D": P.D}
+    arrays: dict[str, Array] = {"sample": sample.X.copy(), "E": P.E, "D": P.D}
     meta: dict[str, Any] = {"level": int(P.E.shape[1])}
     if sizes.solver != "eigenpro2":
         _compute_projection(op, Z, sizes, choices, arrays, meta)
@@ -164,7 +173,9 @@ def assemble(
     if sizes.solver == "block":
         blocks = block_slices(len(Z), sizes.block_size)
         H = [arrays[f"H.{b}"] for b in range(len(blocks))]
-        pre = BlockPreconditioner(blocks, H, rules, setup.meta["mu"], setup.meta["jitter"])
+        pre = BlockPreconditioner(
+            blocks, H, rules, setup.meta["mu"], setup.meta["jitter"], arrays["start"]
+        )
         if not choices.ridge:
             Z = Z.columns()  # the centers are columns only from here on
         return BlockSolver(
