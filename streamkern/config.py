@@ -51,6 +51,7 @@ from streamkern.settings import (
     Memory,
     Name,
     NotNegative,
+    OptionalPositive,
     OptionalUrl,
     Positive,
     Rule,
@@ -211,11 +212,32 @@ class ModelConfig(Table):
         return self
 
 
+_EIGENPRO: Final = ("n_nystrom", "level", "average", "step_scale")
+_DELAYED: Final = (*_EIGENPRO, "period", "projection", "warm_start")
+# What each solver takes beside its name; "auto" takes all, and uses those of the one it chooses.
+SOLVER_OPTIONS: Final[dict[str, tuple[str, ...]]] = {
+    "block": ("block_size", "ridge", "damping", "average", "step_scale", "warm_start"),
+    "eigenpro2": _EIGENPRO,
+    "eigenpro3": _DELAYED,
+    "eigenpro4": _DELAYED,
+    "direct": ("ridge",),
+    "falkon": ("ridge", "tolerance", "warm_start"),
+}
+
+
 class SolverConfig(Table):
-    """[solver]: the method, and what of it the user wants to fix by hand."""
+    """[solver]: the method, and what of it the user wants to fix by hand.
+
+    ridge : coefficient of tr(alpha^T K(Z, Z) alpha) / 2 beside half the mean squared error.
+    tolerance : FALKON stops at this residual, relative to that of the zero function, in the norm
+    of its preconditioner; left out it is 1e-5, and 1e-8 in float64. warm_start : run directory
+    whose newest weights training starts from; its centers must be the same.
+    """
 
     table = "solver"
-    name: Literal["auto", "block", "eigenpro2", "eigenpro3", "eigenpro4"] = "auto"
+    name: Literal[
+        "auto", "block", "eigenpro2", "eigenpro3", "eigenpro4", "direct", "falkon"
+    ] = "auto"
     block_size: AutoCount = "auto"
     ridge: NotNegative = 0.0
     n_nystrom: AutoCount = "auto"
@@ -225,6 +247,23 @@ class SolverConfig(Table):
     average: Flag = True
     damping: AutoPositive = "auto"
     step_scale: Fraction = 1.0
+    tolerance: OptionalPositive = None
+    warm_start: OptionalUrl = None
+
+    @model_validator(mode="after")
+    def _defined_for_the_solver(self) -> SolverConfig:
+        allowed = SOLVER_OPTIONS.get(self.name)
+        for name, field in SolverConfig.model_fields.items():
+            if allowed is None or name == "name" or name in allowed:
+                continue
+            value = getattr(self, name)
+            if value != field.default:
+                shown = "" if isinstance(value, str) else f"={value:g}"  # a URL is not repeated
+                raise ConfigError(
+                    f"solver.{name}{shown} is not defined for solver {self.name!r}; leave it "
+                    f"out, or use another solver: this one takes {', '.join(allowed)}"
+                )
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> SolverConfig:

@@ -22,6 +22,7 @@ from streamkern.points import Points
 from streamkern.products import KernelOperator
 from streamkern.step_rule import EIGENVALUE_STEPS, StepRule, top_eigenvalue
 
+SMALL_MU = 1e-6
 NO_OVERLAP = (
     "{0}: the kernel between the centers and the sampled rows is zero or not finite ({1}); the "
     "bandwidth is too small for the distances in the data, or the data are not finite"
@@ -182,29 +183,15 @@ class _BlockFactor:
         from there it goes up by 10 until the leverage is affordable.
         """
         for relative in (1e-4, 1e-3, 1e-2) if damping is None else (damping,):
-            H, mu = self._inverse_root(relative * self.top + n_blocks * ridge)
+            H, mu = inverse_root(
+                self.op, self.L, self.C, relative * self.top + n_blocks * ridge, self.top
+            )
             leverage, lambda_1 = self._measure(H, probe, ridge)
             if float(leverage.max()) <= affordable:
                 break
         if ridge:
             lambda_1 += (n_blocks - 1) * ridge / mu
         return _Damped(H, mu, leverage, lambda_1)
-
-    def _inverse_root(self, mu: float) -> tuple[Array, float]:
-        """A^-1 L^-1 and the mu it took: rounding may leave C + mu indefinite."""
-        xp, b = self.backend.xp, len(self.Z)
-        diagonal = xp.arange(b)
-        mu = max(mu, _eps(self.op) * self.top / 100)
-        A = self.C.copy()
-        while True:
-            A[diagonal, diagonal] += mu
-            if self.backend.cholesky(A):
-                break
-            mu *= 10
-            A[...] = self.C
-        H = xp.eye(b, dtype=self.op.dtype)
-        self.backend.solve_lower_triangular(self.L, H)
-        return self.backend.solve_lower_triangular(A, H), mu
 
     def _measure(self, H: Array, probe: Points, ridge: float) -> tuple[Array, float]:
         """|phi|^2 of every probe row, phi = H k(Z_b, x), and the top eigenvalue of S + R."""
@@ -223,6 +210,54 @@ class _BlockFactor:
             return w
 
         return leverage, top_eigenvalue(hessian, start, EIGENVALUE_STEPS)
+
+
+def inverse_root(
+    op: KernelOperator, L: Array, C: Array, mu: float, top: float
+) -> tuple[Array, float]:
+    """A^-1 L^-1, A A^T = C + mu I, and the mu it took: rounding may leave C + mu indefinite.
+
+    L, C : (b, b), of C only the lower part. top : about the top eigenvalue of C.
+    """
+    xp, backend, b = op.backend.xp, op.backend, len(C)
+    diagonal = xp.arange(b)
+    mu = max(mu, _eps(op) * top / 100)
+    A = C.copy()
+    while True:
+        A[diagonal, diagonal] += mu
+        if backend.cholesky(A):
+            break
+        mu *= 10
+        A[...] = C
+    H = xp.eye(b, dtype=op.dtype)
+    backend.solve_lower_triangular(L, H)
+    return backend.solve_lower_triangular(A, H), mu
+
+
+def build_from_centers(op: KernelOperator, Z: Points, *, ridge: float) -> BlockPreconditioner:
+    """One block, and the centers themselves as its sample: FALKON's preconditioner.
+
+    With S = Z, W = L^-1 K(Z, Z) = L^T, so that A A^T = L^T L / p + mu I needs no further kernel
+    evaluation and H^T H = (K(Z, Z)^2 / p + mu K(Z, Z))^-1, K(Z, Z) with its jitter
+    (Rudi, Carratino and Rosasco 2017, "FALKON", eq. 13, with lambda = mu). No step is measured.
+
+    Z : points, both sides. ridge : mu; where it is 0, `SMALL_MU` of the top eigenvalue.
+    Cost 2 p^3 FLOPs; memory 3 p^2 elements beside H.
+
+    Raises
+    ------
+    ConfigError
+        The kernel between the centers is not finite or not positive definite.
+    """
+    backend, p = op.backend, len(Z)
+    L, jitter = jittered_cholesky(op, Z)
+    C = backend.xp.zeros((p, p), op.dtype)
+    backend.add_gram(C, L, 1 / p)
+    # The trace, at most p times the top eigenvalue and at least that, is known without an
+    # eigensolver; for a kernel with k(x, x) = 1 it is 1.
+    trace = float(C.diagonal().sum())
+    H, mu = inverse_root(op, L, C, ridge or SMALL_MU * trace, trace)
+    return BlockPreconditioner([slice(0, p)], [H], [], mu, jitter)
 
 
 def jittered_cholesky(op: KernelOperator, Z: Points) -> tuple[Array, float]:

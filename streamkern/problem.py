@@ -81,7 +81,7 @@ def open_data(config: RunConfig, source: Source | None = None) -> Data:
             settings.weights,
             x=settings.x,
             y=settings.y,
-            storage_options=_options(config, *settings.train_urls),
+            storage_options=options_for(config, *settings.train_urls),
             cache=cache,
         )
         if settings.copies > 1 or settings.transforms:
@@ -108,7 +108,7 @@ def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Sour
             settings.test,
             x=settings.x,
             y=settings.y,
-            storage_options=_options(config, settings.test),
+            storage_options=options_for(config, settings.test),
             cache=data.cache,
         )
     if test is None:
@@ -122,10 +122,11 @@ def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Sour
     return test
 
 
-def _options(config: RunConfig, *urls: str) -> dict[str, Any]:
+def options_for(config: RunConfig, *urls: str) -> dict[str, Any]:
     """The storage options, for `urls` that are remote, or if no place of the run is."""
     places = (
-        *config.data.train_urls, config.data.test, config.run.run_dir, config.model.centers
+        *config.data.train_urls, config.data.test, config.run.run_dir, config.model.centers,
+        config.solver.warm_start,
     )  # fmt: skip
     remote = any(place is not None and local_path(place) is None for place in places)
     wanted = not remote or any(local_path(url) is None for url in urls)
@@ -219,10 +220,10 @@ def open_run(
 
 
 def _check_method(config: RunConfig, data: Data, sizes: Sizes, given: bool) -> None:
-    if config.solver.ridge and sizes.solver != "block":
+    if sizes.solver == "falkon" and config.data.epochs < 2:
         raise ConfigError(
-            f"solver.ridge={config.solver.ridge:g} is not defined for solver "
-            f"{sizes.solver!r}; set it to 0 or use solver 'block'"
+            f"data.epochs={config.data.epochs} must be at least 2 with solver 'falkon', whose "
+            "first pass is no iteration yet; set it to the iterations wished for and 1 more"
         )
     if sizes.solver != "eigenpro2":
         return
@@ -275,7 +276,7 @@ def open_centers(config: RunConfig) -> Any:
     url = config.model.centers
     try:
         if local_path(url) is None:
-            return _remote_array(url, _options(config, url))
+            return _remote_array(url, options_for(config, url))
         if url.endswith(".npy"):
             return np.load(url, mmap_mode="r", allow_pickle=False)
         return zarr.open_array(url, mode="r")
@@ -329,6 +330,7 @@ def _problem(
         readers=MAX_THREADS if waits else 0,
         units_in_hand=read_ahead(waits),
         saving=SAVING if run_dir is not None and local_path(run_dir) is None else 0,
+        kept=run_dir is not None,
     )
 
 

@@ -40,7 +40,8 @@ MATHS_LANE = {
 }
 STATE = {"runlog", "lease", "folder", "checksums", "sealed", "checkpoint", "saver"}
 RUN = {
-    *("precision", "problem", "centers", "assemble", "model", "guard", "identity", "trainer"),
+    *("precision", "problem", "centers", "assemble", "model", "guard", "identity", "warm"),
+    "trainer",
     "train",
 }
 LAYERS = [
