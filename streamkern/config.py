@@ -230,14 +230,14 @@ class SolverConfig(Table):
 
     ridge : coefficient of tr(alpha^T K(Z, Z) alpha) / 2 beside half the mean squared error.
     tolerance : FALKON stops at this residual, relative to that of the zero function, in the norm
-    of its preconditioner; left out it is 1e-5, and 1e-8 in float64. warm_start : run directory
-    whose newest weights training starts from; its centers must be the same.
+    of its preconditioner; left out it is 1e-4. warm_start : run directory whose newest weights
+    training starts from; its centers must be the same.
     """
 
     table = "solver"
-    name: Literal[
-        "auto", "block", "eigenpro2", "eigenpro3", "eigenpro4", "direct", "falkon"
-    ] = "auto"
+    name: Literal["auto", "block", "eigenpro2", "eigenpro3", "eigenpro4", "direct", "falkon"] = (
+        "auto"
+    )
     block_size: AutoCount = "auto"
     ridge: NotNegative = 0.0
     n_nystrom: AutoCount = "auto"

@@ -45,7 +45,7 @@ class WarmStart:
                 f"solver.warm_start={self.place} was trained on other targets than this run; use "
                 "data with the same targets, or leave warm_start out"
             )
-        return self.alpha[order]
+        return np.asarray(self.alpha[order])
 
 
 def load_warm_start(config: RunConfig) -> WarmStart | None:

@@ -72,7 +72,8 @@ class Solver:
     def init(self, alpha: Array | None = None) -> State:
         """The zero function, or the one with the weights `alpha` (p, c)."""
         xp, shape = self.backend.xp, (len(self.Z), self.n_outputs)
-        state = State(*(xp.zeros(shape, self.op.dtype) for _ in range(2)), pending=self._pending())
+        zero, average = (xp.zeros(shape, self.op.dtype) for _ in range(2))
+        state = State(zero, average, pending=self._pending())
         if alpha is not None:
             state.alpha[...] = alpha
         return state

@@ -11,9 +11,9 @@ same again, which changes nothing.
 
 Why float64: G has the square of the condition number of K. Sums in float32 lose every direction
 whose singular value is below sqrt(eps) of the largest, 3e-4, and are indefinite by more than a
-useful jitter; products of float32 numbers are exact in float64, so G is, to 1e-16, the matrix of
-the kernel values that were evaluated, and directions down to 1e-8 remain, where rounding of those
-values ends what the data say. The values themselves stay in the operator's precision.
+useful jitter. Products of float32 numbers are exact in float64, so G is, to 1e-16, the matrix of
+the kernel values that were evaluated, and directions down to 1e-6 remain, near which the rounding
+of those values ends what the data say. The values themselves stay in the operator's precision.
 
 Cost per row p^2 + 2 p (d + 2 c) FLOPs, of them p^2 in float64; a solution p^3 / 3. Memory p^2
 float64 for G, and again while it is solved.
@@ -30,6 +30,7 @@ import numpy.typing as npt
 from streamkern.backend import Array, tiles
 from streamkern.errors import DivergenceError
 from streamkern.points import Points
+from streamkern.preconditioner import eps
 from streamkern.products import KernelOperator
 from streamkern.solver.base import Solver, State
 
@@ -110,28 +111,38 @@ class DirectSolver(Solver):
         alpha = state.pending["B"].copy()
         alpha *= 1 / n
         self.backend.solve_lower(factor, alpha)
-        return self.backend.solve_lower(factor, alpha, transposed=True)
+        self.backend.solve_lower(factor, alpha, transposed=True)
+        if not bool(self.backend.xp.isfinite(alpha).all()):
+            raise self._failure(state)
+        return alpha
 
     def _factor(self, state: State) -> Array:
         """Lower factor of G / n + ridge K(Z, Z) + jitter.
 
         Equal centers make the matrix singular, nearly equal ones singular but for rounding. The
-        jitter begins where float64 ends, at 10 eps of the largest diagonal entry, which keeps the
-        weights of such centers from cancelling each other, and grows by 10 until there is a
-        factor.
+        jitter begins, relative to the largest diagonal entry, at the variance of rounding in the
+        kernel values, (10 eps)^2, or where float64 ends, at 10 eps. It grows by 10 until there is a
+        factor. Measured in float32 with half of 600 centers doubled or moved by 1e-4: a jitter of
+        2e-15, 1e-12, 1e-10, 1e-8 had a test error of .455, .451, .455, .497, and the largest
+        weight fell from 1e6 to 1.5e5, 3e4, 2e3; for smooth and rough targets without such centers
+        there was no loss up to 1e-10.
         """
         xp, G = self.backend.xp, state.pending["G"]
         A, diagonal = xp.empty(G.shape), xp.arange(len(G))
         self._fill(A, state)
         scale = float(A.diagonal().max())
-        self.jitter = 10 * float(np.spacing(1.0)) * scale
+        self.jitter = max(10 * eps(np.float64), 100 * eps(self.op.dtype) ** 2) * scale
         while 0 < self.jitter <= scale < math.inf:
             A[diagonal, diagonal] += self.jitter
             if self.backend.cholesky(A):
                 return A
             self._fill(A, state)
             self.jitter *= 10
-        raise DivergenceError(
+        raise self._failure(state)
+
+    @staticmethod
+    def _failure(state: State) -> DivergenceError:
+        return DivergenceError(
             f"solver 'direct' can not solve its normal equations of {state.rows} rows: the kernel "
             "between centers and rows, or the targets, are zero or not finite; give a larger "
             "bandwidth, or check the data for outliers"

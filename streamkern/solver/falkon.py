@@ -35,6 +35,7 @@ import numpy.typing as npt
 from streamkern.backend import Array, tiles
 from streamkern.errors import DivergenceError
 from streamkern.points import Points
+from streamkern.preconditioner import eps
 from streamkern.products import KernelOperator
 from streamkern.solver.base import Solver, State
 
@@ -155,13 +156,14 @@ class FalkonSolver(Solver):
         pending["v"][...] = pending["both"][:, c:]  # the one that A is applied to
 
     def _add_ridge(self, sums: Array, v: Array, ridge: float) -> None:
+        """sums += ridge (K(Z, Z) + 10 eps) v: rounded, K(Z, Z) may be indefinite by about eps."""
         if ridge:
             ids = np.arange(len(self.Z))
             part = self.op.product(
                 self.Z, self.Z, self.backend.asarray(v, self.op.dtype), out=self.part,
                 same=(ids, ids),
             )  # fmt: skip
-            sums += ridge * part
+            sums += ridge * (part + 10 * eps(self.op.dtype) * v)
 
     def _preconditioned(self, r: Array) -> Array:
         """H^T H r, (p, c) float64, whatever the precision of H: exactly symmetric and positive."""
