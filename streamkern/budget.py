@@ -407,8 +407,7 @@ def _count_from_centers(buffers: Buffers, problem: Problem, sizes: Sizes) -> Non
         add("always", "preconditioner H", p, p, itemsize=item)
         add("setup", "factors", 3 * p, p, itemsize=item)
         add("train", "vectors of the iteration", 12 * p, c, itemsize=8)
-        # Slabs of rows of H, or of K(Z, Z): see the solvers.
-        add("train", "part of H", min(p, 1024), p, itemsize=8)
+        add("train", "part of H", min(p, 256), p, itemsize=8)
         return
     if item < 8:
         add("train", "K(X, Z) in float64", m, p, itemsize=8)

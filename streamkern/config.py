@@ -212,14 +212,15 @@ class ModelConfig(Table):
         return self
 
 
-_EIGENPRO: Final = ("n_nystrom", "level", "average", "step_scale")
-_DELAYED: Final = (*_EIGENPRO, "period", "projection", "warm_start")
-# What each solver takes beside its name; "auto" takes all, and uses those of the one it chooses.
+_SIZES: Final = ("block_size", "n_nystrom", "level", "period", "projection")
+_STEPS: Final = (*_SIZES, "ridge", "damping", "average", "step_scale")
+# What each solver takes; "auto" takes all, and uses those of the one it chooses. The older ones go
+# on leaving each other's sizes unused, so that runs with such settings can be resumed.
 SOLVER_OPTIONS: Final[dict[str, tuple[str, ...]]] = {
-    "block": ("block_size", "ridge", "damping", "average", "step_scale", "warm_start"),
-    "eigenpro2": _EIGENPRO,
-    "eigenpro3": _DELAYED,
-    "eigenpro4": _DELAYED,
+    "block": (*_STEPS, "warm_start"),
+    "eigenpro2": _STEPS,
+    "eigenpro3": (*_STEPS, "warm_start"),
+    "eigenpro4": (*_STEPS, "warm_start"),
     "direct": ("ridge",),
     "falkon": ("ridge", "tolerance", "warm_start"),
 }

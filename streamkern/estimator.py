@@ -35,12 +35,13 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
     n_centers : p; "auto": all rows, at most 10 000.
     centers : "random" rows of the data, "all" of them, a (p, d) array in the units of X, or the
         path or URL of one (.npy or zarr).
-    solver : "auto", "block", "eigenpro2", "eigenpro3" or "eigenpro4". The following are its
-        sizes; "auto" fits them to the problem and the memory.
-    block_size : centers per block ("block"). ridge : weight of the RKHS norm ("block").
+    solver : "auto", "block", "eigenpro2", "eigenpro3", "eigenpro4", "direct" or "falkon". The
+        following are its sizes; "auto" fits them to the problem and the memory.
+    block_size : centers per block ("block"). ridge : weight of the RKHS norm ("block", "direct",
+        "falkon").
     n_nystrom, level, period : sample, damped directions, steps per projection ("eigenpro*").
-    epochs : passes over the data; "auto": enough for 100 000 rows, between 1 and 20.
-        In `partial_fit`, passes over each block; "auto": one.
+    epochs : passes over the data; "auto": enough for 100 000 rows, between 1 and 20; at most 20
+        with "falkon", which stops when it has converged. In `partial_fit`, passes over each block; "auto": one.
     batch_size : rows per step.
     transforms : of the training rows, in order: tables as in a run file,
         {"kind": "scale", "mode": "feature"}, or functions (X, Y, rng) -> (X, Y). Scaling is

@@ -153,6 +153,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         epochs = self.epochs
         if isinstance(epochs, str) and epochs == "auto":
             epochs = max(1, min(MAX_AUTO_EPOCHS, math.ceil(AUTO_SAMPLES / source.n_rows)))
+            epochs = MAX_AUTO_EPOCHS if self.solver == "falkon" else epochs
         with own_names():
             stream = self._transformed(source, self._transforms(source))
             config = self._config(epochs)

@@ -22,8 +22,8 @@ from streamkern.points import Points
 from streamkern.products import KernelOperator
 from streamkern.step_rule import EIGENVALUE_STEPS, StepRule, top_eigenvalue
 
-# Of a preconditioner for no ridge, relative to the trace. After 10 iterations with 1e-3 ... 1e-8 the
-# test error was the lowest with 1e-4 on a smooth problem, and with half of the centers doubled.
+# Of a preconditioner for no ridge, relative to the trace. After 10 iterations with 1e-3 ... 1e-8
+# the test error was the lowest with 1e-4 on a smooth problem, and with half of the centers doubled.
 SMALL_MU = 1e-4
 NO_OVERLAP = (
     "{0}: the kernel between the centers and the sampled rows is zero or not finite ({1}); the "

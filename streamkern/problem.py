@@ -220,6 +220,11 @@ def open_run(
 
 
 def _check_method(config: RunConfig, data: Data, sizes: Sizes, given: bool) -> None:
+    if config.solver.ridge and sizes.solver.startswith("eigenpro"):
+        raise ConfigError(
+            f"solver.ridge={config.solver.ridge:g} is not defined for solver "
+            f"{sizes.solver!r}; set it to 0 or use solver 'block', 'direct' or 'falkon'"
+        )
     if sizes.solver == "falkon" and config.data.epochs < 2:
         raise ConfigError(
             f"data.epochs={config.data.epochs} must be at least 2 with solver 'falkon', whose "

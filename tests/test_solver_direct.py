@@ -106,7 +106,7 @@ def test_in_the_middle_of_a_pass_the_weights_are_those_of_the_rows_so_far() -> N
     assert np.isfinite(found).all()
 
 
-# --- centers that are the same -------------------------------------------------------------------
+# --- centers that are the same ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_near_duplicates_under_a_small_bandwidth_in_float32() -> None:
     close(predicted, case.Y[:12], 0.15)
 
 
-# --- what it refuses ------------------------------------------------------------------------------
+# --- what it refuses ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("what", "value"), [("X", np.nan), ("Y", np.inf), ("X", 1e9)])
@@ -178,7 +178,7 @@ def test_what_does_not_fit_names_the_alternative() -> None:
         resolve(PLAIN, wish, PLAIN.p**2 * 8)
 
 
-# --- runs -------------------------------------------------------------------------------------------
+# --- runs ---------------------------------------------------------------------------------------
 
 DIRECT = {"solver.name": "direct"}
 

@@ -194,7 +194,7 @@ def test_passes_have_the_same_bits_on_any_number_of_threads() -> None:
         np.testing.assert_array_equal(alpha, found[0])
 
 
-# --- runs -------------------------------------------------------------------------------------------
+# --- runs ---------------------------------------------------------------------------------------
 
 FALKON = {"solver.name": "falkon", "solver.ridge": 1e-3, "data.epochs": 30}
 
@@ -284,7 +284,7 @@ def test_partial_fit_is_refused() -> None:
         Online(settings(**FALKON), None, None).advance(array_source())
 
 
-# --- warm start -------------------------------------------------------------------------------------
+# --- warm start ---------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -160,6 +160,8 @@ class Measured(VirtualBackend):
     [
         {"name": "block"},
         {"name": "block", "block_size": 300},
+        {"name": "direct"},
+        {"name": "falkon"},
         {"name": "eigenpro4", "n_nystrom": 500, "projection": "exact"},
         {"name": "eigenpro4", "n_nystrom": 500, "projection": "resident"},
         {"name": "eigenpro4", "n_nystrom": 500, "projection": "inexact"},
@@ -196,7 +198,11 @@ def test_a_device_holds_what_the_plan_lists(
         assert backends[-1].device.peak >= 0.9 * planned.peak
     # Not all that is planned for is held at once: an evaluation's tile, the left side of centers.
     wanted = planned.total("train")
-    assert 0.8 * wanted <= backends[-1].training <= 1.1 * wanted
+    assert backends[-1].training <= 1.1 * wanted
+    # These have their largest moments between two passes, or in setup.
+    between = solver["name"] in ("direct", "falkon")
+    most = backends[-1].device.peak if between else backends[-1].training
+    assert most >= 0.8 * wanted
     on_host = {what for phase, what, _ in planned.lines if phase == "host"}
     assert on_host >= {"loader", "staging, pinned"}
 

@@ -39,7 +39,7 @@ from streamkern.preconditioner import eps
 from streamkern.products import KernelOperator
 from streamkern.solver.base import Solver, State
 
-SLAB = 1024
+SLAB = 256
 """Rows of H that are cast to float64 at a time."""
 
 
