@@ -41,7 +41,8 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
         "falkon").
     n_nystrom, level, period : sample, damped directions, steps per projection ("eigenpro*").
     epochs : passes over the data; "auto": enough for 100 000 rows, between 1 and 20; at most 20
-        with "falkon", which stops when it has converged. In `partial_fit`, passes over each block; "auto": one.
+        with "falkon", which stops when it has converged. In `partial_fit`, passes over each block;
+        "auto": one.
     batch_size : rows per step.
     transforms : of the training rows, in order: tables as in a run file,
         {"kind": "scale", "mode": "feature"}, or functions (X, Y, rng) -> (X, Y). Scaling is
