@@ -140,6 +140,7 @@ def _choices(config: RunConfig) -> Choices:
     return Choices(
         ridge=solver.ridge,
         damping=None if solver.damping == "auto" else solver.damping,
+        tolerance=solver.tolerance,
         average=solver.average,
         step_scale=solver.step_scale,
         seed=config.run.random_state,

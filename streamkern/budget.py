@@ -36,7 +36,11 @@ OVERHEAD = 64 * MiB
 ROW_ID = 8
 """Bytes of a row's number, which travels with it."""
 
-SolverName = Literal["block", "eigenpro2", "eigenpro3", "eigenpro4"]
+SolverName = Literal["block", "eigenpro2", "eigenpro3", "eigenpro4", "direct", "falkon"]
+FROM_CENTERS = ("direct", "falkon")
+"""Solvers whose setup takes no sample of the stream, and which hold p x p matrices."""
+GRAM_TILE = 512 * 512 * 8
+"""Of a thread that adds to a p x p matrix."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +56,8 @@ class Problem:
     prepare rows in. staging : batches in the ring that feeds a device with memory of its own.
     readers : units read at once at most while training; 0 is one for each thread.
     units_in_hand : units read ahead, and in use, where they are read one after the other.
-    saving : at most this much more is held while arrays go to remote storage.
-    selection : of the centers, where that takes memory and time of its own.
+    saving : at most this much more is held while arrays go to remote storage. kept : whether
+    there are checkpoints. selection : of the centers, where that takes memory and time of its own.
     """
 
     n_rows: int
@@ -76,6 +80,7 @@ class Problem:
     units_in_hand: int = 3
     saving: int = 0
     selection: Selection | None = None
+    kept: bool = True
 
 
 @dataclass(frozen=True)
@@ -168,6 +173,11 @@ def resolve(problem: Problem, wishes: Wishes, budget_bytes: int) -> tuple[Sizes,
         f"memory={_mib(budget_bytes)} is not enough for n_centers={problem.p}, d={problem.d}; "
         f"the smallest plan needs {_mib(smallest)}; raise memory or lower n_centers or batch_size"
         + (", or set accelerator='none'" if problem.library_bytes else "")
+        + (
+            f", or use solver='block' instead of {wishes.solver!r}, which holds p x p matrices"
+            if wishes.solver in FROM_CENTERS
+            else ""
+        )
     )
 
 
@@ -203,6 +213,12 @@ def _candidates(problem: Problem, wishes: Wishes) -> list[Sizes]:
             for b in blocks
             for s in _samples(problem, b)
             for m in sizes
+            for loader in loaders
+        ]
+    if solver in FROM_CENTERS:
+        return [
+            Sizes(solver, m, problem.p, True, 0, 0, 0, 0, 1, "none", *loader)
+            for m in batches
             for loader in loaders
         ]
     if wishes.projection is None:
@@ -330,8 +346,10 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
     add("always", "rows being prepared", problem.threads, problem.scratch_bytes)
     add("always", "centers, both sides", 2 * p, point)
     if not apart:  # a device walks the columns in order
-        rows = max(m, h) if sizes.solver == "block" else max(m, h, s, p)
-        add("always", "partial sums of products", n_groups(c) * c, rows, itemsize=item)
+        rows = max(m, h) if sizes.solver in ("block", "direct") else max(m, h, s, p)
+        columns = 2 * c if sizes.solver == "falkon" else c
+        sums = n_groups(columns) * columns
+        add("always", "partial sums of products", sums, rows, itemsize=item)
     # The raw rows live until the prepared ones exist; a unit being decoded counts twice.
     add("sample", "raw centers", p, problem.row_bytes + d * item)
     add("sample", "raw sample and probe", s + h, problem.row_bytes + d * item)
@@ -349,7 +367,7 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
     if problem.saving:
         saved = p * (problem.d + sizes.block_size) * item
         add("host" if apart else "setup", "setup on its way", min(problem.saving, saved))
-        saved = 4 * p * c * item
+        saved = 4 * p * c * item + (p * p * 8 if sizes.solver == "direct" else 0)
         add("host" if apart else "train", "checkpoint on its way", min(problem.saving, saved))
     if apart:
         for phase, what in (("train", "staging"), ("host", "staging, pinned")):
@@ -366,6 +384,9 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
         add("setup", "raw centers", p, d, itemsize=item)
         add("setup", "factors of one block, probe", 2 * b + max(b, 2 * h), b, itemsize=item)
         add("train", "K(X, Z)", m, p if sizes.keep else b, itemsize=item)
+        return buffers
+    if sizes.solver in FROM_CENTERS:
+        _count_from_centers(buffers, problem, sizes)
         return buffers
     add("always", "Nystrom rows, eigenvectors", s, 2 * point + (d + sizes.level) * item)
     add("setup", "K(X_s, X_s) and workspace", 3 * s, s, itemsize=item)
@@ -384,6 +405,27 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
         add("train", "temporary centers", rows, point + c * item)
         add("train", "values at the centers", 3 * p, c, itemsize=item)
     return buffers
+
+
+def _count_from_centers(buffers: Buffers, problem: Problem, sizes: Sizes) -> None:
+    """What `solver.direct` and `solver.falkon` hold."""
+    add, item, p, c, m = buffers.add, problem.itemsize, problem.p, problem.c, sizes.batch_size
+    add("train", "K(X, Z)", m, p, itemsize=item)
+    add("always", "tiles of a p x p matrix", problem.threads, GRAM_TILE)
+    if sizes.solver == "falkon":
+        add("always", "preconditioner H", p, p, itemsize=item)
+        add("setup", "factors", 3 * p, p, itemsize=item)
+        add("train", "vectors of the iteration", 12 * p, c, itemsize=8)
+        add("train", "part of H", min(p, 256), p, itemsize=8)
+        return
+    if item < 8:
+        add("train", "K(X, Z) in float64", m, p, itemsize=8)
+    add("train", "normal equations", p, p + 3 * c, itemsize=8)
+    add("train", "their factor", p, p, itemsize=8)
+    add("train", "part of K(Z, Z)", min(p, 1024), p, itemsize=item)
+    if problem.kept:
+        apart = problem.staging > 0
+        add("host" if apart else "train", "their copy for a checkpoint", p, p + c, itemsize=8)
 
 
 def n_groups(c: int) -> int:

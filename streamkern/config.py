@@ -51,6 +51,7 @@ from streamkern.settings import (
     Memory,
     Name,
     NotNegative,
+    OptionalPositive,
     OptionalUrl,
     Positive,
     Rule,
@@ -217,11 +218,33 @@ class ModelConfig(Table):
         return self
 
 
+_SIZES: Final = ("block_size", "n_nystrom", "level", "period", "projection")
+_STEPS: Final = (*_SIZES, "ridge", "damping", "average", "step_scale")
+# What each solver takes; "auto" takes all, and uses those of the one it chooses. The older ones go
+# on leaving each other's sizes unused, so that runs with such settings can be resumed.
+SOLVER_OPTIONS: Final[dict[str, tuple[str, ...]]] = {
+    "block": (*_STEPS, "warm_start"),
+    "eigenpro2": _STEPS,
+    "eigenpro3": (*_STEPS, "warm_start"),
+    "eigenpro4": (*_STEPS, "warm_start"),
+    "direct": ("ridge",),
+    "falkon": ("ridge", "tolerance", "warm_start"),
+}
+
+
 class SolverConfig(Table):
-    """[solver]: the method, and what of it the user wants to fix by hand."""
+    """[solver]: the method, and what of it the user wants to fix by hand.
+
+    ridge : coefficient of tr(alpha^T K(Z, Z) alpha) / 2 beside half the mean squared error.
+    tolerance : FALKON stops at this residual, relative to that of the zero function, in the norm
+    of its preconditioner; left out it is 1e-4. warm_start : run directory whose newest weights
+    training starts from; its centers must be the same.
+    """
 
     table = "solver"
-    name: Literal["auto", "block", "eigenpro2", "eigenpro3", "eigenpro4"] = "auto"
+    name: Literal["auto", "block", "eigenpro2", "eigenpro3", "eigenpro4", "direct", "falkon"] = (
+        "auto"
+    )
     block_size: AutoCount = "auto"
     ridge: NotNegative = 0.0
     n_nystrom: AutoCount = "auto"
@@ -231,6 +254,23 @@ class SolverConfig(Table):
     average: Flag = True
     damping: AutoPositive = "auto"
     step_scale: Fraction = 1.0
+    tolerance: OptionalPositive = None
+    warm_start: OptionalUrl = None
+
+    @model_validator(mode="after")
+    def _defined_for_the_solver(self) -> SolverConfig:
+        allowed = SOLVER_OPTIONS.get(self.name)
+        for name, field in SolverConfig.model_fields.items():
+            if allowed is None or name == "name" or name in allowed:
+                continue
+            value = getattr(self, name)
+            if value != field.default:
+                shown = "" if isinstance(value, str) else f"={value:g}"  # a URL is not repeated
+                raise ConfigError(
+                    f"solver.{name}{shown} is not defined for solver {self.name!r}; leave it "
+                    f"out, or use another solver: this one takes {', '.join(allowed)}"
+                )
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> SolverConfig:

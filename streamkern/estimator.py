@@ -38,12 +38,14 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
         "kmeans", means of a stream of rows, for p far below n; "rpcholesky", rows that span the
         kernel matrix well, from at most 8 p random ones; "all" rows; a (p, d) array in the units
         of X; or the path or URL of one (.npy or zarr) or of a store.
-    solver : "auto", "block", "eigenpro2", "eigenpro3" or "eigenpro4". The following are its
-        sizes; "auto" fits them to the problem and the memory.
-    block_size : centers per block ("block"). ridge : weight of the RKHS norm ("block").
+    solver : "auto", "block", "eigenpro2", "eigenpro3", "eigenpro4", "direct" or "falkon". The
+        following are its sizes; "auto" fits them to the problem and the memory.
+    block_size : centers per block ("block"). ridge : weight of the RKHS norm ("block", "direct",
+        "falkon").
     n_nystrom, level, period : sample, damped directions, steps per projection ("eigenpro*").
-    epochs : passes over the data; "auto": enough for 100 000 rows, between 1 and 20.
-        In `partial_fit`, passes over each block; "auto": one.
+    epochs : passes over the data; "auto": enough for 100 000 rows, between 1 and 20; at most 20
+        with "falkon", which stops when it has converged. In `partial_fit`, passes over each block;
+        "auto": one.
     batch_size : rows per step.
     transforms : of the training rows, in order: tables as in a run file,
         {"kind": "scale", "mode": "feature"}, or functions (X, Y, rng) -> (X, Y). Scaling is

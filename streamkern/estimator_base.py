@@ -31,7 +31,7 @@ from streamkern.problem import check_same_rows
 from streamkern.products import KernelOperator
 from streamkern.source_base import Source
 from streamkern.sources import ArraySource, AugmentedSource
-from streamkern.step_rule import StepRule
+from streamkern.step_rule import StepRule, largest
 from streamkern.train import Result, train
 
 # "auto" epochs: passes over small data until about this many rows were seen. On digits, diabetes
@@ -153,6 +153,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         epochs = self.epochs
         if isinstance(epochs, str) and epochs == "auto":
             epochs = max(1, min(MAX_AUTO_EPOCHS, math.ceil(AUTO_SAMPLES / source.n_rows)))
+            epochs = MAX_AUTO_EPOCHS if self.solver == "falkon" else epochs
         with own_names():
             stream = self._transformed(source, self._transforms(source))
             config = self._config(epochs)
@@ -319,8 +320,7 @@ def _report(meta: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "solver": sizes["solver"],
         "block_size": sizes["block_size"],
-        "leverage": max(rule.leverage for rule in rules),
-        "lambda_1": max(rule.lambda_1 for rule in rules),
-        "step_size": min(rule.eta(setup["batch_size"]) for rule in rules),
+        **largest(setup["rules"]),
+        **({"step_size": min(rule.eta(setup["batch_size"]) for rule in rules)} if rules else {}),
         **{k: v for k, v in setup.items() if k not in ("rules", "projection_rule")},
     }

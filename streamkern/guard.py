@@ -135,13 +135,14 @@ class Watch:
     def judge(self, *, finite: bool = True) -> tuple[float, float, bool]:
         """Mean loss, that of predicting zero, and whether the solver was backed off.
 
-        finite : False condemns the window whatever its losses are.
+        finite : False condemns the window whatever its losses are. Of a solver whose steps have no
+        size nothing else does: its weights are those of least loss, or on their way there.
         """
         window = self.read()
         loss, zero = (float(mean) for mean in np.mean(window, axis=0)) if window else (0.0, 0.0)
         loss = loss if finite else math.nan
         self._window = []
-        bad = self.guard.judge(loss, zero)
+        bad = self.guard.judge(loss, zero) if self.solver.rules() else not math.isfinite(loss)
         if bad:
             self.solver.backed_off(self.state, self.good, FACTOR)
         elif self.guard.trusts(window):

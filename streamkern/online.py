@@ -65,6 +65,11 @@ class Online:
                 "solver='eigenpro2' and centers='all' need all rows at once and can not be used "
                 "with partial_fit; use fit, or random centers and another solver"
             )
+        if self.config.solver.name == "falkon" or self.config.solver.warm_start is not None:
+            raise ConfigError(
+                "solver='falkon' needs the same rows in every pass, and warm_start a run of its "
+                "own; neither can be used with partial_fit: use fit, or another solver"
+            )
         n_centers = None if self.centers is None else len(self.centers)
         if self.setup is not None:
             n_centers = len(self.setup[0]["Z"])
@@ -114,6 +119,8 @@ class _Block:
             # Epoch numbers go on, so that no block is shuffled and augmented like another.
             for batch in feed.epochs(first, first + config.data.epochs):
                 self._step(batch)
+                if batch.index + 1 == loader.n_batches:
+                    self.solver.end_pass(self.state)
         self.solver.finish(self.state)
         if not self.run.backend.xp.isfinite(self.solver.weights(self.state)).all():
             raise DivergenceError(

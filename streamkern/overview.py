@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from streamkern import eigen
-from streamkern.budget import Problem, Sizes, setup_flops
+from streamkern.budget import FROM_CENTERS, Problem, Sizes, setup_flops
 from streamkern.centers import BANDWIDTH_ROWS
 from streamkern.checkpoint import RunDirectory
 from streamkern.describe import describe_store
@@ -17,6 +17,7 @@ from streamkern.folder import open_folder
 from streamkern.problem import Run
 from streamkern.report import redact, size_text, table
 from streamkern.sources import stores_of
+from streamkern.step_rule import largest
 
 
 def plan_overview(run: Run) -> dict[str, Any]:
@@ -76,8 +77,12 @@ def _in_order(phases: list[str]) -> list[str]:
 def _chosen(sizes: Sizes) -> dict[str, Any]:
     """The sizes that mean something for the solver."""
     values = dict(vars(sizes))
-    block = sizes.solver == "block"
-    for name in ("n_nystrom", "level", "period", "projection") if block else ("block_size", "keep"):
+    unused = ["n_nystrom", "level", "period", "projection"]
+    if sizes.solver in FROM_CENTERS:
+        unused += ["block_size", "keep", "n_sample", "n_probe"]
+    elif sizes.solver != "block":
+        unused = ["block_size", "keep"]
+    for name in unused:
         del values[name]
     return values
 
@@ -87,7 +92,7 @@ def flops(problem: Problem, sizes: Sizes) -> tuple[int, int]:
 
     block: see `budget` and `solver.block`. EigenPro: an eigensystem of s rows, and K(Z, Z) with
     its factor where the projection is exact; per row of a batch K(X, Z) forward and back, K(X, X_s)
-    twice, half a period of temporary centers; per period a projection.
+    twice, half a period of temporary centers; per period a projection. direct, falkon: see there.
     """
     n, p, d, c = problem.n_rows * problem.epochs, problem.p, problem.d, problem.c
     steps, s, q, m = math.ceil(n / sizes.batch_size), sizes.n_sample, sizes.level, sizes.batch_size
@@ -95,6 +100,10 @@ def flops(problem: Problem, sizes: Sizes) -> tuple[int, int]:
         b = sizes.block_size
         setup = setup_flops(problem, b, s, sizes.n_probe)
         return setup, 2 * p * (d + 3 * c) * n + 2 * p * b * c * steps
+    if sizes.solver == "direct":
+        return 0, (p * p + 2 * p * (d + 2 * c)) * n + problem.epochs * p**3 // 3
+    if sizes.solver == "falkon":
+        return 2 * p**3 + 2 * p * p * d, (2 * n + 4 * p) * p * (d + 3 * c)
     setup = eigen.flops(s, q + 1) + 2 * s * s * d
     row = 2 * p * (d + 2 * c) + 2 * s * (d + q + c)
     if sizes.solver == "eigenpro2":
@@ -250,14 +259,12 @@ def run_overview(
 
 def _solver(meta: Mapping[str, Any]) -> dict[str, Any]:
     sizes, setup = meta["sizes"], meta["setup"]
-    rules = setup["rules"]
     return {
         "solver": sizes["solver"],
         **meta["kernel"],
         "batch_size": setup["batch_size"],
         "block_size": sizes["block_size"],
-        "leverage": max(rule["leverage"] for rule in rules),
-        "lambda_1": max(rule["lambda_1"] for rule in rules),
+        **largest(setup["rules"]),
         **{k: v for k, v in setup.items() if isinstance(v, int | float) and k != "batch_size"},
     }
 

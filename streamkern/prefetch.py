@@ -86,6 +86,7 @@ class Loader:
     client : a `distributed.Client` to read on
     retry_s : how long a transient OSError (a time-out, a reset connection) is retried
     in_order : the rows as the source has them; nothing is shuffled
+    repeat : every epoch has the order and the draws of epoch 0, and calls itself that
     """
 
     def __init__(
@@ -100,12 +101,13 @@ class Loader:
         client: Any = None,
         retry_s: float = 60.0,
         in_order: bool = False,
+        repeat: bool = False,
     ) -> None:
         for name, value in (("block_bytes", block_bytes), ("in_flight_bytes", in_flight_bytes)):
             if value < 1:
                 raise ConfigError(f"{name}={value} must be at least 1")
         self.source, self.batch_size, self.seed, self.retry_s = source, batch_size, seed, retry_s
-        self.in_order = in_order
+        self.in_order, self.repeat = in_order, repeat
         self.stats = LoaderStats()
         self._sizes = unit_sizes(source)
         unit_rows = int(self._sizes.max(initial=1))
@@ -217,7 +219,7 @@ class Loader:
         return EpochPlan(
             self._sizes,
             seed=self.seed,
-            epoch=epoch,
+            epoch=0 if self.repeat else epoch,
             batch_size=self.batch_size,
             mix_units=self.mix_units,
             strata=getattr(self.source, "strata", None),

@@ -83,7 +83,7 @@ def open_data(config: RunConfig, source: Source | None = None) -> Data:
             settings.weights,
             x=settings.x,
             y=settings.y,
-            storage_options=_options(config, *settings.train_urls),
+            storage_options=options_for(config, *settings.train_urls),
             cache=cache,
         )
         if settings.copies > 1 or settings.transforms:
@@ -110,7 +110,7 @@ def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Sour
             settings.test,
             x=settings.x,
             y=settings.y,
-            storage_options=_options(config, settings.test),
+            storage_options=options_for(config, settings.test),
             cache=data.cache,
         )
     if test is None:
@@ -124,10 +124,11 @@ def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Sour
     return test
 
 
-def _options(config: RunConfig, *urls: str) -> dict[str, Any]:
+def options_for(config: RunConfig, *urls: str) -> dict[str, Any]:
     """The storage options, for `urls` that are remote, or if no place of the run is."""
     places = (
-        *config.data.train_urls, config.data.test, config.run.run_dir, config.model.centers
+        *config.data.train_urls, config.data.test, config.run.run_dir, config.model.centers,
+        config.solver.warm_start,
     )  # fmt: skip
     remote = any(place is not None and local_path(place) is None for place in places)
     wanted = not remote or any(local_path(url) is None for url in urls)
@@ -223,10 +224,15 @@ def open_run(
 
 
 def _check_method(config: RunConfig, data: Data, sizes: Sizes, given: bool) -> None:
-    if config.solver.ridge and sizes.solver != "block":
+    if config.solver.ridge and sizes.solver.startswith("eigenpro"):
         raise ConfigError(
             f"solver.ridge={config.solver.ridge:g} is not defined for solver "
-            f"{sizes.solver!r}; set it to 0 or use solver 'block'"
+            f"{sizes.solver!r}; set it to 0 or use solver 'block', 'direct' or 'falkon'"
+        )
+    if sizes.solver == "falkon" and config.data.epochs < 2:
+        raise ConfigError(
+            f"data.epochs={config.data.epochs} must be at least 2 with solver 'falkon', whose "
+            "first pass is no iteration yet; set it to the iterations wished for and 1 more"
         )
     if sizes.solver != "eigenpro2":
         return
@@ -294,7 +300,7 @@ def open_centers(config: RunConfig) -> Any:
     """
     url = config.model.centers
     remote = local_path(url) is None
-    options = _options(config, url) if remote else {}
+    options = options_for(config, url) if remote else {}
     try:
         if url.endswith(".npy"):
             return _open_npy(url, options)
@@ -357,6 +363,7 @@ def _problem(
         readers=MAX_THREADS if waits else 0,
         units_in_hand=read_ahead(waits),
         saving=SAVING if run_dir is not None and local_path(run_dir) is None else 0,
+        kept=run_dir is not None,
     )
 
 

@@ -64,6 +64,11 @@ class StepRule:
         return self.leverage / self.lambda_1 + 1
 
 
+def largest(rules: list[dict[str, float]]) -> dict[str, float]:
+    """The largest leverage and lambda_1 of recorded rules; nothing where there are none."""
+    return {key: max(rule[key] for rule in rules) for key in ("leverage", "lambda_1") if rules}
+
+
 def top_eigenvalue(apply: Callable[[Array], Array], start: Array, steps: int) -> float:
     """Upper estimate of the top eigenvalue of a symmetric positive semi-definite operator.
 

@@ -50,8 +50,12 @@ from streamkern.runlog import RunLog
 from streamkern.saver import AsyncSaver
 from streamkern.source_base import Source
 from streamkern.sources import stores_of
+from streamkern.step_rule import largest
+from streamkern.warm import WarmStart, load_warm_start
 
-AUTO_CHECKPOINT_S = 60.0
+# A checkpoint is due after a minute, or after so many times as long as training stood still for
+# the one before, if that is more: with p^2 numbers to solve for and to copy, that counts.
+AUTO_CHECKPOINT_S, CHECKPOINT_SHARE = 60.0, 20
 LOG_EVERY_S = 1.0
 
 
@@ -72,7 +76,8 @@ class Result:
 
     history : the evaluations, oldest first. Z : (p, d) transformed centers, kept order; kept
     center i is center order[i] of those chosen. meta : what setup decided and measured. timing :
-    seconds of the loop in this process, and of it waiting for data.
+    seconds of the loop in this process, and of it waiting for data. ended : why it took fewer
+    epochs than were allowed, or None.
     """
 
     model: KernelModel
@@ -83,6 +88,7 @@ class Result:
     meta: dict[str, Any]
     samples: int
     timing: dict[str, float]
+    ended: str | None = None
 
 
 class Trainer:
@@ -110,7 +116,8 @@ class Trainer:
         self.metrics: dict[str, float] = {}
         self.position = Position()
         self.logged = self.saved = time.monotonic()
-        self.loop_s = 0.0
+        self.loop_s = self.stood_still_s = 0.0
+        self.ended: str | None = None
         self.whole = True  # no step has begun that did not end
         self.taken = 0  # rows of the last step
         self.order: dict[str, Any] | None = None
@@ -126,6 +133,8 @@ class Trainer:
     ) -> None:
         """Make the solver and its state, new or from the run directory, and the pipeline."""
         self.cluster = {} if client is None else {"dashboard": dashboard_link(client)}
+        begun = self.directory is not None and bool(self.directory.steps())
+        warm = None if begun else load_warm_start(self.run.config)
         setup = None if self.directory is None else self.directory.load_setup()
         if setup is None:
             self.made = start(self.run, kernel=kernel, given=centers, report=self._report)
@@ -138,13 +147,14 @@ class Trainer:
             self._warn_of_changes(setup.meta["backend"], record)
         del setup
         self.solver = self.made.solver
-        self._resume()
+        self._resume(warm)
         self._open_pipeline(self.made, client)
 
-    def _resume(self) -> None:
+    def _resume(self, warm: WarmStart | None) -> None:
         saved = None if self.directory is None else self.directory.load_latest()
         if saved is None:
-            self.state = self.solver.init()
+            alpha = None if warm is None else warm.weights(self.made.arrays, self.made.meta)
+            self.state = self.solver.init(alpha if alpha is None else self._on_device(alpha))
             self.watch = Watch(self.solver, self.state, self.state.alpha.copy(), Guard())
             self._report("start", {"setup": _summary(self.made.meta), **self.cluster})
             return
@@ -156,7 +166,11 @@ class Trainer:
         self.position = Position(**saved.meta["position"])
         self.metrics = {k: math.nan if v is None else v for k, v in saved.meta["metrics"].items()}
         self.order = saved.meta["order"]
+        self.ended = self.solver.finished(self.state)
         self._report("resume", self.cluster)
+
+    def _on_device(self, alpha: npt.NDArray[Any]) -> Any:
+        return self.run.backend.asarray(alpha, self.made.op.dtype)
 
     def _open_pipeline(self, made: Assembled, client: Any) -> None:
         data, sizes, seed = self.run.config.data, self.run.sizes, self.settings.random_state
@@ -168,6 +182,7 @@ class Trainer:
             in_flight_bytes=sizes.loader_in_flight_bytes,
             threads=data.prefetch_threads,
             client=client,
+            repeat=self.solver.same_rows,
         )
         self.loader = self.stack.enter_context(loader)
         changes = difference(self.order or loader.order_key(), loader.order_key())
@@ -211,11 +226,14 @@ class Trainer:
         total = self.run.data.source.n_rows * epochs
         began = time.perf_counter()
         self.meter = Meter(self.loader, position.samples)
+        first = epochs if self.ended else position.epoch
         with Progress(total, start=position.samples, enabled=self.progress) as bar:
             try:
-                for batch in self.feed.epochs(position.epoch, epochs, position.batch):
+                for batch in self.feed.epochs(first, epochs, position.batch):
                     self._step(batch)
                     self._watch(bar)
+                    if self.ended:
+                        break
             except (RunError, DivergenceError, TrainingInterrupted):
                 raise
             except Exception:
@@ -235,10 +253,19 @@ class Trainer:
         position.step += 1
         position.samples += len(batch.rows)
         self.taken = len(batch.rows)
-        position.epoch, position.batch = batch.epoch, batch.index + 1
+        position.batch = batch.index + 1
         if position.batch == self.loader.n_batches:
-            position.epoch, position.batch = batch.epoch + 1, 0
+            position.epoch, position.batch = position.epoch + 1, 0
+            self._end_pass()
         self.whole = True
+
+    def _end_pass(self) -> None:
+        facts = self.solver.end_pass(self.state)
+        if facts:
+            self._report("pass", facts)
+        self.ended = self.solver.finished(self.state)
+        if self.ended:
+            self._report("finished", {"why": self.ended})
 
     def _watch(self, bar: Progress) -> None:
         """What happens between two steps: judge, evaluate, save, stop, show."""
@@ -246,7 +273,8 @@ class Trainer:
         if self.watch.full:
             loss = self._judge()
             self._log_training(loss, bar)
-        if self._evaluation_due() and position.epoch < self.run.config.data.epochs:
+        last = position.epoch == self.run.config.data.epochs or self.ended is not None
+        if self._evaluation_due() and not last:
             self._evaluate()  # the end has its own
         if self.stop.requested:
             stopped = f"stopped by {self.stop.requested} after {position.samples} samples"
@@ -308,18 +336,20 @@ class Trainer:
         steps, seconds = self.settings.checkpoint_cadence
         if steps is not None:
             return self.position.step % steps == 0
-        return time.monotonic() - self.saved >= (seconds or AUTO_CHECKPOINT_S)
+        auto = max(AUTO_CHECKPOINT_S, CHECKPOINT_SHARE * self.stood_still_s)
+        return time.monotonic() - self.saved >= (seconds or auto)
 
     def _checkpoint(self) -> None:
         if self.saver is None:
             return
-        backend = self.run.backend
+        began, backend = time.monotonic(), self.run.backend
+        self.saver.wait()  # so that no more than one copy is held
+        averaged = self.solver.weights(self.state) is self.state.average  # may bring it up to date
         arrays = {
             name: np.array(backend.to_host(a)) for name, a in self.solver.arrays(self.state).items()
         }
         # As an array, because a diverging run has losses that JSON can not hold.
         arrays["window"] = np.array(self.watch.read(), np.float64).reshape(-1, 2)
-        averaged = self.solver.weights(self.state) is self.state.average
         meta = {
             "position": asdict(self.position),
             "state": self.solver.scalars(self.state),
@@ -331,6 +361,7 @@ class Trainer:
         arrays["good"] = np.array(backend.to_host(self.watch.good))
         self.saver.submit(self.position.step, arrays, meta, before=self._check_data)
         self.saved = time.monotonic()
+        self.stood_still_s = self.saved - began
 
     def _check_data(self) -> None:
         """Raise DataError if a store was replaced, so that no checkpoint is made of two."""
@@ -385,19 +416,17 @@ class Trainer:
         return Result(
             self._model(), self.metrics, self.history, to_host(self.made.arrays["Z"]),
             np.asarray(self.made.arrays["order"]), self.made.meta, self.position.samples,
-            {"loop_s": self.loop_s, "stall_s": self.loader.stats.stall_s},
+            {"loop_s": self.loop_s, "stall_s": self.loader.stats.stall_s}, self.ended,
         )  # fmt: skip
 
 
 def _summary(meta: dict[str, Any]) -> dict[str, Any]:
     """What setup decided, short enough for a line of the log."""
     setup = meta["setup"]
-    rules = setup["rules"]
     return {
         **{k: v for k, v in setup.items() if k not in ("rules", "projection_rule")},
         "solver": meta["sizes"]["solver"],
         "block_size": meta["sizes"]["block_size"],
-        "leverage": max(r["leverage"] for r in rules),
-        "lambda_1": max(r["lambda_1"] for r in rules),
+        **largest(setup["rules"]),
         **meta["kernel"],
     }

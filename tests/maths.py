@@ -57,6 +57,9 @@ def quiet(event: str, fields: dict[str, Any]) -> None:
 
 GRID = Grid(offset=0.25, step=2.0**-6)
 
+RIDGED = ("blocks", "direct", "falkon")
+"""Solvers that tests of all of them give a ridge."""
+
 SOLVERS: dict[str, dict[str, Any]] = {
     "block": {"solver": "block", "block_size": 24},
     "blocks": {"solver": "block", "block_size": 7},
@@ -66,6 +69,8 @@ SOLVERS: dict[str, dict[str, Any]] = {
     "eigenpro3, inexact": {"solver": "eigenpro3", "projection": "inexact"},
     "eigenpro4": {"solver": "eigenpro4", "projection": "exact", "period": 3},
     "eigenpro2": {"solver": "eigenpro2"},
+    "direct": {"solver": "direct"},
+    "falkon": {"solver": "falkon"},
 }
 
 

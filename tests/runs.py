@@ -42,6 +42,8 @@ METHODS: dict[str, dict[str, Any]] = {
         "solver.projection": "inexact",
     },
     "eigenpro2": {"solver.name": "eigenpro2", "model.n_centers": "auto"},
+    "direct": {"solver.name": "direct"},
+    "falkon": {"solver.name": "falkon", "solver.ridge": 1e-3},
 }
 
 

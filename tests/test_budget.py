@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamkern.budget import (
+    FROM_CENTERS,
     MAX_PROBE,
     Buffers,
     MiB,
@@ -51,7 +52,7 @@ def problems(draw: st.DrawFn) -> Problem:
     )
 
 
-SOLVERS = ("auto", "block", "eigenpro3", "eigenpro4")
+SOLVERS = ("auto", "block", "eigenpro3", "eigenpro4", "direct", "falkon")
 wishes = st.builds(
     Wishes, solver=st.sampled_from(SOLVERS),
     projection=st.sampled_from([None, "exact", "resident", "inexact"]),
@@ -107,11 +108,14 @@ def test_sizes_agree_with_the_data(problem: Problem, wish: Wishes) -> None:
     n, p = problem.n_rows, problem.p
     assert 1 <= sizes.batch_size <= n
     assert 1 <= sizes.block_size <= p
+    assert sizes.period >= 1
+    if sizes.solver in FROM_CENTERS:
+        assert (sizes.n_sample, sizes.n_probe, sizes.block_size) == (0, 0, p)
+        return
     assert 1 <= sizes.n_sample <= n
     assert 1 <= sizes.n_probe <= n
     # held out, or all rows, but never a part of the sample's own rows
     assert sizes.n_sample + sizes.n_probe <= n or sizes.n_probe == n <= MAX_PROBE
-    assert sizes.period >= 1
     if sizes.solver == "block":
         assert (sizes.n_nystrom, sizes.level, sizes.projection) == (0, 0, "none")
     else:

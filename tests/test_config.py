@@ -121,7 +121,7 @@ def test_all_settings_in_a_run_file(tmp_path: Path) -> None:
         n_centers = 1_000
         centers = "random"
         [solver]
-        name = "eigenpro4"
+        name = "auto"
         block_size = 100
         ridge = 1e-6
         n_nystrom = 500
@@ -131,6 +131,8 @@ def test_all_settings_in_a_run_file(tmp_path: Path) -> None:
         average = false
         damping = 1e-5
         step_scale = 0.5
+        tolerance = 1e-3
+        warm_start = "runs/b"
         [run]
         run_dir = "runs/a"
         precision = "float64"
@@ -337,6 +339,10 @@ def test_a_bad_transform_is_named_by_its_place(transform: object, said: str) -> 
         ({"model": {"centers": "all", "n_centers": 9}}, r'n_centers=9 contradicts .*centers="all"'),
         ({"solver": {"level": 50, "n_nystrom": 50}}, "solver.level=50 must be below .*lower level"),
         ({"solver": {"name": "eigenpro3", "period": 2}}, "solver.period=2 must be 1 .*eigenpro4"),
+        ({"solver": {"name": "direct", "period": 2}}, "period=2 is not defined .* takes ridge$"),
+        ({"solver": {"name": "falkon", "average": False}}, "average=0 is not defined for solver"),
+        ({"solver": {"name": "block", "tolerance": 0.1}}, "tolerance=0.1 is not defined .* damp"),
+        ({"solver": {"name": "eigenpro2", "warm_start": "s3://a"}}, "warm_start is not defined"),
     ],
 )
 def test_settings_that_contradict_each_other(tables: dict[str, Any], said: str) -> None:

@@ -90,9 +90,10 @@ def measured(
             "train": str(make_store(folder, rows)),
             "test": str(make_store(folder, 4000)),
             "transforms": [{"kind": "noise", "sigma": 0.1}],
+            "epochs": 2 if solver == "falkon" else 1,
         },
         "model": {"bandwidth": 20.0, "n_centers": P, "centers": centers},
-        "solver": {"name": solver} | ({"n_nystrom": 500} if solver != "block" else {}),
+        "solver": {"name": solver} | ({"n_nystrom": 500} if solver == "eigenpro4" else {}),
         "run": {
             "memory": memory,
             "device": "cpu",
@@ -116,6 +117,8 @@ def measured(
         (60_000, "block", "160 MiB", "none"),
         (120_000, "block", "160 MiB", "none"),
         (60_000, "eigenpro4", "170 MiB", "none"),
+        (60_000, "direct", "200 MiB", "none"),
+        (60_000, "falkon", "170 MiB", "none"),
         pytest.param(60_000, "block", "300 MiB", "numba", marks=needs_numba),
     ],
 )

@@ -51,19 +51,9 @@ MATHS_LANE = {
 }
 STATE = {"runlog", "lease", "folder", "checksums", "sealed", "checkpoint", "saver"}
 RUN = {
-    *(
-        "precision",
-        "problem",
-        "centers",
-        "balanced",
-        "choosing",
-        "assemble",
-        "model",
-        "guard",
-        "identity",
-        "trainer",
-    ),
-    *("train", "runfile", "holdout", "candidates", "trials", "tuning"),
+    *("precision", "problem", "centers", "balanced", "choosing", "assemble", "model", "guard"),
+    *("identity", "warm", "trainer", "train", "runfile", "holdout", "candidates", "trials"),
+    "tuning",
 }
 LAYERS = [
     FOUNDATION,

@@ -298,7 +298,7 @@ def _whole_run(run_dir: Path, method: str) -> None:
     train(config, source=stream(method), test=array_source(10, 5))
 
 
-@pytest.mark.parametrize("method", ["blocks", "eigenpro4"])
+@pytest.mark.parametrize("method", ["blocks", "eigenpro4", "direct", "falkon"])
 def test_random_kills(method: str, tmp_path: Path) -> None:
     draw = random.Random(method)
     codes = []

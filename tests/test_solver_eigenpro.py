@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from streamkern.backend import Backend
-from streamkern.errors import ConfigError
+from streamkern.errors import ConfigError, DivergenceError
 from streamkern.projection import ExactProjection
 from streamkern.solver import build
 from streamkern.solver.base import Solver, State
@@ -231,9 +231,15 @@ def test_eigenpro_2_interpolates() -> None:
 
 
 def run(case: Case, solver: Solver, state: State, start: int, stop: int) -> State:
+    """Take steps, four to a pass."""
     for t in range(start, stop):
         case.step(solver, state, t)
+        if t % 4 == 3:
+            solver.end_pass(state)
     return state
+
+
+STEPLESS = ("direct", "falkon")
 
 
 @pytest.mark.parametrize("name", sorted(SOLVERS))
@@ -260,7 +266,7 @@ def saved(solver: Solver, state: State) -> tuple[dict[str, Array], dict[str, Any
 
 
 def same_bits(a: State, b: State) -> None:
-    for name in ("averaged", "scale", "n_pending"):
+    for name in ("averaged", "scale", "n_pending", "rows", "passes"):
         assert getattr(a, name) == getattr(b, name)
     np.testing.assert_array_equal(a.alpha, b.alpha)
     np.testing.assert_array_equal(a.average, b.average)
@@ -284,13 +290,14 @@ def test_restored_at_any_step_the_run_goes_on_with_the_same_bits(
     meta = json.loads(json.dumps(case.setup.meta))
     solver = case.solver()
     state = run(case, solver, solver.init(), 100, 104)
-    solver.backed_off(state, state.alpha.copy(), 0.5)
+    if name not in STEPLESS:
+        solver.backed_off(state, state.alpha.copy(), 0.5)
     checkpoints = [saved(solver, state)]
     for t in range(n_steps):
-        case.step(solver, state, t)
+        run(case, solver, state, t, t + 1)
         checkpoints.append(saved(solver, state))
     solver.finish(state)
-    assert state.scale == 0.5
+    assert state.scale == (1.0 if name in STEPLESS else 0.5)
     assert np.isfinite(state.alpha).all()
     assert state.alpha.any()
     for step, (kept, scalars) in enumerate(checkpoints):
@@ -303,7 +310,16 @@ def test_restored_at_any_step_the_run_goes_on_with_the_same_bits(
         same_bits(resumed, state)
 
 
-@pytest.mark.parametrize("name", sorted(SOLVERS))
+@pytest.mark.parametrize("name", STEPLESS)
+def test_what_has_no_step_size_is_not_backed_off(name: str) -> None:
+    case = make_case(operator(), name)
+    solver = case.solver()
+    state = solver.init()
+    with pytest.raises(DivergenceError, match=f"{name}.* not finite, and has no step size"):
+        solver.backed_off(state, state.alpha, 0.5)
+
+
+@pytest.mark.parametrize("name", sorted(SOLVERS.keys() - set(STEPLESS)))
 def test_back_off_forgets_what_was_pending(name: str) -> None:
     case = make_case(operator(), name, choices=build.Choices(ridge=0.1 if "b" in name[:1] else 0.0))
     solver = case.solver()

@@ -16,6 +16,7 @@ import pytest
 from scipy.spatial.distance import cdist
 from sklearn.datasets import load_digits
 
+import streamkern as sk
 from streamkern import sealed
 from streamkern.augment import GaussianNoise, Scale, deterministic
 from streamkern.checkpoint import RunDirectory
@@ -425,3 +426,35 @@ def test_a_run_on_one_row() -> None:
     config = settings(**{"data.batch_size": "auto", "model.n_centers": "auto"})
     result = finished(config, source=ArraySource(X, np.array([[3.0]], np.float32)))
     assert np.isfinite(result.model.values(X)).all()
+
+
+@pytest.mark.parametrize("block_size", [400, 100])
+def test_a_ridge_holds_the_weights_where_the_kernel_matrix_is_singular(block_size: int) -> None:
+    """400 centers of a smooth kernel in the plane: most directions are nothing but rounding.
+
+    Without a jitter above the rounding of K(Z, Z) alpha the weights grew from epoch to epoch.
+    """
+    rng = np.random.default_rng(0)
+    X = rng.uniform(0, 1, (1000, 2)).astype(np.float32)
+    truth = np.sin(5 * X[:, :1]) * np.cos(4 * X[:, 1:])
+    y = (truth + 0.3 * rng.standard_normal(truth.shape)).astype(np.float32)
+    ridge, Z = 1e-4, X[:400]
+    config = sk.RunConfig.from_tables(
+        {
+            "data": {"train": "memory", "epochs": 40},
+            "model": {"kernel": "gaussian", "bandwidth": 0.3},
+            "solver": {"name": "block", "block_size": block_size, "ridge": ridge},
+            "run": {"device": "cpu"},
+        }
+    )
+    result = sk.train_model(config, source=sk.ArraySource(X[:800], y[:800]), centers=Z)
+    values = result.model.values(X[800:])
+    result.model.backend.close()
+    K, K_ZZ, K_test = (
+        np.exp(-((A[:, None].astype(float) - Z) ** 2).sum(axis=2) / (2 * 0.3**2))
+        for A in (X[:800], Z, X[800:])
+    )
+    alpha = np.linalg.lstsq(K.T @ K / 800 + ridge * K_ZZ, K.T @ y[:800] / 800, rcond=1e-14)[0]
+    exact = K_test @ alpha
+    assert np.abs(values - exact).max() < 0.05 * np.abs(exact).max()
+    assert np.abs(result.model.weights).max() < 1000

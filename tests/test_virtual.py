@@ -20,7 +20,7 @@ from streamkern.solver import build
 from streamkern.solver.base import Solver, State
 from streamkern.sources import ArraySource
 from streamkern.train import train
-from tests.maths import GRID, SOLVERS, Case, both, make_case, operator, rows
+from tests.maths import GRID, RIDGED, SOLVERS, Case, both, make_case, operator, rows
 from tests.virtual import Counts, DeviceArray, Event, PlainBackend, Stream, VirtualBackend
 
 CASES = {
@@ -48,19 +48,21 @@ def on_device(case: Case, precision: str, seed: int) -> tuple[VirtualBackend, So
 
 
 def take(case: Case, solver: Solver, state: State, upload: list[Any], steps: range) -> None:
-    """Queue steps on uploaded batches."""
+    """Queue steps on uploaded batches; a pass ends after the fourth."""
     for t in steps:
         ids = case.batch(t)
         host = (case.X[ids].astype(solver.op.dtype), case.Y[ids].astype(solver.op.dtype))
         X, Y = (send(a) for send, a in zip(upload, host, strict=True))
         solver.step(state, X, Y, ids, t)
+        if t == 3:
+            solver.end_pass(state)
 
 
 @pytest.mark.parametrize("precision", ["float64", "exact", "high", "integer"])
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_steps_allocate_read_and_wait_for_nothing(name: str, precision: str) -> None:
     """And give the bits that NumPy gives, in whatever order the streams run."""
-    choices = build.Choices(seed=3, damping=1e-3, ridge=0.01 if name == "blocks" else 0.0)
+    choices = build.Choices(seed=3, damping=1e-3, ridge=0.01 if name in RIDGED else 0.0)
     case = case_of(name, precision, choices)
     plain = case.solver()
     state = plain.init()
@@ -158,6 +160,8 @@ class Measured(VirtualBackend):
     [
         {"name": "block"},
         {"name": "block", "block_size": 300},
+        {"name": "direct"},
+        {"name": "falkon"},
         {"name": "eigenpro4", "n_nystrom": 500, "projection": "exact"},
         {"name": "eigenpro4", "n_nystrom": 500, "projection": "resident"},
         {"name": "eigenpro4", "n_nystrom": 500, "projection": "inexact"},
@@ -194,7 +198,11 @@ def test_a_device_holds_what_the_plan_lists(
         assert backends[-1].device.peak >= 0.9 * planned.peak
     # Not all that is planned for is held at once: an evaluation's tile, the left side of centers.
     wanted = planned.total("train")
-    assert 0.8 * wanted <= backends[-1].training <= 1.1 * wanted
+    assert backends[-1].training <= 1.1 * wanted
+    # These have their largest moments between two passes, or in setup.
+    between = solver["name"] in ("direct", "falkon")
+    most = backends[-1].device.peak if between else backends[-1].training
+    assert most >= 0.8 * wanted
     on_host = {what for phase, what, _ in planned.lines if phase == "host"}
     assert on_host >= {"loader", "staging, pinned"}
 

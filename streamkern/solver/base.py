@@ -2,8 +2,10 @@
 
 A solver has no loop, no input and no clock: `train` owns those. It supplies
 
-    init() -> State
+    init(alpha) -> State
     step(state, X, Y, rows, step) -> loss        moves the state by one batch
+    end_pass(state) -> facts                     after the last batch of every epoch
+    finished(state) -> reason                    whether further passes would change nothing
     finish(state)                                brings pending parts home at the end of a run
     weights(state) -> (p, c)                     what is evaluated
 """
@@ -17,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend import Array
+from streamkern.errors import DivergenceError
 from streamkern.points import Points
 from streamkern.products import KernelOperator
 from streamkern.step_rule import StepRule
@@ -31,8 +34,9 @@ class State:
 
     alpha, average : (p, c) the iterate and its running average.
     averaged : iterates in the average. scale : factor on every step size, below 1 after a
-    back-off. pending : parts of the function outside the span of the centers; `n_pending` of
-    their rows are in use.
+    back-off. pending : parts of the function outside the span of the centers, `n_pending` of
+    their rows in use, or sums over the rows of a pass. rows, passes : rows in those sums, and
+    passes that have ended, where the solver counts them.
     """
 
     alpha: Array
@@ -40,6 +44,8 @@ class State:
     averaged: int = 0
     scale: float = 1.0
     n_pending: int = 0
+    rows: int = 0
+    passes: int = 0
     pending: dict[str, Array] = field(default_factory=dict)
 
 
@@ -50,6 +56,8 @@ class Solver:
     average_k = 3
     growing: tuple[str, ...] = ()
     """The pending arrays of which only the first `n_pending` rows are in use."""
+    same_rows = False
+    """Whether every pass must bring the same rows in the same batches, with the same draws."""
 
     def __init__(
         self, op: KernelOperator, Z: Points, *, n_outputs: int, average: bool = True
@@ -61,18 +69,21 @@ class Solver:
         self.losses = xp.zeros((LOSSES, 2), op.dtype)
         self._scratch = xp.empty((len(Z), n_outputs), op.dtype)
 
-    def init(self) -> State:
-        """The zero function."""
+    def init(self, alpha: Array | None = None) -> State:
+        """The zero function, or the one with the weights `alpha` (p, c)."""
         xp, shape = self.backend.xp, (len(self.Z), self.n_outputs)
-        alpha, average = (xp.zeros(shape, self.op.dtype) for _ in range(2))
-        return State(alpha, average, pending=self._pending())
+        zero, average = (xp.zeros(shape, self.op.dtype) for _ in range(2))
+        state = State(zero, average, pending=self._pending())
+        if alpha is not None:
+            state.alpha[...] = alpha
+        return state
 
     def _pending(self) -> dict[str, Array]:
         return {}
 
     def rules(self) -> list[StepRule]:
-        """The step rules in force, one per block."""
-        raise NotImplementedError
+        """The step rules in force, one per block; none where a step has no size."""
+        return []
 
     def step(
         self, state: State, X: Array, Y: Array, rows: npt.NDArray[np.int64], step: int
@@ -83,6 +94,17 @@ class Solver:
         Nothing is allocated and nothing is read back: both would stall the queue.
         """
         raise NotImplementedError
+
+    def end_pass(self, state: State) -> dict[str, Any]:
+        """What follows the last batch of an epoch; returns what is worth a line of the log.
+
+        Between two steps, so it may allocate and wait for the device.
+        """
+        return {}
+
+    def finished(self, state: State) -> str | None:
+        """Why no further pass is needed, or None. Asked between passes; a function of `state`."""
+        return None
 
     def finish(self, state: State) -> None:
         """Bring what is pending home. Called once, after the last step."""
@@ -131,18 +153,29 @@ class Solver:
     @staticmethod
     def scalars(state: State) -> dict[str, Any]:
         """The numbers that a checkpoint keeps."""
-        return {"averaged": state.averaged, "scale": state.scale, "n_pending": state.n_pending}
+        return {
+            name: getattr(state, name)
+            for name in ("averaged", "scale", "n_pending", "rows", "passes")
+        }
 
     def restore(self, arrays: dict[str, npt.NDArray[Any]], scalars: dict[str, Any]) -> State:
         """The state they came from."""
         state = self.init()
         state = replace(state, **scalars)
         for name, target in self.arrays(state).items():
-            target[...] = self.backend.asarray(arrays[name], self.op.dtype)
+            target[...] = self.backend.asarray(arrays[name], target.dtype)
         return state
 
     def backed_off(self, state: State, good: Array, factor: float) -> None:
-        """Go back to the weights `good` with steps `factor` times as long, average begun again."""
+        """Go back to the weights `good` with steps `factor` times as long, average begun again.
+
+        Raises DivergenceError where steps have no size.
+        """
+        if not self.rules():
+            raise DivergenceError(
+                f"solver {self.name!r} met values that are not finite, and has no step size to "
+                "lower; check the data for outliers, or give a larger bandwidth or a ridge"
+            )
         state.alpha[...] = good
         state.average[...] = good
         state.averaged, state.n_pending = 0, 0

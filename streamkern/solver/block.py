@@ -74,13 +74,9 @@ class BlockSolver(Solver):
         self.r, self.Ku = (xp.empty((max_batch, c), op.dtype) for _ in range(2))
         self.g, self.u = (xp.empty((widest, c), op.dtype) for _ in range(2))
 
-    def init(self) -> State:
-        """The function learned from the setup sample alone; see `BlockPreconditioner.start`."""
-        state = super().init()
-        if self.preconditioner.start is not None:
-            state.alpha[...] = self.preconditioner.start
-            state.average[...] = self.preconditioner.start
-        return state
+    def init(self, alpha: Array | None = None) -> State:
+        """What the setup sample alone teaches (`BlockPreconditioner.start`), or `alpha`."""
+        return super().init(self.preconditioner.start if alpha is None else alpha)
 
     def rules(self) -> list[StepRule]:
         """One per block."""

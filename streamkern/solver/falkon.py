@@ -1,0 +1,197 @@
+"""FALKON: preconditioned conjugate gradient, each iteration one pass over the rows.
+
+Rudi, Carratino and Rosasco 2017, "FALKON: an optimal large scale kernel method", Alg. 1. With
+K = K(X, Z) over all n rows, the equations are those of `solver.direct`,
+
+    A alpha = b,    A = K^T K / n + ridge K(Z, Z),    b = K^T Y / n,
+
+and M = H^T H = (K(Z, Z)^2 / p + mu K(Z, Z))^-1 their preconditioner. The first pass sums the
+residual at the start, r = b - A alpha; every further one sums A v for the direction v:
+
+    a = (r . M r) / (v . A v);   alpha += a v;   r -= a A v;
+    v <- M r + (r . M r)_new / (r . M r)_old v,
+
+with scalars a of its own for every output. So data.epochs passes are data.epochs - 1 iterations.
+A is one operator only if every pass brings the same rows: they come with the order and the draws
+of epoch 0.
+
+The loss is that of the weights in force, K alpha evaluated together with K v. A batch's products
+are in the operator's precision; sums over batches, vectors and scalars are float64.
+
+Differs: conjugate gradient in alpha with M rather than in beta = H^-T alpha, which gives the same
+iterates and keeps the residual free of the rounding of H; batches in place of all rows.
+
+Cost per pass 2 n p (d + 3 c) FLOPs, and with a ridge 2 p^2 (d + c); memory p^2 for H.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend import Array, tiles
+from streamkern.errors import DivergenceError
+from streamkern.points import Points
+from streamkern.preconditioner import eps
+from streamkern.products import KernelOperator
+from streamkern.solver.base import Solver, State
+
+SLAB = 256
+"""Rows of H that are cast to float64 at a time."""
+
+
+class FalkonSolver(Solver):
+    """The method above.
+
+    Parameters
+    ----------
+    Z : points of the centers, both sides if there is a ridge.
+    H : (p, p) lower, from `preconditioner.build_from_centers`.
+    max_batch : largest m that `step` will see; the buffers are made for it.
+    tolerance : stop once sqrt(r . M r) is at most this times sqrt(b . M b), for every output.
+    """
+
+    name = "falkon"
+    same_rows = True
+
+    def __init__(
+        self,
+        op: KernelOperator,
+        Z: Points,
+        H: Array,
+        *,
+        max_batch: int,
+        ridge: float = 0.0,
+        tolerance: float,
+        **shared: Any,
+    ) -> None:
+        super().__init__(op, Z, **shared)
+        self.H, self.ridge, self.tolerance = H, ridge, tolerance
+        xp, p, c = op.backend.xp, len(Z), self.n_outputs
+        self.K = xp.empty((max_batch, p), op.dtype)
+        self.x = op.empty_points(max_batch, Z.width, left=True)
+        self.values = xp.empty((max_batch, 2 * c), op.dtype)
+        self.r, self.Kv = (xp.empty((max_batch, c), op.dtype) for _ in range(2))
+        self.part = xp.empty((p, c), op.dtype)
+
+    def init(self, alpha: Array | None = None) -> State:
+        """As of every solver."""
+        state = super().init(alpha)
+        state.pending["alpha64"][...] = state.alpha
+        self._take(state)
+        return state
+
+    def _pending(self) -> dict[str, Array]:
+        """both : (p, 2 c) what a batch is multiplied with, [alpha, v]. sums : A v, or r, so far.
+        b : the right-hand side. squares : (2, c) r . M r and b . M b."""
+        xp, p, c = self.backend.xp, len(self.Z), self.n_outputs
+        wide = {name: xp.zeros((p, c)) for name in ("alpha64", "v", "r", "b", "sums")}
+        return wide | {"squares": xp.zeros((2, c)), "both": xp.zeros((p, 2 * c), self.op.dtype)}
+
+    def step(
+        self, state: State, X: Array, Y: Array, rows: npt.NDArray[np.int64], step: int
+    ) -> Array:
+        """Add a batch to the sums."""
+        m, c, xp, pending = len(X), self.n_outputs, self.backend.xp, state.pending
+        K, r, Kv = self.K[:m], self.r[:m], self.Kv[:m]
+        with self.backend.single_threaded_blas():
+            x = self.op.points(X, out=self.x[:m])
+            values = self.op.product(x, self.Z, pending["both"], out=self.values[:m], keep=K)
+            xp.subtract(values[:, :c], Y, out=r)
+            loss = self._measure(r, Y, Kv, step)
+            if state.passes:
+                Kv[...] = values[:, c:]
+                self._add(K, Kv, pending["sums"])
+            else:
+                r *= -1
+                self._add(K, r, pending["sums"])
+                self._add(K, Y, pending["b"])
+        state.rows += m
+        return loss
+
+    def _add(self, K: Array, values: Array, sums: Array) -> None:
+        sums += self.backend.matmul_t(K, values, self.part)
+
+    def end_pass(self, state: State) -> dict[str, Any]:
+        """The residual after the first pass, an iteration after every other one."""
+        pending, xp = state.pending, self.backend.xp
+        v, r, sums, squares = (pending[name] for name in ("v", "r", "sums", "squares"))
+        sums *= 1 / state.rows
+        with self.backend.single_threaded_blas():
+            if state.passes:
+                self._add_ridge(sums, v, self.ridge)
+                a = _ratio(xp, squares[0], (v * sums).sum(axis=0))
+                pending["alpha64"] += a * v
+                r -= a * sums
+            else:
+                b = pending["b"]
+                b *= 1 / state.rows
+                squares[1] = (b * self._preconditioned(b)).sum(axis=0)
+                self._add_ridge(sums, pending["alpha64"], -self.ridge)
+                r[...] = sums
+            z = self._preconditioned(r)
+            rz = (r * z).sum(axis=0)
+            v *= _ratio(xp, rz, squares[0])
+            v += z
+        squares[0] = rz
+        sums[...] = 0
+        state.rows, state.passes = 0, state.passes + 1
+        self._take(state)
+        if not bool(xp.isfinite(squares).all()):
+            raise DivergenceError(
+                f"solver 'falkon' has a residual that is not finite after {state.passes} passes; "
+                "check the data for outliers, or give a larger bandwidth"
+            )
+        return {"iteration": state.passes - 1, "residual": self._residual(state)}
+
+    def _take(self, state: State) -> None:
+        """The weights and the direction in the precision in which batches see them."""
+        pending, c = state.pending, self.n_outputs
+        state.alpha[...] = pending["alpha64"]
+        pending["both"][:, :c] = state.alpha
+        pending["both"][:, c:] = pending["v"]
+        pending["v"][...] = pending["both"][:, c:]  # the one that A is applied to
+
+    def _add_ridge(self, sums: Array, v: Array, ridge: float) -> None:
+        """sums += ridge (K(Z, Z) + 10 eps) v: rounded, K(Z, Z) may be indefinite by about eps."""
+        if ridge:
+            ids = np.arange(len(self.Z))
+            part = self.op.product(
+                self.Z, self.Z, self.backend.asarray(v, self.op.dtype), out=self.part,
+                same=(ids, ids),
+            )  # fmt: skip
+            sums += ridge * (part + 10 * eps(self.op.dtype) * v)
+
+    def _preconditioned(self, r: Array) -> Array:
+        """H^T H r, (p, c) float64, whatever the precision of H: exactly symmetric and positive."""
+        z = self.backend.xp.zeros(r.shape)
+        for rows in tiles(len(self.H), SLAB):
+            part = self.H[rows, : rows.stop].astype(np.float64)  # lower triangular
+            z[: rows.stop] += part.T @ (part @ r[: rows.stop])
+        return z
+
+    def _residual(self, state: State) -> float:
+        """The largest sqrt(r . M r / b . M b) of an output; 0 where there is nothing to fit."""
+        rz, bz = self.backend.to_host(state.pending["squares"])
+        return math.sqrt(max(0.0, *(a / b if b > 0 else 0.0 for a, b in zip(rz, bz, strict=True))))
+
+    def finished(self, state: State) -> str | None:
+        """Whether the residual is within the tolerance."""
+        if state.passes == 0:
+            return None
+        residual = self._residual(state)
+        if residual > self.tolerance:
+            return None
+        return (
+            f"converged in {state.passes - 1} iterations to a relative residual of {residual:.1e}, "
+            f"tolerance {self.tolerance:g}"
+        )
+
+
+def _ratio(xp: Any, a: Array, b: Array) -> Array:
+    """a / b, and 0 where b is 0: an output that has converged stays where it is."""
+    usable = b > 0
+    return xp.where(usable, a / xp.where(usable, b, 1), 0)

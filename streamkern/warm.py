@@ -1,0 +1,68 @@
+"""Weights of an earlier run to start another one from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.checkpoint import RunDirectory
+from streamkern.config import RunConfig
+from streamkern.errors import ConfigError
+from streamkern.problem import options_for
+from streamkern.report import redact
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """place : of the run. Z : (p, d) its centers, as chosen. alpha : (p, c) their weights."""
+
+    place: str
+    Z: npt.NDArray[Any]
+    alpha: npt.NDArray[Any]
+    classes: list[str] | None
+
+    def weights(
+        self, arrays: Mapping[str, npt.NDArray[Any]], meta: Mapping[str, Any]
+    ) -> npt.NDArray[Any]:
+        """alpha in the order of the centers of another setup, whose random order may differ.
+
+        arrays, meta : of its `Assembled`. Raises ConfigError unless centers and outputs are the
+        same.
+        """
+        order, Z = np.asarray(arrays["order"]), np.asarray(arrays["Z"])
+        if self.Z.shape != Z.shape or not np.array_equal(self.Z[order], Z):
+            raise ConfigError(
+                f"solver.warm_start={self.place} has other centers than this run: they must be "
+                "the same after scaling; give both runs the same centers and transforms, or leave "
+                "warm_start out"
+            )
+        if self.alpha.shape[1] != meta["n_outputs"] or self.classes != meta["classes"]:
+            raise ConfigError(
+                f"solver.warm_start={self.place} was trained on other targets than this run; use "
+                "data with the same targets, or leave warm_start out"
+            )
+        return np.asarray(self.alpha[order])
+
+
+def load_warm_start(config: RunConfig) -> WarmStart | None:
+    """What solver.warm_start names: the weights that its newest good checkpoint evaluates."""
+    place = config.solver.warm_start
+    if place is None:
+        return None
+    run = RunDirectory(place, writable=False, storage_options=options_for(config, place))
+    with run:
+        setup, saved = run.load_setup(), run.load_latest()
+    if setup is None or saved is None:
+        raise ConfigError(
+            f"solver.warm_start={redact(run.place)} has no checkpoint yet; train it first, or "
+            "leave warm_start out"
+        )
+    chosen = np.argsort(setup.arrays["order"])
+    return WarmStart(
+        redact(run.place), setup.arrays["Z"][chosen],
+        saved.arrays[saved.meta["evaluated"]][chosen], setup.meta["classes"],
+    )  # fmt: skip

@@ -1,0 +1,230 @@
+"""The direct solver against least squares of the whole matrix in float64."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamkern.budget import Wishes, resolve
+from streamkern.errors import DivergenceError, MemoryBudgetError
+from streamkern.kernels import get_kernel
+from streamkern.model import load_model
+from streamkern.online import Online
+from streamkern.runlog import read_log
+from streamkern.solver import build
+from streamkern.solver.base import Solver, State
+from streamkern.sources import ArraySource
+from tests import reference as ref
+from tests.maths import Array, Case, computed, make_case, operator, rows, small_sizes
+from tests.runs import CLASSES, array_source, arrays, finished, settings, stopped, stream
+from tests.test_budget import PLAIN
+
+KERNEL = ref.make_kernel("laplace", 2.0)
+
+
+def close(actual: Array, desired: Array, relative: float) -> None:
+    np.testing.assert_allclose(actual, desired, rtol=0, atol=relative * np.abs(desired).max())
+
+
+def one_pass(case: Case, solver: Solver, state: State, ids: Array | None = None) -> dict[str, Any]:
+    """Bring all rows, or `ids`, in batches, the last one short, and end the pass."""
+    ids = np.arange(len(case.X)) if ids is None else ids
+    for t, start in enumerate(range(0, len(ids), case.m)):
+        batch = ids[start : start + case.m]
+        X, Y = (a[batch].astype(solver.op.dtype) for a in (case.X, case.Y))
+        solver.step(state, X, Y, batch, t)
+    return solver.end_pass(state)
+
+
+def case_with(Z: Array, precision: str = "float64", bandwidth: float = 2.0) -> Case:
+    """Return the problem of `make_case` with other centers."""
+    case = make_case(operator(precision=precision, bandwidth=bandwidth), "direct")
+    sizes = small_sizes(solver="direct", block_size=len(Z))
+    setup = computed(case.op, Z, case.X_s, case.probe, sizes, case.choices)
+    return Case(**{**vars(case), "Z": Z, "sizes": sizes, "setup": setup})
+
+
+@pytest.mark.parametrize("ridge", [0.0, 1e-4, 0.1, 10.0])
+def test_it_is_least_squares(ridge: float) -> None:
+    case = make_case(operator(), "direct", choices=build.Choices(ridge=ridge))
+    solver = case.solver()
+    state = solver.init()
+    facts = one_pass(case, solver, state)
+    K, K_zz = KERNEL(case.X, case.Z), KERNEL(case.Z, case.Z)
+    truth = ref.ridge(K, case.Y, K_zz, ridge) if ridge else ref.exact_least_squares(K, case.Y)
+    close(solver.weights(state), truth, 1e-9)
+    assert facts == {"rows": 240, "jitter": pytest.approx(0, abs=1e-13)}
+
+
+@pytest.mark.parametrize("ridge", [0.0, 1e-3])
+def test_float32_values_cost_float32_digits(ridge: float) -> None:
+    """In what it predicts. Sums in float32 as well would cost the square root of these."""
+    case = make_case(operator(precision="exact"), "direct", choices=build.Choices(ridge=ridge))
+    solver = case.solver()
+    state = solver.init()
+    one_pass(case, solver, state)
+    K, K_zz = KERNEL(case.X, case.Z), KERNEL(case.Z, case.Z)
+    truth = ref.ridge(K, case.Y, K_zz, ridge) if ridge else ref.exact_least_squares(K, case.Y)
+    close(K @ solver.weights(state).astype(np.float64), K @ truth, 1e-5)
+
+
+@given(cuts=st.lists(st.integers(1, 239), max_size=8), seed=st.integers(0, 99))
+def test_how_rows_come_in_batches_and_passes_does_not_matter(cuts: list[int], seed: int) -> None:
+    """Passes of any length; the loss of a pass is that of what the ones before it found."""
+    case = make_case(operator(), "direct")
+    solver = case.solver()
+    state, ids = solver.init(), np.random.default_rng(seed).permutation(240)
+    for part in np.split(ids, sorted(set(cuts))):
+        one_pass(case, solver, state, part)
+    K = KERNEL(case.X, case.Z)
+    close(solver.weights(state), ref.exact_least_squares(K, case.Y), 1e-9)
+    np.testing.assert_array_equal(state.alpha, solver.weights(state))
+    X, Y = case.X[:20], case.Y[:20]
+    loss = solver.step(state, X, Y, np.arange(20), 0)
+    expected = ((K[:20] @ state.alpha - Y) ** 2).sum() / 20
+    np.testing.assert_allclose(loss, [expected, (Y**2).sum() / 20], rtol=1e-10)
+
+
+def test_in_the_middle_of_a_pass_the_weights_are_those_of_the_rows_so_far() -> None:
+    case = make_case(operator(), "direct")
+    solver = case.solver()
+    state = solver.init()
+    assert not solver.weights(state).any()
+    for t in range(4):
+        case.step(solver, state, t)
+    seen = np.concatenate([case.batch(t) for t in range(4)])
+    found = solver.weights(state)
+    close(found, ref.exact_least_squares(KERNEL(case.X[seen], case.Z), case.Y[seen]), 1e-8)
+    state.pending["B"][...] = np.nan  # not solved for again
+    assert solver.weights(state) is found
+    assert np.isfinite(found).all()
+
+
+# --- centers that are the same ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("precision", "offset"), [("float64", 0.0), ("float64", 1e-12), ("exact", 0.0), ("exact", 1e-6)]
+)
+def test_equal_and_nearly_equal_centers(precision: str, offset: float) -> None:
+    """As good as without them, on the rows and on others, in the precision of the run."""
+    Z = rows(1, 24, 3)
+    doubled = np.concatenate([Z, Z[:16] + offset * rows(8, 16, 3)])
+    case = case_with(doubled, precision)
+    solver = case.solver()
+    state = solver.init()
+    facts = one_pass(case, solver, state)
+    alpha = solver.weights(state)
+    exact, op = ref.exact_least_squares(KERNEL(case.X, Z), case.Y), case.op
+    assert 0 < facts["jitter"] < 1e-9
+    limit = 1e-9 if precision == "float64" else 1e-5 if offset == 0 else 1e-2
+    for X in (case.X, rows(9, 100, 3)):
+        x = op.points(X.astype(op.dtype), left=True)
+        close(op.product(x, solver.Z, alpha), KERNEL(X, Z) @ exact, limit)
+
+
+def test_near_duplicates_under_a_small_bandwidth_in_float32() -> None:
+    """Kernel values are 0 or 1 but for rounding, and rank is lost in every way there is.
+
+    That rounding is sqrt(eps) |x| / bandwidth at distance zero, 2e-2 here, and other in a batch of
+    other rows: predictions can not be better than a few times that.
+    """
+    X = rows(0, 240, 3)
+    Z = np.concatenate([X[:12], X[:12] + 1e-7, X[:12]])
+    case = case_with(Z, "exact", bandwidth=0.05)
+    solver, op = case.solver(), case.op
+    state = solver.init()
+    one_pass(case, solver, state)
+    predicted = op.product(
+        op.points(X[:12].astype(np.float32), left=True), solver.Z, solver.weights(state)
+    )
+    close(predicted, case.Y[:12], 0.15)
+
+
+# --- what it refuses ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("what", "value"), [("X", np.nan), ("Y", np.inf), ("X", 1e9)])
+def test_sums_that_are_not_finite_or_zero_are_named(what: str, value: float) -> None:
+    case = make_case(operator(precision="exact"), "direct")
+    getattr(case, what)[slice(None) if value == 1e9 else 3] = value
+    solver = case.solver()
+    with (
+        pytest.raises(DivergenceError, match=r"'direct' .* of 240 rows: .*zero or not finite"),
+        np.errstate(all="ignore"),
+    ):
+        one_pass(case, solver, solver.init())
+
+
+def test_a_run_on_values_that_overflow_fails_with_one_sentence(tmp_path: Path) -> None:
+    X, y = rows(0, 135, 5), rows(1, 135, 2)
+    y[50] = 3e38
+    source = ArraySource(X.astype(np.float32), y.astype(np.float32), unit_rows=16)
+    with pytest.raises(DivergenceError, match="solver 'direct'"), np.errstate(all="ignore"):
+        finished(settings(tmp_path, **{"solver.name": "direct"}), source=source)
+
+
+def test_what_does_not_fit_names_the_alternative() -> None:
+    wish = Wishes(solver="direct")
+    needed = resolve(PLAIN, wish, 10**15)[1]
+    assert needed.peak > 2 * PLAIN.p**2 * 8
+    with pytest.raises(MemoryBudgetError, match=re.escape("use solver='block' instead of 'dir")):
+        resolve(PLAIN, wish, PLAIN.p**2 * 8)
+
+
+# --- runs ---------------------------------------------------------------------------------------
+
+DIRECT = {"solver.name": "direct"}
+
+
+def test_a_checkpoint_in_mid_pass_holds_a_model(tmp_path: Path) -> None:
+    """The one that an evaluation at that step has seen."""
+    test = array_source(40, 5)
+    stopped(settings(tmp_path, **DIRECT), 5, source=stream(), test=test)
+    last = [e for e in read_log(tmp_path / "log.jsonl") if e["event"] == "evaluation"][-1]
+    model = load_model(tmp_path, device="cpu", threads=1)
+    with model.backend:
+        metrics = model.evaluate(test)
+    assert last["step"] == 5
+    assert metrics["mse"] == last["mse"] < 0.2
+
+
+def test_two_epochs_of_noise_are_twice_the_rows(tmp_path: Path) -> None:
+    result = finished(settings(tmp_path, **DIRECT), source=stream(), test=array_source(40, 5))
+    passes = [e for e in read_log(tmp_path / "log.jsonl") if e["event"] == "pass"]
+    assert [e["rows"] for e in passes] == [135, 270]
+    assert result.ended is None
+    once = finished(settings(**DIRECT, **{"data.epochs": 1}), source=stream())
+    assert not np.array_equal(result.model.weights, once.model.weights)
+    plain = [
+        finished(settings(**DIRECT, **{"data.epochs": n}), source=array_source()).model.weights
+        for n in (1, 2)
+    ]
+    close(plain[0], plain[1], 1e-4)
+
+
+def test_blocks_of_partial_fit_add_up() -> None:
+    """Two blocks are the run over both, with the centers given."""
+    X, y = arrays()
+    centers = X[:40]
+
+    def source(part: slice) -> ArraySource:
+        return ArraySource(X[part], y[part], classes=CLASSES)
+
+    config = settings(**DIRECT, **{"data.epochs": 1})
+    online = Online(config.with_overrides({"model.n_centers": "auto"}), get_kernel("laplace", 3.0),
+                    centers)  # fmt: skip
+    for part in (slice(0, 80), slice(80, None)):
+        result = online.advance(source(part))
+        result.model.backend.close()
+    whole = finished(
+        config.with_overrides({"model.n_centers": "auto"}), source=source(slice(None)),
+        centers=centers, kernel=get_kernel("laplace", 3.0),
+    )  # fmt: skip
+    close(result.model.weights, whole.model.weights, 1e-4)
