@@ -46,7 +46,8 @@ DATA_LANE = {
 }
 MATHS_LANE = {
     *("kmeans", "rpcholesky"),
-    *("kernels", "points", "products", "step_rule", "eigen", "preconditioner", "projection"),
+    *("kernel_base", "kernels", "points", "products"),
+    *("step_rule", "eigen", "preconditioner", "projection"),
     "solver",
 }
 STATE = {"runlog", "lease", "folder", "checksums", "sealed", "checkpoint", "saver"}
