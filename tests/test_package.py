@@ -22,8 +22,8 @@ FILES = {
 # Imports point down this list, or across within one entry. The lanes never import each other.
 # A module is listed by its name, a folder by the folder's.
 FOUNDATION = {
-    *("errors", "settings", "config", "machine", "backend", "gpu", "devices", "budget", "selection"),
-    *("report", "random", "optional", "compiled", "compiled_random"),
+    *("errors", "settings", "config", "machine", "backend", "gpu", "devices", "budget"),
+    *("selection", "report", "random", "optional", "compiled", "compiled_random"),
     *("expression", "kernel_base", "kernels"),
     *("cuda", "fused", "ring", "rowmajor"),
     *("objects", "engines", "s3", "objectstore", "storage", "remotefile", "parallel", "waiting"),
