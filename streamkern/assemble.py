@@ -84,6 +84,8 @@ def start(
     run.backend.release()
     scale_arrays, scale_meta = save_scaling(data.fixed)
     arrays = {"Z": host_Z, "order": order, "shift": shift, "sample_rows": rows, **setup.arrays}
+    if kernel.metric is not None:
+        arrays["metric"] = kernel.metric
     meta = {
         "kernel": kernel.describe(),
         "sizes": asdict(run.sizes),
@@ -111,7 +113,8 @@ def reassemble(
     device = {
         name: run.backend.asarray(a)
         for name, a in arrays.items()
-        if name not in ("Z", "order", "shift", "sample_rows") and not name.startswith("scaling")
+        if name not in ("Z", "order", "shift", "sample_rows", "metric")
+        and not name.startswith("scaling")
     }
     points = op.points(run.backend.asarray(arrays["Z"]), left=True, right=True)
     solver = assemble(
@@ -128,7 +131,7 @@ def operator(
     """The kernel operator that a run was set up with."""
     described = meta["kernel"]
     if kernel is None:
-        kernel = get_kernel(described["kernel"], described["bandwidth"])
+        kernel = get_kernel(described, metric=arrays.get("metric"))
     elif kernel.describe() != described:
         raise ConfigError(f"kernel={kernel!r} differs from the one trained with, {described}")
     grid = None if meta["grid"] is None else Grid(**meta["grid"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -126,12 +127,18 @@ def _selection(run: Run) -> Selection:
 
 def _kernel(run: Run, X: Host, in_order: bool) -> Kernel:
     model, bandwidth = run.config.model, run.config.model.bandwidth
-    if bandwidth == "auto":
+
+    @cache
+    def width(geometry: str) -> float:
+        if bandwidth != "auto":
+            return bandwidth
+        drawn = X
         if in_order:  # may be sorted by label; all others are in random order already
             order = centers.random_order(len(X), run.config.run.random_state)
-            X = X[order[: centers.BANDWIDTH_ROWS]]
-        bandwidth = centers.median_bandwidth(X)
-    return get_kernel(model.kernel, bandwidth)
+            drawn = X[order[: centers.BANDWIDTH_ROWS]]
+        return centers.median_bandwidth(drawn, "cityblock" if geometry == "l1" else "euclidean")
+
+    return get_kernel(model.kernel, width)
 
 
 def _batches(run: Run, dtype: np.dtype[Any]) -> Iterator[Host]:

@@ -352,7 +352,7 @@ def build_from_centers(op: KernelOperator, Z: Points, *, ridge: float) -> BlockP
 
 
 def noise_floor(op: KernelOperator, p: int) -> float:
-    """A jitter above the rounding of products with K(Z, Z), p centers.
+    """A jitter, of the largest k(z, z), above the rounding of products with K(Z, Z), p centers.
 
     With a ridge, K(Z, Z) alpha is part of the gradient, and rounding makes an error in it of about
     eps sqrt(p) |alpha|. Along directions in which K(Z, Z) is nearly zero H^T H would blow that up
@@ -362,28 +362,29 @@ def noise_floor(op: KernelOperator, p: int) -> float:
 
 
 def jittered_cholesky(op: KernelOperator, Z: Points, least: float = 0.0) -> tuple[Array, float]:
-    """Lower factor of K(Z, Z) + jitter I and the jitter it took, at least `least`.
+    """Lower factor of K(Z, Z) + jitter I and the jitter it took.
 
     Z : points with both sides. Duplicate or nearly duplicate centers make K(Z, Z) singular, and
-    rounding makes it indefinite by about eps times its norm, so the jitter starts at 10 eps and
-    grows by 10 until the factorisation succeeds.
+    rounding makes it indefinite by about eps times its norm, so the jitter starts at 10 eps of the
+    largest k(z, z), or `least` of it, and grows by 10 until the factorisation succeeds.
     """
     xp = op.backend.xp
     diagonal = xp.arange(len(Z))
-    jitter = max(10 * eps(op.dtype), least)
+    relative = max(10 * eps(op.dtype), least)
     K = xp.empty((len(Z), len(Z)), op.dtype)
     while True:
         op.gram(Z, out=K)
+        jitter = relative * float(abs(K.diagonal()).max())
         K[diagonal, diagonal] += jitter
         if op.backend.cholesky(K):
             return K, jitter
-        if jitter > 1:
+        if relative > 1:
             raise ConfigError(
-                f"K(Z, Z) of {op.kernel} can not be factored even with jitter 1; the kernel is not "
-                "positive definite, or the centers are not finite or, in the half-precision modes, "
-                "more than 65504 bandwidths away from the mean"
+                f"K(Z, Z) of {op.kernel} can not be factored even with a jitter as large as its "
+                "diagonal; the kernel is not positive definite, or the centers are not finite or, "
+                "in the half-precision modes, more than 65504 bandwidths away from the mean"
             )
-        jitter *= 10
+        relative *= 10
 
 
 def eps(dtype: Any) -> float:

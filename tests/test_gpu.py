@@ -15,13 +15,33 @@ import pytest
 from streamkern.backend import Backend
 from streamkern.devices import get_backend
 from streamkern.gpu import CupyBackend
-from streamkern.kernels import KERNELS, Kernel, get_kernel
+from streamkern.kernels import (
+    Dispersal,
+    Gaussian,
+    Kernel,
+    Laplace,
+    LaplaceL1,
+    Polynomial,
+    ReluNTK,
+    get_kernel,
+)
 from streamkern.products import KernelOperator
 from streamkern.rpcholesky import rpcholesky
 from streamkern.solver import build
 from tests import standin
 from tests.hostcuda import COMPILER
-from tests.maths import GRID, RIDGED, SOLVERS, Array, Case, both, make_case, operator, rows
+from tests.maths import (
+    GRID,
+    RADIAL,
+    RIDGED,
+    SOLVERS,
+    Array,
+    Case,
+    both,
+    make_case,
+    operator,
+    rows,
+)
 
 TOLERANCE = {"float64": 1e-10, "exact": 2e-4, "high": 2e-4, "fast": 2e-4, "integer": 2e-5}
 
@@ -65,7 +85,7 @@ def test_pivots_agree(gpu: Backend) -> None:
 
 
 @pytest.mark.parametrize("precision", sorted(TOLERANCE))
-@pytest.mark.parametrize("name", [*sorted(KERNELS), "own"])
+@pytest.mark.parametrize("name", [*RADIAL, "own"])
 def test_kernel_products_agree(name: str, precision: str, gpu: Backend) -> None:
     kernel: Kernel = OwnKernel(2.0) if name == "own" else get_kernel(name, 2.0)
     A, B, W = rows(0, 130, 9), rows(1, 90, 9), rows(2, 90, 3)
@@ -89,7 +109,34 @@ def test_kernel_products_agree(name: str, precision: str, gpu: Backend) -> None:
     np.testing.assert_array_equal(results[1][1][same], 1.0)
 
 
-@pytest.mark.parametrize("name", sorted(KERNELS))
+@pytest.mark.parametrize("precision", ["exact", "float64"])
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        LaplaceL1(3.0),
+        Polynomial(3, 0.2),
+        ReluNTK(2),
+        0.5 * Laplace(3.0) + Gaussian(2.0) * Polynomial(2, 0.2),
+        OwnKernel(2.0) * ReluNTK(),
+        Dispersal(2.0, 1.3, metric=rows(5, 9, 4)),
+    ],
+    ids=repr,
+)
+def test_other_kernels_agree(kernel: Kernel, precision: str, gpu: Backend) -> None:
+    """Also where what has no CUDA text is walked by parts of a tile."""
+    A, B, W = rows(0, 130, 9), rows(1, 90, 9), rows(2, 90, 3)
+    results = []
+    for backend in (Backend(1), gpu):
+        backend.tile_rows, backend.tile_cols, backend.l1_entries = 64, 32, 500
+        op = KernelOperator(kernel, backend, precision, rows(3, 9))
+        x, z = both(op, A), both(op, B)
+        out, gram = op.product(x, z, backend.asarray(W, op.dtype)), op.gram(x)
+        results.append([backend.to_host(a) for a in (out, gram)])
+    for cpu, device in zip(*results, strict=True):
+        close(device, cpu, TOLERANCE[precision])
+
+
+@pytest.mark.parametrize("name", RADIAL)
 def test_nan_is_not_taken_for_a_distance_of_zero(name: str, gpu: Backend) -> None:
     op = KernelOperator(get_kernel(name, 2.0), gpu, "exact")
     A = rows(0, 5, 3)
