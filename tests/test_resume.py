@@ -168,7 +168,7 @@ def test_sizes_are_those_of_the_first_start(
     config = settings(tmp_path / "run", **auto)
     finished_setup = train_module.Trainer._resume
 
-    def fail_after_setup(self: Any) -> None:
+    def fail_after_setup(*args: object) -> None:
         raise ConfigError("stopped after setup")
 
     monkeypatch.setattr(train_module.Trainer, "_resume", fail_after_setup)
