@@ -7,10 +7,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from streamkern import eigen
-from streamkern.budget import FROM_CENTERS, Problem, Sizes, setup_flops
+from streamkern.budget import FROM_CENTERS, Sizes
 from streamkern.centers import BANDWIDTH_ROWS
 from streamkern.checkpoint import RunDirectory
+from streamkern.choice import flops
 from streamkern.describe import describe_store
 from streamkern.errors import StorageAccessError
 from streamkern.folder import open_folder
@@ -38,6 +38,7 @@ def plan_overview(run: Run) -> dict[str, Any]:
         },
         "centers": _choice(run),
         "kernel": {"kernel": model.kernel, "bandwidth": model.bandwidth},
+        "solver": {"name": sizes.solver, "reason": run.reason},
         "sizes": _chosen(sizes),
         "batches_per_epoch": batches,
         "batches": batches * problem.epochs,
@@ -87,35 +88,6 @@ def _chosen(sizes: Sizes) -> dict[str, Any]:
     return values
 
 
-def flops(problem: Problem, sizes: Sizes) -> tuple[int, int]:
-    """(setup, training), leading terms only.
-
-    block: see `budget` and `solver.block`. EigenPro: an eigensystem of s rows, and K(Z, Z) with
-    its factor where the projection is exact; per row of a batch K(X, Z) forward and back, K(X, X_s)
-    twice, half a period of temporary centers; per period a projection. direct, falkon: see there.
-    """
-    n, p, d, c = problem.n_rows * problem.epochs, problem.p, problem.d, problem.c
-    steps, s, q, m = math.ceil(n / sizes.batch_size), sizes.n_sample, sizes.level, sizes.batch_size
-    if sizes.solver == "block":
-        b = sizes.block_size
-        setup = setup_flops(problem, b, s, sizes.n_probe)
-        return setup, 2 * p * (d + 3 * c) * n + 2 * p * b * c * steps
-    if sizes.solver == "direct":
-        return 0, (p * p + 2 * p * (d + 2 * c)) * n + problem.epochs * p**3 // 3
-    if sizes.solver == "falkon":
-        return 2 * p**3 + 2 * p * p * d, (2 * n + 4 * p) * p * (d + 3 * c)
-    setup = eigen.flops(s, q + 1) + 2 * s * s * d
-    row = 2 * p * (d + 2 * c) + 2 * s * (d + q + c)
-    if sizes.solver == "eigenpro2":
-        return setup, row * n
-    row += 2 * s * (d + c) + (sizes.period - 1) * m // 2 * 2 * (d + c)
-    projections = steps // sizes.period
-    if sizes.projection == "exact":
-        return setup + p**3 // 3 + 2 * p * p * d, row * n + 2 * p * p * c * projections
-    width = c if sizes.projection == "resident" else c + d
-    return setup, row * n + 2 * p * p * width * projections
-
-
 def plan_text(plan: Mapping[str, Any]) -> str:
     """The same for people."""
     problem, memory = plan["problem"], plan["memory"]
@@ -131,6 +103,7 @@ def plan_text(plan: Mapping[str, Any]) -> str:
         f"on {plan['device']}, precision {plan['precision']}, "
         f"accelerator {plan['accelerator']}",
         _kernel_text(**plan["kernel"]),
+        _solver_text(**plan["solver"]),
         _pairs(plan["sizes"] | {"batches": f"{plan['batches']:,}"}),
         table(rows, ["", "buffer", "MiB"]),
         _pairs({phase: f"{mib(size)} MiB" for phase, size in memory["phases"].items()}),
@@ -150,6 +123,10 @@ def plan_text(plan: Mapping[str, Any]) -> str:
 def _choice_text(choice: Mapping[str, Any]) -> str:
     rows = choice.get("rows")
     return choice["method"] if rows is None else f"{choice['method']}, from {rows:,} rows"
+
+
+def _solver_text(name: str, reason: str) -> str:
+    return f"solver {name}: {reason}"
 
 
 def _kernel_text(kernel: Any, bandwidth: float | str) -> str:

@@ -14,8 +14,9 @@ import zarr
 
 from streamkern.augment import Transform, from_config, is_deterministic, transform_name
 from streamkern.backend import Backend
-from streamkern.budget import Buffers, Problem, Sizes, Wishes, count, default_budget, resolve
+from streamkern.budget import Buffers, Problem, Sizes, Wishes, count, default_budget
 from streamkern.cache import Cache
+from streamkern.choice import choose
 from streamkern.config import RunConfig
 from streamkern.devices import get_backend
 from streamkern.errors import ConfigError, StoreNotFoundError, StreamkernError
@@ -169,13 +170,17 @@ def targets(classes: Sequence[str] | None, n_outputs: int) -> str:
 
 @dataclass(frozen=True)
 class Run:
-    """Everything `plan` prints and `train` needs before the first row is read."""
+    """Everything `plan` prints and `train` needs before the first row is read.
+
+    reason : why it is this solver.
+    """
 
     config: RunConfig
     data: Data
     problem: Problem
     sizes: Sizes
     buffers: Buffers
+    reason: str
     budget_bytes: int
     backend: Backend
     precision: str
@@ -217,14 +222,18 @@ def open_run(
         if n_centers is None:
             problem = replace(problem, selection=_selection(config, data, problem, budget_bytes))
         if fixed_sizes is None:
-            sizes, buffers = resolve(problem, _wishes(config), budget_bytes)
+            wishes, ridge = _wishes(config), config.solver.ridge
+            sizes, buffers, reason = choose(problem, wishes, ridge, int(budget_bytes))
         else:
             sizes, buffers = fixed_sizes, count(problem, fixed_sizes)
+            reason = "as when the run was started"
         _check_method(config, data, sizes, n_centers is not None)
     except BaseException:
         backend.close()
         raise
-    return Run(config, data, problem, sizes, buffers, int(budget_bytes), backend, *precision)
+    return Run(
+        config, data, problem, sizes, buffers, reason, int(budget_bytes), backend, *precision
+    )
 
 
 def _check_method(config: RunConfig, data: Data, sizes: Sizes, given: bool) -> None:

@@ -43,7 +43,17 @@ MATHS_LANE = {
 }
 STATE = {"runlog", "lease", "folder", "checksums", "sealed", "checkpoint", "saver"}
 RUN = {
-    *("precision", "problem", "centers", "balanced", "choosing", "assemble", "model", "guard"),
+    *(
+        "precision",
+        "choice",
+        "problem",
+        "centers",
+        "balanced",
+        "choosing",
+        "assemble",
+        "model",
+        "guard",
+    ),
     *("identity", "warm", "trainer", "train", "runfile", "holdout", "candidates", "trials"),
     "tuning",
 }

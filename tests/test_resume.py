@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamkern import guard, problem, sealed
+from streamkern import choice, guard, sealed
 from streamkern import trainer as train_module
 from streamkern.augment import GaussianNoise, MixUp
 from streamkern.backend import Backend
@@ -124,13 +124,13 @@ def test_pending_centers_are_part_of_a_checkpoint(tmp_path: Path) -> None:
 
 def test_kernel_recomputed_per_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """keep=False, which a small budget brings about."""
-    resolve = problem.resolve
+    resolve = choice.resolve
 
     def without_keeping(*arguments: Any) -> tuple[Sizes, Buffers]:
         sizes, buffers = resolve(*arguments)
         return replace(sizes, keep=False), buffers
 
-    monkeypatch.setattr(problem, "resolve", without_keeping)
+    monkeypatch.setattr(choice, "resolve", without_keeping)
     method = METHODS["blocks"]
     finished(settings(tmp_path / "plain", **method), source=stream())
     config = settings(tmp_path / "run", **method)
