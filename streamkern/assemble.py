@@ -16,6 +16,7 @@ import numpy.typing as npt
 from streamkern import centers
 from streamkern.augment import Scale, Transform
 from streamkern.backend import Array, Backend
+from streamkern.budget import IN_PLACE
 from streamkern.config import RunConfig
 from streamkern.errors import ConfigError
 from streamkern.feed import prepare
@@ -63,7 +64,7 @@ def start(
     """Choose, sample, factor and measure. Reads the centers and one sample of the stream."""
     config, data, seed = run.config, run.data, run.config.run.random_state
     chosen = _chosen_centers(run, given)
-    in_order = run.sizes.solver == "eigenpro2"
+    in_order = run.sizes.solver in IN_PLACE
     order = np.arange(len(chosen.X)) if in_order else centers.random_order(len(chosen.X), seed)
     ordered = Block(chosen.X[order], chosen.y[order], chosen.rows[order])
     del chosen
@@ -169,7 +170,7 @@ def _chosen_centers(run: Run, given: npt.ArrayLike | None) -> Block:
     model, base, seed = run.config.model, run.data.base, run.config.run.random_state
     if given is not None:
         return centers.given_centers(given, base.row_shape, base.n_outputs)
-    if model.centers == "all" or run.sizes.solver == "eigenpro2":
+    if model.centers == "all" or run.sizes.solver in IN_PLACE:
         return centers.all_rows(base, seed)
     if model.centers == "random":
         return centers.random_centers(base, run.problem.p, seed)
@@ -181,7 +182,7 @@ def _samples(run: Run, dtype: np.dtype[Any]) -> tuple[Array, Array, npt.NDArray[
     source, sizes, seed = run.data.source, run.sizes, run.config.run.random_state
     wanted = min(sizes.n_sample + sizes.n_probe, source.n_rows)
     block = sample_rows(source, wanted, seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
-    if sizes.solver == "eigenpro2":  # no augmentation: the rows are what the stream delivers
+    if sizes.solver in IN_PLACE:  # no augmentation: the rows are what the stream delivers
         first = np.argsort(block.rows[: sizes.n_sample])
         order = np.concatenate([first, np.arange(sizes.n_sample, wanted)])
         block = Block(*(part[order] for part in block))

@@ -35,7 +35,11 @@ OVERHEAD = 64 * MiB
 ROW_ID = 8
 """Bytes of a row's number, which travels with it."""
 
-SolverName = Literal["block", "eigenpro2", "eigenpro3", "eigenpro4"]
+SolverName = Literal["block", "sgd", "eigenpro1", "eigenpro2", "eigenpro3", "eigenpro4"]
+IN_PLACE = ("sgd", "eigenpro1", "eigenpro2")
+"""The methods whose centers, with a kernel, are the rows of the training set."""
+# EigenPro 1.0's batch, sample and level (Ma and Belkin 2017, section 6).
+PAPER_BATCH, PAPER_N_NYSTROM, PAPER_LEVEL = 256, 4800, 160
 
 
 @dataclass(frozen=True)
@@ -176,9 +180,9 @@ def _check(problem: Problem, wishes: Wishes) -> None:
         raise ConfigError(f"block_size={wishes.block_size} must be at most n_centers={p}; lower it")
     if wishes.n_nystrom is not None and wishes.n_nystrom > n:
         raise ConfigError(f"n_nystrom={wishes.n_nystrom} must be at most n_rows={n}; lower it")
-    if wishes.solver == "eigenpro2" and p != n:
+    if wishes.solver in IN_PLACE and p != n:
         raise ConfigError(
-            f"solver='eigenpro2' needs every training row as a center, but n_centers={p} and "
+            f"solver={wishes.solver!r} needs every training row as a center, but n_centers={p} and "
             f"n_rows={n}; set centers='all' without random augmentation, or use another solver"
         )
 
@@ -200,6 +204,13 @@ def _candidates(problem: Problem, wishes: Wishes) -> list[Sizes]:
             for b in blocks
             for s in _samples(problem, b)
             for m in sizes
+            for loader in loaders
+        ]
+    if solver in ("sgd", "eigenpro1"):
+        few_rows = min(PAPER_BATCH, problem.n_rows)
+        return [
+            _plain_sizes(problem, wishes, solver, m, loader)
+            for m in _halvings(wishes.batch_size, few_rows, min(64, problem.n_rows))
             for loader in loaders
         ]
     if wishes.projection is None:
@@ -289,22 +300,39 @@ def _block_samples(problem: Problem, b: int, k: int) -> tuple[int, int]:
     return sample_sizes(problem.n_rows, k * b, probe)
 
 
-def _eigenpro_sizes(
-    problem: Problem, wishes: Wishes, solver: SolverName, m: int, projection: str,
-    loader: tuple[int, int],
-) -> Sizes:  # fmt: skip
-    default = N_NYSTROM if problem.p <= MAX_EXACT_CENTERS else LARGE_N_NYSTROM
-    wanted = wishes.n_nystrom or default
-    s, h = sample_sizes(problem.n_rows, wanted, MIN_PROBE * 4)
+def _plain_sizes(
+    problem: Problem, wishes: Wishes, solver: SolverName, m: int, loader: tuple[int, int]
+) -> Sizes:
+    """Of plain SGD, which needs a probe alone, and of EigenPro 1."""
+    s, h, level = 0, min(problem.n_rows, MIN_PROBE * 4), 0
+    if solver == "eigenpro1":
+        s, h, level = _nystrom_sizes(problem, wishes, PAPER_N_NYSTROM, PAPER_LEVEL)
+    return Sizes(solver, m, problem.p, True, s, h, s, level, 1, "none", *loader)
+
+
+def _nystrom_sizes(
+    problem: Problem, wishes: Wishes, n_nystrom: int, level: int
+) -> tuple[int, int, int]:
+    """Rows of the sample and of the probe, and damped directions. The numbers are the defaults."""
+    s, h = sample_sizes(problem.n_rows, wishes.n_nystrom or n_nystrom, MIN_PROBE * 4)
     if wishes.n_nystrom is not None:
         s, left = wishes.n_nystrom, problem.n_rows - wishes.n_nystrom
         # Fresh rows only, unless the sample is nearly all there is: then it is the stream itself.
         h = min(h, left) if left >= MIN_PROBE // 2 else min(problem.n_rows, MAX_PROBE)
     if s < 2:
         raise ConfigError(f"n_nystrom={s} must be at least 2; use more training rows")
-    level = wishes.level or max(1, min(s // LEVEL_SHARE, s - 1))
+    level = wishes.level or max(1, min(level or s // LEVEL_SHARE, s - 1))
     if level >= s:
         raise ConfigError(f"level={level} must be below n_nystrom={s}; lower it")
+    return s, h, level
+
+
+def _eigenpro_sizes(
+    problem: Problem, wishes: Wishes, solver: SolverName, m: int, projection: str,
+    loader: tuple[int, int],
+) -> Sizes:  # fmt: skip
+    default = N_NYSTROM if problem.p <= MAX_EXACT_CENTERS else LARGE_N_NYSTROM
+    s, h, level = _nystrom_sizes(problem, wishes, default, 0)
     period = 1
     if solver == "eigenpro4":
         period = wishes.period or max(1, round(problem.p / m))
@@ -357,7 +385,16 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
         add("setup", "factors of one block, probe", 2 * b + max(b, 2 * h), b, itemsize=item)
         add("train", "K(X, Z)", m, p if sizes.keep else b, itemsize=item)
         return buffers
-    add("always", "Nystrom rows, eigenvectors", s, 2 * point + (d + sizes.level) * item)
+    if sizes.solver == "sgd":
+        add("setup", "probe, K(probe, probe)", h, 2 * point + h * item)
+        return buffers
+    if sizes.solver == "eigenpro1":
+        add("always", "eigenvectors on all rows", p, sizes.level, itemsize=item)
+        add("setup", "extended eigenvectors, their values", 3 * p, sizes.level + 1, itemsize=item)
+        add("setup", "Nystrom rows, eigenvectors", s, 2 * point + (d + sizes.level) * item)
+        add("train", "correction", p, c, itemsize=item)
+    else:
+        add("always", "Nystrom rows, eigenvectors", s, 2 * point + (d + sizes.level) * item)
     add("setup", "K(X_s, X_s) and workspace", 3 * s, s, itemsize=item)
     add("setup", "probe, K(probe, probe)", h, 2 * point + h * item)
     if sizes.projection in ("exact", "resident"):
@@ -367,7 +404,7 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
         probed = min(2 * INNER_NYSTROM, p)
         add("setup", "eigensystem of the projection", 3 * inner, inner, itemsize=item)
         add("setup", "K(probe, probe) of the projection", probed, probed, itemsize=item)
-    if sizes.solver != "eigenpro2":
+    if sizes.solver not in IN_PLACE:
         add("train", "K(X, Z)", m, p, itemsize=item)
         # Cut to the critical batch, a period has more steps but no more rows than before.
         rows = sizes.period * m if sizes.period > 1 else 0

@@ -215,7 +215,9 @@ class SolverConfig(Table):
     """[solver]: the method, and what of it the user wants to fix by hand."""
 
     table = "solver"
-    name: Literal["auto", "block", "eigenpro2", "eigenpro3", "eigenpro4"] = "auto"
+    name: Literal["auto", "block", "sgd", "eigenpro1", "eigenpro2", "eigenpro3", "eigenpro4"] = (
+        "auto"
+    )
     block_size: AutoCount = "auto"
     ridge: NotNegative = 0.0
     n_nystrom: AutoCount = "auto"
@@ -232,6 +234,11 @@ class SolverConfig(Table):
             raise ConfigError(
                 f"solver.level={self.level} must be below solver.n_nystrom={self.n_nystrom}, the "
                 "rows its eigenvectors come from; lower level or raise n_nystrom"
+            )
+        if self.name == "eigenpro1" and self.damping != "auto" and self.damping > 1:
+            raise ConfigError(
+                f"solver.damping={self.damping:g} must be at most 1 with solver.name="
+                '"eigenpro1", where it is the factor tau; lower it'
             )
         if self.name == "eigenpro3" and self.period not in ("auto", 1):
             raise ConfigError(

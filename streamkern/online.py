@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.assemble import reassemble, start
-from streamkern.budget import Sizes
+from streamkern.budget import IN_PLACE, Sizes
 from streamkern.config import RunConfig
 from streamkern.errors import ConfigError, DivergenceError
 from streamkern.feed import DeviceBatch, Feed
@@ -60,10 +60,12 @@ class Online:
                 f"run_dir={self.config.run.run_dir!r} can not be used with partial_fit, which "
                 "keeps its state in the estimator; leave run_dir out, or use fit"
             )
-        if self.config.solver.name == "eigenpro2" or self.config.model.centers == "all":
+        name = self.config.solver.name
+        if name in IN_PLACE or self.config.model.centers == "all":
+            what = f"solver={name!r}" if name in IN_PLACE else "centers='all'"
             raise ConfigError(
-                "solver='eigenpro2' and centers='all' need all rows at once and can not be used "
-                "with partial_fit; use fit, or random centers and another solver"
+                f"{what} needs all rows at once and can not be used with partial_fit; use fit, or "
+                "random centers and another solver"
             )
         n_centers = None if self.centers is None else len(self.centers)
         if self.setup is not None:

@@ -82,6 +82,11 @@ def flops(problem: Problem, sizes: Sizes) -> tuple[int, int]:
         return setup, 2 * p * (d + 3 * c) * n + 2 * p * b * c * steps
     setup = eigen.flops(s, q + 1) + 2 * s * s * d
     row = 2 * p * (d + 2 * c) + 2 * s * (d + q + c)
+    if sizes.solver == "sgd":
+        return 2 * sizes.n_probe**2 * d, 2 * p * (d + c) * n
+    if sizes.solver == "eigenpro1":
+        setup += 2 * p * (p + s) * (d + q)
+        return setup, 4 * p * (d + c) * n + 4 * p * q * c * steps
     if sizes.solver == "eigenpro2":
         return setup, row * n
     row += 2 * s * (d + c) + (sizes.period - 1) * m // 2 * 2 * (d + c)

@@ -305,6 +305,22 @@ def build_low_rank(
     1.6 times that. Cost that of K(X_s, X_s) and of `eigen.top_eigenpairs`.
     """
     s, xp = len(X_s), op.backend.xp
+    lam, E = sample_eigenpairs(op, X_s, level, seed)
+    E, tail, lam = xp.ascontiguousarray(E[:, :-1]), lam[-1], lam[:-1]
+    # The tail is estimated from above, so the last of the others may seem to be below it.
+    D = xp.maximum(1 - tail / lam, 0) / lam / s
+    plain = LowRankPreconditioner(X_s, E, D, StepRule(1.0, 1.0))
+    return LowRankPreconditioner(X_s, E, D, measure_low_rank(op, plain, probe, seed))
+
+
+def sample_eigenpairs(
+    op: KernelOperator, X_s: Points, level: int, seed: int
+) -> tuple[Array, Array]:
+    """The top level + 1 eigenpairs of K(X_s, X_s) / s, as far as they mean something.
+
+    Returns (q + 1,) descending and (s, q + 1), 1 <= q <= level.
+    """
+    s = len(X_s)
     if not 1 <= level < s:
         raise ConfigError(f"level={level} must lie between 1 and n_nystrom - 1 = {s - 1}")
     K = op.gram(X_s)
@@ -318,22 +334,22 @@ def build_low_rank(
         raise ConfigError(
             f"n_nystrom={s}: K(X_s, X_s) has rank 1 to working precision; use a smaller bandwidth"
         )
-    E, tail, lam = xp.ascontiguousarray(E[:, :usable]), lam[usable], lam[:usable]
-    # The tail is estimated from above, so the last of the others may seem to be below it.
-    D = xp.maximum(1 - tail / lam, 0) / lam / s
-    plain = LowRankPreconditioner(X_s, E, D, StepRule(1.0, 1.0))
-    return LowRankPreconditioner(X_s, E, D, measure_low_rank(op, plain, probe, seed))
+    return lam[: usable + 1], E[:, : usable + 1]
 
 
 def measure_low_rank(
-    op: KernelOperator, P: LowRankPreconditioner, probe: Points, seed: int
+    op: KernelOperator, P: LowRankPreconditioner | None, probe: Points, seed: int
 ) -> StepRule:
-    """ell = max k_P(x, x) and lambda_1 of K_P(probe, probe) / h, k_P the preconditioned kernel."""
+    """ell = max k_P(x, x) and lambda_1 of K_P(probe, probe) / h, k_P the preconditioned kernel.
+
+    P : None for the kernel itself.
+    """
     h = len(probe)
-    Q = op.product(probe, P.X_s, P.E)  # (h, q)
     K = op.gram(probe)
-    for rows in tiles(h, 512):
-        K[rows] -= (Q[rows] * P.D) @ Q.T
+    if P is not None:
+        Q = op.product(probe, P.X_s, P.E)  # (h, q)
+        for rows in tiles(h, 512):
+            K[rows] -= (Q[rows] * P.D) @ Q.T
     leverage = float(K.diagonal().max())
     start = op.backend.asarray(np.random.default_rng([seed, 3]).standard_normal(h), op.dtype)
     return StepRule(leverage, top_eigenvalue(lambda v: K @ v / h, start, EIGENVALUE_STEPS))

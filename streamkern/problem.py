@@ -14,7 +14,16 @@ import zarr
 
 from streamkern.augment import Transform, from_config, is_deterministic, transform_name
 from streamkern.backend import Backend
-from streamkern.budget import Buffers, Problem, Sizes, Wishes, count, default_budget, resolve
+from streamkern.budget import (
+    IN_PLACE,
+    Buffers,
+    Problem,
+    Sizes,
+    Wishes,
+    count,
+    default_budget,
+    resolve,
+)
 from streamkern.cache import Cache
 from streamkern.config import RunConfig
 from streamkern.devices import get_backend
@@ -219,22 +228,22 @@ def open_run(
 
 
 def _check_method(config: RunConfig, data: Data, sizes: Sizes, given: bool) -> None:
-    if config.solver.ridge and sizes.solver != "block":
+    if config.solver.ridge and sizes.solver not in ("block", "sgd"):
         raise ConfigError(
             f"solver.ridge={config.solver.ridge:g} is not defined for solver "
             f"{sizes.solver!r}; set it to 0 or use solver 'block'"
         )
-    if sizes.solver != "eigenpro2":
+    if sizes.solver not in IN_PLACE:
         return
     if data.augmented:
         raise ConfigError(
-            "solver='eigenpro2' takes the training rows themselves as centers and can not be "
+            f"solver={sizes.solver!r} takes the training rows themselves as centers and can not be "
             "used with random transforms, copies or weights; use another solver"
         )
     model, n = config.model, data.base.n_rows
     if given or model.centers not in ("random", "all") or model.n_centers not in ("auto", n):
         raise ConfigError(
-            f"solver='eigenpro2' takes all {n} training rows as centers; leave centers and "
+            f"solver={sizes.solver!r} takes all {n} training rows as centers; leave centers and "
             "n_centers out, or use another solver"
         )
 
@@ -242,7 +251,7 @@ def _check_method(config: RunConfig, data: Data, sizes: Sizes, given: bool) -> N
 def count_centers(config: RunConfig, data: Data) -> int:
     """p, from the settings and metadata."""
     model, n = config.model, data.base.n_rows
-    if model.centers == "all" or config.solver.name == "eigenpro2":
+    if model.centers == "all" or config.solver.name in IN_PLACE:
         return n
     if model.centers != "random":
         array = open_centers(config)

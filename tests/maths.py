@@ -66,7 +66,11 @@ SOLVERS: dict[str, dict[str, Any]] = {
     "eigenpro3, inexact": {"solver": "eigenpro3", "projection": "inexact"},
     "eigenpro4": {"solver": "eigenpro4", "projection": "exact", "period": 3},
     "eigenpro2": {"solver": "eigenpro2"},
+    "eigenpro1": {"solver": "eigenpro1"},
+    "sgd": {"solver": "sgd"},
 }
+IN_PLACE = ("sgd", "eigenpro1", "eigenpro2")
+"""Those whose centers are the training rows."""
 
 
 def small_sizes(**changes: Any) -> Sizes:
@@ -132,7 +136,7 @@ def make_case(
     Y = np.stack([np.sin(X[:, 0]) + X[:, 1], X[:, 2] ** 2], axis=1) + 0.3 * rows(3, 240, 2)
     Z, X_s = rows(1, 24, 3), fresh[: sizes.n_sample]
     probe, sample_rows = fresh[-sizes.n_probe :], None
-    if sizes.solver == "eigenpro2":
+    if sizes.solver in IN_PLACE:
         sample_rows = np.arange(0, 240, 4)
         Z, X_s, probe = X, X[sample_rows], X
     elif sizes.solver != "block":

@@ -41,7 +41,10 @@ METHODS: dict[str, dict[str, Any]] = {
         "solver.period": 4,
         "solver.projection": "inexact",
     },
-    "eigenpro2": {"solver.name": "eigenpro2", "model.n_centers": "auto"},
+    **{
+        name: {"solver.name": name, "model.n_centers": "auto"}
+        for name in ("sgd", "eigenpro1", "eigenpro2")
+    },
 }
 
 
@@ -58,7 +61,7 @@ def array_source(n: int = N, seed: int = 0, unit_rows: int = 16, **options: Any)
 
 def stream(method: str = "block") -> Source:
     """The training rows, with noise where the method allows it."""
-    if method == "eigenpro2":
+    if method in ("sgd", "eigenpro1", "eigenpro2"):
         return array_source()
     return AugmentedSource(array_source(), 1, [GaussianNoise(0.1)])
 

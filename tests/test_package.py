@@ -35,7 +35,16 @@ DATA_LANE = {
     *("plan", "fetch", "remote", "cluster", "buffers", "prefetch", "feed"),
 }
 MATHS_LANE = {
-    *("kernels", "points", "products", "step_rule", "eigen", "preconditioner", "projection"),
+    *(
+        "kernels",
+        "points",
+        "products",
+        "step_rule",
+        "eigen",
+        "eigenfunctions",
+        "preconditioner",
+        "projection",
+    ),
     "solver",
 }
 STATE = {"runlog", "lease", "folder", "checksums", "sealed", "checkpoint", "saver"}

@@ -269,7 +269,7 @@ def same_bits(a: State, b: State) -> None:
 
 @pytest.mark.parametrize("precision", ["exact", "float64"])
 @pytest.mark.parametrize(
-    ("name", "ridge"), [(name, 0.0) for name in sorted(SOLVERS)] + [("blocks", 0.1)]
+    ("name", "ridge"), [(name, 0.0) for name in sorted(SOLVERS)] + [("blocks", 0.1), ("sgd", 0.1)]
 )
 def test_restored_at_any_step_the_run_goes_on_with_the_same_bits(
     name: str, ridge: float, precision: str
@@ -341,7 +341,10 @@ def test_setup_survives_the_way_over_host_and_json(name: str) -> None:
         np.testing.assert_array_equal(again.arrays[key], a)
 
 
-@pytest.mark.parametrize("name", ["eigenpro3", "eigenpro3, inexact", "eigenpro4", "eigenpro2"])
+@pytest.mark.parametrize(
+    "name",
+    ["eigenpro3", "eigenpro3, inexact", "eigenpro4", "eigenpro2", "eigenpro1", "sgd"],
+)
 def test_tile_shape_changes_rounding_only(name: str) -> None:
     """So does the number of shards that the centers are cut into: their tiles are added up."""
     alphas = []

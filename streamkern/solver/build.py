@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend import Array
-from streamkern.budget import INNER_NYSTROM, Sizes
+from streamkern.budget import IN_PLACE, INNER_NYSTROM, Sizes
+from streamkern.eigenfunctions import build_extended
 from streamkern.points import Points
 from streamkern.preconditioner import (
     BlockPreconditioner,
@@ -24,12 +25,18 @@ from streamkern.preconditioner import (
     block_slices,
     build_block,
     build_low_rank,
+    measure_low_rank,
 )
 from streamkern.products import KernelOperator
 from streamkern.projection import ExactProjection, IterativeProjection, Projection
 from streamkern.solver.base import Solver
 from streamkern.solver.block import BlockSolver
-from streamkern.solver.eigenpro import DelayedProjectionSolver, EigenPro2Solver
+from streamkern.solver.eigenpro import (
+    DelayedProjectionSolver,
+    EigenPro1Solver,
+    EigenPro2Solver,
+    SGDSolver,
+)
 from streamkern.step_rule import StepRule
 
 Report = Callable[[str, dict[str, Any]], None]
@@ -68,11 +75,14 @@ def compute(
 
     Z : points of the centers, both sides. samples : gives the sample (s, d) and the probe (h, d),
     transformed rows of the stream; a function, so that the raw rows can be dropped when the
-    prepared ones exist. For EigenPro 2 the sample are rows of the training set, as are the centers.
+    prepared ones exist. For SGD, EigenPro 1 and 2 they are rows of the training set, as are the
+    centers.
     n_samples : rows the whole run will see.
     """
     if sizes.solver == "block":
         return _compute_block(op, Z, samples, sizes, choices, n_samples, report)
+    if sizes.solver == "sgd":
+        return _compute_plain(op, samples, sizes, choices, report)
     return _compute_low_rank(op, Z, samples, sizes, choices, report)
 
 
@@ -99,6 +109,20 @@ def _compute_block(
     )
 
 
+def _compute_plain(
+    op: KernelOperator, samples: Callable[[], tuple[Array, Array]], sizes: Sizes,
+    choices: Choices, report: Report,
+) -> Setup:  # fmt: skip
+    """The step that the kernel itself allows; a ridge adds to both terms, see `step_rule`."""
+    probe = op.points(samples()[1], left=True, right=True)
+    rule = measure_low_rank(op, None, probe, choices.seed)
+    if choices.ridge:
+        lambda_1 = rule.lambda_1 + choices.ridge
+        rule = StepRule(rule.leverage + lambda_1, lambda_1)
+    report("plain", asdict(rule) | {"batch_size": sizes.batch_size})
+    return Setup({}, {"rules": [asdict(rule)], "batch_size": sizes.batch_size, "period": 1})
+
+
 def _compute_low_rank(
     op: KernelOperator, Z: Points, samples: Callable[[], tuple[Array, Array]], sizes: Sizes,
     choices: Choices, report: Report,
@@ -106,15 +130,21 @@ def _compute_low_rank(
     sample, probe = samples()
     X_s = op.points(sample, left=True, right=True)
     fresh = op.points(probe, left=True, right=True)
-    P = build_low_rank(op, X_s, fresh, level=sizes.level, seed=choices.seed)
-    rule = P.rule
-    # A view of the sample would keep the probe alive, too.
-    arrays: dict[str, Array] = {"sample": sample.copy(), "E": P.E, "D": P.D}
+    if sizes.solver == "eigenpro1":
+        tau = 1.0 if choices.damping is None else choices.damping
+        P = build_extended(op, Z, X_s, fresh, level=sizes.level, tau=tau, seed=choices.seed)
+        arrays: dict[str, Array] = {"E": P.E, "D": P.D}
+    else:
+        P = build_low_rank(op, X_s, fresh, level=sizes.level, seed=choices.seed)
+        # A view of the sample would keep the probe alive, too.
+        arrays = {"sample": sample.copy(), "E": P.E, "D": P.D}
+    rule, batch = P.rule, sizes.batch_size
     meta: dict[str, Any] = {"level": int(P.E.shape[1])}
-    if sizes.solver != "eigenpro2":
+    if sizes.solver not in IN_PLACE:
         _compute_projection(op, Z, sizes, choices, arrays, meta)
-    # Past the critical batch a larger batch buys nothing; before it every row counts in full.
-    batch = int(max(1, min(sizes.batch_size, rule.critical_batch)))
+    if sizes.solver != "eigenpro1":
+        # Past the critical batch a larger batch buys nothing; before it every row counts in full.
+        batch = int(max(1, min(batch, rule.critical_batch)))
     period = max(1, round(sizes.period * sizes.batch_size / batch)) if sizes.period > 1 else 1
     meta |= {"rules": [asdict(rule)], "batch_size": batch, "period": period}
     report("low_rank", {"leverage": rule.leverage, "lambda_1": rule.lambda_1,
@@ -170,8 +200,13 @@ def assemble(
         return BlockSolver(
             op, Z, pre, seed=choices.seed, ridge=choices.ridge, keep=sizes.keep, **shared
         )
-    X_s = op.points(arrays["sample"], left=True, right=True)
+    if sizes.solver == "sgd":
+        return SGDSolver(op, Z.columns(), rules[0], ridge=choices.ridge, **shared)
+    own = sizes.solver == "eigenpro1"
+    X_s = Z if own else op.points(arrays["sample"], left=True, right=True)
     P = LowRankPreconditioner(X_s, arrays["E"], arrays["D"], rules[0])
+    if own:
+        return EigenPro1Solver(op, Z, P, **shared)
     if sizes.solver == "eigenpro2":
         assert sample_rows is not None
         return EigenPro2Solver(op, Z, P, sample=sample_rows, **shared)
