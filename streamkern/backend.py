@@ -281,7 +281,14 @@ class Backend:
     def apply_profile(
         self, kernel: Any, tile: Array, scale: float, norms: tuple[Array, Array] | None
     ) -> None:
-        """tile <- kernel profile of scale times the squared distances; see `finish_tile`."""
+        """tile <- kernel profile of scale times the squared distances; see `finish_tile`.
+
+        A kernel of the inner product gets products and norms as they are.
+        """
+        if kernel.geometry == "inner":
+            assert norms is not None
+            self._set(tile, kernel.of_products(tile, norms[0][:, None], norms[1], self.xp))
+            return
         if norms is not None:
             tile *= -2
             tile += norms[0][:, None]
@@ -291,7 +298,10 @@ class Backend:
         self.xp.maximum(tile, zeros, out=tile)  # a third of the time of maximum(tile, 0)
         if scale != 1:
             tile *= scale
-        value = kernel.profile(tile, self.xp)
+        self._set(tile, kernel.profile(tile, self.xp))
+
+    @staticmethod
+    def _set(tile: Array, value: Array) -> None:
         if value is not tile:
             tile[...] = value
 

@@ -114,18 +114,20 @@ def _fills() -> Fills:
 def _profile(expression: str) -> Callable[[Array, Array, Array, np.float32], None]:
     """tile of products, norms of rows and of columns, scale -> None: the profile, in place.
 
-    NaN is kept, and a negative distance taken as zero.
+    NaN is kept, and a negative distance taken as zero. Of what the expression does not use, the
+    compiler leaves nothing.
     """
     source = (
         "def profile(tile, row_norms, column_norms, scale):\n"
         "    for i in range(tile.shape[0]):\n"
         "        row, norm = tile[i], row_norms[i]\n"
         "        for j in range(row.size):\n"
-        "            s = (norm + column_norms[j] - f4(2) * row[j]) * scale\n"
+        "            p, x, z = row[j], norm, column_norms[j]\n"
+        "            s = (x + z - f4(2) * p) * scale\n"
         "            s = f4(0) if s < f4(0) else s\n"
         f"            row[j] = {render(expression, 'f4({})')}\n"
     )
-    names: dict[str, Any] = {"f4": f4, "sqrt": np.sqrt, "exp": _exp()}
+    names: dict[str, Any] = {"f4": f4, "sqrt": np.sqrt, "cos": np.cos, "exp": _exp()}
     exec(compile(source, f"<profile {expression}>", "exec"), names)
     return jit(names["profile"])
 

@@ -1,9 +1,10 @@
 """One line of arithmetic for two compilers.
 
-A kernel's profile may be given as an expression of `s`, the scaled squared distance: numbers,
-`+ - * /`, `sqrt` and `exp`. It is read once, with Python's own parser, and written out again with
-every number in the precision of `s`: bare, Python's numbers would turn float32 into float64 in
-Numba, and C's would in CUDA.
+A kernel may be given as an expression of `s`, the scaled squared distance, or of `p`, `x` and `z`,
+the product of two points and the numbers of its row and column (norms): numbers, `+ - * /` and the
+functions below. It is read once, with Python's own parser, and written out again with every number
+in the precision of `s`: bare, Python's numbers would turn float32 into float64 in Numba, and C's
+would in CUDA.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import numpy.typing as npt
 from streamkern.errors import ConfigError
 
 _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
-FUNCTIONS = ("sqrt", "exp")
+FUNCTIONS = ("sqrt", "exp", "cos")
+NAMES = ("s", "p", "x", "z")
 
 
 def render(expression: str, number: str) -> str:
@@ -41,11 +43,11 @@ def render(expression: str, number: str) -> str:
                 return f"{name}({text(argument)})"
             case ast.Constant(int() | float() as value) if type(value) is not bool:
                 return number.format(repr(float(value)))
-            case ast.Name("s"):
-                return "s"
+            case ast.Name(name) if name in NAMES:
+                return name
         raise ConfigError(
             f"expression={expression!r} of a kernel holds {ast.unparse(node)!r}; it may hold "
-            f"numbers, s, + - * / and {', '.join(FUNCTIONS)}, in Python's notation"
+            f"numbers, {', '.join(NAMES)}, + - * / and {', '.join(FUNCTIONS)}, in Python's notation"
         )
 
     try:
@@ -55,6 +57,7 @@ def render(expression: str, number: str) -> str:
     return text(tree.body)
 
 
-def evaluate(expression: str, s: npt.NDArray[np.float64]) -> Any:
-    """The expression at `s`, in float64 by NumPy."""
-    return eval(render(expression, "{}"), {"s": s, "sqrt": np.sqrt, "exp": np.exp})
+def evaluate(expression: str, **names: npt.NDArray[np.float64]) -> Any:
+    """The expression at values of its names, in float64 by NumPy."""
+    functions = {name: getattr(np, name) for name in FUNCTIONS}
+    return eval(render(expression, "{}"), functions | names)

@@ -1,64 +1,21 @@
-"""Radial kernels: profiles of the scaled squared distance, k(x, z) = profile(|x - z|^2 / bw^2)."""
+"""The kernels that are built in, by name.
+
+r = |x - z| / bandwidth, in the Euclidean norm.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from streamkern.backend import Array
 from streamkern.errors import ConfigError
-from streamkern.expression import evaluate
+from streamkern.kernel_base import BUILT_IN, InnerKernel, Kernel
 
-
-class Kernel:
-    """A radial kernel k(x, z) = profile(|x - z|^2 / bandwidth^2) with profile(0) = 1.
-
-    To write your own, subclass and give `profile`::
-
-        class RationalQuadratic(Kernel):
-            def profile(self, sq, xp):
-                return (1 + sq / 2) ** -2
-
-    `profile` gets an array of scaled squared distances (any shape, float32 or float64) and the
-    array library; it may overwrite what it gets and returns the kernel's values.
-    `expression`, if given, is the same as one line of text in `s`: numbers, `+ - * /`, `sqrt` and
-    `exp`. Compilers take it (CUDA on a GPU, Numba, where installed, on the CPU), which saves passes
-    over memory.
-
-    Parameters
-    ----------
-    bandwidth : float > 0
-        Length scale, in the units of the (transformed) features.
-    """
-
-    expression: str | None = None
-
-    def __init__(self, bandwidth: float = 1.0) -> None:
-        if not (np.isfinite(bandwidth) and bandwidth > 0):
-            raise ConfigError(f"bandwidth={bandwidth!r} must be a finite number above 0")
-        self.bandwidth = float(bandwidth)
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        """A profile of its own makes an inherited expression that of another kernel."""
-        super().__init_subclass__(**options)
-        if "profile" in vars(cls) and "expression" not in vars(cls):
-            cls.expression = None
-
-    def profile(self, sq: Array, xp: Any) -> Array:
-        """Kernel values for scaled squared distances."""
-        raise NotImplementedError(f"{type(self).__name__} must define profile(sq, xp)")
-
-    def describe(self) -> dict[str, object]:
-        """Name and parameters, for checkpoints. A kernel that is not built in goes by its class."""
-        name = type(self).__name__.lower()
-        if KERNELS.get(name) is not type(self):
-            name = f"{type(self).__module__}.{type(self).__qualname__}"
-        plain = {k: v for k, v in vars(self).items() if isinstance(v, str | int | float | None)}
-        return {"kernel": name, **plain}
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(bandwidth={self.bandwidth:g})"
+__all__ = ["KERNELS", "Cauchy", "Gaussian", "Kernel", "Laplace", "Linear", "Matern32", "Matern52",
+           "Polynomial", "ReluNTK", "get_kernel"]  # fmt: skip
 
 
 class Laplace(Kernel):
@@ -126,18 +83,94 @@ class Matern52(Kernel):
         return sq
 
 
-def check_expression(kernel: Kernel) -> None:
-    """Raise ConfigError unless expression, if there is one, and profile are the same function."""
-    if kernel.expression is None:
-        return
-    s = np.logspace(-6, 2, 9)
-    with np.errstate(all="ignore"):
-        value, truth = evaluate(kernel.expression, s), kernel.profile(s.copy(), np)
-    if not np.allclose(value, truth, atol=1e-12):
-        raise ConfigError(
-            f"expression={kernel.expression!r} of {kernel} is another function than its profile; "
-            "correct one of them, or leave the expression out"
-        )
+class Linear(InnerKernel):
+    """x.z"""
+
+    expression = "p"
+
+    def of_products(self, p: Array, x: Array, z: Array, xp: Any) -> Array:
+        """As they are."""
+        return p
+
+
+class Polynomial(InnerKernel):
+    """(gamma x.z + c0)^degree: scikit-learn's polynomial_kernel with coef0=c0.
+
+    Parameters
+    ----------
+    degree : whole number, at least 1. gamma : > 0. c0 : 0 or above.
+    """
+
+    def __init__(self, degree: int = 3, gamma: float = 1.0, c0: float = 1.0) -> None:
+        if isinstance(degree, bool) or not isinstance(degree, int) or not 1 <= degree <= 20:
+            raise ConfigError(f"degree={degree!r} must be a whole number between 1 and 20")
+        if not (np.isfinite(gamma) and gamma > 0):
+            raise ConfigError(f"gamma={gamma!r} must be a finite number above 0")
+        if not (np.isfinite(c0) and c0 >= 0):
+            raise ConfigError(f"c0={c0!r} must be a finite number, 0 or above")
+        self.degree, self.gamma, self.c0 = degree, float(gamma), float(c0)
+        self.expression = " * ".join([f"({self.gamma!r} * p + {self.c0!r})"] * degree)
+
+    def of_products(self, p: Array, x: Array, z: Array, xp: Any) -> Array:
+        """One temporary. Powers as products: a library's pow costs several times as much."""
+        p *= self.gamma
+        p += self.c0
+        if self.degree == 1:
+            return p
+        value = p * p
+        for _ in range(self.degree - 2):
+            value *= p
+        return value
+
+    def describe(self) -> dict[str, object]:
+        """Without the expression, which follows from the rest."""
+        described = super().describe()
+        del described["expression"]
+        return described
+
+
+class ReluNTK(InnerKernel):
+    """The neural tangent kernel of a ReLU network of infinite width, without biases.
+
+    With S_0 = T_0 = x.z, n = |x| |z| and, for every hidden layer, u = S / n,
+
+        S <- n (u (pi - arccos u) + sqrt(1 - u^2)) / pi,   T <- T (pi - arccos u) / pi + S,
+
+    k = T after `depth` layers (Jacot et al. 2018, theorem 1; Arora et al. 2019, section 3, with
+    c_sigma = 2; closed forms of Cho and Saul 2009). k(x, x) = (depth + 1) |x|^2.
+
+    Parameters
+    ----------
+    depth : hidden layers, at least 1.
+    """
+
+    def __init__(self, depth: int = 1) -> None:
+        if isinstance(depth, bool) or not isinstance(depth, int) or not 1 <= depth <= 50:
+            raise ConfigError(f"depth={depth!r} must be a whole number between 1 and 50")
+        self.depth = depth
+
+    def of_products(self, p: Array, x: Array, z: Array, xp: Any) -> Array:
+        """Four temporaries. Known identical points have u = 1 exactly, as sqrt(x x) = x."""
+        n = xp.sqrt(x * z)
+        # A point at zero has products 0: any number but 0 will do below it.
+        p /= xp.maximum(n, xp.finfo(p.dtype).tiny)
+        u = xp.clip(p, -1, 1, out=p)
+        total = u.copy()
+        for _ in range(self.depth):
+            derivative = xp.arccos(u)
+            derivative *= -1 / math.pi
+            derivative += 1
+            total *= derivative
+            derivative *= u
+            u *= -u
+            u += 1
+            xp.sqrt(xp.maximum(u, 0, out=u), out=u)
+            u *= 1 / math.pi
+            u += derivative
+            xp.minimum(u, 1, out=u)
+            total += u
+        total *= n
+        return total
 
 
 KERNELS: dict[str, type[Kernel]] = {
@@ -146,13 +179,18 @@ KERNELS: dict[str, type[Kernel]] = {
     "cauchy": Cauchy,
     "matern32": Matern32,
     "matern52": Matern52,
+    "linear": Linear,
+    "polynomial": Polynomial,
+    "relu_ntk": ReluNTK,
 }
+BUILT_IN.update(KERNELS)
 
 
 def get_kernel(kernel: str | Kernel, bandwidth: float = 1.0) -> Kernel:
-    """A kernel by name, or the one given."""
+    """A kernel by name, or the one given. `bandwidth` : for those that have one."""
     if isinstance(kernel, Kernel):
         return kernel
     if kernel not in KERNELS:
         raise ConfigError(f"kernel={kernel!r} is not known; use one of {', '.join(KERNELS)}")
-    return KERNELS[kernel](bandwidth)
+    chosen = KERNELS[kernel]
+    return chosen() if issubclass(chosen, InnerKernel) else chosen(bandwidth)

@@ -35,7 +35,8 @@ DATA_LANE = {
     *("plan", "fetch", "remote", "cluster", "buffers", "prefetch", "feed"),
 }
 MATHS_LANE = {
-    *("kernels", "points", "products", "step_rule", "eigen", "preconditioner", "projection"),
+    *("kernel_base", "kernels", "points", "products"),
+    *("step_rule", "eigen", "preconditioner", "projection"),
     "solver",
 }
 STATE = {"runlog", "lease", "folder", "checksums", "sealed", "checkpoint", "saver"}
