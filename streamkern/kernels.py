@@ -5,17 +5,45 @@ r = |x - z| / bandwidth, in the Euclidean norm.
 
 from __future__ import annotations
 
+import inspect
 import math
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+import numpy.typing as npt
 
-from streamkern.backend import Array
 from streamkern.errors import ConfigError
-from streamkern.kernel_base import BUILT_IN, InnerKernel, Kernel
+from streamkern.kernel_base import (
+    BUILT_IN,
+    Geometry,
+    InnerKernel,
+    Kernel,
+    Product,
+    Sum,
+    number,
+    whole,
+)
 
-__all__ = ["KERNELS", "Cauchy", "Gaussian", "Kernel", "Laplace", "Linear", "Matern32", "Matern52",
-           "Polynomial", "ReluNTK", "get_kernel"]  # fmt: skip
+if TYPE_CHECKING:
+    from streamkern.backend import Array
+
+__all__ = [
+    "KERNELS",
+    "Cauchy",
+    "Dispersal",
+    "Gaussian",
+    "Kernel",
+    "Laplace",
+    "LaplaceL1",
+    "Linear",
+    "Matern32",
+    "Matern52",
+    "Polynomial",
+    "Product",
+    "ReluNTK",
+    "Sum",
+    "get_kernel",
+]
 
 
 class Laplace(Kernel):
@@ -83,6 +111,43 @@ class Matern52(Kernel):
         return sq
 
 
+class Dispersal(Kernel):
+    """exp(-r^gamma), 0 < gamma <= 2: Laplace at 1, Gaussian of width bandwidth / sqrt(2) at 2.
+
+    Positive definite for these gamma and no others (Schoenberg 1938). The kernel "dispersal" of the
+    EigenPro codes, exp(-|x - z|^gamma / s), has s = bandwidth^gamma.
+    """
+
+    def __init__(
+        self, bandwidth: float = 1.0, gamma: float = 1.0, *, metric: npt.ArrayLike | None = None
+    ) -> None:
+        super().__init__(bandwidth, metric=metric)
+        self.gamma = number("gamma", gamma)
+        if gamma > 2:
+            raise ConfigError(
+                f"gamma={gamma!r} must be at most 2; beyond, the kernel is indefinite"
+            )
+        self.expression = f"exp(-pow(s, {self.gamma / 2!r}))"
+
+    def profile(self, sq: Array, xp: Any) -> Array:
+        """In place."""
+        xp.power(sq, self.gamma / 2, out=sq)
+        xp.negative(sq, out=sq)
+        return xp.exp(sq, out=sq)
+
+
+class LaplaceL1(Kernel):
+    """exp(-|x - z|_1 / bandwidth): scikit-learn's laplacian_kernel with gamma = 1 / bandwidth."""
+
+    geometry = "l1"
+    expression = "exp(-s)"
+
+    def profile(self, sq: Array, xp: Any) -> Array:
+        """In place; L1 distances over the bandwidth in the place of squares."""
+        xp.negative(sq, out=sq)
+        return xp.exp(sq, out=sq)
+
+
 class Linear(InnerKernel):
     """x.z"""
 
@@ -101,15 +166,14 @@ class Polynomial(InnerKernel):
     degree : whole number, at least 1. gamma : > 0. c0 : 0 or above.
     """
 
-    def __init__(self, degree: int = 3, gamma: float = 1.0, c0: float = 1.0) -> None:
-        if isinstance(degree, bool) or not isinstance(degree, int) or not 1 <= degree <= 20:
-            raise ConfigError(f"degree={degree!r} must be a whole number between 1 and 20")
-        if not (np.isfinite(gamma) and gamma > 0):
-            raise ConfigError(f"gamma={gamma!r} must be a finite number above 0")
-        if not (np.isfinite(c0) and c0 >= 0):
-            raise ConfigError(f"c0={c0!r} must be a finite number, 0 or above")
-        self.degree, self.gamma, self.c0 = degree, float(gamma), float(c0)
-        self.expression = " * ".join([f"({self.gamma!r} * p + {self.c0!r})"] * degree)
+    def __init__(
+        self, degree: int = 3, gamma: float = 1.0, c0: float = 1.0, *,
+        metric: npt.ArrayLike | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(metric=metric)
+        self.degree = whole("degree", degree, 20)
+        self.gamma, self.c0 = number("gamma", gamma), number("c0", c0, zero=True)
+        self.expression = " * ".join([f"({self.gamma!r} * p + {self.c0!r})"] * self.degree)
 
     def of_products(self, p: Array, x: Array, z: Array, xp: Any) -> Array:
         """One temporary. Powers as products: a library's pow costs several times as much."""
@@ -121,12 +185,6 @@ class Polynomial(InnerKernel):
         for _ in range(self.degree - 2):
             value *= p
         return value
-
-    def describe(self) -> dict[str, object]:
-        """Without the expression, which follows from the rest."""
-        described = super().describe()
-        del described["expression"]
-        return described
 
 
 class ReluNTK(InnerKernel):
@@ -144,10 +202,9 @@ class ReluNTK(InnerKernel):
     depth : hidden layers, at least 1.
     """
 
-    def __init__(self, depth: int = 1) -> None:
-        if isinstance(depth, bool) or not isinstance(depth, int) or not 1 <= depth <= 50:
-            raise ConfigError(f"depth={depth!r} must be a whole number between 1 and 50")
-        self.depth = depth
+    def __init__(self, depth: int = 1, *, metric: npt.ArrayLike | None = None) -> None:
+        super().__init__(metric=metric)
+        self.depth = whole("depth", depth, 50)
 
     def of_products(self, p: Array, x: Array, z: Array, xp: Any) -> Array:
         """Four temporaries. Known identical points have u = 1 exactly, as sqrt(x x) = x."""
@@ -173,24 +230,70 @@ class ReluNTK(InnerKernel):
         return total
 
 
-KERNELS: dict[str, type[Kernel]] = {
+BUILT_IN |= {
     "laplace": Laplace,
+    "laplace_l1": LaplaceL1,
     "gaussian": Gaussian,
     "cauchy": Cauchy,
     "matern32": Matern32,
     "matern52": Matern52,
+    "dispersal": Dispersal,
     "linear": Linear,
     "polynomial": Polynomial,
     "relu_ntk": ReluNTK,
 }
-BUILT_IN.update(KERNELS)
+KERNELS = {name: kernel for name, kernel in BUILT_IN.items() if kernel not in (Sum, Product)}
+"""Those that a name alone is enough for."""
+
+Widths = Callable[[Geometry], float]
 
 
-def get_kernel(kernel: str | Kernel, bandwidth: float = 1.0) -> Kernel:
-    """A kernel by name, or the one given. `bandwidth` : for those that have one."""
+def get_kernel(
+    kernel: str | Mapping[str, Any] | Kernel,
+    bandwidth: float | Widths = 1.0,
+    metric: npt.ArrayLike | None = None,
+) -> Kernel:
+    """A kernel by name or table, or the one given.
+
+    kernel : "laplace"; {"kind": "polynomial", "degree": 2}; {"kind": "sum", "parts": [...],
+        "weights": [...]}, {"kind": "product", "parts": [...]}; or what `Kernel.describe` returned,
+        which has "kernel" for "kind".
+    bandwidth : of those parts that have one and do not say it, or say "auto". A function is called
+        with the geometry of such a part.
+    metric : see `Kernel`.
+
+    Raises
+    ------
+    ConfigError
+        A name or a parameter is not known, or has a value that it can not have.
+    """
     if isinstance(kernel, Kernel):
         return kernel
-    if kernel not in KERNELS:
-        raise ConfigError(f"kernel={kernel!r} is not known; use one of {', '.join(KERNELS)}")
-    chosen = KERNELS[kernel]
-    return chosen() if issubclass(chosen, InnerKernel) else chosen(bandwidth)
+    table = dict(kernel) if isinstance(kernel, Mapping) else {"kind": kernel}
+    shape = table.pop("metric", None)  # of a description: the numbers are kept apart
+    if shape is not None and metric is None:
+        raise ConfigError(f"kernel {table} has a metric, which is not in its description; give it")
+    made = _made(table, bandwidth)
+    return made if metric is None else made.with_metric(metric)
+
+
+def _made(table: Mapping[str, Any], bandwidth: float | Widths) -> Kernel:
+    name = table.get("kind", table.get("kernel"))
+    if not isinstance(name, str) or name not in BUILT_IN:
+        raise ConfigError(f"kernel={name!r} is not known; use one of {', '.join(BUILT_IN)}")
+    chosen = BUILT_IN[name]
+    values = {key: value for key, value in table.items() if key not in ("kind", "kernel")}
+    allowed = [k for k in inspect.signature(chosen).parameters if k != "metric"]
+    for key in values:
+        if key not in allowed:
+            takes = f"it takes {', '.join(allowed)}" if allowed else "it takes none"
+            raise ConfigError(f"kernel {name!r} has no parameter {key!r}; {takes}")
+    if "parts" in allowed:
+        parts = values.get("parts")
+        if not isinstance(parts, list | tuple) or not parts:
+            raise ConfigError(f"kernel {name!r} needs parts, a list of names or tables of kernels")
+        tables = [part if isinstance(part, Mapping) else {"kind": part} for part in parts]
+        values["parts"] = [_made(part, bandwidth) for part in tables]
+    if "bandwidth" in allowed and values.get("bandwidth", "auto") == "auto":
+        values["bandwidth"] = bandwidth(chosen.geometry) if callable(bandwidth) else bandwidth
+    return chosen(**values)

@@ -68,8 +68,9 @@ def norms_in_columns(backend: Backend, kernel: Kernel) -> bool:
 
 
 def point_width(d: int, precision: str, backend: Backend, kernel: Kernel) -> int:
-    """Columns of a prepared row of d features."""
+    """Columns of a prepared row of d features. ConfigError if the kernel is for others."""
     extra = 2 if norms_in_columns(backend, kernel) else 0
+    d = kernel.features(d)
     return (3 * d if precision == "high" else d) + extra
 
 
@@ -80,6 +81,12 @@ def point_bytes(d: int, precision: str, backend: Backend, kernel: Kernel) -> int
     return row + ((8 if precision == "float64" else 4) if apart else 0)
 
 
-def scratch_bytes(d: int, precision: str) -> int:
-    """Of one row while it is prepared: the values, the halves, what `_snap` needs."""
-    return d * {"exact": 4, "float64": 8, "high": 14, "fast": 10, "integer": 19}[precision]
+def scratch_bytes(d: int, precision: str, kernel: Kernel) -> int:
+    """Of one row while it is prepared: the values, the halves, what `_snap` and a metric need."""
+    moved = kernel.metric is not None and kernel.metric.ndim == 2
+    before = d * (8 if precision == "float64" else 4) if moved else 0
+    return (
+        before
+        + kernel.features(d)
+        * {"exact": 4, "float64": 8, "high": 14, "fast": 10, "integer": 19}[precision]
+    )

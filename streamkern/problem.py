@@ -328,7 +328,7 @@ def _problem(
         library_bytes=backend.library_bytes,
         feed_arrays=1 + max(1, len(source.feed_transforms)),
         point_bytes=point_bytes(data.d, precision, backend, kernel),
-        scratch_bytes=backend.prepare_rows * scratch_bytes(data.d, precision),
+        scratch_bytes=backend.prepare_rows * scratch_bytes(data.d, precision, kernel),
         staging=backend.staging,
         # Where reads wait for a network, as many are under way as `in_flight_bytes` allows.
         readers=MAX_THREADS if waits else 0,

@@ -12,7 +12,8 @@ the norms, and with them the cancellation, small. The error left is that of floa
 known to about eps (|a|^2 + |b|^2). Where two rows are known to be the same, it is zero exactly.
 
 Kernels of the inner product get the bare product of the GEMM and a number for each row and column,
-the squared norms as a rule. Their points are neither shifted nor scaled.
+the squared norms as a rule. Their points are neither shifted nor scaled. L1 distances come out of
+no GEMM: they are summed up feature by feature, and cost several times as much.
 
 The rows are cut into slabs and the columns into groups of tiles. A slab of a group belongs to one
 thread, which walks its tiles in order and adds each tile's share while it is hot in cache; then
@@ -30,7 +31,8 @@ import numpy.typing as npt
 from streamkern.backend import Array, Backend, tiles
 from streamkern.budget import n_groups
 from streamkern.errors import ConfigError
-from streamkern.kernel_base import Kernel, check_expression
+from streamkern.expression import check_expression
+from streamkern.kernel_base import Kernel
 from streamkern.points import Grid, Points, norms_in_columns, point_width
 
 PRECISIONS = ("exact", "high", "fast", "integer", "float64")
@@ -86,6 +88,9 @@ class KernelOperator:
         self.grid = grid
         self.norms_in_columns = norms_in_columns(backend, kernel)
         self.dtype = np.dtype(np.float64 if precision == "float64" else np.float32)
+        self.metric = None
+        if kernel.metric is not None:  # its transpose, as `Backend.gemm` likes it
+            self.metric = backend.asarray(kernel.metric.T / kernel.bandwidth, self.dtype)
         self.operand_dtype = backend.operand_dtype(precision)
         self.scale = 1.0
         if grid is not None:
@@ -112,6 +117,8 @@ class KernelOperator:
             X, numbers = self.kernel.columns(X)
         if out is None:
             out = self.empty_points(len(X), self.width(X.shape[1]), left=left, right=right)
+        else:
+            self.kernel.features(X.shape[1])  # refuses another number of them
         self.backend.run(
             lambda rows: self._prepare(X[rows], out[rows]), tiles(len(X), self.backend.prepare_rows)
         )
@@ -132,13 +139,13 @@ class KernelOperator:
         )
 
     def width(self, d: int) -> int:
-        """Columns of a prepared row of d features."""
+        """Columns of a prepared row of d features. ConfigError if the metric is for others."""
         return point_width(d, self.precision, self.backend, self.kernel)
 
     def _prepare(self, X: Array, out: Points) -> None:
         """Shift, scale, round and extend a few rows, small enough to stay in cache."""
-        backend, d = self.backend, X.shape[1]
-        values = backend.workspace("values", X.shape, self.dtype)
+        backend, d = self.backend, self.kernel.features(X.shape[1])
+        values = backend.workspace("values", (len(X), d), self.dtype)
         self._transform(X, values)
         parts = self._split(values)
         norms = out.norms
@@ -157,7 +164,10 @@ class KernelOperator:
                 side[:, first] = norms
 
     def _transform(self, X: Array, out: Array) -> None:
-        """Shifted, in units of the bandwidth; in steps of the grid if there is one."""
+        """Shifted, in the metric and units of the bandwidth; in steps of the grid if there is one.
+
+        out : (n, d), or as many columns as the metric has.
+        """
         xp = self.backend.xp
         if self.grid is not None:
             xp.subtract(X, self.grid.offset, out=out)
@@ -166,11 +176,18 @@ class KernelOperator:
             if self.shift is not None:
                 out -= self.shift
             return
+        shifted = out
+        if self.metric is not None and self.metric.ndim == 2:
+            shifted = self.backend.workspace("shifted", X.shape, self.dtype)
         if self.shift is None:
-            out[...] = X
+            shifted[...] = X
         else:
-            xp.subtract(X, self.shift, out=out)
-        if self.kernel.bandwidth != 1:
+            xp.subtract(X, self.shift, out=shifted)
+        if shifted is not out:
+            self.backend.gemm(shifted, self.metric, out)
+        elif self.metric is not None:
+            out *= self.metric
+        elif self.kernel.bandwidth != 1:
             out *= 1 / self.kernel.bandwidth
 
     def _snap(self, X: Array) -> None:
@@ -281,7 +298,10 @@ class KernelOperator:
         tile = keep if in_place else backend.workspace("tile", (len(A), len(B)), self.dtype)
         assert A.left is not None
         assert B.right is not None
-        backend.gemm(A.left, B.right, tile)
+        if self.kernel.geometry == "l1":
+            backend.l1_distances(A.left, B.right, tile)
+        else:
+            backend.gemm(A.left, B.right, tile)
         if same is not None:
             self._mark_same(tile, A, rows, cols, same)
         norms = None if A.norms is None else (A.norms, B.norms)
@@ -307,7 +327,8 @@ class KernelOperator:
     ) -> None:
         """Distances below zero whatever norms are added, which the profile takes as zero.
 
-        For kernels of the inner product, the product is put to the norm. A : rows of the tile.
+        For other kernels, the L1 distance is put to zero and the inner product to the norm.
+        A : rows of the tile.
         """
         i, j = same
         first, last = np.searchsorted(i, (rows.start, rows.stop))
@@ -315,7 +336,9 @@ class KernelOperator:
         inside = (j >= cols.start) & (j < cols.stop)
         i, j = i[inside] - rows.start, j[inside] - cols.start
         value: Array = -np.inf if self.norms_in_columns else np.inf
-        if self.kernel.geometry == "inner":
+        if self.kernel.geometry == "l1":
+            value = 0.0
+        elif self.kernel.geometry == "inner":
             assert A.norms is not None
             value = A.norms[self.backend.xp.asarray(i)]
         n, width = len(i), tile.shape[1]
@@ -336,4 +359,8 @@ def check_precision(precision: str, kernel: Kernel) -> None:
         raise ConfigError(
             f"precision={precision!r} is for kernels of Euclidean distances, and {kernel} is none; "
             "use 'exact' or 'float64'"
+        )
+    if precision == "integer" and kernel.metric is not None:
+        raise ConfigError(
+            f"precision='integer' is for features as they are, and {kernel} moves them; use 'auto'"
         )
