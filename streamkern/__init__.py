@@ -46,7 +46,19 @@ if TYPE_CHECKING:
     from streamkern.config import RunConfig, load_run_file
     from streamkern.estimator import KernelClassifier, KernelRegressor
     from streamkern.ingest import ingest as ingest_store
-    from streamkern.kernels import Cauchy, Gaussian, Kernel, Laplace, Matern32, Matern52
+    from streamkern.kernels import (
+        Cauchy,
+        Dispersal,
+        Gaussian,
+        Kernel,
+        Laplace,
+        LaplaceL1,
+        Linear,
+        Matern32,
+        Matern52,
+        Polynomial,
+        ReluNTK,
+    )
     from streamkern.materialise import augment_store
     from streamkern.materialise import materialise as materialise_store
     from streamkern.mixture import MixtureSource
@@ -67,6 +79,7 @@ __all__ = [
     "ConfigError",
     "CorruptChunkError",
     "DataError",
+    "Dispersal",
     "DivergenceError",
     "Gaussian",
     "GaussianNoise",
@@ -75,6 +88,8 @@ __all__ = [
     "KernelClassifier",
     "KernelRegressor",
     "Laplace",
+    "LaplaceL1",
+    "Linear",
     "Matern32",
     "Matern52",
     "MemoryBudgetError",
@@ -82,8 +97,10 @@ __all__ = [
     "MixUp",
     "MixtureSource",
     "NonFiniteError",
+    "Polynomial",
     "RandomCrop",
     "RandomFlip",
+    "ReluNTK",
     "ResumeMismatchError",
     "RunConfig",
     "RunError",
@@ -113,7 +130,8 @@ _LAZY = {
     "config": "RunConfig load_run_file",
     "estimator": "KernelClassifier KernelRegressor",
     "ingest": "ingest:ingest_store",
-    "kernels": "Cauchy Gaussian Kernel Laplace Matern32 Matern52",
+    "kernels": "Cauchy Dispersal Gaussian Kernel Laplace LaplaceL1 Linear Matern32 Matern52 "
+    "Polynomial ReluNTK",
     "materialise": "augment_store materialise:materialise_store",
     "mixture": "MixtureSource",
     "sources": "ArraySource AugmentedSource GeneratorSource ZarrSource",

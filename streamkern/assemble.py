@@ -78,7 +78,11 @@ def start(
         drawn = host_Z
         if in_order:
             drawn = host_Z[centers.random_order(len(host_Z), seed)[: centers.BANDWIDTH_ROWS]]
-        width = centers.median_bandwidth(drawn) if bandwidth == "auto" else bandwidth
+
+        def width(geometry: str) -> float:
+            norm = "cityblock" if geometry == "l1" else "euclidean"
+            return centers.median_bandwidth(drawn, norm) if bandwidth == "auto" else bandwidth
+
         kernel = get_kernel(config.model.kernel, width)
     # A common shift changes no distance; without it raw pixels cost three digits of them.
     shift = host_Z.mean(axis=0, dtype=np.float64).astype(dtype)
@@ -104,6 +108,8 @@ def start(
     run.backend.release()
     scale_arrays, scale_meta = save_scaling(data.fixed)
     arrays = {"Z": host_Z, "order": order, "shift": shift, "sample_rows": rows, **setup.arrays}
+    if kernel.metric is not None:
+        arrays["metric"] = kernel.metric
     meta = {
         "kernel": kernel.describe(),
         "sizes": asdict(run.sizes),
@@ -131,7 +137,8 @@ def reassemble(
     device = {
         name: run.backend.asarray(a)
         for name, a in arrays.items()
-        if name not in ("Z", "order", "shift", "sample_rows") and not name.startswith("scaling")
+        if name not in ("Z", "order", "shift", "sample_rows", "metric")
+        and not name.startswith("scaling")
     }
     points = op.points(run.backend.asarray(arrays["Z"]), left=True, right=True)
     solver = assemble(
@@ -148,7 +155,7 @@ def operator(
     """The kernel operator that a run was set up with."""
     described = meta["kernel"]
     if kernel is None:
-        kernel = get_kernel(described["kernel"], described["bandwidth"])
+        kernel = get_kernel(described, metric=arrays.get("metric"))
     elif kernel.describe() != described:
         raise ConfigError(f"kernel={kernel!r} differs from the one trained with, {described}")
     grid = None if meta["grid"] is None else Grid(**meta["grid"])

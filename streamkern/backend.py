@@ -80,6 +80,9 @@ class Backend:
     library_bytes = 0
     """Memory that code loaded for this backend takes, beside what `import streamkern` does."""
     chunk = 512
+    l1_entries = 1 << 15
+    """Of a tile of L1 distances, summed up feature by feature before the next ones: what stays in
+    the nearest cache, with as many differences."""
 
     def __init__(self, threads: int | None = None) -> None:
         if threads is not None and threads < 1:
@@ -237,6 +240,20 @@ class Backend:
         np.matmul(pair, B.T, out=both)
         out[...] = both[: len(A)]
 
+    def l1_distances(self, A: Array, B: Array, out: Array) -> None:
+        """out <- sums of |a - b| over the features. A : (r, d), B : (t, d), out : (r, t).
+
+        No GEMM does that: it takes three passes over out for each feature.
+        """
+        for rows in tiles(len(A), max(1, self.l1_entries // max(1, len(B)))):
+            a, total = A[rows], out[rows]
+            part = self.workspace("difference", total.shape, total.dtype)
+            total[...] = 0
+            for k in range(A.shape[1]):
+                self.xp.subtract(a[:, k, None], B[:, k], out=part)
+                self.xp.absolute(part, out=part)
+                total += part
+
     def square_norms(self, parts: list[Array], out: Array) -> None:
         """out = |sum of parts|^2 per row, in float64 on the way. parts : (r, d) each, out : (r,).
 
@@ -263,7 +280,8 @@ class Backend:
         """From a GEMM's tile to the kernel's values, in place; out += tile @ W; keep <- tile.
 
         tile : (r, t) squared distances over `scale`, or, with norms ((r,), (t,)), products of
-        points. W : (t, c), out : (r, c), keep : (r, t), which may be the tile itself.
+        points; L1 distances for a kernel of those. W : (t, c), out : (r, c), keep : (r, t), which
+        may be the tile itself.
         """
         self.apply_profile(kernel, tile, scale, norms)
         if keep is not None and keep is not tile:
@@ -281,7 +299,17 @@ class Backend:
     def apply_profile(
         self, kernel: Any, tile: Array, scale: float, norms: tuple[Array, Array] | None
     ) -> None:
-        """tile <- kernel profile of scale times the squared distances; see `finish_tile`."""
+        """tile <- kernel profile of scale times the squared distances; see `finish_tile`.
+
+        A kernel of the inner product gets products and norms, one of L1 distances those.
+        """
+        if kernel.geometry == "l1":
+            self._set(tile, kernel.profile(tile, self.xp))
+            return
+        if kernel.geometry == "inner":
+            assert norms is not None
+            self._set(tile, kernel.of_products(tile, norms[0][:, None], norms[1], self.xp))
+            return
         if norms is not None:
             tile *= -2
             tile += norms[0][:, None]
@@ -291,7 +319,10 @@ class Backend:
         self.xp.maximum(tile, zeros, out=tile)  # a third of the time of maximum(tile, 0)
         if scale != 1:
             tile *= scale
-        value = kernel.profile(tile, self.xp)
+        self._set(tile, kernel.profile(tile, self.xp))
+
+    @staticmethod
+    def _set(tile: Array, value: Array) -> None:
         if value is not tile:
             tile[...] = value
 

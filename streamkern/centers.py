@@ -69,12 +69,13 @@ def random_order(p: int, seed: int) -> npt.NDArray[np.int64]:
     return np.random.default_rng([seed, ORDER_STAGE]).permutation(p)
 
 
-def median_bandwidth(Z: npt.NDArray[Any]) -> float:
+def median_bandwidth(Z: npt.NDArray[Any], norm: str = "euclidean") -> float:
     """Median distance of pairs of up to 1 000 centers (Gretton et al. 2012, section 8).
 
-    Z : (p, d) host array in random order. Rows that coincide do not count.
+    Z : (p, d) host array in random order. Rows that coincide do not count. norm : "euclidean", or
+    "cityblock" for the L1 distance.
     """
-    distances = pdist(np.asarray(Z[:BANDWIDTH_ROWS], np.float64))
+    distances = pdist(np.asarray(Z[:BANDWIDTH_ROWS], np.float64), norm)
     distances = distances[distances > 0]
     if len(distances) == 0:
         raise DataError(

@@ -27,15 +27,17 @@ repr, dump, log or message shows.
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from streamkern.errors import ConfigError
+from streamkern.kernels import KERNELS, get_kernel
 from streamkern.settings import (
     AutoCount,
     AutoPositive,
@@ -192,14 +194,54 @@ class DataConfig(Table):
         return [transform.model_dump() for transform in self.transforms]
 
 
+def _kernel(value: object) -> object:
+    if value in KERNELS if isinstance(value, str) else isinstance(value, Mapping):
+        return value
+    raise ValueError("not a kernel")
+
+
+KernelChoice = Annotated[
+    str | dict[str, Any],
+    BeforeValidator(_kernel),
+    Rule(
+        f"one of {', '.join(json.dumps(name) for name in KERNELS)}, or a table with kind = one of "
+        'these, "sum" or "product"'
+    ),
+]
+
+
 class ModelConfig(Table):
-    """[model]: the kernel and its centers."""
+    """[model]: the kernel and its centers.
+
+    kernel : a name, or a table: `{kind = "polynomial", degree = 2}`, or a sum or product of
+    kernels, `{kind = "sum", parts = ["laplace", {kind = "gaussian", bandwidth = 2.0}]}`.
+    bandwidth : of the kernel, or of those parts that do not say theirs.
+    """
 
     table = "model"
-    kernel: Literal["laplace", "gaussian", "cauchy", "matern32", "matern52"] = "laplace"
+    kernel: KernelChoice = "laplace"
     bandwidth: AutoPositive = "auto"
     n_centers: AutoCount = "auto"
     centers: Centers = "random"
+
+    @model_validator(mode="after")
+    def _kernel_can_be_made(self) -> ModelConfig:
+        asked: list[str] = []
+
+        def width(geometry: str) -> float:
+            asked.append(geometry)
+            return 1.0
+
+        try:
+            get_kernel(self.kernel, width)
+        except ConfigError as error:
+            raise ConfigError(f"model.kernel: {error}") from None
+        if self.bandwidth != "auto" and not asked:
+            raise ConfigError(
+                f"model.bandwidth={self.bandwidth:g} is used by no part of model.kernel="
+                f"{self.kernel!r}; leave it out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_way_to_count(self) -> ModelConfig:

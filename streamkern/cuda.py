@@ -19,14 +19,14 @@ SPLIT = 4096
 
 
 def kernel_value(expression: str) -> str:
-    """`T kernel_value(product, row, col, scale)`, T float or double, row and col the norms.
+    """`T kernel_value(p, x, z, scale)`, T float or double: product, norms of row and column.
 
     NaN is kept, which max() would turn into a distance of zero.
     """
     return (
         "template <typename T>\n"
-        "__device__ T kernel_value(T product, T row, T col, T scale) {\n"
-        "    T s = (row + col - (T)2 * product) * scale;\n"
+        "__device__ T kernel_value(T p, T x, T z, T scale) {\n"
+        "    T s = (x + z - (T)2 * p) * scale;\n"
         "    s = s < (T)0 ? (T)0 : s;\n"
         f"    return {render(expression, '(T){}')};\n"
         "}\n"

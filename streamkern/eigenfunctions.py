@@ -42,7 +42,7 @@ def build_extended(
 
     Z : all n rows, both sides. X_s : s of them. probe : h of them, both sides. The points of the
     preconditioner are Z, its E is (n, q), its D = 1 - tau lam_{q+1} / lam_i.
-    Cost that of K(X_s, X_s), of its eigenpairs and 2 n (n + s) (d + q) FLOPs; memory 3 n q elements.
+    Cost that of K(X_s, X_s), its eigenpairs, 2 n (n + s) (d + q) FLOPs; memory 3 n q elements.
     """
     xp, n, s = op.backend.xp, len(Z), len(X_s)
     lam, e = sample_eigenpairs(op, X_s, level, seed)

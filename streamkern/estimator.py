@@ -30,8 +30,11 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
 
     Parameters
     ----------
-    kernel : "laplace", "gaussian", "cauchy", "matern32", "matern52", or a `Kernel` object.
-    bandwidth : number above 0, or "auto": the median distance between centers.
+    kernel : "laplace", "laplace_l1", "gaussian", "cauchy", "matern32", "matern52", "dispersal",
+        "linear", "polynomial", "relu_ntk", a table with parameters, {"kind": "polynomial",
+        "degree": 2}, or a `Kernel` object, such as `0.5 * Laplace(3) + Polynomial(2)`.
+    bandwidth : number above 0, or "auto": the median distance between centers, in the norm of the
+        kernel. Of parts that do not say theirs.
     n_centers : p; "auto": all rows, at most 10 000.
     centers : "random" rows of the data, "all" of them, a (p, d) array in the units of X, or the
         path or URL of one (.npy or zarr).
@@ -61,7 +64,8 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
     centers_ : (p, d) the centers, in the order given or drawn, in the units the kernel sees: those
         of X after scaling.
     dual_coef_ : (p, c) their weights: f(X) = K(scaled X, centers_) @ dual_coef_.
-    kernel_, bandwidth_ : the kernel with its bandwidth.
+    kernel_, bandwidth_ : the kernel with its bandwidth: 1 if it has none, and the largest of a sum
+        or product of kernels of distances.
     n_features_in_ : d.
     report_ : what was chosen and measured: solver, sizes, leverage, step size, samples, metrics.
     history_ : the evaluations on `test`, oldest first.

@@ -82,7 +82,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
 
     def __init__(
         self,
-        kernel: str | Kernel = "laplace",
+        kernel: str | Mapping[str, Any] | Kernel = "laplace",
         *,
         bandwidth: float | str = "auto",
         n_centers: int | str = "auto",

@@ -24,7 +24,9 @@ class HalfFused:
     def takes(self, kernel: Any, tile: Array, W: Array) -> bool:
         """Whether there is a form of it for this product, and it agrees."""
         key = (kernel.expression, W.shape[1])
-        if kernel.expression is None or tile.dtype != np.float32 or tile.size == 0:
+        if kernel.expression is None or kernel.geometry == "l1":
+            return False
+        if tile.dtype != np.float32 or tile.size == 0:
             return False
         if not 1 <= key[1] <= cuda.MAX_OUTPUTS:
             return False

@@ -58,6 +58,7 @@ class CupyBackend(Backend):
     tile_cols = wide_tile_cols = 16384
     group_tiles = 1 << 20
     prepare_rows = 8192
+    l1_entries = 1 << 24
     staging = 3
     kept_in_place = True
     norms_in_columns = False
@@ -204,8 +205,10 @@ class CupyBackend(Backend):
     def _epilogue(self, kernel: Any, tile: Array, norms: tuple[Array, Array], scale: float) -> None:
         """From products to the kernel's values, in place: one kernel where there is CUDA text."""
         rows, columns = norms[0][:, None], norms[1]
-        if kernel.expression is None:
-            self.apply_profile(kernel, tile, scale, norms)
+        if kernel.expression is None or kernel.geometry == "l1":
+            # By parts: what NumPy's form takes for temporaries is as large as what it is given.
+            for part in tiles(len(tile), max(1, self.l1_entries // max(1, tile.shape[1]))):
+                self.apply_profile(kernel, tile[part], scale, (norms[0][part], norms[1]))
             return
         if kernel.expression not in self._epilogues:
             self._epilogues[kernel.expression] = self.xp.ElementwiseKernel(

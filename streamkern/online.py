@@ -70,7 +70,10 @@ class Online:
         n_centers = None if self.centers is None else len(self.centers)
         if self.setup is not None:
             n_centers = len(self.setup[0]["Z"])
-        run = open_run(self.config, source=source, n_centers=n_centers, fixed_sizes=self.sizes)
+        run = open_run(
+            self.config, source=source, n_centers=n_centers, fixed_sizes=self.sizes,
+            kernel=self.kernel,
+        )  # fmt: skip
         try:
             return _Block(self, run).train()
         except BaseException:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from streamkern.backend import Array, Backend
+from streamkern.kernel_base import Kernel
 
 
 @dataclass(frozen=True)
@@ -12,8 +13,8 @@ class Points:
     """Rows made ready for distances: shifted, scaled by 1 / bandwidth, norms attached.
 
     left : (n, k) rows [-2 a, |a|^2, 1]; right : (n, k) rows [b, 1, |b|^2]. Only the side that is
-    used is kept: a batch and a block of centers never change sides. On backends that keep norms
-    apart, norms : (n,), and rows are a and b alone.
+    used is kept: a batch and a block of centers never change sides. Where norms are kept apart,
+    norms : (n,), and rows are a and b alone; see `norms_in_columns`.
     """
 
     left: Array | None
@@ -61,17 +62,31 @@ class Grid:
     step: float
 
 
-def point_width(d: int, precision: str, backend: Backend) -> int:
-    """Columns of a prepared row of d features."""
-    return (3 * d if precision == "high" else d) + (2 if backend.norms_in_columns else 0)
+def norms_in_columns(backend: Backend, kernel: Kernel) -> bool:
+    """Whether the GEMM adds the norms: where the backend likes it, and distances are wanted."""
+    return backend.norms_in_columns and kernel.geometry == "distance"
 
 
-def point_bytes(d: int, precision: str, backend: Backend) -> int:
+def point_width(d: int, precision: str, backend: Backend, kernel: Kernel) -> int:
+    """Columns of a prepared row of d features. ConfigError if the kernel is for others."""
+    extra = 2 if norms_in_columns(backend, kernel) else 0
+    d = kernel.features(d)
+    return (3 * d if precision == "high" else d) + extra
+
+
+def point_bytes(d: int, precision: str, backend: Backend, kernel: Kernel) -> int:
     """Of a prepared row on one side, and of its norm where that is apart."""
-    row = point_width(d, precision, backend) * backend.operand_dtype(precision).itemsize
-    return row + (0 if backend.norms_in_columns else 8 if precision == "float64" else 4)
+    row = point_width(d, precision, backend, kernel) * backend.operand_dtype(precision).itemsize
+    apart = not norms_in_columns(backend, kernel)
+    return row + ((8 if precision == "float64" else 4) if apart else 0)
 
 
-def scratch_bytes(d: int, precision: str) -> int:
-    """Of one row while it is prepared: the values, the halves, what `_snap` needs."""
-    return d * {"exact": 4, "float64": 8, "high": 14, "fast": 10, "integer": 19}[precision]
+def scratch_bytes(d: int, precision: str, kernel: Kernel) -> int:
+    """Of one row while it is prepared: the values, the halves, what `_snap` and a metric need."""
+    moved = kernel.metric is not None and kernel.metric.ndim == 2
+    before = d * (8 if precision == "float64" else 4) if moved else 0
+    return (
+        before
+        + kernel.features(d)
+        * {"exact": 4, "float64": 8, "high": 14, "fast": 10, "integer": 19}[precision]
+    )

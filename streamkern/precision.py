@@ -10,11 +10,17 @@ import numpy as np
 from streamkern.augment import Scale, Transform, transform_name
 from streamkern.backend import Backend
 from streamkern.errors import ConfigError
+from streamkern.kernel_base import Kernel
 from streamkern.points import Grid
+from streamkern.products import check_precision
 
 
 def resolve_precision(
-    wish: str, dtype: np.dtype[Any], transforms: Sequence[Transform], backend: Backend
+    wish: str,
+    dtype: np.dtype[Any],
+    transforms: Sequence[Transform],
+    backend: Backend,
+    kernel: Kernel | None = None,
 ) -> tuple[str, Grid | None]:
     """The precision, and the grid that the features lie on where it is "integer".
 
@@ -23,12 +29,18 @@ def resolve_precision(
     wish : "auto" or one of `kernels.PRECISIONS`. "auto" is the fastest whose distances are as good
         as float32's: "integer" or "high" on tensor cores, "exact" anywhere else.
     dtype : of the stored features. transforms : all that a row goes through after it was read.
+    kernel : None for one of distances in no metric of its own.
 
     Raises
     ------
     ConfigError
-        "integer" is asked for and the features are no integers when they reach the kernel.
+        "integer" is asked for and the features are no integers when they reach the kernel, or a
+        mode of distances for a kernel that takes none.
     """
+    if kernel is not None and (kernel.geometry != "distance" or kernel.metric is not None):
+        check_precision("exact" if wish == "auto" else wish, kernel)
+        high = kernel.geometry == "distance" and backend.tensor_cores
+        return (("high" if high else "exact") if wish == "auto" else wish), None
     if wish not in ("auto", "integer"):
         return wish, None
     if wish == "auto" and not backend.tensor_cores:

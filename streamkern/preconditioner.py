@@ -229,25 +229,26 @@ def jittered_cholesky(op: KernelOperator, Z: Points) -> tuple[Array, float]:
     """Lower factor of K(Z, Z) + jitter I and the jitter it took.
 
     Z : points with both sides. Duplicate or nearly duplicate centers make K(Z, Z) singular, and
-    rounding makes it indefinite by about eps times its norm, so the jitter starts at 10 eps and
-    grows by 10 until the factorisation succeeds.
+    rounding makes it indefinite by about eps times its norm, so the jitter starts at 10 eps of the
+    largest k(z, z) and grows by 10 until the factorisation succeeds.
     """
     xp = op.backend.xp
     diagonal = xp.arange(len(Z))
-    jitter = 10 * _eps(op)
+    relative = 10 * _eps(op)
     K = xp.empty((len(Z), len(Z)), op.dtype)
     while True:
         op.gram(Z, out=K)
+        jitter = relative * float(abs(K.diagonal()).max())
         K[diagonal, diagonal] += jitter
         if op.backend.cholesky(K):
             return K, jitter
-        if jitter > 1:
+        if relative > 1:
             raise ConfigError(
-                f"K(Z, Z) of {op.kernel} can not be factored even with jitter 1; the kernel is not "
-                "positive definite, or the centers are not finite or, in the half-precision modes, "
-                "more than 65504 bandwidths away from the mean"
+                f"K(Z, Z) of {op.kernel} can not be factored even with a jitter as large as its "
+                "diagonal; the kernel is not positive definite, or the centers are not finite or, "
+                "in the half-precision modes, more than 65504 bandwidths away from the mean"
             )
-        jitter *= 10
+        relative *= 10
 
 
 def _eps(op: KernelOperator) -> float:

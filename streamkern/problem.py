@@ -28,6 +28,7 @@ from streamkern.cache import Cache
 from streamkern.config import RunConfig
 from streamkern.devices import get_backend
 from streamkern.errors import ConfigError, StoreNotFoundError, StreamkernError
+from streamkern.kernels import Kernel, get_kernel
 from streamkern.mixture import open_stores, stored_rows
 from streamkern.plan import unit_sizes
 from streamkern.points import Grid, point_bytes, point_width, scratch_bytes
@@ -194,13 +195,16 @@ def open_run(
     n_centers: int | None = None,
     fixed_sizes: Sizes | None = None,
     on_cluster: bool = False,
+    kernel: Kernel | None = None,
 ) -> Run:
     """Open the data and resolve the sizes.
 
     n_centers : of centers handed over in memory. fixed_sizes : those a run was started with.
-    on_cluster : the reading is done on a cluster that is handed over.
+    on_cluster : the reading is done on a cluster that is handed over. kernel : in place of
+    model.kernel.
     The caller closes `Run.backend`.
     """
+    kernel = get_kernel(config.model.kernel) if kernel is None else kernel
     data = open_data(config, source)
     p = n_centers if n_centers is not None else count_centers(config, data)
     settings = config.run
@@ -214,8 +218,8 @@ def open_run(
         # Centers from elsewhere need not be integers.
         integers = own or settings.precision == "integer"
         dtype = data.source.dtype if integers else np.dtype(np.float32)
-        precision = resolve_precision(settings.precision, dtype, transforms, backend)
-        problem = _problem(config, data, p, backend, precision[0], on_cluster)
+        precision = resolve_precision(settings.precision, dtype, transforms, backend, kernel)
+        problem = _problem(config, data, p, backend, precision[0], on_cluster, kernel)
         if fixed_sizes is None:
             sizes, buffers = resolve(problem, _wishes(config), budget_bytes)
         else:
@@ -306,12 +310,13 @@ def _remote_array(url: str, options: dict[str, Any]) -> Any:
 
 
 def _problem(
-    config: RunConfig, data: Data, p: int, backend: Backend, precision: str, on_cluster: bool
-) -> Problem:
+    config: RunConfig, data: Data, p: int, backend: Backend, precision: str, on_cluster: bool,
+    kernel: Kernel,
+) -> Problem:  # fmt: skip
     source, run_dir = data.source, config.run.run_dir
     # For a network or a cluster, rather than for this machine.
     waits = on_cluster or config.data.dask is not None or bool(getattr(source, "remote", False))
-    width = point_width(data.d, precision, backend)
+    width = point_width(data.d, precision, backend, kernel)
     itemsize = 8 if precision == "float64" else 4
     row_bytes = data.d * source.dtype.itemsize + int(
         np.prod(y_shape(source), dtype=int) * source.y_dtype.itemsize
@@ -331,8 +336,8 @@ def _problem(
         tile_bytes=backend.tile_rows * min(backend.tile_width(width), p) * itemsize,
         library_bytes=backend.library_bytes,
         feed_arrays=1 + max(1, len(source.feed_transforms)),
-        point_bytes=point_bytes(data.d, precision, backend),
-        scratch_bytes=backend.prepare_rows * scratch_bytes(data.d, precision),
+        point_bytes=point_bytes(data.d, precision, backend, kernel),
+        scratch_bytes=backend.prepare_rows * scratch_bytes(data.d, precision, kernel),
         staging=backend.staging,
         # Where reads wait for a network, as many are under way as `in_flight_bytes` allows.
         readers=MAX_THREADS if waits else 0,

@@ -1,6 +1,7 @@
 """The one primitive of the maths lane: the tiled product K(A, B) @ W.
 
-The distances of a tile come out of one GEMM: with rows extended by two columns,
+A kernel sees a tile of points in one of two ways, its `geometry`. Most see distances, which come
+out of one GEMM: with rows extended by two columns,
 
     [-2 a, |a|^2, 1] . [b, 1, |b|^2] = |a - b|^2,
 
@@ -9,6 +10,10 @@ are not extended: it makes distances of products for nothing, and half precision
 norms.) Points are shifted by one common vector before (radial kernels do not see it), which keeps
 the norms, and with them the cancellation, small. The error left is that of float32: |a - b|^2 is
 known to about eps (|a|^2 + |b|^2). Where two rows are known to be the same, it is zero exactly.
+
+Kernels of the inner product get the bare product of the GEMM and a number for each row and column,
+the squared norms as a rule. Their points are neither shifted nor scaled. L1 distances come out of
+no GEMM: they are summed up feature by feature, and cost several times as much.
 
 The rows are cut into slabs and the columns into groups of tiles. A slab of a group belongs to one
 thread, which walks its tiles in order and adds each tile's share while it is hot in cache; then
@@ -26,8 +31,9 @@ import numpy.typing as npt
 from streamkern.backend import Array, Backend, tiles
 from streamkern.budget import n_groups
 from streamkern.errors import ConfigError
-from streamkern.kernels import Kernel, check_expression
-from streamkern.points import Grid, Points, point_width
+from streamkern.expression import check_expression
+from streamkern.kernel_base import Kernel
+from streamkern.points import Grid, Points, norms_in_columns, point_width
 
 PRECISIONS = ("exact", "high", "fast", "integer", "float64")
 
@@ -55,7 +61,9 @@ class KernelOperator:
         while |x - shift|^2 stays under 2^24 steps^2. What is not on the grid is treated as by
         "fast", in steps of the grid.
         On a GPU the last three run on tensor cores; here float32 gives the same numbers.
-    shift : (d,) host array subtracted from all points, or None.
+        The last three are for kernels of distances.
+    shift : (d,) host array subtracted from all points, or None. Kernels of the inner product, which
+        would see it, leave it out.
     grid : Grid of the features; for "integer" only.
     """
 
@@ -67,8 +75,7 @@ class KernelOperator:
         shift: npt.NDArray[Any] | None = None,
         grid: Grid | None = None,
     ) -> None:
-        if precision not in PRECISIONS:
-            raise ConfigError(f"precision={precision!r} is not known; use one of {PRECISIONS}")
+        check_precision(precision, kernel)
         if (precision == "integer") != (grid is not None):
             raise ConfigError(
                 f"precision={precision!r} with grid={grid!r}: the integer mode, and no other, "
@@ -79,13 +86,19 @@ class KernelOperator:
         self.backend = backend
         self.precision = precision
         self.grid = grid
+        self.norms_in_columns = norms_in_columns(backend, kernel)
         self.dtype = np.dtype(np.float64 if precision == "float64" else np.float32)
+        self.metric = None
+        if kernel.metric is not None:  # its transpose, as `Backend.gemm` likes it
+            self.metric = backend.asarray(kernel.metric.T / kernel.bandwidth, self.dtype)
         self.operand_dtype = backend.operand_dtype(precision)
         self.scale = 1.0
         if grid is not None:
             self.scale = (grid.step / kernel.bandwidth) ** 2
             if shift is not None:
                 shift = np.rint((np.asarray(shift, np.float64) - grid.offset) / grid.step)
+        if kernel.geometry == "inner":
+            shift = None
         self.shift = None if shift is None else backend.asarray(shift, self.dtype)
 
     # -- points ----------------------------------------------------------------------------
@@ -95,15 +108,23 @@ class KernelOperator:
     ) -> Points:
         """Rows of X (n, d) as the left (rows of K) or right (columns of K) side of a product.
 
-        out : sides to write to, from `empty_points`, in place of new memory.
+        out : sides to write to, from `empty_points`, in place of new memory. A right side holds
+        what the kernel makes of X, see `Kernel.columns`.
         """
         xp = self.backend.xp
-        X = xp.asarray(X, self.dtype)
+        X, numbers = xp.asarray(X, self.dtype), None
+        if right or (out is not None and out.right is not None):
+            X, numbers = self.kernel.columns(X)
         if out is None:
             out = self.empty_points(len(X), self.width(X.shape[1]), left=left, right=right)
+        else:
+            self.kernel.features(X.shape[1])  # refuses another number of them
         self.backend.run(
             lambda rows: self._prepare(X[rows], out[rows]), tiles(len(X), self.backend.prepare_rows)
         )
+        if numbers is not None:
+            assert out.norms is not None
+            out.norms[...] = numbers
         return out
 
     def empty_points(
@@ -114,17 +135,17 @@ class KernelOperator:
         return Points(
             xp.empty(shape, self.operand_dtype) if left else None,
             xp.empty(shape, self.operand_dtype) if right else None,
-            None if self.backend.norms_in_columns else xp.empty(n, self.dtype),
+            None if self.norms_in_columns else xp.empty(n, self.dtype),
         )
 
     def width(self, d: int) -> int:
-        """Columns of a prepared row of d features."""
-        return point_width(d, self.precision, self.backend)
+        """Columns of a prepared row of d features. ConfigError if the metric is for others."""
+        return point_width(d, self.precision, self.backend, self.kernel)
 
     def _prepare(self, X: Array, out: Points) -> None:
         """Shift, scale, round and extend a few rows, small enough to stay in cache."""
-        backend, d = self.backend, X.shape[1]
-        values = backend.workspace("values", X.shape, self.dtype)
+        backend, d = self.backend, self.kernel.features(X.shape[1])
+        values = backend.workspace("values", (len(X), d), self.dtype)
         self._transform(X, values)
         parts = self._split(values)
         norms = out.norms
@@ -132,18 +153,21 @@ class KernelOperator:
             norms = backend.workspace("norms", (len(X),), self.dtype)
         backend.square_norms(parts, norms)
         # Apart from the norms, products stay as they are: -2 a would overflow half precision first.
-        doubled = -2 if backend.norms_in_columns else 1
+        doubled = -2 if self.norms_in_columns else 1
         for side, factor, first in ((out.left, doubled, -2), (out.right, 1, -1)):
             if side is None:
                 continue
             for i, part in enumerate(self._columns(parts, left=side is out.left)):
                 backend.xp.multiply(part, factor, out=side[:, i * d : (i + 1) * d])
-            if backend.norms_in_columns:
+            if self.norms_in_columns:
                 side[:, -2:] = 1
                 side[:, first] = norms
 
     def _transform(self, X: Array, out: Array) -> None:
-        """Shifted, in units of the bandwidth; in steps of the grid if there is one."""
+        """Shifted, in the metric and units of the bandwidth; in steps of the grid if there is one.
+
+        out : (n, d), or as many columns as the metric has.
+        """
         xp = self.backend.xp
         if self.grid is not None:
             xp.subtract(X, self.grid.offset, out=out)
@@ -152,11 +176,19 @@ class KernelOperator:
             if self.shift is not None:
                 out -= self.shift
             return
+        shifted = out
+        if self.metric is not None and self.metric.ndim == 2:
+            shifted = self.backend.workspace("shifted", X.shape, self.dtype)
         if self.shift is None:
-            out[...] = X
+            shifted[...] = X
         else:
-            xp.subtract(X, self.shift, out=out)
-        out *= 1 / self.kernel.bandwidth
+            xp.subtract(X, self.shift, out=shifted)
+        if shifted is not out:
+            self.backend.gemm(shifted, self.metric, out)
+        elif self.metric is not None:
+            out *= self.metric
+        elif self.kernel.bandwidth != 1:
+            out *= 1 / self.kernel.bandwidth
 
     def _snap(self, X: Array) -> None:
         """To the integer that a number was before it was scaled in float32; others stay."""
@@ -209,7 +241,7 @@ class KernelOperator:
 
         A : left points, m rows. B : right points, p rows. W : (p, c) or None.
         out : (m, c), overwritten. keep : (m, p), overwritten.
-        same : (i, j) host index arrays, i ascending: row i of A is row j of B, distance zero.
+        same : (i, j) host index arrays, i ascending: row i of A is row j of B.
         Cost 2 m p (d + c) FLOPs; memory one tile per thread beside `keep`.
         """
         backend = self.backend
@@ -266,9 +298,12 @@ class KernelOperator:
         tile = keep if in_place else backend.workspace("tile", (len(A), len(B)), self.dtype)
         assert A.left is not None
         assert B.right is not None
-        backend.gemm(A.left, B.right, tile)
+        if self.kernel.geometry == "l1":
+            backend.l1_distances(A.left, B.right, tile)
+        else:
+            backend.gemm(A.left, B.right, tile)
         if same is not None:
-            self._mark_same(tile, rows, cols, same)
+            self._mark_same(tile, A, rows, cols, same)
         norms = None if A.norms is None else (A.norms, B.norms)
         backend.finish_tile(
             self.kernel, tile, norms, self.scale, None if W is None else W[cols], share, keep
@@ -281,20 +316,31 @@ class KernelOperator:
         return self.product(A, B, keep=out)
 
     def gram(self, A: Points, out: Array | None = None) -> Array:
-        """K(A, A) with distances of a row to itself exactly zero. A has both sides."""
+        """K(A, A), every row known to be the same as itself. A has both sides."""
         if out is None:
             out = self.backend.xp.empty((len(A), len(A)), self.dtype)
         ids = np.arange(len(A))
         return self.product(A, A, keep=out, same=(ids, ids))
 
-    def _mark_same(self, tile: Array, rows: slice, cols: slice, same: tuple[Array, Array]) -> None:
-        """Distances below zero whatever norms are added, which the profile takes as zero."""
+    def _mark_same(
+        self, tile: Array, A: Points, rows: slice, cols: slice, same: tuple[Array, Array]
+    ) -> None:
+        """Distances below zero whatever norms are added, which the profile takes as zero.
+
+        For other kernels, the L1 distance is put to zero and the inner product to the norm.
+        A : rows of the tile.
+        """
         i, j = same
         first, last = np.searchsorted(i, (rows.start, rows.stop))
         i, j = i[first:last], j[first:last]
         inside = (j >= cols.start) & (j < cols.stop)
         i, j = i[inside] - rows.start, j[inside] - cols.start
-        value = -np.inf if self.backend.norms_in_columns else np.inf
+        value: Array = -np.inf if self.norms_in_columns else np.inf
+        if self.kernel.geometry == "l1":
+            value = 0.0
+        elif self.kernel.geometry == "inner":
+            assert A.norms is not None
+            value = A.norms[self.backend.xp.asarray(i)]
         n, width = len(i), tile.shape[1]
         if n and all(np.array_equal(ids, ids[0] + np.arange(n)) for ids in (i, j)):
             # A part of a diagonal: no index has to travel to the device.
@@ -303,3 +349,18 @@ class KernelOperator:
         elif n:
             asarray = self.backend.xp.asarray
             tile[asarray(i), asarray(j)] = value
+
+
+def check_precision(precision: str, kernel: Kernel) -> None:
+    """Raise ConfigError unless the mode is known, and there for this kernel."""
+    if precision not in PRECISIONS:
+        raise ConfigError(f"precision={precision!r} is not known; use one of {PRECISIONS}")
+    if precision not in ("exact", "float64") and kernel.geometry != "distance":
+        raise ConfigError(
+            f"precision={precision!r} is for kernels of Euclidean distances, and {kernel} is none; "
+            "use 'exact' or 'float64'"
+        )
+    if precision == "integer" and kernel.metric is not None:
+        raise ConfigError(
+            f"precision='integer' is for features as they are, and {kernel} moves them; use 'auto'"
+        )

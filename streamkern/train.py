@@ -69,7 +69,7 @@ def train(
         )
     run = open_run(
         config, source=source, n_centers=None if given is None else len(given),
-        fixed_sizes=recorded_sizes(directory), on_cluster=client is not None,
+        fixed_sizes=recorded_sizes(directory), on_cluster=client is not None, kernel=kernel,
     )  # fmt: skip
     try:
         if given is not None:

@@ -22,6 +22,9 @@ Array = npt.NDArray[Any]
 MakeBackend = Callable[[], AbstractContextManager[Backend]]
 
 
+RADIAL = ["cauchy", "gaussian", "laplace", "matern32", "matern52"]
+
+
 def rows(seed: int, *shape: int) -> npt.NDArray[np.float64]:
     """Return standard normal numbers that depend on the seed and the shape only."""
     return np.random.default_rng([seed, 7]).normal(size=shape)

@@ -12,15 +12,16 @@ import pytest
 
 from streamkern import cuda
 from streamkern.fused import HalfFused
-from streamkern.kernels import KERNELS, get_kernel
+from streamkern.kernels import get_kernel
 from tests import hostcuda
+from tests.maths import RADIAL
 from tests.virtual import PlainBackend
 
 needs_compiler = pytest.mark.skipif(hostcuda.COMPILER is None, reason="there is no C++ compiler")
 needs_nvrtc = pytest.mark.skipif(
     hostcuda.nvrtc() is None, reason="NVRTC is not installed (pip install nvidia-cuda-nvrtc)"
 )
-EXPRESSIONS = {name: str(kernel.expression) for name, kernel in KERNELS.items()}
+EXPRESSIONS = {name: str(get_kernel(name).expression) for name in RADIAL}
 # Turing, Ampere, Hopper, Blackwell.
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
 
@@ -62,7 +63,7 @@ def epilogue(name: str, dtype: Any, *arrays: Any, scale: float) -> np.ndarray:
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("name", sorted(KERNELS))
+@pytest.mark.parametrize("name", RADIAL)
 def test_epilogue_is_the_kernel_to_four_ulp(name: str, dtype: Any) -> None:
     rng = np.random.default_rng(0)
     product, rows, cols = rng.normal(size=(40, 50)), rng.uniform(1, 9, 40), rng.uniform(1, 9, 50)
@@ -76,7 +77,7 @@ def test_epilogue_is_the_kernel_to_four_ulp(name: str, dtype: Any) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", sorted(KERNELS))
+@pytest.mark.parametrize("name", RADIAL)
 def test_epilogue_keeps_nan_and_takes_marked_rows_for_the_same(name: str) -> None:
     products = [[np.nan, np.inf, 6.0, 5.0]]  # NaN, marked, a distance below zero, zero
     value = epilogue(name, np.float32, products, [4.0], [6.0] * 4, scale=1.0)

@@ -15,12 +15,12 @@ import pytest
 from streamkern.backend import Backend
 from streamkern.devices import get_backend
 from streamkern.gpu import CupyBackend
-from streamkern.kernels import KERNELS, Kernel, get_kernel
+from streamkern.kernels import Kernel, get_kernel
 from streamkern.products import KernelOperator
 from streamkern.solver import build
 from tests import standin
 from tests.hostcuda import COMPILER
-from tests.maths import GRID, SOLVERS, Array, Case, both, make_case, operator, rows
+from tests.maths import GRID, RADIAL, SOLVERS, Array, Case, both, make_case, operator, rows
 
 TOLERANCE = {"float64": 1e-10, "exact": 2e-4, "high": 2e-4, "fast": 2e-4, "integer": 2e-5}
 
@@ -54,7 +54,7 @@ class OwnKernel(Kernel):
 
 
 @pytest.mark.parametrize("precision", sorted(TOLERANCE))
-@pytest.mark.parametrize("name", [*sorted(KERNELS), "own"])
+@pytest.mark.parametrize("name", [*RADIAL, "own"])
 def test_kernel_products_agree(name: str, precision: str, gpu: Backend) -> None:
     kernel: Kernel = OwnKernel(2.0) if name == "own" else get_kernel(name, 2.0)
     A, B, W = rows(0, 130, 9), rows(1, 90, 9), rows(2, 90, 3)
@@ -78,7 +78,7 @@ def test_kernel_products_agree(name: str, precision: str, gpu: Backend) -> None:
     np.testing.assert_array_equal(results[1][1][same], 1.0)
 
 
-@pytest.mark.parametrize("name", sorted(KERNELS))
+@pytest.mark.parametrize("name", RADIAL)
 def test_nan_is_not_taken_for_a_distance_of_zero(name: str, gpu: Backend) -> None:
     op = KernelOperator(get_kernel(name, 2.0), gpu, "exact")
     A = rows(0, 5, 3)

@@ -169,7 +169,7 @@ def test_a_run_with_steps_too_long_recovers(
     events = back_offs(tmp_path)
     assert events[0]["step"] in (WINDOW, 2 * WINDOW)
     assert [event["scale"] for event in events] == [FACTOR ** (i + 1) for i in range(len(events))]
-    assert float(events[0]["loss"]) > 2 * events[0]["zero_loss"]
+    assert not float(events[0]["loss"]) <= 2 * events[0]["zero_loss"]  # nor if it is NaN
     assert result.metrics["mse"] <= 1.5 * honest.metrics["mse"]
 
 

@@ -23,7 +23,8 @@ FILES = {
 # A module is listed by its name, a folder by the folder's.
 FOUNDATION = {
     *("errors", "settings", "config", "machine", "backend", "gpu", "devices", "budget"),
-    *("report", "random", "optional", "compiled", "compiled_random", "expression"),
+    *("report", "random", "optional", "compiled", "compiled_random"),
+    *("expression", "kernel_base", "kernels"),
     *("cuda", "fused", "ring", "rowmajor"),
     *("objects", "engines", "s3", "objectstore", "storage", "remotefile", "parallel", "waiting"),
 }
@@ -35,16 +36,8 @@ DATA_LANE = {
     *("plan", "fetch", "remote", "cluster", "buffers", "prefetch", "feed"),
 }
 MATHS_LANE = {
-    *(
-        "kernels",
-        "points",
-        "products",
-        "step_rule",
-        "eigen",
-        "eigenfunctions",
-        "preconditioner",
-        "projection",
-    ),
+    *("points", "products", "fourier"),
+    *("step_rule", "eigen", "eigenfunctions", "preconditioner", "linear", "projection"),
     "solver",
 }
 STATE = {"runlog", "lease", "folder", "checksums", "sealed", "checkpoint", "saver"}

@@ -105,7 +105,7 @@ def _relative(a: np.ndarray, b: np.ndarray) -> float:
 
 def kernels(cpu: Any, gpu: Any) -> dict[str, Any]:
     """K(X, Z) @ W of every kernel and precision on both devices."""
-    from streamkern.kernels import KERNELS
+    from streamkern.kernels import KERNELS, get_kernel
     from streamkern.points import Grid
     from streamkern.products import PRECISIONS, KernelOperator
 
@@ -114,13 +114,14 @@ def kernels(cpu: Any, gpu: Any) -> dict[str, Any]:
     W = np.random.default_rng(1).standard_normal((700, 10))
     errors: dict[str, float] = {}
     passed = True
-    for name, kernel in KERNELS.items():
-        for precision in PRECISIONS:
+    for name in KERNELS:
+        kernel = get_kernel(name, 8.0)
+        for precision in PRECISIONS if kernel.geometry == "distance" else ("exact", "float64"):
             values = []
             for backend in (cpu, gpu):
                 integer = precision == "integer"
                 op = KernelOperator(
-                    kernel(8.0), backend, precision, Z.mean(axis=0), grid if integer else None
+                    kernel, backend, precision, Z.mean(axis=0), grid if integer else None
                 )
                 rows = [np.rint(32 * A) / 32 if integer else A for A in (X, Z)]
                 x = op.points(backend.asarray(rows[0]), left=True)
