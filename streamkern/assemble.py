@@ -16,10 +16,10 @@ import numpy.typing as npt
 from streamkern import centers
 from streamkern.augment import Scale, Transform
 from streamkern.backend import Array, Backend
-from streamkern.budget import IN_PLACE
 from streamkern.config import RunConfig
 from streamkern.errors import ConfigError
 from streamkern.feed import prepare
+from streamkern.fourier import FourierFeatures, frequencies
 from streamkern.kernels import Kernel, get_kernel
 from streamkern.points import Grid
 from streamkern.problem import Run, open_centers
@@ -62,28 +62,16 @@ def start(
     report: Report,
 ) -> Assembled:
     """Choose, sample, factor and measure. Reads the centers and one sample of the stream."""
-    config, data, seed = run.config, run.data, run.config.run.random_state
-    chosen = _chosen_centers(run, given)
-    in_order = run.sizes.solver in IN_PLACE
-    order = np.arange(len(chosen.X)) if in_order else centers.random_order(len(chosen.X), seed)
-    ordered = Block(chosen.X[order], chosen.y[order], chosen.rows[order])
-    del chosen
+    config, data = run.config, run.data
     dtype = np.dtype(np.float64 if run.precision == "float64" else np.float32)
-    Z = _transformed(run, ordered, data.fixed, dtype, epoch=0)
-    del ordered
-    host_Z = run.backend.to_host(Z)
-    if kernel is None:
-        bandwidth = config.model.bandwidth
-        # Rows in store order may be sorted by label; all others are in random order already.
-        drawn = host_Z
-        if in_order:
-            drawn = host_Z[centers.random_order(len(host_Z), seed)[: centers.BANDWIDTH_ROWS]]
-
-        def width(geometry: str) -> float:
-            norm = "cityblock" if geometry == "l1" else "euclidean"
-            return centers.median_bandwidth(drawn, norm) if bandwidth == "auto" else bandwidth
-
-        kernel = get_kernel(config.model.kernel, width)
+    if run.sizes.features == "fourier":
+        host_Z, order, kernel = _frequencies(run, kernel, dtype)
+        Z = run.backend.asarray(host_Z)
+    else:
+        Z, order = _centers(run, given, dtype)
+        host_Z = run.backend.to_host(Z)
+        if kernel is None:
+            kernel = _kernel(run, host_Z)
     # A common shift changes no distance; without it raw pixels cost three digits of them.
     shift = host_Z.mean(axis=0, dtype=np.float64).astype(dtype)
     op = KernelOperator(kernel, run.backend, run.precision, shift, run.grid)
@@ -154,12 +142,60 @@ def operator(
 ) -> KernelOperator:  # fmt: skip
     """The kernel operator that a run was set up with."""
     described = meta["kernel"]
-    if kernel is None:
+    if described["kernel"] == "fourier":
+        if kernel is not None and kernel.describe() != described["of"]:
+            raise ConfigError(
+                f"kernel={kernel!r} differs from the one trained with, {described['of']}"
+            )
+        kernel = FourierFeatures(described["n_features"], described["of"])
+    elif kernel is None:
         kernel = get_kernel(described, metric=arrays.get("metric"))
     elif kernel.describe() != described:
         raise ConfigError(f"kernel={kernel!r} differs from the one trained with, {described}")
     grid = None if meta["grid"] is None else Grid(**meta["grid"])
     return KernelOperator(kernel, backend, meta["precision"], arrays["shift"], grid)
+
+
+def _centers(
+    run: Run, given: npt.ArrayLike | None, dtype: np.dtype[Any]
+) -> tuple[Array, npt.NDArray[np.int64]]:
+    """The transformed centers on the device, (p, d), and the order in which they are kept."""
+    chosen, in_order = _chosen_centers(run, given), run.sizes.in_place
+    p, seed = len(chosen.X), run.config.run.random_state
+    order = np.arange(p) if in_order else centers.random_order(p, seed)
+    ordered = Block(chosen.X[order], chosen.y[order], chosen.rows[order])
+    del chosen
+    return _transformed(run, ordered, run.data.fixed, dtype, epoch=0), order
+
+
+def _frequencies(
+    run: Run, kernel: Kernel | None, dtype: np.dtype[Any]
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64], Kernel]:
+    """Frequencies and phases (D, d + 1) in the place of centers, their order, and the features."""
+    base, seed, n_features = run.data.base, run.config.run.random_state, run.problem.p
+    if kernel is None:
+        rows = centers.random_centers(base, min(centers.BANDWIDTH_ROWS, base.n_rows), seed)
+        X = _transformed(run, rows, run.data.fixed, dtype, epoch=0)
+        kernel = _kernel(run, run.backend.to_host(X))
+    order = centers.random_order(n_features, seed)
+    Z = frequencies(kernel, run.data.d, n_features, seed)[order].astype(dtype)
+    return Z, order, FourierFeatures(n_features, kernel.describe())
+
+
+def _kernel(run: Run, X: npt.NDArray[Any]) -> Kernel:
+    """The kernel that the settings name. X : rows from which an "auto" bandwidth is taken."""
+    model, seed = run.config.model, run.config.run.random_state
+    # Rows in store order may be sorted by label; all others are in random order already.
+    drawn = X
+    if run.sizes.in_place:
+        drawn = X[centers.random_order(len(X), seed)[: centers.BANDWIDTH_ROWS]]
+
+    def width(geometry: str) -> float:
+        norm = "cityblock" if geometry == "l1" else "euclidean"
+        auto = model.bandwidth == "auto"
+        return centers.median_bandwidth(drawn, norm) if auto else float(model.bandwidth)
+
+    return get_kernel(model.kernel, width)
 
 
 def _choices(config: RunConfig) -> Choices:
@@ -177,7 +213,7 @@ def _chosen_centers(run: Run, given: npt.ArrayLike | None) -> Block:
     model, base, seed = run.config.model, run.data.base, run.config.run.random_state
     if given is not None:
         return centers.given_centers(given, base.row_shape, base.n_outputs)
-    if model.centers == "all" or run.sizes.solver in IN_PLACE:
+    if model.centers == "all" or run.sizes.in_place:
         return centers.all_rows(base, seed)
     if model.centers == "random":
         return centers.random_centers(base, run.problem.p, seed)
@@ -189,7 +225,7 @@ def _samples(run: Run, dtype: np.dtype[Any]) -> tuple[Array, Array, npt.NDArray[
     source, sizes, seed = run.data.source, run.sizes, run.config.run.random_state
     wanted = min(sizes.n_sample + sizes.n_probe, source.n_rows)
     block = sample_rows(source, wanted, seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
-    if sizes.solver in IN_PLACE:  # no augmentation: the rows are what the stream delivers
+    if sizes.in_place:  # no augmentation: the rows are what the stream delivers
         first = np.argsort(block.rows[: sizes.n_sample])
         order = np.concatenate([first, np.arange(sizes.n_sample, wanted)])
         block = Block(*(part[order] for part in block))

@@ -7,7 +7,7 @@ prints the list before anything is started, and a test compares the peak with it
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from streamkern.errors import ConfigError, MemoryBudgetError
@@ -38,6 +38,10 @@ ROW_ID = 8
 SolverName = Literal["block", "sgd", "eigenpro1", "eigenpro2", "eigenpro3", "eigenpro4"]
 IN_PLACE = ("sgd", "eigenpro1", "eigenpro2")
 """The methods whose centers, with a kernel, are the rows of the training set."""
+ON_FEATURES = ("block", "sgd", "eigenpro1")
+"""The methods that train explicit features."""
+FEATURE_COLUMNS = 4096
+"""Features that setup evaluates at once, where they do not depend on each other."""
 # EigenPro 1.0's batch, sample and level (Ma and Belkin 2017, section 6).
 PAPER_BATCH, PAPER_N_NYSTROM, PAPER_LEVEL = 256, 4800, 160
 
@@ -81,9 +85,10 @@ class Problem:
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the user fixed; None where the program may choose."""
+    """What the user fixed; None where the program may choose. features : see `ModelConfig`."""
 
     solver: str = "auto"
+    features: str = "kernel"
     batch_size: int | None = None
     block_size: int | None = None
     n_nystrom: int | None = None
@@ -109,6 +114,17 @@ class Sizes:
     projection: str
     loader_block_bytes: int
     loader_in_flight_bytes: int
+    features: str = "kernel"
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the centers are the rows of the training set, in store order."""
+        return self.solver in IN_PLACE and self.features == "kernel"
+
+    @property
+    def linear(self) -> bool:
+        """Whether explicit features are trained without a block preconditioner."""
+        return self.features != "kernel" and self.solver != "block"
 
 
 @dataclass(frozen=True)
@@ -180,10 +196,11 @@ def _check(problem: Problem, wishes: Wishes) -> None:
         raise ConfigError(f"block_size={wishes.block_size} must be at most n_centers={p}; lower it")
     if wishes.n_nystrom is not None and wishes.n_nystrom > n:
         raise ConfigError(f"n_nystrom={wishes.n_nystrom} must be at most n_rows={n}; lower it")
-    if wishes.solver in IN_PLACE and p != n:
+    if wishes.solver in IN_PLACE and wishes.features == "kernel" and p != n:
         raise ConfigError(
             f"solver={wishes.solver!r} needs every training row as a center, but n_centers={p} and "
             f"n_rows={n}; set centers='all' without random augmentation, or use another solver"
+            + (", or features='nystrom'" if wishes.solver in ON_FEATURES else "")
         )
 
 
@@ -199,7 +216,7 @@ def _candidates(problem: Problem, wishes: Wishes) -> list[Sizes]:
         # is worse than either.
         groups = ((True, batches[:2]), (True, batches[2:]), (False, batches))
         return [
-            _block_sizes(problem, m, b, s, keep, loader)
+            replace(_block_sizes(problem, m, b, s, keep, loader), features=wishes.features)
             for keep, sizes in groups
             for b in blocks
             for s in _samples(problem, b)
@@ -307,7 +324,8 @@ def _plain_sizes(
     s, h, level = 0, min(problem.n_rows, MIN_PROBE * 4), 0
     if solver == "eigenpro1":
         s, h, level = _nystrom_sizes(problem, wishes, PAPER_N_NYSTROM, PAPER_LEVEL)
-    return Sizes(solver, m, problem.p, True, s, h, s, level, 1, "none", *loader)
+    sizes = Sizes(solver, m, problem.p, True, s, h, s, level, 1, "none", *loader)
+    return replace(sizes, features=wishes.features)
 
 
 def _nystrom_sizes(
@@ -355,7 +373,8 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
     add("always", "rows being prepared", problem.threads, problem.scratch_bytes)
     add("always", "centers, both sides", 2 * p, point)
     if not apart:  # a device walks the columns in order
-        rows = max(m, h) if sizes.solver == "block" else max(m, h, s, p)
+        by_row = sizes.solver == "block" or sizes.linear
+        rows = max(m, h) if by_row else max(m, h, s, p)
         add("always", "partial sums of products", n_groups(c) * c, rows, itemsize=item)
     # The raw rows live until the prepared ones exist; a unit being decoded counts twice.
     add("sample", "raw centers", p, problem.row_bytes + d * item)
@@ -385,6 +404,9 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
         add("setup", "factors of one block, probe", 2 * b + max(b, 2 * h), b, itemsize=item)
         add("train", "K(X, Z)", m, p if sizes.keep else b, itemsize=item)
         return buffers
+    if sizes.linear:
+        _count_linear(buffers, problem, sizes, point)
+        return buffers
     if sizes.solver == "sgd":
         add("setup", "probe, K(probe, probe)", h, 2 * point + h * item)
         return buffers
@@ -404,13 +426,32 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
         probed = min(2 * INNER_NYSTROM, p)
         add("setup", "eigensystem of the projection", 3 * inner, inner, itemsize=item)
         add("setup", "K(probe, probe) of the projection", probed, probed, itemsize=item)
-    if sizes.solver not in IN_PLACE:
+    if not sizes.in_place:
         add("train", "K(X, Z)", m, p, itemsize=item)
         # Cut to the critical batch, a period has more steps but no more rows than before.
         rows = sizes.period * m if sizes.period > 1 else 0
         add("train", "temporary centers", rows, point + c * item)
         add("train", "values at the centers", 3 * p, c, itemsize=item)
     return buffers
+
+
+def _count_linear(buffers: Buffers, problem: Problem, sizes: Sizes, point: int) -> None:
+    """What `linear.build_linear` and the step on its result hold."""
+    add, p, item = buffers.add, problem.p, problem.itemsize
+    s, h, q = sizes.n_sample, sizes.n_probe, sizes.level
+    coupled = sizes.features == "nystrom"
+    add("setup", "sample and probe", s + h, point)
+    # Twice: as it is, and turned for the product with itself.
+    add("setup", "features of the sample", 2 * max(s, h), p if coupled else min(p, FEATURE_COLUMNS),
+        itemsize=item)  # fmt: skip
+    add("setup", "products of features", 3 * s * s + h * h, itemsize=item)
+    if coupled:
+        add("always", "L^-1", p, p, itemsize=item)
+        add("setup", "L", p, p, itemsize=item)
+    if q:
+        add("always", "eigenvectors", p, q, itemsize=item)
+        add("train", "damped part of a step", 2 * p, problem.c, itemsize=item)
+    add("train", "features of a batch", sizes.batch_size, p, itemsize=item)
 
 
 def n_groups(c: int) -> int:

@@ -36,6 +36,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from streamkern.budget import ON_FEATURES
 from streamkern.errors import ConfigError
 from streamkern.kernels import KERNELS, get_kernel
 from streamkern.settings import (
@@ -89,6 +90,10 @@ FREE_AT_RESUME: Final = frozenset(
         "run.log",
     }
 )
+
+
+# Settings with a default that runs from before them did not record.
+LATER: Final = {"model.features": "kernel", "model.n_features": "auto"}
 
 
 class _Transform(BaseModel):
@@ -216,6 +221,9 @@ class ModelConfig(Table):
     kernel : a name, or a table: `{kind = "polynomial", degree = 2}`, or a sum or product of
     kernels, `{kind = "sum", parts = ["laplace", {kind = "gaussian", bandwidth = 2.0}]}`.
     bandwidth : of the kernel, or of those parts that do not say theirs.
+    features : "kernel": f is a sum of kernels at the centers. "nystrom": the same f, trained as
+    a linear model of L^-1 k(Z, x), K(Z, Z) = L L^T. "fourier": a linear model of `n_features`
+    random Fourier features, without centers.
     """
 
     table = "model"
@@ -223,6 +231,8 @@ class ModelConfig(Table):
     bandwidth: AutoPositive = "auto"
     n_centers: AutoCount = "auto"
     centers: Centers = "random"
+    features: Literal["kernel", "fourier", "nystrom"] = "kernel"
+    n_features: AutoCount = "auto"
 
     @model_validator(mode="after")
     def _kernel_can_be_made(self) -> ModelConfig:
@@ -240,6 +250,27 @@ class ModelConfig(Table):
             raise ConfigError(
                 f"model.bandwidth={self.bandwidth:g} is used by no part of model.kernel="
                 f"{self.kernel!r}; leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _features_fit(self) -> ModelConfig:
+        if self.features != "fourier":
+            if self.n_features != "auto":
+                raise ConfigError(
+                    f'model.n_features={self.n_features} is for model.features="fourier"; leave '
+                    "it out, or set n_centers"
+                )
+            return self
+        if self.n_features != "auto" and self.n_features % 2:
+            raise ConfigError(
+                f"model.n_features={self.n_features} must be even: a cosine and a sine of each "
+                "frequency"
+            )
+        if self.centers != "random" or self.n_centers != "auto":
+            raise ConfigError(
+                'model.features="fourier" has no centers; leave centers and n_centers out, and set '
+                'n_features, or set features = "nystrom"'
             )
         return self
 
@@ -335,6 +366,16 @@ class RunConfig(Table):
     solver: SolverConfig = SolverConfig()
     run: ExecutionConfig = ExecutionConfig()
 
+    @model_validator(mode="after")
+    def _method_fits(self) -> RunConfig:
+        features, name = self.model.features, self.solver.name
+        if features != "kernel" and name not in ("auto", *ON_FEATURES):
+            raise ConfigError(
+                f'model.features="{features}" can not be trained by solver.name="{name}"; use one '
+                f"of {', '.join(ON_FEATURES)}"
+            )
+        return self
+
     @classmethod
     def from_tables(cls, tables: Mapping[str, Any]) -> RunConfig:
         """Return the configuration in nested tables, as TOML gives them."""
@@ -359,7 +400,7 @@ class RunConfig(Table):
                 k: v
                 for k, v in table.items()
                 # Not set is not recorded: runs from before a setting existed go on.
-                if v is not None and f"{name}.{k}" not in FREE_AT_RESUME
+                if v not in (None, LATER.get(f"{name}.{k}")) and f"{name}.{k}" not in FREE_AT_RESUME
             }
             for name, table in self.model_dump(mode="json").items()
         }

@@ -45,7 +45,10 @@ def build_extended(
     Cost that of K(X_s, X_s), its eigenpairs, 2 n (n + s) (d + q) FLOPs; memory 3 n q elements.
     """
     xp, n, s = op.backend.xp, len(Z), len(X_s)
-    lam, e = sample_eigenpairs(op, X_s, level, seed)
+    K = op.gram(X_s)
+    K *= 1 / s
+    lam, e = sample_eigenpairs(op, K, level, seed)
+    del K
     A = op.product(Z, X_s, xp.ascontiguousarray(e * (lam**-1.5 / (n * s**0.5))))
     ids = np.arange(n)
     KA = op.product(Z, Z, A, same=(ids, ids))

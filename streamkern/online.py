@@ -60,15 +60,16 @@ class Online:
                 f"run_dir={self.config.run.run_dir!r} can not be used with partial_fit, which "
                 "keeps its state in the estimator; leave run_dir out, or use fit"
             )
-        name = self.config.solver.name
-        if name in IN_PLACE or self.config.model.centers == "all":
-            what = f"solver={name!r}" if name in IN_PLACE else "centers='all'"
+        name, model = self.config.solver.name, self.config.model
+        in_place = name in IN_PLACE and model.features == "kernel"
+        if in_place or model.centers == "all":
+            what = f"solver={name!r}" if in_place else "centers='all'"
             raise ConfigError(
                 f"{what} needs all rows at once and can not be used with partial_fit; use fit, or "
                 "random centers and another solver"
             )
         n_centers = None if self.centers is None else len(self.centers)
-        if self.setup is not None:
+        if self.setup is not None and model.features != "fourier":
             n_centers = len(self.setup[0]["Z"])
         run = open_run(
             self.config, source=source, n_centers=n_centers, fixed_sizes=self.sizes,

@@ -18,6 +18,13 @@ from streamkern.report import redact, size_text, table
 from streamkern.sources import stores_of
 
 
+_WORDS = {
+    "kernel": "centers",
+    "nystrom": "centers of Nystrom features",
+    "fourier": "random Fourier features",
+}
+
+
 def plan_overview(run: Run) -> dict[str, Any]:
     """What a run will take: sizes, memory by phase, FLOPs, batches, and how its data is stored."""
     problem, sizes = run.problem, run.sizes
@@ -31,6 +38,7 @@ def plan_overview(run: Run) -> dict[str, Any]:
             "outputs": problem.c,
             "centers": problem.p,
         },
+        "features": sizes.features,
         "sizes": _chosen(sizes),
         "batches_per_epoch": batches,
         "batches": batches * problem.epochs,
@@ -60,7 +68,7 @@ def _in_order(phases: list[str]) -> list[str]:
 
 def _chosen(sizes: Sizes) -> dict[str, Any]:
     """The sizes that mean something for the solver."""
-    values = dict(vars(sizes))
+    values = {name: value for name, value in vars(sizes).items() if name != "features"}
     block = sizes.solver == "block"
     for name in ("n_nystrom", "level", "period", "projection") if block else ("block_size", "keep"):
         del values[name]
@@ -82,6 +90,12 @@ def flops(problem: Problem, sizes: Sizes) -> tuple[int, int]:
         return setup, 2 * p * (d + 3 * c) * n + 2 * p * b * c * steps
     setup = eigen.flops(s, q + 1) + 2 * s * s * d
     row = 2 * p * (d + 2 * c) + 2 * s * (d + q + c)
+    if sizes.linear:
+        s, h = sizes.n_sample, sizes.n_probe
+        coupled = sizes.features == "nystrom"
+        setup = 4 * s * p * (d + s) + 2 * h * p * (d + h) + eigen.flops(s, q + 1) * (q > 0)
+        setup += (p**3 + 2 * (s + h) * p * p) if coupled else 0
+        return setup, 2 * p * (d + 2 * c) * n + (4 * p * (q + coupled * p // 2) * c) * steps
     if sizes.solver == "sgd":
         return 2 * sizes.n_probe**2 * d, 2 * p * (d + c) * n
     if sizes.solver == "eigenpro1":
@@ -108,7 +122,7 @@ def plan_text(plan: Mapping[str, Any]) -> str:
     parts = [
         f"{problem['rows_per_epoch']:,} rows x {problem['epochs']} epochs, "
         f"{problem['features']} features, {problem['outputs']} outputs, "
-        f"{problem['centers']:,} centers, on {plan['device']}, precision {plan['precision']}, "
+        f"{problem['centers']:,} {_WORDS[plan['features']]}, on {plan['device']}, precision {plan['precision']}, "
         f"accelerator {plan['accelerator']}",
         _pairs(plan["sizes"] | {"batches": f"{plan['batches']:,}"}),
         table(rows, ["", "buffer", "MiB"]),

@@ -18,6 +18,7 @@ import numpy as np
 from streamkern.backend import Array, Backend, tiles
 from streamkern.eigen import top_eigenpairs
 from streamkern.errors import ConfigError
+from streamkern.fourier import FourierFeatures
 from streamkern.points import Points
 from streamkern.products import KernelOperator
 from streamkern.step_rule import EIGENVALUE_STEPS, StepRule, top_eigenvalue
@@ -50,16 +51,35 @@ class BlockPreconditioner:
     """
 
     blocks: list[slice]
-    H: list[Array]
+    H: list[Array | None]
+    """None: the identity, of features that are taken as they are."""
     rules: list[StepRule]
     mu: float
     jitter: float
+    damped: tuple[Array, Array] | None = None
+    """(E, D) of shapes (b, q) and (q,): the step is H^T (I - E D E^T) H g, see `linear`."""
 
     def apply(self, b: int, g: Array, backend: Backend, out: Array) -> Array:
         """H_b^T H_b g. g, out : (b, c)."""
-        half = backend.workspace("half", g.shape, g.dtype)
-        backend.matmul(self.H[b], g, half, lower=True)
-        return backend.matmul_t(self.H[b], half, out, lower=True)
+        H = self.H[b]
+        half = out if H is None else backend.workspace("half", g.shape, g.dtype)
+        if H is None:
+            half[...] = g
+        else:
+            backend.matmul(H, g, half, lower=True)
+        if self.damped is not None:
+            E, D = self.damped
+            along = backend.workspace("along", (E.shape[1], g.shape[1]), g.dtype)
+            backend.matmul_t(E, half, along)
+            along *= D[:, None]
+            half -= backend.matmul(E, along, backend.workspace("damped", g.shape, g.dtype))
+        return half if H is None else backend.matmul_t(H, half, out, lower=True)
+
+
+def check_overlap(op: KernelOperator, value: float, what: str) -> None:
+    """Raise ConfigError unless what was measured between centers and rows is finite and above 0."""
+    if not (math.isfinite(value) and value > 0):
+        raise ConfigError(NO_OVERLAP.format(op.kernel, f"{what} {value:g}"))
 
 
 def block_slices(p: int, block_size: int) -> list[slice]:
@@ -102,7 +122,7 @@ def build_block(
         The kernel between the centers and the rows is zero or not finite.
     """
     blocks = block_slices(len(Z), block_size)
-    H: list[Array] = []
+    H: list[Array | None] = []
     lambdas: list[float] = []
     leverage = op.backend.xp.zeros(len(probe), op.dtype)
     mu = jitter = 0.0
@@ -110,18 +130,20 @@ def build_block(
         factor = _BlockFactor(op, Z[block], S, seed)
         # A run of n samples affords n / 8 of leverage in all, an even share per block.
         affordable = n_samples / (8 * len(blocks))
-        measured = factor.damped(probe, damping, affordable, ridge, len(blocks))
-        del factor.L, factor.C
+        # A ridge on the weights themselves is evaluated on all blocks every step.
+        rounds = 1 if factor.norm.L is None else len(blocks)
+        measured = factor.damped(probe, damping, affordable, ridge, rounds)
+        jitter = max(jitter, factor.norm.jitter)
+        report("block", {"block": i, "blocks": len(blocks), "lambda_1": measured.lambda_1,
+                         "mu": measured.mu, "jitter": factor.norm.jitter})  # fmt: skip
+        del factor.norm, factor.C
         op.backend.release()
         H.append(measured.H)
         lambdas.append(measured.lambda_1)
         leverage += measured.leverage
-        mu, jitter = max(mu, measured.mu), max(jitter, factor.jitter)
-        report("block", {"block": i, "blocks": len(blocks), "lambda_1": measured.lambda_1,
-                         "mu": measured.mu, "jitter": factor.jitter})  # fmt: skip
+        mu = max(mu, measured.mu)
     total = float(leverage.max())
-    if not (math.isfinite(total) and total > 0):
-        raise ConfigError(NO_OVERLAP.format(op.kernel, f"leverage {total:g}"))
+    check_overlap(op, total, "leverage")
     rules = [StepRule(total + (lambda_1 if ridge else 0.0), lambda_1) for lambda_1 in lambdas]
     return BlockPreconditioner(blocks, H, rules, mu, jitter)
 
@@ -142,7 +164,7 @@ class _BlockFactor:
     def __init__(self, op: KernelOperator, Z: Points, S: Points, seed: int) -> None:
         self.op, self.Z, self.backend = op, Z, op.backend
         self.seed = seed
-        self.L, self.jitter = jittered_cholesky(op, Z)
+        self.norm = weight_norm(op, Z)
         self.C = self._covariance(S)
         self.top = self._top()
 
@@ -156,7 +178,7 @@ class _BlockFactor:
         slab = xp.empty((height, b), self.op.dtype)
         for rows in tiles(s, height):
             K = self.op.matrix(S[rows], self.Z, out=slab[: rows.stop - rows.start])
-            W = self.backend.solve_lower_right(self.L, K)  # rows of K become columns of W
+            W = self.norm.features(self.backend, K)  # rows of K become columns of W
             self.backend.add_gram(C, W, 1 / s)
         self.backend.mirror_lower(C)
         return C
@@ -166,8 +188,7 @@ class _BlockFactor:
         start = self.backend.asarray(rng.standard_normal(len(self.Z)), self.op.dtype)
         # Before Lanczos, which would fail on NaN without saying why.
         trace = float(self.C.diagonal().sum())
-        if not (math.isfinite(trace) and trace > 0):
-            raise ConfigError(NO_OVERLAP.format(self.op.kernel, f"covariance {trace:g}"))
+        check_overlap(self.op, trace, "covariance")
         return top_eigenvalue(lambda v: self.C @ v, start, EIGENVALUE_STEPS)
 
     def damped(
@@ -202,8 +223,7 @@ class _BlockFactor:
                 break
             mu *= 10
             A[...] = self.C
-        H = xp.eye(b, dtype=self.op.dtype)
-        self.backend.solve_lower_triangular(self.L, H)
+        H = self.norm.inverse(self.backend, b, self.op.dtype)
         return self.backend.solve_lower_triangular(A, H), mu
 
     def _measure(self, H: Array, probe: Points, ridge: float) -> tuple[Array, float]:
@@ -218,11 +238,43 @@ class _BlockFactor:
 
         def hessian(v: Array) -> Array:
             w = phi @ (phi.T @ v) / h
-            if ridge:  # K_bb = L L^T
-                w += ridge * (H @ (self.L @ (self.L.T @ (H.T @ v))))
+            if ridge:
+                w += ridge * (H @ self.norm.gram(H.T @ v))
             return w
 
         return leverage, top_eigenvalue(hessian, start, EIGENVALUE_STEPS)
+
+
+@dataclass(frozen=True)
+class WeightNorm:
+    """The norm of weights that steps, damping and ridge are measured in.
+
+    The RKHS norm |L^T alpha|, K(Z, Z) + jitter I = L L^T; for explicit features, whose weights are
+    a vector like any other, L is None and stands for the identity.
+    """
+
+    L: Array | None
+    jitter: float
+
+    def features(self, backend: Backend, K: Array) -> Array:
+        """Rows k (n, p) of K(X, Z) as features of unit metric: L^-1 k, in place."""
+        return K if self.L is None else backend.solve_lower_right(self.L, K)
+
+    def inverse(self, backend: Backend, p: int, dtype: np.dtype[Any]) -> Array:
+        """L^-1, (p, p), new."""
+        eye = backend.xp.eye(p, dtype=dtype)
+        return eye if self.L is None else backend.solve_lower_triangular(self.L, eye)
+
+    def gram(self, v: Array) -> Array:
+        """L L^T v."""
+        return v if self.L is None else self.L @ (self.L.T @ v)
+
+
+def weight_norm(op: KernelOperator, Z: Points) -> WeightNorm:
+    """That of the weights on Z, points with both sides."""
+    if isinstance(op.kernel, FourierFeatures):
+        return WeightNorm(None, 0.0)
+    return WeightNorm(*jittered_cholesky(op, Z))
 
 
 def jittered_cholesky(op: KernelOperator, Z: Points) -> tuple[Array, float]:
@@ -306,7 +358,9 @@ def build_low_rank(
     1.6 times that. Cost that of K(X_s, X_s) and of `eigen.top_eigenpairs`.
     """
     s, xp = len(X_s), op.backend.xp
-    lam, E = sample_eigenpairs(op, X_s, level, seed)
+    K = op.gram(X_s)
+    K *= 1 / s
+    lam, E = sample_eigenpairs(op, K, level, seed)
     E, tail, lam = xp.ascontiguousarray(E[:, :-1]), lam[-1], lam[:-1]
     # The tail is estimated from above, so the last of the others may seem to be below it.
     D = xp.maximum(1 - tail / lam, 0) / lam / s
@@ -314,18 +368,14 @@ def build_low_rank(
     return LowRankPreconditioner(X_s, E, D, measure_low_rank(op, plain, probe, seed))
 
 
-def sample_eigenpairs(
-    op: KernelOperator, X_s: Points, level: int, seed: int
-) -> tuple[Array, Array]:
-    """The top level + 1 eigenpairs of K(X_s, X_s) / s, as far as they mean something.
+def sample_eigenpairs(op: KernelOperator, K: Array, level: int, seed: int) -> tuple[Array, Array]:
+    """The top level + 1 eigenpairs of K (s, s), as far as they mean something.
 
-    Returns (q + 1,) descending and (s, q + 1), 1 <= q <= level.
+    K : K(X_s, X_s) / s, overwritten. Returns (q + 1,) descending and (s, q + 1), 1 <= q <= level.
     """
-    s = len(X_s)
+    s = len(K)
     if not 1 <= level < s:
         raise ConfigError(f"level={level} must lie between 1 and n_nystrom - 1 = {s - 1}")
-    K = op.gram(X_s)
-    K *= 1 / s
     lam, E = top_eigenpairs(op.backend, K, level + 1, seed)
     # Directions at the level of rounding have no meaningful eigenvalue: leave them alone. Measured
     # in float32, eigenvalues of K / s are off by 1 to 3 eps of the largest for s from 500 to 2000.

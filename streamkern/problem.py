@@ -16,6 +16,7 @@ from streamkern.augment import Transform, from_config, is_deterministic, transfo
 from streamkern.backend import Backend
 from streamkern.budget import (
     IN_PLACE,
+    ON_FEATURES,
     Buffers,
     Problem,
     Sizes,
@@ -28,6 +29,7 @@ from streamkern.cache import Cache
 from streamkern.config import RunConfig
 from streamkern.devices import get_backend
 from streamkern.errors import ConfigError, StoreNotFoundError, StreamkernError
+from streamkern.fourier import FourierFeatures, check_sampled
 from streamkern.kernels import Kernel, get_kernel
 from streamkern.mixture import open_stores, stored_rows
 from streamkern.plan import unit_sizes
@@ -218,6 +220,9 @@ def open_run(
         # Centers from elsewhere need not be integers.
         integers = own or settings.precision == "integer"
         dtype = data.source.dtype if integers else np.dtype(np.float32)
+        if config.model.features == "fourier":
+            check_sampled(kernel)
+            kernel = FourierFeatures(p, kernel.describe())
         precision = resolve_precision(settings.precision, dtype, transforms, backend, kernel)
         problem = _problem(config, data, p, backend, precision[0], on_cluster, kernel)
         if fixed_sizes is None:
@@ -232,30 +237,40 @@ def open_run(
 
 
 def _check_method(config: RunConfig, data: Data, sizes: Sizes, given: bool) -> None:
-    if config.solver.ridge and sizes.solver not in ("block", "sgd"):
+    if sizes.features == "fourier" and given:
+        raise ConfigError(
+            "model.features='fourier' has no centers; leave centers out, or set features='nystrom'"
+        )
+    if config.solver.ridge and not (sizes.linear or sizes.solver in ("block", "sgd")):
         raise ConfigError(
             f"solver.ridge={config.solver.ridge:g} is not defined for solver "
             f"{sizes.solver!r}; set it to 0 or use solver 'block'"
         )
-    if sizes.solver not in IN_PLACE:
+    if not sizes.in_place:
         return
+    instead = "another solver"
+    if sizes.solver in ON_FEATURES:
+        instead += ", or features='nystrom' for chosen centers"
     if data.augmented:
         raise ConfigError(
             f"solver={sizes.solver!r} takes the training rows themselves as centers and can not be "
-            "used with random transforms, copies or weights; use another solver"
+            f"used with random transforms, copies or weights; use {instead}"
         )
     model, n = config.model, data.base.n_rows
     if given or model.centers not in ("random", "all") or model.n_centers not in ("auto", n):
         raise ConfigError(
             f"solver={sizes.solver!r} takes all {n} training rows as centers; leave centers and "
-            "n_centers out, or use another solver"
+            f"n_centers out, or use {instead}"
         )
 
 
 def count_centers(config: RunConfig, data: Data) -> int:
     """p, from the settings and metadata."""
     model, n = config.model, data.base.n_rows
-    if model.centers == "all" or config.solver.name in IN_PLACE:
+    if model.features == "fourier":
+        return DEFAULT_CENTERS if model.n_features == "auto" else model.n_features
+    in_place = config.solver.name in IN_PLACE and model.features == "kernel"
+    if model.centers == "all" or in_place:
         return n
     if model.centers != "random":
         array = open_centers(config)
@@ -354,6 +369,7 @@ def _wishes(config: RunConfig) -> Wishes:
 
     return Wishes(
         solver=solver.name,
+        features=config.model.features,
         batch_size=fixed(config.data.batch_size),
         block_size=fixed(solver.block_size),
         n_nystrom=fixed(solver.n_nystrom),

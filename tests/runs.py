@@ -45,6 +45,14 @@ METHODS: dict[str, dict[str, Any]] = {
         name: {"solver.name": name, "model.n_centers": "auto"}
         for name in ("sgd", "eigenpro1", "eigenpro2")
     },
+    "nystrom": {"solver.name": "sgd", "model.features": "nystrom"},
+    "fourier": {
+        "solver.name": "eigenpro1",
+        "solver.n_nystrom": 60,
+        "model.features": "fourier",
+        "model.n_features": 80,
+        "model.n_centers": "auto",
+    },
 }
 
 

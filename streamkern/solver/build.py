@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend import Array
-from streamkern.budget import IN_PLACE, INNER_NYSTROM, Sizes
+from streamkern.budget import INNER_NYSTROM, Sizes
 from streamkern.eigenfunctions import build_extended
+from streamkern.linear import TAU, build_linear
 from streamkern.points import Points
 from streamkern.preconditioner import (
     BlockPreconditioner,
@@ -81,6 +82,8 @@ def compute(
     """
     if sizes.solver == "block":
         return _compute_block(op, Z, samples, sizes, choices, n_samples, report)
+    if sizes.linear:
+        return _compute_linear(op, Z, samples, sizes, choices, report)
     if sizes.solver == "sgd":
         return _compute_plain(op, samples, sizes, choices, report)
     return _compute_low_rank(op, Z, samples, sizes, choices, report)
@@ -96,9 +99,8 @@ def _compute_block(
         op, Z, S, P, block_size=sizes.block_size, n_samples=n_samples, damping=choices.damping,
         ridge=choices.ridge, seed=choices.seed, report=report,
     )  # fmt: skip
-    arrays = {f"H.{b}": H for b, H in enumerate(pre.H)}
     return Setup(
-        arrays,
+        _factors(pre),
         {
             "rules": [asdict(rule) for rule in pre.rules],
             "mu": pre.mu,
@@ -107,6 +109,35 @@ def _compute_block(
             "period": 1,
         },
     )
+
+
+def _factors(pre: BlockPreconditioner) -> dict[str, Array]:
+    arrays = {f"H.{b}": H for b, H in enumerate(pre.H) if H is not None}
+    return arrays if pre.damped is None else arrays | dict(zip("ED", pre.damped, strict=True))
+
+
+def _compute_linear(
+    op: KernelOperator, Z: Points, samples: Callable[[], tuple[Array, Array]], sizes: Sizes,
+    choices: Choices, report: Report,
+) -> Setup:  # fmt: skip
+    S, probe = (op.points(rows, left=True) for rows in samples())
+    op.backend.release()
+    pre = build_linear(
+        op, Z, S if sizes.level else None, probe, level=sizes.level,
+        tau=TAU if choices.damping is None else choices.damping, ridge=choices.ridge,
+        seed=choices.seed,
+    )  # fmt: skip
+    level = 0 if pre.damped is None else len(pre.damped[1])
+    meta = {
+        "rules": [asdict(rule) for rule in pre.rules],
+        "mu": 0.0,
+        "jitter": pre.jitter,
+        "level": level,
+        "batch_size": sizes.batch_size,
+        "period": 1,
+    }
+    report("linear", asdict(pre.rules[0]) | {"jitter": pre.jitter, "level": level})
+    return Setup(_factors(pre), meta)
 
 
 def _compute_plain(
@@ -140,7 +171,7 @@ def _compute_low_rank(
         arrays = {"sample": sample.copy(), "E": P.E, "D": P.D}
     rule, batch = P.rule, sizes.batch_size
     meta: dict[str, Any] = {"level": int(P.E.shape[1])}
-    if sizes.solver not in IN_PLACE:
+    if not sizes.in_place:
         _compute_projection(op, Z, sizes, choices, arrays, meta)
     if sizes.solver != "eigenpro1":
         # Past the critical batch a larger batch buys nothing; before it every row counts in full.
@@ -191,15 +222,17 @@ def assemble(
         "max_batch": setup.meta["batch_size"],
     }
     arrays = setup.arrays
-    if sizes.solver == "block":
+    if sizes.solver == "block" or sizes.linear:
         blocks = block_slices(len(Z), sizes.block_size)
-        H = [arrays[f"H.{b}"] for b in range(len(blocks))]
-        pre = BlockPreconditioner(blocks, H, rules, setup.meta["mu"], setup.meta["jitter"])
+        H = [arrays.get(f"H.{b}") for b in range(len(blocks))]
+        damped = (arrays["E"], arrays["D"]) if "E" in arrays else None
+        pre = BlockPreconditioner(blocks, H, rules, setup.meta["mu"], setup.meta["jitter"], damped)
         if not choices.ridge:
             Z = Z.columns()  # the centers are columns only from here on
         return BlockSolver(
-            op, Z, pre, seed=choices.seed, ridge=choices.ridge, keep=sizes.keep, **shared
-        )
+            op, Z, pre, seed=choices.seed, ridge=choices.ridge, keep=sizes.keep,
+            name=sizes.solver, **shared,
+        )  # fmt: skip
     if sizes.solver == "sgd":
         return SGDSolver(op, Z.columns(), rules[0], ridge=choices.ridge, **shared)
     own = sizes.solver == "eigenpro1"
