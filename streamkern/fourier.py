@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from streamkern.backend import Array
 from streamkern.errors import ConfigError
-from streamkern.kernel_base import InnerKernel, Kernel
+from streamkern.kernel_base import InnerKernel, Kernel, name_of
 from streamkern.kernels import (
     Cauchy,
     Dispersal,
@@ -71,7 +71,7 @@ _SCALES: dict[type[Kernel], Callable[[Any, np.random.Generator, int], Draws]] = 
 def check_sampled(kernel: Kernel) -> None:
     """Raise ConfigError unless the frequencies of `kernel` can be drawn."""
     if type(kernel) is not LaplaceL1 and type(kernel) not in _SCALES:
-        known = ", ".join(sorted(k.__name__.lower() for k in (*_SCALES, LaplaceL1)))
+        known = ", ".join(sorted(name_of(k) for k in (*_SCALES, LaplaceL1)))
         raise ConfigError(
             f'model.features="fourier" is not known for {kernel!r}; use one of {known}, or '
             'features="nystrom"'

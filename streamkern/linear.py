@@ -50,7 +50,7 @@ def build_linear(
     Z : points of the features, p, both sides. S, probe : left points, s and h of them, without a
     row in common; S only for level >= 1, the number of directions that EigenPro damps.
     Cost 4 s p (d + s) + 2 h p (d + h) FLOPs, for Nystrom's features p^3 + 2 (s + h) p^2 more;
-    memory beside the result 3 s^2 + h^2 + 2 s FEATURE_COLUMNS elements, 2 p^2 + 2 s p for Nystrom's.
+    memory beside the result 3 s^2 + h^2 + 2 s FEATURE_COLUMNS elements; 2 (p + s) p for Nystrom's.
     """
     norm = weight_norm(op, Z)
     damped = None if S is None else _directions(op, norm, Z, S, level, tau, seed)

@@ -17,7 +17,6 @@ from streamkern.problem import Run
 from streamkern.report import redact, size_text, table
 from streamkern.sources import stores_of
 
-
 _WORDS = {
     "kernel": "centers",
     "nystrom": "centers of Nystrom features",
@@ -122,8 +121,8 @@ def plan_text(plan: Mapping[str, Any]) -> str:
     parts = [
         f"{problem['rows_per_epoch']:,} rows x {problem['epochs']} epochs, "
         f"{problem['features']} features, {problem['outputs']} outputs, "
-        f"{problem['centers']:,} {_WORDS[plan['features']]}, on {plan['device']}, precision {plan['precision']}, "
-        f"accelerator {plan['accelerator']}",
+        f"{problem['centers']:,} {_WORDS[plan['features']]}, on {plan['device']}, "
+        f"precision {plan['precision']}, accelerator {plan['accelerator']}",
         _pairs(plan["sizes"] | {"batches": f"{plan['batches']:,}"}),
         table(rows, ["", "buffer", "MiB"]),
         _pairs({phase: f"{mib(size)} MiB" for phase, size in memory["phases"].items()}),
