@@ -50,6 +50,8 @@ METHODS: dict[str, dict[str, Any]] = {
         "solver.name": "eigenpro1",
         "solver.n_nystrom": 60,
         "model.features": "fourier",
+        "model.kernel": "gaussian",
+        "solver.level": 10,
         "model.n_features": 80,
         "model.n_centers": "auto",
     },

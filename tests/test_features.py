@@ -245,14 +245,14 @@ FOURIER = {"model.features": "fourier", "model.n_centers": "auto", "model.n_feat
 def test_a_run_and_its_model(given: bool, tmp_path: Path) -> None:
     """Its frequencies are kept with the run, and predict what they were trained for."""
     config = settings(tmp_path, **METHODS["fourier"], **{"model.bandwidth": "auto"})
-    kernel = kernels.Laplace(3.0) if given else None
+    kernel = kernels.Gaussian(3.0) if given else None
     stopped(config, 5, source=stream("fourier"), kernel=kernel)
     result = finished(config, source=stream("fourier"), kernel=kernel)
     assert result.Z.shape == (80, 6)
     described = result.meta["kernel"]
     width = described["of"]["bandwidth"]
     assert (width == 3.0) is given
-    drawn = frequencies(get_kernel("laplace", width), 5, 80, 0)[result.order]
+    drawn = frequencies(get_kernel("gaussian", width), 5, 80, 0)[result.order]
     np.testing.assert_array_equal(result.Z, drawn.astype(np.float32))
     model = load_model(tmp_path, device="cpu", threads=1)
     X, _ = arrays(20, 7)
