@@ -38,7 +38,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from streamkern.budget import ON_FEATURES
 from streamkern.errors import ConfigError
-from streamkern.kernels import KERNELS, get_kernel
 from streamkern.settings import (
     AutoCount,
     AutoPositive,
@@ -199,6 +198,13 @@ class DataConfig(Table):
         return [transform.model_dump() for transform in self.transforms]
 
 
+KERNELS: Final = (
+    *("laplace", "laplace_l1", "gaussian", "cauchy", "matern32", "matern52", "dispersal"),
+    *("linear", "polynomial", "relu_ntk"),
+)
+"""Those of `kernels`, which importing the settings does not load."""
+
+
 def _kernel(value: object) -> object:
     if value in KERNELS if isinstance(value, str) else isinstance(value, Mapping):
         return value
@@ -236,6 +242,10 @@ class ModelConfig(Table):
 
     @model_validator(mode="after")
     def _kernel_can_be_made(self) -> ModelConfig:
+        if isinstance(self.kernel, str) and self.bandwidth == "auto":
+            return self
+        from streamkern.kernels import get_kernel
+
         asked: list[str] = []
 
         def width(geometry: str) -> float:

@@ -280,7 +280,8 @@ def get_kernel(
 def _made(table: Mapping[str, Any], bandwidth: float | Widths) -> Kernel:
     name = table.get("kind", table.get("kernel"))
     if not isinstance(name, str) or name not in BUILT_IN:
-        raise ConfigError(f"kernel={name!r} is not known; use one of {', '.join(BUILT_IN)}")
+        names = ", ".join([*KERNELS, "sum", "product"])
+        raise ConfigError(f"kernel={name!r} is not known; use one of {names}")
     chosen = BUILT_IN[name]
     values = {key: value for key, value in table.items() if key not in ("kind", "kernel")}
     allowed = [k for k in inspect.signature(chosen).parameters if k != "metric"]
