@@ -79,15 +79,16 @@ def make_store(folder: Path, rows: int) -> Path:
 def measured(
     folder: Path, rows: int, solver: str, memory: str, accelerator: str = "none"
 ) -> dict[str, Any]:
-    """Peak and plan of one run, from a fresh process."""
-    tables = {
+    """Peak and plan of one run, from a fresh process. solver : its name, and that of features."""
+    name, _, features = solver.partition(", ")
+    tables: dict[str, dict[str, Any]] = {
         "data": {
             "train": str(make_store(folder, rows)),
             "test": str(make_store(folder, 4000)),
             "transforms": [{"kind": "noise", "sigma": 0.1}],
         },
         "model": {"bandwidth": 20.0, "n_centers": P},
-        "solver": {"name": solver} | ({"n_nystrom": 500} if solver != "block" else {}),
+        "solver": {"name": name} | ({"n_nystrom": 500} if name != "block" else {}),
         "run": {
             "memory": memory,
             "device": "cpu",
@@ -96,6 +97,10 @@ def measured(
             "checkpoint_every": 50,
         },
     }
+    if features:
+        tables["model"]["features"] = features
+    if features == "fourier":
+        tables["model"] |= {"n_features": 4 * P, "n_centers": "auto"}
     command = [sys.executable, "-c", CHILD, json.dumps(tables)]
     child = subprocess.run(
         command, capture_output=True, text=True, cwd=Path(__file__).parents[1], check=False
@@ -111,6 +116,8 @@ def measured(
         (60_000, "block", "160 MiB", "none"),
         (120_000, "block", "160 MiB", "none"),
         (60_000, "eigenpro4", "170 MiB", "none"),
+        (60_000, "eigenpro1, fourier", "170 MiB", "none"),
+        (60_000, "sgd, nystrom", "170 MiB", "none"),
         pytest.param(60_000, "block", "300 MiB", "numba", marks=needs_numba),
     ],
 )
