@@ -12,7 +12,7 @@ import pytest
 
 from streamkern import cuda
 from streamkern.fused import HalfFused
-from streamkern.kernels import get_kernel
+from streamkern.kernels import Dispersal, Gaussian, Kernel, Laplace, Polynomial, get_kernel
 from tests import hostcuda
 from tests.maths import RADIAL
 from tests.virtual import PlainBackend
@@ -21,7 +21,13 @@ needs_compiler = pytest.mark.skipif(hostcuda.COMPILER is None, reason="there is 
 needs_nvrtc = pytest.mark.skipif(
     hostcuda.nvrtc() is None, reason="NVRTC is not installed (pip install nvidia-cuda-nvrtc)"
 )
-EXPRESSIONS = {name: str(get_kernel(name).expression) for name in RADIAL}
+OTHERS: dict[str, Kernel] = {
+    "dispersal": Dispersal(1.0, 1.3),
+    "polynomial": Polynomial(3, 0.5, 2.0),
+    "sum": 0.5 * Laplace(3.0) + Gaussian(2.0) * Polynomial(2),
+}
+KERNELS = {name: get_kernel(name) for name in RADIAL} | OTHERS
+EXPRESSIONS = {name: str(kernel.expression) for name, kernel in KERNELS.items()}
 # Turing, Ampere, Hopper, Blackwell.
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
 
@@ -74,6 +80,20 @@ def test_epilogue_is_the_kernel_to_four_ulp(name: str, dtype: Any) -> None:
     truth = get_kernel(name).profile(np.maximum(s, 0), np)
     assert truth.dtype == dtype
     assert np.all(np.abs(value - truth) <= 4 * np.spacing(truth))
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", sorted(OTHERS))
+def test_epilogue_of_products_is_the_kernel(name: str, dtype: Any) -> None:
+    """Sums and powers in another order than NumPy's: a few roundings of the largest term."""
+    rng, kernel = np.random.default_rng(0), OTHERS[name]
+    A, B = rng.normal(size=(40, 6)).astype(dtype), rng.normal(size=(50, 6)).astype(dtype)
+    p, x, z = A @ B.T, (A * A).sum(axis=1), (B * B).sum(axis=1)
+    value = epilogue(name, dtype, p, x, z, scale=1.0)
+    truth = kernel.of_products(p.copy(), x[:, None], z, np)
+    assert truth.dtype == dtype
+    assert np.abs(value - truth).max() <= 20 * np.finfo(dtype).eps * np.abs(truth).max()
 
 
 @needs_compiler
