@@ -116,6 +116,8 @@ class FourierFeatures(InnerKernel):
     n_features : D. of : description of the kernel that they stand for.
     """
 
+    explicit = True
+
     def __init__(self, n_features: int, of: Mapping[str, Any]) -> None:
         super().__init__()
         self.n_features, self.of = n_features, dict(of)

@@ -18,7 +18,6 @@ import numpy as np
 from streamkern.backend import Array, Backend, tiles
 from streamkern.eigen import top_eigenpairs
 from streamkern.errors import ConfigError
-from streamkern.fourier import FourierFeatures
 from streamkern.points import Points
 from streamkern.products import KernelOperator
 from streamkern.step_rule import EIGENVALUE_STEPS, StepRule, top_eigenvalue
@@ -272,7 +271,7 @@ class WeightNorm:
 
 def weight_norm(op: KernelOperator, Z: Points) -> WeightNorm:
     """That of the weights on Z, points with both sides."""
-    if isinstance(op.kernel, FourierFeatures):
+    if op.kernel.explicit:
         return WeightNorm(None, 0.0)
     return WeightNorm(*jittered_cholesky(op, Z))
 

@@ -288,6 +288,12 @@ def test_what_is_refused(overrides: dict[str, Any], message: str) -> None:
         finished(settings(**(width | overrides)), source=array_source())
 
 
+def test_runs_from_before_features_go_on() -> None:
+    """The default is not a part of a run's identity; anything else is."""
+    assert "features" not in settings().identity()["model"]
+    assert settings(**FOURIER).identity()["model"]["features"] == "fourier"
+
+
 def test_centers_in_memory_are_no_frequencies() -> None:
     with pytest.raises(ConfigError, match="has no centers; leave centers out"):
         finished(settings(**FOURIER), source=array_source(), centers=np.zeros((4, 5)))
