@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamkern.backend import Backend
-from streamkern.compiled import CompiledBackend, numba_problem
+from streamkern.compiled import CompiledBackend, _cos, numba_problem
 from streamkern.devices import get_backend
 from streamkern.errors import BackendError, ConfigError
 from streamkern.expression import render
@@ -207,3 +207,16 @@ def test_a_numba_that_does_not_import_is_not_used(monkeypatch: pytest.MonkeyPatc
 def test_an_unknown_accelerator_is_refused() -> None:
     with pytest.raises(ConfigError, match="accelerator='cython' is not known"):
         get_backend("cpu", 1, "cython")
+
+
+@needs_numba
+def test_cosines_are_as_good_as_their_argument() -> None:
+    """Absolute error 1e-7, and what one rounding of x moves it by."""
+    x = np.concatenate([np.linspace(-700, 700, 200_001), [0.0, np.nan]]).astype(np.float32)
+    value = np.empty_like(x)
+    cos = _cos()
+    for i, one in enumerate(x):
+        value[i] = cos(one)
+    error = np.abs(value - np.cos(x.astype(np.float64)))
+    assert np.all(error[:-1] <= 1.5e-7 + np.spacing(np.abs(x[:-1])))
+    assert np.isnan(value[-1])
