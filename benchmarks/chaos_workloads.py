@@ -346,7 +346,7 @@ def lives(place: Place, command: Sequence[Any]) -> None:
             life.close()
             if code == 0 or "already holds a store" in text:  # killed after its last write
                 return
-            altered = code == 3 and ("CRC check" in text or "decompress" in text)
+            altered = code in (2, 3) and ("CRC check" in text or "decompress" in text)
             killed = code == -9 and kills > 0
             check(altered or killed, f"a life of {command[0]} ({code}: {text})")
             kills -= killed

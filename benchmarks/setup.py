@@ -23,7 +23,7 @@ from streamkern.budget import LEVEL_SHARE, Sizes
 from streamkern.devices import get_backend
 from streamkern.preconditioner import LowRankPreconditioner, block_slices, build_low_rank
 from streamkern.products import KernelOperator
-from streamkern.solver.build import Choices, assemble, compute
+from streamkern.solver.build import Choices, Rows, assemble, compute
 
 REPEATS, STEPS = 3, 5
 SMALL = {
@@ -58,8 +58,12 @@ def measure(
 def _run(repeats: int, backend: Backend, solver: str, p: int, d: int, sgemm: Sgemm) -> Figure:
     sizes = planned(p, d, solver)
     Z = points(p, d, 1)
-    op, sample = operator(backend, Z), points(sizes.n_sample, d, 2)
-    z, probe = op.points(Z, left=True, right=True), points(sizes.n_probe, d, 3)
+    op = operator(backend, Z)
+    z = op.points(Z, left=True, right=True)
+    sample, probe = (
+        Rows(X := points(n, d, seed), np.sin(X[:, :C]))
+        for n, seed in ((sizes.n_sample, 2), (sizes.n_probe, 3))
+    )
     made: dict[str, Any] = {}
 
     def build() -> None:

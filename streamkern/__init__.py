@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from streamkern.sources import ArraySource, AugmentedSource, GeneratorSource, ZarrSource
     from streamkern.store import open_store
     from streamkern.train import train as train_model
+    from streamkern.tuning import tune
 
 __version__ = "0.1.0"
 
@@ -121,6 +122,7 @@ __all__ = [
     "materialise_store",
     "open_store",
     "train_model",
+    "tune",
 ]
 
 # module -> the public names in it, as "name" or "name in the module as public name".
@@ -137,6 +139,7 @@ _LAZY = {
     "sources": "ArraySource AugmentedSource GeneratorSource ZarrSource",
     "store": "open_store",
     "train": "train:train_model",
+    "tuning": "tune",
 }
 _HOME = {
     public or name: (module, name)

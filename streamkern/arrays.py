@@ -117,6 +117,11 @@ class ArraySource(BaseSource):
             self._checked[u] = True
         return X, y
 
+    def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
+        if self.classes is None:  # values are checked with X
+            return super()._read_targets(u, seed, epoch)
+        return self._targets(*self.unit_bounds(u))
+
     def _targets(self, start: int, stop: int) -> np.ndarray:
         if self._y is None:
             return np.empty((stop - start, 0), self.y_dtype)

@@ -6,33 +6,28 @@ All of it is returned as arrays and JSON values (`Assembled.arrays`, `.meta`), w
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from streamkern import centers
 from streamkern.augment import Scale, Transform
 from streamkern.backend import Array, Backend
+from streamkern.choosing import SETUP_EPOCH, Report, choose, transformed
 from streamkern.config import RunConfig
 from streamkern.errors import ConfigError
-from streamkern.feed import prepare
-from streamkern.fourier import FourierFeatures, frequencies
+from streamkern.fourier import FourierFeatures
 from streamkern.kernels import Kernel, get_kernel
 from streamkern.points import Grid
-from streamkern.problem import Run, open_centers
+from streamkern.problem import Run
 from streamkern.products import KernelOperator
 from streamkern.solver.base import Solver
-from streamkern.solver.build import Choices, Setup, assemble, compute
-from streamkern.source_base import Block, Source
+from streamkern.solver.build import Choices, Rows, Setup, assemble, compute
+from streamkern.source_base import Block
 from streamkern.sources import sample_rows
 
 SAMPLE_STAGE = 2
-# Augmentation of the setup sample is drawn from an epoch that no run reaches.
-SETUP_EPOCH = 1 << 30
-Report = Callable[[str, dict[str, Any]], None]
 
 
 @dataclass
@@ -64,14 +59,8 @@ def start(
     """Choose, sample, factor and measure. Reads the centers and one sample of the stream."""
     config, data = run.config, run.data
     dtype = np.dtype(np.float64 if run.precision == "float64" else np.float32)
-    if run.sizes.features == "fourier":
-        host_Z, order, kernel = _frequencies(run, kernel, dtype)
-        Z = run.backend.asarray(host_Z)
-    else:
-        Z, order = _centers(run, given, dtype)
-        host_Z = run.backend.to_host(Z)
-        if kernel is None:
-            kernel = _kernel(run, host_Z)
+    host_Z, order, kernel = choose(run, kernel=kernel, given=given, dtype=dtype, report=report)
+    Z = run.backend.asarray(host_Z)
     # A common shift changes no distance; without it raw pixels cost three digits of them.
     shift = host_Z.mean(axis=0, dtype=np.float64).astype(dtype)
     op = KernelOperator(kernel, run.backend, run.precision, shift, run.grid)
@@ -79,7 +68,7 @@ def start(
     del Z  # a device needs the prepared rows only
     rows = np.empty(0, np.int64)
 
-    def samples() -> tuple[Array, Array]:
+    def samples() -> tuple[Rows, Rows]:
         nonlocal rows
         sample, probe, rows = _samples(run, dtype)
         return sample, probe
@@ -156,48 +145,6 @@ def operator(
     return KernelOperator(kernel, backend, meta["precision"], arrays["shift"], grid)
 
 
-def _centers(
-    run: Run, given: npt.ArrayLike | None, dtype: np.dtype[Any]
-) -> tuple[Array, npt.NDArray[np.int64]]:
-    """The transformed centers on the device, (p, d), and the order in which they are kept."""
-    chosen, in_order = _chosen_centers(run, given), run.sizes.in_place
-    p, seed = len(chosen.X), run.config.run.random_state
-    order = np.arange(p) if in_order else centers.random_order(p, seed)
-    ordered = Block(chosen.X[order], chosen.y[order], chosen.rows[order])
-    del chosen
-    return _transformed(run, ordered, run.data.fixed, dtype, epoch=0), order
-
-
-def _frequencies(
-    run: Run, kernel: Kernel | None, dtype: np.dtype[Any]
-) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64], Kernel]:
-    """Frequencies and phases (D, d + 1) in the place of centers, their order, and the features."""
-    base, seed, n_features = run.data.base, run.config.run.random_state, run.problem.p
-    if kernel is None:
-        rows = centers.random_centers(base, min(centers.BANDWIDTH_ROWS, base.n_rows), seed)
-        X = _transformed(run, rows, run.data.fixed, dtype, epoch=0)
-        kernel = _kernel(run, run.backend.to_host(X))
-    order = centers.random_order(n_features, seed)
-    Z = frequencies(kernel, run.data.d, n_features, seed)[order].astype(dtype)
-    return Z, order, FourierFeatures(n_features, kernel.describe())
-
-
-def _kernel(run: Run, X: npt.NDArray[Any]) -> Kernel:
-    """The kernel that the settings name. X : rows from which an "auto" bandwidth is taken."""
-    model, seed = run.config.model, run.config.run.random_state
-    # Rows in store order may be sorted by label; all others are in random order already.
-    drawn = X
-    if run.sizes.in_place:
-        drawn = X[centers.random_order(len(X), seed)[: centers.BANDWIDTH_ROWS]]
-
-    def width(geometry: str) -> float:
-        norm = "cityblock" if geometry == "l1" else "euclidean"
-        auto = model.bandwidth == "auto"
-        return centers.median_bandwidth(drawn, norm) if auto else float(model.bandwidth)
-
-    return get_kernel(model.kernel, width)
-
-
 def _choices(config: RunConfig) -> Choices:
     solver = config.solver
     return Choices(
@@ -209,18 +156,7 @@ def _choices(config: RunConfig) -> Choices:
     )
 
 
-def _chosen_centers(run: Run, given: npt.ArrayLike | None) -> Block:
-    model, base, seed = run.config.model, run.data.base, run.config.run.random_state
-    if given is not None:
-        return centers.given_centers(given, base.row_shape, base.n_outputs)
-    if model.centers == "all" or run.sizes.in_place:
-        return centers.all_rows(base, seed)
-    if model.centers == "random":
-        return centers.random_centers(base, run.problem.p, seed)
-    return centers.given_centers(open_centers(run.config), base.row_shape, base.n_outputs)
-
-
-def _samples(run: Run, dtype: np.dtype[Any]) -> tuple[Array, Array, npt.NDArray[np.int64]]:
+def _samples(run: Run, dtype: np.dtype[Any]) -> tuple[Rows, Rows, npt.NDArray[np.int64]]:
     """The setup sample, the probe, and the row numbers of the sample."""
     source, sizes, seed = run.data.source, run.sizes, run.config.run.random_state
     wanted = min(sizes.n_sample + sizes.n_probe, source.n_rows)
@@ -229,23 +165,10 @@ def _samples(run: Run, dtype: np.dtype[Any]) -> tuple[Array, Array, npt.NDArray[
         first = np.argsort(block.rows[: sizes.n_sample])
         order = np.concatenate([first, np.arange(sizes.n_sample, wanted)])
         block = Block(*(part[order] for part in block))
-    X = _transformed(run, block, source.feed_transforms, dtype, SETUP_EPOCH)
+    X, Y = transformed(run, block, source.feed_transforms, dtype, SETUP_EPOCH)
     # Fewer rows than sample and probe together: the probe is all of them (`budget.sample_sizes`).
-    probe = X if sizes.n_probe == wanted else X[wanted - sizes.n_probe :]
-    return X[: sizes.n_sample], probe, block.rows[: sizes.n_sample]
-
-
-def _transformed(
-    run: Run, block: Block, transforms: tuple[Transform, ...], dtype: np.dtype[Any], epoch: int
-) -> Array:
-    source: Source = run.data.source
-    # Targets of the sample are not used; values of any kind pass.
-    X, _ = prepare(
-        run.backend, block, transforms=transforms, dtype=dtype,
-        seed=run.config.run.random_state, epoch=epoch, n_outputs=source.n_outputs,
-        classes=source.classes if block.y.ndim == 1 else None,
-    )  # fmt: skip
-    return X
+    s, h = sizes.n_sample, wanted - sizes.n_probe
+    return Rows(X[:s], Y[:s]), Rows(X[h:], Y[h:]), block.rows[:s]
 
 
 def save_scaling(

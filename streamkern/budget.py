@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from streamkern.errors import ConfigError, MemoryBudgetError
+from streamkern.selection import Selection
 
 MiB = 1 << 20
 # Sizes of the setup samples, in blocks. Test error with a sample of 5, 3, 2 blocks, two seeds:
@@ -60,6 +61,7 @@ class Problem:
     readers : units read at once at most while training; 0 is one for each thread.
     units_in_hand : units read ahead, and in use, where they are read one after the other.
     saving : at most this much more is held while arrays go to remote storage.
+    selection : of the centers, where that takes memory and time of its own.
     """
 
     n_rows: int
@@ -81,6 +83,7 @@ class Problem:
     readers: int = 0
     units_in_hand: int = 3
     saving: int = 0
+    selection: Selection | None = None
 
 
 @dataclass(frozen=True)
@@ -383,6 +386,13 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
     in_hand = (2 * problem.units_in_hand - 1) * problem.unit_rows
     add("host" if apart else "sample", "units being read", in_hand, problem.row_bytes)
     add("host" if apart else "train", "loader", loader_bytes(problem, sizes))
+    if problem.selection is not None:
+        means = problem.selection.method == "kmeans"  # on the host, whatever the device
+        for what, size in problem.selection.buffers:
+            add("host" if apart and means else "centers", what, size)
+        if not apart:
+            reading = loader_bytes(problem, sizes) if means else in_hand * problem.row_bytes
+            add("centers", "units being read", reading)
     if problem.saving:
         saved = p * (problem.d + sizes.block_size) * item
         add("host" if apart else "setup", "setup on its way", min(problem.saving, saved))

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 
 from streamkern.cache import COUNTS, Cache, Name
-from streamkern.objects import Bytes, Objects
+from streamkern.objects import Bytes, Objects, Test
 from streamkern.report import redact
 
 
@@ -36,7 +36,9 @@ class CachedObjects(Objects):
         self._cache, self._identity = cache, f"{fingerprint}\n{redact(objects.url)}"
         self._store = hashlib.sha256(self._identity.encode()).hexdigest()[:32]
 
-    def get_many(self, keys: Sequence[str], *, fresh: bool = False) -> list[Bytes]:
+    def get_many(
+        self, keys: Sequence[str], *, fresh: bool = False, good: Test | None = None
+    ) -> list[Bytes]:
         """The bytes of several objects; those that are not kept, or all if `fresh`, at once."""
         data: dict[str, Bytes] = {}
         for key in keys:
@@ -47,7 +49,7 @@ class CachedObjects(Objects):
                 COUNTS.add("hits")
         missing = [key for key in keys if key not in data]
         if missing:
-            fetched = super().get_many(missing, fresh=fresh)
+            fetched = super().get_many(missing, fresh=fresh, good=good)
             for key, value in zip(missing, fetched, strict=True):
                 data[key] = value
                 COUNTS.add("misses")

@@ -1,4 +1,4 @@
-"""The `streamkern` command: plan | train | evaluate | predict, and those of `cli_data`.
+"""The `streamkern` command: plan | train | evaluate | predict, those of `cli_data`, and tune.
 
 Exit codes: 0 done; 2 wrong usage or input, found before anything was written; 3 failed, and a run
 can be resumed; 75 stopped by a signal and saved. One sentence goes to stderr, and a traceback
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streamkern import cli_data
+from streamkern import cli_data, cli_tune
 from streamkern.console import (
     EXIT_INTERRUPTED,
     as_text,
@@ -65,6 +65,7 @@ app = typer.Typer(
 )
 app.command()(cli_data.ingest)
 app.command()(cli_data.augment)
+app.command()(cli_tune.tune)
 
 
 # ------------------------------------------------------------------------------------ commands

@@ -230,6 +230,10 @@ class ModelConfig(Table):
     features : "kernel": f is a sum of kernels at the centers. "nystrom": the same f, trained as
     a linear model of L^-1 k(Z, x), K(Z, Z) = L L^T. "fourier": a linear model of `n_features`
     random Fourier features, without centers.
+    centers : how they are chosen. "random": rows of the data. "balanced": the same, with equally
+    many of each class as far as there are. "kmeans": means of a stream of rows (`kmeans`); they
+    help where p is far below n. "rpcholesky": rows that span the kernel matrix well, out of up to
+    8 p random ones (`rpcholesky`). "all": every row. Or the place of an array of rows or a store.
     """
 
     table = "model"

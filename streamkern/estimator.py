@@ -33,11 +33,14 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
     kernel : "laplace", "laplace_l1", "gaussian", "cauchy", "matern32", "matern52", "dispersal",
         "linear", "polynomial", "relu_ntk", a table with parameters, {"kind": "polynomial",
         "degree": 2}, or a `Kernel` object, such as `0.5 * Laplace(3) + Polynomial(2)`.
-    bandwidth : number above 0, or "auto": the median distance between centers, in the norm of the
-        kernel. Of parts that do not say theirs.
+    bandwidth : number above 0, or "auto": the median distance, in the norm of the kernel, between
+        centers, or between the rows that "kmeans" and "rpcholesky" begin with. Of parts that do
+        not say theirs.
     n_centers : p; "auto": all rows, at most 10 000.
-    centers : "random" rows of the data, "all" of them, a (p, d) array in the units of X, or the
-        path or URL of one (.npy or zarr).
+    centers : "random" rows of the data; "balanced", random rows with equally many of each class;
+        "kmeans", means of a stream of rows, for p far below n; "rpcholesky", rows that span the
+        kernel matrix well, from at most 8 p random ones; "all" rows; a (p, d) array in the units
+        of X; or the path or URL of one (.npy or zarr) or of a store.
     features : "kernel"; "nystrom" and "fourier" make a linear model of explicit features, for the
         solvers "block", "sgd" and "eigenpro1". "nystrom": L^-1 k(centers, x), the same functions
         as with "kernel". "fourier": `n_features` random cosines and sines, without centers; for

@@ -28,7 +28,7 @@ from streamkern.errors import RunError, StreamkernError
 from streamkern.objects import Objects, Test
 from streamkern.objectstore import ObjectsStore, is_json
 from streamkern.report import redact, utc_now
-from streamkern.runlog import FileLines, Lines, ObjectLines, part_keys
+from streamkern.runlog import FileLines, Lines, ObjectLines, read_parts
 from streamkern.storage import local_path, open_objects
 
 TEMPORARY = ".json.tmp"
@@ -344,4 +344,4 @@ class ObjectFolder:
         return ObjectLines(self.objects, number)
 
     def read_log(self) -> bytes:
-        return b"".join(bytes(part) for part in self.objects.get_many(part_keys(self.objects)))
+        return read_parts(self.objects)

@@ -16,7 +16,7 @@ from streamkern.augment import Moments, Transform, bind_transforms, transform_na
 from streamkern.cache import Cache
 from streamkern.errors import ConfigError
 from streamkern.plan import unit_sizes
-from streamkern.source_base import BaseSource, Block, Source
+from streamkern.source_base import BaseSource, Block, Source, read_targets
 from streamkern.sources import AugmentedSource, ZarrSource
 from streamkern.storage import local_path
 
@@ -101,9 +101,19 @@ class MixtureSource(BaseSource):
             "sources": [part.describe() for part in self.parts],
         }
 
-    def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
+        k, j, own_seed = self._place(u, seed)
+        if self._passes:
+            return super()._read_targets(u, seed, epoch)
+        return read_targets(self.parts[k], j, own_seed, epoch)
+
+    def _place(self, u: int, seed: int) -> tuple[int, int, int]:
+        """The source that unit u is of, its number and its seed there."""
         k = int(self.strata[u]) if self.strata is not None else 0
-        j, own_seed = u - int(self._first[k]), _seed_of(seed, k)
+        return k, u - int(self._first[k]), _seed_of(seed, k)
+
+    def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        k, j, own_seed = self._place(u, seed)
         if self._passes:
             return self._passes[k].read(j, own_seed, epoch)
         block = self.parts[k].read_unit(j, own_seed, epoch)

@@ -151,12 +151,16 @@ class Objects:
         """
         return self._wait(lambda: self.get_async(key, start, stop, good=good))
 
-    def get_many(self, keys: Sequence[str], *, fresh: bool = False) -> list[Bytes]:
+    def get_many(
+        self, keys: Sequence[str], *, fresh: bool = False, good: Test | None = None
+    ) -> list[Bytes]:
         """The bytes of several objects, requested at once.
 
-        `fresh` asks for them anew where a copy is kept nearer (`cache.CachedObjects`).
+        `fresh` asks for them anew where a copy is kept nearer (`cache.CachedObjects`). good : as
+        for `get`.
         """
-        return self._wait(lambda: at_once([partial(self.get_async, key) for key in keys]))
+        requests = [partial(self.get_async, key, good=good) for key in keys]
+        return self._wait(lambda: at_once(requests))
 
     def put(self, key: str, data: Bytes) -> None:
         """Create or replace an object; readers see the old or the new bytes, never a mixture."""

@@ -8,11 +8,14 @@ from typing import Any
 from streamkern.errors import MissingDependencyError
 
 
-def need(module: str) -> Any:
-    """The module, or an error that says how to install its package."""
+def need(module: str, what: str = "reading this format", extra: str = "files") -> Any:
+    """The module, or an error that says how to install its package.
+
+    what : it is for, as in "`what` needs numpy". extra : of streamkern, that brings it.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise MissingDependencyError(
-            f"reading this format needs {module.partition('.')[0]}: pip install streamkern[files]"
+            f"{what} needs {module.partition('.')[0]}: pip install streamkern[{extra}]"
         ) from error

@@ -9,6 +9,7 @@ from typing import Any
 
 from streamkern import eigen
 from streamkern.budget import Problem, Sizes, setup_flops
+from streamkern.centers import BANDWIDTH_ROWS
 from streamkern.checkpoint import RunDirectory
 from streamkern.describe import describe_store
 from streamkern.errors import StorageAccessError
@@ -26,9 +27,12 @@ _WORDS = {
 
 def plan_overview(run: Run) -> dict[str, Any]:
     """What a run will take: sizes, memory by phase, FLOPs, batches, and how its data is stored."""
-    problem, sizes = run.problem, run.sizes
+    problem, sizes, model = run.problem, run.sizes, run.config.model
     batches = math.ceil(problem.n_rows / sizes.batch_size)
     setup, training = flops(problem, sizes)
+    spent = {"setup": setup, "training": training}
+    if problem.selection is not None:
+        spent = {"centers": problem.selection.flops, **spent}
     return {
         "problem": {
             "rows_per_epoch": problem.n_rows,
@@ -38,6 +42,8 @@ def plan_overview(run: Run) -> dict[str, Any]:
             "centers": problem.p,
         },
         "features": sizes.features,
+        "centers": _choice(run),
+        "kernel": {"kernel": model.kernel, "bandwidth": model.bandwidth},
         "sizes": _chosen(sizes),
         "batches_per_epoch": batches,
         "batches": batches * problem.epochs,
@@ -55,14 +61,23 @@ def plan_overview(run: Run) -> dict[str, Any]:
                 if phase == wanted
             ],
         },
-        "flops": {"setup": setup, "training": training},
+        "flops": spent,
         "stores": [describe_store(store) for store in stores_of(run.data.source)],
     }
 
 
+def _choice(run: Run) -> dict[str, Any]:
+    """How the centers are chosen, and by looking at how many rows where that is not p."""
+    selection = run.problem.selection
+    if run.sizes.solver == "eigenpro2":
+        return {"method": "all"}
+    method = redact(run.config.model.centers)
+    return {"method": method} if selection is None else {"method": method, "rows": selection.rows}
+
+
 def _in_order(phases: list[str]) -> list[str]:
     """Phases in the order in which a run goes through them."""
-    return sorted(phases, key=("sample", "setup", "train").index)
+    return sorted(phases, key=("centers", "sample", "setup", "train").index)
 
 
 def _chosen(sizes: Sizes) -> dict[str, Any]:
@@ -121,17 +136,38 @@ def plan_text(plan: Mapping[str, Any]) -> str:
     parts = [
         f"{problem['rows_per_epoch']:,} rows x {problem['epochs']} epochs, "
         f"{problem['features']} features, {problem['outputs']} outputs, "
-        f"{problem['centers']:,} {_WORDS[plan['features']]}, on {plan['device']}, "
-        f"precision {plan['precision']}, accelerator {plan['accelerator']}",
+        f"{problem['centers']:,} {_WORDS[plan['features']]} ({_choice_text(plan['centers'])}), "
+        f"on {plan['device']}, precision {plan['precision']}, "
+        f"accelerator {plan['accelerator']}",
+        _kernel_text(**plan["kernel"]),
         _pairs(plan["sizes"] | {"batches": f"{plan['batches']:,}"}),
         table(rows, ["", "buffer", "MiB"]),
         _pairs({phase: f"{mib(size)} MiB" for phase, size in memory["phases"].items()}),
         f"predicted peak {mib(memory['peak_bytes'])} MiB of {mib(memory['budget_bytes'])} MiB",
-        f"about {total:.2e} FLOPs: setup {flop['setup'] / total:.0%}, "
-        f"training {flop['training'] / total:.0%}",
+        f"about {total:.2e} FLOPs: "
+        + ", ".join(f"{phase} {count / total:.0%}" for phase, count in flop.items()),
     ]
+    if flop.get("centers", 0) > flop["training"]:
+        parts.append(
+            f"note: choosing centers by {plan['centers']['method']} takes more than training; "
+            "random centers cost nothing, and more of them may be the better use of the time"
+        )
     parts += [store_text(store) for store in plan["stores"]]
     return "\n\n".join(parts)
+
+
+def _choice_text(choice: Mapping[str, Any]) -> str:
+    rows = choice.get("rows")
+    return choice["method"] if rows is None else f"{choice['method']}, from {rows:,} rows"
+
+
+def _kernel_text(kernel: Any, bandwidth: float | str) -> str:
+    if bandwidth != "auto":
+        return f"{kernel} kernel, bandwidth {bandwidth:g}"
+    return (
+        f"{kernel} kernel, bandwidth auto: the median distance between {BANDWIDTH_ROWS:,} centers\n"
+        "(after scaling), measured when the run starts; `streamkern tune` searches around it"
+    )
 
 
 def store_text(store: Mapping[str, Any]) -> str:

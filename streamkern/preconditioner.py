@@ -22,10 +22,24 @@ from streamkern.points import Points
 from streamkern.products import KernelOperator
 from streamkern.step_rule import EIGENVALUE_STEPS, StepRule, top_eigenvalue
 
+# Damping, as powers of 10 of the covariance's scale, and the gain that is worth a step down or up.
+START_EXPONENT, MIN_EXPONENT, MAX_EXPONENT = -4, -6, -2
+NOTABLE, SLIGHT, MAX_LONGER = 0.05, 1e-3, 1000
 NO_OVERLAP = (
     "{0}: the kernel between the centers and the sampled rows is zero or not finite ({1}); the "
     "bandwidth is too small for the distances in the data, or the data are not finite"
 )
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Rows of the stream that setup works with: X, points with the left side (n); Y : (n, c)."""
+
+    X: Points
+    Y: Array
+
+    def __len__(self) -> int:
+        return len(self.X)
 
 
 @dataclass(frozen=True)
@@ -47,6 +61,9 @@ class BlockPreconditioner:
     it is a GEMM, 3 to 5 times as fast as two triangular solves with few right-hand sides.
     The jitter and mu change the path, not the destination: H_b^T H_b is positive definite, so the
     only fixed point is K_bX r = 0 for all blocks, the least-squares solution.
+
+    start : (p, c) weights to begin with: the mean over blocks of what each learns from the sample
+    alone, which is at hand as soon as the block is factored.
     """
 
     blocks: list[slice]
@@ -55,6 +72,7 @@ class BlockPreconditioner:
     rules: list[StepRule]
     mu: float
     jitter: float
+    start: Array | None = None
     damped: tuple[Array, Array] | None = None
     """(E, D) of shapes (b, q) and (q,): the step is H^T (I - E D E^T) H g, see `linear`."""
 
@@ -92,8 +110,8 @@ def block_slices(p: int, block_size: int) -> list[slice]:
 def build_block(
     op: KernelOperator,
     Z: Points,
-    S: Points,
-    probe: Points,
+    S: Sample,
+    probe: Sample,
     *,
     block_size: int,
     n_samples: int,
@@ -106,8 +124,8 @@ def build_block(
 
     Parameters
     ----------
-    Z, S, probe : right points of the centers (p), and left points of the two samples, which must
-        share no row (or `probe` must be the whole training set, which makes the bound exact).
+    Z, S, probe : right points of the centers (p), and two samples of the stream, which must share
+        no row (or `probe` must be the whole training set, which makes the bound exact).
     n_samples : rows the run will see; mu is chosen for them (see `_BlockFactor.damped`).
     damping : mu over the top eigenvalue of the block's covariance; None: chosen.
     ridge : coefficient of the ridge, which the solver evaluates on one block a step.
@@ -124,14 +142,23 @@ def build_block(
     H: list[Array | None] = []
     lambdas: list[float] = []
     leverage = op.backend.xp.zeros(len(probe), op.dtype)
+    start = op.backend.xp.empty((len(Z), S.Y.shape[1]), op.dtype)
     mu = jitter = 0.0
+    relative = damping
     for i, block in enumerate(blocks):
         factor = _BlockFactor(op, Z[block], S, seed)
+        # All blocks are damped alike: what the first one finds holds for other random centers.
+        alone = len(blocks) == 1
+        relative = factor.held_out_best(probe, alone) if relative is None else relative
         # A run of n samples affords n / 8 of leverage in all, an even share per block.
         affordable = n_samples / (8 * len(blocks))
+        tried = [relative]
+        if damping is None:
+            tried = _damping_grid(relative, n_samples / len(S) if alone else 1.0)
         # A ridge on the weights themselves is evaluated on all blocks every step.
         rounds = 1 if factor.norm.L is None else len(blocks)
-        measured = factor.damped(probe, damping, affordable, ridge, rounds)
+        measured = factor.damped(probe.X, tried, affordable, ridge, rounds)
+        factor.learn(measured.H, out=start[block])
         jitter = max(jitter, factor.norm.jitter)
         report("block", {"block": i, "blocks": len(blocks), "lambda_1": measured.lambda_1,
                          "mu": measured.mu, "jitter": factor.norm.jitter})  # fmt: skip
@@ -141,10 +168,23 @@ def build_block(
         lambdas.append(measured.lambda_1)
         leverage += measured.leverage
         mu = max(mu, measured.mu)
+    start *= 1 / len(blocks)
     total = float(leverage.max())
     check_overlap(op, total, "leverage")
     rules = [StepRule(total + (lambda_1 if ridge else 0.0), lambda_1) for lambda_1 in lambdas]
-    return BlockPreconditioner(blocks, H, rules, mu, jitter)
+    return BlockPreconditioner(blocks, H, rules, mu, jitter, start)
+
+
+def _damping_grid(best: float, longer: float) -> list[float]:
+    """Dampings to try for a run `longer` times as long as the sample for which `best` is best.
+
+    Directions below mu are still learned, at a pace of their share of it, so a longer run affords
+    more damping and is the quieter for it. The square root fits noisy digits, smooth and rough
+    functions, 2000 centers, after 1 to 5 passes over 10 rows a center.
+    """
+    first = best * min(max(1.0, longer), MAX_LONGER) ** 0.5
+    most = max(first, 10.0**MAX_EXPONENT)
+    return [first] + [more for more in (10 * first, 100 * first) if more <= most]
 
 
 @dataclass(frozen=True)
@@ -160,27 +200,30 @@ class _Damped:
 class _BlockFactor:
     """The parts of one block that do not depend on mu."""
 
-    def __init__(self, op: KernelOperator, Z: Points, S: Points, seed: int) -> None:
+    def __init__(self, op: KernelOperator, Z: Points, S: Sample, seed: int) -> None:
         self.op, self.Z, self.backend = op, Z, op.backend
         self.seed = seed
         self.norm = weight_norm(op, Z)
-        self.C = self._covariance(S)
+        self.C, self.moment = self._covariance(S)
         self.top = self._top()
 
-    def _covariance(self, S: Points) -> Array:
-        """W W^T / s, accumulated over slabs of S so that W never exists as a whole."""
+    def _covariance(self, S: Sample) -> tuple[Array, Array]:
+        """W W^T / s and W Y / s, accumulated over slabs of S: W never exists as a whole."""
         xp, b, s = self.backend.xp, len(self.Z), len(S)
         C = xp.zeros((b, b), self.op.dtype)
+        moment = xp.zeros((b, S.Y.shape[1]), self.op.dtype)
         # Slabs as tall as the block: the accumulating product runs at GEMM speed and the slab
         # costs no more than one more b x b buffer.
         height = min(s, max(b, 256))
         slab = xp.empty((height, b), self.op.dtype)
         for rows in tiles(s, height):
-            K = self.op.matrix(S[rows], self.Z, out=slab[: rows.stop - rows.start])
+            K = self.op.matrix(S.X[rows], self.Z, out=slab[: rows.stop - rows.start])
             W = self.norm.features(self.backend, K)  # rows of K become columns of W
             self.backend.add_gram(C, W, 1 / s)
+            moment += W.T @ S.Y[rows]
         self.backend.mirror_lower(C)
-        return C
+        moment *= 1 / s
+        return C, moment
 
     def _top(self) -> float:
         rng = np.random.default_rng([self.seed, 1])
@@ -190,18 +233,60 @@ class _BlockFactor:
         check_overlap(self.op, trace, "covariance")
         return top_eigenvalue(lambda v: self.C @ v, start, EIGENVALUE_STEPS)
 
+    def learn(self, H: Array, out: Array) -> None:
+        """out = weights (b, c) that minimise the sample's squared error + mu |f|^2."""
+        out[...] = H.T @ (H @ self.norm.gradient(self.moment))
+
+    def _learned(self, relative: float, out: Array) -> None:
+        """The same at another mu, without its H; NaN where rounding makes C + mu indefinite."""
+        A = self.C.copy()
+        A.reshape(-1)[:: len(A) + 1] += relative * self.top
+        if not self.backend.cholesky(A):
+            out[...] = math.nan
+            return
+        x = self.backend.solve_lower(A, self.moment.copy())
+        x = self.backend.solve_lower(A, x, transposed=True)
+        out[...] = self.norm.weights(self.backend, x)
+
+    def held_out_best(self, probe: Sample, alone: bool) -> float:
+        """Damping with which what is learned from the sample alone does best on the probe rows.
+
+        From 1e-4 of the covariance's scale by factors of 10: down while the error falls notably,
+        as more damping is the safer side, or else up while it falls at all. b^3 / 3 FLOPs each.
+        alone : whether it is the only block. Of several, what one learns without the others is
+        little, and the rest is noise to it: damping for that noise would be too much.
+        """
+        weights = self.backend.xp.empty(self.moment.shape, self.op.dtype)
+
+        def error(exponent: int) -> float:
+            self._learned(10.0**exponent, out=weights)
+            r = self.op.product(probe.X, self.Z, weights)
+            r -= probe.Y
+            found = float((r * r).sum())
+            return found if math.isfinite(found) else math.inf
+
+        best, least = START_EXPONENT, error(START_EXPONENT)
+        for end, gain in ((MIN_EXPONENT, NOTABLE), (MAX_EXPONENT, SLIGHT)):
+            step = 1 if end > best else -1
+            while best != end and (alone or step < 0):
+                found = error(best + step)
+                if not found < (1 - gain) * least:
+                    break
+                best, least = best + step, found
+            if best != START_EXPONENT:
+                break
+        return 10.0**best
+
     def damped(
-        self, probe: Points, damping: float | None, affordable: float, ridge: float, n_blocks: int
+        self, probe: Points, tried: list[float], affordable: float, ridge: float, n_blocks: int
     ) -> _Damped:
-        """H_b at the mu chosen.
+        """H_b at the first damping tried whose leverage is affordable, or the last.
 
         mu trades the first pass against the tail: directions below it are learned slowly, and
         every direction above it costs leverage, which is the number of samples the run needs to
-        forget its start. 1e-4 of the covariance's scale was the best of 1e-6 ... 1e-3, or as good,
-        on rough and smooth problems, one block and four, from the first 1e4 samples to the last;
-        from there it goes up by 10 until the leverage is affordable.
+        forget its start.
         """
-        for relative in (1e-4, 1e-3, 1e-2) if damping is None else (damping,):
+        for relative in tried:
             H, mu = self._inverse_root(relative * self.top + n_blocks * ridge)
             leverage, lambda_1 = self._measure(H, probe, ridge)
             if float(leverage.max()) <= affordable:
@@ -263,6 +348,14 @@ class WeightNorm:
         """L^-1, (p, p), new."""
         eye = backend.xp.eye(p, dtype=dtype)
         return eye if self.L is None else backend.solve_lower_triangular(self.L, eye)
+
+    def gradient(self, v: Array) -> Array:
+        """L v: from a gradient in the weights of the features to one in alpha."""
+        return v if self.L is None else self.L @ v
+
+    def weights(self, backend: Backend, w: Array) -> Array:
+        """L^-T w, in place: from weights of the features to alpha."""
+        return w if self.L is None else backend.solve_lower(self.L, w, transposed=True)
 
     def gram(self, v: Array) -> Array:
         """L L^T v."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,9 +38,11 @@ from streamkern.precision import resolve_precision
 from streamkern.prefetch import MAX_THREADS
 from streamkern.remotefile import open_object
 from streamkern.report import redact
+from streamkern.selection import METHODS, ROW_METHODS, Selection, selection
 from streamkern.source_base import Source, read_ahead, y_shape
 from streamkern.sources import AugmentedSource, ZarrSource
 from streamkern.storage import local_path, zarr_store
+from streamkern.store import open_store
 
 DEFAULT_CENTERS = 10_000
 SAVING = 128 << 20  # beside the arrays, while `checksums` has chunks of them on their way
@@ -216,8 +218,8 @@ def open_run(
         budget = settings.memory if backend.name == "cpu" else settings.device_memory
         budget_bytes = default_budget(backend.memory_available()) if budget == "auto" else budget
         transforms = data.source.feed_transforms
-        own = n_centers is None and config.model.centers in ("random", "all")
-        # Centers from elsewhere need not be integers.
+        own = n_centers is None and config.model.centers in (*ROW_METHODS, "all")
+        # Centers from elsewhere need not be integers, and means are none.
         integers = own or settings.precision == "integer"
         dtype = data.source.dtype if integers else np.dtype(np.float32)
         if config.model.features == "fourier":
@@ -225,6 +227,8 @@ def open_run(
             kernel = FourierFeatures(p, kernel.describe())
         precision = resolve_precision(settings.precision, dtype, transforms, backend, kernel)
         problem = _problem(config, data, p, backend, precision[0], on_cluster, kernel)
+        if n_centers is None and config.model.features != "fourier":
+            problem = replace(problem, selection=_selection(config, data, problem, budget_bytes))
         if fixed_sizes is None:
             sizes, buffers = resolve(problem, _wishes(config), budget_bytes)
         else:
@@ -272,7 +276,12 @@ def count_centers(config: RunConfig, data: Data) -> int:
     in_place = config.solver.name in IN_PLACE and model.features == "kernel"
     if model.centers == "all" or in_place:
         return n
-    if model.centers != "random":
+    if model.centers == "balanced" and data.base.classes is None:
+        raise ConfigError(
+            "model.centers='balanced' needs classes and the targets are values; set "
+            "centers = 'random', or another way to choose"
+        )
+    if model.centers not in METHODS:
         array = open_centers(config)
         if int(np.prod(array.shape[1:])) != data.d:
             raise ConfigError(
@@ -289,37 +298,56 @@ def count_centers(config: RunConfig, data: Data) -> int:
         return min(n, DEFAULT_CENTERS)
     if model.n_centers > n:
         raise ConfigError(
-            f"model.n_centers={model.n_centers} random centers can not be drawn from {n} rows; "
-            "lower n_centers or give centers"
+            f"model.n_centers={model.n_centers} {model.centers} centers can not be drawn from {n} "
+            "rows; lower n_centers or give centers"
         )
     return model.n_centers
 
 
+def _selection(
+    config: RunConfig, data: Data, problem: Problem, budget_bytes: int
+) -> Selection | None:
+    return selection(
+        config.model.centers, data.base.n_rows, problem.p, problem.d,
+        row_bytes=problem.row_bytes, point_bytes=problem.point_bytes or 0,
+        itemsize=problem.itemsize, threads=problem.threads, budget_bytes=budget_bytes,
+    )  # fmt: skip
+
+
 def open_centers(config: RunConfig) -> Any:
-    """An array of centers: a .npy file, read whole where it is remote, or a zarr array.
+    """An array of centers: a .npy file, read whole where it is remote, a zarr array, or X of a
+    store.
 
     Raises StoreNotFoundError, ConfigError, StorageError and MissingDependencyError.
     """
     url = config.model.centers
+    remote = local_path(url) is None
+    options = _options(config, url) if remote else {}
     try:
-        if local_path(url) is None:
-            return _remote_array(url, _options(config, url))
         if url.endswith(".npy"):
-            return np.load(url, mmap_mode="r", allow_pickle=False)
-        return zarr.open_array(url, mode="r")
+            return _open_npy(url, options)
+        store = zarr_store(url, storage_options=options) if remote else url
+        found = zarr.open(store, mode="r")
+        if isinstance(found, zarr.Group):
+            # Checked as a store: finished, and X of rows.
+            return open_store(
+                url, x=config.data.x, y=None, storage_options=options or None
+            ).features  # fmt: skip
+        return found
     except StreamkernError:
         raise
     except FileNotFoundError as error:
         raise StoreNotFoundError(f"there is no array of centers at {redact(url)}") from error
     except Exception as error:  # zarr raises many types for what is not an array
         raise ConfigError(
-            f"model.centers={redact(url)!r} is no .npy file or zarr array: {redact(str(error))}"
+            f"model.centers={redact(url)!r} is no .npy file, zarr array or store: "
+            f"{redact(str(error))}"
         ) from error
 
 
-def _remote_array(url: str, options: dict[str, Any]) -> Any:
-    if not url.endswith(".npy"):
-        return zarr.open_array(zarr_store(url, storage_options=options), mode="r")
+def _open_npy(url: str, options: dict[str, Any]) -> Any:
+    if local_path(url) is not None:
+        return np.load(url, mmap_mode="r", allow_pickle=False)
     with open_object(url, options) as file:
         return np.load(file, allow_pickle=False)
 

@@ -118,8 +118,8 @@ def _decompressing(url: str | os.PathLike[str]) -> Iterator[None]:
         if isinstance(error, OSError) and not damage:
             raise
         raise DataError(
-            f"{redact(url)} does not decompress ({error}); it is damaged or cut short: get it "
-            "again from where it came"
+            f"{redact(url)} does not decompress ({error}); it is damaged or cut short, or was "
+            "on its way here: try again, or get it again from where it came"
         ) from error
 
 

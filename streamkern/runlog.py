@@ -1,7 +1,8 @@
 """The log of a run: one JSON object per line, in a file or in objects.
 
 A file is appended to. Objects can not be: `ObjectLines` collects lines in parts of a MiB,
-``log/<writer's number>-<part>.jsonl``, and rewrites the newest part every few seconds.
+``log/<writer's number>-<part>.jsonl``, and rewrites the newest part every few seconds. The last
+line of an object is the checksum of those before it.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+import google_crc32c
 import numpy as np
 
 from streamkern.errors import RunError
-from streamkern.objects import Objects
+from streamkern.objects import Bytes, Objects
 from streamkern.report import redact, utc_now
 
 _SECRET_NAME = re.compile(r"secret|passw|token|credential|signature|(api|access)_?key", re.I)
@@ -200,7 +202,8 @@ class ObjectLines:
                 self._unsaved = False
             try:
                 for number, part in parts.items():
-                    self._objects.put(f"log/{self._token:012d}-{number:06d}.jsonl", part)
+                    key = f"log/{self._token:012d}-{number:06d}.jsonl"
+                    self._objects.put(key, part + _last_line(part))
             except Exception as error:  # a log is not worth a run
                 self._failure, self._unsaved = error, True
                 return
@@ -231,9 +234,23 @@ class ObjectLines:
         self._say_failure()
 
 
+def _last_line(part: bytes) -> bytes:
+    return b'{"crc32c": "%08x"}\n' % google_crc32c.value(part)
+
+
+def _is_whole(part: Bytes) -> bool:
+    lines, newline, last = bytes(part).removesuffix(b"\n").rpartition(b"\n")
+    return last + b"\n" == _last_line(lines + newline)
+
+
 def part_keys(objects: Objects) -> list[str]:
     """The keys of all parts, in the order in which they were written."""
     return [key for key, _ in objects.list("log") if key.endswith(".jsonl")]
+
+
+def read_parts(objects: Objects) -> bytes:
+    """All lines in that order. What arrives altered is read again."""
+    return b"".join(bytes(part) for part in objects.get_many(part_keys(objects), good=_is_whole))
 
 
 # -- reading -----------------------------------------------------------------------------------
@@ -248,8 +265,9 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 
 def records(data: bytes) -> list[dict[str, Any]]:
-    """The records in the lines of a log, in order; torn lines are left out."""
-    return [record for line in data.split(b"\n") if (record := _record(line)) is not None]
+    """The records in the lines of a log, in order; torn lines and checksums are left out."""
+    found = (_record(line) for line in data.split(b"\n"))
+    return [record for record in found if record is not None and set(record) != {"crc32c"}]
 
 
 def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:

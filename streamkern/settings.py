@@ -185,7 +185,10 @@ Weights: TypeAlias = Annotated[
 Centers: TypeAlias = Annotated[
     Text,
     BeforeValidator(_url),
-    Rule(f'"random", "all", or the path or URL of an array, {_NO_PASSWORD}'),
+    Rule(
+        '"random", "balanced", "kmeans", "rpcholesky", "all", or the path or URL of an array or a '
+        f"store, {_NO_PASSWORD}"
+    ),
 ]
 # Never shown in a repr, a dump or a message.
 Secrets: TypeAlias = Annotated[

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from streamkern.errors import DataError, NonFiniteError
 from streamkern.layout import X_DTYPES, first_nonfinite
 from streamkern.parallel import in_turn
 from streamkern.random import Stage
+
+T = TypeVar("T")
 
 # One Dask task costs about 0.7 ms; at 4 MiB that is a sixth of the time decoding takes.
 UNIT_BYTES = 4 << 20
@@ -37,8 +39,8 @@ class Block(NamedTuple):
 class Source(Protocol):
     """What the plan, the prefetcher and the feed need of a data set.
 
-    y is (k,) int64 ids 0..c-1 where there are `classes`, else (k, c) of `y_dtype`. Three more
-    attributes are optional, with the defaults of `BaseSource`: `remote`, `strata` and `parts`.
+    y is (k,) int64 ids 0..c-1 where there are `classes`, else (k, c) of `y_dtype`. Four more
+    attributes are optional, as in `BaseSource`: `remote`, `strata`, `parts` and `read_targets`.
     """
 
     n_rows: int
@@ -121,6 +123,15 @@ class BaseSource(ABC):
         )
         return Block(X, y, rows)
 
+    def read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
+        """y of `read_unit`, without X where that can be."""
+        if self._host:  # which may change it
+            return self.read_unit(u, seed, epoch).y
+        return self._read_targets(u, seed, epoch)
+
+    def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
+        return self._read(u, seed, epoch)[1]
+
     def statistics(self) -> Moments:
         return None, None, None, None
 
@@ -152,11 +163,32 @@ def read_ahead(waits: bool) -> int:
 
 def read_units(source: Source, units: Iterable[int], seed: int, epoch: int) -> Iterator[Block]:
     """The blocks of `units`, in order, a few of them read ahead by threads that end with it."""
+    calls = (partial(source.read_unit, int(u), seed, epoch) for u in units)
+    return _ahead(source, calls)
+
+
+def read_targets(source: Source, u: int, seed: int, epoch: int) -> np.ndarray:
+    """y of unit u, without X where the source can."""
+    read: Any = getattr(source, "read_targets", None)
+    y: np.ndarray = source.read_unit(u, seed, epoch).y if read is None else read(u, seed, epoch)
+    return y
+
+
+def read_labels(
+    source: Source, units: Iterable[int], seed: int, epoch: int
+) -> Iterator[np.ndarray]:
+    """y of `units`, as `read_units` gives them."""
+    calls = (partial(read_targets, source, int(u), seed, epoch) for u in units)
+    return _ahead(source, calls)
+
+
+def _ahead(source: Source, calls: Iterable[Callable[[], T]]) -> Iterator[T]:
     ahead = read_ahead(getattr(source, "remote", False)) - 1
-    with ThreadPoolExecutor(ahead, thread_name_prefix="streamkern-read") as pool:
-        calls = (partial(source.read_unit, int(u), seed, epoch) for u in units)
-        with closing(in_turn(pool, calls, ahead)) as blocks:
-            yield from blocks
+    with (
+        ThreadPoolExecutor(ahead, thread_name_prefix="streamkern-read") as pool,
+        closing(in_turn(pool, calls, ahead)) as results,
+    ):
+        yield from results
 
 
 # ---------------------------------------------------------------------------- edges and checks

@@ -103,6 +103,11 @@ class ZarrSource(BaseSource):
             return parts[0]
         return np.concatenate([X for X, _ in parts]), np.concatenate([y for _, y in parts])
 
+    def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
+        first = u * self._grouped
+        last = min(first + self._grouped, self.store.n_chunks)
+        return np.concatenate([self.store.read_targets(i) for i in range(first, last)])
+
     def statistics(self) -> Moments:
         spec = self.store.spec
         return spec.global_mean, spec.global_scale, spec.mean, spec.scale
@@ -270,8 +275,14 @@ def sample_rows(
         rows = np.concatenate([r * base_rows + rng.permutation(base_rows) for r in replicas])[:n]
     else:
         rows = _rows_of_units(edges, n, max_units, rng)
-    X = np.empty((n, *source.row_shape), source.dtype)
-    y = np.empty((n, *y_shape(source)), source.y_dtype)
+    return read_rows(source, rows, seed, epoch)
+
+
+def read_rows(source: Source, rows: np.ndarray, seed: int, epoch: int = 0) -> Block:
+    """The given rows (n,), in that order; each unit that holds one is read once."""
+    edges = np.concatenate(([0], np.cumsum(unit_sizes(source))))
+    X = np.empty((len(rows), *source.row_shape), source.dtype)
+    y = np.empty((len(rows), *y_shape(source)), source.y_dtype)
     holder = np.searchsorted(edges, rows, side="right") - 1
     units = np.unique(holder)
     for u, block in zip(units, read_units(source, units, seed, epoch), strict=True):

@@ -128,6 +128,11 @@ class Store:
         return self._reopen, ()
 
     @property
+    def features(self) -> Any:
+        """X as a zarr array."""
+        return self._x
+
+    @property
     def n_chunks(self) -> int:
         """Row chunks of X; the last may be shorter."""
         return -(-self.spec.n_rows // self.spec.chunk_rows)

@@ -13,6 +13,7 @@ from streamkern.checkpoint import RunDirectory
 from streamkern.cluster import check_cluster, connect
 from streamkern.config import RunConfig
 from streamkern.identity import (
+    StopRequest,
     check_same_run,
     recorded_run,
     recorded_sizes,
@@ -36,6 +37,7 @@ def train(
     client: Any = None,
     progress: bool = False,
     on_evaluation: Callable[[dict[str, Any]], None] | None = None,
+    stop: StopRequest | None = None,
 ) -> Result:
     """Train, or resume, the run that `config` describes.
 
@@ -47,6 +49,7 @@ def train(
     client : a `distributed.Client` to read on, in place of data.dask; it stays open.
     progress : draw a line on the terminal.
     on_evaluation : called with every evaluation record.
+    stop : the caller's own, for a run that is a part of something larger.
 
     Raises
     ------
@@ -55,7 +58,7 @@ def train(
     ResumeMismatchError
         run.run_dir holds a run with other data or settings.
     TrainingInterrupted
-        SIGTERM or SIGINT; the run was saved and the same call resumes it.
+        SIGTERM or SIGINT; with run.run_dir it was saved and the same call resumes it.
     DivergenceError, CorruptChunkError, CheckpointError
         The run failed; its last checkpoint is good.
     """
@@ -87,7 +90,7 @@ def train(
                 check_same_run(directory, record)  # nobody else wrote in between
                 if recorded_run(directory) is None:
                     directory.write_config(record)
-            trainer = Trainer(run, directory, held_out, stack, progress, on_evaluation)
+            trainer = Trainer(run, directory, held_out, stack, progress, on_evaluation, stop)
             trainer.begin(kernel, given, client, record)
             return trainer.run_to_end()
     except BaseException:

@@ -96,6 +96,7 @@ class Trainer:
         stack: contextlib.ExitStack,
         progress: bool,
         on_evaluation: Callable[[dict[str, Any]], None] | None,
+        stop: StopRequest | None = None,
     ) -> None:
         self.run, self.directory, self.test = run, directory, test
         self.settings, self.stack = run.config.run, stack
@@ -103,7 +104,7 @@ class Trainer:
         logged = directory if self.settings.log else None
         self.log = stack.enter_context(RunLog(None) if logged is None else logged.open_log())
         self.saver = None if directory is None else stack.enter_context(AsyncSaver(directory))
-        self.stop = stack.enter_context(StopRequest(install=directory is not None))
+        self.stop = stop or stack.enter_context(StopRequest(install=directory is not None))
         self.progress = progress
         self.history: list[dict[str, Any]] = []
         self.metrics: dict[str, float] = {}
@@ -248,13 +249,12 @@ class Trainer:
         if self._evaluation_due() and position.epoch < self.run.config.data.epochs:
             self._evaluate()  # the end has its own
         if self.stop.requested:
+            stopped = f"stopped by {self.stop.requested} after {position.samples} samples"
+            if self.saver is None:
+                raise TrainingInterrupted(f"{stopped}; without run.run_dir nothing was saved")
             self._checkpoint()
-            assert self.saver is not None
             self.saver.wait()
-            raise TrainingInterrupted(
-                f"stopped by {self.stop.requested} after {position.samples} samples and saved; "
-                "run the same command again to go on"
-            )
+            raise TrainingInterrupted(f"{stopped} and saved; run the same command again to go on")
         if self._checkpoint_due():
             self._checkpoint()
 

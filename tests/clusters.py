@@ -41,7 +41,8 @@ class Cluster:
             "scheduler", "--host=127.0.0.1", "--port=0", "--dashboard-address=127.0.0.1:0",
             f"--scheduler-file={self.file}",
         )  # fmt: skip
-        eventually(self.file.exists)
+        # It is there before it is written.
+        eventually(lambda: self.file.exists() and self.file.read_text().rstrip().endswith("}"))
         self.address: str = json.loads(self.file.read_text())["address"]
 
     def worker(self, path: Path = ROOT) -> subprocess.Popen[bytes]:

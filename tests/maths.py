@@ -173,7 +173,7 @@ def make_case(
         Z, X_s, probe = X, X[sample_rows], X
     elif sizes.solver != "block":
         X_s = fresh[: sizes.n_nystrom]
-    setup = computed(op, Z, X_s, probe, sizes, choices)
+    setup = computed(op, Z, X_s, probe, sizes, choices, n_outputs=Y.shape[1])
     return Case(op, sizes, choices, X, Y, Z, X_s, probe, setup, sample_rows)
 
 
@@ -185,11 +185,17 @@ def computed(
     sizes: Sizes,
     choices: build.Choices,
     report: build.Report = quiet,
+    n_outputs: int = 1,
 ) -> build.Setup:
-    """Compute a setup from host arrays."""
+    """Compute a setup from host arrays, with targets of zero: the solver starts from nothing."""
     op = featured(op, sizes, len(Z))
 
-    def samples() -> tuple[Any, Any]:
-        return op.backend.asarray(X_s, op.dtype), op.backend.asarray(probe, op.dtype)
+    def samples() -> tuple[build.Rows, build.Rows]:
+        asarray = op.backend.asarray
+        arrays = [asarray(a, op.dtype) for a in (X_s, probe)]
+        first, second = (
+            build.Rows(a, asarray(np.zeros((len(a), n_outputs)), op.dtype)) for a in arrays
+        )
+        return first, second
 
     return build.compute(op, both(op, Z), samples, sizes, choices, n_samples=100_000, report=report)

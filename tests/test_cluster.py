@@ -350,6 +350,7 @@ def test_secrets_travel_in_the_source_only(own: Cluster, tmp_path: Path) -> None
     fn = Misbehaving(tmp_path, Fails(OSError("refused")), at=30, storage_options="hunter2")
     source = clusters.source(fn)
     with connect(own.address) as client:
+        client.wait_for_workers(1)
         with pytest.raises(OSError, match="refused") as caught:
             epochs(source, client=client, retry_s=0.1)
         known = client.run_on_scheduler(

@@ -200,7 +200,7 @@ def test_full_batches_reach_ridge_regression_on_the_features(name: str, ridge: f
     case = make_case(operator(), name, **({} if ridge else {"block_size": 24}))
     n = len(case.X)
     choices = build.Choices(seed=3, ridge=ridge, damping=None if ridge else 1e-10)
-    setup = computed(case.op, case.Z, case.X_s, case.X, case.sizes, choices)
+    setup = computed(case.op, case.Z, case.X_s, case.X, case.sizes, choices, n_outputs=2)
     setup.meta["batch_size"] = n
     case = Case(case.op, case.sizes, choices, case.X, case.Y, case.Z, case.X_s, case.X, setup, None)
     solver, phi = case.solver(), explicit(case)[0]
@@ -225,7 +225,7 @@ def test_nystrom_features_and_centers_are_one_model() -> None:
     """The block preconditioner measures the weights in the same norm."""
     sizes = small_sizes(solver="block", features="nystrom")
     case = make_case(operator(), "block")
-    other = computed(case.op, case.Z, case.X_s, case.probe, sizes, case.choices)
+    other = computed(case.op, case.Z, case.X_s, case.probe, sizes, case.choices, n_outputs=2)
     np.testing.assert_array_equal(other.arrays["H.0"], case.setup.arrays["H.0"])
 
 

@@ -77,7 +77,12 @@ def make_store(folder: Path, rows: int) -> Path:
 
 @cache
 def measured(
-    folder: Path, rows: int, solver: str, memory: str, accelerator: str = "none"
+    folder: Path,
+    rows: int,
+    solver: str,
+    memory: str,
+    accelerator: str = "none",
+    centers: str = "random",
 ) -> dict[str, Any]:
     """Peak and plan of one run, from a fresh process. solver : its name, and that of features."""
     name, _, features = solver.partition(", ")
@@ -87,13 +92,13 @@ def measured(
             "test": str(make_store(folder, 4000)),
             "transforms": [{"kind": "noise", "sigma": 0.1}],
         },
-        "model": {"bandwidth": 20.0, "n_centers": P},
+        "model": {"bandwidth": 20.0, "n_centers": P, "centers": centers},
         "solver": {"name": name} | ({"n_nystrom": 500} if name != "block" else {}),
         "run": {
             "memory": memory,
             "device": "cpu",
             "accelerator": accelerator,
-            "run_dir": str(folder / f"run-{rows}-{solver}-{memory}-{accelerator}"),
+            "run_dir": str(folder / f"run-{rows}-{solver}-{memory}-{accelerator}-{centers}"),
             "checkpoint_every": 50,
         },
     }
@@ -130,6 +135,14 @@ def test_the_peak_is_what_was_planned(
     assert report["planned"] <= given
     # The contract: the memory given is kept, and the plan is met within 10 %.
     assert report["peak"] <= min(given, 1.1 * report["planned"]), report
+    assert report["peak"] >= 0.5 * report["planned"], report
+
+
+@pytest.mark.parametrize("centers", ["balanced", "kmeans", "rpcholesky"])
+def test_choosing_centers_is_planned_too(centers: str, folder: Path) -> None:
+    report = measured(folder, 60_000, "block", "200 MiB", centers=centers)
+    assert report["planned"] <= 200 << 20
+    assert report["peak"] <= min(200 << 20, 1.1 * report["planned"]), report
     assert report["peak"] >= 0.5 * report["planned"], report
 
 

@@ -23,7 +23,7 @@ FILES = {
 # A module is listed by its name, a folder by the folder's.
 FOUNDATION = {
     *("errors", "settings", "config", "machine", "backend", "gpu", "devices", "budget"),
-    *("report", "random", "optional", "compiled", "compiled_random"),
+    *("report", "random", "optional", "compiled", "compiled_random", "selection"),
     *("expression", "kernel_base", "kernels"),
     *("cuda", "fused", "ring", "rowmajor"),
     *("objects", "engines", "s3", "objectstore", "storage", "remotefile", "parallel", "waiting"),
@@ -36,22 +36,33 @@ DATA_LANE = {
     *("plan", "fetch", "remote", "cluster", "buffers", "prefetch", "feed"),
 }
 MATHS_LANE = {
-    *("points", "products", "fourier"),
+    *("points", "products", "fourier", "kmeans", "rpcholesky"),
     *("step_rule", "eigen", "eigenfunctions", "preconditioner", "linear", "projection"),
     "solver",
 }
 STATE = {"runlog", "lease", "folder", "checksums", "sealed", "checkpoint", "saver"}
 RUN = {
-    *("precision", "problem", "centers", "assemble", "model", "guard", "identity", "trainer"),
-    "train",
+    *(
+        "precision",
+        "problem",
+        "centers",
+        "balanced",
+        "choosing",
+        "assemble",
+        "model",
+        "guard",
+        "identity",
+        "trainer",
+    ),
+    *("train", "runfile", "holdout", "candidates", "trials", "tuning"),
 }
 LAYERS = [
     FOUNDATION,
     DATA_LANE | MATHS_LANE | STATE,
     RUN,
     {"inputs", "online", "estimator_base", "estimator"},
-    {"console", "overview"},
-    {"options", "cli_data", "cli", "__main__"},
+    {"console", "overview", "tuneplot"},
+    {"options", "cli_data", "cli_tune", "cli", "__main__"},
 ]
 LANE_LAYER = 1
 LANES = [DATA_LANE, MATHS_LANE, STATE]

@@ -14,6 +14,7 @@ from streamkern.backend import Backend
 from streamkern.errors import ConfigError
 from streamkern.preconditioner import (
     BlockPreconditioner,
+    Sample,
     StepRule,
     block_slices,
     build_block,
@@ -118,6 +119,17 @@ def test_block_size_out_of_range_is_refused(block_size: int) -> None:
         block_slices(10, block_size)
 
 
+def targets(X: Array, seed: int) -> Array:
+    """Two smooth functions of the rows, with some noise: (n, 2)."""
+    noise = np.random.default_rng(seed).standard_normal((len(X), 2))
+    return np.stack([np.sin(X[:, 0]), X[:, 1] * X[:, 2]], axis=1) + 0.3 * noise
+
+
+def sampled(op: KernelOperator, X: Array) -> Sample:
+    """Rows with targets of zero."""
+    return Sample(both(op, X), np.zeros((len(X), 1), op.dtype))
+
+
 class Built:
     """A block preconditioner of 30 centers, its inputs, and what it reported."""
 
@@ -126,11 +138,13 @@ class Built:
     ) -> None:
         self.op, self.Z = op, rows(1, 30, 3) if Z is None else Z
         self.S, self.probe = rows(2, 300, 3), rows(3, 200, 3)
+        self.Y, self.Y_probe = targets(self.S, 4), targets(self.probe, 5)
         self.events: list[dict[str, Any]] = []
         options.setdefault("n_samples", 10**9)
         block_size = min(block_size, len(self.Z))
         self.pre: BlockPreconditioner = build_block(
-            op, both(op, self.Z), both(op, self.S), both(op, self.probe), block_size=block_size,
+            op, both(op, self.Z), Sample(both(op, self.S), self.Y.astype(op.dtype)),
+            Sample(both(op, self.probe), self.Y_probe.astype(op.dtype)), block_size=block_size,
             report=lambda event, fields: self.events.append(fields), **options,
         )  # fmt: skip
         self.kernel = ref.make_kernel("laplace", op.kernel.bandwidth)
@@ -227,25 +241,70 @@ def test_all_centers_equal() -> None:
     assert 0 < built.pre.rules[0].lambda_1 < 20
 
 
+def covariance_scale(built: Built, b: int) -> float:
+    """The top eigenvalue of W W^T / s."""
+    return float(np.linalg.norm(built.factors(b).W, 2) ** 2 / len(built.S))
+
+
+def learned(built: Built, b: int, mu: float) -> Array:
+    """What block b learns from the sample alone, in float64."""
+    Z_b, s = built.Z[built.pre.blocks[b]], len(built.S)
+    K_bb, K_bS = built.kernel(Z_b, Z_b), built.kernel(Z_b, built.S)
+    return np.linalg.solve(K_bS @ K_bS.T / s + mu * K_bb, K_bS @ built.Y / s)
+
+
+def held_out_best(built: Built) -> float:
+    """The damping that the docstring of `_BlockFactor.held_out_best` describes, for block 0."""
+    Z_b = built.Z[built.pre.blocks[0]]
+    scale = covariance_scale(built, 0)
+
+    def error(exponent: int) -> float:
+        alpha = learned(built, 0, 10.0**exponent * scale)
+        return float(((built.kernel(built.probe, Z_b) @ alpha - built.Y_probe) ** 2).sum())
+
+    best = -4
+    while best > -6 and error(best - 1) < 0.95 * error(best):
+        best -= 1
+    while len(built.pre.blocks) == 1 and -4 <= best < -2 and error(best + 1) < 0.999 * error(best):
+        best += 1
+    return 10.0**best * scale
+
+
 @pytest.mark.parametrize("block_size", [30, 8])
-def test_mu_rises_until_the_run_can_afford_the_leverage(block_size: int) -> None:
-    """By factors of 10 from 1e-4 of the covariance's scale, and no further than it has to."""
+def test_mu_is_that_of_the_best_held_out_error_until_the_leverage_is_too_much(
+    block_size: int,
+) -> None:
+    """More for longer runs of one block; by factors of 10, and no further than it has to."""
     op = operator()
-    free = Built(op, block_size=block_size)
-    n_blocks = len(free.pre.blocks)
     for n_samples in (10**9, 4000, 1200, 1):
         built = Built(op, block_size=block_size, n_samples=n_samples)
+        n_blocks = len(built.pre.blocks)
+        longer = min(max(1, n_samples / len(built.S)), 1000) if n_blocks == 1 else 1
         affordable = n_samples / (8 * n_blocks)
+        best = held_out_best(built) / covariance_scale(built, 0)
         for b, event in enumerate(built.events):
-            power = np.log10(event["mu"] / free.events[b]["mu"])
-            assert power == pytest.approx(round(power), abs=1e-9)
+            scale = covariance_scale(built, b)
+            power = np.log10(event["mu"] / (best * scale * longer**0.5))
+            assert power == pytest.approx(round(power), abs=1e-6)
             assert 0 <= round(power) <= 2
             own = float((built.features()[b] ** 2).sum(axis=1).max())
-            assert own <= affordable or round(power) == 2
+            last = round(power) == 2 or event["mu"] * 10 > max(0.01, best * longer**0.5) * scale
+            assert own <= affordable or last
             if round(power) > 0:
                 event["mu"] /= 10  # the reference at the step before
                 assert float((built.features()[b] ** 2).sum(axis=1).max()) > affordable
                 event["mu"] *= 10
+
+
+@pytest.mark.parametrize(("block_size", "options"), [(30, {}), (8, {}), (30, {"damping": 1e-3})])
+def test_start_is_what_the_blocks_learn_from_the_sample(
+    block_size: int, options: dict[str, Any]
+) -> None:
+    built = Built(operator(), block_size=block_size, **options)
+    expected = [learned(built, b, event["mu"]) for b, event in enumerate(built.events)]
+    expected = np.concatenate(expected) / len(built.events)
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(built.pre.start, expected, rtol=0, atol=1e-6 * scale)
 
 
 class Reluctant(Backend):
@@ -287,7 +346,12 @@ def test_probe_out_of_reach_of_the_centers_is_refused() -> None:
     op, Z = operator(bandwidth=1e-3, precision="exact"), rows(1, 30, 3)
     with pytest.raises(ConfigError, match="leverage 0"):
         build_block(
-            op, both(op, Z), both(op, Z), both(op, rows(2, 50, 3)), block_size=30, n_samples=10
+            op,
+            both(op, Z),
+            sampled(op, Z),
+            sampled(op, rows(2, 50, 3)),
+            block_size=30,
+            n_samples=10,
         )
 
 
@@ -298,7 +362,8 @@ def test_rows_that_are_not_finite_are_refused(where: str) -> None:
     data[where][7, 1] = np.nan
     with pytest.raises((ConfigError, np.linalg.LinAlgError)):
         build_block(
-            op, *(both(op, X) for X in data.values()), block_size=30, n_samples=10
+            op, both(op, data["Z"]), sampled(op, data["S"]), sampled(op, data["probe"]),
+            block_size=30, n_samples=10,
         )  # fmt: skip
 
 

@@ -337,7 +337,9 @@ def test_setup_survives_the_way_over_host_and_json(name: str) -> None:
     assert one.rules() == two.rules()
     same_bits(run(case, one, one.init(), 0, 4), run(case, two, two.init(), 0, 4))
     # and computing it again gives the same bits too
-    again = computed(op, case.Z, case.X_s, case.probe, case.sizes, case.choices)
+    again = computed(
+        op, case.Z, case.X_s, case.probe, case.sizes, case.choices, n_outputs=case.Y.shape[1]
+    )
     assert again.meta == case.setup.meta
     for key, a in case.setup.arrays.items():
         np.testing.assert_array_equal(again.arrays[key], a)

@@ -138,7 +138,7 @@ def solvers(cpu: Any, gpu: Any) -> dict[str, Any]:
     from streamkern.budget import Sizes
     from streamkern.kernels import Laplace
     from streamkern.products import KernelOperator
-    from streamkern.solver.build import Choices, Setup, assemble, compute
+    from streamkern.solver.build import Choices, Rows, Setup, assemble, compute
 
     Z, X, Y = _problem(600, 4000, 32, 5)
     S, P = Z.repeat(3, axis=0) + 0.3 * X[:1800], X[2000:3000]
@@ -161,8 +161,11 @@ def solvers(cpu: Any, gpu: Any) -> dict[str, Any]:
             op = KernelOperator(Laplace(6.0), backend)
             z = op.points(backend.asarray(Z), left=True, right=True)
             if setup is None:
-                samples = lambda b=backend: (b.asarray(S), b.asarray(P))  # noqa: E731
-                setup = compute(op, z, samples, sizes, Choices(), n_samples=10**6,
+                first, second = (
+                    Rows(backend.asarray(a), backend.asarray(a[:, :5])) for a in (S, P)
+                )
+                samples = (first, second)
+                setup = compute(op, z, lambda pair=samples: pair, sizes, Choices(), n_samples=10**6,
                                 report=lambda event, fields: None)  # fmt: skip
             arrays = {k: backend.asarray(cpu.to_host(a)) for k, a in setup.arrays.items()}
             solver = assemble(op, z, Setup(arrays, setup.meta), sizes, Choices(), n_outputs=5)

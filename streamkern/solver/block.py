@@ -78,6 +78,14 @@ class BlockSolver(Solver):
         self.r, self.Ku = (xp.empty((max_batch, c), op.dtype) for _ in range(2))
         self.g, self.u = (xp.empty((widest, c), op.dtype) for _ in range(2))
 
+    def init(self) -> State:
+        """The function learned from the setup sample alone; see `BlockPreconditioner.start`."""
+        state = super().init()
+        if self.preconditioner.start is not None:
+            state.alpha[...] = self.preconditioner.start
+            state.average[...] = self.preconditioner.start
+        return state
+
     def rules(self) -> list[StepRule]:
         """One per block."""
         return self.preconditioner.rules

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from streamkern.points import Points
 from streamkern.preconditioner import (
     BlockPreconditioner,
     LowRankPreconditioner,
+    Sample,
     block_slices,
     build_block,
     build_low_rank,
@@ -41,6 +42,13 @@ from streamkern.solver.eigenpro import (
 from streamkern.step_rule import StepRule
 
 Report = Callable[[str, dict[str, Any]], None]
+
+
+class Rows(NamedTuple):
+    """Transformed rows of the stream: X (n, d) and targets Y (n, c)."""
+
+    X: Array
+    Y: Array
 
 
 @dataclass
@@ -65,7 +73,7 @@ class Choices:
 def compute(
     op: KernelOperator,
     Z: Points,
-    samples: Callable[[], tuple[Array, Array]],
+    samples: Callable[[], tuple[Rows, Rows]],
     sizes: Sizes,
     choices: Choices,
     *,
@@ -74,7 +82,7 @@ def compute(
 ) -> Setup:
     """Factors, eigensystems and step rules.
 
-    Z : points of the centers, both sides. samples : gives the sample (s, d) and the probe (h, d),
+    Z : points of the centers, both sides. samples : gives the sample (s rows) and the probe (h),
     transformed rows of the stream; a function, so that the raw rows can be dropped when the
     prepared ones exist. For SGD, EigenPro 1 and 2 they are rows of the training set, as are the
     centers.
@@ -90,10 +98,10 @@ def compute(
 
 
 def _compute_block(
-    op: KernelOperator, Z: Points, samples: Callable[[], tuple[Array, Array]], sizes: Sizes,
+    op: KernelOperator, Z: Points, samples: Callable[[], tuple[Rows, Rows]], sizes: Sizes,
     choices: Choices, n_samples: int, report: Report,
 ) -> Setup:  # fmt: skip
-    S, P = (op.points(rows, left=True) for rows in samples())
+    S, P = (Sample(op.points(rows.X, left=True), rows.Y) for rows in samples())
     op.backend.release()
     pre = build_block(
         op, Z, S, P, block_size=sizes.block_size, n_samples=n_samples, damping=choices.damping,
@@ -113,14 +121,16 @@ def _compute_block(
 
 def _factors(pre: BlockPreconditioner) -> dict[str, Array]:
     arrays = {f"H.{b}": H for b, H in enumerate(pre.H) if H is not None}
+    if pre.start is not None:
+        arrays["start"] = pre.start
     return arrays if pre.damped is None else arrays | dict(zip("ED", pre.damped, strict=True))
 
 
 def _compute_linear(
-    op: KernelOperator, Z: Points, samples: Callable[[], tuple[Array, Array]], sizes: Sizes,
+    op: KernelOperator, Z: Points, samples: Callable[[], tuple[Rows, Rows]], sizes: Sizes,
     choices: Choices, report: Report,
 ) -> Setup:  # fmt: skip
-    S, probe = (op.points(rows, left=True) for rows in samples())
+    S, probe = (op.points(rows.X, left=True) for rows in samples())
     op.backend.release()
     pre = build_linear(
         op, Z, S if sizes.level else None, probe, level=sizes.level,
@@ -141,11 +151,11 @@ def _compute_linear(
 
 
 def _compute_plain(
-    op: KernelOperator, samples: Callable[[], tuple[Array, Array]], sizes: Sizes,
+    op: KernelOperator, samples: Callable[[], tuple[Rows, Rows]], sizes: Sizes,
     choices: Choices, report: Report,
 ) -> Setup:  # fmt: skip
     """The step that the kernel itself allows; a ridge adds to both terms, see `step_rule`."""
-    probe = op.points(samples()[1], left=True, right=True)
+    probe = op.points(samples()[1].X, left=True, right=True)
     rule = measure_low_rank(op, None, probe, choices.seed)
     if choices.ridge:
         lambda_1 = rule.lambda_1 + choices.ridge
@@ -155,12 +165,12 @@ def _compute_plain(
 
 
 def _compute_low_rank(
-    op: KernelOperator, Z: Points, samples: Callable[[], tuple[Array, Array]], sizes: Sizes,
+    op: KernelOperator, Z: Points, samples: Callable[[], tuple[Rows, Rows]], sizes: Sizes,
     choices: Choices, report: Report,
 ) -> Setup:  # fmt: skip
     sample, probe = samples()
-    X_s = op.points(sample, left=True, right=True)
-    fresh = op.points(probe, left=True, right=True)
+    X_s = op.points(sample.X, left=True, right=True)
+    fresh = op.points(probe.X, left=True, right=True)
     if sizes.solver == "eigenpro1":
         tau = 1.0 if choices.damping is None else choices.damping
         P = build_extended(op, Z, X_s, fresh, level=sizes.level, tau=tau, seed=choices.seed)
@@ -168,7 +178,7 @@ def _compute_low_rank(
     else:
         P = build_low_rank(op, X_s, fresh, level=sizes.level, seed=choices.seed)
         # A view of the sample would keep the probe alive, too.
-        arrays = {"sample": sample.copy(), "E": P.E, "D": P.D}
+        arrays = {"sample": sample.X.copy(), "E": P.E, "D": P.D}
     rule, batch = P.rule, sizes.batch_size
     meta: dict[str, Any] = {"level": int(P.E.shape[1])}
     if not sizes.in_place:
@@ -224,9 +234,12 @@ def assemble(
     arrays = setup.arrays
     if sizes.solver == "block" or sizes.linear:
         blocks = block_slices(len(Z), sizes.block_size)
+        blocks = block_slices(len(Z), sizes.block_size)
         H = [arrays.get(f"H.{b}") for b in range(len(blocks))]
         damped = (arrays["E"], arrays["D"]) if "E" in arrays else None
-        pre = BlockPreconditioner(blocks, H, rules, setup.meta["mu"], setup.meta["jitter"], damped)
+        pre = BlockPreconditioner(
+            blocks, H, rules, setup.meta["mu"], setup.meta["jitter"], arrays.get("start"), damped
+        )
         if not choices.ridge:
             Z = Z.columns()  # the centers are columns only from here on
         return BlockSolver(

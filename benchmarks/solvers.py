@@ -1,0 +1,220 @@
+"""All solvers on the same rows with the same centers: loss over the exact model's, and seconds.
+
+    python -m benchmarks.solvers                              # p = 500 and 2000, minutes
+    python -m benchmarks.solvers --centers 8000 --memory-share 8 --json solvers.json --plot folder
+    python -m benchmarks.solvers --problems smooth --solvers block eigenpro4 --epochs 2
+
+The problems are those of `benchmarks.problems`, with ten rows a center, at least 20 000, over
+which every solver cycles. Losses are on test rows; 1 is the exact model. Seconds are those of
+setup and loop, without evaluations (but with what the evaluated weights took to solve for).
+`--memory-share 8` gives the preconditioners p^2 / 8 numbers: blocks of p / 8, and for EigenPro a
+projection without a matrix.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import streamkern as sk
+from benchmarks.harness import environment
+from benchmarks.problems import PROBLEMS, KernelProblem, exact_loss
+from streamkern.errors import StreamkernError
+from streamkern.report import table
+
+ROWS_PER_CENTER, MIN_ROWS = 10, 20_000
+FRACTIONS = (0.125, 0.25, 0.5, 1, 2, 3, 4, 5, 8, 12, 16, 20)
+TARGET = 1.05
+
+
+@dataclass
+class Curve:
+    """Loss over the exact model's, after so many epochs and seconds."""
+
+    solver: str
+    setup_s: float = 0.0
+    epochs: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    ratios: list[float] = field(default_factory=list)
+    note: str = ""
+
+    def after(self, epochs: float) -> float | None:
+        """The ratio at that many epochs."""
+        found = [r for e, r in zip(self.epochs, self.ratios, strict=True) if abs(e - epochs) < 0.01]
+        return found[-1] if found else None
+
+    def seconds_to(self, ratio: float) -> float | None:
+        """Until the first evaluation at which the loss is at most that."""
+        pairs = zip(self.seconds, self.ratios, strict=True)
+        return next((s for s, r in pairs if r <= ratio), None)
+
+    def epochs_to(self, ratio: float) -> float | None:
+        """The same in epochs."""
+        pairs = zip(self.epochs, self.ratios, strict=True)
+        return next((e for e, r in pairs if r <= ratio), None)
+
+
+def methods(p: int, memory_share: int | None, epochs: int) -> dict[str, dict[str, Any]]:
+    """Settings by name; `epochs` overrides how many."""
+    if memory_share is not None:
+        b = -(-p // memory_share)
+        return {
+            f"block, p/{memory_share}": {"name": "block", "block_size": b},
+            "eigenpro4": {"name": "eigenpro4", "projection": "inexact"},
+            "eigenpro3": {"name": "eigenpro3", "projection": "inexact"},
+        }
+    return {
+        "auto": {"name": "auto"},
+        "block, full": {"name": "block", "block_size": p},
+        "block, p/4": {"name": "block", "block_size": -(-p // 4)},
+        "block, p/16": {"name": "block", "block_size": -(-p // 16)},
+        "direct": {"name": "direct", "epochs": 1},
+        "falkon": {"name": "falkon", "epochs": max(epochs, 21)},
+        "eigenpro4": {"name": "eigenpro4"},
+        "eigenpro3": {"name": "eigenpro3"},
+    }
+
+
+def run(problem: KernelProblem, name: str, settings: dict[str, Any], epochs: int) -> Curve:
+    """One training run. The reference comes in later: ratios are losses here."""
+    settings = dict(settings)
+    epochs = settings.pop("epochs", epochs)
+    n, curve = len(problem.X), Curve(name)
+    config = sk.RunConfig.from_tables(
+        {
+            "data": {"train": "memory", "epochs": epochs},
+            "model": {"kernel": problem.kernel, "bandwidth": problem.bandwidth},
+            "solver": settings,
+            "run": {
+                "device": "cpu",
+                "evaluate_every": 0,
+                "evaluate_at": [round(f * n) for f in FRACTIONS if f < epochs],
+            },
+        }
+    )
+    test = sk.ArraySource(problem.X_test, problem.Y_test)
+    marks: list[float] = []
+    began = time.perf_counter()
+    result = sk.train_model(
+        config,
+        source=sk.ArraySource(problem.X, problem.Y),
+        test=test,
+        centers=problem.Z,
+        on_evaluation=lambda record: marks.append(time.perf_counter()),
+    )
+    evaluation = time.perf_counter()
+    result.model.evaluate(test)
+    evaluation_s = time.perf_counter() - evaluation
+    result.model.backend.close()
+    curve.setup_s = evaluation - began - result.timing["loop_s"] - evaluation_s
+    for k, (record, mark) in enumerate(zip(result.history, marks, strict=True)):
+        curve.epochs.append(record["samples"] / n)
+        curve.seconds.append(mark - began - (k + 1) * evaluation_s)
+        curve.ratios.append(record["mse"])
+    return curve
+
+
+def measure(problem: KernelProblem, methods: dict[str, dict[str, Any]], epochs: int) -> list[Curve]:
+    """Every method on one problem."""
+    began = time.perf_counter()
+    loss, ridge = exact_loss(problem)
+    taken = time.perf_counter() - began
+    n, p = len(problem.X), len(problem.Z)
+    print(f"\n{problem.name}, p={p}, n={n}: exact {loss:.5g} (ridge {ridge:g}, {taken:.1f} s)")
+    curves = []
+    for name, settings in methods.items():
+        try:
+            curve = run(problem, name, settings, epochs)
+        except StreamkernError as error:
+            curve = Curve(name, note=str(error))
+        curve.ratios = [r / loss for r in curve.ratios]
+        curves.append(curve)
+        points = zip(curve.epochs, curve.seconds, curve.ratios, strict=True)
+        shown = "  ".join(f"{e:.3g}: {r:.3f} ({s:.1f} s)" for e, s, r in points)
+        print(f"{name}: {shown or curve.note}", flush=True)
+    return curves
+
+
+def rows_of(curves: list[Curve], epochs: int) -> list[dict[str, Any]]:
+    """One row a solver, for a table."""
+    return [
+        {
+            "solver": curve.solver,
+            "1 epoch": curve.after(1),
+            f"{epochs} epochs": curve.after(epochs),
+            "setup s": curve.setup_s,
+            "1 epoch s": next(
+                (s for e, s in zip(curve.epochs, curve.seconds, strict=True) if e >= 0.99), None
+            ),
+            f"epochs to {TARGET}": curve.epochs_to(TARGET),
+            f"s to {TARGET}": curve.seconds_to(TARGET),
+        }
+        for curve in curves
+    ]
+
+
+def plot(path: Path, title: str, curves: list[Curve]) -> None:
+    """Ratio against epochs and against seconds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, panels = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
+    for panel, what in zip(panels, ("epochs", "seconds"), strict=True):
+        for curve in curves:
+            if curve.ratios:
+                panel.plot(getattr(curve, what), curve.ratios, marker="o", ms=3, label=curve.solver)
+        panel.axhline(1, color="0.6", lw=0.8)
+        panel.set(xlabel=what, xscale="log", yscale="log")
+    panels[0].set(ylabel="test loss over the exact model's", title=title)
+    panels[1].legend(fontsize=8, frameon=False)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--problems", nargs="*", choices=list(PROBLEMS), default=list(PROBLEMS))
+    parser.add_argument("--centers", nargs="*", type=int, default=[500, 2000])
+    parser.add_argument("--solvers", nargs="*", help="names as in the table; default: all")
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--memory-share", type=int, help="of p^2 numbers for the preconditioner")
+    parser.add_argument("--json", type=Path, help="write the results there")
+    parser.add_argument("--plot", type=Path, help="a folder for the curves")
+    options = parser.parse_args()
+    before, results = environment(), []
+    for p in options.centers:
+        for name in options.problems:
+            problem = PROBLEMS[name](max(MIN_ROWS, ROWS_PER_CENTER * p), p)
+            chosen = {
+                label: settings
+                for label, settings in methods(p, options.memory_share, options.epochs).items()
+                if not options.solvers or label in options.solvers
+            }
+            curves = measure(problem, chosen, options.epochs)
+            rows = rows_of(curves, options.epochs)
+            print(table(rows, list(rows[0])))
+            results.append(
+                {"problem": name, "p": p, "n": len(problem.X),
+                 "memory_share": options.memory_share, "curves": [asdict(c) for c in curves]}
+            )  # fmt: skip
+            if options.plot is not None:
+                options.plot.mkdir(parents=True, exist_ok=True)
+                plot(options.plot / f"solvers-{name}-{p}.png", f"{name}, p = {p}", curves)
+    if options.json is not None:
+        found = {"before": before, "after": environment(), "results": results}
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

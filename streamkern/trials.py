@@ -1,0 +1,162 @@
+"""The trainings of a search, each kept in a file of its own as soon as it is done.
+
+    search.json                   settings and data that must not change, and a digest of them
+    trial-<digest>-<trial>.json   one training, named by its search and by what was tried
+    result.json                   the table, once the search is done
+
+Every file is there whole or not at all. On a disk search.lock keeps a second process away; on an
+object store two of them would do the same work twice, and write the same. Without a place
+everything stays in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import filelock
+
+from streamkern.config import difference
+from streamkern.errors import ResumeMismatchError, RunError, RunLockedError, StorageError
+from streamkern.folder import TEMPORARY, Folder, open_folder, reason
+from streamkern.report import utc_now
+from streamkern.storage import local_path
+
+SEARCH, RESULT, LOCK = "search.json", "result.json", "search.lock"
+Key = tuple[Any, ...]
+
+
+class Trials:
+    """What was tried already. Raises RunError and StorageError where the place can not be used.
+
+    place : path or URL of a folder, or None. identity : JSON values; a folder with another one is
+    refused with a ResumeMismatchError that names every difference.
+    """
+
+    def __init__(
+        self,
+        place: str | os.PathLike[str] | None,
+        identity: Mapping[str, Any],
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        identity = json.loads(json.dumps(identity))  # as it is read back: tuples are lists
+        self._digest = _digest(identity)
+        self._found: dict[str, dict[str, Any]] = {}
+        self._folder: Folder | None = None
+        self._lock: filelock.BaseFileLock | None = None
+        if place is None:
+            return
+        self._folder = open_folder(place, storage_options)
+        try:
+            with self._using(self._folder):
+                _check_ours(self._folder)
+                self._take(self._folder, local_path(place))
+                self._open(self._folder, identity)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let another process go on with the search."""
+        if self._lock is not None:
+            self._lock.release()
+
+    def _take(self, folder: Folder, path: Path | None) -> None:
+        if path is None:
+            return
+        path.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(path / LOCK, timeout=0, thread_local=False)
+        try:
+            lock.acquire()
+        except filelock.Timeout:
+            raise RunLockedError(
+                f"another process is at the search in {folder.place}; wait for it, or give "
+                "another folder"
+            ) from None
+        self._lock = lock
+
+    def _open(self, folder: Folder, identity: Mapping[str, Any]) -> None:
+        names = folder.names()
+        if SEARCH in names:
+            self._check(folder, identity)
+        else:
+            self._write(SEARCH, {"format": "streamkern-search", "identity": identity})
+        prefix = f"trial-{self._digest}-"
+        for name in sorted(n for n in names if n.startswith(prefix) and n.endswith(".json")):
+            with contextlib.suppress(ValueError):  # damaged: it is tried again
+                self._found[name] = json.loads(folder.read(name))
+
+    @contextlib.contextmanager
+    def _using(self, folder: Folder) -> Iterator[None]:
+        try:
+            yield
+        except (RunError, StorageError):
+            raise
+        except OSError as error:
+            raise RunError(f"{folder.place} can not be used: {reason(error)}") from error
+
+    def _check(self, folder: Folder, identity: Mapping[str, Any]) -> None:
+        try:
+            recorded = json.loads(folder.read(SEARCH))["identity"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{folder.place}/{SEARCH} can not be read: {error}") from error
+        changes = [c.removeprefix("settings.") for c in difference(recorded, identity)]
+        if changes:
+            raise ResumeMismatchError(
+                f"{folder.place} holds a search that differs: {'; '.join(changes)}; restore "
+                "these, or give another folder"
+            )
+
+    def records(self) -> list[dict[str, Any]]:
+        """All of them, in no order that means anything."""
+        return list(self._found.values())
+
+    def get(self, key: Key) -> dict[str, Any] | None:
+        """The record of what was tried under `key` (JSON values), or None."""
+        return self._found.get(self._name(key))
+
+    def add(self, key: Key, record: Mapping[str, Any]) -> None:
+        """Keep a record; on return it survives a power cut."""
+        name = self._name(key)
+        self._found[name] = dict(record)
+        self._write(name, {**record, "saved": utc_now()})
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Write result.json."""
+        self._write(RESULT, result)
+
+    def _write(self, name: str, value: Mapping[str, Any]) -> None:
+        if self._folder is not None:
+            with self._using(self._folder):
+                text = json.dumps(value, indent=1, allow_nan=False)
+                self._folder.write(name, text.encode() + b"\n")
+
+    def _name(self, key: Key) -> str:
+        return f"trial-{self._digest}-{_digest(key)}.json"
+
+
+def _check_ours(folder: Folder) -> None:
+    """Raise unless the folder holds a search, or nothing."""
+    names = folder.names()
+    foreign = sorted(name for name in names if name != LOCK and not name.endswith(TEMPORARY))
+    if foreign and SEARCH not in names:
+        raise RunError(
+            f"{folder.place} holds {foreign[0]!r} but no search of streamkern; give a new or "
+            "empty folder"
+        )
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
