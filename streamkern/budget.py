@@ -227,7 +227,8 @@ def _candidates(problem: Problem, wishes: Wishes) -> list[Sizes]:
             for loader in loaders
         ]
     if solver in ("sgd", "eigenpro1"):
-        few_rows = min(PAPER_BATCH, problem.n_rows)
+        # Of few rows, 16 batches an epoch: these methods take more steps than passes.
+        few_rows = min(PAPER_BATCH, max(1, problem.n_rows // 16))
         return [
             _plain_sizes(problem, wishes, solver, m, loader)
             for m in _halvings(wishes.batch_size, few_rows, min(64, problem.n_rows))
