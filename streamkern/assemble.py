@@ -17,6 +17,7 @@ from streamkern.backend import Array, Backend
 from streamkern.choosing import SETUP_EPOCH, Report, choose, transformed
 from streamkern.config import RunConfig
 from streamkern.errors import ConfigError
+from streamkern.fourier import FourierFeatures
 from streamkern.kernels import Kernel, get_kernel
 from streamkern.points import Grid
 from streamkern.problem import Run
@@ -130,7 +131,13 @@ def operator(
 ) -> KernelOperator:  # fmt: skip
     """The kernel operator that a run was set up with."""
     described = meta["kernel"]
-    if kernel is None:
+    if described["kernel"] == "fourier":
+        if kernel is not None and kernel.describe() != described["of"]:
+            raise ConfigError(
+                f"kernel={kernel!r} differs from the one trained with, {described['of']}"
+            )
+        kernel = FourierFeatures(described["n_features"], described["of"])
+    elif kernel is None:
         kernel = get_kernel(described, metric=arrays.get("metric"))
     elif kernel.describe() != described:
         raise ConfigError(f"kernel={kernel!r} differs from the one trained with, {described}")
@@ -155,7 +162,7 @@ def _samples(run: Run, dtype: np.dtype[Any]) -> tuple[Rows, Rows, npt.NDArray[np
     source, sizes, seed = run.data.source, run.sizes, run.config.run.random_state
     wanted = min(sizes.n_sample + sizes.n_probe, source.n_rows)
     block = sample_rows(source, wanted, seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
-    if sizes.solver == "eigenpro2":  # no augmentation: the rows are what the stream delivers
+    if sizes.in_place:  # no augmentation: the rows are what the stream delivers
         first = np.argsort(block.rows[: sizes.n_sample])
         order = np.concatenate([first, np.arange(sizes.n_sample, wanted)])
         block = Block(*(part[order] for part in block))

@@ -7,7 +7,7 @@ prints the list before anything is started, and a test compares the peak with it
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from streamkern.errors import ConfigError, MemoryBudgetError
@@ -36,11 +36,21 @@ OVERHEAD = 64 * MiB
 ROW_ID = 8
 """Bytes of a row's number, which travels with it."""
 
-SolverName = Literal["block", "eigenpro2", "eigenpro3", "eigenpro4", "direct", "falkon"]
+SolverName = Literal[
+    "block", "sgd", "eigenpro1", "eigenpro2", "eigenpro3", "eigenpro4", "direct", "falkon"
+]
+IN_PLACE = ("sgd", "eigenpro1", "eigenpro2")
+"""The methods whose centers, with a kernel, are the rows of the training set."""
+ON_FEATURES = ("block", "sgd", "eigenpro1")
+"""The methods that train explicit features."""
 FROM_CENTERS = ("direct", "falkon")
 """Solvers whose setup takes no sample of the stream, and which hold p x p matrices."""
+FEATURE_COLUMNS = 4096
+"""Features that setup evaluates at once, where they do not depend on each other."""
 GRAM_TILE = 512 * 512 * 8
 """Of a thread that adds to a p x p matrix."""
+# EigenPro 1.0's batch, sample and level (Ma and Belkin 2017, section 6).
+PAPER_BATCH, PAPER_N_NYSTROM, PAPER_LEVEL = 256, 4800, 160
 
 
 @dataclass(frozen=True)
@@ -85,9 +95,10 @@ class Problem:
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the user fixed; None where the program may choose."""
+    """What the user fixed; None where the program may choose. features : see `ModelConfig`."""
 
     solver: str = "auto"
+    features: str = "kernel"
     batch_size: int | None = None
     block_size: int | None = None
     n_nystrom: int | None = None
@@ -113,6 +124,17 @@ class Sizes:
     projection: str
     loader_block_bytes: int
     loader_in_flight_bytes: int
+    features: str = "kernel"
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the centers are the rows of the training set, in store order."""
+        return self.solver in IN_PLACE and self.features == "kernel"
+
+    @property
+    def linear(self) -> bool:
+        """Whether explicit features are trained without a block preconditioner."""
+        return self.features != "kernel" and self.solver != "block"
 
 
 @dataclass(frozen=True)
@@ -189,10 +211,11 @@ def _check(problem: Problem, wishes: Wishes) -> None:
         raise ConfigError(f"block_size={wishes.block_size} must be at most n_centers={p}; lower it")
     if wishes.n_nystrom is not None and wishes.n_nystrom > n:
         raise ConfigError(f"n_nystrom={wishes.n_nystrom} must be at most n_rows={n}; lower it")
-    if wishes.solver == "eigenpro2" and p != n:
+    if wishes.solver in IN_PLACE and wishes.features == "kernel" and p != n:
         raise ConfigError(
-            f"solver='eigenpro2' needs every training row as a center, but n_centers={p} and "
+            f"solver={wishes.solver!r} needs every training row as a center, but n_centers={p} and "
             f"n_rows={n}; set centers='all' without random augmentation, or use another solver"
+            + (", or features='nystrom'" if wishes.solver in ON_FEATURES else "")
         )
 
 
@@ -208,7 +231,7 @@ def _candidates(problem: Problem, wishes: Wishes) -> list[Sizes]:
         # is worse than either.
         groups = ((True, batches[:2]), (True, batches[2:]), (False, batches))
         return [
-            _block_sizes(problem, m, b, s, keep, loader)
+            replace(_block_sizes(problem, m, b, s, keep, loader), features=wishes.features)
             for keep, sizes in groups
             for b in blocks
             for s in _samples(problem, b)
@@ -219,6 +242,14 @@ def _candidates(problem: Problem, wishes: Wishes) -> list[Sizes]:
         return [
             Sizes(solver, m, problem.p, True, 0, 0, 0, 0, 1, "none", *loader)
             for m in batches
+            for loader in loaders
+        ]
+    if solver in ("sgd", "eigenpro1"):
+        # Of few rows, 16 batches an epoch: these methods take more steps than passes.
+        few_rows = min(PAPER_BATCH, max(1, problem.n_rows // 16))
+        return [
+            _plain_sizes(problem, wishes, solver, m, loader)
+            for m in _halvings(wishes.batch_size, few_rows, min(64, problem.n_rows))
             for loader in loaders
         ]
     if wishes.projection is None:
@@ -308,22 +339,40 @@ def _block_samples(problem: Problem, b: int, k: int) -> tuple[int, int]:
     return sample_sizes(problem.n_rows, k * b, probe)
 
 
-def _eigenpro_sizes(
-    problem: Problem, wishes: Wishes, solver: SolverName, m: int, projection: str,
-    loader: tuple[int, int],
-) -> Sizes:  # fmt: skip
-    default = N_NYSTROM if problem.p <= MAX_EXACT_CENTERS else LARGE_N_NYSTROM
-    wanted = wishes.n_nystrom or default
-    s, h = sample_sizes(problem.n_rows, wanted, MIN_PROBE * 4)
+def _plain_sizes(
+    problem: Problem, wishes: Wishes, solver: SolverName, m: int, loader: tuple[int, int]
+) -> Sizes:
+    """Of plain SGD, which needs a probe alone, and of EigenPro 1."""
+    s, h, level = 0, min(problem.n_rows, MIN_PROBE * 4), 0
+    if solver == "eigenpro1":
+        s, h, level = _nystrom_sizes(problem, wishes, PAPER_N_NYSTROM, PAPER_LEVEL)
+    sizes = Sizes(solver, m, problem.p, True, s, h, s, level, 1, "none", *loader)
+    return replace(sizes, features=wishes.features)
+
+
+def _nystrom_sizes(
+    problem: Problem, wishes: Wishes, n_nystrom: int, level: int
+) -> tuple[int, int, int]:
+    """Rows of the sample and of the probe, and damped directions. The numbers are the defaults."""
+    s, h = sample_sizes(problem.n_rows, wishes.n_nystrom or n_nystrom, MIN_PROBE * 4)
     if wishes.n_nystrom is not None:
         s, left = wishes.n_nystrom, problem.n_rows - wishes.n_nystrom
         # Fresh rows only, unless the sample is nearly all there is: then it is the stream itself.
         h = min(h, left) if left >= MIN_PROBE // 2 else min(problem.n_rows, MAX_PROBE)
     if s < 2:
         raise ConfigError(f"n_nystrom={s} must be at least 2; use more training rows")
-    level = wishes.level or max(1, min(s // LEVEL_SHARE, s - 1))
+    level = wishes.level or max(1, min(level or s // LEVEL_SHARE, s - 1))
     if level >= s:
         raise ConfigError(f"level={level} must be below n_nystrom={s}; lower it")
+    return s, h, level
+
+
+def _eigenpro_sizes(
+    problem: Problem, wishes: Wishes, solver: SolverName, m: int, projection: str,
+    loader: tuple[int, int],
+) -> Sizes:  # fmt: skip
+    default = N_NYSTROM if problem.p <= MAX_EXACT_CENTERS else LARGE_N_NYSTROM
+    s, h, level = _nystrom_sizes(problem, wishes, default, 0)
     period = 1
     if solver == "eigenpro4":
         period = wishes.period or max(1, round(problem.p / m))
@@ -346,7 +395,8 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
     add("always", "rows being prepared", problem.threads, problem.scratch_bytes)
     add("always", "centers, both sides", 2 * p, point)
     if not apart:  # a device walks the columns in order
-        rows = max(m, h) if sizes.solver in ("block", "direct") else max(m, h, s, p)
+        by_row = sizes.solver in ("block", "direct") or sizes.linear
+        rows = max(m, h) if by_row else max(m, h, s, p)
         columns = 2 * c if sizes.solver == "falkon" else c
         sums = n_groups(columns) * columns
         add("always", "partial sums of products", sums, rows, itemsize=item)
@@ -388,7 +438,19 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
     if sizes.solver in FROM_CENTERS:
         _count_from_centers(buffers, problem, sizes)
         return buffers
-    add("always", "Nystrom rows, eigenvectors", s, 2 * point + (d + sizes.level) * item)
+    if sizes.linear:
+        _count_linear(buffers, problem, sizes, point)
+        return buffers
+    if sizes.solver == "sgd":
+        add("setup", "probe, K(probe, probe)", h, 2 * point + h * item)
+        return buffers
+    if sizes.solver == "eigenpro1":
+        add("always", "eigenvectors on all rows", p, sizes.level, itemsize=item)
+        add("setup", "extended eigenvectors, their values", 3 * p, sizes.level + 1, itemsize=item)
+        add("setup", "Nystrom rows, eigenvectors", s, 2 * point + (d + sizes.level) * item)
+        add("train", "correction", p, c, itemsize=item)
+    else:
+        add("always", "Nystrom rows, eigenvectors", s, 2 * point + (d + sizes.level) * item)
     add("setup", "K(X_s, X_s) and workspace", 3 * s, s, itemsize=item)
     add("setup", "probe, K(probe, probe)", h, 2 * point + h * item)
     if sizes.projection in ("exact", "resident"):
@@ -398,7 +460,7 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
         probed = min(2 * INNER_NYSTROM, p)
         add("setup", "eigensystem of the projection", 3 * inner, inner, itemsize=item)
         add("setup", "K(probe, probe) of the projection", probed, probed, itemsize=item)
-    if sizes.solver != "eigenpro2":
+    if not sizes.in_place:
         add("train", "K(X, Z)", m, p, itemsize=item)
         # Cut to the critical batch, a period has more steps but no more rows than before.
         rows = sizes.period * m if sizes.period > 1 else 0
@@ -426,6 +488,25 @@ def _count_from_centers(buffers: Buffers, problem: Problem, sizes: Sizes) -> Non
     if problem.kept:
         apart = problem.staging > 0
         add("host" if apart else "train", "their copy for a checkpoint", p, p + c, itemsize=8)
+
+
+def _count_linear(buffers: Buffers, problem: Problem, sizes: Sizes, point: int) -> None:
+    """What `linear.build_linear` and the step on its result hold."""
+    add, p, item = buffers.add, problem.p, problem.itemsize
+    s, h, q = sizes.n_sample, sizes.n_probe, sizes.level
+    coupled = sizes.features == "nystrom"
+    add("setup", "sample and probe", s + h, point)
+    # Twice: as it is, and turned for the product with itself.
+    add("setup", "features of the sample", 2 * max(s, h), p if coupled else min(p, FEATURE_COLUMNS),
+        itemsize=item)  # fmt: skip
+    add("setup", "products of features", 3 * s * s + h * h, itemsize=item)
+    if coupled:
+        add("always", "L^-1", p, p, itemsize=item)
+        add("setup", "L", p, p, itemsize=item)
+    if q:
+        add("always", "eigenvectors", p, q, itemsize=item)
+        add("train", "damped part of a step", 2 * p, problem.c, itemsize=item)
+    add("train", "features of a batch", sizes.batch_size, p, itemsize=item)
 
 
 def n_groups(c: int) -> int:

@@ -34,6 +34,8 @@ def choose(
     block = resolve(problem, replace(wishes, solver="block"), budget_bytes)
     if wishes.block_size is not None:
         return *block, "chosen, as solver.block_size is set"
+    if wishes.features != "kernel":
+        return *block, f"chosen for {wishes.features} features"
     if not ridge:
         return *block, (
             "chosen, as no ridge is set: averaged steps are then a better model than the exact "
@@ -68,6 +70,16 @@ def flops(problem: Problem, sizes: Sizes) -> tuple[int, int]:
         return 2 * p**3 + 2 * p * p * d, (2 * n + 4 * p) * p * (d + 3 * c)
     setup = eigen.flops(s, q + 1) + 2 * s * s * d
     row = 2 * p * (d + 2 * c) + 2 * s * (d + q + c)
+    if sizes.linear:
+        h, coupled = sizes.n_probe, sizes.features == "nystrom"
+        setup = 4 * s * p * (d + s) + 2 * h * p * (d + h) + eigen.flops(s, q + 1) * (q > 0)
+        setup += (p**3 + 2 * (s + h) * p * p) if coupled else 0
+        return setup, 2 * p * (d + 2 * c) * n + (4 * p * (q + coupled * p // 2) * c) * steps
+    if sizes.solver == "sgd":
+        return 2 * sizes.n_probe**2 * d, 2 * p * (d + c) * n
+    if sizes.solver == "eigenpro1":
+        setup += 2 * p * (p + s) * (d + q)
+        return setup, 4 * p * (d + c) * n + 4 * p * q * c * steps
     if sizes.solver == "eigenpro2":
         return setup, row * n
     row += 2 * s * (d + c) + (sizes.period - 1) * m // 2 * 2 * (d + c)

@@ -17,6 +17,7 @@ from streamkern.backend import Array
 from streamkern.balanced import balanced_centers
 from streamkern.errors import DataError
 from streamkern.feed import Rows, prepare
+from streamkern.fourier import FourierFeatures, frequencies
 from streamkern.kernels import Kernel, get_kernel
 from streamkern.kmeans import kmeans
 from streamkern.prefetch import Loader
@@ -54,12 +55,15 @@ def choose(
     They go through the fixed transforms, whether they are rows or, like the rows that k-means
     averages, begin as rows; random_order then permutes them. With bandwidth "auto" the kernel has
     the median distance between the rows that were read: the centers themselves, or, for kmeans and
-    rpcholesky, random rows they are made of.
+    rpcholesky, random rows they are made of. Fourier features have random frequencies and phases
+    in the place of centers.
     """
+    if run.sizes.features == "fourier":
+        return _frequencies(run, kernel, dtype, report)
     began = time.perf_counter()
     seed, method = run.config.run.random_state, _method(run, given)
     block, n_read = _rows(run, method, given)
-    in_order = run.sizes.solver == "eigenpro2"
+    in_order = run.sizes.in_place
     many = method in ("kmeans", "rpcholesky")
     p = run.problem.p if many else len(block.X)
     order = np.arange(p) if in_order else centers.random_order(p, seed)
@@ -98,7 +102,7 @@ def _method(run: Run, given: npt.ArrayLike | None) -> str:
     if given is not None:
         return "given"
     wanted = run.config.model.centers
-    if wanted == "all" or run.sizes.solver == "eigenpro2":
+    if wanted == "all" or run.sizes.in_place:
         return "all"
     return wanted if wanted in METHODS else "file"
 
@@ -139,6 +143,22 @@ def _kernel(run: Run, X: Host, in_order: bool) -> Kernel:
         return centers.median_bandwidth(drawn, "cityblock" if geometry == "l1" else "euclidean")
 
     return get_kernel(model.kernel, width)
+
+
+def _frequencies(run: Run, kernel: Kernel | None, dtype: np.dtype[Any], report: Report) -> Chosen:
+    """Frequencies and phases (D, d + 1) in the place of centers, and features for the kernel."""
+    began = time.perf_counter()
+    base, seed, n_features = run.data.base, run.config.run.random_state, run.problem.p
+    n_read = 0
+    if kernel is None:
+        block = centers.random_centers(base, min(centers.BANDWIDTH_ROWS, base.n_rows), seed)
+        X, _ = transformed(run, block, run.data.fixed, dtype, epoch=0)
+        kernel, n_read = _kernel(run, run.backend.to_host(X), False), len(block.X)
+    order = centers.random_order(n_features, seed)
+    Z = frequencies(kernel, run.data.d, n_features, seed)[order].astype(dtype)
+    fields = {"method": "fourier", "centers": n_features, "rows": n_read}
+    report("centers", {**fields, "seconds": time.perf_counter() - began})
+    return Chosen(Z, order, FourierFeatures(n_features, kernel.describe()))
 
 
 def _batches(run: Run, dtype: np.dtype[Any]) -> Iterator[Host]:

@@ -36,6 +36,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from streamkern.budget import ON_FEATURES
 from streamkern.errors import ConfigError
 from streamkern.settings import (
     AutoCount,
@@ -89,6 +90,10 @@ FREE_AT_RESUME: Final = frozenset(
         "run.log",
     }
 )
+
+
+# Settings with a default that runs from before them did not record.
+LATER: Final = {"model.features": "kernel", "model.n_features": "auto"}
 
 
 class _Transform(BaseModel):
@@ -223,6 +228,9 @@ class ModelConfig(Table):
     kernel : a name, or a table: `{kind = "polynomial", degree = 2}`, or a sum or product of
     kernels, `{kind = "sum", parts = ["laplace", {kind = "gaussian", bandwidth = 2.0}]}`.
     bandwidth : of the kernel, or of those parts that do not say theirs.
+    features : "kernel": f is a sum of kernels at the centers. "nystrom": the same f, trained as
+    a linear model of L^-1 k(Z, x), K(Z, Z) = L L^T. "fourier": a linear model of `n_features`
+    random Fourier features, without centers.
     centers : how they are chosen. "random": rows of the data. "balanced": the same, with equally
     many of each class as far as there are. "kmeans": means of a stream of rows (`kmeans`); they
     help where p is far below n. "rpcholesky": rows that span the kernel matrix well, out of up to
@@ -234,6 +242,8 @@ class ModelConfig(Table):
     bandwidth: AutoPositive = "auto"
     n_centers: AutoCount = "auto"
     centers: Centers = "random"
+    features: Literal["kernel", "fourier", "nystrom"] = "kernel"
+    n_features: AutoCount = "auto"
 
     @model_validator(mode="after")
     def _kernel_can_be_made(self) -> ModelConfig:
@@ -259,6 +269,27 @@ class ModelConfig(Table):
         return self
 
     @model_validator(mode="after")
+    def _features_fit(self) -> ModelConfig:
+        if self.features != "fourier":
+            if self.n_features != "auto":
+                raise ConfigError(
+                    f'model.n_features={self.n_features} is for model.features="fourier"; leave '
+                    "it out, or set n_centers"
+                )
+            return self
+        if self.n_features != "auto" and self.n_features % 2:
+            raise ConfigError(
+                f"model.n_features={self.n_features} must be even: a cosine and a sine of each "
+                "frequency"
+            )
+        if self.centers != "random" or self.n_centers != "auto":
+            raise ConfigError(
+                'model.features="fourier" has no centers; leave centers and n_centers out, and set '
+                'n_features, or set features = "nystrom"'
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_way_to_count(self) -> ModelConfig:
         if self.centers == "all" and self.n_centers != "auto":
             raise ConfigError(
@@ -274,6 +305,8 @@ _STEPS: Final = (*_SIZES, "ridge", "damping", "average", "step_scale")
 # on leaving each other's sizes unused, so that runs with such settings can be resumed.
 SOLVER_OPTIONS: Final[dict[str, tuple[str, ...]]] = {
     "block": (*_STEPS, "warm_start"),
+    "sgd": _STEPS,
+    "eigenpro1": _STEPS,
     "eigenpro2": _STEPS,
     "eigenpro3": (*_STEPS, "warm_start"),
     "eigenpro4": (*_STEPS, "warm_start"),
@@ -292,9 +325,17 @@ class SolverConfig(Table):
     """
 
     table = "solver"
-    name: Literal["auto", "block", "eigenpro2", "eigenpro3", "eigenpro4", "direct", "falkon"] = (
-        "auto"
-    )
+    name: Literal[
+        "auto",
+        "block",
+        "sgd",
+        "eigenpro1",
+        "eigenpro2",
+        "eigenpro3",
+        "eigenpro4",
+        "direct",
+        "falkon",
+    ] = "auto"
     block_size: AutoCount = "auto"
     ridge: NotNegative = 0.0
     n_nystrom: AutoCount = "auto"
@@ -328,6 +369,11 @@ class SolverConfig(Table):
             raise ConfigError(
                 f"solver.level={self.level} must be below solver.n_nystrom={self.n_nystrom}, the "
                 "rows its eigenvectors come from; lower level or raise n_nystrom"
+            )
+        if self.name == "eigenpro1" and self.damping != "auto" and self.damping > 1:
+            raise ConfigError(
+                f"solver.damping={self.damping:g} must be at most 1 with solver.name="
+                '"eigenpro1", where it is the factor tau; lower it'
             )
         if self.name == "eigenpro3" and self.period not in ("auto", 1):
             raise ConfigError(
@@ -382,6 +428,16 @@ class RunConfig(Table):
     solver: SolverConfig = SolverConfig()
     run: ExecutionConfig = ExecutionConfig()
 
+    @model_validator(mode="after")
+    def _method_fits(self) -> RunConfig:
+        features, name = self.model.features, self.solver.name
+        if features != "kernel" and name not in ("auto", *ON_FEATURES):
+            raise ConfigError(
+                f'model.features="{features}" can not be trained by solver.name="{name}"; use one '
+                f"of {', '.join(ON_FEATURES)}"
+            )
+        return self
+
     @classmethod
     def from_tables(cls, tables: Mapping[str, Any]) -> RunConfig:
         """Return the configuration in nested tables, as TOML gives them."""
@@ -406,7 +462,7 @@ class RunConfig(Table):
                 k: v
                 for k, v in table.items()
                 # Not set is not recorded: runs from before a setting existed go on.
-                if v is not None and f"{name}.{k}" not in FREE_AT_RESUME
+                if v not in (None, LATER.get(f"{name}.{k}")) and f"{name}.{k}" not in FREE_AT_RESUME
             }
             for name, table in self.model_dump(mode="json").items()
         }

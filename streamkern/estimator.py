@@ -33,18 +33,23 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
     kernel : "laplace", "laplace_l1", "gaussian", "cauchy", "matern32", "matern52", "dispersal",
         "linear", "polynomial", "relu_ntk", a table with parameters, {"kind": "polynomial",
         "degree": 2}, or a `Kernel` object, such as `0.5 * Laplace(3) + Polynomial(2)`.
-    bandwidth : number above 0, or "auto": the median distance between centers, or between the rows
-        that "kmeans" and "rpcholesky" begin with, in the norm of the kernel. Of parts that do not
-        say theirs.
+    bandwidth : number above 0, or "auto": the median distance, in the norm of the kernel, between
+        centers, or between the rows that "kmeans" and "rpcholesky" begin with. Of parts that do
+        not say theirs.
     n_centers : p; "auto": all rows, at most 10 000.
     centers : "random" rows of the data; "balanced", random rows with equally many of each class;
         "kmeans", means of a stream of rows, for p far below n; "rpcholesky", rows that span the
         kernel matrix well, from at most 8 p random ones; "all" rows; a (p, d) array in the units
         of X; or the path or URL of one (.npy or zarr) or of a store.
-    solver : "auto", "block", "eigenpro2", "eigenpro3", "eigenpro4", "direct" or "falkon". The
-        following are its sizes; "auto" fits them to the problem and the memory.
-    block_size : centers per block ("block"). ridge : weight of the RKHS norm ("block", "direct",
-        "falkon").
+    features : "kernel"; "nystrom" and "fourier" make a linear model of explicit features, for the
+        solvers "block", "sgd" and "eigenpro1". "nystrom": L^-1 k(centers, x), the same functions
+        as with "kernel". "fourier": `n_features` random cosines and sines, without centers; for
+        the kernels of a distance, built in. n_features : an even number; "auto": 10 000.
+    solver : "auto", "block", "sgd", "eigenpro1", "eigenpro2", "eigenpro3", "eigenpro4", "direct" or
+        "falkon". The following are its sizes; "auto" fits them to the problem and the memory.
+        "sgd", "eigenpro1" and "eigenpro2" take all rows as centers, unless features are explicit.
+    block_size : centers per block ("block"). ridge : weight of the RKHS norm, with Fourier
+        features of |w|^2 ("block", "sgd", "direct", "falkon", and "eigenpro1" with features).
     n_nystrom, level, period : sample, damped directions, steps per projection ("eigenpro*").
     epochs : passes over the data; "auto": enough for 100 000 rows, between 1 and 20; at most 20
         with "falkon", which stops when it has converged. In `partial_fit`, passes over each block;
@@ -67,7 +72,7 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
     Attributes
     ----------
     centers_ : (p, d) the centers, in the order given or drawn, in the units the kernel sees: those
-        of X after scaling.
+        of X after scaling. With Fourier features (p, d + 1), their frequencies and phases.
     dual_coef_ : (p, c) their weights: f(X) = K(scaled X, centers_) @ dual_coef_.
     kernel_, bandwidth_ : the kernel with its bandwidth: 1 if it has none, and the largest of a sum
         or product of kernels of distances.

@@ -46,6 +46,8 @@ _SETTINGS = {
     "bandwidth": "model.bandwidth",
     "n_centers": "model.n_centers",
     "centers": "model.centers",
+    "features": "model.features",
+    "n_features": "model.n_features",
     "solver": "solver.name",
     "block_size": "solver.block_size",
     "ridge": "solver.ridge",
@@ -87,6 +89,8 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         bandwidth: float | str = "auto",
         n_centers: int | str = "auto",
         centers: Any = "random",
+        features: str = "kernel",
+        n_features: int | str = "auto",
         solver: str = "auto",
         block_size: int | str = "auto",
         ridge: float = 0.0,
@@ -109,6 +113,8 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         self.bandwidth = bandwidth
         self.n_centers = n_centers
         self.centers = centers
+        self.features = features
+        self.n_features = n_features
         self.solver = solver
         self.block_size = block_size
         self.ridge = ridge
@@ -261,7 +267,9 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         self.dual_coef_ = model.backend.to_host(model.weights)[chosen]
         model.backend.close()
         self.kernel_ = model.op.kernel
-        self.bandwidth_ = model.op.kernel.bandwidth
+        # Fourier features have that of the kernel they stand for.
+        described = getattr(model.op.kernel, "of", {})
+        self.bandwidth_ = described.get("bandwidth", model.op.kernel.bandwidth)
         self._precision, self._grid = model.op.precision, model.op.grid
         self._fixed = model.fixed
         self.history_ = result.history

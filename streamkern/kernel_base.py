@@ -78,6 +78,9 @@ class Kernel:
     bandwidth: float = 1.0
     """Points are divided by it. 1 for kernels that have none."""
     metric: npt.NDArray[np.float64] | None = None
+    explicit: bool = False
+    """Whether the columns are explicit features, whose weights have the Euclidean norm, rather than
+    k(., z), whose weights have that of the RKHS."""
     __array_ufunc__ = None  # so that NumPy's numbers leave a product to `__rmul__`
 
     def __init__(self, bandwidth: float = 1.0, *, metric: npt.ArrayLike | None = None) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.assemble import reassemble, start
-from streamkern.budget import Sizes
+from streamkern.budget import IN_PLACE, Sizes
 from streamkern.config import RunConfig
 from streamkern.errors import ConfigError, DivergenceError
 from streamkern.feed import DeviceBatch, Feed
@@ -60,10 +60,13 @@ class Online:
                 f"run_dir={self.config.run.run_dir!r} can not be used with partial_fit, which "
                 "keeps its state in the estimator; leave run_dir out, or use fit"
             )
-        if self.config.solver.name == "eigenpro2" or self.config.model.centers == "all":
+        name, model = self.config.solver.name, self.config.model
+        in_place = name in IN_PLACE and model.features == "kernel"
+        if in_place or model.centers == "all":
+            what = f"solver={name!r}" if in_place else "centers='all'"
             raise ConfigError(
-                "solver='eigenpro2' and centers='all' need all rows at once and can not be used "
-                "with partial_fit; use fit, or random centers and another solver"
+                f"{what} needs all rows at once and can not be used with partial_fit; use fit, or "
+                "random centers and another solver"
             )
         if self.config.solver.name == "falkon" or self.config.solver.warm_start is not None:
             raise ConfigError(
@@ -71,7 +74,7 @@ class Online:
                 "own; neither can be used with partial_fit: use fit, or another solver"
             )
         n_centers = None if self.centers is None else len(self.centers)
-        if self.setup is not None:
+        if self.setup is not None and model.features != "fourier":
             n_centers = len(self.setup[0]["Z"])
         run = open_run(
             self.config, source=source, n_centers=n_centers, fixed_sizes=self.sizes,

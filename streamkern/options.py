@@ -19,7 +19,8 @@ Train = Annotated[str | None, typer.Option("--train", help="Store to train on.")
 Test = Annotated[str | None, typer.Option("--test", help="Store to evaluate on.")]
 RunDir = Annotated[str | None, typer.Option("--run-dir", help="Where the run is saved.")]
 Solver = Annotated[
-    str | None, typer.Option("--solver", help="auto, block, eigenpro2, 3 or 4, direct, falkon.")
+    str | None,
+    typer.Option("--solver", help="auto, block, sgd, eigenpro1, 2, 3 or 4, direct, falkon."),
 ]
 Memory = Annotated[str | None, typer.Option("--memory", help='Such as "8 GiB".')]
 Epochs = Annotated[int | None, typer.Option("--epochs", help="Passes over the data.")]

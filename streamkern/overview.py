@@ -19,6 +19,12 @@ from streamkern.report import redact, size_text, table
 from streamkern.sources import stores_of
 from streamkern.step_rule import largest
 
+_WORDS = {
+    "kernel": "centers",
+    "nystrom": "centers of Nystrom features",
+    "fourier": "random Fourier features",
+}
+
 
 def plan_overview(run: Run) -> dict[str, Any]:
     """What a run will take: sizes, memory by phase, FLOPs, batches, and how its data is stored."""
@@ -36,6 +42,7 @@ def plan_overview(run: Run) -> dict[str, Any]:
             "outputs": problem.c,
             "centers": problem.p,
         },
+        "features": sizes.features,
         "centers": _choice(run),
         "kernel": {"kernel": model.kernel, "bandwidth": model.bandwidth},
         "solver": {"name": sizes.solver, "reason": run.reason},
@@ -77,7 +84,7 @@ def _in_order(phases: list[str]) -> list[str]:
 
 def _chosen(sizes: Sizes) -> dict[str, Any]:
     """The sizes that mean something for the solver."""
-    values = dict(vars(sizes))
+    values = {name: value for name, value in vars(sizes).items() if name != "features"}
     unused = ["n_nystrom", "level", "period", "projection"]
     if sizes.solver in FROM_CENTERS:
         unused += ["block_size", "keep", "n_sample", "n_probe"]
@@ -99,7 +106,7 @@ def plan_text(plan: Mapping[str, Any]) -> str:
     parts = [
         f"{problem['rows_per_epoch']:,} rows x {problem['epochs']} epochs, "
         f"{problem['features']} features, {problem['outputs']} outputs, "
-        f"{problem['centers']:,} centers ({_choice_text(plan['centers'])}), "
+        f"{problem['centers']:,} {_WORDS[plan['features']]} ({_choice_text(plan['centers'])}), "
         f"on {plan['device']}, precision {plan['precision']}, "
         f"accelerator {plan['accelerator']}",
         _kernel_text(**plan["kernel"]),

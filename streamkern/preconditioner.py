@@ -70,17 +70,36 @@ class BlockPreconditioner:
     """
 
     blocks: list[slice]
-    H: list[Array]
+    H: list[Array | None]
+    """None: the identity, of features that are taken as they are."""
     rules: list[StepRule]
     mu: float
     jitter: float
     start: Array | None = None
+    damped: tuple[Array, Array] | None = None
+    """(E, D) of shapes (b, q) and (q,): the step is H^T (I - E D E^T) H g, see `linear`."""
 
     def apply(self, b: int, g: Array, backend: Backend, out: Array) -> Array:
         """H_b^T H_b g. g, out : (b, c)."""
-        half = backend.workspace("half", g.shape, g.dtype)
-        backend.matmul(self.H[b], g, half, lower=True)
-        return backend.matmul_t(self.H[b], half, out, lower=True)
+        H = self.H[b]
+        half = out if H is None else backend.workspace("half", g.shape, g.dtype)
+        if H is None:
+            half[...] = g
+        else:
+            backend.matmul(H, g, half, lower=True)
+        if self.damped is not None:
+            E, D = self.damped
+            along = backend.workspace("along", (E.shape[1], g.shape[1]), g.dtype)
+            backend.matmul_t(E, half, along)
+            along *= D[:, None]
+            half -= backend.matmul(E, along, backend.workspace("damped", g.shape, g.dtype))
+        return half if H is None else backend.matmul_t(H, half, out, lower=True)
+
+
+def check_overlap(op: KernelOperator, value: float, what: str) -> None:
+    """Raise ConfigError unless what was measured between centers and rows is finite and above 0."""
+    if not (math.isfinite(value) and value > 0):
+        raise ConfigError(NO_OVERLAP.format(op.kernel, f"{what} {value:g}"))
 
 
 def block_slices(p: int, block_size: int) -> list[slice]:
@@ -123,7 +142,7 @@ def build_block(
         The kernel between the centers and the rows is zero or not finite.
     """
     blocks = block_slices(len(Z), block_size)
-    H: list[Array] = []
+    H: list[Array | None] = []
     lambdas: list[float] = []
     leverage = op.backend.xp.zeros(len(probe), op.dtype)
     start = op.backend.xp.empty((len(Z), S.Y.shape[1]), op.dtype)
@@ -139,20 +158,22 @@ def build_block(
         tried = [relative]
         if damping is None:
             tried = _damping_grid(relative, n_samples / len(S) if alone else 1.0)
-        measured = factor.damped(probe.X, tried, affordable, ridge, len(blocks))
+        # A ridge on the weights themselves is evaluated on all blocks every step.
+        rounds = 1 if factor.norm.L is None else len(blocks)
+        measured = factor.damped(probe.X, tried, affordable, ridge, rounds)
         factor.learn(measured.H, out=start[block])
-        del factor.L, factor.C
+        jitter = max(jitter, factor.norm.jitter)
+        report("block", {"block": i, "blocks": len(blocks), "lambda_1": measured.lambda_1,
+                         "mu": measured.mu, "jitter": factor.norm.jitter})  # fmt: skip
+        del factor.norm, factor.C
         op.backend.release()
         H.append(measured.H)
         lambdas.append(measured.lambda_1)
         leverage += measured.leverage
-        mu, jitter = max(mu, measured.mu), max(jitter, factor.jitter)
-        report("block", {"block": i, "blocks": len(blocks), "lambda_1": measured.lambda_1,
-                         "mu": measured.mu, "jitter": factor.jitter})  # fmt: skip
+        mu = max(mu, measured.mu)
     start *= 1 / len(blocks)
     total = float(leverage.max())
-    if not (math.isfinite(total) and total > 0):
-        raise ConfigError(NO_OVERLAP.format(op.kernel, f"leverage {total:g}"))
+    check_overlap(op, total, "leverage")
     rules = [StepRule(total + (lambda_1 if ridge else 0.0), lambda_1) for lambda_1 in lambdas]
     return BlockPreconditioner(blocks, H, rules, mu, jitter, start)
 
@@ -187,7 +208,7 @@ class _BlockFactor:
     ) -> None:
         self.op, self.Z, self.backend = op, Z, op.backend
         self.seed = seed
-        self.L, self.jitter = jittered_cholesky(op, Z, least_jitter)
+        self.norm = weight_norm(op, Z, least_jitter)
         self.C, self.moment = self._covariance(S)
         self.top = self._top()
 
@@ -202,7 +223,7 @@ class _BlockFactor:
         slab = xp.empty((height, b), self.op.dtype)
         for rows in tiles(s, height):
             K = self.op.matrix(S.X[rows], self.Z, out=slab[: rows.stop - rows.start])
-            W = self.backend.solve_lower_right(self.L, K)  # rows of K become columns of W
+            W = self.norm.features(self.backend, K)  # rows of K become columns of W
             self.backend.add_gram(C, W, 1 / s)
             moment += W.T @ S.Y[rows]
         self.backend.mirror_lower(C)
@@ -214,13 +235,12 @@ class _BlockFactor:
         start = self.backend.asarray(rng.standard_normal(len(self.Z)), self.op.dtype)
         # Before Lanczos, which would fail on NaN without saying why.
         trace = float(self.C.diagonal().sum())
-        if not (math.isfinite(trace) and trace > 0):
-            raise ConfigError(NO_OVERLAP.format(self.op.kernel, f"covariance {trace:g}"))
+        check_overlap(self.op, trace, "covariance")
         return top_eigenvalue(lambda v: self.C @ v, start, EIGENVALUE_STEPS)
 
     def learn(self, H: Array, out: Array) -> None:
         """out = weights (b, c) that minimise the sample's squared error + mu |f|^2."""
-        out[...] = H.T @ (H @ (self.L @ self.moment))
+        out[...] = H.T @ (H @ self.norm.gradient(self.moment))
 
     def _learned(self, relative: float, out: Array) -> None:
         """The same at another mu, without its H; NaN where rounding makes C + mu indefinite."""
@@ -231,7 +251,7 @@ class _BlockFactor:
             return
         x = self.backend.solve_lower(A, self.moment.copy())
         x = self.backend.solve_lower(A, x, transposed=True)
-        out[...] = self.backend.solve_lower(self.L, x, transposed=True)
+        out[...] = self.norm.weights(self.backend, x)
 
     def held_out_best(self, probe: Sample, alone: bool) -> float:
         """Damping with which what is learned from the sample alone does best on the probe rows.
@@ -273,7 +293,7 @@ class _BlockFactor:
         """
         for relative in tried:
             H, mu = inverse_root(
-                self.op, self.L, self.C, relative * self.top + n_blocks * ridge, self.top
+                self.op, self.norm, self.C, relative * self.top + n_blocks * ridge, self.top
             )
             leverage, lambda_1 = self._measure(H, probe, ridge)
             if float(leverage.max()) <= affordable:
@@ -294,19 +314,60 @@ class _BlockFactor:
 
         def hessian(v: Array) -> Array:
             w = phi @ (phi.T @ v) / h
-            if ridge:  # K_bb = L L^T
-                w += ridge * (H @ (self.L @ (self.L.T @ (H.T @ v))))
+            if ridge:
+                w += ridge * (H @ self.norm.gram(H.T @ v))
             return w
 
         return leverage, top_eigenvalue(hessian, start, EIGENVALUE_STEPS)
 
 
+@dataclass(frozen=True)
+class WeightNorm:
+    """The norm of weights that steps, damping and ridge are measured in.
+
+    The RKHS norm |L^T alpha|, K(Z, Z) + jitter I = L L^T; for explicit features, whose weights are
+    a vector like any other, L is None and stands for the identity.
+    """
+
+    L: Array | None
+    jitter: float
+
+    def features(self, backend: Backend, K: Array) -> Array:
+        """Rows k (n, p) of K(X, Z) as features of unit metric: L^-1 k, in place."""
+        return K if self.L is None else backend.solve_lower_right(self.L, K)
+
+    def inverse(self, backend: Backend, p: int, dtype: np.dtype[Any]) -> Array:
+        """L^-1, (p, p), new."""
+        eye = backend.xp.eye(p, dtype=dtype)
+        return eye if self.L is None else backend.solve_lower_triangular(self.L, eye)
+
+    def gradient(self, v: Array) -> Array:
+        """L v: from a gradient in the weights of the features to one in alpha."""
+        return v if self.L is None else self.L @ v
+
+    def weights(self, backend: Backend, w: Array) -> Array:
+        """L^-T w, in place: from weights of the features to alpha."""
+        return w if self.L is None else backend.solve_lower(self.L, w, transposed=True)
+
+    def gram(self, v: Array) -> Array:
+        """L L^T v."""
+        return v if self.L is None else self.L @ (self.L.T @ v)
+
+
+def weight_norm(op: KernelOperator, Z: Points, least_jitter: float = 0.0) -> WeightNorm:
+    """That of the weights on Z, points with both sides. least_jitter : see `jittered_cholesky`."""
+    if op.kernel.explicit:
+        return WeightNorm(None, 0.0)
+    return WeightNorm(*jittered_cholesky(op, Z, least_jitter))
+
+
 def inverse_root(
-    op: KernelOperator, L: Array, C: Array, mu: float, top: float
+    op: KernelOperator, norm: WeightNorm, C: Array, mu: float, top: float
 ) -> tuple[Array, float]:
     """A^-1 L^-1, A A^T = C + mu I, and the mu it took: rounding may leave C + mu indefinite.
 
-    L, C : (b, b), of C only the lower part. top : about the top eigenvalue of C.
+    norm : of the weights, L. C : (b, b), of which only the lower part is read. top : about the top
+    eigenvalue of C.
     """
     xp, backend, b = op.backend.xp, op.backend, len(C)
     diagonal = xp.arange(b)
@@ -318,8 +379,7 @@ def inverse_root(
             break
         mu *= 10
         A[...] = C
-    H = xp.eye(b, dtype=op.dtype)
-    backend.solve_lower_triangular(L, H)
+    H = norm.inverse(backend, b, op.dtype)
     return backend.solve_lower_triangular(A, H), mu
 
 
@@ -341,14 +401,14 @@ def build_from_centers(op: KernelOperator, Z: Points, *, ridge: float) -> BlockP
     backend, p = op.backend, len(Z)
     # With nearly equal centers, float32 and a ridge, the residual grew to 15 times that of the
     # start at 10 eps; with this it peaked at 1.1 and was 3e-3 after 30 iterations.
-    L, jitter = jittered_cholesky(op, Z, least=noise_floor(op, p))
+    norm = WeightNorm(*jittered_cholesky(op, Z, noise_floor(op, p)))
     C = backend.xp.zeros((p, p), op.dtype)
-    backend.add_gram(C, L, 1 / p)
+    backend.add_gram(C, norm.L, 1 / p)
     # The trace, at most p times the top eigenvalue and at least that, is known without an
     # eigensolver; for a kernel with k(x, x) = 1 it is 1.
     trace = float(C.diagonal().sum())
-    H, mu = inverse_root(op, L, C, ridge or SMALL_MU * trace, trace)
-    return BlockPreconditioner([slice(0, p)], [H], [], mu, jitter)
+    H, mu = inverse_root(op, norm, C, ridge or SMALL_MU * trace, trace)
+    return BlockPreconditioner([slice(0, p)], [H], [], mu, norm.jitter)
 
 
 def noise_floor(op: KernelOperator, p: int) -> float:
@@ -442,10 +502,24 @@ def build_low_rank(
     1.6 times that. Cost that of K(X_s, X_s) and of `eigen.top_eigenpairs`.
     """
     s, xp = len(X_s), op.backend.xp
-    if not 1 <= level < s:
-        raise ConfigError(f"level={level} must lie between 1 and n_nystrom - 1 = {s - 1}")
     K = op.gram(X_s)
     K *= 1 / s
+    lam, E = sample_eigenpairs(op, K, level, seed)
+    E, tail, lam = xp.ascontiguousarray(E[:, :-1]), lam[-1], lam[:-1]
+    # The tail is estimated from above, so the last of the others may seem to be below it.
+    D = xp.maximum(1 - tail / lam, 0) / lam / s
+    plain = LowRankPreconditioner(X_s, E, D, StepRule(1.0, 1.0))
+    return LowRankPreconditioner(X_s, E, D, measure_low_rank(op, plain, probe, seed))
+
+
+def sample_eigenpairs(op: KernelOperator, K: Array, level: int, seed: int) -> tuple[Array, Array]:
+    """The top level + 1 eigenpairs of K (s, s), as far as they mean something.
+
+    K : K(X_s, X_s) / s, overwritten. Returns (q + 1,) descending and (s, q + 1), 1 <= q <= level.
+    """
+    s = len(K)
+    if not 1 <= level < s:
+        raise ConfigError(f"level={level} must lie between 1 and n_nystrom - 1 = {s - 1}")
     lam, E = top_eigenpairs(op.backend, K, level + 1, seed)
     # Directions at the level of rounding have no meaningful eigenvalue: leave them alone. Measured
     # in float32, eigenvalues of K / s are off by 1 to 3 eps of the largest for s from 500 to 2000.
@@ -455,22 +529,22 @@ def build_low_rank(
         raise ConfigError(
             f"n_nystrom={s}: K(X_s, X_s) has rank 1 to working precision; use a smaller bandwidth"
         )
-    E, tail, lam = xp.ascontiguousarray(E[:, :usable]), lam[usable], lam[:usable]
-    # The tail is estimated from above, so the last of the others may seem to be below it.
-    D = xp.maximum(1 - tail / lam, 0) / lam / s
-    plain = LowRankPreconditioner(X_s, E, D, StepRule(1.0, 1.0))
-    return LowRankPreconditioner(X_s, E, D, measure_low_rank(op, plain, probe, seed))
+    return lam[: usable + 1], E[:, : usable + 1]
 
 
 def measure_low_rank(
-    op: KernelOperator, P: LowRankPreconditioner, probe: Points, seed: int
+    op: KernelOperator, P: LowRankPreconditioner | None, probe: Points, seed: int
 ) -> StepRule:
-    """ell = max k_P(x, x) and lambda_1 of K_P(probe, probe) / h, k_P the preconditioned kernel."""
+    """ell = max k_P(x, x) and lambda_1 of K_P(probe, probe) / h, k_P the preconditioned kernel.
+
+    P : None for the kernel itself.
+    """
     h = len(probe)
-    Q = op.product(probe, P.X_s, P.E)  # (h, q)
     K = op.gram(probe)
-    for rows in tiles(h, 512):
-        K[rows] -= (Q[rows] * P.D) @ Q.T
+    if P is not None:
+        Q = op.product(probe, P.X_s, P.E)  # (h, q)
+        for rows in tiles(h, 512):
+            K[rows] -= (Q[rows] * P.D) @ Q.T
     leverage = float(K.diagonal().max())
     start = op.backend.asarray(np.random.default_rng([seed, 3]).standard_normal(h), op.dtype)
     return StepRule(leverage, top_eigenvalue(lambda v: K @ v / h, start, EIGENVALUE_STEPS))

@@ -14,12 +14,22 @@ import zarr
 
 from streamkern.augment import Transform, from_config, is_deterministic, transform_name
 from streamkern.backend import Backend
-from streamkern.budget import Buffers, Problem, Sizes, Wishes, count, default_budget
+from streamkern.budget import (
+    IN_PLACE,
+    ON_FEATURES,
+    Buffers,
+    Problem,
+    Sizes,
+    Wishes,
+    count,
+    default_budget,
+)
 from streamkern.cache import Cache
 from streamkern.choice import choose
 from streamkern.config import RunConfig
 from streamkern.devices import get_backend
 from streamkern.errors import ConfigError, StoreNotFoundError, StreamkernError
+from streamkern.fourier import FourierFeatures, check_sampled
 from streamkern.kernels import Kernel, get_kernel
 from streamkern.mixture import open_stores, stored_rows
 from streamkern.plan import unit_sizes
@@ -217,9 +227,12 @@ def open_run(
         # Centers from elsewhere need not be integers, and means are none.
         integers = own or settings.precision == "integer"
         dtype = data.source.dtype if integers else np.dtype(np.float32)
+        if config.model.features == "fourier":
+            check_sampled(kernel)
+            kernel = FourierFeatures(p, kernel.describe())
         precision = resolve_precision(settings.precision, dtype, transforms, backend, kernel)
         problem = _problem(config, data, p, backend, precision[0], on_cluster, kernel)
-        if n_centers is None:
+        if n_centers is None and config.model.features != "fourier":
             problem = replace(problem, selection=_selection(config, data, problem, budget_bytes))
         if fixed_sizes is None:
             wishes, ridge = _wishes(config), config.solver.ridge
@@ -237,7 +250,11 @@ def open_run(
 
 
 def _check_method(config: RunConfig, data: Data, sizes: Sizes, given: bool) -> None:
-    if config.solver.ridge and sizes.solver.startswith("eigenpro"):
+    if sizes.features == "fourier" and given:
+        raise ConfigError(
+            "model.features='fourier' has no centers; leave centers out, or set features='nystrom'"
+        )
+    if config.solver.ridge and sizes.solver.startswith("eigenpro") and not sizes.linear:
         raise ConfigError(
             f"solver.ridge={config.solver.ridge:g} is not defined for solver "
             f"{sizes.solver!r}; set it to 0 or use solver 'block', 'direct' or 'falkon'"
@@ -247,25 +264,31 @@ def _check_method(config: RunConfig, data: Data, sizes: Sizes, given: bool) -> N
             f"data.epochs={config.data.epochs} must be at least 2 with solver 'falkon', whose "
             "first pass is no iteration yet; set it to the iterations wished for and 1 more"
         )
-    if sizes.solver != "eigenpro2":
+    if not sizes.in_place:
         return
+    instead = "another solver"
+    if sizes.solver in ON_FEATURES:
+        instead += ", or features='nystrom' for chosen centers"
     if data.augmented:
         raise ConfigError(
-            "solver='eigenpro2' takes the training rows themselves as centers and can not be "
-            "used with random transforms, copies or weights; use another solver"
+            f"solver={sizes.solver!r} takes the training rows themselves as centers and can not be "
+            f"used with random transforms, copies or weights; use {instead}"
         )
     model, n = config.model, data.base.n_rows
     if given or model.centers not in ("random", "all") or model.n_centers not in ("auto", n):
         raise ConfigError(
-            f"solver='eigenpro2' takes all {n} training rows as centers; leave centers and "
-            "n_centers out, or use another solver"
+            f"solver={sizes.solver!r} takes all {n} training rows as centers; leave centers and "
+            f"n_centers out, or use {instead}"
         )
 
 
 def count_centers(config: RunConfig, data: Data) -> int:
     """p, from the settings and metadata."""
     model, n = config.model, data.base.n_rows
-    if model.centers == "all" or config.solver.name == "eigenpro2":
+    if model.features == "fourier":
+        return DEFAULT_CENTERS if model.n_features == "auto" else model.n_features
+    in_place = config.solver.name in IN_PLACE and model.features == "kernel"
+    if model.centers == "all" or in_place:
         return n
     if model.centers == "balanced" and data.base.classes is None:
         raise ConfigError(
@@ -389,6 +412,7 @@ def _wishes(config: RunConfig) -> Wishes:
 
     return Wishes(
         solver=solver.name,
+        features=config.model.features,
         batch_size=fixed(config.data.batch_size),
         block_size=fixed(solver.block_size),
         n_nystrom=fixed(solver.n_nystrom),

@@ -12,11 +12,13 @@ import numpy.typing as npt
 
 from streamkern.backend import Backend
 from streamkern.budget import Sizes
+from streamkern.fourier import FourierFeatures, frequencies
 from streamkern.kernels import get_kernel
 from streamkern.points import Grid, Points
 from streamkern.products import KernelOperator
 from streamkern.solver import build
 from streamkern.solver.base import Solver, State
+from tests import reference as ref
 
 Array = npt.NDArray[Any]
 MakeBackend = Callable[[], AbstractContextManager[Backend]]
@@ -74,7 +76,16 @@ SOLVERS: dict[str, dict[str, Any]] = {
     "eigenpro2": {"solver": "eigenpro2"},
     "direct": {"solver": "direct"},
     "falkon": {"solver": "falkon"},
+    "eigenpro1": {"solver": "eigenpro1"},
+    "sgd": {"solver": "sgd"},
+    "sgd, nystrom": {"solver": "sgd", "features": "nystrom", "level": 0},
+    "sgd, fourier": {"solver": "sgd", "features": "fourier", "level": 0},
+    "eigenpro1, nystrom": {"solver": "eigenpro1", "features": "nystrom", "level": 6},
+    "eigenpro1, fourier": {"solver": "eigenpro1", "features": "fourier", "level": 6},
+    "blocks, fourier": {"solver": "block", "block_size": 7, "features": "fourier"},
 }
+IN_PLACE = ("sgd", "eigenpro1", "eigenpro2")
+"""Those whose centers are the training rows."""
 
 
 def small_sizes(**changes: Any) -> Sizes:
@@ -105,7 +116,7 @@ class Case:
 
     def solver(self, setup: build.Setup | None = None, op: KernelOperator | None = None) -> Solver:
         """Assemble a new solver, of other setup arrays or on another operator if given."""
-        op = op or self.op
+        op = featured(op or self.op, self.sizes, len(self.Z))
         return build.assemble(
             op,
             both(op, self.Z),
@@ -115,6 +126,13 @@ class Case:
             n_outputs=self.Y.shape[1],
             sample_rows=self.sample_rows,
         )
+
+    def columns(self, X: Array) -> Array:
+        """Return K(X, Z), or what stands in its place, in float64."""
+        if self.sizes.features != "fourier":
+            return ref.laplace(X, self.Z, 2.0)
+        omega, phases = self.Z[:, :-1], self.Z[:, -1]
+        return np.asarray(np.sqrt(2 / len(phases)) * np.cos(X @ omega.T + phases))
 
     def batch(self, t: int) -> npt.NDArray[np.int64]:
         """Return the rows of batch t: no row twice in an epoch; every third batch is short."""
@@ -130,6 +148,19 @@ class Case:
         return float(solver.step(state, X, Y, batch, t)[0])
 
 
+def featured(op: KernelOperator, sizes: Sizes, n_features: int) -> KernelOperator:
+    """Return the operator of Fourier features of the kernel of `op`, where `sizes` asks for them.
+
+    Their precision is that of the arithmetic alone.
+    """
+    if sizes.features != "fourier" or isinstance(op.kernel, FourierFeatures):
+        return op
+    precision = "float64" if op.precision == "float64" else "exact"
+    return KernelOperator(
+        FourierFeatures(n_features, op.kernel.describe()), op.backend, precision
+    )  # fmt: skip
+
+
 def make_case(
     op: KernelOperator, name: str, *, choices: build.Choices | None = None, **changes: Any
 ) -> Case:
@@ -140,7 +171,9 @@ def make_case(
     Y = np.stack([np.sin(X[:, 0]) + X[:, 1], X[:, 2] ** 2], axis=1) + 0.3 * rows(3, 240, 2)
     Z, X_s = rows(1, 24, 3), fresh[: sizes.n_sample]
     probe, sample_rows = fresh[-sizes.n_probe :], None
-    if sizes.solver == "eigenpro2":
+    if sizes.features == "fourier":
+        Z = frequencies(op.kernel, 3, len(Z), 3)
+    if sizes.in_place:
         sample_rows = np.arange(0, 240, 4)
         Z, X_s, probe = X, X[sample_rows], X
     elif sizes.solver != "block":
@@ -160,6 +193,7 @@ def computed(
     n_outputs: int = 1,
 ) -> build.Setup:
     """Compute a setup from host arrays, with targets of zero: the solver starts from nothing."""
+    op = featured(op, sizes, len(Z))
 
     def samples() -> tuple[build.Rows, build.Rows]:
         asarray = op.backend.asarray

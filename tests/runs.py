@@ -41,9 +41,22 @@ METHODS: dict[str, dict[str, Any]] = {
         "solver.period": 4,
         "solver.projection": "inexact",
     },
-    "eigenpro2": {"solver.name": "eigenpro2", "model.n_centers": "auto"},
     "direct": {"solver.name": "direct"},
     "falkon": {"solver.name": "falkon", "solver.ridge": 1e-3},
+    **{
+        name: {"solver.name": name, "model.n_centers": "auto"}
+        for name in ("sgd", "eigenpro1", "eigenpro2")
+    },
+    "nystrom": {"solver.name": "sgd", "model.features": "nystrom"},
+    "fourier": {
+        "solver.name": "eigenpro1",
+        "solver.n_nystrom": 60,
+        "model.features": "fourier",
+        "model.kernel": "gaussian",
+        "solver.level": 10,
+        "model.n_features": 80,
+        "model.n_centers": "auto",
+    },
 }
 
 
@@ -60,7 +73,7 @@ def array_source(n: int = N, seed: int = 0, unit_rows: int = 16, **options: Any)
 
 def stream(method: str = "block") -> Source:
     """The training rows, with noise where the method allows it."""
-    if method == "eigenpro2":
+    if method in ("sgd", "eigenpro1", "eigenpro2"):
         return array_source()
     return AugmentedSource(array_source(), 1, [GaussianNoise(0.1)])
 

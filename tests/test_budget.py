@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from streamkern.budget import (
     FROM_CENTERS,
     MAX_PROBE,
+    ON_FEATURES,
     Buffers,
     MiB,
     Problem,
@@ -53,9 +54,15 @@ def problems(draw: st.DrawFn) -> Problem:
 
 
 SOLVERS = ("auto", "block", "eigenpro3", "eigenpro4", "direct", "falkon")
-wishes = st.builds(
-    Wishes, solver=st.sampled_from(SOLVERS),
-    projection=st.sampled_from([None, "exact", "resident", "inexact"]),
+wishes = st.one_of(
+    st.builds(
+        Wishes, solver=st.sampled_from(SOLVERS),
+        projection=st.sampled_from([None, "exact", "resident", "inexact"]),
+    ),
+    st.builds(
+        Wishes, solver=st.sampled_from(ON_FEATURES),
+        features=st.sampled_from(["fourier", "nystrom"]),
+    ),
 )  # fmt: skip
 shares = st.floats(0.01, 1.2)
 """Budgets, as shares of what the best plan needs."""
@@ -112,12 +119,18 @@ def test_sizes_agree_with_the_data(problem: Problem, wish: Wishes) -> None:
     if sizes.solver in FROM_CENTERS:
         assert (sizes.n_sample, sizes.n_probe, sizes.block_size) == (0, 0, p)
         return
-    assert 1 <= sizes.n_sample <= n
+    assert (sizes.solver != "sgd") <= sizes.n_sample <= n
     assert 1 <= sizes.n_probe <= n
+    assert sizes.features == wish.features
     # held out, or all rows, but never a part of the sample's own rows
     assert sizes.n_sample + sizes.n_probe <= n or sizes.n_probe == n <= MAX_PROBE
     if sizes.solver == "block":
         assert (sizes.n_nystrom, sizes.level, sizes.projection) == (0, 0, "none")
+    elif sizes.solver == "sgd":
+        assert (sizes.n_sample, sizes.level, sizes.projection) == (0, 0, "none")
+    elif sizes.linear:
+        assert 1 <= sizes.level < sizes.n_nystrom <= n
+        assert sizes.projection == "none"
     else:
         assert 1 <= sizes.level < sizes.n_nystrom <= n
         assert sizes.projection in ("exact", "resident", "inexact")
@@ -189,10 +202,14 @@ def test_small_problems_get_everything() -> None:
     assert buffers.peak < GiB
 
 
-def test_eigenpro_2_needs_every_row() -> None:
+@pytest.mark.parametrize("solver", ["sgd", "eigenpro1", "eigenpro2"])
+def test_some_methods_need_every_row(solver: str) -> None:
     problem = replace(PLAIN, n_rows=10_000)
-    sizes, buffers = resolve(problem, Wishes(solver="eigenpro2"), 10**13)
+    sizes, buffers = resolve(problem, Wishes(solver=solver), 10**13)
     assert sizes.projection == "none"
+    assert sizes.in_place
+    if solver == "eigenpro1":
+        assert (sizes.batch_size, sizes.n_nystrom, sizes.level) == (256, 4800, 160)
     assert not any("K(Z, Z)" in what or "K(X, Z)" in what for _, what, _ in buffers.lines)
 
 

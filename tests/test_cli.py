@@ -184,7 +184,7 @@ def test_plan_says_what_the_run_will_be(run: Run, stores: Path) -> None:
     assert "5 chunks of 100 rows" in out
 
 
-@pytest.mark.parametrize("solver", ["eigenpro2", "eigenpro3", "eigenpro4"])
+@pytest.mark.parametrize("solver", ["sgd", "eigenpro1", "eigenpro2", "eigenpro3", "eigenpro4"])
 def test_plan_of_every_solver(run: Run, stores: Path, solver: str) -> None:
     code, out, _ = run("plan", "--train", stores / "train.zarr", "--solver", solver, "--json")
     assert code == DONE

@@ -120,6 +120,8 @@ def test_all_settings_in_a_run_file(tmp_path: Path) -> None:
         bandwidth = 5
         n_centers = 1_000
         centers = "random"
+        features = "kernel"
+        n_features = "auto"
         [solver]
         name = "auto"
         block_size = 100
@@ -229,7 +231,8 @@ def test_frozen() -> None:
         ("model", "bandwidth", float("inf")),
         ("model", "n_centers", -1),
         ("model", "centers", 5),
-        ("solver", "name", "sgd"),
+        ("solver", "name", "adam"),
+        ("model", "features", "wavelet"),
         ("solver", "ridge", -1e-9),
         ("solver", "step_scale", 0.0),
         ("solver", "step_scale", 1.01),

@@ -126,7 +126,9 @@ def test_ridge_is_kernel_ridge() -> None:
     np.testing.assert_allclose(model.predict(X), exact.predict(X), atol=0.02 * np.ptp(Y))
 
 
-@pytest.mark.parametrize("solver", ["block", "eigenpro2", "eigenpro3", "eigenpro4"])
+@pytest.mark.parametrize(
+    "solver", ["block", "sgd", "eigenpro1", "eigenpro2", "eigenpro3", "eigenpro4"]
+)
 def test_every_solver_learns(solver: str) -> None:
     model = KernelRegressor(solver=solver, epochs=20, **SMALL).fit(X[:200], Y[:200])
     assert model.score(X[200:], Y[200:]) > 0.7
@@ -374,7 +376,7 @@ def test_partial_fit_refuses_what_it_can_not_use(tmp_path: Path) -> None:
     np.testing.assert_array_equal(known.classes_, [0, 1, 2])
     with pytest.raises(ConfigError, match=r"run_dir=.* can not be used with partial_fit"):
         KernelRegressor(run_dir=tmp_path / "run").partial_fit(X, Y)
-    with pytest.raises(ConfigError, match="need all rows at once"):
+    with pytest.raises(ConfigError, match="needs all rows at once"):
         KernelRegressor(solver="eigenpro2").partial_fit(X, Y)
     values = KernelRegressor(**SMALL).partial_fit(X, Y)
     with pytest.raises(DataError, match="y has 1 outputs, the model was trained on 2"):

@@ -151,7 +151,9 @@ def back_offs(run_dir: Path) -> list[dict[str, Any]]:
     return [record for record in read_log(run_dir / "log.jsonl") if record["event"] == "back-off"]
 
 
-@pytest.mark.parametrize("method", ["block", "eigenpro3", "eigenpro4", "eigenpro2"])
+@pytest.mark.parametrize(
+    "method", ["block", "eigenpro3", "eigenpro4", "eigenpro2", "eigenpro1", "sgd"]
+)
 @pytest.mark.parametrize("times", [5.0, 30.0])
 def test_a_run_with_steps_too_long_recovers(
     times: float, method: str, tmp_path: Path, inflated: Inflated
@@ -167,7 +169,7 @@ def test_a_run_with_steps_too_long_recovers(
     events = back_offs(tmp_path)
     assert events[0]["step"] in (WINDOW, 2 * WINDOW)
     assert [event["scale"] for event in events] == [FACTOR ** (i + 1) for i in range(len(events))]
-    assert float(events[0]["loss"]) > 2 * events[0]["zero_loss"]
+    assert not float(events[0]["loss"]) <= 2 * events[0]["zero_loss"]  # nor if it is NaN
     assert result.metrics["mse"] <= 1.5 * honest.metrics["mse"]
 
 

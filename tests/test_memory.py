@@ -84,8 +84,9 @@ def measured(
     accelerator: str = "none",
     centers: str = "random",
 ) -> dict[str, Any]:
-    """Peak and plan of one run, from a fresh process."""
-    tables = {
+    """Peak and plan of one run, from a fresh process. solver : its name, and that of features."""
+    name, _, features = solver.partition(", ")
+    tables: dict[str, dict[str, Any]] = {
         "data": {
             "train": str(make_store(folder, rows)),
             "test": str(make_store(folder, 4000)),
@@ -93,7 +94,7 @@ def measured(
             "epochs": 2 if solver == "falkon" else 1,
         },
         "model": {"bandwidth": 20.0, "n_centers": P, "centers": centers},
-        "solver": {"name": solver} | ({"n_nystrom": 500} if solver == "eigenpro4" else {}),
+        "solver": {"name": name} | ({"n_nystrom": 500} if name.startswith("eigenpro") else {}),
         "run": {
             "memory": memory,
             "device": "cpu",
@@ -102,6 +103,10 @@ def measured(
             "checkpoint_every": 50,
         },
     }
+    if features:
+        tables["model"]["features"] = features
+    if features == "fourier":
+        tables["model"] |= {"n_features": 4 * P, "n_centers": "auto"}
     command = [sys.executable, "-c", CHILD, json.dumps(tables)]
     child = subprocess.run(
         command, capture_output=True, text=True, cwd=Path(__file__).parents[1], check=False
@@ -119,6 +124,8 @@ def measured(
         (60_000, "eigenpro4", "170 MiB", "none"),
         (60_000, "direct", "200 MiB", "none"),
         (60_000, "falkon", "170 MiB", "none"),
+        (60_000, "eigenpro1, fourier", "170 MiB", "none"),
+        (60_000, "sgd, nystrom", "170 MiB", "none"),
         pytest.param(60_000, "block", "300 MiB", "numba", marks=needs_numba),
     ],
 )

@@ -36,9 +36,8 @@ DATA_LANE = {
     *("plan", "fetch", "remote", "cluster", "buffers", "prefetch", "feed"),
 }
 MATHS_LANE = {
-    *("kmeans", "rpcholesky"),
-    *("points", "products"),
-    *("step_rule", "eigen", "preconditioner", "projection"),
+    *("points", "products", "fourier", "kmeans", "rpcholesky"),
+    *("step_rule", "eigen", "eigenfunctions", "preconditioner", "linear", "projection"),
     "solver",
 }
 STATE = {"runlog", "lease", "folder", "checksums", "sealed", "checkpoint", "saver"}

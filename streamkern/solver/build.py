@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 from streamkern.backend import Array
 from streamkern.budget import INNER_NYSTROM, Sizes
+from streamkern.eigenfunctions import build_extended
+from streamkern.linear import TAU, build_linear
 from streamkern.points import Points
 from streamkern.preconditioner import (
     BlockPreconditioner,
@@ -26,13 +28,19 @@ from streamkern.preconditioner import (
     build_block,
     build_from_centers,
     build_low_rank,
+    measure_low_rank,
 )
 from streamkern.products import KernelOperator
 from streamkern.projection import ExactProjection, IterativeProjection, Projection
 from streamkern.solver.base import Solver
 from streamkern.solver.block import BlockSolver
 from streamkern.solver.direct import DirectSolver
-from streamkern.solver.eigenpro import DelayedProjectionSolver, EigenPro2Solver
+from streamkern.solver.eigenpro import (
+    DelayedProjectionSolver,
+    EigenPro1Solver,
+    EigenPro2Solver,
+    SGDSolver,
+)
 from streamkern.solver.falkon import FalkonSolver
 from streamkern.step_rule import StepRule
 
@@ -83,13 +91,18 @@ def compute(
 
     Z : points of the centers, both sides. samples : gives the sample (s rows) and the probe (h),
     transformed rows of the stream; a function, so that the raw rows can be dropped when the
-    prepared ones exist. For EigenPro 2 the sample are rows of the training set, as are the centers.
+    prepared ones exist. For SGD, EigenPro 1 and 2 they are rows of the training set, as are the
+    centers.
     n_samples : rows the whole run will see.
     """
     if sizes.solver == "block":
         return _compute_block(op, Z, samples, sizes, choices, n_samples, report)
     if sizes.solver in ("direct", "falkon"):
         return _compute_from_centers(op, Z, sizes, choices, report)
+    if sizes.linear:
+        return _compute_linear(op, Z, samples, sizes, choices, report)
+    if sizes.solver == "sgd":
+        return _compute_plain(op, samples, sizes, choices, report)
     return _compute_low_rank(op, Z, samples, sizes, choices, report)
 
 
@@ -103,10 +116,8 @@ def _compute_block(
         op, Z, S, P, block_size=sizes.block_size, n_samples=n_samples, damping=choices.damping,
         ridge=choices.ridge, seed=choices.seed, report=report,
     )  # fmt: skip
-    assert pre.start is not None
-    arrays = {"start": pre.start} | {f"H.{b}": H for b, H in enumerate(pre.H)}
     return Setup(
-        arrays,
+        _factors(pre),
         {
             "rules": [asdict(rule) for rule in pre.rules],
             "mu": pre.mu,
@@ -129,6 +140,51 @@ def _compute_from_centers(
     return Setup({"H.0": pre.H[0]}, meta | {"mu": pre.mu, "jitter": pre.jitter})
 
 
+def _factors(pre: BlockPreconditioner) -> dict[str, Array]:
+    arrays = {f"H.{b}": H for b, H in enumerate(pre.H) if H is not None}
+    if pre.start is not None:
+        arrays["start"] = pre.start
+    return arrays if pre.damped is None else arrays | dict(zip("ED", pre.damped, strict=True))
+
+
+def _compute_linear(
+    op: KernelOperator, Z: Points, samples: Callable[[], tuple[Rows, Rows]], sizes: Sizes,
+    choices: Choices, report: Report,
+) -> Setup:  # fmt: skip
+    S, probe = (op.points(rows.X, left=True) for rows in samples())
+    op.backend.release()
+    pre = build_linear(
+        op, Z, S if sizes.level else None, probe, level=sizes.level,
+        tau=TAU if choices.damping is None else choices.damping, ridge=choices.ridge,
+        seed=choices.seed,
+    )  # fmt: skip
+    level = 0 if pre.damped is None else len(pre.damped[1])
+    meta = {
+        "rules": [asdict(rule) for rule in pre.rules],
+        "mu": 0.0,
+        "jitter": pre.jitter,
+        "level": level,
+        "batch_size": sizes.batch_size,
+        "period": 1,
+    }
+    report("linear", asdict(pre.rules[0]) | {"jitter": pre.jitter, "level": level})
+    return Setup(_factors(pre), meta)
+
+
+def _compute_plain(
+    op: KernelOperator, samples: Callable[[], tuple[Rows, Rows]], sizes: Sizes,
+    choices: Choices, report: Report,
+) -> Setup:  # fmt: skip
+    """The step that the kernel itself allows; a ridge adds to both terms, see `step_rule`."""
+    probe = op.points(samples()[1].X, left=True, right=True)
+    rule = measure_low_rank(op, None, probe, choices.seed)
+    if choices.ridge:
+        lambda_1 = rule.lambda_1 + choices.ridge
+        rule = StepRule(rule.leverage + lambda_1, lambda_1)
+    report("plain", asdict(rule) | {"batch_size": sizes.batch_size})
+    return Setup({}, {"rules": [asdict(rule)], "batch_size": sizes.batch_size, "period": 1})
+
+
 def _compute_low_rank(
     op: KernelOperator, Z: Points, samples: Callable[[], tuple[Rows, Rows]], sizes: Sizes,
     choices: Choices, report: Report,
@@ -136,15 +192,21 @@ def _compute_low_rank(
     sample, probe = samples()
     X_s = op.points(sample.X, left=True, right=True)
     fresh = op.points(probe.X, left=True, right=True)
-    P = build_low_rank(op, X_s, fresh, level=sizes.level, seed=choices.seed)
-    rule = P.rule
-    # A view of the sample would keep the probe alive, too.
-    arrays: dict[str, Array] = {"sample": sample.X.copy(), "E": P.E, "D": P.D}
+    if sizes.solver == "eigenpro1":
+        tau = 1.0 if choices.damping is None else choices.damping
+        P = build_extended(op, Z, X_s, fresh, level=sizes.level, tau=tau, seed=choices.seed)
+        arrays: dict[str, Array] = {"E": P.E, "D": P.D}
+    else:
+        P = build_low_rank(op, X_s, fresh, level=sizes.level, seed=choices.seed)
+        # A view of the sample would keep the probe alive, too.
+        arrays = {"sample": sample.X.copy(), "E": P.E, "D": P.D}
+    rule, batch = P.rule, sizes.batch_size
     meta: dict[str, Any] = {"level": int(P.E.shape[1])}
-    if sizes.solver != "eigenpro2":
+    if not sizes.in_place:
         _compute_projection(op, Z, sizes, choices, arrays, meta)
-    # Past the critical batch a larger batch buys nothing; before it every row counts in full.
-    batch = int(max(1, min(sizes.batch_size, rule.critical_batch)))
+    if sizes.solver != "eigenpro1":
+        # Past the critical batch a larger batch buys nothing; before it every row counts in full.
+        batch = int(max(1, min(batch, rule.critical_batch)))
     period = max(1, round(sizes.period * sizes.batch_size / batch)) if sizes.period > 1 else 1
     meta |= {"rules": [asdict(rule)], "batch_size": batch, "period": period}
     report("low_rank", {"leverage": rule.leverage, "lambda_1": rule.lambda_1,
@@ -200,19 +262,26 @@ def assemble(
             op, Z, arrays["H.0"], ridge=choices.ridge,
             tolerance=choices.tolerance or TOLERANCE, **shared,
         )  # fmt: skip
-    if sizes.solver == "block":
+    if sizes.solver == "block" or sizes.linear:
         blocks = block_slices(len(Z), sizes.block_size)
-        H = [arrays[f"H.{b}"] for b in range(len(blocks))]
+        H = [arrays.get(f"H.{b}") for b in range(len(blocks))]
+        damped = (arrays["E"], arrays["D"]) if "E" in arrays else None
         pre = BlockPreconditioner(
-            blocks, H, rules, setup.meta["mu"], setup.meta["jitter"], arrays["start"]
+            blocks, H, rules, setup.meta["mu"], setup.meta["jitter"], arrays.get("start"), damped
         )
         if not choices.ridge:
             Z = Z.columns()  # the centers are columns only from here on
         return BlockSolver(
-            op, Z, pre, seed=choices.seed, ridge=choices.ridge, keep=sizes.keep, **shared
-        )
-    X_s = op.points(arrays["sample"], left=True, right=True)
+            op, Z, pre, seed=choices.seed, ridge=choices.ridge, keep=sizes.keep,
+            name=sizes.solver, **shared,
+        )  # fmt: skip
+    if sizes.solver == "sgd":
+        return SGDSolver(op, Z.columns(), rules[0], ridge=choices.ridge, **shared)
+    own = sizes.solver == "eigenpro1"
+    X_s = Z if own else op.points(arrays["sample"], left=True, right=True)
     P = LowRankPreconditioner(X_s, arrays["E"], arrays["D"], rules[0])
+    if own:
+        return EigenPro1Solver(op, Z, P, **shared)
     if sizes.solver == "eigenpro2":
         assert sample_rows is not None
         return EigenPro2Solver(op, Z, P, sample=sample_rows, **shared)

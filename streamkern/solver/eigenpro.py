@@ -1,4 +1,4 @@
-"""EigenPro 3.0, delayed projection (EigenPro 4), and EigenPro 2.0.
+"""EigenPro 3.0, delayed projection (EigenPro 4), EigenPro 2.0 and 1.0, and plain SGD.
 
 EP3 and EP4 are one loop. A step on a fresh batch X (m, d), Y (m, c):
 
@@ -18,7 +18,8 @@ matrix of the papers never exists.
 Differs from EP3/EP4: the step size (see `preconditioner`), which the papers take from lam_{q+1},
 and the running average, which helps these methods too.
 
-EP2 is Z = all rows of the training set: a row is its own center and alpha moves in place.
+SGD, EP1 and EP2 have all rows of the training set for Z: a row is its own center and alpha moves in
+place.
 """
 
 from __future__ import annotations
@@ -158,53 +159,111 @@ class DelayedProjectionSolver(Solver):
             self._project(state)
 
 
-class EigenPro2Solver(Solver):
-    """EP2: the centers are the rows of the training set, in store order.
+class SGDSolver(Solver):
+    """Plain SGD on the rows of the training set, which EigenPro 1 and 2 precondition.
+
+    f <- f - eta ((1/m) sum_i (f(x_i) - y_i) k(x_i, .) + ridge f), which in weights is
+
+        alpha <- (1 - eta ridge) alpha,   alpha_rows -= eta/m g.
+
+    Pegasos (Shalev-Shwartz et al. 2007) shrinks f in the same way. Differs: squared loss, as in
+    EP1, and a constant step with a running average in place of eta = 1 / (ridge t), which needs a
+    ridge. The fixed point is kernel ridge regression, (K + n ridge I) alpha = Y.
+
+    rule : measured on rows of the training set. Cost per step 2 m n (d + c) FLOPs, a tile of
+    memory.
+    """
+
+    name = "sgd"
+
+    def __init__(
+        self, op: KernelOperator, Z: Points, rule: StepRule, *, max_batch: int,
+        ridge: float = 0.0, **shared: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(op, Z, **shared)
+        self.rule, self.ridge = rule, ridge
+        xp, c = op.backend.xp, self.n_outputs
+        self.f, self.squares = (xp.empty((max_batch, c), op.dtype) for _ in range(2))
+        self.x = op.empty_points(max_batch, Z.width, left=True, right=True)
+
+    def rules(self) -> list[StepRule]:
+        """One."""
+        return [self.rule]
+
+    def step(
+        self, state: State, X: Array, Y: Array, rows: npt.NDArray[np.int64], step: int
+    ) -> Array:
+        """See the first lines of the class; then `_correct`."""
+        m = len(X)
+        x = self.op.points(X, out=self.x[:m])
+        # A row and the center made from it are the same point: their distance is exactly zero.
+        g = self.op.product(x, self.Z, state.alpha, out=self.f[:m], same=(np.arange(m), rows))
+        g -= Y
+        loss = self._measure(g, Y, self.squares[:m], step)
+        eta = state.scale * self.rule.eta(m)
+        g *= eta / m
+        if self.ridge:
+            state.alpha *= 1 - eta * self.ridge
+        state.alpha[self.backend.xp.asarray(rows)] -= g
+        self._correct(state, x, g, rows)
+        self._average(state)
+        return loss
+
+    def _correct(self, state: State, x: Points, g: Array, rows: npt.NDArray[np.int64]) -> None:
+        """What a preconditioner adds. g : (m, c), the change of the rows' weights."""
+
+
+class EigenPro2Solver(SGDSolver):
+    """EP2: alpha_rows -= eta/m g;  alpha_sample += eta/m E D E^T K(X_s, X) g.
 
     sample : (s,) ascending row numbers of the Nystrom sample.
-    Cost per step 2 m n (d + c) FLOPs, a tile of memory.
+    Cost per step that of `SGDSolver` and 2 m s (d + c) FLOPs.
     """
 
     name = "eigenpro2"
 
     def __init__(
-        self,
-        op: KernelOperator,
-        Z: Points,
-        preconditioner: LowRankPreconditioner,
-        *,
-        sample: npt.NDArray[np.int64],
-        max_batch: int,
-        **shared: Any,
-    ) -> None:
-        super().__init__(op, Z, **shared)
+        self, op: KernelOperator, Z: Points, preconditioner: LowRankPreconditioner, *,
+        sample: npt.NDArray[np.int64], **shared: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(op, Z, preconditioner.rule, **shared)
         self.P, self.sample_rows = preconditioner, sample
         self.sample = op.backend.xp.asarray(sample)
-        xp, c = op.backend.xp, self.n_outputs
-        self.f, self.squares = (xp.empty((max_batch, c), op.dtype) for _ in range(2))
-        self.correction = xp.empty((len(sample), c), op.dtype)
-        self.x = op.empty_points(max_batch, Z.width, left=True, right=True)
+        self.correction = op.backend.xp.empty((len(sample), self.n_outputs), op.dtype)
 
-    def rules(self) -> list[StepRule]:
-        """One."""
-        return [self.P.rule]
-
-    def step(
-        self, state: State, X: Array, Y: Array, rows: npt.NDArray[np.int64], step: int
-    ) -> Array:
-        """alpha_rows -= eta/m g;  alpha_sample += eta/m E D E^T K(X_s, X) g."""
-        m = len(X)
-        x = self.op.points(X, out=self.x[:m])
-        # A row and the center made from it are the same point: their distance is exactly zero.
-        same = (np.arange(m), rows)
+    def _correct(self, state: State, x: Points, g: Array, rows: npt.NDArray[np.int64]) -> None:
         in_sample = np.intersect1d(self.sample_rows, rows, return_indices=True)[1:]
-        g = self.op.product(x, self.Z, state.alpha, out=self.f[:m], same=same)
-        g -= Y
-        loss = self._measure(g, Y, self.squares[:m], step)
-        g *= state.scale * self.P.rule.eta(m) / m
-        state.alpha[self.backend.xp.asarray(rows)] -= g
         state.alpha[self.sample] += self.P.correction(
             self.op, x, g, self.correction, same=in_sample
         )
-        self._average(state)
-        return loss
+
+
+class EigenPro1Solver(EigenPro2Solver):
+    """EP1, the kernel form: alpha -= eta/m (g on the batch's rows - E D E^T K(X, X_m) g).
+
+    EP1 and EP2 take the same step in the RKHS, f <- f - eta P (gradient). What differs between the
+    two in the papers:
+
+    * Where the correction lives. The eigenfunctions of EP1 are combinations of all n rows, from a
+      sample by Nystrom's extension, so every step moves all of alpha and E is n x q; those of EP2
+      are combinations of the sample, E is s x q.
+    * Damping. EP1 has D_i = (1 - tau lam_{q+1} / lam_i), tau <= 1 against eigenvectors that spill
+      into the rest: 1 with a kernel, 1/4 with random features. (Its formula in alpha has another
+      1 / lam_i: that of the extension, which is a part of E here. Its public code takes the square
+      root of the ratio with kernels.) EP2 has no tau, but the exponent .95 in its public code.
+    * Batch and step. EP1 fixes m = 256, q = 160 and s = 4800, and takes eta ~ 1 / sqrt(lam_{q+1}),
+      the leading term of its bound on |P H_m|. EP2 takes the critical batch, about
+      max k(x, x) / lam_{q+1}, where the step and the hardware are both used in full.
+
+    Differs from EP1: the step comes from what is measured, as everywhere here (`step_rule`), and
+    the extended eigenfunctions are made orthonormal, see `eigenfunctions`.
+    Cost per step that of `SGDSolver` twice and 4 n q c FLOPs: K(X, X_m) is evaluated again for the
+    correction, where one pass could do, at the price of a second code path.
+    """
+
+    name = "eigenpro1"
+
+    def __init__(
+        self, op: KernelOperator, Z: Points, preconditioner: LowRankPreconditioner, **shared: Any
+    ) -> None:
+        super().__init__(op, Z, preconditioner, sample=np.arange(len(Z)), **shared)
