@@ -437,7 +437,7 @@ def test_candidates_are_as_many_as_memory_allows() -> None:
 
 @pytest.mark.parametrize("method", CHOSEN)
 def test_more_centers_than_rows_are_refused(method: str) -> None:
-    with pytest.raises(ConfigError, match=f"n_centers=136 {method} centers can not be drawn"):
+    with pytest.raises(ConfigError, match=f"n_centers=136 must lie .*no more {method} centers"):
         opened(**{"model.centers": method, "model.n_centers": 136})
 
 

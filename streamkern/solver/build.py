@@ -43,10 +43,12 @@ Report = Callable[[str, dict[str, Any]], None]
 
 
 class Rows(NamedTuple):
-    """Transformed rows of the stream: X (n, d) and targets Y (n, c)."""
+    """Transformed rows of the stream: X (n, d), targets Y (n, c), and the square roots of the
+    sample weights (n,), or None."""
 
     X: Array
     Y: Array
+    root: Array | None = None
 
 
 @dataclass
@@ -97,7 +99,7 @@ def _compute_block(
     op: KernelOperator, Z: Points, samples: Callable[[], tuple[Rows, Rows]], sizes: Sizes,
     choices: Choices, n_samples: int, report: Report,
 ) -> Setup:  # fmt: skip
-    S, P = (Sample(op.points(rows.X, left=True), rows.Y) for rows in samples())
+    S, P = (Sample(op.points(rows.X, left=True), rows.Y, rows.root) for rows in samples())
     op.backend.release()
     pre = build_block(
         op, Z, S, P, block_size=sizes.block_size, n_samples=n_samples, damping=choices.damping,
@@ -136,7 +138,10 @@ def _compute_low_rank(
     sample, probe = samples()
     X_s = op.points(sample.X, left=True, right=True)
     fresh = op.points(probe.X, left=True, right=True)
-    P = build_low_rank(op, X_s, fresh, level=sizes.level, seed=choices.seed)
+    roots = None
+    if sample.root is not None and probe.root is not None:
+        roots = sample.root, probe.root
+    P = build_low_rank(op, X_s, fresh, level=sizes.level, seed=choices.seed, roots=roots)
     rule = P.rule
     # A view of the sample would keep the probe alive, too.
     arrays: dict[str, Array] = {"sample": sample.X.copy(), "E": P.E, "D": P.D}

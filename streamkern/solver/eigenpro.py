@@ -105,14 +105,21 @@ class DelayedProjectionSolver(Solver):
         return [self.P.rule]
 
     def step(
-        self, state: State, X: Array, Y: Array, rows: npt.NDArray[np.int64], step: int
+        self,
+        state: State,
+        X: Array,
+        Y: Array,
+        rows: npt.NDArray[np.int64],
+        step: int,
+        w: Array | None = None,
     ) -> Array:
         """See the module's first lines."""
         op, m, pending = self.op, len(X), state.pending
         x = op.points(X, out=self.x[:m])
         g = self._values(state, x)
         g -= Y
-        loss = self._measure(g, Y, self.part[:m], step)
+        loss = self._measure(g, Y, self.part[:m], step, w)
+        self._weigh(g, w)
         g *= state.scale * self.P.rule.eta(m) / m
         gamma, h = pending["gamma"], pending["h"]
         gamma += self.P.correction(op, x, g, self.correction)
@@ -190,7 +197,13 @@ class EigenPro2Solver(Solver):
         return [self.P.rule]
 
     def step(
-        self, state: State, X: Array, Y: Array, rows: npt.NDArray[np.int64], step: int
+        self,
+        state: State,
+        X: Array,
+        Y: Array,
+        rows: npt.NDArray[np.int64],
+        step: int,
+        w: Array | None = None,
     ) -> Array:
         """alpha_rows -= eta/m g;  alpha_sample += eta/m E D E^T K(X_s, X) g."""
         m = len(X)
@@ -200,7 +213,8 @@ class EigenPro2Solver(Solver):
         in_sample = np.intersect1d(self.sample_rows, rows, return_indices=True)[1:]
         g = self.op.product(x, self.Z, state.alpha, out=self.f[:m], same=same)
         g -= Y
-        loss = self._measure(g, Y, self.squares[:m], step)
+        loss = self._measure(g, Y, self.squares[:m], step, w)
+        self._weigh(g, w)
         g *= state.scale * self.P.rule.eta(m) / m
         state.alpha[self.backend.xp.asarray(rows)] -= g
         state.alpha[self.sample] += self.P.correction(
