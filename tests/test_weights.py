@@ -172,6 +172,18 @@ def test_step_rules_are_those_of_the_weighted_stream() -> None:
     )
 
 
+def test_the_start_is_what_the_weighted_sample_teaches() -> None:
+    op, w = maths.operator(), COUNTS / COUNTS.mean()
+    Z, S = maths.both(op, CENTERS), maths.both(op, KERNEL_ROWS)
+    sample = Sample(S, TARGETS, np.sqrt(w))
+    block = build_block(op, Z, sample, sample, block_size=10, n_samples=10**9, damping=1e-3)
+    K = ref.laplace(KERNEL_ROWS, CENTERS, 2.0)
+    covariance = K.T @ (w[:, None] * K) / 240 + block.mu * ref.laplace(CENTERS, CENTERS, 2.0)
+    truth = np.linalg.solve(covariance, K.T @ (w[:, None] * TARGETS) / 240)
+    assert block.start is not None
+    np.testing.assert_allclose(block.start, truth, rtol=1e-7)
+
+
 def test_the_eigensystem_is_that_of_repeated_rows() -> None:
     op = maths.operator()
     root, R = np.sqrt(COUNTS / COUNTS.mean()), np.repeat(KERNEL_ROWS, COUNTS, axis=0)
