@@ -23,7 +23,7 @@ class ArrayReader:
 
     Parameters
     ----------
-    X, y : array-like
+    X, y, w : array-like; w, the sample weights, may be None
     where : str
         Name in messages.
     identity : JSON
@@ -42,6 +42,7 @@ class ArrayReader:
         *,
         aligned: int = 1,
         names: Sequence[str] | None = None,
+        w: Any = None,
     ) -> None:
         if len(X.shape) < 2:
             raise DataError(f"X of {where} has shape {tuple(X.shape)}; it must be (n, ...)")
@@ -50,10 +51,15 @@ class ArrayReader:
                 f"X of {where} has {X.shape[0]} rows and y has shape {tuple(y.shape)}; "
                 "they must have the same rows"
             )
+        if w is not None and tuple(w.shape) != (X.shape[0],):
+            raise DataError(
+                f"the sample weights of {where} have shape {tuple(w.shape)}; give one number for "
+                f"each of its {X.shape[0]} rows"
+            )
         self.n_rows: int | None = int(X.shape[0])
         self.natural_dtype: np.dtype[Any] | None = None
         self.identity = identity
-        self._X, self._y, self._where = X, y, where
+        self._X, self._y, self._w, self._where = X, y, w, where
         self._aligned, self._names = aligned, None if names is None else np.array(names)
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
@@ -66,6 +72,7 @@ class ArrayReader:
             stop = min(start - start % rows + rows, self.n_rows)
             try:
                 X, y = np.asarray(self._X[start:stop]), np.asarray(self._y[start:stop])
+                w = None if self._w is None else np.asarray(self._w[start:stop])
             except (OSError, MemoryError, DataError):
                 raise
             except Exception as error:  # a codec, a truncated file: whatever the library raises
@@ -76,7 +83,7 @@ class ArrayReader:
                 y = y.astype(str)
             if self._names is not None:
                 y = self._names[y.astype(np.int64)]
-            yield RawBlock(X, y, self._where, start)
+            yield RawBlock(X, y, self._where, start, w=w)
             start = stop
 
 

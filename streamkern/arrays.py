@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from streamkern.source_base import (
     regular_edges,
 )
 from streamkern.statistics import RunningStatistics
+from streamkern.weights import add_totals, as_weights
 
 MAX_LABELS = 10_000  # integer targets with more different values are taken for a mistake
 
@@ -34,6 +36,7 @@ class ArraySource(BaseSource):
     y : (n,) labels (integers, booleans or strings), (n,) or (n, c) values, or None
         Labels become ids of the sorted classes.
     classes : class names, when y already holds ids 0..c-1 or names out of these
+    sample_weight : (n,) finite numbers, 0 or above, kept as float32; see `weights`
     unit_rows : rows per unit; by default about 4 MiB, along chunk borders
     """
 
@@ -46,6 +49,7 @@ class ArraySource(BaseSource):
         transforms: Sequence[Transform] = (),
         *,
         classes: Sequence[str] | None = None,
+        sample_weight: Any = None,
         unit_rows: int | None = None,
     ) -> None:
         self._X, self._y = _as_array(X), None if y is None else _as_array(y)
@@ -60,6 +64,11 @@ class ArraySource(BaseSource):
         self._fingerprint: str | None = None
         self._moments: Moments | None = None
         self._set_targets(classes)
+        self.weighted = sample_weight is not None
+        self._w = None
+        if self.weighted:
+            w = _as_array(sample_weight)
+            self._w = as_weights(w if w.ndim != 1 else _rows_of(w, 0, None), self.n_rows, "X")
         self._host, self.feed_transforms = bind_transforms(transforms, self)
 
     def _set_targets(self, classes: Sequence[str] | None) -> None:
@@ -90,23 +99,33 @@ class ArraySource(BaseSource):
                 )
         return labels
 
+    @cached_property
+    def totals(self) -> np.ndarray | None:  # type: ignore[override]
+        """See `BaseSource`; of arrays that are not in memory only with weights."""
+        if self._y is None or not (self.weighted or isinstance(self._y, np.ndarray)):
+            return None
+        totals = np.zeros(1 if self.classes is None else self.n_outputs)
+        for start, stop in zip(self._edges[:-1], self._edges[1:], strict=True):
+            y, w = self._targets(start, stop), None if self._w is None else self._w[start:stop]
+            add_totals(totals, y, w, self.classes is not None)
+        return totals
+
     @property
     def fingerprint(self) -> str:
         if self._fingerprint is None:
-            self._fingerprint = _array_fingerprint(self._X, self._y)
+            self._fingerprint = _array_fingerprint(self._X, self._y, self._w)
         return self._fingerprint
 
     def statistics(self) -> Moments:
         if self._moments is None:
             running = RunningStatistics(math.prod(self.row_shape))
             for u in range(self.n_units):
-                X, y = self._read(u, 0, 0)
-                running.add(X, y)
+                running.add(*self._read(u, 0, 0)[:2])
             s = running.result()
             self._moments = s.global_mean, s.global_scale, s.mean, s.scale
         return self._moments
 
-    def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         start, stop = self.unit_bounds(u)
         X = _rows_of(self._X, start, stop).astype(self.dtype, copy=False)
         y = self._targets(start, stop)
@@ -115,7 +134,7 @@ class ArraySource(BaseSource):
             if self.classes is None:
                 check_finite(y, f"y of unit {u}", start)
             self._checked[u] = True
-        return X, y
+        return (X, y) if self._w is None else (X, y, self._w[start:stop])
 
     def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
         if self.classes is None:  # values are checked with X
@@ -149,7 +168,7 @@ def _as_array(a: Any) -> Any:
     return a if isinstance(a, zarr.Array) or hasattr(a, "__dask_graph__") else np.asarray(a)
 
 
-def _rows_of(a: Any, start: int, stop: int) -> np.ndarray:
+def _rows_of(a: Any, start: int, stop: int | None) -> np.ndarray:
     part = a[start:stop]
     if hasattr(part, "__dask_graph__"):
         # On this thread: the prefetch pool already is the parallelism.
@@ -177,9 +196,9 @@ def _given_labels(y: Any, classes: Sequence[str]) -> np.ndarray:
     return np.arange(len(classes)) if np.dtype(y.dtype).kind in "iub" else np.array(classes)
 
 
-def _array_fingerprint(X: Any, y: Any) -> str:
+def _array_fingerprint(*given: Any) -> str:
     """sha256 over contents for arrays in memory, over what is known without reading else."""
-    arrays = [a for a in (X, y) if a is not None]
+    arrays = [a for a in given if a is not None]
     in_memory = all(isinstance(a, np.ndarray) for a in arrays)
     digest = hashlib.sha256()
     for a in arrays:

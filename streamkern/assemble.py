@@ -14,9 +14,10 @@ import numpy.typing as npt
 
 from streamkern.augment import Scale, Transform
 from streamkern.backend import Array, Backend
-from streamkern.choosing import SETUP_EPOCH, Report, choose, transformed
+from streamkern.choosing import SETUP_EPOCH, Report, choose
 from streamkern.config import RunConfig
 from streamkern.errors import ConfigError
+from streamkern.feed import prepare_weighted
 from streamkern.fourier import FourierFeatures
 from streamkern.kernels import Kernel, get_kernel
 from streamkern.points import Grid
@@ -24,7 +25,6 @@ from streamkern.problem import Run
 from streamkern.products import KernelOperator
 from streamkern.solver.base import Solver
 from streamkern.solver.build import Choices, Rows, Setup, assemble, compute
-from streamkern.source_base import Block
 from streamkern.sources import sample_rows
 
 SAMPLE_STAGE = 2
@@ -165,11 +165,19 @@ def _samples(run: Run, dtype: np.dtype[Any]) -> tuple[Rows, Rows, npt.NDArray[np
     if sizes.in_place:  # no augmentation: the rows are what the stream delivers
         first = np.argsort(block.rows[: sizes.n_sample])
         order = np.concatenate([first, np.arange(sizes.n_sample, wanted)])
-        block = Block(*(part[order] for part in block))
-    X, Y = transformed(run, block, source.feed_transforms, dtype, SETUP_EPOCH)
+        block = block.take(order)
+    X, Y, w = prepare_weighted(
+        run.backend, block, run.data.weight_factors, transforms=source.feed_transforms,
+        dtype=dtype, seed=seed, epoch=SETUP_EPOCH, n_outputs=source.n_outputs,
+        classes=source.classes,
+    )  # fmt: skip
+    root = None if w is None else run.backend.xp.sqrt(w)
     # Fewer rows than sample and probe together: the probe is all of them (`budget.sample_sizes`).
-    s, h = sizes.n_sample, wanted - sizes.n_probe
-    return Rows(X[:s], Y[:s]), Rows(X[h:], Y[h:]), block.rows[:s]
+    s, h = slice(sizes.n_sample), slice(wanted - sizes.n_probe, None)
+    sample, probe = (
+        Rows(X[part], Y[part], None if root is None else root[part]) for part in (s, h)
+    )
+    return sample, probe, block.rows[s]
 
 
 def save_scaling(

@@ -9,7 +9,9 @@ A transform is anything that takes ``(X, Y, rng)`` and returns ``(X, Y)``:
 threads. X is (m, *row_shape); return new arrays, never write into those given. Transforms run
 in order. Leading ones that keep the storage dtype (`keeps_dtype`, or `@host_transform`) run
 with the read, on the host, with y as stored; from the first other one on they run at the
-feed, on the device, with X floating and Y (m, c) one-hot or values.
+feed, on the device, with X floating and Y (m, c) one-hot or values. The sample weight of a row
+stays with it; a transform that mixes rows has a method `weighted(X, Y, w, rng)` as well, which
+returns the mixed weights too.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from streamkern.random import Array, Empty, Fills, RowRandom, Run, in_turn
 
 Transform = Callable[[Array, Array, RowRandom], tuple[Array, Array]]
 Function = TypeVar("Function", bound=Callable[..., Any])
+CONSTANT = 1e-10
 Moments = tuple[float | None, float | None, np.ndarray | None, np.ndarray | None]
 
 
@@ -68,7 +71,7 @@ class Scale:
     mode : "global" (one mean and one scale), "feature" (one of each per feature) or "none"
     mean, scale : float, or (d,) for "feature"
         Both or neither; taken from the source's statistics when not given. A scale of 0
-        (a constant feature) counts as 1.
+        (a constant feature) counts as 1, and so does a measured one below 1e-10 of the mean.
     """
 
     mode: str = "global"
@@ -92,6 +95,8 @@ class Scale:
             mean, scale = global_mean, global_scale
             if self.mode == "feature":
                 mean, scale = feature_mean, feature_scale
+            if mean is not None and scale is not None:  # what rounding leaves of a constant
+                scale = np.where(np.abs(mean) * CONSTANT >= scale, 0.0, scale)
         if mean is None or scale is None:
             raise ConfigError(
                 f'scale mode="{self.mode}" needs statistics and this source has none; give mean= '
@@ -150,7 +155,7 @@ class MixUp:
     Partners j are a random permutation of the batch (Zhang, Cisse, Dauphin and Lopez-Paz,
     "mixup", ICLR 2018). λ comes from one uniform by the inverse CDF, interpolated between
     4 097 exact quantiles: its CDF is nowhere off by more than 1/4096, and both backends
-    draw it in two array operations.
+    draw it in two array operations. Sample weights are mixed like the targets.
     """
 
     def __init__(self, alpha: float = 1.0) -> None:
@@ -161,12 +166,20 @@ class MixUp:
         self._quantiles = betaincinv(alpha, alpha, self._levels)
 
     def __call__(self, X: Array, Y: Array, rng: RowRandom) -> tuple[Array, Array]:
-        xp = rng.xp
+        mixed_X, mixed_Y = self._mixed((X, Y), rng)
+        return mixed_X, mixed_Y
+
+    def weighted(self, X: Array, Y: Array, w: Array, rng: RowRandom) -> tuple[Array, Array, Array]:
+        """X, Y and the sample weights w (m,), all mixed alike."""
+        mixed_X, mixed_Y, mixed_w = self._mixed((X, Y, w), rng)
+        return mixed_X, mixed_Y, mixed_w
+
+    def _mixed(self, arrays: tuple[Array, ...], rng: RowRandom) -> list[Array]:
+        xp, X = rng.xp, arrays[0]
         levels, quantiles = xp.asarray(self._levels), xp.asarray(self._quantiles)
         weight = xp.interp(rng.uniform().astype(np.float64), levels, quantiles).astype(X.dtype)
         partner = rng.permutation()
-        mixed = [_mix(a, a[partner], weight, rng.empty(a.shape, a.dtype)) for a in (X, Y)]
-        return mixed[0], mixed[1]
+        return [_mix(a, a[partner], weight, rng.empty(a.shape, a.dtype)) for a in arrays]
 
     def describe(self) -> dict[str, object]:
         return {"kind": "mixup", "alpha": self.alpha}
@@ -308,6 +321,33 @@ def apply_transforms(
 ) -> tuple[Array, Array]:
     """Run transforms in order, each with its own draws, and check what they return.
 
+    See `apply_weighted`, which this is without weights.
+    """
+    X, Y, _ = apply_weighted(
+        xp, transforms, X, Y, None, rows=rows, seed=seed, epoch=epoch, stage=stage, dtype=dtype,
+        run=run, fills=fills, empty=empty,
+    )  # fmt: skip
+    return X, Y
+
+
+def apply_weighted(
+    xp: Any,
+    transforms: Sequence[Transform],
+    X: Array,
+    Y: Array,
+    w: Array | None,
+    *,
+    rows: Array,
+    seed: int,
+    epoch: int,
+    stage: tuple[int, ...],
+    dtype: Any = np.float32,
+    run: Run = in_turn,
+    fills: Fills | None = None,
+    empty: Empty | None = None,
+) -> tuple[Array, Array, Array | None]:
+    """X, Y and the sample weights w (m,), if there are some, after the transforms.
+
     run, fills, empty : as for `RowRandom`
 
     Raises
@@ -321,7 +361,11 @@ def apply_transforms(
         )
         name = transform_name(transform)
         try:
-            new_X, new_Y = transform(X, Y, rng)
+            mixes = None if w is None else getattr(transform, "weighted", None)
+            if mixes is None:
+                new_X, new_Y = transform(X, Y, rng)
+            else:
+                new_X, new_Y, w = mixes(X, Y, w, rng)
         except (StreamkernError, MemoryError):
             raise
         except Exception as error:
@@ -335,7 +379,7 @@ def apply_transforms(
                 "(X.astype, or numbers of X's dtype, help)"
             )
         X, Y = new_X, new_Y
-    return X, Y
+    return X, Y, w
 
 
 def _mix(own: Array, other: Array, weight: Array, mixed: Array) -> Array:

@@ -205,12 +205,18 @@ def resolve(problem: Problem, wishes: Wishes, budget_bytes: int) -> tuple[Sizes,
 
 def _check(problem: Problem, wishes: Wishes) -> None:
     n, p = problem.n_rows, problem.p
-    if wishes.batch_size is not None and wishes.batch_size > n:
-        raise ConfigError(f"batch_size={wishes.batch_size} must be at most n_rows={n}; lower it")
-    if wishes.block_size is not None and wishes.block_size > p:
-        raise ConfigError(f"block_size={wishes.block_size} must be at most n_centers={p}; lower it")
-    if wishes.n_nystrom is not None and wishes.n_nystrom > n:
-        raise ConfigError(f"n_nystrom={wishes.n_nystrom} must be at most n_rows={n}; lower it")
+    steps = -(-n // (wishes.batch_size or _auto_batch(problem))) * problem.epochs
+    for name, value, low, high, bound in (
+        ("batch_size", wishes.batch_size, 1, n, "n_rows="),
+        ("block_size", wishes.block_size, 1, p, "n_centers="),
+        ("n_nystrom", wishes.n_nystrom, 2, n, "n_rows="),
+        ("period", wishes.period, 1, steps, "the steps of the run, "),
+    ):
+        if value is not None and not low <= value <= high:
+            remedy = "lower" if value > high else "raise"
+            raise ConfigError(
+                f"{name}={value} must lie between {low} and {bound}{high}; {remedy} it"
+            )
     if wishes.solver in IN_PLACE and wishes.features == "kernel" and p != n:
         raise ConfigError(
             f"solver={wishes.solver!r} needs every training row as a center, but n_centers={p} and "
@@ -360,10 +366,12 @@ def _nystrom_sizes(
         # Fresh rows only, unless the sample is nearly all there is: then it is the stream itself.
         h = min(h, left) if left >= MIN_PROBE // 2 else min(problem.n_rows, MAX_PROBE)
     if s < 2:
-        raise ConfigError(f"n_nystrom={s} must be at least 2; use more training rows")
+        raise ConfigError(
+            f"n_nystrom={s} must lie between 2 and n_rows={problem.n_rows}; use more training rows"
+        )
     level = wishes.level or max(1, min(level or s // LEVEL_SHARE, s - 1))
     if level >= s:
-        raise ConfigError(f"level={level} must be below n_nystrom={s}; lower it")
+        raise ConfigError(f"level={level} must lie between 1 and n_nystrom - 1 = {s - 1}; lower it")
     return s, h, level
 
 

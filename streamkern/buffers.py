@@ -9,20 +9,18 @@ import numpy as np
 
 from streamkern.errors import DataError
 from streamkern.plan import EpochPlan
-from streamkern.source_base import Block, Source, y_shape
+from streamkern.source_base import Block, Source, empty_rows
 
 
 class Buffer:
     """Room for the rows of a block, and for the places they are shuffled to."""
 
     def __init__(self, source: Source, n_rows: int) -> None:
-        self.X = np.empty((n_rows, *source.row_shape), source.dtype)
-        self.y = np.empty((n_rows, *y_shape(source)), source.y_dtype)
-        self.rows = np.empty(n_rows, np.int64)
+        self.held = empty_rows(source, n_rows)
         self.places = np.empty(n_rows, np.int64)
 
-    def part(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return self.X[start:stop], self.y[start:stop], self.rows[start:stop]
+    def part(self, start: int, stop: int) -> Block:
+        return self.held.take(slice(start, stop))
 
 
 class Fill:
@@ -42,9 +40,12 @@ class Fill:
                 self.plan.shuffle(self.block, self.buffer.places[: self.n_rows])
                 self._shuffled = True
         places = self.buffer.places[offset : offset + len(block.rows)]
-        for name, target, part in zip(
-            Block._fields, (self.buffer.X, self.buffer.y, self.buffer.rows), block, strict=True
-        ):
+        for name, target, part in zip(Block._fields, self.buffer.held, block, strict=True):
+            if target is None and part is None:
+                continue
+            if target is None or part is None:
+                there = "no" if part is None else "unexpected"
+                raise DataError(f"unit {u} gave {there} sample weights; the source promised other")
             if part.dtype != target.dtype or part.shape != (len(places), *target.shape[1:]):
                 raise DataError(
                     f"unit {u} gave {name} {part.shape} {part.dtype}; the source promised "

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from scipy.spatial.distance import pdist
 
 from streamkern.errors import ConfigError, DataError, NonFiniteError
-from streamkern.source_base import Block, Source, read_units
+from streamkern.source_base import Block, Source, joined, read_units
 from streamkern.sources import sample_rows
 
 CENTERS_STAGE = 1
@@ -27,8 +27,7 @@ def random_centers(source: Source, p: int, seed: int) -> Block:
 
 def all_rows(source: Source, seed: int) -> Block:
     """Every row of `source`, in its order."""
-    units = list(read_units(source, range(source.n_units), seed, 0))
-    return Block(*(np.concatenate(parts) for parts in zip(*units, strict=True)))
+    return joined(list(read_units(source, range(source.n_units), seed, 0)))
 
 
 def as_centers(array: npt.ArrayLike) -> npt.NDArray[Any]:

@@ -68,7 +68,7 @@ def choose(
     p = run.problem.p if many else len(block.X)
     order = np.arange(p) if in_order else centers.random_order(p, seed)
     if not many:
-        block = Block(block.X[order], block.y[order], block.rows[order])
+        block = block.take(order)
     X = run.backend.to_host(transformed(run, block, run.data.fixed, dtype, epoch=0)[0])
     del block
     kernel = kernel or _kernel(run, X, in_order)

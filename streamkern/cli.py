@@ -281,7 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = DEBUG in words
     words = [word for word in words if word != DEBUG]
     with warnings.catch_warnings():
-        warnings.simplefilter("always", UserWarning)
+        warnings.simplefilter("default", UserWarning)  # a search trains, and would warn, many times
         warnings.showwarning = show_warning
         try:
             code = app(words, prog_name="streamkern", standalone_mode=False)

@@ -41,6 +41,10 @@ def ingest(
     y: Annotated[
         list[str] | None, typer.Option("--y", help="Labels file, or target column; repeatable.")
     ] = None,
+    sample_weight: Annotated[
+        str | None,
+        typer.Option(help="Weights of the rows: a column, the name of an array, or a file."),
+    ] = None,
     targets: Annotated[str, typer.Option(help="auto, classes or values.")] = "auto",
     x_name: Annotated[str, typer.Option(help="Array of rows in .npz, HDF5, Zarr.")] = "X",
     y_name: Annotated[str, typer.Option(help="Array of targets, or column.")] = "y",
@@ -66,6 +70,7 @@ def ingest(
             inputs[0] if len(inputs) == 1 else inputs,
             out,
             y=None if not columns else columns[0] if len(columns) == 1 else columns,
+            sample_weight=None if sample_weight is None else number_or_text(sample_weight),
             targets=targets,
             x_name=x_name,
             y_name=y_name,
@@ -100,6 +105,9 @@ def augment(
     ] = None,
     x: XName = "X",
     y: YName = "y",
+    sample_weight: Annotated[
+        str | None, typer.Option(help="Name of the array of weights, in foreign stores.")
+    ] = None,
     seed: Seed = 0,
     shuffle: Shuffle = True,
     chunk_mb: ChunkMb = 8,
@@ -125,6 +133,7 @@ def augment(
         "prefetch_threads": "auto" if threads is None else threads,
         "x": x,
         "y": y,
+        "sample_weight": sample_weight,
     }
     data = DataConfig(**settings)
     with Line(sys.stderr) as line:
@@ -136,6 +145,7 @@ def augment(
             weights=data.weights,
             x=data.x,
             y=data.y,
+            sample_weight=data.sample_weight,
             input_options=options_for(options, *inputs),
             seed=seed,
             shuffle=shuffle,

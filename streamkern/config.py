@@ -44,6 +44,7 @@ from streamkern.settings import (
     AutoStep,
     Cadence,
     Centers,
+    ClassWeights,
     Count,
     Counts,
     Device,
@@ -53,6 +54,7 @@ from streamkern.settings import (
     Memory,
     Name,
     NotNegative,
+    OptionalName,
     OptionalPositive,
     OptionalUrl,
     Positive,
@@ -152,6 +154,9 @@ class DataConfig(Table):
     """[data]: what is trained on, and the order and size in which it comes.
 
     train : a store, or several: one after another, or with `weights` in those shares.
+    sample_weight : name of the array of sample weights, in stores that streamkern did not write;
+    ours bring theirs along. class_weight : "balanced", or weights by class name. See `weights`.
+    Of `test`, only weights that an ingested store brings along count, and class weights do not.
     cache : a folder that keeps chunks of remote stores, up to `cache_size`, by default half of the
     free disk, so that a second epoch or run does not fetch them again.
     """
@@ -163,6 +168,8 @@ class DataConfig(Table):
     test: OptionalUrl = None
     x: Name = "X"
     y: Name = "y"
+    sample_weight: OptionalName = None
+    class_weight: ClassWeights = None
     copies: Count = 1
     transforms: Transforms = ()
     epochs: Count = 1
@@ -367,8 +374,9 @@ class SolverConfig(Table):
     def _consistent(self) -> SolverConfig:
         if self.level != "auto" and self.n_nystrom != "auto" and self.level >= self.n_nystrom:
             raise ConfigError(
-                f"solver.level={self.level} must be below solver.n_nystrom={self.n_nystrom}, the "
-                "rows its eigenvectors come from; lower level or raise n_nystrom"
+                f"solver.level={self.level} must lie between 1 and solver.n_nystrom - 1 = "
+                f"{self.n_nystrom - 1}, as its eigenvectors come from so many rows; lower level or "
+                "raise n_nystrom"
             )
         if self.name == "eigenpro1" and self.damping != "auto" and self.damping > 1:
             raise ConfigError(

@@ -15,6 +15,7 @@ import numpy as np
 
 from streamkern import layout
 from streamkern.errors import ConfigError, DataError, NonFiniteError
+from streamkern.weights import as_weights
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,7 +29,8 @@ class RawBlock(NamedTuple):
     """Consecutive rows of one input, as read.
 
     X (k, ...), y (k,) or (k, c); `where` names the file, `start` the block's first row in it,
-    `columns` the feature columns, where the format names them.
+    `columns` the feature columns, where the format names them; w (k,) the sample weights, as
+    numbers or text, where there are some.
     """
 
     X: NDArray[Any]
@@ -36,6 +38,19 @@ class RawBlock(NamedTuple):
     where: str
     start: int
     columns: Sequence[str] | None = None
+    w: NDArray[Any] | None = None
+
+    def weights(self) -> NDArray[np.float32] | None:
+        """The sample weights as stored; DataError for one that is no number, 0 or above."""
+        if self.w is None:
+            return None
+        try:
+            w = self.w.astype(np.float64) if self.w.dtype.kind in "UO" else self.w
+        except (ValueError, TypeError) as error:
+            raise DataError(
+                f"a sample weight after {self.place(0)} is not a number ({error}); correct it"
+            ) from error
+        return as_weights(w, len(self.X), self.where, self.start)
 
     def place(self, row: int, column: int | None = None) -> str:
         """``train.csv, row 17, column 'age'`` for messages; rows are counted from 0."""

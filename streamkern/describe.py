@@ -21,6 +21,7 @@ from streamkern.layout import ATTRIBUTE
 from streamkern.objects import Objects
 from streamkern.report import size_text
 from streamkern.storage import local_path, redact, zarr_store
+from streamkern.weights import class_notes
 
 if TYPE_CHECKING:
     import os
@@ -32,7 +33,6 @@ T = TypeVar("T")
 _SMALL_CHUNK, _LARGE_CHUNK = 1 << 20, 32 << 20
 _SAMPLED_CHUNKS = 8
 _SORTED_RATIO = 10.0  # chi-square per degree of freedom; mixed rows give 1, sorted ones thousands
-_IMBALANCE = 100
 _LISTED_CHUNKS = 1000  # a page of S3
 _WORTH_COMPRESSING = 1.25
 
@@ -64,6 +64,7 @@ def describe_store(store: Store, *, exact: bool = False) -> dict[str, Any]:
         "n_outputs": spec.n_outputs,
         "classes": None if spec.classes is None else list(spec.classes),
         "class_counts": None if counts is None else list(counts),
+        "sample_weights": spec.weight_totals is not None,
         "n_chunks": store.n_chunks,
         "chunk_rows": spec.chunk_rows,
         "chunk_bytes": spec.chunk_rows * spec.row_bytes,
@@ -144,7 +145,7 @@ def _objects(store: Store) -> Objects | None:
 
 
 def _listed_bytes(store: Store) -> int | None:
-    objects, arrays = _objects(store), [a for a in (store._x, store._y) if a is not None]
+    objects, arrays = _objects(store), store._arrays
     try:
         if objects is None:
             return store.stored_bytes()
@@ -181,7 +182,8 @@ def _target_bytes(store: Store) -> int:
     spec = store.spec
     if spec.y_dtype is None:
         return 0
-    return spec.y_dtype.itemsize * (1 if spec.classes is not None else spec.n_outputs)
+    weight = 0 if spec.weight_totals is None else 4
+    return weight + spec.y_dtype.itemsize * (1 if spec.classes is not None else spec.n_outputs)
 
 
 # ----------------------------------------------------------------------------------- warnings
@@ -254,12 +256,12 @@ def _foreign_warnings(store: Store, listed: bool) -> list[str]:
 
 
 def _target_warnings(store: Store) -> list[str]:
-    found, counts = [], store.spec.class_counts
+    found, spec = [], store.spec
     if looks_sorted(store):
         found.append(
             "rows are sorted or grouped by label: batches will not be mixed well; ingest the store "
             "with shuffle"
         )
-    if counts is not None and counts and max(counts) > _IMBALANCE * max(min(counts), 1):
-        found.append(f"classes are unbalanced: {min(counts)} to {max(counts)} rows")
+    if spec.classes is not None and spec.class_counts is not None:
+        found += class_notes(spec.classes, np.array(spec.class_counts, np.float64), "rows")
     return found

@@ -36,12 +36,13 @@ from streamkern.step_rule import StepRule
 
 def build_extended(
     op: KernelOperator, Z: Points, X_s: Points, probe: Points, *, level: int, tau: float = 1.0,
-    seed: int = 0,
+    seed: int = 0, root: Array | None = None,
 ) -> LowRankPreconditioner:  # fmt: skip
     """The preconditioner on all rows, and the step it allows, measured on `probe`.
 
     Z : all n rows, both sides. X_s : s of them. probe : h of them, both sides. The points of the
-    preconditioner are Z, its E is (n, q), its D = 1 - tau lam_{q+1} / lam_i.
+    preconditioner are Z, its E is (n, q), its D = 1 - tau lam_{q+1} / lam_i. root : (h,) square
+    roots of the sample weights of the probe.
     Cost that of K(X_s, X_s), its eigenpairs, 2 n (n + s) (d + q) FLOPs; memory 3 n q elements.
     """
     xp, n, s = op.backend.xp, len(Z), len(X_s)
@@ -59,7 +60,7 @@ def build_extended(
     op.backend.matmul(A, op.backend.asarray(U[:, :-1], op.dtype), E)
     D = op.backend.asarray(1 - tau * ritz[-1] / ritz[:-1], op.dtype)
     plain = LowRankPreconditioner(Z, E, D, StepRule(1.0, 1.0))
-    return LowRankPreconditioner(Z, E, D, measure_low_rank(op, plain, probe, seed))
+    return LowRankPreconditioner(Z, E, D, measure_low_rank(op, plain, probe, seed, root))
 
 
 def _symmetric(op: KernelOperator, A: Array, B: Array) -> npt.NDArray[np.float64]:

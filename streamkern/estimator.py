@@ -14,7 +14,8 @@ from sklearn.utils.validation import check_is_fitted
 
 from streamkern import inputs
 from streamkern.errors import ConfigError, DataError
-from streamkern.estimator_base import KernelEstimator
+from streamkern.estimator_base import KernelEstimator, with_parameter
+from streamkern.kernels import Kernel
 from streamkern.model import KernelModel
 from streamkern.source_base import Source
 from streamkern.sources import ArraySource
@@ -91,8 +92,9 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
 
         The first call chooses centers, bandwidth, scaling and preconditioner from its block, so
         it should be large and like the rest. Every call makes `epochs` ("auto": one) passes over
-        its block with the same solver state and running average. A `fit` before is discarded,
-        and `fit` starts anew. `run_dir` is not used: pickle the estimator to keep its state.
+        its block with the same solver state and running average. Sample weights that a block brings
+        are divided by their mean in it. A `fit` before is discarded, and `fit` starts anew.
+        `run_dir` is not used: pickle the estimator to keep its state.
         """
         return self._partial_fit(X, y)
 
@@ -117,8 +119,8 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
         with self._model() as model:
             return _r2(model, source)
 
-    def _stream(self, X: Any, y: Any) -> Source:
-        source = inputs.open_stream(X, inputs.floating(y))
+    def _stream(self, X: Any, y: Any, sample_weight: Any = None) -> Source:
+        source = inputs.open_stream(X, inputs.floating(y), sample_weight)
         if source.classes is not None:
             raise DataError(
                 f"the data has {source.n_outputs} classes; use KernelClassifier, or ingest it "
@@ -128,19 +130,24 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
             _same_outputs(source.n_outputs, self.dual_coef_.shape[1])
         return source
 
-    def _array_source(self, X: npt.NDArray[Any], y: Any, first: bool) -> Source:
+    def _array_source(self, X: npt.NDArray[Any], y: Any, w: Any, first: bool) -> Source:
         y = inputs.checked_values(y, len(X))
         if first:
             self._flat = y.ndim == 1
         elif hasattr(self, "_online"):  # what fit holds out is compared with what it trains on
             _same_outputs(1 if y.ndim == 1 else y.shape[1], self.dual_coef_.shape[1])
-        return ArraySource(X, y)
+        return ArraySource(X, y, sample_weight=w)
 
 
 class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
     """Least-squares classification: regression on one-hot targets, prediction by the largest.
 
-    Parameters and attributes are those of `KernelRegressor`.
+    Parameters and attributes are those of `KernelRegressor`, and these.
+
+    Parameters
+    ----------
+    class_weight : weights of the classes, on top of `sample_weight` in `fit`: "balanced", which is
+        n / (classes * rows of the class), or a dict {label: weight}, 1 for labels it leaves out.
 
     Attributes
     ----------
@@ -148,10 +155,21 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
         of them are.
     """
 
-    def fit(self, X: Any, y: Any = None, *, test: Any = None) -> Self:
+    def __init__(
+        self, kernel: str | Kernel = "laplace", *, class_weight: Any = None, **shared: Any
+    ) -> None:
+        super().__init__(kernel, **shared)
+        self.class_weight = class_weight
+
+    # scikit-learn takes the parameters from here, and does not look into **shared.
+    __init__.__signature__ = with_parameter(  # type: ignore[attr-defined]
+        KernelEstimator.__init__, "class_weight"
+    )
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, test: Any = None) -> Self:
         """See `KernelRegressor.fit`. y : (n,) labels."""
         self._forget_classes()
-        super().fit(X, y, test=test)
+        super().fit(X, y, sample_weight, test=test)
         return self
 
     def partial_fit(self, X: Any, y: Any = None, classes: Any = None) -> Self:
@@ -159,6 +177,11 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
 
         classes : all labels there will be; needed in the first call unless its block has all.
         """
+        if self.class_weight is not None:
+            raise ConfigError(
+                "class_weight can not be used with partial_fit, which does not know how many rows "
+                "of each class there will be; use fit"
+            )
         if not hasattr(self, "_online"):
             self._forget_classes()
             if classes is not None:
@@ -209,12 +232,12 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
     def _names(self) -> tuple[str, ...]:
         return inputs.names_of(self.classes_)
 
-    def _stream(self, X: Any, y: Any) -> Source:
+    def _stream(self, X: Any, y: Any, sample_weight: Any = None) -> Source:
         known = hasattr(self, "classes_")
         if y is not None and known:
             ids = inputs.streamed_ids(y, self.classes_)
-            return inputs.open_stream(X, ids, classes=self._names())
-        source = inputs.open_stream(X, y)
+            return inputs.open_stream(X, ids, sample_weight, classes=self._names())
+        source = inputs.open_stream(X, y, sample_weight)
         if source.classes is None:
             raise DataError(
                 "the data has values as targets, not classes; use KernelRegressor, or ingest it "
@@ -229,11 +252,12 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
             )
         return source
 
-    def _array_source(self, X: npt.NDArray[Any], y: Any, first: bool) -> Source:
+    def _array_source(self, X: npt.NDArray[Any], y: Any, w: Any, first: bool) -> Source:
         y = inputs.checked_labels(y, len(X))
         if not hasattr(self, "classes_"):
             self.classes_ = inputs.sorted_classes(y)
-        return ArraySource(X, inputs.label_ids(y, self.classes_), classes=self._names())
+        ids = inputs.label_ids(y, self.classes_)
+        return ArraySource(X, ids, classes=self._names(), sample_weight=w)
 
 
 def _same_outputs(given: int, wanted: int) -> None:
@@ -247,18 +271,29 @@ def _no_weights(sample_weight: Any) -> None:
 
 
 def _r2(model: KernelModel, source: Source) -> float:
-    """1 - SS_res / SS_tot, its mean over the outputs, in one pass (Chan et al. 1979)."""
-    c, n = model.n_outputs, 0
+    """1 - SS_res / SS_tot, its mean over the outputs, in one pass (Chan et al. 1979).
+
+    Both sums are weighted where `source` brings sample weights.
+    """
+    c, n = model.n_outputs, 0.0
     _same_outputs(source.n_outputs, c)
     mean, total, residual = np.zeros(c), np.zeros(c), np.zeros(c)
-    for _, F, Y in model.stream(source):
+    for block, F, Y in model.stream(source):
         Y, F = (model.backend.to_host(a).astype(np.float64) for a in (Y, F))
-        own, m = Y.mean(axis=0), len(Y)
-        total += ((Y - own) ** 2).sum(axis=0) + (own - mean) ** 2 * n * m / (n + m)
+        w = None if block.w is None else block.w.astype(np.float64)
+        m = float(len(Y) if w is None else w.sum())
+        if not m:
+            continue
+        own = _sum(Y, w) / m
+        total += _sum((Y - own) ** 2, w) + (own - mean) ** 2 * n * m / (n + m)
         mean += (own - mean) * m / (n + m)
-        residual += ((F - Y) ** 2).sum(axis=0)
+        residual += _sum((F - Y) ** 2, w)
         n += m
     with np.errstate(divide="ignore", invalid="ignore"):
         scores = 1 - residual / total
     # As in scikit-learn: an output that never changes counts 1 when it is met, else 0.
     return float(np.where(total > 0, scores, residual == 0).mean())
+
+
+def _sum(a: npt.NDArray[Any], w: npt.NDArray[Any] | None) -> Any:
+    return a.sum(axis=0) if w is None else w @ a

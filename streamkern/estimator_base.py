@@ -7,6 +7,7 @@ closed after it, so estimators can be pickled, cloned and sent to other processe
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -72,11 +73,19 @@ def own_names() -> Iterator[None]:
         yield
     except StreamkernError as error:
         text = str(error).replace("run.device_memory", "memory")
+        text = text.replace("data.class_weight", "class_weight")
         for name, path in _SETTINGS.items():
             text = text.replace(path, name)
         if text != str(error):
             error.args = ("\n".join(dict.fromkeys(text.splitlines())),)
         raise
+
+
+def with_parameter(init: Any, name: str) -> inspect.Signature:
+    """The signature of `init` with one more keyword, None by default."""
+    signature = inspect.signature(init)
+    more = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
+    return signature.replace(parameters=[*signature.parameters.values(), more])
 
 
 class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type hints
@@ -135,7 +144,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
 
     # -- fitting ---------------------------------------------------------------------------
 
-    def fit(self, X: Any, y: Any = None, *, test: Any = None) -> Self:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, test: Any = None) -> Self:
         """Train on all of the data.
 
         Parameters
@@ -143,6 +152,8 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         X : (n, d) or (n, h, w, channels) array; a zarr or Dask array, read in pieces; or a
             store, its URL, a zarr group or a source, which bring their targets along.
         y : (n,) labels, or (n,) or (n, c) values; None where X brings it along.
+        sample_weight : (n,) finite numbers, 0 or above, beside arrays; a store brings its own.
+            They are divided by their mean, so that `ridge` keeps its scale: see `weights`.
         test : held-out data evaluated during training: (X, y), or what X may be.
 
         With `run_dir`, the same call goes on where an earlier one was interrupted, and returns at
@@ -150,11 +161,11 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         """
         if hasattr(self, "_online"):
             del self._online
-        source = self._source(X, y, first=True)
+        source = self._source(X, y, sample_weight, first=True)
         held_out = None
         if test is not None:
             pair = test if isinstance(test, tuple) else (test, None)
-            held_out = self._source(*pair, first=False)
+            held_out = self._source(pair[0], pair[1], None, first=False)
         kernel, centers = self._given()
         epochs = self.epochs
         if isinstance(epochs, str) and epochs == "auto":
@@ -168,7 +179,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
 
     def _partial_fit(self, X: Any, y: Any) -> Self:
         first = not hasattr(self, "_online")
-        source = self._source(X, y, first=first)
+        source = self._source(X, y, None, first=first)
         with own_names():
             if first:
                 config = self._config(1 if self.epochs == "auto" else self.epochs)
@@ -180,10 +191,10 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         self._online = online, bound
         return self
 
-    def _source(self, X: Any, y: Any, *, first: bool) -> Source:
+    def _source(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> Source:
         """Checked training data; `first` : it decides features and classes."""
         if inputs.is_stream(X):
-            source = self._stream(X, y)
+            source = self._stream(X, y, sample_weight)
             if first:
                 self.n_features_in_ = int(np.prod(source.row_shape))
                 self._row_shape = tuple(source.row_shape)
@@ -199,15 +210,16 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         rows = inputs.checked_rows(self, X, reset=first)
         if first:
             self._row_shape = rows.shape[1:]
-        return self._array_source(rows.reshape(len(rows), *self._row_shape), y, first)
+        rows = rows.reshape(len(rows), *self._row_shape)
+        return self._array_source(rows, y, inputs.checked_weights(sample_weight, rows), first)
 
     _row_shape: tuple[int, ...]
     _online: tuple[Online, list[Any]]
 
-    def _stream(self, X: Any, y: Any) -> Source:
+    def _stream(self, X: Any, y: Any, sample_weight: Any = None) -> Source:
         raise NotImplementedError
 
-    def _array_source(self, X: npt.NDArray[Any], y: Any, first: bool) -> Source:
+    def _array_source(self, X: npt.NDArray[Any], y: Any, w: Any, first: bool) -> Source:
         raise NotImplementedError
 
     def _given(self) -> tuple[Kernel | None, npt.NDArray[Any] | None]:
@@ -243,7 +255,10 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
                     "that the run can be resumed"
                 )
             values["random_state"] = int(check_random_state(self.random_state).randint(2**31 - 1))
-        tables: dict[str, dict[str, Any]] = {"data": {"train": "X"}}
+        class_weight = getattr(self, "class_weight", None)
+        if isinstance(class_weight, Mapping):
+            class_weight = {str(label): w for label, w in class_weight.items()}
+        tables: dict[str, dict[str, Any]] = {"data": {"train": "X", "class_weight": class_weight}}
         for name, path in _SETTINGS.items():
             section, _, key = path.partition(".")
             tables.setdefault(section, {})[key] = values[name]

@@ -13,17 +13,19 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from streamkern.augment import Transform, apply_transforms
+from streamkern.augment import Transform, apply_weighted
 from streamkern.backend import Array, Backend
 from streamkern.errors import ConfigError
 from streamkern.prefetch import HostBatch, Loader
 from streamkern.random import Empty, Stage
+from streamkern.source_base import is_weighted
 
 
 class DeviceBatch(NamedTuple):
     """One batch on the device; valid until the next one is asked for, so copy what must stay.
 
-    X : (m, d) and Y : (m, c), float32 or float64; rows : (m,) int64 virtual row ids, host.
+    X : (m, d) and Y : (m, c), float32 or float64; rows : (m,) int64 virtual row ids, host;
+    w : (m,) sample weights with mean 1 over the stream, in the dtype of X, or None.
     On the CPU, X is a view of the loader's memory where nothing had to be cast.
     """
 
@@ -32,6 +34,7 @@ class DeviceBatch(NamedTuple):
     rows: np.ndarray
     epoch: int
     index: int  # type: ignore[assignment]  # hides tuple.index
+    w: Array | None = None
 
 
 class Rows(Protocol):
@@ -45,6 +48,9 @@ class Rows(Protocol):
 
     @property
     def rows(self) -> np.ndarray: ...
+
+    @property
+    def w(self) -> np.ndarray | None: ...
 
 
 def prepare(
@@ -64,7 +70,28 @@ def prepare(
     (seed, epoch, block.rows). Cost: one pass per transform; memory: X in `dtype`, and once
     more inside a transform.
     """
+    X, Y, _ = prepare_weighted(
+        backend, block, None, transforms=transforms, dtype=dtype, seed=seed, epoch=epoch,
+        n_outputs=n_outputs, classes=classes,
+    )  # fmt: skip
+    return X, Y
+
+
+def prepare_weighted(
+    backend: Backend,
+    block: Rows,
+    factors: np.ndarray | None,
+    *,
+    transforms: Sequence[Transform],
+    dtype: Any,
+    seed: int,
+    epoch: int,
+    n_outputs: int,
+    classes: Sequence[str] | None,
+) -> tuple[Array, Array, Array | None]:
+    """As `prepare`, and the sample weights w (m,); None without `factors` (`weight_factors`)."""
     X, y, rows = (backend.asarray(a) for a in (block.X, block.y, block.rows))
+    w = None if block.w is None else backend.asarray(block.w)
     path = _Path(
         backend,
         transforms,
@@ -73,8 +100,9 @@ def prepare(
         None if classes is None else n_outputs,
         backend.xp.arange(len(rows)),
         backend.xp.empty,
+        None if factors is None else backend.asarray(factors, np.dtype(dtype)),
     )
-    return path.take(X, y, rows, epoch)
+    return path.take(X, y, rows, epoch, w)
 
 
 class Feed:
@@ -88,9 +116,18 @@ class Feed:
     ----------
     dtype : float32 or float64
     seed : of the random transforms; usually the loader's
+    factors : from `weight_factors`, for batches with sample weights
     """
 
-    def __init__(self, loader: Loader, backend: Backend, *, dtype: Any, seed: int) -> None:
+    def __init__(
+        self,
+        loader: Loader,
+        backend: Backend,
+        *,
+        dtype: Any,
+        seed: int,
+        factors: np.ndarray | None = None,
+    ) -> None:
         self.loader, self.backend, self.seed = loader, backend, seed
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.float32, np.float64):
@@ -105,9 +142,12 @@ class Feed:
             None if source.classes is None else source.n_outputs,
             backend.xp.arange(loader.batch_size),
             self._arrays.empty,
+            None if factors is None else backend.asarray(factors, self.dtype),
         )
         # A ring each: one upload per batch and ring is what their reuse counts on.
-        self._rings = [backend.uploader() for _ in ("X", "y", "rows")]
+        weighted = factors is not None and is_weighted(source)
+        names = ("X", "y", "rows", "w") if weighted else ("X", "y", "rows")
+        self._rings = {name: backend.uploader() for name in names}
 
     def __enter__(self) -> Feed:
         return self
@@ -117,7 +157,7 @@ class Feed:
 
     def close(self) -> None:
         """Give the staging buffers back. The loader is its owner's to close."""
-        for ring in self._rings:
+        for ring in self._rings.values():
             ring.close()
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[DeviceBatch]:
@@ -131,11 +171,10 @@ class Feed:
     def _iterate(self, batches: Iterator[HostBatch]) -> Iterator[DeviceBatch]:
         try:
             for batch in batches:
-                host = (batch.X, batch.y, batch.rows)
-                X, y, rows = (r.upload(a) for r, a in zip(self._rings, host, strict=True))
+                up = {name: ring.upload(getattr(batch, name)) for name, ring in self._rings.items()}
                 self._arrays.restart()
-                X, Y = self._path.take(X, y, rows, batch.epoch)
-                yield DeviceBatch(X, Y, batch.rows, batch.epoch, batch.index)
+                X, Y, w = self._path.take(up["X"], up["y"], up["rows"], batch.epoch, up.get("w"))
+                yield DeviceBatch(X, Y, batch.rows, batch.epoch, batch.index, w)
         finally:
             batches.close()  # type: ignore[attr-defined]  # at once, not when collected
 
@@ -169,7 +208,8 @@ class _Arrays:
 class _Path(NamedTuple):
     """From uploaded rows to what a step takes.
 
-    n_classes : None for float targets; order : 0, 1, …, at least as many as rows are taken
+    n_classes : None for float targets; order : 0, 1, …, at least as many as rows are taken;
+    factors : of the weights of each class (c,), or of all (1,), on the device; None without weights
     """
 
     backend: Backend
@@ -179,14 +219,18 @@ class _Path(NamedTuple):
     n_classes: int | None
     order: Array
     empty: Empty
+    factors: Array | None
 
-    def take(self, X: Array, y: Array, rows: Array, epoch: int) -> tuple[Array, Array]:
-        """X (m, d) and Y (m, c) of uploaded rows."""
-        X, Y = apply_transforms(
+    def take(
+        self, X: Array, y: Array, rows: Array, epoch: int, w: Array | None
+    ) -> tuple[Array, Array, Array | None]:
+        """X (m, d), Y (m, c) and sample weights (m,) of uploaded rows."""
+        X, Y, weights = apply_weighted(
             self.backend.xp,
             self.transforms,
             self._cast(X),
             self._cast(y) if self.n_classes is None else self._one_hot(y, self.n_classes),
+            self._weights(y, w),
             rows=rows,
             seed=self.seed,
             epoch=epoch,
@@ -196,7 +240,19 @@ class _Path(NamedTuple):
             fills=self.backend.fills,
             empty=self.empty,
         )
-        return X.reshape(len(X), -1), Y
+        return X.reshape(len(X), -1), Y, weights
+
+    def _weights(self, y: Array, w: Array | None) -> Array | None:
+        if self.factors is None:
+            return None
+        weights = self.empty((len(y),), self.dtype)
+        if self.n_classes is None:
+            weights[...] = self.factors
+        else:
+            self.backend.xp.take(self.factors, y, out=weights)
+        if w is not None:
+            weights *= w
+        return weights
 
     def _cast(self, a: Array) -> Array:
         """`a` itself where it has the dtype."""

@@ -17,7 +17,7 @@ from streamkern.augment import transform_name
 from streamkern.errors import ConfigError, DataError
 from streamkern.mixture import MixtureSource, stored_rows
 from streamkern.problem import Data, host_transforms
-from streamkern.source_base import Source, y_shape
+from streamkern.source_base import Source, joined, target_bytes
 from streamkern.sources import ArraySource, AugmentedSource, sample_rows
 
 SAMPLE_STAGE, SPLIT_STAGE = 31, 32
@@ -34,12 +34,14 @@ class Sample:
     X : (n, *row_shape) as stored. y : (n,) class ids, or (n, c) values. stratum : (n,) int64, what
     every split has in the same shares: store (of a weighted mixture) and class.
     source : the stream they were drawn from, whose augmentation and scaling are put on them.
+    w : (n,) sample weights, or None; they count in training and in what is held out.
     """
 
     X: npt.NDArray[Any]
     y: npt.NDArray[Any]
     stratum: npt.NDArray[np.int64]
     source: Source
+    w: npt.NDArray[Any] | None = None
 
     def split(
         self, fold: int, n_parts: int, seed: int, max_copies: int
@@ -57,16 +59,21 @@ class Sample:
                 "more rows"
             )
         fit, held_out = (
-            ArraySource(self.X[rows], self.y[rows], classes=self.source.classes)
+            ArraySource(
+                self.X[rows],
+                self.y[rows],
+                classes=self.source.classes,
+                sample_weight=None if self.w is None else self.w[rows],
+            )
             for rows in (~out, out)
         )
         return _like(self.source, fit, max_copies), held_out
 
 
 def row_bytes(source: Source) -> int:
-    """Bytes of a row of X and y in storage."""
-    d, c = np.prod(source.row_shape, dtype=int), np.prod(y_shape(source), dtype=int)
-    return int(d * source.dtype.itemsize + c * source.y_dtype.itemsize)
+    """Bytes of a row of X and y in storage, and of its sample weight."""
+    d = np.prod(source.row_shape, dtype=int)
+    return int(d * source.dtype.itemsize) + target_bytes(source)
 
 
 def draw(data: Data, n: int, seed: int) -> Sample:
@@ -84,13 +91,13 @@ def draw(data: Data, n: int, seed: int) -> Sample:
         )
         for k, (part, share) in enumerate(zip(parts, shares, strict=True))
     ]  # fmt: skip
-    X, y, _ = blocks[0] if len(blocks) == 1 else map(np.concatenate, zip(*blocks, strict=True))
+    X, y, _, w = blocks[0] if len(blocks) == 1 else joined(blocks)
     stratum = np.repeat(np.arange(len(blocks)), [len(block.X) for block in blocks])
     if data.source.classes is not None:
         stratum = stratum * data.source.n_outputs + y
     if len(X) < MIN_ROWS:
         raise DataError(f"a sample of {len(X)} rows can not be split; it takes {MIN_ROWS} at least")
-    return Sample(X, y, stratum, data.source)
+    return Sample(X, y, stratum, data.source, w)
 
 
 def parts_of(stratum: npt.NDArray[np.int64], n_parts: int, seed: int) -> npt.NDArray[np.int64]:

@@ -47,7 +47,7 @@ __all__ = ["ingest"]
 DEFAULT_MEMORY = 1 << 30
 _SAVE_EVERY = 1 << 30  # spooled bytes between two points an interrupted pass 1 can go on from
 Progress = Callable[[str, int, int | None], None]
-Chunk = tuple[NDArray[Any], NDArray[Any]]
+Chunk = tuple[NDArray[Any], ...]
 
 
 def ingest(
@@ -55,6 +55,7 @@ def ingest(
     out_url: str | os.PathLike[str],
     *,
     y: Any = None,
+    sample_weight: Any = None,
     targets: str = "auto",
     x_name: str = "X",
     y_name: str = "y",
@@ -85,6 +86,11 @@ def ingest(
     y
         Labels file or array for ``.npy`` and IDX, target column(s) by name or position (negative
         from the end) for tables, array beside an array. Default: `y_name`.
+    sample_weight
+        Weights of the rows, finite and 0 or above (see `weights`), stored as float32 in the array
+        ``w``: an array or file beside ``.npy`` and IDX, an array beside an array, a column of
+        tables, the name of an array in .npz, HDF5 and Zarr. Blocks of an iterable may be
+        (X, y, w). Weights in a store that streamkern wrote go along.
     targets : {"auto", "classes", "values"}
         Class labels (integers or text), or numbers. "auto": text and single columns of integers
         are labels.
@@ -139,6 +145,7 @@ def ingest(
             files,
             x_name=x_name,
             y_name=y_name,
+            sample_weight=sample_weight,
             input_options=input_options,
             missing=missing,
         )
@@ -268,6 +275,7 @@ def _spool_rows(
         seed=source["seed"],
         identity=hashlib.sha256(json.dumps(source, sort_keys=True).encode()).hexdigest(),
         expected_rows=reader.n_rows,
+        weighted=first.w is not None,
     )
     values.restore(spool.notes or [])
     if spool.sealed:
@@ -299,7 +307,7 @@ def _append(spool: Spool, features: Features, values: Targets, block: RawBlock) 
         raise DataError(
             f"{block.place(0)}: {len(block.X)} rows of X and {len(block.y)} of y; they must agree"
         )
-    spool.append(features.convert(block), values.convert(block))
+    spool.append(features.convert(block), values.convert(block), block.weights())
 
 
 # ------------------------------------------------------------------------- pass 2: write chunks
@@ -324,6 +332,7 @@ def _write_chunks(
         chunk_rows=layout.default_chunk_rows(row_bytes, chunk_bytes),
         n_rows=spool.n_rows,
         y_dtype=None if values.are_classes else values.dtype,
+        weighted=spool.weighted,
     ) as writer:
         stats = RunningStatistics(
             int(np.prod(spool.row_shape)), None if classes is None else len(classes)
@@ -342,10 +351,10 @@ def _chunks(
 ) -> Iterator[Chunk]:
     """Every chunk in its order, and in the store."""
 
-    def write(i: int, X: Any, y: Any) -> Chunk:
+    def write(i: int, X: Any, y: Any, *w: Any) -> Chunk:
         chunk = writer.stored(i)
         if chunk is None:
-            chunk = X, y if ranks is None else ranks[y]
+            chunk = X, y if ranks is None else ranks[y], *w
             writer.write_chunk(i, *chunk)
         return chunk
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import zarr
 from sklearn.utils import assert_all_finite, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
-from sklearn.utils.validation import check_array, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_array, validate_data
 
 from streamkern.errors import ConfigError, DataError
 from streamkern.source_base import Source
@@ -32,16 +32,24 @@ def is_stream(X: Any) -> bool:
 
 
 def open_stream(
-    X: Any, y: Any = None, *, classes: Sequence[str] | None = None, targets: bool = True
+    X: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    classes: Sequence[str] | None = None,
+    targets: bool = True,
 ) -> Source:
     """The source behind what `is_stream` accepts.
 
     classes : names, where y holds numbers into them. targets : whether y of a store is wanted.
     """
     if isinstance(X, zarr.Array) or hasattr(X, "__dask_graph__"):
-        return ArraySource(X, y, classes=classes)
-    if y is not None:
-        raise ConfigError("y must be None where X is a store or a source: it brings its own y")
+        return ArraySource(X, y, classes=classes, sample_weight=sample_weight)
+    for name, given in (("y", y), ("sample_weight", sample_weight)):
+        if given is not None:
+            raise ConfigError(
+                f"{name} must be None where X is a store or a source: it brings its own {name}"
+            )
     if isinstance(X, zarr.Group | str | os.PathLike):
         return ZarrSource(X) if targets else ZarrSource(X, y=None)
     source: Source = ZarrSource(X) if isinstance(X, Store) else X
@@ -96,6 +104,18 @@ def _lazy(y: Any) -> Any:
         from_array: Any = dask.array.from_array
         return from_array(y)
     return y if y is None or hasattr(y, "__dask_graph__") else np.asarray(y)
+
+
+def checked_weights(sample_weight: Any, X: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+    """Sample weights (n,), from one number or one for each row; None for None."""
+    if sample_weight is None:
+        return None
+    w: npt.NDArray[Any] = _check_sample_weight(sample_weight, X, dtype=np.float64)
+    if w.min(initial=0) < 0:
+        raise DataError(
+            f"sample_weight of row {int(w.argmin())} is {w.min():g}; weights are 0 or above"
+        )
+    return w
 
 
 def checked_labels(y: Any, n_rows: int) -> npt.NDArray[Any]:

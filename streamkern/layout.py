@@ -4,7 +4,8 @@ A store is a Zarr v3 group:
 
     X        (n, d) or (n, h, w, ch)   uint8, uint16, float16, float32 or float64
     y        (n,) class ids 0..c-1, or (n, c) float targets; the same row chunks as X
-    digests  (chunks, 64) uint8        sha256 of X's chunk, then of y's chunk
+    w        (n,) float32              sample weights, where the rows have some; chunks as y
+    digests  (chunks, 64) uint8        sha256 of X's chunk, then of y's chunk, then of w's (96)
 
 and one group attribute, ``streamkern``: schema version, status, class names and counts, feature
 and global statistics, and the fingerprint. A digest is over the decoded rows in little-endian
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 ATTRIBUTE = "streamkern"
 SCHEMA = 1
+WEIGHTED_SCHEMA = 2  # of stores with sample weights: a reader of schema 1 would leave them out
 DIGEST_BYTES = 32
 DIGEST_CHUNK = 1024  # rows of `digests` written at once: 64 KiB
 DEFAULT_CHUNK_BYTES = 8 << 20
@@ -61,6 +63,8 @@ class StoreSpec:
         sha256 over digests and layout; ``meta:`` + sha256 of the metadata in foreign stores.
     y_dtype : dtype or None
         As stored; `Store.read_chunk` delivers class ids as int64.
+    weight_totals : tuple of float or None
+        Sum of the sample weights of each class (c,), or of all rows (1,); None without weights.
     """
 
     n_rows: int
@@ -76,6 +80,7 @@ class StoreSpec:
     class_counts: tuple[int, ...] | None
     fingerprint: str
     y_dtype: np.dtype[Any] | None = None
+    weight_totals: tuple[float, ...] | None = None
 
     @property
     def n_features(self) -> int:
@@ -139,9 +144,9 @@ def canonical(array: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
 
 
-def chunk_digest(X: NDArray[Any], y: NDArray[Any]) -> NDArray[np.uint8]:
-    """(64,) uint8: sha256 of the decoded X rows, then of the y rows, both as stored."""
-    return np.concatenate([array_digest(X), array_digest(y)])
+def chunk_digest(*arrays: NDArray[Any]) -> NDArray[np.uint8]:
+    """(64,) uint8: sha256 of the decoded X rows, then of the y rows, as stored; (96,) with w."""
+    return np.concatenate([array_digest(array) for array in arrays])
 
 
 def array_digest(array: NDArray[Any]) -> NDArray[np.uint8]:
@@ -152,7 +157,7 @@ def array_digest(array: NDArray[Any]) -> NDArray[np.uint8]:
 def content_fingerprint(spec: StoreSpec, n_rows: int, digests: NDArray[np.uint8]) -> str:
     """sha256 over the layout and every chunk digest; codec and location do not enter."""
     header = {
-        "schema": SCHEMA,
+        "schema": SCHEMA if spec.weight_totals is None else WEIGHTED_SCHEMA,
         "n_rows": n_rows,
         "row_shape": list(spec.row_shape),
         "x_dtype": spec.x_dtype.name,
@@ -186,10 +191,10 @@ def metadata_digest(state: Mapping[str, Any], arrays: Sequence[Any]) -> str:
 
 def check_state(state: Any, url: str) -> None:
     """Refuse a store of another schema, and one that is not finished."""
-    if state.get("schema") != SCHEMA:
+    if state.get("schema") not in (SCHEMA, WEIGHTED_SCHEMA):
         raise DataError(
             f"{redact(url)} has store schema {state.get('schema')}, this version reads "
-            f"{SCHEMA}; upgrade streamkern or ingest the data again"
+            f"{SCHEMA} and {WEIGHTED_SCHEMA}; upgrade streamkern or ingest the data again"
         )
     if state.get("status") != "complete":
         raise DataError(
@@ -210,14 +215,17 @@ def check_metadata(state: Mapping[str, Any], arrays: Sequence[Any], url: str) ->
         )
 
 
-def spec_from_attributes(X: Any, y: Any, state: Mapping[str, Any], url: str) -> StoreSpec:
+def spec_from_attributes(X: Any, y: Any, w: Any, state: Mapping[str, Any], url: str) -> StoreSpec:
     """The spec of a store that streamkern finished, from its attribute and its open arrays.
 
-    y : None for a store opened without targets.
+    y : None for a store opened without targets. w : None for one without sample weights.
     """
     classes = None if state["classes"] is None or y is None else tuple(state["classes"])
-    if y is not None and (y.shape[0], y.chunks[0]) != (X.shape[0], X.chunks[0]):
-        raise DataError(f"X and y of {redact(url)} do not have the same rows and row chunks")
+    for name, a in (("y", y), ("w", w)):
+        if a is not None and (a.shape[0], a.chunks[0]) != (X.shape[0], X.chunks[0]):
+            raise DataError(
+                f"X and {name} of {redact(url)} do not have the same rows and row chunks"
+            )
     counts = state["class_counts"]
     return StoreSpec(
         n_rows=X.shape[0],
@@ -233,6 +241,7 @@ def spec_from_attributes(X: Any, y: Any, state: Mapping[str, Any], url: str) -> 
         class_counts=None if counts is None or classes is None else tuple(counts),
         fingerprint=state["fingerprint"],
         y_dtype=None if y is None else np.dtype(y.dtype),
+        weight_totals=None if w is None else tuple(state["weight_totals"]),
     )
 
 

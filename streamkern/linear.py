@@ -44,18 +44,19 @@ TAU = 0.25
 
 def build_linear(
     op: KernelOperator, Z: Points, S: Points | None, probe: Points, *, level: int = 0,
-    tau: float = TAU, ridge: float = 0.0, seed: int = 0,
+    tau: float = TAU, ridge: float = 0.0, seed: int = 0, root: Array | None = None,
 ) -> BlockPreconditioner:  # fmt: skip
     """One block with the map H^T P H, and the step it allows, measured on `probe`.
 
     Z : points of the features, p, both sides. S, probe : left points, s and h of them, without a
-    row in common; S only for level >= 1, the number of directions that EigenPro damps.
+    row in common; S only for level >= 1, the number of directions that EigenPro damps. root : (h,)
+    square roots of the sample weights of the probe.
     Cost 4 s p (d + s) + 2 h p (d + h) FLOPs, for Nystrom's features p^3 + 2 (s + h) p^2 more;
     memory beside the result 3 s^2 + h^2 + 2 s FEATURE_COLUMNS elements; 2 (p + s) p for Nystrom's.
     """
     norm = weight_norm(op, Z, noise_floor(op, len(Z)) if ridge else 0.0)
     damped = None if S is None else _directions(op, norm, Z, S, level, tau, seed)
-    rule = _measure(op, norm, Z, probe, damped, seed)
+    rule = _measure(op, norm, Z, probe, damped, seed, root)
     if ridge:  # P <= I, so that a ridge of unit metric adds no more than itself
         lambda_1 = rule.lambda_1 + ridge
         rule = StepRule(rule.leverage + lambda_1, lambda_1)
@@ -94,7 +95,7 @@ def _directions(
 
 def _measure(
     op: KernelOperator, norm: WeightNorm, Z: Points, probe: Points,
-    damped: tuple[Array, Array] | None, seed: int,
+    damped: tuple[Array, Array] | None, seed: int, root: Array | None,
 ) -> StepRule:  # fmt: skip
     """ell = max phi^T P phi and lambda_1 of Phi P Phi^T / h on the probe."""
     xp, h = op.backend.xp, len(probe)
@@ -108,6 +109,9 @@ def _measure(
     op.backend.mirror_lower(G)
     for rows in tiles(h, 512) if len(D) else ():
         G[rows] -= (Q[rows] * D) @ Q.T
+    if root is not None:
+        G *= root[:, None]
+        G *= root
     leverage = float(G.diagonal().max())
     check_overlap(op, leverage, "leverage")
     start = op.backend.asarray(np.random.default_rng([seed, 5]).standard_normal(h), op.dtype)

@@ -21,13 +21,13 @@ from streamkern import layout
 from streamkern.augment import apply_transforms, from_config
 from streamkern.backend import Backend
 from streamkern.errors import ConfigError, DataError
-from streamkern.feed import prepare
+from streamkern.feed import prepare_weighted
 from streamkern.layout import StoreSpec
 from streamkern.mixture import open_stores
 from streamkern.parallel import resumed
 from streamkern.prefetch import Loader
 from streamkern.random import Stage
-from streamkern.source_base import Block, Source
+from streamkern.source_base import Block, Source, is_weighted
 from streamkern.sources import AugmentedSource, stores_of
 from streamkern.statistics import RunningStatistics
 from streamkern.storage import local_path, redact
@@ -36,7 +36,7 @@ from streamkern.writer import COPIES_OF_A_CHUNK, StoreWriter, n_writers
 DEFAULT_MEMORY = 1 << 30
 _TRIED_ROWS = 8
 Progress = Callable[[str, int, int | None], None]
-Chunk = tuple[np.ndarray, np.ndarray]
+Chunk = tuple[np.ndarray, ...]
 
 
 def augment_store(
@@ -48,6 +48,7 @@ def augment_store(
     weights: Sequence[float] | None = None,
     x: str = "X",
     y: str = "y",
+    sample_weight: str | None = None,
     input_options: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> StoreSpec:
@@ -58,11 +59,12 @@ def augment_store(
     inputs : one URL or several; `weights` : their shares, see `MixtureSource`
     transforms : tables as in a run file, ``{"kind": "noise", "sigma": 0.5}``
     x, y : names of the arrays
+    sample_weight : name of the sample weights in stores that streamkern did not write
     input_options : storage options of the inputs
     settings : as for `materialise`
     """
     urls = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
-    source = open_stores(urls, weights, x=x, y=y, storage_options=input_options)
+    source = open_stores(urls, weights, x=x, y=y, w=sample_weight, storage_options=input_options)
     if copies != 1 or transforms:
         source = AugmentedSource(source, copies, from_config(transforms))
     return materialise(source, out, **settings)
@@ -86,9 +88,10 @@ def materialise(
 ) -> StoreSpec:
     """The spec of the store at `out_url` with every virtual row of `source` in it.
 
-    Rows and targets are those that one epoch of training would have been given. Targets that a
-    transform changes (mix-up) are stored as values. Noise comes from NumPy even where compiled
-    code is installed, whose last bits differ: a call may be resumed with or without it.
+    Rows and targets are those that one epoch of training would have been given; sample weights are
+    kept as they are. Targets that a transform changes (mix-up) are stored as values. Noise comes
+    from NumPy even where compiled code is installed, whose last bits differ: a call may be resumed
+    with or without it.
 
     Parameters
     ----------
@@ -139,6 +142,7 @@ def materialise(
             y_dtype=maker.y_dtype,
             storage_options=storage_options,
             plan={"source": source.describe(), "epoch": epoch, "shuffle": shuffle, **order},
+            weighted=is_weighted(source),
         ) as writer:
             n = n_writers(out_url, memory // 2, chunk_bytes)
             n = n if threads == "auto" else min(n, int(threads))
@@ -153,8 +157,8 @@ def _write(
     stats = RunningStatistics(int(np.prod(row_shape)), None if classes is None else len(classes))
     with ThreadPoolExecutor(n_ahead, thread_name_prefix="streamkern-write") as pool:
         # Chunks are counted in their order, which is part of the statistics' bits.
-        for X, y in _chunks(maker, loader, writer, pool, n_ahead):
-            stats.add(X, y)
+        for chunk in _chunks(maker, loader, writer, pool, n_ahead):
+            stats.add(*chunk)
             if progress is not None:
                 progress("write", stats.n_rows, maker.source.n_rows)
     return writer.finish(stats.result())
@@ -175,7 +179,8 @@ def _chunks(
     def missing(first: int) -> Iterator[Callable[[], Chunk]]:
         for batch in loader.epoch(maker.epoch, first):
             # The arrays are the loader's, which uses them again: copies go to the threads.
-            rows = Block(batch.X.copy(), batch.y.copy(), batch.rows.copy())
+            w = None if batch.w is None else batch.w.copy()
+            rows = Block(batch.X.copy(), batch.y.copy(), batch.rows.copy(), w)
             yield partial(make, batch.index, rows)
 
     stored = (partial(writer.stored, i) for i in range(writer.n_chunks))
@@ -204,16 +209,19 @@ class _Maker:
         self._new_targets = self._changes_targets()
         self.classes = None if self._new_targets else source.classes
         self.y_dtype = None if self.classes is not None else source.y_dtype
+        # As they are: training divides them by their mean.
+        self._factors = np.ones(source.n_outputs if source.classes is not None else 1)
         if self._new_targets:
             self.y_dtype = self._computed
 
     def chunk(self, i: int, rows: Block) -> Chunk:
-        """X (k, *row_shape) and y, as stored, of chunk i."""
-        X, y = rows.X, rows.y
+        """X (k, *row_shape), y and sample weights, as stored, of chunk i."""
+        X, y, w = rows.X, rows.y, rows.w
         if self.source.feed_transforms:
-            X, Y = prepare(
+            X, Y, w = prepare_weighted(
                 self.backend,
                 rows,
+                None if w is None else self._factors,
                 transforms=self.source.feed_transforms,
                 dtype=self._computed,
                 seed=self.seed,
@@ -231,7 +239,8 @@ class _Maker:
                 )
         with np.errstate(over="ignore"):  # the writer refuses infinities by row
             X = X.astype(self.dtype, copy=False)
-        return X.reshape(len(X), *self.source.row_shape), y
+        X = X.reshape(len(X), *self.source.row_shape)
+        return (X, y) if w is None else (X, y, w)
 
     def _as_values(self, y: np.ndarray) -> np.ndarray:
         """y as the feed gives it: one-hot, or cast."""
@@ -245,14 +254,14 @@ class _Maker:
         """Whether the feed transforms return another Y than the one they are given."""
         if not self.source.feed_transforms:
             return False
-        X, y, rows = (a[:_TRIED_ROWS] for a in self.source.read_unit(0, self.seed, self.epoch))
-        given = self._as_values(y)
+        tried = self.source.read_unit(0, self.seed, self.epoch).take(slice(_TRIED_ROWS))
+        given = self._as_values(tried.y)
         _, returned = apply_transforms(
             np,
             self.source.feed_transforms,
-            X.astype(self._computed),
+            tried.X.astype(self._computed),
             given,
-            rows=rows,
+            rows=tried.rows,
             seed=self.seed,
             epoch=self.epoch,
             stage=(Stage.FEED_TRANSFORM,),

@@ -13,23 +13,36 @@ from streamkern import layout
 from streamkern.errors import CorruptChunkError, DataError, StoreNotFoundError, StreamkernError
 from streamkern.layout import ATTRIBUTE, StoreSpec
 from streamkern.storage import StrictStore, redact
+from streamkern.weights import add_totals, as_weights
 
 MAX_INFERRED_CLASSES = 10_000  # foreign integer targets up to this many become classes
+Names = tuple[str, str | None, str | None]
+"""Of the arrays of rows, targets and sample weights."""
+Arrays = tuple[Any, Any, Any]
 
 
 def read_metadata(
-    inner: Any, prefix: str, text: str, names: tuple[str, str | None], missing: str
-) -> tuple[zarr.Group, tuple[Any, Any], StoreSpec]:
-    """The group, X and y, what they hold, each read once; CorruptChunkError for altered ones."""
+    inner: Any, prefix: str, text: str, names: Names, missing: str
+) -> tuple[zarr.Group, Arrays, Names, StoreSpec]:
+    """The group, X, y and w, their names, what they hold; CorruptChunkError for altered ones.
+
+    Of our own stores the sample weights are read with the targets, where there are some.
+    """
     group = _strict_group(inner, prefix, text)
     state: Any = group.attrs.get(ATTRIBUTE)
-    ours = isinstance(state, Mapping) and names[0] == "X" and names[1] in ("y", None)
+    known = (("X",), ("y", None), ("w", None))
+    ours = isinstance(state, Mapping) and all(n in k for n, k in zip(names, known, strict=True))
+    weighted = ours and state.get("weight_totals") is not None
     if ours:
         layout.check_state(state, text)
+        if names[1] is None:
+            names = (names[0], None, None)
+        elif weighted:
+            names = (names[0], names[1], "w")
     elif missing == "fill":
         group = zarr.open_group(inner, path=group.path, mode="r")
-    # Our own y is read in any case: it belongs to what the metadata's digest covers.
-    wanted = ("X", "y") if ours else names
+    # Our own y and w are read in any case: they belong to what the metadata's digest covers.
+    wanted = ("X", "y", "w" if weighted else names[2]) if ours else names
     arrays = [None if name is None else group.get(name) for name in wanted]
     for name, array in zip(names, arrays, strict=True):
         if name is not None and not isinstance(array, zarr.Array):
@@ -37,11 +50,14 @@ def read_metadata(
                 f"{redact(text)} has no array {name!r}; it has {_array_names(group)}"
             )
     if ours:
-        layout.check_metadata(state, arrays, text)
-    X, targets = arrays[0], None if names[1] is None else arrays[1]
-    if ours:
-        return group, (X, targets), layout.spec_from_attributes(X, targets, state, text)
-    return group, (X, targets), _foreign_spec(X, targets, names, text)
+        layout.check_metadata(state, [a for a in arrays if a is not None], text)
+    X, y, w = (None if n is None else a for n, a in zip(names, arrays, strict=True))
+    spec = (
+        layout.spec_from_attributes(X, y, w, state, text)
+        if ours
+        else _foreign_spec((X, y, w), names, text)
+    )
+    return group, (X, y, w), names, spec
 
 
 def _strict_group(store: Any, path: str, url: str) -> zarr.Group:
@@ -64,7 +80,8 @@ def _strict_group(store: Any, path: str, url: str) -> zarr.Group:
         raise DataError(f"the metadata of {redact(url)} can not be read: {error}") from error
 
 
-def _foreign_spec(X: Any, y: Any, names: tuple[str, str | None], url: str) -> StoreSpec:
+def _foreign_spec(arrays: Arrays, names: Names, url: str) -> StoreSpec:
+    X, y, w = arrays
     where = f"{names[0]!r} of {redact(url)}"
     if X.ndim < 2 or X.shape[0] < 1:
         raise DataError(f"{where} has shape {X.shape}; it needs rows along a first axis")
@@ -95,12 +112,13 @@ def _foreign_spec(X: Any, y: Any, names: tuple[str, str | None], url: str) -> St
         global_mean=None,
         global_scale=None,
         class_counts=counts,
-        fingerprint=foreign_fingerprint((X, y), names),
+        fingerprint=foreign_fingerprint(arrays, names),
         y_dtype=None if y is None else np.dtype(y.dtype).newbyteorder("="),
+        weight_totals=None if w is None else _scan_weights(y, w, classes, names, url),
     )
 
 
-def foreign_fingerprint(arrays: tuple[Any, Any], names: tuple[str, str | None]) -> str:
+def foreign_fingerprint(arrays: Arrays, names: Names) -> str:
     return layout.metadata_fingerprint(
         [
             [name, list(a.shape), np.dtype(a.dtype).str, list(a.chunks), dict(a.attrs)]
@@ -131,6 +149,30 @@ def _scan_classes(y: Any, where: str) -> tuple[int, ...]:
         block[: len(counts)] += counts
         counts = block
     return tuple(int(k) for k in counts)
+
+
+def _scan_weights(
+    y: Any, w: Any, classes: tuple[str, ...] | None, names: Names, url: str
+) -> tuple[float, ...]:
+    """Sums of foreign sample weights, as in `StoreSpec`, in one pass over w, and y of classes."""
+    where = f"{names[2]!r} of {redact(url)}"
+    if y is None or w.shape != y.shape[:1]:
+        raise DataError(
+            f"{where} has shape {w.shape}; sample weights are one number for each row, beside y"
+        )
+    totals = np.zeros(1 if classes is None else len(classes))
+    step = max(chunk_rows(w), 1 << 16)
+    for start in range(0, w.shape[0], step):
+        try:
+            part = np.asarray(w[start : start + step])
+            ids = part if classes is None else np.asarray(y[start : start + step])
+        except (StreamkernError, OSError, MemoryError):
+            raise
+        except Exception as error:
+            raise CorruptChunkError(f"{where} does not decode near row {start}: {error}") from error
+        part = as_weights(part, len(part), where, start)
+        add_totals(totals, ids, part, classes is not None)
+    return tuple(totals.tolist())
 
 
 def chunk_rows(array: Any) -> int:

@@ -16,11 +16,11 @@ from streamkern.augment import Moments, Transform, bind_transforms, transform_na
 from streamkern.cache import Cache
 from streamkern.errors import ConfigError
 from streamkern.plan import unit_sizes
-from streamkern.source_base import BaseSource, Block, Source, read_targets
+from streamkern.source_base import BaseSource, Block, Source, is_weighted, joined, read_targets
 from streamkern.sources import AugmentedSource, ZarrSource
 from streamkern.storage import local_path
 
-_MUST_AGREE = ("row_shape", "dtype", "n_outputs", "classes", "y_dtype")
+_MUST_AGREE = ("row_shape", "dtype", "n_outputs", "classes", "y_dtype", "weighted")
 
 
 class MixtureSource(BaseSource):
@@ -40,6 +40,8 @@ class MixtureSource(BaseSource):
 
     The plan spreads the units of each source evenly over an epoch (`strata`). A batch has the
     shares as closely as its shuffle block does: the more units in a block, the closer.
+
+    Sample weights are another thing (`weights`): rows bring them along as they are.
 
     Parameters
     ----------
@@ -81,6 +83,11 @@ class MixtureSource(BaseSource):
         self._edges = np.cumsum(np.concatenate([[0], *sizes]), dtype=np.int64)
         self.n_rows = int(self._edges[-1])
         self.shares = tuple(int(own.sum()) / self.n_rows for own in sizes)
+        self.weighted = is_weighted(first)
+        known = [getattr(part, "totals", None) for part in self.parts]
+        uses = [self.n_rows * k / p.n_rows for k, p in zip(self.shares, self.parts, strict=True)]
+        scaled = [n * t for n, t in zip(uses, known, strict=True) if t is not None]
+        self.totals = np.sum(scaled, axis=0) if len(scaled) == len(known) else None
         self._host, self.feed_transforms = bind_transforms(transforms, self)
 
     @property
@@ -112,12 +119,11 @@ class MixtureSource(BaseSource):
         k = int(self.strata[u]) if self.strata is not None else 0
         return k, u - int(self._first[k]), _seed_of(seed, k)
 
-    def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         k, j, own_seed = self._place(u, seed)
         if self._passes:
             return self._passes[k].read(j, own_seed, epoch)
-        block = self.parts[k].read_unit(j, own_seed, epoch)
-        return block.X, block.y
+        return self.parts[k].read_unit(j, own_seed, epoch).read
 
 
 def open_stores(
@@ -126,17 +132,19 @@ def open_stores(
     *,
     x: str = "X",
     y: str = "y",
+    w: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
     cache: Cache | None = None,
 ) -> Source:
     """The rows of one store, or the mixture of several.
 
+    weights : shares, see `MixtureSource`. w : name of the sample weights in foreign stores.
     storage_options : of the remote ones; an error where none is remote.
     """
     remote = [local_path(url) is None for url in urls]
     stores = [
         ZarrSource(
-            url, x=x, y=y, cache=cache,
+            url, x=x, y=y, w=w, cache=cache,
             storage_options=storage_options if far or not any(remote) else None,
         )
         for url, far in zip(urls, remote, strict=True)
@@ -167,16 +175,16 @@ class _Passes:
         self._edges = np.concatenate(([0], np.cumsum(sizes)))
         self._lacking = np.concatenate(([0], np.cumsum(self.unit_rows - sizes)))  # before unit u
 
-    def read(self, j: int, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    def read(self, j: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         """Unit j of an epoch."""
         turn, u = divmod(epoch * self.n_units + j, self.source.n_units)
         block = self.source.read_unit(u, seed, turn)
         lacking = int(self._lacking[u + 1] - self._lacking[u])
         if not lacking:
-            return block.X, block.y
+            return block.read
         start = turn * int(self._lacking[-1]) + int(self._lacking[u])
         blocks = [block, *self._in_turn(start, lacking, seed, turn)]
-        return np.concatenate([b.X for b in blocks]), np.concatenate([b.y for b in blocks])
+        return joined(blocks).read
 
     def _in_turn(self, start: int, count: int, seed: int, turn: int) -> Iterator[Block]:
         """Rows start, start + 1, … of the source, which begins again at its end."""
@@ -185,7 +193,7 @@ class _Passes:
             u = int(np.searchsorted(self._edges, start, side="right")) - 1
             first, last = int(self._edges[u]), int(self._edges[u + 1])
             part = slice(start - first, min(start + count, last) - first)
-            yield Block(*(a[part] for a in self.source.read_unit(u, seed, turn)))
+            yield self.source.read_unit(u, seed, turn).take(part)
             count -= part.stop - part.start
             start = first + part.stop
 
@@ -208,7 +216,7 @@ def _check(sources: Sequence[Source], weights: Sequence[float] | None, n_rows: i
         )
     for number, source in enumerate(sources, start=1):
         for name in _MUST_AGREE:
-            wanted, found = getattr(sources[0], name), getattr(source, name)
+            wanted, found = (getattr(k, name, False) for k in (sources[0], source))
             if wanted != found:
                 raise ConfigError(
                     f"source {number} of the mixture has {name} {found} and source 1 has {wanted}; "

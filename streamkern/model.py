@@ -20,7 +20,7 @@ from streamkern.augment import Transform
 from streamkern.backend import Array, Backend, tiles
 from streamkern.checkpoint import RunDirectory
 from streamkern.devices import get_backend
-from streamkern.errors import ConfigError, RunError
+from streamkern.errors import ConfigError, DataError, RunError
 from streamkern.feed import prepare
 from streamkern.points import Points
 from streamkern.problem import check_evaluable, targets
@@ -72,7 +72,7 @@ class KernelModel:
         classes = self.classes if source.classes is not None else None
         for block in read_units(source, range(source.n_units), 0, 0):
             for rows in tiles(len(block.rows), SLAB_ROWS):
-                part = Block(block.X[rows], block.y[rows], block.rows[rows])
+                part = block.take(rows)
                 yield part, *self._block_values(part, classes, source.n_outputs)
 
     def _block_values(
@@ -87,19 +87,25 @@ class KernelModel:
     def evaluate(self, source: Source) -> dict[str, float]:
         """Mean squared error over all rows and outputs, and the accuracy where there are classes.
 
-        The error is against one-hot targets {0, 1} for classes.
+        The error is against one-hot targets {0, 1} for classes. Both are weighted means where
+        `source` brings sample weights; the class weights of a run do not count here.
         """
         if source.classes != self.classes or source.n_outputs != self.n_outputs:
             raise ConfigError(
                 f"the data has {targets(source.classes, source.n_outputs)}, the model was trained "
                 f"on {targets(self.classes, self.n_outputs)}; use data with the same targets"
             )
-        squared = correct = 0.0
-        n = 0
-        for _, F, Y in self.stream(source):
-            squared += float(((F - Y) ** 2).sum(dtype=np.float64))
-            correct += float((F.argmax(axis=1) == Y.argmax(axis=1)).sum())
-            n += len(F)
+        squared = correct = n = 0.0
+        for block, F, Y in self.stream(source):
+            errors, hits = (F - Y) ** 2, F.argmax(axis=1) == Y.argmax(axis=1)
+            if block.w is not None:
+                w = self.backend.asarray(block.w)
+                errors, hits = errors * w[:, None], hits * w
+            squared += float(errors.sum(dtype=np.float64))
+            correct += float(hits.sum(dtype=np.float64))
+            n += len(F) if block.w is None else float(block.w.sum(dtype=np.float64))
+        if not n > 0:
+            raise DataError("all sample weights of the data are 0; there is nothing to evaluate")
         metrics = {"mse": squared / (n * self.n_outputs)}
         if self.classes is not None:
             metrics["accuracy"] = correct / n

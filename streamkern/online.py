@@ -120,7 +120,13 @@ class _Block:
                 in_flight_bytes=sizes.loader_in_flight_bytes,
                 threads=config.data.prefetch_threads,
             ) as loader,
-            Feed(loader, self.run.backend, dtype=self.made.op.dtype, seed=seed) as feed,
+            Feed(
+                loader,
+                self.run.backend,
+                dtype=self.made.op.dtype,
+                seed=seed,
+                factors=self.run.data.weight_factors,
+            ) as feed,
         ):
             # Epoch numbers go on, so that no block is shuffled and augmented like another.
             for batch in feed.epochs(first, first + config.data.epochs):
@@ -136,7 +142,7 @@ class _Block:
 
     def _step(self, batch: DeviceBatch) -> None:
         with np.errstate(over="ignore", invalid="ignore"):  # the guard sees it, and acts
-            self.solver.step(self.state, batch.X, batch.Y, batch.rows, self.step)
+            self.solver.step(self.state, batch.X, batch.Y, batch.rows, self.step, batch.w)
         self.watch.add(self.step)
         self.step += 1
         self.samples += len(batch.rows)

@@ -155,6 +155,7 @@ def store_text(store: Mapping[str, Any]) -> str:
         f"{store['url']}",
         f"  {store['n_rows']:,} rows of {shape} {store['dtype']}, {store['n_outputs']} {targets}",
         *_balance(store),
+        *(["  with sample weights"] if store["sample_weights"] else []),
         f"  {store['n_chunks']:,} chunks of {store['chunk_rows']:,} rows, "
         f"{size_text(store['chunk_bytes'])}, codecs {', '.join(store['codecs'])}",
         f"  {size_text(store['decoded_bytes'])} decoded{_stored(store)}",

@@ -3,6 +3,10 @@
 Both whiten the stream as far as they can see it: the block preconditioner in the span of each
 block of centers, the low-rank one along the top eigendirections of a sample. How long a step each
 of them allows is `step_rule`'s to say.
+
+Where rows have sample weights w, the stream they whiten is that of sqrt(w) phi(x): its covariance
+is that of the weighted loss, and the leverage of a row w |phi|^2. So the rows of the sample and of
+the probe are scaled by sqrt(w) in their kernel matrices, and nothing else changes.
 """
 
 from __future__ import annotations
@@ -34,12 +38,18 @@ NO_OVERLAP = (
 )
 
 
+Roots = tuple[Array, Array]
+"""Square roots of the sample weights of a sample (s,) and of a probe (h,)."""
+
+
 @dataclass(frozen=True)
 class Sample:
-    """Rows of the stream that setup works with: X, points with the left side (n); Y : (n, c)."""
+    """Rows of the stream that setup works with: X, points with the left side (n); Y : (n, c);
+    root : (n,) square roots of the sample weights, or None."""
 
     X: Points
     Y: Array
+    root: Array | None = None
 
     def __len__(self) -> int:
         return len(self.X)
@@ -160,7 +170,7 @@ def build_block(
             tried = _damping_grid(relative, n_samples / len(S) if alone else 1.0)
         # A ridge on the weights themselves is evaluated on all blocks every step.
         rounds = 1 if factor.norm.L is None else len(blocks)
-        measured = factor.damped(probe.X, tried, affordable, ridge, rounds)
+        measured = factor.damped(probe, tried, affordable, ridge, rounds)
         factor.learn(measured.H, out=start[block])
         jitter = max(jitter, factor.norm.jitter)
         report("block", {"block": i, "blocks": len(blocks), "lambda_1": measured.lambda_1,
@@ -223,9 +233,13 @@ class _BlockFactor:
         slab = xp.empty((height, b), self.op.dtype)
         for rows in tiles(s, height):
             K = self.op.matrix(S.X[rows], self.Z, out=slab[: rows.stop - rows.start])
+            Y = S.Y[rows]
+            if S.root is not None:
+                K *= S.root[rows, None]
+                Y = Y * S.root[rows, None]
             W = self.norm.features(self.backend, K)  # rows of K become columns of W
             self.backend.add_gram(C, W, 1 / s)
-            moment += W.T @ S.Y[rows]
+            moment += W.T @ Y
         self.backend.mirror_lower(C)
         moment *= 1 / s
         return C, moment
@@ -267,6 +281,8 @@ class _BlockFactor:
             self._learned(10.0**exponent, out=weights)
             r = self.op.product(probe.X, self.Z, weights)
             r -= probe.Y
+            if probe.root is not None:
+                r *= probe.root[:, None]
             found = float((r * r).sum())
             return found if math.isfinite(found) else math.inf
 
@@ -283,7 +299,7 @@ class _BlockFactor:
         return 10.0**best
 
     def damped(
-        self, probe: Points, tried: list[float], affordable: float, ridge: float, n_blocks: int
+        self, probe: Sample, tried: list[float], affordable: float, ridge: float, n_blocks: int
     ) -> _Damped:
         """H_b at the first damping tried whose leverage is affordable, or the last.
 
@@ -302,10 +318,12 @@ class _BlockFactor:
             lambda_1 += (n_blocks - 1) * ridge / mu
         return _Damped(H, mu, leverage, lambda_1)
 
-    def _measure(self, H: Array, probe: Points, ridge: float) -> tuple[Array, float]:
+    def _measure(self, H: Array, probe: Sample, ridge: float) -> tuple[Array, float]:
         """|phi|^2 of every probe row, phi = H k(Z_b, x), and the top eigenvalue of S + R."""
         backend, h = self.backend, len(probe)
-        K = self.op.matrix(probe, self.Z)
+        K = self.op.matrix(probe.X, self.Z)
+        if probe.root is not None:
+            K *= probe.root[:, None]
         phi = backend.matmul(H, K.T, backend.xp.empty(K.T.shape, self.op.dtype), lower=True)
         del K
         leverage = backend.xp.einsum("ij,ij->j", phi, phi)
@@ -494,22 +512,36 @@ class LowRankPreconditioner:
 
 
 def build_low_rank(
-    op: KernelOperator, X_s: Points, probe: Points, *, level: int, seed: int = 0
+    op: KernelOperator,
+    X_s: Points,
+    probe: Points,
+    *,
+    level: int,
+    seed: int = 0,
+    roots: Roots | None = None,
 ) -> LowRankPreconditioner:
     """Eigensystem of the sample, and the step it allows, measured on `probe` (both sides).
+
+    With weights, of the kernel sqrt(w_i w_j) k(x_i, x_j); sqrt(w) goes into E.
 
     Public codes take lam_{q+1} for lambda_1; measured on fresh rows the top eigenvalue is up to
     1.6 times that. Cost that of K(X_s, X_s) and of `eigen.top_eigenpairs`.
     """
     s, xp = len(X_s), op.backend.xp
+    sample_root, probe_root = roots or (None, None)
     K = op.gram(X_s)
+    if sample_root is not None:
+        K *= sample_root[:, None]
+        K *= sample_root
     K *= 1 / s
     lam, E = sample_eigenpairs(op, K, level, seed)
     E, tail, lam = xp.ascontiguousarray(E[:, :-1]), lam[-1], lam[:-1]
     # The tail is estimated from above, so the last of the others may seem to be below it.
     D = xp.maximum(1 - tail / lam, 0) / lam / s
+    if sample_root is not None:
+        E *= sample_root[:, None]
     plain = LowRankPreconditioner(X_s, E, D, StepRule(1.0, 1.0))
-    return LowRankPreconditioner(X_s, E, D, measure_low_rank(op, plain, probe, seed))
+    return LowRankPreconditioner(X_s, E, D, measure_low_rank(op, plain, probe, seed, probe_root))
 
 
 def sample_eigenpairs(op: KernelOperator, K: Array, level: int, seed: int) -> tuple[Array, Array]:
@@ -533,11 +565,15 @@ def sample_eigenpairs(op: KernelOperator, K: Array, level: int, seed: int) -> tu
 
 
 def measure_low_rank(
-    op: KernelOperator, P: LowRankPreconditioner | None, probe: Points, seed: int
+    op: KernelOperator,
+    P: LowRankPreconditioner | None,
+    probe: Points,
+    seed: int,
+    root: Array | None = None,
 ) -> StepRule:
     """ell = max k_P(x, x) and lambda_1 of K_P(probe, probe) / h, k_P the preconditioned kernel.
 
-    P : None for the kernel itself.
+    P : None for the kernel itself. root : (h,) square roots of the sample weights of the probe.
     """
     h = len(probe)
     K = op.gram(probe)
@@ -545,6 +581,9 @@ def measure_low_rank(
         Q = op.product(probe, P.X_s, P.E)  # (h, q)
         for rows in tiles(h, 512):
             K[rows] -= (Q[rows] * P.D) @ Q.T
+    if root is not None:
+        K *= root[:, None]
+        K *= root
     leverage = float(K.diagonal().max())
     start = op.backend.asarray(np.random.default_rng([seed, 3]).standard_normal(h), op.dtype)
     return StepRule(leverage, top_eigenvalue(lambda v: K @ v / h, start, EIGENVALUE_STEPS))

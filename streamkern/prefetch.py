@@ -30,7 +30,7 @@ from streamkern.fetch import LocalReader, UnitReader, read_patiently
 from streamkern.machine import available_cpus
 from streamkern.plan import PLAN_VERSION, EpochPlan, unit_sizes
 from streamkern.remote import ClusterReader
-from streamkern.source_base import Source, y_shape
+from streamkern.source_base import Source, target_bytes
 
 MAX_THREADS = 64
 # Copies of a unit that a thread holds while reading it: compressed bytes, zarr's chunk and its
@@ -42,7 +42,8 @@ class HostBatch(NamedTuple):
     """One batch on the host; its arrays are valid until the next one is asked for.
 
     X : (m, *row_shape) storage dtype; y : (m,) int64 ids or (m, c) floats; rows : (m,) int64
-    virtual row ids. Views of a block buffer, or of one reused buffer across a block's edge.
+    virtual row ids; w : (m,) float32 sample weights as the source has them, or None. Views of a
+    block buffer, or of one reused buffer across a block's edge.
     """
 
     X: np.ndarray
@@ -50,6 +51,7 @@ class HostBatch(NamedTuple):
     rows: np.ndarray
     epoch: int
     index: int  # type: ignore[assignment]  # hides tuple.index
+    w: np.ndarray | None = None
 
 
 @dataclass
@@ -112,7 +114,7 @@ class Loader:
         self._sizes = unit_sizes(source)
         unit_rows = int(self._sizes.max(initial=1))
         x_bytes = math.prod(source.row_shape) * source.dtype.itemsize
-        y_bytes = math.prod(y_shape(source)) * source.y_dtype.itemsize
+        y_bytes = target_bytes(source)
         self._unit_bytes = unit_rows * (x_bytes + y_bytes + 8)
         self._row_bytes = x_bytes + y_bytes + 16  # with its row id and its place
         fit = max(1, block_bytes // (unit_rows * self._row_bytes))
@@ -241,7 +243,7 @@ class Loader:
         if len(pieces) == 1:
             piece, fill = pieces[0], self._ready(run)
             run.drained = piece.stop == fill.n_rows
-            arrays = fill.buffer.part(piece.start, piece.stop)
+            rows = fill.buffer.part(piece.start, piece.stop)
         else:
             if self._straddle is None:
                 self._straddle = Buffer(self.source, self.batch_size)
@@ -251,15 +253,14 @@ class Loader:
                     self._release(run)
                 fill = self._ready(run)
                 size = piece.stop - piece.start
-                parts = fill.buffer.part(piece.start, piece.stop)
-                for target, part in zip(self._straddle.part(done, done + size), parts, strict=True):
-                    target[...] = part
+                part = fill.buffer.part(piece.start, piece.stop)
+                self._straddle.held.put(slice(done, done + size), part)
                 run.drained = piece.stop == fill.n_rows
                 done += size
-            arrays = self._straddle.part(0, done)
+            rows = self._straddle.part(0, done)
         self.stats.batches += 1
-        self.stats.rows += len(arrays[2])
-        return HostBatch(*arrays, plan.epoch, index)
+        self.stats.rows += len(rows.rows)
+        return HostBatch(rows.X, rows.y, rows.rows, plan.epoch, index, rows.w)
 
     def _ready(self, run: _Run) -> Fill:
         """The block being drained, once all of its units are in place."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import zarr
 
 from streamkern.augment import Transform, from_config, is_deterministic, transform_name
@@ -28,7 +29,7 @@ from streamkern.cache import Cache
 from streamkern.choice import choose
 from streamkern.config import RunConfig
 from streamkern.devices import get_backend
-from streamkern.errors import ConfigError, StoreNotFoundError, StreamkernError
+from streamkern.errors import ConfigError, DataError, StoreNotFoundError, StreamkernError
 from streamkern.fourier import FourierFeatures, check_sampled
 from streamkern.kernels import Kernel, get_kernel
 from streamkern.mixture import open_stores, stored_rows
@@ -39,10 +40,11 @@ from streamkern.prefetch import MAX_THREADS
 from streamkern.remotefile import open_object
 from streamkern.report import redact
 from streamkern.selection import METHODS, ROW_METHODS, Selection, selection
-from streamkern.source_base import Source, read_ahead, y_shape
+from streamkern.source_base import Source, read_ahead, target_bytes
 from streamkern.sources import AugmentedSource, ZarrSource
 from streamkern.storage import local_path, zarr_store
 from streamkern.store import open_store
+from streamkern.weights import class_notes, weight_factors
 
 DEFAULT_CENTERS = 10_000
 SAVING = 128 << 20  # beside the arrays, while `checksums` has chunks of them on their way
@@ -55,12 +57,14 @@ class Data:
     source : what is trained on. base : the same rows before any augmentation, each once.
     fixed : the transforms that are no augmentation (scaling), in order, bound to their numbers;
     centers and evaluated rows go through these alone. cache : for chunks of remote stores.
+    weight_factors : see `weights.weight_factors`; None where rows have no sample weights.
     """
 
     source: Source
     base: Source
     fixed: tuple[Transform, ...]
     cache: Cache | None = None
+    weight_factors: npt.NDArray[np.float64] | None = None
 
     @property
     def d(self) -> int:
@@ -95,6 +99,7 @@ def open_data(config: RunConfig, source: Source | None = None) -> Data:
             settings.weights,
             x=settings.x,
             y=settings.y,
+            w=settings.sample_weight,
             storage_options=options_for(config, *settings.train_urls),
             cache=cache,
         )
@@ -111,7 +116,8 @@ def open_data(config: RunConfig, source: Source | None = None) -> Data:
                 "host_transform out"
             )
     fixed = tuple(t for t in source.feed_transforms if is_deterministic(t))
-    return Data(source, stored_rows(source), fixed, cache)
+    factors = weight_factors(source, settings.class_weight)
+    return Data(source, stored_rows(source), fixed, cache, factors)
 
 
 def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Source | None:
@@ -168,6 +174,23 @@ def check_evaluable(source: Source, row_shape: tuple[int, ...], name: str) -> No
             f"{name} is augmented by {transform_name(random[0])!r}, which is not applied to "
             "evaluated rows; write the augmented rows to a store and evaluate that"
         )
+
+
+def checked_classes(data: Data) -> list[str]:
+    """What is unusual about the classes that are trained on, in sentences.
+
+    Raises DataError where all rows that have a weight are of one class. Who gives weights has made
+    up their mind about the rest.
+    """
+    source, factors = data.source, data.weight_factors
+    totals = getattr(source, "totals", None)
+    if source.classes is None or totals is None:
+        return []
+    weighed = totals if factors is None else totals * factors
+    notes = class_notes(source.classes, weighed, "rows" if factors is None else "weight")
+    if np.count_nonzero(weighed) < 2:
+        raise DataError(notes[0])
+    return notes if factors is None else []
 
 
 def targets(classes: Sequence[str] | None, n_outputs: int) -> str:
@@ -312,8 +335,8 @@ def count_centers(config: RunConfig, data: Data) -> int:
         return min(n, DEFAULT_CENTERS)
     if model.n_centers > n:
         raise ConfigError(
-            f"model.n_centers={model.n_centers} {model.centers} centers can not be drawn from {n} "
-            "rows; lower n_centers or give centers"
+            f"model.n_centers={model.n_centers} must lie between 1 and {n}: no more "
+            f"{model.centers} centers can be drawn from {n} rows; lower n_centers or give centers"
         )
     return model.n_centers
 
@@ -375,9 +398,7 @@ def _problem(
     waits = on_cluster or config.data.dask is not None or bool(getattr(source, "remote", False))
     width = point_width(data.d, precision, backend, kernel)
     itemsize = 8 if precision == "float64" else 4
-    row_bytes = data.d * source.dtype.itemsize + int(
-        np.prod(y_shape(source), dtype=int) * source.y_dtype.itemsize
-    )
+    row_bytes = data.d * source.dtype.itemsize + target_bytes(source)
     unit_rows = int(unit_sizes(source).max())
     return Problem(
         n_rows=source.n_rows,

@@ -58,7 +58,7 @@ class Reader(Protocol):
 
 
 class BlockReader:
-    """An iterable of (X, y) pairs of arrays."""
+    """An iterable of (X, y) pairs of arrays, or of (X, y, w) with sample weights."""
 
     def __init__(self, pairs: Iterable[Any]) -> None:
         self.n_rows: int | None = None
@@ -72,27 +72,32 @@ class BlockReader:
         self.identity = {"kind": "iterator", "begins": _digest(*self._first)}
 
     @staticmethod
-    def _pair(numbered: tuple[int, Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    def _pair(numbered: tuple[int, Any]) -> tuple[NDArray[Any], ...]:
         index, pair = numbered
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise DataError(f"block {index} of the iterator is not a pair (X, y) of arrays")
-        X, y = np.asarray(pair[0]), np.asarray(pair[1])
+        if not isinstance(pair, tuple | list) or len(pair) not in (2, 3):
+            raise DataError(
+                f"block {index} of the iterator is not a pair (X, y) of arrays, or (X, y, w) with "
+                "sample weights"
+            )
+        X, y, *w = (np.asarray(a) for a in pair)
         if X.ndim < 2 or y.ndim < 1 or len(X) != len(y):
             raise DataError(
                 f"block {index} of the iterator has X {X.shape} and y {y.shape}; they must have "
                 "the same rows"
             )
-        return X, y
+        return X, y, *w
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         row = 0
-        for X, y in chain([self._first], map(self._pair, self._rest)):
+        for X, y, *w in chain([self._first], map(self._pair, self._rest)):
             skip = min(max(start - row, 0), len(X))
             row += len(X)
             step = max(1, block_bytes // max(1, X[:1].nbytes))
             for a in range(skip, len(X), step):
                 first = row - len(X) + a
-                yield RawBlock(X[a : a + step], y[a : a + step], "the iterator", first)
+                rows = slice(a, a + step)
+                weights = w[0][rows] if w else None
+                yield RawBlock(X[rows], y[rows], "the iterator", first, w=weights)
 
 
 class FileReader:
@@ -146,8 +151,9 @@ class ManyReader:
                     row += len(block.X)
                     if skip == len(block.X):
                         continue
+                    w = None if block.w is None else block.w[skip:]
                     block = block._replace(
-                        X=block.X[skip:], y=block.y[skip:], start=block.start + skip
+                        X=block.X[skip:], y=block.y[skip:], start=block.start + skip, w=w
                     )
                 yield block
             row += reader.n_rows or 0
@@ -163,6 +169,7 @@ def open_reader(
     *,
     x_name: str = "X",
     y_name: str = "y",
+    sample_weight: Any = None,
     input_options: Mapping[str, Any] | None = None,
     missing: str = "error",
 ) -> Reader:
@@ -172,24 +179,29 @@ def open_reader(
     """
     if isinstance(inputs, str | os.PathLike):
         place = _Place(dict(input_options or {}), files)
-        return _file_reader(inputs, y, x_name, y_name, place, missing)
+        return _file_reader(inputs, y, sample_weight, x_name, y_name, place, missing)
     if hasattr(inputs, "shape") and hasattr(inputs, "dtype"):
-        return _array_reader(inputs, y)
+        return _array_reader(inputs, y, sample_weight)
     if isinstance(inputs, Sequence) and inputs and all(_is_path(k) for k in inputs):
         place = _Place(dict(input_options or {}), files)
-        one_each = place.kind(inputs[0]) in ("npy", "idx") and isinstance(y, list | tuple)
-        if one_each and len(y) != len(inputs):
-            raise ConfigError(f"{len(inputs)} files of X and {len(y)} of y were given")
-        targets = y if one_each else [y] * len(inputs)
+        apart = place.kind(inputs[0]) in ("npy", "idx")
         return ManyReader(
             [
-                _file_reader(path, target, x_name, y_name, place, missing)
-                for path, target in zip(inputs, targets, strict=True)
+                _file_reader(path, target, weight, x_name, y_name, place, missing)
+                for path, target, weight in zip(
+                    inputs,
+                    _one_each(y, len(inputs), apart, "y"),
+                    _one_each(sample_weight, len(inputs), apart, "sample weights"),
+                    strict=True,
+                )
             ]
         )
     if isinstance(inputs, Iterable) and not isinstance(inputs, Mapping):
-        if y is not None:
-            raise ConfigError("y was given beside an iterable; its blocks must be pairs (X, y)")
+        if y is not None or sample_weight is not None:
+            raise ConfigError(
+                "y or sample_weight was given beside an iterable; its blocks must be pairs (X, y), "
+                "or (X, y, w) with sample weights"
+            )
         return BlockReader(inputs)
     raise ConfigError(
         f"can not ingest a {type(inputs).__name__}; give a path, paths, arrays, or an iterable of "
@@ -197,7 +209,16 @@ def open_reader(
     )
 
 
-def _array_reader(X: Any, y: Any) -> ArrayReader:
+def _one_each(given: Any, n_files: int, apart: bool, what: str) -> list[Any]:
+    """What goes with each of several files; `apart` : it may be a file for each."""
+    if not apart or not isinstance(given, list | tuple):
+        return [given] * n_files
+    if len(given) != n_files:
+        raise ConfigError(f"{n_files} files of X and {len(given)} of {what} were given")
+    return list(given)
+
+
+def _array_reader(X: Any, y: Any, w: Any) -> ArrayReader:
     if y is None:
         raise ConfigError("X is an array, so y must be given too")
     y = y if hasattr(y, "shape") else np.asarray(y)
@@ -207,9 +228,12 @@ def _array_reader(X: Any, y: Any) -> ArrayReader:
         "y": [list(y.shape), str(y.dtype)],
         "ends": _digest(*(np.asarray(a[part]) for a in (X, y) for part in _ENDS)),
     }
+    if w is not None:
+        w = w if hasattr(w, "shape") else np.asarray(w)
+        identity["w"] = _digest(np.asarray(w))
     chunks = getattr(X, "chunks", None)
     rows = np.ravel(chunks[0])[0] if chunks else 1  # zarr and h5py: (k, ...); dask: ((k, ...), ...)
-    return ArrayReader(X, y, "the array", identity, aligned=max(int(rows), 1))
+    return ArrayReader(X, y, "the array", identity, aligned=max(int(rows), 1), w=w)
 
 
 _ENDS = (slice(0, 256), slice(-256, None))
@@ -218,18 +242,20 @@ _ENDS = (slice(0, 256), slice(-256, None))
 def _file_reader(
     url: str | os.PathLike[str],
     y: Any,
+    w: Any,
     x_name: str,
     y_name: str,
     place: _Place,
     missing: str,
 ) -> Reader:
     with _decompressing(url):  # a header may be damaged already
-        return FileReader(_reader_of(url, y, x_name, y_name, place, missing), url)
+        return FileReader(_reader_of(url, y, w, x_name, y_name, place, missing), url)
 
 
 def _reader_of(
     url: str | os.PathLike[str],
     y: Any,
+    w: Any,
     x_name: str,
     y_name: str,
     place: _Place,
@@ -237,46 +263,70 @@ def _reader_of(
 ) -> Reader:
     kind = place.kind(url)
     where = redact(url)
-    if kind == "zarr":
-        return _zarr_reader(url, x_name, y_name if y is None else y, place.options, missing)
     if kind in ("npy", "idx"):
-        return _pair_reader(url, kind, y, place)
-    identity = [place.identity(url), x_name, y_name]
+        return _apart_reader(url, kind, y, w, place)
+    if w is not None and not isinstance(w, str | int):
+        raise ConfigError(
+            f"the sample weights of {where} are in it: give the name of their array or column"
+        )
+    if kind == "zarr":
+        names = (x_name, y_name if y is None else y, None if w is None else str(w))
+        return _zarr_reader(url, names, place.options, missing)
+    weight = [] if w is None else [str(w)]
+    identity = [place.identity(url), x_name, y_name, *weight]
     if kind == "npz":
-        X, labels = _npz_members(place, url, (x_name, y_name))
-        return ArrayReader(X, labels, where, identity)
+        X, labels, *weights = _npz_members(place, url, (x_name, y_name, *weight))
+        return ArrayReader(X, labels, where, identity, w=weights[0] if weights else None)
     if kind == "hdf5":
-        X, labels = _hdf5_members(place, url, (x_name, y_name))
-        return ArrayReader(X, labels, where, identity, aligned=X.chunks[0] if X.chunks else 1)
+        X, labels, *weights = _hdf5_members(place, url, (x_name, y_name, *weight))
+        rows = X.chunks[0] if X.chunks else 1
+        return ArrayReader(
+            X, labels, where, identity, aligned=rows, w=weights[0] if weights else None
+        )
     target = y_name if y is None else y
+    identity = [place.identity(url), _columns_json(target)]
     if kind == "csv":
-        identity = [place.identity(url), _columns_json(target)]
-        return CsvReader(where, lambda: place.open_once(url), target, identity)
-    return _parquet_reader(url, target, x_name, place)
+        return CsvReader(where, lambda: place.open_once(url), target, identity + weight, w)
+    path = local_path(url)
+    file = path if path is not None else place.open(url)
+    reader = ParquetReader(where, file, target, x_name, [*identity, x_name, *weight], w)
+    place.keep(closing(reader))
+    return reader
 
 
-def _pair_reader(url: str | os.PathLike[str], kind: str, y: Any, place: _Place) -> ArrayReader:
-    """A .npy or IDX file of X, with y in another such file or in memory."""
+def _apart_reader(
+    url: str | os.PathLike[str], kind: str, y: Any, w: Any, place: _Place
+) -> ArrayReader:
+    """A .npy or IDX file of X, with y and w in other such files or in memory."""
     where = redact(url)
-    arrays = {"npy": npy_array, "idx": idx_array}
     target = _labels_beside(url) if kind == "idx" and y is None else y
     if target is None:
         raise ConfigError(f"{where} holds X alone; give y, a file or an array")
     identity = place.identity(url)
-    X = arrays[kind](place.open(url), where)
-    if not isinstance(target, str | os.PathLike):
-        given = np.asarray(target)
-        return ArrayReader(X, given, where, [identity, _digest(given)])
-    target_kind = place.kind(target)
-    if target_kind not in arrays:
-        raise ConfigError(f"y={redact(target)} must be a .npy or IDX file like {where}")
-    labels = arrays[target_kind](place.open(target), redact(target))
-    return ArrayReader(X, labels, where, [identity, place.identity(target)])
+    X = _FILES[kind](place.open(url), where)
+    labels, labels_identity = _array_beside(target, "y", place, where)
+    identities = [identity, labels_identity]
+    if w is None:
+        return ArrayReader(X, labels, where, identities)
+    weights, weights_identity = _array_beside(w, "sample_weight", place, where)
+    return ArrayReader(X, labels, where, [*identities, weights_identity], w=weights)
 
 
-def _hdf5_members(
-    place: _Place, url: str | os.PathLike[str], names: tuple[str, str]
-) -> tuple[Any, Any]:
+_FILES = {"npy": npy_array, "idx": idx_array}
+
+
+def _array_beside(given: Any, name: str, place: _Place, where: str) -> tuple[Any, Any]:
+    """An array from a .npy or IDX file, or from memory, and its identity."""
+    if not isinstance(given, str | os.PathLike):
+        array = np.asarray(given)
+        return array, _digest(array)
+    kind = place.kind(given)
+    if kind not in _FILES:
+        raise ConfigError(f"{name}={redact(given)} must be a .npy or IDX file like {where}")
+    return _FILES[kind](place.open(given), redact(given)), place.identity(given)
+
+
+def _hdf5_members(place: _Place, url: str | os.PathLike[str], names: Sequence[str]) -> list[Any]:
     h5py = need("h5py")
     path = local_path(url)
     try:
@@ -285,22 +335,14 @@ def _hdf5_members(
         raise StoreNotFoundError(f"there is no file {redact(url)}") from error
     except OSError as error:
         raise DataError(f"{redact(url)} is not a readable HDF5 file: {error}") from error
-    return _member(file, names[0], redact(url)), _member(file, names[1], redact(url))
-
-
-def _parquet_reader(
-    url: str | os.PathLike[str], target: Any, x_name: str, place: _Place
-) -> ParquetReader:
-    identity = [place.identity(url), _columns_json(target), x_name]
-    path = local_path(url)
-    file = path if path is not None else place.open(url)
-    reader = ParquetReader(redact(url), file, target, x_name, identity)
-    place.keep(closing(reader))
-    return reader
+    return [_member(file, name, redact(url)) for name in names]
 
 
 def _zarr_reader(
-    url: str | os.PathLike[str], x_name: str, y_name: str, options: dict[str, Any], missing: str
+    url: str | os.PathLike[str],
+    names: tuple[str, str, str | None],
+    options: dict[str, Any],
+    missing: str,
 ) -> Reader:
     where = redact(url)
     store = zarr_store(url, storage_options=options or None)
@@ -311,15 +353,25 @@ def _zarr_reader(
     state: Any = group.attrs.get("streamkern")
     if isinstance(state, Mapping) and state.get("status") != "complete":
         raise DataError(f"{where} is an unfinished store; finish its ingest first")
-    X, labels = (_member(group, name, where) for name in (x_name, y_name))
-    names = state["classes"] if isinstance(state, Mapping) and y_name == "y" else None
-    identity: dict[str, Any] = {"kind": "zarr", "url": where, "names": [x_name, y_name]}
+    ours = isinstance(state, Mapping) and names[1] == "y"
+    if ours and names[2] is None and state.get("weight_totals") is not None:
+        names = (*names[:2], "w")  # our own weights go along
+    found = [_member(group, name, where) for name in names if name is not None]
+    X, labels, *weights = found
+    identity: dict[str, Any] = {"kind": "zarr", "url": where, "names": [k for k in names if k]}
     if isinstance(state, Mapping):
         identity["fingerprint"] = state["fingerprint"]
     else:
-        identity["arrays"] = [[list(a.shape), str(a.dtype), list(a.chunks)] for a in (X, labels)]
-    rows = int((X.shards or X.chunks)[0])
-    return ArrayReader(X, labels, where, identity, aligned=rows, names=names)
+        identity["arrays"] = [[list(a.shape), str(a.dtype), list(a.chunks)] for a in found]
+    return ArrayReader(
+        X,
+        labels,
+        where,
+        identity,
+        aligned=int((X.shards or X.chunks)[0]),
+        names=state["classes"] if ours else None,
+        w=weights[0] if weights else None,
+    )
 
 
 def _member(group: Any, name: str, where: str) -> Any:
@@ -332,7 +384,7 @@ def _member(group: Any, name: str, where: str) -> Any:
     return member
 
 
-def _npz_members(place: _Place, url: str | os.PathLike[str], names: tuple[str, str]) -> list[Any]:
+def _npz_members(place: _Place, url: str | os.PathLike[str], names: Sequence[str]) -> list[Any]:
     where = redact(url)
     try:
         archive = place.keep(zipfile.ZipFile(place.open(url)))

@@ -117,6 +117,17 @@ def _weights(value: object) -> object:
     return tuple(float(w) for w in value)
 
 
+def _class_weights(value: object) -> object:
+    if not isinstance(value, Mapping):
+        return value
+    if not value or not all(
+        isinstance(w, int | float) and not isinstance(w, bool) and 0 <= w < math.inf
+        for w in value.values()
+    ):
+        raise ValueError("not a table of weights")
+    return {str(name): float(w) for name, w in value.items()}
+
+
 class Rule(NamedTuple):
     """What a value must be, in words."""
 
@@ -167,6 +178,7 @@ Device: TypeAlias = Annotated[
     str, Field(pattern=r"^(auto|cpu|gpu(:\d{1,4})?)$"), Rule('"auto", "cpu", "gpu" or "gpu:N"')
 ]
 Name: TypeAlias = Annotated[Text, Rule("the name of an array in the store")]
+OptionalName: TypeAlias = Annotated[Text | None, Rule("the name of an array in the store")]
 _NO_PASSWORD = "without a password in it (those go to the environment or data.storage_options)"
 Url: TypeAlias = Annotated[Text, BeforeValidator(_url), Rule(f"a path or URL {_NO_PASSWORD}")]
 OptionalUrl: TypeAlias = Annotated[
@@ -182,6 +194,11 @@ Urls: TypeAlias = Annotated[
 ]
 Weights: TypeAlias = Annotated[
     tuple[float, ...] | None, BeforeValidator(_weights), Rule("a list of finite numbers above 0")
+]
+ClassWeights: TypeAlias = Annotated[
+    Literal["balanced"] | dict[str, float] | None,
+    BeforeValidator(_class_weights),
+    Rule('"balanced" or a table of finite numbers, 0 or above, by class name'),
 ]
 Centers: TypeAlias = Annotated[
     Text,

@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from streamkern.errors import DataError
 from streamkern.random import words
+from streamkern.weights import DTYPE as WEIGHT
 from streamkern.writer import disk_full_hint
 
 if TYPE_CHECKING:
@@ -58,6 +60,8 @@ class Spool:
         What the rows are; scratch of another identity is thrown away.
     expected_rows : int, optional
         Chooses the number of buckets; any value gives the same order.
+    weighted : bool
+        Whether rows have sample weights.
     """
 
     def __init__(
@@ -72,11 +76,12 @@ class Spool:
         seed: int | None,
         identity: str,
         expected_rows: int | None = None,
+        weighted: bool = False,
     ) -> None:
-        self.row_shape, self.x_dtype = row_shape, x_dtype
-        self._record = np.dtype(
-            [("key", np.uint64), ("y", y_dtype, y_shape), ("X", x_dtype, row_shape)], align=True
-        )
+        self.row_shape, self.x_dtype, self.weighted = row_shape, x_dtype, weighted
+        weight: list[Any] = [("w", WEIGHT)] if weighted else []
+        fields = [("key", np.uint64), ("y", y_dtype, y_shape), ("X", x_dtype, row_shape), *weight]
+        self._record = np.dtype(fields, align=True)
         self._capacity = max(1, limit_bytes // (self._record.itemsize + _SORT_BYTES))
         self._directory = directory
         self._seed = seed
@@ -101,8 +106,10 @@ class Spool:
         """Whether the rows are in scratch files; only then is there something to resume."""
         return self._buffer is None
 
-    def append(self, X: NDArray[Any], y: NDArray[Any]) -> None:
-        """Take in the next rows, X (k, *row_shape) and y (k, *y_shape)."""
+    def append(self, X: NDArray[Any], y: NDArray[Any], w: NDArray[Any] | None = None) -> None:
+        """Take in the next rows, X (k, *row_shape) and y (k, *y_shape), and w (k,) if weighted."""
+        if (w is not None) != self.weighted:
+            raise DataError("some blocks of rows have sample weights and others have none")
         k = len(X)
         if self._buffer is not None and self.n_rows + k <= len(self._buffer):
             records = self._buffer[self.n_rows : self.n_rows + k]
@@ -116,6 +123,8 @@ class Spool:
             else row_keys(self._seed, start, k)
         )
         records["X"], records["y"] = X, y
+        if w is not None:
+            records["w"] = w
         if self._buffer is None:
             self._deal(records, "", self._bits)
         self.n_rows += k
@@ -141,19 +150,20 @@ class Spool:
         while large := [name for name, n in self._leaves.items() if n > self._capacity]:
             self._split(large[0])
 
-    def rows(self, start: int, stop: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """X and y at positions start..stop-1 of the final order. Loads one bucket at a time."""
-        X_parts, y_parts = [], []
+    def rows(self, start: int, stop: int) -> tuple[NDArray[Any], ...]:
+        """X, y (and w) at positions start..stop-1 of the final order. Loads a bucket at a time."""
+        names = ("X", "y", "w") if self.weighted else ("X", "y")
+        parts: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
         first = 0
         for name, count in sorted(self._leaves.items()) if self.spilled else [("", self.n_rows)]:
             a, b = max(start - first, 0), min(stop - first, count)
             if a < b:
                 records, order = self._load(name)
                 places = order[a:b]
-                X_parts.append(records["X"][places])
-                y_parts.append(records["y"][places])
+                for name, part in parts.items():
+                    part.append(records[name][places])
             first += count
-        return _joined(X_parts), _joined(y_parts)
+        return tuple(_joined(part) for part in parts.values())
 
     def discard(self) -> None:
         """Remove the scratch files."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -17,6 +17,7 @@ from streamkern.errors import DataError, NonFiniteError
 from streamkern.layout import X_DTYPES, first_nonfinite
 from streamkern.parallel import in_turn
 from streamkern.random import Stage
+from streamkern.weights import DTYPE as WEIGHT
 
 T = TypeVar("T")
 
@@ -28,19 +29,37 @@ class Block(NamedTuple):
     """Consecutive virtual rows as read.
 
     X : (k, *row_shape) storage dtype; y : (k,) int64 class ids or (k, c) floats;
-    rows : (k,) int64 virtual row ids.
+    rows : (k,) int64 virtual row ids; w : (k,) float32 sample weights, as the source has them,
+    or None.
     """
 
     X: np.ndarray
     y: np.ndarray
     rows: np.ndarray
+    w: np.ndarray | None = None
+
+    @property
+    def read(self) -> tuple[np.ndarray, ...]:
+        """What a source reads: X, y, and w where there is one."""
+        return (self.X, self.y) if self.w is None else (self.X, self.y, self.w)
+
+    def take(self, places: Any) -> Block:
+        """The rows at `places`, a slice or an array."""
+        w = None if self.w is None else self.w[places]
+        return Block(self.X[places], self.y[places], self.rows[places], w)
+
+    def put(self, places: Any, rows: Block) -> None:
+        """Set the rows at `places`."""
+        for target, part in zip((*self.read, self.rows), (*rows.read, rows.rows), strict=True):
+            target[places] = part
 
 
 class Source(Protocol):
     """What the plan, the prefetcher and the feed need of a data set.
 
-    y is (k,) int64 ids 0..c-1 where there are `classes`, else (k, c) of `y_dtype`. Four more
-    attributes are optional, as in `BaseSource`: `remote`, `strata`, `parts` and `read_targets`.
+    y is (k,) int64 ids 0..c-1 where there are `classes`, else (k, c) of `y_dtype`. More attributes
+    are optional, as in `BaseSource`: `remote`, `strata`, `parts`, `weighted`, `totals` and
+    `read_targets`.
     """
 
     n_rows: int
@@ -91,6 +110,10 @@ class BaseSource(ABC):
     level = 0  # how many sources are below; part of the key of the draws
     strata: np.ndarray | None = None  # (n_units,) what the plan spreads evenly over an epoch
     parts: tuple[Source, ...] = ()  # the sources this one is made from
+    weighted = False  # whether blocks have sample weights
+    # Sum of the weights (without any: the number) of the rows of an epoch, of each class (c,), or
+    # of all where y are values (1,); None where it is not known without reading the data.
+    totals: np.ndarray | None = None
 
     _edges: np.ndarray  # (n_units + 1,)
     _host: tuple[Transform, ...] = ()
@@ -104,7 +127,8 @@ class BaseSource(ABC):
     def fingerprint(self) -> str: ...
 
     @abstractmethod
-    def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]: ...
+    def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
+        """X and y of unit u, and w where the source is `weighted`."""
 
     @property
     def row_bytes(self) -> int:
@@ -115,13 +139,13 @@ class BaseSource(ABC):
         return int(self._edges[u]), int(self._edges[u + 1])
 
     def read_unit(self, u: int, seed: int, epoch: int) -> Block:
-        X, y = self._read(u, seed, epoch)
+        X, y, *w = self._read(u, seed, epoch)
         rows = np.arange(*self.unit_bounds(u), dtype=np.int64)
         stage = (Stage.HOST_TRANSFORM, self.level)
         X, y = apply_transforms(
             np, self._host, X, y, rows=rows, seed=seed, epoch=epoch, stage=stage
         )
-        return Block(X, y, rows)
+        return Block(X, y, rows, *w)
 
     def read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
         """y of `read_unit`, without X where that can be."""
@@ -154,6 +178,34 @@ class BaseSource(ABC):
 def y_shape(source: Source) -> tuple[int, ...]:
     """Shape of one row's target as read."""
     return () if source.classes is not None else (source.n_outputs,)
+
+
+def is_weighted(source: Source) -> bool:
+    """Whether the rows of `source` bring sample weights."""
+    return bool(getattr(source, "weighted", False))
+
+
+def target_bytes(source: Source) -> int:
+    """Bytes of one row's target as read, and of its sample weight."""
+    weight = WEIGHT.itemsize if is_weighted(source) else 0
+    return math.prod(y_shape(source)) * source.y_dtype.itemsize + weight
+
+
+def joined(blocks: Sequence[Block]) -> Block:
+    """The rows of several blocks, one after the other."""
+    X, y, rows = (np.concatenate([getattr(b, name) for b in blocks]) for name in ("X", "y", "rows"))
+    weights = [b.w for b in blocks if b.w is not None]
+    return Block(X, y, rows, np.concatenate(weights) if weights else None)
+
+
+def empty_rows(source: Source, n_rows: int) -> Block:
+    """Room for rows of `source`, uninitialised."""
+    return Block(
+        np.empty((n_rows, *source.row_shape), source.dtype),
+        np.empty((n_rows, *y_shape(source)), source.y_dtype),
+        np.empty(n_rows, np.int64),
+        np.empty(n_rows, WEIGHT) if is_weighted(source) else None,
+    )
 
 
 def read_ahead(waits: bool) -> int:

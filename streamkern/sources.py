@@ -28,7 +28,9 @@ from streamkern.source_base import (
     Source,
     check_dtype,
     check_finite,
+    empty_rows,
     encode_labels,
+    is_weighted,
     read_units,
     regular_edges,
     y_shape,
@@ -71,13 +73,14 @@ class ZarrSource(BaseSource):
         *,
         x: str = "X",
         y: str | None = "y",
+        w: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
         missing: str = "error",
         cache: Cache | None = None,
     ) -> None:
         if not isinstance(store, Store):
             store = open_store(
-                store, x=x, y=y, storage_options=storage_options, missing=missing, cache=cache
+                store, x=x, y=y, w=w, storage_options=storage_options, missing=missing, cache=cache
             )
         self.store, spec = store, store.spec
         self.n_rows, self.row_shape, self.dtype = spec.n_rows, spec.row_shape, spec.x_dtype
@@ -86,6 +89,9 @@ class ZarrSource(BaseSource):
         self.y_dtype = np.dtype(
             np.int64 if spec.classes is not None else y_dtype if y_dtype.kind == "f" else np.float64
         )
+        self.weighted = spec.weight_totals is not None
+        totals = spec.weight_totals if self.weighted else spec.class_counts
+        self.totals = None if totals is None else np.array(totals, np.float64)
         self.remote = local_path(store.url) is None
         self._grouped = max(1, SMALL_CHUNK_BYTES // (spec.chunk_rows * self.row_bytes))
         self._edges = regular_edges(self.n_rows, spec.chunk_rows * self._grouped)
@@ -95,13 +101,12 @@ class ZarrSource(BaseSource):
     def fingerprint(self) -> str:
         return self.store.spec.fingerprint
 
-    def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         first = u * self._grouped
         last = min(first + self._grouped, self.store.n_chunks)
-        parts = [self.store.read_chunk(i) for i in range(first, last)]
-        if len(parts) == 1:
-            return parts[0]
-        return np.concatenate([X for X, _ in parts]), np.concatenate([y for _, y in parts])
+        read = [self.store.read_weighted_chunk(i) for i in range(first, last)]
+        parts = zip(*([a for a in chunk if a is not None] for chunk in read), strict=True)
+        return tuple(np.concatenate(part) if len(part) > 1 else part[0] for part in parts)
 
     def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
         first = u * self._grouped
@@ -134,6 +139,9 @@ class AugmentedSource(BaseSource):
         self.remote = getattr(base, "remote", False)
         self.level = getattr(base, "level", 0) + 1
         self.parts = (base,)
+        self.weighted = is_weighted(base)
+        totals = getattr(base, "totals", None)
+        self.totals = None if totals is None else copies * totals
         base_bytes = base.n_rows * self.row_bytes
         # Whole replicas in a unit, or 0: a unit of a replica.
         self._replicas = min(copies, UNIT_BYTES // max(1, base_bytes))
@@ -170,20 +178,19 @@ class AugmentedSource(BaseSource):
     def _own_feed(self) -> tuple[Transform, ...]:
         return self.feed_transforms[len(self.base.feed_transforms) :]
 
-    def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         if not self._replicas:
             block = self.base.read_unit(u % self.base.n_units, seed, epoch)
-            return block.X, block.y
+            return block.read
         start, stop = self.unit_bounds(u)
-        X = np.empty((stop - start, *self.row_shape), self.dtype)
-        y = np.empty((stop - start, *y_shape(self)), self.y_dtype)
+        rows = empty_rows(self, stop - start)
         n = self.base.n_rows
         for unit in range(self.base.n_units):
             block = self.base.read_unit(unit, seed, epoch)
             first, last = self.base.unit_bounds(unit)
-            X.reshape(-1, n, *self.row_shape)[:, first:last] = block.X
-            y.reshape(-1, n, *y_shape(self))[:, first:last] = block.y
-        return X, y
+            for target, part in zip(rows.read, block.read, strict=True):
+                target.reshape(-1, n, *target.shape[1:])[:, first:last] = part
+        return rows.read
 
 
 class GeneratorSource(BaseSource):
@@ -234,7 +241,7 @@ class GeneratorSource(BaseSource):
     def fingerprint(self) -> str:
         return f"name:{self.name}"
 
-    def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         start, stop = self.unit_bounds(u)
         where = f"unit {u} of generator {self.name} (rows {start} to {stop - 1})"
         X, y = (np.asarray(a) for a in self.fn(seed, epoch, start, stop))
@@ -281,15 +288,13 @@ def sample_rows(
 def read_rows(source: Source, rows: np.ndarray, seed: int, epoch: int = 0) -> Block:
     """The given rows (n,), in that order; each unit that holds one is read once."""
     edges = np.concatenate(([0], np.cumsum(unit_sizes(source))))
-    X = np.empty((len(rows), *source.row_shape), source.dtype)
-    y = np.empty((len(rows), *y_shape(source)), source.y_dtype)
+    sample = empty_rows(source, len(rows))
     holder = np.searchsorted(edges, rows, side="right") - 1
     units = np.unique(holder)
     for u, block in zip(units, read_units(source, units, seed, epoch), strict=True):
         places = np.flatnonzero(holder == u)
-        inside = rows[places] - edges[u]
-        X[places], y[places] = block.X[inside], block.y[inside]
-    return Block(X, y, rows)
+        sample.put(places, block.take(rows[places] - edges[u]))
+    return sample
 
 
 def stores_of(source: Source) -> list[Store]:

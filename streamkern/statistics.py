@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from streamkern.errors import DataError
+from streamkern.weights import add_totals
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,13 +29,17 @@ _SLAB_BYTES = 1 << 20  # float64 working copy: stays in L2, and bounds memory fo
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """Per-feature and global mean and standard deviation (over n), and rows per class."""
+    """Per-feature and global mean and standard deviation (over n), and rows per class.
+
+    weight_totals : sums of the sample weights, as in `StoreSpec`; features are not weighted.
+    """
 
     mean: NDArray[np.float64]
     scale: NDArray[np.float64]
     global_mean: float
     global_scale: float
     class_counts: tuple[int, ...] | None
+    weight_totals: tuple[float, ...] | None = None
 
 
 class RunningStatistics:
@@ -53,16 +58,21 @@ class RunningStatistics:
         self._mean = np.zeros(n_features)
         self._m2 = np.zeros(n_features)
         self._counts = None if n_classes is None else np.zeros(n_classes, np.int64)
+        self._totals: NDArray[np.float64] | None = None
         self._slab = max(1, _SLAB_BYTES // (8 * n_features))
 
-    def add(self, X: NDArray[Any], y: NDArray[Any]) -> None:
-        """Take in a block: X (k, ...) of any dtype, y (k,) class ids or (k, c) values."""
+    def add(self, X: NDArray[Any], y: NDArray[Any], w: NDArray[Any] | None = None) -> None:
+        """Take in a block: X (k, ...) of any dtype, y (k,) class ids or (k, c) values, w (k,)."""
         rows = X.reshape(len(X), -1)
         with np.errstate(over="ignore", invalid="ignore"):
             for start in range(0, len(rows), self._slab):
                 self._add_slab(rows[start : start + self._slab].astype(np.float64))
         if self._counts is not None:
             self._counts += np.bincount(y.astype(np.int64), minlength=len(self._counts))
+        if w is not None:
+            if self._totals is None:
+                self._totals = np.zeros(1 if self._counts is None else len(self._counts))
+            add_totals(self._totals, y, w, self._counts is not None)
 
     def _add_slab(self, block: NDArray[np.float64]) -> None:
         k = len(block)
@@ -93,4 +103,5 @@ class RunningStatistics:
             global_mean=float(self._mean.mean()),
             global_scale=float(np.sqrt(total)),
             class_counts=counts,
+            weight_totals=None if self._totals is None else tuple(self._totals.tolist()),
         )

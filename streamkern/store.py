@@ -30,9 +30,10 @@ from streamkern.errors import (
     StreamkernError,
 )
 from streamkern.layout import ATTRIBUTE, StoreSpec
-from streamkern.metadata import chunk_rows, foreign_fingerprint, read_metadata
+from streamkern.metadata import Arrays, Names, chunk_rows, foreign_fingerprint, read_metadata
 from streamkern.objects import READS, TRAFFIC
 from streamkern.storage import local_path, redact, zarr_store
+from streamkern.weights import as_weights
 from streamkern.writer import StoreWriter
 
 if TYPE_CHECKING:
@@ -57,21 +58,22 @@ class Store:
     def __init__(
         self,
         group: Any,
-        arrays: tuple[Any, Any],
+        arrays: Arrays,
         url: str,
         spec: StoreSpec,
-        names: tuple[str, str | None],
+        names: Names,
         reopen: Any,
         cache: Cache | None = None,
     ) -> None:
         self.url = url
         self.spec = spec
         self._group = group
-        self._x, self._y = arrays
+        self._x, self._y, self._w = arrays
+        self._arrays = [a for a in arrays if a is not None]
         self._known_digests: Any = None
         self._lock = threading.Lock()
         self._remote = local_path(url) is None
-        whole = [a for a in arrays if a is not None and a.chunks[0] == spec.chunk_rows]
+        whole = [a for a in self._arrays if a.chunks[0] == spec.chunk_rows]
         self._files = {a.path: chunk_files(a) for a in whole}
         self._objects = {a.path: chunk_objects(a) for a in whole}
         if cache is not None:
@@ -95,7 +97,7 @@ class Store:
                 )
 
     def _is_written(self, key: str, raw: Any) -> bool:
-        """Whether an object is the chunk of X or y that the fingerprint was made of."""
+        """Whether an object is the chunk of an array that the fingerprint was made of."""
         path, _, place = key.partition("/c/")
         reader, i = self._objects[path], int(place.partition("/")[0])
         start, stop = self.chunk_bounds(i)
@@ -103,7 +105,8 @@ class Store:
             chunk = reader.decode(raw, stop - start) if reader is not None else None
         except (ValueError, RuntimeError):
             return False
-        digest = self._digests()[i].reshape(2, -1)[int(path != self._x.path)]
+        which = [array.path for array in self._arrays].index(path)
+        digest = self._digests()[i].reshape(-1, layout.DIGEST_BYTES)[which]
         return chunk is not None and np.array_equal(layout.array_digest(chunk), digest)
 
     def _digests(self) -> Any:
@@ -160,9 +163,23 @@ class Store:
         OSError
             The storage failed; worth a retry.
         """
-        X, y = self._read_stored(i)
-        _check_finite(X, i, self.chunk_bounds(i)[0], self, self._key(self._x, i))
-        return X, self._checked_targets(y, i)
+        return self.read_weighted_chunk(i)[:2]
+
+    def read_weighted_chunk(
+        self, i: int
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32] | None]:
+        """X and y as `read_chunk` gives them, and the sample weights (rows,), if there are some.
+
+        Raises DataError for a weight that is negative or not finite, and what `read_chunk` does.
+        """
+        X, *rest = self._read_stored(i)
+        start, stop = self.chunk_bounds(i)
+        _check_finite(X, i, start, self, self._key(self._x, i))
+        y = self._checked_targets(rest[0], i) if rest else _no_targets(stop - start)
+        if self._w is None:
+            return X, y, None
+        where = f"{self._key(self._w, i)} of {self!r}"
+        return X, y, as_weights(rest[1], stop - start, where, start)
 
     def read_rows(self, rows: NDArray[np.integer[Any]]) -> tuple[NDArray[Any], NDArray[Any]]:
         """The given rows (k,), in the order asked, repeats allowed; each chunk is read once.
@@ -210,8 +227,8 @@ class Store:
             self._group.store, path=self._group.path, mode="r", zarr_format=version
         )
         if self.spec.foreign:
-            x, y = self._names
-            now = foreign_fingerprint((group[x], None if y is None else group[y]), self._names)
+            x, y, w = (None if name is None else group[name] for name in self._names)
+            now = foreign_fingerprint((x, y, w), self._names)
         else:
             state: Any = group.attrs.get(ATTRIBUTE) or {}
             now = str(state.get("fingerprint"))
@@ -228,15 +245,13 @@ class Store:
         return [codec["name"] for codec in codecs]
 
     def stored_bytes(self) -> int:
-        """Bytes of X and y in the storage, from a listing."""
-        arrays = [self._x] if self._y is None else [self._x, self._y]
-        return sum(int(array.nbytes_stored()) for array in arrays)
+        """Bytes of the arrays in the storage, from a listing."""
+        return sum(int(array.nbytes_stored()) for array in self._arrays)
 
     def absent_chunks(self) -> int:
-        """Chunks of X and y (shards, where there are some) not in the storage, from a listing."""
-        arrays = [self._x] if self._y is None else [self._x, self._y]
+        """Chunks (shards, where there are some) not in the storage, from a listing."""
         absent = 0
-        for array in arrays:
+        for array in self._arrays:
             unit = array.shards or array.chunks
             expected = np.prod([-(-n // k) for n, k in zip(array.shape, unit, strict=True)])
             absent += int(expected) - _stored_chunks(array)
@@ -256,11 +271,10 @@ class Store:
             raise DataError(f"{self!r} has no digests to verify; ingest it to get them")
         digests = self._read_array(self._group["digests"], 0, self.n_chunks, "digests")
         for i in range(self.n_chunks):
-            X, y = self._read_stored(i)
-            if not np.array_equal(layout.chunk_digest(X, y), digests[i]):
+            if not np.array_equal(layout.chunk_digest(*self._read_stored(i)), digests[i]):
+                keys = " or ".join(self._key(array, i) for array in self._arrays)
                 raise CorruptChunkError(
-                    f"chunk {self._key(self._x, i)} or {self._key(self._y, i)} of {self!r} "
-                    "does not match its digest; ingest the data again"
+                    f"chunk {keys} of {self!r} does not match its digest; ingest the data again"
                 )
         self._check_digests(digests)
 
@@ -269,19 +283,18 @@ class Store:
         if layout.content_fingerprint(spec, spec.n_rows, digests) != spec.fingerprint:
             raise CorruptChunkError(f"the digests of {self!r} do not match its fingerprint")
 
-    def _read_stored(self, i: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    def _read_stored(self, i: int) -> list[NDArray[Any]]:
+        """The rows of chunk `i` in each array, as stored."""
         start, stop = self.chunk_bounds(i)
-        arrays = [self._x] if self._y is None else [self._x, self._y]
+        arrays = self._arrays
         keys = [self._key(array, i) for array in arrays]
         readers = [self._objects.get(array.path) for array in arrays]
         if None in readers:
-            parts = [
+            return [
                 self._read_array(array, start, stop, key)
                 for array, key in zip(arrays, keys, strict=True)
             ]
-        else:
-            parts = self._read_objects(readers, keys, stop - start)
-        return (parts[0], parts[1]) if len(parts) > 1 else (parts[0], _no_targets(stop - start))
+        return self._read_objects(readers, keys, stop - start)
 
     def _read_objects(self, readers: list[Any], keys: list[str], n_rows: int) -> list[Any]:
         """A chunk of each array, requested at once; one that arrives altered is asked for again."""
@@ -339,8 +352,6 @@ class Store:
 
     def _checked_targets(self, y: NDArray[Any], i: int) -> NDArray[Any]:
         start = self.chunk_bounds(i)[0]
-        if self._y is None:
-            return y
         if self.spec.classes is None:
             _check_finite(y, i, start, self, self._key(self._y, i))
             y = y.reshape(len(y), -1)
@@ -380,6 +391,7 @@ def open_store(
     *,
     x: str = "X",
     y: str | None = "y",
+    w: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
     missing: str = "error",
     cache: Cache | None = None,
@@ -392,6 +404,9 @@ def open_store(
         Anything `zarr_store` opens, or a group that is already open.
     x, y : str
         Array names; ``y=None`` opens without targets.
+    w : str, optional
+        Array of sample weights (n,) in a foreign store, of which the sums are taken in one pass.
+        Stores that were ingested with weights bring them along.
     storage_options : mapping, optional
         Passed to fsspec or obstore; never shown.
     missing : {"error", "fill"}
@@ -422,6 +437,7 @@ def open_store(
             text,
             x=x,
             y=y,
+            w=w,
             storage_options=storage_options,
             missing=missing,
             cache=cache,
@@ -429,12 +445,12 @@ def open_store(
         inner, prefix = zarr_store(text, storage_options=storage_options), ""
     for reads_left in reversed(range(1 if local_path(text) is not None else READS)):
         try:
-            group, arrays, spec = read_metadata(inner, prefix, text, (x, y), missing)
+            group, arrays, names, spec = read_metadata(inner, prefix, text, (x, y, w), missing)
             break
         except CorruptChunkError:
             if not reads_left:
                 raise
-    return Store(group, arrays, text, spec, (x, y), reopen, cache)
+    return Store(group, arrays, text, spec, names, reopen, cache)
 
 
 def _stored_chunks(array: Any) -> int:

@@ -18,8 +18,12 @@ from streamkern.optional import need
 Columns = str | int | Sequence[str | int] | None
 
 
-def split_columns(names: Sequence[str], target: Columns, where: str) -> tuple[list[str], list[str]]:
+def split_columns(
+    names: Sequence[str], target: Columns, where: str, apart: Sequence[str] = ()
+) -> tuple[list[str], list[str]]:
     """(target columns, feature columns); a target is a name, or a position, negative from the end.
+
+    apart : columns that are no features either.
 
     Raises
     ------
@@ -43,10 +47,18 @@ def split_columns(names: Sequence[str], target: Columns, where: str) -> tuple[li
                 f"{where} has no column {column!r}; it has {shown}: name the target with y"
             )
         targets.append(names[position])
-    features = [name for name in names if name not in targets]
+    both = [name for name in targets if name in apart]
+    if both:
+        raise DataError(f"column {both[0]!r} of {where} can not be both target and weight")
+    features = [name for name in names if name not in targets and name not in apart]
     if not features:
         raise DataError(f"{where} has no column left as a feature beside {', '.join(targets)}")
     return targets, features
+
+
+def weight_column(names: Sequence[str], column: str | int | None, where: str) -> list[str]:
+    """The column of sample weights, by name or position, in a list that is empty for None."""
+    return [] if column is None else split_columns(names, column, where)[0]
 
 
 _DELIMITERS = ",;\t|"
@@ -67,6 +79,7 @@ class CsvReader:
         open_file: Callable[[], IO[bytes]],
         target: Any,
         identity: Any,
+        weight: str | int | None = None,
     ) -> None:
         self.n_rows: int | None = None
         self.natural_dtype: np.dtype[Any] | None = np.dtype(np.float32)
@@ -80,7 +93,9 @@ class CsvReader:
         fields = [k.strip() for k in next(csv.reader([first], delimiter=self._delimiter))]
         self._header = not all(_is_number(field) for field in fields)
         self._names = fields if self._header else [str(i) for i in range(len(fields))]
-        targets, self._features = split_columns(self._names, target, where)
+        weights = weight_column(self._names, weight, where)
+        targets, self._features = split_columns(self._names, target, where, weights)
+        self._weight_columns = [self._names.index(name) for name in weights]
         self._feature_columns = [self._names.index(name) for name in self._features]
         self._target_columns = [self._names.index(name) for name in targets]
 
@@ -104,6 +119,8 @@ class CsvReader:
                 raise ValueError("lines with another number of fields")
             X = self._load(lines, self._feature_columns, np.float64)
             y = self._load(lines, self._target_columns, np.dtype(str))
+            weights = self._weight_columns
+            w = self._load(lines, weights, np.dtype(str))[:, 0] if weights else None
         except ValueError as error:
             self._blame(numbered, start)
             raise DataError(f"{self._where}, near row {start}: {error}") from error
@@ -114,6 +131,7 @@ class CsvReader:
             self._where,
             start,
             self._features,
+            w,
         )
 
     def _n_fields(self, line: str) -> int:
@@ -166,7 +184,15 @@ def _is_number(text: str) -> bool:
 class ParquetReader:
     """Columns of a Parquet file; a column of lists named `x_name` is X by itself."""
 
-    def __init__(self, where: str, file: Any, target: Columns, x_name: str, identity: Any) -> None:
+    def __init__(
+        self,
+        where: str,
+        file: Any,
+        target: Columns,
+        x_name: str,
+        identity: Any,
+        weight: str | int | None = None,
+    ) -> None:
         parquet = need("pyarrow.parquet")
         try:
             self._file = parquet.ParquetFile(file)
@@ -177,7 +203,8 @@ class ParquetReader:
         self.identity = identity
         self._where = where
         names = list(self._file.schema_arrow.names)
-        self._targets, features = split_columns(names, target, self._where)
+        self._weights = weight_column(names, weight, where)
+        self._targets, features = split_columns(names, target, self._where, self._weights)
         lists = x_name in features and "list" in str(self._file.schema_arrow.field(x_name).type)
         self._features = [x_name] if lists else features
         self._lists = lists
@@ -187,7 +214,7 @@ class ParquetReader:
         group_rows = self._file.metadata.row_group(0).num_rows if self.n_rows else 1
         rows = max(1, int(block_bytes * max(group_rows, 1) / row_bytes) // 2)
         row = 0
-        columns = [*self._features, *self._targets]
+        columns = [*self._features, *self._targets, *self._weights]
         for batch in self._file.iter_batches(batch_size=rows, columns=columns):
             skip = min(max(start - row, 0), len(batch))
             row += len(batch)
@@ -198,7 +225,7 @@ class ParquetReader:
         self._file.close()
 
     def _block(self, batch: Any, start: int) -> RawBlock:
-        for name in (*self._features, *self._targets):
+        for name in (*self._features, *self._targets, *self._weights):
             column = batch.column(name)
             if column.null_count:
                 row = start + column.is_null().index(True).as_py()
@@ -220,6 +247,7 @@ class ParquetReader:
             self._where,
             start,
             None if self._lists else self._features,
+            self._numbers(batch, self._weights[0]) if self._weights else None,
         )
 
     def _numbers(self, batch: Any, name: str) -> NDArray[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,7 @@ from streamkern.identity import (
     run_record,
 )
 from streamkern.kernels import Kernel
-from streamkern.problem import open_run, open_test
+from streamkern.problem import checked_classes, open_run, open_test
 from streamkern.source_base import Source
 from streamkern.trainer import Result, Trainer
 
@@ -77,6 +78,8 @@ def train(
     try:
         if given is not None:
             check_features(given, run.data.source.row_shape)
+        for note in checked_classes(run.data):
+            warnings.warn(note, stacklevel=2)
         held_out = open_test(config, run.data, test)
         record = run_record(run, kernel, given)
         check_same_run(directory, record)

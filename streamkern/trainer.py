@@ -191,7 +191,10 @@ class Trainer:
                 f"the run was started with its samples in another order: {'; '.join(changes)}; "
                 "read the data in the same units and with the same version, or give another run_dir"
             )
-        feed = Feed(self.loader, self.run.backend, dtype=made.op.dtype, seed=seed)
+        feed = Feed(
+            self.loader, self.run.backend, dtype=made.op.dtype, seed=seed,
+            factors=self.run.data.weight_factors,
+        )  # fmt: skip
         self.feed = self.stack.enter_context(feed)
 
     def _warn_of_changes(self, recorded: dict[str, Any], record: dict[str, Any]) -> None:
@@ -248,7 +251,7 @@ class Trainer:
         position = self.position
         self.whole = False
         with np.errstate(over="ignore", invalid="ignore"):  # the guard sees it, and acts
-            self.solver.step(self.state, batch.X, batch.Y, batch.rows, position.step)
+            self.solver.step(self.state, batch.X, batch.Y, batch.rows, position.step, batch.w)
         self.watch.add(position.step)
         position.step += 1
         position.samples += len(batch.rows)

@@ -24,6 +24,7 @@ from streamkern.errors import ConfigError, DataError, NonFiniteError, ResumeMism
 from streamkern.layout import ATTRIBUTE, DIGEST_CHUNK, StoreSpec
 from streamkern.machine import available_cpus
 from streamkern.storage import local_path, redact, zarr_store
+from streamkern.weights import DTYPE, as_weights
 
 if TYPE_CHECKING:
     import os
@@ -71,6 +72,8 @@ class StoreWriter:
     storage_options : mapping, optional
     plan : mapping of JSON values, optional
         What the content is made from. A resume under another plan is refused.
+    weighted : bool
+        Whether rows bring sample weights.
     """
 
     _journal: NDArray[np.uint8]  # `digests`, in memory
@@ -90,6 +93,7 @@ class StoreWriter:
         y_dtype: Any = None,
         storage_options: Mapping[str, Any] | None = None,
         plan: Mapping[str, Any] | None = None,
+        weighted: bool = False,
     ) -> None:
         self.url = str(url)
         dtype = np.dtype(x_dtype).newbyteorder("=")
@@ -116,6 +120,7 @@ class StoreWriter:
             class_counts=None,
             fingerprint="",
             y_dtype=_target_dtype(dtype, classes, y_dtype),
+            weight_totals=(0.0,) if weighted else None,  # as `finish` is told
         )
         self._n_rows = n_rows
         self._journal_lock = threading.Lock()  # an older slab must not be written over a newer
@@ -153,8 +158,10 @@ class StoreWriter:
         """(capacity,) bool: chunks the journal says are written."""
         return np.asarray(self._journal.any(axis=1))
 
-    def write_chunk(self, i: int, X: NDArray[Any], y: NDArray[Any]) -> None:
-        """Write chunk `i`: X (rows, *row_shape), y (rows,) ids or (rows, c) values.
+    def write_chunk(
+        self, i: int, X: NDArray[Any], y: NDArray[Any], w: NDArray[Any] | None = None
+    ) -> None:
+        """Write chunk `i`: X (rows, *row_shape), y (rows,) ids or (rows, c) values, w (rows,).
 
         Every chunk has `chunk_rows` rows, the last one what is left. Chunks may come in any
         order, and on several threads where `n_rows` is known. Non-finite values and ids outside
@@ -163,22 +170,28 @@ class StoreWriter:
         X = np.asarray(X)
         start = self._place(i, X)
         y = self._stored_targets(np.asarray(y), i, len(X))
+        if (w is not None) != (self._w is not None):
+            raise DataError(
+                f"chunk {i} comes {'with' if w is not None else 'without'} sample weights; give "
+                "them with every chunk of a weighted store, and with none of another"
+            )
+        parts = [X, y] if w is None else [X, y, as_weights(w, len(X), f"chunk {i}", start)]
         where = layout.first_nonfinite(X)
         if where is not None:
             raise NonFiniteError(
                 f"{where[2]} in X of chunk {i}, row {start + where[0]}, column {where[1]}"
             )
         with disk_full_hint(self.url):
-            self._x[start : start + len(X)] = X
-            self._y[start : start + len(X)] = y
-            digest = layout.chunk_digest(X, y)
+            for array, part in zip(self._arrays, parts, strict=True):
+                array[start : start + len(X)] = part
+            digest = layout.chunk_digest(*parts)
             # Last: a chunk is in the journal only when all of it is in the store.
             with self._journal_lock:
                 self._journal[i] = digest
                 self._write_journal(i // DIGEST_CHUNK)
 
-    def stored(self, i: int) -> tuple[NDArray[Any], NDArray[Any]] | None:
-        """Chunk `i` read back, if the journal has it and its digest agrees; else None."""
+    def stored(self, i: int) -> tuple[NDArray[Any], ...] | None:
+        """X, y (and w) of chunk `i`, if the journal has it and its digest agrees; else None."""
         if i >= len(self._journal) or not self._journal[i].any():
             return None
         start = i * self.chunk_rows
@@ -186,11 +199,10 @@ class StoreWriter:
         if self._n_rows is not None:
             stop = min(stop, self._n_rows)
         try:
-            X, y = np.asarray(self._x[start:stop]), np.asarray(self._y[start:stop])
+            parts = tuple(np.asarray(array[start:stop]) for array in self._arrays)
         except (ValueError, RuntimeError, TypeError):  # bytes that do not decode
             return None
-        agrees = np.array_equal(layout.chunk_digest(X, y), self._journal[i])
-        return (X, y) if agrees else None
+        return parts if np.array_equal(layout.chunk_digest(*parts), self._journal[i]) else None
 
     def finish(self, stats: Statistics | None = None) -> StoreSpec:
         """Publish the store: attributes are written last, in one step. Returns its spec."""
@@ -202,6 +214,11 @@ class StoreWriter:
                 f"{redact(self.url)} can not be finished: chunk {first} of {n_chunks} was not "
                 "written"
             )
+        if self._w is not None and (stats is None or stats.weight_totals is None):
+            raise DataError(
+                f"{redact(self.url)} can not be finished: give statistics that were taken with the "
+                "sample weights"
+            )
         n_rows = n_chunks * self.chunk_rows if self._n_rows is None else self._n_rows
         digests = self._journal[:n_chunks]
         self._check_writer()
@@ -212,7 +229,7 @@ class StoreWriter:
                 self._write_journal((n_chunks - 1) // DIGEST_CHUNK)
             self._group.attrs[ATTRIBUTE] = self._attributes(n_rows, digests, stats)
         state: Any = self._group.attrs[ATTRIBUTE]
-        return layout.spec_from_attributes(self._x, self._y, state, self.url)
+        return layout.spec_from_attributes(self._x, self._y, self._w, state, self.url)
 
     # -- laying claim to the place
 
@@ -228,6 +245,7 @@ class StoreWriter:
             "n_outputs": spec.n_outputs,
             "classes": None if spec.classes is None else list(spec.classes),
             "compress": self._compress,
+            **({} if spec.weight_totals is None else {"weighted": True}),
         }
 
     def _claim(self, plan: dict[str, Any], overwrite: bool) -> tuple[zarr.Group, bool]:
@@ -252,7 +270,7 @@ class StoreWriter:
             )
         # Between here and "writing" the old chunks must not be taken for finished work.
         group.attrs[ATTRIBUTE] = {**writing, "status": "clearing"}
-        for name in ("X", "y", "digests"):
+        for name in ("X", "y", "w", "digests"):
             if name in group:
                 del group[name]
         group.attrs[ATTRIBUTE] = writing
@@ -287,8 +305,12 @@ class StoreWriter:
         self._y = self._array(
             "y", (n, *y_tail), (spec.chunk_rows, *y_tail), np.dtype(spec.y_dtype), y_names
         )
+        self._w = None
+        if spec.weight_totals is not None:
+            self._w = self._array("w", (n,), (spec.chunk_rows,), DTYPE, ("row",))
+        self._arrays = [a for a in (self._x, self._y, self._w) if a is not None]
         chunks = -(-n // spec.chunk_rows)
-        width = 2 * layout.DIGEST_BYTES
+        width = len(self._arrays) * layout.DIGEST_BYTES
         self._digests = self._array(
             "digests", (chunks, width), (DIGEST_CHUNK, width), np.dtype(np.uint8), ("chunk", "byte")
         )
@@ -365,7 +387,7 @@ class StoreWriter:
 
     def _resize(self, n_rows: int) -> None:
         chunks = -(-n_rows // self.chunk_rows)
-        for array in (self._x, self._y):
+        for array in self._arrays:
             array.resize((n_rows, *array.shape[1:]))
         self._digests.resize((chunks, self._digests.shape[1]))
         grown = np.zeros((chunks, self._digests.shape[1]), np.uint8)
@@ -386,9 +408,9 @@ class StoreWriter:
     def _attributes(
         self, n_rows: int, digests: NDArray[np.uint8], stats: Statistics | None
     ) -> dict[str, Any]:
-        spec = self._spec
+        spec, weighted = self._spec, self._w is not None
         state = {
-            "schema": layout.SCHEMA,
+            "schema": layout.WEIGHTED_SCHEMA if weighted else layout.SCHEMA,
             "status": "complete",
             "n_outputs": spec.n_outputs,
             "classes": None if spec.classes is None else list(spec.classes),
@@ -402,7 +424,9 @@ class StoreWriter:
             "digest": "sha256",
             "fingerprint": layout.content_fingerprint(spec, n_rows, digests),
         }
-        return {**state, "metadata_digest": layout.metadata_digest(state, (self._x, self._y))}
+        if stats is not None and weighted:
+            state["weight_totals"] = list(stats.weight_totals or ())
+        return {**state, "metadata_digest": layout.metadata_digest(state, self._arrays)}
 
 
 def claimable(store: Any, url: str) -> dict[str, Any] | None:

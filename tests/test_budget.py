@@ -165,12 +165,15 @@ def test_refusal_names_the_smallest_budget(problem: Problem, wish: Wishes) -> No
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batch_size": 60_001}, "batch_size=60001 must be at most n_rows=60000"),
-        ({"block_size": 10_001}, "block_size=10001 must be at most n_centers=10000"),
-        ({"n_nystrom": 60_001}, "n_nystrom=60001 must be at most n_rows=60000"),
+        ({"batch_size": 60_001}, "batch_size=60001 must lie between 1 and n_rows=60000"),
+        ({"block_size": 10_001}, "block_size=10001 must lie between 1 and n_centers=10000"),
+        ({"n_nystrom": 60_001}, "n_nystrom=60001 must lie between 2 and n_rows=60000"),
         ({"solver": "eigenpro2"}, "solver='eigenpro2' needs every training row as a center"),
-        ({"solver": "eigenpro3", "n_nystrom": 1}, "n_nystrom=1 must be at least 2"),
-        ({"solver": "eigenpro3", "n_nystrom": 100, "level": 100}, "level=100 must be below n_"),
+        ({"solver": "eigenpro3", "n_nystrom": 1}, "n_nystrom=1 must lie between 2"),
+        (
+            {"solver": "eigenpro3", "n_nystrom": 100, "level": 100},
+            "level=100 must lie between 1",
+        ),
     ],
 )
 def test_sizes_that_contradict_the_data_are_refused(changes: dict[str, Any], message: str) -> None:

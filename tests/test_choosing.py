@@ -364,7 +364,7 @@ def test_any_source_on_any_number_of_threads(method: str, name: str) -> None:
     assert sorted(one.order) == list(range(30))
     run = opened(source, **settings)
     stored = all_rows(run.data.base, 0)
-    rows = choosing.transformed(run, stored, run.data.fixed, one.Z.dtype, epoch=0)
+    rows, _ = choosing.transformed(run, stored, run.data.fixed, one.Z.dtype, epoch=0)
     held = {row.tobytes() for row in rows}
     assert (method == "kmeans") != ({row.tobytes() for row in one.Z} <= held)
 
@@ -437,7 +437,7 @@ def test_candidates_are_as_many_as_memory_allows() -> None:
 
 @pytest.mark.parametrize("method", CHOSEN)
 def test_more_centers_than_rows_are_refused(method: str) -> None:
-    with pytest.raises(ConfigError, match=f"n_centers=136 {method} centers can not be drawn"):
+    with pytest.raises(ConfigError, match=f"n_centers=136 must lie .*no more {method} centers"):
         opened(**{"model.centers": method, "model.n_centers": 136})
 
 

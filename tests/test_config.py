@@ -102,6 +102,8 @@ def test_all_settings_in_a_run_file(tmp_path: Path) -> None:
         weights = [3, 0.5]
         test = "test.zarr"
         x = "images"
+        sample_weight = "importance"
+        class_weight = {cat = 2, dog = 0.5}
         y = "labels"
         copies = 20
         epochs = 2
@@ -162,6 +164,7 @@ def test_all_settings_in_a_run_file(tmp_path: Path) -> None:
     ]
     assert made.data.train_urls == ("s3://bucket/train.zarr", "more.zarr")
     assert made.data.weights == (3.0, 0.5)
+    assert made.data.class_weight == {"cat": 2.0, "dog": 0.5}
     assert isinstance(made.model.bandwidth, float)
     assert made.run.memory == 3 * 2**29
     assert made.run.checkpoint_cadence == (None, 300.0)
@@ -340,7 +343,10 @@ def test_a_bad_transform_is_named_by_its_place(transform: object, said: str) -> 
     ("tables", "said"),
     [
         ({"model": {"centers": "all", "n_centers": 9}}, r'n_centers=9 contradicts .*centers="all"'),
-        ({"solver": {"level": 50, "n_nystrom": 50}}, "solver.level=50 must be below .*lower level"),
+        (
+            {"solver": {"level": 50, "n_nystrom": 50}},
+            "solver.level=50 must lie between .*lower",
+        ),
         ({"solver": {"name": "eigenpro3", "period": 2}}, "solver.period=2 must be 1 .*eigenpro4"),
         ({"solver": {"name": "direct", "period": 2}}, "period=2 is not defined .* takes ridge$"),
         ({"solver": {"name": "falkon", "average": False}}, "average=0 is not defined for solver"),
@@ -441,7 +447,7 @@ def test_overrides_are_checked_like_the_file() -> None:
     assert made.with_overrides({}) == made
     for overrides, said in [
         ({"solver.levl": 3}, r"did you mean solver\.level\?"),
-        ({"solver.n_nystrom": 10}, r"solver\.level=10 must be below"),
+        ({"solver.n_nystrom": 10}, r"solver\.level=10 must lie between 1 and"),
         ({"level": 3}, r"^level is not a setting; did you mean solver\.level\?"),
         ({"sovler.level": 3}, r"^sovler is not a setting; did you mean solver\?"),
     ]:

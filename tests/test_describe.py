@@ -65,7 +65,10 @@ def test_small_chunks_sorted_rows_and_rare_classes(tmp_path: Path) -> None:
     chunks, ordered, rare = told["warnings"]
     assert chunks.startswith("chunks of 87.9 KiB are small: every read costs a request")
     assert ordered.startswith("rows are sorted or grouped by label")
-    assert rare == "classes are unbalanced: 10 to 1990 rows"
+    assert rare == (
+        "classes are unbalanced: class '1' has 0.5% of the rows and class '0' 99.5%; set "
+        'class_weight = "balanced" if both matter alike'
+    )
     text = store_text(told)
     assert "rows per class: 1 10 (0.5%) to 0 1,990 (99.5%)" in text
     assert text.count("  note: ") == 3

@@ -120,7 +120,7 @@ def test_nothing_is_copied_without_need(backend: Backend) -> None:
     with Loader(ArraySource(FLOATS, VALUES), batch_size=30, seed=0) as loader:
         feed = Feed(loader, backend, dtype=np.float32, seed=0)
         for b in feed.epoch(0):
-            assert np.shares_memory(b.X, loader._buffers[0].X)
+            assert np.shares_memory(b.X, loader._buffers[0].held.X)
         assert b.index == 2
     with Loader(ArraySource(IMAGES, LABELS), batch_size=30, seed=0) as loader:
         feed = Feed(loader, backend, dtype=np.float32, seed=0)
@@ -148,9 +148,9 @@ def test_transforms_never_write_into_the_loader(backend: Backend) -> None:
     ):
         for _ in feed.epoch(0):
             pass
-        buffer = loader._buffers[0]
-        np.testing.assert_array_equal(buffer.X, FLOATS[buffer.rows])
-        np.testing.assert_array_equal(buffer.y, VALUES[buffer.rows])
+        held = loader._buffers[0].held
+        np.testing.assert_array_equal(held.X, FLOATS[held.rows])
+        np.testing.assert_array_equal(held.y, VALUES[held.rows])
 
 
 def test_leaving_the_feed_ends_the_reading(backend: Backend) -> None:

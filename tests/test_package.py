@@ -33,7 +33,7 @@ DATA_LANE = {
     *("cache", "cachedobjects", "meter", "readspeed"),
     *("readers", "arrayfiles", "tables", "conform", "shuffle", "ingest"),
     *("augment", "source_base", "sources", "arrays", "mixture", "materialise"),
-    *("plan", "fetch", "remote", "cluster", "buffers", "prefetch", "feed"),
+    *("plan", "fetch", "remote", "cluster", "buffers", "prefetch", "feed", "weights"),
 }
 MATHS_LANE = {
     *("points", "products", "fourier", "kmeans", "rpcholesky"),

@@ -207,9 +207,9 @@ def test_every_pass_brings_the_same_virtual_samples(
     solver = {"falkon": FalkonSolver, "block": build.BlockSolver}[name]
     seen, step = [], solver.step
 
-    def looking(self: Any, state: State, X: Array, Y: Array, ids: Array, t: int) -> Any:
+    def looking(self: Any, state: State, X: Array, Y: Array, ids: Array, t: int, w: Any) -> Any:
         seen.append(hashlib.sha256(X.tobytes() + Y.tobytes() + ids.tobytes()).hexdigest())
-        return step(self, state, X, Y, ids, t)
+        return step(self, state, X, Y, ids, t, w)
 
     monkeypatch.setattr(solver, "step", looking)
     source = AugmentedSource(array_source(), 2, [GaussianNoise(0.1), MixUp(1.0)])

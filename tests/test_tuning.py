@@ -319,23 +319,35 @@ def test_a_large_sample_stays_within_the_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("n", [5, 20])
-@pytest.mark.parametrize("kind", ["classes", "one class", "values"])
+@pytest.mark.parametrize("kind", ["classes", "values"])
 def test_tiny_data(n: int, kind: str) -> None:
     X = np.random.default_rng(0).standard_normal((n, 3)).astype(np.float32)
-    y: Array = {"classes": np.arange(n) % 2, "one class": np.zeros(n, int), "values": X @ X[:3].T}[
-        kind
-    ]
+    y: Array = {"classes": np.arange(n) % 2, "values": X @ X[:3].T}[kind]
     run = config(**{"model.n_centers": "auto"})
     found = tune(run, source=ArraySource(X, y), bandwidths=[1.0, 4.0], refine=1)
     assert len(found.table) == 8
     assert found.search["fit"] + found.search["held_out"] == n
     assert all(math.isfinite(row["mse"]) for row in found.table)
-    if kind == "one class":
-        assert found.best["accuracy"] == 1
+
+
+def test_sample_weights_count_in_what_is_fitted_and_held_out() -> None:
+    """Rows of weight 0 may hold anything."""
+    X = np.random.default_rng(0).standard_normal((60, 3)).astype(np.float32)
+    y, w = X[:, :1].copy(), np.tile([1.0, 2.0, 0.0], 20)
+    wild = np.where(w[:, None] > 0, y, 1e3)
+    run = config(**{"model.n_centers": "auto"})
+    tables = [
+        tune(run, source=ArraySource(X, t, sample_weight=w), bandwidths=[1.0, 4.0], refine=0).table
+        for t in (y, wild)
+    ]
+    errors = [[row["mse"] for row in table] for table in tables]
+    np.testing.assert_allclose(*errors, rtol=1e-4)
 
 
 def test_data_that_can_not_be_split() -> None:
     X = np.random.default_rng(0).standard_normal((20, 3)).astype(np.float32)
+    with pytest.raises(DataError, match="all rows are of class '0'"):
+        tune(config(**{"model.n_centers": "auto"}), source=ArraySource(X, np.zeros(20, int)))
     with pytest.raises(DataError, match="20 rows in 20 classes are too few"):
         tune(config(), source=ArraySource(X, np.arange(20)))
     with pytest.raises(DataError, match="a sample of 4 rows can not be split"):

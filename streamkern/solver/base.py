@@ -3,11 +3,16 @@
 A solver has no loop, no input and no clock: `train` owns those. It supplies
 
     init(alpha) -> State
-    step(state, X, Y, rows, step) -> loss        moves the state by one batch
+    step(state, X, Y, rows, step, w) -> loss     moves the state by one batch
     end_pass(state) -> facts                     after the last batch of every epoch
     finished(state) -> reason                    whether further passes would change nothing
     finish(state)                                brings pending parts home at the end of a run
     weights(state) -> (p, c)                     what is evaluated
+
+Sample weights enter a step in one place: the gradient of half the mean of w_i |f(x_i) - y_i|^2 is
+K^T (w r) / m, so `_weigh` turns the residual r into w r before anything is done with it. Step rules
+are measured on rows scaled alike, see `preconditioner`. The projection of EigenPro 3 and 4 is one
+in the RKHS norm and knows no weights.
 """
 
 from __future__ import annotations
@@ -86,11 +91,18 @@ class Solver:
         return []
 
     def step(
-        self, state: State, X: Array, Y: Array, rows: npt.NDArray[np.int64], step: int
+        self,
+        state: State,
+        X: Array,
+        Y: Array,
+        rows: npt.NDArray[np.int64],
+        step: int,
+        w: Array | None = None,
     ) -> Array:
         """Move `state` by one batch and return its loss: see `_measure`.
 
-        X : (m, d), Y : (m, c), on the device. rows : (m,) row numbers, on the host.
+        X : (m, d), Y : (m, c), on the device. rows : (m,) row numbers, on the host. w : (m,)
+        sample weights on the device, or None, which are all 1.
         Nothing is allocated and nothing is read back: both would stall the queue.
         """
         raise NotImplementedError
@@ -113,15 +125,24 @@ class Solver:
         """The weights to evaluate: the average where there is one."""
         return state.average if self.averaging and state.averaged else state.alpha
 
-    def _measure(self, r: Array, Y: Array, squares: Array, step: int) -> Array:
-        """(2,) on the device, good for `LOSSES` steps: mean squared residual, and that of zero.
+    @staticmethod
+    def _weigh(r: Array, w: Array | None) -> Array:
+        """r <- w r, in place. r : (m, c). w : (m,), or None for all 1."""
+        if w is not None:
+            r *= w[:, None]
+        return r
 
-        r, Y : (m, c). squares : (m, c), overwritten.
+    def _measure(
+        self, r: Array, Y: Array, squares: Array, step: int, w: Array | None = None
+    ) -> Array:
+        """(2,) on the device, good for `LOSSES` steps: mean of w |r|^2, and that of f = 0.
+
+        r, Y : (m, c), r before `_weigh`. squares : (m, c), overwritten.
         """
         losses = self.losses[step % LOSSES]
         for values, loss in ((r, losses[0, ...]), (Y, losses[1, ...])):
             self.backend.xp.multiply(values, values, out=squares)
-            squares.sum(out=loss)
+            self._weigh(squares, w).sum(out=loss)
         losses *= 1 / len(r)
         return losses
 

@@ -14,6 +14,8 @@ preconditioned gradient step with eta_b <= 1 / lambda_1 of its block, hence the 
 and it stops only where K^T r = 0, the least-squares solution. For fresh minibatches each block
 step is non-expansive in the mean square by the step rule of `preconditioner`.
 
+With sample weights r stands for w (K alpha - Y), and w K_b u is taken from it.
+
 There is no projection and there are no temporary centers. The running average of the iterates
 removes the noise floor of the constant step.
 
@@ -87,7 +89,13 @@ class BlockSolver(Solver):
         return self.preconditioner.rules
 
     def step(
-        self, state: State, X: Array, Y: Array, rows: npt.NDArray[np.int64], step: int
+        self,
+        state: State,
+        X: Array,
+        Y: Array,
+        rows: npt.NDArray[np.int64],
+        step: int,
+        w: Array | None = None,
     ) -> Array:
         """See the module's first lines."""
         m = len(X)
@@ -96,12 +104,13 @@ class BlockSolver(Solver):
         with self.backend.single_threaded_blas():
             x = self.op.points(X, out=self.x[:m])
             r = self._residual(state, x, Y)
-            loss = self._measure(r, Y, self.Ku[:m], step)
+            loss = self._measure(r, Y, self.Ku[:m], step, w)
+            self._weigh(r, w)
             for i, b in enumerate(order.tolist()):
                 K_b = self.K[b][:m] if self.keep else self._recomputed(x, blocks[b])
                 u = self._block_step(state, b, K_b, r, step)
                 if i + 1 < len(order):
-                    r -= self.backend.matmul(K_b, u, self.Ku[:m])
+                    r -= self._weigh(self.backend.matmul(K_b, u, self.Ku[:m]), w)
             self._average(state)
         return loss
 

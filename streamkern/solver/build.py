@@ -51,10 +51,12 @@ Report = Callable[[str, dict[str, Any]], None]
 
 
 class Rows(NamedTuple):
-    """Transformed rows of the stream: X (n, d) and targets Y (n, c)."""
+    """Transformed rows of the stream: X (n, d), targets Y (n, c), and the square roots of the
+    sample weights (n,), or None."""
 
     X: Array
     Y: Array
+    root: Array | None = None
 
 
 @dataclass
@@ -110,7 +112,7 @@ def _compute_block(
     op: KernelOperator, Z: Points, samples: Callable[[], tuple[Rows, Rows]], sizes: Sizes,
     choices: Choices, n_samples: int, report: Report,
 ) -> Setup:  # fmt: skip
-    S, P = (Sample(op.points(rows.X, left=True), rows.Y) for rows in samples())
+    S, P = (Sample(op.points(rows.X, left=True), rows.Y, rows.root) for rows in samples())
     op.backend.release()
     pre = build_block(
         op, Z, S, P, block_size=sizes.block_size, n_samples=n_samples, damping=choices.damping,
@@ -151,12 +153,15 @@ def _compute_linear(
     op: KernelOperator, Z: Points, samples: Callable[[], tuple[Rows, Rows]], sizes: Sizes,
     choices: Choices, report: Report,
 ) -> Setup:  # fmt: skip
-    S, probe = (op.points(rows.X, left=True) for rows in samples())
+    sample, fresh = samples()
+    root = fresh.root
+    S, probe = (op.points(rows.X, left=True) for rows in (sample, fresh))
+    del sample, fresh
     op.backend.release()
     pre = build_linear(
         op, Z, S if sizes.level else None, probe, level=sizes.level,
         tau=TAU if choices.damping is None else choices.damping, ridge=choices.ridge,
-        seed=choices.seed,
+        seed=choices.seed, root=root,
     )  # fmt: skip
     level = 0 if pre.damped is None else len(pre.damped[1])
     meta = {
@@ -176,8 +181,9 @@ def _compute_plain(
     choices: Choices, report: Report,
 ) -> Setup:  # fmt: skip
     """The step that the kernel itself allows; a ridge adds to both terms, see `step_rule`."""
-    probe = op.points(samples()[1].X, left=True, right=True)
-    rule = measure_low_rank(op, None, probe, choices.seed)
+    fresh = samples()[1]
+    probe = op.points(fresh.X, left=True, right=True)
+    rule = measure_low_rank(op, None, probe, choices.seed, fresh.root)
     if choices.ridge:
         lambda_1 = rule.lambda_1 + choices.ridge
         rule = StepRule(rule.leverage + lambda_1, lambda_1)
@@ -194,10 +200,15 @@ def _compute_low_rank(
     fresh = op.points(probe.X, left=True, right=True)
     if sizes.solver == "eigenpro1":
         tau = 1.0 if choices.damping is None else choices.damping
-        P = build_extended(op, Z, X_s, fresh, level=sizes.level, tau=tau, seed=choices.seed)
+        P = build_extended(
+            op, Z, X_s, fresh, level=sizes.level, tau=tau, seed=choices.seed, root=probe.root
+        )
         arrays: dict[str, Array] = {"E": P.E, "D": P.D}
     else:
-        P = build_low_rank(op, X_s, fresh, level=sizes.level, seed=choices.seed)
+        roots = None
+        if sample.root is not None and probe.root is not None:
+            roots = sample.root, probe.root
+        P = build_low_rank(op, X_s, fresh, level=sizes.level, seed=choices.seed, roots=roots)
         # A view of the sample would keep the probe alive, too.
         arrays = {"sample": sample.X.copy(), "E": P.E, "D": P.D}
     rule, batch = P.rule, sizes.batch_size

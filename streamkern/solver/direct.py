@@ -71,7 +71,13 @@ class DirectSolver(Solver):
         return {name: self.backend.xp.zeros((p, k)) for name, k in (("G", p), ("B", c))}
 
     def step(
-        self, state: State, X: Array, Y: Array, rows: npt.NDArray[np.int64], step: int
+        self,
+        state: State,
+        X: Array,
+        Y: Array,
+        rows: npt.NDArray[np.int64],
+        step: int,
+        w: Array | None = None,
     ) -> Array:
         """Add a batch to the sums. The loss is that of `state.alpha`."""
         m, backend = len(X), self.backend
@@ -80,10 +86,14 @@ class DirectSolver(Solver):
             x = self.op.points(X, out=self.x[:m])
             r = self.op.product(x, self.Z, state.alpha, out=self.r[:m], keep=self.K[:m])
             r -= Y
-            loss = self._measure(r, Y, self.squares[:m], step)
+            loss = self._measure(r, Y, self.squares[:m], step, w)
             if self.wide_K is not self.K:
                 K[...] = self.K[:m]
             wide_Y[...] = Y
+            if w is not None:
+                root = backend.xp.sqrt(w)
+                self._weigh(K, root)
+                self._weigh(wide_Y, root)
             backend.add_gram(state.pending["G"], K, 1.0)
             B = state.pending["B"]
             B += backend.matmul_t(K, wide_Y, self.KtY)

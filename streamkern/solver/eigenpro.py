@@ -106,14 +106,21 @@ class DelayedProjectionSolver(Solver):
         return [self.P.rule]
 
     def step(
-        self, state: State, X: Array, Y: Array, rows: npt.NDArray[np.int64], step: int
+        self,
+        state: State,
+        X: Array,
+        Y: Array,
+        rows: npt.NDArray[np.int64],
+        step: int,
+        w: Array | None = None,
     ) -> Array:
         """See the module's first lines."""
         op, m, pending = self.op, len(X), state.pending
         x = op.points(X, out=self.x[:m])
         g = self._values(state, x)
         g -= Y
-        loss = self._measure(g, Y, self.part[:m], step)
+        loss = self._measure(g, Y, self.part[:m], step, w)
+        self._weigh(g, w)
         g *= state.scale * self.P.rule.eta(m) / m
         gamma, h = pending["gamma"], pending["h"]
         gamma += self.P.correction(op, x, g, self.correction)
@@ -191,7 +198,13 @@ class SGDSolver(Solver):
         return [self.rule]
 
     def step(
-        self, state: State, X: Array, Y: Array, rows: npt.NDArray[np.int64], step: int
+        self,
+        state: State,
+        X: Array,
+        Y: Array,
+        rows: npt.NDArray[np.int64],
+        step: int,
+        w: Array | None = None,
     ) -> Array:
         """See the first lines of the class; then `_correct`."""
         m = len(X)
@@ -199,7 +212,8 @@ class SGDSolver(Solver):
         # A row and the center made from it are the same point: their distance is exactly zero.
         g = self.op.product(x, self.Z, state.alpha, out=self.f[:m], same=(np.arange(m), rows))
         g -= Y
-        loss = self._measure(g, Y, self.squares[:m], step)
+        loss = self._measure(g, Y, self.squares[:m], step, w)
+        self._weigh(g, w)
         eta = state.scale * self.rule.eta(m)
         g *= eta / m
         if self.ridge:

@@ -92,7 +92,13 @@ class FalkonSolver(Solver):
         return wide | {"squares": xp.zeros((2, c)), "both": xp.zeros((p, 2 * c), self.op.dtype)}
 
     def step(
-        self, state: State, X: Array, Y: Array, rows: npt.NDArray[np.int64], step: int
+        self,
+        state: State,
+        X: Array,
+        Y: Array,
+        rows: npt.NDArray[np.int64],
+        step: int,
+        w: Array | None = None,
     ) -> Array:
         """Add a batch to the sums."""
         m, c, xp, pending = len(X), self.n_outputs, self.backend.xp, state.pending
@@ -101,14 +107,15 @@ class FalkonSolver(Solver):
             x = self.op.points(X, out=self.x[:m])
             values = self.op.product(x, self.Z, pending["both"], out=self.values[:m], keep=K)
             xp.subtract(values[:, :c], Y, out=r)
-            loss = self._measure(r, Y, Kv, step)
+            loss = self._measure(r, Y, Kv, step, w)
             if state.passes:
                 Kv[...] = values[:, c:]
-                self._add(K, Kv, pending["sums"])
+                self._add(K, self._weigh(Kv, w), pending["sums"])
             else:
                 r *= -1
-                self._add(K, r, pending["sums"])
-                self._add(K, Y, pending["b"])
+                self._add(K, self._weigh(r, w), pending["sums"])
+                Kv[...] = Y
+                self._add(K, self._weigh(Kv, w), pending["b"])
         state.rows += m
         return loss
 
