@@ -6,7 +6,8 @@
 
 The problems are those of `benchmarks.problems`, with ten rows a center, at least 20 000, over
 which every solver cycles. Losses are on test rows; 1 is the exact model. Seconds are those of
-setup and loop, without evaluations (but with what the evaluated weights took to solve for).
+setup and loop, without evaluations (but with what the evaluated weights took to solve for). Where
+the method has a ridge it is the exact model's.
 `--memory-share 8` gives the preconditioners p^2 / 8 numbers: blocks of p / 8, and for EigenPro a
 projection without a matrix.
 """
@@ -59,22 +60,24 @@ class Curve:
         return next((e for e, r in pairs if r <= ratio), None)
 
 
-def methods(p: int, memory_share: int | None, epochs: int) -> dict[str, dict[str, Any]]:
-    """Settings by name; `epochs` overrides how many."""
+def methods(
+    p: int, memory_share: int | None, epochs: int, ridge: float
+) -> dict[str, dict[str, Any]]:
+    """Settings by name; `epochs` overrides how many. ridge : where the method has one."""
     if memory_share is not None:
         b = -(-p // memory_share)
         return {
-            f"block, p/{memory_share}": {"name": "block", "block_size": b},
+            f"block, p/{memory_share}": {"name": "block", "block_size": b, "ridge": ridge},
             "eigenpro4": {"name": "eigenpro4", "projection": "inexact"},
             "eigenpro3": {"name": "eigenpro3", "projection": "inexact"},
         }
     return {
-        "auto": {"name": "auto"},
-        "block, full": {"name": "block", "block_size": p},
-        "block, p/4": {"name": "block", "block_size": -(-p // 4)},
-        "block, p/16": {"name": "block", "block_size": -(-p // 16)},
-        "direct": {"name": "direct", "epochs": 1},
-        "falkon": {"name": "falkon", "epochs": max(epochs, 21)},
+        "auto": {"name": "auto", "ridge": ridge},
+        "block, full": {"name": "block", "block_size": p, "ridge": ridge},
+        "block, p/4": {"name": "block", "block_size": -(-p // 4), "ridge": ridge},
+        "block, p/16": {"name": "block", "block_size": -(-p // 16), "ridge": ridge},
+        "direct": {"name": "direct", "epochs": 1, "ridge": ridge},
+        "falkon": {"name": "falkon", "epochs": max(epochs, 21), "ridge": ridge},
         "eigenpro4": {"name": "eigenpro4"},
         "eigenpro3": {"name": "eigenpro3"},
     }
@@ -119,15 +122,22 @@ def run(problem: KernelProblem, name: str, settings: dict[str, Any], epochs: int
     return curve
 
 
-def measure(problem: KernelProblem, methods: dict[str, dict[str, Any]], epochs: int) -> list[Curve]:
+def measure(
+    problem: KernelProblem, memory_share: int | None, epochs: int, only: list[str] | None
+) -> list[Curve]:
     """Every method on one problem."""
     began = time.perf_counter()
     loss, ridge = exact_loss(problem)
     taken = time.perf_counter() - began
     n, p = len(problem.X), len(problem.Z)
-    print(f"\n{problem.name}, p={p}, n={n}: exact {loss:.5g} (ridge {ridge:g}, {taken:.1f} s)")
+    print(
+        f"\n{problem.name}, p={p}, n={n}: exact {loss:.5g} (ridge {ridge:g}, {taken:.1f} s)",
+        flush=True,
+    )
     curves = []
-    for name, settings in methods.items():
+    for name, settings in methods(p, memory_share, epochs, ridge).items():
+        if only and name not in only:
+            continue
         try:
             curve = run(problem, name, settings, epochs)
         except StreamkernError as error:
@@ -195,12 +205,7 @@ def main() -> int:
     for p in options.centers:
         for name in options.problems:
             problem = PROBLEMS[name](max(MIN_ROWS, ROWS_PER_CENTER * p), p)
-            chosen = {
-                label: settings
-                for label, settings in methods(p, options.memory_share, options.epochs).items()
-                if not options.solvers or label in options.solvers
-            }
-            curves = measure(problem, chosen, options.epochs)
+            curves = measure(problem, options.memory_share, options.epochs, options.solvers)
             rows = rows_of(curves, options.epochs)
             print(table(rows, list(rows[0])))
             results.append(
