@@ -28,7 +28,7 @@ from streamkern.step_rule import EIGENVALUE_STEPS, StepRule, top_eigenvalue
 
 # Damping, as powers of 10 of the covariance's scale, and the gain that is worth a step down or up.
 START_EXPONENT, MIN_EXPONENT, MAX_EXPONENT = -4, -6, -2
-NOTABLE, SLIGHT, MAX_LONGER = 0.05, 1e-3, 1000
+NOTABLE, SLIGHT, LITTLE_LEFT, MAX_LONGER = 0.05, 1e-3, 0.25, 1000
 # Of a preconditioner for no ridge, relative to the trace. After 10 iterations with 1e-3 ... 1e-8
 # the test error was the lowest with 1e-4 on a smooth problem, and with half of the centers doubled.
 SMALL_MU = 1e-4
@@ -157,17 +157,17 @@ def build_block(
     leverage = op.backend.xp.zeros(len(probe), op.dtype)
     start = op.backend.xp.empty((len(Z), S.Y.shape[1]), op.dtype)
     mu = jitter = 0.0
-    relative = damping
+    relative, whole = damping, True
     for i, block in enumerate(blocks):
         factor = _BlockFactor(op, Z[block], S, seed, noise_floor(op, len(Z)) if ridge else 0.0)
         # All blocks are damped alike: what the first one finds holds for other random centers.
-        alone = len(blocks) == 1
-        relative = factor.held_out_best(probe, alone) if relative is None else relative
+        if relative is None:
+            relative, whole = factor.held_out_best(probe, len(blocks) == 1)
         # A run of n samples affords n / 8 of leverage in all, an even share per block.
         affordable = n_samples / (8 * len(blocks))
         tried = [relative]
         if damping is None:
-            tried = _damping_grid(relative, n_samples / len(S) if alone else 1.0)
+            tried = _damping_grid(relative, n_samples / (len(S) * len(blocks)) if whole else 1.0)
         # A ridge on the weights themselves is evaluated on all blocks every step.
         rounds = 1 if factor.norm.L is None else len(blocks)
         measured = factor.damped(probe, tried, affordable, ridge, rounds)
@@ -267,36 +267,42 @@ class _BlockFactor:
         x = self.backend.solve_lower(A, x, transposed=True)
         out[...] = self.norm.weights(self.backend, x)
 
-    def held_out_best(self, probe: Sample, alone: bool) -> float:
+    def held_out_best(self, probe: Sample, alone: bool) -> tuple[float, bool]:
         """Damping with which what is learned from the sample alone does best on the probe rows.
 
         From 1e-4 of the covariance's scale by factors of 10: down while the error falls notably,
         as more damping is the safer side, or else up while it falls at all. b^3 / 3 FLOPs each.
-        alone : whether it is the only block. Of several, what one learns without the others is
-        little, and the rest is noise to it: damping for that noise would be too much.
+        alone : whether it is the only block. What others explain is noise to one of several, and
+        damping for that noise would be too much: up only where little is left for them.
+
+        Returns the damping, and whether it is that of the whole: alone, or with little left.
         """
         weights = self.backend.xp.empty(self.moment.shape, self.op.dtype)
 
-        def error(exponent: int) -> float:
-            self._learned(10.0**exponent, out=weights)
-            r = self.op.product(probe.X, self.Z, weights)
-            r -= probe.Y
+        def squares(r: Array) -> float:
             if probe.root is not None:
                 r *= probe.root[:, None]
             found = float((r * r).sum())
             return found if math.isfinite(found) else math.inf
 
+        def error(exponent: int) -> float:
+            self._learned(10.0**exponent, out=weights)
+            r = self.op.product(probe.X, self.Z, weights)
+            r -= probe.Y
+            return squares(r)
+
         best, least = START_EXPONENT, error(START_EXPONENT)
+        whole = alone or least < LITTLE_LEFT * squares(probe.Y - probe.Y.mean(axis=0))
         for end, gain in ((MIN_EXPONENT, NOTABLE), (MAX_EXPONENT, SLIGHT)):
             step = 1 if end > best else -1
-            while best != end and (alone or step < 0):
+            while best != end and (whole or step < 0):
                 found = error(best + step)
                 if not found < (1 - gain) * least:
                     break
                 best, least = best + step, found
             if best != START_EXPONENT:
                 break
-        return 10.0**best
+        return 10.0**best, whole
 
     def damped(
         self, probe: Sample, tried: list[float], affordable: float, ridge: float, n_blocks: int
