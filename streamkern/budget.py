@@ -41,7 +41,7 @@ SolverName = Literal[
 ]
 IN_PLACE = ("sgd", "eigenpro1", "eigenpro2")
 """The methods whose centers, with a kernel, are the rows of the training set."""
-ON_FEATURES = ("block", "sgd", "eigenpro1")
+ON_FEATURES = ("block", "sgd", "eigenpro1", "direct")
 """The methods that train explicit features."""
 FROM_CENTERS = ("direct", "falkon")
 """Solvers whose setup takes no sample of the stream, and which hold p x p matrices."""
@@ -133,8 +133,8 @@ class Sizes:
 
     @property
     def linear(self) -> bool:
-        """Whether explicit features are trained without a block preconditioner."""
-        return self.features != "kernel" and self.solver != "block"
+        """Whether explicit features are trained by steps without a block preconditioner."""
+        return self.features != "kernel" and self.solver in IN_PLACE
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ def _candidates(problem: Problem, wishes: Wishes) -> list[Sizes]:
         ]
     if solver in FROM_CENTERS:
         return [
-            Sizes(solver, m, problem.p, True, 0, 0, 0, 0, 1, "none", *loader)
+            Sizes(solver, m, problem.p, True, 0, 0, 0, 0, 1, "none", *loader, wishes.features)
             for m in batches
             for loader in loaders
         ]

@@ -43,9 +43,10 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
         kernel matrix well, from at most 8 p random ones; "all" rows; a (p, d) array in the units
         of X; or the path or URL of one (.npy or zarr) or of a store.
     features : "kernel"; "nystrom" and "fourier" make a linear model of explicit features, for the
-        solvers "block", "sgd" and "eigenpro1". "nystrom": L^-1 k(centers, x), the same functions
-        as with "kernel". "fourier": `n_features` random cosines and sines, without centers; for
-        the kernels of a distance, built in. n_features : an even number; "auto": 10 000.
+        solvers "block", "sgd", "eigenpro1" and "direct". "nystrom": L^-1 k(centers, x), the same
+        functions as with "kernel". "fourier": `n_features` random cosines and sines, without
+        centers; for the kernels of a distance, built in. n_features : an even number; "auto":
+        10 000.
     solver : "auto", "block", "sgd", "eigenpro1", "eigenpro2", "eigenpro3", "eigenpro4", "direct" or
         "falkon". The following are its sizes; "auto" fits them to the problem and the memory.
         "sgd", "eigenpro1" and "eigenpro2" take all rows as centers, unless features are explicit.

@@ -292,7 +292,8 @@ class _BlockFactor:
             return squares(r)
 
         best, least = START_EXPONENT, error(START_EXPONENT)
-        whole = alone or least < LITTLE_LEFT * squares(probe.Y - probe.Y.mean(axis=0))
+        mean = self.backend.xp.sum(probe.Y, axis=0) / len(probe)
+        whole = alone or least < LITTLE_LEFT * squares(probe.Y - mean)
         for end, gain in ((MIN_EXPONENT, NOTABLE), (MAX_EXPONENT, SLIGHT)):
             step = 1 if end > best else -1
             while best != end and (whole or step < 0):

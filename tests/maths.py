@@ -75,6 +75,7 @@ SOLVERS: dict[str, dict[str, Any]] = {
     "eigenpro4": {"solver": "eigenpro4", "projection": "exact", "period": 3},
     "eigenpro2": {"solver": "eigenpro2"},
     "direct": {"solver": "direct"},
+    "direct, fourier": {"solver": "direct", "features": "fourier"},
     "falkon": {"solver": "falkon"},
     "eigenpro1": {"solver": "eigenpro1"},
     "sgd": {"solver": "sgd"},

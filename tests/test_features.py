@@ -211,6 +211,18 @@ def test_full_batches_reach_ridge_regression_on_the_features(name: str, ridge: f
     close(case.columns(case.X) @ state.alpha, phi @ w, 1e-6)
 
 
+@pytest.mark.parametrize("ridge", [0.0, 0.02])
+def test_direct_on_features_is_ridge_regression(ridge: float) -> None:
+    case = make_case(operator(), "direct, fourier", choices=build.Choices(ridge=ridge))
+    solver, phi = case.solver(), explicit(case)[0]
+    state, n = solver.init(), len(case.X)
+    for part in np.array_split(np.arange(n), n // case.sizes.batch_size + 1):
+        solver.step(state, case.X[part], case.Y[part], part, 0)
+    solver.end_pass(state)
+    w = np.linalg.solve(phi.T @ phi / n + ridge * np.eye(phi.shape[1]), phi.T @ case.Y / n)
+    close(case.columns(case.X) @ state.alpha, phi @ w, 1e-6)
+
+
 def test_many_features_in_several_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sample's products are added up over columns that are evaluated one part at a time."""
     whole = make_case(operator(), "eigenpro1, fourier")

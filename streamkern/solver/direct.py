@@ -159,10 +159,16 @@ class DirectSolver(Solver):
         )
 
     def _fill(self, A: Array, state: State) -> None:
-        """A = G / n + ridge K(Z, Z), of which no more than a slab is held."""
+        """A = G / n + ridge K(Z, Z), of which no more than a slab is held.
+
+        The norm of the weights of explicit features is their own: ridge I.
+        """
         p, op = len(self.Z), self.op
         op.backend.xp.multiply(state.pending["G"], 1 / state.rows, out=A)
         if not self.ridge:
+            return
+        if op.kernel.explicit:
+            A.reshape(-1)[:: p + 1] += self.ridge
             return
         held = op.backend.xp.empty((min(SLAB, p), p), op.dtype)
         for rows in tiles(p, SLAB):
