@@ -41,9 +41,12 @@ class Cluster:
             "scheduler", "--host=127.0.0.1", "--port=0", "--dashboard-address=127.0.0.1:0",
             f"--scheduler-file={self.file}",
         )  # fmt: skip
-        # It is there before it is written.
-        eventually(lambda: self.file.exists() and self.file.read_text().rstrip().endswith("}"))
-        self.address: str = json.loads(self.file.read_text())["address"]
+        try:  # the file is there before it is written
+            eventually(lambda: self.file.exists() and self.file.read_text().rstrip().endswith("}"))
+            self.address: str = json.loads(self.file.read_text())["address"]
+        except BaseException:
+            self.__exit__()
+            raise
 
     def worker(self, path: Path = ROOT) -> subprocess.Popen[bytes]:
         """A worker process of one thread that imports from `path`, and is not restarted."""
