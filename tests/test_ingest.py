@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import bz2
+import gc
 import gzip
 import io
 import lzma
@@ -31,6 +32,7 @@ from zarr.storage import LocalStore
 from streamkern import remotefile, writer
 from streamkern.arrayfiles import idx_array, npy_array
 from streamkern.describe import looks_sorted
+from streamkern.engines import FsspecEngine
 from streamkern.errors import (
     ConfigError,
     CorruptChunkError,
@@ -613,6 +615,27 @@ def test_a_remote_file_replaced_while_it_is_read_makes_no_store(
     assert {float(k) for i in range(store.n_chunks) for k in np.unique(store.read_chunk(i)[0])} == {
         2.0
     }
+
+
+def test_h5py_garbage_does_not_wait_for_a_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its finalisers want the lock that a reader of a remote file holds while it waits: the thread
+    that answers must collect nothing until then.
+    """
+    url = f"{memory_url()}/t.h5"
+    fsspec.filesystem("memory").pipe_file(url, as_file("h5", 1, 400, tmp_path))
+    get, collections = FsspecEngine.get, []
+
+    async def collecting(self: Any, *args: Any) -> Any:
+        collections.append(gc.isenabled())
+        return await get(self, *args)
+
+    monkeypatch.setattr(FsspecEngine, "get", collecting)
+    ingest(url, tmp_path / "out")
+    assert collections
+    assert not any(collections)
+    assert gc.isenabled()
 
 
 def as_file(kind: str, value: float, rows: int, folder: Path) -> bytes:
