@@ -36,7 +36,7 @@ def experiment(data: Data, options: argparse.Namespace) -> tuple[Results, Verdic
     results, copies = Results("copies of each row seen"), 4 if options.quick else options.copies
     for split in data.splits(options):
         n = len(split.X)
-        seen = doubled(1, copies)
+        seen = doubled(options, 1, copies)
         for label, transforms in ways(split, options).items():
             settings = {"run.evaluate_at": [k * n for k in seen[:-1]]}
             source = split.source(copies=copies, transforms=transforms)

@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 from augmented_120m import write_stores
+from scipy.spatial.distance import pdist
 
 import streamkern as sk
 from streamkern.report import table
@@ -51,18 +52,22 @@ class Split:
 
     X: Array
     y: Array
-    test: sk.ArraySource
+    X_test: Array
+    y_test: Array
+    classes: tuple[str, ...]
     scale: sk.Scale
     bandwidth: float
     seed: int
-    options: argparse.Namespace
+    device: str
 
-    def source(self, rows: int | None = None, copies: int = 1, transforms: Sequence[Any] = ()) -> Any:
-        """`copies` of the first `rows` rows, scaled (and what else there is in `transforms`).
+    def source(
+        self, rows: int | None = None, copies: int = 1, transforms: Sequence[Any] = ()
+    ) -> sk.AugmentedSource:
+        """`copies` of the first `rows` rows, scaled and transformed.
 
         What keeps the storage dtype, crops and flips, goes before the scaling.
         """
-        base = sk.ArraySource(self.X[:rows], self.y[:rows], classes=self.test.classes)
+        base = sk.ArraySource(self.X[:rows], self.y[:rows], classes=self.classes)
         early = [t for t in transforms if getattr(t, "keeps_dtype", False)]
         late = [t for t in transforms if t not in early]
         return sk.AugmentedSource(base, copies, [*early, self.scale, *late])
@@ -88,11 +93,10 @@ class Data:
                 X, y = X[len(X) // 4 :], y[len(X) // 4 :]
             scale = sk.Scale(mean=float(X.mean()), scale=float(X.std()) or 1.0)
             few = X[:400].reshape(len(X[:400]), -1).astype(np.float64) / scale.scale
-            squares = (few**2).sum(axis=1)
-            distances = squares[:, None] + squares - 2 * few @ few.T
-            median = math.sqrt(max(np.median(distances[np.triu_indices(len(few), 1)]), 1e-12))
-            test = sk.ArraySource(X_test, y_test, classes=self.classes)
-            yield Split(X, y, test, scale, options.bandwidth * median, seed, options)
+            width = options.bandwidth * float(np.median(pdist(few)))
+            yield Split(
+                X, y, X_test, y_test, self.classes, scale, width, seed, options.device
+            )  # fmt: skip
 
 
 def read_data(options: argparse.Namespace) -> Data:
@@ -104,30 +108,31 @@ def read_data(options: argparse.Namespace) -> Data:
         order = np.random.default_rng(0).permutation(len(X))[: options.samples * 4 // 3]
         images = X[order].astype(np.uint8).reshape(-1, 8, 8, 1)
         return Data(DIGITS, images, y[order], tuple("0123456789"), None)
-    path, test = options.data, options.test
-    if path.is_dir() and not (path / "zarr.json").exists() and any(path.glob("train-images*")):
-        path, test = write_stores(options.folder / "stores", path)
-    elif test is None:
-        return Data(options.data.name, *first_rows(path, options.samples * 4 // 3), None)
+    path, test, name = options.data, options.test, Path(options.data).name
+    if any(Path(path).glob("train-images*")):
+        path, test = write_stores(options.folder / "stores", Path(path))
+    if test is None:
+        return Data(name, *first_rows(path, options.samples * 4 // 3), None)
     X, y, classes = first_rows(path, options.samples)
     X_test, y_test, others = first_rows(test, 10_000)
     if others != classes:
         raise sk.DataError(f"{test} has other classes than {path}; use data with the same ones")
-    return Data(options.data.name, X, y, classes, (X_test, y_test))
+    return Data(name, X, y, classes, (X_test, y_test))
 
 
-def first_rows(path: Path, n: int) -> tuple[Array, Array, tuple[str, ...]]:
+def first_rows(path: str | Path, n: int) -> tuple[Array, Array, tuple[str, ...]]:
     """At most n rows of a store, its class ids and its classes; rows are shuffled at ingest."""
     store = sk.open_store(path)
     if store.spec.classes is None:
-        raise sk.DataError(f"{path} has values as targets; these experiments classify")
+        raise sk.DataError(f"{path} has no classes; ingest it with targets='classes'")
     X, y = store.read_rows(np.arange(min(n, store.spec.n_rows)))
     return X, y, store.spec.classes
 
 
-def doubled(low: int, high: int) -> list[int]:
-    """..., high/4, high/2, high, none of them below `low`."""
-    return [high >> k for k in range(high.bit_length(), -1, -1) if high >> k >= low]
+def doubled(options: argparse.Namespace, low: int, high: int) -> list[int]:
+    """..., high/4, high/2, high, none of them below `low`; the first and the last if quick."""
+    sizes = [high >> k for k in range(high.bit_length(), -1, -1) if high >> k >= low]
+    return [sizes[0], sizes[-1]] if options.quick else sizes
 
 
 # ------------------------------------------------------------------------------------------ runs
@@ -144,7 +149,10 @@ class Fitted:
 
 
 def fit(
-    split: Split, source: Any, settings: Mapping[str, Any], centers: Array | None = None
+    split: Split,
+    source: sk.AugmentedSource,
+    settings: Mapping[str, Any],
+    centers: Array | None = None,
 ) -> Fitted:
     """One run. settings : as `RunConfig.with_overrides` takes them. centers : rows as stored."""
     config = sk.RunConfig.from_tables(
@@ -153,13 +161,14 @@ def fit(
             "model": {"bandwidth": split.bandwidth},
             "run": {
                 "random_state": split.seed,
-                "device": split.options.device,
+                "device": split.device,
                 "evaluate_every": 0,
             },
         }
     ).with_overrides(settings)
+    test = sk.ArraySource(split.X_test, split.y_test, classes=split.classes)
     began = time.perf_counter()
-    result = sk.train_model(config, source=source, test=split.test, centers=centers)
+    result = sk.train_model(config, source=source, test=test, centers=centers)
     seconds = time.perf_counter() - began
     result.model.backend.close()
     errors = [(int(e["samples"]), 100 * (1 - e["accuracy"])) for e in result.history]
@@ -176,7 +185,6 @@ class Results:
     x: str
     y: str = "test error, %"
     values: dict[str, dict[float, list[float]]] = field(default_factory=dict)
-    log_y: bool = False
 
     def add(self, label: str, x: float, value: float) -> None:
         """One more repetition of one measurement."""
@@ -241,7 +249,9 @@ def draw(results: Results, title: str, path: Path) -> None:
         axes.errorbar(x, mean, bars, label=label, capsize=2, **style)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(ScalarFormatter())
-    axes.set_yscale("log")
+    if min(min(values) for by_place in results.values.values() for values in by_place.values()) > 0:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(ScalarFormatter())
     axes.set(xlabel=results.x, ylabel=results.y, title=title)
     axes.grid(color="0.9")
     axes.legend(frameon=False, fontsize=8)
@@ -260,17 +270,18 @@ def command(
     text: str | None,
     experiment: Experiment,
     arguments: list[str] | None,
-    more: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
+    more: Callable[[argparse.ArgumentParser], Any] = lambda parser: None,
+    seeds: int = 5,
 ) -> int:
     """Run an experiment from the command line; 0 when it is done, whatever was seen."""
     parser = argparse.ArgumentParser(
         description=text, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--data", type=Path, help="folder of IDX files, or a Zarr store (default: the digits)")
-    add("--test", type=Path, help="a Zarr store to test on")
+    add("--data", help="folder of IDX files, or a Zarr store (default: the digits)")
+    add("--test", help="a Zarr store to test on")
     add("--samples", type=int, default=10_000, help="rows to train on, at most (default 10000)")
-    add("--seeds", type=int, help="repetitions (default 5)")
+    add("--seeds", type=int, default=seeds, help=f"repetitions (default {seeds})")
     add("--epochs", type=int, help="passes over the rows")
     add("--bandwidth", type=float, default=1.0, help="in median distances (default 1)")
     add("--device", default="auto", help="auto, cpu, gpu or gpu:N")
@@ -278,8 +289,8 @@ def command(
     add("--quick", action="store_true", help="300 rows, 2 repetitions: to see that it works")
     more(parser)
     options = parser.parse_args(arguments)
-    options.seeds = options.seeds or (2 if options.quick else 5)
-    options.samples = min(options.samples, 300) if options.quick else options.samples
+    if options.quick:
+        options.seeds, options.samples = 2, min(options.samples, 300)
     if options.test is not None and options.data is None:
         parser.error("--test needs --data, the store to train on")
     if options.samples < 100:

@@ -22,7 +22,7 @@ def experiment(data: Data, options: argparse.Namespace) -> tuple[Results, Verdic
     for split in data.splits(options):
         n = len(split.X)
         for kernel in KERNELS:
-            for size in doubled(n // 64, n // 2):
+            for size in doubled(options, n // 64, n // 2):
                 D = size + size % 2
                 shared = {"model.kernel": kernel, "data.epochs": epochs}
                 for label, settings in (

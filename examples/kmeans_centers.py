@@ -18,7 +18,7 @@ def experiment(data: Data, options: argparse.Namespace) -> tuple[Results, Verdic
     results, epochs = Results("centers p"), options.epochs or (3 if options.quick else 10)
     for split in data.splits(options):
         n = len(split.X)
-        for p in doubled(max(n // 100, 10), n // 6):
+        for p in doubled(options, max(n // 100, 10), n // 6):
             for way, label in WAYS.items():
                 settings = {"model.centers": way, "model.n_centers": p, "data.epochs": epochs}
                 results.add(label, p, fit(split, split.source(), settings).error)

@@ -18,7 +18,7 @@ def experiment(data: Data, options: argparse.Namespace) -> tuple[Results, Verdic
     results, epochs = Results("centers p"), options.epochs or (3 if options.quick else 20)
     for split in data.splits(options):
         for rows in (len(split.X) // 4, len(split.X)):
-            for p in doubled(len(split.X) // 64, rows):
+            for p in doubled(options, len(split.X) // 64, rows):
                 fitted = fit(split, split.source(rows), {"data.epochs": epochs}, split.X[:p])
                 results.add(f"n = {rows}", p, fitted.error)
     return results, judge(results)
@@ -29,8 +29,9 @@ def judge(results: Results) -> Verdict:
     seen, numbers = True, []
     for label, by_place in results.values.items():
         places = sorted(by_place)
-        small, large = results.at(label, places[0]), results.at(label, places[-1])
-        rises = any(clearly(results.at(label, b) - results.at(label, a)) for a, b in pairwise(places))
+        errors = [results.at(label, p) for p in places]
+        small, large = errors[0], errors[-1]
+        rises = any(clearly(after - before) for before, after in pairwise(errors))
         seen &= clearly(small - large) and not rises
         numbers.append(
             f"{label}: {shown(small)} with p = {places[0]:g}, {shown(large)} with p = "

@@ -22,7 +22,7 @@ def experiment(data: Data, options: argparse.Namespace) -> tuple[Results, Verdic
             machine = fit(
                 split, split.source(p), {"solver.name": "eigenpro2", "data.epochs": 50}
             ).error
-            for rows in doubled(p, n):
+            for rows in doubled(options, p, n):
                 fitted = fit(split, split.source(rows), {"data.epochs": epochs}, split.X[:p])
                 results.add(f"p = {p}", rows, fitted.error)
                 results.add(f"(kernel machine on {p} rows)", rows, machine)
