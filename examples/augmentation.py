@@ -33,7 +33,7 @@ def ways(split: Split, options: argparse.Namespace) -> dict[str, list[object]]:
 
 def experiment(data: Data, options: argparse.Namespace) -> tuple[Results, Verdict]:
     """Error against the samples seen, in one run of each kind."""
-    results, copies = Results("copies of each row seen"), 4 if options.quick else options.copies
+    results, copies = Results("copies of each row seen"), 2 if options.quick else options.copies
     for split in data.splits(options):
         n = len(split.X)
         seen = doubled(options, 1, copies)

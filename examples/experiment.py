@@ -33,10 +33,11 @@ from augmented_120m import write_stores
 from scipy.spatial.distance import pdist
 
 import streamkern as sk
+from streamkern.optional import need
 from streamkern.report import table
 
 Array = np.ndarray
-DIGITS = "digits"
+DIGITS, MIN_ROWS = "digits", 50
 
 
 # -------------------------------------------------------------------------------------- the data
@@ -125,6 +126,8 @@ def first_rows(path: str | Path, n: int) -> tuple[Array, Array, tuple[str, ...]]
     store = sk.open_store(path)
     if store.spec.classes is None:
         raise sk.DataError(f"{path} has no classes; ingest it with targets='classes'")
+    if store.spec.n_rows < MIN_ROWS:
+        raise sk.DataError(f"{path}: {store.spec.n_rows} rows are too few; give {MIN_ROWS} or more")
     X, y = store.read_rows(np.arange(min(n, store.spec.n_rows)))
     return X, y, store.spec.classes
 
@@ -234,13 +237,11 @@ class Verdict:
 
 def draw(results: Results, title: str, path: Path) -> None:
     """Means with bars of one deviation; labels in brackets are drawn as dashed references."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
     from matplotlib.ticker import ScalarFormatter
 
-    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.add_subplot()
     for label, by_place in results.values.items():
         x = sorted(by_place)
         mean = [np.mean(by_place[k]) for k in x]
@@ -256,7 +257,6 @@ def draw(results: Results, title: str, path: Path) -> None:
     axes.grid(color="0.9")
     axes.legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=140)
-    plt.close(figure)
 
 
 # ---------------------------------------------------------------------------------- the command
@@ -293,10 +293,11 @@ def command(
         options.seeds, options.samples = 2, min(options.samples, 300)
     if options.test is not None and options.data is None:
         parser.error("--test needs --data, the store to train on")
-    if options.samples < 100:
-        parser.error(f"--samples {options.samples} is too few; use at least 100")
+    if options.samples < MIN_ROWS:
+        parser.error(f"--samples {options.samples} is too few; use at least {MIN_ROWS}")
     began = time.perf_counter()
     try:
+        need("matplotlib.figure", "the plot", "report")
         options.folder.mkdir(parents=True, exist_ok=True)
         data = read_data(options)
         results, verdict = experiment(data, options)
