@@ -236,9 +236,9 @@ class Verdict:
 
 
 def draw(results: Results, title: str, path: Path) -> None:
-    """Means with bars of one deviation; labels in brackets are drawn as dashed references."""
+    """Means with bars of one deviation; those in brackets, references, dashed and without bars."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import ScalarFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.add_subplot()
@@ -246,13 +246,20 @@ def draw(results: Results, title: str, path: Path) -> None:
         x = sorted(by_place)
         mean = [np.mean(by_place[k]) for k in x]
         bars = [np.std(by_place[k], ddof=1) if len(by_place[k]) > 1 else 0.0 for k in x]
-        style = {"ls": "--", "lw": 1} if label.startswith("(") else {"marker": "o", "ms": 4}
-        axes.errorbar(x, mean, bars, label=label, capsize=2, **style)
+        if label.startswith("("):
+            colour = axes.lines[-1].get_color() if axes.lines else "0.4"
+            axes.plot(x, mean, "--", lw=1, color=colour, label=label)
+        else:
+            axes.errorbar(x, mean, bars, fmt="o-", ms=4, capsize=2, label=label)
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(ScalarFormatter())
+    scales = [axes.xaxis]
     if min(min(values) for by_place in results.values.values() for values in by_place.values()) > 0:
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(ScalarFormatter())
+        scales.append(axes.yaxis)
+    for scale in scales:
+        scale.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        scale.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        scale.set_minor_formatter(NullFormatter())
     axes.set(xlabel=results.x, ylabel=results.y, title=title)
     axes.grid(color="0.9")
     axes.legend(frameon=False, fontsize=8)

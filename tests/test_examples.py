@@ -372,6 +372,7 @@ def test_a_verdict_goes_by_its_criterion(script: Any) -> None:
         ("gaussian", lambda D, b: np.exp(-(D**2) / (2 * b**2))),
         ("cauchy", lambda D, b: 1 / (1 + D**2 / b**2)),
     ],
+    ids=["laplace", "gaussian", "cauchy"],
 )
 def test_the_exact_model_is_the_interpolant(script: Any, name: str, kernel: Any) -> None:
     options = argparse.Namespace(
