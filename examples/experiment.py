@@ -8,7 +8,8 @@ Each script of this folder that uses it repeats one result of the papers:
 
 Without `--test` a quarter of the rows of a store is held out, as of the digits, and which quarter
 changes from one repetition to the next. With IDX files the test images are those of the folder.
-A repetition also draws its own centers and order. At most `--samples` rows are used.
+A repetition also draws its own centers and order. At most `--samples` rows are trained on, and
+10 000 tested on.
 
 In `--folder` a script leaves NAME.json (table, settings, verdict) and NAME.png (plot). A difference
 counts as clear here if it is above twice its standard error, over the repetitions.
@@ -37,7 +38,7 @@ from streamkern.optional import need
 from streamkern.report import table
 
 Array = np.ndarray
-DIGITS, MIN_ROWS = "digits", 50
+DIGITS, MIN_ROWS, TEST_ROWS = "digits", 50, 10_000
 
 
 # -------------------------------------------------------------------------------------- the data
@@ -92,6 +93,7 @@ class Data:
             X_test, y_test = self.held_out or (X[: len(X) // 4], y[: len(X) // 4])
             if self.held_out is None:
                 X, y = X[len(X) // 4 :], y[len(X) // 4 :]
+            X, y = X[: options.samples], y[: options.samples]
             scale = sk.Scale(mean=float(X.mean()), scale=float(X.std()) or 1.0)
             few = X[:400].reshape(len(X[:400]), -1).astype(np.float64) / scale.scale
             width = options.bandwidth * float(np.median(pdist(few)))
@@ -106,16 +108,15 @@ def read_data(options: argparse.Namespace) -> Data:
         from sklearn.datasets import load_digits
 
         X, y = load_digits(return_X_y=True)
-        order = np.random.default_rng(0).permutation(len(X))[: options.samples * 4 // 3]
-        images = X[order].astype(np.uint8).reshape(-1, 8, 8, 1)
-        return Data(DIGITS, images, y[order], tuple("0123456789"), None)
+        images = X.astype(np.uint8).reshape(-1, 8, 8, 1)
+        return Data(DIGITS, images, y, tuple("0123456789"), None)
     path, test, name = options.data, options.test, Path(options.data).name
     if any(Path(path).glob("train-images*")):
         path, test = write_stores(options.folder / "stores", Path(path))
     if test is None:
-        return Data(name, *first_rows(path, options.samples * 4 // 3), None)
+        return Data(name, *first_rows(path, options.samples + TEST_ROWS), None)
     X, y, classes = first_rows(path, options.samples)
-    X_test, y_test, others = first_rows(test, 10_000)
+    X_test, y_test, others = first_rows(test, TEST_ROWS)
     if others != classes:
         raise sk.DataError(f"{test} has other classes than {path}; use data with the same ones")
     return Data(name, X, y, classes, (X_test, y_test))
@@ -279,15 +280,21 @@ def command(
     arguments: list[str] | None,
     more: Callable[[argparse.ArgumentParser], Any] = lambda parser: None,
     seeds: int = 5,
+    digits: int | None = None,
 ) -> int:
-    """Run an experiment from the command line; 0 when it is done, whatever was seen."""
+    """Run an experiment from the command line; 0 when it is done, whatever was seen.
+
+    more : adds options. seeds : repetitions, if not said otherwise. digits : so many of them to
+    train on, if not said otherwise.
+    """
     parser = argparse.ArgumentParser(
         description=text, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("--data", help="folder of IDX files, or a Zarr store (default: the digits)")
     add("--test", help="a Zarr store to test on")
-    add("--samples", type=int, default=10_000, help="rows to train on, at most (default 10000)")
+    few = f", {digits} of the digits" if digits else ""
+    add("--samples", type=int, help=f"rows to train on, at most (default 10000{few})")
     add("--seeds", type=int, default=seeds, help=f"repetitions (default {seeds})")
     add("--epochs", type=int, help="passes over the rows")
     add("--bandwidth", type=float, default=1.0, help="in median distances (default 1)")
@@ -296,6 +303,8 @@ def command(
     add("--quick", action="store_true", help="300 rows, 2 repetitions: to see that it works")
     more(parser)
     options = parser.parse_args(arguments)
+    if options.samples is None:
+        options.samples = digits if digits and options.data is None else 10_000
     if options.quick:
         options.seeds, options.samples = 2, min(options.samples, 300)
     if options.test is not None and options.data is None:
