@@ -175,8 +175,13 @@ def fit(
     result = sk.train_model(config, source=source, test=test, centers=centers)
     seconds = time.perf_counter() - began
     result.model.backend.close()
-    errors = [(int(e["samples"]), 100 * (1 - e["accuracy"])) for e in result.history]
-    return Fitted(100 * (1 - result.metrics["accuracy"]), seconds, errors)
+    errors = [(int(e["samples"]), percent_wrong(e["accuracy"])) for e in result.history]
+    return Fitted(percent_wrong(result.metrics["accuracy"]), seconds, errors)
+
+
+def percent_wrong(accuracy: float) -> float:
+    """Rounded, so that equally many wrong rows are equal errors."""
+    return round(100 * (1 - accuracy), 9)
 
 
 # --------------------------------------------------------------------------------------- results

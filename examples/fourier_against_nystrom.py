@@ -1,9 +1,9 @@
 """Random Fourier features against Nystrom features, equally many of both.
 
 EP3, section 1.2, after Yang, Li, Mahdavi, Jin and Zhou (NIPS 2012): "it is generally believed that
-Nystrom methods outperform RFF". D random features, a cosine and a sine of each of D / 2
-frequencies, or D Nystrom features of as many random rows; a linear model of them is trained.
-Options and data: see experiment.py.
+Nystrom methods outperform RFF". It is a tendency, and judged as one. D random features, a cosine
+and a sine of each of D / 2 frequencies, or D Nystrom features of as many random rows; a linear
+model of them is trained. Options and data: see experiment.py.
 """
 
 from __future__ import annotations
@@ -36,19 +36,21 @@ def experiment(data: Data, options: argparse.Namespace) -> tuple[Results, Verdic
 
 def judge(results: Results) -> Verdict:
     """At every D, with both kernels."""
-    wins, total, numbers = 0, 0, []
+    wins, losses, total, numbers = 0, 0, 0, []
     for kernel in KERNELS:
         places = sorted(results.values[f"Nystrom, {kernel}"])
         for D in places:
             nystrom, fourier = (results.at(f"{k}, {kernel}", D) for k in ("Nystrom", "Fourier"))
-            total, wins = total + 1, wins + clearly(fourier - nystrom)
+            total += 1
+            wins += clearly(fourier - nystrom)
+            losses += clearly(nystrom - fourier)
             if D in (places[0], places[-1]):
                 numbers.append(f"{kernel}, D = {D:g}: {shown(nystrom)} against {shown(fourier)}")
     return Verdict(
-        "section 1.2 of EP3: Nystrom outperforms random Fourier features",
-        "clearly lower error with Nystrom at every D and with both kernels",
-        wins == total,
-        f"clearly lower in {wins} of {total}; {'; '.join(numbers)}",
+        "Section 1.2 of EP3: Nystrom methods generally outperform random Fourier features",
+        "clearly lower error with Nystrom in most pairs of D and kernel, clearly higher in none",
+        2 * wins > total and not losses,
+        f"clearly lower in {wins} of {total}, clearly higher in {losses}; {'; '.join(numbers)}",
     )
 
 
