@@ -22,7 +22,7 @@ OURS, EP2, EP3, FALKON = "default, blocks of p/4", "EigenPro 2", "EigenPro 3", "
 
 def experiment(data: Data, options: argparse.Namespace) -> tuple[Results, Verdict]:
     """Error against p."""
-    results, epochs = Results("centers p"), options.epochs or (5 if options.quick else 20)
+    results = Results("centers p")
     seconds = dict.fromkeys((OURS, EP3, FALKON, EP2), 0.0)
     for split in data.splits(options):
         n = len(split.X)
@@ -36,7 +36,7 @@ def experiment(data: Data, options: argparse.Namespace) -> tuple[Results, Verdic
                 alone = label == EP2
                 source = split.source(p if alone else None)
                 fitted = fit(
-                    split, source, {**settings, "data.epochs": epochs},
+                    split, source, {**settings, "data.epochs": options.epochs},
                     None if alone else split.X[:p],
                 )  # fmt: skip
                 results.add(label, p, fitted.error)
@@ -68,6 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
         lambda parser: parser.add_argument(
             "--ridge", type=float, default=0.0, help="FALKON's penalty (default 0)"
         ),
+        epochs=(20, 5),
     )  # fmt: skip
 
 

@@ -42,8 +42,7 @@ def exact_error(split: Split, name: str) -> float:
 
 def experiment(data: Data, options: argparse.Namespace) -> tuple[Results, Verdict]:
     """Error against epochs, and the epoch in which each run reaches the exact model's error."""
-    epochs = options.epochs or (8 if options.quick else 64)
-    results = Results("epochs")
+    results, epochs = Results("epochs"), options.epochs
     reached: dict[str, dict[str, list[float]]] = {name: {} for name in KERNELS}
     for split in data.splits(options):
         n = len(split.X)
@@ -85,7 +84,7 @@ def judge(reached: dict[str, dict[str, list[float]]], epochs: int) -> Verdict:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the experiment."""
-    return command("against_pegasos", __doc__, experiment, arguments, seeds=3)
+    return command("against_pegasos", __doc__, experiment, arguments, epochs=(64, 8), seeds=3)
 
 
 if __name__ == "__main__":

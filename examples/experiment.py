@@ -39,6 +39,7 @@ from streamkern.report import table
 
 Array = np.ndarray
 DIGITS, MIN_ROWS, TEST_ROWS = "digits", 50, 10_000
+MEASURED = "test error, %"
 
 
 # -------------------------------------------------------------------------------------- the data
@@ -163,11 +164,7 @@ def fit(
         {
             "data": {"train": "in memory"},
             "model": {"bandwidth": split.bandwidth},
-            "run": {
-                "random_state": split.seed,
-                "device": split.device,
-                "evaluate_every": 0,
-            },
+            "run": {"random_state": split.seed, "device": split.device, "evaluate_every": 0},
         }
     ).with_overrides(settings)
     test = sk.ArraySource(split.X_test, split.y_test, classes=split.classes)
@@ -189,10 +186,9 @@ def percent_wrong(accuracy: float) -> float:
 
 @dataclass
 class Results:
-    """What was measured: value by label, place on the axis, repetition. x, y : the axes."""
+    """Errors in percent by label, place on the axis and repetition. x : the axis."""
 
     x: str
-    y: str = "test error, %"
     values: dict[str, dict[float, list[float]]] = field(default_factory=dict)
 
     def add(self, label: str, x: float, value: float) -> None:
@@ -266,7 +262,7 @@ def draw(results: Results, title: str, path: Path) -> None:
         scale.set_major_locator(LogLocator(subs=(1, 2, 5)))
         scale.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         scale.set_minor_formatter(NullFormatter())
-    axes.set(xlabel=results.x, ylabel=results.y, title=title)
+    axes.set(xlabel=results.x, ylabel=MEASURED, title=title)
     axes.grid(color="0.9")
     axes.legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=140)
@@ -284,12 +280,13 @@ def command(
     experiment: Experiment,
     arguments: list[str] | None,
     more: Callable[[argparse.ArgumentParser], Any] = lambda parser: None,
+    epochs: tuple[int, int] | None = None,
     seeds: int = 5,
     digits: int | None = None,
 ) -> int:
     """Run an experiment from the command line; 0 when it is done, whatever was seen.
 
-    more : adds options. seeds : repetitions, if not said otherwise. digits : so many of them to
+    more : adds options. epochs : in full and if quick; None: there is no such option. seeds : repetitions, if not said otherwise. digits : so many of them to
     train on, if not said otherwise.
     """
     parser = argparse.ArgumentParser(
@@ -301,7 +298,9 @@ def command(
     few = f", {digits} of the digits" if digits else ""
     add("--samples", type=int, help=f"rows to train on, at most (default 10000{few})")
     add("--seeds", type=int, default=seeds, help=f"repetitions (default {seeds})")
-    add("--epochs", type=int, help="passes over the rows")
+    if epochs is not None:
+        text = f"passes over the rows (default {epochs[0]}, {epochs[1]} with --quick)"
+        add("--epochs", type=int, help=text)
     add("--bandwidth", type=float, default=1.0, help="in median distances (default 1)")
     add("--device", default="auto", help="auto, cpu, gpu or gpu:N")
     add("--folder", type=Path, default=Path("runs/experiments"), help="for the results")
@@ -310,6 +309,8 @@ def command(
     options = parser.parse_args(arguments)
     if options.samples is None:
         options.samples = digits if digits and options.data is None else 10_000
+    if epochs is not None and options.epochs is None:
+        options.epochs = epochs[options.quick]
     if options.quick:
         options.seeds, options.samples = 2, min(options.samples, 300)
     if options.test is not None and options.data is None:
@@ -346,7 +347,7 @@ def report(
         "experiment": name,
         "data": {"name": data.name, "rows": len(data.X), "row shape": list(data.X.shape[1:])},
         "settings": settings,
-        "measured": results.y,
+        "measured": MEASURED,
         "table": rows,
         "values": results.values,
         "verdict": {**vars(verdict), "line": verdict.line()},
@@ -356,6 +357,6 @@ def report(
     path.write_text(json.dumps(whole, indent=1, ensure_ascii=False), encoding="utf-8")
     draw(results, f"{verdict.claim.split(':')[0]} on {data.name}", path.with_suffix(".png"))
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    print(f"\n{results.y}, mean ± deviation of {options.seeds} repetitions ({data.name})\n")
+    print(f"\n{MEASURED}, mean ± deviation of {options.seeds} repetitions ({data.name})\n")
     print(table(rows, columns))
     print(f"\n{verdict.line()}\n{path}, {path.with_suffix('.png')}; {seconds:.0f} s in all")

@@ -18,13 +18,13 @@ KERNELS = ("gaussian", "laplace")
 
 def experiment(data: Data, options: argparse.Namespace) -> tuple[Results, Verdict]:
     """Error against D, for two kernels."""
-    results, epochs = Results("features D"), options.epochs or (3 if options.quick else 10)
+    results = Results("features D")
     for split in data.splits(options):
         n = len(split.X)
         for kernel in KERNELS:
             for size in doubled(options, n // 64, n // 2):
                 D = size + size % 2
-                shared = {"model.kernel": kernel, "data.epochs": epochs}
+                shared = {"model.kernel": kernel, "data.epochs": options.epochs}
                 for label, settings in (
                     ("Nystrom", {"model.features": "nystrom", "model.n_centers": D}),
                     ("Fourier", {"model.features": "fourier", "model.n_features": D}),
@@ -56,7 +56,7 @@ def judge(results: Results) -> Verdict:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the experiment."""
-    return command("fourier_against_nystrom", __doc__, experiment, arguments)
+    return command("fourier_against_nystrom", __doc__, experiment, arguments, epochs=(10, 3))
 
 
 if __name__ == "__main__":

@@ -15,12 +15,16 @@ WAYS = {"kmeans": "k-means", "random": "random"}
 
 def experiment(data: Data, options: argparse.Namespace) -> tuple[Results, Verdict]:
     """Error against p <= n / 6, as in the paper, for both ways of choosing centers."""
-    results, epochs = Results("centers p"), options.epochs or (3 if options.quick else 10)
+    results = Results("centers p")
     for split in data.splits(options):
         n = len(split.X)
         for p in doubled(options, max(n // 100, 10), n // 6):
             for way, label in WAYS.items():
-                settings = {"model.centers": way, "model.n_centers": p, "data.epochs": epochs}
+                settings = {
+                    "model.centers": way,
+                    "model.n_centers": p,
+                    "data.epochs": options.epochs,
+                }
                 results.add(label, p, fit(split, split.source(), settings).error)
     return results, judge(results)
 
@@ -41,7 +45,7 @@ def judge(results: Results) -> Verdict:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the experiment."""
-    return command("kmeans_centers", __doc__, experiment, arguments)
+    return command("kmeans_centers", __doc__, experiment, arguments, epochs=(10, 3))
 
 
 if __name__ == "__main__":

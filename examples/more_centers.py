@@ -15,11 +15,13 @@ from experiment import Data, Results, Verdict, clearly, command, doubled, fit, s
 
 def experiment(data: Data, options: argparse.Namespace) -> tuple[Results, Verdict]:
     """Error against p, for all rows and for a quarter of them."""
-    results, epochs = Results("centers p"), options.epochs or (3 if options.quick else 20)
+    results = Results("centers p")
     for split in data.splits(options):
         for rows in (len(split.X) // 4, len(split.X)):
             for p in doubled(options, len(split.X) // 64, rows):
-                fitted = fit(split, split.source(rows), {"data.epochs": epochs}, split.X[:p])
+                fitted = fit(
+                    split, split.source(rows), {"data.epochs": options.epochs}, split.X[:p]
+                )
                 results.add(f"n = {rows}", p, fitted.error)
     return results, judge(results)
 
@@ -47,7 +49,7 @@ def judge(results: Results) -> Verdict:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the experiment."""
-    return command("more_centers", __doc__, experiment, arguments)
+    return command("more_centers", __doc__, experiment, arguments, epochs=(20, 3))
 
 
 if __name__ == "__main__":

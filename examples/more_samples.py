@@ -15,7 +15,7 @@ from experiment import Data, Results, Verdict, clearly, command, doubled, fit, s
 
 def experiment(data: Data, options: argparse.Namespace) -> tuple[Results, Verdict]:
     """Error against n, for two p."""
-    results, epochs = Results("training samples n"), options.epochs or (3 if options.quick else 20)
+    results = Results("training samples n")
     for split in data.splits(options):
         n = len(split.X)
         for p in (n // 16, n // 4):
@@ -23,7 +23,9 @@ def experiment(data: Data, options: argparse.Namespace) -> tuple[Results, Verdic
                 split, split.source(p), {"solver.name": "eigenpro2", "data.epochs": 50}
             ).error
             for rows in doubled(options, p, n):
-                fitted = fit(split, split.source(rows), {"data.epochs": epochs}, split.X[:p])
+                fitted = fit(
+                    split, split.source(rows), {"data.epochs": options.epochs}, split.X[:p]
+                )
                 results.add(f"p = {p}", rows, fitted.error)
                 results.add(f"(kernel machine on {p} rows)", rows, machine)
     return results, judge(results)
@@ -52,7 +54,7 @@ def judge(results: Results) -> Verdict:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the experiment."""
-    return command("more_samples", __doc__, experiment, arguments)
+    return command("more_samples", __doc__, experiment, arguments, epochs=(20, 3))
 
 
 if __name__ == "__main__":
