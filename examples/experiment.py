@@ -24,6 +24,7 @@ import json
 import math
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -169,7 +170,9 @@ def fit(
     ).with_overrides(settings)
     test = sk.ArraySource(split.X_test, split.y_test, classes=split.classes)
     began = time.perf_counter()
-    result = sk.train_model(config, source=source, test=test, centers=centers)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "class .* no rows")  # a few rows may lack a class
+        result = sk.train_model(config, source=source, test=test, centers=centers)
     seconds = time.perf_counter() - began
     result.model.backend.close()
     errors = [(int(e["samples"]), percent_wrong(e["accuracy"])) for e in result.history]
@@ -286,8 +289,8 @@ def command(
 ) -> int:
     """Run an experiment from the command line; 0 when it is done, whatever was seen.
 
-    more : adds options. epochs : in full and if quick; None: there is no such option. seeds : repetitions, if not said otherwise. digits : so many of them to
-    train on, if not said otherwise.
+    more : adds options. epochs : in full and if quick, or None if they are no option. seeds,
+    digits : repetitions, and digits to train on, if not said otherwise.
     """
     parser = argparse.ArgumentParser(
         description=text, formatter_class=argparse.RawDescriptionHelpFormatter

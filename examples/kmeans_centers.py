@@ -20,12 +20,9 @@ def experiment(data: Data, options: argparse.Namespace) -> tuple[Results, Verdic
         n = len(split.X)
         for p in doubled(options, max(n // 100, 10), n // 6):
             for way, label in WAYS.items():
-                settings = {
-                    "model.centers": way,
-                    "model.n_centers": p,
-                    "data.epochs": options.epochs,
-                }
-                results.add(label, p, fit(split, split.source(), settings).error)
+                settings = {"model.centers": way, "model.n_centers": p}
+                fitted = fit(split, split.source(), settings | {"data.epochs": options.epochs})
+                results.add(label, p, fitted.error)
     return results, judge(results)
 
 

@@ -16,12 +16,11 @@ from experiment import Data, Results, Verdict, clearly, command, doubled, fit, s
 def experiment(data: Data, options: argparse.Namespace) -> tuple[Results, Verdict]:
     """Error against p, for all rows and for a quarter of them."""
     results = Results("centers p")
+    settings = {"data.epochs": options.epochs}
     for split in data.splits(options):
         for rows in (len(split.X) // 4, len(split.X)):
             for p in doubled(options, len(split.X) // 64, rows):
-                fitted = fit(
-                    split, split.source(rows), {"data.epochs": options.epochs}, split.X[:p]
-                )
+                fitted = fit(split, split.source(rows), settings, split.X[:p])
                 results.add(f"n = {rows}", p, fitted.error)
     return results, judge(results)
 

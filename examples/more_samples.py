@@ -16,6 +16,7 @@ from experiment import Data, Results, Verdict, clearly, command, doubled, fit, s
 def experiment(data: Data, options: argparse.Namespace) -> tuple[Results, Verdict]:
     """Error against n, for two p."""
     results = Results("training samples n")
+    settings = {"data.epochs": options.epochs}
     for split in data.splits(options):
         n = len(split.X)
         for p in (n // 16, n // 4):
@@ -23,9 +24,7 @@ def experiment(data: Data, options: argparse.Namespace) -> tuple[Results, Verdic
                 split, split.source(p), {"solver.name": "eigenpro2", "data.epochs": 50}
             ).error
             for rows in doubled(options, p, n):
-                fitted = fit(
-                    split, split.source(rows), {"data.epochs": options.epochs}, split.X[:p]
-                )
+                fitted = fit(split, split.source(rows), settings, split.X[:p])
                 results.add(f"p = {p}", rows, fitted.error)
                 results.add(f"(kernel machine on {p} rows)", rows, machine)
     return results, judge(results)
