@@ -245,7 +245,7 @@ def draw(results: Results, title: str, path: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    figure = Figure(figsize=(8.5, 4.5), layout="constrained")
     axes = figure.add_subplot()
     for label, by_place in results.values.items():
         x = sorted(by_place)
@@ -267,7 +267,7 @@ def draw(results: Results, title: str, path: Path) -> None:
         scale.set_minor_formatter(NullFormatter())
     axes.set(xlabel=results.x, ylabel=MEASURED, title=title)
     axes.grid(color="0.9")
-    axes.legend(frameon=False, fontsize=8)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     figure.savefig(path, dpi=140)
 
 
