@@ -39,7 +39,7 @@ from streamkern.optional import need
 from streamkern.report import table
 
 Array = np.ndarray
-DIGITS, MIN_ROWS, TEST_ROWS = "digits", 50, 10_000
+DIGITS, MIN_ROWS, TEST_ROWS = "digits", 200, 10_000
 MEASURED = "test error, %"
 
 
@@ -115,9 +115,11 @@ def read_data(options: argparse.Namespace) -> Data:
     path, test, name = options.data, options.test, Path(options.data).name
     if any(Path(path).glob("train-images*")):
         path, test = write_stores(options.folder / "stores", Path(path))
+    X, y, classes = first_rows(path, options.samples + (TEST_ROWS if test is None else 0))
+    if len(X) < MIN_ROWS:
+        raise sk.DataError(f"{path}: {len(X)} rows are too few; give {MIN_ROWS} or more")
     if test is None:
-        return Data(name, *first_rows(path, options.samples + TEST_ROWS), None)
-    X, y, classes = first_rows(path, options.samples)
+        return Data(name, X, y, classes, None)
     X_test, y_test, others = first_rows(test, TEST_ROWS)
     if others != classes:
         raise sk.DataError(f"{test} has other classes than {path}; use data with the same ones")
@@ -129,8 +131,6 @@ def first_rows(path: str | Path, n: int) -> tuple[Array, Array, tuple[str, ...]]
     store = sk.open_store(path)
     if store.spec.classes is None:
         raise sk.DataError(f"{path} has no classes; ingest it with targets='classes'")
-    if store.spec.n_rows < MIN_ROWS:
-        raise sk.DataError(f"{path}: {store.spec.n_rows} rows are too few; give {MIN_ROWS} or more")
     X, y = store.read_rows(np.arange(min(n, store.spec.n_rows)))
     return X, y, store.spec.classes
 
@@ -138,7 +138,7 @@ def first_rows(path: str | Path, n: int) -> tuple[Array, Array, tuple[str, ...]]
 def doubled(options: argparse.Namespace, low: int, high: int) -> list[int]:
     """..., high/4, high/2, high, none of them below `low`; the first and the last if quick."""
     sizes = [high >> k for k in range(high.bit_length(), -1, -1) if high >> k >= low]
-    return [sizes[0], sizes[-1]] if options.quick else sizes
+    return sorted({sizes[0], sizes[-1]}) if options.quick else sizes
 
 
 # ------------------------------------------------------------------------------------------ runs
@@ -302,8 +302,8 @@ def command(
     add("--samples", type=int, help=f"rows to train on, at most (default 10000{few})")
     add("--seeds", type=int, default=seeds, help=f"repetitions (default {seeds})")
     if epochs is not None:
-        text = f"passes over the rows (default {epochs[0]}, {epochs[1]} with --quick)"
-        add("--epochs", type=int, help=text)
+        both = f"default {epochs[0]}, {epochs[1]} with --quick"
+        add("--epochs", type=int, help=f"passes over the rows ({both})")
     add("--bandwidth", type=float, default=1.0, help="in median distances (default 1)")
     add("--device", default="auto", help="auto, cpu, gpu or gpu:N")
     add("--folder", type=Path, default=Path("runs/experiments"), help="for the results")
@@ -318,6 +318,8 @@ def command(
         options.seeds, options.samples = 2, min(options.samples, 300)
     if options.test is not None and options.data is None:
         parser.error("--test needs --data, the store to train on")
+    if options.seeds < 1:
+        parser.error(f"--seeds {options.seeds} must be at least 1")
     if options.samples < MIN_ROWS:
         parser.error(f"--samples {options.samples} is too few; use at least {MIN_ROWS}")
     began = time.perf_counter()
