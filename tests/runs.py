@@ -151,8 +151,12 @@ def latest_step(run_dir: Path) -> int:
 
 
 def brute_force(result: Result, X: Array, bandwidth: float = 3.0) -> Array:
-    """f(X) in float64 from the centers and weights of a result, by the Laplace kernel."""
-    weights = np.asarray(result.model.weights, np.float64)
+    """f(X) in float64 from the weights and the centers (Laplace kernel) or the frequencies."""
+    weights, d = np.asarray(result.model.weights, np.float64), X.shape[1]
+    if result.Z.shape[1] > d:  # random Fourier features: the last column are the phases
+        omega, phase = np.float64(result.Z[:, :d]), np.float64(result.Z[:, d])
+        features = np.sqrt(2 / len(omega)) * np.cos(np.float64(X) @ omega.T + phase)
+        return np.asarray(features @ weights)
     return np.asarray(ref.laplace(np.float64(X), np.float64(result.Z), bandwidth) @ weights)
 
 

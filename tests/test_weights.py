@@ -93,7 +93,7 @@ def test_whole_weights_are_repeated_rows() -> None:
     np.testing.assert_allclose(loss[0], residual.sum() / COUNTS.sum(), rtol=1e-9)
 
 
-@pytest.mark.parametrize("name", [name for name in maths.SOLVERS if name != "eigenpro2"])
+@pytest.mark.parametrize("name", [name for name in maths.SOLVERS if name not in maths.IN_PLACE])
 def test_steps_of_weighted_rows_are_those_of_repeated_rows(name: str) -> None:
     case = maths.make_case(maths.operator(), name)
     # Steps as long as the top eigenvalue allows, whatever the number of rows is.
@@ -113,9 +113,10 @@ def test_steps_of_weighted_rows_are_those_of_repeated_rows(name: str) -> None:
     np.testing.assert_allclose(a.alpha, b.alpha, rtol=1e-7, atol=1e-9)
 
 
-def test_eigenpro2_moves_rows_by_their_weights() -> None:
+@pytest.mark.parametrize("name", ["eigenpro2", "sgd"])
+def test_rows_are_moved_by_their_weights(name: str) -> None:
     """The formula of the step, in float64; rows outside the sample get no correction."""
-    case = maths.make_case(maths.operator(), "eigenpro2")
+    case = maths.make_case(maths.operator(), name)
     solver, batch = case.solver(), np.array([1, 2, 3, 5, 6])
     assert case.sample_rows is not None
     assert not set(batch) & set(case.sample_rows)
@@ -516,7 +517,7 @@ def test_a_resumed_run_ends_with_the_same_bits(method: str, tmp_path: Path) -> N
         base = ArraySource(
             *arrays(), classes=("ant", "bee", "cat"), unit_rows=16, sample_weight=np.arange(135) % 4
         )
-        return base if method == "eigenpro2" else AugmentedSource(base, 1, [MixUp(0.3)])
+        return base if method in maths.IN_PLACE else AugmentedSource(base, 1, [MixUp(0.3)])
 
     chosen = METHODS[method] | {"data.class_weight": "balanced"}
     finished(settings(tmp_path / "whole", **chosen), source=source())
