@@ -135,11 +135,15 @@ class Built:
 
     def __init__(
         self, op: KernelOperator, *, block_size: int = 30, Z: Array | None = None,
-        noise: float = 0.3, **options: Any,
+        noise: float = 0.3, in_span: bool = False, **options: Any,
     ) -> None:  # fmt: skip
         self.op, self.Z = op, rows(1, 30, 3) if Z is None else Z
         self.S, self.probe = rows(2, 300, 3), rows(3, 200, 3)
+        self.kernel = ref.make_kernel("laplace", op.kernel.bandwidth)
         self.Y, self.Y_probe = (targets(X, 4, noise) for X in (self.S, self.probe))
+        if in_span:  # rough combinations of the centers' functions, without noise
+            weights = np.random.default_rng(6).standard_normal((len(self.Z), 2))
+            self.Y, self.Y_probe = (self.kernel(X, self.Z) @ weights for X in (self.S, self.probe))
         self.events: list[dict[str, Any]] = []
         options.setdefault("n_samples", 10**9)
         block_size = min(block_size, len(self.Z))
@@ -148,7 +152,6 @@ class Built:
             Sample(both(op, self.probe), self.Y_probe.astype(op.dtype)), block_size=block_size,
             report=lambda event, fields: self.events.append(fields), **options,
         )  # fmt: skip
-        self.kernel = ref.make_kernel("laplace", op.kernel.bandwidth)
 
     def factors(self, b: int) -> ref.BlockFactors:
         """Return the reference's factors of block b, at the mu and jitter that were reported."""
@@ -272,16 +275,20 @@ def held_out_best(built: Built) -> tuple[float, bool]:
     return 10.0**best, whole
 
 
-@pytest.mark.parametrize(("block_size", "noise"), [(30, 0.3), (8, 0.3), (8, 0.0)])
+@pytest.mark.parametrize(
+    ("block_size", "noise", "in_span"),
+    [(30, 0.3, False), (8, 0.3, False), (8, 0.0, False), (30, 0.0, True)],
+)
 def test_mu_is_that_of_the_best_held_out_error_until_the_leverage_is_too_much(
-    block_size: int, noise: float
+    block_size: int, noise: float, in_span: bool
 ) -> None:
     """More for longer runs; by factors of 10 where it has to, and no further."""
     op = operator()
     for n_samples in (10**9, 4000, 1200, 1):
-        built = Built(op, block_size=block_size, n_samples=n_samples, noise=noise)
+        built = Built(op, block_size=block_size, n_samples=n_samples, noise=noise, in_span=in_span)
         n_blocks = len(built.pre.blocks)
         best, whole = held_out_best(built)
+        assert (best < 1e-4) == in_span  # both ways of the search
         longer = min(max(1, n_samples / (len(built.S) * n_blocks)), 1000) if whole else 1
         affordable = n_samples / (8 * n_blocks)
         for b, event in enumerate(built.events):
