@@ -19,10 +19,12 @@ from benchmarks.harness import (
 )
 from benchmarks.step import RUN_SAMPLES, Steps, operator, planned
 from streamkern.backend import Backend
-from streamkern.budget import LEVEL_SHARE, Sizes
+from streamkern.block_preconditioner import block_slices
 from streamkern.devices import get_backend
-from streamkern.preconditioner import LowRankPreconditioner, block_slices, build_low_rank
+from streamkern.low_rank import LowRankPreconditioner, build_low_rank
 from streamkern.products import KernelOperator
+from streamkern.sizes import Sizes
+from streamkern.sizing import LEVEL_SHARE
 from streamkern.solver.build import Choices, Rows, assemble, compute
 
 REPEATS, STEPS = 3, 5

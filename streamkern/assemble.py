@@ -75,7 +75,8 @@ def start(
 
     setup = compute(
         op, points, samples, run.sizes, _choices(config),
-        n_samples=data.source.n_rows * config.data.epochs, report=report,
+        n_samples=data.source.n_rows * config.data.epochs, epochs=config.data.epochs,
+        report=report,
     )  # fmt: skip
     solver = assemble(
         op, points, setup, run.sizes, _choices(config),
@@ -172,10 +173,12 @@ def _samples(run: Run, dtype: np.dtype[Any]) -> tuple[Rows, Rows, npt.NDArray[np
         classes=source.classes,
     )  # fmt: skip
     root = None if w is None else run.backend.xp.sqrt(w)
-    # Fewer rows than sample and probe together: the probe is all of them (`budget.sample_sizes`).
+    # Fewer rows than sample and probe together: the probe is all of them (`sizing.sample_sizes`).
     s, h = slice(sizes.n_sample), slice(wanted - sizes.n_probe, None)
+    shared = max(0, sizes.n_sample - h.start)
     sample, probe = (
-        Rows(X[part], Y[part], None if root is None else root[part]) for part in (s, h)
+        Rows(X[part], Y[part], None if root is None else root[part], fresh)
+        for part, fresh in ((s, 0), (h, shared))
     )
     return sample, probe, block.rows[s]
 

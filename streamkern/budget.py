@@ -1,140 +1,28 @@
-"""Bytes and FLOPs into sizes: batch, blocks, samples, projection. Pure integers, no arrays.
+"""Bytes: every buffer that a run will hold, phase by phase, and the sizes that fit.
 
-`resolve` turns the settings that are "auto" into numbers and lists every buffer the run will hold,
-phase by phase. The run allocates what is listed here and nothing else of size; `streamkern plan`
-prints the list before anything is started, and a test compares the peak with it.
+`resolve` turns the settings that are "auto" into numbers. The run allocates what is listed here and
+nothing else of size; `streamkern plan` prints the list before anything is started, and a test
+compares the peak with it. Pure integers, no arrays.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field
 
-from streamkern.errors import ConfigError, MemoryBudgetError
-from streamkern.selection import Selection
+from streamkern.errors import MemoryBudgetError
+from streamkern.sizes import FROM_CENTERS, INNER_NYSTROM, MiB, Problem, Sizes, Wishes
+from streamkern.sizing import candidates, check
 
-MiB = 1 << 20
-# Sizes of the setup samples, in blocks. Test error with a sample of 5, 3, 2 blocks, two seeds:
-# noisy digits over the exact model, one block, 1e6 samples 0.9995, 0.9995, -; four blocks, 2e5
-# samples 1.037, 1.042, 1.043 and 1e6 samples 1.017, 1.020, -; a smooth target under a Gaussian
-# kernel, 2e5 samples, one block 6.4e-3, 6.7e-3, 7.1e-3, four blocks 2.33e-2, 2.38e-2, 2.41e-2.
-# The size of the block matters far more: the largest block is taken that 3 of it afford, and then
-# 5 where those are affordable too. A probe of 1, 2 or 4 blocks made no difference.
-SAMPLE_BLOCKS = (5, 3)
-PROBE_PER_BLOCK = 2
-MIN_PROBE, MAX_PROBE = 512, 4096
-# Setup may cost a quarter of the run's FLOPs, or this many, whichever is more: about 20 s on two
-# cores. It runs at 0.8 of SGEMM speed and training at 0.65, so in time it is less than a quarter.
-FREE_SETUP_FLOPS = 3 * 10**12
-SETUP_SHARE = 0.25
-MIN_BATCH, MAX_BATCH = 256, 4096
-MAX_EXACT_CENTERS = 20_000
-LARGE_N_NYSTROM, N_NYSTROM, LEVEL_SHARE = 5000, 2000, 20
-INNER_NYSTROM = 2000
 # Python objects, thread stacks, BLAS buffers and allocator slack beside the arrays.
 OVERHEAD = 64 * MiB
 ROW_ID = 8
 """Bytes of a row's number, which travels with it."""
-
-SolverName = Literal[
-    "block", "sgd", "eigenpro1", "eigenpro2", "eigenpro3", "eigenpro4", "direct", "falkon"
-]
-IN_PLACE = ("sgd", "eigenpro1", "eigenpro2")
-"""The methods whose centers, with a kernel, are the rows of the training set."""
-ON_FEATURES = ("block", "sgd", "eigenpro1", "direct")
-"""The methods that train explicit features."""
-FROM_CENTERS = ("direct", "falkon")
-"""Solvers whose setup takes no sample of the stream, and which hold p x p matrices."""
 FEATURE_COLUMNS = 4096
 """Features that setup evaluates at once, where they do not depend on each other."""
 GRAM_TILE = 512 * 512 * 8
 """Of a thread that adds to a p x p matrix."""
-# EigenPro 1.0's batch, sample and level (Ma and Belkin 2017, section 6).
-PAPER_BATCH, PAPER_N_NYSTROM, PAPER_LEVEL = 256, 4800, 160
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What is given: sizes of the data, the model and the machine.
-
-    n_rows : rows per epoch (virtual ones included). d, c : features and outputs.
-    row_bytes : a row of X and y in storage. unit_rows : rows that one read brings.
-    itemsize : 4 or 8. threads : tile threads. width : columns of a prepared row.
-    tile_bytes : a thread's tile. library_bytes : code that the backend loads.
-    feed_arrays : of a batch that the feed holds: the cast rows, and what each transform makes.
-    point_bytes : a prepared row, if it does not hold `width` of `itemsize`. scratch_bytes : to
-    prepare rows in. staging : batches in the ring that feeds a device with memory of its own.
-    readers : units read at once at most while training; 0 is one for each thread.
-    units_in_hand : units read ahead, and in use, where they are read one after the other.
-    saving : at most this much more is held while arrays go to remote storage. kept : whether
-    there are checkpoints. selection : of the centers, where that takes memory and time of its own.
-    """
-
-    n_rows: int
-    epochs: int
-    d: int
-    c: int
-    p: int
-    row_bytes: int
-    unit_rows: int
-    itemsize: int
-    threads: int
-    width: int
-    tile_bytes: int
-    library_bytes: int = 0
-    feed_arrays: int = 2
-    point_bytes: int | None = None
-    scratch_bytes: int = 0
-    staging: int = 0
-    readers: int = 0
-    units_in_hand: int = 3
-    saving: int = 0
-    selection: Selection | None = None
-    kept: bool = True
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """What the user fixed; None where the program may choose. features : see `ModelConfig`."""
-
-    solver: str = "auto"
-    features: str = "kernel"
-    batch_size: int | None = None
-    block_size: int | None = None
-    n_nystrom: int | None = None
-    level: int | None = None
-    period: int | None = None
-    projection: str | None = None
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The numbers a run is made of. Batch and period of EigenPro are upper bounds until its
-    setup has measured the critical batch."""
-
-    solver: SolverName
-    batch_size: int
-    block_size: int
-    keep: bool
-    n_sample: int
-    n_probe: int
-    n_nystrom: int
-    level: int
-    period: int
-    projection: str
-    loader_block_bytes: int
-    loader_in_flight_bytes: int
-    features: str = "kernel"
-
-    @property
-    def in_place(self) -> bool:
-        """Whether the centers are the rows of the training set, in store order."""
-        return self.solver in IN_PLACE and self.features == "kernel"
-
-    @property
-    def linear(self) -> bool:
-        """Whether explicit features are trained by steps without a block preconditioner."""
-        return self.features != "kernel" and self.solver in IN_PLACE
+LEVERAGE_ROWS = 256
+"""Rows on which setup measures a leverage that only has to be about right."""
 
 
 @dataclass(frozen=True)
@@ -183,9 +71,9 @@ def resolve(problem: Problem, wishes: Wishes, budget_bytes: int) -> tuple[Sizes,
     ConfigError
         A fixed size contradicts the data.
     """
-    _check(problem, wishes)
+    check(problem, wishes)
     smallest: int | None = None
-    for sizes in _candidates(problem, wishes):
+    for sizes in candidates(problem, wishes):
         buffers = count(problem, sizes)
         if buffers.peak <= budget_bytes:
             return sizes, buffers
@@ -201,192 +89,6 @@ def resolve(problem: Problem, wishes: Wishes, budget_bytes: int) -> tuple[Sizes,
             else ""
         )
     )
-
-
-def _check(problem: Problem, wishes: Wishes) -> None:
-    n, p = problem.n_rows, problem.p
-    steps = -(-n // (wishes.batch_size or _auto_batch(problem))) * problem.epochs
-    for name, value, low, high, bound in (
-        ("batch_size", wishes.batch_size, 1, n, "n_rows="),
-        ("block_size", wishes.block_size, 1, p, "n_centers="),
-        ("n_nystrom", wishes.n_nystrom, 2, n, "n_rows="),
-        ("period", wishes.period, 1, steps, "the steps of the run, "),
-    ):
-        if value is not None and not low <= value <= high:
-            remedy = "lower" if value > high else "raise"
-            raise ConfigError(
-                f"{name}={value} must lie between {low} and {bound}{high}; {remedy} it"
-            )
-    if wishes.solver in IN_PLACE and wishes.features == "kernel" and p != n:
-        raise ConfigError(
-            f"solver={wishes.solver!r} needs every training row as a center, but n_centers={p} and "
-            f"n_rows={n}; set centers='all' without random augmentation, or use another solver"
-            + (", or features='nystrom'" if wishes.solver in ON_FEATURES else "")
-        )
-
-
-def _candidates(problem: Problem, wishes: Wishes) -> list[Sizes]:
-    """From the best to the smallest."""
-    solver: SolverName = "block" if wishes.solver == "auto" else wishes.solver  # type: ignore[assignment]
-    # 64 MiB of rows and what goes with them: whole numbers of chunks of 4, 8 and 16 MiB.
-    loaders = [(128 * MiB, 68 * MiB), (64 * MiB, 32 * MiB), (32 * MiB, 16 * MiB)]
-    batches = _halvings(wishes.batch_size, _auto_batch(problem), min(64, problem.n_rows))
-    if solver == "block":
-        blocks = _halvings(wishes.block_size, _affordable_block(problem), min(256, problem.p))
-        # A block is worth more than a batch, down to half the batch wished for; evaluating K twice
-        # is worse than either.
-        groups = ((True, batches[:2]), (True, batches[2:]), (False, batches))
-        return [
-            replace(_block_sizes(problem, m, b, s, keep, loader), features=wishes.features)
-            for keep, sizes in groups
-            for b in blocks
-            for s in _samples(problem, b)
-            for m in sizes
-            for loader in loaders
-        ]
-    if solver in FROM_CENTERS:
-        return [
-            Sizes(solver, m, problem.p, True, 0, 0, 0, 0, 1, "none", *loader, wishes.features)
-            for m in batches
-            for loader in loaders
-        ]
-    if solver in ("sgd", "eigenpro1"):
-        # Of few rows, 16 batches an epoch: these methods take more steps than passes.
-        few_rows = min(PAPER_BATCH, max(1, problem.n_rows // 16))
-        return [
-            _plain_sizes(problem, wishes, solver, m, loader)
-            for m in _halvings(wishes.batch_size, few_rows, min(64, problem.n_rows))
-            for loader in loaders
-        ]
-    if wishes.projection is None:
-        few = problem.p <= MAX_EXACT_CENTERS
-        projections = ["exact", "inexact"] if few else ["resident", "inexact"]
-    else:
-        projections = [wishes.projection]
-    return [
-        _eigenpro_sizes(problem, wishes, solver, m, projection, loader)
-        for projection in projections
-        for m in batches
-        for loader in loaders
-    ]
-
-
-def _halvings(fixed: int | None, start: int, end: int) -> list[int]:
-    if fixed is not None:
-        return [fixed]
-    sizes = [start]
-    while sizes[-1] // 2 >= end:
-        sizes.append(-(-sizes[-1] // 2))
-    return sizes
-
-
-def _auto_batch(problem: Problem) -> int:
-    """The power of two nearest to p / 4, between 256 and 4096 and at most n.
-
-    A step costs 2 p b c FLOPs and two passes over H whatever m is; with m = p / 4 that is a few
-    per cent of the kernel product, and m stays below the critical batch, where every row counts.
-    """
-    m = min((1 << k for k in range(20)), key=lambda size: abs(size - problem.p / 4))
-    return min(max(MIN_BATCH, min(m, MAX_BATCH)), problem.n_rows)
-
-
-def _affordable_block(problem: Problem) -> int:
-    """Largest b, of p and its halvings, whose setup is worth its time with a small sample."""
-    b = problem.p
-    while b > 256 and not _affordable(problem, b, SAMPLE_BLOCKS[-1]):
-        b = -(-b // 2)
-    return b
-
-
-def _samples(problem: Problem, b: int) -> list[int]:
-    """Sizes of the setup sample, in blocks, from the best to the smallest."""
-    return [k for k in SAMPLE_BLOCKS if k == SAMPLE_BLOCKS[-1] or _affordable(problem, b, k)]
-
-
-def _affordable(problem: Problem, b: int, k: int) -> bool:
-    run = 2 * problem.p * (problem.d + 3 * problem.c) * problem.n_rows * problem.epochs
-    allowed = max(FREE_SETUP_FLOPS, int(SETUP_SHARE * run))
-    return setup_flops(problem, b, *_block_samples(problem, b, k)) <= allowed
-
-
-def setup_flops(problem: Problem, b: int, s: int, h: int) -> int:
-    """Of all blocks of b centers together, with a sample of s rows and a probe of h.
-
-    Per block (2 s + h) b^2 to whiten the sample, for its covariance and for the probe's features,
-    4/3 b^3 for two Cholesky factors and their inverses, and the three kernel matrices.
-    """
-    kernels = 2 * (b + s + h) * problem.d
-    return problem.p * ((2 * s + h) * b + 4 * b * b // 3 + kernels)
-
-
-def sample_sizes(n_rows: int, wanted: int, probe: int) -> tuple[int, int]:
-    """Rows of the setup sample and of the probe; together more than n_rows if they overlap.
-
-    With too few rows to hold `probe` of them out, the sample is four fifths of them. The probe is
-    then all rows, if they are few: the stream cycles over exactly these, and what is measured on
-    all of them is not an estimate but the bound itself. Otherwise it is the fifth left over.
-    """
-    if wanted + probe <= n_rows:
-        return wanted, probe
-    sample = max(1, n_rows * 4 // 5)
-    return sample, n_rows if n_rows <= MAX_PROBE else min(n_rows - sample, MAX_PROBE)
-
-
-def _block_sizes(
-    problem: Problem, m: int, b: int, k: int, keep: bool, loader: tuple[int, int]
-) -> Sizes:
-    s, h = _block_samples(problem, b, k)
-    return Sizes("block", m, b, keep, s, h, 0, 0, 1, "none", *loader)
-
-
-def _block_samples(problem: Problem, b: int, k: int) -> tuple[int, int]:
-    """Rows of the sample, k blocks of b, and of the probe."""
-    probe = min(max(PROBE_PER_BLOCK * b, MIN_PROBE), MAX_PROBE)
-    return sample_sizes(problem.n_rows, k * b, probe)
-
-
-def _plain_sizes(
-    problem: Problem, wishes: Wishes, solver: SolverName, m: int, loader: tuple[int, int]
-) -> Sizes:
-    """Of plain SGD, which needs a probe alone, and of EigenPro 1."""
-    s, h, level = 0, min(problem.n_rows, MIN_PROBE * 4), 0
-    if solver == "eigenpro1":
-        s, h, level = _nystrom_sizes(problem, wishes, PAPER_N_NYSTROM, PAPER_LEVEL)
-    sizes = Sizes(solver, m, problem.p, True, s, h, s, level, 1, "none", *loader)
-    return replace(sizes, features=wishes.features)
-
-
-def _nystrom_sizes(
-    problem: Problem, wishes: Wishes, n_nystrom: int, level: int
-) -> tuple[int, int, int]:
-    """Rows of the sample and of the probe, and damped directions. The numbers are the defaults."""
-    s, h = sample_sizes(problem.n_rows, wishes.n_nystrom or n_nystrom, MIN_PROBE * 4)
-    if wishes.n_nystrom is not None:
-        s, left = wishes.n_nystrom, problem.n_rows - wishes.n_nystrom
-        # Fresh rows only, unless the sample is nearly all there is: then it is the stream itself.
-        h = min(h, left) if left >= MIN_PROBE // 2 else min(problem.n_rows, MAX_PROBE)
-    if s < 2:
-        raise ConfigError(
-            f"n_nystrom={s} must lie between 2 and n_rows={problem.n_rows}; use more training rows"
-        )
-    level = wishes.level or max(1, min(level or s // LEVEL_SHARE, s - 1))
-    if level >= s:
-        raise ConfigError(f"level={level} must lie between 1 and n_nystrom - 1 = {s - 1}; lower it")
-    return s, h, level
-
-
-def _eigenpro_sizes(
-    problem: Problem, wishes: Wishes, solver: SolverName, m: int, projection: str,
-    loader: tuple[int, int],
-) -> Sizes:  # fmt: skip
-    default = N_NYSTROM if problem.p <= MAX_EXACT_CENTERS else LARGE_N_NYSTROM
-    s, h, level = _nystrom_sizes(problem, wishes, default, 0)
-    period = 1
-    if solver == "eigenpro4":
-        period = wishes.period or max(1, round(problem.p / m))
-    if solver == "eigenpro2":
-        projection = "none"
-    return Sizes(solver, m, problem.p, True, s, h, s, level, period, projection, *loader)
 
 
 def count(problem: Problem, sizes: Sizes) -> Buffers:
@@ -440,7 +142,8 @@ def count(problem: Problem, sizes: Sizes) -> Buffers:
         add("always", "block factors H", p, b, itemsize=item)
         add("setup", "sample and probe", s + h, point)
         add("setup", "raw centers", p, d, itemsize=item)
-        add("setup", "factors of one block, probe", 2 * b + max(b, 2 * h), b, itemsize=item)
+        add("setup", "factors of one block, probe", 2 * b + max(b + 2 * LEVERAGE_ROWS, 2 * h), b,
+            itemsize=item)  # fmt: skip
         add("train", "K(X, Z)", m, p if sizes.keep else b, itemsize=item)
         return buffers
     if sizes.solver in FROM_CENTERS:

@@ -36,7 +36,6 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from streamkern.budget import ON_FEATURES
 from streamkern.errors import ConfigError
 from streamkern.settings import (
     AutoCount,
@@ -68,6 +67,7 @@ from streamkern.settings import (
     parse_seconds,
     unknown_key,
 )
+from streamkern.sizes import ON_FEATURES
 
 # What a resumed run may change: it moves no sample, no draw and no weight, or (memory, device)
 # what it does move is recorded by the trainer after it is resolved to batch size and backend.

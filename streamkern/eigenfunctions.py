@@ -24,12 +24,8 @@ import numpy.typing as npt
 import scipy.linalg
 
 from streamkern.backend import Array
+from streamkern.low_rank import LowRankPreconditioner, measure_low_rank, sample_eigenpairs
 from streamkern.points import Points
-from streamkern.preconditioner import (
-    LowRankPreconditioner,
-    measure_low_rank,
-    sample_eigenpairs,
-)
 from streamkern.products import KernelOperator
 from streamkern.step_rule import StepRule
 

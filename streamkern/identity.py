@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
-from streamkern.budget import Sizes
 from streamkern.checkpoint import RunDirectory
 from streamkern.config import difference
 from streamkern.errors import ResumeMismatchError
 from streamkern.kernels import Kernel
 from streamkern.problem import Run
 from streamkern.sealed import checked_meta
+from streamkern.sizes import Sizes
 
 
 def run_record(run: Run, kernel: Kernel | None, centers: npt.NDArray[Any] | None) -> dict[str, Any]:

@@ -26,16 +26,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from streamkern.backend import Array, tiles
+from streamkern.block_preconditioner import BlockPreconditioner
 from streamkern.budget import FEATURE_COLUMNS
+from streamkern.low_rank import sample_eigenpairs
+from streamkern.norm import WeightNorm, check_overlap, noise_floor, weight_norm
 from streamkern.points import Points
-from streamkern.preconditioner import (
-    BlockPreconditioner,
-    WeightNorm,
-    check_overlap,
-    noise_floor,
-    sample_eigenpairs,
-    weight_norm,
-)
 from streamkern.products import KernelOperator
 from streamkern.step_rule import EIGENVALUE_STEPS, StepRule, top_eigenvalue
 
@@ -61,7 +56,7 @@ def build_linear(
         lambda_1 = rule.lambda_1 + ridge
         rule = StepRule(rule.leverage + lambda_1, lambda_1)
     H = None if norm.L is None else norm.inverse(op.backend, len(Z), op.dtype)
-    return BlockPreconditioner([slice(0, len(Z))], [H], [rule], 0.0, norm.jitter, None, damped)
+    return BlockPreconditioner([slice(0, len(Z))], [H], [rule], 0.0, norm.jitter, damped=damped)
 
 
 def _slabs(

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.assemble import reassemble, start
-from streamkern.budget import IN_PLACE, Sizes
 from streamkern.config import RunConfig
 from streamkern.errors import ConfigError, DivergenceError
 from streamkern.feed import DeviceBatch, Feed
@@ -24,6 +23,7 @@ from streamkern.kernels import Kernel
 from streamkern.model import KernelModel
 from streamkern.prefetch import Loader
 from streamkern.problem import Run, open_run
+from streamkern.sizes import IN_PLACE, Sizes
 from streamkern.solver.base import State
 from streamkern.source_base import Source
 from streamkern.train import Result

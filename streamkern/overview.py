@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from streamkern.budget import FROM_CENTERS, Sizes
 from streamkern.centers import BANDWIDTH_ROWS
 from streamkern.checkpoint import RunDirectory
 from streamkern.choice import flops
@@ -16,6 +15,7 @@ from streamkern.errors import StorageAccessError
 from streamkern.folder import open_folder
 from streamkern.problem import Run
 from streamkern.report import redact, size_text, table
+from streamkern.sizes import FROM_CENTERS, Sizes
 from streamkern.sources import stores_of
 from streamkern.step_rule import largest
 

@@ -15,16 +15,7 @@ import zarr
 
 from streamkern.augment import Transform, from_config, is_deterministic, transform_name
 from streamkern.backend import Backend
-from streamkern.budget import (
-    IN_PLACE,
-    ON_FEATURES,
-    Buffers,
-    Problem,
-    Sizes,
-    Wishes,
-    count,
-    default_budget,
-)
+from streamkern.budget import Buffers, count, default_budget
 from streamkern.cache import Cache
 from streamkern.choice import choose
 from streamkern.config import RunConfig
@@ -40,6 +31,7 @@ from streamkern.prefetch import MAX_THREADS
 from streamkern.remotefile import open_object
 from streamkern.report import redact
 from streamkern.selection import METHODS, ROW_METHODS, Selection, selection
+from streamkern.sizes import IN_PLACE, ON_FEATURES, Problem, Sizes, Wishes
 from streamkern.source_base import Source, read_ahead, target_bytes
 from streamkern.sources import AugmentedSource, ZarrSource
 from streamkern.storage import local_path, zarr_store

@@ -15,8 +15,9 @@ from typing import Protocol
 import numpy as np
 
 from streamkern.backend import Array, tiles
+from streamkern.low_rank import LowRankPreconditioner, build_low_rank
+from streamkern.norm import jittered_cholesky
 from streamkern.points import Points
-from streamkern.preconditioner import LowRankPreconditioner, build_low_rank, jittered_cholesky
 from streamkern.products import KernelOperator
 
 PROBE_ROWS = 2000

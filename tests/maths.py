@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend import Backend
-from streamkern.budget import Sizes
 from streamkern.fourier import FourierFeatures, frequencies
 from streamkern.kernels import get_kernel
 from streamkern.points import Grid, Points
 from streamkern.products import KernelOperator
+from streamkern.sizes import Sizes
 from streamkern.solver import build
 from streamkern.solver.base import Solver, State
 from tests import reference as ref

@@ -464,7 +464,7 @@ def block_spectrum(H: Array, K_xb: Array) -> Spectrum:
     return Spectrum(leverage, float(linalg.svdvals(phi)[0] ** 2 / len(phi)))
 
 
-def running_average(average: Array, alpha: Array, t: int, k: int = 3) -> Array:
+def running_average(average: Array, alpha: Array, t: int, k: float = 3) -> Array:
     """Return the average after step t = 1, 2, ...: weight (k + 1) / (t + k) on the newest.
 
     Unrolled, step i has weight proportional to i (i + 1) ... (i + k - 1).
@@ -503,7 +503,9 @@ class BlockReference:
         self.eta: list[float] = [float(e) for e in np.broadcast_to(eta, (len(self.blocks),))]
         self.alpha: Array = np.zeros((len(Z), n_outputs))
         self.average: Array = np.zeros_like(self.alpha)
-        self.average_k = 3
+        self.average_k: float = 3
+        self.counted = 0
+        """Steps that the average at the start stands for."""
         self.t = 0
 
     def spectra(self, X: Array) -> list[Spectrum]:
@@ -549,5 +551,7 @@ class BlockReference:
             self.alpha[rows] -= u
             r = r - K_xz[:, rows] @ u
         self.t += 1
-        self.average = running_average(self.average, self.alpha, self.t, self.average_k)
+        self.average = running_average(
+            self.average, self.alpha, self.t + self.counted, self.average_k
+        )
         return np.asarray(r)

@@ -10,22 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamkern.budget import (
-    FROM_CENTERS,
-    MAX_PROBE,
-    ON_FEATURES,
-    Buffers,
-    MiB,
-    Problem,
-    Sizes,
-    Wishes,
-    count,
-    default_budget,
-    loader_bytes,
-    resolve,
-    sample_sizes,
-)
+from streamkern.budget import Buffers, count, default_budget, loader_bytes, resolve
 from streamkern.errors import ConfigError, MemoryBudgetError
+from streamkern.sizes import FROM_CENTERS, ON_FEATURES, MiB, Problem, Sizes, Wishes
+from streamkern.sizing import MAX_PROBE, sample_sizes
 
 GiB = 1024 * MiB
 PLAIN = Problem(

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from streamkern.errors import DivergenceError
 from streamkern.guard import FACTOR, MAX_BACK_OFFS, WINDOW, Guard
-from streamkern.preconditioner import StepRule
 from streamkern.runlog import read_log
+from streamkern.step_rule import StepRule
 from tests.runs import (
     METHODS,
     array_source,

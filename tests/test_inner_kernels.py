@@ -18,7 +18,7 @@ from streamkern.compiled import CompiledBackend, numba_problem
 from streamkern.errors import ConfigError
 from streamkern.kernel_base import InnerKernel, Kernel
 from streamkern.kernels import Linear, Polynomial, ReluNTK
-from streamkern.preconditioner import jittered_cholesky
+from streamkern.norm import jittered_cholesky
 from streamkern.products import KernelOperator
 from tests.maths import Array, both, rows
 

@@ -22,7 +22,8 @@ FILES = {
 # Imports point down this list, or across within one entry. The lanes never import each other.
 # A module is listed by its name, a folder by the folder's.
 FOUNDATION = {
-    *("errors", "settings", "config", "machine", "backend", "gpu", "devices", "budget"),
+    *("errors", "settings", "config", "machine", "backend", "gpu", "devices"),
+    *("sizes", "costs", "sizing", "budget"),
     *("selection", "report", "random", "optional", "compiled", "compiled_random"),
     *("expression", "kernel_base", "kernels"),
     *("cuda", "fused", "ring", "rowmajor"),
@@ -37,7 +38,8 @@ DATA_LANE = {
 }
 MATHS_LANE = {
     *("points", "products", "fourier", "kmeans", "rpcholesky"),
-    *("step_rule", "eigen", "eigenfunctions", "preconditioner", "linear", "projection"),
+    *("step_rule", "eigen", "eigenfunctions", "linear", "projection"),
+    *("norm", "damping", "block_preconditioner", "low_rank"),
     "solver",
 }
 STATE = {"runlog", "lease", "folder", "checksums", "sealed", "checkpoint", "saver"}

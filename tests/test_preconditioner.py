@@ -11,18 +11,17 @@ from hypothesis import strategies as st
 
 from streamkern import eigen
 from streamkern.backend import Backend
-from streamkern.errors import ConfigError
-from streamkern.preconditioner import (
+from streamkern.block_preconditioner import (
     BlockPreconditioner,
     Sample,
-    StepRule,
     block_slices,
     build_block,
-    build_low_rank,
-    jittered_cholesky,
-    top_eigenvalue,
 )
+from streamkern.errors import ConfigError
+from streamkern.low_rank import build_low_rank
+from streamkern.norm import jittered_cholesky
 from streamkern.products import KernelOperator
+from streamkern.step_rule import StepRule, top_eigenvalue
 from tests import reference as ref
 from tests.maths import Array, both, operator, rows
 
@@ -257,52 +256,59 @@ def learned(built: Built, b: int, mu: float) -> Array:
     return np.linalg.solve(K_bS @ K_bS.T / s + mu * K_bb, K_bS @ built.Y / s)
 
 
-def held_out_best(built: Built) -> tuple[float, bool]:
-    """What the docstring of `_BlockFactor.held_out_best` describes, for block 0; relative."""
+def held_out_error(built: Built, exponent: float) -> float:
+    """Of what block 0 learns from the sample, on the probe."""
     Z_b = built.Z[built.pre.blocks[0]]
-    scale = covariance_scale(built, 0)
-
-    def error(exponent: int) -> float:
-        alpha = learned(built, 0, 10.0**exponent * scale)
-        return float(((built.kernel(built.probe, Z_b) @ alpha - built.Y_probe) ** 2).sum())
-
-    best, spread = -4, float(((built.Y_probe - built.Y_probe.mean(axis=0)) ** 2).sum())
-    whole = len(built.pre.blocks) == 1 or error(-4) < 0.25 * spread
-    while best > -6 and error(best - 1) < 0.95 * error(best):
-        best -= 1
-    while whole and -4 <= best < -2 and error(best + 1) < 0.999 * error(best):
-        best += 1
-    return 10.0**best, whole
+    alpha = learned(built, 0, 10.0**exponent * covariance_scale(built, 0))
+    return float(((built.kernel(built.probe, Z_b) @ alpha - built.Y_probe) ** 2).sum())
 
 
-@pytest.mark.parametrize(
-    ("block_size", "noise", "in_span"),
-    [(30, 0.3, False), (8, 0.3, False), (8, 0.0, False), (30, 0.0, True)],
-)
-def test_mu_is_that_of_the_best_held_out_error_until_the_leverage_is_too_much(
-    block_size: int, noise: float, in_span: bool
-) -> None:
-    """More for longer runs; by factors of 10 where it has to, and no further."""
-    op = operator()
-    for n_samples in (10**9, 4000, 1200, 1):
-        built = Built(op, block_size=block_size, n_samples=n_samples, noise=noise, in_span=in_span)
-        n_blocks = len(built.pre.blocks)
-        best, whole = held_out_best(built)
-        assert (best < 1e-4) == in_span  # both ways of the search
-        longer = min(max(1, n_samples / (len(built.S) * n_blocks)), 1000) if whole else 1
-        affordable = n_samples / (8 * n_blocks)
-        for b, event in enumerate(built.events):
-            scale = covariance_scale(built, b)
-            power = np.log10(event["mu"] / (best * scale * longer**0.5))
-            assert power == pytest.approx(round(power), abs=1e-6)
-            assert 0 <= round(power) <= 2
-            own = float((built.features()[b] ** 2).sum(axis=1).max())
-            last = round(power) == 2 or event["mu"] * 10 > max(0.01, best * longer**0.5) * scale
-            assert own <= affordable or last
-            if round(power) > 0:
-                event["mu"] /= 10  # the reference at the step before
-                assert float((built.features()[b] ** 2).sum(axis=1).max()) > affordable
-                event["mu"] *= 10
+def leverage(built: Built, mu: float) -> float:
+    """The largest of block 0 at another mu."""
+    event = built.events[0]
+    kept, event["mu"] = event["mu"], mu
+    found = float((built.features()[0] ** 2).sum(axis=1).max())
+    event["mu"] = kept
+    return found
+
+
+@pytest.mark.parametrize("epochs", [1, 4])
+@pytest.mark.parametrize("block_size", [30, 20])
+def test_mu_makes_the_run_the_penalty_that_suits_its_rows(block_size: int, epochs: int) -> None:
+    """Against a fine grid of penalties, and the leverage at the mu itself."""
+    built = Built(operator(), block_size=block_size, epochs=epochs)
+    grid = np.arange(-7, -1, 0.05)
+    least = min(held_out_error(built, x) for x in grid)
+    event, n_blocks, scale = built.events[0], len(built.events), covariance_scale(built, 0)
+    assert held_out_error(built, np.log10(event["penalty"])) < 1.01 * least
+    wanted, mu = event["penalty"] * scale * len(built.S) * epochs, event["mu"]
+    if mu < 0.099 * scale:
+        assert mu * n_blocks * leverage(built, mu) == pytest.approx(wanted, rel=0.1)
+    else:  # it is never more
+        assert mu == pytest.approx(0.1 * scale, rel=1e-3)
+        assert mu * n_blocks * leverage(built, mu) < wanted
+    for other in built.events[1:]:
+        assert other["mu"] / covariance_scale(built, other["block"]) == pytest.approx(
+            event["mu"] / scale, rel=1e-6
+        )
+
+
+@pytest.mark.parametrize("block_size", [30, 8])
+def test_mu_goes_up_until_the_leverage_is_affordable(block_size: int) -> None:
+    """By factors of 10, twice at most, and no further than it has to."""
+    free = Built(operator(), block_size=block_size, in_span=True, noise=0.0)
+    for n_samples in (4000, 1200, 1):
+        built = Built(
+            operator(), block_size=block_size, n_samples=n_samples, in_span=True, noise=0.0
+        )
+        affordable = n_samples / (8 * len(built.events))
+        first, event = free.events[0]["mu"], built.events[0]
+        tens = round(np.log10(event["mu"] / first))
+        assert event["mu"] == pytest.approx(first * 10**tens, rel=1e-6)
+        last = tens == 2 or event["mu"] * 10 > 0.1 * covariance_scale(built, 0)
+        assert leverage(built, event["mu"]) <= affordable or last
+        if tens:
+            assert leverage(built, event["mu"] / 10) > affordable
 
 
 @pytest.mark.parametrize(("block_size", "options"), [(30, {}), (8, {}), (30, {"damping": 1e-3})])
@@ -310,20 +316,51 @@ def test_start_is_what_the_blocks_learn_from_the_sample(
     block_size: int, options: dict[str, Any]
 ) -> None:
     built = Built(operator(), block_size=block_size, **options)
-    expected = [learned(built, b, event["mu"]) for b, event in enumerate(built.events)]
+    expected = [
+        learned(built, b, event["penalty"] * covariance_scale(built, b))
+        for b, event in enumerate(built.events)
+    ]
     expected = np.concatenate(expected) / len(built.events)
     scale = np.abs(expected).max()
     np.testing.assert_allclose(built.pre.start, expected, rtol=0, atol=1e-6 * scale)
+    assert built.pre.start_rows == len(built.S)
+
+
+def test_rows_that_the_sample_holds_as_well_do_not_choose() -> None:
+    """On its own rows a sample is learned the better the less it is damped."""
+    op, Z, X = operator(), rows(1, 30, 3), rows(2, 100, 3)
+    Y = targets(X, 4, 1.0)
+    penalties = []
+    for fresh in (0, 80):
+        events: list[dict[str, Any]] = []
+        build_block(
+            op, both(op, Z), Sample(both(op, X[:80]), Y[:80]),
+            Sample(both(op, X), Y, None, fresh), block_size=30, n_samples=10**6,
+            report=lambda event, fields, events=events: events.append(fields),
+        )  # fmt: skip
+        penalties.append(events[0]["penalty"])
+    assert penalties[0] < penalties[1]
+    kernel = ref.make_kernel("laplace", op.kernel.bandwidth)
+    K_S, K_fresh, K_Z = kernel(Z, X[:80]), kernel(X[80:], Z), kernel(Z, Z)
+    L = np.linalg.cholesky(K_Z)
+    scale = np.linalg.norm(np.linalg.solve(L, K_S), 2) ** 2 / 80
+    grid = np.arange(-7, -1, 0.05)
+    errors = [
+        ((K_fresh @ np.linalg.solve(K_S @ K_S.T / 80 + 10.0**x * scale * K_Z, K_S @ Y[:80] / 80)
+          - Y[80:]) ** 2).sum()
+        for x in grid
+    ]  # fmt: skip
+    assert np.log10(penalties[1]) == pytest.approx(grid[np.argmin(errors)], abs=0.4)
 
 
 class Reluctant(Backend):
-    """Refuses the second and third factorisation, which are of C + mu."""
+    """Refuses the third and fourth factorisation, which are of C + mu for H."""
 
     n_calls = 0
 
     def cholesky(self, A: Array) -> bool:
         self.n_calls += 1
-        return super().cholesky(A) and self.n_calls not in (2, 3)
+        return super().cholesky(A) and self.n_calls not in (3, 4)
 
 
 def test_mu_in_force_is_the_mu_reported() -> None:

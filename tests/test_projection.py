@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from streamkern.errors import ConfigError
-from streamkern.preconditioner import build_low_rank
+from streamkern.low_rank import build_low_rank
 from streamkern.projection import ExactProjection, IterativeProjection, Projection
 from tests import reference as ref
 from tests.maths import both, operator, rows

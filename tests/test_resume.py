@@ -24,13 +24,14 @@ from streamkern import choice, guard, sealed
 from streamkern import trainer as train_module
 from streamkern.augment import GaussianNoise, MixUp
 from streamkern.backend import Backend
-from streamkern.budget import Buffers, Sizes
+from streamkern.budget import Buffers
 from streamkern.checkpoint import RunDirectory
 from streamkern.compiled import numba_problem
 from streamkern.errors import ConfigError, ResumeMismatchError, RunLockedError
 from streamkern.ingest import ingest
 from streamkern.kernels import get_kernel
 from streamkern.runlog import read_log
+from streamkern.sizes import Sizes
 from streamkern.sources import ArraySource, AugmentedSource, Source, ZarrSource
 from streamkern.train import train
 from tests.conftest import MakeZarr

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.special import gammaln
 
 from streamkern.backend import Backend
 from streamkern.products import KernelOperator
@@ -51,8 +52,10 @@ def test_steps_follow_the_reference(name: str, average: bool, tile: tuple[int, i
     solver = case.solver()
     assert isinstance(solver, BlockSolver)
     truth, state = block_reference(case, solver), solver.init()
-    truth.average_k = 1 if name == "block" else 2
+    truth.average_k = 0.5 if name == "block" else 1
     assert not solver.weights(state).any()
+    truth.counted = state.averaged
+    assert state.averaged == (len(case.X_s) // 4 // len(case.batch(0)) if average else 0)
     for t in range(12):
         batch = case.batch(t)
         state.scale = 1.0 if t < 6 else 0.5  # as after a back-off
@@ -66,7 +69,7 @@ def test_steps_follow_the_reference(name: str, average: bool, tile: tuple[int, i
         if average:
             close(state.average, truth.average)
     assert solver.weights(state) is (state.average if average else state.alpha)
-    assert state.averaged == (12 if average else 0)
+    assert state.averaged == (truth.counted + 12 if average else 0)
 
 
 def test_step_sizes_are_those_of_the_rule() -> None:
@@ -146,17 +149,36 @@ def test_float32_stays_near_float64(name: str) -> None:
     close(predictions[1], predictions[0], 1e-3)
 
 
-@pytest.mark.parametrize(("name", "k"), [("block", 1), ("blocks", 2)])
-def test_average_weighs_step_i_by_its_rising_factorial(name: str, k: int) -> None:
+@pytest.mark.parametrize(("name", "k"), [("block", 0.5), ("blocks", 1)])
+@pytest.mark.parametrize("counted", [0, 5])
+def test_average_weighs_step_i_by_its_rising_factorial(name: str, k: float, counted: int) -> None:
+    """Gamma(i + k) / Gamma(i) for step i; the start has the weights of the steps it stands for."""
     case = make_case(operator(), name)
     solver = case.solver()
-    state, history = solver.init(), []
+    state = solver.init()
+    state.average[...] = start = rows(7, *state.average.shape)
+    state.averaged, history = counted, [start] * counted
     for t in range(15):
         case.step(solver, state, t)
         history.append(state.alpha.copy())
-        i = np.arange(1.0, t + 2)
-        weights = np.prod([i + j for j in range(k)], axis=0)
+        i = np.arange(1.0, counted + t + 2)
+        weights = np.exp(gammaln(i + k) - gammaln(i))
         close(state.average, np.tensordot(weights / weights.sum(), np.array(history), 1), 1e-12)
+
+
+def test_the_start_counts_as_a_quarter_of_the_rows_it_was_learned_from() -> None:
+    for average in (True, False):
+        case = make_case(operator(), "block", choices=build.Choices(seed=3, average=average))
+        case.setup.arrays["start"][...] = start = rows(7, *case.setup.arrays["start"].shape)
+        case.setup.meta["start_rows"] = 45 * case.sizes.batch_size
+        solver = case.solver()
+        state = solver.init()
+        assert state.averaged == (11 if average else 0)
+        np.testing.assert_array_equal(solver.weights(state), start)
+        np.testing.assert_array_equal(state.alpha, start)
+        warm = solver.init(2 * start)
+        assert warm.averaged == 0
+        np.testing.assert_array_equal(solver.weights(warm), 2 * start)
 
 
 # --- where it converges to ----------------------------------------------------------------------

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamkern.budget import Wishes, resolve
+from streamkern.budget import resolve
 from streamkern.errors import DivergenceError, MemoryBudgetError
 from streamkern.kernels import get_kernel
 from streamkern.model import load_model
 from streamkern.online import Online
 from streamkern.runlog import read_log
+from streamkern.sizes import Wishes
 from streamkern.solver import build
 from streamkern.solver.base import Solver, State
 from streamkern.sources import ArraySource

@@ -16,15 +16,16 @@ from sklearn.utils.class_weight import compute_class_weight
 
 from streamkern import ConfigError, DataError, KernelClassifier, KernelRegressor, MixUp
 from streamkern.backend import Backend
+from streamkern.block_preconditioner import Sample, build_block
 from streamkern.cache import Cache
 from streamkern.cli import main
 from streamkern.errors import ResumeMismatchError
 from streamkern.feed import Feed
 from streamkern.ingest import ingest
+from streamkern.low_rank import build_low_rank
 from streamkern.materialise import materialise
 from streamkern.mixture import MixtureSource
 from streamkern.model import load_model
-from streamkern.preconditioner import Sample, build_block, build_low_rank
 from streamkern.prefetch import Loader
 from streamkern.source_base import Source
 from streamkern.sources import ArraySource, AugmentedSource, ZarrSource, sample_rows

@@ -135,9 +135,9 @@ def kernels(cpu: Any, gpu: Any) -> dict[str, Any]:
 
 def solvers(cpu: Any, gpu: Any) -> dict[str, Any]:
     """Twenty steps of every solver from the same setup arrays on both devices."""
-    from streamkern.budget import Sizes
     from streamkern.kernels import Laplace
     from streamkern.products import KernelOperator
+    from streamkern.sizes import Sizes
     from streamkern.solver.build import Choices, Rows, Setup, assemble, compute
 
     Z, X, Y = _problem(600, 4000, 32, 5)

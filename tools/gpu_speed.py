@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from streamkern.block_preconditioner import BlockPreconditioner, block_slices
 from streamkern.fused import HalfFused
 from streamkern.kernels import Laplace
 from streamkern.points import Grid, Points
-from streamkern.preconditioner import BlockPreconditioner, block_slices
 from streamkern.products import KernelOperator
 from streamkern.solver.block import BlockSolver
 from streamkern.step_rule import StepRule

@@ -58,7 +58,7 @@ class Solver:
     """Base of the solvers. `Z` : points of the centers, p rows, both sides."""
 
     name: str
-    average_k = 3
+    average_k: float = 3
     growing: tuple[str, ...] = ()
     """The pending arrays of which only the first `n_pending` rows are in use."""
     same_rows = False
@@ -150,7 +150,8 @@ class Solver:
         """average <- average + w (alpha - average), w = (k + 1) / (t + k), on the t-th of them.
 
         It forgets the start like t^-(k + 1) and costs (k + 1)^2 / (2 k + 1) of the variance of a
-        plain mean: 4/3, 9/5, 16/7 for k = 1, 2, 3. The slower the solver, the larger its `k`.
+        plain mean: 9/8, 4/3, 9/5, 16/7 for k = 1/2, 1, 2, 3. The slower the solver, the larger
+        its `k`.
         """
         if not self.averaging:
             return

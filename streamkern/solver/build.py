@@ -16,22 +16,20 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend import Array
-from streamkern.budget import INNER_NYSTROM, Sizes
-from streamkern.eigenfunctions import build_extended
-from streamkern.linear import TAU, build_linear
-from streamkern.points import Points
-from streamkern.preconditioner import (
+from streamkern.block_preconditioner import (
     BlockPreconditioner,
-    LowRankPreconditioner,
     Sample,
     block_slices,
     build_block,
     build_from_centers,
-    build_low_rank,
-    measure_low_rank,
 )
+from streamkern.eigenfunctions import build_extended
+from streamkern.linear import TAU, build_linear
+from streamkern.low_rank import LowRankPreconditioner, build_low_rank, measure_low_rank
+from streamkern.points import Points
 from streamkern.products import KernelOperator
 from streamkern.projection import ExactProjection, IterativeProjection, Projection
+from streamkern.sizes import INNER_NYSTROM, Sizes
 from streamkern.solver.base import Solver
 from streamkern.solver.block import BlockSolver
 from streamkern.solver.direct import DirectSolver
@@ -52,11 +50,12 @@ Report = Callable[[str, dict[str, Any]], None]
 
 class Rows(NamedTuple):
     """Transformed rows of the stream: X (n, d), targets Y (n, c), and the square roots of the
-    sample weights (n,), or None."""
+    sample weights (n,), or None. fresh : first row that is not in the other sample as well."""
 
     X: Array
     Y: Array
     root: Array | None = None
+    fresh: int = 0
 
 
 @dataclass
@@ -87,6 +86,7 @@ def compute(
     choices: Choices,
     *,
     n_samples: int,
+    epochs: int = 1,
     report: Report,
 ) -> Setup:
     """Factors, eigensystems and step rules.
@@ -95,10 +95,10 @@ def compute(
     transformed rows of the stream; a function, so that the raw rows can be dropped when the
     prepared ones exist. For SGD, EigenPro 1 and 2 they are rows of the training set, as are the
     centers.
-    n_samples : rows the whole run will see.
+    n_samples : rows the whole run will see, each of them `epochs` times.
     """
     if sizes.solver == "block":
-        return _compute_block(op, Z, samples, sizes, choices, n_samples, report)
+        return _compute_block(op, Z, samples, sizes, choices, n_samples, epochs, report)
     if sizes.solver in ("direct", "falkon"):
         return _compute_from_centers(op, Z, sizes, choices, report)
     if sizes.linear:
@@ -110,13 +110,15 @@ def compute(
 
 def _compute_block(
     op: KernelOperator, Z: Points, samples: Callable[[], tuple[Rows, Rows]], sizes: Sizes,
-    choices: Choices, n_samples: int, report: Report,
+    choices: Choices, n_samples: int, epochs: int, report: Report,
 ) -> Setup:  # fmt: skip
-    S, P = (Sample(op.points(rows.X, left=True), rows.Y, rows.root) for rows in samples())
+    S, P = (
+        Sample(op.points(rows.X, left=True), rows.Y, rows.root, rows.fresh) for rows in samples()
+    )
     op.backend.release()
     pre = build_block(
-        op, Z, S, P, block_size=sizes.block_size, n_samples=n_samples, damping=choices.damping,
-        ridge=choices.ridge, seed=choices.seed, report=report,
+        op, Z, S, P, block_size=sizes.block_size, n_samples=n_samples, epochs=epochs,
+        damping=choices.damping, ridge=choices.ridge, seed=choices.seed, report=report,
     )  # fmt: skip
     return Setup(
         _factors(pre),
@@ -124,6 +126,7 @@ def _compute_block(
             "rules": [asdict(rule) for rule in pre.rules],
             "mu": pre.mu,
             "jitter": pre.jitter,
+            "start_rows": pre.start_rows,
             "batch_size": sizes.batch_size,
             "period": 1,
         },
@@ -278,8 +281,9 @@ def assemble(
         H = [arrays.get(f"H.{b}") for b in range(len(blocks))]
         damped = (arrays["E"], arrays["D"]) if "E" in arrays else None
         pre = BlockPreconditioner(
-            blocks, H, rules, setup.meta["mu"], setup.meta["jitter"], arrays.get("start"), damped
-        )
+            blocks, H, rules, setup.meta["mu"], setup.meta["jitter"], arrays.get("start"),
+            setup.meta.get("start_rows", 0), damped,
+        )  # fmt: skip
         if not choices.ridge:
             Z = Z.columns()  # the centers are columns only from here on
         return BlockSolver(

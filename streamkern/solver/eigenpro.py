@@ -31,8 +31,8 @@ import numpy.typing as npt
 
 from streamkern.backend import Array
 from streamkern.errors import ConfigError
+from streamkern.low_rank import LowRankPreconditioner
 from streamkern.points import Points
-from streamkern.preconditioner import LowRankPreconditioner
 from streamkern.products import KernelOperator
 from streamkern.projection import Projection
 from streamkern.solver.base import Solver, State

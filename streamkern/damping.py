@@ -1,0 +1,126 @@
+"""How much to damp a block: mu, from what its sample teaches about other rows.
+
+The ridge solution of a sample of s rows with penalty lambda |f|^2 beside half the mean squared
+error is the posterior mean of a Gaussian process whose noise has variance lambda s. The noise does
+not change with the number of rows, so neither does lambda s: the best penalty falls like 1 / s.
+
+Steps with the preconditioner (C + mu)^-1 and eta = m / ell take a run of n rows, averaged, about
+where a penalty of mu ell / n would: a direction of variance sigma is learned at a rate of
+sigma / (sigma + mu) / ell a row. A run has the penalty that suits its rows where
+
+    mu ell(mu) = lambda s,
+
+whatever n is. lambda is the one whose solution does best on rows held out, and ell, which falls as
+mu grows, is measured there as well. A stream that repeats its rows k times is k n rows long but
+holds the noise of n: its mu is k times that. With a ridge the steps need not be the penalty, and
+mu is lambda at most, for the sake of speed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+# Powers of 10 of the covariance's scale.
+START_EXPONENT, MIN_EXPONENT, MAX_EXPONENT = -4, -7, -1
+UNLEARNED_SHARE = 0.25
+"""Of the targets' variance: where a block leaves more to the others, its error is not noise."""
+STEEPEST = -0.9
+"""Of a leverage as a power of mu, where it is extrapolated."""
+TINY = 1e-30
+
+
+@dataclass(frozen=True)
+class Trial:
+    """At one damping: squared error on the rows held out, and the leverage of a block there."""
+
+    error: float
+    leverage: float
+
+
+@dataclass(frozen=True)
+class Damping:
+    """penalty : best for the sample alone. mu : for the run. Both over the covariance's scale."""
+
+    penalty: float
+    mu: float
+
+
+def choose(
+    measure: Callable[[float], Trial],
+    unlearned: float,
+    *,
+    rows: int,
+    n_blocks: int,
+    epochs: int,
+    ridge: bool,
+) -> Damping:
+    """The penalty that suits a sample, and the mu that suits the run.
+
+    measure : of one block, at a damping. unlearned : squared error of the mean of the targets.
+    rows : of the sample. epochs : times that the run sees each row. ridge : whether there is one.
+
+    The error of one of several blocks holds what the others will explain. Where that is most of
+    it, a penalty against it would be too much, and is looked for below the start only.
+    """
+    start = measure(10.0**START_EXPONENT)
+    whole = n_blocks == 1 or start.error < UNLEARNED_SHARE * unlearned
+    trials = _descend(measure, start, whole)
+    if not trials:
+        return Damping(10.0**START_EXPONENT, 10.0**START_EXPONENT)
+    penalty = 10.0 ** _vertex(trials)
+    repeats = epochs if whole and not ridge else 1
+    mu = _balanced(trials, penalty * rows * repeats / n_blocks)
+    return Damping(penalty, min(mu, penalty) if ridge else mu)
+
+
+def _descend(measure: Callable[[float], Trial], start: Trial, both_ways: bool) -> dict[int, Trial]:
+    """Trials at powers of 10, until the one with the least error has neighbours or is the last.
+
+    Those whose error is not finite, because rounding forbids the damping, are left out.
+    """
+    trials = {START_EXPONENT: start}
+
+    def walk(step: int, end: int) -> None:
+        at = START_EXPONENT
+        while at != end:
+            trials[at + step] = measure(10.0 ** (at + step))
+            if not trials[at + step].error < trials[at].error:
+                return
+            at += step
+
+    walk(-1, MIN_EXPONENT)
+    if both_ways and not trials[START_EXPONENT - 1].error < start.error:
+        walk(1, MAX_EXPONENT)
+    return {at: trial for at, trial in sorted(trials.items()) if math.isfinite(trial.error)}
+
+
+def _vertex(trials: dict[int, Trial]) -> float:
+    """Exponent of the least error, by the parabola through its logarithm at the best and beside.
+
+    With two neighbours that are no better, it is at most half a step away from the best.
+    """
+    best = min(trials, key=lambda at: trials[at].error)
+    if best - 1 not in trials or best + 1 not in trials:
+        return float(best)
+    below, least, above = (math.log(max(trials[best + k].error, TINY)) for k in (-1, 0, 1))
+    curvature = below - 2 * least + above
+    return best + 0.5 * (below - above) / curvature if curvature > 0 else float(best)
+
+
+def _balanced(trials: dict[int, Trial], product: float) -> float:
+    """The mu with mu ell(mu) = product, the leverage by a power law between and past the trials."""
+    exponents = np.array(list(trials), float)
+    leverages = np.log10([max(trial.leverage, TINY) for trial in trials.values()])
+    if len(trials) > 1:
+        # One more trial on either side, as far away as matters. mu ell(mu) always rises.
+        slopes = np.clip(np.diff(leverages) / np.diff(exponents), STEEPEST, 0)[[0, -1]]
+        ends = np.array([MIN_EXPONENT - 1.0, MAX_EXPONENT + 1.0])
+        beyond = leverages[[0, -1]] + slopes * (ends - exponents[[0, -1]])
+        exponents = np.concatenate([ends[:1], exponents, ends[1:]])
+        leverages = np.concatenate([beyond[:1], leverages, beyond[1:]])
+    at = float(np.interp(math.log10(product), exponents + leverages, exponents))
+    return float(10.0 ** min(max(at, MIN_EXPONENT), MAX_EXPONENT))
