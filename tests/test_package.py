@@ -24,7 +24,7 @@ FILES = {
 FOUNDATION = {
     *("errors", "settings", "config", "machine", "backend", "gpu", "devices", "budget"),
     *("selection", "report", "random", "optional", "compiled", "compiled_random"),
-    *("expression", "kernel_base", "kernels"),
+    *("expression", "kernel_base", "kernels", "kerneltable"),
     *("cuda", "fused", "ring", "rowmajor"),
     *("objects", "engines", "s3", "objectstore", "storage", "remotefile", "parallel", "waiting"),
 }

@@ -674,6 +674,45 @@ def test_the_plan_explains_the_automatic_bandwidth(
     assert kernel == {"kernel": "laplace", "bandwidth": "auto"}
 
 
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (["model.kernel=linear"], "linear kernel\n"),
+        (["model.kernel={kind='polynomial', degree=2, c0=0.5}"],
+         "polynomial(degree 2, c0 0.5) kernel\n"),
+        (["model.kernel={kind='sum', parts=[{kind='laplace', bandwidth=8.0}, {kind='gaussian', "
+          "bandwidth=4.0}], weights=[0.7, 0.3]}"],
+         "0.7 laplace(bandwidth 8) + 0.3 gaussian(bandwidth 4) kernel\n"),
+        (["model.kernel={kind='sum', parts=['laplace', {kind='gaussian', bandwidth=4}]}",
+          "model.bandwidth=2"],
+         "laplace + gaussian(bandwidth 4) kernel, other bandwidths 2\n"),
+        (["model.kernel={kind='product', parts=['linear', {kind='sum', parts=['laplace', "
+          "'gaussian'], weights=[1, 0.5]}]}"],
+         "linear * (laplace + 0.5 gaussian) kernel, bandwidth auto: the median distance"),
+    ],
+)  # fmt: skip
+def test_the_plan_has_a_kernel_in_words(
+    settings: list[str], line: str, run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word for setting in settings for word in ("--set", setting)]
+    assert cli.main(["plan", str(run_file), *words]) == DONE
+    assert f"\n\n{line}" in capsys.readouterr().out
+
+
+def test_a_run_shows_its_kernel_in_words(
+    run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernel = "model.kernel={kind='sum', parts=['laplace', 'gaussian'], weights=[0.7, 0.3]}"
+    words = ("--set", kernel, "--set", "model.bandwidth=2", "--run-dir", str(tmp_path / "run"))
+    assert cli.main(["train", str(run_file), *words]) == DONE
+    capsys.readouterr()
+    assert cli.main(["info", str(tmp_path / "run")]) == DONE
+    out = " ".join(capsys.readouterr().out.split())
+    assert " kernel 0.7 laplace(bandwidth 2) + 0.3 gaussian(bandwidth 2) " in out
+    assert " model.kernel 0.7 laplace + 0.3 gaussian " in out
+    assert "parts" not in out
+
+
 def test_the_help(call: Command) -> None:
     code, out, _ = call("--help")
     assert code == DONE
