@@ -206,6 +206,7 @@ class GeneratorSource(BaseSource):
     """
 
     kind = "generator"
+    repeats = False  # `fn` is told the epoch
 
     def __init__(
         self,

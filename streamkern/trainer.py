@@ -166,7 +166,7 @@ class Trainer:
         self.position = Position(**saved.meta["position"])
         self.metrics = {k: math.nan if v is None else v for k, v in saved.meta["metrics"].items()}
         self.order = saved.meta["order"]
-        self.ended = self.solver.finished(self.state)
+        self.ended = self._finished()
         self._report("resume", self.cluster)
 
     def _on_device(self, alpha: npt.NDArray[Any]) -> Any:
@@ -266,9 +266,14 @@ class Trainer:
         facts = self.solver.end_pass(self.state)
         if facts:
             self._report("pass", facts)
-        self.ended = self.solver.finished(self.state)
+        self.ended = self._finished()
         if self.ended:
             self._report("finished", {"why": self.ended})
+
+    def _finished(self) -> str | None:
+        """Why the epochs that are left are not needed, or None."""
+        left = self.position.epoch < self.run.config.data.epochs
+        return self.solver.finished(self.state) if left else None
 
     def _watch(self, bar: Progress) -> None:
         """What happens between two steps: judge, evaluate, save, stop, show."""
