@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from streamkern.errors import ConfigError
 from streamkern.kernels import KERNELS
 
 KernelTable = str | Mapping[str, Any]
@@ -48,6 +49,27 @@ def bandwidths(kernel: KernelTable) -> list[Any]:
 def with_bandwidths(kernel: KernelTable, widths: Sequence[float]) -> KernelTable:
     """The kernel with those in the place of its own `bandwidths`."""
     return _filled(kernel, iter(widths))
+
+
+def in_settings(kernel: KernelTable, bandwidth: float | None) -> dict[str, Any]:
+    """`model.kernel` and `model.bandwidth` of the kernel with this bandwidth; None: its own.
+
+    The bandwidth of a sum or product is the largest of its parts, and the others change by the same
+    factor. ConfigError where some parts say theirs and others do not: their ratio is not known.
+    """
+    widths = bandwidths(kernel)
+    if bandwidth is None or not widths:
+        return {"kernel": kernel, "bandwidth": "auto"}
+    if set(widths) == {"auto"}:
+        return {"kernel": kernel, "bandwidth": bandwidth}
+    if "auto" in widths:
+        raise ConfigError(
+            f"kernel {kernel_text(kernel)} has parts that say their bandwidth and others that do "
+            'not, and can not be given one; say it in all parts or in none, or leave it at "auto"'
+        )
+    largest = max(widths)
+    scaled = [bandwidth if w == largest else w * (bandwidth / largest) for w in widths]
+    return {"kernel": with_bandwidths(kernel, scaled), "bandwidth": "auto"}
 
 
 def _filled(kernel: KernelTable, widths: Iterator[float]) -> KernelTable:

@@ -54,7 +54,7 @@ RUN = {
         "guard",
     ),
     *("identity", "warm", "trainer", "train", "runfile", "holdout", "candidates", "trials"),
-    "tuning",
+    *("trainings", "tuning"),
 }
 LAYERS = [
     FOUNDATION,
