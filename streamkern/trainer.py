@@ -130,11 +130,15 @@ class Trainer:
         centers: npt.NDArray[Any] | None,
         client: Any,
         record: dict[str, Any],
+        warm: WarmStart | None = None,
     ) -> None:
         """Make the solver and its state, new or from the run directory, and the pipeline."""
         self.cluster = {} if client is None else {"dashboard": dashboard_link(client)}
         begun = self.directory is not None and bool(self.directory.steps())
-        warm = None if begun else load_warm_start(self.run.config)
+        if begun:
+            warm = None
+        elif warm is None:
+            warm = load_warm_start(self.run.config)
         setup = None if self.directory is None else self.directory.load_setup()
         if setup is None:
             self.made = start(self.run, kernel=kernel, given=centers, report=self._report)
