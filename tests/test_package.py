@@ -32,7 +32,7 @@ DATA_LANE = {
     *("chunkfile", "layout", "metadata", "statistics", "store", "writer", "describe"),
     *("cache", "cachedobjects", "meter", "readspeed"),
     *("readers", "arrayfiles", "tables", "conform", "shuffle", "ingest"),
-    *("augment", "source_base", "sources", "arrays", "mixture", "materialise"),
+    *("augment", "source_base", "sources", "arrays", "generator", "mixture", "materialise"),
     *("plan", "fetch", "remote", "cluster", "buffers", "prefetch", "feed", "weights"),
 }
 MATHS_LANE = {
