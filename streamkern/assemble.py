@@ -15,7 +15,6 @@ import numpy.typing as npt
 from streamkern.augment import Scale, Transform
 from streamkern.backend import Array, Backend
 from streamkern.choosing import SETUP_EPOCH, Report, choose
-from streamkern.config import RunConfig
 from streamkern.errors import ConfigError
 from streamkern.feed import prepare_weighted
 from streamkern.fourier import FourierFeatures
@@ -74,12 +73,12 @@ def start(
         return sample, probe
 
     setup = compute(
-        op, points, samples, run.sizes, _choices(config),
-        n_samples=data.source.n_rows * config.data.epochs, epochs=config.data.epochs,
-        report=report,
+        op, points, samples, run.sizes, _choices(run),
+        n_samples=data.source.n_rows * config.data.epochs,
+        epochs=config.data.epochs if data.repeats else 1, report=report,
     )  # fmt: skip
     solver = assemble(
-        op, points, setup, run.sizes, _choices(config),
+        op, points, setup, run.sizes, _choices(run),
         n_outputs=data.source.n_outputs, sample_rows=rows,
     )  # fmt: skip
     del points
@@ -120,7 +119,7 @@ def reassemble(
     }
     points = op.points(run.backend.asarray(arrays["Z"]), left=True, right=True)
     solver = assemble(
-        op, points, Setup(device, meta["setup"]), run.sizes, _choices(run.config),
+        op, points, Setup(device, meta["setup"]), run.sizes, _choices(run),
         n_outputs=meta["n_outputs"], sample_rows=arrays["sample_rows"],
     )  # fmt: skip
     return Assembled(solver, op, dict(arrays), meta)
@@ -146,15 +145,16 @@ def operator(
     return KernelOperator(kernel, backend, meta["precision"], arrays["shift"], grid)
 
 
-def _choices(config: RunConfig) -> Choices:
-    solver = config.solver
+def _choices(run: Run) -> Choices:
+    solver = run.config.solver
     return Choices(
         ridge=solver.ridge,
         damping=None if solver.damping == "auto" else solver.damping,
         tolerance=solver.tolerance,
         average=solver.average,
         step_scale=solver.step_scale,
-        seed=config.run.random_state,
+        seed=run.config.run.random_state,
+        repeats=run.data.repeats,
     )
 
 

@@ -17,9 +17,12 @@ from streamkern.budget import default_budget
 from streamkern.config import RunConfig
 from streamkern.errors import ConfigError
 from streamkern.holdout import HELD_OUT, MIN_ROWS, Sample, draw, row_bytes
+from streamkern.kerneltable import in_settings
 from streamkern.machine import available_memory
 from streamkern.problem import Data, open_run
 from streamkern.report import size_text
+from streamkern.selection import METHODS
+from streamkern.sizes import IN_PLACE
 from streamkern.source_base import Source
 
 ROWS, SAMPLE_BYTES = 20_000, 512 << 20
@@ -56,6 +59,8 @@ class Candidates:
         n = len(self.sample.X)
         n_fit = n - -(-n // self.n_parts)  # at least, in any split
         passes = wishes.epochs or max(1, min(MAX_PASSES, round(SAMPLES / n_fit)))
+        if config.solver.name == "falkon":  # which stops when it has converged
+            passes = wishes.epochs or MAX_PASSES
         replicas = max(1, data.source.n_rows // data.base.n_rows)
         self.copies, epochs = copies_and_epochs(passes, replicas, config.data.epochs)
         self._split: tuple[int, tuple[Source, Source]] | None = None
@@ -70,6 +75,7 @@ class Candidates:
                 "data.test": None,
                 "data.dask": None,
                 "data.cache": None,
+                "solver.warm_start": None,
                 "run.run_dir": None,
                 "run.evaluate_every": 0,
                 "run.evaluate_at": (),
@@ -83,12 +89,25 @@ class Candidates:
             self._split = fold, self.sample.split(fold, self.n_parts, self.seed, self.copies)
         return self._split[1]
 
-    def config(self, kernel: Any, bandwidth: Any, ridge: float) -> RunConfig:
+    def config(self, kernel: Any, bandwidth: float | None, ridge: float) -> RunConfig:
         """The settings of one; bandwidth None is "auto"."""
-        width = "auto" if bandwidth is None else bandwidth
+        model = in_settings(kernel, bandwidth)
         return self.trial.with_overrides(
-            {"model.kernel": kernel, "model.bandwidth": width, "solver.ridge": ridge}
+            {**{f"model.{key}": v for key, v in model.items()}, "solver.ridge": ridge}
         )
+
+    def sizes(self) -> dict[str, Any]:
+        """With what every candidate is trained and tried."""
+        (fit, held_out), model = self.split(0), self.trial.model
+        return {
+            "rows": len(self.sample.X),
+            "fit": fit.n_rows // self.copies,
+            "held_out": held_out.n_rows,
+            "centers": model.n_features if model.features == "fourier" else model.n_centers,
+            "epochs": self.trial.data.epochs,
+            "copies": self.copies,
+            "folds": self.folds,
+        }
 
     def ridges(
         self, asked: list[float] | None, kernels: list[Any], bandwidth: float | None
@@ -135,22 +154,27 @@ def _sampled(config: RunConfig, data: Data, rows: int | None) -> Sample:
 
 
 def _centers(config: RunConfig, n: int, n_fit: int, wished: int | None) -> dict[str, Any]:
-    if config.solver.name == "eigenpro2":
+    """As many as the rows can carry, chosen as the run does where that is not all of them."""
+    model, name = config.model, config.solver.name
+    if model.features == "fourier":
+        most = min(CENTERS, n_fit, CENTERS if model.n_features == "auto" else model.n_features)
+        few = min(most, max(n // 5, MIN_CENTERS))
+        return {"model.n_features": wished or max(2, few - few % 2)}
+    if name in IN_PLACE and model.features == "kernel":
         if wished is not None:
             raise ConfigError(
-                f"centers={wished} but solver 'eigenpro2' takes all rows it is trained on; leave "
+                f"centers={wished} but solver {name!r} takes all rows it is trained on; leave "
                 "centers out, and lower rows to make it faster"
             )
-        return {}
+        return {"model.centers": "random", "model.n_centers": "auto"}
     if wished is not None and wished > n_fit:
         raise ConfigError(
             f"centers={wished} can not be drawn from the {n_fit} rows to fit; take fewer, or more "
             "rows"
         )
-    own = config.model.n_centers
-    most = min(n_fit, CENTERS, CENTERS if own == "auto" else own)
+    most = min(n_fit, CENTERS, CENTERS if model.n_centers == "auto" else model.n_centers)
     return {
-        "model.centers": "random",
+        "model.centers": model.centers if model.centers in METHODS else "random",
         "model.n_centers": wished or min(most, max(n // 5, MIN_CENTERS)),
     }
 

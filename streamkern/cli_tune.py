@@ -31,51 +31,58 @@ if TYPE_CHECKING:
 
 PLOT = "tune.png"
 
+Bandwidths = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|B,B,...",
+        help="auto: 1/4, 1/2, 1, 2 and 4 times the median distance between centers, or the "
+        "bandwidth that the kernel says. Of a sum or product that of its widest part.",
+    ),
+]
+Ridges = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|R,R,...", help="auto: 0, 1e-6 and 1e-4; 0 where the solver knows no ridge."
+    ),
+]
+Kernels = Annotated[
+    str | None, typer.Option(metavar="NAME,NAME,...", help="Default: that of the run file.")
+]
+Rows = Annotated[int | None, typer.Option(help="Rows of the sample, at most.  [default: 20000]")]
+Centers = Annotated[
+    int | None,
+    typer.Option(help="Or Fourier features. Default: a fifth of the rows, at most 2000."),
+]
+Epochs = Annotated[int | None, typer.Option(help="Default: enough for 100000 samples, at most 20.")]
+Folds = Annotated[
+    int, typer.Option(help="Splits; several give standard errors, and cost as much more.")
+]
+Refine = Annotated[int, typer.Option(help="Rounds of two more bandwidths around the best.")]
+Out = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="Folder or URL of results, table and plot.  [default: RUN-tune beside RUN.toml]",
+    ),
+]
+Write = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Write a run file with the best settings.")
+]
+
 
 def tune(
     run_file: RunFile = None,
     train: Train = None,
-    bandwidths: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|B,B,...",
-            help="auto: 1/4, 1/2, 1, 2 and 4 times the median distance between centers.",
-        ),
-    ] = "auto",
-    ridges: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|R,R,...",
-            help="auto: 0, 1e-6 and 1e-4; 0 where the solver knows no ridge.",
-        ),
-    ] = "auto",
-    kernels: Annotated[
-        str | None,
-        typer.Option(metavar="NAME,NAME,...", help="Default: that of the run file."),
-    ] = None,
-    rows: Annotated[
-        int | None, typer.Option(help="Rows of the sample, at most.  [default: 20000]")
-    ] = None,
-    centers: Annotated[
-        int | None, typer.Option(help="Default: a fifth of the rows, at most 2000.")
-    ] = None,
-    epochs: Annotated[
-        int | None, typer.Option(help="Default: enough for 100000 samples, at most 20.")
-    ] = None,
-    folds: Annotated[
-        int, typer.Option(help="Splits; several give standard errors, and cost as much more.")
-    ] = 1,
-    refine: Annotated[int, typer.Option(help="Rounds of two more bandwidths around the best.")] = 2,
-    out: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR",
-            help="Folder or URL of results, table and plot.  [default: RUN-tune beside RUN.toml]",
-        ),
-    ] = None,
-    write: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write a run file with the best settings.")
-    ] = None,
+    bandwidths: Bandwidths = "auto",
+    ridges: Ridges = "auto",
+    kernels: Kernels = None,
+    rows: Rows = None,
+    centers: Centers = None,
+    epochs: Epochs = None,
+    folds: Folds = 1,
+    refine: Refine = 2,
+    out: Out = None,
+    write: Write = None,
     solver: Solver = None,
     memory: Memory = None,
     settings: Set = None,
@@ -91,31 +98,20 @@ def tune(
     from streamkern.tuning import tune as run_tuning
 
     config = run_config(
-        run_file,
-        {key: v for key, v in (("data.train", train), ("solver.name", solver)) if v is not None},
-        memory=memory,
-        cache_size=None,
-        settings=settings,
-        storage_options=storage_option,
-    )
+        run_file, {"data.train": train, "solver.name": solver}, memory=memory, cache_size=None,
+        settings=settings, storage_options=storage_option,
+    )  # fmt: skip
     target = None if write is None else _free(write)
     folder = out or _beside(run_file)
     with warnings.catch_warnings():
         warnings.simplefilter("once", UserWarning)  # every training has the same ones
         tuned = run_tuning(
-            config,
-            bandwidths=_numbers(bandwidths, "--bandwidths"),
+            config, bandwidths=_numbers(bandwidths, "--bandwidths"),
             ridges=_numbers(ridges, "--ridges"),
             kernels=None if kernels is None else [name.strip() for name in kernels.split(",")],
-            rows=rows,
-            centers=centers,
-            epochs=epochs,
-            folds=folds,
-            refine=refine,
-            out=folder,
-            progress=sys.stderr.isatty(),
-            report=_show,
-        )
+            rows=rows, centers=centers, epochs=epochs, folds=folds, refine=refine, out=folder,
+            progress=sys.stderr.isatty(), report=_show,
+        )  # fmt: skip
     _save_plot(tuned, folder)
     if target is not None:
         _write_run_file(tuned, target)
@@ -150,25 +146,28 @@ def _show(event: str, fields: Mapping[str, Any]) -> None:
             f"{fields['epochs'] * fields['copies']} passes"
         )
         return
+    from streamkern.kerneltable import kernel_text
+
     width = fields["bandwidth"]
     metrics = "  ".join(f"{k} {fields[k]:.5g}" for k in ("mse", "accuracy") if fields.get(k))
     fold = f", split {fields['fold'] + 1}" if fields["folds"] > 1 else ""
     left = f"; {fields['left']} left, about {_time(fields['seconds_left'])}"
     say(
-        f"{_kernel(fields['kernel'])}{'' if width is None else f', bandwidth {width:.4g}'}, "
+        f"{kernel_text(fields['kernel'])}{'' if width is None else f', bandwidth {width:.4g}'}, "
         f"ridge {fields['ridge']:g}{fold}: {metrics or 'diverged'}, {fields['seconds']:.1f} s"
         f"{left if fields['left'] else ''}"
     )
 
 
 def _show_result(tuned: Tuned, folder: str, as_json: bool) -> None:
+    from streamkern.kerneltable import kernel_text
     from streamkern.report import redact, table
 
     if as_json:
         result = {"best": tuned.best, "table": tuned.table, "search": tuned.search}
         typer.echo(as_text(result | {"toml": tuned.toml, "out": redact(folder)}))
         return
-    rows = [{**row, "kernel": _kernel(row["kernel"])} for row in tuned.table]
+    rows = [{**row, "kernel": kernel_text(row["kernel"])} for row in tuned.table]
     for row in rows:
         row["within 1 se"] = "yes" if row.pop("within", False) else ""
         row["mse"] = "diverged" if row["mse"] is None else row["mse"]
@@ -201,10 +200,6 @@ def _write_run_file(tuned: Tuned, target: Path) -> None:
         file.write(run_file_text(config))
     kept_back = "" if not config.data.storage_options else "; data.storage_options are not in it"
     say(f"wrote {target}{kept_back}")
-
-
-def _kernel(kernel: Any) -> str:
-    return kernel if isinstance(kernel, str) else as_text(kernel).replace("\n", "")
 
 
 def _time(seconds: float) -> str:

@@ -53,9 +53,11 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
     block_size : centers per block ("block"). ridge : weight of the RKHS norm, with Fourier
         features of |w|^2 ("block", "sgd", "direct", "falkon", and "eigenpro1" with features).
     n_nystrom, level, period : sample, damped directions, steps per projection ("eigenpro*").
+    tolerance : relative residual at which "falkon" stops; None: 1e-4.
     epochs : passes over the data; "auto": enough for 100 000 rows, between 1 and 20; at most 20
-        with "falkon", which stops when it has converged. In `partial_fit`, passes over each block;
-        "auto": one.
+        with "falkon", which stops when it has converged. "direct" stops after the first, unless
+        transforms make every pass another one. In `partial_fit`, passes over each block; "auto":
+        one.
     batch_size : rows per step.
     transforms : of the training rows, in order: tables as in a run file,
         {"kind": "scale", "mode": "feature"}, or functions (X, Y, rng) -> (X, Y). Scaling is
@@ -68,6 +70,10 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
     threads : of the computation; "auto": one for each processor.
     random_state : whole number, which fixes every draw; or None or a RandomState, as in
         scikit-learn.
+    warm_start : True: `fit` starts from the weights of the fit before, over the same centers, which
+        the same rows and random_state give, or `centers` that are handed over; other ones are a
+        `ConfigError`. Or the run_dir of another fit, with its centers. For "block", "eigenpro3",
+        "eigenpro4" and "falkon".
     run_dir : a directory for checkpoints and the log; makes `fit` resumable.
     checkpoint_every : steps, or a time such as "5 min".
 
@@ -79,7 +85,8 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
     kernel_, bandwidth_ : the kernel with its bandwidth: 1 if it has none, and the largest of a sum
         or product of kernels of distances.
     n_features_in_ : d.
-    report_ : what was chosen and measured: solver, sizes, leverage, step size, samples, metrics.
+    report_ : what was chosen and measured: solver, sizes, leverage, step size, samples, metrics;
+        why it took fewer epochs than were allowed (`ended`).
     history_ : the evaluations on `test`, oldest first.
     """
 

@@ -22,7 +22,7 @@ from sklearn.utils.validation import check_is_fitted
 from streamkern import inputs
 from streamkern.augment import from_config
 from streamkern.centers import as_centers
-from streamkern.config import RunConfig
+from streamkern.config import SOLVER_OPTIONS, RunConfig
 from streamkern.devices import get_backend
 from streamkern.errors import ConfigError, DataError, StreamkernError
 from streamkern.kernels import Kernel
@@ -34,6 +34,7 @@ from streamkern.source_base import Source
 from streamkern.sources import ArraySource, AugmentedSource
 from streamkern.step_rule import StepRule, largest
 from streamkern.train import Result, train
+from streamkern.warm import WarmStart
 
 # "auto" epochs: passes over small data until about this many rows were seen. On digits, diabetes
 # and Friedman's function the test score is then that of exact least squares to 0.001, or better.
@@ -55,6 +56,8 @@ _SETTINGS = {
     "n_nystrom": "solver.n_nystrom",
     "level": "solver.level",
     "period": "solver.period",
+    "tolerance": "solver.tolerance",
+    "warm_start": "solver.warm_start",
     "precision": "run.precision",
     "device": "run.device",
     "accelerator": "run.accelerator",
@@ -106,6 +109,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         n_nystrom: int | str = "auto",
         level: int | str = "auto",
         period: int | str = "auto",
+        tolerance: float | None = None,
         epochs: int | str = "auto",
         batch_size: int | str = "auto",
         transforms: Any = (),
@@ -115,6 +119,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         memory: int | str = "auto",
         threads: int | str = "auto",
         random_state: Any = 0,
+        warm_start: bool | str | os.PathLike[str] = False,
         run_dir: str | os.PathLike[str] | None = None,
         checkpoint_every: int | str = "auto",
     ) -> None:
@@ -130,6 +135,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         self.n_nystrom = n_nystrom
         self.level = level
         self.period = period
+        self.tolerance = tolerance
         self.epochs = epochs
         self.batch_size = batch_size
         self.transforms = transforms
@@ -139,6 +145,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         self.memory = memory
         self.threads = threads
         self.random_state = random_state
+        self.warm_start = warm_start
         self.run_dir = run_dir
         self.checkpoint_every = checkpoint_every
 
@@ -173,8 +180,12 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
             epochs = MAX_AUTO_EPOCHS if self.solver == "falkon" else epochs
         with own_names():
             stream = self._transformed(source, self._transforms(source))
-            config = self._config(epochs)
-            self._keep(train(config, source=stream, test=held_out, kernel=kernel, centers=centers))
+            config, warm = self._config(epochs), self._last_fit()
+            self._keep(
+                train(
+                    config, source=stream, test=held_out, kernel=kernel, centers=centers, warm=warm
+                )
+            )
         return self
 
     def _partial_fit(self, X: Any, y: Any) -> Self:
@@ -213,6 +224,23 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         rows = rows.reshape(len(rows), *self._row_shape)
         return self._array_source(rows, y, inputs.checked_weights(sample_weight, rows), first)
 
+    def _last_fit(self) -> WarmStart | None:
+        """The weights that `warm_start=True` stands for; None where nothing was fitted yet."""
+        if isinstance(self.warm_start, str | os.PathLike) or not self.warm_start:
+            return None
+        if "warm_start" not in SOLVER_OPTIONS.get(self.solver, ("warm_start",)):
+            raise ConfigError(
+                f"warm_start=True is not defined for solver {self.solver!r}, which has no start; "
+                "leave it out, or use another solver"
+            )
+        if self.run_dir is not None:
+            raise ConfigError(
+                "warm_start=True can not be used with run_dir, which does not keep the start; give "
+                "warm_start the run_dir of the fit to start from"
+            )
+        return self._warm
+
+    _warm: WarmStart | None = None
     _row_shape: tuple[int, ...]
     _online: tuple[Online, list[Any]]
 
@@ -248,6 +276,10 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
             values |= {"centers": "random", "n_centers": "auto"}  # not used
         elif isinstance(self.centers, os.PathLike):
             values["centers"] = os.fspath(self.centers)
+        start = self.warm_start
+        values["warm_start"] = start if isinstance(start, str | os.PathLike) else None
+        if values["warm_start"] is None and not isinstance(start, bool | np.bool_):
+            raise ConfigError(f"warm_start={start!r} must be True, False or a run directory")
         if not isinstance(self.random_state, int | np.integer):
             if self.run_dir is not None:
                 raise ConfigError(
@@ -281,6 +313,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         self.centers_ = np.asarray(result.Z)[chosen]
         self.dual_coef_ = model.backend.to_host(model.weights)[chosen]
         model.backend.close()
+        self._warm = WarmStart("True", self.centers_, self.dual_coef_, meta["classes"])
         self.kernel_ = model.op.kernel
         # Fourier features have that of the kernel they stand for.
         described = getattr(model.op.kernel, "of", {})
@@ -289,6 +322,8 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         self._fixed = model.fixed
         self.history_ = result.history
         self.report_ = _report(meta) | {"samples": result.samples} | result.metrics
+        if result.ended:
+            self.report_["ended"] = result.ended
 
     # -- predicting ------------------------------------------------------------------------
 

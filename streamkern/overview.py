@@ -13,6 +13,7 @@ from streamkern.choice import flops
 from streamkern.describe import describe_store
 from streamkern.errors import StorageAccessError
 from streamkern.folder import open_folder
+from streamkern.kerneltable import bandwidths, kernel_text
 from streamkern.problem import Run
 from streamkern.report import redact, size_text, table
 from streamkern.sizes import FROM_CENTERS, Sizes
@@ -137,10 +138,14 @@ def _solver_text(name: str, reason: str) -> str:
 
 
 def _kernel_text(kernel: Any, bandwidth: float | str) -> str:
+    text, widths = f"{kernel_text(kernel)} kernel", bandwidths(kernel)
+    if "auto" not in widths:
+        return text
+    which = "bandwidth" if set(widths) == {"auto"} else "other bandwidths"
     if bandwidth != "auto":
-        return f"{kernel} kernel, bandwidth {bandwidth:g}"
+        return f"{text}, {which} {bandwidth:g}"
     return (
-        f"{kernel} kernel, bandwidth auto: the median distance between {BANDWIDTH_ROWS:,} centers\n"
+        f"{text}, {which} auto: the median distance between {BANDWIDTH_ROWS:,} centers\n"
         "(after scaling), measured when the run starts; `streamkern tune` searches around it"
     )
 
@@ -265,13 +270,21 @@ def run_text(run: Mapping[str, Any]) -> str:
         "rows": data.get("n_rows", "?"),
     }
     settings = {
-        f"{section}.{key}": value
+        f"{section}.{key}": kernel_text(value) if (section, key) == ("model", "kernel") else value
         for section, entries in run["settings"].items()
         for key, value in entries.items()
     }
-    parts = [run["run_dir"], _pairs(head), _pairs(run["metrics"]), _pairs(run["solver"] or {})]
+    parts = [run["run_dir"], _pairs(head), _pairs(run["metrics"]), _pairs(_in_words(run["solver"]))]
     parts += [_pairs(settings), *(f"note: {warning}" for warning in run["warnings"])]
     return "\n\n".join(part for part in parts if part)
+
+
+def _in_words(solver: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """With a sum or a product of kernels in a line."""
+    if solver is None or "parts" not in solver:
+        return solver or {}
+    others = {key: value for key, value in solver.items() if key not in ("parts", "weights")}
+    return others | {"kernel": kernel_text(solver)}
 
 
 def _pairs(values: Mapping[str, Any]) -> str:

@@ -73,6 +73,16 @@ class Data:
         random = len(self.fixed) < len(self.source.feed_transforms)
         return again or random or bool(host_transforms(self.source))
 
+    @property
+    def repeats(self) -> bool:
+        """Whether every epoch is known to bring the same rows, in the same form."""
+        return not self.augmented and _repeats(self.source)
+
+
+def _repeats(source: Source) -> bool:
+    parts = getattr(source, "parts", ())
+    return getattr(source, "repeats", False) and all(map(_repeats, parts))
+
 
 def host_transforms(source: Source) -> list[Transform]:
     """Transforms that run with the read, of a source and of those below it."""

@@ -58,8 +58,8 @@ class Source(Protocol):
     """What the plan, the prefetcher and the feed need of a data set.
 
     y is (k,) int64 ids 0..c-1 where there are `classes`, else (k, c) of `y_dtype`. More attributes
-    are optional, as in `BaseSource`: `remote`, `strata`, `parts`, `weighted`, `totals` and
-    `read_targets`.
+    are optional, as in `BaseSource`: `remote`, `strata`, `parts`, `weighted`, `totals`, `repeats`
+    and `read_targets`.
     """
 
     n_rows: int
@@ -111,6 +111,7 @@ class BaseSource(ABC):
     strata: np.ndarray | None = None  # (n_units,) what the plan spreads evenly over an epoch
     parts: tuple[Source, ...] = ()  # the sources this one is made from
     weighted = False  # whether blocks have sample weights
+    repeats = True  # whether every epoch has the same rows, but for transforms and `parts`
     # Sum of the weights (without any: the number) of the rows of an epoch, of each class (c,), or
     # of all where y are values (1,); None where it is not known without reading the data.
     totals: np.ndarray | None = None

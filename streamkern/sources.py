@@ -9,7 +9,7 @@ there; those from the first float transform on are left, as `feed_transforms`, t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,8 @@ import zarr
 from streamkern.arrays import ArraySource
 from streamkern.augment import Moments, Transform, bind_transforms
 from streamkern.cache import Cache
-from streamkern.errors import ConfigError, DataError
+from streamkern.errors import ConfigError
+from streamkern.generator import GeneratorSource
 from streamkern.plan import unit_sizes
 from streamkern.random import Stage
 from streamkern.source_base import (
@@ -26,10 +27,7 @@ from streamkern.source_base import (
     BaseSource,
     Block,
     Source,
-    check_dtype,
-    check_finite,
     empty_rows,
-    encode_labels,
     is_weighted,
     read_units,
     regular_edges,
@@ -191,75 +189,6 @@ class AugmentedSource(BaseSource):
             for target, part in zip(rows.read, block.read, strict=True):
                 target.reshape(-1, n, *target.shape[1:])[:, first:last] = part
         return rows.read
-
-
-class GeneratorSource(BaseSource):
-    """Rows made by a function ``fn(seed, epoch, start, stop) -> (X, y)``, never stored.
-
-    `fn` must give row i the same values in every call; `streamkern.random.RowRandom` makes
-    that easy. It runs in the prefetch threads. Every block is checked.
-
-    Parameters
-    ----------
-    n_outputs : columns of y; the number of classes where `classes` are given
-    name : identifies the function in checkpoints; raise a version in it when the code changes
-    """
-
-    kind = "generator"
-
-    def __init__(
-        self,
-        fn: Callable[[int, int, int, int], tuple[np.ndarray, np.ndarray]],
-        n_rows: int,
-        row_shape: Sequence[int],
-        dtype: Any,
-        n_outputs: int,
-        classes: Sequence[str] | None = None,
-        block_rows: int | None = None,
-        name: str | None = None,
-        transforms: Sequence[Transform] = (),
-    ) -> None:
-        self.fn, self.n_rows, self.row_shape = fn, n_rows, tuple(row_shape)
-        self.dtype, self.n_outputs = np.dtype(dtype), n_outputs
-        self.name = name or getattr(fn, "__qualname__", type(fn).__qualname__)
-        self.classes = None if classes is None else tuple(classes)
-        if n_rows < 1 or (self.classes is not None and len(self.classes) != n_outputs):
-            raise ConfigError(
-                f"generator {self.name} has n_rows={n_rows}, n_outputs={n_outputs} and classes="
-                f"{classes}; it needs at least one row, and one output for each class"
-            )
-        check_dtype(self.dtype, f"generator {self.name}")
-        wide = np.float64 if self.dtype == np.float64 else np.float32
-        self.y_dtype = np.dtype(wide if classes is None else np.int64)
-        rows = max(1, UNIT_BYTES // self.row_bytes) if block_rows is None else block_rows
-        if rows < 1:
-            raise ConfigError(f"block_rows={block_rows} must be at least 1")
-        self._edges = regular_edges(n_rows, rows)
-        self._host, self.feed_transforms = bind_transforms(transforms, self)
-
-    @property
-    def fingerprint(self) -> str:
-        return f"name:{self.name}"
-
-    def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
-        start, stop = self.unit_bounds(u)
-        where = f"unit {u} of generator {self.name} (rows {start} to {stop - 1})"
-        X, y = (np.asarray(a) for a in self.fn(seed, epoch, start, stop))
-        rows = stop - start
-        if X.shape != (rows, *self.row_shape) or X.dtype != self.dtype:
-            raise DataError(
-                f"{where} gave X {X.shape} {X.dtype}; it was declared as "
-                f"{(rows, *self.row_shape)} {self.dtype}"
-            )
-        check_finite(X, f"X of {where}", start)
-        if self.classes is not None:
-            if y.shape != (rows,) or y.dtype.kind not in "iu":
-                raise DataError(f"{where} gave y {y.shape} {y.dtype}; class ids are ({rows},) ints")
-            return X, encode_labels(y, np.arange(self.n_outputs), start)
-        if y.reshape(len(y), -1).shape != (rows, self.n_outputs) or y.dtype.kind not in "iuf":
-            raise DataError(f"{where} gave y {y.shape} {y.dtype}; wanted {(rows, self.n_outputs)}")
-        check_finite(y, f"y of {where}", start)
-        return X, y.reshape(rows, -1).astype(self.y_dtype, copy=False)
 
 
 def sample_rows(

@@ -24,6 +24,7 @@ from streamkern.kernels import Kernel
 from streamkern.problem import checked_classes, open_run, open_test
 from streamkern.source_base import Source
 from streamkern.trainer import Result, Trainer
+from streamkern.warm import WarmStart
 
 __all__ = ["Result", "train"]
 
@@ -39,6 +40,7 @@ def train(
     progress: bool = False,
     on_evaluation: Callable[[dict[str, Any]], None] | None = None,
     stop: StopRequest | None = None,
+    warm: WarmStart | None = None,
 ) -> Result:
     """Train, or resume, the run that `config` describes.
 
@@ -51,6 +53,7 @@ def train(
     progress : draw a line on the terminal.
     on_evaluation : called with every evaluation record.
     stop : the caller's own, for a run that is a part of something larger.
+    warm : weights to start from, in place of solver.warm_start.
 
     Raises
     ------
@@ -94,7 +97,7 @@ def train(
                 if recorded_run(directory) is None:
                     directory.write_config(record)
             trainer = Trainer(run, directory, held_out, stack, progress, on_evaluation, stop)
-            trainer.begin(kernel, given, client, record)
+            trainer.begin(kernel, given, client, record, warm)
             return trainer.run_to_end()
     except BaseException:
         run.backend.close()

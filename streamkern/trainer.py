@@ -130,11 +130,15 @@ class Trainer:
         centers: npt.NDArray[Any] | None,
         client: Any,
         record: dict[str, Any],
+        warm: WarmStart | None = None,
     ) -> None:
         """Make the solver and its state, new or from the run directory, and the pipeline."""
         self.cluster = {} if client is None else {"dashboard": dashboard_link(client)}
         begun = self.directory is not None and bool(self.directory.steps())
-        warm = None if begun else load_warm_start(self.run.config)
+        if begun:
+            warm = None
+        elif warm is None:
+            warm = load_warm_start(self.run.config)
         setup = None if self.directory is None else self.directory.load_setup()
         if setup is None:
             self.made = start(self.run, kernel=kernel, given=centers, report=self._report)
@@ -166,7 +170,7 @@ class Trainer:
         self.position = Position(**saved.meta["position"])
         self.metrics = {k: math.nan if v is None else v for k, v in saved.meta["metrics"].items()}
         self.order = saved.meta["order"]
-        self.ended = self.solver.finished(self.state)
+        self.ended = self._finished()
         self._report("resume", self.cluster)
 
     def _on_device(self, alpha: npt.NDArray[Any]) -> Any:
@@ -266,9 +270,14 @@ class Trainer:
         facts = self.solver.end_pass(self.state)
         if facts:
             self._report("pass", facts)
-        self.ended = self.solver.finished(self.state)
+        self.ended = self._finished()
         if self.ended:
             self._report("finished", {"why": self.ended})
+
+    def _finished(self) -> str | None:
+        """Why the epochs that are left are not needed, or None."""
+        left = self.position.epoch < self.run.config.data.epochs
+        return self.solver.finished(self.state) if left else None
 
     def _watch(self, bar: Progress) -> None:
         """What happens between two steps: judge, evaluate, save, stop, show."""

@@ -6,6 +6,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from streamkern.kerneltable import kernel_text
 from streamkern.optional import need
 
 
@@ -19,8 +20,8 @@ def plot_png(table: Sequence[Mapping[str, Any]], best: Mapping[str, Any]) -> byt
         figsize=(7.2, 4.6), layout="constrained"
     )
     axes = figure.add_subplot()
-    for kernel, ridge in dict.fromkeys((_name(row), row["ridge"]) for row in table):
-        rows = [r for r in table if (_name(r), r["ridge"]) == (kernel, ridge)]
+    for kernel, ridge in dict.fromkeys((kernel_text(row["kernel"]), row["ridge"]) for row in table):
+        rows = [r for r in table if (kernel_text(r["kernel"]), r["ridge"]) == (kernel, ridge)]
         _draw(axes, [r for r in rows if r["mse"] is not None], f"{kernel}, ridge {ridge:g}")
     if best["bandwidth"] is not None:
         axes.plot(
@@ -60,8 +61,3 @@ def _label(axis: Any) -> None:
     axis.set_major_formatter(plain)
     axis.set_minor_formatter(plain if high < 40 * low else ticker.NullFormatter())
     axis.set_tick_params(which="minor", labelsize=7)
-
-
-def _name(row: Mapping[str, Any]) -> str:
-    kernel = row["kernel"]
-    return kernel if isinstance(kernel, str) else str(kernel.get("kind", kernel))

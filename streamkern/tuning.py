@@ -5,7 +5,8 @@ combination of the kernels, bandwidths and ridges is trained on the one with few
 same `train` as a real run, and evaluated on the other. Then come rounds of refinement, in each of
 which the bandwidth of the best combination gets two more neighbours: half way, on the log scale, to
 those it has; where it has none on one side, as far out again as the other one is. Every candidate
-sees the same rows, centers and batches, so that differences are those of the settings.
+sees the same rows and batches, and centers chosen the same way, so that differences are those of
+the settings. In a sum or a product of kernels the bandwidths of all parts change by one factor.
 
 How what is found carries over to the run on all of the data:
 
@@ -23,13 +24,11 @@ from __future__ import annotations
 
 import math
 import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from streamkern import kerneltable
 from streamkern.candidates import (
     Candidates,
     Wishes,
@@ -38,29 +37,27 @@ from streamkern.candidates import (
     plain_kernels,
 )
 from streamkern.config import RunConfig, load_run_file
-from streamkern.errors import DivergenceError, TrainingInterrupted
+from streamkern.errors import ConfigError, DivergenceError
 from streamkern.identity import StopRequest
 from streamkern.problem import Data, open_data
 from streamkern.runfile import toml
 from streamkern.source_base import Source
-from streamkern.train import train
+from streamkern.trainings import Report, Row, Trainings
 from streamkern.trials import Trials
 
-FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the median distance between centers
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the median distance between centers, or what is given
 MAX_FOLDS, MAX_REFINE = 20, 20
-
-Row = dict[str, Any]
-Report = Callable[[str, Row], None]
 
 
 @dataclass(frozen=True)
 class Tuned:
     """What a search found.
 
-    table : a row for each combination, best first: kernel, bandwidth (None of a kernel without
-    one), ridge, mse, accuracy (with classes), seconds. With several folds, mse and accuracy are
-    means, `se` is the standard error of mse, and `within` says whether mse is within one `se` of
-    the best. Where a training diverged mse is None.
+    table : a row for each combination, best first: kernel, bandwidth (of a sum or product the
+    largest of its parts, which change by a common factor; None of a kernel without), ridge, mse,
+    accuracy (with classes), seconds. With several folds, mse and accuracy are means, `se` is the
+    standard error of mse, and `within` says whether mse is within one `se` of the best. Where a
+    training diverged mse is None.
     best : the first row. config : the settings given, with the best in them. search : rows,
     centers, epochs and the like. edge : no bandwidth on one side of the best was tried.
     """
@@ -74,7 +71,10 @@ class Tuned:
     @property
     def toml(self) -> str:
         """The best settings, to be pasted into a run file."""
-        return toml(_sections(self.best))
+        tables = _sections(self.best)
+        if tables["model"]["bandwidth"] == "auto":
+            del tables["model"]["bandwidth"]
+        return toml(tables)
 
 
 def tune(
@@ -98,11 +98,13 @@ def tune(
     Parameters
     ----------
     config : settings, or the path of a run file.
-    bandwidths : of every kernel; "auto": 1/4, 1/2, 1, 2 and 4 times the median distance.
+    bandwidths : of every kernel that has one, of sums and products that of the widest part;
+        "auto": 1/4, 1/2, 1, 2 and 4 times that of a table that says it, or the median distance.
     ridges : "auto": 0, 1e-6, 1e-4 and that of the settings; 0 where the solver knows no ridge.
     kernels : as in a run file; default: that of the settings.
     rows : of the sample, at most; default: 20 000, or what 512 MiB hold.
-    centers : default: a fifth of the rows, at most 2 000 and at most those of the settings.
+    centers : or Fourier features; default: a fifth of the rows, at most 2 000 and at most those of
+        the settings.
     epochs : passes over the rows to fit; default: for 100 000 samples, at most 20. Copies of an
         augmented source count as passes.
     folds : splits, which hold different rows out. refine : rounds of two more bandwidths.
@@ -131,167 +133,74 @@ def tune(
     chosen = plain_kernels(config, kernels)
     widths = numbers_or_auto("bandwidths", bandwidths, above=True)
     penalties = numbers_or_auto("ridges", ridges, above=False)
+    with_width = sum(1 for kernel in chosen if kerneltable.bandwidths(kernel))
+    if widths is not None and not with_width:
+        raise ConfigError(f"bandwidths={bandwidths!r} but no kernel has one; leave bandwidths out")
     data = open_data(config, source)
     candidates = Candidates(config, data, Wishes(rows, centers, epochs), folds)
     penalties = candidates.ridges(penalties, chosen, None if widths is None else widths[0])
     trials = Trials(out, _identity(candidates, data), config.data.storage_options)
+    n_widths = len(FACTORS if widths is None else widths)
+    refine = refine if with_width and n_widths > 1 else 0
+    tried = (with_width * n_widths + len(chosen) - with_width) * len(penalties) + 2 * refine
     with trials, StopRequest(install=out is not None) as stop:
-        search = _Search(candidates, trials, chosen, widths, penalties, refine, stop)
-        search.report, search.progress = report or search.report, progress
-        table = search.run()
+        trainings = Trainings(candidates, trials, stop, tried * folds, report, progress)
+        sizes = trainings.announce(chosen, penalties)
+        table = _searched(trainings, chosen, widths, penalties, refine)
         best = table[0]
         keys = {f"{s}.{k}": v for s, t in _sections(best).items() for k, v in t.items()}
-        tuned = Tuned(
-            best, table, config.with_overrides(keys), search.sizes(), _at_edge(best, table)
-        )
-        trials.finish({"best": best, "table": table, "search": tuned.search, "toml": tuned.toml})
+        tuned = Tuned(best, table, config.with_overrides(keys), sizes, _at_edge(best, table))
+        trials.finish({"best": best, "table": table, "search": sizes, "toml": tuned.toml})
     return tuned
 
 
-class _Search:
-    """One search, over the trainings that are recorded and those that are not yet."""
-
-    def __init__(
-        self,
-        candidates: Candidates,
-        trials: Trials,
-        kernels: list[Any],
-        bandwidths: list[float] | None,
-        ridges: list[float],
-        refine: int,
-        stop: StopRequest,
-    ) -> None:
-        self.candidates, self.trials, self.stop = candidates, trials, stop
-        self.kernels, self.bandwidths, self.ridges = kernels, bandwidths, ridges
-        n_widths = len(FACTORS if bandwidths is None else bandwidths)
-        self.refine = refine if n_widths > 1 else 0
-        self.total = (len(kernels) * n_widths * len(ridges) + 2 * self.refine) * candidates.folds
-        self.used: set[str] = set()  # trainings of this search that are recorded
-        self.done, self.spent_s = 0, 0.0
-        self.report: Report = lambda event, fields: None
-        self.progress = False
-
-    def sizes(self) -> Row:
-        """What there is to do, and with what."""
-        made = self.candidates
-        fit, held_out = made.split(0)
-        return {
-            "trainings": self.total,
-            "rows": len(made.sample.X),
-            "fit": fit.n_rows // made.copies,
-            "held_out": held_out.n_rows,
-            "centers": made.trial.model.n_centers,
-            "epochs": made.trial.data.epochs,
-            "copies": made.copies,
-            "folds": made.folds,
-        }
-
-    def run(self) -> list[Row]:
-        """The grid, the refinement, the table."""
-        like = (
-            record["kernel"] in self.kernels
-            and record["ridge"] in self.ridges
-            and record["fold"] < self.candidates.folds
-            for record in self.trials.records()
+def _searched(
+    trainings: Trainings,
+    kernels: list[Any],
+    bandwidths: list[float] | None,
+    ridges: list[float],
+    refine: int,
+) -> list[Row]:
+    """The grid, the refinement, the table."""
+    table = [
+        trainings.measured(made, bandwidth, ridge)
+        for kernel in kernels
+        for made, bandwidth in _grid(trainings, kernel, bandwidths, ridges[0])
+        for ridge in ridges
+    ]
+    for _ in range(refine):
+        best = _sorted(table)[0]
+        table += [
+            trainings.measured(best["kernel"], bandwidth, best["ridge"])
+            for bandwidth in _neighbours(best["bandwidth"], _tried(best, table))
+        ]
+    table = _sorted(table)
+    if table[0]["mse"] is None:
+        raise DivergenceError(
+            "every candidate diverged; check the data for outliers, or scale the features"
         )
-        self.report("search", {**self.sizes(), "recorded": min(self.total, sum(like))})
-        table = [
-            self._measured(kernel, bandwidth, ridge)
-            for kernel in self.kernels
-            for bandwidth in self._grid(kernel)
-            for ridge in self.ridges
-        ]
-        for _ in range(self.refine):
-            best = _sorted(table)[0]
-            tried = _tried(best, table)
-            for bandwidth in _neighbours(best["bandwidth"], tried):
-                table.append(self._measured(best["kernel"], bandwidth, best["ridge"]))
-        table = _sorted(table)
-        if table[0]["mse"] is None:
-            raise DivergenceError(
-                "every candidate diverged; check the data for outliers, or scale the features"
-            )
-        if self.candidates.folds > 1:
-            bound = table[0]["mse"] + table[0]["se"]
-            for row in table:
-                row["within"] = row["mse"] is not None and row["mse"] <= bound
-        return table
+    if "se" in table[0]:
+        bound = table[0]["mse"] + table[0]["se"]
+        for row in table:
+            row["within"] = row["mse"] is not None and row["mse"] <= bound
+    return table
 
-    def _grid(self, kernel: Any) -> Sequence[float | None]:
-        """The bandwidths to try, or None of a kernel that has none."""
-        if self.bandwidths is not None:
-            return self.bandwidths
-        known = [r for r in self.trials.records() if r["auto"] and r["kernel"] == kernel]
-        # The engine says what "auto" is, and whether the kernel has a bandwidth.
-        first = known[0] if known else self._trained(kernel, "auto", self.ridges[0], 0)
-        scale = first["bandwidth"]
-        if scale is None:
-            return [None]
-        return [scale if factor == 1 else _neat(factor * scale) for factor in FACTORS]
 
-    def _measured(self, kernel: Any, bandwidth: float | None, ridge: float) -> Row:
-        """A row of the table: all folds of a candidate."""
-        records = [
-            self._recorded(kernel, bandwidth, ridge, fold)
-            or self._trained(kernel, bandwidth, ridge, fold)
-            for fold in range(self.candidates.folds)
-        ]
-        row: Row = {"kernel": kernel, "bandwidth": bandwidth, "ridge": ridge, "mse": None}
-        errors = [record["mse"] for record in records]
-        if None not in errors:
-            row["mse"] = float(np.mean(errors))
-            if len(errors) > 1:
-                row["se"] = float(np.std(errors, ddof=1) / math.sqrt(len(errors)))
-            if "accuracy" in records[0]:
-                row["accuracy"] = float(np.mean([record["accuracy"] for record in records]))
-        return row | {"seconds": math.fsum(record["seconds"] for record in records)}
-
-    def _recorded(self, *key: Any) -> Row | None:
-        found = self.trials.get(key)
-        if found is not None:
-            self.used.add(repr(key))
-        return found
-
-    def _trained(self, kernel: Any, bandwidth: Any, ridge: float, fold: int) -> Row:
-        """The record of a training that is done now; a bandwidth of "auto" is put in numbers."""
-        self._check_stop()
-        began = time.perf_counter()
-        record = {"kernel": kernel, "ridge": ridge, "fold": fold, "auto": bandwidth == "auto"}
-        fit, held_out = self.candidates.split(fold)
-        config = self.candidates.config(kernel, bandwidth, ridge)
-        metrics: dict[str, float] = {}
-        try:
-            result = train(
-                config, source=fit, test=held_out, progress=self.progress, stop=self.stop
-            )
-            result.model.backend.close()
-            metrics = result.metrics
-            if record["auto"]:
-                bandwidth = result.meta["kernel"].get("bandwidth")
-        except TrainingInterrupted:
-            self._check_stop()
-        except DivergenceError:
-            if record["auto"]:
-                raise  # without its number there is no grid
-        # A loss that overflows has diverged as well.
-        finite = metrics if metrics and all(map(math.isfinite, metrics.values())) else {"mse": None}
-        seconds = time.perf_counter() - began
-        record |= {"bandwidth": bandwidth, **finite, "seconds": seconds}
-        key = (kernel, bandwidth, ridge, fold)
-        self.trials.add(key, record)
-        self.used.add(repr(key))
-        self.done, self.spent_s = self.done + 1, self.spent_s + seconds
-        left = self.total - len(self.used)
-        progress = {"left": left, "seconds_left": left * self.spent_s / self.done}
-        self.report("trial", {**record, "folds": self.candidates.folds, **progress})
-        return record
-
-    def _check_stop(self) -> None:
-        if self.stop.requested:
-            raise TrainingInterrupted(
-                f"stopped by {self.stop.requested} with {len(self.trials.records())} of "
-                f"{self.total} trainings recorded; run the same command again to go on"
-            )
+def _grid(
+    trainings: Trainings, kernel: Any, bandwidths: list[float] | None, ridge: float
+) -> list[tuple[Any, float | None]]:
+    """The kernel, with ratios of bandwidths that are known, and each bandwidth to try."""
+    own = kerneltable.bandwidths(kernel)
+    if not own:
+        return [(kernel, None)]
+    if bandwidths is not None:
+        return [(kernel, bandwidth) for bandwidth in bandwidths]
+    if "auto" not in own:
+        scale = float(max(own))
+    else:  # the engine says what it is
+        first = trainings.automatic(kernel, ridge)
+        kernel, scale = first["kernel"], first["bandwidth"]
+    return [(kernel, scale if factor == 1 else _neat(factor * scale)) for factor in FACTORS]
 
 
 def _identity(candidates: Candidates, data: Data) -> dict[str, Any]:
@@ -339,6 +248,6 @@ def _neat(bandwidth: float) -> float:
 
 
 def _sections(best: Row) -> dict[str, dict[str, Any]]:
-    """A row of the table as sections of a run file."""
-    width = {} if best["bandwidth"] is None else {"bandwidth": best["bandwidth"]}
-    return {"model": {"kernel": best["kernel"], **width}, "solver": {"ridge": best["ridge"]}}
+    """A row of the table as settings; a bandwidth that the kernel holds, or lacks, is "auto"."""
+    model = kerneltable.in_settings(best["kernel"], best["bandwidth"])
+    return {"model": model, "solver": {"ridge": best["ridge"]}}

@@ -14,8 +14,9 @@ import pytest
 from scipy.spatial.distance import cdist
 
 from benchmarks import __main__ as command
-from benchmarks import harness, plain, product, setup, step
+from benchmarks import harness, plain, product, public_curves, setup, step
 from benchmarks.harness import Figure, WrongResult, compare, figure, in_turns
+from benchmarks.public_curves import PUBLIC, PUBLIC_EXACT, verdict
 from streamkern.backend import Backend
 from streamkern.products import KernelOperator
 
@@ -249,3 +250,40 @@ def test_the_floor_of_a_step_is_one_evaluation_of_the_kernel(
     monkeypatch.setattr(harness.Sgemm, "speed", lambda self, seconds: 1e9)
     found = step.measure(1, d=5, sizes=(64,), eigenpro=32, sgemm_size=8)
     assert found[0]["floor"] == 1e9 / (2 * 64 * 5)
+
+
+# ---------------------------------------------------------------------------- the public curves
+
+
+def test_a_method_is_ahead_only_where_its_distance_from_the_exact_model_is_smaller() -> None:
+    exact = {"accuracy": 0.98, "mse": 0.01}
+    published = PUBLIC["eigenpro3"]
+
+    def found(*gains: float, mse: float) -> list[dict[str, Any]]:
+        """Accuracies that are so much nearer to the exact model's than the published ones."""
+        curve = [
+            {"at": at, "mse": 0.01 * mse,
+             "accuracy": 0.98 + published.accuracy[at] - PUBLIC_EXACT.accuracy[1] + gain}
+            for at, gain in zip((1, 5), gains, strict=True)
+        ]  # fmt: skip
+        return public_curves.points({"method": "eigenpro3", "seed": 0, "curve": curve}, exact)
+
+    good = found(0.001, 0.002, mse=1.05)
+    assert [row["after"] for row in good] == [1, 5]
+    assert good[1]["public mse/exact"] == pytest.approx(0.010204 / 0.009469)
+    assert verdict("eigenpro3", good) == "eigenpro3: ahead at every published point (3 of 3)"
+    bad = verdict("eigenpro3", [*good, *found(-0.001, 0.0, mse=1.2)])
+    assert bad == (
+        "eigenpro3: ahead at 3 of 6 published points; "
+        "level in accuracy after 5 (EigenPro 3, defaults); "
+        "BEHIND in accuracy after 1 (EigenPro 3, defaults), MSE after 5 (EigenPro 3, defaults)"
+    )
+
+
+def test_a_method_that_was_done_before_keeps_its_last_figures() -> None:
+    one = {"method": "direct", "seed": 0, "curve": [{"at": 1, "accuracy": 0.98, "mse": 0.01}]}
+    rows = public_curves.points(one, {"accuracy": 0.98, "mse": 0.01})
+    assert [(row["beside"], row["after"], row["mse/exact"]) for row in rows] == [
+        (PUBLIC["eigenpro3"].code, 1, 1), (PUBLIC["eigenpro3"].code, 5, 1),
+        (PUBLIC["eigenpro4"].code, 1, 1), (PUBLIC["eigenpro4"].code, 4, 1),
+    ]  # fmt: skip

@@ -35,7 +35,7 @@ from streamkern import (
     ResumeMismatchError,
     Scale,
 )
-from streamkern.errors import DivergenceError, TrainingInterrupted
+from streamkern.errors import DivergenceError, RunError, TrainingInterrupted
 from streamkern.kernels import Kernel
 
 rng = np.random.default_rng(0)
@@ -74,6 +74,7 @@ def expected_failures(estimator: Any) -> dict[str, str]:
     [
         KernelRegressor(epochs=5, **SMALL),
         KernelRegressor(epochs=5, precision="float64", **SMALL),
+        KernelRegressor(solver="direct", ridge=1e-6, precision="float64", **SMALL),
         KernelClassifier(epochs=5, **SMALL),
     ],
     expected_failed_checks=expected_failures,
@@ -172,6 +173,78 @@ def test_same_seed_same_bits_and_generators_as_in_scikit_learn() -> None:
     drawn = [make(np.random.RandomState(5)).dual_coef_ for _ in range(2)]
     np.testing.assert_array_equal(*drawn)
     assert make(None).dual_coef_.shape == (300, 2)
+
+
+# ------------------------------------------------------------------------- one fit after another
+
+
+def test_the_direct_solver_takes_one_pass_unless_passes_differ() -> None:
+    model = KernelRegressor(solver="direct", ridge=1e-3, n_centers=60, **SMALL).fit(X, Y)
+    assert model.report_["samples"] == 300
+    assert "another pass would bring the same" in model.report_["ended"]
+    exact = clone(model).set_params(epochs=1).fit(X, Y)
+    np.testing.assert_array_equal(model.dual_coef_, exact.dual_coef_)
+    assert "ended" not in exact.report_
+    noisy = clone(model).set_params(epochs=2, transforms=[GaussianNoise(0.1)]).fit(X, Y)
+    assert noisy.report_["samples"] == 600
+
+
+def test_falkon_stops_at_the_tolerance() -> None:
+    passes = []
+    for tolerance in (0.1, None, 1e-6):
+        model = KernelRegressor(solver="falkon", ridge=1e-4, n_centers=60, tolerance=tolerance,
+                                bandwidth=2.0, **SMALL).fit(X, Y)  # fmt: skip
+        passes.append(model.report_["samples"] // 300)
+        assert "converged" in model.report_["ended"]
+    assert passes[0] < passes[1] < passes[2] < 20
+    Z = model.centers_.astype(np.float64)
+    K, K_zz = laplace(X, Z, 2.0), laplace(Z, Z, 2.0)
+    truth = np.linalg.solve(K.T @ K / 300 + 1e-4 * K_zz, K.T @ Y / 300)
+    np.testing.assert_allclose(model.predict(X), K @ truth, atol=2e-4 * np.ptp(Y))
+
+
+@pytest.mark.parametrize("solver", ["block", "eigenpro3", "eigenpro4", "falkon"])
+def test_a_warm_start_goes_on_from_the_fit_before(solver: str) -> None:
+    """Its first evaluation is that of a trained model; without, fits are the same again."""
+    options: dict[str, Any] = {"solver": solver, "n_centers": 60, "epochs": 6, **SMALL}
+    ridge = {"ridge": 1e-3} if solver in ("block", "falkon") else {}
+    model = KernelRegressor(warm_start=True, transforms=({"kind": "scale"},), **options, **ridge)
+    cold = model.fit(X, Y, test=(X, Y)).history_
+    centers = model.centers_
+    warm = model.fit(X, Y, test=(X, Y)).history_
+    np.testing.assert_array_equal(model.centers_, centers)
+    assert abs(warm[0]["mse"] - cold[-1]["mse"]) < 0.3 * abs(cold[0]["mse"] - cold[-1]["mse"])
+    fresh = clone(model).fit(X, Y, test=(X, Y))
+    assert fresh.history_[0]["mse"] == cold[0]["mse"]
+    assert fresh.set_params(warm_start=False).fit(X, Y, test=(X, Y)).history_ == cold
+
+
+def test_a_warm_start_of_falkon_is_done_at_once() -> None:
+    model = KernelClassifier(solver="falkon", ridge=1e-3, centers=X[:50], warm_start=True, **SMALL)
+    model.fit(X, LABELS)
+    first = model.report_["samples"]
+    before = model.predict_values(X)
+    again = pickle.loads(pickle.dumps(model)).fit(X, LABELS)
+    assert again.report_["samples"] <= 600 < first
+    np.testing.assert_allclose(again.predict_values(X), before, atol=1e-4)
+    # Other rows with the same centers; and with others.
+    assert model.fit(X[100:], LABELS[100:]).report_["samples"] < first
+    with pytest.raises(ConfigError, match=r"^warm_start=True was trained on other targets"):
+        model.fit(X, np.where(LABELS == "mid", "medium", LABELS))
+    with pytest.raises(ConfigError, match=r"^warm_start=True has other centers than this run"):
+        model.set_params(centers=X[:40]).fit(X, LABELS)
+
+
+def test_a_warm_start_from_a_run_directory(tmp_path: Path) -> None:
+    model = KernelRegressor(n_centers=60, run_dir=tmp_path / "a", **SMALL).fit(X, Y, test=(X, Y))
+    other = clone(model).set_params(run_dir=tmp_path / "b", warm_start=tmp_path / "a", epochs=1)
+    other.fit(X, Y, test=(X, Y))
+    first, last = (model.history_[k]["mse"] for k in (0, -1))
+    assert abs(other.history_[0]["mse"] - last) < 0.3 * abs(first - last)
+    with pytest.raises(ConfigError, match=r"warm_start=True can not be used with run_dir, .* give"):
+        clone(model).set_params(warm_start=True).fit(X, Y)
+    with pytest.raises(RunError, match=r"no run directory at .*/c"):
+        KernelRegressor(warm_start=tmp_path / "c", **SMALL).fit(X, Y)
 
 
 # --------------------------------------------------------------------------------------- inputs
@@ -449,6 +522,10 @@ def test_pickling_and_cloning() -> None:
         ({"memory": "1 MiB"}, "^memory=1 MiB is not enough"),
         ({"ridge": -1.0}, "^ridge=-1.0 must be"),
         ({"ridge": 1.0, "solver": "eigenpro3"}, "ridge=1 is not defined for solver 'eigenpro3'"),
+        ({"tolerance": 0.1, "solver": "block"}, "^tolerance=0.1 is not defined for solver 'block'"),
+        ({"tolerance": 0.0, "solver": "falkon"}, "^tolerance=0.0 must be"),
+        ({"warm_start": 1}, "^warm_start=1 must be True, False or a run directory"),
+        ({"warm_start": True, "solver": "direct"}, "^warm_start=True is not defined for solver 'd"),
         ({"centers": np.ones((5, 3))}, r"centers have rows of shape \(3,\)"),
         ({"centers": np.ones(4)}, r"centers have shape \(4,\)"),
         ({"centers": X[:5], "n_centers": 6}, "n_centers=6 but centers holds 5 rows"),

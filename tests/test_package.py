@@ -25,7 +25,7 @@ FOUNDATION = {
     *("errors", "settings", "config", "machine", "backend", "gpu", "devices"),
     *("sizes", "costs", "sizing", "budget"),
     *("selection", "report", "random", "optional", "compiled", "compiled_random"),
-    *("expression", "kernel_base", "kernels"),
+    *("expression", "kernel_base", "kernels", "kerneltable"),
     *("cuda", "fused", "ring", "rowmajor"),
     *("objects", "engines", "s3", "objectstore", "storage", "remotefile", "parallel", "waiting"),
 }
@@ -33,7 +33,7 @@ DATA_LANE = {
     *("chunkfile", "layout", "metadata", "statistics", "store", "writer", "describe"),
     *("cache", "cachedobjects", "meter", "readspeed"),
     *("readers", "arrayfiles", "tables", "conform", "shuffle", "ingest"),
-    *("augment", "source_base", "sources", "arrays", "mixture", "materialise"),
+    *("augment", "source_base", "sources", "arrays", "generator", "mixture", "materialise"),
     *("plan", "fetch", "remote", "cluster", "buffers", "prefetch", "feed", "weights"),
 }
 MATHS_LANE = {
@@ -56,7 +56,7 @@ RUN = {
         "guard",
     ),
     *("identity", "warm", "trainer", "train", "runfile", "holdout", "candidates", "trials"),
-    "tuning",
+    *("trainings", "tuning"),
 }
 LAYERS = [
     FOUNDATION,

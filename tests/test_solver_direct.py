@@ -11,16 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamkern.augment import Scale
 from streamkern.budget import resolve
 from streamkern.errors import DivergenceError, MemoryBudgetError
 from streamkern.kernels import get_kernel
+from streamkern.mixture import MixtureSource
 from streamkern.model import load_model
 from streamkern.online import Online
 from streamkern.runlog import read_log
 from streamkern.sizes import Wishes
 from streamkern.solver import build
 from streamkern.solver.base import Solver, State
-from streamkern.sources import ArraySource
+from streamkern.sources import ArraySource, AugmentedSource, GeneratorSource
 from tests import reference as ref
 from tests.maths import Array, Case, computed, make_case, operator, rows, small_sizes
 from tests.runs import CLASSES, array_source, arrays, finished, settings, stopped, stream
@@ -203,11 +205,34 @@ def test_two_epochs_of_noise_are_twice_the_rows(tmp_path: Path) -> None:
     assert result.ended is None
     once = finished(settings(**DIRECT, **{"data.epochs": 1}), source=stream())
     assert not np.array_equal(result.model.weights, once.model.weights)
-    plain = [
-        finished(settings(**DIRECT, **{"data.epochs": n}), source=array_source()).model.weights
-        for n in (1, 2)
-    ]
-    close(plain[0], plain[1], 1e-4)
+
+
+def test_rows_that_come_again_are_read_once(tmp_path: Path) -> None:
+    """With scaling and several sources too; a generator may bring others, and is read on."""
+    X, y = arrays()
+    source = array_source()
+    once = finished(settings(**DIRECT, **{"data.epochs": 1}), source=source)
+    again = finished(settings(tmp_path, **DIRECT), source=source)
+    assert (once.ended, again.samples) == (None, 135)
+    assert again.ended == "all 135 rows are in the equations; another pass would bring the same"
+    np.testing.assert_array_equal(again.model.weights, once.model.weights)
+    resumed = finished(settings(tmp_path, **DIRECT), source=source)
+    np.testing.assert_array_equal(resumed.model.weights, once.model.weights)
+
+    scaled = AugmentedSource(source, 1, [Scale("feature").bind(source)])
+    generator = GeneratorSource(
+        lambda seed, epoch, start, stop: (X[start:stop], y[start:stop]), 135, (5,), np.float32, 3,
+        classes=CLASSES,
+    )  # fmt: skip
+    for rows_, samples in (
+        (scaled, 135),
+        (MixtureSource([source, array_source(20, 3)]), 155),
+        (generator, 270),
+        (MixtureSource([generator, source]), 540),
+        (AugmentedSource(source, 2), 540),
+        (MixtureSource([source, array_source(20, 3)], weights=[1, 1], n_rows=64), 128),
+    ):
+        assert finished(settings(**DIRECT), source=rows_).samples == samples
 
 
 def test_blocks_of_partial_fit_add_up() -> None:

@@ -22,7 +22,7 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.spatial.distance import cdist, pdist
 
 import streamkern
-from streamkern import cli, tuneplot, tuning
+from streamkern import cli, trainings, tuneplot, tuning
 from streamkern.candidates import Candidates, Wishes, copies_and_epochs
 from streamkern.config import RunConfig, load_run_file
 from streamkern.errors import (
@@ -355,13 +355,131 @@ def test_data_that_can_not_be_split() -> None:
 
 
 def test_every_solver(recwarn: pytest.WarningsRecorder) -> None:
-    for name in ("auto", "block", "eigenpro2", "eigenpro3", "eigenpro4"):
-        more = {} if name == "eigenpro2" else {"model.n_centers": 20}
+    in_place = ("sgd", "eigenpro1", "eigenpro2")
+    for name in ("auto", "block", *in_place, "eigenpro3", "eigenpro4", "direct", "falkon"):
+        more = {} if name in in_place else {"model.n_centers": 20}
         run = config(**{"model.n_centers": "auto", **more, "solver.name": name})
-        found = tune(run, source=array_source(), bandwidths=[2.0, 4.0], refine=0, epochs=1)
+        found = tune(run, source=array_source(), bandwidths=[2.0, 4.0], refine=0, epochs=2)
         ridges = {row["ridge"] for row in found.table}
         assert ridges == ({0.0} if name.startswith("eigenpro") else {0.0, 1e-6, 1e-4})
-        assert found.search["centers"] == ("auto" if name == "eigenpro2" else 20)
+        assert found.search["centers"] == ("auto" if name in in_place else 20)
+
+
+# -- kernels with parts, and how centers are chosen -----------------------------------------------
+
+SUM = {
+    "kind": "sum",
+    "weights": [0.7, 0.3],
+    "parts": [
+        {"kind": "laplace", "bandwidth": 4.0},
+        {"kind": "product", "parts": [{"kind": "gaussian", "bandwidth": 2}, "linear"]},
+    ],
+}
+
+
+def widths_of(run: RunConfig) -> list[float]:
+    """The two bandwidths of `SUM` in settings."""
+    first, second = run.model.kernel["parts"]  # type: ignore[index]
+    return [first["bandwidth"], second["parts"][0]["bandwidth"]]
+
+
+def test_the_parts_of_a_kernel_are_scaled_alike() -> None:
+    """Around the bandwidths it says, and as single trainings measure them."""
+    run, source = config(**{"model.kernel": SUM}), array_source()
+    found = tune(run, source=source, ridges=[1e-4], refine=1, epochs=2, centers=40)
+    widths = sorted(row["bandwidth"] for row in found.table)
+    assert set(widths) > {1.0, 2.0, 4.0, 8.0, 16.0}
+    assert len(widths) == 7
+    assert all(row["kernel"] == SUM for row in found.table)
+    assert len({row["mse"] for row in found.table}) == 7
+    large, small = widths_of(found.config)
+    assert (large, small) == (found.best["bandwidth"], pytest.approx(large / 2, rel=1e-12))
+    assert found.config.model.bandwidth == "auto"
+    import tomllib
+
+    pasted = tomllib.loads(found.toml)
+    assert pasted["model"] == {"kernel": found.config.model.kernel}
+
+    made = Candidates(run, open_data(run, source), Wishes(None, 40, 2), folds=1)
+    fit, held_out = made.split(0)
+    settings = {"data.epochs": 2, "model.n_centers": 40, "run.evaluate_every": 0}
+    result = train(found.config.with_overrides(settings), source=fit, test=held_out)
+    result.model.backend.close()
+    assert result.metrics["mse"] == found.best["mse"]
+
+
+def test_parts_that_do_not_say_their_bandwidth_keep_their_ratio_to_those_that_do(
+    tmp_path: Path,
+) -> None:
+    mixed = {**SUM, "parts": ["laplace", SUM["parts"][1]]}
+    report: list[dict[str, Any]] = []
+    options: dict[str, Any] = {
+        "source": array_source(), "ridges": [1e-4], "refine": 0, "epochs": 1, "centers": 40,
+        "out": tmp_path, "report": counted(report),
+    }  # fmt: skip
+    found = tune(config(**{"model.kernel": mixed}), **options)
+    assert (len(report), report[0]["given"], found.search["trainings"]) == (5, mixed, 5)
+    median, second = widths_of(settings(**{"model.kernel": found.best["kernel"],
+                                           "model.bandwidth": "auto"}))  # fmt: skip
+    assert (second, median) != (2, "auto")
+    assert second == 2
+    assert [r["bandwidth"] for r in report[1:]] == pytest.approx(
+        [max(median, 2) * k for k in (0.25, 0.5, 2, 4)], rel=1e-3
+    )
+    large, small = widths_of(found.config)
+    assert large / small == pytest.approx(median / 2, rel=1e-9)
+    assert tune(config(**{"model.kernel": mixed}), **options) == found
+    assert len(report) == 5
+
+
+def test_kernels_with_and_without_bandwidths_in_one_search() -> None:
+    kernels = ["laplace", "linear", {"kind": "sum", "parts": ["gaussian", "linear"]}, SUM]
+    found = tune(
+        config(), source=array_source(), kernels=kernels, bandwidths=[2, 4], ridges=[1e-4],
+        refine=0, epochs=1,
+    )  # fmt: skip
+    tried = [(kernels.index(row["kernel"]), row["bandwidth"]) for row in found.table]
+    assert sorted(tried, key=str) == [
+        (0, 2), (0, 4), (1, None), (2, 2), (2, 4), (3, 2), (3, 4)
+    ]  # fmt: skip
+    assert found.search["trainings"] == 7
+    linear = tune(config(), source=array_source(), kernels=["linear"], epochs=1, ridges=[0.0])
+    assert (len(linear.table), linear.search["trainings"]) == (1, 1)
+    assert linear.config.model.kernel == "linear"
+
+
+@pytest.mark.parametrize("method", ["balanced", "kmeans", "rpcholesky"])
+def test_centers_are_chosen_as_in_the_run(method: str) -> None:
+    run, source = config(**{"model.centers": method, "model.n_centers": 30}), array_source()
+    found = tune(run, source=source, bandwidths=[2.0], ridges=[1e-4], epochs=1)
+    made = Candidates(run, open_data(run, source), Wishes(epochs=1), folds=1)
+    assert (made.trial.model.centers, made.trial.model.n_centers) == (method, 30)
+    errors = []
+    for choice in (method, "random"):
+        one = made.config("laplace", 2.0, 1e-4).with_overrides({"model.centers": choice})
+        result = train(one, source=made.split(0)[0], test=made.split(0)[1])
+        result.model.backend.close()
+        errors.append(result.metrics["mse"])
+    assert found.best["mse"] == errors[0] != errors[1]
+
+
+def test_fourier_features_are_few_as_centers_are() -> None:
+    plain = {"model.features": "fourier", "model.n_centers": "auto", "model.kernel": "gaussian"}
+    for own, wished, made in (("auto", None, 50), (20, None, 20), ("auto", 64, 64)):
+        run = config(**plain, **{"model.n_features": own})
+        found = tune(run, source=array_source(), centers=wished, ridges=[1e-4], refine=0, epochs=1)
+        assert found.search["centers"] == made
+        assert len(found.table) == 5
+        assert found.config.model.n_features == own
+    with pytest.raises(ConfigError, match="n_features=7 must be even"):
+        tune(run, source=array_source(), centers=7)
+
+
+def test_a_warm_start_is_left_to_the_run(tmp_path: Path) -> None:
+    run = config(**{"solver.name": "falkon", "solver.warm_start": str(tmp_path / "none")})
+    found = tune(run, source=array_source(), bandwidths=[2.0], ridges=[1e-4])
+    assert found.search["epochs"] == 20
+    assert found.config.solver.warm_start == str(tmp_path / "none")
 
 
 # -- recorded, and gone on with --------------------------------------------------------------------
@@ -510,14 +628,14 @@ def test_a_signal_during_a_training_is_noticed_at_the_next_step(tmp_path: Path) 
 
 def test_a_candidate_that_diverges_is_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training does not diverge on its own here, so one is made to."""
-    real = tuning.train
+    real = trainings.train
 
     def broken(one: RunConfig, **options: Any) -> Any:
         if one.model.bandwidth == 3.0:
             raise streamkern.DivergenceError("made to")
         return real(one, **options)
 
-    monkeypatch.setattr(tuning, "train", broken)
+    monkeypatch.setattr(trainings, "train", broken)
     found = tune(config(), **QUICK, source=array_source())
     assert (found.table[-1]["bandwidth"], found.table[-1]["mse"]) == (3.0, None)
     with pytest.raises(streamkern.DivergenceError, match="every candidate diverged"):
@@ -544,6 +662,16 @@ def test_a_candidate_that_diverges_is_last(monkeypatch: pytest.MonkeyPatch) -> N
         ({"ridges": [-1e-3]}, "must be .* 0 or above"),
         ({"ridges": [math.nan]}, "must be .* 0 or above"),
         ({"kernels": "laplace"}, "kernels='laplace' must be a list of kernels"),
+        ({"kernels": ["linear"], "bandwidths": [1]}, r"bandwidths=\[1\] but no kernel has one"),
+        (
+            {
+                "kernels": [
+                    {"kind": "product", "parts": ["laplace", {"kind": "cauchy", "bandwidth": 2}]}
+                ],
+                "bandwidths": [1],
+            },
+            r"kernel laplace \* cauchy\(bandwidth 2\) has parts that say .* and others that do not",
+        ),
         ({"kernels": ["triangle"]}, "model.kernel='triangle' must be one of"),
         ({"config": "eigenpro3", "ridges": [1e-3]}, "ridge=0.001 is not defined for solver"),
         ({"config": "eigenpro2", "centers": 20}, "centers=20 but solver 'eigenpro2' takes all"),
@@ -672,6 +800,45 @@ def test_the_plan_explains_the_automatic_bandwidth(
     assert cli.main(["plan", str(run_file), "--json"]) == DONE
     kernel = json.loads(capsys.readouterr().out)["kernel"]
     assert kernel == {"kernel": "laplace", "bandwidth": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (["model.kernel=linear"], "linear kernel\n"),
+        (["model.kernel={kind='polynomial', degree=2, c0=0.5}"],
+         "polynomial(degree 2, c0 0.5) kernel\n"),
+        (["model.kernel={kind='sum', parts=[{kind='laplace', bandwidth=8.0}, {kind='gaussian', "
+          "bandwidth=4.0}], weights=[0.7, 0.3]}"],
+         "0.7 laplace(bandwidth 8) + 0.3 gaussian(bandwidth 4) kernel\n"),
+        (["model.kernel={kind='sum', parts=['laplace', {kind='gaussian', bandwidth=4}]}",
+          "model.bandwidth=2"],
+         "laplace + gaussian(bandwidth 4) kernel, other bandwidths 2\n"),
+        (["model.kernel={kind='product', parts=['linear', {kind='sum', parts=['laplace', "
+          "'gaussian'], weights=[1, 0.5]}]}"],
+         "linear * (laplace + 0.5 gaussian) kernel, bandwidth auto: the median distance"),
+    ],
+)  # fmt: skip
+def test_the_plan_has_a_kernel_in_words(
+    settings: list[str], line: str, run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word for setting in settings for word in ("--set", setting)]
+    assert cli.main(["plan", str(run_file), *words]) == DONE
+    assert f"\n\n{line}" in capsys.readouterr().out
+
+
+def test_a_run_shows_its_kernel_in_words(
+    run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernel = "model.kernel={kind='sum', parts=['laplace', 'gaussian'], weights=[0.7, 0.3]}"
+    words = ("--set", kernel, "--set", "model.bandwidth=2", "--run-dir", str(tmp_path / "run"))
+    assert cli.main(["train", str(run_file), *words]) == DONE
+    capsys.readouterr()
+    assert cli.main(["info", str(tmp_path / "run")]) == DONE
+    out = " ".join(capsys.readouterr().out.split())
+    assert " kernel 0.7 laplace(bandwidth 2) + 0.3 gaussian(bandwidth 2) " in out
+    assert " model.kernel 0.7 laplace + 0.3 gaussian " in out
+    assert "parts" not in out
 
 
 def test_the_help(call: Command) -> None:

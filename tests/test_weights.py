@@ -28,7 +28,13 @@ from streamkern.mixture import MixtureSource
 from streamkern.model import load_model
 from streamkern.prefetch import Loader
 from streamkern.source_base import Source
-from streamkern.sources import ArraySource, AugmentedSource, ZarrSource, sample_rows
+from streamkern.sources import (
+    ArraySource,
+    AugmentedSource,
+    GeneratorSource,
+    ZarrSource,
+    sample_rows,
+)
 from streamkern.store import open_store
 from streamkern.weights import as_weights, weight_factors
 from tests import maths
@@ -541,6 +547,72 @@ def test_evaluation_is_weighted_by_the_data_alone(tmp_path: Path) -> None:
     np.testing.assert_allclose(metrics["mse"], (w @ (F - Y) ** 2).mean(), rtol=1e-5)
     np.testing.assert_allclose(metrics["accuracy"], w @ (F.argmax(1) == block.y), rtol=1e-6)
     model.backend.close()
+
+
+# ------------------------------------------------------------------------------ generators
+
+
+def generated(w: Any = None, totals: Any = None, y: Any = IDS, **options: Any) -> GeneratorSource:
+    """The rows of X, y and w, made in units of 16."""
+
+    def fn(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, ...]:
+        return tuple(a[start:stop] for a in (X, y, w) if a is not None)
+
+    c = 3 if y is IDS else 2
+    return GeneratorSource(
+        fn, N, X.shape[1:], X.dtype, c, CLASSES if y is IDS else None, block_rows=16,
+        weight_totals=totals, **options,
+    )  # fmt: skip
+
+
+def test_a_generator_brings_weights_along() -> None:
+    """Its run has the bits of one on arrays, with augmentation and class weights, too."""
+    array = weighted(unit_rows=16)
+    totals = np.bincount(IDS, W, minlength=3)
+    config = settings(**{"model.n_centers": 20, "data.class_weight": "balanced"})
+    for make in (lambda s: s, lambda s: AugmentedSource(s, 2, [MixUp(0.3)])):
+        alike = [
+            finished(config, source=make(source)).model.weights
+            for source in (array, generated(W, totals))
+        ]
+        np.testing.assert_array_equal(*alike)
+    mixed = MixtureSource([array, generated(W, totals)])
+    np.testing.assert_allclose(mixed.totals, 2 * totals)
+    values = generated(W, W.sum(), VALUES)
+    assert values.describe()["weight_totals"] == [W.sum()]
+    assert "weight_totals" not in generated().describe()
+    block = sample_rows(values, 30, 0)
+    np.testing.assert_array_equal(block.w, np.float32(W)[block.rows])
+
+
+@pytest.mark.parametrize(
+    ("totals", "message"),
+    [
+        ([1.0, 2.0], "must be 3 numbers, one for each class, 0 or above and not all 0"),
+        (7.0, "must be 3 numbers"),
+        ([1, -1, 1], "must be 3 numbers"),
+        ([0, 0, 0], "not all 0"),
+        ([1, np.nan, 1], "0 or above"),
+        (["a", "b", "c"], "must be 3 numbers"),
+    ],
+)
+def test_totals_of_a_generator_that_make_no_sense(totals: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        generated(W, totals)
+
+
+def test_weights_of_a_generator_are_checked() -> None:
+    with pytest.raises(
+        DataError, match=r"\(rows 16 to 31\) gave 3 arrays; it must give \(X, y, w\)"
+    ):
+        generated(W).read_unit(1, 0, 0)
+    with pytest.raises(DataError, match=r"gave 2 arrays; it must give \(X, y, w\) with weight_tot"):
+        generated(None, [1, 1, 1]).read_unit(1, 0, 0)
+    wrong = np.where(np.arange(N) == 18, -1.0, 1.0)
+    with pytest.raises(DataError, match=r"sample weight of unit 1 of generator .* row 18, is -1"):
+        generated(wrong, [1, 1, 1]).read_unit(1, 0, 0)
+    with pytest.raises(DataError, match=r"have shape \(16, 1\)"):
+        generated(wrong[:, None], [1, 1, 1]).read_unit(1, 0, 0)
 
 
 # ------------------------------------------------------------------------------ estimators

@@ -68,7 +68,8 @@ class Setup:
 
 @dataclass(frozen=True)
 class Choices:
-    """Settings of the method that are not sizes. tolerance : of FALKON; None: `TOLERANCE`."""
+    """Settings of the method that are not sizes. tolerance : of FALKON; None: `TOLERANCE`.
+    repeats : whether every epoch brings the same rows."""
 
     ridge: float = 0.0
     damping: float | None = None
@@ -76,6 +77,7 @@ class Choices:
     average: bool = True
     step_scale: float = 1.0
     seed: int = 0
+    repeats: bool = False
 
 
 def compute(
@@ -271,7 +273,7 @@ def assemble(
         if not choices.ridge:
             Z = Z.columns()
         if sizes.solver == "direct":
-            return DirectSolver(op, Z, ridge=choices.ridge, **shared)
+            return DirectSolver(op, Z, ridge=choices.ridge, repeats=choices.repeats, **shared)
         return FalkonSolver(
             op, Z, arrays["H.0"], ridge=choices.ridge,
             tolerance=choices.tolerance or TOLERANCE, **shared,

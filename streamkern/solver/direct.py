@@ -7,7 +7,7 @@ Every batch X (m, d), Y (m, c) is added to two sums, with K = K(X, Z):
 and at the end of a pass (G / n + ridge K(Z, Z)) alpha = B / n is solved by a Cholesky factor: the
 minimum of |K alpha - Y|^2 / (2 n) + ridge / 2 tr(alpha^T K(Z, Z) alpha), the fixed point of
 `solver.block`. Another epoch is more rows: with random transforms fresh ones, without them the
-same again, which changes nothing.
+same again, which would change nothing, and is left out.
 
 Why float64: G has the square of the condition number of K. Sums in float32 lose every direction
 whose singular value is below sqrt(eps) of the largest, 3e-4, and are indefinite by more than a
@@ -48,15 +48,23 @@ class DirectSolver(Solver):
     ----------
     Z : points of the centers, both sides if there is a ridge.
     max_batch : largest m that `step` will see; the buffers are made for it.
+    repeats : whether every pass brings the same rows.
     """
 
     name = "direct"
 
     def __init__(
-        self, op: KernelOperator, Z: Points, *, max_batch: int, ridge: float = 0.0, **shared: Any
+        self,
+        op: KernelOperator,
+        Z: Points,
+        *,
+        max_batch: int,
+        ridge: float = 0.0,
+        repeats: bool = False,
+        **shared: Any,
     ) -> None:
         super().__init__(op, Z, **shared)
-        self.ridge, self.jitter = ridge, 0.0
+        self.ridge, self.jitter, self.repeats = ridge, 0.0, repeats
         xp, p, c = op.backend.xp, len(Z), self.n_outputs
         self.K = xp.empty((max_batch, p), op.dtype)
         wide = np.dtype(np.float64)
@@ -103,7 +111,14 @@ class DirectSolver(Solver):
     def end_pass(self, state: State) -> dict[str, Any]:
         """Solve, so that the next pass measures its loss with what this one found."""
         state.alpha[...] = self.weights(state)
+        state.passes += 1
         return {"rows": state.rows, "jitter": self.jitter}
+
+    def finished(self, state: State) -> str | None:
+        """After the first pass, where another one would bring the same rows."""
+        if not (self.repeats and state.passes):
+            return None
+        return f"all {state.rows} rows are in the equations; another pass would bring the same"
 
     def weights(self, state: State) -> Array:
         """Those of all rows so far; solved for when rows were added since the last time.
