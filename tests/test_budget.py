@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -185,6 +186,46 @@ def test_fixed_sizes_are_kept(solver: str) -> None:
         assert sizes.period == (4 if solver == "eigenpro4" else 1)
     with pytest.raises(MemoryBudgetError):
         resolve(PLAIN, fixed, 70 * MiB)
+
+
+def time_to_learn(problem: Problem, b: int) -> tuple[float, float, float]:
+    """What `sizing` says of a block: its setup, that and its 8 p (p / b) rows, and all rows.
+
+    In FLOPs, a kernel entry at 400 and an entry of the preconditioner at 80 a step.
+    """
+    p, d, c = problem.p, problem.d, problem.c
+    s, h = sample_sizes(problem.n_rows, max(3 * b, 1024), min(max(b, 512), MAX_PROBE))
+    m = max(256, 2 ** round(np.log2(p / 4)))
+    setup = p * b * (2 * s + h + 5 * b / 3) + 4 * b**3 / 3 + p * (b + s + h) * (2 * d + 400)
+    row = p * (2 * d + 6 * c + 400 + 80 * b / m)
+    return setup, setup + 8 * p * p / b * row, problem.n_rows * problem.epochs * row
+
+
+@pytest.mark.parametrize("epochs", [1, 5, 500])
+@pytest.mark.parametrize("d", [16, 784])
+@pytest.mark.parametrize("p", [500, 2000, 8000])
+def test_block_is_there_the_soonest_or_a_quarter_of_the_run(p: int, d: int, epochs: int) -> None:
+    problem = replace(PLAIN, n_rows=10 * p, p=p, d=d, epochs=epochs, c=1, width=d + 2)
+    chosen = resolve(problem, Wishes("block"), 10**13)[0].block_size
+    halvings = [p // 2**k for k in range(6) if p // 2**k >= 256]
+    times = {b: time_to_learn(problem, b) for b in halvings}
+    soonest = min(halvings, key=lambda b: times[b][1])
+    affordable = [b for b in halvings if times[b][0] <= 0.25 * times[b][2]]
+    assert chosen == max([soonest, *affordable])
+    if epochs == 500:
+        assert chosen == p
+
+
+def test_more_rows_or_features_never_buy_a_smaller_block() -> None:
+    sizes = {
+        (n, d): resolve(replace(PLAIN, n_rows=n, d=d, width=d + 2), Wishes("block"), 10**13)[0]
+        for n in (10**5, 10**6, 10**7)
+        for d in (10, 100, 1000)
+    }
+    for (n, d), found in sizes.items():
+        for (more_n, more_d), other in sizes.items():
+            if more_n >= n and more_d >= d:
+                assert other.block_size >= found.block_size
 
 
 def test_small_problems_get_everything() -> None:
