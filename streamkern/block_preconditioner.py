@@ -19,9 +19,9 @@ import numpy as np
 
 from streamkern import damping as dampings
 from streamkern.backend import Array, Backend, tiles
-from streamkern.budget import LEVERAGE_ROWS
 from streamkern.damping import Damping, Trial
 from streamkern.errors import ConfigError
+from streamkern.memory import LEVERAGE_ROWS
 from streamkern.norm import (
     WeightNorm,
     check_overlap,

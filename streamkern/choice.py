@@ -14,8 +14,9 @@ import math
 from dataclasses import replace
 
 from streamkern import costs, eigen
-from streamkern.budget import Buffers, resolve
+from streamkern.budget import resolve
 from streamkern.errors import MemoryBudgetError
+from streamkern.memory import Buffers
 from streamkern.sizes import Problem, Sizes, Wishes
 
 

@@ -27,8 +27,8 @@ import numpy as np
 
 from streamkern.backend import Array, tiles
 from streamkern.block_preconditioner import BlockPreconditioner
-from streamkern.budget import FEATURE_COLUMNS
 from streamkern.low_rank import sample_eigenpairs
+from streamkern.memory import FEATURE_COLUMNS
 from streamkern.norm import WeightNorm, check_overlap, noise_floor, weight_norm
 from streamkern.points import Points
 from streamkern.products import KernelOperator

@@ -15,7 +15,7 @@ import zarr
 
 from streamkern.augment import Transform, from_config, is_deterministic, transform_name
 from streamkern.backend import Backend
-from streamkern.budget import Buffers, count, default_budget
+from streamkern.budget import default_budget
 from streamkern.cache import Cache
 from streamkern.choice import choose
 from streamkern.config import RunConfig
@@ -23,6 +23,7 @@ from streamkern.devices import get_backend
 from streamkern.errors import ConfigError, DataError, StoreNotFoundError, StreamkernError
 from streamkern.fourier import FourierFeatures, check_sampled
 from streamkern.kernels import Kernel, get_kernel
+from streamkern.memory import Buffers, count
 from streamkern.mixture import open_stores, stored_rows
 from streamkern.plan import unit_sizes
 from streamkern.points import Grid, point_bytes, point_width, scratch_bytes

@@ -29,10 +29,10 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend import Array, Backend, tiles
-from streamkern.budget import n_groups
 from streamkern.errors import ConfigError
 from streamkern.expression import check_expression
 from streamkern.kernel_base import Kernel
+from streamkern.memory import n_groups
 from streamkern.points import Grid, Points, norms_in_columns, point_width
 
 PRECISIONS = ("exact", "high", "fast", "integer", "float64")

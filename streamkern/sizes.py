@@ -63,6 +63,11 @@ class Problem:
     selection: Selection | None = None
     kept: bool = True
 
+    @property
+    def point(self) -> int:
+        """Bytes of a prepared row."""
+        return self.point_bytes or self.width * self.itemsize
+
 
 @dataclass(frozen=True)
 class Wishes:

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamkern.budget import Buffers, count, default_budget, loader_bytes, resolve
+from streamkern.budget import default_budget, resolve
 from streamkern.errors import ConfigError, MemoryBudgetError
+from streamkern.memory import Buffers, count, loader_bytes
 from streamkern.sizes import FROM_CENTERS, ON_FEATURES, MiB, Problem, Sizes, Wishes
 from streamkern.sizing import MAX_PROBE, sample_sizes
 

@@ -23,7 +23,7 @@ FILES = {
 # A module is listed by its name, a folder by the folder's.
 FOUNDATION = {
     *("errors", "settings", "config", "machine", "backend", "gpu", "devices"),
-    *("sizes", "costs", "sizing", "budget"),
+    *("sizes", "costs", "sizing", "memory", "budget"),
     *("selection", "report", "random", "optional", "compiled", "compiled_random"),
     *("expression", "kernel_base", "kernels", "kerneltable"),
     *("cuda", "fused", "ring", "rowmajor"),

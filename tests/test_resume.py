@@ -24,12 +24,12 @@ from streamkern import choice, guard, sealed
 from streamkern import trainer as train_module
 from streamkern.augment import GaussianNoise, MixUp
 from streamkern.backend import Backend
-from streamkern.budget import Buffers
 from streamkern.checkpoint import RunDirectory
 from streamkern.compiled import numba_problem
 from streamkern.errors import ConfigError, ResumeMismatchError, RunLockedError
 from streamkern.ingest import ingest
 from streamkern.kernels import get_kernel
+from streamkern.memory import Buffers
 from streamkern.runlog import read_log
 from streamkern.sizes import Sizes
 from streamkern.sources import ArraySource, AugmentedSource, Source, ZarrSource
