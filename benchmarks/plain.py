@@ -144,7 +144,7 @@ class TorchBlockStep:
 
     def __init__(
         self, torch: ModuleType, Z: np.ndarray, blocks: Sequence[slice], H: Sequence[np.ndarray],
-        eta: Sequence[float], *, bandwidth: float, max_batch: int, n_outputs: int, average_k: int,
+        eta: Sequence[float], *, bandwidth: float, max_batch: int, n_outputs: int, average_k: float,
     ) -> None:  # fmt: skip
         self.torch, self.blocks, self.eta, self.scale = torch, blocks, eta, 1 / bandwidth
         self.kernel = TorchSlabs(torch, Z * np.float32(self.scale))
