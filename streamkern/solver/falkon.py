@@ -166,10 +166,10 @@ class FalkonSolver(Solver):
     def _add_ridge(self, sums: Array, v: Array, ridge: float) -> None:
         """sums += ridge (K(Z, Z) + jitter) v, jitter as in the factor that H was made of.
 
-        Rounded, K(Z, Z) is indefinite by about eps of its largest entry, and by far more where
-        centers nearly coincide and the kernel has a kink: 1e-2 with Laplace at 20 bandwidths from
-        the mean. The factor exists because the jitter is above that; conjugate gradient without it
-        grows along such directions (to 1.3 times the exact test error there, at 10 eps).
+        Rounded, K(Z, Z) is indefinite, by about eps, or by more where centers nearly coincide: 1e-4
+        with Laplace, which takes the root of rounding, at 20 bandwidths from the mean. The factor
+        exists because the jitter is above that; without it conjugate gradient grows along such
+        directions (to 1.3 times the exact test error there).
         """
         if ridge:
             ids = np.arange(len(self.Z))
