@@ -34,7 +34,6 @@ import numpy.typing as npt
 
 from streamkern.backend import Array, tiles
 from streamkern.errors import DivergenceError
-from streamkern.norm import eps
 from streamkern.points import Points
 from streamkern.products import KernelOperator
 from streamkern.solver.base import Solver, State
