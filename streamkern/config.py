@@ -290,9 +290,10 @@ class ModelConfig(Table):
                 "frequency"
             )
         if self.centers != "random" or self.n_centers != "auto":
+            given = "" if self.n_centers == "auto" else f"model.n_centers={self.n_centers}: "
             raise ConfigError(
-                'model.features="fourier" has no centers; leave centers and n_centers out, and set '
-                'n_features, or set features = "nystrom"'
+                f'{given}model.features="fourier" has no centers; leave centers and n_centers out, '
+                'and set n_features, or set features = "nystrom"'
             )
         return self
 
@@ -312,8 +313,8 @@ _STEPS: Final = (*_SIZES, "ridge", "damping", "average", "step_scale")
 # on leaving each other's sizes unused, so that runs with such settings can be resumed.
 SOLVER_OPTIONS: Final[dict[str, tuple[str, ...]]] = {
     "block": (*_STEPS, "warm_start"),
-    "sgd": _STEPS,
-    "eigenpro1": _STEPS,
+    "sgd": ("ridge", "average", "step_scale"),
+    "eigenpro1": ("n_nystrom", "level", "ridge", "damping", "average", "step_scale"),
     "eigenpro2": _STEPS,
     "eigenpro3": (*_STEPS, "warm_start"),
     "eigenpro4": (*_STEPS, "warm_start"),
@@ -363,7 +364,7 @@ class SolverConfig(Table):
                 continue
             value = getattr(self, name)
             if value != field.default:
-                shown = "" if isinstance(value, str) else f"={value:g}"  # a URL is not repeated
+                shown = "" if name == "warm_start" else f"={json.dumps(value)}"  # a URL may tell
                 raise ConfigError(
                     f"solver.{name}{shown} is not defined for solver {self.name!r}; leave it "
                     f"out, or use another solver: this one takes {', '.join(allowed)}"

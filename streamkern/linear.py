@@ -8,13 +8,14 @@ features are one, the step of `solver.block` with a single block,
 
     alpha -= eta H^T P H (K(Z, X) r / m),      H = L^-1 (Nystrom), I (Fourier),
 
-where P = I for SGD, and for linear EigenPro (EP1 eq. 7)
+where P = I for SGD, and for linear EigenPro (EP1 eq. 7, which has no ridge)
 
-    P = I - sum_i (1 - tau lam_{q+1} / lam_i) e_i e_i^T
+    P = I - sum_i (1 - tau (lam_{q+1} + ridge) / (lam_i + ridge)) e_i e_i^T
 
 in the top eigendirections of the covariance of the features of a sample, Phi^T Phi / s. They come
 from Phi Phi^T / s, (s, s), which has the same eigenvalues: e_i = Phi^T v_i / sqrt(s lam_i). The
-paper takes tau = 1/4 with features.
+paper takes tau = 1/4 with features. The ridge is in P because it is a part of what P has to level:
+with nearly equal centers lam_{q+1} is far below it, and directions damped that far never move.
 
 `solver.block` itself is the third method: H from the covariance as a whole.
 """
@@ -50,7 +51,7 @@ def build_linear(
     memory beside the result 3 s^2 + h^2 + 2 s FEATURE_COLUMNS elements; 2 (p + s) p for Nystrom's.
     """
     norm = weight_norm(op, Z, noise_floor(op, len(Z)) if ridge else 0.0)
-    damped = None if S is None else _directions(op, norm, Z, S, level, tau, seed)
+    damped = None if S is None else _directions(op, norm, Z, S, level, tau, ridge, seed)
     rule = _measure(op, norm, Z, probe, damped, seed, root)
     if ridge:  # P <= I, so that a ridge of unit metric adds no more than itself
         lambda_1 = rule.lambda_1 + ridge
@@ -68,9 +69,10 @@ def _slabs(
 
 
 def _directions(
-    op: KernelOperator, norm: WeightNorm, Z: Points, S: Points, level: int, tau: float, seed: int
-) -> tuple[Array, Array]:
-    """E (p, q), and D = 1 - tau lam_{q+1} / lam_i."""
+    op: KernelOperator, norm: WeightNorm, Z: Points, S: Points, level: int, tau: float,
+    ridge: float, seed: int,
+) -> tuple[Array, Array]:  # fmt: skip
+    """E (p, q), and D = 1 - tau (lam_{q+1} + ridge) / (lam_i + ridge)."""
     xp, s = op.backend.xp, len(S)
     G = xp.zeros((s, s), op.dtype)
     for _, Phi in _slabs(op, norm, S, Z):
@@ -85,7 +87,7 @@ def _directions(
     for columns, Phi in _slabs(op, norm, S, Z):
         op.backend.matmul_t(Phi, V, E[columns])
     # The tail is estimated from above, so the last of the others may seem to be below it.
-    return E, xp.maximum(1 - tau * tail / lam, 0)
+    return E, xp.maximum(1 - tau * (tail + ridge) / (lam + ridge), 0)
 
 
 def _measure(

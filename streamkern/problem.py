@@ -302,9 +302,10 @@ def _check_method(config: RunConfig, data: Data, sizes: Sizes, given: bool) -> N
         )
     model, n = config.model, data.base.n_rows
     if given or model.centers not in ("random", "all") or model.n_centers not in ("auto", n):
+        count = "" if model.n_centers == "auto" else f"n_centers={model.n_centers}: "
         raise ConfigError(
-            f"solver={sizes.solver!r} takes all {n} training rows as centers; leave centers and "
-            f"n_centers out, or use {instead}"
+            f"{count}solver={sizes.solver!r} takes all {n} training rows as centers; leave centers "
+            f"and n_centers out, or use {instead}"
         )
 
 

@@ -84,6 +84,8 @@ SOLVERS: dict[str, dict[str, Any]] = {
     "eigenpro1, nystrom": {"solver": "eigenpro1", "features": "nystrom", "level": 6},
     "eigenpro1, fourier": {"solver": "eigenpro1", "features": "fourier", "level": 6},
     "blocks, fourier": {"solver": "block", "block_size": 7, "features": "fourier"},
+    "block, nystrom": {"solver": "block", "block_size": 24, "features": "nystrom"},
+    "direct, nystrom": {"solver": "direct", "features": "nystrom"},
 }
 IN_PLACE = ("sgd", "eigenpro1", "eigenpro2")
 """Those whose centers are the training rows."""

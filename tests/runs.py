@@ -30,6 +30,12 @@ N, D, C, P, M = 135, 5, 3, 60, 20
 STEPS = 14
 CLASSES = ("ant", "bee", "cat")
 
+FOURIER = {
+    "model.features": "fourier",
+    "model.kernel": "gaussian",
+    "model.n_features": 80,
+    "model.n_centers": "auto",
+}
 METHODS: dict[str, dict[str, Any]] = {
     "block": {"solver.name": "block", "solver.block_size": P},
     "blocks": {"solver.name": "block", "solver.block_size": 25},
@@ -47,15 +53,24 @@ METHODS: dict[str, dict[str, Any]] = {
         name: {"solver.name": name, "model.n_centers": "auto"}
         for name in ("sgd", "eigenpro1", "eigenpro2")
     },
-    "nystrom": {"solver.name": "sgd", "model.features": "nystrom"},
-    "fourier": {
+    **{
+        name: {"solver.name": solver, "model.features": "nystrom"}
+        for name, solver in (
+            ("nystrom", "sgd"),
+            ("block, nystrom", "block"),
+            ("direct, nystrom", "direct"),
+        )
+    },
+    "eigenpro1, nystrom": {
         "solver.name": "eigenpro1",
         "solver.n_nystrom": 60,
-        "model.features": "fourier",
-        "model.kernel": "gaussian",
         "solver.level": 10,
-        "model.n_features": 80,
-        "model.n_centers": "auto",
+        "model.features": "nystrom",
+    },
+    "fourier": FOURIER | {"solver.name": "eigenpro1", "solver.n_nystrom": 60, "solver.level": 10},
+    **{
+        f"{solver}, fourier": FOURIER | {"solver.name": solver, "solver.ridge": 1e-3}
+        for solver in ("block", "direct", "sgd")
     },
 }
 

@@ -349,7 +349,10 @@ def test_a_bad_transform_is_named_by_its_place(transform: object, said: str) -> 
         ),
         ({"solver": {"name": "eigenpro3", "period": 2}}, "solver.period=2 must be 1 .*eigenpro4"),
         ({"solver": {"name": "direct", "period": 2}}, "period=2 is not defined .* takes ridge$"),
-        ({"solver": {"name": "falkon", "average": False}}, "average=0 is not defined for solver"),
+        (
+            {"solver": {"name": "falkon", "average": False}},
+            "average=false is not defined for solver",
+        ),
         ({"solver": {"name": "block", "tolerance": 0.1}}, "tolerance=0.1 is not defined .* damp"),
         ({"solver": {"name": "eigenpro2", "warm_start": "s3://a"}}, "warm_start is not defined"),
     ],

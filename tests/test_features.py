@@ -164,7 +164,7 @@ def test_steps_are_those_on_explicit_features(solver: str, features: str, ridge:
     P = np.eye(p)
     if solver == "eigenpro1":
         lam, e = (a[..., ::-1] for a in np.linalg.eigh(sample.T @ sample / len(sample)))
-        P -= (e[:, :q] * (1 - 0.25 * lam[q] / lam[:q])) @ e[:, :q].T
+        P -= (e[:, :q] * (1 - 0.25 * (lam[q] + ridge) / (lam[:q] + ridge))) @ e[:, :q].T
     solved, w = case.solver(), np.zeros((p, 2))
     [rule] = solved.rules()
     S = probe @ P @ probe.T

@@ -26,6 +26,7 @@ from streamkern.augment import GaussianNoise, MixUp
 from streamkern.backend import Backend
 from streamkern.checkpoint import RunDirectory
 from streamkern.compiled import numba_problem
+from streamkern.config import RunConfig
 from streamkern.errors import ConfigError, ResumeMismatchError, RunLockedError
 from streamkern.ingest import ingest
 from streamkern.kernels import get_kernel
@@ -247,6 +248,40 @@ def test_signals(signals: list[signal.Signals], exit_code: int, steps: int, tmp_
     assert latest_step(tmp_path) == steps
     finished(settings(tmp_path, **METHODS["blocks"]), source=stream())
     assert_same_bits(final(tmp_path), uninterrupted("blocks"))
+
+
+def _die_in_step(run_dir: Path, method: str, at: int) -> None:
+    """A life that kills itself in step `at`, between its products and what they change."""
+    shorten_windows()
+    step = train_module.Trainer._step
+
+    def step_or_die(trainer: train_module.Trainer, batch: Any) -> None:
+        if trainer.position.step == at:
+            assert trainer.saver is not None
+            trainer.saver.wait()  # or it would be chance which checkpoint is the last
+            vars(trainer.solver)["_measure"] = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+        step(trainer, batch)
+
+    train_module.Trainer._step = step_or_die  # type: ignore[method-assign]
+    train(uncompiled(run_dir, method, **{"run.checkpoint_every": 2}), source=stream(method))
+
+
+def uncompiled(run_dir: Path, method: str, **overrides: Any) -> RunConfig:
+    """Without compiled tiles: every process would compile them anew, for a second."""
+    return settings(run_dir, **METHODS[method], **{"run.accelerator": "none"}, **overrides)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_killed_in_the_middle_of_passes(method: str, tmp_path: Path) -> None:
+    """Twice, in the first pass and, resumed, in the second; both times inside a period, too."""
+    for at, published in ((5, 4), (11, 10)):
+        life = process(_die_in_step, tmp_path / "run", method, at)
+        life.join(60)
+        assert life.exitcode == -signal.SIGKILL
+        assert latest_step(tmp_path / "run") == published
+    for name in ("run", "plain"):
+        finished(uncompiled(tmp_path / name, method), source=stream(method))
+    assert_same_bits(final(tmp_path / "run"), final(tmp_path / "plain"))
 
 
 def _die_when(run_dir: Path, method: str, what: str, moment: str) -> None:

@@ -154,6 +154,27 @@ def test_near_duplicates_in_float32_do_no_harm(bandwidth: float, ridge: float) -
     assert losses[-1] < 1.02 * min(losses)
 
 
+def test_units_of_the_kernel_do_not_matter() -> None:
+    """Linear, on rows 2^20 times as large or small: every number by a power of 2, to the last bit.
+
+    24 centers in 3 dimensions: what keeps their K(Z, Z) definite must grow with it.
+    """
+    op, found = operator("linear", precision="exact"), []
+    X, Z, Y = rows(0, 240, 3), rows(1, 24, 3), rows(3, 240, 2)
+    for unit in (1.0, 2.0**20, 2.0**-20):
+        sizes, choices = small_sizes(solver="falkon"), build.Choices(ridge=1e-2 * unit**2)
+        setup = computed(op, unit * Z, unit * X, unit * X, sizes, choices)
+        case = Case(op, sizes, choices, unit * X, Y, unit * Z, X, X, setup, None)
+        solver = case.solver()
+        state = solver.init()
+        for _ in range(6):
+            one_pass(case, solver, state)
+        found.append(state.alpha * np.float32(unit) ** 2)
+    assert found[0].any()
+    for alpha in found[1:]:
+        np.testing.assert_array_equal(alpha, found[0])
+
+
 def test_an_output_of_zeros_stays_zero() -> None:
     case = falkon(1e-3)
     case.Y = np.stack([case.Y[:, 0], np.zeros(240)], axis=1)

@@ -92,7 +92,7 @@ def test_every_method_learns_and_measures_right(method: str) -> None:
     np.testing.assert_allclose(result.metrics["mse"], ((F - Y) ** 2).mean(), rtol=1e-4)
     assert result.metrics["accuracy"] == pytest.approx((F.argmax(axis=1) == y).mean(), abs=1e-12)
     # Plain SGD on features is slow: it only has to be better than a constant.
-    slow = method == "nystrom"
+    slow = method in ("nystrom", "sgd, fourier")
     assert result.metrics["mse"] < (Y.var(axis=0).mean() if slow else 0.5 * (Y**2).mean())
     assert result.samples == 4 * N
 

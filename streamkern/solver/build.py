@@ -275,7 +275,7 @@ def assemble(
         if sizes.solver == "direct":
             return DirectSolver(op, Z, ridge=choices.ridge, repeats=choices.repeats, **shared)
         return FalkonSolver(
-            op, Z, arrays["H.0"], ridge=choices.ridge,
+            op, Z, arrays["H.0"], ridge=choices.ridge, jitter=setup.meta["jitter"],
             tolerance=choices.tolerance or TOLERANCE, **shared,
         )  # fmt: skip
     if sizes.solver == "block" or sizes.linear:

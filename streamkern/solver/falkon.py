@@ -34,7 +34,6 @@ import numpy.typing as npt
 
 from streamkern.backend import Array, tiles
 from streamkern.errors import DivergenceError
-from streamkern.norm import eps
 from streamkern.points import Points
 from streamkern.products import KernelOperator
 from streamkern.solver.base import Solver, State
@@ -49,7 +48,7 @@ class FalkonSolver(Solver):
     Parameters
     ----------
     Z : points of the centers, both sides if there is a ridge.
-    H : (p, p) lower, from `preconditioner.build_from_centers`.
+    H : (p, p) lower, from `preconditioner.build_from_centers`, and the `jitter` it took.
     max_batch : largest m that `step` will see; the buffers are made for it.
     tolerance : stop once sqrt(r . M r) is at most this times sqrt(b . M b), for every output.
     """
@@ -65,11 +64,12 @@ class FalkonSolver(Solver):
         *,
         max_batch: int,
         ridge: float = 0.0,
+        jitter: float = 0.0,
         tolerance: float,
         **shared: Any,
     ) -> None:
         super().__init__(op, Z, **shared)
-        self.H, self.ridge, self.tolerance = H, ridge, tolerance
+        self.H, self.ridge, self.jitter, self.tolerance = H, ridge, jitter, tolerance
         xp, p, c = op.backend.xp, len(Z), self.n_outputs
         self.K = xp.empty((max_batch, p), op.dtype)
         self.x = op.empty_points(max_batch, Z.width, left=True)
@@ -163,14 +163,20 @@ class FalkonSolver(Solver):
         pending["v"][...] = pending["both"][:, c:]  # the one that A is applied to
 
     def _add_ridge(self, sums: Array, v: Array, ridge: float) -> None:
-        """sums += ridge (K(Z, Z) + 10 eps) v: rounded, K(Z, Z) may be indefinite by about eps."""
+        """sums += ridge (K(Z, Z) + jitter) v, jitter as in the factor that H was made of.
+
+        Rounded, K(Z, Z) is indefinite, by about eps, or by more where centers nearly coincide: 1e-4
+        with Laplace, which takes the root of rounding, at 20 bandwidths from the mean. The factor
+        exists because the jitter is above that; without it conjugate gradient grows along such
+        directions (to 1.3 times the exact test error there).
+        """
         if ridge:
             ids = np.arange(len(self.Z))
             part = self.op.product(
                 self.Z, self.Z, self.backend.asarray(v, self.op.dtype), out=self.part,
                 same=(ids, ids),
             )  # fmt: skip
-            sums += ridge * (part + 10 * eps(self.op.dtype) * v)
+            sums += ridge * (part + self.jitter * v)
 
     def _preconditioned(self, r: Array) -> Array:
         """H^T H r, (p, c) float64, whatever the precision of H: exactly symmetric and positive."""
