@@ -32,7 +32,7 @@ from streamkern.errors import (
 from streamkern.layout import ATTRIBUTE, StoreSpec
 from streamkern.metadata import Arrays, Names, chunk_rows, foreign_fingerprint, read_metadata
 from streamkern.objects import READS, TRAFFIC
-from streamkern.storage import local_path, redact, zarr_store
+from streamkern.storage import check_missing, local_path, redact, zarr_store
 from streamkern.weights import as_weights
 from streamkern.writer import StoreWriter
 
@@ -423,8 +423,7 @@ def open_store(
     DataError
         An unfinished ingest, a newer schema, or arrays that are not a training set.
     """
-    if missing not in ("error", "fill"):
-        raise ConfigError(f'missing="{missing}" is unknown; use "error" or "fill"')
+    check_missing(missing)
     if isinstance(url, zarr.Group):
         text, reopen = str(url.store_path), None
         inner, prefix = url.store, url.path

@@ -30,7 +30,8 @@ FOUNDATION = {
     *("objects", "engines", "s3", "objectstore", "storage", "remotefile", "parallel", "waiting"),
 }
 DATA_LANE = {
-    *("chunkfile", "layout", "metadata", "statistics", "store", "writer", "describe"),
+    *("chunkfile", "layout", "metadata", "statistics", "store", "describe"),
+    *("unfinished", "writer", "fill"),
     *("cache", "cachedobjects", "meter", "readspeed"),
     *("readers", "arrayfiles", "tables", "conform", "shuffle", "ingest"),
     *("augment", "source_base", "sources", "arrays", "generator", "mixture", "materialise"),

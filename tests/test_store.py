@@ -29,7 +29,7 @@ from streamkern.errors import (
 from streamkern.statistics import RunningStatistics
 from streamkern.storage import StrictStore, redact, zarr_store
 from streamkern.store import Store, StoreWriter, open_store
-from streamkern.writer import disk_full_hint
+from streamkern.unfinished import disk_full_hint
 from tests import faults
 
 DTYPES = ["uint8", "uint16", "float16", "float32", "float64"]
