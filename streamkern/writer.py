@@ -221,9 +221,8 @@ class StoreWriter:
         n, k = spec.chunk_rows if self._n_rows is None else self._n_rows, spec.chunk_rows
         names = layout.dimension_names(spec.row_shape)
         self._x = self._array("X", (n, *spec.row_shape), k, spec.x_dtype, names)
-        tail, tail_names = (
-            ((), ()) if spec.classes is not None else ((spec.n_outputs,), ("output",))
-        )
+        ids = spec.classes is not None
+        tail, tail_names = ((), ()) if ids else ((spec.n_outputs,), ("output",))
         self._y = self._array("y", (n, *tail), k, np.dtype(spec.y_dtype), ("row", *tail_names))
         self._w = None
         if spec.weight_totals is not None:

@@ -33,7 +33,7 @@ DATA_LANE = {
     *("chunkfile", "layout", "metadata", "statistics", "store", "describe"),
     *("unfinished", "writer", "fill"),
     *("cache", "cachedobjects", "meter", "readspeed"),
-    *("readers", "arrayfiles", "tables", "conform", "shuffle", "ingest"),
+    *("readers", "inputfiles", "arrayfiles", "tables", "conform", "shuffle", "ingest"),
     *("augment", "source_base", "sources", "arrays", "generator", "mixture", "materialise"),
     *("plan", "fetch", "remote", "cluster", "buffers", "prefetch", "feed", "weights"),
 }
