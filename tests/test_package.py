@@ -31,7 +31,7 @@ FOUNDATION = {
 }
 DATA_LANE = {
     *("chunkfile", "layout", "metadata", "statistics", "store", "describe"),
-    *("unfinished", "writer", "fill"),
+    *("storedchunks", "unfinished", "writer", "fill"),
     *("cache", "cachedobjects", "meter", "readspeed"),
     *("readers", "inputfiles", "arrayfiles", "tables", "conform", "shuffle", "ingest"),
     *("augment", "source_base", "sources", "arrays", "generator", "mixture", "materialise"),

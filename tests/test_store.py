@@ -237,7 +237,7 @@ def test_damage_is_an_error_that_names_the_key(
 ) -> None:
     store = write(tmp_path / "s", *sample(30, (5,), dtype))
     if by_zarr:
-        store._files.clear()
+        store.stored._files.clear()
     match damage:
         case "flip":
             faults.flip_bit(tmp_path / "s", key, byte=2)
