@@ -94,7 +94,7 @@ def transformed(
         run.backend, rows, transforms=transforms, dtype=dtype,
         seed=run.config.run.random_state, epoch=epoch, n_outputs=source.n_outputs,
         classes=source.classes if rows.y.ndim == 1 else None,
-    )  # fmt: skip
+    )[:2]  # fmt: skip
 
 
 def _method(run: Run, given: npt.ArrayLike | None) -> str:

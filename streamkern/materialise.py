@@ -20,7 +20,7 @@ from streamkern import layout
 from streamkern.augment import apply_transforms, from_config
 from streamkern.backend import Backend
 from streamkern.errors import ConfigError, DataError
-from streamkern.feed import prepare_weighted
+from streamkern.feed import prepare
 from streamkern.fill import (
     COPIES_OF_A_CHUNK,
     DEFAULT_MEMORY,
@@ -192,7 +192,7 @@ class _Maker:
         """X (k, *row_shape), y and sample weights, as stored, of chunk i."""
         X, y, w = rows.X, rows.y, rows.w
         if self.source.feed_transforms:
-            X, Y, w = prepare_weighted(
+            X, Y, w = prepare(
                 self.backend,
                 rows,
                 None if w is None else self._factors,
@@ -230,7 +230,7 @@ class _Maker:
             return False
         tried = self.source.read_unit(0, self.seed, self.epoch).take(slice(_TRIED_ROWS))
         given = self._as_values(tried.y)
-        _, returned = apply_transforms(
+        _, returned, _ = apply_transforms(
             np,
             self.source.feed_transforms,
             tried.X.astype(self._computed),
