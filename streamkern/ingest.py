@@ -141,22 +141,12 @@ def ingest(
     check_missing(missing)
     # Digesting, compressing and writing a chunk holds about five copies of it.
     chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 16)
-    state = claimable(zarr_store(out_url, storage_options=storage_options), str(out_url))
-    if state is not None and state.get("status") == "complete" and not overwrite:
-        raise DataError(
-            f"{redact(out_url)} already holds a store; pass overwrite=True (--overwrite)"
-        )
+    unfinished = _unfinished_plan(out_url, storage_options, overwrite)
     with ExitStack() as files:
         reader = open_reader(
-            inputs,
-            y,
-            files,
-            x_name=x_name,
-            y_name=y_name,
-            sample_weight=sample_weight,
-            input_options=input_options,
-            missing=missing,
-        )
+            inputs, y, files, x_name=x_name, y_name=y_name, sample_weight=sample_weight,
+            input_options=input_options, missing=missing,
+        )  # fmt: skip
         paths = inputs if isinstance(inputs, list | tuple) else [inputs]
         refuse_same_place((k for k in paths if isinstance(k, str | os.PathLike)), out_url)
         source = {
@@ -165,17 +155,10 @@ def ingest(
             "seed": int(seed) if shuffle else None,
             "dtype": None if dtype is None else str(np.dtype(dtype)),
         }
-        _check_plan(state, source, overwrite, out_url)
-        spool, values = _spool_rows(
-            reader,
-            files,
-            source,
-            Path(scratch or _scratch(out_url)),
-            targets,
-            dtype,
-            memory,
-            progress,
-        )
+        if unfinished is not None:
+            _check_plan(unfinished.get("source"), source, out_url)
+        place = Path(scratch or _scratch(out_url))
+        spool, values = _spool_rows(reader, files, source, place, targets, dtype, memory, progress)
     classes, ranks = values.ranks() if values.are_classes else (None, None)
     row_bytes = int(np.prod(spool.row_shape)) * spool.x_dtype.itemsize
     with StoreWriter(
@@ -200,25 +183,29 @@ def ingest(
     return spec
 
 
-def _check_plan(
-    state: Mapping[str, Any] | None, source: object, overwrite: bool, url: str | os.PathLike[str]
-) -> None:
+def _unfinished_plan(
+    url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, overwrite: bool
+) -> Mapping[str, Any] | None:
+    """What the unfinished store at the place is made from; DataError if a finished one is there."""
+    state = claimable(zarr_store(url, storage_options=storage_options), str(url))
+    if state is None or overwrite:
+        return None
+    if state.get("status") == "complete":
+        raise DataError(f"{redact(url)} already holds a store; pass overwrite=True (--overwrite)")
+    return (state.get("plan") or {}) if state.get("status") == "writing" else None
+
+
+def _check_plan(old: Any, new: Mapping[str, Any], url: str | os.PathLike[str]) -> None:
     """Refuse early, before pass 1, what the writer would refuse after it."""
-    if state is None or state.get("status") != "writing" or overwrite:
+    if old == json.loads(json.dumps(new)):
         return
-    old = (state.get("plan") or {}).get("source")
-    if old == json.loads(json.dumps(source)):
-        return
+    names = "not by ingest"
+    if isinstance(old, Mapping):
+        names = ", ".join(k for k in sorted({*old, *new}) if old.get(k) != new.get(k)) + " differ"
     raise ResumeMismatchError(
         f"{redact(url)} holds an unfinished store made from other data or settings "
-        f"({_differences(old, source)}); repeat those, or overwrite it"
+        f"({names}); repeat those, or overwrite it"
     )
-
-
-def _differences(old: Any, new: Any) -> str:
-    if not isinstance(old, Mapping):
-        return "not by ingest"
-    return ", ".join(k for k in sorted({*old, *new}) if old.get(k) != new.get(k)) + " differ"
 
 
 def _scratch(out_url: str | os.PathLike[str]) -> Path:
