@@ -20,8 +20,8 @@ from streamkern.feed import prepare
 from streamkern.fourier import FourierFeatures
 from streamkern.kernels import Kernel, get_kernel
 from streamkern.points import Grid
-from streamkern.problem import Run
 from streamkern.products import KernelOperator
+from streamkern.run import Run
 from streamkern.solver.base import Solver
 from streamkern.solver.build import Choices, Rows, Setup, assemble, compute
 from streamkern.sources import sample_rows

@@ -21,9 +21,10 @@ from streamkern.fourier import FourierFeatures, frequencies
 from streamkern.kernels import Kernel, get_kernel
 from streamkern.kmeans import kmeans
 from streamkern.prefetch import Loader
-from streamkern.problem import Run, open_centers
+from streamkern.problem import open_centers
 from streamkern.products import KernelOperator
 from streamkern.rpcholesky import rpcholesky
+from streamkern.run import Run
 from streamkern.selection import KMEANS_BATCH, METHODS, Selection
 from streamkern.source_base import Block
 

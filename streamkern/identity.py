@@ -18,7 +18,7 @@ import zarr
 from streamkern.checkpoint import RunDirectory
 from streamkern.errors import ResumeMismatchError
 from streamkern.kernels import Kernel
-from streamkern.problem import Run
+from streamkern.run import Run
 from streamkern.sealed import checked_meta
 from streamkern.sizes import Sizes
 

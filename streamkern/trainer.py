@@ -39,8 +39,8 @@ from streamkern.kernels import Kernel
 from streamkern.meter import Meter
 from streamkern.model import KernelModel
 from streamkern.prefetch import Loader
-from streamkern.problem import Run
 from streamkern.report import Progress
+from streamkern.run import Run
 from streamkern.runlog import RunLog
 from streamkern.saver import AsyncSaver
 from streamkern.source_base import Source

@@ -45,17 +45,8 @@ MATHS_LANE = {
 }
 STATE = {"runlog", "lease", "folder", "checksums", "sealed", "checkpoint", "saver"}
 RUN = {
-    *(
-        "precision",
-        "choice",
-        "problem",
-        "centers",
-        "balanced",
-        "choosing",
-        "assemble",
-        "model",
-        "guard",
-    ),
+    *("precision", "choice", "problem", "run", "centers", "balanced", "choosing"),
+    *("assemble", "model", "guard"),
     *("identity", "warm", "trainer", "train", "runfile", "holdout", "candidates", "trials"),
     *("trainings", "tuning"),
 }
