@@ -18,7 +18,7 @@ from benchmarks.pipeline import Epoch
 from benchmarks.s3_files import FileServer, raw_ceiling
 from streamkern.assemble import start
 from streamkern.prefetch import Loader
-from streamkern.problem import open_run
+from streamkern.run import open_run
 from streamkern.store import Store, StoreWriter
 
 REPEATS = 5

@@ -65,7 +65,7 @@ def child(arguments: argparse.Namespace) -> None:
     import sklearn.utils.validation  # noqa: F401
 
     from streamkern.config import RunConfig
-    from streamkern.problem import open_run
+    from streamkern.run import open_run
     from streamkern.sources import ArraySource
     from streamkern.train import train
 

@@ -15,7 +15,7 @@ from benchmarks.out_of_core import make_store
 from streamkern.assemble import Assembled, start
 from streamkern.feed import DeviceBatch, Feed
 from streamkern.prefetch import Loader
-from streamkern.problem import Run, open_run
+from streamkern.run import Run, open_run
 
 REPEATS = 3
 SMALL = {"rows": 4096, "centers": 512}

@@ -29,9 +29,9 @@ from benchmarks.plain import TorchBlockStep
 from streamkern.backend import Backend
 from streamkern.block_preconditioner import BlockPreconditioner, block_slices
 from streamkern.low_rank import LowRankPreconditioner
-from streamkern.problem import open_run
 from streamkern.products import KernelOperator
 from streamkern.projection import ExactProjection
+from streamkern.run import open_run
 from streamkern.sizes import Sizes
 from streamkern.solver.base import Solver
 from streamkern.solver.block import ORDER_STAGE, BlockSolver

@@ -33,8 +33,9 @@ from scipy.ndimage import zoom
 import streamkern as sk
 from streamkern.console import show_evaluation
 from streamkern.overview import plan_overview
-from streamkern.problem import open_run, open_test
+from streamkern.problem import open_test
 from streamkern.report import table
+from streamkern.run import open_run
 from streamkern.runlog import read_log
 
 Stores = tuple[Path, Path]

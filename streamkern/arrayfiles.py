@@ -19,11 +19,11 @@ _IDX_DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x
 
 
 class ArrayReader:
-    """X and y as anything with ``shape``, ``dtype`` and row slices.
+    """X, y and perhaps sample weights as anything with ``shape``, ``dtype`` and row slices.
 
     Parameters
     ----------
-    X, y, w : array-like; w, the sample weights, may be None
+    arrays : X and y, or X, y and w
     where : str
         Name in messages.
     identity : JSON
@@ -35,15 +35,14 @@ class ArrayReader:
 
     def __init__(
         self,
-        X: Any,
-        y: Any,
+        arrays: Sequence[Any],
         where: str,
         identity: Any,
         *,
         aligned: int = 1,
         names: Sequence[str] | None = None,
-        w: Any = None,
     ) -> None:
+        X, y, w = arrays if len(arrays) == 3 else (*arrays, None)
         if len(X.shape) < 2:
             raise DataError(f"X of {where} has shape {tuple(X.shape)}; it must be (n, ...)")
         if len(y.shape) < 1 or X.shape[0] != y.shape[0]:

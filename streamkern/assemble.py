@@ -16,12 +16,12 @@ from streamkern.augment import Scale, Transform
 from streamkern.backend import Array, Backend
 from streamkern.choosing import SETUP_EPOCH, Report, choose
 from streamkern.errors import ConfigError
-from streamkern.feed import prepare_weighted
+from streamkern.feed import prepare
 from streamkern.fourier import FourierFeatures
 from streamkern.kernels import Kernel, get_kernel
 from streamkern.points import Grid
-from streamkern.problem import Run
 from streamkern.products import KernelOperator
+from streamkern.run import Run
 from streamkern.solver.base import Solver
 from streamkern.solver.build import Choices, Rows, Setup, assemble, compute
 from streamkern.sources import sample_rows
@@ -167,7 +167,7 @@ def _samples(run: Run, dtype: np.dtype[Any]) -> tuple[Rows, Rows, npt.NDArray[np
         first = np.argsort(block.rows[: sizes.n_sample])
         order = np.concatenate([first, np.arange(sizes.n_sample, wanted)])
         block = block.take(order)
-    X, Y, w = prepare_weighted(
+    X, Y, w = prepare(
         run.backend, block, run.data.weight_factors, transforms=source.feed_transforms,
         dtype=dtype, seed=seed, epoch=SETUP_EPOCH, n_outputs=source.n_outputs,
         classes=source.classes,

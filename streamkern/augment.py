@@ -309,33 +309,7 @@ def apply_transforms(
     transforms: Sequence[Transform],
     X: Array,
     Y: Array,
-    *,
-    rows: Array,
-    seed: int,
-    epoch: int,
-    stage: tuple[int, ...],
-    dtype: Any = np.float32,
-    run: Run = in_turn,
-    fills: Fills | None = None,
-    empty: Empty | None = None,
-) -> tuple[Array, Array]:
-    """Run transforms in order, each with its own draws, and check what they return.
-
-    See `apply_weighted`, which this is without weights.
-    """
-    X, Y, _ = apply_weighted(
-        xp, transforms, X, Y, None, rows=rows, seed=seed, epoch=epoch, stage=stage, dtype=dtype,
-        run=run, fills=fills, empty=empty,
-    )  # fmt: skip
-    return X, Y
-
-
-def apply_weighted(
-    xp: Any,
-    transforms: Sequence[Transform],
-    X: Array,
-    Y: Array,
-    w: Array | None,
+    w: Array | None = None,
     *,
     rows: Array,
     seed: int,
@@ -346,7 +320,9 @@ def apply_weighted(
     fills: Fills | None = None,
     empty: Empty | None = None,
 ) -> tuple[Array, Array, Array | None]:
-    """X, Y and the sample weights w (m,), if there are some, after the transforms.
+    """X, Y and the sample weights w (m,), if there are some, after the transforms in order.
+
+    Each draws its own numbers, and what it returns is checked.
 
     run, fills, empty : as for `RowRandom`
 

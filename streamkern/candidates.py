@@ -19,8 +19,9 @@ from streamkern.errors import ConfigError
 from streamkern.holdout import HELD_OUT, MIN_ROWS, Sample, draw, row_bytes
 from streamkern.kerneltable import in_settings
 from streamkern.machine import available_memory
-from streamkern.problem import Data, open_run
+from streamkern.problem import Data
 from streamkern.report import size_text
+from streamkern.run import open_run
 from streamkern.selection import METHODS
 from streamkern.sizes import IN_PLACE
 from streamkern.source_base import Source

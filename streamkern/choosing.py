@@ -21,9 +21,10 @@ from streamkern.fourier import FourierFeatures, frequencies
 from streamkern.kernels import Kernel, get_kernel
 from streamkern.kmeans import kmeans
 from streamkern.prefetch import Loader
-from streamkern.problem import Run, open_centers
+from streamkern.problem import open_centers
 from streamkern.products import KernelOperator
 from streamkern.rpcholesky import rpcholesky
+from streamkern.run import Run
 from streamkern.selection import KMEANS_BATCH, METHODS, Selection
 from streamkern.source_base import Block
 
@@ -94,7 +95,7 @@ def transformed(
         run.backend, rows, transforms=transforms, dtype=dtype,
         seed=run.config.run.random_state, epoch=epoch, n_outputs=source.n_outputs,
         classes=source.classes if rows.y.ndim == 1 else None,
-    )  # fmt: skip
+    )[:2]  # fmt: skip
 
 
 def _method(run: Run, given: npt.ArrayLike | None) -> str:

@@ -89,7 +89,8 @@ def plan(
 ) -> None:
     """Show the sizes, the memory and the work of a run without starting it."""
     from streamkern.overview import plan_overview, plan_text
-    from streamkern.problem import open_run, open_test
+    from streamkern.problem import open_test
+    from streamkern.run import open_run
 
     config = run_config(
         run_file,

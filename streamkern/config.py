@@ -30,7 +30,7 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -276,29 +276,24 @@ class ModelConfig(Table):
         return self
 
     @model_validator(mode="after")
-    def _features_fit(self) -> ModelConfig:
-        if self.features != "fourier":
-            if self.n_features != "auto":
-                raise ConfigError(
-                    f'model.n_features={self.n_features} is for model.features="fourier"; leave '
-                    "it out, or set n_centers"
-                )
-            return self
+    def _one_way_to_count(self) -> ModelConfig:
+        fourier = self.features == "fourier"
+        if not fourier and self.n_features != "auto":
+            raise ConfigError(
+                f'model.n_features={self.n_features} is for model.features="fourier"; leave it '
+                "out, or set n_centers"
+            )
         if self.n_features != "auto" and self.n_features % 2:
             raise ConfigError(
                 f"model.n_features={self.n_features} must be even: a cosine and a sine of each "
                 "frequency"
             )
-        if self.centers != "random" or self.n_centers != "auto":
+        if fourier and (self.centers != "random" or self.n_centers != "auto"):
             given = "" if self.n_centers == "auto" else f"model.n_centers={self.n_centers}: "
             raise ConfigError(
                 f'{given}model.features="fourier" has no centers; leave centers and n_centers out, '
                 'and set n_features, or set features = "nystrom"'
             )
-        return self
-
-    @model_validator(mode="after")
-    def _one_way_to_count(self) -> ModelConfig:
         if self.centers == "all" and self.n_centers != "auto":
             raise ConfigError(
                 f'model.n_centers={self.n_centers} contradicts model.centers="all", which takes '
@@ -495,25 +490,3 @@ def load_run_file(path: str | os.PathLike[str]) -> RunConfig:
         return RunConfig.from_tables(tables)
     except ConfigError as error:
         raise ConfigError(f"run file {str(path)!r}: {error}") from None
-
-
-def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return what differs between two identities, as "solver.level: was 100, now 200"."""
-    before, after = dict(_leaves(old)), dict(_leaves(new))
-    return [
-        f"{key}: was {_shown(before, key)}, now {_shown(after, key)}"
-        for key in dict.fromkeys([*before, *after])
-        if key not in before or key not in after or before[key] != after[key]
-    ]
-
-
-def _leaves(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tables.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _shown(leaves: Mapping[str, Any], key: str) -> str:
-    return repr(leaves[key]) if key in leaves else "not set"

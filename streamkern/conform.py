@@ -40,6 +40,12 @@ class RawBlock(NamedTuple):
     columns: Sequence[str] | None = None
     w: NDArray[Any] | None = None
 
+    def part(self, start: int, stop: int | None = None) -> RawBlock:
+        """The rows from `start` to `stop` of the block."""
+        rows, first = slice(start, stop), self.start + start
+        w = None if self.w is None else self.w[rows]
+        return self._replace(X=self.X[rows], y=self.y[rows], start=first, w=w)
+
     def weights(self) -> NDArray[np.float32] | None:
         """The sample weights as stored; DataError for one that is no number, 0 or above."""
         if self.w is None:

@@ -140,12 +140,12 @@ def _of_some_chunks(store: Store, read: Callable[[int], T]) -> list[T]:
 
 
 def _objects(store: Store) -> Objects | None:
-    found: Objects | None = getattr(store._x.store_path.store, "objects", None)
+    found: Objects | None = getattr(store.stored.x.store_path.store, "objects", None)
     return found
 
 
 def _listed_bytes(store: Store) -> int | None:
-    objects, arrays = _objects(store), store._arrays
+    objects, arrays = _objects(store), store.stored.arrays
     try:
         if objects is None:
             return store.stored_bytes()
@@ -160,7 +160,7 @@ def _estimated_bytes(store: Store) -> int | None:
         return None
 
     def size(i: int) -> int:
-        return objects.stat(store._key(store._x, i))[0]
+        return objects.stat(store.stored.key(store.stored.x, i))[0]
 
     try:
         found = _of_some_chunks(store, size)
@@ -172,7 +172,7 @@ def _estimated_bytes(store: Store) -> int | None:
 
 def _objects_per_read(store: Store) -> int:
     """Objects of X that hold the rows of a chunk."""
-    X = store._x
+    X = store.stored.x
     unit = X.shards or X.chunks
     return math.prod(-(-n // k) for n, k in zip(X.shape[1:], unit[1:], strict=True))
 
@@ -198,7 +198,7 @@ def _layout_warnings(store: Store) -> list[str]:
         )
     if chunk > _LARGE_CHUNK:
         found.append(f"chunks of {size_text(chunk)} are large: prefetching holds many; {advice}")
-    X, y = store._x, store._y
+    X, y = store.stored.x, store.stored.y
     if X.shards is not None:
         inner = math.prod(X.shards) // math.prod(X.chunks)
         found.append(
@@ -228,7 +228,7 @@ def _layout_warnings(store: Store) -> list[str]:
 
 
 def _is_compressed(store: Store) -> bool:
-    return any(not isinstance(codec, Crc32cCodec) for codec in store._x.compressors)
+    return any(not isinstance(codec, Crc32cCodec) for codec in store.stored.x.compressors)
 
 
 def _would_compress(store: Store) -> float:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from streamkern.augment import Transform, apply_weighted
+from streamkern.augment import Transform, apply_transforms
 from streamkern.backend import Array, Backend
 from streamkern.errors import ConfigError
 from streamkern.prefetch import HostBatch, Loader
@@ -56,31 +56,7 @@ class Rows(Protocol):
 def prepare(
     backend: Backend,
     block: Rows,
-    *,
-    transforms: Sequence[Transform],
-    dtype: Any,
-    seed: int,
-    epoch: int,
-    n_outputs: int,
-    classes: Sequence[str] | None,
-) -> tuple[Array, Array]:
-    """Features and targets on the device: X (m, d), Y (m, c), both `dtype`.
-
-    Class ids become one-hot rows of {0, 1}. The draws of random transforms belong to
-    (seed, epoch, block.rows). Cost: one pass per transform; memory: X in `dtype`, and once
-    more inside a transform.
-    """
-    X, Y, _ = prepare_weighted(
-        backend, block, None, transforms=transforms, dtype=dtype, seed=seed, epoch=epoch,
-        n_outputs=n_outputs, classes=classes,
-    )  # fmt: skip
-    return X, Y
-
-
-def prepare_weighted(
-    backend: Backend,
-    block: Rows,
-    factors: np.ndarray | None,
+    factors: np.ndarray | None = None,
     *,
     transforms: Sequence[Transform],
     dtype: Any,
@@ -89,7 +65,12 @@ def prepare_weighted(
     n_outputs: int,
     classes: Sequence[str] | None,
 ) -> tuple[Array, Array, Array | None]:
-    """As `prepare`, and the sample weights w (m,); None without `factors` (`weight_factors`)."""
+    """Features, targets and sample weights on the device: X (m, d), Y (m, c), w (m,), all `dtype`.
+
+    Class ids become one-hot rows of {0, 1}. w is None without `factors` (`weight_factors`). The
+    draws of random transforms belong to (seed, epoch, block.rows). Cost: one pass per transform;
+    memory: X in `dtype`, and once more inside a transform.
+    """
     X, y, rows = (backend.asarray(a) for a in (block.X, block.y, block.rows))
     w = None if block.w is None else backend.asarray(block.w)
     path = _Path(
@@ -225,7 +206,7 @@ class _Path(NamedTuple):
         self, X: Array, y: Array, rows: Array, epoch: int, w: Array | None
     ) -> tuple[Array, Array, Array | None]:
         """X (m, d), Y (m, c) and sample weights (m,) of uploaded rows."""
-        X, Y, weights = apply_weighted(
+        X, Y, weights = apply_transforms(
             self.backend.xp,
             self.transforms,
             self._cast(X),

@@ -6,6 +6,7 @@ import hashlib
 import platform
 import signal
 import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from types import FrameType
 from typing import Any
@@ -15,10 +16,9 @@ import numpy.typing as npt
 import zarr
 
 from streamkern.checkpoint import RunDirectory
-from streamkern.config import difference
 from streamkern.errors import ResumeMismatchError
 from streamkern.kernels import Kernel
-from streamkern.problem import Run
+from streamkern.run import Run
 from streamkern.sealed import checked_meta
 from streamkern.sizes import Sizes
 
@@ -97,6 +97,28 @@ def check_same_run(directory: RunDirectory | None, record: dict[str, Any]) -> No
             f"{directory.place} holds a run that differs: {'; '.join(changes)}; restore these, or "
             "give another run_dir"
         )
+
+
+def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What differs between two nested records, as "solver.level: was 100, now 200"."""
+    before, after = dict(_leaves(old)), dict(_leaves(new))
+    return [
+        f"{key}: was {_shown(before, key)}, now {_shown(after, key)}"
+        for key in dict.fromkeys([*before, *after])
+        if key not in before or key not in after or before[key] != after[key]
+    ]
+
+
+def _leaves(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _shown(leaves: Mapping[str, Any], key: str) -> str:
+    return repr(leaves[key]) if key in leaves else "not set"
 
 
 class StopRequest:

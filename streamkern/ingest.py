@@ -16,7 +16,6 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -34,20 +33,25 @@ from streamkern.errors import (
     StorageError,
     StreamkernError,
 )
+from streamkern.fill import (
+    DEFAULT_MEMORY,
+    Chunk,
+    Progress,
+    checked_chunk_bytes,
+    fill,
+    n_writers,
+    refuse_same_place,
+)
 from streamkern.layout import StoreSpec
-from streamkern.parallel import resumed
 from streamkern.readers import Reader, open_reader
 from streamkern.shuffle import Spool
-from streamkern.statistics import RunningStatistics
-from streamkern.storage import local_path, redact, zarr_store
-from streamkern.writer import StoreWriter, claimable, n_writers
+from streamkern.storage import check_missing, local_path, redact, zarr_store
+from streamkern.unfinished import claimable
+from streamkern.writer import StoreWriter
 
 __all__ = ["ingest"]
 
-DEFAULT_MEMORY = 1 << 30
 _SAVE_EVERY = 1 << 30  # spooled bytes between two points an interrupted pass 1 can go on from
-Progress = Callable[[str, int, int | None], None]
-Chunk = tuple[NDArray[Any], ...]
 
 
 def ingest(
@@ -132,106 +136,76 @@ def ingest(
     OSError
         Also when the disk is full: run the same command again to go on.
     """
-    chunk_bytes = _check_settings(chunk_mb, seed, memory, missing)
-    state = claimable(zarr_store(out_url, storage_options=storage_options), str(out_url))
-    if state is not None and state.get("status") == "complete" and not overwrite:
-        raise DataError(
-            f"{redact(out_url)} already holds a store; pass overwrite=True (--overwrite)"
-        )
+    if seed < 0:
+        raise ConfigError(f"seed={seed} must be 0 or more")
+    check_missing(missing)
+    # Digesting, compressing and writing a chunk holds about five copies of it.
+    chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 16)
+    unfinished = _unfinished_plan(out_url, storage_options, overwrite)
     with ExitStack() as files:
         reader = open_reader(
-            inputs,
-            y,
-            files,
-            x_name=x_name,
-            y_name=y_name,
-            sample_weight=sample_weight,
-            input_options=input_options,
-            missing=missing,
-        )
-        _refuse_same_place(inputs, out_url)
+            inputs, y, files, x_name=x_name, y_name=y_name, sample_weight=sample_weight,
+            input_options=input_options, missing=missing,
+        )  # fmt: skip
+        paths = inputs if isinstance(inputs, list | tuple) else [inputs]
+        refuse_same_place((k for k in paths if isinstance(k, str | os.PathLike)), out_url)
         source = {
             "inputs": reader.identity,
             "targets": targets,
             "seed": int(seed) if shuffle else None,
             "dtype": None if dtype is None else str(np.dtype(dtype)),
         }
-        _check_plan(state, source, overwrite, out_url)
-        spool, values = _spool_rows(
-            reader,
-            files,
-            source,
-            Path(scratch or _scratch(out_url)),
-            targets,
-            dtype,
-            memory,
-            progress,
-        )
-    spec = _write_chunks(
-        spool,
-        values,
-        progress,
-        lambda **layout_settings: StoreWriter(
-            out_url,
-            overwrite=overwrite,
-            compress=compress,
-            storage_options=storage_options,
-            plan={"source": source},
-            **layout_settings,
-        ),
-        chunk_bytes,
-        memory,
-    )
+        if unfinished is not None:
+            _check_plan(unfinished.get("source"), source, out_url)
+        place = Path(scratch or _scratch(out_url))
+        spool, values = _spool_rows(reader, files, source, place, targets, dtype, memory, progress)
+    classes, ranks = values.ranks() if values.are_classes else (None, None)
+    row_bytes = int(np.prod(spool.row_shape)) * spool.x_dtype.itemsize
+    with StoreWriter(
+        out_url,
+        row_shape=spool.row_shape,
+        x_dtype=spool.x_dtype,
+        n_outputs=values.shape[0] if classes is None else len(classes),
+        classes=classes,
+        chunk_rows=layout.default_chunk_rows(row_bytes, chunk_bytes),
+        overwrite=overwrite,
+        compress=compress,
+        n_rows=spool.n_rows,
+        y_dtype=None if values.are_classes else values.dtype,
+        storage_options=storage_options,
+        plan={"source": source},
+        weighted=spool.weighted,
+    ) as writer:
+        chunks_from = partial(_chunks_from, spool, ranks, writer.chunk_rows)
+        n_ahead = n_writers(out_url, memory // 4, chunk_bytes)
+        spec = fill(writer, chunks_from, n_ahead, progress)
     spool.discard()
     return spec
 
 
-def _check_settings(chunk_mb: float, seed: int, memory: int, missing: str) -> int:
-    """Bytes of a chunk; refuses settings out of range."""
-    chunk_bytes = int(chunk_mb * 2**20)
-    if chunk_bytes < 1:
-        raise ConfigError(f"chunk_mb={chunk_mb} must be positive")
-    if seed < 0:
-        raise ConfigError(f"seed={seed} must be 0 or more")
-    if missing not in ("error", "fill"):
-        raise ConfigError(f'missing="{missing}" is unknown; use "error" or "fill"')
-    # Digesting, compressing and writing a chunk holds about five copies of it.
-    if memory < 16 * chunk_bytes:
-        raise ConfigError(
-            f"memory={memory} is less than 16 chunks of chunk_mb={chunk_mb}; raise memory to "
-            f"{16 * chunk_bytes} or lower chunk_mb"
-        )
-    return chunk_bytes
+def _unfinished_plan(
+    url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, overwrite: bool
+) -> Mapping[str, Any] | None:
+    """What the unfinished store at the place is made from; DataError if a finished one is there."""
+    state = claimable(zarr_store(url, storage_options=storage_options), str(url))
+    if state is None or overwrite:
+        return None
+    if state.get("status") == "complete":
+        raise DataError(f"{redact(url)} already holds a store; pass overwrite=True (--overwrite)")
+    return (state.get("plan") or {}) if state.get("status") == "writing" else None
 
 
-def _check_plan(
-    state: Mapping[str, Any] | None, source: object, overwrite: bool, url: str | os.PathLike[str]
-) -> None:
+def _check_plan(old: Any, new: Mapping[str, Any], url: str | os.PathLike[str]) -> None:
     """Refuse early, before pass 1, what the writer would refuse after it."""
-    if state is None or state.get("status") != "writing" or overwrite:
+    if old == json.loads(json.dumps(new)):
         return
-    old = (state.get("plan") or {}).get("source")
-    if old == json.loads(json.dumps(source)):
-        return
+    names = "not by ingest"
+    if isinstance(old, Mapping):
+        names = ", ".join(k for k in sorted({*old, *new}) if old.get(k) != new.get(k)) + " differ"
     raise ResumeMismatchError(
         f"{redact(url)} holds an unfinished store made from other data or settings "
-        f"({_differences(old, source)}); repeat those, or overwrite it"
+        f"({names}); repeat those, or overwrite it"
     )
-
-
-def _differences(old: Any, new: Any) -> str:
-    if not isinstance(old, Mapping):
-        return "not by ingest"
-    return ", ".join(k for k in sorted({*old, *new}) if old.get(k) != new.get(k)) + " differ"
-
-
-def _refuse_same_place(inputs: Any, out_url: str | os.PathLike[str]) -> None:
-    paths = inputs if isinstance(inputs, list | tuple) else [inputs]
-    for path in (k for k in paths if isinstance(k, str | os.PathLike)):
-        here, there = local_path(path), local_path(out_url)
-        same = str(path).rstrip("/") == str(out_url).rstrip("/")
-        if same or (here is not None and there is not None and here.resolve() == there.resolve()):
-            raise ConfigError(f"{redact(out_url)} is both input and output; write elsewhere")
 
 
 def _scratch(out_url: str | os.PathLike[str]) -> Path:
@@ -313,56 +287,13 @@ def _append(spool: Spool, features: Features, values: Targets, block: RawBlock) 
 # ------------------------------------------------------------------------- pass 2: write chunks
 
 
-def _write_chunks(
-    spool: Spool,
-    values: Targets,
-    progress: Progress | None,
-    open_writer: Callable[..., StoreWriter],
-    chunk_bytes: int,
-    memory: int,
-) -> StoreSpec:
-    """Chunks cut from the spool, those already in the journal verified and kept."""
-    classes, ranks = values.ranks() if values.are_classes else (None, None)
-    row_bytes = int(np.prod(spool.row_shape)) * spool.x_dtype.itemsize
-    with open_writer(
-        row_shape=spool.row_shape,
-        x_dtype=spool.x_dtype,
-        n_outputs=values.shape[0] if classes is None else len(classes),
-        classes=classes,
-        chunk_rows=layout.default_chunk_rows(row_bytes, chunk_bytes),
-        n_rows=spool.n_rows,
-        y_dtype=None if values.are_classes else values.dtype,
-        weighted=spool.weighted,
-    ) as writer:
-        stats = RunningStatistics(
-            int(np.prod(spool.row_shape)), None if classes is None else len(classes)
-        )
-        n_ahead = n_writers(writer.url, memory // 4, chunk_bytes)
-        with ThreadPoolExecutor(n_ahead, thread_name_prefix="streamkern-write") as pool:
-            for chunk in _chunks(spool, ranks, writer, pool, n_ahead):
-                stats.add(*chunk)
-                if progress is not None:
-                    progress("write", stats.n_rows, spool.n_rows)
-        return writer.finish(stats.result())
+def _chunks_from(
+    spool: Spool, ranks: NDArray[Any] | None, chunk_rows: int, first: int
+) -> Iterator[Callable[[], Chunk]]:
+    """The calls that make chunk `first` and those after it."""
 
+    def chunk(X: Any, y: Any, *w: Any) -> Chunk:
+        return X, y if ranks is None else ranks[y], *w
 
-def _chunks(
-    spool: Spool, ranks: Any, writer: StoreWriter, pool: ThreadPoolExecutor, n_ahead: int
-) -> Iterator[Chunk]:
-    """Every chunk in its order, and in the store."""
-
-    def write(i: int, X: Any, y: Any, *w: Any) -> Chunk:
-        chunk = writer.stored(i)
-        if chunk is None:
-            chunk = X, y if ranks is None else ranks[y], *w
-            writer.write_chunk(i, *chunk)
-        return chunk
-
-    def missing(first: int) -> Iterator[Callable[[], Chunk]]:
-        for i in range(first, writer.n_chunks):
-            start = i * writer.chunk_rows
-            rows = spool.rows(start, min(start + writer.chunk_rows, spool.n_rows))
-            yield partial(write, i, *rows)
-
-    stored = (partial(writer.stored, i) for i in range(writer.n_chunks))
-    return resumed(pool, stored, missing, n_ahead)
+    for start in range(first * chunk_rows, spool.n_rows, chunk_rows):
+        yield partial(chunk, *spool.rows(start, min(start + chunk_rows, spool.n_rows)))

@@ -73,12 +73,12 @@ class StoreSpec:
     chunk_rows: int
     n_outputs: int
     classes: tuple[str, ...] | None
-    mean: NDArray[np.float64] | None = field(repr=False)
-    scale: NDArray[np.float64] | None = field(repr=False)
-    global_mean: float | None
-    global_scale: float | None
-    class_counts: tuple[int, ...] | None
-    fingerprint: str
+    mean: NDArray[np.float64] | None = field(default=None, repr=False)
+    scale: NDArray[np.float64] | None = field(default=None, repr=False)
+    global_mean: float | None = None
+    global_scale: float | None = None
+    class_counts: tuple[int, ...] | None = None
+    fingerprint: str = ""
     y_dtype: np.dtype[Any] | None = None
     weight_totals: tuple[float, ...] | None = None
 

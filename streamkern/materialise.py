@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -21,22 +20,26 @@ from streamkern import layout
 from streamkern.augment import apply_transforms, from_config
 from streamkern.backend import Backend
 from streamkern.errors import ConfigError, DataError
-from streamkern.feed import prepare_weighted
+from streamkern.feed import prepare
+from streamkern.fill import (
+    COPIES_OF_A_CHUNK,
+    DEFAULT_MEMORY,
+    Chunk,
+    Progress,
+    checked_chunk_bytes,
+    fill,
+    n_writers,
+    refuse_same_place,
+)
 from streamkern.layout import StoreSpec
 from streamkern.mixture import open_stores
-from streamkern.parallel import resumed
 from streamkern.prefetch import Loader
 from streamkern.random import Stage
 from streamkern.source_base import Block, Source, is_weighted
 from streamkern.sources import AugmentedSource, stores_of
-from streamkern.statistics import RunningStatistics
-from streamkern.storage import local_path, redact
-from streamkern.writer import COPIES_OF_A_CHUNK, StoreWriter, n_writers
+from streamkern.writer import StoreWriter
 
-DEFAULT_MEMORY = 1 << 30
 _TRIED_ROWS = 8
-Progress = Callable[[str, int, int | None], None]
-Chunk = tuple[np.ndarray, ...]
 
 
 def augment_store(
@@ -146,45 +149,16 @@ def materialise(
         ) as writer:
             n = n_writers(out_url, memory // 2, chunk_bytes)
             n = n if threads == "auto" else min(n, int(threads))
-            return _write(maker, loader, writer, n, progress)
+            return fill(writer, partial(_chunks_from, maker, loader), n, progress)
 
 
-def _write(
-    maker: _Maker, loader: Loader, writer: StoreWriter, n_ahead: int, progress: Progress | None
-) -> StoreSpec:
-    """Keep the chunks that verify, make the others, and publish."""
-    row_shape, classes = maker.source.row_shape, maker.classes
-    stats = RunningStatistics(int(np.prod(row_shape)), None if classes is None else len(classes))
-    with ThreadPoolExecutor(n_ahead, thread_name_prefix="streamkern-write") as pool:
-        # Chunks are counted in their order, which is part of the statistics' bits.
-        for chunk in _chunks(maker, loader, writer, pool, n_ahead):
-            stats.add(*chunk)
-            if progress is not None:
-                progress("write", stats.n_rows, maker.source.n_rows)
-    return writer.finish(stats.result())
-
-
-def _chunks(
-    maker: _Maker, loader: Loader, writer: StoreWriter, pool: ThreadPoolExecutor, n_ahead: int
-) -> Iterator[Chunk]:
-    """Every chunk in its order, and in the store."""
-
-    def make(i: int, rows: Block) -> Chunk:
-        chunk = writer.stored(i)
-        if chunk is None:
-            chunk = maker.chunk(i, rows)
-            writer.write_chunk(i, *chunk)
-        return chunk
-
-    def missing(first: int) -> Iterator[Callable[[], Chunk]]:
-        for batch in loader.epoch(maker.epoch, first):
-            # The arrays are the loader's, which uses them again: copies go to the threads.
-            w = None if batch.w is None else batch.w.copy()
-            rows = Block(batch.X.copy(), batch.y.copy(), batch.rows.copy(), w)
-            yield partial(make, batch.index, rows)
-
-    stored = (partial(writer.stored, i) for i in range(writer.n_chunks))
-    return resumed(pool, stored, missing, n_ahead)
+def _chunks_from(maker: _Maker, loader: Loader, first: int) -> Iterator[Callable[[], Chunk]]:
+    """The calls that make chunk `first` and those after it."""
+    for batch in loader.epoch(maker.epoch, first):
+        # The arrays are the loader's, which uses them again: copies go to the threads.
+        w = None if batch.w is None else batch.w.copy()
+        rows = Block(batch.X.copy(), batch.y.copy(), batch.rows.copy(), w)
+        yield partial(maker.chunk, batch.index, rows)
 
 
 class _Maker:
@@ -218,7 +192,7 @@ class _Maker:
         """X (k, *row_shape), y and sample weights, as stored, of chunk i."""
         X, y, w = rows.X, rows.y, rows.w
         if self.source.feed_transforms:
-            X, Y, w = prepare_weighted(
+            X, Y, w = prepare(
                 self.backend,
                 rows,
                 None if w is None else self._factors,
@@ -256,7 +230,7 @@ class _Maker:
             return False
         tried = self.source.read_unit(0, self.seed, self.epoch).take(slice(_TRIED_ROWS))
         given = self._as_values(tried.y)
-        _, returned = apply_transforms(
+        _, returned, _ = apply_transforms(
             np,
             self.source.feed_transforms,
             tried.X.astype(self._computed),
@@ -287,20 +261,8 @@ def _check(
     """Bytes of a chunk; refuses what can not be done, before anything is written."""
     if epoch < 0:
         raise ConfigError(f"epoch={epoch} must be at least 0")
-    chunk_bytes = int(chunk_mb * 2**20)
-    if chunk_bytes < 1:
-        raise ConfigError(f"chunk_mb={chunk_mb} must be positive")
-    if memory < 4 * COPIES_OF_A_CHUNK * chunk_bytes:
-        raise ConfigError(
-            f"memory={memory} is less than {4 * COPIES_OF_A_CHUNK} chunks of chunk_mb={chunk_mb}; "
-            f"raise memory to {4 * COPIES_OF_A_CHUNK * chunk_bytes} or lower chunk_mb"
-        )
+    chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 4 * COPIES_OF_A_CHUNK)
     if source.n_outputs < 1:
         raise ConfigError("the source has no targets y; a store needs them")
-    there = local_path(out_url)
-    for store in stores_of(source):
-        here = local_path(store.url)
-        same = str(store.url).rstrip("/") == str(out_url).rstrip("/")
-        if same or (here is not None and there is not None and here.resolve() == there.resolve()):
-            raise ConfigError(f"{redact(out_url)} is both input and output; write elsewhere")
+    refuse_same_place((store.url for store in stores_of(source)), out_url)
     return chunk_bytes

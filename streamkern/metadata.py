@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -107,10 +107,6 @@ def _foreign_spec(arrays: Arrays, names: Names, url: str) -> StoreSpec:
         chunk_rows=min(chunk_rows(X), X.shape[0]),
         n_outputs=n_outputs,
         classes=classes,
-        mean=None,
-        scale=None,
-        global_mean=None,
-        global_scale=None,
         class_counts=counts,
         fingerprint=foreign_fingerprint(arrays, names),
         y_dtype=None if y is None else np.dtype(y.dtype).newbyteorder("="),
@@ -131,14 +127,8 @@ def foreign_fingerprint(arrays: Arrays, names: Names) -> str:
 def _scan_classes(y: Any, where: str) -> tuple[int, ...]:
     """Rows per class id 0..max of a foreign integer y, in one pass of a chunk at a time."""
     counts = np.zeros(0, np.int64)
-    step = max(chunk_rows(y), 1 << 16)
-    for start in range(0, y.shape[0], step):
-        try:
-            ids = np.asarray(y[start : start + step]).astype(np.int64)
-        except (StreamkernError, OSError, MemoryError):
-            raise
-        except Exception as error:
-            raise CorruptChunkError(f"{where} does not decode near row {start}: {error}") from error
+    for _, stored in _slabs(where, y):
+        ids = stored.astype(np.int64)
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= MAX_INFERRED_CLASSES:
             raise DataError(
@@ -161,18 +151,23 @@ def _scan_weights(
             f"{where} has shape {w.shape}; sample weights are one number for each row, beside y"
         )
     totals = np.zeros(1 if classes is None else len(classes))
-    step = max(chunk_rows(w), 1 << 16)
-    for start in range(0, w.shape[0], step):
+    for start, part, *ids in _slabs(where, w, *([] if classes is None else [y])):
+        part = as_weights(part, len(part), where, start)
+        add_totals(totals, ids[0] if ids else part, part, classes is not None)
+    return tuple(totals.tolist())
+
+
+def _slabs(where: str, *arrays: Any) -> Iterator[Any]:
+    """First row and rows of `arrays`, some chunks of the first one at a time."""
+    step = max(chunk_rows(arrays[0]), 1 << 16)
+    for start in range(0, arrays[0].shape[0], step):
         try:
-            part = np.asarray(w[start : start + step])
-            ids = part if classes is None else np.asarray(y[start : start + step])
+            parts = [np.asarray(array[start : start + step]) for array in arrays]
         except (StreamkernError, OSError, MemoryError):
             raise
         except Exception as error:
             raise CorruptChunkError(f"{where} does not decode near row {start}: {error}") from error
-        part = as_weights(part, len(part), where, start)
-        add_totals(totals, ids, part, classes is not None)
-    return tuple(totals.tolist())
+        yield start, *parts
 
 
 def chunk_rows(array: Any) -> int:

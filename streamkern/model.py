@@ -78,7 +78,7 @@ class KernelModel:
     def _block_values(
         self, block: Block, classes: Sequence[str] | None, n_outputs: int
     ) -> tuple[Array, Array]:
-        X, Y = prepare(
+        X, Y, _ = prepare(
             self.backend, block, transforms=self.fixed, dtype=self.op.dtype, seed=0, epoch=0,
             n_outputs=n_outputs, classes=classes,
         )  # fmt: skip

@@ -22,7 +22,7 @@ from streamkern.guard import Guard, Watch
 from streamkern.kernels import Kernel
 from streamkern.model import KernelModel
 from streamkern.prefetch import Loader
-from streamkern.problem import Run, open_run
+from streamkern.run import Run, open_run
 from streamkern.sizes import IN_PLACE, Sizes
 from streamkern.solver.base import State
 from streamkern.source_base import Source

@@ -14,8 +14,8 @@ from streamkern.describe import describe_store
 from streamkern.errors import StorageAccessError
 from streamkern.folder import open_folder
 from streamkern.kerneltable import bandwidths, kernel_text
-from streamkern.problem import Run
 from streamkern.report import redact, size_text, table
+from streamkern.run import Run
 from streamkern.sizes import FROM_CENTERS, Sizes
 from streamkern.sources import stores_of
 from streamkern.step_rule import largest

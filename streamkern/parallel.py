@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import closing
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -30,20 +29,3 @@ def in_turn(
         for future in waiting:
             future.cancel()
         wait(waiting)
-
-
-def resumed(
-    pool: ThreadPoolExecutor,
-    kept: Iterable[Callable[[], T | None]],
-    missing: Callable[[int], Iterable[Callable[[], T]]],
-    n_ahead: int,
-) -> Iterator[T]:
-    """The results of `kept` up to the first None, item k, then those of `missing(k)`."""
-    first = 0
-    with closing(in_turn(pool, kept, n_ahead)) as found:
-        for item in found:
-            if item is None:
-                break
-            yield item
-            first += 1
-    yield from in_turn(pool, missing(first), n_ahead)

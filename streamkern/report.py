@@ -1,4 +1,4 @@
-"""What a run says about itself: timers, the progress line, end-of-run tables, and `redact`.
+"""What a run says about itself: the progress line, end-of-run tables, and `redact`.
 
 Nothing here raises into the training loop for a cosmetic reason, and no text leaves without
 passing `redact`: user names, passwords, signatures and tokens in URLs never reach a log.
@@ -11,9 +11,8 @@ import math
 import os
 import re
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Self, TextIO
 
@@ -44,30 +43,6 @@ def _without_secrets(rest: str) -> str:
 def utc_now() -> str:
     """The time as ISO 8601 in UTC, to the millisecond."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-class Timers:
-    """Seconds and entries by name: ``with timers("kernel"): ...``; safe to share by threads."""
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.seconds: dict[str, float] = {}
-        self.entries: dict[str, int] = {}
-        self._clock = clock
-        self._lock = threading.Lock()
-
-    @contextlib.contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        start = self._clock()
-        try:
-            yield
-        finally:
-            self.add(name, self._clock() - start)
-
-    def add(self, name: str, seconds: float) -> None:
-        """Count `seconds` measured elsewhere towards `name`."""
-        with self._lock:
-            self.seconds[name] = self.seconds.get(name, 0.0) + seconds
-            self.entries[name] = self.entries.get(name, 0) + 1
 
 
 class Progress:

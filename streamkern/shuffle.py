@@ -23,8 +23,8 @@ import numpy as np
 
 from streamkern.errors import DataError
 from streamkern.random import words
+from streamkern.unfinished import disk_full_hint
 from streamkern.weights import DTYPE as WEIGHT
-from streamkern.writer import disk_full_hint
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -143,7 +143,7 @@ class BaseSource(ABC):
         X, y, *w = self._read(u, seed, epoch)
         rows = np.arange(*self.unit_bounds(u), dtype=np.int64)
         stage = (Stage.HOST_TRANSFORM, self.level)
-        X, y = apply_transforms(
+        X, y, _ = apply_transforms(
             np, self._host, X, y, rows=rows, seed=seed, epoch=epoch, stage=stage
         )
         return Block(X, y, rows, *w)

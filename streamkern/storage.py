@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from zarr.core.buffer import Buffer, BufferPrototype
 
 _METADATA = frozenset({"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"})
-__all__ = ["StrictStore", "local_path", "open_objects", "redact", "zarr_store"]
+__all__ = ["StrictStore", "check_missing", "local_path", "open_objects", "redact", "zarr_store"]
 
 _WINDOWS_DRIVE = re.compile(r"^[A-Za-z]:[\\/]")
 _ONE_SLASH = re.compile(r"(s3a?|gs|gcs|az|abfs|https?|memory):/(?!/)")
@@ -138,6 +138,12 @@ def local_path(url: str | os.PathLike[str]) -> Path | None:
     if "://" in url and not _WINDOWS_DRIVE.match(url):
         return None
     return Path(url)
+
+
+def check_missing(missing: str) -> None:
+    """ConfigError unless `missing` is a way to take an absent chunk, as `open_store` knows them."""
+    if missing not in ("error", "fill"):
+        raise ConfigError(f'missing="{missing}" is unknown; use "error" or "fill"')
 
 
 class StrictStore(WrapperStore["Store"]):

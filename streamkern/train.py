@@ -21,7 +21,8 @@ from streamkern.identity import (
     run_record,
 )
 from streamkern.kernels import Kernel
-from streamkern.problem import checked_classes, open_run, open_test
+from streamkern.problem import checked_classes, open_test
+from streamkern.run import open_run
 from streamkern.source_base import Source
 from streamkern.trainer import Result, Trainer
 from streamkern.warm import WarmStart

@@ -23,7 +23,6 @@ import numpy.typing as npt
 from streamkern.assemble import Assembled, reassemble, start
 from streamkern.checkpoint import RunDirectory
 from streamkern.cluster import dashboard_link
-from streamkern.config import difference
 from streamkern.errors import (
     EXIT_FAILED,
     DivergenceError,
@@ -35,17 +34,13 @@ from streamkern.errors import (
 )
 from streamkern.feed import DeviceBatch, Feed
 from streamkern.guard import Guard, Watch
-from streamkern.identity import (
-    StopRequest,
-    changed_backend,
-    changed_versions,
-)
+from streamkern.identity import StopRequest, changed_backend, changed_versions, difference
 from streamkern.kernels import Kernel
 from streamkern.meter import Meter
 from streamkern.model import KernelModel
 from streamkern.prefetch import Loader
-from streamkern.problem import Run
 from streamkern.report import Progress
+from streamkern.run import Run
 from streamkern.runlog import RunLog
 from streamkern.saver import AsyncSaver
 from streamkern.source_base import Source

@@ -21,9 +21,9 @@ from typing import Any, Self
 
 import filelock
 
-from streamkern.config import difference
 from streamkern.errors import ResumeMismatchError, RunError, RunLockedError, StorageError
 from streamkern.folder import TEMPORARY, Folder, open_folder, reason
+from streamkern.identity import difference
 from streamkern.report import utc_now
 from streamkern.storage import local_path
 

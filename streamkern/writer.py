@@ -1,29 +1,21 @@
 """Writes a training set in Zarr chunk by chunk, resumable, published in one step at the end.
 
-The state of an unfinished store is in the store: the group attribute says "writing" and holds
-the plan the content is made from and who writes it, and `digests` is the journal, its row written
-after the chunk. Who was taken for dead and goes on finds another writer there, or none, and does
-not publish.
+The state of an unfinished store is in the store: its `Claim`, and its `Journal`, where a row is
+written after the chunk.
 """
 
 from __future__ import annotations
 
-import errno
-import threading
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-import zarr
-from zarr.errors import ContainsArrayError, NodeTypeValidationError
 
 from streamkern import layout
-from streamkern.errors import ConfigError, DataError, NonFiniteError, ResumeMismatchError
+from streamkern.errors import ConfigError, DataError, NonFiniteError
 from streamkern.layout import ATTRIBUTE, DIGEST_CHUNK, StoreSpec
-from streamkern.machine import available_cpus
-from streamkern.storage import local_path, redact, zarr_store
+from streamkern.storage import redact, zarr_store
+from streamkern.unfinished import Claim, Journal, disk_full_hint
 from streamkern.weights import DTYPE, as_weights
 
 if TYPE_CHECKING:
@@ -32,18 +24,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from streamkern.statistics import Statistics
-
-
-_REMOTE_WRITERS = 16
-# Of a chunk being made and written: the rows as they came, the cast, what two transforms make of
-# them, and five for digesting, compressing and writing it, less what is gone by then.
-COPIES_OF_A_CHUNK = 8
-
-
-def n_writers(url: str | os.PathLike[str], memory: int, chunk_bytes: int) -> int:
-    """Chunks to make and write at a time; writes to a network wait, and go on side by side."""
-    wanted = max(2, available_cpus()) if local_path(url) is not None else _REMOTE_WRITERS
-    return max(1, min(wanted, memory // (COPIES_OF_A_CHUNK * chunk_bytes)))
 
 
 class StoreWriter:
@@ -74,9 +54,12 @@ class StoreWriter:
         What the content is made from. A resume under another plan is refused.
     weighted : bool
         Whether rows bring sample weights.
-    """
 
-    _journal: NDArray[np.uint8]  # `digests`, in memory
+    Attributes
+    ----------
+    spec : StoreSpec
+        What is being written; n_rows is 0 where it is not known.
+    """
 
     def __init__(
         self,
@@ -106,32 +89,23 @@ class StoreWriter:
         rows = layout.default_chunk_rows(row_bytes) if chunk_rows is None else int(chunk_rows)
         if rows < 1:
             raise ConfigError(f"chunk_rows={rows} must be at least 1")
-        self._spec = StoreSpec(
+        self.spec = StoreSpec(
             n_rows=0 if n_rows is None else n_rows,
             row_shape=tuple(int(k) for k in row_shape),
             x_dtype=dtype,
             chunk_rows=rows if n_rows is None else min(rows, n_rows),
             n_outputs=n_outputs,
             classes=None if classes is None else tuple(classes),
-            mean=None,
-            scale=None,
-            global_mean=None,
-            global_scale=None,
-            class_counts=None,
-            fingerprint="",
             y_dtype=_target_dtype(dtype, classes, y_dtype),
             weight_totals=(0.0,) if weighted else None,  # as `finish` is told
         )
         self._n_rows = n_rows
-        self._journal_lock = threading.Lock()  # an older slab must not be written over a newer
         self._compress = compress
         layout.codecs(dtype, compress)
-        self._id = uuid.uuid4().hex
-        self._store = zarr_store(url, storage_options=storage_options, read_only=False)
+        store = zarr_store(url, storage_options=storage_options, read_only=False)
         with disk_full_hint(self.url):
-            self._group, self.resumed = self._claim(self._full_plan(plan), overwrite)
-            if self.resumed:
-                self._sweep()
+            self._claim = Claim(store, self.url, self._full_plan(plan), overwrite)
+            self.resumed = self._claim.resumed
             self._create_arrays()
 
     def __enter__(self) -> Self:
@@ -143,7 +117,7 @@ class StoreWriter:
     @property
     def chunk_rows(self) -> int:
         """Rows in every chunk but the last."""
-        return self._spec.chunk_rows
+        return self.spec.chunk_rows
 
     @property
     def n_chunks(self) -> int:
@@ -156,7 +130,7 @@ class StoreWriter:
     @property
     def done(self) -> NDArray[np.bool_]:
         """(capacity,) bool: chunks the journal says are written."""
-        return np.asarray(self._journal.any(axis=1))
+        return self._journal.done
 
     def write_chunk(
         self, i: int, X: NDArray[Any], y: NDArray[Any], w: NDArray[Any] | None = None
@@ -184,15 +158,13 @@ class StoreWriter:
         with disk_full_hint(self.url):
             for array, part in zip(self._arrays, parts, strict=True):
                 array[start : start + len(X)] = part
-            digest = layout.chunk_digest(*parts)
             # Last: a chunk is in the journal only when all of it is in the store.
-            with self._journal_lock:
-                self._journal[i] = digest
-                self._write_journal(i // DIGEST_CHUNK)
+            self._journal.add(i, layout.chunk_digest(*parts))
 
     def stored(self, i: int) -> tuple[NDArray[Any], ...] | None:
         """X, y (and w) of chunk `i`, if the journal has it and its digest agrees; else None."""
-        if i >= len(self._journal) or not self._journal[i].any():
+        digest = self._journal.digest(i)
+        if digest is None:
             return None
         start = i * self.chunk_rows
         stop = start + self.chunk_rows
@@ -202,7 +174,7 @@ class StoreWriter:
             parts = tuple(np.asarray(array[start:stop]) for array in self._arrays)
         except (ValueError, RuntimeError, TypeError):  # bytes that do not decode
             return None
-        return parts if np.array_equal(layout.chunk_digest(*parts), self._journal[i]) else None
+        return parts if np.array_equal(layout.chunk_digest(*parts), digest) else None
 
     def finish(self, stats: Statistics | None = None) -> StoreSpec:
         """Publish the store: attributes are written last, in one step. Returns its spec."""
@@ -220,21 +192,17 @@ class StoreWriter:
                 "sample weights"
             )
         n_rows = n_chunks * self.chunk_rows if self._n_rows is None else self._n_rows
-        digests = self._journal[:n_chunks]
-        self._check_writer()
+        self._claim.check()
+        group = self._claim.group
         with disk_full_hint(self.url):
             if self._x.shape[0] != n_rows:
                 self._resize(n_rows)
-                self._journal = digests
-                self._write_journal((n_chunks - 1) // DIGEST_CHUNK)
-            self._group.attrs[ATTRIBUTE] = self._attributes(n_rows, digests, stats)
-        state: Any = self._group.attrs[ATTRIBUTE]
+            group.attrs[ATTRIBUTE] = self._attributes(n_rows, stats)
+        state: Any = group.attrs[ATTRIBUTE]
         return layout.spec_from_attributes(self._x, self._y, self._w, state, self.url)
 
-    # -- laying claim to the place
-
     def _full_plan(self, plan: Mapping[str, Any] | None) -> dict[str, Any]:
-        spec = self._spec
+        spec = self.spec
         return {
             **(plan or {}),
             "n_rows": self._n_rows,
@@ -248,88 +216,37 @@ class StoreWriter:
             **({} if spec.weight_totals is None else {"weighted": True}),
         }
 
-    def _claim(self, plan: dict[str, Any], overwrite: bool) -> tuple[zarr.Group, bool]:
-        """The group to write to, and whether an interrupted write goes on in it."""
-        state, where = claimable(self._store, self.url), redact(self.url)
-        writing: Any = {
-            "schema": layout.SCHEMA, "status": "writing", "plan": plan, "writer": self._id
-        }  # fmt: skip
-        if state is None:
-            return zarr.create_group(self._store, attributes={ATTRIBUTE: writing}), False
-        group = zarr.open_group(self._store, mode="r+")
-        if state.get("status") == "writing" and state.get("plan") == plan:
-            group.attrs[ATTRIBUTE] = writing
-            return group, True
-        if not overwrite and state.get("status") == "complete":
-            raise DataError(f"{where} already holds a store; overwrite=True replaces it")
-        if not overwrite:
-            names = _differences(state.get("plan") or {}, plan)
-            raise ResumeMismatchError(
-                f"{where} holds an unfinished store made with other settings or data "
-                f"({names}); repeat those, or overwrite it"
-            )
-        # Between here and "writing" the old chunks must not be taken for finished work.
-        group.attrs[ATTRIBUTE] = {**writing, "status": "clearing"}
-        for name in ("X", "y", "w", "digests"):
-            if name in group:
-                del group[name]
-        group.attrs[ATTRIBUTE] = writing
-        return group, False
-
-    def _check_writer(self) -> None:
-        """DataError unless the place is still claimed by this writer."""
-        state = claimable(self._store, self.url) or {}
-        if (state.get("status"), state.get("writer")) != ("writing", self._id):
-            raise DataError(
-                f"{redact(self.url)} can not be finished: another writer has begun there since "
-                "this one did, and what is there belongs to it; let only one write at a time"
-            )
-
-    def _sweep(self) -> None:
-        """Delete what a killed write left beside the chunks: zarr writes aside, then renames."""
-        path = local_path(self.url)
-        if path is not None:
-            for left in path.rglob("*.partial"):
-                left.unlink(missing_ok=True)
-
     def _create_arrays(self) -> None:
-        spec = self._spec
+        spec = self.spec
+        n, k = spec.chunk_rows if self._n_rows is None else self._n_rows, spec.chunk_rows
         names = layout.dimension_names(spec.row_shape)
-        n = spec.chunk_rows if self._n_rows is None else self._n_rows
+        self._x = self._array("X", (n, *spec.row_shape), k, spec.x_dtype, names)
         ids = spec.classes is not None
-        self._x = self._array(
-            "X", (n, *spec.row_shape), (spec.chunk_rows, *spec.row_shape), spec.x_dtype, names
-        )
-        y_tail = () if ids else (spec.n_outputs,)
-        y_names = ("row",) if ids else ("row", "output")
-        self._y = self._array(
-            "y", (n, *y_tail), (spec.chunk_rows, *y_tail), np.dtype(spec.y_dtype), y_names
-        )
+        tail, tail_names = ((), ()) if ids else ((spec.n_outputs,), ("output",))
+        self._y = self._array("y", (n, *tail), k, np.dtype(spec.y_dtype), ("row", *tail_names))
         self._w = None
         if spec.weight_totals is not None:
-            self._w = self._array("w", (n,), (spec.chunk_rows,), DTYPE, ("row",))
+            self._w = self._array("w", (n,), k, DTYPE, ("row",))
         self._arrays = [a for a in (self._x, self._y, self._w) if a is not None]
-        chunks = -(-n // spec.chunk_rows)
-        width = len(self._arrays) * layout.DIGEST_BYTES
-        self._digests = self._array(
-            "digests", (chunks, width), (DIGEST_CHUNK, width), np.dtype(np.uint8), ("chunk", "byte")
-        )
-        self._journal = self._read_journal()
+        shape = (-(-n // k), len(self._arrays) * layout.DIGEST_BYTES)
+        digests = self._array("digests", shape, DIGEST_CHUNK, np.dtype(np.uint8), ("chunk", "byte"))
+        self._journal = Journal(digests)
 
     def _array(
         self,
         name: str,
         shape: tuple[int, ...],
-        chunks: tuple[int, ...],
+        chunk_rows: int,
         dtype: np.dtype[Any],
         names: tuple[str, ...],
     ) -> Any:
-        if name in self._group:
-            return self._group[name]
-        return self._group.create_array(
+        group = self._claim.group
+        if name in group:
+            return group[name]
+        return group.create_array(
             name,
             shape=shape,
-            chunks=chunks,
+            chunks=(chunk_rows, *shape[1:]),
             dtype=dtype,
             filters=None,
             compressors=layout.codecs(dtype, self._compress),
@@ -338,10 +255,8 @@ class StoreWriter:
             config={"write_empty_chunks": True},
         )
 
-    # -- growing and journaling
-
     def _place(self, i: int, X: NDArray[Any]) -> int:
-        spec = self._spec
+        spec = self.spec
         if X.shape[1:] != spec.row_shape or X.dtype.newbyteorder("=") != spec.x_dtype:
             raise DataError(
                 f"chunk {i} has X {X.shape} {X.dtype}; this store holds rows of "
@@ -367,7 +282,7 @@ class StoreWriter:
         return start
 
     def _stored_targets(self, y: NDArray[Any], i: int, rows: int) -> NDArray[Any]:
-        spec = self._spec
+        spec = self.spec
         if len(y) != rows:
             raise DataError(f"chunk {i} has {rows} rows of X and {len(y)} of y; they must agree")
         if spec.classes is not None:
@@ -386,29 +301,12 @@ class StoreWriter:
         return y
 
     def _resize(self, n_rows: int) -> None:
-        chunks = -(-n_rows // self.chunk_rows)
         for array in self._arrays:
             array.resize((n_rows, *array.shape[1:]))
-        self._digests.resize((chunks, self._digests.shape[1]))
-        grown = np.zeros((chunks, self._digests.shape[1]), np.uint8)
-        keep = min(chunks, len(self._journal))
-        grown[:keep] = self._journal[:keep]
-        self._journal = grown
+        self._journal.resize(-(-n_rows // self.chunk_rows))
 
-    def _read_journal(self) -> NDArray[np.uint8]:
-        try:
-            return np.array(self._digests[:], dtype=np.uint8)
-        except (ValueError, RuntimeError):  # a damaged journal means nothing is known to be done
-            return np.zeros(self._digests.shape, np.uint8)
-
-    def _write_journal(self, slab: int) -> None:
-        rows = slice(slab * DIGEST_CHUNK, min((slab + 1) * DIGEST_CHUNK, len(self._journal)))
-        self._digests[rows] = self._journal[rows]
-
-    def _attributes(
-        self, n_rows: int, digests: NDArray[np.uint8], stats: Statistics | None
-    ) -> dict[str, Any]:
-        spec, weighted = self._spec, self._w is not None
+    def _attributes(self, n_rows: int, stats: Statistics | None) -> dict[str, Any]:
+        spec, weighted = self.spec, self._w is not None
         state = {
             "schema": layout.WEIGHTED_SCHEMA if weighted else layout.SCHEMA,
             "status": "complete",
@@ -422,52 +320,11 @@ class StoreWriter:
             "global_mean": None if stats is None else stats.global_mean,
             "global_scale": None if stats is None else stats.global_scale,
             "digest": "sha256",
-            "fingerprint": layout.content_fingerprint(spec, n_rows, digests),
+            "fingerprint": layout.content_fingerprint(spec, n_rows, self._journal.digests),
         }
         if stats is not None and weighted:
             state["weight_totals"] = list(stats.weight_totals or ())
         return {**state, "metadata_digest": layout.metadata_digest(state, self._arrays)}
-
-
-def claimable(store: Any, url: str) -> dict[str, Any] | None:
-    """What streamkern left at the place (its attribute), or None when the place is free.
-
-    Raises
-    ------
-    DataError
-        Something else is there; it is never deleted, not even with overwrite=True.
-    """
-    where = redact(url)
-    refusal = f"{where} holds something streamkern did not write; choose another place"
-    try:
-        group = zarr.open_group(store, mode="r")
-    except FileNotFoundError:
-        path = local_path(url)
-        if path is not None and path.exists() and (path.is_file() or any(path.iterdir())):
-            raise DataError(refusal) from None
-        return None
-    except (ContainsArrayError, NodeTypeValidationError) as error:
-        raise DataError(refusal) from error
-    state = group.attrs.get(ATTRIBUTE)
-    if not isinstance(state, Mapping):
-        raise DataError(refusal)
-    return dict(state)
-
-
-@contextmanager
-def disk_full_hint(where: str) -> Iterator[None]:
-    """Turns a bare "no space left" into one sentence with the place and what to do."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise OSError(
-            error.errno,
-            f"no space left while writing {redact(where)}; free some space and run the same "
-            "command again, it goes on where it stopped",
-            error.filename,
-        ) from error
 
 
 def _target_dtype(
@@ -479,8 +336,3 @@ def _target_dtype(
         return np.dtype(np.float64 if x_dtype == np.float64 else np.float32)
     dtype: np.dtype[Any] = np.dtype(y_dtype).newbyteorder("=")
     return dtype
-
-
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    names = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
-    return ", ".join(names) + " differ" if names else "it was being replaced"

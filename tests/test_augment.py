@@ -41,9 +41,10 @@ class Data:
 
 def run(transform: Any, X: np.ndarray, Y: np.ndarray, rows: np.ndarray, seed: int = 3) -> Any:
     dtype = X.dtype if X.dtype.kind == "f" else np.float32
-    return apply_transforms(
+    X, Y, _ = apply_transforms(
         np, [transform], X, Y, rows=rows, seed=seed, epoch=1, stage=(9,), dtype=dtype
     )
+    return X, Y
 
 
 def twin(rows: np.ndarray, dtype: Any = np.float32, seed: int = 3) -> RowRandom:
@@ -193,7 +194,7 @@ def test_a_row_is_transformed_alike_in_any_batch(data: Any, seed: int) -> None:
 def test_two_of_a_kind_draw_differently(batch: Any) -> None:
     X, Y, rows = batch
     noise = GaussianNoise(1.0)
-    twice, _ = apply_transforms(
+    twice, *_ = apply_transforms(
         np, [noise, noise], X, Y, rows=rows, seed=3, epoch=1, stage=(9,), dtype=np.float32
     )
     once, _ = run(noise, X, Y, rows)

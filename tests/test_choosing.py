@@ -25,9 +25,9 @@ from streamkern.kernels import Laplace
 from streamkern.kmeans import KMEANS_STAGE, kmeans
 from streamkern.mixture import MixtureSource
 from streamkern.overview import plan_overview, plan_text
-from streamkern.problem import Run, open_run
 from streamkern.products import KernelOperator
 from streamkern.rpcholesky import PIVOT_STAGE, rpcholesky
+from streamkern.run import Run, open_run
 from streamkern.selection import KMEANS_BATCH, selection
 from streamkern.sources import ArraySource, AugmentedSource, GeneratorSource, Source, ZarrSource
 from tests import reference as ref

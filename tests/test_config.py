@@ -23,10 +23,10 @@ from streamkern.config import (
     ModelConfig,
     RunConfig,
     SolverConfig,
-    difference,
     load_run_file,
 )
 from streamkern.errors import ConfigError
+from streamkern.identity import difference
 from streamkern.settings import parse_bytes, parse_seconds
 
 SECRET = "hunter2/and+more"

@@ -18,8 +18,8 @@ from streamkern.estimator import KernelClassifier, KernelRegressor
 from streamkern.fourier import FourierFeatures, frequencies
 from streamkern.kernels import get_kernel
 from streamkern.model import load_model
-from streamkern.problem import open_run
 from streamkern.products import KernelOperator
+from streamkern.run import open_run
 from streamkern.solver import build
 from tests import reference as ref
 from tests.maths import (

@@ -85,7 +85,7 @@ def test_prepare_gives_the_rows_of_the_feed(backend: Backend) -> None:
     X = np.concatenate([b.X for b in batches])[np.argsort(rows)]
     Y = np.concatenate([b.Y for b in batches])[np.argsort(rows)]
     block = sample_rows(source, 60, 1, epoch=2)
-    sample_X, sample_Y = prepare(
+    sample_X, sample_Y, _ = prepare(
         backend,
         block,
         transforms=source.feed_transforms,

@@ -23,7 +23,7 @@ from streamkern.identity import (
     run_record,
 )
 from streamkern.kernels import get_kernel
-from streamkern.problem import Run, open_run
+from streamkern.run import Run, open_run
 from streamkern.sources import Source
 from tests.runs import Array, array_source, arrays, settings, stream
 

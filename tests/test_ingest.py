@@ -42,10 +42,10 @@ from streamkern.errors import (
     ResumeMismatchError,
     StoreNotFoundError,
 )
+from streamkern.fill import n_writers
 from streamkern.ingest import ingest
 from streamkern.shuffle import Spool, row_keys
 from streamkern.store import Store, open_store
-from streamkern.writer import n_writers
 from tests import faults
 
 SMALL = 16 << 14  # the least memory that chunks of 16 KiB allow

@@ -97,7 +97,7 @@ def test_rows_are_those_of_an_epoch(tmp_path: Path, source: Source, threads: int
     assert (spec.n_rows, spec.chunk_rows, spec.x_dtype) == (source.n_rows, 31, np.float32)
     assert (spec.classes, spec.row_shape) == (("a", "b", "c"), (3, 4, 1))
     X, y = everything(source, seed, epoch)  # the flips are in it
-    X, _ = apply_transforms(
+    X, *_ = apply_transforms(
         np, source.feed_transforms, X.astype(np.float32), one_hot(y), rows=np.arange(len(X)),
         seed=seed, epoch=epoch, stage=(Stage.FEED_TRANSFORM,),
     )  # fmt: skip
@@ -166,7 +166,7 @@ def test_a_mixture_of_stores(tmp_path: Path) -> None:
     mixture = MixtureSource([ZarrSource(url) for url in urls], [1, 2])
     source = AugmentedSource(mixture, 3, from_config(tables))
     X, y = everything(source, 4)
-    X, _ = apply_transforms(
+    X, *_ = apply_transforms(
         np, source.feed_transforms, X.astype(np.float32), one_hot(y), rows=np.arange(len(X)),
         seed=4, epoch=0, stage=(Stage.FEED_TRANSFORM,),
     )  # fmt: skip

@@ -33,7 +33,7 @@ import json, sys
 from pathlib import Path
 import dask, sklearn.utils.validation  # all imports come before the baseline
 from streamkern.config import RunConfig
-from streamkern.problem import open_run
+from streamkern.run import open_run
 from streamkern.train import train
 
 def status(key):

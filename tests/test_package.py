@@ -30,9 +30,10 @@ FOUNDATION = {
     *("objects", "engines", "s3", "objectstore", "storage", "remotefile", "parallel", "waiting"),
 }
 DATA_LANE = {
-    *("chunkfile", "layout", "metadata", "statistics", "store", "writer", "describe"),
+    *("chunkfile", "layout", "metadata", "statistics", "store", "describe"),
+    *("storedchunks", "unfinished", "writer", "fill"),
     *("cache", "cachedobjects", "meter", "readspeed"),
-    *("readers", "arrayfiles", "tables", "conform", "shuffle", "ingest"),
+    *("readers", "inputfiles", "arrayfiles", "tables", "conform", "shuffle", "ingest"),
     *("augment", "source_base", "sources", "arrays", "generator", "mixture", "materialise"),
     *("plan", "fetch", "remote", "cluster", "buffers", "prefetch", "feed", "weights"),
 }
@@ -44,17 +45,8 @@ MATHS_LANE = {
 }
 STATE = {"runlog", "lease", "folder", "checksums", "sealed", "checkpoint", "saver"}
 RUN = {
-    *(
-        "precision",
-        "choice",
-        "problem",
-        "centers",
-        "balanced",
-        "choosing",
-        "assemble",
-        "model",
-        "guard",
-    ),
+    *("precision", "choice", "problem", "run", "centers", "balanced", "choosing"),
+    *("assemble", "model", "guard"),
     *("identity", "warm", "trainer", "train", "runfile", "holdout", "candidates", "trials"),
     *("trainings", "tuning"),
 }

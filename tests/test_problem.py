@@ -21,14 +21,8 @@ from streamkern.errors import (
     StreamkernError,
 )
 from streamkern.ingest import ingest
-from streamkern.problem import (
-    DEFAULT_CENTERS,
-    Run,
-    count_centers,
-    open_centers,
-    open_data,
-    open_run,
-)
+from streamkern.problem import DEFAULT_CENTERS, count_centers, open_centers, open_data
+from streamkern.run import Run, open_run
 from streamkern.sources import ArraySource, AugmentedSource, GeneratorSource, Source
 from streamkern.storage import zarr_store
 from streamkern.train import train

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamkern.report import Progress, Timers, redact, table
+from streamkern.report import Progress, redact, table
 
 
 class Terminal(io.StringIO):
@@ -50,21 +50,7 @@ def test_no_secret_passes(key: str, secret: str) -> None:
         assert marked not in redact(f"failed at {url} and {url}")
 
 
-# -- timers, progress, tables ------------------------------------------------------------------
-
-
-def test_timers_add_up_also_when_the_body_raises() -> None:
-    ticks = iter([0.0, 1.0, 10.0, 12.5, 20.0, 21.0])
-    timers = Timers(clock=lambda: next(ticks))
-    with timers("kernel"):
-        pass
-    with pytest.raises(KeyError), timers("kernel"):
-        raise KeyError
-    with timers("save"):
-        pass
-    timers.add("save", 4.0)
-    assert timers.seconds == {"kernel": 3.5, "save": 5.0}
-    assert timers.entries == {"kernel": 2, "save": 2}
+# -- progress, tables --------------------------------------------------------------------------
 
 
 def test_progress_draws_on_a_terminal_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from streamkern.errors import (
 from streamkern.statistics import RunningStatistics
 from streamkern.storage import StrictStore, redact, zarr_store
 from streamkern.store import Store, StoreWriter, open_store
-from streamkern.writer import disk_full_hint
+from streamkern.unfinished import disk_full_hint
 from tests import faults
 
 DTYPES = ["uint8", "uint16", "float16", "float32", "float64"]
@@ -237,7 +237,7 @@ def test_damage_is_an_error_that_names_the_key(
 ) -> None:
     store = write(tmp_path / "s", *sample(30, (5,), dtype))
     if by_zarr:
-        store._files.clear()
+        store.stored._files.clear()
     match damage:
         case "flip":
             faults.flip_bit(tmp_path / "s", key, byte=2)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamkern import problem
+from streamkern import run as opening
 from streamkern.backend import Backend
 from streamkern.config import RunConfig
 from streamkern.feed import Feed
@@ -178,7 +178,7 @@ def test_a_device_holds_what_the_plan_lists(
         backends.append(Measured())
         return backends[-1]
 
-    monkeypatch.setattr(problem, "get_backend", get_backend)
+    monkeypatch.setattr(opening, "get_backend", get_backend)
     rng = np.random.default_rng(0)
     X, y = rng.integers(0, 256, (9000, 12, 12, 1)).astype(np.uint8), rng.integers(0, 10, 9000)
     source, test = ArraySource(X, y), ArraySource(X[:2000], y[:2000])
@@ -190,7 +190,7 @@ def test_a_device_holds_what_the_plan_lists(
             "run": {"device": "gpu", "precision": precision},
         }
     )
-    planned = problem.open_run(config, source=source).buffers
+    planned = opening.open_run(config, source=source).buffers
     train(config, source=source, test=test)
     # The contract is 10 %. The plan of a setup may be larger than it: its parts follow each other.
     assert backends[-1].device.peak <= 1.1 * planned.peak

@@ -1,0 +1,201 @@
+"""A run before it starts: the data opened, everything "auto" resolved, memory counted.
+
+`open_run` is what `streamkern plan` prints and what `train` begins with; it reads metadata only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from streamkern.backend import Backend
+from streamkern.budget import default_budget
+from streamkern.choice import choose
+from streamkern.config import RunConfig
+from streamkern.devices import get_backend
+from streamkern.errors import ConfigError
+from streamkern.fourier import FourierFeatures, check_sampled
+from streamkern.kernels import Kernel, get_kernel
+from streamkern.memory import Buffers, count
+from streamkern.plan import unit_sizes
+from streamkern.points import Grid, point_bytes, point_width, scratch_bytes
+from streamkern.precision import resolve_precision
+from streamkern.prefetch import MAX_THREADS
+from streamkern.problem import Data, count_centers, open_data
+from streamkern.selection import ROW_METHODS, Selection, selection
+from streamkern.sizes import ON_FEATURES, Problem, Sizes, Wishes
+from streamkern.source_base import Source, read_ahead, target_bytes
+from streamkern.storage import local_path
+
+SAVING = 128 << 20  # beside the arrays, while `checksums` has chunks of them on their way
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything `plan` prints and `train` needs before the first row is read.
+
+    reason : why it is this solver.
+    """
+
+    config: RunConfig
+    data: Data
+    problem: Problem
+    sizes: Sizes
+    buffers: Buffers
+    reason: str
+    budget_bytes: int
+    backend: Backend
+    precision: str
+    grid: Grid | None
+
+
+def open_run(
+    config: RunConfig,
+    *,
+    source: Source | None = None,
+    n_centers: int | None = None,
+    fixed_sizes: Sizes | None = None,
+    on_cluster: bool = False,
+    kernel: Kernel | None = None,
+) -> Run:
+    """Open the data and resolve the sizes.
+
+    n_centers : of centers handed over in memory. fixed_sizes : those a run was started with.
+    on_cluster : the reading is done on a cluster that is handed over. kernel : in place of
+    model.kernel.
+    The caller closes `Run.backend`.
+    """
+    kernel = get_kernel(config.model.kernel) if kernel is None else kernel
+    data = open_data(config, source)
+    p = n_centers if n_centers is not None else count_centers(config, data)
+    settings = config.run
+    threads = None if settings.threads == "auto" else settings.threads
+    backend = get_backend(settings.device, threads, settings.accelerator)
+    try:
+        budget = settings.memory if backend.name == "cpu" else settings.device_memory
+        budget_bytes = default_budget(backend.memory_available()) if budget == "auto" else budget
+        transforms = data.source.feed_transforms
+        own = n_centers is None and config.model.centers in (*ROW_METHODS, "all")
+        # Centers from elsewhere need not be integers, and means are none.
+        integers = own or settings.precision == "integer"
+        dtype = data.source.dtype if integers else np.dtype(np.float32)
+        if config.model.features == "fourier":
+            check_sampled(kernel)
+            kernel = FourierFeatures(p, kernel.describe())
+        precision = resolve_precision(settings.precision, dtype, transforms, backend, kernel)
+        problem = _problem(config, data, p, backend, precision[0], on_cluster, kernel)
+        if n_centers is None and config.model.features != "fourier":
+            problem = replace(problem, selection=_selection(config, data, problem, budget_bytes))
+        if fixed_sizes is None:
+            wishes, ridge = _wishes(config), config.solver.ridge
+            sizes, buffers, reason = choose(problem, wishes, ridge, int(budget_bytes))
+        else:
+            sizes, buffers = fixed_sizes, count(problem, fixed_sizes)
+            reason = "as when the run was started"
+        _check_method(config, data, sizes, n_centers is not None)
+    except BaseException:
+        backend.close()
+        raise
+    return Run(
+        config, data, problem, sizes, buffers, reason, int(budget_bytes), backend, *precision
+    )
+
+
+def _check_method(config: RunConfig, data: Data, sizes: Sizes, given: bool) -> None:
+    if sizes.features == "fourier" and given:
+        raise ConfigError(
+            "model.features='fourier' has no centers; leave centers out, or set features='nystrom'"
+        )
+    if config.solver.ridge and sizes.solver.startswith("eigenpro") and not sizes.linear:
+        raise ConfigError(
+            f"solver.ridge={config.solver.ridge:g} is not defined for solver "
+            f"{sizes.solver!r}; set it to 0 or use solver 'block', 'direct' or 'falkon'"
+        )
+    if sizes.solver == "falkon" and config.data.epochs < 2:
+        raise ConfigError(
+            f"data.epochs={config.data.epochs} must be at least 2 with solver 'falkon', whose "
+            "first pass is no iteration yet; set it to the iterations wished for and 1 more"
+        )
+    if not sizes.in_place:
+        return
+    instead = "another solver"
+    if sizes.solver in ON_FEATURES:
+        instead += ", or features='nystrom' for chosen centers"
+    if data.augmented:
+        raise ConfigError(
+            f"solver={sizes.solver!r} takes the training rows themselves as centers and can not be "
+            f"used with random transforms, copies or weights; use {instead}"
+        )
+    model, n = config.model, data.base.n_rows
+    if given or model.centers not in ("random", "all") or model.n_centers not in ("auto", n):
+        count = "" if model.n_centers == "auto" else f"n_centers={model.n_centers}: "
+        raise ConfigError(
+            f"{count}solver={sizes.solver!r} takes all {n} training rows as centers; leave centers "
+            f"and n_centers out, or use {instead}"
+        )
+
+
+def _selection(
+    config: RunConfig, data: Data, problem: Problem, budget_bytes: int
+) -> Selection | None:
+    return selection(
+        config.model.centers, data.base.n_rows, problem.p, problem.d,
+        row_bytes=problem.row_bytes, point_bytes=problem.point_bytes or 0,
+        itemsize=problem.itemsize, threads=problem.threads, budget_bytes=budget_bytes,
+    )  # fmt: skip
+
+
+def _problem(
+    config: RunConfig, data: Data, p: int, backend: Backend, precision: str, on_cluster: bool,
+    kernel: Kernel,
+) -> Problem:  # fmt: skip
+    source, run_dir = data.source, config.run.run_dir
+    # For a network or a cluster, rather than for this machine.
+    waits = on_cluster or config.data.dask is not None or bool(getattr(source, "remote", False))
+    width = point_width(data.d, precision, backend, kernel)
+    itemsize = 8 if precision == "float64" else 4
+    row_bytes = data.d * source.dtype.itemsize + target_bytes(source)
+    unit_rows = int(unit_sizes(source).max())
+    return Problem(
+        n_rows=source.n_rows,
+        epochs=config.data.epochs,
+        d=data.d,
+        c=source.n_outputs,
+        p=p,
+        row_bytes=row_bytes,
+        unit_rows=unit_rows,
+        itemsize=itemsize,
+        threads=backend.threads,
+        width=width,
+        tile_bytes=backend.tile_rows * min(backend.tile_width(width), p) * itemsize,
+        library_bytes=backend.library_bytes,
+        feed_arrays=1 + max(1, len(source.feed_transforms)),
+        point_bytes=point_bytes(data.d, precision, backend, kernel),
+        scratch_bytes=backend.prepare_rows * scratch_bytes(data.d, precision, kernel),
+        staging=backend.staging,
+        # Where reads wait for a network, as many are under way as `in_flight_bytes` allows.
+        readers=MAX_THREADS if waits else 0,
+        units_in_hand=read_ahead(waits),
+        saving=SAVING if run_dir is not None and local_path(run_dir) is None else 0,
+        kept=run_dir is not None,
+    )
+
+
+def _wishes(config: RunConfig) -> Wishes:
+    solver = config.solver
+
+    def fixed(value: Any) -> Any:
+        return None if value == "auto" else value
+
+    return Wishes(
+        solver=solver.name,
+        features=config.model.features,
+        batch_size=fixed(config.data.batch_size),
+        block_size=fixed(solver.block_size),
+        n_nystrom=fixed(solver.n_nystrom),
+        level=fixed(solver.level),
+        period=fixed(solver.period),
+        projection=fixed(solver.projection),
+    )
