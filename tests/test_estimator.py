@@ -205,7 +205,10 @@ def test_falkon_stops_at_the_tolerance() -> None:
 
 @pytest.mark.parametrize("solver", ["block", "eigenpro3", "eigenpro4", "falkon"])
 def test_a_warm_start_goes_on_from_the_fit_before(solver: str) -> None:
-    """Its first evaluation is that of a trained model; without, fits are the same again."""
+    """Its first evaluation is that of a trained model; without, fits are the same again.
+
+    The block solver's always is: it starts from what its sample teaches.
+    """
     options: dict[str, Any] = {"solver": solver, "n_centers": 60, "epochs": 6, **SMALL}
     ridge = {"ridge": 1e-3} if solver in ("block", "falkon") else {}
     model = KernelRegressor(warm_start=True, transforms=({"kind": "scale"},), **options, **ridge)
@@ -213,7 +216,9 @@ def test_a_warm_start_goes_on_from_the_fit_before(solver: str) -> None:
     centers = model.centers_
     warm = model.fit(X, Y, test=(X, Y)).history_
     np.testing.assert_array_equal(model.centers_, centers)
-    assert abs(warm[0]["mse"] - cold[-1]["mse"]) < 0.3 * abs(cold[0]["mse"] - cold[-1]["mse"])
+    if solver != "block":
+        assert abs(warm[0]["mse"] - cold[-1]["mse"]) < 0.3 * abs(cold[0]["mse"] - cold[-1]["mse"])
+    assert warm[0]["mse"] < 1.05 * cold[-1]["mse"]
     fresh = clone(model).fit(X, Y, test=(X, Y))
     assert fresh.history_[0]["mse"] == cold[0]["mse"]
     assert fresh.set_params(warm_start=False).fit(X, Y, test=(X, Y)).history_ == cold

@@ -15,7 +15,7 @@ import pytest
 
 from streamkern.config import SOLVER_OPTIONS
 from streamkern.errors import ConfigError
-from streamkern.problem import open_run
+from streamkern.run import open_run
 from streamkern.sources import ArraySource
 from tests import reference as ref
 from tests.maths import Array
@@ -196,19 +196,7 @@ def fourier_reference(Z: Array) -> float:
     return exact(phi, phi_test, np.eye(len(Z)), RIDGE)
 
 
-# Their ridge is K(Z, Z) alpha without the jitter that their factor has, see `falkon`.
-INDEFINITE = ("block", "block, nystrom", "sgd, nystrom", "eigenpro1, nystrom")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.xfail(reason="ridge of an indefinite K(Z, Z)"))
-        if name in INDEFINITE
-        else name
-        for name in RIDGED
-    ],
-)
+@pytest.mark.parametrize("name", RIDGED)
 def test_float32_ends_at_the_exact_ridge_solution_on_crowded_centers(name: str) -> None:
     """Within a twentieth of its test error: the rest is the noise of the last steps.
 

@@ -67,6 +67,7 @@ def test_training_reaches_least_squares(block_size: int) -> None:
         "data.epochs": 12,
         "model.n_centers": p,
         "solver.block_size": block_size,
+        "solver.damping": 1e-2,  # the quicker for blocks in so many passes, and chosen for no noise
     }
     result = finished(settings(**overrides), source=source, test=source)
     K, Y = np.exp(-cdist(np.float64(X), np.float64(result.Z)) / 3.0), np.eye(10)[y]
@@ -221,8 +222,9 @@ SOURCES: dict[str, Callable[[], Source]] = {
 
 @pytest.mark.parametrize("name", ["dask", "generator"])
 def test_the_same_rows_from_any_source_give_the_same_bits(name: str, tmp_path: Path) -> None:
+    damped = {"solver.damping": 1e-4}  # what is chosen counts repeats, which a generator hides
     for each in ("numpy", name):
-        finished(settings(tmp_path / each), source=SOURCES[each]())
+        finished(settings(tmp_path / each, **damped), source=SOURCES[each]())
     assert_same_bits(final(tmp_path / name), final(tmp_path / "numpy"))
 
 
