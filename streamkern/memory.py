@@ -18,6 +18,8 @@ FEATURE_COLUMNS = 4096
 """Features that setup evaluates at once, where they do not depend on each other."""
 GRAM_TILE = 512 * 512 * 8
 """Of a thread that adds to a p x p matrix."""
+EVALUATED_ROWS = 1024
+"""Rows that a model is evaluated on at once, while it is trained and later."""
 LEVERAGE_ROWS = 256
 """Rows on which setup measures a leverage that only has to be about right."""
 
@@ -111,6 +113,8 @@ def _count_stream(buffers: Buffers, problem: Problem, sizes: Sizes) -> None:
             add(phase, what, problem.staging * m, problem.row_bytes + ROW_ID)
     add("train", "batch, prepared", 2 * m, point + c * item)
     add("train", "batch, cast and transformed", problem.feed_arrays * m, d + c, itemsize=item)
+    add("train", "rows being evaluated", EVALUATED_ROWS,
+        problem.row_bytes + point + (d + 4 * c) * item)  # fmt: skip
     add("train", "weights, average, last good, copies for a checkpoint", 7 * p, c, itemsize=item)
 
 

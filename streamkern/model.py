@@ -22,6 +22,7 @@ from streamkern.checkpoint import RunDirectory
 from streamkern.devices import get_backend
 from streamkern.errors import ConfigError, DataError, RunError
 from streamkern.feed import prepare
+from streamkern.memory import EVALUATED_ROWS
 from streamkern.points import Points
 from streamkern.problem import check_evaluable, targets
 from streamkern.products import KernelOperator
@@ -29,7 +30,6 @@ from streamkern.report import redact
 from streamkern.source_base import Block, Source, read_units
 from streamkern.storage import local_path, zarr_store
 
-SLAB_ROWS = 8192
 PREDICTION_CHUNK = 8 << 20
 
 
@@ -61,7 +61,7 @@ class KernelModel:
     def values(self, X: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """f(X) on the host, (n, c). X : (n, *row_shape) as stored."""
         out = np.empty((len(X), self.n_outputs), self.op.dtype)
-        for rows in tiles(len(X), SLAB_ROWS):
+        for rows in tiles(len(X), EVALUATED_ROWS):
             block = Block(X[rows], np.empty((rows.stop - rows.start, 0)), _ids(rows))
             out[rows] = self.backend.to_host(self._block_values(block, None, 0)[0])
         return out
@@ -71,7 +71,7 @@ class KernelModel:
         check_evaluable(source, self.row_shape, "the data")
         classes = self.classes if source.classes is not None else None
         for block in read_units(source, range(source.n_units), 0, 0):
-            for rows in tiles(len(block.rows), SLAB_ROWS):
+            for rows in tiles(len(block.rows), EVALUATED_ROWS):
                 part = block.take(rows)
                 yield part, *self._block_values(part, classes, source.n_outputs)
 

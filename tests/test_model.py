@@ -56,7 +56,7 @@ def truth(result: Result) -> Array:
 @pytest.fixture
 def small_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles, slabs and chunks whose borders fall inside the test rows, and not together."""
-    monkeypatch.setattr(model_module, "SLAB_ROWS", 10)
+    monkeypatch.setattr(model_module, "EVALUATED_ROWS", 10)
     monkeypatch.setattr(model_module, "PREDICTION_CHUNK", 17 * C * 4)
 
 
@@ -229,7 +229,7 @@ def test_an_empty_folder_is_a_free_place(result: Result, tmp_path: Path) -> None
 def _predict_and_die(run_dir: Path, url: Path) -> None:
     import signal
 
-    model_module.SLAB_ROWS, model_module.PREDICTION_CHUNK = 10, 17 * C * 4
+    model_module.EVALUATED_ROWS, model_module.PREDICTION_CHUNK = 10, 17 * C * 4
     model = load_model(run_dir, threads=1)
     slabs = model._slabs
 
