@@ -218,7 +218,8 @@ def main() -> int:
     parser.add_argument("--plot", type=Path, help="a folder for the curves")
     options = parser.parse_args()
     before, results = environment(), []
-    run(PROBLEMS["digits"](MIN_ROWS, 500), "warm", {"name": "block"}, 1)  # compiles the kernels
+    for name in options.problems:  # compiles the kernels
+        run(PROBLEMS[name](MIN_ROWS, 500), "warm", {"name": "block"}, 1)
     for p in options.centers:
         for name in options.problems:
             problem = PROBLEMS[name](max(MIN_ROWS, ROWS_PER_CENTER * p), p)
