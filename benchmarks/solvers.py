@@ -18,8 +18,9 @@ import argparse
 import json
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import streamkern as sk
@@ -128,9 +129,13 @@ def run(problem: KernelProblem, name: str, settings: dict[str, Any], epochs: int
 
 
 def measure(
-    problem: KernelProblem, memory_share: int | None, epochs: int, only: list[str] | None
+    problem: KernelProblem,
+    memory_share: int | None,
+    epochs: int,
+    only: list[str] | None,
+    repeats: int,
 ) -> list[Curve]:
-    """Every method on one problem."""
+    """Every method on one problem, in turns."""
     began = time.perf_counter()
     loss, ridge = exact_loss(problem)
     taken = time.perf_counter() - began
@@ -139,20 +144,40 @@ def measure(
         f"\n{problem.name}, p={p}, n={n}: exact {loss:.5g} (ridge {ridge:g}, {taken:.1f} s)",
         flush=True,
     )
-    curves = []
-    for name, settings in methods(p, memory_share, epochs, ridge).items():
-        if only and name not in only:
-            continue
-        try:
-            curve = run(problem, name, settings, epochs)
-        except StreamkernError as error:
-            curve = Curve(name, note=str(error))
+    chosen = {
+        name: settings
+        for name, settings in methods(p, memory_share, epochs, ridge).items()
+        if not only or name in only
+    }
+    turns = [
+        {name: attempt(problem, name, settings, epochs) for name, settings in chosen.items()}
+        for _ in range(repeats)
+    ]
+    curves = [middle([turn[name] for turn in turns]) for name in chosen]
+    for curve in curves:
         curve.ratios = [r / loss for r in curve.ratios]
-        curves.append(curve)
         points = zip(curve.epochs, curve.seconds, curve.ratios, strict=True)
-        shown = "  ".join(f"{e:.3g}: {r:.3f} ({s:.1f} s)" for e, s, r in points)
-        print(f"{name}: {shown or curve.note}", flush=True)
+        shown = "  ".join(f"{e:.3g}: {r:.3f} ({s:.2f} s)" for e, s, r in points)
+        print(f"{curve.solver}: {shown or curve.note}", flush=True)
     return curves
+
+
+def attempt(problem: KernelProblem, name: str, settings: dict[str, Any], epochs: int) -> Curve:
+    """A run, or why there is none."""
+    try:
+        return run(problem, name, settings, epochs)
+    except StreamkernError as error:
+        return Curve(name, note=str(error))
+
+
+def middle(curves: list[Curve]) -> Curve:
+    """Median seconds of runs that differ in nothing else."""
+    seconds = zip(*(curve.seconds for curve in curves), strict=True)
+    return replace(
+        curves[0],
+        setup_s=median(curve.setup_s for curve in curves),
+        seconds=[median(each) for each in seconds],
+    )
 
 
 def rows_of(curves: list[Curve], epochs: int) -> list[dict[str, Any]]:
@@ -213,6 +238,7 @@ def main() -> int:
     parser.add_argument("--centers", nargs="*", type=int, default=[500, 2000])
     parser.add_argument("--solvers", nargs="*", help="names as in the table; default: all")
     parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=1, help="runs of each, for median seconds")
     parser.add_argument("--memory-share", type=int, help="of p^2 numbers for the preconditioner")
     parser.add_argument("--json", type=Path, help="write the results there")
     parser.add_argument("--plot", type=Path, help="a folder for the curves")
@@ -223,7 +249,9 @@ def main() -> int:
     for p in options.centers:
         for name in options.problems:
             problem = PROBLEMS[name](max(MIN_ROWS, ROWS_PER_CENTER * p), p)
-            curves = measure(problem, options.memory_share, options.epochs, options.solvers)
+            curves = measure(
+                problem, options.memory_share, options.epochs, options.solvers, options.repeats
+            )
             rows = rows_of(curves, options.epochs)
             print(table(rows, list(rows[0])))
             print(verdict(curves))
