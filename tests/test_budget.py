@@ -195,7 +195,7 @@ def time_to_learn(problem: Problem, b: int) -> tuple[float, float, float]:
     In FLOPs, a kernel entry at 400 and an entry of the preconditioner at 80 a step.
     """
     p, d, c = problem.p, problem.d, problem.c
-    s, h = sample_sizes(problem.n_rows, max(3 * b, 1024), min(max(b, 512), MAX_PROBE))
+    s, h = sample_sizes(problem.n_rows, max(2 * b, 1024), min(max(b, 512), MAX_PROBE))
     m = max(256, 2 ** round(np.log2(p / 4)))
     setup = p * b * (2 * s + h + 5 * b / 3) + 4 * b**3 / 3 + p * (b + s + h) * (2 * d + 400)
     row = p * (2 * d + 6 * c + 400 + 80 * b / m)
