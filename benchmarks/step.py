@@ -150,7 +150,8 @@ def _made_up(p: int, block_size: int) -> BlockPreconditioner:
         factor[np.arange(b), np.arange(b)] = 1
         H.append(factor)
     # K^T K / m has entries below 1, so p bounds its eigenvalues, and 4 p with H around it.
-    return BlockPreconditioner(blocks, H, [StepRule(4 * p, 4 * p) for _ in blocks], 0.0, 0.0)
+    rules, none = [StepRule(4 * p, 4 * p) for _ in blocks], [0.0 for _ in blocks]
+    return BlockPreconditioner(blocks, H, rules, 0.0, none)
 
 
 class TorchSteps:

@@ -72,7 +72,8 @@ class BlockPreconditioner:
     H_b is kept explicitly: it is lower triangular (a product of two such inverses), and applying
     it is a GEMM, 3 to 5 times as fast as two triangular solves with few right-hand sides.
     The jitter and mu change the path, not the destination: H_b^T H_b is positive definite, so the
-    only fixed point is K_bX r = 0 for all blocks, the least-squares solution.
+    only fixed point is K_bX r = 0 for all blocks, the least-squares solution. Of a ridge the jitter
+    is a part, see `solver.block`.
 
     start : (p, c) weights to begin with: the mean over blocks of what each learns from the sample
     alone, which is nearly free once the block is factored. start_rows : s.
@@ -83,11 +84,17 @@ class BlockPreconditioner:
     """None: the identity, of features that are taken as they are."""
     rules: list[StepRule]
     mu: float
-    jitter: float
+    jitters: list[float]
+    """Of each block."""
     start: Array | None = None
     start_rows: int = 0
     damped: tuple[Array, Array] | None = None
     """(E, D) of shapes (b, q) and (q,): the step is H^T (I - E D E^T) H g, see `linear`."""
+
+    @property
+    def jitter(self) -> float:
+        """The largest of a block."""
+        return max(self.jitters)
 
     def apply(self, b: int, g: Array, backend: Backend, out: Array) -> Array:
         """H_b^T H_b g. g, out : (b, c)."""
@@ -134,13 +141,14 @@ def build_block(
     ----------
     Z, S, probe : right points of the centers (p), and two samples of the stream, which must share
         no row (or `probe` must be the whole training set, which makes the bound exact).
-    n_samples : rows the run will see, each of them `epochs` times; mu is chosen for them.
-    damping : mu over the top eigenvalue of the block's covariance; None: see `damping`.
+    n_samples : rows the run will see in all, each of them `epochs` times; mu is chosen for them.
+    damping : mu over the top eigenvalue of the block's covariance, and the penalty for the start;
+        None: see `damping`.
     ridge : coefficient of the ridge, which the solver evaluates on one block a step.
 
     Cost per block (2 s + h + 5 b / 3) b^2 + 2 (b + s + h) b d FLOPs (`costs.setup_flops`), for
-    the first one 4/3 b^3 to 2 b^3 more, and more where mu has to go up; memory beside H the larger
-    of 2 b^2 + 2 h b and 3 b^2 + 2 LEVERAGE_ROWS b elements.
+    the first one 2/3 b^3 to 5/3 b^3 more, and more where mu has to go up; memory beside H the
+    larger of 2 b^2 + 2 h b and 3 b^2 + 2 LEVERAGE_ROWS b elements, and (3 b + 2 h) c for c outputs.
 
     Raises
     ------
@@ -152,7 +160,7 @@ def build_block(
     lambdas: list[float] = []
     leverage = op.backend.xp.zeros(len(probe), op.dtype)
     start = op.backend.xp.empty((len(Z), S.Y.shape[1]), op.dtype)
-    mu = jitter = 0.0
+    mu, jitters = 0.0, list[float]()
     chosen = None if damping is None else Damping(damping, damping)
     for i, block in enumerate(blocks):
         factor = _BlockFactor(op, Z[block], S, seed, noise_floor(op, len(Z)) if ridge else 0.0)
@@ -165,7 +173,7 @@ def build_block(
         # A ridge on the weights themselves is evaluated on all blocks every step.
         rounds = 1 if factor.norm.L is None else len(blocks)
         measured = factor.damped(probe, chosen.mu, affordable, ridge, rounds)
-        jitter = max(jitter, factor.norm.jitter)
+        jitters.append(factor.norm.jitter)
         report("block", {
             "block": i, "blocks": len(blocks), "lambda_1": measured.lambda_1,
             "penalty": chosen.penalty, "mu": measured.mu, "jitter": factor.norm.jitter,
@@ -180,7 +188,7 @@ def build_block(
     total = float(leverage.max())
     check_overlap(op, total, "leverage")
     rules = [StepRule(total + (lambda_1 if ridge else 0.0), lambda_1) for lambda_1 in lambdas]
-    return BlockPreconditioner(blocks, H, rules, mu, jitter, start, len(S))
+    return BlockPreconditioner(blocks, H, rules, mu, jitters, start, len(S))
 
 
 @dataclass(frozen=True)
@@ -275,9 +283,11 @@ class _BlockFactor:
             phi = self.backend.solve_lower(A, self.backend.xp.ascontiguousarray(few.T))
             r = self.op.product(X, self.Z, weights)
             r -= Y
-            return Trial(squares(r), float((phi * phi).sum(axis=0).max()))
+            leverage = self.backend.xp.einsum("ij,ij->j", phi, phi)
+            return Trial(squares(r), float(leverage.max()))
 
-        mean = self.backend.xp.sum(Y, axis=0) / len(Y)
+        w = self.backend.xp.ones((len(Y), 1), self.op.dtype) if root is None else root * root
+        mean = (w * Y).sum(axis=0) / max(float(w.sum()), dampings.TINY)
         return dampings.choose(
             measure, squares(Y - mean), rows=self.n_rows, n_blocks=n_blocks, epochs=epochs,
             ridge=ridge,
@@ -292,7 +302,9 @@ class _BlockFactor:
         above mu costs leverage, which is the number of samples the run needs to forget its start.
         """
         most = max(first, 10.0**dampings.MAX_EXPONENT)
+        H = None
         for relative in (more for more in (first, 10 * first, 100 * first) if more <= most):
+            del H  # not held beside the next one
             H, mu = inverse_root(
                 self.op, self.norm, self.C, relative * self.top + n_blocks * ridge, self.top
             )
@@ -349,4 +361,4 @@ def build_from_centers(op: KernelOperator, Z: Points, *, ridge: float) -> BlockP
     # eigensolver; for a kernel with k(x, x) = 1 it is 1.
     trace = float(C.diagonal().sum())
     H, mu = inverse_root(op, norm, C, ridge or SMALL_MU * trace, trace)
-    return BlockPreconditioner([slice(0, p)], [H], [], mu, norm.jitter)
+    return BlockPreconditioner([slice(0, p)], [H], [], mu, [norm.jitter])

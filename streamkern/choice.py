@@ -1,11 +1,12 @@
 """Which solver "auto" stands for, and how many FLOPs each of them takes.
 
 There are two to choose from. The block solver is at the exact model's error after one to a few
-passes, in any memory. The direct solver is the exact model after one pass, but sums p x p matrices
-in float64. Which of them is there sooner depends on how many rows there are for a center. Where no
-ridge is set the block solver is taken whatever it costs: with noisy targets and few rows for a
-center the exact solution without a ridge is the worse model. FALKON needs more passes than the
-block solver, EigenPro far more steps (`python -m benchmarks.solvers`).
+passes, in any memory. The direct solver is the exact model after one pass, or, where transforms
+make every pass another one, after all of them, but sums p x p matrices in float64. Which of them is
+there sooner depends on how many rows there are for a center. Where no ridge is set the block solver
+is taken whatever it costs: with noisy targets and few rows for a center the exact solution without
+a ridge is the worse model. FALKON needs more passes than the block solver, EigenPro far more steps
+(`python -m benchmarks.solvers`).
 """
 
 from __future__ import annotations
@@ -54,9 +55,10 @@ def choose(
 def flops(problem: Problem, sizes: Sizes) -> tuple[int, int]:
     """(setup, training), leading terms only.
 
-    block: see above and `solver.block`. EigenPro: an eigensystem of s rows, and K(Z, Z) with
-    its factor where the projection is exact; per row of a batch K(X, Z) forward and back, K(X, X_s)
-    twice, half a period of temporary centers; per period a projection. direct, falkon: see there.
+    block: `costs.setup_flops` and `solver.block`. EigenPro: an eigensystem of s rows, and K(Z, Z)
+    with its factor where the projection is exact; per row of a batch K(X, Z) forward and back, K(X,
+    X_s) twice, half a period of temporary centers; per period a projection. direct, falkon: see
+    there.
     """
     n, p, d, c = problem.n_rows * problem.epochs, problem.p, problem.d, problem.c
     steps, s, q, m = math.ceil(n / sizes.batch_size), sizes.n_sample, sizes.level, sizes.batch_size
@@ -64,7 +66,7 @@ def flops(problem: Problem, sizes: Sizes) -> tuple[int, int]:
         work = 2 * p * (d + 3 * c) * n + 2 * p * sizes.block_size * c * steps
         return costs.setup_flops(problem, sizes), work
     if sizes.solver == "direct":
-        return 0, (p * p + 2 * p * (d + 2 * c)) * problem.n_rows + p**3 // 3
+        return 0, (p * p + 2 * p * (d + 2 * c)) * problem.summed + p**3 // 3
     if sizes.solver == "falkon":
         return 2 * p**3 + 2 * p * p * d, (2 * n + 4 * p) * p * (d + 3 * c)
     before = eigen.flops(s, q + 1) + 2 * s * s * d

@@ -35,10 +35,10 @@ def until_learned(problem: Problem, sizes: Sizes) -> int:
 
 
 def direct(problem: Problem) -> int:
-    """Of the direct solver, which is done after one pass."""
+    """Of the direct solver, which is done after one pass over rows that come again."""
     p, d, c = problem.p, problem.d, problem.c
     sums = FLOAT64 * p * p + p * (ENTRY + 2 * d + 2 * FLOAT64 * c)
-    return problem.n_rows * sums + FLOAT64 * p**3 // 3
+    return problem.summed * sums + FLOAT64 * p**3 // 3
 
 
 def _row(problem: Problem, sizes: Sizes) -> int:
@@ -52,7 +52,7 @@ def setup_flops(problem: Problem, sizes: Sizes) -> int:
 
     Per block (2 s + h) b^2 to whiten the sample, for its covariance and for the probe's features,
     5/3 b^3 for three Cholesky factors and two inverses, and the three kernel matrices; for the
-    first block 4/3 b^3 or more to find its damping.
+    first block about 4/3 b^3 to find its damping.
     """
     p, b, s, h = problem.p, sizes.block_size, sizes.n_sample, sizes.n_probe
     kernels = 2 * (b + s + h) * problem.d

@@ -1,8 +1,8 @@
 """How much to damp a block: mu, from what its sample teaches about other rows.
 
-The ridge solution of a sample of s rows with penalty lambda |f|^2 beside half the mean squared
-error is the posterior mean of a Gaussian process whose noise has variance lambda s. The noise does
-not change with the number of rows, so neither does lambda s: the best penalty falls like 1 / s.
+The ridge solution of a sample of s rows with penalty lambda |f|^2 beside the mean squared error is
+the posterior mean of a Gaussian process whose noise has variance lambda s. The noise does not
+change with the number of rows, so neither does lambda s: the best penalty falls like 1 / s.
 
 Steps with the preconditioner (C + mu)^-1 and eta = m / ell take a run of n rows, averaged, about
 where a penalty of mu ell / n would: a direction of variance sigma is learned at a rate of

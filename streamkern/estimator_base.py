@@ -380,5 +380,5 @@ def _report(meta: Mapping[str, Any]) -> dict[str, Any]:
         "block_size": sizes["block_size"],
         **largest(setup["rules"]),
         **({"step_size": min(rule.eta(setup["batch_size"]) for rule in rules)} if rules else {}),
-        **{k: v for k, v in setup.items() if k not in ("rules", "projection_rule")},
+        **{k: v for k, v in setup.items() if k not in ("rules", "projection_rule", "jitters")},
     }

@@ -57,7 +57,7 @@ def build_linear(
         lambda_1 = rule.lambda_1 + ridge
         rule = StepRule(rule.leverage + lambda_1, lambda_1)
     H = None if norm.L is None else norm.inverse(op.backend, len(Z), op.dtype)
-    return BlockPreconditioner([slice(0, len(Z))], [H], [rule], 0.0, norm.jitter, damped=damped)
+    return BlockPreconditioner([slice(0, len(Z))], [H], [rule], 0.0, [norm.jitter], damped=damped)
 
 
 def _slabs(

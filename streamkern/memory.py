@@ -99,7 +99,7 @@ def _count_stream(buffers: Buffers, problem: Problem, sizes: Sizes) -> None:
         add("always", "partial sums of products", sums, rows, itemsize=item)
     # The raw rows live until the prepared ones exist; a unit being decoded counts twice.
     add("sample", "raw centers", p, problem.row_bytes + d * item)
-    add("sample", "raw sample and probe", s + h, problem.row_bytes + d * item)
+    add("sample", "raw sample and probe", s + h, problem.row_bytes + (d + c) * item)
     add("sample", "prepared sample and probe", s + h, point)
     add("host" if apart else "sample", "units being read", _in_hand(problem))
     add("host" if apart else "train", "loader", loader_bytes(problem, sizes))
@@ -137,16 +137,20 @@ def _in_hand(problem: Problem) -> int:
 
 def _count_block(buffers: Buffers, problem: Problem, sizes: Sizes) -> None:
     """What `block_preconditioner.build_block` and `solver.block` hold."""
-    add, item, p = buffers.add, problem.itemsize, problem.p
+    add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
     s, h = sizes.n_sample, sizes.n_probe
     n_blocks = -(-p // sizes.block_size)
     b = -(-p // n_blocks)
     add("always", "block factors H", p, b, itemsize=item)
-    add("setup", "sample and probe", s + h, problem.point)
+    add("always", "weights learned from the sample", p, c, itemsize=item)
+    add("setup", "sample and probe, targets", s + h, problem.point + c * item)
+    add("setup", "products with targets, residuals", 3 * b + 2 * h, c, itemsize=item)
     add("setup", "raw centers", p, problem.d, itemsize=item)
     add("setup", "factors of one block, probe", 2 * b + max(b + 2 * LEVERAGE_ROWS, 2 * h), b,
         itemsize=item)  # fmt: skip
     add("train", "K(X, Z)", sizes.batch_size, p if sizes.keep else b, itemsize=item)
+    # K(Z, Z) alpha is there with a ridge only.
+    add("train", "parts of a step, K(Z, Z) alpha, its copy", 3 * b + 2 * p, c, itemsize=item)
 
 
 def _count_eigenpro(buffers: Buffers, problem: Problem, sizes: Sizes) -> None:

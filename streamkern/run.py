@@ -180,6 +180,7 @@ def _problem(
         units_in_hand=read_ahead(waits),
         saving=SAVING if run_dir is not None and local_path(run_dir) is None else 0,
         kept=run_dir is not None,
+        repeats=data.repeats,
     )
 
 

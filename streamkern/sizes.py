@@ -39,6 +39,7 @@ class Problem:
     units_in_hand : units read ahead, and in use, where they are read one after the other.
     saving : at most this much more is held while arrays go to remote storage. kept : whether
     there are checkpoints. selection : of the centers, where that takes memory and time of its own.
+    repeats : whether every epoch brings the same rows.
     """
 
     n_rows: int
@@ -62,6 +63,12 @@ class Problem:
     saving: int = 0
     selection: Selection | None = None
     kept: bool = True
+    repeats: bool = True
+
+    @property
+    def summed(self) -> int:
+        """Rows that the direct solver sums: it stops where the same ones would come again."""
+        return self.n_rows if self.repeats else self.n_rows * self.epochs
 
     @property
     def point(self) -> int:

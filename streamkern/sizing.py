@@ -69,7 +69,8 @@ def candidates(problem: Problem, wishes: Wishes) -> list[Sizes]:
     loaders = [(128 * MiB, 68 * MiB), (64 * MiB, 32 * MiB), (32 * MiB, 16 * MiB)]
     batches = _halvings(wishes.batch_size, _auto_batch(problem), min(64, problem.n_rows))
     if solver == "block":
-        blocks = _halvings(wishes.block_size, _best_block(problem), min(256, problem.p))
+        wished = batches[0]
+        blocks = _halvings(wishes.block_size, _best_block(problem, wished), min(256, problem.p))
         # A block is worth more than a batch, down to half the batch wished for; evaluating K twice
         # is worse than either.
         groups = ((True, batches[:2]), (True, batches[2:]), (False, batches))
@@ -77,7 +78,7 @@ def candidates(problem: Problem, wishes: Wishes) -> list[Sizes]:
             replace(_block_sizes(problem, m, b, s, keep, loader), features=wishes.features)
             for keep, sizes in groups
             for b in blocks
-            for s in _samples(problem, b)
+            for s in _samples(problem, b, wished)
             for m in sizes
             for loader in loaders
         ]
@@ -127,9 +128,9 @@ def _auto_batch(problem: Problem) -> int:
     return min(max(MIN_BATCH, min(m, MAX_BATCH)), problem.n_rows)
 
 
-def _best_block(problem: Problem) -> int:
-    """Of p and its halvings; see the module's first lines."""
-    m, few = _auto_batch(problem), SAMPLE_BLOCKS[-1]
+def _best_block(problem: Problem, m: int) -> int:
+    """Of p and its halvings, with batches of m; see the module's first lines."""
+    few = SAMPLE_BLOCKS[-1]
     sizes = [
         _block_sizes(problem, m, b, few, True, (0, 0))
         for b in _halvings(None, problem.p, min(256, problem.p))
@@ -139,9 +140,9 @@ def _best_block(problem: Problem) -> int:
     return max(soonest.block_size, next(affordable, 1))
 
 
-def _samples(problem: Problem, b: int) -> list[int]:
+def _samples(problem: Problem, b: int, m: int) -> list[int]:
     """Sizes of the setup sample, in blocks, from the best to the smallest."""
-    m, few = _auto_batch(problem), SAMPLE_BLOCKS[-1]
+    few = SAMPLE_BLOCKS[-1]
     return [
         k
         for k in SAMPLE_BLOCKS

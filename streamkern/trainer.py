@@ -431,7 +431,7 @@ def _summary(meta: dict[str, Any]) -> dict[str, Any]:
     """What setup decided, short enough for a line of the log."""
     setup = meta["setup"]
     return {
-        **{k: v for k, v in setup.items() if k not in ("rules", "projection_rule")},
+        **{k: v for k, v in setup.items() if k not in ("rules", "projection_rule", "jitters")},
         "solver": meta["sizes"]["solver"],
         "block_size": meta["sizes"]["block_size"],
         **largest(setup["rules"]),

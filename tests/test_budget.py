@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamkern.budget import default_budget, resolve
+from streamkern.costs import setup, training, until_learned
 from streamkern.errors import ConfigError, MemoryBudgetError
 from streamkern.memory import Buffers, count, loader_bytes
 from streamkern.sizes import FROM_CENTERS, ON_FEATURES, MiB, Problem, Sizes, Wishes
-from streamkern.sizing import MAX_PROBE, sample_sizes
+from streamkern.sizing import MAX_PROBE, candidates, sample_sizes
 
 GiB = 1024 * MiB
 PLAIN = Problem(
@@ -97,6 +98,27 @@ def test_more_memory_never_buys_less(
             assert b.keep >= a.keep
     if b == a:
         assert large[1].peak == small[1].peak
+
+
+@given(problems(), st.integers(1, 300))
+def test_the_block_is_chosen_for_the_batch_that_is_set(problem: Problem, m: int) -> None:
+    """The soonest with such batches, or a larger one whose setup is a quarter of the run."""
+    m = min(m, problem.n_rows)
+    sizes = resolve(problem, Wishes("block", batch_size=m), 10**16)[0]
+    halved = [problem.p]
+    while halved[-1] // 2 >= min(256, problem.p):
+        halved.append(-(-halved[-1] // 2))
+    found = {
+        b: next(
+            s for s in candidates(problem, Wishes("block", batch_size=m, block_size=b))[::-1]
+            if s.keep
+        )
+        for b in halved
+    }  # fmt: skip
+    taken = [until_learned(problem, found[b]) for b in halved]
+    soonest = halved[taken.index(min(taken))]
+    affordable = [b for b in halved if 4 * setup(problem, found[b]) <= training(problem, found[b])]
+    assert sizes.block_size == max([soonest, *affordable])
 
 
 @given(problems(), wishes)

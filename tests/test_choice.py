@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from streamkern.budget import resolve
 from streamkern.choice import choose, flops
-from streamkern.costs import setup_flops
+from streamkern.costs import direct, setup_flops
 from streamkern.errors import MemoryBudgetError
 from streamkern.sizes import Problem, Wishes
 
@@ -43,10 +43,20 @@ def test_with_a_ridge_it_is_the_one_that_is_there_sooner(
 
 @given(n=st.integers(3000, 10**6), p=st.integers(200, 3000))
 def test_flops_of_direct_are_those_of_one_pass(n: int, p: int) -> None:
-    """It is done then, however many epochs are allowed."""
+    """It is done then, however many epochs are allowed, if they bring the same rows."""
     problem = replace(PROBLEM, n_rows=n, p=p)
     sizes = resolve(problem, Wishes("direct"), 64 * GIB)[0]
     assert flops(replace(problem, epochs=7), sizes) == flops(problem, sizes)
+
+
+@given(n=st.integers(3000, 10**5), p=st.integers(200, 3000), epochs=st.integers(1, 9))
+def test_passes_that_bring_other_rows_are_all_summed(n: int, p: int, epochs: int) -> None:
+    """As one pass over so many rows, in what `plan` says and in the choice."""
+    drawn = replace(PROBLEM, n_rows=n, p=p, epochs=epochs, repeats=False)
+    once = replace(PROBLEM, n_rows=n * epochs, p=p)
+    sizes = resolve(once, Wishes("direct"), 64 * GIB)[0]
+    assert flops(drawn, sizes) == flops(once, sizes)
+    assert direct(drawn) == direct(once)
 
 
 def test_few_rows_for_a_center_are_summed_and_many_streamed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,10 @@ from streamkern.block_preconditioner import (
 )
 from streamkern.errors import ConfigError
 from streamkern.low_rank import build_low_rank
+from streamkern.memory import count
 from streamkern.norm import jittered_cholesky
 from streamkern.products import KernelOperator
+from streamkern.sizes import Problem, Sizes
 from streamkern.step_rule import StepRule, top_eigenvalue
 from tests import reference as ref
 from tests.maths import Array, both, operator, rows
@@ -177,7 +180,8 @@ def test_block_factors_equal_the_reference(block_size: int, damping: float | Non
         np.testing.assert_allclose(built.pre.H[b], H, rtol=0, atol=1e-9 * np.abs(H).max())
         assert not np.triu(built.pre.H[b], 1).any()
     assert built.pre.mu == max(e["mu"] for e in built.events)
-    assert built.pre.jitter == max(e["jitter"] for e in built.events)
+    assert built.pre.jitters == [e["jitter"] for e in built.events]
+    assert built.pre.jitter == max(built.pre.jitters)
 
 
 @pytest.mark.parametrize("block_size", [30, 11, 1])
@@ -236,6 +240,34 @@ def test_duplicate_centers_are_factored_with_a_reported_jitter(precision: str) -
     # The same functions twice: nothing is gained, and nothing lost but the jitter.
     assert rule.leverage == pytest.approx(once.leverage, rel=0.02)
     assert rule.lambda_1 == pytest.approx(once.lambda_1, rel=0.02)
+
+
+@pytest.mark.parametrize("n_outputs", [1, 300])
+def test_setup_holds_no_more_than_is_counted(n_outputs: int) -> None:
+    """With many outputs, too. What is counted for all runs alike, and the inputs, are left out."""
+    b, s, h = 150, 450, 150
+    op = operator(precision="exact")
+    op.backend.tile_rows = op.backend.tile_cols = 32
+    Z, S, probe = (both(op, rows(k, n, 3)) for k, n in enumerate((2 * b, s, h)))
+    Y, Y_probe = (rows(k, n, n_outputs).astype(np.float32) for k, n in ((3, s), (4, h)))
+    problem = Problem(
+        n_rows=10**6, epochs=1, d=3, c=n_outputs, p=2 * b, row_bytes=12, unit_rows=1, itemsize=4,
+        threads=1, width=5, tile_bytes=0,
+    )  # fmt: skip
+    sizes = Sizes("block", 1, b, True, s, h, 0, 0, 1, "none", 0, 0)
+    counted = {what: size for _, what, size in count(problem, sizes).lines}
+    names = (
+        "block factors H", "weights learned from the sample", "factors of one block, probe",
+        "products with targets, residuals", "partial sums of products",
+    )  # fmt: skip
+    tracemalloc.start()
+    build_block(
+        op, Z, Sample(S, Y), Sample(probe, Y_probe), block_size=b, n_samples=10**6
+    )  # fmt: skip
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    small = 1 << 17  # tiles, vectors of the eigenvalue's iteration, Python
+    assert peak <= sum(counted[name] for name in names) + small
 
 
 def test_all_centers_equal() -> None:

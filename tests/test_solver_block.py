@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -243,6 +244,24 @@ def test_minibatch_average_is_nearer_than_the_iterate(n_blocks: int, ridge: floa
 
 
 # --- ridge --------------------------------------------------------------------------------------
+
+
+def test_a_block_has_its_own_jitter_in_its_ridge() -> None:
+    """The only fixed point is that of K(Z, Z) with each block's jitter on its diagonal."""
+    case = grid_case(4, operator(bandwidth=0.5), build.Choices(seed=1, ridge=0.1))
+    solver = case.solver()
+    assert isinstance(solver, BlockSolver)
+    jitters = [0.0, 0.1, 1.0, 0.01]
+    solver.preconditioner = replace(solver.preconditioner, jitters=jitters)
+    state = solver.init(rows(5, len(case.Z), case.Y.shape[1]))
+    jittered = ref.make_kernel("laplace", 0.5)(case.Z, case.Z)
+    for b, block in enumerate(solver.preconditioner.blocks):
+        jittered[block, block] += jitters[b] * np.eye(block.stop - block.start)
+    expected = 0.1 * jittered @ state.alpha
+    for b, block in enumerate(solver.preconditioner.blocks):
+        g = np.zeros((block.stop - block.start, case.Y.shape[1]))
+        solver._add_ridge(g, state, b, step=b)
+        close(g, expected[block])
 
 
 @pytest.mark.parametrize("ridge", [1e-5, 1e-2, 10.0])

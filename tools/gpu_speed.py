@@ -255,7 +255,8 @@ def _step(clock: Clock, op: KernelOperator, z: Points, host_X: np.ndarray, c: in
     backend, xp, m = clock.backend, clock.backend.xp, len(host_X)
     blocks = block_slices(len(z), min(len(z), BLOCK))
     H = [xp.eye(s.stop - s.start, dtype=np.float32) for s in blocks]
-    pre = BlockPreconditioner(blocks, H, [StepRule(1e4, 2.0)] * len(blocks), 0.0, 0.0)
+    rules, none = [StepRule(1e4, 2.0) for _ in blocks], [0.0 for _ in blocks]
+    pre = BlockPreconditioner(blocks, H, rules, 0.0, none)
     solver = BlockSolver(op, z, pre, max_batch=m, seed=0, n_outputs=c)
     state, ids = solver.init(), np.arange(m)
     Y = backend.asarray(np.random.default_rng(4).standard_normal((m, c), np.float32))

@@ -11,8 +11,8 @@ A solver has no loop, no input and no clock: `train` owns those. It supplies
 
 Sample weights enter a step in one place: the gradient of half the mean of w_i |f(x_i) - y_i|^2 is
 K^T (w r) / m, so `_weigh` turns the residual r into w r before anything is done with it. Step rules
-are measured on rows scaled alike, see `preconditioner`. The projection of EigenPro 3 and 4 is one
-in the RKHS norm and knows no weights.
+are measured on rows scaled alike, see `block_preconditioner`. The projection of EigenPro 3 and 4 is
+one in the RKHS norm and knows no weights.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ slowed down because another one is correlated with it, which is what the additiv
 For the full batch this is block coordinate descent on a convex quadratic: every block step is a
 preconditioned gradient step with eta_b <= 1 / lambda_1 of its block, hence the loss never rises,
 and it stops only where K^T r = 0, the least-squares solution. For fresh minibatches each block
-step is non-expansive in the mean square by the step rule of `preconditioner`.
+step is non-expansive in the mean square by the rule of `step_rule`.
 
 With sample weights r stands for w (K alpha - Y), and w K_b u is taken from it.
 
@@ -152,7 +152,7 @@ class BlockSolver(Solver):
         values that are a round old the fixed point is still the ridge solution. One random block
         a step, counted n_blocks times, is unbiased but only in the additive form: with
         Gauss-Seidel it ended 10 to 15 % away. Explicit features have the identity for K(Z, Z).
-        The jitter of the factor is part of the ridge: where centers nearly coincide, rounding
+        The jitter of a block's factor is part of its ridge: where centers nearly coincide, rounding
         leaves K(Z, Z) with negative eigenvalues, along which alpha would grow without end.
         """
         blocks = self.preconditioner.blocks
@@ -164,7 +164,7 @@ class BlockSolver(Solver):
             self.op.product(self.Z[block], self.Z, state.alpha, out=values[block], same=same)
         xp.multiply(values[block], self.ridge, out=self.u[: len(g)])
         g += self.u[: len(g)]
-        jitter = self.preconditioner.jitter
+        jitter = self.preconditioner.jitters[b]
         if jitter:
             xp.multiply(state.alpha[block], self.ridge * jitter, out=self.u[: len(g)])
             g += self.u[: len(g)]

@@ -128,6 +128,7 @@ def _compute_block(
             "rules": [asdict(rule) for rule in pre.rules],
             "mu": pre.mu,
             "jitter": pre.jitter,
+            "jitters": pre.jitters,
             "start_rows": pre.start_rows,
             "batch_size": sizes.batch_size,
             "period": 1,
@@ -173,6 +174,7 @@ def _compute_linear(
         "rules": [asdict(rule) for rule in pre.rules],
         "mu": 0.0,
         "jitter": pre.jitter,
+        "jitters": pre.jitters,
         "level": level,
         "batch_size": sizes.batch_size,
         "period": 1,
@@ -283,7 +285,7 @@ def assemble(
         H = [arrays.get(f"H.{b}") for b in range(len(blocks))]
         damped = (arrays["E"], arrays["D"]) if "E" in arrays else None
         pre = BlockPreconditioner(
-            blocks, H, rules, setup.meta["mu"], setup.meta["jitter"], arrays.get("start"),
+            blocks, H, rules, setup.meta["mu"], setup.meta["jitters"], arrays.get("start"),
             setup.meta.get("start_rows", 0), damped,
         )  # fmt: skip
         if not choices.ridge:

@@ -15,7 +15,7 @@ period = 1 is EP3 Algorithm 2; period * m close to p is EP4. K(X, Z) is evaluate
 f and h; the correction is linear, so its values at Z are taken once per projection and the p x q
 matrix of the papers never exists.
 
-Differs from EP3/EP4: the step size (see `preconditioner`), which the papers take from lam_{q+1},
+Differs from EP3/EP4: the step size (see `step_rule`), which the papers take from lam_{q+1},
 and the running average, which helps these methods too.
 
 SGD, EP1 and EP2 have all rows of the training set for Z: a row is its own center and alpha moves in

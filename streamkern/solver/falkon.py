@@ -48,7 +48,7 @@ class FalkonSolver(Solver):
     Parameters
     ----------
     Z : points of the centers, both sides if there is a ridge.
-    H : (p, p) lower, from `preconditioner.build_from_centers`, and the `jitter` it took.
+    H : (p, p) lower, from `block_preconditioner.build_from_centers`, and the `jitter` it took.
     max_batch : largest m that `step` will see; the buffers are made for it.
     tolerance : stop once sqrt(r . M r) is at most this times sqrt(b . M b), for every output.
     """
