@@ -284,8 +284,10 @@ def assemble(
         blocks = block_slices(len(Z), sizes.block_size)
         H = [arrays.get(f"H.{b}") for b in range(len(blocks))]
         damped = (arrays["E"], arrays["D"]) if "E" in arrays else None
+        # Runs of earlier versions had the largest in all blocks.
+        jitters = setup.meta.get("jitters", [setup.meta["jitter"]] * len(blocks))
         pre = BlockPreconditioner(
-            blocks, H, rules, setup.meta["mu"], setup.meta["jitters"], arrays.get("start"),
+            blocks, H, rules, setup.meta["mu"], jitters, arrays.get("start"),
             setup.meta.get("start_rows", 0), damped,
         )  # fmt: skip
         if not choices.ridge:
