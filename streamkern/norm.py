@@ -45,10 +45,6 @@ class WeightNorm:
         eye = backend.xp.eye(p, dtype=dtype)
         return eye if self.L is None else backend.solve_lower_triangular(self.L, eye)
 
-    def gradient(self, v: Array) -> Array:
-        """L v: from a gradient in the weights of the features to one in alpha."""
-        return v if self.L is None else self.L @ v
-
     def weights(self, backend: Backend, w: Array) -> Array:
         """L^-T w, in place: from weights of the features to alpha."""
         return w if self.L is None else backend.solve_lower(self.L, w, transposed=True)
