@@ -164,7 +164,7 @@ class TorchSteps:
         self.inner = TorchBlockStep(
             torch, Z, pre.blocks, pre.H, [rule.eta(len(X)) for rule in pre.rules],
             bandwidth=bandwidth(Z.shape[1]), max_batch=len(X), n_outputs=C,
-            average_k=0.5 if self.n_blocks <= 2 else 1,
+            average_k=0.5 if self.n_blocks <= 4 else 1,
         )  # fmt: skip
 
     def __call__(self) -> None:

@@ -130,5 +130,7 @@ def _balanced(trials: dict[int, Trial], product: float) -> float:
         beyond = leverages[[0, -1]] + slopes * (ends - exponents[[0, -1]])
         exponents = np.concatenate([ends[:1], exponents, ends[1:]])
         leverages = np.concatenate([beyond[:1], leverages, beyond[1:]])
-    at = float(np.interp(math.log10(product), exponents + leverages, exponents))
+    # Rounding may leave a leverage that falls faster than mu rises between two trials.
+    products = np.maximum.accumulate(exponents + leverages)
+    at = float(np.interp(math.log10(product), products, exponents))
     return float(10.0 ** min(max(at, MIN_EXPONENT), MAX_EXPONENT))

@@ -53,7 +53,7 @@ def test_steps_follow_the_reference(name: str, average: bool, tile: tuple[int, i
     solver = case.solver()
     assert isinstance(solver, BlockSolver)
     truth, state = block_reference(case, solver), solver.init()
-    truth.average_k = 0.5 if name == "block" else 1
+    truth.average_k = solver.average_k
     assert not solver.weights(state).any()
     truth.counted = state.averaged
     assert state.averaged == (len(case.X_s) // 4 // len(case.batch(0)) if average else 0)
@@ -150,12 +150,13 @@ def test_float32_stays_near_float64(name: str) -> None:
     close(predictions[1], predictions[0], 1e-3)
 
 
-@pytest.mark.parametrize(("name", "k"), [("block", 0.5), ("blocks", 1)])
+@pytest.mark.parametrize(("name", "k"), [("block", 0.5), ("blocks", 0.5), ("blocks", 1)])
 @pytest.mark.parametrize("counted", [0, 5])
 def test_average_weighs_step_i_by_its_rising_factorial(name: str, k: float, counted: int) -> None:
     """Gamma(i + k) / Gamma(i) for step i; the start has the weights of the steps it stands for."""
     case = make_case(operator(), name)
     solver = case.solver()
+    solver.average_k = k
     state = solver.init()
     state.average[...] = start = rows(7, *state.average.shape)
     state.averaged, history = counted, [start] * counted
@@ -207,6 +208,11 @@ def iterate(case: Case, n_steps: int, batch: int | None = None) -> tuple[Any, li
             ids = np.random.default_rng([9, t]).permutation(len(case.X))[:batch]
         losses.append(float(solver.step(state, case.X[ids], case.Y[ids], ids, t)[0]))
     return state, losses
+
+
+@pytest.mark.parametrize(("n_blocks", "k"), [(1, 0.5), (4, 0.5), (8, 1)])
+def test_many_blocks_forget_faster(n_blocks: int, k: float) -> None:
+    assert grid_case(n_blocks, operator(), build.Choices()).solver().average_k == k
 
 
 @pytest.mark.parametrize("n_blocks", [1, 8])

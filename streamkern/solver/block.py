@@ -73,7 +73,7 @@ class BlockSolver(Solver):
         self.name = name
         if name == "block":
             # Measured at 0, 0.5, 1, 2, 3 on noisy, rough and smooth problems, 1 to 16 blocks.
-            self.average_k = 0.5 if len(preconditioner.blocks) <= 2 else 1
+            self.average_k = 0.5 if len(preconditioner.blocks) <= 4 else 1
         widths = [b.stop - b.start for b in preconditioner.blocks]
         widest = max(widths)
         # One matrix per block rather than slices of one: contiguous, as a GPU's GEMM wants them.
