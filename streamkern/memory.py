@@ -90,12 +90,16 @@ def _count_stream(buffers: Buffers, problem: Problem, sizes: Sizes) -> None:
         add("always", "compiler", problem.library_bytes)
     add("always", "tiles", problem.threads, problem.tile_bytes)
     add("always", "rows being prepared", problem.threads, problem.scratch_bytes)
-    add("always", "centers, both sides", 2 * p, point)
+    add("always", "centers", p, point)
+    # Without a ridge they are the columns of K(X, Z) only, once setup is over.
+    columns = not problem.ridge and (sizes.solver in ("block", *FROM_CENTERS) or sizes.linear)
+    for phase in ("sample", "setup") if columns else ("always",):
+        add(phase, "centers, left side", p, point)
     if not apart:  # a device walks the columns in order
         by_row = sizes.solver in ("block", "direct") or sizes.linear
         rows = max(m, h) if by_row else max(m, h, s, p)
-        columns = 2 * c if sizes.solver == "falkon" else c
-        sums = n_groups(columns) * columns
+        outputs = 2 * c if sizes.solver == "falkon" else c
+        sums = n_groups(outputs) * outputs
         add("always", "partial sums of products", sums, rows, itemsize=item)
     # The raw rows live until the prepared ones exist; a unit being decoded counts twice.
     add("sample", "raw centers", p, problem.row_bytes + d * item)
@@ -149,8 +153,9 @@ def _count_block(buffers: Buffers, problem: Problem, sizes: Sizes) -> None:
     add("setup", "factors of one block, probe", 2 * b + max(b + 2 * LEVERAGE_ROWS, 2 * h), b,
         itemsize=item)  # fmt: skip
     add("train", "K(X, Z)", sizes.batch_size, p if sizes.keep else b, itemsize=item)
-    # K(Z, Z) alpha is there with a ridge only.
-    add("train", "parts of a step, K(Z, Z) alpha, its copy", 3 * b + 2 * p, c, itemsize=item)
+    add("train", "parts of a step", 3 * b, c, itemsize=item)
+    if problem.ridge:
+        add("train", "K(Z, Z) alpha, its copy", 2 * p, c, itemsize=item)
 
 
 def _count_eigenpro(buffers: Buffers, problem: Problem, sizes: Sizes) -> None:

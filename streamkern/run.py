@@ -181,6 +181,7 @@ def _problem(
         saving=SAVING if run_dir is not None and local_path(run_dir) is None else 0,
         kept=run_dir is not None,
         repeats=data.repeats,
+        ridge=config.solver.ridge > 0,
     )
 
 

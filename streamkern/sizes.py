@@ -39,7 +39,7 @@ class Problem:
     units_in_hand : units read ahead, and in use, where they are read one after the other.
     saving : at most this much more is held while arrays go to remote storage. kept : whether
     there are checkpoints. selection : of the centers, where that takes memory and time of its own.
-    repeats : whether every epoch brings the same rows.
+    repeats : whether every epoch brings the same rows. ridge : whether there is one.
     """
 
     n_rows: int
@@ -64,6 +64,7 @@ class Problem:
     selection: Selection | None = None
     kept: bool = True
     repeats: bool = True
+    ridge: bool = True
 
     @property
     def summed(self) -> int:
