@@ -225,6 +225,49 @@ def test_full_batch_converges_to_least_squares(n_blocks: int) -> None:
     assert np.all(np.diff(losses) <= 1e-12 * losses[0])  # no sweep raises the loss
 
 
+def test_two_blocks_end_where_rows_of_high_leverage_count_less() -> None:
+    """The fixed point of the mean step, over all rows and both orders, in batches of one."""
+    choices = build.Choices(seed=3, average=False, damping=1e-3, step_scale=0.1)
+    case = grid_case(2, operator(), choices)
+    solver = case.solver()
+    assert isinstance(solver, BlockSolver)
+    n, p = len(case.X), len(case.Z)
+    orders = {
+        tuple(np.random.default_rng([3, ORDER_STAGE, t]).permutation(2).tolist()): t
+        for t in range(20)
+    }
+    assert len(orders) == 2
+
+    def mean_step(alpha: Array) -> Array:
+        total = np.zeros_like(alpha)
+        for i in range(n):
+            for t in orders.values():
+                state = solver.init(alpha)
+                solver.step(state, case.X[[i]], case.Y[[i]], np.array([i]), t)
+                total += state.alpha - alpha
+        return total / (n * len(orders))
+
+    zero = np.zeros((p, 2))
+    push = mean_step(zero)
+    columns = [mean_step(zero + np.eye(p)[:, [j]])[:, 0] - push[:, 0] for j in range(p)]
+    fixed = -np.linalg.solve(np.stack(columns, axis=1), push)
+
+    K, pre = KERNEL(case.X, case.Z), solver.preconditioner
+    leverage = [((K[:, b] @ H.T) ** 2).sum(axis=1) for b, H in zip(pre.blocks, pre.H, strict=True)]
+    weights = [
+        1 - rule.eta(1) / 2 * other for rule, other in zip(pre.rules, leverage[::-1], strict=True)
+    ]
+    assert min(map(np.min, weights)) > 0.9
+    left = np.concatenate(
+        [(w[:, None] * K[:, b]).T for w, b in zip(weights, pre.blocks, strict=True)]
+    )
+    weighted = np.linalg.solve(left @ K, left @ case.Y)
+    squares = np.linalg.lstsq(K, case.Y, rcond=None)[0]
+    gap = np.linalg.norm(K @ (fixed - squares))
+    assert gap > 1e-4 * np.linalg.norm(K @ squares)
+    assert np.linalg.norm(K @ (fixed - weighted)) < 0.1 * gap
+
+
 @pytest.mark.parametrize("n_blocks", [1, 8])
 def test_minibatches_meet_a_realisable_target(n_blocks: int) -> None:
     """The noise of the batches goes with the residual: no floor, to rounding."""

@@ -12,7 +12,9 @@ slowed down because another one is correlated with it, which is what the additiv
 For the full batch this is block coordinate descent on a convex quadratic: every block step is a
 preconditioned gradient step with eta_b <= 1 / lambda_1 of its block, hence the loss never rises,
 and it stops only where K^T r = 0, the least-squares solution. For fresh minibatches each block
-step is non-expansive in the mean square by the rule of `step_rule`.
+step is non-expansive in the mean square by the rule of `step_rule`; where several blocks share a
+batch, a row counts the less for the later ones the higher its leverage in the earlier ones is
+(docs/block-preconditioner.md).
 
 With sample weights r stands for w (K alpha - Y), and w K_b u is taken from it.
 
