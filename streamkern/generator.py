@@ -97,6 +97,8 @@ class GeneratorSource(BaseSource):
         start, stop = self.unit_bounds(u)
         where = f"unit {u} of generator {self.name} (rows {start} to {stop - 1})"
         made, rows = self.fn(seed, epoch, start, stop), stop - start
+        if not isinstance(made, tuple | list):
+            raise DataError(f"{where} gave a {type(made).__name__}; it must give a tuple of arrays")
         if len(made) != 2 + self.weighted:
             raise DataError(
                 f"{where} gave {len(made)} arrays; it must give (X, y, w) with weight_totals, and "
@@ -114,7 +116,8 @@ class GeneratorSource(BaseSource):
             if y.shape != (rows,) or y.dtype.kind not in "iu":
                 raise DataError(f"{where} gave y {y.shape} {y.dtype}; class ids are ({rows},) ints")
             return X, encode_labels(y, np.arange(self.n_outputs), start), *w
-        if y.reshape(len(y), -1).shape != (rows, self.n_outputs) or y.dtype.kind not in "iuf":
+        flat = y.reshape(len(y), -1) if y.ndim else y
+        if flat.shape != (rows, self.n_outputs) or y.dtype.kind not in "iuf":
             raise DataError(f"{where} gave y {y.shape} {y.dtype}; wanted {(rows, self.n_outputs)}")
         check_finite(y, f"y of {where}", start)
-        return X, y.reshape(rows, -1).astype(self.y_dtype, copy=False), *w
+        return X, flat.astype(self.y_dtype, copy=False), *w

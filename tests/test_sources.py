@@ -339,6 +339,7 @@ def test_the_paper_scale_costs_nothing_to_describe() -> None:
         (np.zeros((5, 4), np.float32), np.zeros(5), r"gave X \(5, 4\) float32"),
         (np.zeros((5, 3)), np.zeros(5), "float64"),
         (np.zeros((5, 3), np.float32), np.zeros(4), r"gave y \(4,\)"),
+        (np.zeros((5, 3), np.float32), np.float64(1), r"gave y \(\) float64; wanted \(5, 1\)"),
         (np.full((5, 3), np.nan, np.float32), np.zeros(5), "row 5, column 0"),
         (np.zeros((5, 3), np.float32), np.full(5, np.inf), "inf in y of unit 1"),
     ],
@@ -348,6 +349,12 @@ def test_generator_blocks_are_checked(X: np.ndarray, y: np.ndarray, message: str
     with pytest.raises(DataError, match=message) as caught:
         source.read_unit(1, 0, 0)
     assert "unit 1 of generator g (rows 5 to 9)" in str(caught.value)
+
+
+def test_a_generator_that_gives_no_tuple_is_refused() -> None:
+    source = GeneratorSource(lambda *a: None, 10, (3,), np.float32, 1, name="g")  # type: ignore[arg-type, return-value]
+    with pytest.raises(DataError, match=r"gave a NoneType; it must give a tuple of arrays"):
+        source.read_unit(0, 0, 0)
 
 
 def test_generated_classes_are_checked() -> None:
