@@ -205,13 +205,15 @@ def test_a_run_that_can_not_be_saved_fails(tmp_path: Path, inflated: Inflated) -
         finished(config, source=stream())
 
 
+@pytest.mark.parametrize("method", ["eigenpro3", "block"])
 @pytest.mark.parametrize("times", [30.0, 1e12])
 def test_a_run_shorter_than_a_window_is_judged_too(
-    times: float, tmp_path: Path, inflated: Inflated
+    times: float, method: str, tmp_path: Path, inflated: Inflated
 ) -> None:
+    """Also where it began with weights that are not zero."""
     inflated.times = times
     with pytest.raises(DivergenceError, match="diverged within its 14 steps") as caught:
-        finished(settings(tmp_path, **METHODS["eigenpro3"]), source=stream())
+        finished(settings(tmp_path, **METHODS[method]), source=stream())
     assert caught.value.exit_code == 3
 
 
