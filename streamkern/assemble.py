@@ -154,7 +154,7 @@ def _choices(run: Run) -> Choices:
         average=solver.average,
         step_scale=solver.step_scale,
         seed=run.config.run.random_state,
-        repeats=run.data.repeats,
+        cycled=run.data.source.n_rows if run.data.repeats else None,
     )
 
 

@@ -21,7 +21,7 @@ from streamkern import damping as dampings
 from streamkern.backend import Array, Backend, tiles
 from streamkern.damping import Damping, Trial
 from streamkern.errors import ConfigError
-from streamkern.memory import LEVERAGE_ROWS
+from streamkern.memory import LEVERAGE_ROWS, SKETCH
 from streamkern.norm import (
     WeightNorm,
     check_overlap,
@@ -77,6 +77,9 @@ class BlockPreconditioner:
 
     start : (p, c) weights to begin with: the mean over blocks of what each learns from the sample
     alone, which is nearly free once the block is factored. start_rows : s.
+    sketches : of several blocks, G_b (b, SKETCH) = H_b^T N / sqrt(SKETCH), N of standard normal
+    numbers: |G_b^T k|^2 is the leverage |H_b k|^2 on average (Hutchinson), a share of SKETCH / b of
+    its cost.
     """
 
     blocks: list[slice]
@@ -88,6 +91,7 @@ class BlockPreconditioner:
     """Of each block."""
     start: Array | None = None
     start_rows: int = 0
+    sketches: list[Array] | None = None
     damped: tuple[Array, Array] | None = None
     """(E, D) of shapes (b, q) and (q,): the step is H^T (I - E D E^T) H g, see `linear`."""
 
@@ -160,7 +164,7 @@ def build_block(
     lambdas: list[float] = []
     leverage = op.backend.xp.zeros(len(probe), op.dtype)
     start = op.backend.xp.empty((len(Z), S.Y.shape[1]), op.dtype)
-    mu, jitters = 0.0, list[float]()
+    mu, jitters, sketches = 0.0, list[float](), list[Array]()
     chosen = None if damping is None else Damping(damping, damping)
     for i, block in enumerate(blocks):
         factor = _BlockFactor(op, Z[block], S, seed, noise_floor(op, len(Z)) if ridge else 0.0)
@@ -181,6 +185,8 @@ def build_block(
         del factor.norm, factor.C
         op.backend.release()
         H.append(measured.H)
+        if len(blocks) > 1:
+            sketches.append(_sketch(op, measured.H, seed, i))
         lambdas.append(measured.lambda_1)
         leverage += measured.leverage
         mu = max(mu, measured.mu)
@@ -188,7 +194,13 @@ def build_block(
     total = float(leverage.max())
     check_overlap(op, total, "leverage")
     rules = [StepRule(total + (lambda_1 if ridge else 0.0), lambda_1) for lambda_1 in lambdas]
-    return BlockPreconditioner(blocks, H, rules, mu, jitters, start, len(S))
+    return BlockPreconditioner(blocks, H, rules, mu, jitters, start, len(S), sketches or None)
+
+
+def _sketch(op: KernelOperator, H: Array, seed: int, block: int) -> Array:
+    rng = np.random.default_rng([seed, 6, block])
+    N = op.backend.asarray(rng.standard_normal((len(H), SKETCH)) / SKETCH**0.5, op.dtype)
+    return op.backend.matmul_t(H, N, op.backend.xp.empty(N.shape, op.dtype), lower=True)
 
 
 @dataclass(frozen=True)

@@ -322,9 +322,10 @@ class Trainer:
             return
         before = self.watch.guard.back_offs
         loss = self._judge(finite=finite)
+        if self.watch.guard.back_offs == before:
+            return
         # Back at weights that no step has moved: the run was for nothing.
-        unmoved = not bool((self.watch.good != self.solver.init().alpha).any())
-        if self.watch.guard.back_offs > before and unmoved:
+        if not bool((self.watch.good != self.solver.init().alpha).any()):
             raise DivergenceError(
                 f"training diverged within its {self.position.step} steps (loss {loss:.3g}); check "
                 "the data for outliers, lower solver.step_scale or raise solver.damping"

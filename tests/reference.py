@@ -506,6 +506,8 @@ class BlockReference:
         self.average_k: float = 3
         self.counted = 0
         """Steps that the average at the start stands for."""
+        self.sketches: list[Array] | None = None
+        """Of every block G (b, s): what row i moves itself by is eta / m |G^T k_b(x_i)|^2 r_i."""
         self.t = 0
 
     def spectra(self, X: Array) -> list[Spectrum]:
@@ -549,7 +551,11 @@ class BlockReference:
             rows, H = self.blocks[b], self.factors[b].H
             u = self.eta[b] * (H.T @ (H @ (K_xz[:, rows].T @ r))) / len(X)
             self.alpha[rows] -= u
-            r = r - K_xz[:, rows] @ u
+            own = 0.0
+            if self.sketches is not None:
+                leverage = ((K_xz[:, rows] @ self.sketches[b]) ** 2).sum(axis=1, keepdims=True)
+                own = self.eta[b] / len(X) * leverage
+            r = (1 + own) * r - K_xz[:, rows] @ u
         self.t += 1
         self.average = running_average(
             self.average, self.alpha, self.t + self.counted, self.average_k

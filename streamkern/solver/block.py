@@ -5,16 +5,22 @@ One step on a fresh batch X (m, d), Y (m, c), with K = K(X, Z) evaluated once:
     r = K alpha - Y
     for b in a random order of the blocks:
         u = eta_b(m) H_b^T H_b (K_b^T r / m + ridge v_b),   v = K(Z, Z) alpha, see `_add_ridge`
-        alpha_b -= u;    r -= K_b u
+        alpha_b -= u;    r -= K_b u - own,                  own, see below
 
 Each block moves against the residual the others left (Gauss-Seidel), so a block never has to be
 slowed down because another one is correlated with it, which is what the additive form must do.
 For the full batch this is block coordinate descent on a convex quadratic: every block step is a
 preconditioned gradient step with eta_b <= 1 / lambda_1 of its block, hence the loss never rises,
 and it stops only where K^T r = 0, the least-squares solution. For fresh minibatches each block
-step is non-expansive in the mean square by the rule of `step_rule`; where several blocks share a
-batch, a row counts the less for the later ones the higher its leverage in the earlier ones is
-(docs/block-preconditioner.md).
+step is non-expansive in the mean square by the rule of `step_rule`.
+
+Of K_b u, row i has the share (eta_b / m) ell_b(x_i) r_i from itself, ell_b its leverage in the
+block. If that were taken from r as well, a row would count the less for the later blocks the
+higher its leverage is, and the steps would end at another, weighted least squares
+(docs/block-preconditioner.md). So it is left in r, with a sketch for the leverage
+(`BlockPreconditioner.sketches`), which rides along in the product with u. Batches drawn without
+replacement from n rows that come again and again, m at a time, need (n - m) / (n - 1) of it, and
+the full batch nothing.
 
 With sample weights r stands for w (K alpha - Y), and w K_b u is taken from it.
 
@@ -50,6 +56,7 @@ class BlockSolver(Solver):
     ----------
     max_batch : largest m that `step` will see; the buffers are made for it.
     keep : hold all of K(X, Z), max_batch x p; otherwise a block's columns are evaluated twice.
+    cycled : rows over which the stream cycles; None where each of them is new.
     """
 
     name = "block"
@@ -66,11 +73,12 @@ class BlockSolver(Solver):
         name: str = "block",
         ridge: float = 0.0,
         keep: bool = True,
+        cycled: int | None = None,
         **shared: Any,
     ) -> None:
         super().__init__(op, Z, **shared)
         self.preconditioner, self.seed, self.ridge, self.keep = preconditioner, seed, ridge, keep
-        self.max_batch = max_batch
+        self.max_batch, self.cycled = max_batch, cycled
         xp, c = op.backend.xp, self.n_outputs
         self.name = name
         if name == "block":
@@ -84,6 +92,14 @@ class BlockSolver(Solver):
         self.x = op.empty_points(max_batch, Z.width, left=True)
         self.r, self.Ku = (xp.empty((max_batch, c), op.dtype) for _ in range(2))
         self.g, self.u = (xp.empty((widest, c), op.dtype) for _ in range(2))
+        sketches = preconditioner.sketches or []
+        # Of every block [u, G], so that one product with K_b serves both.
+        self.beside = [xp.empty((len(G), c + G.shape[1]), op.dtype) for G in sketches]
+        for beside, G in zip(self.beside, sketches, strict=True):
+            beside[:, c:] = G
+        if sketches:
+            self.moved = xp.empty((max_batch, c + sketches[0].shape[1]), op.dtype)
+            self.own = xp.empty((max_batch, 1), op.dtype)
 
     def init(self, alpha: Array | None = None) -> State:
         """What the setup sample alone teaches (`BlockPreconditioner.start`), or `alpha`.
@@ -124,7 +140,7 @@ class BlockSolver(Solver):
                 K_b = self.K[b][:m] if self.keep else self._recomputed(x, blocks[b])
                 u = self._block_step(state, b, K_b, r, step)
                 if i + 1 < len(order):
-                    r -= self._weigh(self.backend.matmul(K_b, u, self.Ku[:m]), w)
+                    self._leave(r, state, b, K_b, u, w)
             self._average(state)
         return loss
 
@@ -140,6 +156,24 @@ class BlockSolver(Solver):
         alpha = state.alpha[block]
         alpha -= u
         return u
+
+    def _leave(self, r: Array, state: State, b: int, K_b: Array, u: Array, w: Array | None) -> None:
+        """Take w K_b u from r, which is weighted already, but for what a row has moved itself by."""
+        m, c = r.shape
+        if not self.beside:
+            r -= self._weigh(self.backend.matmul(K_b, u, self.Ku[:m]), w)
+            return
+        self.beside[b][:, :c] = u
+        both = self.backend.matmul(K_b, self.beside[b], self.moved[:m])
+        sketched, own = both[:, c:], self.own[:m]
+        self.backend.xp.multiply(sketched, sketched, out=sketched)
+        sketched.sum(axis=1, keepdims=True, out=own)
+        alone = 1.0 if self.cycled is None else (self.cycled - m) / max(self.cycled - 1, 1)
+        own *= alone * state.scale * self.preconditioner.rules[b].eta(m) / m
+        self._weigh(own, w)
+        own += 1
+        r *= own
+        r -= self._weigh(both[:, :c], w)
 
     def _pending(self) -> dict[str, Array]:
         shape = (len(self.Z), self.n_outputs)

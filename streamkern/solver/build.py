@@ -69,7 +69,7 @@ class Setup:
 @dataclass(frozen=True)
 class Choices:
     """Settings of the method that are not sizes. tolerance : of FALKON; None: `TOLERANCE`.
-    repeats : whether every epoch brings the same rows."""
+    cycled : rows of an epoch, where every one brings the same."""
 
     ridge: float = 0.0
     damping: float | None = None
@@ -77,7 +77,7 @@ class Choices:
     average: bool = True
     step_scale: float = 1.0
     seed: int = 0
-    repeats: bool = False
+    cycled: int | None = None
 
 
 def compute(
@@ -152,6 +152,7 @@ def _factors(pre: BlockPreconditioner) -> dict[str, Array]:
     arrays = {f"H.{b}": H for b, H in enumerate(pre.H) if H is not None}
     if pre.start is not None:
         arrays["start"] = pre.start
+    arrays |= {f"G.{b}": G for b, G in enumerate(pre.sketches or [])}
     return arrays if pre.damped is None else arrays | dict(zip("ED", pre.damped, strict=True))
 
 
@@ -275,7 +276,9 @@ def assemble(
         if not choices.ridge:
             Z = Z.columns()
         if sizes.solver == "direct":
-            return DirectSolver(op, Z, ridge=choices.ridge, repeats=choices.repeats, **shared)
+            return DirectSolver(
+                op, Z, ridge=choices.ridge, repeats=choices.cycled is not None, **shared
+            )
         return FalkonSolver(
             op, Z, arrays["H.0"], ridge=choices.ridge, jitter=setup.meta["jitter"],
             tolerance=choices.tolerance or TOLERANCE, **shared,
@@ -288,13 +291,14 @@ def assemble(
         jitters = setup.meta.get("jitters", [setup.meta["jitter"]] * len(blocks))
         pre = BlockPreconditioner(
             blocks, H, rules, setup.meta["mu"], jitters, arrays.get("start"),
-            setup.meta.get("start_rows", 0), damped,
+            setup.meta.get("start_rows", 0),
+            [arrays[f"G.{b}"] for b in range(len(blocks))] if "G.0" in arrays else None, damped,
         )  # fmt: skip
         if not choices.ridge:
             Z = Z.columns()  # the centers are columns only from here on
         return BlockSolver(
             op, Z, pre, seed=choices.seed, ridge=choices.ridge, keep=sizes.keep,
-            name=sizes.solver, **shared,
+            name=sizes.solver, cycled=choices.cycled, **shared,
         )  # fmt: skip
     if sizes.solver == "sgd":
         return SGDSolver(op, Z.columns(), rules[0], ridge=choices.ridge, **shared)
