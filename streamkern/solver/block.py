@@ -158,7 +158,7 @@ class BlockSolver(Solver):
         return u
 
     def _leave(self, r: Array, state: State, b: int, K_b: Array, u: Array, w: Array | None) -> None:
-        """Take w K_b u from r, which is weighted already, but for what a row has moved itself by."""
+        """Take w K_b u from r, already weighted, but for what each row has moved itself by."""
         m, c = r.shape
         if not self.beside:
             r -= self._weigh(self.backend.matmul(K_b, u, self.Ku[:m]), w)
