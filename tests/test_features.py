@@ -199,7 +199,7 @@ def test_full_batches_reach_ridge_regression_on_the_features(name: str, ridge: f
     # Without a ridge all of them in one block: it is a Newton step but for the damping.
     case = make_case(operator(), name, **({} if ridge else {"block_size": 24}))
     n = len(case.X)
-    choices = build.Choices(seed=3, ridge=ridge, damping=None if ridge else 1e-10)
+    choices = build.Choices(seed=3, ridge=ridge, damping=None if ridge else 1e-10, cycled=n)
     setup = computed(case.op, case.Z, case.X_s, case.X, case.sizes, choices, n_outputs=2)
     setup.meta["batch_size"] = n
     case = Case(case.op, case.sizes, choices, case.X, case.Y, case.Z, case.X_s, case.X, setup, None)

@@ -27,6 +27,7 @@ from streamkern.materialise import materialise
 from streamkern.mixture import MixtureSource
 from streamkern.model import load_model
 from streamkern.prefetch import Loader
+from streamkern.solver.block import ORDER_STAGE, BlockSolver
 from streamkern.source_base import Source
 from streamkern.sources import (
     ArraySource,
@@ -102,7 +103,10 @@ def test_whole_weights_are_repeated_rows() -> None:
 
 @pytest.mark.parametrize("name", [name for name in maths.SOLVERS if name not in maths.IN_PLACE])
 def test_steps_of_weighted_rows_are_those_of_repeated_rows(name: str) -> None:
+    """But for what rows move themselves by, in several blocks: each of two copies is itself."""
     case = maths.make_case(maths.operator(), name)
+    for sketch in [key for key in case.setup.arrays if key.startswith("G.")]:
+        del case.setup.arrays[sketch]
     # Steps as long as the top eigenvalue allows, whatever the number of rows is.
     rules = [rule | {"leverage": rule["lambda_1"]} for rule in case.setup.meta["rules"]]
     case.setup.meta |= {"rules": rules, "batch_size": 80}
@@ -118,6 +122,26 @@ def test_steps_of_weighted_rows_are_those_of_repeated_rows(name: str) -> None:
     one.finish(a)
     many.finish(b)
     np.testing.assert_allclose(a.alpha, b.alpha, rtol=1e-7, atol=1e-9)
+
+
+def test_a_weighted_row_moves_itself_by_its_weight() -> None:
+    """The formula of a step in several blocks, in float64."""
+    case = maths.make_case(maths.operator(), "blocks")
+    solver = case.solver()
+    assert isinstance(solver, BlockSolver)
+    batch, w = np.array([1, 2, 3, 5, 6]), np.array([0.0, 0.5, 1.0, 2.0, 1.5])
+    pre, state = solver.preconditioner, solver.init()
+    solver.step(state, case.X[batch], case.Y[batch], batch, 0, w)
+    K = ref.laplace(case.X[batch], case.Z, 2.0)
+    r, alpha = -case.Y[batch], np.zeros((len(case.Z), 2))
+    assert pre.sketches is not None
+    for b in np.random.default_rng([3, ORDER_STAGE, 0]).permutation(len(pre.blocks)):
+        K_b, H, eta = K[:, pre.blocks[b]], pre.H[b], pre.rules[b].eta(5)
+        u = eta / 5 * H.T @ H @ K_b.T @ (w[:, None] * r)
+        alpha[pre.blocks[b]] -= u
+        leverage = ((K_b @ pre.sketches[b]) ** 2).sum(axis=1)
+        r = r + (eta / 5 * w * leverage)[:, None] * r - K_b @ u
+    np.testing.assert_allclose(state.alpha, alpha, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["eigenpro2", "sgd"])
