@@ -32,7 +32,13 @@ from streamkern.norm import (
 )
 from streamkern.points import Points
 from streamkern.products import KernelOperator
-from streamkern.step_rule import EIGENVALUE_STEPS, StepRule, top_eigenvalue
+from streamkern.step_rule import (
+    EIGENVALUE_STEPS,
+    Operator,
+    StepRule,
+    top_eigenvalue,
+    top_eigenvalue_on,
+)
 
 # Of a preconditioner for no ridge, relative to the trace. After 10 iterations with 1e-3 ... 1e-8
 # the test error was the lowest with 1e-4 on a smooth problem, and with half of the centers doubled.
@@ -92,6 +98,8 @@ class BlockPreconditioner:
     start: Array | None = None
     start_rows: int = 0
     sketches: list[Array] | None = None
+    L: Array | None = None
+    """(p, p), K(Z, Z) + jitter I = L L^T: of one block, where there is a ridge."""
     damped: tuple[Array, Array] | None = None
     """(E, D) of shapes (b, q) and (q,): the step is H^T (I - E D E^T) H g, see `linear`."""
 
@@ -152,7 +160,8 @@ def build_block(
 
     Cost per block (2 s + h + 5 b / 3) b^2 + 2 (b + s + h) b d FLOPs (`costs.setup_flops`), for
     the first one 2/3 b^3 to 5/3 b^3 more, and more where mu has to go up; memory beside H the
-    larger of 2 b^2 + 2 h b and 3 b^2 + 2 LEVERAGE_ROWS b elements, and (3 b + 2 h) c for c outputs.
+    larger of 2 b^2 + 2 h b and 3 b^2 + 2 LEVERAGE_ROWS b elements (of which L is b^2), and
+    (3 b + 2 h) c for c outputs.
 
     Raises
     ------
@@ -164,24 +173,30 @@ def build_block(
     lambdas: list[float] = []
     leverage = op.backend.xp.zeros(len(probe), op.dtype)
     start = op.backend.xp.empty((len(Z), S.Y.shape[1]), op.dtype)
-    mu, jitters, sketches = 0.0, list[float](), list[Array]()
+    mu, relative, jitters, sketches = 0.0, math.nan, list[float](), list[Array]()
+    L: Array | None = None
     chosen = None if damping is None else Damping(damping, damping)
     for i, block in enumerate(blocks):
         factor = _BlockFactor(op, Z[block], S, seed, noise_floor(op, len(Z)) if ridge else 0.0)
-        # All blocks are damped alike: what the first one finds holds for other random centers.
+        # All blocks are damped alike: what one finds holds for other random centers.
         if chosen is None:
             chosen = factor.choose(probe, len(blocks), epochs, ridge > 0)
+        if i == 0:
+            relative = chosen.mu
         factor.learn(chosen.penalty, out=start[block])
         # A run of n samples affords n / 8 of leverage in all, an even share per block.
         affordable = n_samples / (8 * len(blocks)) if damping is None else math.inf
         # A ridge on the weights themselves is evaluated on all blocks every step.
         rounds = 1 if factor.norm.L is None else len(blocks)
-        measured = factor.damped(probe, chosen.mu, affordable, ridge, rounds)
+        measured = factor.damped(probe, relative, affordable, ridge, rounds)
+        relative = measured.relative
         jitters.append(factor.norm.jitter)
         report("block", {
             "block": i, "blocks": len(blocks), "lambda_1": measured.lambda_1,
             "penalty": chosen.penalty, "mu": measured.mu, "jitter": factor.norm.jitter,
         })  # fmt: skip
+        if ridge and len(blocks) == 1:
+            L = factor.norm.L
         del factor.norm, factor.C
         op.backend.release()
         H.append(measured.H)
@@ -194,7 +209,7 @@ def build_block(
     total = float(leverage.max())
     check_overlap(op, total, "leverage")
     rules = [StepRule(total + (lambda_1 if ridge else 0.0), lambda_1) for lambda_1 in lambdas]
-    return BlockPreconditioner(blocks, H, rules, mu, jitters, start, len(S), sketches or None)
+    return BlockPreconditioner(blocks, H, rules, mu, jitters, start, len(S), sketches or None, L)
 
 
 def _sketch(op: KernelOperator, H: Array, seed: int, block: int) -> Array:
@@ -205,9 +220,10 @@ def _sketch(op: KernelOperator, H: Array, seed: int, block: int) -> Array:
 
 @dataclass(frozen=True)
 class _Damped:
-    """H_b at some mu, and what was measured with it on the probe rows."""
+    """H_b at mu, `relative` to the block's scale, and what was measured with it on the probe."""
 
     H: Array
+    relative: float
     mu: float
     leverage: Array  # (h,)
     lambda_1: float
@@ -325,7 +341,7 @@ class _BlockFactor:
                 break
         if ridge:
             lambda_1 += (n_blocks - 1) * ridge / mu
-        return _Damped(H, mu, leverage, lambda_1)
+        return _Damped(H, relative, mu, leverage, lambda_1)
 
     def _measure(self, H: Array, probe: Sample, ridge: float) -> tuple[Array, float]:
         """|phi|^2 of every probe row, phi = H k(Z_b, x), and the top eigenvalue of S + R."""
@@ -339,13 +355,21 @@ class _BlockFactor:
         rng = np.random.default_rng([self.seed, 2])
         start = backend.asarray(rng.standard_normal(len(self.Z)), self.op.dtype)
 
-        def hessian(v: Array) -> Array:
-            w = phi @ (phi.T @ v) / h
-            if ridge:
-                w += ridge * (H @ self.norm.gram(H.T @ v))
-            return w
+        def hessian(rows: slice) -> Operator:
+            part = phi[:, rows]
 
-        return leverage, top_eigenvalue(hessian, start, EIGENVALUE_STEPS)
+            def apply(v: Array) -> Array:
+                w = part @ (part.T @ v) / part.shape[1]
+                if ridge:
+                    w += ridge * (H @ self.norm.gram(H.T @ v))
+                return w
+
+            return apply
+
+        if probe.fresh or h < 2:  # all rows there are
+            return leverage, top_eigenvalue(hessian(slice(0, h)), start, EIGENVALUE_STEPS)
+        half = hessian(slice(0, h // 2)), hessian(slice(h // 2, h))
+        return leverage, top_eigenvalue_on(half[1], half[0], start, EIGENVALUE_STEPS)
 
 
 def build_from_centers(op: KernelOperator, Z: Points, *, ridge: float) -> BlockPreconditioner:

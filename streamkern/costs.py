@@ -13,7 +13,7 @@ from streamkern.sizes import Problem, Sizes
 ENTRY, APPLY = 400, 80
 FLOAT64 = 2
 """Time of a float64 FLOP over that of a float32 one."""
-ROWS_TO_LEARN = 8
+ROWS_TO_LEARN = 5
 """See `sizing`."""
 
 

@@ -13,7 +13,8 @@ sigma / (sigma + mu) / ell a row. A run has the penalty that suits its rows wher
 whatever n is. lambda is the one whose solution does best on rows held out, and ell, which falls as
 mu grows, is measured there as well. A stream that repeats its rows k times is k n rows long but
 holds the noise of n: its mu is k times that. With a ridge the steps need not be the penalty, and
-mu is lambda at most, for the sake of speed.
+mu = lambda is the fastest: below it ell grows, and what the steps win in directions of little
+variance they lose in size.
 """
 
 from __future__ import annotations
@@ -65,15 +66,19 @@ def choose(
     rows : of the sample. epochs : times that the run sees each row. ridge : whether there is one.
 
     The error of one of several blocks holds what the others will explain. Where that is most of
-    it, a penalty against it would be too much, and is looked for below the start only.
+    it, a penalty against it would be too much, and is looked for below the start only. Where none
+    is better there, the start says nothing about mu.
     """
     start = measure(10.0**START_EXPONENT)
     whole = n_blocks == 1 or start.error < UNLEARNED_SHARE * unlearned
     trials = _descend(measure, start, whole)
     if not trials:
         return Damping(10.0**START_EXPONENT, 10.0**START_EXPONENT)
-    penalty = 10.0 ** _vertex(trials)
-    repeats = epochs if whole and not ridge else 1
+    exponent = _vertex(trials)
+    penalty = 10.0**exponent
+    if ridge and (whole or exponent < START_EXPONENT):
+        return Damping(penalty, penalty)
+    repeats = epochs if whole else 1
     mu = _balanced(trials, penalty * rows * repeats / n_blocks)
     return Damping(penalty, min(mu, penalty) if ridge else mu)
 

@@ -160,8 +160,10 @@ def _count_block(buffers: Buffers, problem: Problem, sizes: Sizes) -> None:
     if n_blocks > 1:  # as setup made them, and beside the block's step
         add("always", "sketches of the leverage", p, SKETCH, itemsize=item)
         add("train", "sketches beside the steps", p + sizes.batch_size, c + SKETCH, itemsize=item)
-    if problem.ridge:
+    if problem.ridge and n_blocks > 1:
         add("train", "K(Z, Z) alpha, its copy", 2 * p, c, itemsize=item)
+    elif problem.ridge:
+        add("train", "factor of K(Z, Z)", p, p, itemsize=item)
 
 
 def _count_eigenpro(buffers: Buffers, problem: Problem, sizes: Sizes) -> None:

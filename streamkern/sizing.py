@@ -2,7 +2,7 @@
 
 The block. Setup takes p b (2 s + h + 5 b / 3) FLOPs, where s and h are some blocks, and what it
 buys is rows: noisy digits, a smooth and a rough function, 500 to 8000 centers, were at 1.05 times
-the exact model's loss after about 8 p (p / b) rows. So there is a block with which a run is there
+the exact model's loss after about 5 p (p / b) rows, from 1 to 10. So there is a block with which a run is there
 the soonest, a half or a quarter of p for 2000 to 8000 centers. A larger one, up to p, is taken
 where its setup is a quarter of the run or less: it is ahead in the end.
 """
@@ -28,12 +28,12 @@ from streamkern.sizes import (
 # 10 rows a center, p = 2000, with a sample of 5, 3, 2 blocks: digits, b = p 1.029 1.007, - , 1.043
 # 1.012; b = p/2 1.077 1.041, 1.074 1.039, 1.080 1.044; rough, b = p 1.053 1.019, -, 1.088 1.024;
 # b = p/2 1.137 1.064, 1.149 1.075, 1.186 1.086. 2 are behind, and
-# half the setup of 5. The size of the block matters far more: it is chosen with 2, and 5 are taken
-# where they, too, are affordable. More than 5 made no difference,
-# nor did a probe of 1, 2 or 4 blocks.
+# half the setup of 5; with mu = lambda (see `damping`) they are at 1.05 as soon. The size of the
+# block matters far more: it is chosen with 2, and 5 are taken in long runs. More than 5 made no
+# difference, nor did a probe of 1, 2 or 4 blocks.
 SAMPLE_BLOCKS = (5, 2)
 MIN_SAMPLE, MIN_PROBE, MAX_PROBE = 1024, 512, 4096
-SETUP_SHARE = 0.25
+SETUP_SHARE, SAMPLE_SHARE = 0.25, 0.05
 MIN_BATCH, MAX_BATCH = 256, 4096
 MAX_EXACT_CENTERS = 20_000
 LARGE_N_NYSTROM, N_NYSTROM, LEVEL_SHARE = 5000, 2000, 20
@@ -137,7 +137,7 @@ def _best_block(problem: Problem, m: int) -> int:
         for b in _halvings(None, problem.p, min(256, problem.p))
     ]
     soonest = min(sizes, key=lambda block: costs.until_learned(problem, block))
-    affordable = (block.block_size for block in sizes if _affordable(problem, block))
+    affordable = (block.block_size for block in sizes if _share(problem, block) <= SETUP_SHARE)
     return max(soonest.block_size, next(affordable, 1))
 
 
@@ -147,12 +147,13 @@ def _samples(problem: Problem, b: int, m: int) -> list[int]:
     return [
         k
         for k in SAMPLE_BLOCKS
-        if k == few or _affordable(problem, _block_sizes(problem, m, b, k, True, (0, 0)))
+        if k == few or _share(problem, _block_sizes(problem, m, b, k, True, (0, 0))) <= SAMPLE_SHARE
     ]
 
 
-def _affordable(problem: Problem, sizes: Sizes) -> bool:
-    return costs.setup(problem, sizes) <= SETUP_SHARE * costs.training(problem, sizes)
+def _share(problem: Problem, sizes: Sizes) -> float:
+    """Of setup in the time of the run."""
+    return costs.setup(problem, sizes) / costs.training(problem, sizes)
 
 
 def sample_sizes(n_rows: int, wanted: int, probe: int) -> tuple[int, int]:

@@ -39,6 +39,9 @@ import numpy as np
 from streamkern.backend import Array
 
 EIGENVALUE_STEPS = 32
+Operator = Callable[[Array], Array]
+CLOSE = 0.03
+"""Residual over Ritz value, where only the directions matter."""
 
 
 @dataclass(frozen=True)
@@ -69,32 +72,52 @@ def largest(rules: list[dict[str, float]]) -> dict[str, float]:
     return {key: max(rule[key] for rule in rules) for key in ("leverage", "lambda_1") if rules}
 
 
-def top_eigenvalue(apply: Callable[[Array], Array], start: Array, steps: int) -> float:
+def top_eigenvalue(apply: Operator, start: Array, steps: int) -> float:
     """Upper estimate of the top eigenvalue of a symmetric positive semi-definite operator.
 
-    Lanczos with full reorthogonalisation from `start` (n,): the largest Ritz value plus the norm
-    of its residual. A Ritz value alone never exceeds the eigenvalue, which is the wrong side to
-    err on for a step size; there is an eigenvalue within one residual norm of it.
-    Cost `steps` applications and n * steps elements.
+    The largest Ritz value plus the norm of its residual. A Ritz value alone never exceeds the
+    eigenvalue, which is the wrong side to err on for a step size; there is an eigenvalue within one
+    residual norm of it. Cost at most `steps` applications and n * steps elements, start : (n,).
     """
+    return _lanczos(apply, start, steps, 0.0)[0]
+
+
+def top_eigenvalue_on(fresh: Operator, apply: Operator, start: Array, steps: int) -> float:
+    """Top eigenvalue of one operator in the Krylov space of another, (n, at most `steps`).
+
+    Of the covariance of a few rows the top eigenvalue is that of its noise: with h rows of white
+    features of dimension b it is about (1 + sqrt(b / h))^2, not 1 (Marchenko and Pastur). Other
+    rows do not share the noise, but do share the directions in which there is more than that. So
+    the directions are taken from one half of the rows, and measured on the other. A direction just
+    above the noise is seen in part: the eigenvalue may be found a third too small, which the factor
+    2 that the step stays below its limit has room for.
+    """
+    basis = _lanczos(apply, start, steps, CLOSE)[1]
+    images = [fresh(v) for v in basis]
+    M = np.array([[float((v * w).sum()) for w in images] for v in basis])
+    return float(np.linalg.eigvalsh(0.5 * (M + M.T))[-1])
+
+
+def _lanczos(apply: Operator, start: Array, steps: int, close: float) -> tuple[float, list[Array]]:
+    """With full reorthogonalisation, until the residual is below `close` of the Ritz value."""
     rounding = 8 * float(np.spacing(start.dtype.type(1)))
     basis = [start / _norm(start)]
     alphas: list[float] = []
     betas: list[float] = []
-    for _ in range(min(steps, len(start))):
+    while True:
         w = apply(basis[-1])
         alphas.append(float((w * basis[-1]).sum()))
         for _twice in range(2):
             for v in basis:
                 w = w - v * float((w * v).sum())
-        beta = _norm(w)
-        betas.append(beta)
-        if beta <= rounding * max([*alphas, 1e-30]):
-            break
-        basis.append(w / beta)
-    T = np.diag(alphas) + np.diag(betas[:-1], 1) + np.diag(betas[:-1], -1)
-    values, vectors = np.linalg.eigh(T)
-    return float(values[-1] + betas[-1] * abs(vectors[-1, -1]))
+        betas.append(_norm(w))
+        T = np.diag(alphas) + np.diag(betas[:-1], 1) + np.diag(betas[:-1], -1)
+        values, vectors = np.linalg.eigh(T)
+        value, residual = float(values[-1]), betas[-1] * abs(float(vectors[-1, -1]))
+        ended = betas[-1] <= rounding * max([*alphas, 1e-30])
+        if ended or residual <= close * value or len(basis) == min(steps, len(start)):
+            return value + residual, basis
+        basis.append(w / betas[-1])
 
 
 def _norm(v: Array) -> float:

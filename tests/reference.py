@@ -464,6 +464,16 @@ def block_spectrum(H: Array, K_xb: Array) -> Spectrum:
     return Spectrum(leverage, float(linalg.svdvals(phi)[0] ** 2 / len(phi)))
 
 
+def held_out_lambda_1(phi: Array) -> tuple[float, float]:
+    """Bounds on the top eigenvalue of half of the features (n, b), in directions of the other half.
+
+    At least that along the other half's top eigenvector, and at most the half's own.
+    """
+    one, other = phi[: len(phi) // 2], phi[len(phi) // 2 :]
+    top = np.linalg.svd(one, full_matrices=False)[2][0]
+    return float(((other @ top) ** 2).mean()), float(np.linalg.norm(other, 2) ** 2 / len(other))
+
+
 def running_average(average: Array, alpha: Array, t: int, k: float = 3) -> Array:
     """Return the average after step t = 1, 2, ...: weight (k + 1) / (t + k) on the newest.
 

@@ -71,7 +71,7 @@ def test_leverage_times_mu_is_rows_times_penalty(
 
 
 @given(inside, falls, st.integers(1, 10**6), st.integers(1, 100), st.integers(1, 16))
-def test_mu_is_within_its_range_and_with_a_ridge_at_most_the_penalty(
+def test_mu_is_within_its_range_and_with_a_ridge_the_penalty(
     at: float, decay: float, rows: int, epochs: int, n_blocks: int
 ) -> None:
     sizes = {"rows": rows, "epochs": epochs, "n_blocks": n_blocks}
@@ -80,7 +80,7 @@ def test_mu_is_within_its_range_and_with_a_ridge_at_most_the_penalty(
         assert found.mu >= 10.0**MIN_EXPONENT * (1 - 1e-9)
         assert found.mu <= 10.0**MAX_EXPONENT * (1 + 1e-9)
         if ridge:
-            assert found.mu <= found.penalty
+            assert found.mu == found.penalty
             once = chosen(parabola(at), power_law(decay), ridge=True, **(sizes | {"epochs": 1}))
             assert found == once
 
@@ -93,6 +93,12 @@ def test_what_other_blocks_explain_is_not_damped_for(at: float, epochs: int) -> 
     assert left.penalty <= 10.0**START_EXPONENT * (1 + 1e-9)
     once = chosen(error, power_law(0.3), n_blocks=4, epochs=1, unlearned=2.0)
     assert left == once
+    ridged = chosen(error, power_law(0.3), n_blocks=4, unlearned=2.0, ridge=True)
+    assert ridged.mu <= ridged.penalty == left.penalty
+    if left.penalty < 10.0 ** (START_EXPONENT - 0.01):
+        assert ridged.mu == ridged.penalty
+    elif left.mu < left.penalty:  # the start says nothing about mu
+        assert ridged.mu == left.mu
     alone = chosen(parabola(at), power_law(0.3), n_blocks=1, epochs=epochs, unlearned=2.0)
     assert math.log10(alone.penalty) == pytest.approx(at, abs=1e-4)
 

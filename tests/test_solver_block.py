@@ -76,15 +76,18 @@ def test_steps_follow_the_reference(name: str, average: bool, tile: tuple[int, i
 
 
 def test_step_sizes_are_those_of_the_rule() -> None:
-    """The reference measures leverage and lambda_1 on the same probe by its own means."""
+    """Of leverage and lambda_1 on the same probe, by other means."""
     case = make_case(operator(), "blocks")
     solver = case.solver()
     assert isinstance(solver, BlockSolver)
     truth = block_reference(case, solver)
     for m in (1, 20, 1000):
-        truth.set_eta(case.probe, m, leverage="total")
-        for rule, eta in zip(solver.rules(), truth.eta, strict=True):
-            assert 0.99 * eta <= rule.eta(m) <= eta * (1 + 1e-9)
+        for rule, block, factors in zip(solver.rules(), truth.blocks, truth.factors, strict=True):
+            phi = truth.kernel(case.probe, case.Z[block]) @ factors.H.T
+            assert rule.leverage == pytest.approx(truth.total_leverage(case.probe))
+            low, high = ref.held_out_lambda_1(phi)
+            etas = [m / (rule.leverage + (m - 1) * lam) for lam in (high, 0.97 * low)]
+            assert etas[0] * (1 - 1e-9) <= rule.eta(m) <= etas[1] * (1 + 1e-9)
 
 
 def test_blocks_are_visited_in_another_order_every_step() -> None:
@@ -323,6 +326,19 @@ def test_a_block_has_its_own_jitter_in_its_ridge() -> None:
         g = np.zeros((block.stop - block.start, case.Y.shape[1]))
         solver._add_ridge(g, state, b, step=b)
         close(g, expected[block])
+
+
+def test_one_block_has_its_ridge_from_its_factor() -> None:
+    case = grid_case(1, operator(bandwidth=0.5), build.Choices(seed=1, ridge=0.1))
+    solver = case.solver()
+    assert isinstance(solver, BlockSolver)
+    state = solver.init(rows(5, len(case.Z), case.Y.shape[1]))
+    assert not state.pending
+    jittered = ref.make_kernel("laplace", 0.5)(case.Z, case.Z)
+    jittered += solver.preconditioner.jitter * np.eye(len(case.Z))
+    g = np.ones((len(case.Z), case.Y.shape[1]))
+    solver._add_ridge(g, state, 0, step=0)
+    close(g, 1 + 0.1 * jittered @ state.alpha)
 
 
 @pytest.mark.parametrize("ridge", [1e-5, 1e-2, 10.0])

@@ -177,33 +177,41 @@ class BlockSolver(Solver):
 
     def _pending(self) -> dict[str, Array]:
         shape = (len(self.Z), self.n_outputs)
-        if not self.ridge or self.op.kernel.explicit:
+        if not self.ridge or self.op.kernel.explicit or self.preconditioner.L is not None:
             return {}
         return {"ridge_values": self.backend.xp.zeros(shape, self.op.dtype)}
 
     def _add_ridge(self, g: Array, state: State, b: int, step: int) -> None:
-        """g += ridge v_b, where v = K(Z, Z) alpha is brought up to date one block a step, in turn.
+        """g += ridge v_b, v = K(Z, Z) alpha, K(Z, Z) with the jitter of each block's factor.
 
-        All blocks every step would cost p^2 kernel entries, more than the batch itself. With
-        values that are a round old the fixed point is still the ridge solution. One random block
+        The jitter is part of the ridge: where centers nearly coincide, rounding leaves K(Z, Z) with
+        negative eigenvalues, along which alpha would grow without end.
+
+        One block has the factor L of K(Z, Z). Of several, v is brought up to date one block a step,
+        in turn: all of them would cost p^2 kernel entries, more than the batch itself. With values
+        that are a round old the fixed point is still the ridge solution. One random block
         a step, counted n_blocks times, is unbiased but only in the additive form: with
         Gauss-Seidel it ended 10 to 15 % away. Explicit features have the identity for K(Z, Z).
-        The jitter of a block's factor is part of its ridge: where centers nearly coincide, rounding
-        leaves K(Z, Z) with negative eigenvalues, along which alpha would grow without end.
         """
-        blocks = self.preconditioner.blocks
-        xp, block = self.backend.xp, blocks[b]
+        pre, xp, part = self.preconditioner, self.backend.xp, self.u[: len(g)]
+        if pre.L is not None:
+            half = self.backend.workspace("half", g.shape, g.dtype)
+            self.backend.matmul_t(pre.L, state.alpha, half, lower=True)
+            part = self.backend.matmul(pre.L, half, part, lower=True)
+            part *= self.ridge
+            g += part
+            return
+        block = pre.blocks[b]
         values = state.alpha if self.op.kernel.explicit else state.pending["ridge_values"]
-        if not self.op.kernel.explicit and step % len(blocks) == b:
+        if not self.op.kernel.explicit and step % len(pre.blocks) == b:
             ids = np.arange(block.start, block.stop)
             same = (ids - block.start, ids)
             self.op.product(self.Z[block], self.Z, state.alpha, out=values[block], same=same)
-        xp.multiply(values[block], self.ridge, out=self.u[: len(g)])
-        g += self.u[: len(g)]
-        jitter = self.preconditioner.jitters[b]
-        if jitter:
-            xp.multiply(state.alpha[block], self.ridge * jitter, out=self.u[: len(g)])
-            g += self.u[: len(g)]
+        xp.multiply(values[block], self.ridge, out=part)
+        g += part
+        if pre.jitters[b]:
+            xp.multiply(state.alpha[block], self.ridge * pre.jitters[b], out=part)
+            g += part
 
     def _residual(self, state: State, x: Points, Y: Array) -> Array:
         """K alpha - Y; fills self.K."""

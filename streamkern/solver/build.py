@@ -153,6 +153,8 @@ def _factors(pre: BlockPreconditioner) -> dict[str, Array]:
     if pre.start is not None:
         arrays["start"] = pre.start
     arrays |= {f"G.{b}": G for b, G in enumerate(pre.sketches or [])}
+    if pre.L is not None:
+        arrays["L"] = pre.L
     return arrays if pre.damped is None else arrays | dict(zip("ED", pre.damped, strict=True))
 
 
@@ -292,9 +294,10 @@ def assemble(
         pre = BlockPreconditioner(
             blocks, H, rules, setup.meta["mu"], jitters, arrays.get("start"),
             setup.meta.get("start_rows", 0),
-            [arrays[f"G.{b}"] for b in range(len(blocks))] if "G.0" in arrays else None, damped,
+            [arrays[f"G.{b}"] for b in range(len(blocks))] if "G.0" in arrays else None,
+            arrays.get("L"), damped,
         )  # fmt: skip
-        if not choices.ridge:
+        if not choices.ridge or pre.L is not None:
             Z = Z.columns()  # the centers are columns only from here on
         return BlockSolver(
             op, Z, pre, seed=choices.seed, ridge=choices.ridge, keep=sizes.keep,
