@@ -336,15 +336,14 @@ class _BlockFactor:
             H, mu = inverse_root(
                 self.op, self.norm, self.C, relative * self.top + n_blocks * ridge, self.top
             )
-            leverage, lambda_1 = self._measure(H, probe, ridge)
+            leverage, lambda_1 = self._measure(H, probe)
             if float(leverage.max()) <= affordable:
                 break
-        if ridge:
-            lambda_1 += (n_blocks - 1) * ridge / mu
+        lambda_1 += n_blocks * ridge / mu
         return _Damped(H, relative, mu, leverage, lambda_1)
 
-    def _measure(self, H: Array, probe: Sample, ridge: float) -> tuple[Array, float]:
-        """|phi|^2 of every probe row, phi = H k(Z_b, x), and the top eigenvalue of S + R."""
+    def _measure(self, H: Array, probe: Sample) -> tuple[Array, float]:
+        """|phi|^2 of every probe row, phi = H k(Z_b, x), and the top eigenvalue of its S."""
         backend, h = self.backend, len(probe)
         K = self.op.matrix(probe.X, self.Z)
         if probe.root is not None:
@@ -357,14 +356,7 @@ class _BlockFactor:
 
         def hessian(rows: slice) -> Operator:
             part = phi[:, rows]
-
-            def apply(v: Array) -> Array:
-                w = part @ (part.T @ v) / part.shape[1]
-                if ridge:
-                    w += ridge * (H @ self.norm.gram(H.T @ v))
-                return w
-
-            return apply
+            return lambda v: part @ (part.T @ v) / part.shape[1]
 
         if probe.fresh or h < 2:  # all rows there are
             return leverage, top_eigenvalue(hessian(slice(0, h)), start, EIGENVALUE_STEPS)

@@ -49,10 +49,6 @@ class WeightNorm:
         """L^-T w, in place: from weights of the features to alpha."""
         return w if self.L is None else backend.solve_lower(self.L, w, transposed=True)
 
-    def gram(self, v: Array) -> Array:
-        """L L^T v."""
-        return v if self.L is None else self.L @ (self.L.T @ v)
-
 
 def weight_norm(op: KernelOperator, Z: Points, least_jitter: float = 0.0) -> WeightNorm:
     """That of the weights on Z, points with both sides. least_jitter : see `jittered_cholesky`."""

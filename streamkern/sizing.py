@@ -2,9 +2,9 @@
 
 The block. Setup takes p b (2 s + h + 5 b / 3) FLOPs, where s and h are some blocks, and what it
 buys is rows: noisy digits, a smooth and a rough function, 500 to 8000 centers, were at 1.05 times
-the exact model's loss after about 5 p (p / b) rows, from 1 to 10. So there is a block with which a run is there
-the soonest, a half or a quarter of p for 2000 to 8000 centers. A larger one, up to p, is taken
-where its setup is a quarter of the run or less: it is ahead in the end.
+the exact model's loss after about 5 p (p / b) rows, from 1 to 10. So there is a block with which a
+run is there the soonest, a half or a quarter of p for 2000 to 8000 centers. A larger one, up to p,
+is taken where its setup is a quarter of the run or less: it is ahead in the end.
 """
 
 from __future__ import annotations

@@ -22,10 +22,10 @@ A ridge adds R = ridge H K_bb H^T <= (ridge / mu) I to the preconditioned Hessia
 
     E[(G + R)^2] <= (ell / m) S + (S + R)^2 <= (ell / m + lambda_1') (S + R),
 
-lambda_1' the top eigenvalue of S + R, which the same rule covers with lambda_1' for lambda_1 and
+lambda_1' = lambda_1 + ridge / mu, which the same rule covers with lambda_1' for lambda_1 and
 ell + lambda_1' for ell. Of n blocks one a step has its ridge part evaluated, and uses it n times:
-as one step n times as long, hence (n - 1) ridge / mu more in lambda_1'. With mu at least n ridge
-that is lambda_1 + 1 at most.
+as one step n times as long, hence n ridge / mu. With mu at least n ridge that is lambda_1 + 1 at
+most.
 """
 
 from __future__ import annotations
