@@ -151,7 +151,8 @@ def test_the_window_bounds_what_is_out(client: Any, tmp_path: Path) -> None:
         consumer = threading.Thread(target=lambda: list(batches))
         consumer.start()
         eventually((tmp_path / "waiting").exists)
-        assert 0 < tasks(client) <= 3
+        # What was read and handed on is forgotten a moment later; without a window all 24 stay.
+        eventually(lambda: 0 < tasks(client) <= 3)
         assert loader.stats.bytes_in_flight <= 3 * unit_bytes
         (tmp_path / "go").touch()
         consumer.join()
