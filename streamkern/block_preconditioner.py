@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -34,10 +34,9 @@ from streamkern.points import Points
 from streamkern.products import KernelOperator
 from streamkern.step_rule import (
     EIGENVALUE_STEPS,
-    Operator,
     StepRule,
+    fresh_eigenvalue,
     top_eigenvalue,
-    top_eigenvalue_on,
 )
 
 # Of a preconditioner for no ridge, relative to the trace. After 10 iterations with 1e-3 ... 1e-8
@@ -156,7 +155,8 @@ def build_block(
     n_samples : rows the run will see in all, each of them `epochs` times; mu is chosen for them.
     damping : mu over the top eigenvalue of the block's covariance, and the penalty for the start;
         None: see `damping`.
-    ridge : coefficient of the ridge, which the solver evaluates on one block a step.
+    ridge : coefficient of the ridge, which the solver evaluates on one of several blocks a step,
+        and of a single block from its factor, which is then kept.
 
     Cost per block (2 s + h + 5 b / 3) b^2 + 2 (b + s + h) b d FLOPs (`costs.setup_flops`), for
     the first one 2/3 b^3 to 5/3 b^3 more, and more where mu has to go up; memory beside H the
@@ -173,23 +173,22 @@ def build_block(
     lambdas: list[float] = []
     leverage = op.backend.xp.zeros(len(probe), op.dtype)
     start = op.backend.xp.empty((len(Z), S.Y.shape[1]), op.dtype)
-    mu, relative, jitters, sketches = 0.0, math.nan, list[float](), list[Array]()
+    mu, jitters, sketches = 0.0, list[float](), list[Array]()
     L: Array | None = None
     chosen = None if damping is None else Damping(damping, damping)
     for i, block in enumerate(blocks):
         factor = _BlockFactor(op, Z[block], S, seed, noise_floor(op, len(Z)) if ridge else 0.0)
-        # All blocks are damped alike: what one finds holds for other random centers.
+        # All blocks are damped alike: what the first one finds holds for other random centers.
         if chosen is None:
             chosen = factor.choose(probe, len(blocks), epochs, ridge > 0)
-        if i == 0:
-            relative = chosen.mu
         factor.learn(chosen.penalty, out=start[block])
         # A run of n samples affords n / 8 of leverage in all, an even share per block.
         affordable = n_samples / (8 * len(blocks)) if damping is None else math.inf
         # A ridge on the weights themselves is evaluated on all blocks every step.
         rounds = 1 if factor.norm.L is None else len(blocks)
-        measured = factor.damped(probe, relative, affordable, ridge, rounds)
-        relative = measured.relative
+        measured = factor.damped(probe, chosen.mu, affordable, ridge, rounds)
+        if i == 0:
+            chosen = replace(chosen, mu=measured.relative)
         jitters.append(factor.norm.jitter)
         report("block", {
             "block": i, "blocks": len(blocks), "lambda_1": measured.lambda_1,
@@ -354,14 +353,12 @@ class _BlockFactor:
         rng = np.random.default_rng([self.seed, 2])
         start = backend.asarray(rng.standard_normal(len(self.Z)), self.op.dtype)
 
-        def hessian(rows: slice) -> Operator:
-            part = phi[:, rows]
-            return lambda v: part @ (part.T @ v) / part.shape[1]
-
-        if probe.fresh or h < 2:  # all rows there are
-            return leverage, top_eigenvalue(hessian(slice(0, h)), start, EIGENVALUE_STEPS)
-        half = hessian(slice(0, h // 2)), hessian(slice(h // 2, h))
-        return leverage, top_eigenvalue_on(half[1], half[0], start, EIGENVALUE_STEPS)
+        largest = float(leverage.max())
+        if not probe.fresh:
+            return leverage, fresh_eigenvalue(backend, phi, largest, start)
+        # All rows there are: their covariance is that of the stream.
+        whole = top_eigenvalue(lambda v: phi @ (phi.T @ v) / h, start, EIGENVALUE_STEPS)
+        return leverage, whole
 
 
 def build_from_centers(op: KernelOperator, Z: Points, *, ridge: float) -> BlockPreconditioner:

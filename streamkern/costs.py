@@ -44,7 +44,10 @@ def direct(problem: Problem) -> int:
 def _row(problem: Problem, sizes: Sizes) -> int:
     """Of one row in a step of the block solver."""
     p, d, c = problem.p, problem.d, problem.c
-    return p * (2 * (d + 3 * c) + ENTRY + max(APPLY, 2 * c) * sizes.block_size // sizes.batch_size)
+    # A ridge on one block is as much again, with the factor of K(Z, Z).
+    factors = 2 if problem.ridge and sizes.block_size == p else 1
+    apply = factors * max(APPLY, 2 * c) * sizes.block_size // sizes.batch_size
+    return p * (2 * (d + 3 * c) + ENTRY + apply)
 
 
 def setup_flops(problem: Problem, sizes: Sizes) -> int:

@@ -94,8 +94,12 @@ def _count_stream(buffers: Buffers, problem: Problem, sizes: Sizes) -> None:
     add("always", "tiles", problem.threads, problem.tile_bytes)
     add("always", "rows being prepared", problem.threads, problem.scratch_bytes)
     add("always", "centers", p, point)
-    # Without a ridge they are the columns of K(X, Z) only, once setup is over.
-    columns = not problem.ridge and (sizes.solver in ("block", *FROM_CENTERS) or sizes.linear)
+    # Without a ridge, or with one that comes from a factor, they are the columns of K(X, Z) only,
+    # once setup is over.
+    one = sizes.solver == "block" and sizes.block_size == p
+    columns = (one or not problem.ridge) and (
+        sizes.solver in ("block", *FROM_CENTERS) or sizes.linear
+    )
     for phase in ("sample", "setup") if columns else ("always",):
         add(phase, "centers, left side", p, point)
     if not apart:  # a device walks the columns in order
@@ -111,7 +115,8 @@ def _count_stream(buffers: Buffers, problem: Problem, sizes: Sizes) -> None:
     add("host" if apart else "sample", "units being read", _in_hand(problem))
     add("host" if apart else "train", "loader", loader_bytes(problem, sizes))
     if problem.saving:
-        saved = p * (problem.d + sizes.block_size) * item
+        factors = 2 if problem.ridge and sizes.block_size == p else 1
+        saved = p * (problem.d + factors * sizes.block_size) * item
         add("host" if apart else "setup", "setup on its way", min(problem.saving, saved))
         saved = 4 * p * c * item + (p * p * 8 if sizes.solver == "direct" else 0)
         add("host" if apart else "train", "checkpoint on its way", min(problem.saving, saved))
@@ -162,7 +167,7 @@ def _count_block(buffers: Buffers, problem: Problem, sizes: Sizes) -> None:
         add("train", "sketches beside the steps", p + sizes.batch_size, c + SKETCH, itemsize=item)
     if problem.ridge and n_blocks > 1:
         add("train", "K(Z, Z) alpha, its copy", 2 * p, c, itemsize=item)
-    elif problem.ridge:
+    elif problem.ridge and sizes.features != "fourier":
         add("train", "factor of K(Z, Z)", p, p, itemsize=item)
 
 

@@ -36,12 +36,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from streamkern.backend import Array
+from streamkern.backend import Array, Backend
 
 EIGENVALUE_STEPS = 32
 Operator = Callable[[Array], Array]
-CLOSE = 0.03
-"""Residual over Ritz value, where only the directions matter."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,8 @@ class StepRule:
     """Largest safe step for any batch size, from what was measured on fresh rows.
 
     leverage : ell, the largest preconditioned leverage seen.
-    lambda_1 : top eigenvalue of the preconditioned Hessian, an upper estimate.
+    lambda_1 : top eigenvalue of the preconditioned Hessian, of blocks `fresh_eigenvalue`,
+    elsewhere an upper estimate.
     scale : factor on eta in force, below 1 after a back-off.
     """
 
@@ -79,45 +78,58 @@ def top_eigenvalue(apply: Operator, start: Array, steps: int) -> float:
     eigenvalue, which is the wrong side to err on for a step size; there is an eigenvalue within one
     residual norm of it. Cost at most `steps` applications and n * steps elements, start : (n,).
     """
-    return _lanczos(apply, start, steps, 0.0)[0]
+    return _lanczos(apply, start, steps)[0]
 
 
-def top_eigenvalue_on(fresh: Operator, apply: Operator, start: Array, steps: int) -> float:
-    """Top eigenvalue of one operator in the Krylov space of another, (n, at most `steps`).
+def fresh_eigenvalue(backend: Backend, phi: Array, leverage: float, start: Array) -> float:
+    """Top eigenvalue of the covariance of a stream, from few of its rows.
 
-    Of the covariance of a few rows the top eigenvalue is that of its noise: with h rows of white
-    features of dimension b it is about (1 + sqrt(b / h))^2, not 1 (Marchenko and Pastur). Other
-    rows do not share the noise, but do share the directions in which there is more than that. So
-    the directions are taken from one half of the rows, and measured on the other. A direction just
-    above the noise is seen in part: the eigenvalue may be found a third too small, which the factor
-    2 that the step stays below its limit has room for.
+    phi : (b, h), features of h rows in random order. leverage : the largest |phi|^2. start : (b,).
+
+    Of the covariance of h rows the top eigenvalue is that of its noise: of white features it is
+    about (1 + sqrt(b / h))^2, not 1 (Marchenko and Pastur). Other rows do not share the noise, but
+    do share the directions in which there is more than that. So the directions, a Krylov space, are
+    taken from one half of the rows, and measured on the other. What is found may be somewhat small
+    (by 1.1 on average and 1.5 at worst with normal features and halves of b / 2), for which the
+    step, at half of its limit, has room.
+
+    Where the halves differ by more than that noise, features have heavy tails (of narrow kernels),
+    and what one half shows can not be left out. Nor can the largest row's own share.
     """
-    basis = _lanczos(apply, start, steps, CLOSE)[1]
-    images = [fresh(v) for v in basis]
-    M = np.array([[float((v * w).sum()) for w in images] for v in basis])
-    return float(np.linalg.eigvalsh(0.5 * (M + M.T))[-1])
+    b, h = int(phi.shape[0]), int(phi.shape[1])
+    half = h // 2
+    if half == 0:
+        return leverage
+    one, other = phi[:, :half], phi[:, half:]
+    seen, basis = _lanczos(lambda v: one @ (one.T @ v) / half, start, EIGENVALUE_STEPS)
+    W = backend.xp.stack(basis) @ other
+    M = backend.to_host(W @ W.T / (h - half))
+    found = float(np.linalg.eigvalsh(M)[-1])
+    noise = (1 + math.sqrt(b / half)) ** 2
+    shared = found if seen <= noise * found else seen
+    return max(shared, leverage / h)
 
 
-def _lanczos(apply: Operator, start: Array, steps: int, close: float) -> tuple[float, list[Array]]:
-    """With full reorthogonalisation, until the residual is below `close` of the Ritz value."""
+def _lanczos(apply: Operator, start: Array, steps: int) -> tuple[float, list[Array]]:
+    """An upper estimate, and the basis, with full reorthogonalisation."""
     rounding = 8 * float(np.spacing(start.dtype.type(1)))
     basis = [start / _norm(start)]
     alphas: list[float] = []
     betas: list[float] = []
-    while True:
+    for _ in range(min(steps, len(start))):
         w = apply(basis[-1])
         alphas.append(float((w * basis[-1]).sum()))
         for _twice in range(2):
             for v in basis:
                 w = w - v * float((w * v).sum())
-        betas.append(_norm(w))
-        T = np.diag(alphas) + np.diag(betas[:-1], 1) + np.diag(betas[:-1], -1)
-        values, vectors = np.linalg.eigh(T)
-        value, residual = float(values[-1]), betas[-1] * abs(float(vectors[-1, -1]))
-        ended = betas[-1] <= rounding * max([*alphas, 1e-30])
-        if ended or residual <= close * value or len(basis) == min(steps, len(start)):
-            return value + residual, basis
-        basis.append(w / betas[-1])
+        beta = _norm(w)
+        betas.append(beta)
+        if beta <= rounding * max([*alphas, 1e-30]):
+            break
+        basis.append(w / beta)
+    T = np.diag(alphas) + np.diag(betas[:-1], 1) + np.diag(betas[:-1], -1)
+    values, vectors = np.linalg.eigh(T)
+    return float(values[-1] + betas[-1] * abs(vectors[-1, -1])), basis[: len(alphas)]
 
 
 def _norm(v: Array) -> float:

@@ -467,11 +467,12 @@ def block_spectrum(H: Array, K_xb: Array) -> Spectrum:
 def held_out_lambda_1(phi: Array) -> tuple[float, float]:
     """Bounds on the top eigenvalue of half of the features (n, b), in directions of the other half.
 
-    At least that along the other half's top eigenvector, and at most the half's own.
+    At least that along the other half's top eigenvector, and at most the larger of the halves' own.
     """
     one, other = phi[: len(phi) // 2], phi[len(phi) // 2 :]
     top = np.linalg.svd(one, full_matrices=False)[2][0]
-    return float(((other @ top) ** 2).mean()), float(np.linalg.norm(other, 2) ** 2 / len(other))
+    own = max(float(np.linalg.norm(half, 2) ** 2 / len(half)) for half in (one, other))
+    return float(((other @ top) ** 2).mean()), own
 
 
 def running_average(average: Array, alpha: Array, t: int, k: float = 3) -> Array:

@@ -212,7 +212,7 @@ def test_fixed_sizes_are_kept(solver: str) -> None:
 
 
 def time_to_learn(problem: Problem, b: int) -> tuple[float, float, float]:
-    """What `sizing` says of a block: its setup, that and its 8 p (p / b) rows, and all rows.
+    """What `sizing` says of a block: its setup, that and its 5 p (p / b) rows, and all rows.
 
     In FLOPs, a kernel entry at 400 and an entry of the preconditioner at 80 a step.
     """
@@ -221,7 +221,7 @@ def time_to_learn(problem: Problem, b: int) -> tuple[float, float, float]:
     m = max(256, 2 ** round(np.log2(p / 4)))
     setup = p * b * (2 * s + h + 5 * b / 3) + 4 * b**3 / 3 + p * (b + s + h) * (2 * d + 400)
     row = p * (2 * d + 6 * c + 400 + 80 * b / m)
-    return setup, setup + 8 * p * p / b * row, problem.n_rows * problem.epochs * row
+    return setup, setup + 5 * p * p / b * row, problem.n_rows * problem.epochs * row
 
 
 @pytest.mark.parametrize("epochs", [1, 5, 500])

@@ -34,7 +34,8 @@ def test_with_a_ridge_it_is_the_one_that_is_there_sooner(
     block = resolve(problem, Wishes("block"), 64 * GIB)[0]
     b, m = block.block_size, block.batch_size
     setup = setup_flops(problem, block) + 400 * p * (b + block.n_sample + block.n_probe)
-    step = p * (2 * d + 6 * c + 400 + max(80, 2 * c) * b // m)
+    factors = 2 if b == p else 1  # the ridge of one block is from another one
+    step = p * (2 * d + 6 * c + 400 + factors * max(80, 2 * c) * b // m)
     one = setup + 5 * p * p // b * step
     other = n * (2 * p * p + p * (400 + 2 * d + 4 * c)) + 2 * p**3 // 3
     assert sizes.solver == ("direct" if other <= one else "block")

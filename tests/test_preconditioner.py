@@ -24,7 +24,7 @@ from streamkern.memory import count
 from streamkern.norm import jittered_cholesky
 from streamkern.products import KernelOperator
 from streamkern.sizes import Problem, Sizes
-from streamkern.step_rule import StepRule, top_eigenvalue, top_eigenvalue_on
+from streamkern.step_rule import StepRule, fresh_eigenvalue, top_eigenvalue
 from tests import reference as ref
 from tests.maths import Array, both, operator, rows
 
@@ -102,21 +102,32 @@ def test_top_eigenvalue_of_nothing_is_zero() -> None:
 
 @pytest.mark.parametrize("spike", [1.0, 1.5, 3.0, 10.0])
 def test_an_eigenvalue_on_other_rows_is_without_their_noise(spike: float) -> None:
-    """400 rows of 400 white numbers look like a top eigenvalue of 4.
-
-    One just above their noise is only partly seen; less than half of it would be unsafe.
-    """
-    found, noisy = [], []
+    """400 rows of 400 white numbers look like a top eigenvalue of 4."""
     for seed in range(5):
-        A, B = (rows(10 * seed + k, 400, 400) for k in (0, 1))
-        for M in (A, B):
-            M[:, 0] *= spike**0.5
-        start, other = rows(seed + 100, 400), (lambda v, B=B: B.T @ (B @ v) / 400)
-        found.append(top_eigenvalue_on(other, lambda v, A=A: A.T @ (A @ v) / 400, start, 32))
-        noisy.append(top_eigenvalue(other, start, 32))
-    assert min(found) > spike / 1.7
-    assert max(found) < 1.2 * max(spike, 1.8)
-    assert min(noisy) > 3.7
+        phi = rows(10 * seed, 400, 400)
+        phi[0] *= spike**0.5
+        largest, start = float((phi**2).sum(axis=0).max()), rows(seed + 100, 400)
+        found = fresh_eigenvalue(Backend(1), phi, largest, start)
+        # Unsafe is less than half.
+        assert spike / 1.7 < found < 1.5 * max(spike, 1.7)
+        assert top_eigenvalue(lambda v, phi=phi: phi @ (phi.T @ v) / 400, start, 32) > 3.7
+
+
+@pytest.mark.parametrize("row", [3, 350])
+def test_what_one_half_shows_alone_is_not_left_out(row: int) -> None:
+    """One row that is far from all others, in either half."""
+    phi = np.where(rows(1, 100, 400) > 1, 0.1, 0.0)
+    phi[0], phi[0, row] = 0.0, 100.0
+    found = fresh_eigenvalue(Backend(1), phi, 1e4, rows(2, 100))
+    assert found >= 1e4 / 400
+
+
+@pytest.mark.parametrize("h", [1, 2, 3])
+def test_few_rows_and_dimensions_have_an_eigenvalue(h: int) -> None:
+    for b in (1, 2, 5):
+        phi = rows(h, b, h)
+        largest = float((phi**2).sum(axis=0).max())
+        assert largest / h <= fresh_eigenvalue(Backend(1), phi, largest, rows(9, b)) < np.inf
 
 
 # --- block preconditioner -----------------------------------------------------------------------
@@ -212,7 +223,9 @@ def test_block_step_is_measured_on_the_probe(block_size: int) -> None:
     for rule, features in zip(built.pre.rules, phi, strict=True):
         assert rule.leverage == pytest.approx(total, rel=1e-8)
         low, high = ref.held_out_lambda_1(features)
-        assert 0.97 * low <= rule.lambda_1 <= high * (1 + 1e-9)
+        row = float((features**2).sum(axis=1).max()) / len(features)
+        assert max(low * (1 - 1e-9), row * (1 - 1e-9)) <= rule.lambda_1
+        assert rule.lambda_1 <= max(high, row) * (1 + 1e-9)
         assert rule.scale == 1.0
 
 

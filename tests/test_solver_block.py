@@ -86,7 +86,7 @@ def test_step_sizes_are_those_of_the_rule() -> None:
             phi = truth.kernel(case.probe, case.Z[block]) @ factors.H.T
             assert rule.leverage == pytest.approx(truth.total_leverage(case.probe))
             low, high = ref.held_out_lambda_1(phi)
-            etas = [m / (rule.leverage + (m - 1) * lam) for lam in (high, 0.97 * low)]
+            etas = [m / (rule.leverage + (m - 1) * lam) for lam in (high, low)]
             assert etas[0] * (1 - 1e-9) <= rule.eta(m) <= etas[1] * (1 + 1e-9)
 
 
@@ -334,8 +334,15 @@ def test_one_block_has_its_ridge_from_its_factor() -> None:
     assert isinstance(solver, BlockSolver)
     state = solver.init(rows(5, len(case.Z), case.Y.shape[1]))
     assert not state.pending
+    assert solver.Z.left is None  # no kernel entries of K(Z, Z)
     jittered = ref.make_kernel("laplace", 0.5)(case.Z, case.Z)
-    jittered += solver.preconditioner.jitter * np.eye(len(case.Z))
+    L = solver.preconditioner.L
+    assert L is not None
+    close(L @ L.T, jittered + solver.preconditioner.jitter * np.eye(len(case.Z)))
+    jittered += 0.1 * np.eye(len(case.Z))
+    solver.preconditioner = replace(
+        solver.preconditioner, L=np.linalg.cholesky(jittered), jitters=[0.1]
+    )
     g = np.ones((len(case.Z), case.Y.shape[1]))
     solver._add_ridge(g, state, 0, step=0)
     close(g, 1 + 0.1 * jittered @ state.alpha)
@@ -344,7 +351,7 @@ def test_one_block_has_its_ridge_from_its_factor() -> None:
 @pytest.mark.parametrize("ridge", [1e-5, 1e-2, 10.0])
 def test_full_preconditioner_converges_to_the_ridge_solution(ridge: float) -> None:
     case = grid_case(1, operator(bandwidth=0.5), build.Choices(seed=1, ridge=ridge))
-    state, _ = iterate(case, 600)
+    state, _ = iterate(case, 900)
     K_xz, K_zz = ref.laplace(case.X, case.Z, 0.5), ref.laplace(case.Z, case.Z, 0.5)
     close(state.alpha, ref.ridge(K_xz, case.Y, K_zz, ridge), 1e-9)
 
@@ -373,7 +380,7 @@ def test_ridge_gradient_is_a_round_old_at_most() -> None:
 def test_blocks_converge_to_the_ridge_solution(n_blocks: int, ridge: float) -> None:
     """However strong the ridge, whose values are n_blocks steps old."""
     case = grid_case(n_blocks, operator(bandwidth=0.5), build.Choices(seed=1, ridge=ridge))
-    state, losses = iterate(case, 400 if n_blocks == 2 else 800)
+    state, losses = iterate(case, 600 if n_blocks == 2 else 800)
     K_xz, K_zz = ref.laplace(case.X, case.Z, 0.5), ref.laplace(case.Z, case.Z, 0.5)
     close(state.alpha, ref.ridge(K_xz, case.Y, K_zz, ridge), 1e-8)
     assert max(losses) < 1.5 * losses[0]

@@ -159,6 +159,7 @@ class Measured(VirtualBackend):
     "solver",
     [
         {"name": "block"},
+        {"name": "block", "ridge": 1e-3},
         {"name": "block", "block_size": 300},
         {"name": "direct"},
         {"name": "falkon"},

@@ -27,7 +27,8 @@ With sample weights r stands for w (K alpha - Y), and w K_b u is taken from it.
 There is no projection and there are no temporary centers. The running average of the iterates
 removes the noise floor of the constant step.
 
-Cost per step 2 m p (d + 3 c) + 2 p b c FLOPs; memory p b for H, m p for the kept K(X, Z).
+Cost per step 2 m p (d + 3 c) + 2 p b c FLOPs, and with a ridge p b (2 d + 2 c) for several blocks,
+2 p^2 c for one; memory p b for H, m p for the kept K(X, Z), and p^2 for one block with a ridge.
 """
 
 from __future__ import annotations
