@@ -373,6 +373,10 @@ def test_mu_goes_up_until_the_leverage_is_affordable(block_size: int) -> None:
         assert leverage(built, event["mu"]) <= affordable or last
         if tens:
             assert leverage(built, event["mu"] / 10) > affordable
+        # The others begin where the first one ends.
+        least = event["mu"] / covariance_scale(built, 0)
+        for other in built.events[1:]:
+            assert other["mu"] / covariance_scale(built, other["block"]) >= least * (1 - 1e-6)
 
 
 @pytest.mark.parametrize(("block_size", "options"), [(30, {}), (8, {}), (30, {"damping": 1e-3})])
