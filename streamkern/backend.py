@@ -338,7 +338,8 @@ class Backend:
             end = rows.stop if lower else A.shape[1]
             self.xp.matmul(A[rows, :end], B[:end], out=out[rows])
 
-        self.run(rows_of, tiles(len(A), self.chunk))
+        # The longest rows first: threads are done at about the same time.
+        self.run(rows_of, tiles(len(A), self.chunk // 2 if lower else self.chunk)[::-1])
         return out
 
     def matmul_t(self, A: Array, B: Array, out: Array, *, lower: bool = False) -> Array:

@@ -92,6 +92,7 @@ class BlockPreconditioner:
     """None: the identity, of features that are taken as they are."""
     rules: list[StepRule]
     mu: float
+    """The smallest of a block."""
     jitters: list[float]
     """Of each block."""
     start: Array | None = None
@@ -173,11 +174,14 @@ def build_block(
     lambdas: list[float] = []
     leverage = op.backend.xp.zeros(len(probe), op.dtype)
     start = op.backend.xp.empty((len(Z), S.Y.shape[1]), op.dtype)
-    mu, jitters, sketches = 0.0, list[float](), list[Array]()
+    mu, jitters, sketches = math.inf, list[float](), list[Array]()
     L: Array | None = None
     chosen = None if damping is None else Damping(damping, damping)
+    top: float | None = None
     for i, block in enumerate(blocks):
-        factor = _BlockFactor(op, Z[block], S, seed, noise_floor(op, len(Z)) if ridge else 0.0)
+        least_jitter = noise_floor(op, len(Z)) if ridge else 0.0
+        factor = _BlockFactor(op, Z[block], S, seed, least_jitter, top)
+        top = factor.top
         # All blocks are damped alike: what the first one finds holds for other random centers.
         if chosen is None:
             chosen = factor.choose(probe, len(blocks), epochs, ridge > 0)
@@ -203,7 +207,7 @@ def build_block(
             sketches.append(_sketch(op, measured.H, seed, i))
         lambdas.append(measured.lambda_1)
         leverage += measured.leverage
-        mu = max(mu, measured.mu)
+        mu = min(mu, measured.mu)
     start *= 1 / len(blocks)
     total = float(leverage.max())
     check_overlap(op, total, "leverage")
@@ -232,16 +236,21 @@ class _BlockFactor:
     """The parts of one block that do not depend on mu."""
 
     def __init__(
-        self, op: KernelOperator, Z: Points, S: Sample, seed: int, least_jitter: float
-    ) -> None:
+        self, op: KernelOperator, Z: Points, S: Sample, seed: int, least_jitter: float,
+        top: float | None,
+    ) -> None:  # fmt: skip
         self.op, self.Z, self.backend = op, Z, op.backend
         self.seed, self.n_rows = seed, len(S)
         self.norm = weight_norm(op, Z, least_jitter)
         self.C, self.moment = self._covariance(S)
-        self.top = self._top()
+        # Before Lanczos, which would fail on NaN without saying why.
+        check_overlap(op, float(self.C.diagonal().sum()), "covariance")
+        # The scale of damping: blocks are random, and that of the first does for all.
+        self.top = self._top() if top is None else top
 
     def _covariance(self, S: Sample) -> tuple[Array, Array]:
-        """W W^T / s and W Y / s, accumulated over slabs of S: W never exists as a whole."""
+        """The lower part of W W^T / s, and W Y / s, accumulated over slabs of S: W never exists as
+        a whole."""
         xp, b, s = self.backend.xp, len(self.Z), len(S)
         C = xp.zeros((b, b), self.op.dtype)
         moment = xp.zeros((b, S.Y.shape[1]), self.op.dtype)
@@ -258,17 +267,14 @@ class _BlockFactor:
             W = self.norm.features(self.backend, K)  # rows of K become columns of W
             self.backend.add_gram(C, W, 1 / s)
             moment += W.T @ Y
-        self.backend.mirror_lower(C)
         moment *= 1 / s
         return C, moment
 
     def _top(self) -> float:
         rng = np.random.default_rng([self.seed, 1])
         start = self.backend.asarray(rng.standard_normal(len(self.Z)), self.op.dtype)
-        # Before Lanczos, which would fail on NaN without saying why.
-        trace = float(self.C.diagonal().sum())
-        check_overlap(self.op, trace, "covariance")
-        return top_eigenvalue(lambda v: self.C @ v, start, EIGENVALUE_STEPS)
+        self.backend.mirror_lower(self.C)
+        return top_eigenvalue(self.backend, lambda v: self.C @ v, start, EIGENVALUE_STEPS)
 
     def _ridge_solution(self, relative: float) -> tuple[Array, Array] | None:
         """The Cholesky factor A of C + mu I, and the weights (b, c) that minimise the sample's
@@ -357,7 +363,7 @@ class _BlockFactor:
         if not probe.fresh:
             return leverage, fresh_eigenvalue(backend, phi, largest, start)
         # All rows there are: their covariance is that of the stream.
-        whole = top_eigenvalue(lambda v: phi @ (phi.T @ v) / h, start, EIGENVALUE_STEPS)
+        whole = top_eigenvalue(backend, lambda v: phi @ (phi.T @ v) / h, start, EIGENVALUE_STEPS)
         return leverage, whole
 
 

@@ -112,4 +112,5 @@ def _measure(
     leverage = float(G.diagonal().max())
     check_overlap(op, leverage, "leverage")
     start = op.backend.asarray(np.random.default_rng([seed, 5]).standard_normal(h), op.dtype)
-    return StepRule(leverage, top_eigenvalue(lambda v: G @ v / h, start, EIGENVALUE_STEPS))
+    lambda_1 = top_eigenvalue(op.backend, lambda v: G @ v / h, start, EIGENVALUE_STEPS)
+    return StepRule(leverage, lambda_1)

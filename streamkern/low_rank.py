@@ -141,4 +141,5 @@ def measure_low_rank(
         K *= root
     leverage = float(K.diagonal().max())
     start = op.backend.asarray(np.random.default_rng([seed, 3]).standard_normal(h), op.dtype)
-    return StepRule(leverage, top_eigenvalue(lambda v: K @ v / h, start, EIGENVALUE_STEPS))
+    lambda_1 = top_eigenvalue(op.backend, lambda v: K @ v / h, start, EIGENVALUE_STEPS)
+    return StepRule(leverage, lambda_1)

@@ -71,14 +71,14 @@ def largest(rules: list[dict[str, float]]) -> dict[str, float]:
     return {key: max(rule[key] for rule in rules) for key in ("leverage", "lambda_1") if rules}
 
 
-def top_eigenvalue(apply: Operator, start: Array, steps: int) -> float:
+def top_eigenvalue(backend: Backend, apply: Operator, start: Array, steps: int) -> float:
     """Upper estimate of the top eigenvalue of a symmetric positive semi-definite operator.
 
     The largest Ritz value plus the norm of its residual. A Ritz value alone never exceeds the
     eigenvalue, which is the wrong side to err on for a step size; there is an eigenvalue within one
     residual norm of it. Cost at most `steps` applications and n * steps elements, start : (n,).
     """
-    return _lanczos(apply, start, steps)[0]
+    return _lanczos(backend, apply, start, steps)[0]
 
 
 def fresh_eigenvalue(backend: Backend, phi: Array, leverage: float, start: Array) -> float:
@@ -101,8 +101,8 @@ def fresh_eigenvalue(backend: Backend, phi: Array, leverage: float, start: Array
     if half == 0:
         return leverage
     one, other = phi[:, :half], phi[:, half:]
-    seen, basis = _lanczos(lambda v: one @ (one.T @ v) / half, start, EIGENVALUE_STEPS)
-    W = backend.xp.stack(basis) @ other
+    seen, basis = _lanczos(backend, lambda v: one @ (one.T @ v) / half, start, EIGENVALUE_STEPS)
+    W = basis @ other
     M = backend.to_host(W @ W.T / (h - half))
     found = float(np.linalg.eigvalsh(M)[-1])
     noise = (1 + math.sqrt(b / half)) ** 2
@@ -110,23 +110,23 @@ def fresh_eigenvalue(backend: Backend, phi: Array, leverage: float, start: Array
     return max(shared, leverage / h)
 
 
-def _lanczos(apply: Operator, start: Array, steps: int) -> tuple[float, list[Array]]:
-    """An upper estimate, and the basis, with full reorthogonalisation."""
+def _lanczos(backend: Backend, apply: Operator, start: Array, steps: int) -> tuple[float, Array]:
+    """An upper estimate, and the basis (k, n), with full reorthogonalisation."""
     rounding = 8 * float(np.spacing(start.dtype.type(1)))
-    basis = [start / _norm(start)]
+    basis = backend.xp.empty((min(steps, len(start)), len(start)), start.dtype)
+    basis[0] = start / _norm(start)
     alphas: list[float] = []
     betas: list[float] = []
-    for _ in range(min(steps, len(start))):
-        w = apply(basis[-1])
-        alphas.append(float((w * basis[-1]).sum()))
+    for k in range(len(basis)):
+        w, so_far = apply(basis[k]), basis[: k + 1]
+        alphas.append(float((w * basis[k]).sum()))
         for _twice in range(2):
-            for v in basis:
-                w = w - v * float((w * v).sum())
+            w = w - (so_far @ w) @ so_far
         beta = _norm(w)
         betas.append(beta)
         if beta <= rounding * max([*alphas, 1e-30]):
             break
-        basis.append(w / beta)
+        basis[k + 1 : k + 2] = w / beta
     T = np.diag(alphas) + np.diag(betas[:-1], 1) + np.diag(betas[:-1], -1)
     values, vectors = np.linalg.eigh(T)
     return float(values[-1] + betas[-1] * abs(vectors[-1, -1])), basis[: len(alphas)]

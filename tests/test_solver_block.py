@@ -356,8 +356,10 @@ def test_full_preconditioner_converges_to_the_ridge_solution(ridge: float) -> No
     close(state.alpha, ref.ridge(K_xz, case.Y, K_zz, ridge), 1e-9)
 
 
-def test_ridge_gradient_is_a_round_old_at_most() -> None:
-    """Block t mod n is evaluated at step t, at the weights of that moment."""
+@pytest.mark.parametrize("stride", [1, 3, 5])
+def test_ridge_gradient_is_a_round_old_at_most(stride: int) -> None:
+    """A block in turn is evaluated every `stride` steps, at the weights of that moment, and in the
+    first n steps one each."""
     choices = build.Choices(seed=1, ridge=0.3)
     case = make_case(operator(tile=(7, 5)), "blocks", choices=choices)
     solver = case.solver()
@@ -365,22 +367,42 @@ def test_ridge_gradient_is_a_round_old_at_most() -> None:
     state, blocks = solver.init(), solver.preconditioner.blocks
     n, history = len(blocks), []
     assert n == 4
-    for t in range(12):
+    assert solver.ridge_stride == 1  # so strong a ridge
+    solver.ridge_stride = stride
+    for t in range(12 * stride):
         state.alpha[...] = rows(100 + t, 24, 2)
         history.append(0.3 * KERNEL(case.Z, case.Z) @ state.alpha)
         for b, block in enumerate(blocks):
             g = np.ones((block.stop - block.start, 2))
             solver._add_ridge(g, state, b, t)
-            last = t - (t - b) % n
+            seen = [b, *range(stride * b, t + 1, n * stride)]
+            last = max((at for at in seen if at <= t and (at == b or at >= n)), default=-1)
+            assert t < n or t - last < n * stride + n
             close(g, 1 + (history[last][block] if last >= 0 else np.zeros_like(g)), 1e-12)
 
 
-@pytest.mark.parametrize("ridge", [1e-3, 0.1, 10.0])
+@pytest.mark.parametrize("ridge", [1e-6, 1e-4, 1e-3, 0.1])
+def test_a_weak_ridge_is_seen_seldom(ridge: float) -> None:
+    """While a round is half the time in which the ridge would act, or shorter."""
+    choices = build.Choices(seed=1, ridge=ridge, damping=1e-2)
+    case = grid_case(4, operator(bandwidth=0.5), choices)
+    solver = case.solver()
+    assert isinstance(solver, BlockSolver)
+    pre, stride = solver.preconditioner, solver.ridge_stride
+    rate = max(rule.eta(solver.max_batch) for rule in pre.rules) * ridge / pre.mu
+    assert stride == 1 or 4 * stride * rate <= 0.5
+    assert 4 * (stride + 1) * rate > 0.5
+    assert case.solver().ridge_stride == stride
+    assert stride > 20 or ridge > 1e-6
+    assert stride == 1 or ridge < 0.1
+
+
+@pytest.mark.parametrize("ridge", [1e-5, 1e-4, 1e-3, 0.1, 10.0])
 @pytest.mark.parametrize("n_blocks", [2, 8])
 def test_blocks_converge_to_the_ridge_solution(n_blocks: int, ridge: float) -> None:
-    """However strong the ridge, whose values are n_blocks steps old."""
+    """However strong the ridge, whose values are n_blocks steps old, or weak, and they are more."""
     case = grid_case(n_blocks, operator(bandwidth=0.5), build.Choices(seed=1, ridge=ridge))
-    state, losses = iterate(case, 600 if n_blocks == 2 else 800)
+    state, losses = iterate(case, 600 if n_blocks == 2 and ridge >= 1e-3 else 800)
     K_xz, K_zz = ref.laplace(case.X, case.Z, 0.5), ref.laplace(case.Z, case.Z, 0.5)
     close(state.alpha, ref.ridge(K_xz, case.Y, K_zz, ridge), 1e-8)
     assert max(losses) < 1.5 * losses[0]

@@ -27,8 +27,9 @@ With sample weights r stands for w (K alpha - Y), and w K_b u is taken from it.
 There is no projection and there are no temporary centers. The running average of the iterates
 removes the noise floor of the constant step.
 
-Cost per step 2 m p (d + 3 c) + 2 p b c FLOPs, and with a ridge p b (2 d + 2 c) for several blocks,
-2 p^2 c for one; memory p b for H, m p for the kept K(X, Z), and p^2 for one block with a ridge.
+Cost per step 2 m p (d + 3 c) + 2 p b c FLOPs, and with a ridge at most p b (2 d + 2 c) for several
+blocks, 2 p^2 c for one; memory p b for H, m p for the kept K(X, Z), and p^2 for one block with a
+ridge.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ from streamkern.step_rule import StepRule
 ORDER_STAGE = 11
 TRUST = 0.25
 """Measured at 0, 0.25, 0.5 and 1: 0 is far worse until the rows of the sample have been seen."""
+RIDGE_AGE = 0.5
+"""How old K(Z, Z) alpha may be, over the time in which the ridge alone would undo alpha."""
 
 
 class BlockSolver(Solver):
@@ -80,6 +83,7 @@ class BlockSolver(Solver):
         super().__init__(op, Z, **shared)
         self.preconditioner, self.seed, self.ridge, self.keep = preconditioner, seed, ridge, keep
         self.max_batch, self.cycled = max_batch, cycled
+        self.ridge_stride = self._ridge_stride()
         xp, c = op.backend.xp, self.n_outputs
         self.name = name
         if name == "block":
@@ -188,11 +192,12 @@ class BlockSolver(Solver):
         The jitter is part of the ridge: where centers nearly coincide, rounding leaves K(Z, Z) with
         negative eigenvalues, along which alpha would grow without end.
 
-        One block has the factor L of K(Z, Z). Of several, v is brought up to date one block a step,
-        in turn: all of them would cost p^2 kernel entries, more than the batch itself. With values
-        that are a round old the fixed point is still the ridge solution. One random block
-        a step, counted n_blocks times, is unbiased but only in the additive form: with
-        Gauss-Seidel it ended 10 to 15 % away. Explicit features have the identity for K(Z, Z).
+        One block has the factor L of K(Z, Z). Of several, v is brought up to date one block at a
+        time, in turn, every `ridge_stride` steps: all of them would cost p^2 kernel entries, more
+        than the batch itself. With values that are a round old the fixed point is still the ridge
+        solution. One random block a step, counted n_blocks times, is unbiased but only in the
+        additive form: with Gauss-Seidel it ended 10 to 15 % away. Explicit features have the
+        identity for K(Z, Z).
         """
         pre, xp, part = self.preconditioner, self.backend.xp, self.u[: len(g)]
         if pre.L is not None:
@@ -204,7 +209,7 @@ class BlockSolver(Solver):
             return
         block = pre.blocks[b]
         values = state.alpha if self.op.kernel.explicit else state.pending["ridge_values"]
-        if not self.op.kernel.explicit and step % len(pre.blocks) == b:
+        if not self.op.kernel.explicit and self._due(step) == b:
             ids = np.arange(block.start, block.stop)
             same = (ids - block.start, ids)
             self.op.product(self.Z[block], self.Z, state.alpha, out=values[block], same=same)
@@ -213,6 +218,25 @@ class BlockSolver(Solver):
         if pre.jitters[b]:
             xp.multiply(state.alpha[block], self.ridge * pre.jitters[b], out=part)
             g += part
+
+    def _ridge_stride(self) -> int:
+        """Steps from one block's K(Z, Z) alpha to the next one's.
+
+        A step takes at most eta ridge / mu of what the ridge acts on. So a weak ridge is seen
+        seldom: on noisy digits (p = 8000, four blocks) K(Z, Z) alpha was a quarter of the loop.
+        """
+        pre, n = self.preconditioner, len(self.preconditioner.blocks)
+        if not self.ridge or not pre.mu:
+            return 1
+        share = max(rule.eta(self.max_batch) for rule in pre.rules) * self.ridge / pre.mu
+        return max(1, int(RIDGE_AGE / (n * share)))
+
+    def _due(self, step: int) -> int:
+        """The block whose K(Z, Z) alpha is evaluated at a step, or -1. At first all in turn."""
+        n, (turn, rest) = len(self.preconditioner.blocks), divmod(step, self.ridge_stride)
+        if step < n:
+            return step
+        return -1 if rest else turn % n
 
     def _residual(self, state: State, x: Points, Y: Array) -> Array:
         """K alpha - Y; fills self.K."""
