@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from streamkern.budget import resolve
@@ -40,6 +40,28 @@ def test_with_a_ridge_it_is_the_one_that_is_there_sooner(
     other = n * (2 * p * p + p * (400 + 2 * d + 4 * c)) + 2 * p**3 // 3
     assert sizes.solver == ("direct" if other <= one else "block")
     assert f"{one:.1e} FLOPs, the direct one be there in that of {other:.1e}" in reason
+
+
+@given(
+    n=st.integers(30_000, 10**7), p=st.integers(1000, 3000), d=st.integers(1, 800),
+    epochs=st.integers(1, 9), block_size=st.sampled_from([None, 200, 1000]),
+)  # fmt: skip
+@example(n=20_000, p=2000, d=64, epochs=5, block_size=1000).via("two blocks")
+@example(n=45_000, p=2000, d=64, epochs=5, block_size=1000).via("just two")
+@example(n=46_500, p=2000, d=64, epochs=5, block_size=1000).via("just five")
+def test_sample_is_five_blocks_where_that_is_a_tenth_of_the_run(
+    n: int, p: int, d: int, epochs: int, block_size: int | None
+) -> None:
+    problem = replace(PROBLEM, n_rows=n, p=p, d=d, width=d + 2, epochs=epochs)
+    sizes = resolve(problem, Wishes("block", block_size=block_size), 64 * GIB)[0]
+    b, m = sizes.block_size, sizes.batch_size
+    factors = 2 if b == p else 1  # as above
+    h, step = min(max(b, 512), 4096), p * (2 * d + 6 * 10 + 400 + factors * 80 * b // m)
+    s = max(5 * b, 1024)
+    flops = p * ((2 * s + h) * b + 5 * b * b // 3 + 2 * (b + s + h) * d) + 4 * b**3 // 3
+    share = (flops + 400 * p * (b + s + h)) / (n * epochs * step)
+    assume(abs(share - 0.1) > 1e-6)
+    assert sizes.n_sample == max((5 if share < 0.1 else 2) * b, 1024)
 
 
 @given(n=st.integers(3000, 10**6), p=st.integers(200, 3000))
