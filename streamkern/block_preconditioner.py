@@ -154,8 +154,8 @@ def build_block(
     Z, S, probe : right points of the centers (p), and two samples of the stream, which must share
         no row (or `probe` must be the whole training set, which makes the bound exact).
     n_samples : rows the run will see in all, each of them `epochs` times; mu is chosen for them.
-    damping : mu over the top eigenvalue of the block's covariance, and the penalty for the start;
-        None: see `damping`.
+    damping : mu over the top eigenvalue of the first block's covariance, and the penalty for the
+        start; None: see `damping`.
     ridge : coefficient of the ridge, which the solver evaluates on one of several blocks a step,
         and of a single block from its factor, which is then kept.
 
@@ -196,7 +196,7 @@ def build_block(
         jitters.append(factor.norm.jitter)
         report("block", {
             "block": i, "blocks": len(blocks), "lambda_1": measured.lambda_1,
-            "penalty": chosen.penalty, "mu": measured.mu, "jitter": factor.norm.jitter,
+            "penalty": chosen.penalty * top, "mu": measured.mu, "jitter": factor.norm.jitter,
         })  # fmt: skip
         if ridge and len(blocks) == 1:
             L = factor.norm.L
