@@ -14,7 +14,7 @@ import pytest
 from scipy.spatial.distance import cdist
 
 from benchmarks import __main__ as command
-from benchmarks import harness, plain, product, public_curves, setup, step
+from benchmarks import harness, plain, product, public_curves, setup, solvers, step
 from benchmarks.harness import Figure, WrongResult, compare, figure, in_turns
 from benchmarks.public_curves import PUBLIC, PUBLIC_EXACT, verdict
 from streamkern.backend import Backend
@@ -287,3 +287,33 @@ def test_a_method_that_was_done_before_keeps_its_last_figures() -> None:
         (PUBLIC["eigenpro3"].code, 1, 1), (PUBLIC["eigenpro3"].code, 5, 1),
         (PUBLIC["eigenpro4"].code, 1, 1), (PUBLIC["eigenpro4"].code, 4, 1),
     ]  # fmt: skip
+
+
+# --------------------------------------------------------------------------------- all solvers
+
+
+@pytest.mark.parametrize("exact_centers", [1000, 50])
+def test_losses_are_over_the_exact_models_or_that_of_zero(
+    exact_centers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The direct solver has seen all rows once after an epoch: it is the exact model."""
+    problem = solvers.PROBLEMS["rough"](1500, 60)
+    loss, ridge = solvers.exact_loss(problem)
+    K, K_test = (np.exp(cdist(X, problem.Z) / -6) for X in (problem.X, problem.X_test))
+    residual = K_test @ np.linalg.lstsq(K, problem.Y)[0] - problem.Y_test
+    unexplained = float((residual**2).mean() / (problem.Y_test.astype(np.float64) ** 2).mean())
+    monkeypatch.setattr(solvers, "MIN_ROWS", 1500)
+    monkeypatch.setattr(solvers, "EXACT_CENTERS", exact_centers)
+    monkeypatch.setattr(solvers, "PROBLEMS", {"rough": solvers.PROBLEMS["rough"]})
+    path = tmp_path / "solvers.json"
+    arguments = ["solvers", "--centers", "60", "--solvers", "direct", "--epochs", "1", "--json"]
+    monkeypatch.setattr("sys.argv", [*arguments, str(path)])
+    assert solvers.main() == 0
+    curve = json.loads(path.read_text())["results"][0]["curves"][0]
+    assert curve["epochs"][-1] == 1
+    expected = 1.0 if exact_centers == 1000 else unexplained
+    assert curve["ratios"][-1] == pytest.approx(expected, rel=2e-3)
+    shown = capsys.readouterr().out
+    assert (f"exact {loss:.5g} (ridge {ridge:g})" in shown) == (exact_centers == 1000)
+    assert ("s to 1.05" in shown) == (exact_centers == 1000)
