@@ -148,9 +148,10 @@ def measure(
         for name, settings in methods(p, memory_share, epochs, ridge).items()
         if not only or name in only
     }
-    turns = [
-        {name: attempt(problem, name, settings, epochs) for name, settings in chosen.items()}
-        for _ in range(repeats)
+    names = list(chosen)
+    turns = [  # each begins with another one
+        {name: attempt(problem, name, chosen[name], epochs) for name in (*names[k:], *names[:k])}
+        for k in (turn % len(names) for turn in range(repeats))
     ]
     curves = [middle([turn[name] for turn in turns]) for name in chosen]
     for curve in curves:

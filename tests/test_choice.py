@@ -56,12 +56,13 @@ def test_sample_is_five_blocks_where_that_is_a_tenth_of_the_run(
     sizes = resolve(problem, Wishes("block", block_size=block_size), 64 * GIB)[0]
     b, m = sizes.block_size, sizes.batch_size
     factors = 2 if b == p else 1  # as above
-    h, step = min(max(b, 512), 4096), p * (2 * d + 6 * 10 + 400 + factors * 80 * b // m)
-    s = max(5 * b, 1024)
+    step = p * (2 * d + 6 * 10 + 400 + factors * 80 * b // m)
+    s, h = max(5 * b, 1024), max(b, 512)
     flops = p * ((2 * s + h) * b + 5 * b * b // 3 + 2 * (b + s + h) * d) + 4 * b**3 // 3
     share = (flops + 400 * p * (b + s + h)) / (n * epochs * step)
     assume(abs(share - 0.1) > 1e-6)
-    assert sizes.n_sample == max((5 if share < 0.1 else 2) * b, 1024)
+    few = max(2 * b, 1024), max(-(-b // 2), 512)
+    assert (sizes.n_sample, sizes.n_probe) == ((s, h) if share < 0.1 else few)
 
 
 @given(n=st.integers(3000, 10**6), p=st.integers(200, 3000))
