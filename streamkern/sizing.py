@@ -24,16 +24,15 @@ from streamkern.sizes import (
     Wishes,
 )
 
-# Sizes of the setup samples, in blocks. Loss over the exact model's after half an epoch and one, of
-# 10 rows a center, p = 2000, with a sample of 5, 3, 2 blocks: digits, b = p 1.029 1.007, - , 1.043
-# 1.012; b = p/2 1.077 1.041, 1.074 1.039, 1.080 1.044; rough, b = p 1.053 1.019, -, 1.088 1.024;
-# b = p/2 1.137 1.064, 1.149 1.075, 1.186 1.086. 2 are behind, and
-# half the setup of 5; with mu = lambda (see `damping`) they are at 1.05 as soon, and noisy digits
-# without a ridge end alike. The size of the
-# block matters far more: it is chosen with 2, and 5 are taken in long runs. More than 5 made no
-# difference, nor did a probe of 2 or 4 blocks. Of half a block, lambda_1 comes out larger: digits are
-# at 1.05 after 2.3 epochs in place of 2.0 (p = 8000, b = p/4), rough after 1.8 in place of 2 (2000,
-# p/2), and a tenth of the setup is saved, which short runs take.
+# Sizes of the setup samples, in blocks. Loss over the exact model's after half an epoch and one,
+# of 10 rows a center, p = 2000, with a sample of 5, 3, 2 blocks: digits, b = p 1.029 1.007, - ,
+# 1.043 1.012; b = p/2 1.077 1.041, 1.074 1.039, 1.080 1.044; rough, b = p 1.053 1.019, -, 1.088
+# 1.024; b = p/2 1.137 1.064, 1.149 1.075, 1.186 1.086. 2 are behind, and half the setup of 5; with
+# mu = lambda (see `damping`) they are at 1.05 as soon, and noisy digits without a ridge end alike.
+# The size of the block matters far more: it is chosen with 2, and 5 are taken in long runs. More
+# than 5 made no difference, nor did a probe of 2 or 4 blocks. Of half a block, lambda_1 comes out
+# larger: digits are at 1.05 after 2.3 epochs in place of 2.0 (p = 8000, b = p/4), rough after 1.8
+# in place of 2.0 (2000, p/2), and a tenth of the setup is saved, which short runs take.
 SAMPLE_BLOCKS = (5, 2)
 MIN_SAMPLE, MIN_PROBE, MAX_PROBE = 1024, 512, 4096
 SETUP_SHARE, SAMPLE_SHARE = 0.25, 0.1
