@@ -156,8 +156,8 @@ def build_block(
     n_samples : rows the run will see in all, each of them `epochs` times; mu is chosen for them.
     damping : mu over the top eigenvalue of the first block's covariance, and the penalty for the
         start; None: see `damping`.
-    ridge : coefficient of the ridge, which the solver evaluates on one of several blocks a step,
-        and of a single block from its factor, which is then kept.
+    ridge : coefficient of the ridge, which the solver evaluates on several blocks in turn, and of a
+        single block from its factor, which is then kept.
 
     Cost per block (2 s + h + 5 b / 3) b^2 + 2 (b + s + h) b d FLOPs (`costs.setup_flops`), for
     the first one 2/3 b^3 to 5/3 b^3 more, and more where mu has to go up; memory beside H the

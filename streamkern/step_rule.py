@@ -23,9 +23,9 @@ A ridge adds R = ridge H K_bb H^T <= (ridge / mu) I to the preconditioned Hessia
     E[(G + R)^2] <= (ell / m) S + (S + R)^2 <= (ell / m + lambda_1') (S + R),
 
 lambda_1' = lambda_1 + ridge / mu, which the same rule covers with lambda_1' for lambda_1 and
-ell + lambda_1' for ell. Of n blocks one a step has its ridge part evaluated, and uses it n times:
-as one step n times as long, hence n ridge / mu. With mu at least n ridge that is lambda_1 + 1 at
-most.
+ell + lambda_1' for ell. Of n blocks each uses a ridge part that is up to a round of n steps old, or
+more where the ridge is weak (`solver.block`), as if one step were n times as long: hence
+n ridge / mu. With mu at least n ridge that is lambda_1 + 1 at most.
 """
 
 from __future__ import annotations

@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.special import gammaln
 
 from streamkern.backend import Backend
 from streamkern.memory import SKETCH
 from streamkern.products import KernelOperator
 from streamkern.solver import build
-from streamkern.solver.block import ORDER_STAGE, BlockSolver
+from streamkern.solver.block import ORDER_STAGE, BlockSolver, ridge_schedule
 from tests import reference as ref
 from tests.maths import Array, Case, computed, make_case, operator, rows, small_sizes
 
@@ -356,10 +358,9 @@ def test_full_preconditioner_converges_to_the_ridge_solution(ridge: float) -> No
     close(state.alpha, ref.ridge(K_xz, case.Y, K_zz, ridge), 1e-9)
 
 
-@pytest.mark.parametrize("stride", [1, 3, 5])
-def test_ridge_gradient_is_a_round_old_at_most(stride: int) -> None:
-    """A block in turn is evaluated every `stride` steps, at the weights of that moment, and in the
-    first n steps one each."""
+@pytest.mark.parametrize(("stride", "count"), [(1, 1), (3, 1), (5, 1), (1, 2), (1, 3), (1, 4)])
+def test_ridge_gradient_is_of_blocks_in_turn(stride: int, count: int) -> None:
+    """So many every `stride` steps, at the weights of that moment; a first round without pauses."""
     choices = build.Choices(seed=1, ridge=0.3)
     case = make_case(operator(tile=(7, 5)), "blocks", choices=choices)
     solver = case.solver()
@@ -367,18 +368,40 @@ def test_ridge_gradient_is_a_round_old_at_most(stride: int) -> None:
     state, blocks = solver.init(), solver.preconditioner.blocks
     n, history = len(blocks), []
     assert n == 4
-    assert solver.ridge_stride == 1  # so strong a ridge
-    solver.ridge_stride = stride
+    assert (solver.ridge_stride, solver.ridge_count) == (1, 1)
+    solver.ridge_stride, solver.ridge_count = stride, count
+    last = [-1] * n
     for t in range(12 * stride):
+        if t < n and stride > 1:
+            last[t] = t
+        elif t % stride == 0:
+            for k in range(count):
+                last[(t // stride * count + k) % n] = t
         state.alpha[...] = rows(100 + t, 24, 2)
         history.append(0.3 * KERNEL(case.Z, case.Z) @ state.alpha)
         for b, block in enumerate(blocks):
             g = np.ones((block.stop - block.start, 2))
             solver._add_ridge(g, state, b, t)
-            seen = [b, *range(stride * b, t + 1, n * stride)]
-            last = max((at for at in seen if at <= t and (at == b or at >= n)), default=-1)
-            assert t < n or t - last < n * stride + n
-            close(g, 1 + (history[last][block] if last >= 0 else np.zeros_like(g)), 1e-12)
+            expected = history[last[b]][block] if last[b] >= 0 else np.zeros_like(g)
+            close(g, 1 + expected, 1e-12)
+
+
+@given(n=st.integers(2, 64), weak=st.floats(1, 1000))
+def test_ridge_is_stable_along_a_direction_that_all_blocks_share(n: int, weak: float) -> None:
+    """Where there are no rows: f, the sum of the blocks' parts, and v, what each block has seen."""
+    share = 1 / (n * weak)  # of the step rule, with mu >= n ridge, is 1 / n at most
+    stride, count = ridge_schedule(n, share)
+    assert stride == 1 or count == 1
+    assert n * stride * share <= 0.5 or stride == 1
+    f, v, peaks = 1.0, np.ones(n), []
+    T = -(-n * stride // count)
+    for t in range(40 * T):
+        if t % stride == 0:
+            v[(t // stride * count + np.arange(count)) % n] = f
+        f -= share * v.sum()
+        if t % T == 0:
+            peaks.append(abs(f) + np.abs(v).max())
+    assert peaks[-1] < 0.2 * peaks[4]
 
 
 @pytest.mark.parametrize("ridge", [1e-6, 1e-4, 1e-3, 0.1])

@@ -34,6 +34,7 @@ ridge.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -49,8 +50,25 @@ from streamkern.step_rule import StepRule
 ORDER_STAGE = 11
 TRUST = 0.25
 """Measured at 0, 0.25, 0.5 and 1: 0 is far worse until the rows of the sample have been seen."""
-RIDGE_AGE = 0.5
-"""How old K(Z, Z) alpha may be, over the time in which the ridge alone would undo alpha."""
+RIDGE_AGE, RIDGE_DELAY = 0.5, 4
+
+
+def ridge_schedule(n: int, share: float) -> tuple[int, int]:
+    """Steps from one evaluation of K(Z, Z) alpha to the next one, and blocks at each, of n.
+
+    share : of what the ridge acts on in a block, the most that a step takes, eta ridge / mu. Along
+    a direction that all blocks have in common it is n times that. With a delay spread evenly over
+    T steps, x' = -rate x is stable up to rate T = pi^2 / 2: where there are centers without rows,
+    nothing but the ridge holds alpha, and with longer rounds it grew.
+
+    So a weak ridge is seen seldom, at most `RIDGE_AGE` of the time of one block apart (on noisy
+    digits, p = 8000, four blocks, K(Z, Z) alpha was a quarter of the loop), and a strong one with
+    many blocks in rounds that are shorter than n steps.
+    """
+    stride = int(min(RIDGE_AGE / n, RIDGE_DELAY / 2 / n**2) / share)
+    if stride >= 1:
+        return stride, 1
+    return 1, min(n, math.ceil(n**2 * share / RIDGE_DELAY))
 
 
 class BlockSolver(Solver):
@@ -83,7 +101,7 @@ class BlockSolver(Solver):
         super().__init__(op, Z, **shared)
         self.preconditioner, self.seed, self.ridge, self.keep = preconditioner, seed, ridge, keep
         self.max_batch, self.cycled = max_batch, cycled
-        self.ridge_stride = self._ridge_stride()
+        self.ridge_stride, self.ridge_count = self._ridge_schedule()
         xp, c = op.backend.xp, self.n_outputs
         self.name = name
         if name == "block":
@@ -192,12 +210,12 @@ class BlockSolver(Solver):
         The jitter is part of the ridge: where centers nearly coincide, rounding leaves K(Z, Z) with
         negative eigenvalues, along which alpha would grow without end.
 
-        One block has the factor L of K(Z, Z). Of several, v is brought up to date one block at a
-        time, in turn, every `ridge_stride` steps: all of them would cost p^2 kernel entries, more
-        than the batch itself. With values that are a round old the fixed point is still the ridge
-        solution. One random block a step, counted n_blocks times, is unbiased but only in the
-        additive form: with Gauss-Seidel it ended 10 to 15 % away. Explicit features have the
-        identity for K(Z, Z).
+        One block has the factor L of K(Z, Z). Of several, v is brought up to date in turn, see
+        `ridge_schedule`: all of them at once would cost p^2 kernel entries, more than the batch
+        itself. With values that are a round old the fixed point is still the ridge solution, and
+        the schedule sees to it that it is stable. One random block a step, counted n_blocks times,
+        is unbiased but only in the additive form: with Gauss-Seidel it ended 10 to 15 % away.
+        Explicit features have the identity for K(Z, Z).
         """
         pre, xp, part = self.preconditioner, self.backend.xp, self.u[: len(g)]
         if pre.L is not None:
@@ -209,7 +227,7 @@ class BlockSolver(Solver):
             return
         block = pre.blocks[b]
         values = state.alpha if self.op.kernel.explicit else state.pending["ridge_values"]
-        if not self.op.kernel.explicit and self._due(step) == b:
+        if not self.op.kernel.explicit and self._is_due(b, step):
             ids = np.arange(block.start, block.stop)
             same = (ids - block.start, ids)
             self.op.product(self.Z[block], self.Z, state.alpha, out=values[block], same=same)
@@ -219,24 +237,19 @@ class BlockSolver(Solver):
             xp.multiply(state.alpha[block], self.ridge * pre.jitters[b], out=part)
             g += part
 
-    def _ridge_stride(self) -> int:
-        """Steps from one block's K(Z, Z) alpha to the next one's.
-
-        A step takes at most eta ridge / mu of what the ridge acts on. So a weak ridge is seen
-        seldom: on noisy digits (p = 8000, four blocks) K(Z, Z) alpha was a quarter of the loop.
-        """
-        pre, n = self.preconditioner, len(self.preconditioner.blocks)
+    def _ridge_schedule(self) -> tuple[int, int]:
+        pre = self.preconditioner
         if not self.ridge or not pre.mu:
-            return 1
+            return 1, 1
         share = max(rule.eta(self.max_batch) for rule in pre.rules) * self.ridge / pre.mu
-        return max(1, int(RIDGE_AGE / (n * share)))
+        return ridge_schedule(len(pre.blocks), share)
 
-    def _due(self, step: int) -> int:
-        """The block whose K(Z, Z) alpha is evaluated at a step, or -1. At first all in turn."""
+    def _is_due(self, b: int, step: int) -> bool:
+        """Whether K(Z, Z) alpha of block b is evaluated at a step: in turn, at first one a step."""
         n, (turn, rest) = len(self.preconditioner.blocks), divmod(step, self.ridge_stride)
-        if step < n:
-            return step
-        return -1 if rest else turn % n
+        if self.ridge_stride > 1 and step < n:
+            return b == step
+        return not rest and (b - turn * self.ridge_count) % n < self.ridge_count
 
     def _residual(self, state: State, x: Points, Y: Array) -> Array:
         """K alpha - Y; fills self.K."""
