@@ -617,7 +617,7 @@ STEPS = 60 * 50
 
 def start(store: Path, place: Path, *more: str) -> subprocess.Popen[str]:
     """A life of the run, as a process of its own."""
-    words = [sys.executable, "-m", "streamkern.cli", "train", "--train", str(store)]
+    words = [sys.executable, "-m", "streamkern", "train", "--train", str(store)]
     return subprocess.Popen(
         [*words, "--run-dir", str(place), *LONG, *more],
         stdout=subprocess.PIPE,
