@@ -158,8 +158,9 @@ def _count_block(buffers: Buffers, problem: Problem, sizes: Sizes) -> None:
     add("setup", "sample and probe, targets", s + h, problem.point + c * item)
     add("setup", "products with targets, residuals", 3 * b + 2 * h, c, itemsize=item)
     add("setup", "raw centers", p, problem.d, itemsize=item)
-    # The search for the damping, with some more rows, is over before there is any H.
-    beside = max(b, b + 2 * LEVERAGE_ROWS - p, 2 * h)
+    # The search for the damping takes some more rows, in the place of H: there is none yet.
+    few = 2 * LEVERAGE_ROWS if p < 2 * LEVERAGE_ROWS else 0
+    beside = max(b + few, 2 * h)
     add("setup", "factors of one block, probe", 2 * b + beside, b, itemsize=item)
     add("train", "K(X, Z)", sizes.batch_size, p if sizes.keep else b, itemsize=item)
     add("train", "parts of a step", 3 * b, c, itemsize=item)
