@@ -51,8 +51,8 @@ ORDER_STAGE = 11
 TRUST = 0.25
 """Measured at 0, 0.25, 0.5 and 1: 0 is far worse until the rows of the sample have been seen."""
 RIDGE_AGE, RIDGE_DELAY = 0.5, 4
-"""See `ridge_schedule`. Of the first, 1 was behind on a smooth problem; the second is below pi^2 / 2,
-and half of it is taken where rounds are long."""
+"""See `ridge_schedule`. With 1 for the first a smooth problem was behind; the second is below
+pi^2 / 2, and half of it is taken where rounds are long."""
 
 
 def ridge_schedule(n: int, share: float) -> tuple[int, int]:
