@@ -27,6 +27,7 @@ from threadpoolctl import ThreadpoolController
 
 from streamkern.errors import ConfigError
 from streamkern.machine import available_cpus, available_memory
+from streamkern.memory import CHUNK
 from streamkern.random import Fills
 
 Array = Any
@@ -79,7 +80,7 @@ class Backend:
     """Batches in the ring of an uploader; on the CPU there is none."""
     library_bytes = 0
     """Memory that code loaded for this backend takes, beside what `import streamkern` does."""
-    chunk = 512
+    chunk = CHUNK
     l1_entries = 1 << 15
     """Of a tile of L1 distances, summed up feature by feature before the next ones: what stays in
     the nearest cache, with as many differences."""
@@ -429,8 +430,8 @@ class Backend:
 
     def mirror_lower(self, C: Array) -> None:
         """Copy the lower triangle of a square C onto the upper one, in place, in blocks."""
-        for rows in tiles(len(C), 1024):
-            for cols in tiles(rows.start, 1024):
+        for rows in tiles(len(C), 256):
+            for cols in tiles(rows.start, 256):
                 C[cols, rows] = C[rows, cols].T
             square = C[rows, rows]
             square[...] = self.xp.tril(square) + self.xp.tril(square, -1).T

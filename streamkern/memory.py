@@ -16,7 +16,9 @@ ROW_ID = 8
 """Bytes of a row's number, which travels with it."""
 FEATURE_COLUMNS = 4096
 """Features that setup evaluates at once, where they do not depend on each other."""
-GRAM_TILE = 512 * 512 * 8
+CHUNK = 512
+"""Rows and columns of what a thread does at once of a product of matrices."""
+GRAM_TILE = CHUNK * CHUNK * 8
 """Of a thread that adds to a p x p matrix."""
 EVALUATED_ROWS = 1024
 """Rows that a model is evaluated on at once, while it is trained and later."""
@@ -159,8 +161,9 @@ def _count_block(buffers: Buffers, problem: Problem, sizes: Sizes) -> None:
     add("setup", "products with targets, residuals", 3 * b + 2 * h, c, itemsize=item)
     add("setup", "raw centers", p, problem.d, itemsize=item)
     # The search for the damping takes some more rows, in the place of H: there is none yet.
-    few = 2 * LEVERAGE_ROWS if p < 2 * LEVERAGE_ROWS else 0
-    beside = max(b + few, 2 * h)
+    few = max(2 * LEVERAGE_ROWS - p, 0)
+    solving = _count_products(buffers, problem, b)
+    beside = max(b + max(few, solving), 2 * h)
     add("setup", "factors of one block, probe", 2 * b + beside, b, itemsize=item)
     add("train", "K(X, Z)", sizes.batch_size, p if sizes.keep else b, itemsize=item)
     add("train", "parts of a step", 3 * b, c, itemsize=item)
@@ -171,6 +174,19 @@ def _count_block(buffers: Buffers, problem: Problem, sizes: Sizes) -> None:
         add("train", "K(Z, Z) alpha, its copy", 2 * p, c, itemsize=item)
     elif problem.ridge and sizes.features != "fourier":
         add("train", "factor of K(Z, Z)", p, p, itemsize=item)
+
+
+def _count_products(buffers: Buffers, problem: Problem, b: int) -> int:
+    """Parts of products of b x b matrices. Returns the rows that solving one triangular system
+    with another holds besides. A device needs neither.
+    """
+    if problem.staging > 0:
+        return 0
+    part = min(b, CHUNK)
+    # A tile of a Gram matrix; two products in a triangular system, of half its height and width.
+    buffers.add("setup", "parts of products", problem.threads, 3 * part * part // 2,
+        itemsize=problem.itemsize)  # fmt: skip
+    return min(b, CHUNK // 2)
 
 
 def _count_eigenpro(buffers: Buffers, problem: Problem, sizes: Sizes) -> None:
@@ -217,7 +233,8 @@ def _count_from_centers(buffers: Buffers, problem: Problem, sizes: Sizes) -> Non
     add("always", "tiles of a p x p matrix", problem.threads, GRAM_TILE)
     if sizes.solver == "falkon":
         add("always", "preconditioner H", p, p, itemsize=item)
-        add("setup", "factors", 3 * p, p, itemsize=item)
+        solving = _count_products(buffers, problem, p)
+        add("setup", "factors", 3 * p + solving, p, itemsize=item)
         add("train", "vectors of the iteration", 12 * p, c, itemsize=8)
         add("train", "part of H", min(p, 256), p, itemsize=8)
         return
@@ -243,7 +260,8 @@ def _count_linear(buffers: Buffers, problem: Problem, sizes: Sizes) -> None:
     add("setup", "products of features", 3 * s * s + h * h, itemsize=item)
     if coupled:
         add("always", "L^-1", p, p, itemsize=item)
-        add("setup", "L", p, p, itemsize=item)
+        solving = _count_products(buffers, problem, p)
+        add("setup", "L", p + solving, p, itemsize=item)
     if q:
         add("always", "eigenvectors", p, q, itemsize=item)
         add("train", "damped part of a step", 2 * p, problem.c, itemsize=item)
