@@ -387,6 +387,17 @@ def test_ridge_gradient_is_of_blocks_in_turn(stride: int, count: int) -> None:
             close(g, 1 + expected, 1e-12)
 
 
+def test_a_back_off_has_the_ridge_of_the_weights_it_goes_back_to() -> None:
+    case = make_case(operator(), "blocks", choices=build.Choices(seed=1, ridge=0.3))
+    solver = case.solver()
+    assert isinstance(solver, BlockSolver)
+    state, good = solver.init(), rows(5, 24, 2)
+    for t in range(3):
+        case.step(solver, state, t)
+    solver.backed_off(state, good, 0.5)
+    close(state.pending["ridge_values"], KERNEL(case.Z, case.Z) @ good)
+
+
 @given(n=st.integers(2, 64), weak=st.floats(1, 1000))
 def test_ridge_is_stable_along_a_direction_that_all_blocks_share(n: int, weak: float) -> None:
     """Where there are no rows: f, the sum of the blocks' parts, and v, what each block has seen."""

@@ -230,14 +230,26 @@ class BlockSolver(Solver):
         block = pre.blocks[b]
         values = state.alpha if self.op.kernel.explicit else state.pending["ridge_values"]
         if not self.op.kernel.explicit and self._is_due(b, step):
-            ids = np.arange(block.start, block.stop)
-            same = (ids - block.start, ids)
-            self.op.product(self.Z[block], self.Z, state.alpha, out=values[block], same=same)
+            self._see_ridge(state, b)
         xp.multiply(values[block], self.ridge, out=part)
         g += part
         if pre.jitters[b]:
             xp.multiply(state.alpha[block], self.ridge * pre.jitters[b], out=part)
             g += part
+
+    def _see_ridge(self, state: State, b: int) -> None:
+        """Bring K(Z, Z) alpha of block b up to date."""
+        block = self.preconditioner.blocks[b]
+        ids = np.arange(block.start, block.stop)
+        out, same = state.pending["ridge_values"][block], (ids - block.start, ids)
+        self.op.product(self.Z[block], self.Z, state.alpha, out=out, same=same)
+
+    def backed_off(self, state: State, good: Array, factor: float) -> None:
+        """And with the ridge of those weights in all blocks: its next turn may be far away."""
+        super().backed_off(state, good, factor)
+        if "ridge_values" in state.pending:
+            for b in range(len(self.preconditioner.blocks)):
+                self._see_ridge(state, b)
 
     def _ridge_schedule(self) -> tuple[int, int]:
         pre = self.preconditioner
