@@ -89,9 +89,10 @@ def fresh_eigenvalue(backend: Backend, phi: Array, leverage: float, start: Array
     Of the covariance of h rows the top eigenvalue is that of its noise: of white features it is
     about (1 + sqrt(b / h))^2, not 1 (Marchenko and Pastur). Other rows do not share the noise, but
     do share the directions in which there is more than that. So the directions, a Krylov space, are
-    taken from one half of the rows, and measured on the other. What is found may be somewhat small
-    (by 1.1 on average and 1.5 at worst with normal features and halves of b / 2), for which the
-    step, at half of its limit, has room.
+    taken from one half of the rows, and measured on the other. What is found may be too small: of
+    normal features by 1.3 at most where the spectrum falls off gently, by 2.2 at worst where one
+    direction has 4 times the variance of all others (halves of b / 4). The step, at half of its
+    limit and with the leverage in its denominator, has room for that.
 
     Where the halves differ by more than that noise, features have heavy tails (of narrow kernels),
     and what one half shows can not be left out. Nor can the largest row's own share.
