@@ -80,6 +80,8 @@ class Backend:
     """Batches in the ring of an uploader; on the CPU there is none."""
     library_bytes = 0
     """Memory that code loaded for this backend takes, beside what `import streamkern` does."""
+    float64 = 2.0
+    """Time of a FLOP in float64 over that of one in float32."""
     chunk = CHUNK
     l1_entries = 1 << 15
     """Of a tile of L1 distances, summed up feature by feature before the next ones: what stays in

@@ -54,7 +54,7 @@ from streamkern.settings import (
     Name,
     NotNegative,
     OptionalName,
-    OptionalPositive,
+    OptionalPart,
     OptionalUrl,
     Positive,
     Rule,
@@ -302,17 +302,16 @@ class ModelConfig(Table):
         return self
 
 
-_SIZES: Final = ("block_size", "n_nystrom", "level", "period", "projection")
-_STEPS: Final = (*_SIZES, "ridge", "damping", "average", "step_scale")
-# What each solver takes; "auto" takes all, and uses those of the one it chooses. The older ones go
-# on leaving each other's sizes unused, so that runs with such settings can be resumed.
+_STEPS: Final = ("average", "step_scale")
+_NYSTROM: Final = ("n_nystrom", "level")
+# What each solver takes; "auto" takes what the block solver does.
 SOLVER_OPTIONS: Final[dict[str, tuple[str, ...]]] = {
-    "block": (*_STEPS, "warm_start"),
-    "sgd": ("ridge", "average", "step_scale"),
-    "eigenpro1": ("n_nystrom", "level", "ridge", "damping", "average", "step_scale"),
-    "eigenpro2": _STEPS,
-    "eigenpro3": (*_STEPS, "warm_start"),
-    "eigenpro4": (*_STEPS, "warm_start"),
+    "block": ("block_size", "ridge", "damping", *_STEPS, "warm_start"),
+    "sgd": ("ridge", *_STEPS),
+    "eigenpro1": (*_NYSTROM, "ridge", "damping", *_STEPS),
+    "eigenpro2": (*_NYSTROM, *_STEPS),
+    "eigenpro3": (*_NYSTROM, "period", "projection", *_STEPS, "warm_start"),
+    "eigenpro4": (*_NYSTROM, "period", "projection", *_STEPS, "warm_start"),
     "direct": ("ridge",),
     "falkon": ("ridge", "tolerance", "warm_start"),
 }
@@ -348,14 +347,14 @@ class SolverConfig(Table):
     average: Flag = True
     damping: AutoPositive = "auto"
     step_scale: Fraction = 1.0
-    tolerance: OptionalPositive = None
+    tolerance: OptionalPart = None
     warm_start: OptionalUrl = None
 
     @model_validator(mode="after")
     def _defined_for_the_solver(self) -> SolverConfig:
-        allowed = SOLVER_OPTIONS.get(self.name)
+        allowed = SOLVER_OPTIONS["block" if self.name == "auto" else self.name]
         for name, field in SolverConfig.model_fields.items():
-            if allowed is None or name == "name" or name in allowed:
+            if name == "name" or name in allowed:
                 continue
             value = getattr(self, name)
             if value != field.default:

@@ -11,8 +11,6 @@ from __future__ import annotations
 from streamkern.sizes import Problem, Sizes
 
 ENTRY, APPLY = 400, 80
-FLOAT64 = 2
-"""Time of a float64 FLOP over that of a float32 one."""
 ROWS_TO_LEARN = 5
 """See `sizing`."""
 
@@ -37,8 +35,9 @@ def until_learned(problem: Problem, sizes: Sizes) -> int:
 def direct(problem: Problem) -> int:
     """Of the direct solver, which is done after one pass over rows that come again."""
     p, d, c = problem.p, problem.d, problem.c
-    sums = FLOAT64 * p * p + p * (ENTRY + 2 * d + 2 * FLOAT64 * c)
-    return problem.summed * sums + FLOAT64 * p**3 // 3
+    double = problem.float64
+    sums = double * p * p + p * (ENTRY + 2 * d + 2 * double * c)
+    return int(problem.summed * sums + double * p**3 / 3)
 
 
 def _row(problem: Problem, sizes: Sizes) -> int:

@@ -76,6 +76,7 @@ class CupyBackend(Backend):
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self.stream.use()
         self.tensor_cores = int(self.device.compute_capability) >= 70
+        self.float64 = float(self.device.attributes.get("SingleToDoublePrecisionPerfRatio", 2))
         runtime = cupy.cuda.runtime
         types: dict[np.dtype[Any], int] = {
             np.dtype(np.float16): runtime.CUDA_R_16F,

@@ -41,7 +41,7 @@ class Guard:
     worth: float = 0.0
     most: float = 0.0
 
-    def judge(self, loss: float, zero_loss: float) -> bool:
+    def judge(self, loss: float, zero_loss: float, remedy: str = "a larger bandwidth") -> bool:
         """Whether the window is bad. loss : its mean; zero_loss : that of predicting zero."""
         if not 0.25 * self.worth <= zero_loss <= 4 * self.worth:
             self.best, self.worth = math.inf, zero_loss
@@ -61,7 +61,7 @@ class Guard:
             raise DivergenceError(
                 f"training diverged and halving the step size {MAX_BACK_OFFS} times did not help "
                 f"(loss {loss:.3g}, predicting zero {zero_loss:.3g}); check the data for outliers, "
-                "or set solver.damping, ridge or a larger bandwidth"
+                f"or set {remedy}"
             )
         return True
 
@@ -142,7 +142,10 @@ class Watch:
         loss, zero = (float(mean) for mean in np.mean(window, axis=0)) if window else (0.0, 0.0)
         loss = loss if finite else math.nan
         self._window = []
-        bad = self.guard.judge(loss, zero) if self.solver.rules() else not math.isfinite(loss)
+        if self.solver.rules():
+            bad = self.guard.judge(loss, zero, self.solver.remedy)
+        else:
+            bad = not math.isfinite(loss)
         if bad:
             self.solver.backed_off(self.state, self.good, FACTOR)
         elif self.guard.trusts(window):

@@ -108,10 +108,10 @@ def _check_method(config: RunConfig, data: Data, sizes: Sizes, given: bool) -> N
         raise ConfigError(
             "model.features='fourier' has no centers; leave centers out, or set features='nystrom'"
         )
-    if config.solver.ridge and sizes.solver.startswith("eigenpro") and not sizes.linear:
+    if config.solver.ridge and sizes.solver == "eigenpro1" and not sizes.linear:
         raise ConfigError(
             f"solver.ridge={config.solver.ridge:g} is not defined for solver "
-            f"{sizes.solver!r}; set it to 0 or use solver 'block', 'direct' or 'falkon'"
+            f"{sizes.solver!r} on a kernel; set it to 0 or use solver 'block', 'direct' or 'falkon'"
         )
     if sizes.solver == "falkon" and config.data.epochs < 2:
         raise ConfigError(
@@ -182,6 +182,7 @@ def _problem(
         kept=run_dir is not None,
         repeats=data.repeats,
         ridge=config.solver.ridge > 0,
+        float64=1.0 if itemsize == 8 else backend.float64,
     )
 
 

@@ -143,7 +143,8 @@ Count: TypeAlias = Annotated[Whole, Rule("a whole number, at least 1")]
 AutoCount: TypeAlias = Annotated[Auto | Whole, Rule('"auto" or a whole number, at least 1')]
 Positive: TypeAlias = Annotated[Above0, Rule("a number above 0")]
 AutoPositive: TypeAlias = Annotated[Auto | Above0, Rule('"auto" or a number above 0')]
-OptionalPositive: TypeAlias = Annotated[Above0 | None, Rule("a number above 0")]
+Below1: TypeAlias = Annotated[float, Field(strict=True, gt=0, lt=1)]
+OptionalPart: TypeAlias = Annotated[Below1 | None, Rule("a number above 0 and below 1")]
 NotNegative: TypeAlias = Annotated[
     float, Field(strict=True, ge=0, allow_inf_nan=False), Rule("a number, 0 or above")
 ]

@@ -40,6 +40,7 @@ class Problem:
     saving : at most this much more is held while arrays go to remote storage. kept : whether
     there are checkpoints. selection : of the centers, where that takes memory and time of its own.
     repeats : whether every epoch brings the same rows. ridge : whether there is one.
+    float64 : time of a FLOP in it over that of one in the precision of the run.
     """
 
     n_rows: int
@@ -65,6 +66,7 @@ class Problem:
     kept: bool = True
     repeats: bool = True
     ridge: bool = True
+    float64: float = 2.0
 
     @property
     def summed(self) -> int:

@@ -191,9 +191,24 @@ def _plain_sizes(
     """Of plain SGD, which needs a probe alone, and of EigenPro 1."""
     s, h, level = 0, min(problem.n_rows, MIN_PROBE * 4), 0
     if solver == "eigenpro1":
-        s, h, level = _nystrom_sizes(problem, wishes, PAPER_N_NYSTROM, PAPER_LEVEL)
+        s, h, level = _nystrom_sizes(
+            problem, wishes, PAPER_N_NYSTROM, _paper_level(problem, wishes)
+        )
     sizes = Sizes(solver, m, problem.p, True, s, h, s, level, 1, "none", *loader)
     return replace(sizes, features=wishes.features)
+
+
+def _paper_level(problem: Problem, wishes: Wishes) -> int:
+    """That of the paper. Of p features a part: damped in nearly all of them, steps fit the noise
+    (p = 160, no ridge: a test error of 55 with 159 in place of 0.025 with 20, over that of 0)."""
+    if wishes.features == "kernel":
+        return PAPER_LEVEL
+    if wishes.level is not None and wishes.level >= problem.p:
+        raise ConfigError(
+            f"level={wishes.level} must lie between 1 and the number of features - 1 = "
+            f"{problem.p - 1}; lower it"
+        )
+    return max(1, min(PAPER_LEVEL, problem.p // 8))
 
 
 def _nystrom_sizes(

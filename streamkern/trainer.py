@@ -328,7 +328,7 @@ class Trainer:
         if not bool((self.watch.good != self.solver.init().alpha).any()):
             raise DivergenceError(
                 f"training diverged within its {self.position.step} steps (loss {loss:.3g}); check "
-                "the data for outliers, lower solver.step_scale or raise solver.damping"
+                f"the data for outliers, lower solver.step_scale or set {self.solver.remedy}"
             )
 
     def _finish(self) -> None:

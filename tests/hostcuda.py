@@ -124,7 +124,12 @@ def nvrtc() -> ctypes.CDLL | None:
     spec = importlib.util.find_spec("nvidia")
     places = [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
     found = sorted(file for place in places for file in place.glob("**/libnvrtc.so*"))
-    return ctypes.CDLL(str(found[-1])) if found else None
+    if not found:
+        return None
+    # Version 13.0 looks for its other half by name, and not beside itself.
+    for builtins in found[-1].parent.glob("libnvrtc-builtins.so*"):
+        ctypes.CDLL(str(builtins), ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(str(found[-1]))
 
 
 def compile_for(architecture: str, text: str) -> tuple[bytes, str]:

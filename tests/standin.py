@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ class Device:
     """A device of the Hopper generation."""
 
     compute_capability, mem_info = "90", (1 << 33, 1 << 33)
+    attributes: ClassVar[dict[str, int]] = {"SingleToDoublePrecisionPerfRatio": 2}
 
     def __init__(self, index: int) -> None:
         self.id = index

@@ -23,13 +23,14 @@ PROBLEM = Problem(
 
 @given(
     n=st.integers(3000, 10**6), p=st.integers(200, 3000), c=st.integers(1, 300),
-    d=st.integers(1, 800), epochs=st.integers(1, 5),
+    d=st.integers(1, 800), epochs=st.integers(1, 5), double=st.sampled_from([1.0, 2.0, 64.0]),
 )  # fmt: skip
 def test_with_a_ridge_it_is_the_one_that_is_there_sooner(
-    n: int, p: int, c: int, d: int, epochs: int
+    n: int, p: int, c: int, d: int, epochs: int, double: float
 ) -> None:
-    """Kernel entries at 400 FLOPs each, float64 twice, 5 p (p / b) rows for blocks of b."""
-    problem = replace(PROBLEM, n_rows=n, p=p, c=c, d=d, width=d + 2, epochs=epochs)
+    """Kernel entries at 400 FLOPs each, float64 as the device has it, 5 p (p / b) rows for blocks
+    of b."""
+    problem = replace(PROBLEM, n_rows=n, p=p, c=c, d=d, width=d + 2, epochs=epochs, float64=double)
     sizes, _, reason = choose(problem, Wishes(), 1e-3, 64 * GIB)
     block = resolve(problem, Wishes("block"), 64 * GIB)[0]
     b, m = block.block_size, block.batch_size
@@ -37,7 +38,7 @@ def test_with_a_ridge_it_is_the_one_that_is_there_sooner(
     factors = 2 if b == p else 1  # the ridge of one block is from another one
     step = p * (2 * d + 6 * c + 400 + factors * max(80, 2 * c) * b // m)
     one = setup + 5 * p * p // b * step
-    other = n * (2 * p * p + p * (400 + 2 * d + 4 * c)) + 2 * p**3 // 3
+    other = int(n * (double * p * p + p * (400 + 2 * d + 2 * double * c)) + double * p**3 / 3)
     assert sizes.solver == ("direct" if other <= one else "block")
     assert f"{one:.1e} FLOPs, the direct one be there in that of {other:.1e}" in reason
 
@@ -86,6 +87,12 @@ def test_passes_that_bring_other_rows_are_all_summed(n: int, p: int, epochs: int
 def test_few_rows_for_a_center_are_summed_and_many_streamed() -> None:
     for n, solver in ((4000, "direct"), (200_000, "block")):
         assert choose(replace(PROBLEM, n_rows=n), Wishes(), 1e-3, 64 * GIB)[0].solver == solver
+
+
+def test_where_float64_is_slow_there_are_no_sums_in_it() -> None:
+    """As on a graphics card for games: 64 times."""
+    slow = replace(PROBLEM, n_rows=4000, float64=64.0)
+    assert choose(slow, Wishes(), 1e-3, 64 * GIB)[0].solver == "block"
 
 
 @pytest.mark.parametrize(

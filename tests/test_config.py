@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from streamkern import config as config_module
 from streamkern.config import (
     FREE_AT_RESUME,
+    SOLVER_OPTIONS,
     DataConfig,
     ExecutionConfig,
     ModelConfig,
@@ -93,7 +94,37 @@ def test_only_the_training_set_is_needed() -> None:
     assert made.run.checkpoint_cadence == (None, None)
 
 
-def test_all_settings_in_a_run_file(tmp_path: Path) -> None:
+SOLVERS = [
+    """
+    name = "block"
+    block_size = 100
+    ridge = 1e-6
+    average = false
+    damping = 1e-5
+    step_scale = 0.5
+    warm_start = "runs/b"
+    """,
+    """
+    name = "eigenpro4"
+    n_nystrom = 500
+    level = 50
+    period = 10
+    projection = "inexact"
+    average = false
+    step_scale = 0.5
+    warm_start = "runs/b"
+    """,
+    """
+    name = "falkon"
+    ridge = 1e-6
+    tolerance = 1e-3
+    warm_start = "runs/b"
+    """,
+]
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_all_settings_in_a_run_file(solver: str, tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(
         """
@@ -124,19 +155,6 @@ def test_all_settings_in_a_run_file(tmp_path: Path) -> None:
         centers = "random"
         features = "kernel"
         n_features = "auto"
-        [solver]
-        name = "auto"
-        block_size = 100
-        ridge = 1e-6
-        n_nystrom = 500
-        level = 50
-        period = 10
-        projection = "inexact"
-        average = false
-        damping = 1e-5
-        step_scale = 0.5
-        tolerance = 1e-3
-        warm_start = "runs/b"
         [run]
         run_dir = "runs/a"
         precision = "float64"
@@ -151,7 +169,9 @@ def test_all_settings_in_a_run_file(tmp_path: Path) -> None:
         evaluate_every = 0
         evaluate_at = [1000, 10_000]
         log = false
-        """,
+        [solver]
+        """
+        + solver,
         encoding="utf-8",
     )
     made = load_run_file(path)
@@ -170,9 +190,16 @@ def test_all_settings_in_a_run_file(tmp_path: Path) -> None:
     assert made.run.checkpoint_cadence == (None, 300.0)
     assert made.data.storage_options["secret"] == SECRET
     # Not one field was left at its default: the file above shows every setting there is.
-    for name, table in made:
-        given_ = set(tomllib.loads(path.read_text(encoding="utf-8"))[name])
-        assert given_ == set(type(table).model_fields)
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    for name in ("data", "model", "run"):
+        assert set(tables[name]) == set(type(getattr(made, name)).model_fields)
+    assert set(tables["solver"]) == {"name", *SOLVER_OPTIONS[made.solver.name]}
+    assert all(getattr(made.solver, key) == value for key, value in tables["solver"].items())
+
+
+def test_every_setting_is_of_some_solver() -> None:
+    taken = {name for names in SOLVER_OPTIONS.values() for name in names}
+    assert taken == set(SolverConfig.model_fields) - {"name"}
 
 
 def test_the_run_file_in_the_documentation_is_valid() -> None:
@@ -344,10 +371,13 @@ def test_a_bad_transform_is_named_by_its_place(transform: object, said: str) -> 
     [
         ({"model": {"centers": "all", "n_centers": 9}}, r'n_centers=9 contradicts .*centers="all"'),
         (
-            {"solver": {"level": 50, "n_nystrom": 50}},
+            {"solver": {"name": "eigenpro4", "level": 50, "n_nystrom": 50}},
             "solver.level=50 must lie between .*lower",
         ),
         ({"solver": {"name": "eigenpro3", "period": 2}}, "solver.period=2 must be 1 .*eigenpro4"),
+        ({"solver": {"period": 2}}, "period=2 is not defined for solver 'auto'"),
+        ({"solver": {"name": "block", "level": 2}}, "level=2 is not defined .* takes block_size"),
+        ({"solver": {"name": "eigenpro3", "damping": 0.1}}, "damping=0.1 is not defined"),
         ({"solver": {"name": "direct", "period": 2}}, "period=2 is not defined .* takes ridge$"),
         (
             {"solver": {"name": "falkon", "average": False}},
@@ -364,7 +394,11 @@ def test_settings_that_contradict_each_other(tables: dict[str, Any], said: str) 
 
 @pytest.mark.parametrize(
     "solver",
-    [{"level": 49, "n_nystrom": 50}, {"level": 900}, {"name": "eigenpro3", "period": 1}],
+    [
+        {"name": "eigenpro2", "level": 49, "n_nystrom": 50},
+        {"name": "eigenpro2", "level": 900},
+        {"name": "eigenpro3", "period": 1},
+    ],
 )
 def test_settings_that_agree(solver: dict[str, Any]) -> None:
     assert config(solver=solver).solver == SolverConfig(**solver)
@@ -443,13 +477,16 @@ def test_urls_without_a_password_are_accepted(url: str) -> None:
 
 
 def test_overrides_are_checked_like_the_file() -> None:
-    made = config(solver={"level": 10})
-    changed = made.with_overrides({"solver.name": "block", "data.epochs": 3, "run.run_dir": None})
-    assert (changed.solver.name, changed.solver.level, changed.data.epochs) == ("block", 10, 3)
-    assert made.solver.name == "auto"
+    made = config(solver={"name": "eigenpro4", "level": 10})
+    changed = made.with_overrides(
+        {"solver.name": "eigenpro2", "data.epochs": 3, "run.run_dir": None}
+    )
+    assert (changed.solver.name, changed.solver.level, changed.data.epochs) == ("eigenpro2", 10, 3)
+    assert made.solver.name == "eigenpro4"
     assert made.with_overrides({}) == made
     for overrides, said in [
         ({"solver.levl": 3}, r"did you mean solver\.level\?"),
+        ({"solver.name": "auto"}, r"solver\.level=10 is not defined for solver 'auto'"),
         ({"solver.n_nystrom": 10}, r"solver\.level=10 must lie between 1 and"),
         ({"level": 3}, r"^level is not a setting; did you mean solver\.level\?"),
         ({"sovler.level": 3}, r"^sovler is not a setting; did you mean solver\?"),
@@ -494,7 +531,7 @@ def test_identity_is_json_and_leaves_out_what_may_change() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("solver.level", 200, "solver.level: was 'auto', now 200"),
+        ("solver.block_size", 200, "solver.block_size: was 'auto', now 200"),
         ("data.train", "b", "data.train: was 'a.zarr', now 'b'"),
         ("data.epochs", 2, "data.epochs: was 1, now 2"),
         ("run.random_state", 1, "run.random_state: was 0, now 1"),

@@ -526,7 +526,7 @@ def test_pickling_and_cloning() -> None:
         ({"memory": "much"}, "^memory='much' must be"),
         ({"memory": "1 MiB"}, "^memory=1 MiB is not enough"),
         ({"ridge": -1.0}, "^ridge=-1.0 must be"),
-        ({"ridge": 1.0, "solver": "eigenpro3"}, "ridge=1 is not defined for solver 'eigenpro3'"),
+        ({"ridge": 1.0, "solver": "eigenpro3"}, "ridge=1.0 is not defined for solver 'eigenpro3'"),
         ({"tolerance": 0.1, "solver": "block"}, "^tolerance=0.1 is not defined for solver 'block'"),
         ({"tolerance": 0.0, "solver": "falkon"}, "^tolerance=0.0 must be"),
         ({"warm_start": 1}, "^warm_start=1 must be True, False or a run directory"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamkern.config import SOLVER_OPTIONS
 from streamkern.errors import DivergenceError
 from streamkern.guard import FACTOR, MAX_BACK_OFFS, WINDOW, Guard
 from streamkern.runlog import read_log
@@ -196,6 +198,7 @@ def test_a_run_that_can_not_be_saved_fails(tmp_path: Path, inflated: Inflated) -
     config = settings(tmp_path, **{"data.epochs": 60, "run.checkpoint_every": 50})
     with pytest.raises(DivergenceError, match="halving the step size 8 times") as caught:
         finished(config, source=stream())
+    assert "set solver.damping, solver.ridge or a larger bandwidth" in str(caught.value)
     assert caught.value.exit_code == 3
     assert [event["step"] for event in back_offs(tmp_path)] == [
         WINDOW * (i + 1) for i in range(MAX_BACK_OFFS)
@@ -215,6 +218,9 @@ def test_a_run_shorter_than_a_window_is_judged_too(
     with pytest.raises(DivergenceError, match="diverged within its 14 steps") as caught:
         finished(settings(tmp_path, **METHODS[method]), source=stream())
     assert caught.value.exit_code == 3
+    named = set(re.findall(r"solver\.(\w+)", str(caught.value)))
+    assert named <= set(SOLVER_OPTIONS[method])
+    assert ("damping" in named) == (method == "block")
 
 
 @pytest.mark.parametrize("rest", [12, 5])

@@ -61,6 +61,8 @@ class Solver:
     average_k: float = 3
     growing: tuple[str, ...] = ()
     """The pending arrays of which only the first `n_pending` rows are in use."""
+    remedy = "a larger bandwidth"
+    """What may be set where steps diverge however short they are."""
     same_rows = False
     """Whether every pass must bring the same rows in the same batches, with the same draws."""
 

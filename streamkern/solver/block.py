@@ -106,7 +106,9 @@ class BlockSolver(Solver):
         self.ridge_stride, self.ridge_count = self._ridge_schedule()
         xp, c = op.backend.xp, self.n_outputs
         self.name = name
+        self.remedy = "solver.ridge or a larger bandwidth"
         if name == "block":
+            self.remedy = f"solver.damping, {self.remedy}"
             # Measured at 0, 0.5, 1, 2, 3 on noisy, rough and smooth problems, 1 to 16 blocks.
             self.average_k = 0.5 if len(preconditioner.blocks) <= 4 else 1
         widths = [b.stop - b.start for b in preconditioner.blocks]

@@ -182,6 +182,7 @@ class SGDSolver(Solver):
     """
 
     name = "sgd"
+    remedy = "solver.ridge or a larger bandwidth"
 
     def __init__(
         self, op: KernelOperator, Z: Points, rule: StepRule, *, max_batch: int,
