@@ -45,11 +45,15 @@ def choose(
     except MemoryBudgetError:
         return *block, "chosen, as the p x p matrices of the direct solver do not fit the memory"
     one, other = costs.until_learned(problem, block[0]), costs.direct(problem)
-    words = (
-        f"the block solver would come near the exact one in the time of {one:.1e} FLOPs, the "
-        f"direct one be there in that of {other:.1e}"
+    if other <= one:
+        return *direct, (
+            f"chosen, as it is expected to have the exact model {one / other:.3g} times as soon as "
+            "the block solver would come near it"
+        )
+    return *block, (
+        f"chosen, as it is expected near the exact model {other / one:.3g} times as soon as the "
+        "direct solver would have it"
     )
-    return (*direct, f"chosen: {words}") if other <= one else (*block, f"chosen: {words}")
 
 
 def flops(problem: Problem, sizes: Sizes) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from streamkern.folder import open_folder
 from streamkern.kerneltable import bandwidths, kernel_text
 from streamkern.report import redact, size_text, table
 from streamkern.run import Run
-from streamkern.sizes import FROM_CENTERS, Sizes
+from streamkern.sizes import Sizes, SolverName
 from streamkern.sources import stores_of
 from streamkern.step_rule import largest
 
@@ -25,12 +25,25 @@ _WORDS = {
     "nystrom": "centers of Nystrom features",
     "fourier": "random Fourier features",
 }
+_LOW_RANK = ("n_sample", "n_probe", "n_nystrom", "level")
+# What each solver has beside the sizes of its batches and of the reading.
+_SIZES: Mapping[SolverName, tuple[str, ...]] = {
+    "block": ("block_size", "keep", "n_sample", "n_probe"),
+    "sgd": ("n_probe",),
+    "eigenpro1": _LOW_RANK,
+    "eigenpro2": _LOW_RANK,
+    "eigenpro3": (*_LOW_RANK, "period", "projection"),
+    "eigenpro4": (*_LOW_RANK, "period", "projection"),
+    "direct": (),
+    "falkon": (),
+}
 
 
 def plan_overview(run: Run) -> dict[str, Any]:
     """What a run will take: sizes, memory by phase, FLOPs, batches, and how its data is stored."""
     problem, sizes, model = run.problem, run.sizes, run.config.model
     batches = math.ceil(problem.n_rows / sizes.batch_size)
+    passes = problem.summed // problem.n_rows if sizes.solver == "direct" else problem.epochs
     setup, training = flops(problem, sizes)
     spent = {"setup": setup, "training": training}
     if problem.selection is not None:
@@ -48,8 +61,9 @@ def plan_overview(run: Run) -> dict[str, Any]:
         "kernel": {"kernel": model.kernel, "bandwidth": model.bandwidth},
         "solver": {"name": sizes.solver, "reason": run.reason},
         "sizes": _chosen(sizes),
+        "block_reason": run.block_reason,
         "batches_per_epoch": batches,
-        "batches": batches * problem.epochs,
+        "batches": batches * passes,
         "device": run.backend.name,
         "precision": run.precision,
         "accelerator": run.backend.accelerator,
@@ -70,9 +84,14 @@ def plan_overview(run: Run) -> dict[str, Any]:
 
 
 def _choice(run: Run) -> dict[str, Any]:
-    """How the centers are chosen, and by looking at how many rows where that is not p."""
+    """How the centers are chosen, and by looking at how many rows where that is not p.
+
+    Empty where there are none.
+    """
     selection = run.problem.selection
-    if run.sizes.solver == "eigenpro2":
+    if run.sizes.features == "fourier":
+        return {}
+    if run.sizes.in_place:
         return {"method": "all"}
     method = redact(run.config.model.centers)
     return {"method": method} if selection is None else {"method": method, "rows": selection.rows}
@@ -85,15 +104,9 @@ def _in_order(phases: list[str]) -> list[str]:
 
 def _chosen(sizes: Sizes) -> dict[str, Any]:
     """The sizes that mean something for the solver."""
-    values = {name: value for name, value in vars(sizes).items() if name != "features"}
-    unused = ["n_nystrom", "level", "period", "projection"]
-    if sizes.solver in FROM_CENTERS:
-        unused += ["block_size", "keep", "n_sample", "n_probe"]
-    elif sizes.solver != "block":
-        unused = ["block_size", "keep"]
-    for name in unused:
-        del values[name]
-    return values
+    loader = ("loader_block_bytes", "loader_in_flight_bytes")
+    names = ("solver", "batch_size", *_SIZES[sizes.solver], *loader)
+    return {name: getattr(sizes, name) for name in names}
 
 
 def plan_text(plan: Mapping[str, Any]) -> str:
@@ -107,12 +120,12 @@ def plan_text(plan: Mapping[str, Any]) -> str:
     parts = [
         f"{problem['rows_per_epoch']:,} rows x {problem['epochs']} epochs, "
         f"{problem['features']} features, {problem['outputs']} outputs, "
-        f"{problem['centers']:,} {_WORDS[plan['features']]} ({_choice_text(plan['centers'])}), "
+        f"{problem['centers']:,} {_WORDS[plan['features']]}{_choice_text(plan['centers'])}, "
         f"on {plan['device']}, precision {plan['precision']}, "
         f"accelerator {plan['accelerator']}",
         _kernel_text(**plan["kernel"]),
-        _solver_text(**plan["solver"]),
-        _pairs(plan["sizes"] | {"batches": f"{plan['batches']:,}"}),
+        _solver_text(**plan["solver"], block=plan["block_reason"]),
+        _pairs(_sizes_in_words(plan["sizes"]) | {"batches": _batches_text(plan)}),
         table(rows, ["", "buffer", "MiB"]),
         _pairs({phase: f"{mib(size)} MiB" for phase, size in memory["phases"].items()}),
         f"predicted peak {mib(memory['peak_bytes'])} MiB of {mib(memory['budget_bytes'])} MiB",
@@ -129,12 +142,30 @@ def plan_text(plan: Mapping[str, Any]) -> str:
 
 
 def _choice_text(choice: Mapping[str, Any]) -> str:
+    if not choice:
+        return ""
     rows = choice.get("rows")
-    return choice["method"] if rows is None else f"{choice['method']}, from {rows:,} rows"
+    return f" ({choice['method']}{'' if rows is None else f', from {rows:,} rows'})"
 
 
-def _solver_text(name: str, reason: str) -> str:
-    return f"solver {name}: {reason}"
+def _solver_text(name: str, reason: str, block: str | None) -> str:
+    return f"solver {name}: {reason}" + ("" if block is None else f"\nblock_size: {block}")
+
+
+def _sizes_in_words(sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """With bytes as "128 MiB"."""
+    return {
+        name.removesuffix("_bytes"): size_text(value) if name.endswith("_bytes") else value
+        for name, value in sizes.items()
+    }
+
+
+def _batches_text(plan: Mapping[str, Any]) -> str:
+    """How many there will be, and why not those of all epochs."""
+    batches, epochs = plan["batches"], plan["problem"]["epochs"]
+    if batches < plan["batches_per_epoch"] * epochs:
+        return f"{batches:,}, of one epoch: the others bring the same rows"
+    return f"{batches:,}" + (" at most" if plan["solver"]["name"] == "falkon" else "")
 
 
 def _kernel_text(kernel: Any, bandwidth: float | str) -> str:

@@ -26,6 +26,7 @@ from streamkern.prefetch import MAX_THREADS
 from streamkern.problem import Data, count_centers, open_data
 from streamkern.selection import ROW_METHODS, Selection, selection
 from streamkern.sizes import ON_FEATURES, Problem, Sizes, Wishes
+from streamkern.sizing import block_reason
 from streamkern.source_base import Source, read_ahead, target_bytes
 from streamkern.storage import local_path
 
@@ -36,7 +37,7 @@ SAVING = 128 << 20  # beside the arrays, while `checksums` has chunks of them on
 class Run:
     """Everything `plan` prints and `train` needs before the first row is read.
 
-    reason : why it is this solver.
+    reason : why it is this solver. block_reason : why its blocks have this size, if it was chosen.
     """
 
     config: RunConfig
@@ -45,6 +46,7 @@ class Run:
     sizes: Sizes
     buffers: Buffers
     reason: str
+    block_reason: str | None
     budget_bytes: int
     backend: Backend
     precision: str
@@ -91,15 +93,16 @@ def open_run(
         if fixed_sizes is None:
             wishes, ridge = _wishes(config), config.solver.ridge
             sizes, buffers, reason = choose(problem, wishes, ridge, int(budget_bytes))
+            block = block_reason(problem, wishes, sizes)
         else:
             sizes, buffers = fixed_sizes, count(problem, fixed_sizes)
-            reason = "as when the run was started"
+            reason, block = "as when the run was started", None
         _check_method(config, data, sizes, n_centers is not None)
     except BaseException:
         backend.close()
         raise
     return Run(
-        config, data, problem, sizes, buffers, reason, int(budget_bytes), backend, *precision
+        config, data, problem, sizes, buffers, reason, block, int(budget_bytes), backend, *precision
     )
 
 

@@ -132,6 +132,23 @@ def _auto_batch(problem: Problem) -> int:
 
 
 def _best_block(problem: Problem, m: int) -> int:
+    return max(_soonest_and_affordable(problem, m))
+
+
+def block_reason(problem: Problem, wishes: Wishes, sizes: Sizes) -> str | None:
+    """What decided the size of the blocks; None where there are none, or the user did."""
+    if sizes.solver != "block" or wishes.block_size is not None:
+        return None
+    m = wishes.batch_size or _auto_batch(problem)
+    soonest, affordable = _soonest_and_affordable(problem, m)
+    if sizes.block_size < max(soonest, affordable):
+        return f"what the memory allows; with more it would be {max(soonest, affordable)}"
+    if affordable > soonest:
+        return f"the largest whose setup takes at most {SETUP_SHARE:.0%} of the run's time"
+    return "with this one the run is expected near the exact model the soonest"
+
+
+def _soonest_and_affordable(problem: Problem, m: int) -> tuple[int, int]:
     """Of p and its halvings, with batches of m; see the module's first lines."""
     few = SAMPLE_BLOCKS[-1]
     sizes = [
@@ -140,7 +157,7 @@ def _best_block(problem: Problem, m: int) -> int:
     ]
     soonest = min(sizes, key=lambda block: costs.until_learned(problem, block))
     affordable = (block.block_size for block in sizes if _share(problem, block) <= SETUP_SHARE)
-    return max(soonest.block_size, next(affordable, 1))
+    return soonest.block_size, next(affordable, 1)
 
 
 def _samples(problem: Problem, b: int, m: int) -> list[int]:

@@ -16,7 +16,7 @@ from streamkern.costs import setup, training, until_learned
 from streamkern.errors import ConfigError, MemoryBudgetError
 from streamkern.memory import Buffers, count, loader_bytes
 from streamkern.sizes import FROM_CENTERS, ON_FEATURES, MiB, Problem, Sizes, Wishes
-from streamkern.sizing import MAX_PROBE, candidates, sample_sizes
+from streamkern.sizing import MAX_PROBE, block_reason, candidates, sample_sizes
 
 GiB = 1024 * MiB
 PLAIN = Problem(
@@ -237,6 +237,22 @@ def test_block_is_there_the_soonest_or_a_quarter_of_the_run(p: int, d: int, epoc
     assert chosen == max([soonest, *affordable])
     if epochs == 500:
         assert chosen == p
+    why = block_reason(problem, Wishes("block"), resolve(problem, Wishes("block"), 10**13)[0])
+    assert why is not None
+    assert ("the soonest" in why, "at most 25%" in why) == (chosen == soonest, chosen > soonest)
+
+
+def test_the_reason_of_a_block_that_memory_decided() -> None:
+    best = resolve(PLAIN, Wishes("block"), 10**13)
+    sizes = resolve(PLAIN, Wishes("block"), best[1].peak * 2 // 3)[0]
+    assert sizes.block_size < best[0].block_size
+    why = block_reason(PLAIN, Wishes("block"), sizes)
+    assert why == f"what the memory allows; with more it would be {best[0].block_size}"
+
+
+@pytest.mark.parametrize("wish", [Wishes("block", block_size=200), Wishes("direct")])
+def test_no_reason_for_a_block_that_is_set_or_is_none(wish: Wishes) -> None:
+    assert block_reason(PLAIN, wish, resolve(PLAIN, wish, 10**13)[0]) is None
 
 
 def test_more_rows_or_features_never_buy_a_smaller_block() -> None:

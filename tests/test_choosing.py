@@ -24,7 +24,7 @@ from streamkern.ingest import ingest
 from streamkern.kernels import Laplace
 from streamkern.kmeans import KMEANS_STAGE, kmeans
 from streamkern.mixture import MixtureSource
-from streamkern.overview import plan_overview, plan_text
+from streamkern.overview import plan_overview, plan_text, run_overview
 from streamkern.products import KernelOperator
 from streamkern.rpcholesky import PIVOT_STAGE, rpcholesky
 from streamkern.run import Run, open_run
@@ -36,6 +36,7 @@ from tests.runs import array_source, arrays, finished, stream
 
 Array = npt.NDArray[Any]
 CHOSEN = ("random", "balanced", "kmeans", "rpcholesky")
+LOW_RANK = {"n_sample", "n_probe", "n_nystrom", "level"}
 
 
 # -- balanced -------------------------------------------------------------------------------------
@@ -416,6 +417,51 @@ def test_the_plan_says_how_centers_are_chosen() -> None:
         dear = plan["flops"]["centers"] > plan["flops"]["training"]
         assert dear == (method == "kmeans")
         assert ("takes more than training" in plan_text(plan)) == dear
+
+
+@pytest.mark.parametrize(
+    ("solver", "names"),
+    [
+        ("sgd", {"n_probe"}),
+        ("direct", set()),
+        ("falkon", set()),
+        ("eigenpro1", LOW_RANK),
+        ("eigenpro2", LOW_RANK),
+        ("eigenpro4", LOW_RANK | {"period", "projection"}),
+        ("block", {"block_size", "keep", "n_sample", "n_probe"}),
+    ],
+)
+def test_the_plan_has_the_sizes_of_its_solver(solver: str, names: set[str]) -> None:
+    in_place = solver in ("sgd", "eigenpro1", "eigenpro2")
+    words = runs.METHODS[solver] | {"solver.block_size": "auto"}
+    plan = plan_overview(opened(stream(solver), **words))
+    every = {"solver", "batch_size", "loader_block_bytes", "loader_in_flight_bytes"}
+    assert set(plan["sizes"]) == names | every
+    text = plan_text(plan)
+    assert f"{runs.N} centers (all)" in text if in_place else f"{runs.P} centers (random)" in text
+    assert "loader_block      128 MiB\n" in text
+    assert ("block_size: " in text) == (solver == "block")
+
+
+@pytest.mark.parametrize("solver", ["direct", "block"])
+@pytest.mark.parametrize("noisy", [False, True])
+def test_the_plan_counts_the_batches_that_will_run(
+    solver: str, noisy: bool, tmp_path: Path
+) -> None:
+    words, source = {"solver.name": solver, "data.epochs": 3}, stream() if noisy else array_source()
+    plan = plan_overview(opened(source, **words))
+    finished(runs.settings(tmp_path, **words), source=source)
+    assert plan["batches"] == run_overview(tmp_path)["step"]
+    once = solver == "direct" and not noisy
+    assert plan["batches"] == plan["batches_per_epoch"] * (1 if once else 3)
+    assert ("of one epoch: the others bring the same rows" in plan_text(plan)) == once
+
+
+def test_the_plan_of_fourier_features_has_no_centers() -> None:
+    words = {"model.features": "fourier", "model.n_features": 20, "model.n_centers": "auto"}
+    plan = plan_overview(opened(**words))
+    assert plan["centers"] == {}
+    assert "20 random Fourier features, on cpu" in plan_text(plan)
 
 
 def test_candidates_are_as_many_as_memory_allows() -> None:
