@@ -57,7 +57,13 @@ Epochs = Annotated[int | None, typer.Option(help="Default: enough for 100000 sam
 Folds = Annotated[
     int, typer.Option(help="Splits; several give standard errors, and cost as much more.")
 ]
-Refine = Annotated[int, typer.Option(help="Rounds of two more bandwidths around the best.")]
+Refine = Annotated[
+    int,
+    typer.Option(
+        help="Rounds of two more bandwidths around the best, and one more ridge beyond it where "
+        "it is the last."
+    ),
+]
 Out = Annotated[
     str | None,
     typer.Option(
@@ -177,6 +183,8 @@ def _show_result(tuned: Tuned, folder: str, as_json: bool) -> None:
     typer.echo(f"\n{tuned.toml}")
     if tuned.edge:
         say("note: the best bandwidth is at the edge of those tried; give --bandwidths beyond it")
+    if tuned.ridge_edge:
+        say("note: the best ridge is at the edge of those tried; give --ridges beyond it")
     say(f"results are in {folder}; the ridge found is an upper bound for a run on more rows")
 
 
@@ -193,13 +201,18 @@ def _save_plot(tuned: Tuned, folder: str) -> None:
 
 
 def _write_run_file(tuned: Tuned, target: Path) -> None:
+    from streamkern.report import redact
     from streamkern.runfile import run_file_text
 
     config: RunConfig = tuned.config
+    place = config.run.run_dir
+    if place is not None:  # which may hold the run with the settings before
+        place = f"{place.rstrip('/')}-{target.stem}"
+        config = config.with_overrides({"run.run_dir": place})
     with target.open("x", encoding="utf-8") as file:
         file.write(run_file_text(config))
     kept_back = "" if not config.data.storage_options else "; data.storage_options are not in it"
-    say(f"wrote {target}{kept_back}")
+    say(f"wrote {target}{'' if place is None else f', for a run in {redact(place)}'}{kept_back}")
 
 
 def _time(seconds: float) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 
 from streamkern.config import RunConfig
 
+_BYTES = ("cache_size", "memory", "device_memory")
+
 
 def run_file_text(config: RunConfig) -> str:
     """A run file with every setting that differs from its default.
@@ -18,9 +20,21 @@ def run_file_text(config: RunConfig) -> str:
     for name, section in config:
         values = section.model_dump(mode="json")
         usual = type(section).model_construct().model_dump(mode="json", warnings=False)
-        changed = {k: v for k, v in values.items() if v is not None and v != usual.get(k)}
+        changed = {
+            k: _bytes_text(v) if k in _BYTES else v
+            for k, v in values.items()
+            if v is not None and v != usual.get(k)
+        }
         tables |= {name: changed} if changed else {}
     return toml(tables)
+
+
+def _bytes_text(size: int) -> int | str:
+    """In the largest unit of which it is a whole number, as a user would write it."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if size % 1024**power == 0:
+            return f"{size // 1024**power} {unit}"
+    return size
 
 
 def toml(tables: Mapping[str, Mapping[str, Any]]) -> str:

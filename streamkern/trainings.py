@@ -44,7 +44,8 @@ class Trainings:
         records = self.trials.records()
         known = [*kernels, *(r["kernel"] for r in records if r.get("given") in kernels)]
         like = (
-            r["kernel"] in known and r["ridge"] in ridges and r["fold"] < self.candidates.folds
+            r["kernel"] in known and r["fold"] < self.candidates.folds
+            and (r["ridge"] in ridges or r["ridge"] > ridges[-1])  # the refinement's
             for r in records
         )  # fmt: skip
         self._report("search", {**sizes, "recorded": min(self.total, sum(like))})

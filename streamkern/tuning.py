@@ -4,9 +4,10 @@ A bounded sample of the stored rows is split into rows to fit and rows held out 
 combination of the kernels, bandwidths and ridges is trained on the one with few centers, by the
 same `train` as a real run, and evaluated on the other. Then come rounds of refinement, in each of
 which the bandwidth of the best combination gets two more neighbours: half way, on the log scale, to
-those it has; where it has none on one side, as far out again as the other one is. Every candidate
-sees the same rows and batches, and centers chosen the same way, so that differences are those of
-the settings. In a sum or a product of kernels the bandwidths of all parts change by one factor.
+those it has; where it has none on one side, as far out again as the other one is. A best ridge
+with none beyond it gets one more, as far out again; there is nothing below 0. Every candidate sees
+the same rows and batches, and centers chosen the same way, so that differences are those of the
+settings. In a sum or a product of kernels the bandwidths of all parts change by one factor.
 
 How what is found carries over to the run on all of the data:
 
@@ -58,8 +59,9 @@ class Tuned:
     accuracy (with classes), seconds. With several folds, mse and accuracy are means, `se` is the
     standard error of mse, and `within` says whether mse is within one `se` of the best. Where a
     training diverged mse is None.
-    best : the first row. config : the settings given, with the best in them. search : rows,
-    centers, epochs and the like. edge : no bandwidth on one side of the best was tried.
+    best : the first row. config : the settings given, with the best in them, the bandwidth to six
+    digits. search : rows, centers, epochs and the like. edge : no bandwidth on one side of the
+    best was tried. ridge_edge : no ridge.
     """
 
     best: Row
@@ -67,6 +69,7 @@ class Tuned:
     config: RunConfig
     search: Row
     edge: bool
+    ridge_edge: bool
 
     @property
     def toml(self) -> str:
@@ -107,7 +110,8 @@ def tune(
         the settings.
     epochs : passes over the rows to fit; default: for 100 000 samples, at most 20. Copies of an
         augmented source count as passes.
-    folds : splits, which hold different rows out. refine : rounds of two more bandwidths.
+    folds : splits, which hold different rows out. refine : rounds of two more bandwidths, and of
+        one more ridge where the best has none beyond it.
     out : folder or URL where every training is kept once it is done: the same call goes on, also
         with further kernels, bandwidths, ridges or folds. SIGTERM and SIGINT end it cleanly.
     source : in place of data.train and data.transforms.
@@ -141,15 +145,16 @@ def tune(
     penalties = candidates.ridges(penalties, chosen, None if widths is None else widths[0])
     trials = Trials(out, _identity(candidates, data), config.data.storage_options)
     n_widths = len(FACTORS if widths is None else widths)
-    refine = refine if with_width and n_widths > 1 else 0
-    tried = (with_width * n_widths + len(chosen) - with_width) * len(penalties) + 2 * refine
+    more = 2 * bool(with_width and n_widths > 1) + (sum(map(bool, penalties)) > 1)
+    tried = (with_width * n_widths + len(chosen) - with_width) * len(penalties) + more * refine
     with trials, StopRequest(install=out is not None) as stop:
         trainings = Trainings(candidates, trials, stop, tried * folds, report, progress)
         sizes = trainings.announce(chosen, penalties)
         table = _searched(trainings, chosen, widths, penalties, refine)
         best = table[0]
         keys = {f"{s}.{k}": v for s, t in _sections(best).items() for k, v in t.items()}
-        tuned = Tuned(best, table, config.with_overrides(keys), sizes, _at_edge(best, table))
+        edges = (_at_edge(name, best, table) for name in ("bandwidth", "ridge"))
+        tuned = Tuned(best, table, config.with_overrides(keys), sizes, *edges)
         trials.finish({"best": best, "table": table, "search": sizes, "toml": tuned.toml})
     return tuned
 
@@ -171,8 +176,13 @@ def _searched(
     for _ in range(refine):
         best = _sorted(table)[0]
         table += [
+            trainings.measured(best["kernel"], best["bandwidth"], ridge)
+            for ridge in _beyond(best["ridge"], _tried("ridge", best, table))
+        ]
+        best = _sorted(table)[0]
+        table += [
             trainings.measured(best["kernel"], bandwidth, best["ridge"])
-            for bandwidth in _neighbours(best["bandwidth"], _tried(best, table))
+            for bandwidth in _neighbours(best["bandwidth"], _tried("bandwidth", best, table))
         ]
     table = _sorted(table)
     if table[0]["mse"] is None:
@@ -221,15 +231,15 @@ def _sorted(table: list[Row]) -> list[Row]:
     return sorted(table, key=lambda row: math.inf if row["mse"] is None else row["mse"])
 
 
-def _tried(best: Row, table: list[Row]) -> list[float]:
-    """The bandwidths that were tried with the kernel and the ridge of `best`, in order."""
-    like = [r for r in table if all(r[k] == best[k] for k in ("kernel", "ridge"))]
-    return sorted({row["bandwidth"] for row in like if row["bandwidth"] is not None})
+def _tried(name: str, best: Row, table: list[Row]) -> list[float]:
+    """The bandwidths or the ridges that were tried with the kernel of `best`, in order."""
+    like = (row[name] for row in table if row["kernel"] == best["kernel"])
+    return sorted({value for value in like if value is not None})
 
 
-def _at_edge(best: Row, table: list[Row]) -> bool:
-    tried = _tried(best, table)
-    return len(tried) > 1 and best["bandwidth"] in (tried[0], tried[-1])
+def _at_edge(name: str, best: Row, table: list[Row]) -> bool:
+    tried = _tried(name, best, table)
+    return len(tried) > 1 and best[name] in (tried[0], tried[-1]) and best[name] > 0
 
 
 def _neighbours(best: float | None, tried: list[float]) -> list[float]:
@@ -242,6 +252,14 @@ def _neighbours(best: float | None, tried: list[float]) -> list[float]:
     return [width for width in (_neat(low), _neat(high)) if width not in tried]
 
 
+def _beyond(best: float, tried: list[float]) -> list[float]:
+    """One more ridge, if `best` is at an end of the ascending `tried` other than 0."""
+    above = [ridge for ridge in tried if ridge]
+    if len(above) < 2 or best not in (above[-1], tried[0]) or not best:
+        return []
+    return [_neat(best * best / above[-2 if best == above[-1] else 1])]
+
+
 def _neat(bandwidth: float) -> float:
     """To four digits: more of them decide nothing."""
     return float(f"{bandwidth:.4g}")
@@ -250,4 +268,6 @@ def _neat(bandwidth: float) -> float:
 def _sections(best: Row) -> dict[str, dict[str, Any]]:
     """A row of the table as settings; a bandwidth that the kernel holds, or lacks, is "auto"."""
     model = kerneltable.in_settings(best["kernel"], best["bandwidth"])
+    if model["bandwidth"] != "auto":
+        model["bandwidth"] = float(f"{model['bandwidth']:.6g}")
     return {"model": model, "solver": {"ridge": best["ridge"]}}
