@@ -29,6 +29,7 @@ from streamkern.mixture import MixtureSource
 from streamkern.model import load_model
 from streamkern.prefetch import Loader
 from streamkern.solver.block import ORDER_STAGE, BlockSolver
+from streamkern.solver.eigenpro import EigenPro1Solver
 from streamkern.source_base import Source
 from streamkern.sources import (
     ArraySource,
@@ -104,7 +105,11 @@ def test_whole_weights_are_repeated_rows() -> None:
 
 @pytest.mark.parametrize("name", [name for name in maths.SOLVERS if name not in maths.IN_PLACE])
 def test_steps_of_weighted_rows_are_those_of_repeated_rows(name: str) -> None:
-    """But for what rows move themselves by, in several blocks: each of two copies is itself."""
+    """But for what rows move themselves by, in several blocks: each of two copies is itself.
+
+    Three passes over two batches: direct and FALKON have no weights before a pass ends, and FALKON
+    only from the second one on.
+    """
     case = maths.make_case(maths.operator(), name)
     for sketch in [key for key in case.setup.arrays if key.startswith("G.")]:
         del case.setup.arrays[sketch]
@@ -114,14 +119,19 @@ def test_steps_of_weighted_rows_are_those_of_repeated_rows(name: str) -> None:
     one, many = case.solver(), case.solver()
     a, b = one.init(), many.init()
     for t in range(6):
-        batch, counts = np.arange(20 * t, 20 * t + 20), COUNTS[20 * t : 20 * t + 20]
+        # Batches of the same total weight: a sum over a pass, too, is that of repeated rows.
+        batch, counts = np.arange(20) + 20 * (t % 2), np.roll(COUNTS[:20], 7 * (t % 2))
         repeated = np.repeat(batch, counts)
         w = counts / counts.mean()
         left = one.step(a, case.X[batch], case.Y[batch], batch, t, w)
         right = many.step(b, case.X[repeated], case.Y[repeated], repeated, t)
         np.testing.assert_allclose(left, right, rtol=1e-9)
+        if t % 2:
+            one.end_pass(a)
+            many.end_pass(b)
     one.finish(a)
     many.finish(b)
+    assert (a.alpha != 0).all()
     np.testing.assert_allclose(a.alpha, b.alpha, rtol=1e-7, atol=1e-9)
 
 
@@ -156,6 +166,25 @@ def test_rows_are_moved_by_their_weights(name: str) -> None:
     solver.step(state, case.X[batch], case.Y[batch], batch, 0, w)
     eta = solver.rules()[0].eta(5)
     np.testing.assert_allclose(state.alpha[batch], eta / 5 * w[:, None] * case.Y[batch], rtol=1e-12)
+
+
+def test_eigenpro1_moves_all_rows_by_the_weights_of_the_batch() -> None:
+    """The formula of two steps, in float64, with the preconditioner that was built.
+
+    The second one has residuals of weights that are not zero.
+    """
+    case = maths.make_case(maths.operator(), "eigenpro1")
+    solver, w = case.solver(), np.array([0.0, 0.5, 1.0, 2.0, 1.5])
+    assert isinstance(solver, EigenPro1Solver)
+    K, (E, D) = ref.laplace(case.X, case.X, 2.0), (solver.P.E, solver.P.D)
+    state, alpha, step = solver.init(), np.zeros((240, 2)), solver.rules()[0].eta(5) / 5
+    for t, batch in enumerate((np.array([1, 2, 3, 5, 6]), np.array([2, 6, 40, 41, 200]))):
+        solver.step(state, case.X[batch], case.Y[batch], batch, t, w)
+        g = step * w[:, None] * (K[batch] @ alpha - case.Y[batch])
+        alpha[batch] -= g
+        alpha += E @ (D[:, None] * (E.T @ (K[:, batch] @ g)))
+        np.testing.assert_allclose(state.alpha, alpha, rtol=1e-9, atol=1e-12)
+    assert (state.alpha != 0).all()
 
 
 @pytest.mark.parametrize("name", maths.SOLVERS)
