@@ -8,6 +8,7 @@ values, so it can be pickled, and no thread or device memory is held.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -132,7 +133,9 @@ class _Block:
             for batch in feed.epochs(first, first + config.data.epochs):
                 self._step(batch)
                 if batch.index + 1 == loader.n_batches:
-                    self.solver.end_pass(self.state)
+                    facts = self.solver.end_pass(self.state)
+                    if "note" in facts:
+                        warnings.warn(facts["note"], stacklevel=3)  # the caller of `advance`
         self.solver.finish(self.state)
         if not self.run.backend.xp.isfinite(self.solver.weights(self.state)).all():
             raise DivergenceError(

@@ -265,6 +265,8 @@ class Trainer:
         facts = self.solver.end_pass(self.state)
         if facts:
             self._report("pass", facts)
+        if "note" in facts:
+            warnings.warn(facts["note"], stacklevel=6)  # the caller of `train`
         self.ended = self._finished()
         if self.ended:
             self._report("finished", {"why": self.ended})

@@ -228,6 +228,17 @@ def test_float32_does_no_harm_without_a_ridge_on_crowded_centers(name: str) -> N
     assert single < 2 * min(exact_on(centers, ridge) for ridge in (1e-5, 1e-4, 1e-3, 1e-2))
 
 
+@pytest.mark.parametrize("precision", ["exact", "float64"])
+@pytest.mark.parametrize("name", ["direct", "direct, nystrom"])
+def test_direct_without_a_ridge_says_that_crowded_centers_harm_it(
+    name: str, precision: str
+) -> None:
+    """It does not stop early: predicting zero is better. With a ridge, above, nothing is said."""
+    with pytest.warns(UserWarning, match=r"160 centers are singular .* set solver.ridge"):
+        error = trained(RIDGED[name], precision)[0]
+    assert error > 1
+
+
 # -- settings that make no sense ------------------------------------------------------------------
 
 NUMBER = 'must be "auto" or a whole number, at least 1'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from streamkern.augment import Scale
 from streamkern.budget import resolve
+from streamkern.config import RunConfig
 from streamkern.errors import DivergenceError, MemoryBudgetError
 from streamkern.kernels import get_kernel
 from streamkern.mixture import MixtureSource
@@ -29,6 +31,7 @@ from tests.runs import CLASSES, array_source, arrays, finished, settings, stoppe
 from tests.test_budget import PLAIN
 
 KERNEL = ref.make_kernel("laplace", 2.0)
+DIRECT = {"solver.name": "direct"}
 
 
 def close(actual: Array, desired: Array, relative: float) -> None:
@@ -126,6 +129,7 @@ def test_equal_and_nearly_equal_centers(precision: str, offset: float) -> None:
     alpha = solver.weights(state)
     exact, op = ref.exact_least_squares(KERNEL(case.X, Z), case.Y), case.op
     assert 0 < facts["jitter"] < 1e-9
+    assert "singular to rounding" in facts["note"]
     limit = 1e-9 if precision == "float64" else 1e-5 if offset == 0 else 1e-2
     for X in (case.X, rows(9, 100, 3)):
         x = op.points(X.astype(op.dtype), left=True)
@@ -162,6 +166,68 @@ def test_near_duplicates_under_a_small_bandwidth_in_float32() -> None:
             assert error < limit * together
 
 
+SINGULAR = "of solver 'direct' for 16 {} are singular .* set solver.ridge"
+
+
+def doubled(**overrides: Any) -> tuple[RunConfig, Array]:
+    """A run of two passes that differ, and 8 centers, each twice."""
+    config = settings(**DIRECT, **{"model.n_centers": "auto"} | overrides)
+    return config, np.repeat(arrays(8, 1)[0], 2, axis=0)
+
+
+@pytest.mark.parametrize("features", ["kernel", "nystrom"])
+@pytest.mark.parametrize("precision", ["float64", "exact"])
+def test_a_run_without_a_ridge_warns_of_singular_equations(
+    precision: str, features: str, tmp_path: Path
+) -> None:
+    """Once, though two passes find them; the log has it for both."""
+    names = {"run.precision": precision, "model.features": features, "run.run_dir": str(tmp_path)}
+    config, centers = doubled(**names)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("default")
+        finished(config, source=stream(), centers=centers)
+    [one] = said
+    assert re.search(SINGULAR.format("centers"), str(one.message))
+    passes = [e for e in read_log(tmp_path / "log.jsonl") if e["event"] == "pass"]
+    assert [e["note"] for e in passes] == [str(one.message)] * 2
+
+
+def test_so_does_a_run_with_too_few_rows_for_its_features() -> None:
+    names = {"model.features": "fourier", "model.n_features": 16, "model.n_centers": "auto"}
+    names |= {"data.batch_size": 10}
+    with pytest.warns(UserWarning, match=SINGULAR.format("features")):
+        finished(settings(**DIRECT, **names), source=array_source(10))
+
+
+def test_so_does_partial_fit() -> None:
+    config, centers = doubled()
+    with pytest.warns(UserWarning, match=SINGULAR.format("centers")):
+        result = Online(config, get_kernel("laplace", 3.0), centers).advance(array_source())
+    result.model.backend.close()
+
+
+@pytest.mark.parametrize("precision", ["float64", "exact"])
+def test_with_a_ridge_or_other_centers_nothing_is_said(precision: str) -> None:
+    """Warnings are errors in all tests."""
+    config, centers = doubled(**{"run.precision": precision, "solver.ridge": 1e-4})
+    finished(config, source=stream(), centers=centers)
+    config, centers = doubled(**{"run.precision": precision})
+    finished(config, source=stream(), centers=centers[::2])
+
+
+def test_a_jitter_that_had_to_grow_is_said_whatever_the_pivots(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = make_case(operator(), "direct")
+    solver, answers = case.solver(), [False]
+    cholesky = solver.backend.cholesky
+    monkeypatch.setattr(
+        solver.backend, "cholesky", lambda A: answers.pop() if answers else cholesky(A)
+    )
+    assert "note" in one_pass(case, solver, solver.init())
+    assert "note" not in one_pass(case, solver, solver.init())
+
+
 # --- what it refuses ----------------------------------------------------------------------------
 
 
@@ -194,8 +260,6 @@ def test_what_does_not_fit_names_the_alternative() -> None:
 
 
 # --- runs ---------------------------------------------------------------------------------------
-
-DIRECT = {"solver.name": "direct"}
 
 
 def test_a_checkpoint_in_mid_pass_holds_a_model(tmp_path: Path) -> None:
@@ -243,8 +307,9 @@ def test_rows_that_come_again_are_read_once(tmp_path: Path) -> None:
         (MixtureSource([generator, source]), 540),
         (AugmentedSource(source, 2), 540),
         (MixtureSource([source, array_source(20, 3)], weights=[1, 1], n_rows=64), 128),
-    ):
-        assert finished(settings(**DIRECT), source=rows_).samples == samples
+    ):  # a ridge, because a mixture may give a center twice
+        config = settings(**DIRECT, **{"solver.ridge": 1e-4})
+        assert finished(config, source=rows_).samples == samples
 
 
 def test_blocks_of_partial_fit_add_up() -> None:

@@ -112,6 +112,7 @@ class Solver:
     def end_pass(self, state: State) -> dict[str, Any]:
         """What follows the last batch of an epoch; returns what is worth a line of the log.
 
+        Of it, "note" is a sentence that the caller of the run is warned with.
         Between two steps, so it may allocate and wait for the device.
         """
         return {}
