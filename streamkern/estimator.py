@@ -53,6 +53,10 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
     block_size : centers per block ("block"). ridge : weight of the RKHS norm, with Fourier
         features of |w|^2 ("block", "sgd", "direct", "falkon", and "eigenpro1" with features).
     n_nystrom, level, period : sample, damped directions, steps per projection ("eigenpro*").
+    projection : "exact", "resident" (K(Z, Z) is kept) or "inexact" ("eigenpro3", "eigenpro4").
+    damping : mu over the top eigenvalue of the covariance ("block"), or the factor tau in (0, 1]
+        ("eigenpro1"). average : whether the model has the running average of the weights.
+        step_scale : factor in (0, 1] on the step that was measured to be safe.
     tolerance : relative residual at which "falkon" stops; None: 1e-4.
     epochs : passes over the data; "auto": enough for 100 000 rows, between 1 and 20; at most 20
         with "falkon", which stops when it has converged. "direct" stops after the first, unless

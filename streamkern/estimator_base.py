@@ -56,6 +56,10 @@ _SETTINGS = {
     "n_nystrom": "solver.n_nystrom",
     "level": "solver.level",
     "period": "solver.period",
+    "projection": "solver.projection",
+    "damping": "solver.damping",
+    "average": "solver.average",
+    "step_scale": "solver.step_scale",
     "tolerance": "solver.tolerance",
     "warm_start": "solver.warm_start",
     "precision": "run.precision",
@@ -109,6 +113,10 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         n_nystrom: int | str = "auto",
         level: int | str = "auto",
         period: int | str = "auto",
+        projection: str = "auto",
+        damping: float | str = "auto",
+        average: bool = True,
+        step_scale: float = 1.0,
         tolerance: float | None = None,
         epochs: int | str = "auto",
         batch_size: int | str = "auto",
@@ -135,6 +143,10 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         self.n_nystrom = n_nystrom
         self.level = level
         self.period = period
+        self.projection = projection
+        self.damping = damping
+        self.average = average
+        self.step_scale = step_scale
         self.tolerance = tolerance
         self.epochs = epochs
         self.batch_size = batch_size

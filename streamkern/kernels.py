@@ -272,7 +272,10 @@ def get_kernel(
     table = dict(kernel) if isinstance(kernel, Mapping) else {"kind": kernel}
     shape = table.pop("metric", None)  # of a description: the numbers are kept apart
     if shape is not None and metric is None:
-        raise ConfigError(f"kernel {table} has a metric, which is not in its description; give it")
+        raise ConfigError(
+            f"kernel {table} has a metric, which a table does not hold; give metric= beside it, or "
+            "a Kernel object with its metric to the estimator or to train_model"
+        )
     made = _made(table, bandwidth)
     return made if metric is None else made.with_metric(metric)
 

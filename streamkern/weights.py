@@ -118,7 +118,7 @@ def class_notes(classes: tuple[str, ...], totals: NDArray[np.float64], what: str
     if len(present) < len(totals):
         first = int(np.argmin(totals > 0))
         more = len(totals) - len(present) - 1
-        others = f" and {more} others have" if more else " has"
+        others = f" and {more} more have" if more else " has"
         found.append(f"class {classes[first]!r}{others} no {what}, and will not be predicted")
     shares = totals / totals.sum()
     low, high = present[np.argmin(totals[present])], int(np.argmax(totals))

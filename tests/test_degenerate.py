@@ -200,7 +200,7 @@ def test_classes_without_rows_are_reported() -> None:
     rows = np.random.default_rng(2).normal(size=(60, 3))
     source = ArraySource(rows, np.arange(60) % 2, classes=("a", "b", "c", "d"))
     overrides: dict[str, Any] = {"model.n_centers": 10, "data.epochs": 1}
-    with pytest.warns(UserWarning, match="class 'c' and 1 others have no rows, and will not"):
+    with pytest.warns(UserWarning, match="class 'c' and 1 more have no rows, and will not"):
         train(settings(**overrides), source=source).model.backend.close()
 
 

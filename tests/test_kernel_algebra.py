@@ -169,7 +169,7 @@ def test_a_kernel_is_made_again_from_its_description(kernel: Kernel, metric: Arr
     assert (again.geometry, again.expression) == (kernel.geometry, kernel.expression)
     assert again.bandwidth == kernel.bandwidth
     if metric is not None:
-        with pytest.raises(ConfigError, match="has a metric, which is not in its description"):
+        with pytest.raises(ConfigError, match="has a metric, which a table does not hold; give"):
             get_kernel(described)
 
 
