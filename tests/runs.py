@@ -39,7 +39,15 @@ FOURIER = {
 METHODS: dict[str, dict[str, Any]] = {
     "block": {"solver.name": "block", "solver.block_size": P},
     "blocks": {"solver.name": "block", "solver.block_size": 25},
+    "block, ridge": {"solver.name": "block", "solver.block_size": P, "solver.ridge": 1e-3},
+    "blocks, ridge": {"solver.name": "block", "solver.block_size": 25, "solver.ridge": 1e-3},
     "eigenpro3": {"solver.name": "eigenpro3", "solver.n_nystrom": 80},
+    "eigenpro4, resident": {
+        "solver.name": "eigenpro4",
+        "solver.n_nystrom": 80,
+        "solver.period": 4,
+        "solver.projection": "resident",
+    },
     "eigenpro4": {"solver.name": "eigenpro4", "solver.n_nystrom": 80, "solver.period": 3},
     "eigenpro4, inexact": {
         "solver.name": "eigenpro4",
