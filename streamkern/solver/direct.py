@@ -44,6 +44,9 @@ float64. With Laplace the test error was up to 2e6 times that of f = 0, with a G
 was small. On 1500 digits: 2e8 and 6e7 for 100 and 1500 centers, Gaussian 5e6 and 126.
 """
 
+SINGULAR_NOTE = "the equations of solver 'direct'"
+"""How the warning of singular equations begins."""
+
 
 class DirectSolver(Solver):
     """The method above.
@@ -129,7 +132,7 @@ class DirectSolver(Solver):
         """The same words for all passes of a run: Python shows a repeated warning once."""
         what = "features" if self.op.kernel.explicit else "centers"
         return (
-            f"the equations of solver 'direct' for {len(self.Z)} {what} are singular to rounding: "
+            f"{SINGULAR_NOTE} for {len(self.Z)} {what} are singular to rounding: "
             f"some {what} nearly coincide, or the rows can not tell them apart; the weights may "
             "fit noise and be useless on other rows: set solver.ridge, such as 1e-4"
         )
