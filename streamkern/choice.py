@@ -31,8 +31,9 @@ def choose(
     if wishes.solver != "auto":
         return *resolve(problem, wishes, budget_bytes), "as set"
     block = resolve(problem, replace(wishes, solver="block"), budget_bytes)
-    if wishes.block_size is not None:
-        return *block, "chosen, as solver.block_size is set"
+    setting = wishes.steps if wishes.block_size is None else "block_size"
+    if setting is not None:
+        return *block, f"chosen, as solver.{setting} is set"
     if wishes.features != "kernel":
         return *block, f"chosen for {wishes.features} features"
     if not ridge:

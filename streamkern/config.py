@@ -350,18 +350,23 @@ class SolverConfig(Table):
     tolerance: OptionalPart = None
     warm_start: OptionalUrl = None
 
+    @property
+    def changed(self) -> dict[str, Any]:
+        """The settings that are not at their defaults, and those defaults."""
+        usual = {name: field.default for name, field in SolverConfig.model_fields.items()}
+        return {name: default for name, default in usual.items() if getattr(self, name) != default}
+
     @model_validator(mode="after")
     def _defined_for_the_solver(self) -> SolverConfig:
         allowed = SOLVER_OPTIONS["block" if self.name == "auto" else self.name]
-        for name, field in SolverConfig.model_fields.items():
-            if name == "name" or name in allowed:
-                continue
-            value = getattr(self, name)
-            if value != field.default:
+        for name, default in self.changed.items():
+            if name != "name" and name not in allowed:
+                value = getattr(self, name)
                 shown = "" if name == "warm_start" else f"={json.dumps(value)}"  # a URL may tell
                 raise ConfigError(
                     f"solver.{name}{shown} is not defined for solver {self.name!r}; leave it "
-                    f"out, or use another solver: this one takes {', '.join(allowed)}"
+                    f"{'out' if default is None else 'at ' + json.dumps(default)}, or use another "
+                    f"solver: this one takes {', '.join(allowed)}"
                 )
         return self
 

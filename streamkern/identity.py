@@ -16,6 +16,7 @@ import numpy.typing as npt
 import zarr
 
 from streamkern.checkpoint import RunDirectory
+from streamkern.config import SOLVER_OPTIONS, DataConfig, RunConfig
 from streamkern.errors import ResumeMismatchError
 from streamkern.kernels import Kernel
 from streamkern.run import Run
@@ -84,13 +85,26 @@ def changed_backend(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return difference(arithmetic(recorded), arithmetic(now))
 
 
+def _used(identity: dict[str, Any]) -> dict[str, Any]:
+    """With defaults for settings that the solver never used, and that were once accepted."""
+    settings, usual = (
+        identity["settings"],
+        RunConfig(data=DataConfig(train="-")).identity()["solver"],
+    )
+    solver = settings["solver"]
+    taken = ("name", *SOLVER_OPTIONS["block" if solver["name"] == "auto" else solver["name"]])
+    solver = {k: v for k, v in solver.items() if k in taken}
+    solver |= {k: v for k, v in usual.items() if k not in taken}
+    return {**identity, "settings": {**settings, "solver": solver}}
+
+
 def check_same_run(directory: RunDirectory | None, record: dict[str, Any]) -> None:
     """Raise ResumeMismatchError naming every difference to the run in the directory."""
     recorded = recorded_run(directory)
     if recorded is None:
         return
     assert directory is not None
-    changes = difference(recorded["identity"], record["identity"])
+    changes = difference(_used(recorded["identity"]), record["identity"])
     changes = [change.removeprefix("settings.") for change in changes]
     if changes:
         raise ResumeMismatchError(

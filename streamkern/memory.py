@@ -258,9 +258,9 @@ def _count_linear(buffers: Buffers, problem: Problem, sizes: Sizes) -> None:
     add("setup", "features of the sample", 2 * max(s, h), p if coupled else min(p, FEATURE_COLUMNS),
         itemsize=item)  # fmt: skip
     add("setup", "products of features", 3 * s * s + h * h, itemsize=item)
+    solving = _count_products(buffers, problem, max(s, h, p if coupled else 0))
     if coupled:
         add("always", "L^-1", p, p, itemsize=item)
-        solving = _count_products(buffers, problem, p)
         add("setup", "L", p + solving, p, itemsize=item)
     if q:
         add("always", "eigenvectors", p, q, itemsize=item)

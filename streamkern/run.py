@@ -30,6 +30,7 @@ from streamkern.sizing import block_reason
 from streamkern.source_base import Source, read_ahead, target_bytes
 from streamkern.storage import local_path
 
+OF_STEPS = ("damping", "average", "step_scale")  # of the block solver, and not of "direct"
 SAVING = 128 << 20  # beside the arrays, while `checksums` has chunks of them on their way
 
 
@@ -204,4 +205,5 @@ def _wishes(config: RunConfig) -> Wishes:
         level=fixed(solver.level),
         period=fixed(solver.period),
         projection=fixed(solver.projection),
+        steps=next((name for name in OF_STEPS if name in solver.changed), None),
     )

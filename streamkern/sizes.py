@@ -81,7 +81,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the user fixed; None where the program may choose. features : see `ModelConfig`."""
+    """What the user fixed; None where the program may choose. features : see `ModelConfig`.
+    steps : a setting of the block solver's steps that is set."""
 
     solver: str = "auto"
     features: str = "kernel"
@@ -91,6 +92,7 @@ class Wishes:
     level: int | None = None
     period: int | None = None
     projection: str | None = None
+    steps: str | None = None
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,8 @@ class Trainings:
         known = [*kernels, *(r["kernel"] for r in records if r.get("given") in kernels)]
         like = (
             r["kernel"] in known and r["fold"] < self.candidates.folds
-            and (r["ridge"] in ridges or r["ridge"] > ridges[-1])  # the refinement's
+            # Those of the grid, and what the refinement goes on to.
+            and (r["ridge"] in ridges or not ridges[0] <= r["ridge"] <= ridges[-1])
             for r in records
         )  # fmt: skip
         self._report("search", {**sizes, "recorded": min(self.total, sum(like))})

@@ -101,6 +101,7 @@ def test_where_float64_is_slow_there_are_no_sums_in_it() -> None:
     [
         (Wishes(), 0.0, 64 * GIB, "no ridge is set"),
         (Wishes(block_size=500), 1e-3, 64 * GIB, "block_size is set"),
+        (Wishes(steps="average"), 1e-3, 64 * GIB, "solver.average is set"),
         (Wishes(), 1e-3, GIB // 4, "do not fit the memory"),
         (Wishes("block"), 1e-3, 64 * GIB, "as set"),
     ],

@@ -208,7 +208,7 @@ def test_a_run_that_can_not_be_saved_fails(tmp_path: Path, inflated: Inflated) -
         finished(config, source=stream())
 
 
-@pytest.mark.parametrize("method", ["eigenpro3", "block"])
+@pytest.mark.parametrize("method", ["eigenpro3", "block", "eigenpro1", "eigenpro2", "sgd"])
 @pytest.mark.parametrize("times", [30.0, 1e12])
 def test_a_run_shorter_than_a_window_is_judged_too(
     times: float, method: str, tmp_path: Path, inflated: Inflated
@@ -216,11 +216,13 @@ def test_a_run_shorter_than_a_window_is_judged_too(
     """Also where it began with weights that are not zero."""
     inflated.times = times
     with pytest.raises(DivergenceError, match="diverged within its 14 steps") as caught:
-        finished(settings(tmp_path, **METHODS[method]), source=stream())
+        finished(settings(tmp_path, **METHODS[method]), source=stream(method))
     assert caught.value.exit_code == 3
     named = set(re.findall(r"solver\.(\w+)", str(caught.value)))
     assert named <= set(SOLVER_OPTIONS[method])
+    assert "step_scale" in named
     assert ("damping" in named) == (method == "block")
+    assert ("ridge" in named) == (method in ("block", "sgd"))
 
 
 @pytest.mark.parametrize("rest", [12, 5])

@@ -236,6 +236,7 @@ class EigenPro2Solver(SGDSolver):
     """
 
     name = "eigenpro2"
+    remedy = Solver.remedy
 
     def __init__(
         self, op: KernelOperator, Z: Points, preconditioner: LowRankPreconditioner, *,
