@@ -162,7 +162,8 @@ def build_block(
     Cost per block (2 s + h + 5 b / 3) b^2 + 2 (b + s + h) b d FLOPs (`costs.setup_flops`), for
     the first one 2/3 b^3 to 5/3 b^3 more, and more where mu has to go up; memory beside H the
     larger of 2 b^2 + 2 h b and 3 b^2 elements (of which L is b^2; before there is any H 2
-    LEVERAGE_ROWS b more), and (3 b + 2 h) c for c outputs.
+    LEVERAGE_ROWS b more), (3 b + 2 h) c for c outputs, and on the CPU parts of products
+    (`memory`).
 
     Raises
     ------
