@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from zarr.codecs import Crc32cCodec
 
-from streamkern.layout import ATTRIBUTE
 from streamkern.optional import need
+from streamkern.ownership import ATTRIBUTE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,7 +33,8 @@ class Answers:
     """What is known of the answers before the first one.
 
     n_rows : of all. dtype : of the values. width : c, or 1 where only ids of classes are kept.
-    classes : label of each class, or None for values. only_ids : values are ids of classes (k, 1). names : of the targets, where they have some.
+    classes : label of each class, or None for values. names : of the targets, where they have some.
+    only_ids : values are ids of classes (k, 1).
     numbered : whether places are not the numbers of the rows. record : of where they come from.
     """
 

@@ -74,7 +74,7 @@ class AnswerSpool:
         self._unsynced: set[str] = set()
         self._saved = time.monotonic()
         saved = self._restored()
-        self.n_rows, self.state = saved.get("n_rows", 0), saved.get("state", "")
+        self.n_rows, self.state = int(saved.get("n_rows", 0)), str(saved.get("state", ""))
         # Bytes of each bucket, and their CRC-32.
         self._held = {name: (size, crc) for name, (size, crc) in saved.get("held", {}).items()}
 
@@ -175,7 +175,7 @@ class AnswerSpool:
     def _read(self, name: str) -> NDArray[Any]:
         size, crc = self._held.get(name, (0, 0))
         records = np.fromfile(self._folder / name, np.uint8) if size else np.empty(0, np.uint8)
-        if len(records) != size or zlib.crc32(records) != crc:
+        if len(records) != size or zlib.crc32(records.data) != crc:
             raise CorruptChunkError(
                 f"{self._folder / name} was altered; delete the folder and predict again"
             )

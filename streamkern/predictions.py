@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from streamkern.answerfiles import FILES, Answers, Slabs, parquet_record, write_zarr
 from streamkern.answerspool import AnswerSpool
-from streamkern.durable import make_folders, sync_file, sync_folder
+from streamkern.durable import sync_file, sync_folder
 from streamkern.errors import ConfigError, CorruptChunkError, StorageError, StreamkernError
 from streamkern.ownership import PREDICTIONS, begin, check_kind, mark_at, publish
 from streamkern.storage import local_path, redact, zarr_store

@@ -36,6 +36,7 @@ DATA_LANE = {
     *("cache", "cachedobjects", "meter", "readspeed"),
     *("readers", "inputfiles", "arrayfiles", "tables", "conform", "shuffle", "ingest"),
     *("augment", "source_base", "sources", "arrays", "generator", "mixture", "materialise"),
+    *("filerows", "answerspool", "answerfiles"),
     *("plan", "fetch", "remote", "cluster", "buffers", "prefetch", "feed", "weights"),
 }
 MATHS_LANE = {
@@ -47,7 +48,7 @@ MATHS_LANE = {
 STATE = {"runlog", "lease", "folder", "checksums", "sealed", "checkpoint", "saver"}
 RUN = {
     *("precision", "choice", "problem", "run", "centers", "balanced", "choosing"),
-    *("assemble", "model", "guard"),
+    *("assemble", "model", "predictions", "guard"),
     *("identity", "warm", "trainer", "train", "runfile", "holdout", "candidates", "trials"),
     *("trainings", "tuning"),
 }
