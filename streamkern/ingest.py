@@ -43,10 +43,10 @@ from streamkern.fill import (
     refuse_same_place,
 )
 from streamkern.layout import StoreSpec
+from streamkern.ownership import mark_at
 from streamkern.readers import Reader, open_reader
 from streamkern.shuffle import Spool
 from streamkern.storage import check_missing, local_path, redact, zarr_store
-from streamkern.unfinished import claimable
 from streamkern.writer import StoreWriter
 
 __all__ = ["ingest"]
@@ -188,7 +188,7 @@ def _unfinished_plan(
     url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, overwrite: bool
 ) -> Mapping[str, Any] | None:
     """What the unfinished store at the place is made from; DataError if a finished one is there."""
-    state = claimable(zarr_store(url, storage_options=storage_options), str(url))
+    state = mark_at(zarr_store(url, storage_options=storage_options), str(url))
     if state is None or overwrite:
         return None
     if state.get("status") == "complete":

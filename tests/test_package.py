@@ -28,6 +28,7 @@ FOUNDATION = {
     *("expression", "kernel_base", "kernels", "kerneltable"),
     *("cuda", "fused", "ring", "rowmajor"),
     *("objects", "engines", "s3", "objectstore", "storage", "remotefile", "parallel", "waiting"),
+    *("durable", "ownership"),
 }
 DATA_LANE = {
     *("chunkfile", "layout", "metadata", "statistics", "store", "describe"),
