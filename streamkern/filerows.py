@@ -1,10 +1,11 @@
-"""Rows of raw files, evaluated as they are read: in file order, converted as `ingest` does."""
+"""Rows to evaluate: of stores, or of raw files as they are read, converted as `ingest` does."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,13 @@ from numpy.typing import NDArray
 
 from streamkern.augment import Transform
 from streamkern.conform import Features, RawBlock, Targets
-from streamkern.errors import DataError
-from streamkern.readers import Reader
-from streamkern.source_base import UNIT_BYTES, Block, joined
+from streamkern.errors import ConfigError, DataError
+from streamkern.inputfiles import Place
+from streamkern.mixture import open_stores
+from streamkern.readers import Reader, open_reader
+from streamkern.source_base import UNIT_BYTES, Block, Source, joined
+
+_TABLES = ("csv", "parquet")
 
 
 class FileRows:
@@ -36,8 +41,7 @@ class FileRows:
         self._features = Features(first, reader.natural_dtype)
         self._targets = None
         self.row_shape, self.n_rows = self._features.row_shape, reader.n_rows
-        self.columns = getattr(reader, "columns", None)
-        self.files = getattr(reader, "files", ())
+        self.columns, self.files = reader.columns, reader.files
         self.classes: tuple[str, ...] | None = None
         self.n_outputs = 0
         if targets:
@@ -91,3 +95,46 @@ class FileRows:
                 f"of the {len(self.classes)} classes of the model"
             )
         return ids
+
+
+def open_rows(
+    inputs: Sequence[str],
+    files: ExitStack,
+    *,
+    columns: Sequence[str] | None,
+    target_columns: Sequence[str] | None,
+    classes: Sequence[str] | None,
+    targets: bool,
+    x: Any = None,
+    y: Any = None,
+    sample_weight: Any = None,
+    input_options: Mapping[str, Any] | None = None,
+) -> Source | FileRows:
+    """The rows of one store or of several, or of raw files as `ingest` takes them.
+
+    Parameters
+    ----------
+    inputs : paths or URLs. Files are read one after another in their own order.
+    files : closes what is opened
+    columns, target_columns, classes : of the model. By its target columns go the targets of a
+        table, and where no `targets` are wanted those columns are left out, there or not.
+    x, y, sample_weight : as in `ingest`; of a store, names of arrays
+
+    Raises ConfigError where stores and files are given together, and what `ingest` does.
+    """
+    place = Place(dict(input_options or {}), files, "error")
+    kinds = {place.kind(url) for url in inputs}
+    if kinds == {"zarr"}:
+        return open_stores(
+            inputs, x=x or "X", y=(y or "y") if targets else None,
+            w=sample_weight if targets else None, storage_options=input_options,
+        )  # fmt: skip
+    if "zarr" in kinds:
+        raise ConfigError("stores and files of other kinds can not be read together; give one kind")
+    if y is None and kinds <= {*_TABLES}:
+        y = target_columns
+    reader = open_reader(
+        inputs[0] if len(inputs) == 1 else inputs, y, files, x=x, sample_weight=sample_weight,
+        targets=targets, columns=columns, input_options=input_options,
+    )  # fmt: skip
+    return FileRows(reader, classes, targets=targets)

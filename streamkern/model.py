@@ -5,13 +5,13 @@ It evaluates any source in streamed units; nothing of the size of the data is he
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,19 @@ from streamkern.predictions import Progress, Question, write_predictions
 from streamkern.problem import check_evaluable, targets
 from streamkern.products import KernelOperator
 from streamkern.source_base import Block, Source, all_blocks, numbered_blocks
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def on_its_backend(method: Method) -> Method:
+    """A method that computes with the backend active, and leaves the caller's as it was."""
+
+    @functools.wraps(method)
+    def call(self: KernelModel, *args: Any, **kw: Any) -> Any:
+        with self.backend.active():
+            return method(self, *args, **kw)
+
+    return call  # type: ignore[return-value]
 
 
 @dataclass
@@ -67,6 +80,7 @@ class KernelModel:
         """c."""
         return int(self.weights.shape[1])
 
+    @on_its_backend
     def values(self, X: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """f(X) on the host, (n, c). X : (n, *row_shape) as stored."""
         out = np.empty((len(X), self.n_outputs), self.op.dtype)
@@ -76,7 +90,10 @@ class KernelModel:
         return out
 
     def stream(self, source: Source | FileRows) -> Iterator[tuple[Block, Array, Array]]:
-        """(block, f(X), Y) of every unit in order, read ahead by one thread."""
+        """(block, f(X), Y) of every unit in order, read ahead by one thread.
+
+        f(X) and Y are on the device: compute with them inside `backend.active()`.
+        """
         source = self._checked(source)
         classes = self.classes if source.classes is not None else None
         for block in all_blocks(source):
@@ -89,6 +106,7 @@ class KernelModel:
         check_evaluable(source, self.row_shape, "the data")
         return source
 
+    @on_its_backend
     def _block_values(
         self, block: Block, classes: Sequence[str] | None, n_outputs: int
     ) -> tuple[Array, Array]:
@@ -98,6 +116,7 @@ class KernelModel:
         )  # fmt: skip
         return self.op.product(self.op.points(X, left=True), self.Z, self.weights), Y
 
+    @on_its_backend
     def evaluate(self, source: Source | FileRows) -> dict[str, float]:
         """Mean squared error over all rows and outputs, and the accuracy where there are classes.
 
@@ -137,8 +156,11 @@ class KernelModel:
             for rows in tiles(len(block.rows), EVALUATED_ROWS):
                 if place + rows.stop > start:
                     part = block.take(rows)
-                    F, _ = self._block_values(part, None, 0)
-                    yield place + rows.start, part.rows, np.array(self.backend.to_host(F))
+                    yield place + rows.start, part.rows, self._host_values(part)
+
+    @on_its_backend
+    def _host_values(self, block: Block) -> npt.NDArray[Any]:
+        return np.array(self.backend.to_host(self._block_values(block, None, 0)[0]))
 
     def predict(self, source: Source) -> npt.NDArray[Any]:
         """f(X) of every row of `source`, (n, c): row k is that of row k of what it was made from.
@@ -201,7 +223,7 @@ class KernelModel:
         answers = Answers(
             0, self.dtype, self.n_outputs, labels, self.target_columns, record=self._record(source)
         )
-        compute = partial(self.answers, source)
+        compute = functools.partial(self.answers, source)
         return write_predictions(
             Question(answers, source.n_rows, compute), url, order=order, values=values,
             overwrite=overwrite, storage_options=storage_options, progress=progress,
@@ -218,6 +240,7 @@ class KernelModel:
             "classes": None if self.classes is None else list(self.classes),
         }
 
+    @on_its_backend
     def _digest(self) -> str:
         """Of all that values follow from, but for the device."""
         described = [self.op.kernel.describe(), *map(describe_transform, self.fixed)]
@@ -250,9 +273,11 @@ def load_model(
     try:
         op = operator(backend, setup.arrays, setup.meta)
         classes = setup.meta["classes"]
+        with backend.active():
+            Z = op.points(backend.asarray(setup.arrays["Z"]), right=True)
         return KernelModel(
             op,
-            op.points(backend.asarray(setup.arrays["Z"]), right=True),
+            Z,
             backend.asarray(saved.arrays[saved.meta["evaluated"]]),
             None if classes is None else tuple(classes),
             tuple(setup.meta["row_shape"]),

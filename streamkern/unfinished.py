@@ -49,13 +49,14 @@ class Claim:
         }  # fmt: skip
         if mark is not None and mark.get("kind") == STORE:
             sweep(self._store, STORE)
-            if mark.get("status") == "writing" and mark.get("plan") == plan:
+            same, status = mark.get("plan") == plan, mark.get("status")
+            if same and status == "writing":
                 group = zarr.open_group(self._store, mode="r+")
                 group.attrs[ATTRIBUTE] = writing
                 return group, True
-            if not overwrite and mark.get("status") == "complete":
+            if not overwrite and status == "complete":
                 raise DataError(f"{where} already holds a store; overwrite=True replaces it")
-            if not overwrite:
+            if not overwrite and not same:
                 names = _differences(mark.get("plan") or {}, plan)
                 raise ResumeMismatchError(
                     f"{where} holds an unfinished store made with other settings or data "
@@ -133,4 +134,4 @@ def disk_full_hint(where: str) -> Iterator[None]:
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     names = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
-    return ", ".join(names) + " differ" if names else "it was being replaced"
+    return ", ".join(names) + " differ"

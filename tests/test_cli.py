@@ -216,7 +216,7 @@ def test_train_evaluate_predict_info(run: Run, stores: Path, tmp_path: Path) -> 
     assert (code, err) == (DONE, "")
     written = zarr.open_group(tmp_path / "p.zarr", mode="r")
     np.testing.assert_array_equal(written["values"][:], values)
-    np.testing.assert_array_equal(written["labels"][:], values.argmax(axis=1))
+    np.testing.assert_array_equal(written["labels"][:], values.argmax(axis=1))  # classes 0, 1, 2
     code, out, _ = run("info", tmp_path / "run", "--json")
     assert code == DONE
     info = json.loads(out)
@@ -358,7 +358,7 @@ def test_a_model_for_other_rows(run: Run, stores: Path, tmp_path: Path, make_zar
     none = sentence(run("evaluate", tmp_path / "none", stores / "test.zarr"), USAGE)
     assert "there is no run directory at" in none
     said = sentence(run("predict", place, stores / "test.zarr", stores / "train.zarr"), USAGE)
-    assert "something other than predictions" in said
+    assert "holds a group of kind 'store'" in said
 
 
 def test_another_run_in_the_directory(run: Run, stores: Path, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ DATA_LANE = {
     *("chunkfile", "layout", "metadata", "statistics", "store", "describe"),
     *("storedchunks", "unfinished", "writer", "fill"),
     *("cache", "cachedobjects", "meter", "readspeed"),
-    *("readers", "inputfiles", "arrayfiles", "tables", "conform", "shuffle", "ingest"),
+    *("readers", "inputfiles", "arrayfiles", "tables", "columns", "conform", "shuffle", "ingest"),
     *("augment", "source_base", "sources", "arrays", "generator", "mixture", "materialise"),
     *("filerows", "answerspool", "answerfiles"),
     *("plan", "fetch", "remote", "cluster", "buffers", "prefetch", "feed", "weights"),
