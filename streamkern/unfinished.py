@@ -64,7 +64,7 @@ class Claim:
             )
         # Between here and "writing" the old chunks must not be taken for finished work.
         group.attrs[ATTRIBUTE] = {**writing, "status": "clearing"}
-        for name in ("X", "y", "w", "digests"):
+        for name in ("X", "y", "w", "row", "digests"):
             if name in group:
                 del group[name]
         group.attrs[ATTRIBUTE] = writing
