@@ -14,7 +14,8 @@ import numpy as np
 
 from streamkern import layout
 from streamkern.errors import ConfigError, DataError, NonFiniteError
-from streamkern.layout import ATTRIBUTE, DIGEST_CHUNK, StoreSpec
+from streamkern.layout import DIGEST_CHUNK, StoreSpec
+from streamkern.ownership import ATTRIBUTE, STORE, publish
 from streamkern.statistics import Statistics
 from streamkern.storage import redact, zarr_store
 from streamkern.unfinished import Claim, Journal, disk_full_hint
@@ -228,7 +229,7 @@ class StoreWriter:
         with disk_full_hint(self.url):
             if self._x.shape[0] != n_rows:
                 self._resize(n_rows)
-            group.attrs[ATTRIBUTE] = self._attributes(n_rows, stats)
+            publish(group, self._attributes(n_rows, stats))
         state: Any = group.attrs[ATTRIBUTE]
         return layout.spec_from_attributes(self._x, self._y, self._w, state)
 
@@ -341,6 +342,7 @@ class StoreWriter:
     def _attributes(self, n_rows: int, stats: Statistics | None) -> dict[str, Any]:
         spec = self.spec
         state: dict[str, Any] = {
+            "kind": STORE,
             "schema": layout.SCHEMA,
             "status": "complete",
             "n_outputs": spec.n_outputs,
