@@ -36,6 +36,7 @@ import numpy as np
 
 from streamkern import documents
 from streamkern.checksums import UnverifiedError
+from streamkern.durable import is_temporary
 from streamkern.errors import (
     CheckpointError,
     ConfigError,
@@ -44,7 +45,7 @@ from streamkern.errors import (
     RunError,
     StorageError,
 )
-from streamkern.folder import TEMPORARY, Hold, open_folder, reason
+from streamkern.folder import Hold, open_folder, reason
 from streamkern.runlog import RunLog, read_lines
 from streamkern.sealed import (
     STEM,
@@ -349,7 +350,7 @@ class RunDirectory:
         """Delete temporary files, and groups of this writer or before that no manifest names."""
         for name in names:
             match = STEM.fullmatch(name)
-            if name.endswith(TEMPORARY):
+            if is_temporary(name):
                 self._folder.delete([where + name])
             elif match and ("setup" in name) == (not where) and _writer(name) <= hold.number:
                 manifest = f"{match[1]}.json"

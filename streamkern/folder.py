@@ -25,6 +25,7 @@ from zarr.abc.store import Store
 from zarr.storage import LocalStore
 
 from streamkern import documents, lease
+from streamkern.durable import make_folders, sync_folder, sync_tree, write_durably
 from streamkern.errors import RunError, RunLostError, StreamkernError
 from streamkern.objects import Objects
 from streamkern.objectstore import ObjectsStore
@@ -35,7 +36,6 @@ from streamkern.storage import local_path, open_objects
 if TYPE_CHECKING:
     from zarr.core.buffer import Buffer
 
-TEMPORARY = ".json.tmp"
 _REASONS = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
@@ -163,7 +163,7 @@ class LocalFolder:
         return (self.path / name).read_bytes()
 
     def write(self, name: str, data: bytes) -> None:
-        write_atomic(self.path / name, data)
+        write_durably(self.path / name, data)
 
     def delete(self, names: Iterable[str]) -> None:
         paths = [self.path / name for name in names]
@@ -182,18 +182,10 @@ class LocalFolder:
         return _NewGroup(self.path / group)
 
     def sync(self, group: str) -> None:
-        def fail(error: OSError) -> None:
-            raise error
-
-        for folder, _, names in os.walk(self.path / group, topdown=False, onerror=fail):
-            for name in names:
-                with Path(folder, name).open("r+b") as file:
-                    os.fsync(file.fileno())
-            sync_folder(Path(folder))
-        sync_folder((self.path / group).parent)
+        sync_tree(self.path / group)
 
     def hold(self, beyond: int) -> Hold:
-        make_folder(self.path)
+        make_folders(self.path)
         lock = filelock.FileLock(self.path / "run.lock", timeout=0, thread_local=False)
         self._take(lock)
         try:
@@ -202,7 +194,7 @@ class LocalFolder:
             self.write("writer.json", documents.seal("writer", note | {"token": token}))
             checkpoints = self.path / "checkpoints"
             checkpoints.mkdir(exist_ok=True)
-            write_atomic(checkpoints / f"probe{TEMPORARY}", b"")  # writable as well?
+            write_durably(checkpoints / f".probe.{token}.streamkern", b"")  # writable as well?
             sync_folder(self.path)
         except BaseException:
             lock.release()
@@ -312,41 +304,6 @@ class _Lock:
                 self._folder.write("writer.json", documents.seal("writer", {}))
         finally:
             self._lock.release()
-
-
-def make_folder(path: Path) -> None:
-    """Make a folder and those above it, durably."""
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    path.mkdir(parents=True, exist_ok=True)
-    for folder in missing:
-        sync_folder(folder.parent)
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Put `data` at `path` so that a reader, or a restart, sees all of it or none of it."""
-    aside = path.with_name(f"{path.stem}{TEMPORARY}")
-    try:
-        with aside.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-        sync_folder(path.parent)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
-        raise
-
-
-def sync_folder(folder: Path) -> None:
-    """Return once the names in `folder` are durable."""
-    if os.name == "nt":  # Windows can not open a folder to sync it
-        return
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 # -- on an object store ------------------------------------------------------------------------

@@ -23,8 +23,9 @@ from typing import Any, Self
 import filelock
 
 from streamkern import documents
+from streamkern.durable import is_temporary, make_folders
 from streamkern.errors import ResumeMismatchError, RunError, RunLockedError, StorageError
-from streamkern.folder import TEMPORARY, Folder, make_folder, open_folder, reason
+from streamkern.folder import Folder, open_folder, reason
 from streamkern.identity import difference
 from streamkern.report import utc_now
 from streamkern.storage import local_path
@@ -77,7 +78,7 @@ class Trials:
     def _take(self, folder: Folder, path: Path | None) -> None:
         if path is None:
             return
-        make_folder(path)
+        make_folders(path)
         lock = filelock.FileLock(path / LOCK, timeout=0, thread_local=False)
         try:
             lock.acquire()
@@ -156,7 +157,7 @@ class Trials:
 def _check_ours(folder: Folder) -> None:
     """Raise unless the folder holds a search, or nothing."""
     names = folder.names()
-    foreign = sorted(name for name in names if name != LOCK and not name.endswith(TEMPORARY))
+    foreign = sorted(name for name in names if name != LOCK and not is_temporary(name))
     if foreign and SEARCH not in names:
         raise RunError(
             f"{folder.place} holds {foreign[0]!r} but no search of streamkern; give a new or "

@@ -36,7 +36,7 @@ import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streamkern import checkpoint, documents, folder, sealed
+from streamkern import checkpoint, documents, durable, sealed
 from streamkern.checkpoint import RunDirectory, Saved
 from streamkern.errors import CheckpointError, ConfigError, RunError, RunLockedError
 from streamkern.folder import Folder
@@ -856,7 +856,7 @@ def test_full_disk(tiny_disk: Path) -> None:
 def test_a_failing_disk_after_publication_keeps_what_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = folder.sync_folder
+    real = durable.sync_folder
 
     def sync(path: Path) -> None:
         if (path / "000000000002.json").exists():
@@ -865,7 +865,7 @@ def test_a_failing_disk_after_publication_keeps_what_is_whole(
 
     with_steps(tmp_path, 1)
     with RunDirectory(tmp_path) as run:
-        monkeypatch.setattr(folder, "sync_folder", sync)
+        monkeypatch.setattr(durable, "sync_folder", sync)
         with pytest.raises(CheckpointError, match=r"step 2 .* input/output error"):
             run.save(2, state(2), meta(2))
         monkeypatch.undo()
