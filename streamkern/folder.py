@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from zarr.core.buffer import Buffer
 
 _REASONS = {
+    errno.EEXIST: "a file is where a folder should be",
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
     errno.EFBIG: "a file would pass the largest size allowed",

@@ -745,7 +745,7 @@ def test_bad_places_are_named(tmp_path: Path) -> None:
     file.write_text("text")
     with pytest.raises(RunError, match="is a file"):
         RunDirectory(file).acquire()
-    with pytest.raises(RunError, match="can not be written to: not a directory"):
+    with pytest.raises(RunError, match="can not be written to: a file is where a fol"):
         RunDirectory(file / "below").acquire()
     with pytest.raises(RunError, match="no run directory at"):
         RunDirectory(tmp_path / "missing", writable=False).acquire()
