@@ -36,7 +36,7 @@ DATA_LANE = {
     *("cache", "cachedobjects", "meter", "readspeed"),
     *("readers", "inputfiles", "arrayfiles", "tables", "columns", "conform", "shuffle", "ingest"),
     *("augment", "source_base", "sources", "arrays", "generator", "mixture", "materialise"),
-    *("filerows", "answerspool", "answerfiles"),
+    *("filerows", "ordered", "answerspool", "answerfiles"),
     *("plan", "fetch", "remote", "cluster", "buffers", "prefetch", "feed", "weights"),
 }
 MATHS_LANE = {
