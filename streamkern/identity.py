@@ -59,6 +59,16 @@ def recorded_run(directory: RunDirectory | None) -> dict[str, Any] | None:
     return directory.read_config() if directory.begun() else None
 
 
+def as_recorded(config: RunConfig, directory: RunDirectory | None) -> RunConfig:
+    """The settings, with the epochs that "auto" meant when the run was started."""
+    recorded = recorded_run(directory)
+    if recorded is None or config.data.epochs != "auto":
+        return config
+    return config.with_overrides(
+        {"data.epochs": recorded["identity"]["settings"]["data"]["epochs"]}
+    )
+
+
 def recorded_sizes(directory: RunDirectory | None) -> Sizes | None:
     """The sizes a run was started with, so that another machine's memory does not change them."""
     recorded = recorded_run(directory)

@@ -7,8 +7,10 @@ such triples merge by the update of Chan, Golub and LeVeque (1979):
     mean  = mean_a + delta * n_b / n
     M2    = M2_a + M2_b + delta^2 * n_a n_b / n
 
-which does not cancel as sum(x^2) - sum(x)^2 / n would. The slab size depends on the row size
-only, so that the same chunks in the same order give the same bits, interrupted or not.
+which does not cancel as sum(x^2) - sum(x)^2 / n would. All of it is of differences to the first
+row, so that a constant feature has no deviation at all, and one far from 0 loses none. The slab
+size depends on the row size only, so that the same chunks in the same order give the same bits,
+interrupted or not.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ class RunningStatistics:
 
     def __init__(self, n_features: int, n_classes: int | None = None) -> None:
         self.n_rows = 0
-        self._mean = np.zeros(n_features)
+        self._first = np.zeros(n_features)
+        self._mean = np.zeros(n_features)  # less the first row
         self._m2 = np.zeros(n_features)
         self._counts = None if n_classes is None else np.zeros(n_classes, np.int64)
         self._totals: NDArray[np.float64] | None = None
@@ -64,9 +67,11 @@ class RunningStatistics:
     def add(self, X: NDArray[Any], y: NDArray[Any], w: NDArray[Any] | None = None) -> None:
         """Take in a block: X (k, ...) of any dtype, y (k,) class ids or (k, c) values, w (k,)."""
         rows = X.reshape(len(X), -1)
+        if self.n_rows == 0 and len(rows):
+            self._first[...] = rows[0]
         with np.errstate(over="ignore", invalid="ignore"):
             for start in range(0, len(rows), self._slab):
-                self._add_slab(rows[start : start + self._slab].astype(np.float64))
+                self._add_slab(rows[start : start + self._slab] - self._first)
         if self._counts is not None:
             self._counts += np.bincount(y.astype(np.int64), minlength=len(self._counts))
         if w is not None:
@@ -91,16 +96,17 @@ class RunningStatistics:
             raise DataError("there are no rows to take statistics of")
         variance = self._m2 / self.n_rows
         with np.errstate(over="ignore", invalid="ignore"):
+            mean = self._first + self._mean
             # Every feature has the same count: total variance is the mean of the variances
             # plus the variance of the means.
-            total = float(variance.mean() + self._mean.var())
-        if not (np.isfinite(self._mean).all() and np.isfinite(total)):
+            total = float(variance.mean() + mean.var())
+        if not (np.isfinite(mean).all() and np.isfinite(total)):
             raise DataError("the variance of X overflows float64; scale X down before storing it")
         counts = None if self._counts is None else tuple(int(c) for c in self._counts)
         return Statistics(
-            mean=self._mean.copy(),
+            mean=mean,
             scale=np.sqrt(variance),
-            global_mean=float(self._mean.mean()),
+            global_mean=float(mean.mean()),
             global_scale=float(np.sqrt(total)),
             class_counts=counts,
             weight_totals=None if self._totals is None else tuple(self._totals.tolist()),
