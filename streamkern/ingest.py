@@ -43,10 +43,10 @@ from streamkern.fill import (
     refuse_same_place,
 )
 from streamkern.layout import StoreSpec
+from streamkern.ownership import mark_at
 from streamkern.readers import Reader, open_reader
 from streamkern.shuffle import Spool
 from streamkern.storage import check_missing, local_path, redact, zarr_store
-from streamkern.unfinished import claimable
 from streamkern.writer import StoreWriter
 
 __all__ = ["ingest"]
@@ -58,11 +58,10 @@ def ingest(
     inputs: Any,
     out_url: str | os.PathLike[str],
     *,
+    x: Any = None,
     y: Any = None,
     sample_weight: Any = None,
     targets: str = "auto",
-    x_name: str = "X",
-    y_name: str = "y",
     chunk_mb: float = 8,
     shuffle: bool = True,
     seed: int = 0,
@@ -83,13 +82,18 @@ def ingest(
     inputs
         A path or URL: ``.npy`` (with `y`), ``.npz``, IDX (labels found beside the images, as in
         MNIST), CSV or TSV, Parquet, HDF5, Zarr; ``.gz``, ``.bz2`` and ``.xz`` of the streams.
-        Several paths of one format are taken one after another. Or an array with `y`, or an
-        iterable of (X, y) blocks, which must give the same blocks again when resumed.
+        Several paths of one format are taken one after another, columns by their names. Or an
+        array with `y`, or an iterable of (X, y) blocks, which must give the same blocks again
+        when resumed.
     out_url : str or path
         Where the store goes; any URL `zarr_store` opens.
+    x
+        Feature columns of a table, by name or position (negative from the end), in the order
+        wanted; by default all that are neither target nor weight. The name of the array of rows
+        in .npz, HDF5 and Zarr, or of a Parquet column of lists; by default "X".
     y
-        Labels file or array for ``.npy`` and IDX, target column(s) by name or position (negative
-        from the end) for tables, array beside an array. Default: `y_name`.
+        Labels file or array for ``.npy`` and IDX, array beside an array; target column(s) of a
+        table by name or position, or the name of an array in .npz, HDF5 and Zarr; by default "y".
     sample_weight
         Weights of the rows, finite and 0 or above (see `weights`), stored as float32 in the array
         ``w``: an array or file beside ``.npy`` and IDX, an array beside an array, a column of
@@ -98,9 +102,6 @@ def ingest(
     targets : {"auto", "classes", "values"}
         Class labels (integers or text), or numbers. "auto": text and single columns of integers
         are labels.
-    x_name, y_name : str
-        Array names in .npz, HDF5 and Zarr; default target column of tables; `x_name` also names
-        a Parquet column of lists.
     chunk_mb : float
         MiB of decoded X in a chunk.
     shuffle, seed
@@ -144,7 +145,7 @@ def ingest(
     unfinished = _unfinished_plan(out_url, storage_options, overwrite)
     with ExitStack() as files:
         reader = open_reader(
-            inputs, y, files, x_name=x_name, y_name=y_name, sample_weight=sample_weight,
+            inputs, y, files, x=x, sample_weight=sample_weight,
             input_options=input_options, missing=missing,
         )  # fmt: skip
         paths = inputs if isinstance(inputs, list | tuple) else [inputs]
@@ -187,7 +188,7 @@ def _unfinished_plan(
     url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, overwrite: bool
 ) -> Mapping[str, Any] | None:
     """What the unfinished store at the place is made from; DataError if a finished one is there."""
-    state = claimable(zarr_store(url, storage_options=storage_options), str(url))
+    state = mark_at(zarr_store(url, storage_options=storage_options), str(url))
     if state is None or overwrite:
         return None
     if state.get("status") == "complete":

@@ -25,6 +25,7 @@ import numpy as np
 from zarr.codecs import Crc32cCodec, ZstdCodec
 
 from streamkern.errors import ConfigError, CorruptChunkError, DataError
+from streamkern.ownership import STORE, check_kind
 from streamkern.storage import redact
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from zarr.abc.codec import BytesBytesCodec
 
-ATTRIBUTE = "streamkern"
 SCHEMA = 1
 WEIGHTED_SCHEMA = 2  # of stores with sample weights: a reader of schema 1 would leave them out
 DIGEST_BYTES = 32
@@ -190,7 +190,8 @@ def metadata_digest(state: Mapping[str, Any], arrays: Sequence[Any]) -> str:
 
 
 def check_state(state: Any, url: str) -> None:
-    """Refuse a store of another schema, and one that is not finished."""
+    """Refuse what is no store, a store of another schema, and one that is not finished."""
+    check_kind(state, STORE, url)
     if state.get("schema") not in (SCHEMA, WEIGHTED_SCHEMA):
         raise DataError(
             f"{redact(url)} has store schema {state.get('schema')}, this version reads "

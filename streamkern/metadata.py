@@ -11,7 +11,8 @@ from zarr.errors import ContainsArrayError, NodeTypeValidationError
 
 from streamkern import layout
 from streamkern.errors import CorruptChunkError, DataError, StoreNotFoundError, StreamkernError
-from streamkern.layout import ATTRIBUTE, StoreSpec
+from streamkern.layout import StoreSpec
+from streamkern.ownership import ATTRIBUTE
 from streamkern.storage import StrictStore, redact
 from streamkern.weights import add_totals, as_weights
 

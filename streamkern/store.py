@@ -23,9 +23,10 @@ from streamkern.errors import (
     DataError,
     NonFiniteError,
 )
-from streamkern.layout import ATTRIBUTE, StoreSpec
+from streamkern.layout import StoreSpec
 from streamkern.metadata import Names, foreign_fingerprint, read_metadata
 from streamkern.objects import READS
+from streamkern.ownership import ATTRIBUTE
 from streamkern.storage import check_missing, local_path, zarr_store
 from streamkern.storedchunks import StoredChunks
 from streamkern.weights import as_weights

@@ -13,7 +13,8 @@ import numpy as np
 
 from streamkern import layout
 from streamkern.errors import ConfigError, DataError, NonFiniteError
-from streamkern.layout import ATTRIBUTE, DIGEST_CHUNK, StoreSpec
+from streamkern.layout import DIGEST_CHUNK, StoreSpec
+from streamkern.ownership import ATTRIBUTE, STORE, publish
 from streamkern.storage import redact, zarr_store
 from streamkern.unfinished import Claim, Journal, disk_full_hint
 from streamkern.weights import DTYPE, as_weights
@@ -197,7 +198,7 @@ class StoreWriter:
         with disk_full_hint(self.url):
             if self._x.shape[0] != n_rows:
                 self._resize(n_rows)
-            group.attrs[ATTRIBUTE] = self._attributes(n_rows, stats)
+            publish(group, self._attributes(n_rows, stats))
         state: Any = group.attrs[ATTRIBUTE]
         return layout.spec_from_attributes(self._x, self._y, self._w, state, self.url)
 
@@ -309,6 +310,7 @@ class StoreWriter:
         spec, weighted = self.spec, self._w is not None
         state = {
             "schema": layout.WEIGHTED_SCHEMA if weighted else layout.SCHEMA,
+            "kind": STORE,
             "status": "complete",
             "n_outputs": spec.n_outputs,
             "classes": None if spec.classes is None else list(spec.classes),

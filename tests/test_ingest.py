@@ -265,7 +265,7 @@ def write_format(
             return root / "d.npz", {}
         case "npz-compressed":
             np.savez_compressed(root / "d.npz", a=X, b=y)
-            return root / "d.npz", {"x_name": "a", "y_name": "b"}
+            return root / "d.npz", {"x": "a", "y": "b"}
         case "idx":
             write_idx(root / "t-images-idx3-ubyte", X)
             write_idx(root / "t-labels-idx1-ubyte", y.astype("u1"))
@@ -312,7 +312,7 @@ def write_format(
             with h5py.File(root / "d.h5", "w") as file:
                 file.create_dataset("g/pixels", data=X, chunks=(7, *X.shape[1:]))
                 file["g/labels"] = y if kind == "hdf5" else [str(t) for t in y]
-            return root / "d.h5", {"x_name": "g/pixels", "y_name": "g/labels"}
+            return root / "d.h5", {"x": "g/pixels", "y": "g/labels"}
         case "zarr":
             group = zarr.create_group(LocalStore(root / "d.zarr"))
             group.create_array("X", data=X, chunks=(30, 2), config={"write_empty_chunks": True})
@@ -507,9 +507,9 @@ def test_bad_input_is_one_clear_sentence(
         ("a,b,t\n1,2,0\n3,4,5,6\n", "t", r"\(line 3\) has 4 fields"),
         ("a,b,t\n1,2,0\n3,4,\n", "t", "row 1 has no label"),
         ("a,b,t\n1,2,0.5\n3,4,x\n", "t", "'x', not a number"),
-        ("a,b,t\n1,2,0\n", "label", "no column 'label'; it has a, b, t"),
+        ("a,b,t\n1,2,0\n", "label", "no column 'label'; it has 'a', 'b', 't'"),
         ("a,b,t\n1,2,0\n", 7, "no column 7"),
-        ("a,a,t\n1,2,0\n", "t", "repeated column names"),
+        ("a,a,t\n1,2,0\n", "t", "two columns named 'a'"),
         ("t\n1\n", "t", "no column left"),
         ("a,t\n", "t", "no rows"),
         ("", "t", "is empty"),
@@ -545,7 +545,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     for name in ("a.npy", "a.npz", "a.idx", "a.parquet", "a.h5", "a.bin"):
         (tmp_path / name).write_bytes(b"not what the name says")
         with pytest.raises(DataError, match=name):
-            ingest(tmp_path / name, tmp_path / "out", y=[0])
+            ingest(tmp_path / name, tmp_path / "out", y=[0] if name in ("a.npy", "a.idx") else None)
     np.savez(tmp_path / "n.npz", images=ONES, labels=[0, 1, 2])
     with pytest.raises(StoreNotFoundError, match="no array 'X'; it has images, labels"):
         ingest(tmp_path / "n.npz", tmp_path / "out")
@@ -583,9 +583,11 @@ def test_damage_inside_arrays_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_bytes(data)
     packed = gzip.compress((tmp_path / "a.npz").read_bytes())
     (tmp_path / "X.npy.gz").write_bytes(packed[:100])
-    for name in ("a.npz", "X.npy.gz"):
+    for name, y in (("a.npz", "y"), ("X.npy.gz", np.zeros(50, int))):
         with pytest.raises(DataError, match=name):
-            ingest(tmp_path / name, tmp_path / "out", y=np.zeros(50, int))
+            ingest(tmp_path / name, tmp_path / "out", y=y)
+    with pytest.raises(ConfigError, match=r"y=ndarray must be the name of an array of .*a\.npz"):
+        ingest(tmp_path / "a.npz", tmp_path / "out", y=np.zeros(50, int))
 
 
 @pytest.mark.parametrize("kind", ["parquet", "h5"])
