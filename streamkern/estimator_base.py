@@ -76,7 +76,8 @@ def own_names() -> Iterator[None]:
         yield
     except StreamkernError as error:
         text = str(error).replace("run.device_memory", "memory")
-        text = text.replace("data.class_weight", "class_weight")
+        for name in ("class_weight", "transforms"):
+            text = text.replace(f"data.{name}", name)
         for name, path in _SETTINGS.items():
             text = text.replace(path, name)
         if text != str(error):

@@ -114,9 +114,9 @@ def test_fitted_attributes_give_the_predictions() -> None:
 
 def test_converges_to_least_squares() -> None:
     centers = X[::5]
-    model = KernelRegressor(
-        centers=centers, bandwidth=2.0, epochs=200, scale="none", **SMALL
-    ).fit(X, Y)
+    model = KernelRegressor(centers=centers, bandwidth=2.0, epochs=200, scale="none", **SMALL).fit(
+        X, Y
+    )
     np.testing.assert_array_equal(model.centers_, centers.astype(np.float32))
     exact = np.linalg.lstsq(laplace(X, centers, 2.0), Y, rcond=None)[0]
     new = rng.normal(size=(100, 4))
@@ -523,7 +523,7 @@ def test_pickling_and_cloning() -> None:
         ({"block_size": 301}, "^block_size=301 must lie between 1 and n_centers=300"),
         ({"kernel": "rbf"}, "^kernel='rbf' must be one of \"laplace\""),
         ({"solver": "adam"}, "^solver='adam' must be one of"),
-        ({"epochs": 0}, "^epochs=0 must be "auto" or a whole number"),
+        ({"epochs": 0}, '^epochs=0 must be "auto" or a whole number'),
         ({"precision": "half"}, "^precision='half' must be one of"),
         ({"device": "tpu"}, "^device='tpu' must be"),
         ({"memory": "much"}, "^memory='much' must be"),
