@@ -44,7 +44,9 @@ MATHS_LANE = {
     *("norm", "damping", "block_preconditioner", "low_rank"),
     "solver",
 }
-STATE = {"runlog", "lease", "folder", "checksums", "sealed", "checkpoint", "saver"}
+STATE = {
+    *("documents", "runlog", "lease", "folder", "checksums", "sealed", "checkpoint", "saver"),
+}
 RUN = {
     *("precision", "choice", "scaling", "problem", "run", "centers", "balanced", "choosing"),
     *("assemble", "model", "guard"),
