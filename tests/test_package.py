@@ -49,8 +49,9 @@ STATE = {
     *("documents", "runlog", "lease", "folder", "checksums", "sealed", "checkpoint", "saver"),
 }
 RUN = {
-    *("precision", "choice", "problem", "run", "centers", "balanced", "choosing"),
-    *("assemble", "model", "predictions", "guard"),
+    *("precision", "choice", "scaling", "problem", "run", "centers", "balanced", "choosing"),
+    *("assemble", "model", "guard"),
+    "predictions",
     *("identity", "warm", "trainer", "train", "runfile", "holdout", "candidates", "trials"),
     *("trainings", "tuning"),
 }
