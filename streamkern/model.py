@@ -108,8 +108,9 @@ class KernelModel:
 
     def _checked(self, source: Any) -> Any:
         """Rows like those of the training data, their columns in the same order."""
+        source = in_columns(source, self.columns, "the data")
         check_evaluable(source, self.row_shape, "the data")
-        return in_columns(source, self.columns, "the data")
+        return source
 
     @on_its_backend
     def _block_values(

@@ -153,8 +153,8 @@ def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Sour
         )
     if test is None:
         return None
-    check_evaluable(test, data.source.row_shape, "data.test")
     test = in_columns(test, getattr(data.source, "columns", None), "data.test")
+    check_evaluable(test, data.source.row_shape, "data.test")
     if test.n_outputs != data.source.n_outputs or test.classes != data.source.classes:
         raise ConfigError(
             f"data.test has {targets(test.classes, test.n_outputs)} and data.train "
