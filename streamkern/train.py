@@ -13,17 +13,12 @@ from streamkern.centers import as_centers, check_features
 from streamkern.checkpoint import RunDirectory
 from streamkern.cluster import check_cluster, connect
 from streamkern.config import RunConfig
-from streamkern.identity import (
-    StopRequest,
-    check_same_run,
-    recorded_run,
-    recorded_sizes,
-    run_record,
-)
+from streamkern.identity import check_same_run, recorded_run, recorded_sizes, run_record
 from streamkern.kernels import Kernel
 from streamkern.problem import checked_classes, open_test
 from streamkern.run import open_run
 from streamkern.source_base import Source
+from streamkern.stop import StopRequest, resumable
 from streamkern.trainer import Result, Trainer
 from streamkern.warm import WarmStart
 
@@ -63,7 +58,9 @@ def train(
     ResumeMismatchError
         run.run_dir holds a run with other data or settings.
     TrainingInterrupted
-        SIGTERM or SIGINT; with run.run_dir it was saved and the same call resumes it.
+        SIGTERM, SIGINT or SIGHUP, with run.run_dir: the same call goes on.
+    Stopped
+        The same, of `stop`, without run.run_dir; nothing was saved.
     DivergenceError, CorruptChunkError, CheckpointError
         The run failed; its last checkpoint is good.
     """
@@ -75,31 +72,36 @@ def train(
             keep=config.run.keep_checkpoints,
             storage_options=config.data.storage_options,
         )
-    run = open_run(
-        config, source=source, n_centers=None if given is None else len(given),
-        fixed_sizes=recorded_sizes(directory), on_cluster=client is not None, kernel=kernel,
-    )  # fmt: skip
-    try:
-        if given is not None:
-            check_features(given, run.data.source.row_shape)
-        for note in checked_classes(run.data):
-            warnings.warn(note, stacklevel=2)
-        held_out = open_test(config, run.data, test)
-        record = run_record(run, kernel, given)
-        check_same_run(directory, record)
-        with contextlib.ExitStack() as stack:
-            if client is None and config.data.dask is not None:
-                client = stack.enter_context(connect(config.data.dask))
-            if client is not None:
-                check_cluster(client, run.data.source)
-            if directory is not None:
-                stack.enter_context(directory)
-                check_same_run(directory, record)  # nobody else wrote in between
-                if recorded_run(directory) is None:
-                    directory.write_config(record)
-            trainer = Trainer(run, directory, held_out, stack, progress, on_evaluation, stop)
-            trainer.begin(kernel, given, client, record, warm)
-            return trainer.run_to_end()
-    except BaseException:
-        run.backend.close()
-        raise
+    kept = directory is not None
+    with resumable(stop, kept=kept, where=lambda: "before the next step") as request:
+        run = open_run(
+            config, source=source, n_centers=None if given is None else len(given),
+            fixed_sizes=recorded_sizes(directory), on_cluster=client is not None, kernel=kernel,
+        )  # fmt: skip
+        try:
+            if given is not None:
+                check_features(given, run.data.source.row_shape)
+            for note in checked_classes(run.data):
+                warnings.warn(note, stacklevel=2)
+            held_out = open_test(config, run.data, test)
+            record = run_record(run, kernel, given)
+            check_same_run(directory, record)
+            with contextlib.ExitStack() as stack:
+                if client is None and config.data.dask is not None:
+                    client = stack.enter_context(connect(config.data.dask))
+                if client is not None:
+                    check_cluster(client, run.data.source)
+                if directory is not None:
+                    stack.enter_context(request.later())  # until the directory is let go
+                    with request.at_once():  # a lease of another may have to end first
+                        stack.enter_context(directory)
+                    check_same_run(directory, record)  # nobody else wrote in between
+                    if recorded_run(directory) is None:
+                        directory.write_config(record)
+                trainer = Trainer(run, directory, held_out, stack, progress, on_evaluation, request)
+                with request.at_once():
+                    trainer.begin(kernel, given, client, record, warm)
+                return trainer.run_to_end()
+        except BaseException:
+            run.backend.close()
+            raise
