@@ -152,7 +152,8 @@ def train(
     seconds = time.perf_counter() - began
     summary: dict[str, Any] = {"samples": result.samples, "seconds": seconds, **result.metrics}
     if as_json:
-        typer.echo(as_text(summary | {"history": result.history, "run_dir": config.run.run_dir}))
+        summary |= {"history": result.history, "run_dir": config.run.run_dir}
+        typer.echo(as_text(summary | _skipped(result.skipped)))
         return
     typer.echo(table([summary], list(summary)))
     if config.run.run_dir is not None:
@@ -177,7 +178,10 @@ def evaluate(
     with model.backend:
         metrics = model.evaluate(source)
     row: dict[str, Any] = {"rows": source.n_rows, **metrics}
-    typer.echo(as_text(row) if as_json else table([row], list(row)))
+    if as_json:
+        typer.echo(as_text(row | _skipped(model.skipped)))
+    else:
+        typer.echo(table([row], list(row)))
 
 
 @app.command()
@@ -262,6 +266,11 @@ def _cluster(address: str | None) -> Iterator[Any]:
         yield client
 
 
+def _skipped(texts: tuple[str, ...]) -> dict[str, Any]:
+    """What a script learns of damaged checkpoints; a person reads the warnings."""
+    return {"skipped": list(texts)} if texts else {}
+
+
 def _source_and_model(
     run_dir: str,
     url: str,
@@ -290,6 +299,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = [word for word in words if word != DEBUG]
     with warnings.catch_warnings(), second_signal_ends(), StopRequest(install=True) as stop:
         warnings.simplefilter("default", UserWarning)  # a search trains, and would warn, many times
+        # Of a request that a signal came before.
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
         warnings.showwarning = show_warning
         try:
             code = app(words, prog_name="streamkern", standalone_mode=False, obj=stop)

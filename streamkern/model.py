@@ -5,10 +5,12 @@ It evaluates any source in streamed units; nothing of the size of the data is he
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,13 +34,27 @@ from streamkern.storage import local_path, zarr_store
 
 PREDICTION_CHUNK = 8 << 20
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def on_its_backend(method: Method) -> Method:
+    """A method that computes with the backend active, and leaves the caller's as it was."""
+
+    @functools.wraps(method)
+    def call(self: KernelModel, *args: Any, **kw: Any) -> Any:
+        with self.backend.active():
+            return method(self, *args, **kw)
+
+    return call  # type: ignore[return-value]
+
 
 @dataclass
 class KernelModel:
     """Centers, weights, and what turns a stored row into features.
 
     Z : points of the centers, right side. weights : (p, c) on the device. classes : sorted names,
-    or None for values. fixed : transforms applied to every row.
+    or None for values. fixed : transforms applied to every row. skipped : a sentence for each
+    damaged checkpoint that is newer than the one it was loaded from.
     """
 
     op: KernelOperator
@@ -47,6 +63,7 @@ class KernelModel:
     classes: tuple[str, ...] | None
     row_shape: tuple[int, ...]
     fixed: tuple[Transform, ...]
+    skipped: tuple[str, ...] = ()
 
     @property
     def backend(self) -> Backend:
@@ -58,6 +75,7 @@ class KernelModel:
         """c."""
         return int(self.weights.shape[1])
 
+    @on_its_backend
     def values(self, X: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """f(X) on the host, (n, c). X : (n, *row_shape) as stored."""
         out = np.empty((len(X), self.n_outputs), self.op.dtype)
@@ -67,7 +85,10 @@ class KernelModel:
         return out
 
     def stream(self, source: Source) -> Iterator[tuple[Block, Array, Array]]:
-        """(block, f(X), Y) of every unit in order, read ahead by one thread."""
+        """(block, f(X), Y) of every unit in order, read ahead by one thread.
+
+        f(X) and Y are on the device: compute with them inside `backend.active()`.
+        """
         check_evaluable(source, self.row_shape, "the data")
         classes = self.classes if source.classes is not None else None
         for block in read_units(source, range(source.n_units), 0, 0):
@@ -75,6 +96,7 @@ class KernelModel:
                 part = block.take(rows)
                 yield part, *self._block_values(part, classes, source.n_outputs)
 
+    @on_its_backend
     def _block_values(
         self, block: Block, classes: Sequence[str] | None, n_outputs: int
     ) -> tuple[Array, Array]:
@@ -84,6 +106,7 @@ class KernelModel:
         )  # fmt: skip
         return self.op.product(self.op.points(X, left=True), self.Z, self.weights), Y
 
+    @on_its_backend
     def evaluate(self, source: Source) -> dict[str, float]:
         """Mean squared error over all rows and outputs, and the accuracy where there are classes.
 
@@ -190,6 +213,7 @@ def load_model(
 ) -> KernelModel:
     """The model of the newest good checkpoint of a run. Reads beside a running writer.
 
+    Warns where a newer checkpoint is damaged, which `KernelModel.skipped` says as well.
     storage_options : of a remote run_dir. The caller closes `model.backend`.
     """
     run = RunDirectory(run_dir, writable=False, storage_options=storage_options)
@@ -197,17 +221,22 @@ def load_model(
         setup, saved = run.load_setup(), run.load_latest()
     if setup is None or saved is None:
         raise RunError(f"{run.place} has no checkpoint yet; train first")
+    for text in saved.skipped:
+        warnings.warn(text, stacklevel=2)
     backend = get_backend(device, threads)
     try:
         op = operator(backend, setup.arrays, setup.meta)
         classes = setup.meta["classes"]
+        with backend.active():
+            Z = op.points(backend.asarray(setup.arrays["Z"]), right=True)
         return KernelModel(
             op,
-            op.points(backend.asarray(setup.arrays["Z"]), right=True),
+            Z,
             backend.asarray(saved.arrays[saved.meta["evaluated"]]),
             None if classes is None else tuple(classes),
             tuple(setup.meta["row_shape"]),
             load_scaling(setup.arrays, setup.meta["scaling"]),
+            skipped=saved.skipped,
         )
     except BaseException:
         backend.close()
