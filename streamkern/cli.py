@@ -39,6 +39,7 @@ from streamkern.options import (
     Overwrite,
     RunDir,
     RunFile,
+    Scaling,
     Scheduler,
     Set,
     Solver,
@@ -83,6 +84,7 @@ def plan(
     solver: Solver = None,
     memory: Memory = None,
     epochs: Epochs = None,
+    scale: Scaling = None,
     dask: Scheduler = None,
     cache: CacheFolder = None,
     cache_size: CacheSize = None,
@@ -97,7 +99,7 @@ def plan(
 
     config = run_config(
         run_file,
-        _given(train, test, run_dir, solver, epochs, dask, cache),
+        _given(train, test, run_dir, solver, epochs, scale, dask, cache),
         memory=memory,
         cache_size=cache_size,
         settings=settings,
@@ -122,6 +124,7 @@ def train(
     solver: Solver = None,
     memory: Memory = None,
     epochs: Epochs = None,
+    scale: Scaling = None,
     dask: Scheduler = None,
     cache: CacheFolder = None,
     cache_size: CacheSize = None,
@@ -135,7 +138,7 @@ def train(
 
     config = run_config(
         run_file,
-        _given(train, test, run_dir, solver, epochs, dask, cache),
+        _given(train, test, run_dir, solver, epochs, scale, dask, cache),
         memory=memory,
         cache_size=cache_size,
         settings=settings,
@@ -238,6 +241,7 @@ def _given(
     run_dir: str | None,
     solver: str | None,
     epochs: int | None,
+    scale: str | None,
     dask: str | None,
     cache: str | None,
 ) -> dict[str, Any]:
@@ -246,6 +250,7 @@ def _given(
         "data.train": train,
         "data.test": test,
         "data.epochs": epochs,
+        "data.scale": scale,
         "data.dask": dask,
         "data.cache": cache,
         "solver.name": solver,

@@ -13,7 +13,13 @@ from streamkern.centers import as_centers, check_features
 from streamkern.checkpoint import RunDirectory
 from streamkern.cluster import check_cluster, connect
 from streamkern.config import RunConfig
-from streamkern.identity import check_same_run, recorded_run, recorded_sizes, run_record
+from streamkern.identity import (
+    as_recorded,
+    check_same_run,
+    recorded_run,
+    recorded_sizes,
+    run_record,
+)
 from streamkern.kernels import Kernel
 from streamkern.problem import checked_classes, open_test
 from streamkern.run import open_run
@@ -64,7 +70,6 @@ def train(
     DivergenceError, CorruptChunkError, CheckpointError
         The run failed; its last checkpoint is good.
     """
-    given = None if centers is None else as_centers(centers)
     directory = None
     if config.run.run_dir is not None:
         directory = RunDirectory(
@@ -74,35 +79,57 @@ def train(
         )
     kept = directory is not None
     with resumable(stop, kept=kept, where=lambda: "before the next step") as request:
-        run = open_run(
-            config, source=source, n_centers=None if given is None else len(given),
-            fixed_sizes=recorded_sizes(directory), on_cluster=client is not None, kernel=kernel,
+        return _train(
+            config, directory, request, source=source, test=test, kernel=kernel, centers=centers,
+            client=client, progress=progress, on_evaluation=on_evaluation, warm=warm,
         )  # fmt: skip
-        try:
-            if given is not None:
-                check_features(given, run.data.source.row_shape)
-            for note in checked_classes(run.data):
-                warnings.warn(note, stacklevel=2)
-            held_out = open_test(config, run.data, test)
-            record = run_record(run, kernel, given)
-            check_same_run(directory, record)
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(run.backend.active())
-                if client is None and config.data.dask is not None:
-                    client = stack.enter_context(connect(config.data.dask))
-                if client is not None:
-                    check_cluster(client, run.data.source)
-                if directory is not None:
-                    stack.enter_context(request.later())  # until the directory is let go
-                    with request.at_once():  # a lease of another may have to end first
-                        stack.enter_context(directory)
-                    check_same_run(directory, record)  # nobody else wrote in between
-                    if recorded_run(directory) is None:
-                        directory.write_config(record)
-                trainer = Trainer(run, directory, held_out, stack, progress, on_evaluation, request)
-                with request.at_once():
-                    trainer.begin(kernel, given, client, record, warm)
-                return trainer.run_to_end()
-        except BaseException:
-            run.backend.close()
-            raise
+
+
+def _train(
+    config: RunConfig,
+    directory: RunDirectory | None,
+    request: StopRequest,
+    *,
+    source: Source | None,
+    test: Source | None,
+    kernel: Kernel | None,
+    centers: npt.ArrayLike | None,
+    client: Any,
+    progress: bool,
+    on_evaluation: Callable[[dict[str, Any]], None] | None,
+    warm: WarmStart | None,
+) -> Result:
+    given = None if centers is None else as_centers(centers)
+    config = as_recorded(config, directory)
+    run = open_run(
+        config, source=source, n_centers=None if given is None else len(given),
+        fixed_sizes=recorded_sizes(directory), on_cluster=client is not None, kernel=kernel,
+    )  # fmt: skip
+    try:
+        if given is not None:
+            check_features(given, run.data.source.row_shape)
+        for note in checked_classes(run.data):
+            warnings.warn(note, stacklevel=3)
+        held_out = open_test(config, run.data, test)
+        record = run_record(run, kernel, given)
+        check_same_run(directory, record)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(run.backend.active())
+            if client is None and config.data.dask is not None:
+                client = stack.enter_context(connect(config.data.dask))
+            if client is not None:
+                check_cluster(client, run.data.source)
+            if directory is not None:
+                stack.enter_context(request.later())  # until the directory is let go
+                with request.at_once():  # a lease of another may have to end first
+                    stack.enter_context(directory)
+                check_same_run(directory, record)  # nobody else wrote in between
+                if recorded_run(directory) is None:
+                    directory.write_config(record)
+            trainer = Trainer(run, directory, held_out, stack, progress, on_evaluation, request)
+            with request.at_once():
+                trainer.begin(kernel, given, client, record, warm)
+            return trainer.run_to_end()
+    except BaseException:
+        run.backend.close()
+        raise

@@ -173,7 +173,7 @@ class Trainer:
         self.ended = self._finished()
         self._report("resume", self.cluster)
         for text in saved.skipped:
-            warnings.warn(text, stacklevel=5)  # the caller of `train`
+            warnings.warn(text, stacklevel=6)  # the caller of `train`
         self._keep_skipped(saved.skipped)
 
     def _keep_skipped(self, skipped: tuple[str, ...]) -> None:
@@ -214,7 +214,7 @@ class Trainer:
         changed += changed_versions(self.directory, record)
         if changed:
             text = f"resumed with other libraries: {'; '.join(changed)}; same to rounding only"
-            warnings.warn(text, stacklevel=4)  # the caller of `train`
+            warnings.warn(text, stacklevel=5)  # the caller of `train`
             self._report("changed", {"what": changed})
 
     # -- the loop --------------------------------------------------------------------------
@@ -237,7 +237,7 @@ class Trainer:
         return self._result()
 
     def _loop(self) -> None:
-        position, epochs = self.position, self.run.config.data.epochs
+        position, epochs = self.position, self.run.config.data.passes
         total = self.run.data.source.n_rows * epochs
         began = time.perf_counter()
         self.meter = Meter(self.loader, position.samples)
@@ -288,14 +288,14 @@ class Trainer:
         if facts:
             self._report("pass", facts)
         if "note" in facts:
-            warnings.warn(facts["note"], stacklevel=6)  # the caller of `train`
+            warnings.warn(facts["note"], stacklevel=7)  # the caller of `train`
         self.ended = self._finished()
         if self.ended:
             self._report("finished", {"why": self.ended})
 
     def _finished(self) -> str | None:
         """Why the epochs that are left are not needed, or None."""
-        left = self.position.epoch < self.run.config.data.epochs
+        left = self.position.epoch < self.run.config.data.passes
         return self.solver.finished(self.state) if left else None
 
     def _watch(self, bar: Progress) -> None:
@@ -304,7 +304,7 @@ class Trainer:
         if self.watch.full:
             loss = self._judge()
             self._log_training(loss, bar)
-        last = position.epoch == self.run.config.data.epochs or self.ended is not None
+        last = position.epoch == self.run.config.data.passes or self.ended is not None
         if self._evaluation_due() and not last:
             self._evaluate()  # the end has its own
         if self._checkpoint_due() and not self.stop.requested:  # which saves as well
@@ -441,7 +441,7 @@ class Trainer:
         self.log.flush()
         records, damage = directory.read_log()
         if damage is not None:
-            warnings.warn(f"{damage}; the history lacks what they held", stacklevel=5)
+            warnings.warn(f"{damage}; the history lacks what they held", stacklevel=6)
         seen = {r["step"]: r for r in records if r.get("event") == "evaluation"}
         drop = ("time", "event", "epoch")
         self.history = [
