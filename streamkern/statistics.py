@@ -65,6 +65,12 @@ class Moments:
                     None if w is None else w[part].astype(np.float64)[:, None],
                 )
 
+    @classmethod
+    def _of(cls, weight: float, mean: NDArray[np.float64], m2: NDArray[np.float64]) -> Moments:
+        moments = cls(len(mean))
+        moments.weight, moments.mean, moments._m2 = weight, mean, m2
+        return moments
+
     def _add_slab(self, block: NDArray[np.float64], w: NDArray[np.float64] | None) -> None:
         weight = float(len(block) if w is None else w.sum())
         if not weight:
@@ -74,10 +80,16 @@ class Moments:
         np.square(block, out=block)
         if w is not None:
             block *= w
-        delta = mean - self.mean
-        total = self.weight + weight
-        self.mean += delta * (weight / total)
-        self._m2 += block.sum(axis=0) + delta**2 * (self.weight * weight / total)
+        self.merge(Moments._of(weight, mean, block.sum(axis=0)))
+
+    def merge(self, other: Moments) -> None:
+        """Take in what another one has taken in."""
+        if not other.weight:
+            return
+        with np.errstate(over="ignore", invalid="ignore"):
+            delta, total = other.mean - self.mean, self.weight + other.weight
+            self.mean += delta * (other.weight / total)
+            self._m2 += other._m2 + delta**2 * (self.weight * other.weight / total)
         self.weight = total
 
     def variance(self) -> NDArray[np.float64]:
@@ -118,6 +130,23 @@ class RunningStatistics:
             if self._totals is None:
                 self._totals = np.zeros(1 if self._counts is None else len(self._counts))
             add_totals(self._totals, y, w, self._counts is not None)
+
+    def empty(self) -> RunningStatistics:
+        """The same with no rows."""
+        n_classes = None if self._counts is None else len(self._counts)
+        return RunningStatistics(len(self._features.mean), n_classes)
+
+    def merge(self, other: RunningStatistics) -> None:
+        """Take in what another one has taken in."""
+        self.n_rows += other.n_rows
+        self._features.merge(other._features)
+        if self._counts is not None and other._counts is not None:
+            self._counts += other._counts
+        if other._targets is not None:
+            self._targets = self._targets or Moments(len(other._targets.mean))
+            self._targets.merge(other._targets)
+        if other._totals is not None:
+            self._totals = other._totals + (0.0 if self._totals is None else self._totals)
 
     def result(self) -> Statistics:
         """Statistics of the rows so far; at least one row must have been added."""
