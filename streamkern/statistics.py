@@ -7,9 +7,10 @@ such triples merge by the update of Chan, Golub and LeVeque (1979):
     mean  = mean_a + delta * n_b / n
     M2    = M2_a + M2_b + delta^2 * n_a n_b / n
 
-which does not cancel as sum(x^2) - sum(x)^2 / n would. Of targets n is the sum of the sample
-weights, where rows have some. The slab size depends on the row size only, so that the same chunks
-in the same order give the same bits, interrupted or not.
+which does not cancel as sum(x^2) - sum(x)^2 / n would. All of it is of differences to the first
+row, so that a constant column has no deviation at all, and one far from 0 loses none. Of targets n
+is the sum of the sample weights, where rows have some. The slab size depends on the row size only,
+so that the same chunks in the same order give the same bits, interrupted or not.
 """
 
 from __future__ import annotations
@@ -51,25 +52,22 @@ class Moments:
 
     def __init__(self, n_columns: int) -> None:
         self.weight = 0.0
-        self.mean = np.zeros(n_columns)
+        self._first: NDArray[np.float64] | None = None
+        self._mean = np.zeros(n_columns)  # less the first row
         self._m2 = np.zeros(n_columns)
-        self._slab = max(1, _SLAB_BYTES // (8 * n_columns))
+        self._slab = max(1, _SLAB_BYTES // (8 * max(1, n_columns)))
 
     def add(self, rows: NDArray[Any], w: NDArray[Any] | None = None) -> None:
         """Take in rows (k, n_columns) of any dtype, with the weights w (k,), or 1 each."""
+        if self._first is None and len(rows):
+            self._first = rows[0].astype(np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
             for start in range(0, len(rows), self._slab):
                 part = slice(start, start + self._slab)
                 self._add_slab(
-                    rows[part].astype(np.float64),
+                    rows[part] - self._first,
                     None if w is None else w[part].astype(np.float64)[:, None],
                 )
-
-    @classmethod
-    def _of(cls, weight: float, mean: NDArray[np.float64], m2: NDArray[np.float64]) -> Moments:
-        moments = cls(len(mean))
-        moments.weight, moments.mean, moments._m2 = weight, mean, m2
-        return moments
 
     def _add_slab(self, block: NDArray[np.float64], w: NDArray[np.float64] | None) -> None:
         weight = float(len(block) if w is None else w.sum())
@@ -80,17 +78,31 @@ class Moments:
         np.square(block, out=block)
         if w is not None:
             block *= w
-        self.merge(Moments._of(weight, mean, block.sum(axis=0)))
+        self._take(weight, mean, block.sum(axis=0))
 
     def merge(self, other: Moments) -> None:
         """Take in what another one has taken in."""
-        if not other.weight:
+        if other._first is None:
             return
+        if self._first is None:
+            self._first = other._first
         with np.errstate(over="ignore", invalid="ignore"):
-            delta, total = other.mean - self.mean, self.weight + other.weight
-            self.mean += delta * (other.weight / total)
-            self._m2 += other._m2 + delta**2 * (self.weight * other.weight / total)
+            self._take(other.weight, other._mean + (other._first - self._first), other._m2)
+
+    def _take(self, weight: float, mean: NDArray[np.float64], m2: NDArray[np.float64]) -> None:
+        total = self.weight + weight
+        if not total:
+            return  # rows that count for nothing
+        delta = mean - self._mean
+        self._mean += delta * (weight / total)
+        self._m2 += m2 + delta**2 * (self.weight * weight / total)
         self.weight = total
+
+    @property
+    def mean(self) -> NDArray[np.float64]:
+        """(n_columns,); not finite where it overflows."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self._mean if self._first is None else self._first + self._mean
 
     def variance(self) -> NDArray[np.float64]:
         """(n_columns,); infinite where it overflows."""
@@ -162,7 +174,7 @@ class RunningStatistics:
         counts = None if self._counts is None else tuple(int(c) for c in self._counts)
         target_mean, target_scale = self._target_moments()
         return Statistics(
-            mean=mean.copy(),
+            mean=mean,
             scale=np.sqrt(variance),
             global_mean=float(mean.mean()),
             global_scale=float(np.sqrt(total)),
@@ -187,4 +199,4 @@ class RunningStatistics:
         variance = targets.variance()
         if not (np.isfinite(targets.mean).all() and np.isfinite(variance).all()):
             raise DataError("the variance of y overflows float64; scale y down before storing it")
-        return targets.mean.copy(), np.sqrt(variance)
+        return targets.mean, np.sqrt(variance)
