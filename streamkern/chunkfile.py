@@ -1,4 +1,4 @@
-"""Whole chunks of a store, read and decoded without zarr's machinery.
+"""Whole chunks of a store, read and written without zarr's machinery.
 
 Zarr passes every chunk through an event loop and other threads, once to read it and once for each
 codec: 0.6 ms a chunk whatever its size, and a copy of it. Stores of one chunk per row range with
@@ -18,6 +18,7 @@ import numpy as np
 from numcodecs.zstd import Zstd
 from zarr.codecs import Crc32cCodec, ZstdCodec
 
+from streamkern.durable import LocalFiles
 from streamkern.errors import CorruptChunkError
 from streamkern.storage import StrictStore
 
@@ -89,6 +90,31 @@ class ChunkFiles(_Chunks):
         return raw[: min(done, end)]
 
 
+class ChunkEncoder(_Chunks):
+    """Writes the chunks of one array in a local folder. Safe to share between threads."""
+
+    def __init__(self, files: LocalFiles, array: Any) -> None:
+        super().__init__(array)
+        self._files, self._array = files, array
+        self._zstd = [c for c in array.metadata.codecs if isinstance(c, ZstdCodec)]
+
+    def write(self, i: int, rows: NDArray[Any]) -> None:
+        """Write chunk `i` of the first axis, whose last rows may be left out and become 0."""
+        rows = np.ascontiguousarray(rows, self._dtype)
+        padding = np.zeros(self._bytes - rows.nbytes, np.uint8)
+        parts: list[Any] = [rows.reshape(-1).view(np.uint8), padding]
+        if self._zstd:
+            codec = Zstd(level=self._zstd[0].level, checksum=self._zstd[0].checksum)
+            parts = [np.frombuffer(codec.encode(np.concatenate(parts)), np.uint8)]
+        if self._checked:
+            crc = 0
+            for part in parts:
+                crc = google_crc32c.extend(crc, part)
+            parts.append(crc.to_bytes(_CHECKSUM_BYTES, "little"))
+        place = self._array.metadata.encode_chunk_key((i,) + (0,) * (self._array.ndim - 1))
+        self._files.write(f"{self._array.path}/{place}", parts)
+
+
 class ChunkObjects(_Chunks):
     """The chunks of one array on remote storage. Safe to share between threads."""
 
@@ -111,6 +137,13 @@ def chunk_files(array: Any) -> ChunkFiles | None:
     store = array.store_path.store
     folder = store.folder if isinstance(store, StrictStore) else None
     return None if folder is None or not _is_plain(array) else ChunkFiles(folder, array)
+
+
+def chunk_encoder(array: Any) -> ChunkEncoder | None:
+    """A writer for a local zarr array of such chunks, or None."""
+    store = array.store_path.store
+    plain = isinstance(store, LocalFiles) and _is_plain(array)
+    return ChunkEncoder(store, array) if plain else None
 
 
 def chunk_objects(array: Any) -> ChunkObjects | None:

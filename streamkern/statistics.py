@@ -78,10 +78,24 @@ class Moments:
         np.square(block, out=block)
         if w is not None:
             block *= w
-        delta = mean - self._mean
+        self._take(weight, mean, block.sum(axis=0))
+
+    def merge(self, other: Moments) -> None:
+        """Take in what another one has taken in."""
+        if other._first is None:
+            return
+        if self._first is None:
+            self._first = other._first
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._take(other.weight, other._mean + (other._first - self._first), other._m2)
+
+    def _take(self, weight: float, mean: NDArray[np.float64], m2: NDArray[np.float64]) -> None:
         total = self.weight + weight
+        if not total:
+            return  # rows that count for nothing
+        delta = mean - self._mean
         self._mean += delta * (weight / total)
-        self._m2 += block.sum(axis=0) + delta**2 * (self.weight * weight / total)
+        self._m2 += m2 + delta**2 * (self.weight * weight / total)
         self.weight = total
 
     @property
@@ -128,6 +142,23 @@ class RunningStatistics:
             if self._totals is None:
                 self._totals = np.zeros(1 if self._counts is None else len(self._counts))
             add_totals(self._totals, y, w, self._counts is not None)
+
+    def empty(self) -> RunningStatistics:
+        """The same with no rows."""
+        n_classes = None if self._counts is None else len(self._counts)
+        return RunningStatistics(len(self._features.mean), n_classes)
+
+    def merge(self, other: RunningStatistics) -> None:
+        """Take in what another one has taken in."""
+        self.n_rows += other.n_rows
+        self._features.merge(other._features)
+        if self._counts is not None and other._counts is not None:
+            self._counts += other._counts
+        if other._targets is not None:
+            self._targets = self._targets or Moments(len(other._targets.mean))
+            self._targets.merge(other._targets)
+        if other._totals is not None:
+            self._totals = other._totals + (0.0 if self._totals is None else self._totals)
 
     def result(self) -> Statistics:
         """Statistics of the rows so far; at least one row must have been added."""

@@ -6,19 +6,20 @@ written after the chunk.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
 from streamkern import layout
+from streamkern.chunkfile import chunk_encoder
 from streamkern.errors import ConfigError, DataError, NonFiniteError
 from streamkern.layout import DIGEST_CHUNK, StoreSpec
 from streamkern.ownership import ATTRIBUTE, STORE, publish
 from streamkern.statistics import Statistics
 from streamkern.storage import redact, zarr_store
-from streamkern.unfinished import Claim, Journal, disk_full_hint
+from streamkern.unfinished import Claim, Journal, disk_full_hint, made_from
 from streamkern.weights import DTYPE, as_weights
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class StoreWriter:
             files=tuple((name, int(k)) for name, k in files),
         )
         self._n_rows = n_rows
-        self._compress = compress
+        self._compress, self._made_from = compress, made_from(plan or {}, compress)
         layout.codecs(dtype, compress)
         store = zarr_store(url, storage_options=storage_options, read_only=False)
         with disk_full_hint(self.url):
@@ -185,8 +186,8 @@ class StoreWriter:
                 f"{where[2]} in X of chunk {i}, row {start + where[0]}, column {where[1]}"
             )
         with disk_full_hint(self.url):
-            for array, part in zip(self._arrays, parts, strict=True):
-                array[start : start + len(X)] = part
+            for put, part in zip(self._puts, parts, strict=True):
+                put(i, part)
             # Last: a chunk is in the journal only when all of it is in the store.
             self._journal.add(i, layout.chunk_digest(*parts))
 
@@ -261,6 +262,7 @@ class StoreWriter:
             self._w = self._array("w", (n,), k, DTYPE, ("row",))
         row = self._array("row", (n,), k, layout.ROW, ("row",), compress="none")
         self._arrays = [a for a in (self._x, self._y, self._w, row) if a is not None]
+        self._puts = [self._put(array) for array in self._arrays]
         shape = (-(-n // k), len(self._arrays) * layout.DIGEST_BYTES)
         digests = self._array("digests", shape, DIGEST_CHUNK, np.dtype(np.uint8), ("chunk", "byte"))
         self._journal = Journal(digests)
@@ -288,6 +290,17 @@ class StoreWriter:
             dimension_names=names,
             config={"write_empty_chunks": True},
         )
+
+    def _put(self, array: Any) -> Callable[[int, NDArray[Any]], None]:
+        """Writes the rows of chunk i of an array; as zarr would, only faster, where it can."""
+        encoder = chunk_encoder(array)
+        if encoder is not None:
+            return encoder.write
+
+        def put(i: int, rows: NDArray[Any]) -> None:
+            array[i * self.chunk_rows : i * self.chunk_rows + len(rows)] = rows
+
+        return put
 
     def _place(self, i: int, X: NDArray[Any]) -> int:
         spec = self.spec
@@ -350,6 +363,7 @@ class StoreWriter:
             "columns": spec.columns,
             "target_columns": spec.target_columns,
             "files": spec.files,
+            "made_from": self._made_from,
             "digest": "sha256",
             "fingerprint": layout.content_fingerprint(spec, n_rows, self._journal.digests),
             **{name: _json(getattr(stats, name, None)) for name in _STATISTICS},
