@@ -201,8 +201,8 @@ class KernelModel:
     ) -> int:
         """Write f(x), and labels of classes, of every row of `source`; returns how many rows.
 
-        The same call goes on where a killed one stopped. What it has computed is kept until then
-        in a folder beside the output, OUT.predict, of the size of the values.
+        The same call goes on where a killed one stopped. What it has computed is kept until the
+        end in a folder beside the output, of the size of the values.
 
         Parameters
         ----------

@@ -13,13 +13,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import zarr
 from numpy.typing import NDArray
 
 from streamkern.answerfiles import FILES, Answers, Slabs, parquet_record, write_zarr
@@ -27,11 +27,12 @@ from streamkern.answerspool import AnswerSpool
 from streamkern.durable import sync_file, sync_folder
 from streamkern.errors import ConfigError, CorruptChunkError, StorageError, StreamkernError
 from streamkern.ownership import PREDICTIONS, begin, check_kind, mark_at, publish
+from streamkern.scratch import Scratch, scratch_folder
 from streamkern.storage import local_path, redact, zarr_store
 from streamkern.unfinished import disk_full_hint
 
 ORDERS = ("source", "store")
-_COMPLETE, _WRITING = "complete", "writing"
+_COMPUTED, _PUBLISHING, _DONE = "computed", "publishing", "done"  # stages, after computing
 Progress = Callable[[str, int, int | None], None]
 
 
@@ -54,8 +55,8 @@ class _Place(Protocol):
     def check_free(self, overwrite: bool) -> None:
         """Raise unless they may go there."""
 
-    def is_done(self) -> bool:
-        """Whether they are there, of a call that was killed after that."""
+    def rows_done(self, spool: AnswerSpool) -> int | None:
+        """How many are there, of a call that was killed after that; None if they are not."""
 
     def write(self, answers: Answers, slabs: Slabs, publishing: Callable[[], None]) -> None: ...
 
@@ -73,32 +74,52 @@ def write_predictions(
     """The number of rows predicted into `url`; see `KernelModel.predict_to`."""
     ending = _ending(url, order)
     answers = _kept(question.answers, ending, order, values)
-    folder = _scratch(url)
+    folder = scratch_folder(url, ending=".predict")
     place: _Place = (
         _Group(url, storage_options, answers.record)
         if ending == ".zarr"
         else _File(url, folder, ending)
     )
-    spool = AnswerSpool(
-        folder, answers.record, answers.dtype, answers.width,
-        numbered=answers.numbered, chunk_rows=answers.chunk_rows,
-    )  # fmt: skip
-    if spool.state == "publishing" and place.is_done():
-        spool.discard()
-        return spool.n_rows
-    place.check_free(overwrite)
-    with disk_full_hint(os.fspath(url)), spool.claimed():
-        try:
-            if not spool.state:
-                _compute(spool, question, answers, progress)
-            answers = replace(answers, n_rows=spool.n_rows)
-            place.write(answers, spool.slabs(), lambda: spool.save("publishing"))
-        except (StorageError, CorruptChunkError):
-            raise  # what was computed is good, and the same call goes on from it
-        except StreamkernError:
-            spool.discard()  # the data itself is wrong: there is nothing to go on from
-            raise
-    spool.discard()
+    with disk_full_hint(os.fspath(url)), Scratch(folder) as scratch:
+        spool = AnswerSpool(
+            scratch, answers.record, answers.dtype, answers.width,
+            numbered=answers.numbered, chunk_rows=answers.chunk_rows,
+        )  # fmt: skip
+        n_rows = place.rows_done(spool)
+        if n_rows is None:
+            try:
+                place.check_free(overwrite)
+            except StreamkernError:
+                if not spool.n_rows:  # the last that a finished call left
+                    scratch.discard()
+                raise
+            try:
+                n_rows = _predict(spool, question, answers, place, progress)
+            except (StorageError, CorruptChunkError):
+                raise  # what was computed is good, and the same call goes on from it
+            except StreamkernError:
+                scratch.discard()
+                raise
+        scratch.discard()
+    return n_rows
+
+
+def _predict(
+    spool: AnswerSpool,
+    question: Question,
+    answers: Answers,
+    place: _Place,
+    progress: Progress | None,
+) -> int:
+    """The number of rows, when all that was missing is there."""
+    if spool.stage == _DONE:  # and what was there is gone
+        spool.restart()
+    if not spool.stage:
+        _compute(spool, question, answers, progress)
+    place.write(
+        replace(answers, n_rows=spool.n_rows), spool.slabs(), lambda: spool.save(_PUBLISHING)
+    )
+    spool.finish(_DONE)
     return spool.n_rows
 
 
@@ -138,17 +159,6 @@ def _kept(answers: Answers, ending: str, order: str, values: bool) -> Answers:
     return replace(answers, only_ids=only_ids, numbered=order == "store", record=record)
 
 
-def _scratch(url: str | os.PathLike[str]) -> Path:
-    path = local_path(url)
-    if path is not None:
-        path = path.absolute()
-        return path.with_name(path.name + ".predict")
-    # The same place on the next call, so that it goes on.
-    name = hashlib.sha256(os.fspath(url).encode()).hexdigest()[:16]
-    user = os.getuid() if hasattr(os, "getuid") else 0
-    return Path(tempfile.gettempdir()) / f"streamkern-{user}" / f"{name}.predict"
-
-
 def _compute(
     spool: AnswerSpool, question: Question, answers: Answers, progress: Progress | None
 ) -> None:
@@ -159,7 +169,7 @@ def _compute(
         spool.add(places, rows, kept)
         if progress is not None:
             progress("predicted", spool.n_rows, question.n_rows)
-    spool.save("computed")
+    spool.save(_COMPUTED)
 
 
 # ------------------------------------------------------------------------------------- the places
@@ -169,28 +179,33 @@ class _Group:
     """A Zarr group."""
 
     def __init__(self, url: str | os.PathLike[str], options: Any, record: dict[str, Any]) -> None:
-        self._url, self._record = os.fspath(url), record
+        self._url = os.fspath(url)
+        self._writing = {**record, "status": "writing"}
+        self._complete = {**record, "status": "complete"}
         self._store = zarr_store(url, storage_options=options, read_only=False)
 
-    def is_done(self) -> bool:
-        mark = mark_at(self._store, self._url)
-        return mark == {**self._record, "status": _COMPLETE}
+    def rows_done(self, spool: AnswerSpool) -> int | None:
+        # Without a folder of ours beside it, it is another call's.
+        if not spool.begun or mark_at(self._store, self._url) != self._complete:
+            return None
+        values: Any = zarr.open_group(self._store, mode="r")["values"]
+        return int(values.shape[0])
 
     def check_free(self, overwrite: bool) -> None:
         mark = mark_at(self._store, self._url)
         if mark is None:
             return
         check_kind(mark, PREDICTIONS, self._url)
-        if mark.get("status") == _COMPLETE and not overwrite:
+        if mark.get("status") == "complete" and not overwrite:
             raise _exists(self._url)
 
     def write(self, answers: Answers, slabs: Slabs, publishing: Callable[[], None]) -> None:
         publishing()
-        group = begin(self._store, self._url, {**self._record, "status": _WRITING})
+        group = begin(self._store, self._url, self._writing)
         if answers.classes is not None:
             group.attrs["classes"] = answers.classes.tolist()
         write_zarr(group, answers, slabs)
-        publish(group, {**self._record, "status": _COMPLETE})
+        publish(group, self._complete)
 
 
 class _File:
@@ -199,11 +214,13 @@ class _File:
     def __init__(self, url: str | os.PathLike[str], folder: Path, ending: str) -> None:
         path = local_path(url)
         assert path is not None
-        self._path, self._ending = path.absolute(), ending
-        self._aside = folder / f"answers{ending}"
+        self._path, self._ending = path.resolve(), ending  # beside the folder
+        # By the name of a temporary file of ours, and the same one in every call.
+        self._aside = folder / f".answers{ending}.{0:032x}.streamkern"
 
-    def is_done(self) -> bool:
-        return not self._aside.exists() and self._path.exists()
+    def rows_done(self, spool: AnswerSpool) -> int | None:
+        renamed = spool.stage in (_PUBLISHING, _DONE) and not self._aside.exists()
+        return spool.n_rows if renamed and self._path.exists() else None
 
     def check_free(self, overwrite: bool) -> None:
         if not os.path.lexists(self._path):

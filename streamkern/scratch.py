@@ -1,8 +1,8 @@
-"""Files that an ingest needs while it runs: in a folder of their own, resumable, then deleted.
+"""Files that a call needs while it runs: in a folder of their own, resumable, then deleted.
 
 The folder's name comes from the output, so the same command finds it again and two outputs never
 share one. Its first file says that it is ours; only what that file and exact names say to be ours
-is ever deleted, and a lock keeps a second ingest of the same output out.
+is ever deleted, and a lock keeps a second call for the same output out.
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ _MARK = {"streamkern": "scratch"}
 
 
 def scratch_folder(
-    out_url: str | os.PathLike[str], parent: str | os.PathLike[str] | None = None
+    out_url: str | os.PathLike[str],
+    parent: str | os.PathLike[str] | None = None,
+    ending: str = ".ingest",
 ) -> Path:
     """Where the scratch for an output goes: in `parent`, by default beside a local output."""
     local = local_path(out_url)
     place = str(out_url) if local is None else str(local.resolve())
     name = re.split(r"[/\\]", place.rstrip("/\\"))[-1]
-    own = f"{name}-{hashlib.sha256(place.encode()).hexdigest()[:12]}.ingest"
+    own = f"{name}-{hashlib.sha256(place.encode()).hexdigest()[:12]}{ending}"
     if parent is not None:
         return Path(parent) / own
     if local is not None:
@@ -74,7 +76,7 @@ class Scratch:
     def restore(self, identity: str) -> Any:
         """The state last saved here for this `identity`, and its files; else None, and no files.
 
-        Raises DataError where the folder is not ours, or an ingest is at work in it.
+        Raises DataError where the folder is not ours, or another call is at work in it.
         """
         self._identity = identity
         if not os.path.lexists(self.folder):
@@ -168,7 +170,7 @@ class Scratch:
             self._lock.acquire()
         except filelock.Timeout:
             raise DataError(
-                f"scratch folder {self.folder} is in use by another ingest of the same output; "
+                f"scratch folder {self.folder} is in use by another call for the same output; "
                 "wait until it has ended"
             ) from None
 

@@ -11,7 +11,6 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
-import filelock
 import numpy as np
 import pyarrow.parquet
 import pytest
@@ -22,8 +21,9 @@ from streamkern import answerfiles, answerspool
 from streamkern import model as model_module
 from streamkern.answerfiles import Answers, class_labels
 from streamkern.answerspool import AnswerSpool
-from streamkern.errors import ConfigError, CorruptChunkError, DataError, RunLockedError
+from streamkern.errors import ConfigError, CorruptChunkError, DataError
 from streamkern.model import KernelModel, load_model
+from streamkern.scratch import Scratch, scratch_folder
 from streamkern.sources import ArraySource
 from streamkern.train import Result
 from tests.faults import tree
@@ -184,12 +184,10 @@ def test_predictions_are_put_in_order_in_bounded_memory(
     monkeypatch.setattr(answerspool, "SLAB_BYTES", 1 << 20)
     monkeypatch.setattr(answerspool, "DEALT_BYTES", 1 << 20)
     n, step = 1_000_000, 20_000
-    spool = AnswerSpool(
-        tmp_path / "s", {}, np.dtype(np.float64), 4, numbered=False, chunk_rows=1000
-    )
     order = np.random.default_rng(0).permutation(n)
     tracemalloc.start()
-    with spool.claimed():
+    with Scratch(tmp_path / "s") as scratch:
+        spool = AnswerSpool(scratch, {}, np.dtype(np.float64), 4, numbered=False, chunk_rows=1000)
         for start in range(0, n, step):
             rows = order[start : start + step]
             spool.add(rows, rows, np.repeat(rows[:, None], 4, axis=1).astype(np.float64))
@@ -346,9 +344,9 @@ def test_what_lies_beside_predictions_stays(model: KernelModel, tmp_path: Path) 
 
 
 def test_a_folder_of_somebody_else_is_no_scratch(model: KernelModel, tmp_path: Path) -> None:
-    beside = tmp_path / "p.csv.predict"
+    beside = scratch_folder(tmp_path / "p.csv", ending=".predict")
     beside.mkdir()
-    for name in ("notes.txt", "000000000.answers"):
+    for name in ("notes.txt", "000000000.rows"):
         (beside / name).write_text("keep")
         before = tree(tmp_path)
         with pytest.raises(DataError, match="streamkern did not write"):
@@ -360,12 +358,10 @@ def test_a_folder_of_somebody_else_is_no_scratch(model: KernelModel, tmp_path: P
 
 
 def test_one_process_at_a_time_writes_predictions(model: KernelModel, tmp_path: Path) -> None:
-    (tmp_path / "p.csv.predict").mkdir()
-    with (
-        filelock.FileLock(tmp_path / "p.csv.predict" / "lock"),
-        pytest.raises(RunLockedError, match="another process"),
-    ):
-        model.predict_to(array_source(20, 5), tmp_path / "p.csv")
+    with Scratch(scratch_folder(tmp_path / "p.csv", ending=".predict")) as other:
+        other.append("000000000.rows", np.zeros(1, np.uint8))
+        with pytest.raises(DataError, match="in use by another call"):
+            model.predict_to(array_source(20, 5), tmp_path / "p.csv")
 
 
 @pytest.mark.parametrize(
@@ -428,8 +424,9 @@ def test_killed_predictions_go_on_to_the_same_bytes(
     assert life.exitcode == 0
     expected = tree(once.parent)
     place = tmp_path / "again" / f"p{ending}"
+    folder = scratch_folder(place, ending=".predict")
     kills, codes = 0, []
-    for event in (1, 2, 4, 9, 17, 31, 55, 0):
+    for event in (1, 2, 4, 9, 17, 29, 0):
         life = process(_predict_and_die, run_dir, place, event)
         life.join(60)
         codes.append(life.exitcode)
@@ -438,12 +435,31 @@ def test_killed_predictions_go_on_to_the_same_bytes(
             break
         if ending == ".zarr" and (place / "zarr.json").exists():
             mark: Any = zarr.open_group(str(place), mode="r").attrs["streamkern"]
-            assert mark["status"] != "complete" or (tmp_path / "again" / "p.zarr.predict").exists()
+            assert mark["status"] != "complete" or folder.exists()
         else:
             assert not place.exists() or tree(place.parent)[place.name] == expected[place.name]
     assert codes[-1] == 0, codes
     assert kills >= 4
     assert tree(place.parent) == expected
+
+
+@pytest.mark.parametrize("ending", [".zarr", ".csv"])
+def test_a_call_killed_at_its_very_end_is_done(
+    run_dir: Path, result: Result, ending: str, tmp_path: Path
+) -> None:
+    """P3: while it removed its scratch; found out by letting it remove nothing."""
+    place = tmp_path / f"p{ending}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scratch, "discard", lambda self: None)
+        assert result.model.predict_to(shuffled()[0], place) == N_TEST
+    before = tree(tmp_path)
+    assert len(os.listdir(tmp_path)) == 2
+    assert result.model.predict_to(shuffled()[0], place) == N_TEST
+    assert os.listdir(tmp_path) == [place.name]
+    left = {k: v for k, v in before.items() if k.startswith(place.name + "/") or k == place.name}
+    assert tree(tmp_path) == left
+    with pytest.raises(ConfigError, match="exists already"):
+        result.model.predict_to(shuffled()[0], place)
 
 
 def test_unfinished_predictions_of_other_rows_are_begun_anew(
@@ -458,7 +474,7 @@ def test_unfinished_predictions_of_other_rows_are_begun_anew(
     assert os.listdir(tmp_path) == ["p.csv"]
 
 
-@pytest.mark.parametrize("where", ["answerspool", "predictions"])
+@pytest.mark.parametrize("where", ["scratch", "predictions"])
 def test_a_full_disk_says_so_and_predictions_go_on(
     model: KernelModel, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -481,20 +497,19 @@ def test_a_full_disk_says_so_and_predictions_go_on(
 
 
 def test_altered_scratch_is_noticed(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"numbered": False, "chunk_rows": 10}
-    spool = AnswerSpool(tmp_path / "s", {}, np.dtype(np.float32), 1, **options)
-    with spool.claimed():
+    def spool_of(scratch: Scratch) -> AnswerSpool:
+        return AnswerSpool(scratch, {}, np.dtype(np.float32), 1, numbered=False, chunk_rows=10)
+
+    with Scratch(tmp_path / "s") as scratch:
+        spool = spool_of(scratch)
         spool.add(np.arange(9), np.arange(9), np.ones((9, 1), np.float32))
         spool.save("computed")
-    (path,) = (tmp_path / "s").glob("*.answers")
+    (path,) = (tmp_path / "s").glob("*.rows")
     data = bytearray(path.read_bytes())
     data[9] ^= 1
     path.write_bytes(data)
-    again = AnswerSpool(tmp_path / "s", {}, np.dtype(np.float32), 1, **options)
-    assert (again.n_rows, again.state) == (9, "computed")
-    with pytest.raises(CorruptChunkError, match="was altered"):
-        list(again.slabs())
-    state = bytearray((tmp_path / "s" / "state.json").read_bytes())
-    state[state.index(b"computed")] ^= 1
-    (tmp_path / "s" / "state.json").write_bytes(state)
-    assert AnswerSpool(tmp_path / "s", {}, np.dtype(np.float32), 1, **options).n_rows == 0
+    with Scratch(tmp_path / "s") as scratch:
+        again = spool_of(scratch)
+        assert (again.n_rows, again.stage) == (9, "computed")
+        with pytest.raises(CorruptChunkError, match="was altered"):
+            list(again.slabs())

@@ -80,7 +80,7 @@ def test_two_ingests_with_one_scratch_do_not_touch_each_other(tmp_path: Path) ->
     def second(what: str, done: int, total: int | None) -> None:
         if what == "write" and done < 500:
             ingest(data, tmp_path / "b.zarr", scratch=shared, **SMALL)
-            with pytest.raises(DataError, match="in use by another ingest of the same output"):
+            with pytest.raises(DataError, match="in use by another call for the same output"):
                 ingest(data, tmp_path / "a.zarr", scratch=shared, overwrite=True, **SMALL)
 
     ingest(data, tmp_path / "a.zarr", scratch=shared, progress=second, **SMALL)
