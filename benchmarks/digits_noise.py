@@ -54,7 +54,7 @@ def configuration(
                 "copies": -(-n_samples // N_TRAIN),
                 "transforms": [{"kind": "scale"}, {"kind": "noise", "sigma": NOISE}],
             },
-            "model": {"bandwidth": BANDWIDTH, "centers": "all"},
+            "model": {"bandwidth": BANDWIDTH, "centers": "all", "fit_intercept": False},
             "solver": solver,
             "run": {"device": "cpu", "random_state": seed, "evaluate_every": evaluate_every},
         }

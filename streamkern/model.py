@@ -1,4 +1,4 @@
-"""A trained model: f(x) = sum_j alpha_j k(x, z_j) after the same scaling as in training.
+"""A trained model: f(x) = mean + scale sum_j alpha_j k(x, z_j) after the scaling of training.
 
 It evaluates any source in streamed units; nothing of the size of the data is held.
 """
@@ -29,6 +29,7 @@ from streamkern.products import KernelOperator
 from streamkern.report import redact
 from streamkern.source_base import Block, Source, read_units
 from streamkern.storage import local_path, zarr_store
+from streamkern.targets import TargetScale
 
 PREDICTION_CHUNK = 8 << 20
 
@@ -38,7 +39,9 @@ class KernelModel:
     """Centers, weights, and what turns a stored row into features.
 
     Z : points of the centers, right side. weights : (p, c) on the device. classes : sorted names,
-    or None for values. fixed : transforms applied to every row.
+    or None for values. fixed : transforms applied to every row. targets : what is put back. Values
+    come out in float64, which holds them as the user has them; those of classes in the dtype of the
+    weights.
     """
 
     op: KernelOperator
@@ -47,6 +50,12 @@ class KernelModel:
     classes: tuple[str, ...] | None
     row_shape: tuple[int, ...]
     fixed: tuple[Transform, ...]
+    targets: TargetScale
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of f(X)."""
+        return np.dtype(np.float64) if self.classes is None else self.op.dtype
 
     @property
     def backend(self) -> Backend:
@@ -60,7 +69,7 @@ class KernelModel:
 
     def values(self, X: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """f(X) on the host, (n, c). X : (n, *row_shape) as stored."""
-        out = np.empty((len(X), self.n_outputs), self.op.dtype)
+        out = np.empty((len(X), self.n_outputs), self.dtype)
         for rows in tiles(len(X), EVALUATED_ROWS):
             block = Block(X[rows], np.empty((rows.stop - rows.start, 0)), _ids(rows))
             out[rows] = self.backend.to_host(self._block_values(block, None, 0)[0])
@@ -82,7 +91,8 @@ class KernelModel:
             self.backend, block, transforms=self.fixed, dtype=self.op.dtype, seed=0, epoch=0,
             n_outputs=n_outputs, classes=classes,
         )  # fmt: skip
-        return self.op.product(self.op.points(X, left=True), self.Z, self.weights), Y
+        F = self.op.product(self.op.points(X, left=True), self.Z, self.weights)
+        return self.targets.outside(self.backend.xp, F, self.dtype), Y
 
     def evaluate(self, source: Source) -> dict[str, float]:
         """Mean squared error over all rows and outputs, and the accuracy where there are classes.
@@ -123,10 +133,10 @@ class KernelModel:
         store = zarr_store(url, storage_options=storage_options, read_only=False)
         _check_free(store, url, overwrite)
         group = zarr.create_group(store, overwrite=overwrite)
-        rows = max(1, PREDICTION_CHUNK // (self.n_outputs * self.op.dtype.itemsize))
+        rows = max(1, PREDICTION_CHUNK // (self.n_outputs * self.dtype.itemsize))
         shape, codecs = (source.n_rows, self.n_outputs), [Crc32cCodec()]
         values = group.create_array(
-            "values", shape=shape, chunks=(min(rows, shape[0]), shape[1]), dtype=self.op.dtype,
+            "values", shape=shape, chunks=(min(rows, shape[0]), shape[1]), dtype=self.dtype,
             compressors=codecs,
         )  # fmt: skip
         labels = None
@@ -208,6 +218,7 @@ def load_model(
             None if classes is None else tuple(classes),
             tuple(setup.meta["row_shape"]),
             load_scaling(setup.arrays, setup.meta["scaling"]),
+            TargetScale.from_arrays(setup.arrays),
         )
     except BaseException:
         backend.close()

@@ -17,6 +17,7 @@ from streamkern.errors import DataError, NonFiniteError
 from streamkern.layout import X_DTYPES, first_nonfinite
 from streamkern.parallel import in_turn
 from streamkern.random import Stage
+from streamkern.targets import TargetMoments
 from streamkern.weights import DTYPE as WEIGHT
 
 T = TypeVar("T")
@@ -58,8 +59,8 @@ class Source(Protocol):
     """What the plan, the prefetcher and the feed need of a data set.
 
     y is (k,) int64 ids 0..c-1 where there are `classes`, else (k, c) of `y_dtype`. More attributes
-    are optional, as in `BaseSource`: `remote`, `strata`, `parts`, `weighted`, `totals`, `repeats`
-    and `read_targets`.
+    are optional, as in `BaseSource`: `remote`, `strata`, `parts`, `weighted`, `totals`, `repeats`,
+    `read_targets` and `target_moments`.
     """
 
     n_rows: int
@@ -160,6 +161,12 @@ class BaseSource(ABC):
     def statistics(self) -> Moments:
         return None, None, None, None
 
+    def target_moments(self) -> TargetMoments | None:
+        """Of the values of an epoch with their sample weights, before any transform of `self`; None
+        where they are not known without making the rows. May read all of y.
+        """
+        return None
+
     def describe(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
@@ -217,7 +224,7 @@ def read_ahead(waits: bool) -> int:
 def read_units(source: Source, units: Iterable[int], seed: int, epoch: int) -> Iterator[Block]:
     """The blocks of `units`, in order, a few of them read ahead by threads that end with it."""
     calls = (partial(source.read_unit, int(u), seed, epoch) for u in units)
-    return _ahead(source, calls)
+    return ahead(source, calls)
 
 
 def read_targets(source: Source, u: int, seed: int, epoch: int) -> np.ndarray:
@@ -232,14 +239,15 @@ def read_labels(
 ) -> Iterator[np.ndarray]:
     """y of `units`, as `read_units` gives them."""
     calls = (partial(read_targets, source, int(u), seed, epoch) for u in units)
-    return _ahead(source, calls)
+    return ahead(source, calls)
 
 
-def _ahead(source: Source, calls: Iterable[Callable[[], T]]) -> Iterator[T]:
-    ahead = read_ahead(getattr(source, "remote", False)) - 1
+def ahead(source: Source, calls: Iterable[Callable[[], T]]) -> Iterator[T]:
+    """What the calls return, in order, a few made ahead by threads that end with it."""
+    n = read_ahead(getattr(source, "remote", False)) - 1
     with (
-        ThreadPoolExecutor(ahead, thread_name_prefix="streamkern-read") as pool,
-        closing(in_turn(pool, calls, ahead)) as results,
+        ThreadPoolExecutor(n, thread_name_prefix="streamkern-read") as pool,
+        closing(in_turn(pool, calls, n)) as results,
     ):
         yield from results
 

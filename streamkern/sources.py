@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from streamkern.source_base import (
     BaseSource,
     Block,
     Source,
+    ahead,
     empty_rows,
     is_weighted,
     read_units,
@@ -35,6 +37,7 @@ from streamkern.source_base import (
 )
 from streamkern.storage import local_path
 from streamkern.store import Store, open_store
+from streamkern.targets import TargetMoments
 
 __all__ = [
     "ArraySource",
@@ -115,6 +118,14 @@ class ZarrSource(BaseSource):
         spec = self.store.spec
         return spec.global_mean, spec.global_scale, spec.mean, spec.scale
 
+    def target_moments(self) -> TargetMoments:
+        """Of a store of ours they are known; of others y is read, and the weights."""
+        moments = TargetMoments.empty(self.n_outputs)
+        calls = (partial(self.store.read_values, i) for i in range(self.store.n_chunks))
+        for y, w in ahead(self, calls):
+            moments.add(y, w)
+        return moments
+
 
 class AugmentedSource(BaseSource):
     """`copies` replicas of a source, told apart by their transforms; nothing is stored.
@@ -169,6 +180,11 @@ class AugmentedSource(BaseSource):
 
     def statistics(self) -> Moments:
         return self.base.statistics()
+
+    def target_moments(self) -> TargetMoments | None:
+        ask: Any = getattr(self.base, "target_moments", lambda: None)
+        own: TargetMoments | None = ask()
+        return None if own is None else own.times(self.copies)
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "copies": self.copies, "base": self.base.describe()}

@@ -148,6 +148,14 @@ class Store:
             return _no_targets(stop - start)
         return self._checked_targets(self.stored.read_array(self.stored.y, i), i)
 
+    def read_values(self, i: int) -> tuple[NDArray[Any], NDArray[np.float32] | None]:
+        """y of chunk `i` and its sample weights, if there are some, without reading X."""
+        y, w = self.read_targets(i), self.stored.w
+        if w is None:
+            return y, None
+        where = f"{self.stored.key(w, i)} of {self!r}"
+        return y, as_weights(self.stored.read_array(w, i), len(y), where, self.chunk_bounds(i)[0])
+
     def check_unchanged(self) -> None:
         """Raise DataError if another store is at the URL by now; one small request.
 

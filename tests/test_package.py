@@ -36,6 +36,7 @@ DATA_LANE = {
     *("readers", "inputfiles", "arrayfiles", "tables", "conform", "shuffle", "ingest"),
     *("augment", "source_base", "sources", "arrays", "generator", "mixture", "materialise"),
     *("plan", "fetch", "remote", "cluster", "buffers", "prefetch", "feed", "weights"),
+    "targets",
 }
 MATHS_LANE = {
     *("points", "products", "fourier", "kmeans", "rpcholesky"),
@@ -46,7 +47,7 @@ MATHS_LANE = {
 STATE = {"runlog", "lease", "folder", "checksums", "sealed", "checkpoint", "saver"}
 RUN = {
     *("precision", "choice", "problem", "run", "centers", "balanced", "choosing"),
-    *("assemble", "model", "guard"),
+    *("intercept", "assemble", "model", "guard"),
     *("identity", "warm", "trainer", "train", "runfile", "holdout", "candidates", "trials"),
     *("trainings", "tuning"),
 }
