@@ -21,8 +21,7 @@ from streamkern.source_base import (
     encode_labels,
     regular_edges,
 )
-from streamkern.statistics import RunningStatistics
-from streamkern.targets import TargetMoments
+from streamkern.statistics import ColumnMoments, RunningStatistics
 from streamkern.weights import add_totals, as_weights
 
 MAX_LABELS = 10_000  # integer targets with more different values are taken for a mistake
@@ -126,8 +125,8 @@ class ArraySource(BaseSource):
             self._moments = s.global_mean, s.global_scale, s.mean, s.scale
         return self._moments
 
-    def target_moments(self) -> TargetMoments:
-        moments = TargetMoments.empty(self.n_outputs)
+    def target_moments(self) -> ColumnMoments:
+        moments = ColumnMoments(self.n_outputs)
         for start, stop in zip(self._edges[:-1], self._edges[1:], strict=True):
             y = self._targets(start, stop)
             check_finite(y, "y", start)

@@ -103,6 +103,15 @@ class Backend:
     def __enter__(self) -> Backend:
         return self
 
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Inside, arrays of this backend may be computed with on the calling thread.
+
+        May be nested, also within that of another backend. On the CPU nothing has to be done. Not
+        to be held across a `yield` to a caller who may do anything meanwhile.
+        """
+        yield
+
     def __exit__(self, *exc: object) -> None:
         self.close()
 

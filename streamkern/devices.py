@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+
 from streamkern.backend import Backend
 from streamkern.compiled import CompiledBackend, numba_problem
 from streamkern.errors import BackendError, ConfigError
-from streamkern.gpu import CupyBackend, gpu_problem
+from streamkern.gpu import NOT_INSTALLED, CupyBackend, gpu_problem
 
 ACCELERATORS = ("auto", "numba", "none")
 
@@ -23,7 +25,15 @@ def get_backend(
     if device == "cpu":
         return _cpu(threads, accelerator)
     if device == "auto":
-        return CupyBackend(0) if gpu_problem() is None else _cpu(threads, accelerator)
+        problem = gpu_problem()
+        if problem is None:
+            return CupyBackend(0)
+        if problem != NOT_INSTALLED:  # who installs CuPy wants a GPU
+            warnings.warn(
+                f"device='auto' is the CPU here: {problem}; device='cpu' says so without a warning",
+                stacklevel=2,
+            )
+        return _cpu(threads, accelerator)
     kind, _, index = device.partition(":")
     if kind != "gpu" or (index and not index.isdigit()):
         raise ConfigError(f"device={device!r} is not known; use 'auto', 'cpu', 'gpu' or 'gpu:N'")

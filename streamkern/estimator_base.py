@@ -357,7 +357,8 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
             Z = self.centers_
             shift = Z.mean(axis=0, dtype=np.float64).astype(Z.dtype)
             op = KernelOperator(self.kernel_, backend, self._precision, shift, self._grid)
-            points = op.points(backend.asarray(Z), right=True)
+            with backend.active():
+                points = op.points(backend.asarray(Z), right=True)
             weights = backend.asarray(self.dual_coef_ / self._targets.scale, op.dtype)
             yield KernelModel(
                 op, points, weights, self._names(), self._row_shape, self._fixed, self._targets

@@ -8,8 +8,10 @@ and `tools/gpu_check.py` do.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,6 +19,7 @@ import numpy.typing as npt
 
 from streamkern import cuda
 from streamkern.backend import Array, Backend, Uploader, tiles
+from streamkern.errors import BackendError
 from streamkern.fused import HalfFused
 from streamkern.ring import Ring, Transfers
 from streamkern.rowmajor import RowMajor
@@ -28,24 +31,39 @@ T = TypeVar("T")
 SHORT_INDEX = 1 << 31
 # cuSOLVER's Cholesky takes sizes as C integers and multiplies them; a block of this size is safe.
 CHOLESKY_BLOCK = 4096
+# Of a triangular matrix, rows or columns that are multiplied at a time without most of its zeros.
+TRIANGLE_BLOCK = 4096
+
+NOT_INSTALLED = "CuPy is not installed (pip install 'streamkern[gpu-cuda12]')"
+_USABLE: set[tuple[ModuleType, int]] = set()
 
 
 def gpu_problem(index: int = 0) -> str | None:
-    """Why GPU `index` can not be used, or None. Probes by allocating: drivers can lie."""
+    """Why GPU `index` can not be used, or None. Probes by computing: drivers can lie."""
     try:
         import cupy
-    except ImportError:
-        return "CuPy is not installed (pip install 'streamkern[gpu-cuda12]')"
+    except ModuleNotFoundError as error:
+        if error.name == "cupy":
+            return NOT_INSTALLED
+        return f"CuPy is installed and does not load: {error}"
+    except Exception as error:  # a library of CUDA's that is missing, or of another version
+        return f"CuPy is installed and does not load ({type(error).__name__}: {error})"
+    if (cupy, index) in _USABLE:
+        return None
     try:
-        with cupy.cuda.Device(index):
-            cupy.zeros(8).sum().item()
+        backend = CupyBackend(index)
+        with backend:
+            backend.probe()
+    except BackendError as error:
+        return str(error)
     except Exception as error:  # CuPy raises many types here, all meaning the same
         return f"no usable CUDA device {index} ({type(error).__name__}: {error})"
+    _USABLE.add((cupy, index))  # compiling takes a while; a failure may pass
     return None
 
 
 class CupyBackend(Backend):
-    """CuPy on one device, all arithmetic on one stream.
+    """CuPy on one device, all arithmetic on one stream; see `active`.
 
     Parameters
     ----------
@@ -68,13 +86,17 @@ class CupyBackend(Backend):
         import cupy
         import cupyx
 
+        if os.environ.get("CUPY_TF32", "0") not in ("", "0"):
+            raise BackendError(
+                f"CUPY_TF32={os.environ['CUPY_TF32']} rounds the operands of CuPy's own products "
+                "to 10 bits; unset it"
+            )
         self.xp = cupy
         self.cupyx = cupyx
         self.name = f"gpu:{index}"
         self.device = cupy.cuda.Device(index)
-        self.device.use()
-        self.stream = cupy.cuda.Stream(non_blocking=True)
-        self.stream.use()
+        with self.device:
+            self.stream = cupy.cuda.Stream(non_blocking=True)
         self.tensor_cores = int(self.device.compute_capability) >= 70
         self.float64 = float(self.device.attributes.get("SingleToDoublePrecisionPerfRatio", 2))
         runtime = cupy.cuda.runtime
@@ -88,37 +110,95 @@ class CupyBackend(Backend):
         self._epilogues: dict[str, Any] = {}
         self._square_norms = {n: self._norm_kernel(n) for n in (1, 2)}
 
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Inside, CuPy's current device and stream are this backend's.
+
+        What CuPy launches goes to the current stream of the thread, which is not ordered with any
+        other. So two backends, or one and the caller's own work, are told apart by this alone.
+        """
+        # Not `with stream`: that goes back to the stream of the enclosing `with`, and a caller's
+        # `use` is lost.
+        with self.device:
+            before = self.xp.cuda.get_current_stream()
+            self.stream.use()
+            try:
+                yield
+            finally:
+                before.use()
+
     def close(self) -> None:
-        """Wait for the stream and go back to the default one."""
+        """Wait for the stream."""
         self.release()  # the pool keeps an arena per stream, and the next backend has another one
-        self.xp.cuda.Stream.null.use()
         super().close()
 
+    def probe(self) -> None:
+        """Compile, multiply, factor and solve. Raises what CuPy does, or BackendError.
+
+        NVRTC, cuBLAS and cuSOLVER are libraries of their own, which CuPy loads when they are first
+        called, and a machine may lack each of them.
+        """
+        single = np.eye(2, dtype=np.float32)
+        with self.active():
+            points, norms = self.asarray(single), self.xp.empty(2, np.float32)
+            tile, square = (self.xp.empty((2, 2), np.float32) for _ in range(2))
+            half = points.astype(self.operand_dtype("high"))
+            self.gemm(half, half, tile)
+            self.square_norms([points], norms)
+            self._compiled("s")(norms[:, None], norms, 0.5, tile)  # |x - z|^2 / 2
+            tile += 2 * points
+            positive = self.cholesky(tile)
+            self.gemm(tile, tile, square)
+            found = self.to_host(square)
+        if not positive or not np.allclose(found, [[2, 1], [1, 2]]):
+            raise BackendError(f"CUDA device {self.device.id} computes wrong numbers: {found}")
+
     def describe(self) -> dict[str, object]:
-        """Device name and library versions."""
-        properties = self.xp.cuda.runtime.getDeviceProperties(self.device.id)
+        """Device, and everything that may choose another algorithm or another order of sums."""
+        cuda_api = self.xp.cuda
+        with self.active():
+            properties = cuda_api.runtime.getDeviceProperties(self.device.id)
+            cublas = cuda_api.cublas.getVersion(cuda_api.device.get_cublas_handle())
         return {
             "device": self.name,
             "model": properties["name"].decode(),
             "cupy": self.xp.__version__,
-            "cuda": self.xp.cuda.runtime.runtimeGetVersion(),
+            "driver": cuda_api.runtime.driverGetVersion(),
+            # Of the libraries as loaded: the runtime that CuPy was linked with says little.
+            "cublas": cublas,
+            "cusolver": list(cuda_api.cusolver._getVersion()),
+            "nvrtc": list(cuda_api.nvrtc.getVersion()),
+            "accelerators": os.environ.get("CUPY_ACCELERATORS", ""),
             "half_fused": self.fused is not None,
         }
 
     # -- data in and out -------------------------------------------------------------------
 
     def asarray(self, host: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> Array:
-        """A C-ordered array on the device."""
-        return self.xp.ascontiguousarray(self.xp.asarray(host, dtype=dtype))
+        """A C-ordered array on the device.
+
+        From pageable memory as it is: CuPy's `asarray` would stage it through pinned memory, a
+        power of two bytes, which its pool then keeps.
+        """
+        with self.active():
+            if isinstance(host, self.xp.ndarray):
+                return self.xp.ascontiguousarray(host, dtype=dtype)
+            given = np.ascontiguousarray(host, dtype=dtype)
+            array = self.xp.empty(given.shape, given.dtype)
+            array.set(given)
+            return array
 
     def to_host(self, a: Array) -> npt.NDArray[Any]:
         """A copy on the host; waits for the device."""
-        result: npt.NDArray[Any] = self.xp.asnumpy(a)
+        with self.active():
+            result: npt.NDArray[Any] = self.xp.asnumpy(a)
         return result
 
     def uploader(self, depth: int = 3) -> Uploader:
         """Pinned staging buffers and a copy stream."""
-        cuda_api, copying = self.xp.cuda, self.xp.cuda.Stream(non_blocking=True)
+        cuda_api = self.xp.cuda
+        with self.device:
+            copying = cuda_api.Stream(non_blocking=True)
         transfers = Transfers(
             computing=self.stream,
             copying=copying,
@@ -134,14 +214,17 @@ class CupyBackend(Backend):
         self.stream.synchronize()
 
     def release(self) -> None:
-        """Empty CuPy's pools."""
+        """Empty CuPy's pools, of the device and of pinned memory."""
         self.synchronize()
-        self.xp.get_default_memory_pool().free_all_blocks()
+        with self.device:
+            self.xp.get_default_memory_pool().free_all_blocks()
+            self.xp.get_default_pinned_memory_pool().free_all_blocks()
 
     def memory_available(self) -> int:
         """Free device memory in bytes, with what the pool holds unused."""
-        pool = self.xp.get_default_memory_pool()
-        return int(self.device.mem_info[0]) + int(pool.free_bytes())
+        with self.device:
+            pool = self.xp.get_default_memory_pool()
+            return int(self.device.mem_info[0]) + int(pool.free_bytes())
 
     # -- walking tiles ---------------------------------------------------------------------
 
@@ -211,24 +294,34 @@ class CupyBackend(Backend):
             for part in tiles(len(tile), max(1, self.l1_entries // max(1, tile.shape[1]))):
                 self.apply_profile(kernel, tile[part], scale, (norms[0][part], norms[1]))
             return
-        if kernel.expression not in self._epilogues:
-            self._epilogues[kernel.expression] = self.xp.ElementwiseKernel(
-                "T row, T col, T scale", "T k", "k = kernel_value(k, row, col, scale)",
-                "streamkern_epilogue", preamble=cuda.kernel_value(kernel.expression),
-            )  # fmt: skip
-        epilogue = self._epilogues[kernel.expression]
+        epilogue = self._compiled(kernel.expression)
         for part in tiles(len(tile), max(1, SHORT_INDEX // max(1, tile[:1].nbytes))):
             epilogue(rows[part], columns, scale, tile[part])
+
+    def _compiled(self, expression: str) -> Any:
+        if expression not in self._epilogues:
+            self._epilogues[expression] = self.xp.ElementwiseKernel(
+                "T row, T col, T scale", "T k", "k = kernel_value(k, row, col, scale)",
+                "streamkern_epilogue", preamble=cuda.kernel_value(expression),
+            )  # fmt: skip
+        return self._epilogues[expression]
 
     # -- dense algebra ---------------------------------------------------------------------
 
     def matmul(self, A: Array, B: Array, out: Array, *, lower: bool = False) -> Array:
-        """One GEMM."""
-        return self.xp.matmul(A, B, out=out)
+        """One GEMM, or one for every `TRIANGLE_BLOCK` rows of a triangle."""
+        for rows in tiles(len(A), TRIANGLE_BLOCK if lower else max(1, len(A))):
+            end = rows.stop if lower else A.shape[1]
+            self.blas.gemm(A[rows, :end], B[:end], out[rows])
+        return out
 
     def matmul_t(self, A: Array, B: Array, out: Array, *, lower: bool = False) -> Array:
-        """One GEMM."""
-        return self.xp.matmul(A.T, B, out=out)
+        """The same with the columns of A."""
+        width = A.shape[1]
+        for cols in tiles(width, TRIANGLE_BLOCK if lower else max(1, width)):
+            start = cols.start if lower else 0
+            self.blas.gemm(A[start:, cols].T, B[start:], out[cols])
+        return out
 
     def cholesky(self, A: Array) -> bool:
         """As on the CPU, by blocks of columns; waits for the device after each."""

@@ -13,7 +13,8 @@ from streamkern.feed import prepare
 from streamkern.problem import host_transforms
 from streamkern.random import Stage
 from streamkern.source_base import Source, read_units
-from streamkern.targets import TargetMoments, TargetScale
+from streamkern.statistics import ColumnMoments
+from streamkern.targets import TargetScale
 
 SAMPLE_STAGE = 41
 SAMPLED_UNITS = 16
@@ -43,7 +44,7 @@ def target_scale(
     moments = None if changes_targets(source) else known_moments(source, factors)
     if moments is None:
         moments = sampled_moments(backend, source, factors, seed, dtype)
-    found = moments.scale(fit_intercept)
+    found = TargetScale.of(moments, fit_intercept)
     if source.classes is not None:
         return TargetScale(found.mean, np.ones(source.n_outputs))
     return found
@@ -55,18 +56,18 @@ def changes_targets(source: Source) -> bool:
     return not all(isinstance(t, own) for t in (*host_transforms(source), *source.feed_transforms))
 
 
-def known_moments(source: Source, factors: npt.NDArray[np.float64] | None) -> TargetMoments | None:
+def known_moments(source: Source, factors: npt.NDArray[np.float64] | None) -> ColumnMoments | None:
     """From the weight of each class, or what the source knows of its values; else None."""
     if source.classes is None:
         ask: Any = getattr(source, "target_moments", lambda: None)
-        moments: TargetMoments | None = ask()
+        moments: ColumnMoments | None = ask()
         return moments
     totals = getattr(source, "totals", None)
     if totals is None:
         return None
     weights = totals if factors is None else totals * factors
     shares = weights / weights.sum()
-    return TargetMoments(1.0, shares, shares * (1 - shares))
+    return ColumnMoments.of(1.0, shares, np.sqrt(shares * (1 - shares)))
 
 
 def sampled_moments(
@@ -75,11 +76,11 @@ def sampled_moments(
     factors: npt.NDArray[np.float64] | None,
     seed: int,
     dtype: Any,
-) -> TargetMoments:
+) -> ColumnMoments:
     """Of the rows of `SAMPLED_UNITS` random units in epoch 0, as training gets them."""
     rng = np.random.default_rng([seed, Stage.SAMPLE, SAMPLE_STAGE])
     units = np.sort(rng.permutation(source.n_units)[:SAMPLED_UNITS])
-    moments = TargetMoments.empty(source.n_outputs)
+    moments = ColumnMoments(source.n_outputs)
     for block in read_units(source, units, seed, 0):
         _, Y, w = prepare(
             backend, block, factors, transforms=source.feed_transforms, dtype=dtype, seed=seed,

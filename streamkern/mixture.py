@@ -18,8 +18,8 @@ from streamkern.errors import ConfigError
 from streamkern.plan import unit_sizes
 from streamkern.source_base import BaseSource, Block, Source, is_weighted, joined, read_targets
 from streamkern.sources import AugmentedSource, ZarrSource
+from streamkern.statistics import ColumnMoments
 from streamkern.storage import local_path
-from streamkern.targets import TargetMoments
 
 _MUST_AGREE = ("row_shape", "dtype", "n_outputs", "classes", "y_dtype", "weighted")
 
@@ -101,15 +101,15 @@ class MixtureSource(BaseSource):
         """Of the rows of an epoch: sum(p m), and sum(p (v + (m - mean)^2)), p being the shares."""
         return _mixed([part.statistics() for part in self.parts], self.shares)
 
-    def target_moments(self) -> TargetMoments | None:
+    def target_moments(self) -> ColumnMoments | None:
         """Those of the sources, each as often as its rows come in an epoch."""
-        moments = TargetMoments.empty(self.n_outputs)
+        moments = ColumnMoments(self.n_outputs)
         for share, part in zip(self.shares, self.parts, strict=True):
             ask: Any = getattr(part, "target_moments", lambda: None)
-            own: TargetMoments | None = ask()
+            own: ColumnMoments | None = ask()
             if own is None:
                 return None
-            moments.merge(own.times(self.n_rows * share / part.n_rows))
+            moments.merge(own, self.n_rows * share / part.n_rows)
         return moments
 
     def describe(self) -> dict[str, Any]:

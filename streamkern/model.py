@@ -5,10 +5,11 @@ It evaluates any source in streamed units; nothing of the size of the data is he
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,19 @@ from streamkern.storage import local_path, zarr_store
 from streamkern.targets import TargetScale
 
 PREDICTION_CHUNK = 8 << 20
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def on_its_backend(method: Method) -> Method:
+    """A method that computes with the backend active, and leaves the caller's as it was."""
+
+    @functools.wraps(method)
+    def call(self: KernelModel, *args: Any, **kw: Any) -> Any:
+        with self.backend.active():
+            return method(self, *args, **kw)
+
+    return call  # type: ignore[return-value]
 
 
 @dataclass
@@ -67,6 +81,7 @@ class KernelModel:
         """c."""
         return int(self.weights.shape[1])
 
+    @on_its_backend
     def values(self, X: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """f(X) on the host, (n, c). X : (n, *row_shape) as stored."""
         out = np.empty((len(X), self.n_outputs), self.dtype)
@@ -76,7 +91,10 @@ class KernelModel:
         return out
 
     def stream(self, source: Source) -> Iterator[tuple[Block, Array, Array]]:
-        """(block, f(X), Y) of every unit in order, read ahead by one thread."""
+        """(block, f(X), Y) of every unit in order, read ahead by one thread.
+
+        f(X) and Y are on the device: compute with them inside `backend.active()`.
+        """
         check_evaluable(source, self.row_shape, "the data")
         classes = self.classes if source.classes is not None else None
         for block in read_units(source, range(source.n_units), 0, 0):
@@ -84,6 +102,7 @@ class KernelModel:
                 part = block.take(rows)
                 yield part, *self._block_values(part, classes, source.n_outputs)
 
+    @on_its_backend
     def _block_values(
         self, block: Block, classes: Sequence[str] | None, n_outputs: int
     ) -> tuple[Array, Array]:
@@ -94,6 +113,7 @@ class KernelModel:
         F = self.op.product(self.op.points(X, left=True), self.Z, self.weights)
         return self.targets.outside(self.backend.xp, F, self.dtype), Y
 
+    @on_its_backend
     def evaluate(self, source: Source) -> dict[str, float]:
         """Mean squared error over all rows and outputs, and the accuracy where there are classes.
 
@@ -211,9 +231,11 @@ def load_model(
     try:
         op = operator(backend, setup.arrays, setup.meta)
         classes = setup.meta["classes"]
+        with backend.active():
+            Z = op.points(backend.asarray(setup.arrays["Z"]), right=True)
         return KernelModel(
             op,
-            op.points(backend.asarray(setup.arrays["Z"]), right=True),
+            Z,
             backend.asarray(saved.arrays[saved.meta["evaluated"]]),
             None if classes is None else tuple(classes),
             tuple(setup.meta["row_shape"]),

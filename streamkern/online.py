@@ -83,7 +83,8 @@ class Online:
             kernel=self.kernel,
         )  # fmt: skip
         try:
-            return _Block(self, run).train()
+            with run.backend.active():
+                return _Block(self, run).train()
         except BaseException:
             run.backend.close()
             raise

@@ -49,28 +49,36 @@ class RowMajor:
         """out <- alpha A @ B + beta out, with B.T if `transposed`.
 
         A : (r, k), B : (k, c), or (c, k) if transposed, out : (r, c), all float64, all float32, or
-        float16 operands with a float32 result. Summed in the result's precision, never in TF32, and
-        in one order: the library's default algorithm for a shape.
+        float16 operands with a float32 result. A and B may also have contiguous columns. Summed in
+        the result's precision, never in TF32, and in one order: the library's default algorithm for
+        a shape.
         """
+        if transposed:
+            B = B.T
         (r, k), c, cublas = A.shape, out.shape[1], self._cublas
         assert out.shape == (r, c)
-        assert B.shape == ((c, k) if transposed else (k, c))
+        assert B.shape == (k, c)
         assert A.dtype == B.dtype
         if 0 in (r, c, k):
             if beta == 0:
                 out[...] = 0
             return
         one, zero = (np.array(x, out.dtype) for x in (alpha, beta))
+        (of_A, A), (of_B, B) = self._oriented(A), self._oriented(B)
         # out.T = B.T A.T, of matrices that cuBLAS sees as out.T, B.T and A.T.
         cublas.gemmEx(
-            self._handle(),
-            cublas.CUBLAS_OP_T if transposed else cublas.CUBLAS_OP_N, cublas.CUBLAS_OP_N,
-            c, r, k,
+            self._handle(), of_B, of_A, c, r, k,
             one.ctypes.data, B.data.ptr, self._types[B.dtype], _rows_apart(B),
             A.data.ptr, self._types[A.dtype], _rows_apart(A),
             zero.ctypes.data, out.data.ptr, self._types[out.dtype], _rows_apart(out),
             self._compute[out.dtype], cublas.CUBLAS_GEMM_DEFAULT,
         )  # fmt: skip
+
+    def _oriented(self, A: Array) -> tuple[int, Array]:
+        """The operation, and the matrix with contiguous rows that it is to be applied to."""
+        if A.shape[1] == 1 or A.strides[1] == A.itemsize:
+            return self._cublas.CUBLAS_OP_N, A
+        return self._cublas.CUBLAS_OP_T, A.T
 
     def solve_lower(
         self, L: Array, B: Array, *, transposed: bool = False, right: bool = False

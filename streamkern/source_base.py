@@ -17,7 +17,7 @@ from streamkern.errors import DataError, NonFiniteError
 from streamkern.layout import X_DTYPES, first_nonfinite
 from streamkern.parallel import in_turn
 from streamkern.random import Stage
-from streamkern.targets import TargetMoments
+from streamkern.statistics import ColumnMoments
 from streamkern.weights import DTYPE as WEIGHT
 
 T = TypeVar("T")
@@ -116,6 +116,9 @@ class BaseSource(ABC):
     # Sum of the weights (without any: the number) of the rows of an epoch, of each class (c,), or
     # of all where y are values (1,); None where it is not known without reading the data.
     totals: np.ndarray | None = None
+    # Names of the features and of the columns of y, as in `StoreSpec`; None where there are none.
+    columns: tuple[str, ...] | None = None
+    target_columns: tuple[str, ...] | None = None
 
     _edges: np.ndarray  # (n_units + 1,)
     _host: tuple[Transform, ...] = ()
@@ -149,6 +152,13 @@ class BaseSource(ABC):
         )
         return Block(X, y, rows, *w)
 
+    def source_rows(self, u: int) -> np.ndarray:
+        """(k,) uint64: numbers of the rows of unit u where they came from; here, their positions.
+
+        Of a store the rows it was ingested from.
+        """
+        return np.arange(*self.unit_bounds(u), dtype=np.uint64)
+
     def read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
         """y of `read_unit`, without X where that can be."""
         if self._host:  # which may change it
@@ -161,7 +171,7 @@ class BaseSource(ABC):
     def statistics(self) -> Moments:
         return None, None, None, None
 
-    def target_moments(self) -> TargetMoments | None:
+    def target_moments(self) -> ColumnMoments | None:
         """Of the values of an epoch with their sample weights, before any transform of `self`; None
         where they are not known without making the rows. May read all of y.
         """

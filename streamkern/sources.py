@@ -35,9 +35,9 @@ from streamkern.source_base import (
     regular_edges,
     y_shape,
 )
+from streamkern.statistics import ColumnMoments
 from streamkern.storage import local_path
 from streamkern.store import Store, open_store
-from streamkern.targets import TargetMoments
 
 __all__ = [
     "ArraySource",
@@ -86,6 +86,7 @@ class ZarrSource(BaseSource):
         self.store, spec = store, store.spec
         self.n_rows, self.row_shape, self.dtype = spec.n_rows, spec.row_shape, spec.x_dtype
         self.n_outputs, self.classes = spec.n_outputs, spec.classes
+        self.columns, self.target_columns = spec.columns, spec.target_columns
         y_dtype = np.dtype(np.float32) if spec.y_dtype is None else spec.y_dtype
         self.y_dtype = np.dtype(
             np.int64 if spec.classes is not None else y_dtype if y_dtype.kind == "f" else np.float64
@@ -102,25 +103,32 @@ class ZarrSource(BaseSource):
     def fingerprint(self) -> str:
         return self.store.spec.fingerprint
 
-    def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
+    def source_rows(self, u: int) -> np.ndarray:
+        return np.concatenate([self.store.source_rows(i) for i in self._chunks(u)])
+
+    def _chunks(self, u: int) -> range:
         first = u * self._grouped
-        last = min(first + self._grouped, self.store.n_chunks)
-        read = [self.store.read_weighted_chunk(i) for i in range(first, last)]
+        return range(first, min(first + self._grouped, self.store.n_chunks))
+
+    def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
+        read = [self.store.read_weighted_chunk(i) for i in self._chunks(u)]
         parts = zip(*([a for a in chunk if a is not None] for chunk in read), strict=True)
         return tuple(np.concatenate(part) if len(part) > 1 else part[0] for part in parts)
 
     def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
-        first = u * self._grouped
-        last = min(first + self._grouped, self.store.n_chunks)
-        return np.concatenate([self.store.read_targets(i) for i in range(first, last)])
+        return np.concatenate([self.store.read_targets(i) for i in self._chunks(u)])
 
     def statistics(self) -> Moments:
         spec = self.store.spec
         return spec.global_mean, spec.global_scale, spec.mean, spec.scale
 
-    def target_moments(self) -> TargetMoments:
+    def target_moments(self) -> ColumnMoments:
         """Of a store of ours they are known; of others y is read, and the weights."""
-        moments = TargetMoments.empty(self.n_outputs)
+        spec = self.store.spec
+        if spec.target_mean is not None and spec.target_scale is not None:
+            weight = self.n_rows if self.totals is None else self.totals.sum()
+            return ColumnMoments.of(float(weight), spec.target_mean, spec.target_scale)
+        moments = ColumnMoments(self.n_outputs)
         calls = (partial(self.store.read_values, i) for i in range(self.store.n_chunks))
         for y, w in ahead(self, calls):
             moments.add(y, w)
@@ -149,6 +157,8 @@ class AugmentedSource(BaseSource):
         self.level = getattr(base, "level", 0) + 1
         self.parts = (base,)
         self.weighted = is_weighted(base)
+        self.columns = getattr(base, "columns", None)
+        self.target_columns = getattr(base, "target_columns", None)
         totals = getattr(base, "totals", None)
         self.totals = None if totals is None else copies * totals
         base_bytes = base.n_rows * self.row_bytes
@@ -181,10 +191,14 @@ class AugmentedSource(BaseSource):
     def statistics(self) -> Moments:
         return self.base.statistics()
 
-    def target_moments(self) -> TargetMoments | None:
+    def target_moments(self) -> ColumnMoments | None:
         ask: Any = getattr(self.base, "target_moments", lambda: None)
-        own: TargetMoments | None = ask()
-        return None if own is None else own.times(self.copies)
+        own: ColumnMoments | None = ask()
+        if own is None:
+            return None
+        moments = ColumnMoments(self.n_outputs)
+        moments.merge(own, self.copies)
+        return moments
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "copies": self.copies, "base": self.base.describe()}

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from streamkern.errors import DataError
+from streamkern.statistics import ColumnMoments
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,6 +37,28 @@ class TargetScale:
     scale: NDArray[np.float64]
 
     @classmethod
+    def of(cls, moments: ColumnMoments, fit_intercept: bool) -> TargetScale:
+        """Mean, and the power of two above the standard deviation, or above the root mean square.
+
+        Raises DataError where the variance is beyond float64, or all weights are 0.
+        """
+        if not moments.weight > 0:
+            raise DataError("all sample weights are 0; give some rows a weight above 0")
+        with np.errstate(over="ignore", invalid="ignore"):
+            squares = moments.variance()
+            squares = squares if fit_intercept else squares + moments.mean**2
+        wrong = ~(np.isfinite(moments.mean) & np.isfinite(squares))
+        if wrong.any():
+            raise DataError(
+                f"the variance of target {int(np.argmax(wrong))} overflows float64; give the "
+                "targets in a larger unit"
+            )
+        mean = moments.mean if fit_intercept else np.zeros_like(moments.mean)
+        spread = np.maximum(np.sqrt(squares), CONSTANT * np.abs(mean))
+        exponent = np.where(spread > 0, np.frexp(spread)[1], 0)
+        return cls(mean, np.ldexp(1.0, exponent))
+
+    @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> TargetScale:
         """What `arrays` gave."""
         return cls(*(np.asarray(arrays[name]) for name in ("target_mean", "target_scale")))
@@ -50,67 +73,3 @@ class TargetScale:
         values *= xp.asarray(self.scale, dtype)
         values += xp.asarray(self.mean, dtype)
         return values
-
-
-class TargetMoments:
-    """Weighted mean and variance of targets, merged as in `statistics`.
-
-    weight : sum of the sample weights, or number of rows. mean, m2 : (c,) float64, m2 the weighted
-    sum of squared deviations.
-    """
-
-    def __init__(self, weight: float, mean: NDArray[np.float64], m2: NDArray[np.float64]) -> None:
-        self.weight, self.mean, self.m2 = weight, mean, m2
-
-    @classmethod
-    def empty(cls, n_outputs: int) -> TargetMoments:
-        """Of no rows."""
-        return cls(0.0, np.zeros(n_outputs), np.zeros(n_outputs))
-
-    def add(self, y: NDArray[Any], w: NDArray[Any] | None = None) -> None:
-        """Take in rows. y : (k, c) values; w : (k,) sample weights."""
-        rows = y.astype(np.float64)
-        weights = np.ones(len(rows)) if w is None else w.astype(np.float64)
-        total = float(weights.sum())
-        if not total > 0:
-            return
-        with np.errstate(over="ignore", invalid="ignore"):
-            mean = (weights / total) @ rows
-            rows -= mean
-            self.merge(TargetMoments(total, mean, weights @ np.square(rows, out=rows)))
-
-    def merge(self, other: TargetMoments) -> None:
-        """Take in the rows of `other`."""
-        if not other.weight > 0:
-            return
-        share = other.weight / (self.weight + other.weight)
-        with np.errstate(over="ignore", invalid="ignore"):
-            delta = other.mean - self.mean
-            self.m2 = self.m2 + other.m2 + delta**2 * (self.weight * share)
-            self.mean = self.mean + delta * share
-        self.weight += other.weight
-
-    def times(self, n: float) -> TargetMoments:
-        """Of every row n times."""
-        return TargetMoments(n * self.weight, self.mean, n * self.m2)
-
-    def scale(self, fit_intercept: bool) -> TargetScale:
-        """Mean, and the power of two above the standard deviation, or what there is about 0.
-
-        Raises DataError where the variance is beyond float64, or all weights are 0.
-        """
-        if not self.weight > 0:
-            raise DataError("all sample weights are 0; give some rows a weight above 0")
-        variance = self.m2 / self.weight
-        with np.errstate(over="ignore", invalid="ignore"):
-            squares = variance if fit_intercept else variance + self.mean**2
-        wrong = ~(np.isfinite(self.mean) & np.isfinite(squares))
-        if wrong.any():
-            raise DataError(
-                f"the variance of target {int(np.argmax(wrong))} overflows float64; give the "
-                "targets in a larger unit"
-            )
-        mean = self.mean if fit_intercept else np.zeros_like(self.mean)
-        spread = np.maximum(np.sqrt(squares), CONSTANT * np.abs(mean))
-        exponent = np.where(spread > 0, np.frexp(spread)[1], 0)
-        return TargetScale(mean, np.ldexp(1.0, exponent))

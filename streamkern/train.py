@@ -88,6 +88,7 @@ def train(
         record = run_record(run, kernel, given)
         check_same_run(directory, record)
         with contextlib.ExitStack() as stack:
+            stack.enter_context(run.backend.active())
             if client is None and config.data.dask is not None:
                 client = stack.enter_context(connect(config.data.dask))
             if client is not None:

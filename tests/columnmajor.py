@@ -48,6 +48,12 @@ def _scalar(pointer: int, dtype: Any) -> Any:
     return _matrix(pointer, dtype, 1, 1, 1)[0, 0]
 
 
+def getVersion(handle: int) -> int:
+    """Return some version."""
+    assert handle == HANDLE
+    return 130000
+
+
 def gemmEx(
     handle: int, transa: int, transb: int, m: int, n: int, k: int,
     alpha: int, A: int, Atype: int, lda: int, B: int, Btype: int, ldb: int,

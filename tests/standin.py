@@ -2,12 +2,14 @@
 
 CUDA text is compiled for the host, cuBLAS is `columnmajor`, cuSOLVER is NumPy behind the same
 pointers. Streams run at once, so it says nothing about order (that is `virtual`'s to check), and
-nothing about a GPU's arithmetic or speed.
+nothing about a GPU's arithmetic or speed. But arrays know the stream that they were made on, and to
+compute with one on another stream, which on a device is a race, fails.
 """
 
 from __future__ import annotations
 
 import ctypes
+import threading
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
@@ -41,21 +43,69 @@ class Device:
 class Immediate:
     """A stream or an event, on a device that does everything at once."""
 
+    null: ClassVar[Immediate]
+
     def __init__(self, **options: bool) -> None:
         """Options make no difference."""
 
+    def use(self) -> Immediate:
+        current.stream = self
+        return self
+
     def __getattr__(self, name: str) -> Any:
-        if name not in ("use", "synchronize", "record", "wait_event"):
+        if name not in ("synchronize", "record", "wait_event"):
             raise AttributeError(name)
         return lambda *args: args[0] if args else None
+
+
+Immediate.null = Immediate()
+
+
+class _Current(threading.local):
+    """The stream that work of this thread goes to."""
+
+    stream: Immediate = Immediate.null
+
+
+current = _Current()
 
 
 class Array(Addressed):
     """cupy.ndarray."""
 
+    made_on: Any = None
+
+    def __array_finalize__(self, base: Any) -> None:
+        self.made_on = getattr(base, "made_on", None) or current.stream
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kw: Any) -> Any:
+        """What NumPy does, if this is the stream of all that takes part."""
+        out = kw.pop("out", ())
+        plain = [_here(a) for a in inputs]
+        if out:
+            kw["out"] = tuple(_here(a) for a in out)
+        result = getattr(ufunc, method)(*plain, **kw)
+        if out:
+            return out[0]
+        return result.view(Array) if isinstance(result, np.ndarray) else result
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        _here(self)[key] = _here(value)
+
     def set(self, host: np.ndarray, stream: Any = None) -> None:
         assert (self.dtype, self.shape) == (host.dtype, host.shape)
-        self[...] = host
+        if stream is None:
+            self[...] = host
+        else:  # the events between the two are `virtual`'s to check
+            np.copyto(self.view(np.ndarray), host)
+
+
+def _here(a: Any) -> Any:
+    """The memory of an array; an error where it belongs to another stream than the current one."""
+    if not isinstance(a, Array):
+        return a
+    assert a.made_on is current.stream, "an array of another stream: on a device this is a race"
+    return a.view(np.ndarray)
 
 
 class ElementwiseKernel:
@@ -149,17 +199,22 @@ def modules() -> dict[str, ModuleType]:
             if isinstance(a, Array) and dtype in (None, a.dtype)
             else np.array(a, dtype).view(Array)
         ),
-        asnumpy=lambda a: np.array(a),
+        ndarray=Array,
+        asnumpy=lambda a: np.array(_here(a)),
         ElementwiseKernel=ElementwiseKernel,
         ReductionKernel=ReductionKernel,
         RawModule=hostcuda.RawModule,
         get_default_memory_pool=lambda: pool,
+        get_default_pinned_memory_pool=lambda: pool,
         cuda=SimpleNamespace(
             Device=Device,
             Event=Immediate,
-            Stream=type("Stream", (Immediate,), {"null": Immediate()}),
+            Stream=Immediate,
+            get_current_stream=lambda: current.stream,
             cublas=columnmajor,
+            nvrtc=SimpleNamespace(getVersion=lambda: (13, 0)),
             cusolver=SimpleNamespace(
+                _getVersion=lambda: (12, 0, 0),
                 spotrf_bufferSize=lambda *where: 0, spotrf=_potrf(np.float32),
                 dpotrf_bufferSize=lambda *where: 0, dpotrf=_potrf(np.float64),
             ),
@@ -169,7 +224,7 @@ def modules() -> dict[str, ModuleType]:
                 CUDA_R_32F=TYPES[np.dtype(np.float32)],
                 CUDA_R_64F=TYPES[np.dtype(np.float64)],
                 getDeviceProperties=lambda index: {"name": b"stand-in"},
-                runtimeGetVersion=lambda: 0,
+                driverGetVersion=lambda: 13000,
             ),
         ),
     )  # fmt: skip

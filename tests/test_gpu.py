@@ -6,15 +6,19 @@ On a GPU where there is one, and everywhere on the `standin` for CuPy, which tri
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
+import streamkern as sk
 from streamkern.backend import Backend
 from streamkern.devices import get_backend
-from streamkern.gpu import CupyBackend
+from streamkern.errors import BackendError
+from streamkern.gpu import CupyBackend, gpu_problem
+from streamkern.identity import changed_backend
 from streamkern.kernels import (
     Dispersal,
     Gaussian,
@@ -28,7 +32,7 @@ from streamkern.kernels import (
 from streamkern.products import KernelOperator
 from streamkern.rpcholesky import rpcholesky
 from streamkern.solver import build
-from tests import standin
+from tests import columnmajor, standin
 from tests.hostcuda import COMPILER
 from tests.maths import (
     GRID,
@@ -42,6 +46,7 @@ from tests.maths import (
     operator,
     rows,
 )
+from tests.runs import METHODS, array_source, arrays, finished, settings, stream
 
 TOLERANCE = {"float64": 1e-10, "exact": 2e-4, "high": 2e-4, "fast": 2e-4, "integer": 2e-5}
 
@@ -59,7 +64,7 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     if request.param == "stand-in":
         for name, module in standin.modules().items():
             monkeypatch.setitem(sys.modules, name, module)
-    with get_backend("gpu") as backend:
+    with get_backend("gpu") as backend, backend.active():
         yield backend
 
 
@@ -207,7 +212,7 @@ def test_the_half_fused_product_agrees(c: int, keep: bool, gpu: Backend) -> None
     A, B, W = rows(0, 13, 9), rows(1, 5000, 9), rows(2, 5000, c).astype(np.float32)
     results = []
     for use_fused in (True, False):
-        with CupyBackend(use_fused=use_fused) as backend:
+        with CupyBackend(use_fused=use_fused) as backend, backend.active():
             op = KernelOperator(get_kernel("laplace", 2.0), backend, "high")
             K = backend.xp.empty((13, 5000), op.dtype) if keep else None
             out = op.product(both(op, A), both(op, B), backend.asarray(W), keep=K)
@@ -275,3 +280,149 @@ def test_setups_agree(name: str, gpu: Backend) -> None:
     for cpu, device in zip(*(meta["rules"] for meta in metas), strict=True):
         assert device["leverage"] == pytest.approx(cpu["leverage"], rel=1e-6)
         assert device["lambda_1"] == pytest.approx(cpu["lambda_1"], rel=1e-6)
+
+
+# -- several backends, and the caller's own work, in one process -----------------------------------
+
+
+@pytest.mark.parametrize("method", ["block", "eigenpro4", "falkon", "direct"])
+def test_a_model_used_during_a_run_does_not_move_its_work(method: str, gpu: Backend) -> None:
+    """1.1: the run goes on on its own stream when another backend was opened, used and closed."""
+    held_out = array_source()
+    config = settings(**METHODS[method] | {"run.device": "gpu", "data.epochs": 3})
+    plain = finished(config, source=stream(), test=held_out)
+    other = sk.KernelRegressor(n_centers=20, device="gpu").fit(arrays()[0], arrays()[0][:, :1])
+    answers: list[Array] = []
+    before = gpu.xp.cuda.get_current_stream()
+
+    def predict(record: dict[str, Any]) -> None:
+        answers.append(other.predict(arrays()[0][:5]))
+
+    beside = finished(config, source=stream(), test=held_out, on_evaluation=predict)
+    assert answers
+    assert all(np.array_equal(a, answers[0]) for a in answers)
+    weights = [r.model.backend.to_host(r.model.weights) for r in (plain, beside)]
+    np.testing.assert_array_equal(*weights)
+    assert gpu.xp.cuda.get_current_stream() is before
+
+
+def test_a_model_answers_on_any_thread(gpu: Backend) -> None:
+    """1.1: the current stream belongs to a thread, and another one begins with the default."""
+    model = finished(settings(**{"run.device": "gpu"}), source=stream()).model
+    X = arrays()[0][:7]
+    here, there = model.values(X), list[Array]()
+    thread = threading.Thread(target=lambda: there.append(model.values(X)))
+    thread.start()
+    thread.join()
+    np.testing.assert_array_equal(here, there[0])
+
+
+# -- what is found out before a device is used -----------------------------------------------------
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
+    modules = standin.modules()
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return modules["cupy"]
+
+
+def _fails(*args: Any) -> Any:
+    raise OSError("libcusolver.so.12: cannot open shared object file")
+
+
+@needs_compiler
+@pytest.mark.parametrize("library", ["cublas", "cusolver", "nvrtc"])
+def test_a_missing_library_is_found_before_the_run(
+    library: str, cupy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1.2: the probe exercises what a run will call, and "auto" falls back, and says so."""
+    if library == "cublas":
+        monkeypatch.setattr(columnmajor, "gemmEx", _fails)
+    elif library == "cusolver":
+        cupy.cuda.cusolver.spotrf = _fails
+    else:
+        monkeypatch.setattr(standin.ElementwiseKernel, "__call__", _fails)
+    with pytest.raises(BackendError, match=r"no usable CUDA device 0 \(OSError: libcusolver"):
+        get_backend("gpu")
+    with pytest.warns(UserWarning, match="device='auto' is the CPU here: no usable"):
+        backend = get_backend("auto", 1)
+    assert backend.name == "cpu"
+    backend.close()
+
+
+@needs_compiler
+def test_wrong_numbers_of_a_device_are_found_before_the_run(
+    cupy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true_gemm = columnmajor.gemmEx
+
+    def doubled(*args: Any) -> None:
+        true_gemm(*args)
+        columnmajor._matrix(args[14], np.float32, args[3], args[4], args[16])[...] *= 2
+
+    monkeypatch.setattr(columnmajor, "gemmEx", doubled)
+    with pytest.raises(BackendError, match="CUDA device 0 computes wrong numbers"):
+        get_backend("gpu")
+
+
+def test_a_broken_cupy_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1.2: `import cupy` fails in many ways; one of them alone means that it is not there."""
+
+    class Broken:
+        def find_spec(self, name: str, *args: Any) -> None:
+            if name == "cupy":
+                raise ImportError("libcudart.so.13: cannot open shared object file")
+
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    assert str(gpu_problem()).startswith("CuPy is installed and does not load (ImportError: libc")
+
+
+@needs_compiler
+def test_tf32_is_refused(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1.6: CuPy's own products obey CUPY_TF32, and setup uses some of them."""
+    monkeypatch.setenv("CUPY_TF32", "1")
+    with pytest.raises(BackendError, match=r"CUPY_TF32=1 rounds .* to 10 bits; unset it"):
+        get_backend("gpu")
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("what", "name"),
+    [("cublas", "cublas"), ("cusolver", "cusolver"), ("driver", "driver"), ("nvrtc", "nvrtc")],
+)
+def test_a_resume_under_other_libraries_is_told(
+    what: str, name: str, cupy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1.5: the libraries that compute, as they are loaded, are a part of what "same bits" means."""
+    with get_backend("gpu") as backend:
+        before = backend.describe()
+        if what == "cublas":
+            monkeypatch.setattr(columnmajor, "getVersion", lambda handle: 130100)
+        elif what == "driver":
+            cupy.cuda.runtime.driverGetVersion = lambda: 13010
+        elif what == "nvrtc":
+            cupy.cuda.nvrtc.getVersion = lambda: (13, 1)
+        else:
+            cupy.cuda.cusolver._getVersion = lambda: (12, 1, 0)
+        changed = changed_backend(before, backend.describe())
+    assert len(changed) == 1
+    assert changed[0].startswith(f"{name}: was ")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_triangles_are_multiplied_by_blocks(
+    dtype: Any, gpu: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against NumPy; operands with contiguous columns, and blocks that do not divide the size."""
+    monkeypatch.setattr("streamkern.gpu.TRIANGLE_BLOCK", 16)
+    L, B = np.tril(rows(0, 60, 60)).astype(dtype), rows(1, 7, 60).astype(dtype).T
+    tolerance = 1e-5 if dtype == np.float32 else 1e-13
+    for transposed in (False, True):
+        multiply = gpu.matmul_t if transposed else gpu.matmul
+        for lower in (False, True):
+            out = gpu.xp.empty((60, 7), dtype)
+            multiply(gpu.asarray(L), gpu.asarray(B.T).T, out, lower=lower)
+            close(gpu.to_host(out), (L.T if transposed else L) @ B, tolerance)

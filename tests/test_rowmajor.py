@@ -107,4 +107,19 @@ def test_columns_that_are_apart_are_refused(blas: RowMajor) -> None:
     with pytest.raises(AssertionError, match="rows must be contiguous"):
         blas.gemm(A, matrix(0, 4, 6, np.float64)[:, ::2], out, transposed=True)
     with pytest.raises(AssertionError, match="rows must be contiguous"):
-        blas.gemm(A.T, A.T, addressed(np.zeros((3, 3))), transposed=True)
+        blas.gemm(A, A, out.T, transposed=True)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_operands_may_have_contiguous_columns(transposed: bool, blas: RowMajor) -> None:
+    A, B, out = (
+        matrix(0, 4, 3, np.float64),
+        matrix(1, 4, 5, np.float64),
+        matrix(2, 3, 5, np.float64),
+    )
+    blas.gemm(A.T, addressed(np.ascontiguousarray(B.T)) if transposed else B, out,
+              transposed=transposed)  # fmt: skip
+    np.testing.assert_allclose(out, A.T @ B, rtol=1e-14)
+    both = matrix(3, 4, 4, np.float64)
+    blas.gemm(A, A if transposed else A.T, both, transposed=transposed)
+    np.testing.assert_allclose(both, A @ A.T, rtol=1e-14)
