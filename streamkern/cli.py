@@ -37,6 +37,7 @@ from streamkern.options import (
     Overwrite,
     RunDir,
     RunFile,
+    Scaling,
     Scheduler,
     Set,
     Solver,
@@ -80,6 +81,7 @@ def plan(
     solver: Solver = None,
     memory: Memory = None,
     epochs: Epochs = None,
+    scale: Scaling = None,
     dask: Scheduler = None,
     cache: CacheFolder = None,
     cache_size: CacheSize = None,
@@ -94,7 +96,7 @@ def plan(
 
     config = run_config(
         run_file,
-        _given(train, test, run_dir, solver, epochs, dask, cache),
+        _given(train, test, run_dir, solver, epochs, scale, dask, cache),
         memory=memory,
         cache_size=cache_size,
         settings=settings,
@@ -118,6 +120,7 @@ def train(
     solver: Solver = None,
     memory: Memory = None,
     epochs: Epochs = None,
+    scale: Scaling = None,
     dask: Scheduler = None,
     cache: CacheFolder = None,
     cache_size: CacheSize = None,
@@ -131,7 +134,7 @@ def train(
 
     config = run_config(
         run_file,
-        _given(train, test, run_dir, solver, epochs, dask, cache),
+        _given(train, test, run_dir, solver, epochs, scale, dask, cache),
         memory=memory,
         cache_size=cache_size,
         settings=settings,
@@ -146,7 +149,8 @@ def train(
     seconds = time.perf_counter() - began
     summary: dict[str, Any] = {"samples": result.samples, "seconds": seconds, **result.metrics}
     if as_json:
-        typer.echo(as_text(summary | {"history": result.history, "run_dir": config.run.run_dir}))
+        summary |= {"history": result.history, "run_dir": config.run.run_dir}
+        typer.echo(as_text(summary | _skipped(result.skipped)))
         return
     typer.echo(table([summary], list(summary)))
     if config.run.run_dir is not None:
@@ -171,7 +175,10 @@ def evaluate(
     with model.backend:
         metrics = model.evaluate(source)
     row: dict[str, Any] = {"rows": source.n_rows, **metrics}
-    typer.echo(as_text(row) if as_json else table([row], list(row)))
+    if as_json:
+        typer.echo(as_text(row | _skipped(model.skipped)))
+    else:
+        typer.echo(table([row], list(row)))
 
 
 @app.command()
@@ -227,6 +234,7 @@ def _given(
     run_dir: str | None,
     solver: str | None,
     epochs: int | None,
+    scale: str | None,
     dask: str | None,
     cache: str | None,
 ) -> dict[str, Any]:
@@ -235,6 +243,7 @@ def _given(
         "data.train": train,
         "data.test": test,
         "data.epochs": epochs,
+        "data.scale": scale,
         "data.dask": dask,
         "data.cache": cache,
         "solver.name": solver,
@@ -253,6 +262,11 @@ def _cluster(address: str | None) -> Iterator[Any]:
     with connect(address) as client:
         say(f"note: reading on the cluster at {address}, dashboard {dashboard_link(client)}")
         yield client
+
+
+def _skipped(texts: tuple[str, ...]) -> dict[str, Any]:
+    """What a script learns of damaged checkpoints; a person reads the warnings."""
+    return {"skipped": list(texts)} if texts else {}
 
 
 def _source_and_model(

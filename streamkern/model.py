@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -55,7 +56,8 @@ class KernelModel:
     Z : points of the centers, right side. weights : (p, c) on the device. classes : sorted names,
     or None for values. fixed : transforms applied to every row. targets : what is put back. Values
     come out in float64, which holds them as the user has them; those of classes in the dtype of the
-    weights.
+    weights. skipped : a sentence for each damaged checkpoint that is newer than the one it was
+    loaded from.
     """
 
     op: KernelOperator
@@ -65,6 +67,7 @@ class KernelModel:
     row_shape: tuple[int, ...]
     fixed: tuple[Transform, ...]
     targets: TargetScale
+    skipped: tuple[str, ...] = ()
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -220,6 +223,7 @@ def load_model(
 ) -> KernelModel:
     """The model of the newest good checkpoint of a run. Reads beside a running writer.
 
+    Warns where a newer checkpoint is damaged, which `KernelModel.skipped` says as well.
     storage_options : of a remote run_dir. The caller closes `model.backend`.
     """
     run = RunDirectory(run_dir, writable=False, storage_options=storage_options)
@@ -227,6 +231,8 @@ def load_model(
         setup, saved = run.load_setup(), run.load_latest()
     if setup is None or saved is None:
         raise RunError(f"{run.place} has no checkpoint yet; train first")
+    for text in saved.skipped:
+        warnings.warn(text, stacklevel=2)
     backend = get_backend(device, threads)
     try:
         op = operator(backend, setup.arrays, setup.meta)
@@ -241,6 +247,7 @@ def load_model(
             tuple(setup.meta["row_shape"]),
             load_scaling(setup.arrays, setup.meta["scaling"]),
             TargetScale.from_arrays(setup.arrays),
+            skipped=saved.skipped,
         )
     except BaseException:
         backend.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ class WarmStart:
 
     targets : mean and scale that belong to alpha. They become those of the run that goes on, so
     that it starts from the same function, whatever the mean of its own targets.
+    skipped : as of `KernelModel`.
     """
 
     place: str
@@ -32,6 +34,7 @@ class WarmStart:
     classes: list[str] | None
     targets: TargetScale
     fit_intercept: bool
+    skipped: tuple[str, ...] = ()
 
     def check(self, config: RunConfig, source: Source) -> None:
         """Raise ConfigError unless both runs have the same outputs, and an intercept or none."""
@@ -56,8 +59,8 @@ class WarmStart:
         if self.Z.shape != Z.shape or not np.array_equal(self.Z[order], Z):
             raise ConfigError(
                 f"solver.warm_start={self.place} has other centers than this run: they must be "
-                "the same after scaling; give both runs the same centers and transforms, or leave "
-                "warm_start out"
+                "the same after scaling; give both runs the same centers, transforms and scale, "
+                "or leave warm_start out"
             )
         if not np.array_equal(self.targets.mean, arrays["target_mean"]):
             raise ConfigError(
@@ -68,7 +71,10 @@ class WarmStart:
 
 
 def load_warm_start(config: RunConfig) -> WarmStart | None:
-    """What solver.warm_start names: the weights that its newest good checkpoint evaluates."""
+    """What solver.warm_start names: the weights that its newest good checkpoint evaluates.
+
+    Warns where a newer checkpoint is damaged.
+    """
     place = config.solver.warm_start
     if place is None:
         return None
@@ -80,9 +86,11 @@ def load_warm_start(config: RunConfig) -> WarmStart | None:
             f"solver.warm_start={redact(run.place)} has no checkpoint yet; train it first, or "
             "leave warm_start out"
         )
+    for text in saved.skipped:
+        warnings.warn(text, stacklevel=5)  # the caller of `train`
     chosen = np.argsort(setup.arrays["order"])
     return WarmStart(
         redact(run.place), setup.arrays["Z"][chosen],
         saved.arrays[saved.meta["evaluated"]][chosen], setup.meta["classes"],
-        TargetScale.from_arrays(setup.arrays), setup.meta["fit_intercept"],
+        TargetScale.from_arrays(setup.arrays), setup.meta["fit_intercept"], saved.skipped,
     )  # fmt: skip

@@ -45,9 +45,11 @@ MATHS_LANE = {
     *("norm", "damping", "block_preconditioner", "low_rank"),
     "solver",
 }
-STATE = {"runlog", "lease", "folder", "checksums", "sealed", "checkpoint", "saver"}
+STATE = {
+    *("documents", "runlog", "lease", "folder", "checksums", "sealed", "checkpoint", "saver"),
+}
 RUN = {
-    *("precision", "choice", "problem", "run", "centers", "balanced", "choosing"),
+    *("precision", "choice", "scaling", "problem", "run", "centers", "balanced", "choosing"),
     *("intercept", "assemble", "model", "guard"),
     *("identity", "warm", "trainer", "train", "runfile", "holdout", "candidates", "trials"),
     *("trainings", "tuning"),
