@@ -62,6 +62,7 @@ def estimator(cls: Any = KernelRegressor, **changes: Any) -> Any:
         "precision": "float64",
         "memory": "256 MiB",
         "device": "cpu",
+        "scale": "none",
     }
     return cls(**plain | changes)
 
