@@ -257,7 +257,7 @@ def numbered_blocks(source: Any, start: int) -> Iterator[tuple[int, Block]]:
     units = range(source.n_units)
     first = bisect_right(units, start, key=lambda u: source.unit_bounds(u)[1])
     calls = (partial(_numbered, source, u) for u in units[first:])
-    yield from _ahead(source, calls)
+    yield from ahead(source, calls)
 
 
 def _numbered(source: Any, u: int) -> tuple[int, Block]:
