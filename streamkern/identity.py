@@ -1,15 +1,12 @@
-"""What makes two calls the same run, and the request to stop one."""
+"""What makes two calls the same run."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import platform
-import signal
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -18,6 +15,7 @@ import zarr
 from pydantic import TypeAdapter, ValidationError
 
 from streamkern.checkpoint import RunDirectory
+from streamkern.config import RunConfig
 from streamkern.errors import ResumeMismatchError, RunError
 from streamkern.kernels import Kernel
 from streamkern.run import Run
@@ -78,6 +76,16 @@ def recorded_run(directory: RunDirectory | None) -> dict[str, Any] | None:
     raise RunError(
         f"{directory.place} holds a run of another version of streamkern; go on with that one, "
         "or give another run_dir"
+    )
+
+
+def as_recorded(config: RunConfig, directory: RunDirectory | None) -> RunConfig:
+    """The settings, with the epochs that "auto" meant when the run was started."""
+    recorded = recorded_run(directory)
+    if recorded is None or config.data.epochs != "auto":
+        return config
+    return config.with_overrides(
+        {"data.epochs": recorded["identity"]["settings"]["data"]["epochs"]}
     )
 
 
@@ -142,34 +150,3 @@ def _leaves(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def _shown(leaves: Mapping[str, Any], key: str) -> str:
     return repr(leaves[key]) if key in leaves else "not set"
-
-
-class StopRequest:
-    """SIGTERM and SIGINT as a wish: noted, and granted between two steps.
-
-    A second signal is not noted but acts as it always does. Outside the main thread, or with
-    install=False, signals keep their meaning.
-    """
-
-    def __init__(self, *, install: bool) -> None:
-        self.requested: str | None = None
-        self._install = install and threading.current_thread() is threading.main_thread()
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> StopRequest:
-        if self._install:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.requested = signal.Signals(number).name
-        self._restore()
-
-    def _restore(self) -> None:
-        while self._before:
-            number, handler = self._before.popitem()
-            signal.signal(number, handler)
-
-    def __exit__(self, *exc: object) -> None:
-        self._restore()
