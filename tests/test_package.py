@@ -22,7 +22,7 @@ FILES = {
 # Imports point down this list, or across within one entry. The lanes never import each other.
 # A module is listed by its name, a folder by the folder's.
 FOUNDATION = {
-    *("errors", "settings", "config", "machine", "backend", "gpu", "devices"),
+    *("errors", "stop", "settings", "config", "machine", "backend", "gpu", "devices"),
     *("sizes", "costs", "sizing", "memory", "budget"),
     *("selection", "report", "random", "optional", "compiled", "compiled_random"),
     *("expression", "kernel_base", "kernels", "kerneltable"),
@@ -46,6 +46,7 @@ DATA_LANE = {
         "ingest",
     ),
     *("augment", "source_base", "sources", "arrays", "generator", "mixture", "materialise"),
+    *("filerows", "answerspool", "answerfiles"),
     *("plan", "fetch", "remote", "cluster", "buffers", "prefetch", "feed", "weights"),
 }
 MATHS_LANE = {
@@ -60,6 +61,7 @@ STATE = {
 RUN = {
     *("precision", "choice", "scaling", "problem", "run", "centers", "balanced", "choosing"),
     *("assemble", "model", "guard"),
+    "predictions",
     *("identity", "warm", "trainer", "train", "runfile", "holdout", "candidates", "trials"),
     *("trainings", "tuning"),
 }
