@@ -74,7 +74,11 @@ class Place:
     """
 
     def __init__(
-        self, options: dict[str, Any], files: ExitStack, missing: str, external: bool
+        self,
+        options: dict[str, Any],
+        files: ExitStack,
+        missing: str = "error",
+        external: bool = False,
     ) -> None:
         self.options, self.missing, self.external = options, missing, external
         self._files = files
