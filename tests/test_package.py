@@ -37,7 +37,7 @@ DATA_LANE = {
     *("readers", "inputfiles", "decompress", "csvfiles", "hdf5files", "arrayfiles"),
     *("tables", "columns", "conform", "shuffle", "ingest"),
     *("augment", "source_base", "sources", "arrays", "generator", "mixture", "materialise"),
-    *("filerows", "answerspool", "answerfiles"),
+    *("filerows", "ordered", "answerspool", "answerfiles"),
     *("plan", "fetch", "remote", "cluster", "buffers", "prefetch", "feed", "weights"),
 }
 MATHS_LANE = {
