@@ -201,9 +201,7 @@ def test_a_setup_that_was_deleted_is_computed_again(tmp_path: Path) -> None:
     config = settings(tmp_path / "run", **{"run.checkpoint_every": 3})
     stopped(config, 6, source=stream())
     flip_bit(tmp_path / "run", "setup/Z/c/0/0")
-    with pytest.raises(
-        CheckpointError, match=r"delete setup\.json there to have it com"
-    ):
+    with pytest.raises(CheckpointError, match=r"delete setup\.json there to have it com"):
         finished(config, source=stream())
     (tmp_path / "run" / "setup.json").unlink()
     (tmp_path / "run" / "run.json").unlink()
