@@ -48,7 +48,8 @@ MATHS_LANE = {
     "solver",
 }
 STATE = {
-    *("documents", "runlog", "lease", "folder", "checksums", "sealed", "checkpoint", "saver"),
+    *("documents", "runlog", "lease", "folder", "checksums", "sealed"),
+    *("runfiles", "checkpoint", "saver"),
 }
 RUN = {
     *("precision", "choice", "scaling", "problem", "run", "centers", "balanced", "choosing"),
