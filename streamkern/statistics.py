@@ -47,7 +47,7 @@ class Statistics:
     target_scale: NDArray[np.float64] | None = None
 
 
-class Moments:
+class ColumnMoments:
     """Weight, mean and sum of squared deviations of columns; float64, merged slab by slab."""
 
     def __init__(self, n_columns: int) -> None:
@@ -56,6 +56,15 @@ class Moments:
         self._mean = np.zeros(n_columns)  # less the first row
         self._m2 = np.zeros(n_columns)
         self._slab = max(1, _SLAB_BYTES // (8 * max(1, n_columns)))
+
+    @classmethod
+    def of(
+        cls, weight: float, mean: NDArray[np.float64], scale: NDArray[np.float64]
+    ) -> ColumnMoments:
+        """Of rows of which these are known; scale : (n_columns,) standard deviation."""
+        moments = cls(len(mean))
+        moments.weight, moments._first, moments._m2 = weight, mean, weight * scale**2
+        return moments
 
     def add(self, rows: NDArray[Any], w: NDArray[Any] | None = None) -> None:
         """Take in rows (k, n_columns) of any dtype, with the weights w (k,), or 1 each."""
@@ -78,22 +87,20 @@ class Moments:
         np.square(block, out=block)
         if w is not None:
             block *= w
-        self._take(weight, mean, block.sum(axis=0))
+        self._merge(weight, mean, block.sum(axis=0))
 
-    def merge(self, other: Moments) -> None:
-        """Take in what another one has taken in."""
-        if other._first is None:
+    def merge(self, other: ColumnMoments, times: float = 1.0) -> None:
+        """Take in the rows of `other`, each so many times."""
+        if not other.weight:
             return
         if self._first is None:
-            self._first = other._first
+            self._first = other.mean
         with np.errstate(over="ignore", invalid="ignore"):
-            self._take(other.weight, other._mean + (other._first - self._first), other._m2)
+            self._merge(times * other.weight, other.mean - self._first, times * other._m2)
 
-    def _take(self, weight: float, mean: NDArray[np.float64], m2: NDArray[np.float64]) -> None:
-        total = self.weight + weight
-        if not total:
-            return  # rows that count for nothing
+    def _merge(self, weight: float, mean: NDArray[np.float64], m2: NDArray[np.float64]) -> None:
         delta = mean - self._mean
+        total = self.weight + weight
         self._mean += delta * (weight / total)
         self._m2 += m2 + delta**2 * (self.weight * weight / total)
         self.weight = total
@@ -122,8 +129,8 @@ class RunningStatistics:
 
     def __init__(self, n_features: int, n_classes: int | None = None) -> None:
         self.n_rows = 0
-        self._features = Moments(n_features)
-        self._targets: Moments | None = None
+        self._features = ColumnMoments(n_features)
+        self._targets: ColumnMoments | None = None
         self._counts = None if n_classes is None else np.zeros(n_classes, np.int64)
         self._totals: NDArray[np.float64] | None = None
 
@@ -136,7 +143,7 @@ class RunningStatistics:
         else:
             values = y.reshape(len(y), -1)
             if self._targets is None:
-                self._targets = Moments(values.shape[1])
+                self._targets = ColumnMoments(values.shape[1])
             self._targets.add(values, w)
         if w is not None:
             if self._totals is None:
@@ -155,7 +162,7 @@ class RunningStatistics:
         if self._counts is not None and other._counts is not None:
             self._counts += other._counts
         if other._targets is not None:
-            self._targets = self._targets or Moments(len(other._targets.mean))
+            self._targets = self._targets or ColumnMoments(len(other._targets.mean))
             self._targets.merge(other._targets)
         if other._totals is not None:
             self._totals = other._totals + (0.0 if self._totals is None else self._totals)
