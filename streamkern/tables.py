@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from streamkern.arrayfiles import check_row_bytes
 from streamkern.columns import Asked, Files, split_columns
 from streamkern.conform import RawBlock
-from streamkern.errors import DataError
+from streamkern.errors import DataError, StreamkernError
 from streamkern.optional import need
 
 
@@ -116,22 +116,24 @@ class _ArrowReader:
 
 
 class ParquetReader(_ArrowReader):
-    """Columns of a Parquet file."""
+    """Columns of a Parquet file; checksums of pages are compared where it has some."""
 
     def __init__(self, where: str, file: Any, asked: Asked, identity: Any) -> None:
         parquet = need("pyarrow.parquet")
         try:
-            self._file = parquet.ParquetFile(file)
-        except ValueError as error:  # pyarrow.ArrowInvalid
+            self._file = parquet.ParquetFile(file, page_checksum_verification=True)
+            schema, n_rows = self._file.schema_arrow, self._file.metadata.num_rows
+            super().__init__(where, schema, n_rows, asked, identity)
+        except StreamkernError:
+            raise
+        except ValueError as error:  # pyarrow.ArrowInvalid, names that are no text
             raise DataError(f"{where} is not a readable Parquet file: {error}") from error
-        n_rows = self._file.metadata.num_rows
-        super().__init__(where, self._file.schema_arrow, n_rows, asked, identity)
 
     def close(self) -> None:
         self._file.close()
 
     def _batches(self, block_bytes: int) -> Iterator[Any]:
-        row_bytes = 8 * self._values_per_row()
+        row_bytes = self._row_bytes()
         check_row_bytes(row_bytes, 1, self._where, block_bytes)
         rows = max(1, block_bytes // row_bytes)
         try:
@@ -139,15 +141,16 @@ class ParquetReader(_ArrowReader):
         except ValueError as error:  # pyarrow.ArrowInvalid
             raise DataError(f"{self._where} can not be read: {error}; get it again") from error
 
-    def _values_per_row(self) -> int:
-        """The most numbers in a row of a row group, on average: lists hold many."""
+    def _row_bytes(self) -> int:
+        """Of a row in memory, at least; encoded ones may be far smaller."""
+        n_values = len(self._kept)
+        if self._lists and self.n_rows:  # all are as long as the first
+            first = next(self._file.iter_batches(batch_size=1, columns=[self._features[0]]))
+            n_values += len(first.column(0).flatten())
         metadata = self._file.metadata
-        most = len(self._kept)
-        for group in map(metadata.row_group, range(metadata.num_row_groups)):
-            columns = [group.column(k) for k in range(group.num_columns)]
-            held = [c.num_values for c in columns if c.path_in_schema.split(".")[0] in self._kept]
-            most = max(most, sum(held) // max(group.num_rows, 1))
-        return most
+        groups = map(metadata.row_group, range(metadata.num_row_groups))
+        sizes = (group.total_byte_size // max(group.num_rows, 1) for group in groups)
+        return max(8 * n_values, *sizes, 0)
 
 
 class FrameReader(_ArrowReader):
