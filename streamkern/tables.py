@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -108,11 +109,22 @@ class _ArrowReader:
     def _values(self, column: Any, name: str, start: int) -> NDArray[Any]:
         try:
             return np.asarray(column.to_numpy(zero_copy_only=False))
-        except UnicodeDecodeError as error:
+        except (UnicodeDecodeError, need("pyarrow").ArrowException) as error:
             raise DataError(
                 f"{self._where}, column {name!r} holds text after row {start} that is not UTF-8 "
                 f"({error}); write it again"
             ) from error
+
+
+@contextmanager
+def _readable(where: str) -> Iterator[None]:
+    """Raises DataError for what pyarrow can not read."""
+    try:
+        yield
+    except StreamkernError:
+        raise
+    except (ValueError, need("pyarrow").ArrowException) as error:  # ValueError: names not UTF-8
+        raise DataError(f"{where} is not a readable Parquet file: {error}") from error
 
 
 class ParquetReader(_ArrowReader):
@@ -120,26 +132,20 @@ class ParquetReader(_ArrowReader):
 
     def __init__(self, where: str, file: Any, asked: Asked, identity: Any) -> None:
         parquet = need("pyarrow.parquet")
-        try:
+        with _readable(where):
             self._file = parquet.ParquetFile(file, page_checksum_verification=True)
             schema, n_rows = self._file.schema_arrow, self._file.metadata.num_rows
             super().__init__(where, schema, n_rows, asked, identity)
-        except StreamkernError:
-            raise
-        except ValueError as error:  # pyarrow.ArrowInvalid, names that are no text
-            raise DataError(f"{where} is not a readable Parquet file: {error}") from error
 
     def close(self) -> None:
         self._file.close()
 
     def _batches(self, block_bytes: int) -> Iterator[Any]:
-        row_bytes = self._row_bytes()
-        check_row_bytes(row_bytes, 1, self._where, block_bytes)
-        rows = max(1, block_bytes // row_bytes)
-        try:
+        with _readable(self._where):
+            row_bytes = self._row_bytes()
+            check_row_bytes(row_bytes, 1, self._where, block_bytes)
+            rows = max(1, block_bytes // row_bytes)
             yield from self._file.iter_batches(batch_size=rows, columns=self._kept)
-        except ValueError as error:  # pyarrow.ArrowInvalid
-            raise DataError(f"{self._where} can not be read: {error}; get it again") from error
 
     def _row_bytes(self) -> int:
         """Of a row in memory, at least; encoded ones may be far smaller."""
@@ -149,8 +155,8 @@ class ParquetReader(_ArrowReader):
             n_values += len(first.column(0).flatten())
         metadata = self._file.metadata
         groups = map(metadata.row_group, range(metadata.num_row_groups))
-        sizes = (group.total_byte_size // max(group.num_rows, 1) for group in groups)
-        return max(8 * n_values, *sizes, 0)
+        sizes = [group.total_byte_size // max(group.num_rows, 1) for group in groups]
+        return int(max(8 * n_values, *sizes, 0))
 
 
 class FrameReader(_ArrowReader):
