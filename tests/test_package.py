@@ -62,7 +62,7 @@ LAYERS = [
     RUN,
     {"inputs", "online", "estimator_base", "estimator"},
     {"console", "overview", "tuneplot"},
-    {"options", "cli_data", "cli_tune", "cli", "__main__"},
+    {"options", "cli_data", "cli_model", "cli_tune", "cli", "__main__"},
 ]
 LANE_LAYER = 1
 LANES = [DATA_LANE, MATHS_LANE, STATE]
