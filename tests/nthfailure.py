@@ -1,4 +1,4 @@
-"""A life of the command in which the n-th call of a kind fails: I/O below a folder, or allocation."""
+"""A life of the command in which the n-th call of a kind fails: I/O in a folder, or allocation."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class Fault:
         if event not in ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.listdir"):
             return
         path = arguments[0]
-        if isinstance(path, str | bytes | os.PathLike):
-            if os.fsdecode(path).startswith(self.folder) and self.count():
-                raise self.error(os.fsdecode(path))
+        path = os.fsdecode(path) if isinstance(path, str | bytes | os.PathLike) else ""
+        if path.startswith(self.folder) and self.count():
+            raise self.error(path)
 
     def failing(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
