@@ -24,7 +24,7 @@ FILES = {
 FOUNDATION = {
     *("errors", "stop", "settings", "config", "machine", "backend", "gpu", "devices"),
     *("sizes", "costs", "sizing", "memory", "budget"),
-    *("selection", "report", "random", "optional", "compiled", "compiled_random"),
+    *("selection", "redaction", "report", "random", "optional", "compiled", "compiled_random"),
     *("expression", "kernel_base", "kernels", "kerneltable"),
     *("cuda", "fused", "ring", "rowmajor"),
     *("objects", "engines", "s3", "objectstore", "storage", "remotefile", "parallel", "waiting"),
@@ -39,6 +39,7 @@ DATA_LANE = {
     *("augment", "source_base", "sources", "arrays", "generator", "mixture", "materialise"),
     *("filerows", "ordered", "answerspool", "answerfiles"),
     *("plan", "fetch", "remote", "cluster", "buffers", "prefetch", "feed", "weights"),
+    "targets",
 }
 MATHS_LANE = {
     *("points", "products", "fourier", "kmeans", "rpcholesky"),
@@ -47,11 +48,12 @@ MATHS_LANE = {
     "solver",
 }
 STATE = {
-    *("documents", "runlog", "lease", "folder", "checksums", "sealed", "checkpoint", "saver"),
+    *("documents", "runlog", "lease", "folder", "checksums", "sealed"),
+    *("runfiles", "checkpoint", "saver"),
 }
 RUN = {
     *("precision", "choice", "scaling", "problem", "run", "centers", "balanced", "choosing"),
-    *("assemble", "model", "guard"),
+    *("intercept", "assemble", "model", "guard"),
     "predictions",
     *("identity", "warm", "trainer", "train", "runfile", "holdout", "candidates", "trials"),
     *("trainings", "tuning"),
@@ -61,7 +63,7 @@ LAYERS = [
     DATA_LANE | MATHS_LANE | STATE,
     RUN,
     {"inputs", "online", "estimator_base", "estimator"},
-    {"console", "overview", "tuneplot"},
+    {"console", "outlet", "overview", "tuneplot"},
     {"options", "cli_data", "cli_model", "cli_tune", "cli", "__main__"},
 ]
 LANE_LAYER = 1
