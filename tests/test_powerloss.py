@@ -8,7 +8,7 @@ import pytest
 
 from tests.powerloss import COMMANDS, replay
 
-LOCAL = ("ingest", "ingest --overwrite", "augment")
+LOCAL = ("ingest", "ingest --overwrite", "augment", "train")
 
 
 @pytest.mark.parametrize("name", LOCAL)
