@@ -156,8 +156,9 @@ class DataConfig(Table):
     transforms see rows in the units they are stored in, unless a scale is first among them.
     scale : how what comes out of the transforms is scaled, as a part of the model: "feature", every
     feature by its own mean and standard deviation; "global", all of them by one; "none"; "auto":
-    "global" for images and rows of uint8, which are pixels as a rule, "feature" for all others. A
-    scale in `transforms` takes its place.
+    "global" for images, rows of uint8, and features that vary little because they are nearly always
+    0, which are pixels as a rule; "feature" for all others. A scale in `transforms` takes its
+    place.
     epochs : passes; "auto": enough for 100 000 rows, copies included, between 1 and 20, and at
     most 20 with solver "falkon", which stops when it has converged.
     cache : a folder that keeps chunks of remote stores, up to `cache_size`, by default half of the

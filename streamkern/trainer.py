@@ -33,6 +33,7 @@ from streamkern.errors import (
     TrainingInterrupted,
 )
 from streamkern.feed import DeviceBatch, Feed
+from streamkern.figures import named
 from streamkern.guard import Guard, Watch
 from streamkern.identity import StopRequest, changed_backend, changed_versions, difference
 from streamkern.kernels import Kernel
@@ -396,7 +397,7 @@ class Trainer:
         if self.test is None:
             return
         with np.errstate(over="ignore", invalid="ignore"):
-            self.metrics = self._model().evaluate(self.test)
+            self.metrics = named("test", self._model().evaluate(self.test))
         record = {"step": self.position.step, "samples": self.position.samples, **self.metrics}
         self.history.append(record)
         self._report("evaluation", self.metrics)

@@ -211,7 +211,7 @@ def test_train_evaluate_predict_info(run: Run, stores: Path, tmp_path: Path) -> 
         values = model.values(streamkern.open_store(stores / "test.zarr").read_chunk(0)[0])
     code, out, _ = run("evaluate", tmp_path / "run", stores / "test.zarr", "--json")
     assert (code, json.loads(out)) == (DONE, {"rows": 100, **expected})
-    assert first["accuracy"] == expected["accuracy"] > 0.8
+    assert first["test_accuracy"] == expected["accuracy"] > 0.8
     code, out, err = run("predict", tmp_path / "run", stores / "test.zarr", tmp_path / "p.zarr")
     assert (code, err) == (DONE, "")
     written = zarr.open_group(tmp_path / "p.zarr", mode="r")

@@ -51,7 +51,7 @@ RUN = {
     *("precision", "choice", "scaling", "problem", "run", "centers", "balanced", "choosing"),
     *("assemble", "model", "guard"),
     *("identity", "warm", "trainer", "train", "runfile", "holdout", "candidates", "trials"),
-    *("trainings", "tuning"),
+    *("trainings", "tuning", "figures"),
 }
 LAYERS = [
     FOUNDATION,

@@ -199,6 +199,7 @@ def test_a_store_resumed_from_where_it_was_moved_to(tmp_path: Path) -> None:
     ingest(X, tmp_path / "a.zarr", y=y, chunk_mb=0.001)
     scaled = {
         "data.transforms": [{"kind": "scale", "mode": "feature"}, {"kind": "noise", "sigma": 0.1}],
+        "data.scale": "auto",
         "data.copies": 2,
         "data.epochs": 1,
     }
