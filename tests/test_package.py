@@ -34,8 +34,19 @@ DATA_LANE = {
     *("chunkfile", "layout", "metadata", "statistics", "store", "describe"),
     *("storedchunks", "unfinished", "writer", "fill"),
     *("cache", "cachedobjects", "meter", "readspeed"),
-    *("readers", "inputfiles", "arrayfiles", "tables", "columns", "conform", "shuffle", "ingest"),
+    *(
+        "readers",
+        "inputfiles",
+        "decompress",
+        "arrayfiles",
+        "tables",
+        "columns",
+        "conform",
+        "shuffle",
+        "ingest",
+    ),
     *("augment", "source_base", "sources", "arrays", "generator", "mixture", "materialise"),
+    *("filerows", "answerspool", "answerfiles"),
     *("plan", "fetch", "remote", "cluster", "buffers", "prefetch", "feed", "weights"),
 }
 MATHS_LANE = {
@@ -50,6 +61,7 @@ STATE = {
 RUN = {
     *("precision", "choice", "scaling", "problem", "run", "centers", "balanced", "choosing"),
     *("assemble", "model", "guard"),
+    "predictions",
     *("identity", "warm", "trainer", "train", "runfile", "holdout", "candidates", "trials"),
     *("trainings", "tuning", "figures"),
 }
