@@ -46,7 +46,7 @@ DATA_LANE = {
         "ingest",
     ),
     *("augment", "source_base", "sources", "arrays", "generator", "mixture", "materialise"),
-    *("filerows", "answerspool", "answerfiles"),
+    *("filerows", "ordered", "answerspool", "answerfiles"),
     *("plan", "fetch", "remote", "cluster", "buffers", "prefetch", "feed", "weights"),
 }
 MATHS_LANE = {
