@@ -34,17 +34,8 @@ DATA_LANE = {
     *("chunkfile", "layout", "metadata", "statistics", "store", "describe"),
     *("storedchunks", "unfinished", "writer", "fill"),
     *("cache", "cachedobjects", "meter", "readspeed"),
-    *(
-        "readers",
-        "inputfiles",
-        "decompress",
-        "arrayfiles",
-        "tables",
-        "columns",
-        "conform",
-        "shuffle",
-        "ingest",
-    ),
+    *("readers", "inputfiles", "decompress", "csvfiles", "hdf5files", "arrayfiles"),
+    *("tables", "columns", "conform", "shuffle", "ingest"),
     *("augment", "source_base", "sources", "arrays", "generator", "mixture", "materialise"),
     *("filerows", "ordered", "answerspool", "answerfiles"),
     *("plan", "fetch", "remote", "cluster", "buffers", "prefetch", "feed", "weights"),
@@ -71,7 +62,7 @@ LAYERS = [
     RUN,
     {"inputs", "online", "estimator_base", "estimator"},
     {"console", "overview", "tuneplot"},
-    {"options", "cli_data", "cli_tune", "cli", "__main__"},
+    {"options", "cli_data", "cli_model", "cli_tune", "cli", "__main__"},
 ]
 LANE_LAYER = 1
 LANES = [DATA_LANE, MATHS_LANE, STATE]
