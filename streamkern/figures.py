@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from streamkern.backend import Array, Backend
 from streamkern.errors import DataError
-from streamkern.statistics import Moments
+from streamkern.statistics import ColumnMoments
 
 Sums = npt.NDArray[np.float64]
 
@@ -30,7 +30,7 @@ class Figures:
     def __init__(self, backend: Backend, n_outputs: int, classes: bool) -> None:
         self._backend, self._classes = backend, classes
         self._squared = np.zeros(n_outputs)
-        self._targets = Moments(n_outputs)
+        self._targets = ColumnMoments(n_outputs)
         self._weight = self._hits = 0.0
 
     def add(self, F: Array, Y: Array, w: npt.NDArray[Any] | None = None) -> None:

@@ -185,7 +185,7 @@ def test_the_table_holds_what_single_trainings_give(classes: bool) -> None:
     asked: dict[str, Any] = {
         "kernels": ["laplace", "gaussian"], "bandwidths": [2, 4], "ridges": [1e-3],
     }  # fmt: skip
-    run = config(**{"model.n_centers": "auto"})
+    run = config(**{"model.n_centers": "auto", "data.scale": "auto"})
     found = tune(run, source=source, epochs=6, refine=1, folds=2, **asked)
     assert len(found.table) == 2 * 2 + 2
 
