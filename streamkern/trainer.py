@@ -425,9 +425,9 @@ class Trainer:
 
     def _log_training(self, loss: float, bar: Progress) -> None:
         flow, now = self.meter.flow(self.position.samples), time.monotonic()
-        bar.update(self.position.samples, f"loss {loss:.4g}  {flow.words()}")
+        bar.update(self.position.samples, f"train mse {loss:.4g}  {flow.words()}")
         if now - self.logged >= LOG_EVERY_S:
-            self._report("train", {"loss": loss, **flow.fields()})
+            self._report("train", {"train_mse": loss, **flow.fields()})
             self.logged = now
 
     def _report(self, event: str, fields: dict[str, Any]) -> None:
