@@ -54,7 +54,8 @@ def test_tables_are_standardised_feature_by_feature() -> None:
     rows = {tuple(row) for row in scaler.transform(X).astype(np.float32).round(4)}
     assert {tuple(row) for row in model.centers_.round(4)} <= rows
     new = rng.standard_normal((50, 4)) * [1, 20, 0.01, 3] + [0, 5, 7, -100]
-    F = np.exp(-cdist(scaler.transform(new), np.float64(model.centers_)) / 2.0) @ model.dual_coef_
+    K = np.exp(-cdist(scaler.transform(new), np.float64(model.centers_)) / 2.0)
+    F = K @ model.dual_coef_ + model.intercept_
     np.testing.assert_allclose(model.predict(new), F, atol=1e-4)
 
 
