@@ -31,7 +31,7 @@ FOUNDATION = {
     *("durable", "ownership"),
 }
 DATA_LANE = {
-    *("chunkfile", "layout", "metadata", "statistics", "store", "describe"),
+    *("chunkfile", "documents", "layout", "metadata", "statistics", "store", "describe"),
     *("storedchunks", "unfinished", "writer", "fill"),
     *("cache", "cachedobjects", "meter", "readspeed"),
     *("readers", "inputfiles", "arrayfiles", "tables", "columns", "conform", "shuffle", "ingest"),
