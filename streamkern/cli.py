@@ -1,8 +1,9 @@
 """The `streamkern` command: plan | train | evaluate | predict, those of `cli_data`, and tune.
 
 Exit codes: 0 done; 2 wrong usage or input, found before anything was written; 3 failed, and a run
-can be resumed; 75 stopped by a signal and saved. One sentence goes to stderr, and a traceback
-only with --debug. After 3 and 75 the same command again goes on where it was.
+can be resumed; 75 stopped by SIGTERM, SIGINT or SIGHUP and saved; 130 stopped, with nothing to
+save. One sentence goes to stderr, and a traceback only with --debug. After 3 and 75 the same
+command again goes on where it was.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ import typer
 from streamkern import cli_data, cli_tune
 from streamkern.console import (
     EXIT_INTERRUPTED,
+    Line,
     as_text,
     explain,
+    going_on,
     say,
     show_evaluation,
     show_warning,
@@ -37,24 +40,37 @@ from streamkern.options import (
     Overwrite,
     RunDir,
     RunFile,
+    Scaling,
     Scheduler,
     Set,
     Solver,
     StorageOption,
     Test,
     Train,
-    XName,
-    YName,
+    column_list,
+    number_or_text,
     options_for,
     parse_options,
     run_config,
 )
+from streamkern.stop import Stopped, StopRequest, second_signal_ends
 
 if TYPE_CHECKING:
     from streamkern.model import KernelModel
-    from streamkern.sources import ZarrSource
 
 DEBUG = "--debug"
+ModelOf = Annotated[str, typer.Argument(metavar="RUN_DIR")]
+RowInputs = Annotated[list[str], typer.Argument(metavar="INPUT...", help="Stores, or files.")]
+RowsX = Annotated[
+    str | None, typer.Option("--x", help="Feature columns (a,b,c), or array of rows.")
+]
+RowsY = Annotated[
+    list[str] | None,
+    typer.Option("--y", help="Target column or array, or labels file; repeatable."),
+]
+RowsWeight = Annotated[
+    str | None, typer.Option("--sample-weight", help="Weights: a column, an array, or a file.")
+]
 
 app = typer.Typer(
     add_completion=False,
@@ -63,9 +79,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train large kernel models out of core, streaming from Zarr.",
 )
-app.command()(cli_data.ingest)
-app.command()(cli_data.augment)
-app.command()(cli_tune.tune)
+app.command()(going_on(cli_data.ingest))
+app.command()(going_on(cli_data.augment))
+app.command()(going_on(cli_tune.tune))
 
 
 # ------------------------------------------------------------------------------------ commands
@@ -80,6 +96,7 @@ def plan(
     solver: Solver = None,
     memory: Memory = None,
     epochs: Epochs = None,
+    scale: Scaling = None,
     dask: Scheduler = None,
     cache: CacheFolder = None,
     cache_size: CacheSize = None,
@@ -94,7 +111,7 @@ def plan(
 
     config = run_config(
         run_file,
-        _given(train, test, run_dir, solver, epochs, dask, cache),
+        _given(train, test, run_dir, solver, epochs, scale, dask, cache),
         memory=memory,
         cache_size=cache_size,
         settings=settings,
@@ -111,6 +128,7 @@ def plan(
 
 @app.command()
 def train(
+    context: typer.Context,
     run_file: RunFile = None,
     train: Train = None,
     test: Test = None,
@@ -118,6 +136,7 @@ def train(
     solver: Solver = None,
     memory: Memory = None,
     epochs: Epochs = None,
+    scale: Scaling = None,
     dask: Scheduler = None,
     cache: CacheFolder = None,
     cache_size: CacheSize = None,
@@ -131,7 +150,7 @@ def train(
 
     config = run_config(
         run_file,
-        _given(train, test, run_dir, solver, epochs, dask, cache),
+        _given(train, test, run_dir, solver, epochs, scale, dask, cache),
         memory=memory,
         cache_size=cache_size,
         settings=settings,
@@ -141,12 +160,15 @@ def train(
         say("note: without run.run_dir the model is not kept and the run can not be resumed")
     began = time.perf_counter()
     with _cluster(config.data.dask) as client:
-        result = run_training(config, client=client, progress=True, on_evaluation=show_evaluation)
+        result = run_training(
+            config, client=client, progress=True, on_evaluation=show_evaluation, stop=context.obj
+        )
     result.model.backend.close()
     seconds = time.perf_counter() - began
     summary: dict[str, Any] = {"samples": result.samples, "seconds": seconds, **result.metrics}
     if as_json:
-        typer.echo(as_text(summary | {"history": result.history, "run_dir": config.run.run_dir}))
+        summary |= {"history": result.history, "run_dir": config.run.run_dir}
+        typer.echo(as_text(summary | _skipped(result.skipped)))
         return
     typer.echo(table([summary], list(summary)))
     if config.run.run_dir is not None:
@@ -155,45 +177,73 @@ def train(
 
 @app.command()
 def evaluate(
-    run_dir: Annotated[str, typer.Argument(metavar="RUN_DIR")],
-    store: Annotated[str, typer.Argument(metavar="STORE")],
-    x: XName = "X",
-    y: YName = "y",
+    run_dir: ModelOf,
+    inputs: RowInputs,
+    x: RowsX = None,
+    y: RowsY = None,
+    sample_weight: RowsWeight = None,
     device: DeviceName = "auto",
     as_json: AsJson = False,
     storage_option: StorageOption = None,
 ) -> None:
-    """Evaluate a trained model on a store."""
+    """Evaluate a trained model on stores, or on files as ingest takes them."""
     from streamkern.report import table
 
     options = parse_options(storage_option)
-    source, model = _source_and_model(run_dir, store, device, options, x=x, y=y)
-    with model.backend:
+    with _rows_and_model(
+        run_dir, inputs, device, options, x=x, y=y, sample_weight=sample_weight, targets=True
+    ) as (source, model):
         metrics = model.evaluate(source)
     row: dict[str, Any] = {"rows": source.n_rows, **metrics}
-    typer.echo(as_text(row) if as_json else table([row], list(row)))
+    if as_json:
+        typer.echo(as_text(row | _skipped(model.skipped)))
+    else:
+        typer.echo(table([row], list(row)))
 
 
 @app.command()
+@going_on
 def predict(
-    run_dir: Annotated[str, typer.Argument(metavar="RUN_DIR")],
-    store: Annotated[str, typer.Argument(metavar="STORE")],
-    out: Annotated[str, typer.Argument(metavar="OUT", help="Zarr group for the predictions.")],
-    x: XName = "X",
+    run_dir: ModelOf,
+    inputs: RowInputs,
+    out: Annotated[str, typer.Argument(metavar="OUT", help=".zarr, .npy, .csv or .parquet.")],
+    x: RowsX = None,
+    y: RowsY = None,
+    sample_weight: RowsWeight = None,
+    order: Annotated[
+        str, typer.Option(help="source: of the files a store was made from. store: as it is read.")
+    ] = "source",
+    values: Annotated[
+        bool, typer.Option("--values", help="In .npy the scores of classes, not labels.")
+    ] = False,
     device: DeviceName = "auto",
     overwrite: Overwrite = False,
     storage_option: StorageOption = None,
 ) -> None:
-    """Write the values (and labels) a trained model predicts for every row of a store."""
+    """Write what a model predicts for every row of stores, or of files as ingest takes them.
+
+    Columns of targets are not needed, and are left out by the names they had in training, or by
+    --y. After an interruption the same command goes on.
+    """
     from streamkern.report import redact
 
     options = parse_options(storage_option)
-    source, model = _source_and_model(run_dir, store, device, options, x=x, y=None)
-    with model.backend:
-        model.predict_to(
-            source, out, overwrite=overwrite, storage_options=options_for(options, out)
+    with (
+        _rows_and_model(
+            run_dir, inputs, device, options, x=x, y=y, sample_weight=sample_weight, targets=False
+        ) as (source, model),
+        Line(sys.stderr) as line,
+    ):
+        n_rows = model.predict_to(
+            source,
+            out,
+            order=order,
+            values=values,
+            overwrite=overwrite,
+            storage_options=options_for(options, out),
+            progress=line.show,
         )
-    typer.echo(f"{source.n_rows:,} rows predicted into {redact(out)}")
+    typer.echo(f"{n_rows:,} rows predicted into {redact(out)}")
 
 
 app.command()(cli_data.info)
@@ -227,6 +277,7 @@ def _given(
     run_dir: str | None,
     solver: str | None,
     epochs: int | None,
+    scale: str | None,
     dask: str | None,
     cache: str | None,
 ) -> dict[str, Any]:
@@ -235,6 +286,7 @@ def _given(
         "data.train": train,
         "data.test": test,
         "data.epochs": epochs,
+        "data.scale": scale,
         "data.dask": dask,
         "data.cache": cache,
         "solver.name": solver,
@@ -255,22 +307,44 @@ def _cluster(address: str | None) -> Iterator[Any]:
         yield client
 
 
-def _source_and_model(
+def _skipped(texts: tuple[str, ...]) -> dict[str, Any]:
+    """What a script learns of damaged checkpoints; a person reads the warnings."""
+    return {"skipped": list(texts)} if texts else {}
+
+
+@contextlib.contextmanager
+def _rows_and_model(
     run_dir: str,
-    url: str,
+    inputs: Sequence[str],
     device: str,
     options: Mapping[str, Any],
     *,
-    x: str,
-    y: str | None,
-) -> tuple[ZarrSource, KernelModel]:
-    """The rows, and the model that was trained on rows like them."""
+    x: str | None,
+    y: Sequence[str] | None,
+    sample_weight: str | None,
+    targets: bool,
+) -> Iterator[tuple[Any, KernelModel]]:
+    """The rows, and the model that was trained on rows like them, until the end of the block."""
+    from streamkern.filerows import open_rows
     from streamkern.model import load_model
-    from streamkern.sources import ZarrSource
 
-    source = ZarrSource(url, x=x, y=y, storage_options=options_for(options, url))
+    wanted = [number_or_text(name) for name in y or ()]
     run_options = options_for(options, run_dir)
-    return source, load_model(run_dir, device=device, storage_options=run_options)
+    model = load_model(run_dir, device=device, storage_options=run_options)
+    with model.backend, contextlib.ExitStack() as files:
+        rows = open_rows(
+            inputs,
+            files,
+            columns=model.columns,
+            target_columns=model.target_columns,
+            classes=model.classes,
+            targets=targets,
+            x=None if x is None else column_list(x),
+            y=None if not wanted else wanted[0] if len(wanted) == 1 else wanted,
+            sample_weight=None if sample_weight is None else number_or_text(sample_weight),
+            input_options=options_for(options, *inputs),
+        )
+        yield rows, model
 
 
 # ----------------------------------------------------------------------------------- the entry
@@ -281,12 +355,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = DEBUG in words
     words = [word for word in words if word != DEBUG]
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), second_signal_ends(), StopRequest(install=True) as stop:
         warnings.simplefilter("default", UserWarning)  # a search trains, and would warn, many times
+        # Of a request that a signal came before.
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
         warnings.showwarning = show_warning
         try:
-            code = app(words, prog_name="streamkern", standalone_mode=False)
-        except (Exception, KeyboardInterrupt) as error:
+            code = app(words, prog_name="streamkern", standalone_mode=False, obj=stop)
+        except (Exception, KeyboardInterrupt, Stopped) as error:
             if debug:
                 traceback.print_exc()
             return explain(error)

@@ -16,12 +16,12 @@ import zarr
 from numcodecs.zstd import Zstd
 from zarr.codecs import Crc32cCodec
 
-from streamkern.documents import own_mark
 from streamkern.errors import DataError, StreamkernError
 from streamkern.objects import Objects
 from streamkern.report import size_text
 from streamkern.storage import local_path, redact, zarr_store
 from streamkern.weights import class_notes
+from streamkern.zarrjson import own_mark
 
 if TYPE_CHECKING:
     import os

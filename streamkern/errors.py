@@ -10,11 +10,12 @@
     ├── RunError               (RuntimeError)       a run directory can not be used
     │   ├── ResumeMismatchError                     data or settings differ from the run's
     │   ├── RunLockedError                          another process writes to it
+    │   │   └── RunLostError                        taken over, moved or deleted in mid-run
     │   └── CheckpointError    (also OSError)       a checkpoint can not be written or read
     ├── StorageError           (OSError)            storage failed until the deadline for retries
     │   └── StorageAccessError                      no permission, no such place, no credentials
     ├── ClusterError           (OSError)            the Dask cluster is gone, or can not do the work
-    ├── TrainingInterrupted    (RuntimeError)       stopped by a signal, and saved
+    ├── TrainingInterrupted    (RuntimeError)       stopped by a signal; the same call goes on
     ├── DivergenceError        (ArithmeticError)    diverged, and smaller steps did not help
     ├── BackendError           (RuntimeError)       the device asked for is not there
     └── MissingDependencyError (ImportError)        an optional package is needed
@@ -80,6 +81,12 @@ class RunLockedError(RunError):
     """Another process is writing to this run directory."""
 
 
+class RunLostError(RunLockedError):
+    """The run directory was taken over by another process, moved or deleted in mid-run."""
+
+    exit_code = EXIT_FAILED
+
+
 class CheckpointError(RunError, OSError):
     """A checkpoint could not be written or read."""
 
@@ -116,7 +123,7 @@ class ClusterError(StreamkernError, OSError):
 
 
 class TrainingInterrupted(StreamkernError, RuntimeError):
-    """The run was asked to stop, and saved; the same command again resumes it."""
+    """The work was asked to stop, and saved; the same command again goes on with it."""
 
     exit_code = EXIT_TRY_AGAIN
 

@@ -1,14 +1,11 @@
-"""What makes two calls the same run, and the request to stop one."""
+"""What makes two calls the same run."""
 
 from __future__ import annotations
 
 import hashlib
 import platform
-import signal
-import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
-from types import FrameType
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
@@ -16,8 +13,8 @@ import numpy.typing as npt
 import zarr
 
 from streamkern.checkpoint import RunDirectory
-from streamkern.config import SOLVER_OPTIONS, DataConfig, RunConfig
-from streamkern.errors import ResumeMismatchError
+from streamkern.config import RunConfig
+from streamkern.errors import ResumeMismatchError, RunError
 from streamkern.kernels import Kernel
 from streamkern.run import Run
 from streamkern.sealed import checked_meta
@@ -25,7 +22,7 @@ from streamkern.sizes import Sizes
 
 
 def run_record(run: Run, kernel: Kernel | None, centers: npt.NDArray[Any] | None) -> dict[str, Any]:
-    """`run.json`: settings and data that must not change, resolved sizes, versions."""
+    """What a run is bound to: settings and data that must not change, sizes, versions."""
     identity: dict[str, Any] = {"settings": run.config.identity()}
     # A store may move: its contents count, not its address.
     identity["settings"]["data"].pop("train", None)
@@ -50,13 +47,32 @@ def run_record(run: Run, kernel: Kernel | None, centers: npt.NDArray[Any] | None
 
 
 def recorded_run(directory: RunDirectory | None) -> dict[str, Any] | None:
-    """`run.json`, or None where nothing was computed yet that it could bind.
+    """The record that setup and checkpoints carry; None where nothing was computed yet.
 
     A run whose setup failed, over its bandwidth for example, can be begun anew with another.
     """
-    if directory is None:
+    recorded = None if directory is None else directory.recorded()
+    if recorded is None:
         return None
-    return directory.read_config() if directory.begun() else None
+    assert directory is not None
+    tables = [recorded.get(name) for name in ("identity", "sizes", "versions")]
+    known = all(isinstance(table, dict) for table in tables)
+    if not known or recorded["sizes"].keys() != {field.name for field in fields(Sizes)}:
+        raise RunError(
+            f"{directory.place} holds a run of another version of streamkern; go on with that one, "
+            "or give another run_dir"
+        )
+    return recorded
+
+
+def as_recorded(config: RunConfig, directory: RunDirectory | None) -> RunConfig:
+    """The settings, with the epochs that "auto" meant when the run was started."""
+    recorded = recorded_run(directory)
+    if recorded is None or config.data.epochs != "auto":
+        return config
+    return config.with_overrides(
+        {"data.epochs": recorded["identity"]["settings"]["data"]["epochs"]}
+    )
 
 
 def recorded_sizes(directory: RunDirectory | None) -> Sizes | None:
@@ -85,26 +101,13 @@ def changed_backend(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return difference(arithmetic(recorded), arithmetic(now))
 
 
-def _used(identity: dict[str, Any]) -> dict[str, Any]:
-    """With defaults for settings that the solver never used, and that were once accepted."""
-    settings, usual = (
-        identity["settings"],
-        RunConfig(data=DataConfig(train="-")).identity()["solver"],
-    )
-    solver = settings["solver"]
-    taken = ("name", *SOLVER_OPTIONS["block" if solver["name"] == "auto" else solver["name"]])
-    solver = {k: v for k, v in solver.items() if k in taken}
-    solver |= {k: v for k, v in usual.items() if k not in taken}
-    return {**identity, "settings": {**settings, "solver": solver}}
-
-
 def check_same_run(directory: RunDirectory | None, record: dict[str, Any]) -> None:
     """Raise ResumeMismatchError naming every difference to the run in the directory."""
     recorded = recorded_run(directory)
     if recorded is None:
         return
     assert directory is not None
-    changes = difference(_used(recorded["identity"]), record["identity"])
+    changes = difference(recorded["identity"], record["identity"])
     changes = [change.removeprefix("settings.") for change in changes]
     if changes:
         raise ResumeMismatchError(
@@ -133,34 +136,3 @@ def _leaves(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def _shown(leaves: Mapping[str, Any], key: str) -> str:
     return repr(leaves[key]) if key in leaves else "not set"
-
-
-class StopRequest:
-    """SIGTERM and SIGINT as a wish: noted, and granted between two steps.
-
-    A second signal is not noted but acts as it always does. Outside the main thread, or with
-    install=False, signals keep their meaning.
-    """
-
-    def __init__(self, *, install: bool) -> None:
-        self.requested: str | None = None
-        self._install = install and threading.current_thread() is threading.main_thread()
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> StopRequest:
-        if self._install:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.requested = signal.Signals(number).name
-        self._restore()
-
-    def _restore(self) -> None:
-        while self._before:
-            number, handler = self._before.popitem()
-            signal.signal(number, handler)
-
-    def __exit__(self, *exc: object) -> None:
-        self._restore()

@@ -12,13 +12,6 @@ import zarr
 from zarr.errors import ContainsArrayError, NodeTypeValidationError
 
 from streamkern import layout
-from streamkern.documents import (
-    Documents,
-    open_array,
-    own_documents,
-    own_mark,
-    without_mark,
-)
 from streamkern.errors import (
     ConfigError,
     CorruptChunkError,
@@ -30,6 +23,13 @@ from streamkern.layout import StoreSpec
 from streamkern.ownership import ATTRIBUTE
 from streamkern.storage import StrictStore, redact
 from streamkern.weights import add_totals, as_weights
+from streamkern.zarrjson import (
+    Documents,
+    open_array,
+    own_documents,
+    own_mark,
+    without_mark,
+)
 
 if TYPE_CHECKING:
     pass

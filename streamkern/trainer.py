@@ -13,9 +13,9 @@ import contextlib
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ from streamkern.errors import (
 )
 from streamkern.feed import DeviceBatch, Feed
 from streamkern.guard import Guard, Watch
-from streamkern.identity import StopRequest, changed_backend, changed_versions, difference
+from streamkern.identity import changed_backend, changed_versions, difference
 from streamkern.kernels import Kernel
 from streamkern.meter import Meter
 from streamkern.model import KernelModel
@@ -46,6 +46,7 @@ from streamkern.saver import AsyncSaver
 from streamkern.source_base import Source
 from streamkern.sources import stores_of
 from streamkern.step_rule import largest
+from streamkern.stop import Stopped, StopRequest
 from streamkern.warm import WarmStart, load_warm_start
 
 # A checkpoint is due after a minute, or after so many times as long as training stood still for
@@ -72,7 +73,8 @@ class Result:
     history : the evaluations, oldest first. Z : (p, d) transformed centers, kept order; kept
     center i is center order[i] of those chosen. meta : what setup decided and measured. timing :
     seconds of the loop in this process, and of it waiting for data. ended : why it took fewer
-    epochs than were allowed, or None.
+    epochs than were allowed, or None. skipped : a sentence for each damaged checkpoint in whose
+    place an older one was taken, here or in the run of solver.warm_start.
     """
 
     model: KernelModel
@@ -84,6 +86,7 @@ class Result:
     samples: int
     timing: dict[str, float]
     ended: str | None = None
+    skipped: tuple[str, ...] = ()
 
 
 class Trainer:
@@ -97,7 +100,7 @@ class Trainer:
         stack: contextlib.ExitStack,
         progress: bool,
         on_evaluation: Callable[[dict[str, Any]], None] | None,
-        stop: StopRequest | None = None,
+        stop: StopRequest,
     ) -> None:
         self.run, self.directory, self.test = run, directory, test
         self.settings, self.stack = run.config.run, stack
@@ -105,7 +108,7 @@ class Trainer:
         logged = directory if self.settings.log else None
         self.log = stack.enter_context(RunLog(None) if logged is None else logged.open_log())
         self.saver = None if directory is None else stack.enter_context(AsyncSaver(directory))
-        self.stop = stop or stack.enter_context(StopRequest(install=directory is not None))
+        self.stop = stop
         self.progress = progress
         self.history: list[dict[str, Any]] = []
         self.metrics: dict[str, float] = {}
@@ -113,6 +116,7 @@ class Trainer:
         self.logged = self.saved = time.monotonic()
         self.loop_s = self.stood_still_s = 0.0
         self.ended: str | None = None
+        self.skipped: tuple[str, ...] = ()
         self.whole = True  # no step has begun that did not end
         self.taken = 0  # rows of the last step
         self.order: dict[str, Any] | None = None
@@ -156,6 +160,7 @@ class Trainer:
             self.state = self.solver.init(alpha if alpha is None else self._on_device(alpha))
             self.watch = Watch(self.solver, self.state, self.state.alpha.copy(), Guard())
             self._report("start", {"setup": _summary(self.made.meta), **self.cluster})
+            self._keep_skipped(() if warm is None else warm.skipped)
             return
         self.state = self.solver.restore(saved.arrays, saved.meta["state"])
         good = self.run.backend.asarray(saved.arrays["good"])
@@ -167,6 +172,14 @@ class Trainer:
         self.order = saved.meta["order"]
         self.ended = self._finished()
         self._report("resume", self.cluster)
+        for text in saved.skipped:
+            warnings.warn(text, stacklevel=6)  # the caller of `train`
+        self._keep_skipped(saved.skipped)
+
+    def _keep_skipped(self, skipped: tuple[str, ...]) -> None:
+        self.skipped = skipped
+        if skipped:
+            self._report("skipped", {"what": list(skipped)})
 
     def _on_device(self, alpha: npt.NDArray[Any]) -> Any:
         return self.run.backend.asarray(alpha, self.made.op.dtype)
@@ -201,7 +214,7 @@ class Trainer:
         changed += changed_versions(self.directory, record)
         if changed:
             text = f"resumed with other libraries: {'; '.join(changed)}; same to rounding only"
-            warnings.warn(text, stacklevel=4)  # the caller of `train`
+            warnings.warn(text, stacklevel=5)  # the caller of `train`
             self._report("changed", {"what": changed})
 
     # -- the loop --------------------------------------------------------------------------
@@ -224,14 +237,15 @@ class Trainer:
         return self._result()
 
     def _loop(self) -> None:
-        position, epochs = self.position, self.run.config.data.epochs
+        position, epochs = self.position, self.run.config.data.passes
         total = self.run.data.source.n_rows * epochs
         began = time.perf_counter()
         self.meter = Meter(self.loader, position.samples)
         first = epochs if self.ended else position.epoch
         with Progress(total, start=position.samples, enabled=self.progress) as bar:
             try:
-                for batch in self.feed.epochs(first, epochs, position.batch):
+                batches = self.feed.epochs(first, epochs, position.batch)
+                while (batch := self._next(batches)) is not None:
                     self._step(batch)
                     self._watch(bar)
                     if self.ended:
@@ -245,6 +259,14 @@ class Trainer:
                 raise
         self.run.backend.synchronize()
         self.loop_s = time.perf_counter() - began
+
+    def _next(self, batches: Iterator[DeviceBatch]) -> DeviceBatch | None:
+        """The next batch; a signal that comes while storage is waited for is granted here."""
+        try:
+            with self.stop.at_once():
+                return next(batches, None)
+        except Stopped as stopped:
+            self._save_and_end(stopped)
 
     def _step(self, batch: DeviceBatch) -> None:
         position = self.position
@@ -266,34 +288,37 @@ class Trainer:
         if facts:
             self._report("pass", facts)
         if "note" in facts:
-            warnings.warn(facts["note"], stacklevel=6)  # the caller of `train`
+            warnings.warn(facts["note"], stacklevel=7)  # the caller of `train`
         self.ended = self._finished()
         if self.ended:
             self._report("finished", {"why": self.ended})
 
     def _finished(self) -> str | None:
         """Why the epochs that are left are not needed, or None."""
-        left = self.position.epoch < self.run.config.data.epochs
+        left = self.position.epoch < self.run.config.data.passes
         return self.solver.finished(self.state) if left else None
 
     def _watch(self, bar: Progress) -> None:
-        """What happens between two steps: judge, evaluate, save, stop, show."""
+        """What happens between two steps: judge, evaluate, save, show."""
         position = self.position
         if self.watch.full:
             loss = self._judge()
             self._log_training(loss, bar)
-        last = position.epoch == self.run.config.data.epochs or self.ended is not None
+        last = position.epoch == self.run.config.data.passes or self.ended is not None
         if self._evaluation_due() and not last:
             self._evaluate()  # the end has its own
-        if self.stop.requested:
-            stopped = f"stopped by {self.stop.requested} after {position.samples} samples"
-            if self.saver is None:
-                raise TrainingInterrupted(f"{stopped}; without run.run_dir nothing was saved")
+        if self._checkpoint_due() and not self.stop.requested:  # which saves as well
             self._checkpoint()
-            self.saver.wait()
-            raise TrainingInterrupted(f"{stopped} and saved; run the same command again to go on")
-        if self._checkpoint_due():
-            self._checkpoint()
+
+    def _save_and_end(self, stopped: Stopped) -> NoReturn:
+        if self.saver is None:
+            raise stopped
+        self._checkpoint()
+        self.saver.wait()
+        raise TrainingInterrupted(
+            f"{stopped} after {self.position.samples} samples and saved; run the same command "
+            "again to go on"
+        ) from None
 
     def _evaluation_due(self) -> bool:
         """Whether an epoch ended, the period is over, or a count of `evaluate_at` is reached."""
@@ -414,7 +439,10 @@ class Trainer:
     def _read_history(self, directory: RunDirectory) -> None:
         """The evaluations of all processes that worked on the run."""
         self.log.flush()
-        seen = {r["step"]: r for r in directory.read_log() if r.get("event") == "evaluation"}
+        records, damage = directory.read_log()
+        if damage is not None:
+            warnings.warn(f"{damage}; the history lacks what they held", stacklevel=6)
+        seen = {r["step"]: r for r in records if r.get("event") == "evaluation"}
         drop = ("time", "event", "epoch")
         self.history = [
             {k: v for k, v in seen[step].items() if k not in drop} for step in sorted(seen)
@@ -428,7 +456,7 @@ class Trainer:
         return Result(
             self._model(), self.metrics, self.history, to_host(self.made.arrays["Z"]),
             np.asarray(self.made.arrays["order"]), self.made.meta, self.position.samples,
-            {"loop_s": self.loop_s, "stall_s": self.loader.stats.stall_s}, self.ended,
+            {"loop_s": self.loop_s, "stall_s": self.loader.stats.stall_s}, self.ended, self.skipped,
         )  # fmt: skip
 
 

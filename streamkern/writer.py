@@ -14,7 +14,6 @@ import numpy as np
 
 from streamkern import layout
 from streamkern.chunkfile import ChunkWriter
-from streamkern.documents import sealed_mark
 from streamkern.errors import ConfigError, DataError, NonFiniteError
 from streamkern.layout import DIGEST_CHUNK, StoreSpec
 from streamkern.ownership import ATTRIBUTE, STORE, publish
@@ -22,6 +21,7 @@ from streamkern.statistics import Statistics
 from streamkern.storage import redact, zarr_store
 from streamkern.unfinished import Claim, Journal, disk_full_hint
 from streamkern.weights import DTYPE, as_weights
+from streamkern.zarrjson import sealed_mark
 
 if TYPE_CHECKING:
     import os

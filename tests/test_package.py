@@ -22,7 +22,7 @@ FILES = {
 # Imports point down this list, or across within one entry. The lanes never import each other.
 # A module is listed by its name, a folder by the folder's.
 FOUNDATION = {
-    *("errors", "settings", "config", "machine", "backend", "gpu", "devices"),
+    *("errors", "stop", "settings", "config", "machine", "backend", "gpu", "devices"),
     *("sizes", "costs", "sizing", "memory", "budget"),
     *("selection", "report", "random", "optional", "compiled", "compiled_random"),
     *("expression", "kernel_base", "kernels", "kerneltable"),
@@ -31,11 +31,22 @@ FOUNDATION = {
     *("durable", "ownership"),
 }
 DATA_LANE = {
-    *("chunkfile", "documents", "layout", "metadata", "statistics", "store", "describe"),
+    *("chunkfile", "zarrjson", "layout", "metadata", "statistics", "store", "describe"),
     *("storedchunks", "unfinished", "writer", "fill"),
     *("cache", "cachedobjects", "meter", "readspeed"),
-    *("readers", "inputfiles", "arrayfiles", "tables", "columns", "conform", "shuffle", "ingest"),
+    *(
+        "readers",
+        "inputfiles",
+        "decompress",
+        "arrayfiles",
+        "tables",
+        "columns",
+        "conform",
+        "shuffle",
+        "ingest",
+    ),
     *("augment", "source_base", "sources", "arrays", "generator", "mixture", "materialise"),
+    *("filerows", "answerspool", "answerfiles"),
     *("plan", "fetch", "remote", "cluster", "buffers", "prefetch", "feed", "weights"),
 }
 MATHS_LANE = {
@@ -44,10 +55,13 @@ MATHS_LANE = {
     *("norm", "damping", "block_preconditioner", "low_rank"),
     "solver",
 }
-STATE = {"runlog", "lease", "folder", "checksums", "sealed", "checkpoint", "saver"}
+STATE = {
+    *("documents", "runlog", "lease", "folder", "checksums", "sealed", "checkpoint", "saver"),
+}
 RUN = {
-    *("precision", "choice", "problem", "run", "centers", "balanced", "choosing"),
+    *("precision", "choice", "scaling", "problem", "run", "centers", "balanced", "choosing"),
     *("assemble", "model", "guard"),
+    "predictions",
     *("identity", "warm", "trainer", "train", "runfile", "holdout", "candidates", "trials"),
     *("trainings", "tuning"),
 }

@@ -24,7 +24,6 @@ from zarr.storage import MemoryStore
 
 from streamkern.cache import Cache
 from streamkern.describe import describe_unfinished
-from streamkern.documents import sealed_mark
 from streamkern.errors import (
     ConfigError,
     CorruptChunkError,
@@ -33,6 +32,7 @@ from streamkern.errors import (
 )
 from streamkern.ingest import ingest
 from streamkern.store import Store, open_store
+from streamkern.zarrjson import sealed_mark
 from tests import damage
 
 N = 300
