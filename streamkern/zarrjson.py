@@ -83,7 +83,7 @@ def own_mark(store: Any, path: str, url: str) -> Mapping[str, Any] | None:
             raise without_mark(url)
         return None
     finished = mark.get("status") == "complete" and mark.get("kind") == STORE
-    sealed = (finished and mark.get("schema") == SCHEMA) or _OWN in mark
+    sealed = mark.get("schema") == SCHEMA and (finished or _OWN in mark)
     if sealed and _digest(root, mark) != mark.get(_OWN):
         raise CorruptChunkError(f"{where} does not match its digest; {_REMEDY}")
     return mark
