@@ -137,8 +137,8 @@ def _check_state(mark: Mapping[str, Any], url: str) -> None:
     """Refuse what is no store, a store of another schema, and one that is not finished."""
     if mark.get("kind") != STORE:
         raise DataError(
-            f"{redact(url)} is a group of kind {mark.get('kind')!r} that streamkern wrote, and no "
-            "store; give a store, or pass foreign=True (--foreign) to read its arrays"
+            f"{redact(url)} holds {mark.get('kind')!s} that streamkern wrote, not a training set; "
+            "give a store"
         )
     if mark.get("schema") != SCHEMA:
         raise DataError(
