@@ -103,6 +103,7 @@ def open_data(config: RunConfig, source: Source | None = None) -> Data:
             x=settings.x,
             y=settings.y,
             w=settings.sample_weight,
+            foreign=settings.foreign,
             storage_options=options_for(config, *settings.train_urls),
             cache=cache,
         )
@@ -148,6 +149,7 @@ def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Sour
             settings.test,
             x=settings.x,
             y=settings.y,
+            foreign=settings.foreign,
             storage_options=options_for(config, settings.test),
             cache=data.cache,
         )
@@ -270,13 +272,12 @@ def open_centers(config: RunConfig) -> Any:
     try:
         if url.endswith(".npy"):
             return _open_npy(url, options)
-        store = zarr_store(url, storage_options=options) if remote else url
-        found = zarr.open(store, mode="r")
+        place = zarr_store(url, storage_options=options) if remote else url
+        found = zarr.open(place, mode="r")
         if isinstance(found, zarr.Group):
             # Checked as a store: finished, and X of rows.
-            return open_store(
-                url, x=config.data.x, y=None, storage_options=options or None
-            ).features  # fmt: skip
+            store = open_store(url, x=config.data.x, y=None, storage_options=options or None)
+            return store.rows["X"]
         return found
     except StreamkernError:
         raise

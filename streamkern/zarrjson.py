@@ -93,8 +93,8 @@ def without_mark(url: str) -> CorruptChunkError:
     """Of a group that is ours by its looks, and does not say what it holds."""
     return CorruptChunkError(
         f"{redact(url)} looks like a store that streamkern wrote, and the attribute 'streamkern' "
-        f"in its zarr.json is damaged or gone; {_REMEDY}, or pass foreign=True (--foreign) to read "
-        "it without classes, weights and checks"
+        f"in its zarr.json is damaged or gone; {_REMEDY}, or pass foreign=True (data.foreign) to "
+        "read it without classes, weights and checks"
     )
 
 
@@ -138,7 +138,7 @@ def _check_state(mark: Mapping[str, Any], url: str) -> None:
     if mark.get("kind") != STORE:
         raise DataError(
             f"{redact(url)} is a group of kind {mark.get('kind')!r} that streamkern wrote, and no "
-            "store; give a store, or pass foreign=True (--foreign) to read its arrays"
+            "store; give a store, or pass foreign=True (data.foreign) to read its arrays"
         )
     if mark.get("schema") != SCHEMA:
         raise DataError(
