@@ -20,7 +20,7 @@ from streamkern.errors import (
     StreamkernError,
 )
 from streamkern.layout import StoreSpec
-from streamkern.ownership import ATTRIBUTE
+from streamkern.ownership import ATTRIBUTE, STORE
 from streamkern.storage import StrictStore, redact
 from streamkern.weights import add_totals, as_weights
 from streamkern.zarrjson import (
@@ -93,7 +93,7 @@ def _own(strict: StrictStore, path: str, documents: Documents, names: Names, url
         raise DataError(
             f"{redact(url)} is a store that streamkern wrote, with rows in 'X' and targets in 'y', "
             f"and {', '.join(repr(n) for n in names if n is not None)} were asked for; leave the "
-            "names out, or pass foreign=True (--foreign) to read other arrays, without classes, "
+            "names out, or pass foreign=True (data.foreign) to read other arrays, without classes, "
             "weights and checks"
         )
     try:
@@ -128,7 +128,7 @@ def _foreign(inner: Any, path: str, names: Names, missing: str, url: str, foreig
     if missing == "fill":
         group = zarr.open_group(inner, path=group.path, mode="r")
     X, y, w = _foreign_arrays(group, names, url)
-    if not foreign and ATTRIBUTE in X.attrs:
+    if not foreign and X.attrs.get(ATTRIBUTE) == STORE:
         raise without_mark(url)
     return Found(strict, path, names, _foreign_spec((X, y, w), names, url), X, y, w)
 

@@ -27,7 +27,7 @@ from streamkern.layout import StoreSpec
 from streamkern.metadata import fingerprint_now, read_metadata
 from streamkern.objects import READS
 from streamkern.storage import check_missing, local_path, zarr_store
-from streamkern.storedchunks import StoredChunks
+from streamkern.storedchunks import StoredChunks, StoredRows
 from streamkern.weights import as_weights
 from streamkern.writer import StoreWriter
 
@@ -68,9 +68,10 @@ class Store:
         return self._reopen, ()
 
     @property
-    def features(self) -> Any:
-        """X as a zarr array."""
-        return self.stored.x
+    def rows(self) -> dict[str, StoredRows]:
+        """The arrays X, y and w that there are; slices are read and checked as chunks are."""
+        arrays = zip(("X", "y", "w"), (self.stored.x, self.stored.y, self.stored.w), strict=True)
+        return {name: StoredRows(self.stored, a) for name, a in arrays if a is not None}
 
     @property
     def n_chunks(self) -> int:

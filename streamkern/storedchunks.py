@@ -218,6 +218,27 @@ class StoredChunks:
             return False
 
 
+class StoredRows:
+    """One array of a store by slices of rows, read and checked as its chunks are."""
+
+    def __init__(self, stored: StoredChunks, array: Any) -> None:
+        self.shape, self.dtype, self.chunks = array.shape, np.dtype(array.dtype), array.chunks
+        self.shards, self.ndim = array.shards, array.ndim
+        self._stored, self._array = stored, array
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self[:], dtype)
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        start, stop, _ = rows.indices(self.shape[0])
+        k = self._stored.spec.chunk_rows
+        parts = [np.empty((0, *self.shape[1:]), self.dtype)]
+        for i in range(start // k, -(-stop // k)):
+            chunk = self._stored.read_array(self._array, i)
+            parts.append(chunk[max(start - i * k, 0) : stop - i * k])
+        return np.concatenate(parts[1:]) if len(parts) > 2 else parts[-1]
+
+
 def _key(array: Any, i: int) -> str:
     coordinates = (i,) + (0,) * (array.ndim - 1)
     return f"{array.path}/{array.metadata.encode_chunk_key(coordinates)}"

@@ -93,8 +93,8 @@ def without_mark(url: str) -> CorruptChunkError:
     """Of a group that is ours by its looks, and does not say what it holds."""
     return CorruptChunkError(
         f"{redact(url)} looks like a store that streamkern wrote, and the attribute 'streamkern' "
-        f"in its zarr.json is damaged or gone; {_REMEDY}, or pass foreign=True (--foreign) to read "
-        "it without classes, weights and checks"
+        f"in its zarr.json is damaged or gone; {_REMEDY}, or pass foreign=True (data.foreign) to "
+        "read it without classes, weights and checks"
     )
 
 

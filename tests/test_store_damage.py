@@ -23,7 +23,7 @@ from numcodecs.zstd import Zstd
 from zarr.storage import MemoryStore
 
 from streamkern.cache import Cache
-from streamkern.describe import describe_unfinished
+from streamkern.describe import describe_store, describe_unfinished
 from streamkern.errors import (
     ConfigError,
     CorruptChunkError,
@@ -31,6 +31,7 @@ from streamkern.errors import (
     StreamkernError,
 )
 from streamkern.ingest import ingest
+from streamkern.overview import store_text
 from streamkern.store import Store, open_store
 from streamkern.zarrjson import sealed_mark
 from tests import damage
@@ -200,7 +201,9 @@ def test_a_store_whose_attribute_is_damaged_is_not_somebody_elses(
     """W6: refused by name, with the way to read it all the same."""
     root = float32_store(tmp_path / "s")
     (root / "zarr.json").write_text(alter((root / "zarr.json").read_text()))
-    with pytest.raises(CorruptChunkError, match=r"looks like a store .*s .*foreign=True \(--for"):
+    with pytest.raises(
+        CorruptChunkError, match=r"looks like a store .*s .*foreign=True \(data.for"
+    ):
         open_store(root)
     store = open_store(root, foreign=True)
     assert (store.spec.foreign, store.spec.classes) == (True, ("0", "1", "2"))
@@ -227,6 +230,36 @@ def test_older_stores_are_refused_with_what_to_do(tmp_path: Path) -> None:
     group.attrs["streamkern"] = {"kind": "store", "schema": 1, "status": "complete"}
     with pytest.raises(DataError, match="schema 1 and this version reads 3 alone; ingest the data"):
         open_store(root)
+
+
+def test_ingest_and_centers_read_a_store_of_ours_as_training_does(tmp_path: Path) -> None:
+    """W4, W6: where a store is the input of something else."""
+    root = float32_store(tmp_path / "s")
+    swapped(root, "X/c/0/0", "X/c/1/0")
+    with pytest.raises(CorruptChunkError, match="not the chunk that was written there"):
+        ingest(root, tmp_path / "o")
+    with pytest.raises(CorruptChunkError, match="not the chunk that was written there"):
+        np.asarray(open_store(root, y=None).rows["X"])
+    (root / "zarr.json").write_text(without_attributes((root / "zarr.json").read_text()))
+    with pytest.raises(CorruptChunkError, match="looks like a store"):
+        ingest(root, tmp_path / "o")
+
+
+def test_slices_of_a_store_are_its_rows(tmp_path: Path) -> None:
+    root = float32_store(tmp_path / "s")
+    plain: Any = zarr.open_group(root, mode="r")["X"]
+    read = open_store(root).rows["X"]
+    for rows in (slice(None), slice(3, 7), slice(40, 160), slice(299, 400), slice(5, 5)):
+        np.testing.assert_array_equal(read[rows], plain[rows])
+
+
+def test_names_of_classes_reach_the_terminal_as_escapes(tmp_path: Path) -> None:
+    """ESC in a class name was sent to the terminal by info and ingest."""
+    X = rows("float32")
+    ingest(X, tmp_path / "s", y=np.array(["a", "\x1b[31mred", "b\n"])[np.arange(N) % 3])
+    text = store_text(describe_store(open_store(tmp_path / "s")))
+    assert "\x1b" not in text
+    assert r"\x1b[31mred" in text
 
 
 # ------------------------------------------------------------------------------ hostile contents
