@@ -418,7 +418,7 @@ def test_an_altered_weight_is_noticed(tmp_path: Path) -> None:
     assert other.fingerprint != first.fingerprint
     array: Any = zarr.open_group(str(tmp_path / "s"), mode="r+")["w"]
     array[3] = array[3] + 1
-    with pytest.raises(DataError, match=r"w/c/0 of .* does not match its digest"):
+    with pytest.raises(DataError, match=r"w/c/0 of .* not the chunk that was written there"):
         open_store(tmp_path / "s").verify()
 
 
