@@ -25,6 +25,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from streamkern.errors import ConfigError
+from streamkern.redaction import redact
 
 BYTE_UNITS: Final = {"": 1, "b": 1} | {
     unit: base**power
@@ -300,7 +301,10 @@ def _choices(values: Iterable[object]) -> str:
 
 def _shown(value: object) -> str:
     def safe(part: object) -> object:
-        return _PASSWORD.sub("***@", part) if isinstance(part, str) else part
+        if not isinstance(part, str):
+            return part
+        shown = redact(part)  # before it is cut short, which may cut the signs of a secret out
+        return shown.replace("://", "://***@", 1) if _PASSWORD.search(part) else shown
 
     if isinstance(value, list | tuple):
         value = [safe(part) for part in value]
