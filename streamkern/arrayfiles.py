@@ -12,6 +12,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streamkern.columns import Files
 from streamkern.conform import RawBlock
 from streamkern.errors import DataError
 
@@ -23,7 +24,7 @@ class ArrayReader:
 
     Parameters
     ----------
-    arrays : X and y, or X, y and w
+    arrays : X; X and y; or X, y and w
     where : str
         Name in messages.
     identity : JSON
@@ -31,6 +32,10 @@ class ArrayReader:
         Rows per block are a multiple of this where possible (chunks of Zarr and HDF5).
     names : sequence of str, optional
         Class names; y then holds their positions.
+    columns, target_columns : sequences of str, optional
+        Names of the columns of X, as they are handed on, and of y.
+    order : sequence of int, optional
+        The columns of X to hand on; by default all as they are.
     """
 
     def __init__(
@@ -41,11 +46,14 @@ class ArrayReader:
         *,
         aligned: int = 1,
         names: Sequence[str] | None = None,
+        columns: Sequence[str] | None = None,
+        target_columns: Sequence[str] | None = None,
+        order: Sequence[int] | None = None,
     ) -> None:
-        X, y, w = arrays if len(arrays) == 3 else (*arrays, None)
+        X, y, w = (*arrays, None, None)[:3]
         if len(X.shape) < 2:
             raise DataError(f"X of {where} has shape {tuple(X.shape)}; it must be (n, ...)")
-        if len(y.shape) < 1 or X.shape[0] != y.shape[0]:
+        if y is not None and (len(y.shape) < 1 or X.shape[0] != y.shape[0]):
             raise DataError(
                 f"X of {where} has {X.shape[0]} rows and y has shape {tuple(y.shape)}; "
                 "they must have the same rows"
@@ -60,6 +68,10 @@ class ArrayReader:
         self.identity = identity
         self._X, self._y, self._w, self._where = X, y, w, where
         self._aligned, self._names = aligned, None if names is None else np.array(names)
+        self._order = None if order is None else np.array(order)
+        self.files: Files = ()
+        self.columns = None if columns is None else tuple(columns)
+        self.target_columns = None if target_columns is None else tuple(target_columns)
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         assert self.n_rows is not None
@@ -70,7 +82,8 @@ class ArrayReader:
         while start < self.n_rows:
             stop = min(start - start % rows + rows, self.n_rows)
             try:
-                X, y = np.asarray(self._X[start:stop]), np.asarray(self._y[start:stop])
+                X = np.asarray(self._X[start:stop])
+                y = np.empty((len(X), 0)) if self._y is None else np.asarray(self._y[start:stop])
                 w = None if self._w is None else np.asarray(self._w[start:stop])
             except (OSError, MemoryError, DataError):
                 raise
@@ -78,6 +91,8 @@ class ArrayReader:
                 raise DataError(
                     f"{self._where}, rows {start} to {stop - 1}, can not be read: {error}"
                 ) from error
+            if self._order is not None:
+                X = X[:, self._order]
             if y.dtype.kind == "T":  # numpy's variable-width strings
                 y = y.astype(str)
             if self._names is not None:

@@ -1,11 +1,15 @@
 """The run directory: who may write to it, and what survives a crash at any instant.
 
-    run.json                      configuration and versions, for people and for resume checks
+    run.json                      configuration and versions, for people
     setup/, setup.json            what setup computed, once per run
     checkpoints/000000000042/     a plain zarr v3 group, one array per name
     checkpoints/000000000042.json its manifest: sizes and SHA-256 of every file, and the meta
     log.jsonl                     the run log; on an object store log/<writer>-<part>.jsonl
     writer.json, run.lock         who holds the directory; on an object store lease/<writer>.json
+
+Every JSON file, and every line of the log, carries a checksum of itself (`documents`, `runlog`).
+Every manifest says which run it belongs to, with all that run.json says: that file is a copy, and
+is written again where it was lost or edited.
 
 `sealed` makes a group count from the instant its manifest is there, and never before all of it
 is durable. Deleting goes the other way: manifest first. So a process can die anywhere, and the
@@ -19,25 +23,37 @@ what a writer that was taken for dead may still publish comes before all that it
 from __future__ import annotations
 
 import contextlib
-import json
+import logging
 import os
 import re
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
 
+from streamkern import documents
 from streamkern.checksums import UnverifiedError
-from streamkern.errors import CheckpointError, ConfigError, DataError, RunError, StorageError
-from streamkern.folder import TEMPORARY, Hold, open_folder, reason
-from streamkern.runlog import RunLog, records
+from streamkern.durable import is_temporary
+from streamkern.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    ResumeMismatchError,
+    RunError,
+    StorageError,
+)
+from streamkern.folder import Hold, open_folder, reason
+from streamkern.runlog import RunLog, read_lines
 from streamkern.sealed import (
     STEM,
     Saved,
     checked_meta,
     load,
     named_group,
+    promised,
     publish,
 )
 
@@ -46,6 +62,7 @@ __all__ = ["RunDirectory", "Saved"]
 CHECKPOINTS = "checkpoints/"
 _MANIFEST = re.compile(r"(?:(\d{12})-)?(\d{12}|setup)\.json")
 _RUN_FILES = frozenset({"writer.json", "lease"})
+_log = logging.getLogger("streamkern")
 
 Rank = tuple[int, int]  # number of the writer, step: what is later is higher
 
@@ -79,7 +96,7 @@ class RunDirectory:
         self.place = self._folder.place
         self.keep = keep
         self.writable = writable
-        self.warnings: list[str] = []
+        self._run: dict[str, Any] | None = None  # what saves belong to
         self._broken: set[str] = set()
         self._groups: dict[str, str] = {}  # what manifests name, as far as known
         self._hold: Hold | None = None
@@ -110,12 +127,25 @@ class RunDirectory:
         with self._using():
             hold = self._folder.hold(self._highest_writer())
             try:
-                self._sweep(hold, "", self._folder.names())
-                self._sweep(hold, CHECKPOINTS, self._folder.names(CHECKPOINTS))
+                for where in ("", CHECKPOINTS):
+                    self._tidy(hold, where)
+                self._run = self.recorded()
+                self._mend_config()
             except BaseException:
                 hold.release()
                 raise
         self._hold = hold
+
+    def _tidy(self, hold: Hold, where: str) -> None:
+        try:
+            self._sweep(hold, where, self._folder.names(where))
+        except StorageError:
+            raise
+        except OSError as error:  # who lost the run may be at the same files
+            self._say_left(error)
+
+    def _say_left(self, error: OSError) -> None:
+        _log.warning("old files in %s could not be deleted: %s", self.place, reason(error))
 
     @contextlib.contextmanager
     def _using(self) -> Iterator[None]:
@@ -157,36 +187,62 @@ class RunDirectory:
     # -- saving --------------------------------------------------------------------------------
 
     def write_config(self, config: Mapping[str, object]) -> None:
-        """Store `config` as ``run.json``, atomically."""
+        """Store `config` as ``run.json``, atomically; what is saved from now on belongs to it."""
         plain = checked_meta(config, "config")
-        with self._writing("run.json") as hold:
-            hold.check()
-            self._folder.write("run.json", json.dumps(plain, indent=1).encode() + b"\n")
+        with self._writing("run.json"):
+            self._folder.write("run.json", documents.seal("run", plain))
+            self._run = plain
 
     def read_config(self) -> dict[str, Any] | None:
-        """The configuration in ``run.json``, or None when none was written."""
+        """What ``run.json`` says, or None without one. RunError where it was damaged or edited."""
         try:
-            config = json.loads(self._folder.read("run.json"))
+            return documents.unseal("run", self._folder.read("run.json"))
         except FileNotFoundError:
             return None
         except StorageError:
             raise
         except (OSError, ValueError) as error:
-            raise RunError(f"{self.place}/run.json can not be read: {error}") from error
-        if not isinstance(config, dict):
-            raise RunError(f"{self.place}/run.json is not a JSON object")
-        return config
+            raise RunError(
+                f"{self.place}/run.json is damaged ({error}); restore it from a copy, or run the "
+                "same command again, which writes it anew where there is a setup or a checkpoint"
+            ) from error
+
+    def recorded(self) -> dict[str, Any] | None:
+        """The configuration that the setup, or else the newest good checkpoint, belongs to.
+
+        None where there is neither: then nothing was computed that another one could contradict.
+        """
+        setups = [_stem(writer, "setup") for writer, _ in _manifests(self._folder.names())]
+        saves = [CHECKPOINTS + _stem(*rank) for rank in self._published()]
+        for stem in (*reversed(setups), *reversed(saves)):
+            with contextlib.suppress(UnverifiedError):  # said by who loads it
+                run: dict[str, Any] | None = promised(self._folder, f"{stem}.json")["run"]
+                return run
+        return None
+
+    def _mend_config(self) -> None:
+        """Write run.json again if it does not say what the setup and the checkpoints do."""
+        if self._run is None:
+            return
+        try:
+            what = "is missing" if (found := self.read_config()) is None else "is of another run"
+        except RunError:
+            found, what = None, "was damaged or edited"
+        if found != self._run:
+            self._folder.write("run.json", documents.seal("run", self._run))
+            text = f"{self.place}/run.json {what}; it is written again as its setup has it"
+            warnings.warn(text, stacklevel=4)
 
     def open_log(self) -> RunLog:
         """The run log, to be closed by the caller; it is stored before every checkpoint."""
         with self._writing("the run log") as hold:
-            self._log = RunLog(self._folder.open_log(hold.number))
+            self._log = RunLog(self._folder.open_log(hold))
             return self._log
 
-    def read_log(self) -> list[dict[str, Any]]:
-        """The records of the run log in order; torn lines are left out."""
+    def read_log(self) -> tuple[list[dict[str, Any]], str | None]:
+        """The records of the run log in order, and a sentence if damaged ones are left out."""
         try:
-            return records(self._folder.read_log())
+            return read_lines(self._folder.read_log(), f"the run log in {self.place}")
         except StorageError:
             raise
         except OSError as error:
@@ -247,7 +303,9 @@ class RunDirectory:
                 before()
             hold.check()
 
-        group = publish(self._folder, where + stem, step, arrays, meta, taken=names, ready=ready)
+        group = publish(
+            self._folder, where + stem, step, arrays, meta, run=self._run, taken=names, ready=ready
+        )
         names |= {group, f"{stem}.json"}
         self._groups[f"{where}{stem}.json"] = group
 
@@ -257,17 +315,20 @@ class RunDirectory:
             if self._hold is None:
                 raise RunError(f"{what} can not be written: {self.place} was not acquired")
             try:
+                self._hold.check()
                 yield self._hold
             except (RunError, DataError):
                 raise
             except OSError as error:
+                if not isinstance(error, StorageError):
+                    self._hold.check()  # it may be gone, or swept by who took it over
                 raise CheckpointError(
                     f"{what} could not be written to {self.place}: {reason(error)}; earlier"
                     " checkpoints are untouched, so run the same command again once that is solved"
                 ) from error
 
     def _clear(self, hold: Hold, where: str, names: set[str]) -> None:
-        """Retire what is too old. The save is already safe, so a failure is only a warning.
+        """Retire what is too old. The save is already safe, so a failure is only logged.
 
         RunLockedError if the run was taken over: the new writer may have resumed from what is too
         old here, and may have deleted what was just saved before its manifest was there.
@@ -283,13 +344,13 @@ class RunDirectory:
                 self._broken.clear()
             self._sweep(hold, where, names)
         except OSError as error:
-            self.warnings.append(f"old files in {self.place} could not be deleted: {reason(error)}")
+            self._say_left(error)
 
     def _sweep(self, hold: Hold, where: str, names: set[str]) -> None:
         """Delete temporary files, and groups of this writer or before that no manifest names."""
         for name in names:
             match = STEM.fullmatch(name)
-            if name.endswith(TEMPORARY):
+            if is_temporary(name):
                 self._folder.delete([where + name])
             elif match and ("setup" in name) == (not where) and _writer(name) <= hold.number:
                 manifest = f"{match[1]}.json"
@@ -318,22 +379,28 @@ class RunDirectory:
     def load_latest(self) -> Saved | None:
         """The newest checkpoint that verifies, or None when none was ever published.
 
-        Those that do not are skipped, named in `warnings`, and deleted after the next save.
-        Raises CheckpointError when there are manifests and none verifies.
+        Those that do not are named in its `skipped`, and deleted after the next save. Raises
+        CheckpointError when there are manifests and none verifies, and ResumeMismatchError when
+        what was found is not of the run that the setup is of.
         """
         failed: dict[Rank, str] = {}
+        damaged: list[Rank] = []
         # Listed anew each time: a writer beside us may retire one that we are about to read.
         while left := [rank for rank in self._published() if rank not in failed]:
-            stem = _stem(*left[-1])
             try:
-                return load(self._folder, f"{CHECKPOINTS}{stem}.json")
+                saved = load(self._folder, f"{CHECKPOINTS}{_stem(*left[-1])}.json")
             except UnverifiedError as error:
                 failed[left[-1]] = str(error)
-                if left[-1] in self._published():
-                    self._broken.add(stem)
-                    self.warnings.append(
-                        f"checkpoint of step {left[-1][1]} in {self.place} was skipped: {error}"
-                    )
+                damaged += left[-1:] if left[-1] in self._published() else []
+                continue
+            self._check_same_run(saved)
+            self._broken.update(_stem(*rank) for rank in damaged)
+            skipped = tuple(
+                f"checkpoint of step {rank[1]} in {self.place} was skipped, and that of step "
+                f"{saved.step} is used: {failed[rank]}"
+                for rank in damaged
+            )
+            return replace(saved, skipped=skipped)
         if not failed:
             return None
         reasons = "; ".join(f"step {step}: {why}" for (_, step), why in failed.items())
@@ -341,6 +408,14 @@ class RunDirectory:
             f"{self.place} has {len(failed)} checkpoint(s) and none verifies ({reasons}); restore"
             " one from a copy, or start again in a new run directory"
         )
+
+    def _check_same_run(self, saved: Saved) -> None:
+        """Weights are worth something only with the centers and scales they were trained with."""
+        if saved.run != self.recorded():
+            raise ResumeMismatchError(
+                f"the checkpoint of step {saved.step} in {self.place} was made by another run than "
+                "its setup; put back the files of one run, or start again in a new run directory"
+            )
 
     def _published(self) -> list[Rank]:
         return _manifests(self._folder.names(CHECKPOINTS))

@@ -146,7 +146,8 @@ def train(
     seconds = time.perf_counter() - began
     summary: dict[str, Any] = {"samples": result.samples, "seconds": seconds, **result.metrics}
     if as_json:
-        typer.echo(as_text(summary | {"history": result.history, "run_dir": config.run.run_dir}))
+        summary |= {"history": result.history, "run_dir": config.run.run_dir}
+        typer.echo(as_text(summary | _skipped(result.skipped)))
         return
     typer.echo(table([summary], list(summary)))
     if config.run.run_dir is not None:
@@ -171,7 +172,10 @@ def evaluate(
     with model.backend:
         metrics = model.evaluate(source)
     row: dict[str, Any] = {"rows": source.n_rows, **metrics}
-    typer.echo(as_text(row) if as_json else table([row], list(row)))
+    if as_json:
+        typer.echo(as_text(row | _skipped(model.skipped)))
+    else:
+        typer.echo(table([row], list(row)))
 
 
 @app.command()
@@ -253,6 +257,11 @@ def _cluster(address: str | None) -> Iterator[Any]:
     with connect(address) as client:
         say(f"note: reading on the cluster at {address}, dashboard {dashboard_link(client)}")
         yield client
+
+
+def _skipped(texts: tuple[str, ...]) -> dict[str, Any]:
+    """What a script learns of damaged checkpoints; a person reads the warnings."""
+    return {"skipped": list(texts)} if texts else {}
 
 
 def _source_and_model(

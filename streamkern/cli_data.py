@@ -15,6 +15,7 @@ from streamkern.options import (
     StorageOption,
     XName,
     YName,
+    column_list,
     number_or_text,
     options_for,
     parse_numbers,
@@ -38,16 +39,19 @@ Compress = Annotated[str, typer.Option(help="auto, zstd or none.")]
 def ingest(
     inputs: Inputs,
     out: Out,
+    x: Annotated[
+        str | None,
+        typer.Option("--x", help="Feature columns (a,b,c), by default the rest; or array of rows."),
+    ] = None,
     y: Annotated[
-        list[str] | None, typer.Option("--y", help="Labels file, or target column; repeatable.")
+        list[str] | None,
+        typer.Option("--y", help="Target column or array, or labels file; repeatable."),
     ] = None,
     sample_weight: Annotated[
         str | None,
         typer.Option(help="Weights of the rows: a column, the name of an array, or a file."),
     ] = None,
     targets: Annotated[str, typer.Option(help="auto, classes or values.")] = "auto",
-    x_name: Annotated[str, typer.Option(help="Array of rows in .npz, HDF5, Zarr.")] = "X",
-    y_name: Annotated[str, typer.Option(help="Array of targets, or column.")] = "y",
     seed: Seed = 0,
     shuffle: Shuffle = True,
     chunk_mb: ChunkMb = 8,
@@ -69,11 +73,10 @@ def ingest(
         run_ingest(
             inputs[0] if len(inputs) == 1 else inputs,
             out,
+            x=None if x is None else column_list(x),
             y=None if not columns else columns[0] if len(columns) == 1 else columns,
             sample_weight=None if sample_weight is None else number_or_text(sample_weight),
             targets=targets,
-            x_name=x_name,
-            y_name=y_name,
             chunk_mb=chunk_mb,
             shuffle=shuffle,
             seed=seed,

@@ -94,10 +94,6 @@ FREE_AT_RESUME: Final = frozenset(
 )
 
 
-# Settings with a default that runs from before them did not record.
-LATER: Final = {"model.features": "kernel", "model.n_features": "auto"}
-
-
 class _Transform(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -469,8 +465,7 @@ class RunConfig(Table):
             name: {
                 k: v
                 for k, v in table.items()
-                # Not set is not recorded: runs from before a setting existed go on.
-                if v not in (None, LATER.get(f"{name}.{k}")) and f"{name}.{k}" not in FREE_AT_RESUME
+                if v is not None and f"{name}.{k}" not in FREE_AT_RESUME
             }
             for name, table in self.model_dump(mode="json").items()
         }

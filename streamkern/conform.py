@@ -28,9 +28,9 @@ _INTEGER = re.compile(r"[+-]?\d+\Z")
 class RawBlock(NamedTuple):
     """Consecutive rows of one input, as read.
 
-    X (k, ...), y (k,) or (k, c); `where` names the file, `start` the block's first row in it,
-    `columns` the feature columns, where the format names them; w (k,) the sample weights, as
-    numbers or text, where there are some.
+    X (k, ...), y (k,) or (k, c), (k, 0) where no targets are read; `where` names the file, `start`
+    the block's first row in it, `columns` the feature columns, where the format names them; w (k,)
+    the sample weights, as numbers or text, where there are some.
     """
 
     X: NDArray[Any]

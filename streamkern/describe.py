@@ -17,8 +17,8 @@ from numcodecs.zstd import Zstd
 from zarr.codecs import Crc32cCodec
 
 from streamkern.errors import DataError
-from streamkern.layout import ATTRIBUTE
 from streamkern.objects import Objects
+from streamkern.ownership import ATTRIBUTE
 from streamkern.report import size_text
 from streamkern.storage import local_path, redact, zarr_store
 from streamkern.weights import class_notes

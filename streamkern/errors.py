@@ -10,6 +10,7 @@
     ├── RunError               (RuntimeError)       a run directory can not be used
     │   ├── ResumeMismatchError                     data or settings differ from the run's
     │   ├── RunLockedError                          another process writes to it
+    │   │   └── RunLostError                        taken over, moved or deleted in mid-run
     │   └── CheckpointError    (also OSError)       a checkpoint can not be written or read
     ├── StorageError           (OSError)            storage failed until the deadline for retries
     │   └── StorageAccessError                      no permission, no such place, no credentials
@@ -78,6 +79,12 @@ class ResumeMismatchError(RunError):
 
 class RunLockedError(RunError):
     """Another process is writing to this run directory."""
+
+
+class RunLostError(RunLockedError):
+    """The run directory was taken over by another process, moved or deleted in mid-run."""
+
+    exit_code = EXIT_FAILED
 
 
 class CheckpointError(RunError, OSError):

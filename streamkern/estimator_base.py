@@ -336,6 +336,8 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         self.report_ = _report(meta) | {"samples": result.samples} | result.metrics
         if result.ended:
             self.report_["ended"] = result.ended
+        if result.skipped:
+            self.report_["skipped"] = list(result.skipped)
 
     # -- predicting ------------------------------------------------------------------------
 

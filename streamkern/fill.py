@@ -10,9 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
-from typing import Any
-
-from numpy.typing import NDArray
 
 from streamkern.errors import ConfigError
 from streamkern.layout import StoreSpec
@@ -20,7 +17,7 @@ from streamkern.machine import available_cpus
 from streamkern.parallel import in_turn
 from streamkern.statistics import RunningStatistics
 from streamkern.storage import local_path, redact
-from streamkern.writer import StoreWriter
+from streamkern.writer import Chunk, StoreWriter
 
 DEFAULT_MEMORY = 1 << 30
 _REMOTE_WRITERS = 16
@@ -29,7 +26,6 @@ _REMOTE_WRITERS = 16
 COPIES_OF_A_CHUNK = 8
 
 Progress = Callable[[str, int, int | None], None]
-Chunk = tuple[NDArray[Any], ...]
 
 
 def checked_chunk_bytes(chunk_mb: float, memory: int, n_chunks: int) -> int:
@@ -74,8 +70,8 @@ def fill(
     Parameters
     ----------
     writer : of a known number of rows
-    chunks_from : gives for i, in order, the calls that make chunk i and those after it: X, y (and
-        w) as stored. Each call runs on some thread, up to `n_ahead` behind the one waited for.
+    chunks_from : gives for i, in order, the calls that make chunk i and those after it. Each call
+        runs on some thread, up to `n_ahead` behind the one waited for.
     progress : called with ("write", rows done, rows in all) after each chunk
     """
     spec = writer.spec
@@ -84,7 +80,7 @@ def fill(
     with ThreadPoolExecutor(n_ahead, thread_name_prefix="streamkern-write") as pool:
         # Chunks are counted in their order, which is part of the statistics' bits.
         for chunk in _written(writer, chunks_from, pool, n_ahead):
-            stats.add(*chunk)
+            stats.add(chunk.X, chunk.y, chunk.w)
             if progress is not None:
                 progress("write", stats.n_rows, spec.n_rows)
     return writer.finish(stats.result())

@@ -7,32 +7,37 @@ and a lock for that. An object store does it all with the put, which is why it h
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
-import json
 import os
 import shutil
 import socket
 import time
+import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 import filelock
 from zarr.abc.store import Store
 from zarr.storage import LocalStore
 
-from streamkern import lease
-from streamkern.errors import RunError, StreamkernError
-from streamkern.objects import Objects, Test
-from streamkern.objectstore import ObjectsStore, is_json
+from streamkern import documents, lease
+from streamkern.durable import make_folders, sync_folder, sync_tree, write_durably
+from streamkern.errors import RunError, RunLostError, StreamkernError
+from streamkern.objects import Objects
+from streamkern.objectstore import ObjectsStore
 from streamkern.report import redact, utc_now
 from streamkern.runlog import FileLines, Lines, ObjectLines, read_parts
 from streamkern.storage import local_path, open_objects
 
-TEMPORARY = ".json.tmp"
+if TYPE_CHECKING:
+    from zarr.core.buffer import Buffer
+
 _REASONS = {
+    errno.EEXIST: "a file is where a folder should be",
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
     errno.EFBIG: "a file would pass the largest size allowed",
@@ -49,7 +54,7 @@ class Hold(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise RunLockedError if another process has taken over."""
+        """Raise RunLostError if the place is gone or another process has taken over."""
         ...
 
     def release(self) -> None: ...
@@ -71,8 +76,8 @@ class Folder(Protocol):
         """What is directly in `folder`, "" or ending in "/"; empty if it is not there."""
         ...
 
-    def read(self, name: str, good: Test | None = None) -> bytes:
-        """FileNotFoundError without it. good : as for `Objects.get`."""
+    def read(self, name: str) -> bytes:
+        """A document; FileNotFoundError without it. One that arrives damaged is read again."""
         ...
 
     def write(self, name: str, data: bytes) -> None:
@@ -99,7 +104,7 @@ class Folder(Protocol):
         """Who writes here, as part of a sentence, or None."""
         ...
 
-    def open_log(self, number: int) -> Lines: ...
+    def open_log(self, hold: Hold) -> Lines: ...
 
     def read_log(self) -> bytes:
         """All lines, oldest first."""
@@ -155,11 +160,11 @@ class LocalFolder:
                 raise RunError(f"run directory {self.path} is a file; give a directory") from None
             return set()
 
-    def read(self, name: str, good: Test | None = None) -> bytes:
+    def read(self, name: str) -> bytes:
         return (self.path / name).read_bytes()
 
     def write(self, name: str, data: bytes) -> None:
-        write_atomic(self.path / name, data)
+        write_durably(self.path / name, data)
 
     def delete(self, names: Iterable[str]) -> None:
         paths = [self.path / name for name in names]
@@ -172,34 +177,30 @@ class LocalFolder:
         shutil.rmtree(self.path / name)
 
     def store(self, group: str, *, read_only: bool) -> Store:
-        return LocalStore(self.path / group, read_only=read_only)
+        if read_only:
+            return LocalStore(self.path / group, read_only=True)
+        (self.path / group).mkdir()
+        return _NewGroup(self.path / group)
 
     def sync(self, group: str) -> None:
-        def fail(error: OSError) -> None:
-            raise error
-
-        for folder, _, names in os.walk(self.path / group, topdown=False, onerror=fail):
-            for name in names:
-                with Path(folder, name).open("r+b") as file:
-                    os.fsync(file.fileno())
-            sync_folder(Path(folder))
-        sync_folder((self.path / group).parent)
+        sync_tree(self.path / group)
 
     def hold(self, beyond: int) -> Hold:
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folders(self.path)
         lock = filelock.FileLock(self.path / "run.lock", timeout=0, thread_local=False)
         self._take(lock)
         try:
+            token = uuid.uuid4().hex
             note = {"pid": os.getpid(), "host": socket.gethostname(), "since": utc_now()}
-            self.write("writer.json", json.dumps(note).encode())
+            self.write("writer.json", documents.seal("writer", note | {"token": token}))
             checkpoints = self.path / "checkpoints"
             checkpoints.mkdir(exist_ok=True)
-            write_atomic(checkpoints / f"probe{TEMPORARY}", b"")  # writable as well?
+            write_durably(checkpoints / f".probe.{token}.streamkern", b"")  # writable as well?
             sync_folder(self.path)
         except BaseException:
             lock.release()
             raise
-        return _Lock(self, lock, beyond)
+        return _Lock(self, lock, beyond, token)
 
     def _take(self, lock: filelock.BaseFileLock) -> None:
         """Take the lock or name its holder.
@@ -221,10 +222,12 @@ class LocalFolder:
     def holder(self) -> str | None:
         """Who ``writer.json`` names, or None when that is nobody or one that is gone."""
         try:
-            note = json.loads(self.read("writer.json"))
+            note = documents.unseal("writer", self.read("writer.json"))
             pid, host, since = int(note["pid"]), str(note["host"]), str(note["since"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, KeyError):
             return None
+        except ValueError:
+            return "a process unknown, as writer.json is damaged"
         if host == socket.gethostname() and os.name != "nt":  # there, signal 0 is Ctrl-C
             try:
                 os.kill(pid, 0)
@@ -234,8 +237,8 @@ class LocalFolder:
                 pass
         return f"process {pid} on {host} since {since}"
 
-    def open_log(self, number: int) -> Lines:
-        return FileLines(self.path / "log.jsonl")
+    def open_log(self, hold: Hold) -> Lines:
+        return FileLines(self.path / "log.jsonl", hold.check)
 
     def read_log(self) -> bytes:
         try:
@@ -244,50 +247,64 @@ class LocalFolder:
             return b""
 
 
-class _Lock:
-    """A lock that ends with its process, so it can not be lost."""
+class _NewGroup(LocalStore):
+    """Writes below a folder that is there, and never makes it again where it was moved away."""
 
-    def __init__(self, folder: LocalFolder, lock: filelock.BaseFileLock, number: int) -> None:
+    async def set(self, key: str, value: Buffer) -> None:
+        await asyncio.to_thread(self._write, key, value)
+
+    def _write(self, key: str, value: Buffer) -> None:
+        *folders, name = key.split("/")
+        folder = self.root
+        for part in folders:
+            folder /= part
+            folder.mkdir(exist_ok=True)
+        with (folder / name).open("wb") as file:
+            file.write(value.as_numpy_array().data)
+
+
+class _Lock:
+    """A lock on ``run.lock``, which holds as long as ``writer.json`` carries its token.
+
+    The lock alone ends with its process and can not be taken; but a folder may be moved or
+    deleted, and a ``run.lock`` that was deleted keeps nobody out.
+    """
+
+    def __init__(
+        self, folder: LocalFolder, lock: filelock.BaseFileLock, number: int, token: str
+    ) -> None:
         self.number = number
-        self._folder, self._lock = folder, lock
+        self._folder, self._lock, self._token = folder, lock, token
 
     def check(self) -> None:
-        pass
+        place = self._folder.place
+        try:
+            note = documents.unseal("writer", self._folder.read("writer.json"))
+        except (FileNotFoundError, NotADirectoryError):
+            raise RunLostError(
+                f"run directory {place} is gone, it was moved or deleted; put it back, or give its "
+                "new place, and run the same command again"
+            ) from None
+        except ValueError as error:
+            raise RunLostError(
+                f"{place}/writer.json is damaged ({error}), so another process may be writing "
+                "there; run the same command again"
+            ) from None
+        if note.get("token") != self._token:
+            raise RunLostError(
+                f"run directory {place} was taken over by "
+                f"{self._folder.holder() or 'another process'}, which can only be after its "
+                "run.lock was deleted; nothing more is written by this one"
+            )
 
     def release(self) -> None:
         try:
             # Emptied rather than deleted: it also marks the directory as a run of ours.
-            with contextlib.suppress(OSError):
-                self._folder.write("writer.json", b"{}")
+            with contextlib.suppress(OSError, RunLostError):
+                self.check()
+                self._folder.write("writer.json", documents.seal("writer", {}))
         finally:
             self._lock.release()
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Put `data` at `path` so that a reader, or a restart, sees all of it or none of it."""
-    aside = path.with_name(f"{path.stem}{TEMPORARY}")
-    try:
-        with aside.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-        sync_folder(path.parent)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
-        raise
-
-
-def sync_folder(folder: Path) -> None:
-    """Return once the names in `folder` are durable."""
-    if os.name == "nt":  # Windows can not open a folder to sync it
-        return
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 # -- on an object store ------------------------------------------------------------------------
@@ -309,8 +326,8 @@ class ObjectFolder:
         found = self.objects.list(folder.rstrip("/"))
         return {key.removeprefix(folder).partition("/")[0] for key, _ in found}
 
-    def read(self, name: str, good: Test | None = None) -> bytes:
-        return bytes(self.objects.get(name, good=good or is_json))
+    def read(self, name: str) -> bytes:
+        return bytes(self.objects.get(name, good=documents.is_sealed))
 
     def write(self, name: str, data: bytes) -> None:
         self.objects.put(name, data)
@@ -340,8 +357,8 @@ class ObjectFolder:
     def holder(self) -> str | None:
         return lease.current_holder(self.objects)
 
-    def open_log(self, number: int) -> Lines:
-        return ObjectLines(self.objects, number)
+    def open_log(self, hold: Hold) -> Lines:
+        return ObjectLines(self.objects, hold.number)
 
     def read_log(self) -> bytes:
         return read_parts(self.objects)

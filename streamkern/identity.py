@@ -7,7 +7,7 @@ import platform
 import signal
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from types import FrameType
 from typing import Any
 
@@ -16,8 +16,7 @@ import numpy.typing as npt
 import zarr
 
 from streamkern.checkpoint import RunDirectory
-from streamkern.config import SOLVER_OPTIONS, DataConfig, RunConfig
-from streamkern.errors import ResumeMismatchError
+from streamkern.errors import ResumeMismatchError, RunError
 from streamkern.kernels import Kernel
 from streamkern.run import Run
 from streamkern.sealed import checked_meta
@@ -25,7 +24,7 @@ from streamkern.sizes import Sizes
 
 
 def run_record(run: Run, kernel: Kernel | None, centers: npt.NDArray[Any] | None) -> dict[str, Any]:
-    """`run.json`: settings and data that must not change, resolved sizes, versions."""
+    """What a run is bound to: settings and data that must not change, sizes, versions."""
     identity: dict[str, Any] = {"settings": run.config.identity()}
     # A store may move: its contents count, not its address.
     identity["settings"]["data"].pop("train", None)
@@ -50,13 +49,22 @@ def run_record(run: Run, kernel: Kernel | None, centers: npt.NDArray[Any] | None
 
 
 def recorded_run(directory: RunDirectory | None) -> dict[str, Any] | None:
-    """`run.json`, or None where nothing was computed yet that it could bind.
+    """The record that setup and checkpoints carry; None where nothing was computed yet.
 
     A run whose setup failed, over its bandwidth for example, can be begun anew with another.
     """
-    if directory is None:
+    recorded = None if directory is None else directory.recorded()
+    if recorded is None:
         return None
-    return directory.read_config() if directory.begun() else None
+    assert directory is not None
+    tables = [recorded.get(name) for name in ("identity", "sizes", "versions")]
+    known = all(isinstance(table, dict) for table in tables)
+    if not known or recorded["sizes"].keys() != {field.name for field in fields(Sizes)}:
+        raise RunError(
+            f"{directory.place} holds a run of another version of streamkern; go on with that one, "
+            "or give another run_dir"
+        )
+    return recorded
 
 
 def recorded_sizes(directory: RunDirectory | None) -> Sizes | None:
@@ -85,26 +93,13 @@ def changed_backend(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return difference(arithmetic(recorded), arithmetic(now))
 
 
-def _used(identity: dict[str, Any]) -> dict[str, Any]:
-    """With defaults for settings that the solver never used, and that were once accepted."""
-    settings, usual = (
-        identity["settings"],
-        RunConfig(data=DataConfig(train="-")).identity()["solver"],
-    )
-    solver = settings["solver"]
-    taken = ("name", *SOLVER_OPTIONS["block" if solver["name"] == "auto" else solver["name"]])
-    solver = {k: v for k, v in solver.items() if k in taken}
-    solver |= {k: v for k, v in usual.items() if k not in taken}
-    return {**identity, "settings": {**settings, "solver": solver}}
-
-
 def check_same_run(directory: RunDirectory | None, record: dict[str, Any]) -> None:
     """Raise ResumeMismatchError naming every difference to the run in the directory."""
     recorded = recorded_run(directory)
     if recorded is None:
         return
     assert directory is not None
-    changes = difference(_used(recorded["identity"]), record["identity"])
+    changes = difference(recorded["identity"], record["identity"])
     changes = [change.removeprefix("settings.") for change in changes]
     if changes:
         raise ResumeMismatchError(

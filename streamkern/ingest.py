@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,6 @@ from streamkern.errors import (
 )
 from streamkern.fill import (
     DEFAULT_MEMORY,
-    Chunk,
     Progress,
     checked_chunk_bytes,
     fill,
@@ -43,11 +42,11 @@ from streamkern.fill import (
     refuse_same_place,
 )
 from streamkern.layout import StoreSpec
+from streamkern.ownership import mark_at
 from streamkern.readers import Reader, open_reader
 from streamkern.shuffle import Spool
 from streamkern.storage import check_missing, local_path, redact, zarr_store
-from streamkern.unfinished import claimable
-from streamkern.writer import StoreWriter
+from streamkern.writer import Chunk, StoreWriter
 
 __all__ = ["ingest"]
 
@@ -58,11 +57,10 @@ def ingest(
     inputs: Any,
     out_url: str | os.PathLike[str],
     *,
+    x: Any = None,
     y: Any = None,
     sample_weight: Any = None,
     targets: str = "auto",
-    x_name: str = "X",
-    y_name: str = "y",
     chunk_mb: float = 8,
     shuffle: bool = True,
     seed: int = 0,
@@ -83,13 +81,18 @@ def ingest(
     inputs
         A path or URL: ``.npy`` (with `y`), ``.npz``, IDX (labels found beside the images, as in
         MNIST), CSV or TSV, Parquet, HDF5, Zarr; ``.gz``, ``.bz2`` and ``.xz`` of the streams.
-        Several paths of one format are taken one after another. Or an array with `y`, or an
-        iterable of (X, y) blocks, which must give the same blocks again when resumed.
+        Several paths of one format are taken one after another, columns by their names. Or an
+        array with `y`, or an iterable of (X, y) blocks, which must give the same blocks again
+        when resumed.
     out_url : str or path
         Where the store goes; any URL `zarr_store` opens.
+    x
+        Feature columns of a table, by name or position (negative from the end), in the order
+        wanted; by default all that are neither target nor weight. The name of the array of rows
+        in .npz, HDF5 and Zarr, or of a Parquet column of lists; by default "X".
     y
-        Labels file or array for ``.npy`` and IDX, target column(s) by name or position (negative
-        from the end) for tables, array beside an array. Default: `y_name`.
+        Labels file or array for ``.npy`` and IDX, array beside an array; target column(s) of a
+        table by name or position, or the name of an array in .npz, HDF5 and Zarr; by default "y".
     sample_weight
         Weights of the rows, finite and 0 or above (see `weights`), stored as float32 in the array
         ``w``: an array or file beside ``.npy`` and IDX, an array beside an array, a column of
@@ -98,9 +101,6 @@ def ingest(
     targets : {"auto", "classes", "values"}
         Class labels (integers or text), or numbers. "auto": text and single columns of integers
         are labels.
-    x_name, y_name : str
-        Array names in .npz, HDF5 and Zarr; default target column of tables; `x_name` also names
-        a Parquet column of lists.
     chunk_mb : float
         MiB of decoded X in a chunk.
     shuffle, seed
@@ -144,7 +144,7 @@ def ingest(
     unfinished = _unfinished_plan(out_url, storage_options, overwrite)
     with ExitStack() as files:
         reader = open_reader(
-            inputs, y, files, x_name=x_name, y_name=y_name, sample_weight=sample_weight,
+            inputs, y, files, x=x, sample_weight=sample_weight,
             input_options=input_options, missing=missing,
         )  # fmt: skip
         paths = inputs if isinstance(inputs, list | tuple) else [inputs]
@@ -158,7 +158,9 @@ def ingest(
         if unfinished is not None:
             _check_plan(unfinished.get("source"), source, out_url)
         place = Path(scratch or _scratch(out_url))
-        spool, values = _spool_rows(reader, files, source, place, targets, dtype, memory, progress)
+        spool, values, parts = _spool_rows(
+            reader, files, source, place, targets, dtype, memory, progress
+        )
     classes, ranks = values.ranks() if values.are_classes else (None, None)
     row_bytes = int(np.prod(spool.row_shape)) * spool.x_dtype.itemsize
     with StoreWriter(
@@ -175,6 +177,9 @@ def ingest(
         storage_options=storage_options,
         plan={"source": source},
         weighted=spool.weighted,
+        columns=reader.columns,
+        target_columns=reader.target_columns,
+        files=parts.counts if reader.files else (),
     ) as writer:
         chunks_from = partial(_chunks_from, spool, ranks, writer.chunk_rows)
         n_ahead = n_writers(out_url, memory // 4, chunk_bytes)
@@ -187,7 +192,7 @@ def _unfinished_plan(
     url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, overwrite: bool
 ) -> Mapping[str, Any] | None:
     """What the unfinished store at the place is made from; DataError if a finished one is there."""
-    state = claimable(zarr_store(url, storage_options=storage_options), str(url))
+    state = mark_at(zarr_store(url, storage_options=storage_options), str(url))
     if state is None or overwrite:
         return None
     if state.get("status") == "complete":
@@ -230,8 +235,8 @@ def _spool_rows(
     dtype: Any,
     memory: int,
     progress: Progress | None,
-) -> tuple[Spool, Targets]:
-    """All rows of the reader, checked and converted, in a sealed spool."""
+) -> tuple[Spool, Targets, _Files]:
+    """All rows of the reader, checked and converted, in a sealed spool; where they came from."""
     block_bytes = int(np.clip(memory // 32, 1 << 20, 64 << 20))
     first = next(reader.blocks(0, block_bytes), None)
     if first is None or len(first.X) == 0:
@@ -251,29 +256,45 @@ def _spool_rows(
         expected_rows=reader.n_rows,
         weighted=first.w is not None,
     )
-    values.restore(spool.notes or [])
+    notes = spool.notes or {"labels": [], "files": []}
+    values.restore(notes["labels"])
+    parts = _Files(notes["files"])
     if spool.sealed:
         spool.seal(spool.notes)  # a split of a bucket may have been interrupted
-        return spool, values
+        return spool, values, parts
     try:
         for block in reader.blocks(spool.n_rows, block_bytes):
             _append(spool, features, values, block)
+            parts.count(block)
             if progress is not None:
                 progress("read", spool.n_rows, reader.n_rows)
             if spool.spilled and spool.unsaved_bytes >= _SAVE_EVERY:
-                spool.save(values.labels)
+                spool.save({"labels": values.labels, "files": parts.counts})
         if reader.n_rows is not None and spool.n_rows != reader.n_rows:
             raise DataError(
                 f"the input has {spool.n_rows} rows where {reader.n_rows} were promised"
             )
         files.close()  # a remote input that was replaced while it was read says so now
-        spool.seal(values.labels)
+        spool.seal({"labels": values.labels, "files": parts.counts})
     except StorageError:
         raise  # what was spooled is good, and the same call goes on from it
     except StreamkernError:
         spool.discard()  # the data itself is wrong: there is nothing to go on from
         raise
-    return spool, values
+    return spool, values, parts
+
+
+class _Files:
+    """The names of the files that rows came from, in order, and how many each gave."""
+
+    def __init__(self, counts: Iterable[Sequence[Any]]) -> None:
+        self.counts: list[tuple[str, int]] = [(name, n_rows) for name, n_rows in counts]
+
+    def count(self, block: RawBlock) -> None:
+        if block.start == 0 or not self.counts:
+            self.counts.append((block.where, 0))
+        name, n_rows = self.counts[-1]
+        self.counts[-1] = (name, n_rows + len(block.X))
 
 
 def _append(spool: Spool, features: Features, values: Targets, block: RawBlock) -> None:
@@ -292,8 +313,8 @@ def _chunks_from(
 ) -> Iterator[Callable[[], Chunk]]:
     """The calls that make chunk `first` and those after it."""
 
-    def chunk(X: Any, y: Any, *w: Any) -> Chunk:
-        return X, y if ranks is None else ranks[y], *w
+    def chunk(X: Any, y: Any, rows: Any, w: Any = None) -> Chunk:
+        return Chunk(X, y if ranks is None else ranks[y], w, rows)
 
     for start in range(first * chunk_rows, spool.n_rows, chunk_rows):
         yield partial(chunk, *spool.rows(start, min(start + chunk_rows, spool.n_rows)))

@@ -5,13 +5,14 @@ A store is a Zarr v3 group:
     X        (n, d) or (n, h, w, ch)   uint8, uint16, float16, float32 or float64
     y        (n,) class ids 0..c-1, or (n, c) float targets; the same row chunks as X
     w        (n,) float32              sample weights, where the rows have some; chunks as y
-    digests  (chunks, 64) uint8        sha256 of X's chunk, then of y's chunk, then of w's (96)
+    row      (n,) uint64               number of the row in the source, over all files; chunks as y
+    digests  (chunks, 96) uint8        sha256 of the chunk of X, of y, (of w: 128) and of row
 
-and one group attribute, ``streamkern``: schema version, status, class names and counts, feature
-and global statistics, and the fingerprint. A digest is over the decoded rows in little-endian
-C order (the padding of the last chunk is left out), so it does not depend on the codec. The
-digests are an array because 10^8 rows have 75 000 chunks; they double as the journal of an
-ingest: a row of zeros is a chunk not yet written.
+and one group attribute, ``streamkern``: schema version, status, class names and counts, names of
+columns, files and their rows, statistics of features and targets, and the fingerprint. A digest is
+over the decoded rows in little-endian C order (the padding of the last chunk is left out), so it
+does not depend on the codec. The digests are an array because 10^8 rows have 75 000 chunks; they
+double as the journal of an ingest: a row of zeros is a chunk not yet written.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy as np
 from zarr.codecs import Crc32cCodec, ZstdCodec
 
 from streamkern.errors import ConfigError, CorruptChunkError, DataError
+from streamkern.ownership import STORE, check_kind
 from streamkern.storage import redact
 
 if TYPE_CHECKING:
@@ -33,9 +35,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from zarr.abc.codec import BytesBytesCodec
 
-ATTRIBUTE = "streamkern"
-SCHEMA = 1
-WEIGHTED_SCHEMA = 2  # of stores with sample weights: a reader of schema 1 would leave them out
+SCHEMA = 3
+ROW = np.dtype(np.uint64)
 DIGEST_BYTES = 32
 DIGEST_CHUNK = 1024  # rows of `digests` written at once: 64 KiB
 DEFAULT_CHUNK_BYTES = 8 << 20
@@ -65,6 +66,14 @@ class StoreSpec:
         As stored; `Store.read_chunk` delivers class ids as int64.
     weight_totals : tuple of float or None
         Sum of the sample weights of each class (c,), or of all rows (1,); None without weights.
+    columns, target_columns : tuple of str or None
+        Names of the d features, and of the columns of y, where the source had names.
+    files : tuple of (str, int)
+        What the rows came from, in order, and how many each gave; `Store.source_rows` counts over
+        all of them. Empty where rows were made, or the store is foreign.
+    target_mean, target_scale : (c,) float64 or None
+        Mean and standard deviation of each output, one-hot for classes; by the sample weights
+        where there are some. None where they are not known without reading the data.
     """
 
     n_rows: int
@@ -81,6 +90,11 @@ class StoreSpec:
     fingerprint: str = ""
     y_dtype: np.dtype[Any] | None = None
     weight_totals: tuple[float, ...] | None = None
+    columns: tuple[str, ...] | None = None
+    target_columns: tuple[str, ...] | None = None
+    files: tuple[tuple[str, int], ...] = ()
+    target_mean: NDArray[np.float64] | None = field(default=None, repr=False)
+    target_scale: NDArray[np.float64] | None = field(default=None, repr=False)
 
     @property
     def n_features(self) -> int:
@@ -145,7 +159,7 @@ def canonical(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def chunk_digest(*arrays: NDArray[Any]) -> NDArray[np.uint8]:
-    """(64,) uint8: sha256 of the decoded X rows, then of the y rows, as stored; (96,) with w."""
+    """(32 k,) uint8: sha256 of the decoded rows of each of k arrays, as stored."""
     return np.concatenate([array_digest(array) for array in arrays])
 
 
@@ -157,7 +171,7 @@ def array_digest(array: NDArray[Any]) -> NDArray[np.uint8]:
 def content_fingerprint(spec: StoreSpec, n_rows: int, digests: NDArray[np.uint8]) -> str:
     """sha256 over the layout and every chunk digest; codec and location do not enter."""
     header = {
-        "schema": SCHEMA if spec.weight_totals is None else WEIGHTED_SCHEMA,
+        "schema": SCHEMA,
         "n_rows": n_rows,
         "row_shape": list(spec.row_shape),
         "x_dtype": spec.x_dtype.name,
@@ -190,11 +204,12 @@ def metadata_digest(state: Mapping[str, Any], arrays: Sequence[Any]) -> str:
 
 
 def check_state(state: Any, url: str) -> None:
-    """Refuse a store of another schema, and one that is not finished."""
-    if state.get("schema") not in (SCHEMA, WEIGHTED_SCHEMA):
+    """Refuse what is no store, a store of another schema, and one that is not finished."""
+    check_kind(state, STORE, url)
+    if state.get("schema") != SCHEMA:
         raise DataError(
-            f"{redact(url)} has store schema {state.get('schema')}, this version reads "
-            f"{SCHEMA} and {WEIGHTED_SCHEMA}; upgrade streamkern or ingest the data again"
+            f"{redact(url)} has store schema {state.get('schema')} and this version reads {SCHEMA} "
+            "alone; ingest the data again"
         )
     if state.get("status") != "complete":
         raise DataError(
@@ -207,25 +222,19 @@ def check_metadata(state: Mapping[str, Any], arrays: Sequence[Any], url: str) ->
 
     Chunks carry checksums and so must the rest: a bit of it may flip on its way too.
     """
-    known = state.get("metadata_digest")  # older stores have none
-    if known is not None and known != metadata_digest(state, arrays):
+    if state.get("metadata_digest") != metadata_digest(state, arrays):
         raise CorruptChunkError(
             f"the metadata of {redact(url)} do not match their digest; restore the zarr.json files "
             "from a copy or ingest the data again"
         )
 
 
-def spec_from_attributes(X: Any, y: Any, w: Any, state: Mapping[str, Any], url: str) -> StoreSpec:
+def spec_from_attributes(X: Any, y: Any, w: Any, state: Mapping[str, Any]) -> StoreSpec:
     """The spec of a store that streamkern finished, from its attribute and its open arrays.
 
     y : None for a store opened without targets. w : None for one without sample weights.
     """
     classes = None if state["classes"] is None or y is None else tuple(state["classes"])
-    for name, a in (("y", y), ("w", w)):
-        if a is not None and (a.shape[0], a.chunks[0]) != (X.shape[0], X.chunks[0]):
-            raise DataError(
-                f"X and {name} of {redact(url)} do not have the same rows and row chunks"
-            )
     counts = state["class_counts"]
     return StoreSpec(
         n_rows=X.shape[0],
@@ -242,7 +251,16 @@ def spec_from_attributes(X: Any, y: Any, w: Any, state: Mapping[str, Any], url: 
         fingerprint=state["fingerprint"],
         y_dtype=None if y is None else np.dtype(y.dtype),
         weight_totals=None if w is None else tuple(state["weight_totals"]),
+        columns=_names(state["columns"]),
+        target_columns=None if y is None else _names(state["target_columns"]),
+        files=tuple((name, n_rows) for name, n_rows in state["files"]),
+        target_mean=None if y is None else _vector(state["target_mean"]),
+        target_scale=None if y is None else _vector(state["target_scale"]),
     )
+
+
+def _names(names: Sequence[str] | None) -> tuple[str, ...] | None:
+    return None if names is None else tuple(names)
 
 
 def _vector(values: Sequence[float] | None) -> NDArray[np.float64] | None:

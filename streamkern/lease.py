@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import os
 import socket
 import threading
@@ -26,7 +25,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from streamkern.errors import RunError, RunLockedError, StorageAccessError, StorageError
+from streamkern import documents
+from streamkern.errors import (
+    RunError,
+    RunLockedError,
+    RunLostError,
+    StorageAccessError,
+    StorageError,
+)
 from streamkern.objects import Objects
 from streamkern.report import redact, utc_now
 
@@ -167,7 +173,7 @@ class Lease:
             self._alive_at = began
 
     def check(self) -> None:
-        """Raise RunLockedError if this process is not the holder any more.
+        """Raise RunLostError if this process is not the holder any more.
 
         StorageError if it may not be: its beats have not arrived for longer than the ttl.
         """
@@ -176,7 +182,7 @@ class Lease:
             self.beat()
             later = self._later()
         if later:
-            raise RunLockedError(
+            raise RunLostError(
                 f"run directory {self._place} was taken over by {self._who(later[-1])}, because "
                 f"this process showed no sign of life for {self._ttl:.0f} s; nothing more is "
                 "written by this one"
@@ -211,7 +217,7 @@ class Lease:
         return _numbers(self._objects)
 
     def _data(self) -> bytes:
-        return json.dumps(self._note).encode()
+        return documents.seal("writer", self._note)
 
 
 def _numbers(objects: Objects) -> list[int]:
@@ -285,8 +291,9 @@ def _started(pid: int) -> str | None:
 
 
 def _parsed(data: bytes) -> dict[str, Any]:
+    """What a note says; nothing where it is damaged, so that its writer is waited for."""
     try:
-        note = json.loads(data)
+        note = documents.unseal("writer", data)
         return {**note, "pid": int(note["pid"])}
     except (ValueError, KeyError, TypeError):
         return {}
@@ -295,7 +302,7 @@ def _parsed(data: bytes) -> dict[str, Any]:
 def describe(holder: dict[str, Any]) -> str:
     """A note of a lease as part of a sentence."""
     if not holder:
-        return "another process"
+        return "a process unknown, as its note is damaged"
     return f"process {holder['pid']} on {holder.get('host')} since {holder.get('since')}"
 
 

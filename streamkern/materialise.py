@@ -24,7 +24,6 @@ from streamkern.feed import prepare
 from streamkern.fill import (
     COPIES_OF_A_CHUNK,
     DEFAULT_MEMORY,
-    Chunk,
     Progress,
     checked_chunk_bytes,
     fill,
@@ -37,7 +36,7 @@ from streamkern.prefetch import Loader
 from streamkern.random import Stage
 from streamkern.source_base import Block, Source, is_weighted
 from streamkern.sources import AugmentedSource, stores_of
-from streamkern.writer import StoreWriter
+from streamkern.writer import Chunk, StoreWriter
 
 _TRIED_ROWS = 8
 
@@ -189,7 +188,7 @@ class _Maker:
             self.y_dtype = self._computed
 
     def chunk(self, i: int, rows: Block) -> Chunk:
-        """X (k, *row_shape), y and sample weights, as stored, of chunk i."""
+        """Chunk i as stored; its rows are virtual ones."""
         X, y, w = rows.X, rows.y, rows.w
         if self.source.feed_transforms:
             X, Y, w = prepare(
@@ -214,7 +213,7 @@ class _Maker:
         with np.errstate(over="ignore"):  # the writer refuses infinities by row
             X = X.astype(self.dtype, copy=False)
         X = X.reshape(len(X), *self.source.row_shape)
-        return (X, y) if w is None else (X, y, w)
+        return Chunk(X, y, w, rows.rows)
 
     def _as_values(self, y: np.ndarray) -> np.ndarray:
         """y as the feed gives it: one-hot, or cast."""

@@ -11,7 +11,8 @@ from zarr.errors import ContainsArrayError, NodeTypeValidationError
 
 from streamkern import layout
 from streamkern.errors import CorruptChunkError, DataError, StoreNotFoundError, StreamkernError
-from streamkern.layout import ATTRIBUTE, StoreSpec
+from streamkern.layout import StoreSpec
+from streamkern.ownership import ATTRIBUTE
 from streamkern.storage import StrictStore, redact
 from streamkern.weights import add_totals, as_weights
 
@@ -19,12 +20,13 @@ MAX_INFERRED_CLASSES = 10_000  # foreign integer targets up to this many become 
 Names = tuple[str, str | None, str | None]
 """Of the arrays of rows, targets and sample weights."""
 Arrays = tuple[Any, Any, Any]
+"""The zarr arrays of these names."""
 
 
 def read_metadata(
     inner: Any, prefix: str, text: str, names: Names, missing: str
-) -> tuple[zarr.Group, Arrays, Names, StoreSpec]:
-    """The group, X, y and w, their names, what they hold; CorruptChunkError for altered ones.
+) -> tuple[zarr.Group, Arrays, Any, Names, StoreSpec]:
+    """The group, X, y and w, row, names, what they hold; CorruptChunkError for altered ones.
 
     Of our own stores the sample weights are read with the targets, where there are some.
     """
@@ -44,20 +46,21 @@ def read_metadata(
     # Our own y and w are read in any case: they belong to what the metadata's digest covers.
     wanted = ("X", "y", "w" if weighted else names[2]) if ours else names
     arrays = [None if name is None else group.get(name) for name in wanted]
+    row = group.get("row") if ours else None
     for name, array in zip(names, arrays, strict=True):
         if name is not None and not isinstance(array, zarr.Array):
             raise StoreNotFoundError(
                 f"{redact(text)} has no array {name!r}; it has {_array_names(group)}"
             )
     if ours:
-        layout.check_metadata(state, [a for a in arrays if a is not None], text)
+        layout.check_metadata(state, [a for a in (*arrays, row) if a is not None], text)
     X, y, w = (None if n is None else a for n, a in zip(names, arrays, strict=True))
     spec = (
-        layout.spec_from_attributes(X, y, w, state, text)
+        layout.spec_from_attributes(X, y, w, state)
         if ours
         else _foreign_spec((X, y, w), names, text)
     )
-    return group, (X, y, w), names, spec
+    return group, (X, y, w), row, names, spec
 
 
 def _strict_group(store: Any, path: str, url: str) -> zarr.Group:

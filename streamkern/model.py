@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -52,7 +53,8 @@ class KernelModel:
     """Centers, weights, and what turns a stored row into features.
 
     Z : points of the centers, right side. weights : (p, c) on the device. classes : sorted names,
-    or None for values. fixed : transforms applied to every row.
+    or None for values. fixed : transforms applied to every row. skipped : a sentence for each
+    damaged checkpoint that is newer than the one it was loaded from.
     """
 
     op: KernelOperator
@@ -61,6 +63,7 @@ class KernelModel:
     classes: tuple[str, ...] | None
     row_shape: tuple[int, ...]
     fixed: tuple[Transform, ...]
+    skipped: tuple[str, ...] = ()
 
     @property
     def backend(self) -> Backend:
@@ -210,6 +213,7 @@ def load_model(
 ) -> KernelModel:
     """The model of the newest good checkpoint of a run. Reads beside a running writer.
 
+    Warns where a newer checkpoint is damaged, which `KernelModel.skipped` says as well.
     storage_options : of a remote run_dir. The caller closes `model.backend`.
     """
     run = RunDirectory(run_dir, writable=False, storage_options=storage_options)
@@ -217,6 +221,8 @@ def load_model(
         setup, saved = run.load_setup(), run.load_latest()
     if setup is None or saved is None:
         raise RunError(f"{run.place} has no checkpoint yet; train first")
+    for text in saved.skipped:
+        warnings.warn(text, stacklevel=2)
     backend = get_backend(device, threads)
     try:
         op = operator(backend, setup.arrays, setup.meta)
@@ -230,6 +236,7 @@ def load_model(
             None if classes is None else tuple(classes),
             tuple(setup.meta["row_shape"]),
             load_scaling(setup.arrays, setup.meta["scaling"]),
+            skipped=saved.skipped,
         )
     except BaseException:
         backend.close()

@@ -124,6 +124,6 @@ def is_json(data: Any) -> bool:
     """Whether the bytes parse as JSON."""
     try:
         json.loads(bytes(data))
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True

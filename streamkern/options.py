@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -135,6 +136,12 @@ def parse_numbers(text: str, option: str) -> list[float]:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise ConfigError(f"{option} {text!r} must be numbers with commas, such as 3,1") from None
+
+
+def column_list(text: str) -> str | list[int | str]:
+    """Columns as in the first line of a CSV, or one name."""
+    columns = [number_or_text(name) for name in next(csv.reader([text]), [])]
+    return columns if len(columns) > 1 or not isinstance(columns[0], str) else columns[0]
 
 
 def number_or_text(text: str) -> int | str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from streamkern.centers import BANDWIDTH_ROWS
 from streamkern.checkpoint import RunDirectory
 from streamkern.choice import flops
 from streamkern.describe import describe_store
-from streamkern.errors import StorageAccessError
+from streamkern.errors import RunError, StorageAccessError
 from streamkern.folder import open_folder
 from streamkern.kerneltable import bandwidths, kernel_text
 from streamkern.report import redact, size_text, table
@@ -240,7 +241,12 @@ def is_run_directory(
     """Whether a run was started at the path or URL `place`."""
     try:
         open_folder(place, storage_options).read("run.json")
-    except (FileNotFoundError, NotADirectoryError, StorageAccessError):
+    except (FileNotFoundError, NotADirectoryError):
+        run = RunDirectory(place, writable=False, storage_options=storage_options)
+        with contextlib.suppress(RunError, StorageAccessError):  # a file; may not be listed
+            return bool(run.steps())  # run.json was lost
+        return False
+    except StorageAccessError:
         return False  # a store that may not be listed refuses what is not there
     return True
 
@@ -248,10 +254,14 @@ def is_run_directory(
 def run_overview(
     path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """State, position, metrics and settings of a run; every byte of its checkpoint is verified."""
+    """State, position, metrics and settings of a run; every byte of its checkpoint is verified.
+
+    `warnings` names every file that is damaged.
+    """
     with RunDirectory(path, writable=False, storage_options=storage_options) as directory:
-        config = directory.read_config() or {}
+        config, damage = _recorded(directory)
         setup, saved = directory.load_setup(), directory.load_latest()
+        records, lines = directory.read_log()
         writer = directory.holder()
         position = {} if saved is None else saved.meta["position"]
         if position.get("done"):
@@ -260,7 +270,6 @@ def run_overview(
             state = f"being written by {writer}"
         else:
             state = "stopped; the same command again resumes it"
-        events = [r for r in directory.read_log() if r.get("event") == "evaluation"]
         return {
             "run_dir": directory.place,
             "state": state,
@@ -268,14 +277,32 @@ def run_overview(
             "epoch": position.get("epoch", 0),
             "samples": position.get("samples", 0),
             "metrics": {} if saved is None else saved.meta["metrics"],
-            "evaluations": len({r["step"] for r in events}),
+            "evaluations": len({r["step"] for r in records if r.get("event") == "evaluation"}),
             "checkpoints": directory.steps(),
             "solver": None if setup is None else _solver(setup.meta),
             "settings": config.get("identity", {}).get("settings", {}),
             "data": config.get("identity", {}).get("data", {}),
             "versions": config.get("versions", {}),
-            "warnings": list(directory.warnings),
+            "warnings": [
+                *(() if saved is None else saved.skipped),
+                *(text for text in (damage, lines) if text is not None),
+            ],
         }
+
+
+def _recorded(directory: RunDirectory) -> tuple[dict[str, Any], str | None]:
+    """What the run is bound to, and what is wrong with the copy in run.json."""
+    bound = directory.recorded()
+    try:
+        copy = directory.read_config()
+    except RunError as error:
+        if bound is None:
+            raise
+        return bound, str(error)
+    if bound is None or copy == bound:
+        return copy or {}, None
+    which = "missing" if copy is None else "of another run"
+    return bound, f"{directory.place}/run.json is {which}; the next training writes it again"
 
 
 def _solver(meta: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import zarr
 from numpy.typing import NDArray
 
 from streamkern.arrayfiles import ArrayReader, idx_array, npy_array
+from streamkern.columns import Asked, Files, listed, split_columns
 from streamkern.conform import RawBlock
 from streamkern.errors import ConfigError, DataError, StoreNotFoundError
 from streamkern.inputfiles import Place, Url, explained_damage
@@ -31,11 +32,29 @@ from streamkern.tables import CsvReader, ParquetReader
 
 
 class Reader(Protocol):
-    """What `ingest` needs of an input."""
+    """What `ingest` and prediction need of an input.
 
-    n_rows: int | None  # None: not known before the end
-    natural_dtype: np.dtype[Any] | None  # to store X in; None: whatever holds its dtype
-    identity: Any  # JSON
+    n_rows : None where it is not known before the end was read
+    natural_dtype : to store X in; None: whatever holds its dtype
+    identity : JSON
+    columns, target_columns : names of the columns of X and y as handed on; None where there are
+        none
+    files : the name of each file, without secrets, and its number of rows as `n_rows`; empty for
+        what is in memory
+    """
+
+    @property
+    def n_rows(self) -> int | None: ...
+    @property
+    def natural_dtype(self) -> np.dtype[Any] | None: ...
+    @property
+    def identity(self) -> Any: ...
+    @property
+    def columns(self) -> tuple[str, ...] | None: ...
+    @property
+    def target_columns(self) -> tuple[str, ...] | None: ...
+    @property
+    def files(self) -> Files: ...
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         """Blocks of rows from row `start` to the end."""
@@ -47,6 +66,8 @@ class BlockReader:
     def __init__(self, pairs: Iterable[Any]) -> None:
         self.n_rows: int | None = None
         self.natural_dtype: np.dtype[Any] | None = None
+        self.columns = self.target_columns = None
+        self.files: Files = ()
         self._rest = enumerate(pairs)
         first = next((p for p in map(self._pair, self._rest) if len(p[0])), None)
         if first is None:
@@ -85,9 +106,17 @@ class FileReader:
     """A reader of a file, whose damage comes out with the file's name."""
 
     def __init__(self, reader: Reader, url: Url) -> None:
-        self.n_rows, self.natural_dtype = reader.n_rows, reader.natural_dtype
-        self.identity = reader.identity
+        self.natural_dtype, self.identity = reader.natural_dtype, reader.identity
+        self.columns, self.target_columns = reader.columns, reader.target_columns
         self._reader, self._url = reader, url
+
+    @property
+    def n_rows(self) -> int | None:
+        return self._reader.n_rows
+
+    @property
+    def files(self) -> Files:
+        return ((redact(self._url), self.n_rows),)
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         with explained_damage(self._url):
@@ -95,15 +124,22 @@ class FileReader:
 
 
 class ManyReader:
-    """Several files, one after another."""
+    """Several files of the same columns, one after another."""
 
     def __init__(self, readers: Sequence[Reader]) -> None:
         self._readers = readers
-        counts = [reader.n_rows for reader in readers]
-        known = [n for n in counts if n is not None]
-        self.n_rows: int | None = sum(known) if len(known) == len(counts) else None
         self.natural_dtype = readers[0].natural_dtype
+        self.columns, self.target_columns = readers[0].columns, readers[0].target_columns
         self.identity = [reader.identity for reader in readers]
+
+    @property
+    def n_rows(self) -> int | None:
+        counts = [n for _, n in self.files if n is not None]
+        return sum(counts) if len(counts) == len(self._readers) else None
+
+    @property
+    def files(self) -> Files:
+        return tuple(file for reader in self._readers for file in reader.files)
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         row = 0
@@ -128,30 +164,36 @@ def open_reader(
     y: Any,
     files: ExitStack,
     *,
-    x_name: str = "X",
-    y_name: str = "y",
+    x: Any = None,
     sample_weight: Any = None,
+    targets: bool = True,
+    columns: Sequence[str] | None = None,
     input_options: Mapping[str, Any] | None = None,
     missing: str = "error",
 ) -> Reader:
     """The reader for `inputs`: a path or URL, several of them, arrays, or an iterable of blocks.
 
     What it opens is closed by `files`.
+
+    Parameters
+    ----------
+    x, y, sample_weight
+        As `ingest` takes them.
+    targets : bool
+        False reads features alone: the y of blocks is (k, 0), and columns of a table that `y` and
+        `sample_weight` name are left out where they are there.
+    columns : sequence of str, optional
+        The names that the features must have where they have names. Another order is put right;
+        DataError names what is missing or not among them.
     """
     place = Place(dict(input_options or {}), files, missing)
-    asked = _Asked(x_name, y_name, y, sample_weight)
+    asked = Asked(x, y, sample_weight, targets, None if columns is None else tuple(columns))
     if _is_path(inputs):
         return _file_reader(inputs, asked, place)
     if hasattr(inputs, "shape") and hasattr(inputs, "dtype"):
-        return _array_reader(inputs, y, sample_weight)
+        return _array_reader(inputs, asked)
     if isinstance(inputs, Sequence) and inputs and all(_is_path(k) for k in inputs):
-        apart = place.kind(inputs[0]) in _FILES
-        targets = _one_each(y, len(inputs), apart, "y")
-        weights = _one_each(sample_weight, len(inputs), apart, "sample weights")
-        each = zip(inputs, targets, weights, strict=True)
-        return ManyReader(
-            [_file_reader(path, asked._replace(y=t, w=w), place) for path, t, w in each]
-        )
+        return ManyReader(list(_file_readers(inputs, asked, place)))
     if isinstance(inputs, Iterable) and not isinstance(inputs, Mapping):
         if y is not None or sample_weight is not None:
             raise ConfigError(
@@ -165,23 +207,37 @@ def open_reader(
     )
 
 
-class _Asked(NamedTuple):
-    """What is read of a file: arrays and columns in it by name, or what lies beside it."""
+def _file_readers(urls: Sequence[Url], asked: Asked, place: Place) -> Iterator[Reader]:
+    """A reader for each file; those after the first have its columns, in its order."""
+    kind = place.kind(urls[0])
+    targets = _one_each(asked.y, len(urls), kind in _FILES, "y")
+    weights = _one_each(asked.w, len(urls), kind in _FILES, "sample weights")
+    first: Reader | None = None
+    for url, y, w in zip(urls, targets, weights, strict=True):
+        one = asked._replace(y=y, w=w)
+        if first is not None and first.columns is not None:
+            one = one._replace(columns=first.columns)
+            if kind in _TABLES:
+                one = _by_name(one, first)
+        reader = _file_reader(url, one, place)
+        first = first or reader
+        if (reader.columns is None) != (first.columns is None):
+            raise DataError(
+                f"of {first.files[0][0]} and {reader.files[0][0]}, one names its columns and the "
+                "other does not; give all files a header, or none"
+            )
+        yield reader
 
-    x_name: str
-    y_name: str
-    y: Any
-    w: Any
 
-    @property
-    def target(self) -> Any:
-        """y, by default of its usual name."""
-        return self.y_name if self.y is None else self.y
-
-    @property
-    def weight(self) -> list[str]:
-        """The name of the sample weights, where there are some."""
-        return [] if self.w is None else [str(self.w)]
+def _by_name(asked: Asked, first: Reader) -> Asked:
+    """The same columns as in the first file: positions may mean others in the next."""
+    if isinstance(asked.w, int):
+        raise ConfigError(
+            f"sample_weight={asked.w} is a position, which may be another column in each file; "
+            "give the name"
+        )
+    x = None if asked.x is None else first.columns
+    return asked._replace(x=x, y=first.target_columns if asked.targets else asked.y)
 
 
 def _one_each(given: Any, n_files: int, apart: bool, what: str) -> list[Any]:
@@ -193,17 +249,18 @@ def _one_each(given: Any, n_files: int, apart: bool, what: str) -> list[Any]:
     return list(given)
 
 
-def _array_reader(X: Any, y: Any, w: Any) -> ArrayReader:
-    if y is None:
+def _array_reader(X: Any, asked: Asked) -> ArrayReader:
+    if asked.y is None and asked.targets:
         raise ConfigError("X is an array, so y must be given too")
-    arrays = [X, *(a if hasattr(a, "shape") else np.asarray(a) for a in (y, w) if a is not None)]
+    beside = [k for k in (asked.y, asked.w) if k is not None and asked.targets]
+    arrays = [X, *(a if hasattr(a, "shape") else np.asarray(a) for a in beside)]
+    ends = [np.asarray(a[part]) for a in arrays[:2] for part in _ENDS]
     identity = {
         "kind": "arrays",
-        "X": [list(X.shape), str(X.dtype)],
-        "y": [list(arrays[1].shape), str(arrays[1].dtype)],
-        "ends": _digest(*(np.asarray(a[part]) for a in arrays[:2] for part in _ENDS)),
+        "arrays": [[list(a.shape), str(a.dtype)] for a in arrays],
+        "ends": _digest(*ends),
     }
-    if w is not None:
+    if asked.weighted:
         identity["w"] = _digest(np.asarray(arrays[2]))
     chunks = getattr(X, "chunks", None)
     rows = np.ravel(chunks[0])[0] if chunks else 1  # zarr and h5py: (k, ...); dask: ((k, ...), ...)
@@ -216,7 +273,7 @@ _ENDS = (slice(0, 256), slice(-256, None))
 # ------------------------------------------------------------------------------ a reader of a file
 
 
-def _file_reader(url: Url, asked: _Asked, place: Place) -> Reader:
+def _file_reader(url: Url, asked: Asked, place: Place) -> Reader:
     with explained_damage(url):  # a header may be damaged already
         kind = place.kind(url)
         if kind not in _FILES and asked.w is not None and not isinstance(asked.w, str | int):
@@ -227,14 +284,16 @@ def _file_reader(url: Url, asked: _Asked, place: Place) -> Reader:
         return FileReader(_READERS[kind](url, asked, place), url)
 
 
-def _apart_reader(kind: str, url: Url, asked: _Asked, place: Place) -> Reader:
+def _apart_reader(kind: str, url: Url, asked: Asked, place: Place) -> Reader:
     """A .npy or IDX file of X, with y and w in other such files or in memory."""
     where = redact(url)
-    target = _labels_beside(url) if kind == "idx" and asked.y is None else asked.y
-    if target is None:
-        raise ConfigError(f"{where} holds X alone; give y, a file or an array")
-    found = [_array_in(url, kind, place), _array_beside(target, "y", place, where)]
-    if asked.w is not None:
+    found = [_array_in(url, kind, place)]
+    if asked.targets:
+        target = _labels_beside(url) if kind == "idx" and asked.y is None else asked.y
+        if target is None:
+            raise ConfigError(f"{where} holds X alone; give y, a file or an array")
+        found.append(_array_beside(target, "y", place, where))
+    if asked.weighted:
         found.append(_array_beside(asked.w, "sample_weight", place, where))
     arrays, identities = zip(*found, strict=True)
     return ArrayReader(arrays, where, list(identities))
@@ -260,22 +319,20 @@ def _array_beside(given: Any, name: str, place: Place, where: str) -> tuple[Any,
     return _array_in(given, kind, place)
 
 
-def _csv_reader(url: Url, asked: _Asked, place: Place) -> Reader:
-    identity = [place.identity(url), _columns_json(asked.target), *asked.weight]
+def _csv_reader(url: Url, asked: Asked, place: Place) -> Reader:
     opened = partial(place.open_once, url)
-    return CsvReader(redact(url), opened, asked.target, identity, asked.w)
+    return CsvReader(redact(url), opened, asked, [place.identity(url), asked.json()])
 
 
-def _parquet_reader(url: Url, asked: _Asked, place: Place) -> Reader:
-    identity = [place.identity(url), _columns_json(asked.target), asked.x_name, *asked.weight]
-    where, file = redact(url), place.file(url)
-    reader = ParquetReader(where, file, asked.target, asked.x_name, identity, asked.w)
+def _parquet_reader(url: Url, asked: Asked, place: Place) -> Reader:
+    identity = [place.identity(url), asked.json()]
+    reader = ParquetReader(redact(url), place.file(url), asked, identity)
     place.keep(closing(reader))
     return reader
 
 
-def _npz_reader(url: Url, asked: _Asked, place: Place) -> Reader:
-    where, names = redact(url), [asked.x_name, asked.y_name, *asked.weight]
+def _npz_reader(url: Url, asked: Asked, place: Place) -> Reader:
+    where, names = redact(url), _array_names(asked, redact(url))
     identity = [place.identity(url), *names]
     try:
         archive = place.keep(zipfile.ZipFile(place.open(url)))
@@ -291,8 +348,8 @@ def _npz_reader(url: Url, asked: _Asked, place: Place) -> Reader:
     return ArrayReader(arrays, where, identity)
 
 
-def _hdf5_reader(url: Url, asked: _Asked, place: Place) -> Reader:
-    where, names = redact(url), [asked.x_name, asked.y_name, *asked.weight]
+def _hdf5_reader(url: Url, asked: Asked, place: Place) -> Reader:
+    where, names = redact(url), _array_names(asked, redact(url))
     identity = [place.identity(url), *names]
     h5py = need("h5py")
     try:
@@ -306,8 +363,8 @@ def _hdf5_reader(url: Url, asked: _Asked, place: Place) -> Reader:
     return ArrayReader(arrays, where, identity, aligned=chunks[0] if chunks else 1)
 
 
-def _zarr_reader(url: Url, asked: _Asked, place: Place) -> Reader:
-    where, names = redact(url), [asked.x_name, asked.target, *asked.weight]
+def _zarr_reader(url: Url, asked: Asked, place: Place) -> Reader:
+    where = redact(url)
     store = zarr_store(url, storage_options=place.options or None)
     try:
         group = zarr.open_group(store if place.missing == "fill" else StrictStore(store), mode="r")
@@ -316,11 +373,15 @@ def _zarr_reader(url: Url, asked: _Asked, place: Place) -> Reader:
     state: Any = group.attrs.get("streamkern")
     if isinstance(state, Mapping) and state.get("status") != "complete":
         raise DataError(f"{where} is an unfinished store; finish its ingest first")
-    ours = isinstance(state, Mapping) and names[1] == "y"
-    if ours and not asked.weight and state.get("weight_totals") is not None:
+    columns = target_columns = order = None
+    if isinstance(state, Mapping):
+        asked, columns, target_columns, order = _own_columns(state, asked, where)
+    ours = isinstance(state, Mapping) and asked.y is None
+    names = _array_names(asked, where)
+    if ours and asked.targets and asked.w is None and state.get("weight_totals") is not None:
         names.append("w")  # our own weights go along
     arrays = [_member(group, name, where) for name in names]
-    identity: dict[str, Any] = {"kind": "zarr", "url": where, "names": names}
+    identity: dict[str, Any] = {"kind": "zarr", "url": where, "asked": asked.json()}
     if isinstance(state, Mapping):
         identity["fingerprint"] = state["fingerprint"]
     else:
@@ -330,11 +391,35 @@ def _zarr_reader(url: Url, asked: _Asked, place: Place) -> Reader:
         where,
         identity,
         aligned=int((arrays[0].shards or arrays[0].chunks)[0]),
-        names=state["classes"] if ours else None,
+        names=state["classes"] if ours and asked.targets else None,
+        columns=columns,
+        target_columns=target_columns,
+        order=order,
     )
 
 
-_READERS: dict[str, Callable[[Url, _Asked, Place], Reader]] = {
+def _own_columns(
+    state: Mapping[str, Any], asked: Asked, where: str
+) -> tuple[Asked, Any, Any, list[int] | None]:
+    """What to ask of a store of ours, whose columns have the names of the table they came from.
+
+    Also the names of the columns of X and y, and which columns of X those are.
+    """
+    names, targets = state.get("columns"), state.get("target_columns")
+    if _is_name(asked.y) and listed(asked.y) in (["y"], list(targets or ())):
+        asked = asked._replace(y=None)
+    x = None if asked.x == "X" else asked.x
+    if names is None or isinstance(x, str):
+        return asked, None, targets, None
+    wish = Asked(x, (), targets=False, columns=asked.columns)
+    columns = split_columns(names, wish, where).features
+    order = [names.index(name) for name in columns]
+    whole = order == list(range(len(names)))
+    return asked._replace(x=None), columns, targets, None if whole else order
+
+
+_TABLES = ("csv", "parquet")
+_READERS: dict[str, Callable[[Url, Asked, Place], Reader]] = {
     **{kind: partial(_apart_reader, kind) for kind in _FILES},
     "npz": _npz_reader,
     "csv": _csv_reader,
@@ -342,6 +427,15 @@ _READERS: dict[str, Callable[[Url, _Asked, Place], Reader]] = {
     "hdf5": _hdf5_reader,
     "zarr": _zarr_reader,
 }
+
+
+def _array_names(asked: Asked, where: str) -> list[str]:
+    """The names of X, y and w; ConfigError for one that is none."""
+    for what, name in zip(("x", "y", "sample_weight"), asked.arrays, strict=False):
+        if not isinstance(name, str):
+            given = name if isinstance(name, int | list | tuple) else type(name).__name__
+            raise ConfigError(f"{what}={given} must be the name of an array of {where}")
+    return asked.arrays
 
 
 def _member(group: Any, name: str, where: str) -> Any:
@@ -353,8 +447,7 @@ def _member(group: Any, name: str, where: str) -> Any:
 
 def _no_array(name: str, held: Sequence[str], where: str) -> StoreNotFoundError:
     return StoreNotFoundError(
-        f"{where} has no array {name!r}; it has {', '.join(held) or 'none'}: name them with x_name "
-        "and y_name"
+        f"{where} has no array {name!r}; it has {', '.join(held) or 'none'}: name them with x and y"
     )
 
 
@@ -367,12 +460,12 @@ def _labels_beside(url: str | os.PathLike[str]) -> str | None:
     return None
 
 
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str | list | tuple)
+
+
 def _is_path(value: Any) -> bool:
     return isinstance(value, str | os.PathLike)
-
-
-def _columns_json(target: Any) -> Any:
-    return target if isinstance(target, str | int) else list(target)
 
 
 def _digest(*arrays: NDArray[Any]) -> str:

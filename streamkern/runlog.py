@@ -1,8 +1,10 @@
 """The log of a run: one JSON object per line, in a file or in objects.
 
-A file is appended to. Objects can not be: `ObjectLines` collects lines in parts of a MiB,
-``log/<writer's number>-<part>.jsonl``, and rewrites the newest part every few seconds. The last
-line of an object is the checksum of those before it.
+    {"time": "...", "step": 40, "epoch": 0, "samples": 20480, ..., "crc32c": "6a9f1c03"}
+
+The last entry is the checksum of the line without it. A file is appended to. Objects can not be:
+`ObjectLines` collects lines in parts of a MiB, ``log/<writer's number>-<part>.jsonl``, and
+rewrites the newest part every few seconds.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -27,6 +29,7 @@ from streamkern.objects import Bytes, Objects
 from streamkern.report import redact, utc_now
 
 _SECRET_NAME = re.compile(r"secret|passw|token|credential|signature|(api|access)_?key", re.I)
+_LINE = re.compile(rb'(\{.+), "crc32c": "([0-9a-f]{8})"\}')
 FLUSH_S = 10.0
 PART_BYTES = 1 << 20
 _DEADLINE_S = 30.0  # a part that can not be written now is written with the next lines
@@ -54,7 +57,7 @@ class RunLog:
         """Append one record: the time, the position of the run, and `fields`."""
         if self._lines is not None:
             record = {"time": utc_now(), "step": step, "epoch": epoch, "samples": samples, **fields}
-            self._lines.append(json.dumps(_plain(record), allow_nan=False).encode() + b"\n")
+            self._lines.append(_sealed(json.dumps(_plain(record), allow_nan=False).encode()))
 
     def flush(self) -> None:
         """Store what was written so far."""
@@ -102,10 +105,14 @@ class FileLines:
 
     A line goes out in one unbuffered write, so a kill tears at most the last one. Opening the
     log again repairs that. Lines are not fsynced: losing some to a power cut costs nothing.
+
+    check : called before each line; what it raises is raised.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+    def __init__(
+        self, path: str | os.PathLike[str], check: Callable[[], object] = lambda: None
+    ) -> None:
+        self.path, self._check = Path(path), check
         self._fd: int | None = None
         self._lock = threading.Lock()
         try:
@@ -119,6 +126,7 @@ class FileLines:
         """Write one line; RunError when the file takes no more."""
         if self._fd is None:
             return
+        self._check()
         with self._lock:
             end = os.fstat(self._fd).st_size
             try:
@@ -149,12 +157,15 @@ def _mend_tail(fd: int) -> None:
         os.lseek(fd, start, os.SEEK_SET)
         tail = os.read(fd, take) + tail
     torn = tail[tail.rfind(b"\n") + 1 :]
-    if not torn:
-        return
-    if _record(torn) is None:
-        os.ftruncate(fd, size - len(torn))
-    else:
-        os.write(fd, b"\n")
+    if torn:
+        whole = _unfinished(torn)
+        os.ftruncate(fd, size - len(torn) + len(whole))
+        os.write(fd, b"\n" if whole else b"")
+
+
+def _unfinished(tail: bytes) -> bytes:
+    """What is whole of a last line without a newline, which may be damaged itself; or nothing."""
+    return next((line for line in (tail, tail[:-1]) if _record(line) is not None), b"")
 
 
 # -- in objects --------------------------------------------------------------------------------
@@ -203,7 +214,7 @@ class ObjectLines:
             try:
                 for number, part in parts.items():
                     key = f"log/{self._token:012d}-{number:06d}.jsonl"
-                    self._objects.put(key, part + _last_line(part))
+                    self._objects.put(key, part)
             except Exception as error:  # a log is not worth a run
                 self._failure, self._unsaved = error, True
                 return
@@ -234,13 +245,8 @@ class ObjectLines:
         self._say_failure()
 
 
-def _last_line(part: bytes) -> bytes:
-    return b'{"crc32c": "%08x"}\n' % google_crc32c.value(part)
-
-
 def _is_whole(part: Bytes) -> bool:
-    lines, newline, last = bytes(part).removesuffix(b"\n").rpartition(b"\n")
-    return last + b"\n" == _last_line(lines + newline)
+    return all(_record(line) is not None for line in bytes(part).splitlines())
 
 
 def part_keys(objects: Objects) -> list[str]:
@@ -256,25 +262,54 @@ def read_parts(objects: Objects) -> bytes:
 # -- reading -----------------------------------------------------------------------------------
 
 
+def _sealed(record: bytes) -> bytes:
+    """The line of a JSON object that is not empty."""
+    return b'%s, "crc32c": "%08x"}\n' % (record[:-1], google_crc32c.value(record))
+
+
 def _record(line: bytes) -> dict[str, Any] | None:
+    """The record of a line, or None unless it is one, as it was written."""
+    found = _LINE.fullmatch(line)
+    if found is None or google_crc32c.value(found[1] + b"}") != int(found[2], 16):
+        return None
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None
+    numbers = [value.get(name) for name in ("step", "epoch", "samples")]
+    if not all(isinstance(number, int) for number in numbers):
+        return None
+    return {name: entry for name, entry in value.items() if name != "crc32c"}
 
 
-def records(data: bytes) -> list[dict[str, Any]]:
-    """The records in the lines of a log, in order; torn lines and checksums are left out."""
-    found = (_record(line) for line in data.split(b"\n"))
-    return [record for record in found if record is not None and set(record) != {"crc32c"}]
+def read_lines(data: bytes, where: str) -> tuple[list[dict[str, Any]], str | None]:
+    """The records of a log in order, and a sentence if damaged ones are left out.
+
+    A last line without a newline is torn by a kill, or being written: it is no damage.
+    """
+    *lines, tail = data.split(b"\n")
+    whole = _unfinished(tail)
+    found = [_record(line) for line in (*lines, *([whole] if whole else []))]
+    damaged = [number for number, record in enumerate(found, 1) if record is None]
+    records = [record for record in found if record is not None]
+    if not damaged:
+        return records, None
+    shown = ", ".join(map(str, damaged[:5])) + (", ..." if len(damaged) > 5 else "")
+    text = f"{len(damaged)} damaged line(s) of {where} are left out: {shown}"
+    return records, text
 
 
 def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The records of a log file in order; torn lines are left out, a missing file is empty."""
+    """The records of a log file in order; a missing file is empty.
+
+    Damaged lines are left out with a warning, and a torn last one without.
+    """
     try:
-        return records(Path(path).read_bytes())
+        records, damage = read_lines(Path(path).read_bytes(), f"the run log {path}")
     except FileNotFoundError:
         return []
     except OSError as error:
         raise RunError(f"run log {path} can not be read: {error.strerror}") from error
+    if damage is not None:
+        warnings.warn(damage, stacklevel=2)
+    return records

@@ -44,10 +44,15 @@ class AsyncSaver:
         if self._closed:
             raise RunError("submit() after close(): make a new AsyncSaver")
         job = (step, checked_arrays(arrays), checked_meta(meta, "meta"), before)
-        self._thread = threading.Thread(
+        thread = threading.Thread(
             target=self._save, args=job, name="streamkern-checkpoint", daemon=False
         )
-        self._thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # out of threads or memory: the run stands still meanwhile
+            self._save(*job)
+        else:
+            self._thread = thread
 
     def _save(
         self,

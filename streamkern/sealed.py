@@ -1,10 +1,10 @@
 """Groups of arrays in a run's folder that are either whole or not there.
 
 A group is a plain zarr v3 group beside a manifest that names it: ``42/`` and ``42.json``. The
-manifest lists size and SHA-256 of every file and carries the meta and a checksum of itself. It
-is written once every byte it names is durable, in one step, so a group counts from one instant
-on. It is never written to twice: publishing under the same name fills a fresh group (``42-1``)
-and lets the new manifest replace the old one.
+manifest lists size and SHA-256 of every file and carries the meta and, as one of `documents`, a
+checksum of itself. It is written once every byte it names is durable, in one step, so a group
+counts from one instant on. It is never written to twice: publishing under the same name fills a
+fresh group (``42-1``) and lets the new manifest replace the old one.
 
 Sizes and checksums are taken of the bytes on their way to zarr's store, and compared on their
 way back: nothing is read twice, and nothing reaches an array that the manifest did not promise.
@@ -13,8 +13,6 @@ way back: nothing is read twice, and nothing reaches an array that the manifest 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -27,14 +25,14 @@ import numpy as np
 import zarr
 from zarr.codecs import Crc32cCodec
 
+from streamkern import documents
 from streamkern.checksums import CheckedStore, RecordingStore, UnverifiedError
 from streamkern.errors import CheckpointError, StorageError
 from streamkern.folder import Folder, reason
-from streamkern.objects import Bytes
 from streamkern.report import utc_now
 
-FORMAT = "streamkern-checkpoint"
-VERSION = 1
+KIND = "checkpoint"
+_KEYS = {"step", "group", "saved", "arrays", "files", "meta", "run"}
 # The number of the writer where there are such, the step or "setup", the attempt after the first.
 STEM = re.compile(r"((?:\d{12}-)?(?:\d{12}|setup))(-\d{1,3})?")
 _NAME = re.compile(r"(?!__)[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -45,11 +43,17 @@ _AT_ONCE = (2, 16)  # chunks, where requests take time
 
 @dataclass(frozen=True)
 class Saved:
-    """What a save stored: arrays with their dtypes and bits, and the meta as it was given."""
+    """What a save stored: arrays with their dtypes and bits, and the meta as it was given.
+
+    run : the settings and data it belongs to, or None. skipped : a sentence for each newer
+    checkpoint that is damaged, in whose place this one was loaded.
+    """
 
     step: int
     arrays: dict[str, np.ndarray]
     meta: dict[str, Any]
+    run: dict[str, Any] | None = None
+    skipped: tuple[str, ...] = ()
 
 
 def publish(
@@ -59,13 +63,15 @@ def publish(
     arrays: Mapping[str, np.ndarray],
     meta: Mapping[str, object],
     *,
+    run: Mapping[str, Any] | None,
     taken: Collection[str],
     ready: Callable[[], None],
 ) -> str:
     """Write a fresh group, seal it, and only then let the manifest ``stem.json`` name it.
 
-    Returns the name of the group. stem : with its folder. taken : names that are there already.
-    ready : called when all that is missing is the manifest; what it raises stops the publication.
+    Returns the name of the group. stem : with its folder. run : JSON. taken : names that are there
+    already. ready : called when all that is missing is the manifest; what it raises stops the
+    publication.
     """
     plain, manifest = checked_meta(meta, "meta"), f"{stem}.json"
     checked = checked_arrays(arrays)
@@ -75,16 +81,15 @@ def publish(
         files = _write_arrays(folder, group, checked)
         folder.sync(group)
         body = {
-            "format": FORMAT,
-            "version": VERSION,
             "step": step,
             "group": _base(group),
             "saved": utc_now(),
             "arrays": {k: [list(x.shape), x.dtype.name] for k, x in checked.items()},
             "files": files,
             "meta": plain,
+            "run": run,
         }
-        document = {"body": body, "sha256": hashlib.sha256(_canonical(body)).hexdigest()}
+        document = documents.seal(KIND, body)
         ready()
     except StorageError:
         raise  # deleting would wait for the same storage again; the next sweep does it
@@ -93,7 +98,7 @@ def publish(
             folder.delete_group(group)
         raise
     try:
-        folder.write(manifest, json.dumps(document, indent=1).encode() + b"\n")
+        folder.write(manifest, document)
     except StorageError:
         raise
     except Exception:  # not Ctrl-C, after which the manifest may still arrive
@@ -110,58 +115,46 @@ def load(folder: Folder, manifest: str) -> Saved:
     Raises UnverifiedError when it is not all there as it was written, and StorageError when it
     can not be told because the storage fails.
     """
+    body = promised(folder, manifest)
     try:
-        body = _body(folder.read(manifest, good=_is_manifest))
         group = f"{manifest.rpartition('/')[0]}/{body['group']}".strip("/")
         arrays = _read_arrays(folder, group, body)
     except StorageError:
         raise
     except OSError as error:
         raise UnverifiedError(f"{_base(manifest)}: {reason(error)}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UnverifiedError(f"{_base(manifest)} is damaged ({error})") from error
-    return Saved(body["step"], arrays, body["meta"])
+    return Saved(body["step"], arrays, body["meta"], body["run"])
+
+
+def promised(folder: Folder, manifest: str) -> dict[str, Any]:
+    """What a manifest says; UnverifiedError unless it is there as it was written."""
+    try:
+        body = documents.unseal(KIND, folder.read(manifest))
+    except StorageError:
+        raise
+    except OSError as error:
+        raise UnverifiedError(f"{_base(manifest)}: {reason(error)}") from error
+    except ValueError as error:
+        raise UnverifiedError(f"{_base(manifest)} is damaged ({error})") from error
+    if body.keys() != _KEYS:
+        raise UnverifiedError(f"{_base(manifest)} is not what a manifest is here")
+    if not STEM.fullmatch(str(body["group"])):
+        raise UnverifiedError(f"{_base(manifest)} names a group outside the run directory")
+    return body
 
 
 def _base(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def _body(raw: bytes) -> dict[str, Any]:
-    """The content of a manifest; ValueError when it is torn, changed or not one of ours."""
-    try:
-        document = json.loads(raw)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    if not isinstance(document, dict) or not isinstance(body := document.get("body"), dict):
-        raise ValueError("not a manifest")
-    if hashlib.sha256(_canonical(body)).hexdigest() != document.get("sha256"):
-        raise ValueError("its checksum does not match")
-    if (body["format"], body["version"]) != (FORMAT, VERSION):
-        raise ValueError(f"{body['format']} version {body['version']} is not known here")
-    if not STEM.fullmatch(body["group"]):
-        raise ValueError("it names a group outside the run directory")
-    return body
-
-
-def _is_manifest(raw: Bytes) -> bool:
-    try:
-        _body(bytes(raw))
-    except (ValueError, KeyError, TypeError):
-        return False
-    return True
-
-
 def named_group(folder: Folder, manifest: str) -> str | None:
     """The group that `manifest` names, or None when it is missing or unreadable."""
     try:
-        return str(_body(folder.read(manifest, good=_is_manifest))["group"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return str(promised(folder, manifest)["group"])
+    except (OSError, UnverifiedError):
         return None
-
-
-def _canonical(body: Mapping[str, Any]) -> bytes:
-    return json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
 
 
 def checked_meta(meta: Mapping[str, object], name: str) -> dict[str, Any]:

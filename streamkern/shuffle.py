@@ -79,8 +79,10 @@ class Spool:
         weighted: bool = False,
     ) -> None:
         self.row_shape, self.x_dtype, self.weighted = row_shape, x_dtype, weighted
-        weight: list[Any] = [("w", WEIGHT)] if weighted else []
-        fields = [("key", np.uint64), ("y", y_dtype, y_shape), ("X", x_dtype, row_shape), *weight]
+        extra: list[Any] = [("w", WEIGHT)] if weighted else []
+        if seed is not None:  # else the key is the row's number
+            extra.append(("row", np.uint64))
+        fields = [("key", np.uint64), ("y", y_dtype, y_shape), ("X", x_dtype, row_shape), *extra]
         self._record = np.dtype(fields, align=True)
         self._capacity = max(1, limit_bytes // (self._record.itemsize + _SORT_BYTES))
         self._directory = directory
@@ -117,11 +119,11 @@ class Spool:
             self._spill()
             records = np.empty(k, self._record)
         start = self.n_rows
-        records["key"] = (
-            np.arange(start, start + k, dtype=np.uint64)
-            if self._seed is None
-            else row_keys(self._seed, start, k)
-        )
+        numbers = np.arange(start, start + k, dtype=np.uint64)
+        if self._seed is None:
+            records["key"] = numbers
+        else:
+            records["key"], records["row"] = row_keys(self._seed, start, k), numbers
         records["X"], records["y"] = X, y
         if w is not None:
             records["w"] = w
@@ -151,8 +153,12 @@ class Spool:
             self._split(large[0])
 
     def rows(self, start: int, stop: int) -> tuple[NDArray[Any], ...]:
-        """X, y (and w) at positions start..stop-1 of the final order. Loads a bucket at a time."""
-        names = ("X", "y", "w") if self.weighted else ("X", "y")
+        """At positions start..stop-1 of the final order, X, y, the rows' numbers (and w).
+
+        Loads a bucket at a time.
+        """
+        number = "key" if self._seed is None else "row"
+        names = ("X", "y", number, *(("w",) if self.weighted else ()))
         parts: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
         first = 0
         for name, count in sorted(self._leaves.items()) if self.spilled else [("", self.n_rows)]:

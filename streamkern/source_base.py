@@ -115,6 +115,12 @@ class BaseSource(ABC):
     # Sum of the weights (without any: the number) of the rows of an epoch, of each class (c,), or
     # of all where y are values (1,); None where it is not known without reading the data.
     totals: np.ndarray | None = None
+    # Names of the features and of the columns of y; mean and standard deviation of each output, as
+    # in `StoreSpec`. None where they are not known.
+    columns: tuple[str, ...] | None = None
+    target_columns: tuple[str, ...] | None = None
+    target_mean: np.ndarray | None = None
+    target_scale: np.ndarray | None = None
 
     _edges: np.ndarray  # (n_units + 1,)
     _host: tuple[Transform, ...] = ()
@@ -147,6 +153,13 @@ class BaseSource(ABC):
             np, self._host, X, y, rows=rows, seed=seed, epoch=epoch, stage=stage
         )
         return Block(X, y, rows, *w)
+
+    def source_rows(self, u: int) -> np.ndarray:
+        """(k,) uint64: numbers of the rows of unit u where they came from; here, their positions.
+
+        Of a store the rows it was ingested from.
+        """
+        return np.arange(*self.unit_bounds(u), dtype=np.uint64)
 
     def read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
         """y of `read_unit`, without X where that can be."""

@@ -83,6 +83,8 @@ class ZarrSource(BaseSource):
         self.store, spec = store, store.spec
         self.n_rows, self.row_shape, self.dtype = spec.n_rows, spec.row_shape, spec.x_dtype
         self.n_outputs, self.classes = spec.n_outputs, spec.classes
+        self.columns, self.target_columns = spec.columns, spec.target_columns
+        self.target_mean, self.target_scale = spec.target_mean, spec.target_scale
         y_dtype = np.dtype(np.float32) if spec.y_dtype is None else spec.y_dtype
         self.y_dtype = np.dtype(
             np.int64 if spec.classes is not None else y_dtype if y_dtype.kind == "f" else np.float64
@@ -99,17 +101,20 @@ class ZarrSource(BaseSource):
     def fingerprint(self) -> str:
         return self.store.spec.fingerprint
 
-    def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
+    def source_rows(self, u: int) -> np.ndarray:
+        return np.concatenate([self.store.source_rows(i) for i in self._chunks(u)])
+
+    def _chunks(self, u: int) -> range:
         first = u * self._grouped
-        last = min(first + self._grouped, self.store.n_chunks)
-        read = [self.store.read_weighted_chunk(i) for i in range(first, last)]
+        return range(first, min(first + self._grouped, self.store.n_chunks))
+
+    def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
+        read = [self.store.read_weighted_chunk(i) for i in self._chunks(u)]
         parts = zip(*([a for a in chunk if a is not None] for chunk in read), strict=True)
         return tuple(np.concatenate(part) if len(part) > 1 else part[0] for part in parts)
 
     def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
-        first = u * self._grouped
-        last = min(first + self._grouped, self.store.n_chunks)
-        return np.concatenate([self.store.read_targets(i) for i in range(first, last)])
+        return np.concatenate([self.store.read_targets(i) for i in self._chunks(u)])
 
     def statistics(self) -> Moments:
         spec = self.store.spec
@@ -138,6 +143,10 @@ class AugmentedSource(BaseSource):
         self.level = getattr(base, "level", 0) + 1
         self.parts = (base,)
         self.weighted = is_weighted(base)
+        self.columns = getattr(base, "columns", None)
+        self.target_columns = getattr(base, "target_columns", None)
+        self.target_mean = getattr(base, "target_mean", None)
+        self.target_scale = getattr(base, "target_scale", None)
         totals = getattr(base, "totals", None)
         self.totals = None if totals is None else copies * totals
         base_bytes = base.n_rows * self.row_bytes

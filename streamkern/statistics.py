@@ -1,4 +1,4 @@
-"""Mean and standard deviation of features, accumulated over chunks in float64.
+"""Mean and standard deviation of features and targets, accumulated over chunks in float64.
 
 Each slab of rows gives a count, a mean and a sum of squared deviations from that mean, and two
 such triples merge by the update of Chan, Golub and LeVeque (1979):
@@ -7,8 +7,9 @@ such triples merge by the update of Chan, Golub and LeVeque (1979):
     mean  = mean_a + delta * n_b / n
     M2    = M2_a + M2_b + delta^2 * n_a n_b / n
 
-which does not cancel as sum(x^2) - sum(x)^2 / n would. The slab size depends on the row size
-only, so that the same chunks in the same order give the same bits, interrupted or not.
+which does not cancel as sum(x^2) - sum(x)^2 / n would. Of targets n is the sum of the sample
+weights, where rows have some. The slab size depends on the row size only, so that the same chunks
+in the same order give the same bits, interrupted or not.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Statistics:
     """Per-feature and global mean and standard deviation (over n), and rows per class.
 
     weight_totals : sums of the sample weights, as in `StoreSpec`; features are not weighted.
+    target_mean, target_scale : (c,) float64, by the sample weights; None where those are all 0.
     """
 
     mean: NDArray[np.float64]
@@ -40,6 +42,47 @@ class Statistics:
     global_scale: float
     class_counts: tuple[int, ...] | None
     weight_totals: tuple[float, ...] | None = None
+    target_mean: NDArray[np.float64] | None = None
+    target_scale: NDArray[np.float64] | None = None
+
+
+class Moments:
+    """Weight, mean and sum of squared deviations of columns; float64, merged slab by slab."""
+
+    def __init__(self, n_columns: int) -> None:
+        self.weight = 0.0
+        self.mean = np.zeros(n_columns)
+        self._m2 = np.zeros(n_columns)
+        self._slab = max(1, _SLAB_BYTES // (8 * n_columns))
+
+    def add(self, rows: NDArray[Any], w: NDArray[Any] | None = None) -> None:
+        """Take in rows (k, n_columns) of any dtype, with the weights w (k,), or 1 each."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            for start in range(0, len(rows), self._slab):
+                part = slice(start, start + self._slab)
+                self._add_slab(
+                    rows[part].astype(np.float64),
+                    None if w is None else w[part].astype(np.float64)[:, None],
+                )
+
+    def _add_slab(self, block: NDArray[np.float64], w: NDArray[np.float64] | None) -> None:
+        weight = float(len(block) if w is None else w.sum())
+        if not weight:
+            return  # rows that count for nothing
+        mean = (block if w is None else w * block).sum(axis=0) / weight
+        block -= mean
+        np.square(block, out=block)
+        if w is not None:
+            block *= w
+        delta = mean - self.mean
+        total = self.weight + weight
+        self.mean += delta * (weight / total)
+        self._m2 += block.sum(axis=0) + delta**2 * (self.weight * weight / total)
+        self.weight = total
+
+    def variance(self) -> NDArray[np.float64]:
+        """(n_columns,); infinite where it overflows."""
+        return self._m2 / self.weight
 
 
 class RunningStatistics:
@@ -55,53 +98,64 @@ class RunningStatistics:
 
     def __init__(self, n_features: int, n_classes: int | None = None) -> None:
         self.n_rows = 0
-        self._mean = np.zeros(n_features)
-        self._m2 = np.zeros(n_features)
+        self._features = Moments(n_features)
+        self._targets: Moments | None = None
         self._counts = None if n_classes is None else np.zeros(n_classes, np.int64)
         self._totals: NDArray[np.float64] | None = None
-        self._slab = max(1, _SLAB_BYTES // (8 * n_features))
 
     def add(self, X: NDArray[Any], y: NDArray[Any], w: NDArray[Any] | None = None) -> None:
         """Take in a block: X (k, ...) of any dtype, y (k,) class ids or (k, c) values, w (k,)."""
-        rows = X.reshape(len(X), -1)
-        with np.errstate(over="ignore", invalid="ignore"):
-            for start in range(0, len(rows), self._slab):
-                self._add_slab(rows[start : start + self._slab].astype(np.float64))
+        self.n_rows += len(X)
+        self._features.add(X.reshape(len(X), -1))
         if self._counts is not None:
             self._counts += np.bincount(y.astype(np.int64), minlength=len(self._counts))
+        else:
+            values = y.reshape(len(y), -1)
+            if self._targets is None:
+                self._targets = Moments(values.shape[1])
+            self._targets.add(values, w)
         if w is not None:
             if self._totals is None:
                 self._totals = np.zeros(1 if self._counts is None else len(self._counts))
             add_totals(self._totals, y, w, self._counts is not None)
 
-    def _add_slab(self, block: NDArray[np.float64]) -> None:
-        k = len(block)
-        mean = block.sum(axis=0) / k
-        block -= mean
-        np.square(block, out=block)
-        delta = mean - self._mean
-        n = self.n_rows + k
-        self._mean += delta * (k / n)
-        self._m2 += block.sum(axis=0) + delta**2 * (self.n_rows * k / n)
-        self.n_rows = n
-
     def result(self) -> Statistics:
         """Statistics of the rows so far; at least one row must have been added."""
         if self.n_rows == 0:
             raise DataError("there are no rows to take statistics of")
-        variance = self._m2 / self.n_rows
+        mean, variance = self._features.mean, self._features.variance()
         with np.errstate(over="ignore", invalid="ignore"):
             # Every feature has the same count: total variance is the mean of the variances
             # plus the variance of the means.
-            total = float(variance.mean() + self._mean.var())
-        if not (np.isfinite(self._mean).all() and np.isfinite(total)):
+            total = float(variance.mean() + mean.var())
+        if not (np.isfinite(mean).all() and np.isfinite(total)):
             raise DataError("the variance of X overflows float64; scale X down before storing it")
         counts = None if self._counts is None else tuple(int(c) for c in self._counts)
+        target_mean, target_scale = self._target_moments()
         return Statistics(
-            mean=self._mean.copy(),
+            mean=mean.copy(),
             scale=np.sqrt(variance),
-            global_mean=float(self._mean.mean()),
+            global_mean=float(mean.mean()),
             global_scale=float(np.sqrt(total)),
             class_counts=counts,
             weight_totals=None if self._totals is None else tuple(self._totals.tolist()),
+            target_mean=target_mean,
+            target_scale=target_scale,
         )
+
+    def _target_moments(
+        self,
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]] | tuple[None, None]:
+        """Mean and standard deviation of the targets; of a class p and sqrt(p (1 - p))."""
+        if self._counts is not None:
+            totals = self._counts.astype(np.float64) if self._totals is None else self._totals
+            weight = totals.sum()
+            share = totals / weight if weight else None
+            return (None, None) if share is None else (share, np.sqrt(share * (1 - share)))
+        targets = self._targets
+        if targets is None or not targets.weight:
+            return None, None
+        variance = targets.variance()
+        if not (np.isfinite(targets.mean).all() and np.isfinite(variance).all()):
+            raise DataError("the variance of y overflows float64; scale y down before storing it")
+        return targets.mean.copy(), np.sqrt(variance)

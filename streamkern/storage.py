@@ -24,6 +24,7 @@ from urllib.parse import unquote, urlsplit
 import fsspec
 from zarr.storage import LocalStore, WrapperStore
 
+from streamkern.durable import LocalFiles
 from streamkern.engines import FsspecEngine, ObstoreEngine, open_s3fs
 from streamkern.errors import ConfigError, CorruptChunkError, MissingDependencyError
 from streamkern.objects import DEADLINE_S, Engine, Objects
@@ -59,7 +60,7 @@ def zarr_store(
         raise ConfigError(
             f"storage_options were given for the local path {path}; they belong to remote URLs"
         )
-    return LocalStore(path, read_only=read_only)
+    return LocalStore(path, read_only=True) if read_only else LocalFiles(path)
 
 
 def open_objects(url: str, *, storage_options: Mapping[str, Any] | None = None) -> Objects:

@@ -23,9 +23,10 @@ from streamkern.errors import (
     DataError,
     NonFiniteError,
 )
-from streamkern.layout import ATTRIBUTE, StoreSpec
+from streamkern.layout import StoreSpec
 from streamkern.metadata import Names, foreign_fingerprint, read_metadata
 from streamkern.objects import READS
+from streamkern.ownership import ATTRIBUTE
 from streamkern.storage import check_missing, local_path, zarr_store
 from streamkern.storedchunks import StoredChunks
 from streamkern.weights import as_weights
@@ -148,6 +149,16 @@ class Store:
             return _no_targets(stop - start)
         return self._checked_targets(self.stored.read_array(self.stored.y, i), i)
 
+    def source_rows(self, i: int) -> NDArray[np.uint64]:
+        """(rows,): number of each row of chunk `i` in its source, counted over `spec.files`.
+
+        Of foreign stores the position in the store. Raises as `read_chunk`.
+        """
+        if self.stored.row is None:
+            return np.arange(*self.chunk_bounds(i), dtype=layout.ROW)
+        rows: NDArray[np.uint64] = self.stored.read_array(self.stored.row, i)
+        return rows
+
     def check_unchanged(self) -> None:
         """Raise DataError if another store is at the URL by now; one small request.
 
@@ -202,8 +213,9 @@ class Store:
             raise DataError(f"{self!r} has no digests to verify; ingest it to get them")
         digests = stored.read_digests()
         for i in range(self.n_chunks):
-            if not np.array_equal(layout.chunk_digest(*stored.read(i)), digests[i]):
-                keys = " or ".join(stored.key(array, i) for array in stored.arrays)
+            parts = [*stored.read(i), self.source_rows(i)]
+            if not np.array_equal(layout.chunk_digest(*parts), digests[i]):
+                keys = " or ".join(stored.key(array, i) for array in (*stored.arrays, stored.row))
                 raise CorruptChunkError(
                     f"chunk {keys} of {self!r} does not match its digest; ingest the data again"
                 )
@@ -256,7 +268,7 @@ def open_store(
     missing: str = "error",
     cache: Cache | None = None,
 ) -> Store:
-    """The store at `url`, ready to read; costs three small requests for our own stores.
+    """The store at `url`, ready to read; costs a small request for each array of ours, and one.
 
     Parameters
     ----------
@@ -304,12 +316,12 @@ def open_store(
         inner, prefix = zarr_store(text, storage_options=storage_options), ""
     for reads_left in reversed(range(1 if local_path(text) is not None else READS)):
         try:
-            group, arrays, names, spec = read_metadata(inner, prefix, text, (x, y, w), missing)
+            group, arrays, row, names, spec = read_metadata(inner, prefix, text, (x, y, w), missing)
             break
         except CorruptChunkError:
             if not reads_left:
                 raise
-    return Store(StoredChunks(group, arrays, text, spec, cache), names, reopen)
+    return Store(StoredChunks(group, arrays, row, text, spec, cache), names, reopen)
 
 
 def _stored_chunks(array: Any) -> int:

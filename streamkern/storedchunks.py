@@ -34,19 +34,28 @@ class StoredChunks:
     Attributes
     ----------
     x, y, w : zarr arrays; y and w may be None. arrays : those that are there, in this order.
+    row : zarr array of the numbers that rows have in their source; None in foreign stores.
     group : the zarr group; url, spec : as of the store.
     """
 
     def __init__(
-        self, group: Any, arrays: Arrays, url: str, spec: StoreSpec, cache: Cache | None = None
+        self,
+        group: Any,
+        arrays: Arrays,
+        row: Any,
+        url: str,
+        spec: StoreSpec,
+        cache: Cache | None = None,
     ) -> None:
         self.group, self.url, self.spec = group, url, spec
         self.x, self.y, self.w = arrays
         self.arrays = [a for a in arrays if a is not None]
+        self.row = row
         self._known_digests: Any = None
         self._lock = threading.Lock()
         self._remote = local_path(url) is None
-        whole = [a for a in self.arrays if a.chunks[0] == spec.chunk_rows]
+        held = self.arrays if self.row is None else [*self.arrays, self.row]
+        whole = [a for a in held if a.chunks[0] == spec.chunk_rows]
         self._files = {a.path: chunk_files(a) for a in whole}
         self._objects = {a.path: chunk_objects(a) for a in whole}
         if cache is not None:
@@ -87,7 +96,7 @@ class StoredChunks:
         return self._read_rows(array, *self.bounds(i), self.key(array, i))
 
     def read_digests(self) -> Any:
-        """(n_chunks, 64) uint8, or (n_chunks, 96) with sample weights, as stored."""
+        """(n_chunks, 96) uint8, or (n_chunks, 128) with sample weights, as stored."""
         return self._read_rows(self.group["digests"], 0, self.n_chunks, "digests")
 
     def check_digests(self, digests: Any) -> None:
@@ -185,7 +194,7 @@ class StoredChunks:
             chunk = reader.decode(raw, stop - start) if reader is not None else None
         except (ValueError, RuntimeError):
             return False
-        which = [array.path for array in self.arrays].index(path)
+        which = [array.path for array in self.arrays].index(path) if path != self.row.path else -1
         digest = self._trusted_digests()[i].reshape(-1, layout.DIGEST_BYTES)[which]
         return chunk is not None and np.array_equal(layout.array_digest(chunk), digest)
 

@@ -4,62 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streamkern.columns import Asked, Files, split_columns
 from streamkern.conform import RawBlock
 from streamkern.errors import DataError
 from streamkern.optional import need
-
-Columns = str | int | Sequence[str | int] | None
-
-
-def split_columns(
-    names: Sequence[str], target: Columns, where: str, apart: Sequence[str] = ()
-) -> tuple[list[str], list[str]]:
-    """(target columns, feature columns); a target is a name, or a position, negative from the end.
-
-    apart : columns that are no features either.
-
-    Raises
-    ------
-    DataError
-        No such column, nothing left as feature, or repeated names.
-    """
-    wanted = [target] if isinstance(target, str | int) or target is None else list(target)
-    if len(set(names)) != len(names):
-        raise DataError(f"{where} has repeated column names; rename them")
-    targets = []
-    for column in wanted:
-        position = column
-        if isinstance(column, str):
-            if column in names:
-                targets.append(column)
-                continue
-            position = int(column) if column.lstrip("-").isdigit() else None
-        if not isinstance(position, int) or not -len(names) <= position < len(names):
-            shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
-            raise DataError(
-                f"{where} has no column {column!r}; it has {shown}: name the target with y"
-            )
-        targets.append(names[position])
-    both = [name for name in targets if name in apart]
-    if both:
-        raise DataError(f"column {both[0]!r} of {where} can not be both target and weight")
-    features = [name for name in names if name not in targets and name not in apart]
-    if not features:
-        raise DataError(f"{where} has no column left as a feature beside {', '.join(targets)}")
-    return targets, features
-
-
-def weight_column(names: Sequence[str], column: str | int | None, where: str) -> list[str]:
-    """The column of sample weights, by name or position, in a list that is empty for None."""
-    return [] if column is None else split_columns(names, column, where)[0]
-
 
 _DELIMITERS = ",;\t|"
 
@@ -73,13 +28,14 @@ class CsvReader:
     fields are understood, line breaks inside them are not.
     """
 
+    files: Files = ()  # named by who opened them
+
     def __init__(
         self,
         where: str,
         open_file: Callable[[], IO[bytes]],
-        target: Any,
+        asked: Asked,
         identity: Any,
-        weight: str | int | None = None,
     ) -> None:
         self.n_rows: int | None = None
         self.natural_dtype: np.dtype[Any] | None = np.dtype(np.float32)
@@ -93,11 +49,14 @@ class CsvReader:
         fields = [k.strip() for k in next(csv.reader([first], delimiter=self._delimiter))]
         self._header = not all(_is_number(field) for field in fields)
         self._names = fields if self._header else [str(i) for i in range(len(fields))]
-        weights = weight_column(self._names, weight, where)
-        targets, self._features = split_columns(self._names, target, where, weights)
-        self._weight_columns = [self._names.index(name) for name in weights]
-        self._feature_columns = [self._names.index(name) for name in self._features]
-        self._target_columns = [self._names.index(name) for name in targets]
+        split = split_columns(self._names, asked, where, named=self._header)
+        self.columns = split.features if self._header else None
+        self.target_columns = split.targets if self._header else None
+        self._features = split.features
+        position = {name: i for i, name in enumerate(self._names)}
+        self._weight_columns = [position[name] for name in split.weights]
+        self._feature_columns = [position[name] for name in split.features]
+        self._target_columns = [position[name] for name in split.targets]
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         rows = max(1, block_bytes // (8 * len(self._names)))
@@ -108,6 +67,7 @@ class CsvReader:
             while block := list(islice(numbered, rows)):
                 yield self._parse(block, start)
                 start += len(block)
+        self.n_rows = start
 
     def _lines(self) -> io.TextIOWrapper:
         return io.TextIOWrapper(self._open(), encoding="utf-8-sig", newline="")
@@ -118,13 +78,14 @@ class CsvReader:
             if any(self._n_fields(line) != len(self._names) for line in lines):
                 raise ValueError("lines with another number of fields")
             X = self._load(lines, self._feature_columns, np.float64)
-            y = self._load(lines, self._target_columns, np.dtype(str))
+            y = np.empty((len(lines), 0))
+            if self._target_columns:
+                y = np.char.strip(self._load(lines, self._target_columns, np.dtype(str)))
             weights = self._weight_columns
             w = self._load(lines, weights, np.dtype(str))[:, 0] if weights else None
         except ValueError as error:
             self._blame(numbered, start)
             raise DataError(f"{self._where}, near row {start}: {error}") from error
-        y = np.char.strip(y)
         return RawBlock(
             X,
             y[:, 0] if len(self._target_columns) == 1 else y,
@@ -182,17 +143,11 @@ def _is_number(text: str) -> bool:
 
 
 class ParquetReader:
-    """Columns of a Parquet file; a column of lists named `x_name` is X by itself."""
+    """Columns of a Parquet file; a column of lists asked for by name, or named X, is X itself."""
 
-    def __init__(
-        self,
-        where: str,
-        file: Any,
-        target: Columns,
-        x_name: str,
-        identity: Any,
-        weight: str | int | None = None,
-    ) -> None:
+    files: Files = ()  # named by who opened them
+
+    def __init__(self, where: str, file: Any, asked: Asked, identity: Any) -> None:
         parquet = need("pyarrow.parquet")
         try:
             self._file = parquet.ParquetFile(file)
@@ -202,12 +157,15 @@ class ParquetReader:
         self.natural_dtype: np.dtype[Any] | None = None
         self.identity = identity
         self._where = where
-        names = list(self._file.schema_arrow.names)
-        self._weights = weight_column(names, weight, where)
-        self._targets, features = split_columns(names, target, self._where, self._weights)
-        lists = x_name in features and "list" in str(self._file.schema_arrow.field(x_name).type)
-        self._features = [x_name] if lists else features
-        self._lists = lists
+        schema = self._file.schema_arrow
+        name = "X" if asked.x is None else asked.x
+        self._lists = name in schema.names and "list" in str(schema.field(name).type)
+        if self._lists:
+            asked = asked._replace(x=name, columns=None)
+        split = split_columns(schema.names, asked, where)
+        self.columns = None if self._lists else split.features
+        self.target_columns = split.targets
+        self._features, self._targets, self._weights = split.features, split.targets, split.weights
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         row_bytes = max(1, self._file.metadata.row_group(0).total_byte_size) if self.n_rows else 1
@@ -243,7 +201,7 @@ class ParquetReader:
         y = [batch.column(name).to_numpy(zero_copy_only=False) for name in self._targets]
         return RawBlock(
             X,
-            y[0] if len(y) == 1 else np.stack(y, axis=1),
+            y[0] if len(y) == 1 else np.stack(y, axis=1) if y else np.empty((len(X), 0)),
             self._where,
             start,
             None if self._lists else self._features,

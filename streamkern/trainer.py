@@ -72,7 +72,8 @@ class Result:
     history : the evaluations, oldest first. Z : (p, d) transformed centers, kept order; kept
     center i is center order[i] of those chosen. meta : what setup decided and measured. timing :
     seconds of the loop in this process, and of it waiting for data. ended : why it took fewer
-    epochs than were allowed, or None.
+    epochs than were allowed, or None. skipped : a sentence for each damaged checkpoint in whose
+    place an older one was taken, here or in the run of solver.warm_start.
     """
 
     model: KernelModel
@@ -84,6 +85,7 @@ class Result:
     samples: int
     timing: dict[str, float]
     ended: str | None = None
+    skipped: tuple[str, ...] = ()
 
 
 class Trainer:
@@ -113,6 +115,7 @@ class Trainer:
         self.logged = self.saved = time.monotonic()
         self.loop_s = self.stood_still_s = 0.0
         self.ended: str | None = None
+        self.skipped: tuple[str, ...] = ()
         self.whole = True  # no step has begun that did not end
         self.taken = 0  # rows of the last step
         self.order: dict[str, Any] | None = None
@@ -156,6 +159,7 @@ class Trainer:
             self.state = self.solver.init(alpha if alpha is None else self._on_device(alpha))
             self.watch = Watch(self.solver, self.state, self.state.alpha.copy(), Guard())
             self._report("start", {"setup": _summary(self.made.meta), **self.cluster})
+            self._keep_skipped(() if warm is None else warm.skipped)
             return
         self.state = self.solver.restore(saved.arrays, saved.meta["state"])
         good = self.run.backend.asarray(saved.arrays["good"])
@@ -167,6 +171,14 @@ class Trainer:
         self.order = saved.meta["order"]
         self.ended = self._finished()
         self._report("resume", self.cluster)
+        for text in saved.skipped:
+            warnings.warn(text, stacklevel=5)  # the caller of `train`
+        self._keep_skipped(saved.skipped)
+
+    def _keep_skipped(self, skipped: tuple[str, ...]) -> None:
+        self.skipped = skipped
+        if skipped:
+            self._report("skipped", {"what": list(skipped)})
 
     def _on_device(self, alpha: npt.NDArray[Any]) -> Any:
         return self.run.backend.asarray(alpha, self.made.op.dtype)
@@ -414,7 +426,10 @@ class Trainer:
     def _read_history(self, directory: RunDirectory) -> None:
         """The evaluations of all processes that worked on the run."""
         self.log.flush()
-        seen = {r["step"]: r for r in directory.read_log() if r.get("event") == "evaluation"}
+        records, damage = directory.read_log()
+        if damage is not None:
+            warnings.warn(f"{damage}; the history lacks what they held", stacklevel=5)
+        seen = {r["step"]: r for r in records if r.get("event") == "evaluation"}
         drop = ("time", "event", "epoch")
         self.history = [
             {k: v for k, v in seen[step].items() if k not in drop} for step in sorted(seen)
@@ -428,7 +443,7 @@ class Trainer:
         return Result(
             self._model(), self.metrics, self.history, to_host(self.made.arrays["Z"]),
             np.asarray(self.made.arrays["order"]), self.made.meta, self.position.samples,
-            {"loop_s": self.loop_s, "stall_s": self.loader.stats.stall_s}, self.ended,
+            {"loop_s": self.loop_s, "stall_s": self.loader.stats.stall_s}, self.ended, self.skipped,
         )  # fmt: skip
 
 

@@ -4,9 +4,9 @@
     trial-<digest>-<trial>.json   one training, named by its search and by what was tried
     result.json                   the table, once the search is done
 
-Every file is there whole or not at all. On a disk search.lock keeps a second process away; on an
-object store two of them would do the same work twice, and write the same. Without a place
-everything stays in memory.
+Every file carries a checksum of itself, and is there whole or not at all. On a disk search.lock
+keeps a second process away; on an object store two of them would do the same work twice, and write
+the same. Without a place everything stays in memory.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ import contextlib
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 import filelock
 
+from streamkern import documents
+from streamkern.durable import is_temporary, make_folders
 from streamkern.errors import ResumeMismatchError, RunError, RunLockedError, StorageError
-from streamkern.folder import TEMPORARY, Folder, open_folder, reason
+from streamkern.folder import Folder, open_folder, reason
 from streamkern.identity import difference
 from streamkern.report import utc_now
 from streamkern.storage import local_path
@@ -75,7 +78,7 @@ class Trials:
     def _take(self, folder: Folder, path: Path | None) -> None:
         if path is None:
             return
-        path.mkdir(parents=True, exist_ok=True)
+        make_folders(path)
         lock = filelock.FileLock(path / LOCK, timeout=0, thread_local=False)
         try:
             lock.acquire()
@@ -91,11 +94,14 @@ class Trials:
         if SEARCH in names:
             self._check(folder, identity)
         else:
-            self._write(SEARCH, {"format": "streamkern-search", "identity": identity})
+            self._write("search", SEARCH, {"identity": identity})
         prefix = f"trial-{self._digest}-"
         for name in sorted(n for n in names if n.startswith(prefix) and n.endswith(".json")):
-            with contextlib.suppress(ValueError):  # damaged: it is tried again
-                self._found[name] = json.loads(folder.read(name))
+            try:
+                self._found[name] = documents.unseal("trial", folder.read(name))
+            except ValueError as error:
+                text = f"{folder.place}/{name} is damaged ({error}); its training is done again"
+                warnings.warn(text, stacklevel=5)
 
     @contextlib.contextmanager
     def _using(self, folder: Folder) -> Iterator[None]:
@@ -108,9 +114,12 @@ class Trials:
 
     def _check(self, folder: Folder, identity: Mapping[str, Any]) -> None:
         try:
-            recorded = json.loads(folder.read(SEARCH))["identity"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{folder.place}/{SEARCH} can not be read: {error}") from error
+            recorded = documents.unseal("search", folder.read(SEARCH))["identity"]
+        except (ValueError, KeyError) as error:
+            raise RunError(
+                f"{folder.place}/{SEARCH} is damaged ({error}); restore it from a copy, or give "
+                "another folder"
+            ) from error
         changes = [c.removeprefix("settings.") for c in difference(recorded, identity)]
         if changes:
             raise ResumeMismatchError(
@@ -130,17 +139,16 @@ class Trials:
         """Keep a record; on return it survives a power cut."""
         name = self._name(key)
         self._found[name] = dict(record)
-        self._write(name, {**record, "saved": utc_now()})
+        self._write("trial", name, {**record, "saved": utc_now()})
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write result.json."""
-        self._write(RESULT, result)
+        self._write("result", RESULT, result)
 
-    def _write(self, name: str, value: Mapping[str, Any]) -> None:
+    def _write(self, kind: str, name: str, value: Mapping[str, Any]) -> None:
         if self._folder is not None:
             with self._using(self._folder):
-                text = json.dumps(value, indent=1, allow_nan=False)
-                self._folder.write(name, text.encode() + b"\n")
+                self._folder.write(name, documents.seal(kind, value))
 
     def _name(self, key: Key) -> str:
         return f"trial-{self._digest}-{_digest(key)}.json"
@@ -149,7 +157,7 @@ class Trials:
 def _check_ours(folder: Folder) -> None:
     """Raise unless the folder holds a search, or nothing."""
     names = folder.names()
-    foreign = sorted(name for name in names if name != LOCK and not name.endswith(TEMPORARY))
+    foreign = sorted(name for name in names if name != LOCK and not is_temporary(name))
     if foreign and SEARCH not in names:
         raise RunError(
             f"{folder.place} holds {foreign[0]!r} but no search of streamkern; give a new or "

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zarr
-from zarr.errors import ContainsArrayError, NodeTypeValidationError
 
 from streamkern import layout
 from streamkern.errors import DataError, ResumeMismatchError
-from streamkern.layout import ATTRIBUTE, DIGEST_CHUNK
-from streamkern.storage import local_path, redact
+from streamkern.layout import DIGEST_CHUNK
+from streamkern.ownership import ATTRIBUTE, STORE, begin, mark_at, sweep
+from streamkern.storage import redact
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,46 +40,33 @@ class Claim:
     def __init__(self, store: Any, url: str, plan: dict[str, Any], overwrite: bool) -> None:
         self._store, self._url, self._id = store, url, uuid.uuid4().hex
         self.group, self.resumed = self._take(plan, overwrite)
-        if self.resumed:
-            self._sweep()
 
     def _take(self, plan: dict[str, Any], overwrite: bool) -> tuple[zarr.Group, bool]:
-        state, where = claimable(self._store, self._url), redact(self._url)
+        mark, where = mark_at(self._store, self._url), redact(self._url)
         writing: Any = {
-            "schema": layout.SCHEMA, "status": "writing", "plan": plan, "writer": self._id
+            "kind": STORE, "schema": layout.SCHEMA, "status": "writing", "plan": plan,
+            "writer": self._id,
         }  # fmt: skip
-        if state is None:
-            return zarr.create_group(self._store, attributes={ATTRIBUTE: writing}), False
-        group = zarr.open_group(self._store, mode="r+")
-        if state.get("status") == "writing" and state.get("plan") == plan:
-            group.attrs[ATTRIBUTE] = writing
-            return group, True
-        if not overwrite and state.get("status") == "complete":
-            raise DataError(f"{where} already holds a store; overwrite=True replaces it")
-        if not overwrite:
-            names = _differences(state.get("plan") or {}, plan)
-            raise ResumeMismatchError(
-                f"{where} holds an unfinished store made with other settings or data "
-                f"({names}); repeat those, or overwrite it"
-            )
-        # Between here and "writing" the old chunks must not be taken for finished work.
-        group.attrs[ATTRIBUTE] = {**writing, "status": "clearing"}
-        for name in ("X", "y", "w", "digests"):
-            if name in group:
-                del group[name]
-        group.attrs[ATTRIBUTE] = writing
-        return group, False
-
-    def _sweep(self) -> None:
-        """Delete what a killed write left beside the chunks: zarr writes aside, then renames."""
-        path = local_path(self._url)
-        if path is not None:
-            for left in path.rglob("*.partial"):
-                left.unlink(missing_ok=True)
+        if mark is not None and mark.get("kind") == STORE:
+            sweep(self._store, STORE)
+            same, status = mark.get("plan") == plan, mark.get("status")
+            if same and status == "writing":
+                group = zarr.open_group(self._store, mode="r+")
+                group.attrs[ATTRIBUTE] = writing
+                return group, True
+            if not overwrite and status == "complete":
+                raise DataError(f"{where} already holds a store; overwrite=True replaces it")
+            if not overwrite and not same:
+                names = _differences(mark.get("plan") or {}, plan)
+                raise ResumeMismatchError(
+                    f"{where} holds an unfinished store made with other settings or data "
+                    f"({names}); repeat those, or overwrite it"
+                )
+        return begin(self._store, self._url, writing), False
 
     def check(self) -> None:
         """DataError unless the place is still this writer's."""
-        state = claimable(self._store, self._url) or {}
+        state = mark_at(self._store, self._url) or {}
         if (state.get("status"), state.get("writer")) != ("writing", self._id):
             raise DataError(
                 f"{redact(self._url)} can not be finished: another writer has begun there since "
@@ -129,31 +116,6 @@ class Journal:
         self.digests = grown
 
 
-def claimable(store: Any, url: str) -> dict[str, Any] | None:
-    """What streamkern left at the place (its attribute), or None when the place is free.
-
-    Raises
-    ------
-    DataError
-        Something else is there; it is never deleted, not even with overwrite=True.
-    """
-    where = redact(url)
-    refusal = f"{where} holds something streamkern did not write; choose another place"
-    try:
-        group = zarr.open_group(store, mode="r")
-    except FileNotFoundError:
-        path = local_path(url)
-        if path is not None and path.exists() and (path.is_file() or any(path.iterdir())):
-            raise DataError(refusal) from None
-        return None
-    except (ContainsArrayError, NodeTypeValidationError) as error:
-        raise DataError(refusal) from error
-    state = group.attrs.get(ATTRIBUTE)
-    if not isinstance(state, Mapping):
-        raise DataError(refusal)
-    return dict(state)
-
-
 @contextmanager
 def disk_full_hint(where: str) -> Iterator[None]:
     """Turns a bare "no space left" into one sentence with the place and what to do."""
@@ -172,4 +134,4 @@ def disk_full_hint(where: str) -> Iterator[None]:
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     names = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
-    return ", ".join(names) + " differ" if names else "it was being replaced"
+    return ", ".join(names) + " differ"

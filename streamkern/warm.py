@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +19,16 @@ from streamkern.report import redact
 
 @dataclass(frozen=True)
 class WarmStart:
-    """place : of the run. Z : (p, d) its centers, as chosen. alpha : (p, c) their weights."""
+    """place : of the run. Z : (p, d) its centers, as chosen. alpha : (p, c) their weights.
+
+    skipped : as of `KernelModel`.
+    """
 
     place: str
     Z: npt.NDArray[Any]
     alpha: npt.NDArray[Any]
     classes: list[str] | None
+    skipped: tuple[str, ...] = ()
 
     def weights(
         self, arrays: Mapping[str, npt.NDArray[Any]], meta: Mapping[str, Any]
@@ -49,7 +54,10 @@ class WarmStart:
 
 
 def load_warm_start(config: RunConfig) -> WarmStart | None:
-    """What solver.warm_start names: the weights that its newest good checkpoint evaluates."""
+    """What solver.warm_start names: the weights that its newest good checkpoint evaluates.
+
+    Warns where a newer checkpoint is damaged.
+    """
     place = config.solver.warm_start
     if place is None:
         return None
@@ -61,8 +69,10 @@ def load_warm_start(config: RunConfig) -> WarmStart | None:
             f"solver.warm_start={redact(run.place)} has no checkpoint yet; train it first, or "
             "leave warm_start out"
         )
+    for text in saved.skipped:
+        warnings.warn(text, stacklevel=5)  # the caller of `train`
     chosen = np.argsort(setup.arrays["order"])
     return WarmStart(
         redact(run.place), setup.arrays["Z"][chosen],
-        saved.arrays[saved.meta["evaluated"]][chosen], setup.meta["classes"],
+        saved.arrays[saved.meta["evaluated"]][chosen], setup.meta["classes"], saved.skipped,
     )  # fmt: skip

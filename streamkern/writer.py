@@ -7,13 +7,16 @@ written after the chunk.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
 from streamkern import layout
 from streamkern.errors import ConfigError, DataError, NonFiniteError
-from streamkern.layout import ATTRIBUTE, DIGEST_CHUNK, StoreSpec
+from streamkern.layout import DIGEST_CHUNK, StoreSpec
+from streamkern.ownership import ATTRIBUTE, STORE, publish
+from streamkern.statistics import Statistics
 from streamkern.storage import redact, zarr_store
 from streamkern.unfinished import Claim, Journal, disk_full_hint
 from streamkern.weights import DTYPE, as_weights
@@ -23,7 +26,17 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from streamkern.statistics import Statistics
+
+class Chunk(NamedTuple):
+    """Rows as stored: X (k, *row_shape), y (k,) ids or (k, c) values, w (k,) where they have some.
+
+    rows : (k,) uint64, their numbers in the source; None: their positions in the store.
+    """
+
+    X: NDArray[Any]
+    y: NDArray[Any]
+    w: NDArray[Any] | None = None
+    rows: NDArray[Any] | None = None
 
 
 class StoreWriter:
@@ -54,6 +67,8 @@ class StoreWriter:
         What the content is made from. A resume under another plan is refused.
     weighted : bool
         Whether rows bring sample weights.
+    columns, target_columns, files
+        As in `StoreSpec`.
 
     Attributes
     ----------
@@ -77,6 +92,9 @@ class StoreWriter:
         storage_options: Mapping[str, Any] | None = None,
         plan: Mapping[str, Any] | None = None,
         weighted: bool = False,
+        columns: Sequence[str] | None = None,
+        target_columns: Sequence[str] | None = None,
+        files: Sequence[tuple[str, int]] = (),
     ) -> None:
         self.url = str(url)
         dtype = np.dtype(x_dtype).newbyteorder("=")
@@ -98,6 +116,9 @@ class StoreWriter:
             classes=None if classes is None else tuple(classes),
             y_dtype=_target_dtype(dtype, classes, y_dtype),
             weight_totals=(0.0,) if weighted else None,  # as `finish` is told
+            columns=_checked_names(columns, row_shape, "columns"),
+            target_columns=None if target_columns is None else tuple(target_columns),
+            files=tuple((name, int(k)) for name, k in files),
         )
         self._n_rows = n_rows
         self._compress = compress
@@ -133,9 +154,14 @@ class StoreWriter:
         return self._journal.done
 
     def write_chunk(
-        self, i: int, X: NDArray[Any], y: NDArray[Any], w: NDArray[Any] | None = None
+        self,
+        i: int,
+        X: NDArray[Any],
+        y: NDArray[Any],
+        w: NDArray[Any] | None = None,
+        rows: NDArray[Any] | None = None,
     ) -> None:
-        """Write chunk `i`: X (rows, *row_shape), y (rows,) ids or (rows, c) values, w (rows,).
+        """Write chunk `i`, given as the fields of `Chunk`.
 
         Every chunk has `chunk_rows` rows, the last one what is left. Chunks may come in any
         order, and on several threads where `n_rows` is known. Non-finite values and ids outside
@@ -149,7 +175,10 @@ class StoreWriter:
                 f"chunk {i} comes {'with' if w is not None else 'without'} sample weights; give "
                 "them with every chunk of a weighted store, and with none of another"
             )
-        parts = [X, y] if w is None else [X, y, as_weights(w, len(X), f"chunk {i}", start)]
+        if rows is None:
+            rows = np.arange(start, start + len(X), dtype=layout.ROW)
+        weights = [] if w is None else [as_weights(w, len(X), f"chunk {i}", start)]
+        parts = [X, y, *weights, rows.astype(layout.ROW, copy=False)]
         where = layout.first_nonfinite(X)
         if where is not None:
             raise NonFiniteError(
@@ -161,8 +190,8 @@ class StoreWriter:
             # Last: a chunk is in the journal only when all of it is in the store.
             self._journal.add(i, layout.chunk_digest(*parts))
 
-    def stored(self, i: int) -> tuple[NDArray[Any], ...] | None:
-        """X, y (and w) of chunk `i`, if the journal has it and its digest agrees; else None."""
+    def stored(self, i: int) -> Chunk | None:
+        """Chunk `i`, if the journal has it and its digest agrees; else None."""
         digest = self._journal.digest(i)
         if digest is None:
             return None
@@ -171,10 +200,13 @@ class StoreWriter:
         if self._n_rows is not None:
             stop = min(stop, self._n_rows)
         try:
-            parts = tuple(np.asarray(array[start:stop]) for array in self._arrays)
+            parts = [np.asarray(array[start:stop]) for array in self._arrays]
         except (ValueError, RuntimeError, TypeError):  # bytes that do not decode
             return None
-        return parts if np.array_equal(layout.chunk_digest(*parts), digest) else None
+        if not np.array_equal(layout.chunk_digest(*parts), digest):
+            return None
+        X, y, *w, rows = parts
+        return Chunk(X, y, w[0] if w else None, rows)
 
     def finish(self, stats: Statistics | None = None) -> StoreSpec:
         """Publish the store: attributes are written last, in one step. Returns its spec."""
@@ -197,9 +229,9 @@ class StoreWriter:
         with disk_full_hint(self.url):
             if self._x.shape[0] != n_rows:
                 self._resize(n_rows)
-            group.attrs[ATTRIBUTE] = self._attributes(n_rows, stats)
+            publish(group, self._attributes(n_rows, stats))
         state: Any = group.attrs[ATTRIBUTE]
-        return layout.spec_from_attributes(self._x, self._y, self._w, state, self.url)
+        return layout.spec_from_attributes(self._x, self._y, self._w, state)
 
     def _full_plan(self, plan: Mapping[str, Any] | None) -> dict[str, Any]:
         spec = self.spec
@@ -227,7 +259,8 @@ class StoreWriter:
         self._w = None
         if spec.weight_totals is not None:
             self._w = self._array("w", (n,), k, DTYPE, ("row",))
-        self._arrays = [a for a in (self._x, self._y, self._w) if a is not None]
+        row = self._array("row", (n,), k, layout.ROW, ("row",), compress="none")
+        self._arrays = [a for a in (self._x, self._y, self._w, row) if a is not None]
         shape = (-(-n // k), len(self._arrays) * layout.DIGEST_BYTES)
         digests = self._array("digests", shape, DIGEST_CHUNK, np.dtype(np.uint8), ("chunk", "byte"))
         self._journal = Journal(digests)
@@ -239,6 +272,7 @@ class StoreWriter:
         chunk_rows: int,
         dtype: np.dtype[Any],
         names: tuple[str, ...],
+        compress: str | None = None,
     ) -> Any:
         group = self._claim.group
         if name in group:
@@ -249,7 +283,7 @@ class StoreWriter:
             chunks=(chunk_rows, *shape[1:]),
             dtype=dtype,
             filters=None,
-            compressors=layout.codecs(dtype, self._compress),
+            compressors=layout.codecs(dtype, compress or self._compress),
             fill_value=0,
             dimension_names=names,
             config={"write_empty_chunks": True},
@@ -306,25 +340,39 @@ class StoreWriter:
         self._journal.resize(-(-n_rows // self.chunk_rows))
 
     def _attributes(self, n_rows: int, stats: Statistics | None) -> dict[str, Any]:
-        spec, weighted = self.spec, self._w is not None
-        state = {
-            "schema": layout.WEIGHTED_SCHEMA if weighted else layout.SCHEMA,
+        spec = self.spec
+        state: dict[str, Any] = {
+            "kind": STORE,
+            "schema": layout.SCHEMA,
             "status": "complete",
             "n_outputs": spec.n_outputs,
             "classes": None if spec.classes is None else list(spec.classes),
-            "class_counts": None
-            if stats is None or stats.class_counts is None
-            else list(stats.class_counts),
-            "mean": None if stats is None else stats.mean.tolist(),
-            "scale": None if stats is None else stats.scale.tolist(),
-            "global_mean": None if stats is None else stats.global_mean,
-            "global_scale": None if stats is None else stats.global_scale,
+            "columns": spec.columns,
+            "target_columns": spec.target_columns,
+            "files": spec.files,
             "digest": "sha256",
             "fingerprint": layout.content_fingerprint(spec, n_rows, self._journal.digests),
+            **{name: _json(getattr(stats, name, None)) for name in _STATISTICS},
         }
-        if stats is not None and weighted:
-            state["weight_totals"] = list(stats.weight_totals or ())
         return {**state, "metadata_digest": layout.metadata_digest(state, self._arrays)}
+
+
+_STATISTICS = [field.name for field in fields(Statistics)]
+
+
+def _json(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def _checked_names(
+    names: Sequence[str] | None, row_shape: Sequence[int], what: str
+) -> tuple[str, ...] | None:
+    if names is not None and (len(row_shape) != 1 or len(names) != row_shape[0]):
+        raise ConfigError(
+            f"{what} names {len(names)} features of rows of shape {tuple(row_shape)}; give one "
+            "name for each"
+        )
+    return None if names is None else tuple(names)
 
 
 def _target_dtype(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 
 def flip_bit(root: Path, key: str, byte: int = -10) -> None:
@@ -23,6 +25,15 @@ def truncate(root: Path, key: str, keep: float = 0.5) -> None:
 def remove(root: Path, key: str) -> None:
     """Lose the object `key`."""
     (root / key).unlink()
+
+
+def content(root: Path) -> dict[str, Any]:
+    """The `tree` of a store but for where its rows came from: names of files and of columns."""
+    files: dict[str, Any] = dict(tree(root))
+    group = json.loads(files["zarr.json"])
+    for name in ("files", "columns", "target_columns", "metadata_digest"):
+        del group["attributes"]["streamkern"][name]
+    return {**files, "zarr.json": group}
 
 
 def tree(root: Path) -> dict[str, bytes]:

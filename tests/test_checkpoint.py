@@ -36,7 +36,7 @@ import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streamkern import checkpoint, folder, sealed
+from streamkern import checkpoint, documents, durable, sealed
 from streamkern.checkpoint import RunDirectory, Saved
 from streamkern.errors import CheckpointError, ConfigError, RunError, RunLockedError
 from streamkern.folder import Folder
@@ -80,7 +80,7 @@ def published(path: Path) -> list[int]:
     """Steps whose manifest and files agree, checked without streamkern; fails if one does not."""
     steps = []
     for manifest in sorted((path / "checkpoints").glob("*.json")):
-        body = json.loads(manifest.read_bytes())["body"]
+        body = json.loads(manifest.read_bytes())
         group = path / "checkpoints" / body["group"]
         for name, (size, digest) in body["files"].items():
             data = (group / name).read_bytes()
@@ -95,7 +95,7 @@ def leftovers(path: Path) -> set[str]:
     """Names in checkpoints/ that no manifest accounts for."""
     names = {p.name for p in (path / "checkpoints").iterdir()}
     for manifest in (path / "checkpoints").glob("*.json"):
-        names -= {manifest.name, json.loads(manifest.read_bytes())["body"]["group"]}
+        names -= {manifest.name, json.loads(manifest.read_bytes())["group"]}
     return names
 
 
@@ -465,7 +465,7 @@ def test_configuration(tmp_path: Path) -> None:
     with RunDirectory(tmp_path / "checkpoints") as run:
         assert_is_state(run.load_latest(), 1)
     (tmp_path / "checkpoints" / "run.json").write_text("{")
-    with pytest.raises(RunError, match=r"run\.json can not be read"):
+    with pytest.raises(RunError, match=r"run\.json is damaged \(.*restore it from a copy"):
         run.read_config()
 
 
@@ -594,14 +594,16 @@ def test_damage_is_never_loaded(two_steps: Path, data: st.DataObject) -> None:
         path = Path(shutil.copytree(two_steps, Path(place, "run")))
         damage(path / name, kind, data.draw(st.integers(0, 10**6)))
         run = RunDirectory(path, writable=False)
-        step = assert_is_state(run.load_latest())
+        saved = run.load_latest()
+        step = assert_is_state(saved)
         # A flip in the white space of a manifest changes nothing; anything in the data does.
         assert step == 1 or (
             kind == "flip" and name.suffix == ".json" and name.parent.name[0] == "c"
         )
         gone = kind == "delete" and name.name == "000000000002.json"
-        assert len(run.warnings) == (step == 1 and not gone)
-        assert all("step 2" in text for text in run.warnings)
+        assert saved is not None
+        assert len(saved.skipped) == (step == 1 and not gone)
+        assert all("step 2 " in t and "step 1 is used" in t for t in saved.skipped)
 
 
 def test_when_nothing_verifies_it_says_so(tmp_path: Path) -> None:
@@ -633,14 +635,17 @@ def test_a_skipped_checkpoint_goes_once_a_newer_state_is_safe(tmp_path: Path) ->
 
 def test_a_manifest_of_another_version_or_place_is_not_read(tmp_path: Path) -> None:
     manifest = with_steps(tmp_path, 1) / "checkpoints" / "000000000001.json"
-    body = json.loads(manifest.read_bytes())["body"]
-    for change in ({"version": 2}, {"group": "../elsewhere"}, {"format": "other"}):
-        changed = body | change
-        text = json.dumps(changed, separators=(",", ":"))
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        manifest.write_text(json.dumps({"body": changed, "sha256": digest}))
-        with pytest.raises(CheckpointError, match=r"not known here|outside the run directory"):
-            latest(tmp_path)
+    original = manifest.read_bytes()
+    manifest.write_bytes(original.replace(b'"version": 2', b'"version": 1'))
+    with pytest.raises(CheckpointError, match=r"'streamkern-checkpoint' version 1 is not known"):
+        latest(tmp_path)
+    body = documents.unseal("checkpoint", original)
+    manifest.write_bytes(documents.seal("checkpoint", body | {"group": "../elsewhere"}))
+    with pytest.raises(CheckpointError, match=r"outside the run directory"):
+        latest(tmp_path)
+    manifest.write_bytes(documents.seal("other", body))
+    with pytest.raises(CheckpointError, match=r"'streamkern-other' version 2 is not known"):
+        latest(tmp_path)
 
 
 def test_data_retired_while_it_is_read_is_not_taken_for_zeros(
@@ -659,8 +664,10 @@ def test_data_retired_while_it_is_read_is_not_taken_for_zeros(
 
     monkeypatch.setattr(sealed, "_read_arrays", retired_meanwhile)
     run = RunDirectory(tmp_path, writable=False)
-    assert_is_state(run.load_latest(), 1)
-    assert run.warnings == []  # it was not damaged
+    saved = run.load_latest()
+    assert_is_state(saved, 1)
+    assert saved is not None
+    assert saved.skipped == ()  # it was not damaged
 
 
 def test_zeros_are_stored_like_anything_else(tmp_path: Path) -> None:
@@ -738,7 +745,7 @@ def test_bad_places_are_named(tmp_path: Path) -> None:
     file.write_text("text")
     with pytest.raises(RunError, match="is a file"):
         RunDirectory(file).acquire()
-    with pytest.raises(RunError, match="can not be written to: not a directory"):
+    with pytest.raises(RunError, match="can not be written to: a file is where a fol"):
         RunDirectory(file / "below").acquire()
     with pytest.raises(RunError, match="no run directory at"):
         RunDirectory(tmp_path / "missing", writable=False).acquire()
@@ -849,7 +856,7 @@ def test_full_disk(tiny_disk: Path) -> None:
 def test_a_failing_disk_after_publication_keeps_what_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = folder.sync_folder
+    real = durable.sync_folder
 
     def sync(path: Path) -> None:
         if (path / "000000000002.json").exists():
@@ -858,15 +865,15 @@ def test_a_failing_disk_after_publication_keeps_what_is_whole(
 
     with_steps(tmp_path, 1)
     with RunDirectory(tmp_path) as run:
-        monkeypatch.setattr(folder, "sync_folder", sync)
+        monkeypatch.setattr(durable, "sync_folder", sync)
         with pytest.raises(CheckpointError, match=r"step 2 .* input/output error"):
             run.save(2, state(2), meta(2))
         monkeypatch.undo()
         assert published(tmp_path) == [1, 2]
 
 
-def test_old_files_that_can_not_be_deleted_are_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_old_files_that_can_not_be_deleted_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(path: Path) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
@@ -875,7 +882,7 @@ def test_old_files_that_can_not_be_deleted_are_a_warning(
     with RunDirectory(tmp_path, keep=1) as run:
         monkeypatch.setattr(shutil, "rmtree", refuse)
         run.save(2, state(2), meta(2))
-        assert "could not be deleted: permission denied" in run.warnings[0]
+        assert "could not be deleted: permission denied" in caplog.text
         monkeypatch.undo()
         assert published(tmp_path) == [2]
         run.save(3, state(3), meta(3))

@@ -24,7 +24,7 @@ from s3server import SECRET, S3Server
 from threadpoolctl import threadpool_limits
 
 import streamkern
-from streamkern import cli
+from streamkern import cli, documents
 from streamkern.checkpoint import RunDirectory, Saved
 from streamkern.console import Line
 from streamkern.ingest import ingest
@@ -255,9 +255,14 @@ def test_other_libraries_are_one_line(run: Run, stores: Path, tmp_path: Path) ->
     place = trained(stores, tmp_path, run, "--set", "run.checkpoint_every=10")
     for manifest in place.glob("checkpoints/*30.json"):
         manifest.unlink()
-    config = json.loads((place / "run.json").read_text())
-    config["versions"]["numpy"] = "1.0"
-    (place / "run.json").write_text(json.dumps(config))
+    manifest = place / "setup.json"  # where what the run is bound to is kept
+    body = documents.unseal("checkpoint", manifest.read_bytes())
+    body["run"]["versions"]["numpy"] = "1.0"
+    for checkpoint in place.glob("checkpoints/*.json"):
+        saved = documents.unseal("checkpoint", checkpoint.read_bytes())
+        checkpoint.write_bytes(documents.seal("checkpoint", saved | {"run": body["run"]}))
+    manifest.write_bytes(documents.seal("checkpoint", body))
+    (place / "run.json").write_bytes(documents.seal("run", body["run"]))
     words = ("--run-dir", place, "--epochs", 3, *FAST, "--test", stores / "test.zarr")
     code, _, err = run("train", "--train", stores / "train.zarr", *words)
     assert code == DONE

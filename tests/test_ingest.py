@@ -98,7 +98,8 @@ def test_the_order_is_the_keys_whatever_the_memory(
     parts = [spool.rows(a, b) for a, b in pairwise(cuts) if a < b]
     np.testing.assert_array_equal(np.concatenate([p[0] for p in parts]), X[expected])
     np.testing.assert_array_equal(np.concatenate([p[1] for p in parts]), expected)
-    assert spool.spilled == (spill and n > 1500 // (24 + 24))
+    np.testing.assert_array_equal(np.concatenate([p[2] for p in parts]), expected)
+    assert spool.spilled == (spill and n > 1500 // (32 + 24))
     spool.discard()
     assert not scratch.exists()
 
@@ -265,7 +266,7 @@ def write_format(
             return root / "d.npz", {}
         case "npz-compressed":
             np.savez_compressed(root / "d.npz", a=X, b=y)
-            return root / "d.npz", {"x_name": "a", "y_name": "b"}
+            return root / "d.npz", {"x": "a", "y": "b"}
         case "idx":
             write_idx(root / "t-images-idx3-ubyte", X)
             write_idx(root / "t-labels-idx1-ubyte", y.astype("u1"))
@@ -312,7 +313,7 @@ def write_format(
             with h5py.File(root / "d.h5", "w") as file:
                 file.create_dataset("g/pixels", data=X, chunks=(7, *X.shape[1:]))
                 file["g/labels"] = y if kind == "hdf5" else [str(t) for t in y]
-            return root / "d.h5", {"x_name": "g/pixels", "y_name": "g/labels"}
+            return root / "d.h5", {"x": "g/pixels", "y": "g/labels"}
         case "zarr":
             group = zarr.create_group(LocalStore(root / "d.zarr"))
             group.create_array("X", data=X, chunks=(30, 2), config={"write_empty_chunks": True})
@@ -507,9 +508,9 @@ def test_bad_input_is_one_clear_sentence(
         ("a,b,t\n1,2,0\n3,4,5,6\n", "t", r"\(line 3\) has 4 fields"),
         ("a,b,t\n1,2,0\n3,4,\n", "t", "row 1 has no label"),
         ("a,b,t\n1,2,0.5\n3,4,x\n", "t", "'x', not a number"),
-        ("a,b,t\n1,2,0\n", "label", "no column 'label'; it has a, b, t"),
+        ("a,b,t\n1,2,0\n", "label", "no column 'label'; it has 'a', 'b', 't'"),
         ("a,b,t\n1,2,0\n", 7, "no column 7"),
-        ("a,a,t\n1,2,0\n", "t", "repeated column names"),
+        ("a,a,t\n1,2,0\n", "t", "two columns named 'a'"),
         ("t\n1\n", "t", "no column left"),
         ("a,t\n", "t", "no rows"),
         ("", "t", "is empty"),
@@ -545,7 +546,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     for name in ("a.npy", "a.npz", "a.idx", "a.parquet", "a.h5", "a.bin"):
         (tmp_path / name).write_bytes(b"not what the name says")
         with pytest.raises(DataError, match=name):
-            ingest(tmp_path / name, tmp_path / "out", y=[0])
+            ingest(tmp_path / name, tmp_path / "out", y=[0] if name in ("a.npy", "a.idx") else None)
     np.savez(tmp_path / "n.npz", images=ONES, labels=[0, 1, 2])
     with pytest.raises(StoreNotFoundError, match="no array 'X'; it has images, labels"):
         ingest(tmp_path / "n.npz", tmp_path / "out")
@@ -583,9 +584,11 @@ def test_damage_inside_arrays_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_bytes(data)
     packed = gzip.compress((tmp_path / "a.npz").read_bytes())
     (tmp_path / "X.npy.gz").write_bytes(packed[:100])
-    for name in ("a.npz", "X.npy.gz"):
+    for name, y in (("a.npz", "y"), ("X.npy.gz", np.zeros(50, int))):
         with pytest.raises(DataError, match=name):
-            ingest(tmp_path / name, tmp_path / "out", y=np.zeros(50, int))
+            ingest(tmp_path / name, tmp_path / "out", y=y)
+    with pytest.raises(ConfigError, match=r"y=ndarray must be the name of an array of .*a\.npz"):
+        ingest(tmp_path / "a.npz", tmp_path / "out", y=np.zeros(50, int))
 
 
 @pytest.mark.parametrize("kind", ["parquet", "h5"])
@@ -778,7 +781,7 @@ def test_killed_again_and_again_gives_the_same_bits(
     whole = [key for key in faults.tree(out) if "/c/" in key and not key.endswith(".partial")]
     kept = {key: (out / key).stat().st_mtime_ns for key in whole}
     assert run_child("never", 0, out, how, data) == 0
-    assert faults.tree(out) == faults.tree(tmp_path / "whole")
+    assert faults.content(out) == faults.content(tmp_path / "whole")
     assert not (tmp_path / "out.ingest").exists()
     # Finished chunks were kept, not written again, save for those that each writer had under way,
     # X and y, when it was killed, and the journal, which is one more chunk.
@@ -835,7 +838,7 @@ def test_lost_or_torn_scratch_starts_reading_again(tmp_path: Path, stage: str) -
             else:
                 path.write_bytes(path.read_bytes()[:-3])
         ingest(X, out, y=y, scratch=tmp_path / "x", **settings)
-        assert faults.tree(out) == faults.tree(tmp_path / "whole")
+        assert faults.content(out) == faults.content(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("other", ["X", "y", "seed", "dtype", "chunk_mb"])
@@ -861,11 +864,11 @@ def test_a_full_disk_says_so_and_resumes(tmp_path: Path, monkeypatch: pytest.Mon
     ingest(X, tmp_path / "whole", y=y, chunk_mb=2**-6)
     written = []
 
-    def full(chunk_X: Any, chunk_y: Any) -> Any:
+    def full(*arrays: Any) -> Any:
         written.append(1)
         if len(written) == 2:
             raise OSError(28, "No space left on device")
-        return real(chunk_X, chunk_y)
+        return real(*arrays)
 
     real = writer.layout.chunk_digest
     monkeypatch.setattr(writer.layout, "chunk_digest", full)
@@ -889,3 +892,102 @@ def test_a_remote_store_is_resumed_too(tmp_path: Path) -> None:
     spec = ingest(X, url, y=y, **settings)
     assert spec.fingerprint == ingest(X, memory_url(), y=y, chunk_mb=2**-6).fingerprint
     open_store(url).verify()
+
+
+# --------------------------------------------------------------------- where each row came from
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("memory", [SMALL, 1 << 30])
+def test_a_store_keeps_the_number_of_each_row_in_its_source(
+    tmp_path: Path, shuffle: bool, memory: int
+) -> None:
+    """U1: two files, in one order; also where the rows went through scratch files."""
+    X, y = digits(3000)
+    for name, rows in (("a", slice(0, 1100)), ("b", slice(1100, 3000))):
+        np.savez(tmp_path / f"{name}.npz", X=X[rows], y=y[rows])
+    files = [tmp_path / "a.npz", tmp_path / "b.npz"]
+    spec = ingest(files, tmp_path / "s", shuffle=shuffle, memory=memory, chunk_mb=2**-6)
+    store = open_store(tmp_path / "s")
+    rows = np.concatenate([store.source_rows(i) for i in range(store.n_chunks)])
+    assert rows.dtype == np.uint64
+    np.testing.assert_array_equal(np.sort(rows), np.arange(3000))
+    assert np.array_equal(rows, np.arange(3000)) != shuffle
+    for i in range(store.n_chunks):
+        chunk, labels = store.read_chunk(i)
+        np.testing.assert_array_equal(chunk[..., 0], X[store.source_rows(i)])
+        np.testing.assert_array_equal(labels, y[store.source_rows(i)])
+    assert spec.files == ((str(files[0]), 1100), (str(files[1]), 1900))
+    store.verify()
+
+
+def test_row_numbers_and_files_survive_a_kill(tmp_path: Path) -> None:
+    """U1: an ingest that goes on has counted the rows of every file, also of those read before."""
+    X, y = digits(3000)
+    files = []
+    for k in range(3):
+        files.append(tmp_path / f"{k}.npz")
+        np.savez(files[k], X=X[k::3], y=y[k::3])
+    settings: dict[str, Any] = {"memory": SMALL, "chunk_mb": 2**-6}
+    whole = ingest(files, tmp_path / "whole", **settings)
+    for stage, at in (("read", 1500), ("write", 700)):
+        with pytest.raises(Stop):
+            ingest(files, tmp_path / "s", **settings, progress=stop_after(stage, at))
+    spec = ingest(files, tmp_path / "s", **settings)
+    assert spec.files == whole.files == tuple((str(name), 1000) for name in files)
+    assert faults.tree(tmp_path / "s") == faults.tree(tmp_path / "whole")
+
+
+def test_the_rows_of_foreign_stores_are_their_positions(tmp_path: Path) -> None:
+    group = zarr.create_group(tmp_path / "f")
+    group.create_array("X", data=np.ones((10, 3), np.float32), chunks=(4, 3))
+    group.create_array("y", data=np.arange(10) % 2, chunks=(4,))
+    store = open_store(tmp_path / "f")
+    np.testing.assert_array_equal(store.source_rows(2), [8, 9])
+    assert (store.spec.columns, store.spec.files, store.spec.target_mean) == (None, (), None)
+
+
+# -------------------------------------------------------------------------- target statistics
+
+
+def test_statistics_of_targets_far_from_zero_lose_no_digits(tmp_path: Path) -> None:
+    """U2: a mean of 10^6 beside deviations of 1, in many chunks, by the sample weights."""
+    rng = np.random.default_rng(3)
+    X = rng.normal(size=(5000, 2)).astype(np.float32)
+    Y = rng.normal(size=(5000, 2)) * [1, 1e-3] + [1e6, -1e6]
+    w = rng.integers(0, 3, 5000).astype(np.float32)
+    spec = ingest(X, tmp_path / "s", y=Y, sample_weight=w, chunk_mb=2**-8)
+    exact = Y.astype(np.longdouble)
+    share = (w / w.sum(dtype=np.longdouble))[:, None]
+    mean = (share * exact).sum(axis=0)
+    deviation = np.sqrt((share * (exact - mean) ** 2).sum(axis=0))
+    assert spec.target_mean is not None
+    assert spec.target_scale is not None
+    np.testing.assert_allclose(spec.target_mean, mean.astype(float), rtol=1e-15)
+    # The last digit of 10^6 in float64 is 1e-10.
+    np.testing.assert_allclose(spec.target_scale, deviation.astype(float), rtol=1e-6)
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_statistics_of_classes_are_those_of_one_hot_targets(tmp_path: Path, weighted: bool) -> None:
+    X, y = digits(600)
+    w = (np.arange(600) % 4).astype(np.float32) if weighted else None
+    spec = ingest(X, tmp_path / "s", y=y, sample_weight=w, chunk_mb=2**-8)
+    one_hot = np.eye(10)[y]
+    mean = np.average(one_hot, axis=0, weights=w)
+    assert spec.target_mean is not None
+    assert spec.target_scale is not None
+    np.testing.assert_allclose(spec.target_mean, mean, rtol=1e-12)
+    variance = np.average((one_hot - mean) ** 2, axis=0, weights=w)
+    np.testing.assert_allclose(spec.target_scale, np.sqrt(variance), rtol=1e-12)
+
+
+def test_names_of_columns_are_kept_and_go_along(tmp_path: Path) -> None:
+    """U3: of a table into its store, and from a store of ours into the next."""
+    (tmp_path / "t.csv").write_text("b,label,a\n1,u,2\n3,v,4\n5,u,6\n")
+    spec = ingest(tmp_path / "t.csv", tmp_path / "s", y="label")
+    assert (spec.columns, spec.target_columns) == (("b", "a"), ("label",))
+    assert open_store(tmp_path / "s").spec.columns == spec.columns
+    again = ingest(tmp_path / "s", tmp_path / "again")
+    assert (again.columns, again.target_columns) == (("b", "a"), ("label",))
+    assert again.files == ((str(tmp_path / "s"), 3),)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import multiprocessing
 import os
 import signal
@@ -18,7 +17,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from streamkern import lease
+from streamkern import documents, lease
 from streamkern.checkpoint import RunDirectory
 from streamkern.errors import RunLockedError, StorageAccessError, StorageError
 from streamkern.lease import Lease, current_holder
@@ -304,7 +303,7 @@ def test_a_dead_holder_of_this_machine_is_not_waited_for(objects: Objects) -> No
     gone = {"pid": finished.pid, "machine": lease._machine(), "started": "1"}
     for number, note in enumerate((reused, gone), 1):
         key = f"lease/{2 * number - 1:012d}.json"
-        objects.put(key, json.dumps(note).encode())
+        objects.put(key, documents.seal("writer", note))
         assert current_holder(objects) is None
         held = Lease(objects, wait=no_waiting)
         held.acquire()
@@ -341,7 +340,7 @@ def test_a_note_that_says_nothing_is_waited_for(objects: Objects) -> None:
     objects.put("lease/000000000001.json", b"torn")
     now = iter(range(0, 1000, 7))
     held = Lease(objects, clock=lambda: float(next(now)), wait=lambda _: None)
-    with pytest.warns(UserWarning, match="written by another process; waiting"):
+    with pytest.warns(UserWarning, match="a process unknown, as its note is damaged; wai"):
         held.acquire()
     assert held.number == 2
     held.release()
@@ -456,7 +455,7 @@ def test_a_storage_that_lies_is_refused(objects: Objects, faulty: Faulty) -> Non
 def test_a_note_holds_no_more_than_it_needs(objects: Objects) -> None:
     held = Lease(objects)
     held.acquire()
-    note = json.loads(bytes(objects.get("lease/000000000001.json")))
+    note = documents.unseal("writer", objects.get("lease/000000000001.json"))
     held.release()
     assert set(note) == {"pid", "host", "since", "machine", "started", "nonce", "beat"}
 
@@ -530,7 +529,7 @@ def test_a_stopped_holder_publishes_nothing_once_it_wakes(
             ours.send("save")
             assert ours.poll(60)
             said = ours.recv()
-            assert said.startswith("RunLockedError: run directory s3://")
+            assert said.startswith("RunLostError: run directory s3://")
             assert f"was taken over by process {os.getpid()} on" in said
             assert run.steps() == [1]
             life.join(60)

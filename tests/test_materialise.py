@@ -256,7 +256,7 @@ def test_holes_and_damage_are_mended(tmp_path: Path, whole: dict[str, bytes]) ->
     interrupted(out)
     journal: Any = zarr.open_array(out / "digests", mode="r+")
     journal[2] = 0  # a hole before the end
-    (out / "X/c/9/0/0/0.0a1b2c.partial").write_bytes(b"what a kill left")
+    (out / f"X/c/9/0/0/.0.{0:032x}.streamkern").write_bytes(b"what a kill left")
     flip_bit(out, "X/c/5/0/0/0")
     (out / "y/c/7").unlink()
     before = (out / "X/c/4/0/0/0").stat().st_mtime_ns

@@ -28,12 +28,13 @@ FOUNDATION = {
     *("expression", "kernel_base", "kernels", "kerneltable"),
     *("cuda", "fused", "ring", "rowmajor"),
     *("objects", "engines", "s3", "objectstore", "storage", "remotefile", "parallel", "waiting"),
+    *("durable", "ownership"),
 }
 DATA_LANE = {
     *("chunkfile", "layout", "metadata", "statistics", "store", "describe"),
     *("storedchunks", "unfinished", "writer", "fill"),
     *("cache", "cachedobjects", "meter", "readspeed"),
-    *("readers", "inputfiles", "arrayfiles", "tables", "conform", "shuffle", "ingest"),
+    *("readers", "inputfiles", "arrayfiles", "tables", "columns", "conform", "shuffle", "ingest"),
     *("augment", "source_base", "sources", "arrays", "generator", "mixture", "materialise"),
     *("plan", "fetch", "remote", "cluster", "buffers", "prefetch", "feed", "weights"),
 }
@@ -43,7 +44,9 @@ MATHS_LANE = {
     *("norm", "damping", "block_preconditioner", "low_rank"),
     "solver",
 }
-STATE = {"runlog", "lease", "folder", "checksums", "sealed", "checkpoint", "saver"}
+STATE = {
+    *("documents", "runlog", "lease", "folder", "checksums", "sealed", "checkpoint", "saver"),
+}
 RUN = {
     *("precision", "choice", "problem", "run", "centers", "balanced", "choosing"),
     *("assemble", "model", "guard"),

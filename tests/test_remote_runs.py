@@ -95,7 +95,7 @@ class Place:
         folder, steps, known = self.folder, [], set()
         for name in self.files("checkpoints/"):
             if name.endswith(".json") and name.count("/") == 1:
-                body = json.loads(folder.read(name))["body"]
+                body = json.loads(folder.read(name))
                 for file, (size, digest) in body["files"].items():
                     data = folder.read(f"checkpoints/{body['group']}/{file}")
                     assert (len(data), hashlib.sha256(data).hexdigest()) == (size, digest)
@@ -217,7 +217,7 @@ def test_setup_is_replaced_whole(place: Place) -> None:
             assert saved.arrays["H"][0, 0] == -value
     assert place.run().begun()
     manifest = [name for name in place.files("setup") if name.endswith("setup.json")][-1]
-    group = json.loads(place.folder.read(manifest))["body"]["group"]
+    group = json.loads(place.folder.read(manifest))["group"]
     place.folder.write(f"{group}/H/c/0/0", b"\0" * 132)
     with pytest.raises(CheckpointError, match=rf"setup .* does not verify .*{group}/H/c/0/0"):
         place.run(writable=False).load_setup()
@@ -231,16 +231,16 @@ def test_configuration_and_log(place: Place) -> None:
         with run.open_log() as log:
             log.write(step=1, epoch=0, samples=1)
             run.save(1, {}, {})
-            assert [r["step"] for r in place.run(writable=False).read_log()] == [1]
+            assert [r["step"] for r in place.run(writable=False).read_log()[0]] == [1]
             log.write(step=2, epoch=0, samples=2)
     with place.run() as run, run.open_log() as log:
         log.write(step=3, epoch=0, samples=3)
     reader = place.run(writable=False)
-    assert [r["step"] for r in reader.read_log()] == [1, 2, 3]
+    assert [r["step"] for r in reader.read_log()[0]] == [1, 2, 3]
     assert reader.read_config() == {"seed": 2**64, "shape": [1, 2]}
     assert is_run_directory(place.url, place.options)
     place.folder.write("run.json", b"{")
-    with pytest.raises(RunError, match=r"run\.json can not be read"):
+    with pytest.raises(RunError, match=r"run\.json is damaged \("):
         reader.read_config()
 
 
@@ -366,12 +366,14 @@ def test_damage_is_never_loaded(two_steps: Place, data: st.DataObject) -> None:
     else:
         place.folder.write(name, bytes(damaged))
     run = place.run(writable=False)
-    step = assert_is_state(run.load_latest())
+    saved = run.load_latest()
+    step = assert_is_state(saved)
     manifest = name.count("/") == 1
     gone = manifest and kind == "delete"
     # A change in the white space of a manifest is none; anything in the data is.
     assert step == (2 if manifest and not gone and same_json(damaged, whole[name]) else 1)
-    assert len(run.warnings) == (step == 1 and not gone)
+    assert saved is not None
+    assert len(saved.skipped) == (step == 1 and not gone)
 
 
 # -- what is particular about object stores ----------------------------------------------------
@@ -487,9 +489,11 @@ def test_a_storage_that_fails_is_not_a_damaged_checkpoint(
     spy.fail = lambda request: request.startswith("get") and "2/alpha/c" in request
     with pytest.raises(StorageError, match=r"reading checkpoints/.*2/alpha/c/0/0"):
         run.load_latest()
-    assert run.warnings == []
     spy.fail = lambda request: False
-    assert_is_state(run.load_latest(), 2)
+    saved = run.load_latest()
+    assert_is_state(saved, 2)
+    assert saved is not None
+    assert saved.skipped == ()
 
 
 @pytest.mark.parametrize("what", ["put checkpoints", "2/alpha/c", "2.json", "list lease"])
@@ -508,14 +512,14 @@ def test_a_save_that_fails_leaves_the_last_one(
     assert place.published() == [1, 3]
 
 
-def test_old_objects_that_can_not_be_deleted_are_a_warning(
-    spied: tuple[RunDirectory, Spied],
+def test_old_objects_that_can_not_be_deleted_are_said(
+    spied: tuple[RunDirectory, Spied], caplog: pytest.LogCaptureFixture
 ) -> None:
     run, spy = spied
     spy.fail = lambda request: request.startswith("delete")
     for step in (1, 2, 3):
         run.save(step, state(step), meta(step))
-    assert "could not be deleted: deleting checkpoints/" in run.warnings[0]
+    assert "could not be deleted: deleting checkpoints/" in caplog.text
     spy.fail = lambda request: False
     run.save(4, state(4), meta(4))
     assert Place(run.place, {}).published() == [3, 4]
@@ -600,8 +604,8 @@ def undisturbed() -> dict[str, Array]:
 def final_of(place: Place) -> dict[str, Array]:
     run = place.run(writable=False)
     saved = run.load_latest()
-    assert run.warnings == []
     assert saved is not None
+    assert saved.skipped == ()
     assert saved.meta["position"]["done"]
     return saved.arrays
 
