@@ -376,8 +376,10 @@ class RunDirectory:
         """Whether anything was computed here: a setup, or a checkpoint."""
         return bool(_manifests(self._folder.names()) or self.steps())
 
-    def load_latest(self) -> Saved | None:
+    def load_latest(self, into: Into = on_host) -> Saved | None:
         """The newest checkpoint that verifies, or None when none was ever published.
+
+        into : as in `sealed.load`; what is not wanted is not read, and not verified.
 
         Those that do not are named in its `skipped`, and deleted after the next save. Raises
         CheckpointError when there are manifests and none verifies, and ResumeMismatchError when
@@ -388,7 +390,7 @@ class RunDirectory:
         # Listed anew each time: a writer beside us may retire one that we are about to read.
         while left := [rank for rank in self._published() if rank not in failed]:
             try:
-                saved = load(self._folder, f"{CHECKPOINTS}{_stem(*left[-1])}.json")
+                saved = load(self._folder, f"{CHECKPOINTS}{_stem(*left[-1])}.json", into)
             except UnverifiedError as error:
                 failed[left[-1]] = str(error)
                 damaged += left[-1:] if left[-1] in self._published() else []
@@ -420,14 +422,17 @@ class RunDirectory:
     def _published(self) -> list[Rank]:
         return _manifests(self._folder.names(CHECKPOINTS))
 
-    def load_setup(self) -> Saved | None:
-        """What `save_setup` stored, or None. Raises CheckpointError when it does not verify."""
+    def load_setup(self, into: Into = on_host) -> Saved | None:
+        """What `save_setup` stored, or None. Raises CheckpointError when it does not verify.
+
+        into : as in `sealed.load`.
+        """
         setups = _manifests(self._folder.names())
         if not setups:
             return None
         manifest = f"{_stem(setups[-1][0], 'setup')}.json"
         try:
-            return load(self._folder, manifest)
+            return load(self._folder, manifest, into)
         except UnverifiedError as error:
             raise CheckpointError(
                 f"the setup in {self.place} does not verify ({error}); delete {manifest} there to"

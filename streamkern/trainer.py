@@ -141,9 +141,8 @@ class Trainer:
         if setup is None:
             self.made = start(self.run, kernel=kernel, given=centers, report=self._report)
             if self.directory is not None:
-                backend = self.run.backend
-                arrays = {name: backend.to_host(a) for name, a in self.made.arrays.items()}
-                self.directory.save_setup(arrays, self.made.meta)
+                parts = map(self.run.backend.by_parts, self.made.arrays.values())
+                self.directory.save_setup(dict(zip(self.made.arrays, parts, strict=True)), self.made.meta)
         else:
             self.made = reassemble(self.run, setup.arrays, setup.meta, kernel=kernel)
             self._warn_of_changes(setup.meta["backend"], record)
@@ -370,7 +369,7 @@ class Trainer:
         self.saver.wait()  # so that no more than one copy is held
         averaged = self.solver.weights(self.state) is self.state.average  # may bring it up to date
         arrays = {
-            name: np.array(backend.to_host(a)) for name, a in self.solver.arrays(self.state).items()
+            name: backend.copy_to_host(a) for name, a in self.solver.arrays(self.state).items()
         }
         # As an array, because a diverging run has losses that JSON can not hold.
         arrays["window"] = np.array(self.watch.read(), np.float64).reshape(-1, 2)
@@ -382,7 +381,7 @@ class Trainer:
             "metrics": {k: v if math.isfinite(v) else None for k, v in self.metrics.items()},
             "evaluated": "average" if averaged else "alpha",
         }
-        arrays["good"] = np.array(backend.to_host(self.watch.good))
+        arrays["good"] = backend.copy_to_host(self.watch.good)
         self.saver.submit(self.position.step, arrays, meta, before=self._check_data)
         self.saved = time.monotonic()
         self.stood_still_s = self.saved - began
