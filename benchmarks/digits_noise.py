@@ -52,6 +52,7 @@ def configuration(
             "data": {
                 "train": str(store),
                 "copies": -(-n_samples // N_TRAIN),
+                "epochs": 1,
                 "transforms": [{"kind": "scale"}, {"kind": "noise", "sigma": NOISE}],
             },
             "model": {"bandwidth": BANDWIDTH, "centers": "all"},

@@ -132,6 +132,7 @@ def _training(repeats: int, server: FileServer, path: Path, centers: int) -> lis
         ("from object storage", {"train": url, "storage_options": options}),
     ):
         model = {"bandwidth": 20.0, "n_centers": centers}
+        data |= {"scale": "none", "epochs": 1}
         tables = {"data": data, "model": model, "run": {"device": "cpu"}}
         runs.append(run := open_run(sk.RunConfig.from_tables(tables)))
         made = start(run, report=lambda event, fields: None)

@@ -76,7 +76,7 @@ def child(arguments: argparse.Namespace) -> None:
         data = {"train": f"s3://{arguments.folder.name}/{name}", "storage_options": options}
     config = RunConfig.from_tables(
         {
-            "data": {**data, "batch_size": arguments.batch or "auto"},
+            "data": {**data, "batch_size": arguments.batch or "auto", "scale": "none", "epochs": 1},
             "model": {"bandwidth": 20.0, "n_centers": arguments.centers},
             "solver": {"name": arguments.solver},
             "run": {

@@ -28,10 +28,12 @@ def measure(repeats: int, *, rows: int = 60_000, centers: int = 10_000) -> list[
     """
     with tempfile.TemporaryDirectory() as folder:
         tables = {
-            "data": {"train": str(make_store(Path(folder), rows))},
+            "data": {
+                "train": str(make_store(Path(folder), rows)), "scale": "none", "epochs": 1,
+            },
             "model": {"bandwidth": 20.0, "n_centers": centers},
             "run": {"device": "cpu"},
-        }
+        }  # fmt: skip
         run = open_run(sk.RunConfig.from_tables(tables))
         with run.backend:
             return _measure(repeats, run, start(run, report=lambda event, fields: None))

@@ -66,7 +66,7 @@ def run(task: Task, X: np.ndarray, y: np.ndarray, method: str, seed: int) -> dic
     epochs = ITERATIONS + 1 if method == "falkon" else EPOCHS
     config = sk.RunConfig.from_tables(
         {
-            "data": {"train": "memory", "epochs": epochs},
+            "data": {"train": "memory", "epochs": epochs, "scale": "none"},
             "model": {"bandwidth": BANDWIDTH},
             "solver": {"name": method},
             "run": {"device": "cpu", "random_state": seed},

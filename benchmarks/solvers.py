@@ -107,7 +107,7 @@ def run(problem: KernelProblem, name: str, settings: dict[str, Any], epochs: int
     n, curve = len(problem.X), Curve(name)
     config = sk.RunConfig.from_tables(
         {
-            "data": {"train": "memory", "epochs": epochs},
+            "data": {"train": "memory", "epochs": epochs, "scale": "none"},
             "model": {
                 "kernel": problem.kernel, "bandwidth": problem.bandwidth,
                 "features": features, **fourier,

@@ -63,7 +63,7 @@ def planned(p: int, d: int, solver: str = "block") -> Sizes:
     """The sizes that a run of 10^6 samples with p centers gets."""
     source = sk.GeneratorSource(_no_rows, RUN_SAMPLES, (d,), np.float32, C, name="no rows")
     tables = {
-        "data": {"train": "made up"},
+        "data": {"train": "made up", "scale": "none", "epochs": 1},
         "model": {"n_centers": p},
         "solver": {"name": solver},
         "run": {"device": "cpu"},

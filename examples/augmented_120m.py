@@ -111,6 +111,7 @@ def make_config(options: argparse.Namespace, stores: Stores) -> sk.RunConfig:
                 "train": stores[0],
                 "test": stores[1],
                 "copies": options.replicas,
+                "epochs": 1,
                 "transforms": [{"kind": "scale"}, {"kind": "noise", "sigma": options.sigma}],
             },
             "model": {"kernel": "laplace", "bandwidth": options.bandwidth, **centers},

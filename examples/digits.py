@@ -212,6 +212,7 @@ RUN_FILE = """\
 train = {train}
 test = {test}
 copies = {copies}
+epochs = 1
 transforms = [{{kind = "scale", mode = "global"}}, {{kind = "noise", sigma = {noise}}}]
 
 [model]

@@ -163,7 +163,7 @@ def fit(
     """One run. settings : as `RunConfig.with_overrides` takes them. centers : rows as stored."""
     config = sk.RunConfig.from_tables(
         {
-            "data": {"train": "in memory"},
+            "data": {"train": "in memory", "epochs": 1},
             "model": {"bandwidth": split.bandwidth},
             "run": {"random_state": split.seed, "device": split.device, "evaluate_every": 0},
         }

@@ -63,6 +63,7 @@ class ArraySource(BaseSource):
         self._checked = np.zeros(self.n_units, bool)
         self._fingerprint: str | None = None
         self._moments: Moments | None = None
+        self.statistics_read = not isinstance(self._X, np.ndarray)
         self._set_targets(classes)
         self.weighted = sample_weight is not None
         self._w = None

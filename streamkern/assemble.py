@@ -74,8 +74,8 @@ def start(
 
     setup = compute(
         op, points, samples, run.sizes, _choices(run),
-        n_samples=data.source.n_rows * config.data.epochs,
-        epochs=config.data.epochs if data.repeats else 1, report=report,
+        n_samples=data.source.n_rows * config.data.passes,
+        epochs=config.data.passes if data.repeats else 1, report=report,
     )  # fmt: skip
     solver = assemble(
         op, points, setup, run.sizes, _choices(run),
@@ -97,6 +97,7 @@ def start(
         "precision": run.precision,
         "grid": None if run.grid is None else asdict(run.grid),
         "scaling": scale_meta,
+        "scale": data.scale,
         "backend": run.backend.describe(),
     }
     return Assembled(solver, op, arrays | scale_arrays, meta)

@@ -30,7 +30,7 @@ from streamkern.random import Array, Empty, Fills, RowRandom, Run, in_turn
 
 Transform = Callable[[Array, Array, RowRandom], tuple[Array, Array]]
 Function = TypeVar("Function", bound=Callable[..., Any])
-CONSTANT = 1e-10
+CONSTANT = 16 * np.finfo(np.float64).eps  # of the mean: what rounding leaves of a constant
 Moments = tuple[float | None, float | None, np.ndarray | None, np.ndarray | None]
 
 
@@ -71,7 +71,10 @@ class Scale:
     mode : "global" (one mean and one scale), "feature" (one of each per feature) or "none"
     mean, scale : float, or (d,) for "feature"
         Both or neither; taken from the source's statistics when not given. A scale of 0
-        (a constant feature) counts as 1, and so does a measured one below 1e-10 of the mean.
+        (a constant feature) counts as 1, and so does a measured one that is rounding of the mean.
+
+    Of rows with a large common offset nothing is lost but what their dtype has lost already: the
+    mean is taken off in two parts where X is too narrow to hold it.
     """
 
     mode: str = "global"
@@ -119,6 +122,9 @@ class Scale:
         # One number goes along with the call; features are an array on the device.
         as_operand = X.dtype.type if self.mode == "global" else partial(xp.asarray, dtype=X.dtype)
         xp.subtract(X, as_operand(self.mean), out=scaled)
+        rest = self.mean - np.asarray(self.mean, X.dtype).astype(np.float64)
+        if (np.abs(rest) > np.finfo(X.dtype).eps * self.scale).any():
+            scaled -= as_operand(rest)
         scaled /= as_operand(self.scale)
         return scaled, Y
 

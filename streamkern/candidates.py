@@ -19,7 +19,7 @@ from streamkern.errors import ConfigError
 from streamkern.holdout import HELD_OUT, MIN_ROWS, Sample, draw, row_bytes
 from streamkern.kerneltable import in_settings
 from streamkern.machine import available_memory
-from streamkern.problem import Data
+from streamkern.problem import Data, auto_epochs, with_epochs
 from streamkern.report import size_text
 from streamkern.run import open_run
 from streamkern.selection import METHODS
@@ -28,8 +28,6 @@ from streamkern.source_base import Source
 
 ROWS, SAMPLE_BYTES = 20_000, 512 << 20
 CENTERS, MIN_CENTERS = 2000, 50
-# As many passes over the rows to fit as make this many samples, and not more.
-SAMPLES, MAX_PASSES = 100_000, 20
 RIDGES = (0.0, 1e-6, 1e-4)
 # Sizes that a run file fixes for the whole run mean nothing for a small one.
 _OF_THE_WHOLE = (
@@ -59,11 +57,10 @@ class Candidates:
         self.sample = _sampled(config, data, wishes.rows)
         n = len(self.sample.X)
         n_fit = n - -(-n // self.n_parts)  # at least, in any split
-        passes = wishes.epochs or max(1, min(MAX_PASSES, round(SAMPLES / n_fit)))
-        if config.solver.name == "falkon":  # which stops when it has converged
-            passes = wishes.epochs or MAX_PASSES
+        passes = wishes.epochs or auto_epochs(config.solver.name, n_fit)
         replicas = max(1, data.source.n_rows // data.base.n_rows)
-        self.copies, epochs = copies_and_epochs(passes, replicas, config.data.epochs)
+        asked = with_epochs(config, data.source.n_rows).data.passes
+        self.copies, epochs = copies_and_epochs(passes, replicas, asked)
         self._split: tuple[int, tuple[Source, Source]] | None = None
         for fold in reversed(range(folds)):  # all of them can be made
             self.split(fold)

@@ -37,6 +37,7 @@ from streamkern.options import (
     Overwrite,
     RunDir,
     RunFile,
+    Scaling,
     Scheduler,
     Set,
     Solver,
@@ -80,6 +81,7 @@ def plan(
     solver: Solver = None,
     memory: Memory = None,
     epochs: Epochs = None,
+    scale: Scaling = None,
     dask: Scheduler = None,
     cache: CacheFolder = None,
     cache_size: CacheSize = None,
@@ -94,7 +96,7 @@ def plan(
 
     config = run_config(
         run_file,
-        _given(train, test, run_dir, solver, epochs, dask, cache),
+        _given(train, test, run_dir, solver, epochs, scale, dask, cache),
         memory=memory,
         cache_size=cache_size,
         settings=settings,
@@ -118,6 +120,7 @@ def train(
     solver: Solver = None,
     memory: Memory = None,
     epochs: Epochs = None,
+    scale: Scaling = None,
     dask: Scheduler = None,
     cache: CacheFolder = None,
     cache_size: CacheSize = None,
@@ -131,7 +134,7 @@ def train(
 
     config = run_config(
         run_file,
-        _given(train, test, run_dir, solver, epochs, dask, cache),
+        _given(train, test, run_dir, solver, epochs, scale, dask, cache),
         memory=memory,
         cache_size=cache_size,
         settings=settings,
@@ -231,6 +234,7 @@ def _given(
     run_dir: str | None,
     solver: str | None,
     epochs: int | None,
+    scale: str | None,
     dask: str | None,
     cache: str | None,
 ) -> dict[str, Any]:
@@ -239,6 +243,7 @@ def _given(
         "data.train": train,
         "data.test": test,
         "data.epochs": epochs,
+        "data.scale": scale,
         "data.dask": dask,
         "data.cache": cache,
         "solver.name": solver,

@@ -153,6 +153,13 @@ class DataConfig(Table):
     sample_weight : name of the array of sample weights, in stores that streamkern did not write;
     ours bring theirs along. class_weight : "balanced", or weights by class name. See `weights`.
     Of `test`, only weights that an ingested store brings along count, and class weights do not.
+    transforms see rows in the units they are stored in, unless a scale is first among them.
+    scale : how what comes out of the transforms is scaled, as a part of the model: "feature", every
+    feature by its own mean and standard deviation; "global", all of them by one; "none"; "auto":
+    "global" for images and rows of uint8, which are pixels as a rule, "feature" for all others. A
+    scale in `transforms` takes its place.
+    epochs : passes; "auto": enough for 100 000 rows, copies included, between 1 and 20, and at
+    most 20 with solver "falkon", which stops when it has converged.
     cache : a folder that keeps chunks of remote stores, up to `cache_size`, by default half of the
     free disk, so that a second epoch or run does not fetch them again.
     """
@@ -168,7 +175,8 @@ class DataConfig(Table):
     class_weight: ClassWeights = None
     copies: Count = 1
     transforms: Transforms = ()
-    epochs: Count = 1
+    scale: Literal["auto", "feature", "global", "none"] = "auto"
+    epochs: AutoCount = "auto"
     batch_size: AutoCount = "auto"
     prefetch_threads: AutoCount = "auto"
     dask: Scheduler = None
@@ -190,6 +198,12 @@ class DataConfig(Table):
                 "data.train; give one for each"
             )
         return self
+
+    @property
+    def passes(self) -> int:
+        """`epochs` of a run that was opened, where "auto" is a number (`problem.with_epochs`)."""
+        assert not isinstance(self.epochs, str)
+        return self.epochs
 
     @property
     def train_urls(self) -> tuple[str, ...]:

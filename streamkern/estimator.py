@@ -26,8 +26,7 @@ __all__ = ["KernelClassifier", "KernelRegressor"]
 class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
     """Least-squares regression with f(x) = sum_j alpha_j k(x, z_j), trained by streaming.
 
-    No intercept is fitted and features are not scaled: centre the targets, and scale the features
-    or ask for it in `transforms`.
+    No intercept is fitted: centre the targets. Features are scaled, see `scale`.
 
     Parameters
     ----------
@@ -58,14 +57,20 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
         ("eigenpro1"). average : whether the model has the running average of the weights.
         step_scale : factor in (0, 1] on the step that was measured to be safe.
     tolerance : relative residual at which "falkon" stops; None: 1e-4.
-    epochs : passes over the data; "auto": enough for 100 000 rows, between 1 and 20; at most 20
-        with "falkon", which stops when it has converged. "direct" stops after the first, unless
-        transforms make every pass another one. In `partial_fit`, passes over each block; "auto":
-        one.
+    epochs : passes over the data; "auto": enough for 100 000 rows, copies included, between 1 and
+        20; at most 20 with "falkon", which stops when it has converged. "direct" stops after the
+        first, unless transforms make every pass another one. In `partial_fit`, passes over each
+        block; "auto": one.
     batch_size : rows per step.
     transforms : of the training rows, in order: tables as in a run file,
-        {"kind": "scale", "mode": "feature"}, or functions (X, Y, rng) -> (X, Y). Scaling is
-        part of the model and is applied to every row it sees; random ones are augmentation.
+        {"kind": "noise", "sigma": 0.5}, or functions (X, Y, rng) -> (X, Y). Random ones are
+        augmentation. They see rows in the units of X, unless {"kind": "scale"} is first.
+    scale : of the features, behind the transforms: "feature", every feature by its own mean and
+        standard deviation; "global", all of them by one; "none"; "auto": "global" for images and
+        rows of uint8, which are pixels as a rule, "feature" for all others. The numbers are those
+        of a store or of arrays in memory, else of a sample of the rows. Scaling is part of the
+        model: every row it sees, and `centers`, are given in the units of X. A constant feature is
+        only centred. A scale in `transforms` takes its place.
     precision : "exact" (float32), "float64", "high", "integer" or "fast" (for GPUs); "auto": the
         fastest that is as good as float32.
     device : "auto", "cpu", "gpu" or "gpu:N".

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import math
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
@@ -20,7 +19,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from streamkern import inputs
-from streamkern.augment import from_config
+from streamkern.augment import Transform, from_config, is_deterministic
 from streamkern.centers import as_centers
 from streamkern.config import SOLVER_OPTIONS, RunConfig
 from streamkern.devices import get_backend
@@ -36,12 +35,9 @@ from streamkern.step_rule import StepRule, largest
 from streamkern.train import Result, train
 from streamkern.warm import WarmStart
 
-# "auto" epochs: passes over small data until about this many rows were seen. On digits, diabetes
-# and Friedman's function the test score is then that of exact least squares to 0.001, or better.
-AUTO_SAMPLES, MAX_AUTO_EPOCHS = 100_000, 20
-
 # Where a parameter goes in a `RunConfig`. Messages name it the other way round.
 _SETTINGS = {
+    "scale": "data.scale",
     "epochs": "data.epochs",
     "batch_size": "data.batch_size",
     "kernel": "model.kernel",
@@ -80,7 +76,8 @@ def own_names() -> Iterator[None]:
         yield
     except StreamkernError as error:
         text = str(error).replace("run.device_memory", "memory")
-        text = text.replace("data.class_weight", "class_weight")
+        for name in ("class_weight", "transforms"):
+            text = text.replace(f"data.{name}", name)
         for name, path in _SETTINGS.items():
             text = text.replace(path, name)
         if text != str(error):
@@ -121,6 +118,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         epochs: int | str = "auto",
         batch_size: int | str = "auto",
         transforms: Any = (),
+        scale: str = "auto",
         precision: str = "auto",
         device: str = "auto",
         accelerator: str = "auto",
@@ -151,6 +149,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         self.epochs = epochs
         self.batch_size = batch_size
         self.transforms = transforms
+        self.scale = scale
         self.precision = precision
         self.device = device
         self.accelerator = accelerator
@@ -186,18 +185,16 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
             pair = test if isinstance(test, tuple) else (test, None)
             held_out = self._source(pair[0], pair[1], None, first=False)
         kernel, centers = self._given()
-        epochs = self.epochs
-        if isinstance(epochs, str) and epochs == "auto":
-            epochs = max(1, min(MAX_AUTO_EPOCHS, math.ceil(AUTO_SAMPLES / source.n_rows)))
-            epochs = MAX_AUTO_EPOCHS if self.solver == "falkon" else epochs
         with own_names():
-            stream = self._transformed(source, self._transforms(source))
-            config, warm = self._config(epochs), self._last_fit()
-            self._keep(
-                train(
-                    config, source=stream, test=held_out, kernel=kernel, centers=centers, warm=warm
-                )
+            config, warm = self._config(self.epochs), self._last_fit()
+            # Weights mean something in the scale they were fitted in.
+            kept = self._found if warm is not None and config.data.scale == "auto" else []
+            stream = self._transformed(source, [*self._transforms(source), *kept])
+            result = train(
+                config, source=stream, test=held_out, kernel=kernel, centers=centers, warm=warm
             )
+            self._keep(result)
+            self._found = kept or _found(result, stream)
         return self
 
     def _partial_fit(self, X: Any, y: Any) -> Self:
@@ -210,7 +207,10 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
             else:
                 online, bound = self._online
                 check_same_rows(source, self._row_shape, "X")
-            self._keep(online.advance(self._transformed(source, bound)))
+            stream = self._transformed(source, bound)
+            result = online.advance(stream)
+            self._keep(result)
+            bound += _found(result, stream)
         self._online = online, bound
         return self
 
@@ -253,6 +253,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         return self._warm
 
     _warm: WarmStart | None = None
+    _found: list[Transform]
     _row_shape: tuple[int, ...]
     _online: tuple[Online, list[Any]]
 
@@ -380,6 +381,11 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
             source = ArraySource(inputs.checked_rows(self, X, reset=False))
         with self._model() as model:
             model.predict_to(source, out, overwrite=overwrite)
+
+
+def _found(result: Result, stream: Source) -> list[Transform]:
+    """The scaling that a run put behind the transforms of its source."""
+    return list(result.model.fixed[sum(map(is_deterministic, stream.feed_transforms)) :])
 
 
 def _is_auto(value: Any) -> bool:

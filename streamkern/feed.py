@@ -53,6 +53,18 @@ class Rows(Protocol):
     def w(self) -> np.ndarray | None: ...
 
 
+def transform_dtype(
+    stored: np.dtype[Any], dtype: np.dtype[Any], transforms: Sequence[Transform]
+) -> np.dtype[Any]:
+    """What rows are while they go through the transforms, before they are cast to `dtype`.
+
+    Rows stored in float64 stay so: until a scaling has taken their offset off, float32 may not
+    hold what tells them apart (time stamps).
+    """
+    wide = len(transforms) > 0 and np.dtype(stored) == np.float64
+    return np.dtype(np.float64) if wide else np.dtype(dtype)
+
+
 def prepare(
     backend: Backend,
     block: Rows,
@@ -206,22 +218,25 @@ class _Path(NamedTuple):
         self, X: Array, y: Array, rows: Array, epoch: int, w: Array | None
     ) -> tuple[Array, Array, Array | None]:
         """X (m, d), Y (m, c) and sample weights (m,) of uploaded rows."""
+        work = transform_dtype(X.dtype, self.dtype, self.transforms)
         X, Y, weights = apply_transforms(
             self.backend.xp,
             self.transforms,
-            self._cast(X),
-            self._cast(y) if self.n_classes is None else self._one_hot(y, self.n_classes),
+            self._cast(X, work),
+            self._cast(y, self.dtype)
+            if self.n_classes is None
+            else self._one_hot(y, self.n_classes),
             self._weights(y, w),
             rows=rows,
             seed=self.seed,
             epoch=epoch,
             stage=(Stage.FEED_TRANSFORM,),
-            dtype=self.dtype,
+            dtype=work,
             run=self.backend.run,
             fills=self.backend.fills,
             empty=self.empty,
         )
-        return X.reshape(len(X), -1), Y, weights
+        return self._cast(X, self.dtype).reshape(len(X), -1), Y, weights
 
     def _weights(self, y: Array, w: Array | None) -> Array | None:
         if self.factors is None:
@@ -235,11 +250,11 @@ class _Path(NamedTuple):
             weights *= w
         return weights
 
-    def _cast(self, a: Array) -> Array:
+    def _cast(self, a: Array, dtype: np.dtype[Any]) -> Array:
         """`a` itself where it has the dtype."""
-        if a.dtype == self.dtype:
+        if a.dtype == dtype:
             return a
-        cast = self.empty(a.shape, self.dtype)
+        cast = self.empty(a.shape, dtype)
         cast[...] = a
         return cast
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import zarr
 
 from streamkern.checkpoint import RunDirectory
+from streamkern.config import RunConfig
 from streamkern.errors import ResumeMismatchError, RunError
 from streamkern.kernels import Kernel
 from streamkern.run import Run
@@ -65,6 +66,16 @@ def recorded_run(directory: RunDirectory | None) -> dict[str, Any] | None:
             "or give another run_dir"
         )
     return recorded
+
+
+def as_recorded(config: RunConfig, directory: RunDirectory | None) -> RunConfig:
+    """The settings, with the epochs that "auto" meant when the run was started."""
+    recorded = recorded_run(directory)
+    if recorded is None or config.data.epochs != "auto":
+        return config
+    return config.with_overrides(
+        {"data.epochs": recorded["identity"]["settings"]["data"]["epochs"]}
+    )
 
 
 def recorded_sizes(directory: RunDirectory | None) -> Sizes | None:

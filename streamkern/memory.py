@@ -111,8 +111,9 @@ def _count_stream(buffers: Buffers, problem: Problem, sizes: Sizes) -> None:
         sums = n_groups(outputs) * outputs
         add("always", "partial sums of products", sums, rows, itemsize=item)
     # The raw rows live until the prepared ones exist; a unit being decoded counts twice.
-    add("sample", "raw centers", p, problem.row_bytes + d * item)
-    add("sample", "raw sample and probe", s + h, problem.row_bytes + (d + c) * item)
+    wide = max(item, problem.transformed)
+    add("sample", "raw centers", p, problem.row_bytes + d * wide)
+    add("sample", "raw sample and probe", s + h, problem.row_bytes + d * wide + c * item)
     add("sample", "prepared sample and probe", s + h, point)
     add("host" if apart else "sample", "units being read", _in_hand(problem))
     add("host" if apart else "train", "loader", loader_bytes(problem, sizes))
@@ -128,7 +129,7 @@ def _count_stream(buffers: Buffers, problem: Problem, sizes: Sizes) -> None:
     add("train", "batch, prepared", 2 * m, point + c * item)
     add("train", "batch, cast and transformed", problem.feed_arrays * m, d + c, itemsize=item)
     add("train", "rows being evaluated", EVALUATED_ROWS,
-        problem.row_bytes + point + (d + 4 * c) * item)  # fmt: skip
+        problem.row_bytes + point + d * max(item, problem.transformed) + 4 * c * item)  # fmt: skip
     add("train", "weights, average, last good, copies for a checkpoint", 7 * p, c, itemsize=item)
 
 

@@ -98,7 +98,7 @@ class MixtureSource(BaseSource):
 
     def statistics(self) -> Moments:
         """Of the rows of an epoch: sum(p m), and sum(p (v + (m - mean)^2)), p being the shares."""
-        return _mixed([part.statistics() for part in self.parts], self.shares)
+        return mixed_moments([part.statistics() for part in self.parts], self.shares)
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -236,7 +236,7 @@ def _seed_of(seed: int, k: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def _mixed(moments: Sequence[Moments], shares: Sequence[float]) -> Moments:
+def mixed_moments(moments: Sequence[Moments], shares: Sequence[float]) -> Moments:
     """Moments of a mixture; None where a source has none."""
 
     def pair(which: int) -> tuple[Any, Any]:

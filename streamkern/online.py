@@ -131,7 +131,7 @@ class _Block:
             ) as feed,
         ):
             # Epoch numbers go on, so that no block is shuffled and augmented like another.
-            for batch in feed.epochs(first, first + config.data.epochs):
+            for batch in feed.epochs(first, first + config.data.passes):
                 self._step(batch)
                 if batch.index + 1 == loader.n_batches:
                     facts = self.solver.end_pass(self.state)
@@ -163,7 +163,7 @@ class _Block:
         online.good, online.guard = host(self.watch.good), self.watch.guard
         online.window = self.watch.read()
         online.step, online.samples = self.step, self.samples
-        online.epochs_done += self.run.config.data.epochs
+        online.epochs_done += self.run.config.data.passes
         data = self.run.data
         model = KernelModel(
             made.op, solver.Z, solver.weights(self.state), data.source.classes,

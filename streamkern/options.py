@@ -24,7 +24,12 @@ Solver = Annotated[
     typer.Option("--solver", help="auto, block, sgd, eigenpro1, 2, 3 or 4, direct, falkon."),
 ]
 Memory = Annotated[str | None, typer.Option("--memory", help='Such as "8 GiB".')]
-Epochs = Annotated[int | None, typer.Option("--epochs", help="Passes over the data.")]
+Epochs = Annotated[
+    int | None, typer.Option("--epochs", help="Passes over the data.  [default: auto]")
+]
+Scaling = Annotated[
+    str | None, typer.Option("--scale", help="Of features: auto, feature, global or none.")
+]
 Scheduler = Annotated[
     str | None, typer.Option("--dask", metavar="tcp://HOST:PORT", help="Cluster to read on.")
 ]

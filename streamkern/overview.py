@@ -59,6 +59,7 @@ def plan_overview(run: Run) -> dict[str, Any]:
         },
         "features": sizes.features,
         "centers": _choice(run),
+        "scale": run.data.scale,
         "kernel": {"kernel": model.kernel, "bandwidth": model.bandwidth},
         "solver": {"name": sizes.solver, "reason": run.reason},
         "sizes": _chosen(sizes),
@@ -124,6 +125,7 @@ def plan_text(plan: Mapping[str, Any]) -> str:
         f"{problem['centers']:,} {_WORDS[plan['features']]}{_choice_text(plan['centers'])}, "
         f"on {plan['device']}, precision {plan['precision']}, "
         f"accelerator {plan['accelerator']}",
+        f"scale: {plan['scale']}",
         _kernel_text(**plan["kernel"]),
         _solver_text(**plan["solver"], block=plan["block_reason"]),
         _pairs(_sizes_in_words(plan["sizes"]) | {"batches": _batches_text(plan)}),
@@ -309,6 +311,7 @@ def _solver(meta: Mapping[str, Any]) -> dict[str, Any]:
     sizes, setup = meta["sizes"], meta["setup"]
     return {
         "solver": sizes["solver"],
+        "scale": meta["scale"],
         **meta["kernel"],
         "batch_size": setup["batch_size"],
         "block_size": sizes["block_size"],

@@ -1,6 +1,7 @@
 """A run before it starts: the data opened, everything "auto" resolved, memory counted.
 
-`open_run` is what `streamkern plan` prints and what `train` begins with; it reads metadata only.
+`open_run` is what `streamkern plan` prints and what `train` begins with; it reads metadata only,
+and a sample of the rows where their scaling needs one.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from streamkern.choice import choose
 from streamkern.config import RunConfig
 from streamkern.devices import get_backend
 from streamkern.errors import ConfigError
+from streamkern.feed import transform_dtype
 from streamkern.fourier import FourierFeatures, check_sampled
 from streamkern.kernels import Kernel, get_kernel
 from streamkern.memory import Buffers, count
@@ -23,7 +25,7 @@ from streamkern.plan import unit_sizes
 from streamkern.points import Grid, point_bytes, point_width, scratch_bytes
 from streamkern.precision import resolve_precision
 from streamkern.prefetch import MAX_THREADS
-from streamkern.problem import Data, count_centers, open_data
+from streamkern.problem import Data, count_centers, open_data, with_epochs
 from streamkern.selection import ROW_METHODS, Selection, selection
 from streamkern.sizes import ON_FEATURES, Problem, Sizes, Wishes
 from streamkern.sizing import block_reason
@@ -38,6 +40,7 @@ SAVING = 128 << 20  # beside the arrays, while `checksums` has chunks of them on
 class Run:
     """Everything `plan` prints and `train` needs before the first row is read.
 
+    config : with the epochs as a number.
     reason : why it is this solver. block_reason : why its blocks have this size, if it was chosen.
     """
 
@@ -72,6 +75,7 @@ def open_run(
     """
     kernel = get_kernel(config.model.kernel) if kernel is None else kernel
     data = open_data(config, source)
+    config = with_epochs(config, data.source.n_rows)
     p = n_centers if n_centers is not None else count_centers(config, data)
     settings = config.run
     threads = None if settings.threads == "auto" else settings.threads
@@ -117,9 +121,9 @@ def _check_method(config: RunConfig, data: Data, sizes: Sizes, given: bool) -> N
             f"solver.ridge={config.solver.ridge:g} is not defined for solver "
             f"{sizes.solver!r} on a kernel; set it to 0 or use solver 'block', 'direct' or 'falkon'"
         )
-    if sizes.solver == "falkon" and config.data.epochs < 2:
+    if sizes.solver == "falkon" and config.data.passes < 2:
         raise ConfigError(
-            f"data.epochs={config.data.epochs} must be at least 2 with solver 'falkon', whose "
+            f"data.epochs={config.data.passes} must be at least 2 with solver 'falkon', whose "
             "first pass is no iteration yet; set it to the iterations wished for and 1 more"
         )
     if not sizes.in_place:
@@ -162,9 +166,11 @@ def _problem(
     itemsize = 8 if precision == "float64" else 4
     row_bytes = data.d * source.dtype.itemsize + target_bytes(source)
     unit_rows = int(unit_sizes(source).max())
+    floating = np.dtype(f"f{itemsize}")
+    transformed = transform_dtype(source.dtype, floating, source.feed_transforms).itemsize
     return Problem(
         n_rows=source.n_rows,
-        epochs=config.data.epochs,
+        epochs=config.data.passes,
         d=data.d,
         c=source.n_outputs,
         p=p,
@@ -175,7 +181,8 @@ def _problem(
         width=width,
         tile_bytes=backend.tile_rows * min(backend.tile_width(width), p) * itemsize,
         library_bytes=backend.library_bytes,
-        feed_arrays=1 + max(1, len(source.feed_transforms)),
+        feed_arrays=1 + transformed // itemsize * max(1, len(source.feed_transforms)),
+        transformed=transformed,
         point_bytes=point_bytes(data.d, precision, backend, kernel),
         scratch_bytes=backend.prepare_rows * scratch_bytes(data.d, precision, kernel),
         staging=backend.staging,

@@ -33,6 +33,7 @@ class Problem:
     itemsize : 4 or 8. threads : tile threads. width : columns of a prepared row.
     tile_bytes : a thread's tile. library_bytes : code that the backend loads.
     feed_arrays : of a batch that the feed holds: the cast rows, and what each transform makes.
+    transformed : bytes of an entry of X while it goes through the transforms.
     point_bytes : a prepared row, if it does not hold `width` of `itemsize`. scratch_bytes : to
     prepare rows in. staging : batches in the ring that feeds a device with memory of its own.
     readers : units read at once at most while training; 0 is one for each thread.
@@ -56,6 +57,7 @@ class Problem:
     tile_bytes: int
     library_bytes: int = 0
     feed_arrays: int = 2
+    transformed: int = 4
     point_bytes: int | None = None
     scratch_bytes: int = 0
     staging: int = 0

@@ -112,6 +112,7 @@ class BaseSource(ABC):
     parts: tuple[Source, ...] = ()  # the sources this one is made from
     weighted = False  # whether blocks have sample weights
     repeats = True  # whether every epoch has the same rows, but for transforms and `parts`
+    statistics_read = False  # whether `statistics` reads rows that are not in memory
     # Sum of the weights (without any: the number) of the rows of an epoch, of each class (c,), or
     # of all where y are values (1,); None where it is not known without reading the data.
     totals: np.ndarray | None = None

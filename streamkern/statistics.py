@@ -7,9 +7,10 @@ such triples merge by the update of Chan, Golub and LeVeque (1979):
     mean  = mean_a + delta * n_b / n
     M2    = M2_a + M2_b + delta^2 * n_a n_b / n
 
-which does not cancel as sum(x^2) - sum(x)^2 / n would. Of targets n is the sum of the sample
-weights, where rows have some. The slab size depends on the row size only, so that the same chunks
-in the same order give the same bits, interrupted or not.
+which does not cancel as sum(x^2) - sum(x)^2 / n would. All of it is of differences to the first
+row, so that a constant column has no deviation at all, and one far from 0 loses none. Of targets n
+is the sum of the sample weights, where rows have some. The slab size depends on the row size only,
+so that the same chunks in the same order give the same bits, interrupted or not.
 """
 
 from __future__ import annotations
@@ -51,17 +52,20 @@ class Moments:
 
     def __init__(self, n_columns: int) -> None:
         self.weight = 0.0
-        self.mean = np.zeros(n_columns)
+        self._first: NDArray[np.float64] | None = None
+        self._mean = np.zeros(n_columns)  # less the first row
         self._m2 = np.zeros(n_columns)
-        self._slab = max(1, _SLAB_BYTES // (8 * n_columns))
+        self._slab = max(1, _SLAB_BYTES // (8 * max(1, n_columns)))
 
     def add(self, rows: NDArray[Any], w: NDArray[Any] | None = None) -> None:
         """Take in rows (k, n_columns) of any dtype, with the weights w (k,), or 1 each."""
+        if self._first is None and len(rows):
+            self._first = rows[0].astype(np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
             for start in range(0, len(rows), self._slab):
                 part = slice(start, start + self._slab)
                 self._add_slab(
-                    rows[part].astype(np.float64),
+                    rows[part] - self._first,
                     None if w is None else w[part].astype(np.float64)[:, None],
                 )
 
@@ -74,11 +78,17 @@ class Moments:
         np.square(block, out=block)
         if w is not None:
             block *= w
-        delta = mean - self.mean
+        delta = mean - self._mean
         total = self.weight + weight
-        self.mean += delta * (weight / total)
+        self._mean += delta * (weight / total)
         self._m2 += block.sum(axis=0) + delta**2 * (self.weight * weight / total)
         self.weight = total
+
+    @property
+    def mean(self) -> NDArray[np.float64]:
+        """(n_columns,); not finite where it overflows."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self._mean if self._first is None else self._first + self._mean
 
     def variance(self) -> NDArray[np.float64]:
         """(n_columns,); infinite where it overflows."""
@@ -133,7 +143,7 @@ class RunningStatistics:
         counts = None if self._counts is None else tuple(int(c) for c in self._counts)
         target_mean, target_scale = self._target_moments()
         return Statistics(
-            mean=mean.copy(),
+            mean=mean,
             scale=np.sqrt(variance),
             global_mean=float(mean.mean()),
             global_scale=float(np.sqrt(total)),
@@ -158,4 +168,4 @@ class RunningStatistics:
         variance = targets.variance()
         if not (np.isfinite(targets.mean).all() and np.isfinite(variance).all()):
             raise DataError("the variance of y overflows float64; scale y down before storing it")
-        return targets.mean.copy(), np.sqrt(variance)
+        return targets.mean, np.sqrt(variance)

@@ -15,6 +15,7 @@ from streamkern.cluster import check_cluster, connect
 from streamkern.config import RunConfig
 from streamkern.identity import (
     StopRequest,
+    as_recorded,
     check_same_run,
     recorded_run,
     recorded_sizes,
@@ -75,6 +76,7 @@ def train(
             keep=config.run.keep_checkpoints,
             storage_options=config.data.storage_options,
         )
+    config = as_recorded(config, directory)
     run = open_run(
         config, source=source, n_centers=None if given is None else len(given),
         fixed_sizes=recorded_sizes(directory), on_cluster=client is not None, kernel=kernel,

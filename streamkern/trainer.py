@@ -235,7 +235,7 @@ class Trainer:
         return self._result()
 
     def _loop(self) -> None:
-        position, epochs = self.position, self.run.config.data.epochs
+        position, epochs = self.position, self.run.config.data.passes
         total = self.run.data.source.n_rows * epochs
         began = time.perf_counter()
         self.meter = Meter(self.loader, position.samples)
@@ -284,7 +284,7 @@ class Trainer:
 
     def _finished(self) -> str | None:
         """Why the epochs that are left are not needed, or None."""
-        left = self.position.epoch < self.run.config.data.epochs
+        left = self.position.epoch < self.run.config.data.passes
         return self.solver.finished(self.state) if left else None
 
     def _watch(self, bar: Progress) -> None:
@@ -293,7 +293,7 @@ class Trainer:
         if self.watch.full:
             loss = self._judge()
             self._log_training(loss, bar)
-        last = position.epoch == self.run.config.data.epochs or self.ended is not None
+        last = position.epoch == self.run.config.data.passes or self.ended is not None
         if self._evaluation_due() and not last:
             self._evaluate()  # the end has its own
         if self.stop.requested:

@@ -42,8 +42,8 @@ class WarmStart:
         if self.Z.shape != Z.shape or not np.array_equal(self.Z[order], Z):
             raise ConfigError(
                 f"solver.warm_start={self.place} has other centers than this run: they must be "
-                "the same after scaling; give both runs the same centers and transforms, or leave "
-                "warm_start out"
+                "the same after scaling; give both runs the same centers, transforms and scale, "
+                "or leave warm_start out"
             )
         if self.alpha.shape[1] != meta["n_outputs"] or self.classes != meta["classes"]:
             raise ConfigError(

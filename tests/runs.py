@@ -104,7 +104,7 @@ def stream(method: str = "block") -> Source:
 def settings(run_dir: Path | None = None, **overrides: Any) -> RunConfig:
     """Settings of a run; overrides are dotted: ``**{"solver.name": "block"}``."""
     tables: dict[str, dict[str, Any]] = {
-        "data": {"train": "given in memory", "batch_size": M, "epochs": 2},
+        "data": {"train": "given in memory", "batch_size": M, "epochs": 2, "scale": "none"},
         "model": {"bandwidth": 3.0, "n_centers": P},
         "run": {
             "device": "cpu",

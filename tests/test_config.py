@@ -137,6 +137,7 @@ def test_all_settings_in_a_run_file(solver: str, tmp_path: Path) -> None:
         class_weight = {cat = 2, dog = 0.5}
         y = "labels"
         copies = 20
+        scale = "feature"
         epochs = 2
         batch_size = 256
         prefetch_threads = 3
@@ -533,7 +534,7 @@ def test_identity_is_json_and_leaves_out_what_may_change() -> None:
     [
         ("solver.block_size", 200, "solver.block_size: was 'auto', now 200"),
         ("data.train", "b", "data.train: was 'a.zarr', now 'b'"),
-        ("data.epochs", 2, "data.epochs: was 1, now 2"),
+        ("data.epochs", 2, "data.epochs: was 'auto', now 2"),
         ("run.random_state", 1, "run.random_state: was 0, now 1"),
         ("data.transforms", [{"kind": "flip"}], "data.transforms: was [], now [{'kind': 'flip'}]"),
     ],

@@ -99,7 +99,7 @@ def test_in_a_grid_search_and_a_pipeline() -> None:
 
 
 def test_fitted_attributes_give_the_predictions() -> None:
-    model = KernelRegressor(n_centers=50, bandwidth=2.0, epochs=2, **SMALL).fit(X, Y)
+    model = KernelRegressor(n_centers=50, bandwidth=2.0, epochs=2, scale="none", **SMALL).fit(X, Y)
     assert model.centers_.shape == (50, 4)
     assert model.dual_coef_.shape == (50, 2)
     assert model.bandwidth_ == 2.0
@@ -114,7 +114,9 @@ def test_fitted_attributes_give_the_predictions() -> None:
 
 def test_converges_to_least_squares() -> None:
     centers = X[::5]
-    model = KernelRegressor(centers=centers, bandwidth=2.0, epochs=200, **SMALL).fit(X, Y)
+    model = KernelRegressor(centers=centers, bandwidth=2.0, epochs=200, scale="none", **SMALL).fit(
+        X, Y
+    )
     np.testing.assert_array_equal(model.centers_, centers.astype(np.float32))
     exact = np.linalg.lstsq(laplace(X, centers, 2.0), Y, rcond=None)[0]
     new = rng.normal(size=(100, 4))
@@ -126,7 +128,7 @@ def test_converges_to_least_squares() -> None:
 def test_ridge_is_kernel_ridge() -> None:
     exact = KernelRidge(alpha=0.01 * len(X), kernel="rbf", gamma=0.5 / 1.5**2).fit(X, Y)
     model = KernelRegressor(
-        "gaussian", bandwidth=1.5, centers="all", ridge=0.01, epochs=100, **SMALL
+        "gaussian", bandwidth=1.5, centers="all", ridge=0.01, epochs=100, scale="none", **SMALL
     ).fit(X, Y)
     np.testing.assert_allclose(model.predict(X), exact.predict(X), atol=0.02 * np.ptp(Y))
 
@@ -158,7 +160,7 @@ def test_a_kernel_of_ones_own() -> None:
         def profile(self, sq: Any, xp: Any) -> Any:
             return 1 / (1 + sq) ** 2
 
-    model = KernelRegressor(Lorentz(3.0), epochs=5, **SMALL).fit(X, Y)
+    model = KernelRegressor(Lorentz(3.0), epochs=5, scale="none", **SMALL).fit(X, Y)
     assert (model.bandwidth_, model.kernel.bandwidth) == (3.0, 3.0)
     F = (1 + (cdist(X, model.centers_) / 3) ** 2) ** -2 @ model.dual_coef_
     np.testing.assert_allclose(model.predict(X), F, atol=2e-3)
@@ -193,7 +195,7 @@ def test_falkon_stops_at_the_tolerance() -> None:
     passes = []
     for tolerance in (0.1, None, 1e-6):
         model = KernelRegressor(solver="falkon", ridge=1e-4, n_centers=60, tolerance=tolerance,
-                                bandwidth=2.0, **SMALL).fit(X, Y)  # fmt: skip
+                                bandwidth=2.0, scale="none", **SMALL).fit(X, Y)  # fmt: skip
         passes.append(model.report_["samples"] // 300)
         assert "converged" in model.report_["ended"]
     assert passes[0] < passes[1] < passes[2] < 20
@@ -359,10 +361,11 @@ def test_scaling_is_part_of_the_model_and_noise_is_not() -> None:
     objects = KernelRegressor(transforms=[Scale("feature"), GaussianNoise(0)], epochs=2, **SMALL)
     objects.fit(raw, Y)
     np.testing.assert_array_equal(tables.dual_coef_, objects.dual_coef_)
-    plain = KernelRegressor(epochs=2, **SMALL).fit(scaled.astype(np.float32), Y)
+    bare = {"scale": "none", **SMALL}
+    plain = KernelRegressor(epochs=2, **bare).fit(scaled.astype(np.float32), Y)
     np.testing.assert_allclose(tables.centers_, plain.centers_, atol=1e-5)
     np.testing.assert_allclose(tables.predict(raw), plain.predict(scaled), atol=1e-2)
-    noisy = KernelRegressor(transforms=[GaussianNoise(0.3)], epochs=4, **SMALL).fit(X, Y)
+    noisy = KernelRegressor(transforms=[GaussianNoise(0.3)], epochs=4, **bare).fit(X, Y)
     np.testing.assert_array_equal(noisy.predict(X), noisy.predict(X))
     assert not np.array_equal(noisy.dual_coef_, plain.dual_coef_)
     assert set(noisy.centers_.ravel()) <= set(X.astype(np.float32).ravel())
@@ -391,7 +394,7 @@ def test_partial_fit_of_one_block_is_fit() -> None:
 def test_blocks_add_up() -> None:
     features, y = make_friedman1(4500, n_features=5, noise=0.5, random_state=0)
     y -= y.mean()
-    model = KernelRegressor(n_centers=200, **SMALL)
+    model = KernelRegressor(n_centers=200, scale="none", **SMALL)
     scores = []
     for start in range(0, 4000, 500):
         block = slice(start, start + 500)
@@ -520,7 +523,7 @@ def test_pickling_and_cloning() -> None:
         ({"block_size": 301}, "^block_size=301 must lie between 1 and n_centers=300"),
         ({"kernel": "rbf"}, "^kernel='rbf' must be one of \"laplace\""),
         ({"solver": "adam"}, "^solver='adam' must be one of"),
-        ({"epochs": 0}, "^epochs=0 must be a whole number"),
+        ({"epochs": 0}, '^epochs=0 must be "auto" or a whole number'),
         ({"precision": "half"}, "^precision='half' must be one of"),
         ({"device": "tpu"}, "^device='tpu' must be"),
         ({"memory": "much"}, "^memory='much' must be"),

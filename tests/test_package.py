@@ -48,7 +48,7 @@ STATE = {
     *("documents", "runlog", "lease", "folder", "checksums", "sealed", "checkpoint", "saver"),
 }
 RUN = {
-    *("precision", "choice", "problem", "run", "centers", "balanced", "choosing"),
+    *("precision", "choice", "scaling", "problem", "run", "centers", "balanced", "choosing"),
     *("assemble", "model", "guard"),
     *("identity", "warm", "trainer", "train", "runfile", "holdout", "candidates", "trials"),
     *("trainings", "tuning"),

@@ -48,7 +48,10 @@ def store(tmp_path: Path) -> Path:
 
 def test_data_of_a_store(store: Path) -> None:
     transforms = [{"kind": "noise", "sigma": 0.1}, {"kind": "scale", "mode": "feature"}]
-    config = settings(**{"data.train": str(store), "data.copies": 3, "data.transforms": transforms})
+    config = settings(
+        **{"data.train": str(store), "data.copies": 3, "data.transforms": transforms,
+           "data.scale": "auto"}
+    )  # fmt: skip
     data = open_data(config)
     assert (data.source.n_rows, data.base.n_rows, data.d) == (3 * N, N, D)
     assert [type(t) for t in data.fixed] == [Scale]
@@ -70,7 +73,8 @@ def test_data_of_a_store(store: Path) -> None:
 )
 def test_what_counts_as_augmented(make: Any, augmented: bool) -> None:
     """Rows that come out in more than one form, also where that happens with the read."""
-    assert open_data(settings(), make()).augmented is augmented
+    auto = settings(**{"data.scale": "auto"})
+    assert open_data(auto, make()).augmented is augmented
 
 
 def images(**options: Any) -> ArraySource:

@@ -233,14 +233,15 @@ def test_a_store_gives_the_bits_of_its_arrays(tmp_path: Path) -> None:
     ingest(X, tmp_path / "train.zarr", y=y, chunk_mb=1, shuffle=False)
     source = ArraySource(X, y, unit_rows=600)
     scaled = AugmentedSource(source, 2, [Scale("feature"), GaussianNoise(0.1)])
-    finished(settings(tmp_path / "array"), source=scaled)
+    auto = {"data.scale": "auto"}
+    finished(settings(tmp_path / "array", **auto), source=scaled)
     transforms = [{"kind": "scale", "mode": "feature"}, {"kind": "noise", "sigma": 0.1}]
     overrides = {
         "data.train": str(tmp_path / "train.zarr"),
         "data.copies": 2,
         "data.transforms": transforms,
     }
-    finished(settings(tmp_path / "store", **overrides))
+    finished(settings(tmp_path / "store", **overrides, **auto))
     assert_same_bits(final(tmp_path / "store"), final(tmp_path / "array"))
 
 
@@ -270,7 +271,7 @@ def test_images_and_values_of_uint8() -> None:
     X = np.random.default_rng(0).integers(0, 255, (90, 4, 4, 1), np.uint8)
     y = X.reshape(90, -1).astype(float).mean(axis=1) > 127
     source = AugmentedSource(ArraySource(X, y, unit_rows=30), 1, [Scale("global")])
-    result = finished(settings(**{"model.n_centers": 30}), source=source)
+    result = finished(settings(**{"model.n_centers": 30, "data.scale": "auto"}), source=source)
     # Rows that are no centers: the float32 distance of a row to itself is not quite zero.
     mean, scale, X = X.mean(), X.std(dtype=np.float64), X[::-1, ::-1]
     flat = (X.reshape(90, -1) - mean) / scale
@@ -446,7 +447,7 @@ def test_a_ridge_holds_the_weights_where_the_kernel_matrix_is_singular(block_siz
     ridge, Z = 1e-4, X[:400]
     config = sk.RunConfig.from_tables(
         {
-            "data": {"train": "memory", "epochs": 40},
+            "data": {"train": "memory", "epochs": 40, "scale": "none"},
             "model": {"kernel": "gaussian", "bandwidth": 0.3},
             "solver": {"name": "block", "block_size": block_size, "ridge": ridge},
             "run": {"device": "cpu"},
