@@ -32,8 +32,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
-import numpy as np
-
 from streamkern import documents
 from streamkern.checksums import UnverifiedError
 from streamkern.durable import is_temporary
@@ -49,10 +47,13 @@ from streamkern.folder import Hold, open_folder, reason
 from streamkern.runlog import RunLog, read_lines
 from streamkern.sealed import (
     STEM,
+    Into,
+    Parts,
     Saved,
     checked_meta,
     load,
     named_group,
+    on_host,
     promised,
     publish,
 )
@@ -248,7 +249,7 @@ class RunDirectory:
         except OSError as error:
             raise RunError(f"the run log in {self.place} can not be read: {error}") from error
 
-    def save_setup(self, arrays: Mapping[str, np.ndarray], meta: Mapping[str, object]) -> None:
+    def save_setup(self, arrays: Mapping[str, Parts], meta: Mapping[str, object]) -> None:
         """Store what setup computed, once per run; a later call replaces it atomically."""
         with self._writing("the setup") as hold:
             names = self._folder.names()
@@ -258,7 +259,7 @@ class RunDirectory:
     def save(
         self,
         step: int,
-        arrays: Mapping[str, np.ndarray],
+        arrays: Mapping[str, Parts],
         meta: Mapping[str, object],
         before: Callable[[], object] | None = None,
     ) -> None:
@@ -290,7 +291,7 @@ class RunDirectory:
         where: str,
         stem: str,
         step: int,
-        arrays: Mapping[str, np.ndarray],
+        arrays: Mapping[str, Parts],
         meta: Mapping[str, object],
         names: set[str],
         before: Callable[[], object] | None = None,

@@ -45,9 +45,14 @@ _AT_ONCE = (2, 16)  # chunks, where requests take time
 class Parts(Protocol):
     """An array that is read and written by parts: NumPy's, or one that lies on a device."""
 
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    ndim: int
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    @property
+    def ndim(self) -> int: ...
 
     def __getitem__(self, part: Any, /) -> Any: ...
 
@@ -81,7 +86,7 @@ def publish(
     folder: Folder,
     stem: str,
     step: int,
-    arrays: Mapping[str, np.ndarray],
+    arrays: Mapping[str, Parts],
     meta: Mapping[str, object],
     *,
     run: Mapping[str, Any] | None,
@@ -134,8 +139,8 @@ def load(folder: Folder, manifest: str, into: Into = on_host) -> Saved:
     """What `manifest` promises, every byte of it checked.
 
     into : gives for the name, shape and dtype of an array what its parts are put into, or None for
-    an array that is not wanted. Raises UnverifiedError when it is not all there as it was written, and StorageError when it
-    can not be told because the storage fails.
+    an array that is not wanted. Raises UnverifiedError when it is not all there as it was written,
+    and StorageError when it can not be told because the storage fails.
     """
     body = promised(folder, manifest)
     try:
@@ -235,9 +240,7 @@ def chunk_rows(shape: tuple[int, ...], itemsize: int) -> int:
     return max(1, math.ceil(n_rows / max(1, n_chunks)))
 
 
-def _write_arrays(
-    folder: Folder, group: str, arrays: Mapping[str, Parts]
-) -> dict[str, list[Any]]:
+def _write_arrays(folder: Folder, group: str, arrays: Mapping[str, Parts]) -> dict[str, list[Any]]:
     """Write a group that is not there yet; [size, SHA-256] of every file."""
     store = RecordingStore(folder.store(group, read_only=False))
     root = zarr.create_group(store)
