@@ -141,10 +141,9 @@ class Trainer:
         if setup is None:
             self.made = start(self.run, kernel=kernel, given=centers, report=self._report)
             if self.directory is not None:
-                parts = map(self.run.backend.by_parts, self.made.arrays.values())
-                self.directory.save_setup(
-                    dict(zip(self.made.arrays, parts, strict=True)), self.made.meta
-                )
+                by_parts = self.run.backend.by_parts
+                arrays = {name: by_parts(a) for name, a in self.made.arrays.items()}
+                self.directory.save_setup(arrays, self.made.meta)
         else:
             self.made = reassemble(self.run, setup.arrays, setup.meta, kernel=kernel)
             self._warn_of_changes(setup.meta["backend"], record)
