@@ -5,7 +5,9 @@ Files are streamed, not mapped, so the same code reads local, compressed and rem
 
 from __future__ import annotations
 
+import math
 import struct
+import tokenize
 from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
@@ -14,8 +16,15 @@ from numpy.typing import NDArray
 
 from streamkern.columns import Files
 from streamkern.conform import RawBlock
-from streamkern.errors import DataError
+from streamkern.decompress import DAMAGE
+from streamkern.errors import DataError, MemoryBudgetError, StreamkernError
 
+# Version 3 differs from 2 in the names of fields alone, which are no plain dtype.
+_NPY_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+    (3, 0): np.lib.format.read_array_header_2_0,
+}
 _IDX_DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 
@@ -75,17 +84,19 @@ class ArrayReader:
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         assert self.n_rows is not None
-        row_bytes = max(1, int(np.prod(self._X.shape[1:])) * np.dtype(self._X.dtype).itemsize)
+        held = [a for a in (self._X, self._y, self._w) if a is not None]
+        row_bytes = max(1, sum(math.prod(a.shape[1:]) * a.dtype.itemsize for a in held))
         # At least a chunk at a time: a smaller slice would decode the same chunk again.
         rows = max(block_bytes // row_bytes, self._aligned, 1)
         rows -= rows % self._aligned
+        check_row_bytes(row_bytes, min(self._aligned, self.n_rows), self._where, block_bytes)
         while start < self.n_rows:
             stop = min(start - start % rows + rows, self.n_rows)
             try:
                 X = np.asarray(self._X[start:stop])
                 y = np.empty((len(X), 0)) if self._y is None else np.asarray(self._y[start:stop])
                 w = None if self._w is None else np.asarray(self._w[start:stop])
-            except (OSError, MemoryError, DataError):
+            except (OSError, MemoryError, StreamkernError, *DAMAGE):
                 raise
             except Exception as error:  # a codec, a truncated file: whatever the library raises
                 raise DataError(
@@ -101,6 +112,17 @@ class ArrayReader:
             start = stop
 
 
+def check_row_bytes(row_bytes: int, rows: int, where: str, block_bytes: int) -> None:
+    """MemoryBudgetError where so many rows, which are read at once, take far more than a block."""
+    limit = 8 * block_bytes
+    if row_bytes * rows > limit:
+        what = "a row" if rows == 1 else f"a chunk ({rows} rows)"
+        raise MemoryBudgetError(
+            f"{what} of {where} takes {row_bytes * rows} bytes, and the memory given allows "
+            f"{limit}; give more memory, or make it smaller"
+        )
+
+
 class FileArray:
     """An n-dimensional array in a file, read by row slices; sequential slices do not seek."""
 
@@ -110,7 +132,7 @@ class FileArray:
         self.shape, self.dtype = shape, dtype
         self._file, self._where = file, where
         self._data = file.tell()
-        self._row_bytes = int(np.prod(shape[1:])) * dtype.itemsize
+        self._row_bytes = math.prod(shape[1:]) * dtype.itemsize
         self._row = 0
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
@@ -129,6 +151,12 @@ class FileArray:
             view[: len(data)] = data
             view = view[len(data) :]
         self._row = stop
+        # Reading on also makes a compressed file compare its checksum, which follows the rows.
+        if stop == self.shape[0] and self._file.read(1):
+            raise DataError(
+                f"{self._where} goes on after the last of its {stop} rows; it is damaged, or "
+                "several arrays in one file: save them apart"
+            )
         return out
 
 
@@ -136,11 +164,12 @@ def npy_array(file: IO[bytes], where: str) -> FileArray:
     """The array behind a .npy header; nothing is unpickled."""
     try:
         version = np.lib.format.read_magic(file)
-        if version == (1, 0):
-            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-        else:
-            shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
-    except ValueError as error:
+        if version not in _NPY_HEADERS:
+            raise ValueError(f"its format {version} is unknown")
+        shape, fortran, dtype = _NPY_HEADERS[version](file)
+        if any(size < 0 for size in shape):
+            raise ValueError(f"its shape is {shape}")
+    except (ValueError, SyntaxError, tokenize.TokenError, RecursionError) as error:
         raise DataError(f"{where} is not a .npy file: {error}") from error
     if dtype.hasobject:
         raise DataError(f"{where} holds Python objects; save it with a plain dtype")

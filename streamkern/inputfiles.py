@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import lzma
 import os
-import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -14,6 +10,7 @@ from typing import Any
 import fsspec
 
 from streamkern.arrayfiles import is_idx
+from streamkern.decompress import DAMAGE, decompressed
 from streamkern.errors import (
     ConfigError,
     DataError,
@@ -35,17 +32,20 @@ _KINDS = {
 
 @contextmanager
 def explained_damage(url: Url) -> Iterator[None]:
-    """Raises DataError for a compressed file that is damaged or cut short."""
+    """Raises DataError for a file that is damaged or cut short."""
     try:
         yield
-    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, lzma.LZMAError) as error:
-        # What gzip and bz2 raise for damage is an OSError, as most is that is none.
-        damage = isinstance(error, gzip.BadGzipFile) or str(error) == "Invalid data stream"
-        if isinstance(error, OSError) and not damage:
+    except StreamkernError:
+        raise
+    except (OSError, *DAMAGE) as error:
+        # An OSError of the system has a number; gzip, bz2, pyarrow and h5py raise some for damage.
+        if isinstance(error, OSError) and error.errno is not None:
             raise
+        packed = str(url).endswith((*_COMPRESSED, ".npz"))
         raise DataError(
-            f"{redact(url)} does not decompress ({error}); it is damaged or cut short, or was "
-            "on its way here: try again, or get it again from where it came"
+            f"{redact(url)} {'does not decompress' if packed else 'can not be read'} ({error}); it "
+            "is damaged or cut short, or was on its way here: try again, or get it again from "
+            "where it came"
         ) from error
 
 
@@ -93,8 +93,10 @@ class Place:
         """The same, closed by the caller."""
         with _named(url):
             if is_object(url):
-                return open_object(str(url), self.options)
-            return fsspec.open(os.fspath(url), "rb", compression="infer", **self.options).open()
+                file = open_object(str(url), self.options)
+            else:
+                file = fsspec.open(os.fspath(url), "rb", **self.options).open()
+        return decompressed(file, str(url))
 
     def identity(self, url: Url) -> dict[str, str]:
         """What tells this file from a changed one, without reading it."""

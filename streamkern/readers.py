@@ -343,9 +343,17 @@ def _npz_reader(url: Url, asked: Asked, place: Place) -> Reader:
         if name not in held:
             raise _no_array(name, held, where)
     arrays = [
-        npy_array(place.keep(archive.open(f"{name}.npy")), f"{name} of {where}") for name in names
+        npy_array(place.keep(_entry(archive, name, where)), f"{name} of {where}") for name in names
     ]
     return ArrayReader(arrays, where, identity)
+
+
+def _entry(archive: zipfile.ZipFile, name: str, where: str) -> Any:
+    """An array's file in an archive, open."""
+    try:
+        return archive.open(f"{name}.npy")
+    except (RuntimeError, NotImplementedError) as error:  # encrypted; a compression of others
+        raise DataError(f"{name} of {where} can not be read: {error}; save it again") from error
 
 
 def _hdf5_reader(url: Url, asked: Asked, place: Place) -> Reader:

@@ -9,10 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-import fsspec.compression
-from fsspec.utils import infer_compression
-
-from streamkern.errors import DataError
+from streamkern.errors import DataError, StorageError
 from streamkern.objects import Objects
 from streamkern.storage import local_path, open_objects, redact
 
@@ -37,7 +34,7 @@ def split_object(url: str, storage_options: Mapping[str, Any]) -> tuple[Objects,
 
 
 def open_object(url: str, storage_options: Mapping[str, Any]) -> Any:
-    """An open binary file over the object at `url`, decompressed by its ending.
+    """An open binary file over the object at `url`.
 
     Close it: a plain file that was replaced while it was read may say so only then.
 
@@ -46,9 +43,7 @@ def open_object(url: str, storage_options: Mapping[str, Any]) -> Any:
     """
     objects, name = split_object(url, storage_options)
     size, version = objects.stat(name)
-    file = _Checked(_ObjectFile(objects, name, size, version), _RANGE)
-    compression = infer_compression(name)
-    return file if compression is None else fsspec.compression.compr[compression](file, mode="rb")
+    return _Checked(_ObjectFile(objects, name, size, version), _RANGE)
 
 
 class _NoCollection:
@@ -133,7 +128,7 @@ class _ObjectFile(io.RawIOBase):
                 if stop == self._size:
                     self.check_version()
                 return wanted
-        raise OSError(f"{self._name} of {self._objects!r} ended at another length than it had")
+        raise StorageError(f"{self._name} of {self._objects!r} ended at another length than it had")
 
     def check_version(self) -> None:
         """DataError if what was read since the last check may be of two versions."""

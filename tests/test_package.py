@@ -34,7 +34,17 @@ DATA_LANE = {
     *("chunkfile", "layout", "metadata", "statistics", "store", "describe"),
     *("storedchunks", "unfinished", "writer", "fill"),
     *("cache", "cachedobjects", "meter", "readspeed"),
-    *("readers", "inputfiles", "arrayfiles", "tables", "columns", "conform", "shuffle", "ingest"),
+    *(
+        "readers",
+        "inputfiles",
+        "decompress",
+        "arrayfiles",
+        "tables",
+        "columns",
+        "conform",
+        "shuffle",
+        "ingest",
+    ),
     *("augment", "source_base", "sources", "arrays", "generator", "mixture", "materialise"),
     *("plan", "fetch", "remote", "cluster", "buffers", "prefetch", "feed", "weights"),
 }
