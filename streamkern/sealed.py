@@ -29,6 +29,7 @@ from streamkern import documents
 from streamkern.checksums import CheckedStore, RecordingStore, UnverifiedError
 from streamkern.errors import CheckpointError, StorageError
 from streamkern.folder import Folder, reason
+from streamkern.memory import SAVED_CHUNK
 from streamkern.report import utc_now
 
 KIND = "checkpoint"
@@ -37,7 +38,7 @@ _KEYS = {"step", "group", "saved", "arrays", "files", "meta", "run"}
 STEM = re.compile(r"((?:\d{12}-)?(?:\d{12}|setup))(-\d{1,3})?")
 _NAME = re.compile(r"(?!__)[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _KINDS = frozenset("?bhilqBHILQefdFD")  # bool, integers, half to double, complex
-_CHUNK_BYTES = (8 << 20, 64 << 20)
+_CHUNK_BYTES = (8 << 20, SAVED_CHUNK)
 _AT_ONCE = (2, 16)  # chunks, where requests take time
 
 

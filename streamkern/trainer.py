@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.assemble import Assembled, reassemble, start
+from streamkern.assemble import Arrivals, Assembled, is_computed_with, reassemble, start
 from streamkern.checkpoint import RunDirectory
 from streamkern.cluster import dashboard_link
 from streamkern.errors import (
@@ -137,7 +137,8 @@ class Trainer:
             warm = None
         elif warm is None:
             warm = load_warm_start(self.run.config)
-        setup = None if self.directory is None else self.directory.load_setup()
+        arriving = Arrivals(self.run.backend, is_computed_with)
+        setup = None if self.directory is None else self.directory.load_setup(arriving)
         if setup is None:
             self.made = start(self.run, kernel=kernel, given=centers, report=self._report)
             if self.directory is not None:
@@ -145,15 +146,16 @@ class Trainer:
                 arrays = {name: by_parts(a) for name, a in self.made.arrays.items()}
                 self.directory.save_setup(arrays, self.made.meta)
         else:
-            self.made = reassemble(self.run, setup.arrays, setup.meta, kernel=kernel)
+            self.made = reassemble(self.run, arriving.arrays(setup), setup.meta, kernel=kernel)
             self._warn_of_changes(setup.meta["backend"], record)
-        del setup
+        del setup, arriving
         self.solver = self.made.solver
         self._resume(warm)
         self._open_pipeline(self.made, client)
 
     def _resume(self, warm: WarmStart | None) -> None:
-        saved = None if self.directory is None else self.directory.load_latest()
+        arriving = Arrivals(self.run.backend, lambda name: name != "window")
+        saved = None if self.directory is None else self.directory.load_latest(arriving)
         if saved is None:
             alpha = None if warm is None else warm.weights(self.made.arrays, self.made.meta)
             self.state = self.solver.init(alpha if alpha is None else self._on_device(alpha))
@@ -161,8 +163,9 @@ class Trainer:
             self._report("start", {"setup": _summary(self.made.meta), **self.cluster})
             self._keep_skipped(() if warm is None else warm.skipped)
             return
-        self.state = self.solver.restore(saved.arrays, saved.meta["state"])
-        good = self.run.backend.asarray(saved.arrays["good"])
+        arrays = arriving.arrays(saved)
+        self.state = self.solver.restore(arrays, saved.meta["state"])
+        good = self.run.backend.asarray(arrays["good"])
         window = [(float(a), float(b)) for a, b in saved.arrays["window"]]
         guard = Guard.restore(saved.meta["guard"])
         self.watch = Watch(self.solver, self.state, good, guard, window)
