@@ -121,7 +121,7 @@ def predictions(url: Any, options: dict[str, Any] | None = None) -> np.ndarray:
     from streamkern.storage import zarr_store
 
     group: Any = zarr.open_group(zarr_store(url, storage_options=options), mode="r")
-    check(group.attrs["complete"], "the end of the predictions")
+    check(group.attrs["streamkern"]["status"] == "complete", "the end of the predictions")
     return np.column_stack([group["values"][:], group["labels"][:]])
 
 

@@ -20,6 +20,7 @@ import typer
 from streamkern import cli_data, cli_tune
 from streamkern.console import (
     EXIT_INTERRUPTED,
+    Line,
     as_text,
     explain,
     say,
@@ -44,8 +45,8 @@ from streamkern.options import (
     StorageOption,
     Test,
     Train,
-    XName,
-    YName,
+    column_list,
+    number_or_text,
     options_for,
     parse_options,
     run_config,
@@ -53,9 +54,20 @@ from streamkern.options import (
 
 if TYPE_CHECKING:
     from streamkern.model import KernelModel
-    from streamkern.sources import ZarrSource
 
 DEBUG = "--debug"
+ModelOf = Annotated[str, typer.Argument(metavar="RUN_DIR")]
+RowInputs = Annotated[list[str], typer.Argument(metavar="INPUT...", help="Stores, or files.")]
+RowsX = Annotated[
+    str | None, typer.Option("--x", help="Feature columns (a,b,c), or array of rows.")
+]
+RowsY = Annotated[
+    list[str] | None,
+    typer.Option("--y", help="Target column or array, or labels file; repeatable."),
+]
+RowsWeight = Annotated[
+    str | None, typer.Option("--sample-weight", help="Weights: a column, an array, or a file.")
+]
 
 app = typer.Typer(
     add_completion=False,
@@ -159,20 +171,22 @@ def train(
 
 @app.command()
 def evaluate(
-    run_dir: Annotated[str, typer.Argument(metavar="RUN_DIR")],
-    store: Annotated[str, typer.Argument(metavar="STORE")],
-    x: XName = "X",
-    y: YName = "y",
+    run_dir: ModelOf,
+    inputs: RowInputs,
+    x: RowsX = None,
+    y: RowsY = None,
+    sample_weight: RowsWeight = None,
     device: DeviceName = "auto",
     as_json: AsJson = False,
     storage_option: StorageOption = None,
 ) -> None:
-    """Evaluate a trained model on a store."""
+    """Evaluate a trained model on stores, or on files as ingest takes them."""
     from streamkern.report import table
 
     options = parse_options(storage_option)
-    source, model = _source_and_model(run_dir, store, device, options, x=x, y=y)
-    with model.backend:
+    with _rows_and_model(
+        run_dir, inputs, device, options, x=x, y=y, sample_weight=sample_weight, targets=True
+    ) as (source, model):
         metrics = model.evaluate(source)
     row: dict[str, Any] = {"rows": source.n_rows, **metrics}
     if as_json:
@@ -183,24 +197,46 @@ def evaluate(
 
 @app.command()
 def predict(
-    run_dir: Annotated[str, typer.Argument(metavar="RUN_DIR")],
-    store: Annotated[str, typer.Argument(metavar="STORE")],
-    out: Annotated[str, typer.Argument(metavar="OUT", help="Zarr group for the predictions.")],
-    x: XName = "X",
+    run_dir: ModelOf,
+    inputs: RowInputs,
+    out: Annotated[str, typer.Argument(metavar="OUT", help=".zarr, .npy, .csv or .parquet.")],
+    x: RowsX = None,
+    y: RowsY = None,
+    sample_weight: RowsWeight = None,
+    order: Annotated[
+        str, typer.Option(help="source: of the files a store was made from. store: as it is read.")
+    ] = "source",
+    values: Annotated[
+        bool, typer.Option("--values", help="In .npy the scores of classes, not labels.")
+    ] = False,
     device: DeviceName = "auto",
     overwrite: Overwrite = False,
     storage_option: StorageOption = None,
 ) -> None:
-    """Write the values (and labels) a trained model predicts for every row of a store."""
+    """Write what a model predicts for every row of stores, or of files as ingest takes them.
+
+    Columns of targets are not needed, and are left out by the names they had in training, or by
+    --y. After an interruption the same command goes on.
+    """
     from streamkern.report import redact
 
     options = parse_options(storage_option)
-    source, model = _source_and_model(run_dir, store, device, options, x=x, y=None)
-    with model.backend:
-        model.predict_to(
-            source, out, overwrite=overwrite, storage_options=options_for(options, out)
+    with (
+        _rows_and_model(
+            run_dir, inputs, device, options, x=x, y=y, sample_weight=sample_weight, targets=False
+        ) as (source, model),
+        Line(sys.stderr) as line,
+    ):
+        n_rows = model.predict_to(
+            source,
+            out,
+            order=order,
+            values=values,
+            overwrite=overwrite,
+            storage_options=options_for(options, out),
+            progress=line.show,
         )
-    typer.echo(f"{source.n_rows:,} rows predicted into {redact(out)}")
+    typer.echo(f"{n_rows:,} rows predicted into {redact(out)}")
 
 
 app.command()(cli_data.info)
@@ -269,22 +305,39 @@ def _skipped(texts: tuple[str, ...]) -> dict[str, Any]:
     return {"skipped": list(texts)} if texts else {}
 
 
-def _source_and_model(
+@contextlib.contextmanager
+def _rows_and_model(
     run_dir: str,
-    url: str,
+    inputs: Sequence[str],
     device: str,
     options: Mapping[str, Any],
     *,
-    x: str,
-    y: str | None,
-) -> tuple[ZarrSource, KernelModel]:
-    """The rows, and the model that was trained on rows like them."""
+    x: str | None,
+    y: Sequence[str] | None,
+    sample_weight: str | None,
+    targets: bool,
+) -> Iterator[tuple[Any, KernelModel]]:
+    """The rows, and the model that was trained on rows like them, until the end of the block."""
+    from streamkern.filerows import open_rows
     from streamkern.model import load_model
-    from streamkern.sources import ZarrSource
 
-    source = ZarrSource(url, x=x, y=y, storage_options=options_for(options, url))
+    wanted = [number_or_text(name) for name in y or ()]
     run_options = options_for(options, run_dir)
-    return source, load_model(run_dir, device=device, storage_options=run_options)
+    model = load_model(run_dir, device=device, storage_options=run_options)
+    with model.backend, contextlib.ExitStack() as files:
+        rows = open_rows(
+            inputs,
+            files,
+            columns=model.columns,
+            target_columns=model.target_columns,
+            classes=model.classes,
+            targets=targets,
+            x=None if x is None else column_list(x),
+            y=None if not wanted else wanted[0] if len(wanted) == 1 else wanted,
+            sample_weight=None if sample_weight is None else number_or_text(sample_weight),
+            input_options=options_for(options, *inputs),
+        )
+        yield rows, model
 
 
 # ----------------------------------------------------------------------------------- the entry

@@ -367,11 +367,8 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
             with self._model() as model:
                 return model.values(rows.reshape(len(rows), *self._row_shape))
         source = inputs.open_stream(X, targets=False)
-        F = np.empty((source.n_rows, self.dual_coef_.shape[1]), self.dual_coef_.dtype)
         with self._model() as model:
-            for block, part, _ in model.stream(source):
-                F[block.rows[0] : block.rows[0] + len(block.rows)] = model.backend.to_host(part)
-        return F
+            return model.predict(source)
 
     def _write(self, X: Any, out: Any, overwrite: bool) -> None:
         check_is_fitted(self)

@@ -131,7 +131,7 @@ def open_stores(
     weights: Sequence[float] | None = None,
     *,
     x: str = "X",
-    y: str = "y",
+    y: str | None = "y",
     w: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
     cache: Cache | None = None,

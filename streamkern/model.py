@@ -6,33 +6,32 @@ It evaluates any source in streamed units; nothing of the size of the data is he
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import zarr
-from zarr.codecs import Crc32cCodec
 
+from streamkern.answerfiles import Answers, class_labels
 from streamkern.assemble import load_scaling, load_trained, operator
-from streamkern.augment import Transform
+from streamkern.augment import Transform, describe_transform
 from streamkern.backend import Array, Backend, tiles
 from streamkern.checkpoint import RunDirectory
 from streamkern.devices import get_backend
 from streamkern.errors import ConfigError, DataError, RunError
 from streamkern.feed import prepare
+from streamkern.filerows import FileRows
 from streamkern.memory import EVALUATED_ROWS
 from streamkern.points import Points
+from streamkern.predictions import Progress, Question, write_predictions
 from streamkern.problem import check_evaluable, targets
 from streamkern.products import KernelOperator
-from streamkern.report import redact
-from streamkern.source_base import Block, Source, read_units
-from streamkern.storage import local_path, zarr_store
-
-PREDICTION_CHUNK = 8 << 20
+from streamkern.source_base import Block, Source, all_blocks, numbered_blocks
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -54,7 +53,9 @@ class KernelModel:
 
     Z : points of the centers, right side. weights : (p, c) on the device. classes : sorted names,
     or None for values. fixed : transforms applied to every row. skipped : a sentence for each
-    damaged checkpoint that is newer than the one it was loaded from.
+    damaged checkpoint that is newer than the one it was loaded from. columns, target_columns :
+    names of the features and targets it was trained on, where they have some. origin : the run it
+    is of.
     """
 
     op: KernelOperator
@@ -64,11 +65,19 @@ class KernelModel:
     row_shape: tuple[int, ...]
     fixed: tuple[Transform, ...]
     skipped: tuple[str, ...] = ()
+    columns: tuple[str, ...] | None = None
+    target_columns: tuple[str, ...] | None = None
+    origin: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def backend(self) -> Backend:
         """Where it is evaluated."""
         return self.op.backend
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of f(X)."""
+        return self.op.dtype
 
     @property
     def n_outputs(self) -> int:
@@ -84,17 +93,22 @@ class KernelModel:
             out[rows] = self.backend.to_host(self._block_values(block, None, 0)[0])
         return out
 
-    def stream(self, source: Source) -> Iterator[tuple[Block, Array, Array]]:
+    def stream(self, source: Source | FileRows) -> Iterator[tuple[Block, Array, Array]]:
         """(block, f(X), Y) of every unit in order, read ahead by one thread.
 
         f(X) and Y are on the device: compute with them inside `backend.active()`.
         """
-        check_evaluable(source, self.row_shape, "the data")
+        source = self._checked(source)
         classes = self.classes if source.classes is not None else None
-        for block in read_units(source, range(source.n_units), 0, 0):
+        for block in all_blocks(source):
             for rows in tiles(len(block.rows), EVALUATED_ROWS):
                 part = block.take(rows)
                 yield part, *self._block_values(part, classes, source.n_outputs)
+
+    def _checked(self, source: Any) -> Any:
+        """Rows like those of the training data, their columns in the same order."""
+        check_evaluable(source, self.row_shape, "the data")
+        return source
 
     @on_its_backend
     def _block_values(
@@ -107,7 +121,7 @@ class KernelModel:
         return self.op.product(self.op.points(X, left=True), self.Z, self.weights), Y
 
     @on_its_backend
-    def evaluate(self, source: Source) -> dict[str, float]:
+    def evaluate(self, source: Source | FileRows) -> dict[str, float]:
         """Mean squared error over all rows and outputs, and the accuracy where there are classes.
 
         The error is against one-hot targets {0, 1} for classes. Both are weighted means where
@@ -134,70 +148,109 @@ class KernelModel:
             metrics["accuracy"] = correct / n
         return metrics
 
-    def predict_to(
-        self, source: Source, url: str, *, overwrite: bool = False, storage_options: Any = None
-    ) -> None:
-        """Write f(x) of every row of `source`, in its order, to a Zarr group at `url`.
+    def answers(
+        self, source: Source | FileRows, start: int = 0
+    ) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
+        """(place in the order of reading, numbers of the rows (k,), f(X) on the host (k, c)).
 
-        Arrays `values` (n, c) and, with classes, `labels` (n,), numbers into the attribute
-        `classes`. The attribute `complete` is written last.
+        From place `start` on. Numbers are those of the files or arrays that the data was made from,
+        see `BaseSource.source_rows`.
         """
-        check_evaluable(source, self.row_shape, "the data")
-        store = zarr_store(url, storage_options=storage_options, read_only=False)
-        _check_free(store, url, overwrite)
-        group = zarr.create_group(store, overwrite=overwrite)
-        rows = max(1, PREDICTION_CHUNK // (self.n_outputs * self.op.dtype.itemsize))
-        shape, codecs = (source.n_rows, self.n_outputs), [Crc32cCodec()]
-        values = group.create_array(
-            "values", shape=shape, chunks=(min(rows, shape[0]), shape[1]), dtype=self.op.dtype,
-            compressors=codecs,
-        )  # fmt: skip
-        labels = None
-        if self.classes is not None:
-            group.attrs["classes"] = list(self.classes)
-            labels = group.create_array(
-                "labels", shape=shape[:1], chunks=(min(rows, shape[0]),), dtype=np.int64,
-                compressors=codecs,
-            )  # fmt: skip
-        for first, F in self._slabs(source, rows):
-            values[first : first + len(F)] = F
-            if labels is not None:
-                labels[first : first + len(F)] = F.argmax(axis=1)
-        group.attrs["complete"] = True
+        for place, block in numbered_blocks(self._checked(source), start):
+            for rows in tiles(len(block.rows), EVALUATED_ROWS):
+                if place + rows.stop > start:
+                    part = block.take(rows)
+                    yield place + rows.start, part.rows, self._host_values(part)
 
-    def _slabs(self, source: Source, rows: int) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-        """Values of consecutive rows, `rows` at a time: whole chunks of the output."""
-        first, pending, waiting = 0, list[npt.NDArray[Any]](), 0
-        for _, F, _ in self.stream(source):
-            pending.append(np.array(self.backend.to_host(F)))
-            waiting += len(F)
-            while waiting >= rows:
-                joined = np.concatenate(pending)
-                yield first, joined[:rows]
-                first, pending, waiting = first + rows, [joined[rows:]], waiting - rows
-        if waiting:
-            yield first, np.concatenate(pending)
+    @on_its_backend
+    def _host_values(self, block: Block) -> npt.NDArray[Any]:
+        return np.array(self.backend.to_host(self._block_values(block, None, 0)[0]))
 
+    def predict(self, source: Source) -> npt.NDArray[Any]:
+        """f(X) of every row of `source`, (n, c): row k is that of row k of what it was made from.
 
-def _check_free(store: Any, url: str, overwrite: bool) -> None:
-    """Raise unless predictions may be written to `url`.
+        The order of a store is that of the files or arrays that were ingested; of several stores,
+        of one store after the other; of anything else, its own.
+        """
+        n = source.n_rows
+        out, seen = np.empty((n, self.n_outputs), self.dtype), np.zeros(n, bool)
+        for _, rows, F in self.answers(source):
+            inside = rows[rows < n]
+            seen[inside] = True
+            out[inside] = F[rows < n]
+        if not seen.all():
+            raise DataError(
+                f"row {int(np.argmin(seen))} of {n} is not in the data: the numbers of its rows "
+                "are damaged; ingest it again"
+            )
+        return out
 
-    zarr overwrites a whole folder, whatever is in it: only earlier predictions may go.
-    """
-    path = local_path(url)
-    try:
-        found = zarr.open(store, mode="r")
-    except (FileNotFoundError, NotADirectoryError):
-        if path is None or not path.exists() or (path.is_dir() and not any(path.iterdir())):
-            return
-        found = None
-    ours = isinstance(found, zarr.Group) and {*found.keys()} <= {"values", "labels"}
-    if not ours:
-        raise ConfigError(
-            f"{redact(url)} holds something other than predictions; give another output"
+    def predict_to(
+        self,
+        source: Source | FileRows,
+        url: str | os.PathLike[str],
+        *,
+        order: str = "source",
+        values: bool = False,
+        overwrite: bool = False,
+        storage_options: Any = None,
+        progress: Progress | None = None,
+    ) -> int:
+        """Write f(x), and labels of classes, of every row of `source`; returns how many rows.
+
+        The same call goes on where a killed one stopped. What it has computed is kept until then
+        in a folder beside the output, OUT.predict, of the size of the values.
+
+        Parameters
+        ----------
+        url : its ending says what is written. ``.zarr``, or none: a group of `values` (n, c) and,
+            with classes, `labels` (n,); its attribute ``streamkern`` says where they come from and
+            that they are complete. ``.npy``: the labels (n,), or the values (n, c), of one target
+            (n,). ``.csv`` and ``.parquet``: columns ``row``, then the label and a score for each
+            class, or the targets by name. Files are local ones. Labels are the user's own: whole
+            numbers where all are, else text.
+        order : "source": row k belongs to row k of the files or arrays that the data was made from,
+            as in `predict`. "store": as they are read, with the number of each row in `row`.
+        values : the scores of classes, rather than labels, in a ``.npy`` file.
+        overwrite : replace predictions that say that streamkern wrote them. CSV and .npy files can
+            not, and are never replaced.
+
+        Raises
+        ------
+        ConfigError, DataError
+            The place is taken, or the rows are not like those of the model.
+        OSError
+            Also when the disk is full: the same call goes on.
+        """
+        source = self._checked(source)
+        labels = None if self.classes is None else class_labels(self.classes)
+        answers = Answers(
+            0, self.dtype, self.n_outputs, labels, self.target_columns, record=self._record(source)
         )
-    if not overwrite:
-        raise ConfigError(f"{redact(url)} exists already; give another output or overwrite it")
+        compute = functools.partial(self.answers, source)
+        return write_predictions(
+            Question(answers, source.n_rows, compute), url, order=order, values=values,
+            overwrite=overwrite, storage_options=storage_options, progress=progress,
+        )  # fmt: skip
+
+    def _record(self, source: Source | FileRows) -> dict[str, Any]:
+        """Where predictions come from, JSON."""
+        return {
+            "model": {**self.origin, "sha256": self._digest()},
+            "data": {
+                "fingerprint": source.fingerprint,
+                "files": [list(file) for file in getattr(source, "files", ())],
+            },
+            "classes": None if self.classes is None else list(self.classes),
+        }
+
+    @on_its_backend
+    def _digest(self) -> str:
+        """Of all that values follow from, but for the device."""
+        described = [self.op.kernel.describe(), *map(describe_transform, self.fixed)]
+        digest = hashlib.sha256(json.dumps([described, self.op.precision], default=str).encode())
+        digest.update(np.ascontiguousarray(self.backend.to_host(self.weights)).tobytes())
+        return digest.hexdigest()
 
 
 def _ids(rows: slice) -> npt.NDArray[np.int64]:
@@ -237,6 +290,7 @@ def load_model(
             tuple(setup.meta["row_shape"]),
             load_scaling(setup.arrays, setup.meta["scaling"]),
             skipped=saved.skipped,
+            origin={"run": run.place, "step": saved.step},
         )
     except BaseException:
         backend.close()

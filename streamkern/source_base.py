@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -232,6 +233,33 @@ def read_units(source: Source, units: Iterable[int], seed: int, epoch: int) -> I
     """The blocks of `units`, in order, a few of them read ahead by threads that end with it."""
     calls = (partial(source.read_unit, int(u), seed, epoch) for u in units)
     return _ahead(source, calls)
+
+
+def all_blocks(source: Any) -> Iterator[Block]:
+    """The blocks of a source, or of `FileRows`, in order."""
+    if hasattr(source, "numbered_blocks"):
+        return (block for _, block in source.numbered_blocks(0))
+    return read_units(source, range(source.n_units), 0, 0)
+
+
+def numbered_blocks(source: Any, start: int) -> Iterator[tuple[int, Block]]:
+    """(place of its first row, block) from the block that holds place `start` to the last one.
+
+    The `rows` of these are numbers as in `BaseSource.source_rows`.
+    """
+    if hasattr(source, "numbered_blocks"):
+        yield from source.numbered_blocks(start)
+        return
+    units = range(source.n_units)
+    first = bisect_right(units, start, key=lambda u: source.unit_bounds(u)[1])
+    calls = (partial(_numbered, source, u) for u in units[first:])
+    yield from _ahead(source, calls)
+
+
+def _numbered(source: Any, u: int) -> tuple[int, Block]:
+    block, numbers = source.read_unit(u, 0, 0), getattr(source, "source_rows", None)
+    place = source.unit_bounds(u)[0]
+    return place, block if numbers is None else block._replace(rows=numbers(u))
 
 
 def read_targets(source: Source, u: int, seed: int, epoch: int) -> np.ndarray:

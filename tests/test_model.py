@@ -1,19 +1,16 @@
-"""A trained model by itself: values, metrics, predictions; of a result or a run directory."""
+"""A trained model by itself: values and metrics; of a result or a run directory."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import tensorstore
-import zarr
 
 from streamkern import model as model_module
 from streamkern.errors import ConfigError, RunError
-from streamkern.model import KernelModel, load_model
+from streamkern.model import load_model
 from streamkern.sources import ArraySource, AugmentedSource
 from streamkern.train import Result
 from tests.faults import tree
@@ -28,7 +25,6 @@ from tests.runs import (
     brute_force,
     finished,
     latest_step,
-    process,
     settings,
     stopped,
     stream,
@@ -54,16 +50,15 @@ def truth(result: Result) -> Array:
 
 
 @pytest.fixture
-def small_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles, slabs and chunks whose borders fall inside the test rows, and not together."""
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles whose borders fall inside the test rows, and not on those of units."""
     monkeypatch.setattr(model_module, "EVALUATED_ROWS", 10)
-    monkeypatch.setattr(model_module, "PREDICTION_CHUNK", 17 * C * 4)
 
 
 # -- values and metrics ---------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("small_slabs")
+@pytest.mark.usefixtures("small_tiles")
 def test_values_and_metrics_are_those_of_the_formula(result: Result, truth: Array) -> None:
     X, y = arrays(N_TEST, 5)
     np.testing.assert_allclose(result.model.values(X), truth, atol=1e-4)
@@ -156,106 +151,6 @@ def test_other_targets_are_not_evaluated(
     """The same number of classes under other names would give a wrong accuracy in silence."""
     with pytest.raises(ConfigError, match=named):
         result.model.evaluate(ArraySource(arrays(20, 5)[0], y, **options))
-
-
-# -- predictions ----------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("small_slabs")
-def test_predictions_are_plain_zarr_in_row_order(
-    result: Result, truth: Array, tmp_path: Path
-) -> None:
-    url = tmp_path / "out.zarr"
-    result.model.predict_to(array_source(N_TEST, 5), str(url))
-    group = zarr.open_group(str(url), mode="r")
-    np.testing.assert_allclose(group["values"][...], truth, atol=1e-4)
-    np.testing.assert_array_equal(group["labels"][...], truth.argmax(axis=1))
-    assert dict(group.attrs) == {"classes": list(CLASSES), "complete": True}
-    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(url / "values")}}
-    other_reader = tensorstore.open(spec, read=True).result().read().result()
-    np.testing.assert_array_equal(other_reader, group["values"][...])
-
-
-def test_rows_without_targets_can_be_predicted(result: Result, tmp_path: Path) -> None:
-    X, _ = arrays(N_TEST, 5)
-    result.model.predict_to(ArraySource(X), str(tmp_path / "out"))
-    values = zarr.open_group(str(tmp_path / "out"), mode="r")["values"][...]
-    np.testing.assert_array_equal(values, result.model.values(X))
-
-
-def test_values_have_no_labels(tmp_path: Path) -> None:
-    X, _ = arrays()
-    model = finished(settings(), source=ArraySource(X, X[:, :2], unit_rows=16)).model
-    model.predict_to(ArraySource(X), str(tmp_path / "out"))
-    group = zarr.open_group(str(tmp_path / "out"), mode="r")
-    assert set(group.keys()) == {"values"}
-    assert dict(group.attrs) == {"complete": True}
-
-
-def test_predictions_are_not_overwritten_unasked(result: Result, tmp_path: Path) -> None:
-    url = str(tmp_path / "out")
-    result.model.predict_to(array_source(20, 5), url)
-    before = tree(tmp_path)
-    with pytest.raises(ConfigError, match="exists already"):
-        result.model.predict_to(array_source(30, 6), url)
-    assert tree(tmp_path) == before
-    result.model.predict_to(array_source(30, 6), url, overwrite=True)
-    assert zarr.open_group(url, mode="r")["values"].shape == (30, C)
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_nothing_else_is_ever_overwritten(
-    result: Result, overwrite: bool, tmp_path: Path, run_dir: Path
-) -> None:
-    """zarr would delete the whole folder, whatever is in it."""
-    photos = tmp_path / "photos"
-    photos.mkdir()
-    (photos / "cat.jpg").write_bytes(b"meow")
-    zarr.create_group(str(tmp_path / "train.zarr")).create_array("X", shape=(3,), dtype="f4")
-    zarr.create_array(str(tmp_path / "array.zarr"), shape=(3,), dtype="f4")
-    before = tree(tmp_path)
-    for place in (tmp_path, photos, photos / "cat.jpg", tmp_path / "train.zarr",
-                  tmp_path / "array.zarr"):  # fmt: skip
-        with pytest.raises(ConfigError, match="something other than predictions"):
-            result.model.predict_to(array_source(20, 5), str(place), overwrite=overwrite)
-    assert tree(tmp_path) == before
-
-
-def test_an_empty_folder_is_a_free_place(result: Result, tmp_path: Path) -> None:
-    result.model.predict_to(array_source(20, 5), str(tmp_path))
-    assert zarr.open_group(str(tmp_path), mode="r").attrs["complete"]
-
-
-def _predict_and_die(run_dir: Path, url: Path) -> None:
-    import signal
-
-    model_module.EVALUATED_ROWS, model_module.PREDICTION_CHUNK = 10, 17 * C * 4
-    model = load_model(run_dir, threads=1)
-    slabs = model._slabs
-
-    def die_in_the_middle(source: Any, rows: int) -> Any:
-        for i, slab in enumerate(slabs(source, rows)):
-            if i == 3:
-                os.kill(os.getpid(), signal.SIGKILL)
-            yield slab
-
-    KernelModel._slabs = lambda self, source, rows: die_in_the_middle(source, rows)  # type: ignore[method-assign]
-    model.predict_to(array_source(N_TEST, 5), str(url))
-
-
-def test_predictions_of_a_killed_process_are_not_complete(
-    result: Result, run_dir: Path, tmp_path: Path
-) -> None:
-    life = process(_predict_and_die, run_dir, tmp_path / "out")
-    life.join(60)
-    assert life.exitcode == -9
-    group = zarr.open_group(str(tmp_path / "out"), mode="r")
-    assert "complete" not in group.attrs
-    assert group["values"].shape == (N_TEST, C)
-    with pytest.raises(ConfigError, match="exists already"):
-        result.model.predict_to(array_source(N_TEST, 5), str(tmp_path / "out"))
-    result.model.predict_to(array_source(N_TEST, 5), str(tmp_path / "out"), overwrite=True)
-    assert zarr.open_group(str(tmp_path / "out"), mode="r").attrs["complete"]
 
 
 @pytest.mark.parametrize("method", METHODS)

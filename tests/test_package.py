@@ -46,6 +46,7 @@ DATA_LANE = {
         "ingest",
     ),
     *("augment", "source_base", "sources", "arrays", "generator", "mixture", "materialise"),
+    *("filerows", "answerspool", "answerfiles"),
     *("plan", "fetch", "remote", "cluster", "buffers", "prefetch", "feed", "weights"),
 }
 MATHS_LANE = {
@@ -60,6 +61,7 @@ STATE = {
 RUN = {
     *("precision", "choice", "scaling", "problem", "run", "centers", "balanced", "choosing"),
     *("assemble", "model", "guard"),
+    "predictions",
     *("identity", "warm", "trainer", "train", "runfile", "holdout", "candidates", "trials"),
     *("trainings", "tuning"),
 }
