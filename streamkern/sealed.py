@@ -267,7 +267,7 @@ def _write_arrays(folder: Folder, group: str, arrays: Mapping[str, Parts]) -> di
 
 
 def _read_arrays(
-    folder: Folder, group: str, body: Mapping[str, Any], into: Into = on_host
+    folder: Folder, group: str, body: Mapping[str, Any], into: Into
 ) -> dict[str, Any]:
     """The arrays that a manifest promises; UnverifiedError unless every file is as it says."""
     store = CheckedStore(folder.store(group, read_only=True), body["files"], _base(group))
