@@ -1,8 +1,29 @@
 """`python -m streamkern` is the command `streamkern`."""
 
+import os
+import signal
 import sys
+from types import FrameType
 
-from streamkern.cli import main
+EXIT_INTERRUPTED = 130
+
+
+def main() -> int:
+    """Run the command and return its exit code; Ctrl-C is answered while it is still loaded."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _leave)
+    try:
+        from streamkern.cli import main as run
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return run()
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """End here and now: nothing was begun, and an import would print where it was."""
+    os._exit(EXIT_INTERRUPTED)
+
 
 if __name__ == "__main__":
     sys.exit(main())

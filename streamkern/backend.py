@@ -44,6 +44,45 @@ except (AttributeError, OSError, TypeError):  # another C library than glibc
 WIDE = 128
 
 
+class _OneThread:
+    """The limit of one thread per BLAS call, shared by all backends: it is the process's own.
+
+    The first to come saves what was there and the last to go restores it, whoever they are.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._users = threading.Lock(), 0
+        self._limit: Any = None
+
+    @contextmanager
+    def __call__(self, blas: ThreadpoolController) -> Iterator[None]:
+        with self._lock:
+            if self._users == 0:
+                _disown(blas)
+                self._limit = blas.limit(limits=1, user_api="blas")
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0:
+                    _disown(blas)
+                    self._limit.restore_original_limits()
+                    _disown(blas)
+
+
+_one_thread = _OneThread()
+
+
+def _disown(blas: ThreadpoolController) -> None:
+    """Newer threadpoolctl lets the first thread alone set limits, and drops those of others."""
+    for library in blas.lib_controllers:
+        clear = getattr(library, "clear_controlling_thread", None)
+        if clear is not None:
+            clear(force=True)
+
+
 def tiles(n: int, size: int) -> list[slice]:
     """Consecutive slices of at most `size` that cover range(n)."""
     return [slice(i, min(i + size, n)) for i in range(0, n, size)]
@@ -195,7 +234,7 @@ class Backend:
             return
         self._local.limited = True
         try:
-            with self._blas.limit(limits=1, user_api="blas"):
+            with _one_thread(self._blas):
                 yield
         finally:
             self._local.limited = False

@@ -1,8 +1,9 @@
 """The `streamkern` command: plan | train | evaluate | predict, those of `cli_data`, and tune.
 
 Exit codes: 0 done; 2 wrong usage or input, found before anything was written; 3 failed, and a run
-can be resumed; 75 stopped by a signal and saved. One sentence goes to stderr, and a traceback
-only with --debug. After 3 and 75 the same command again goes on where it was.
+can be resumed; 75 stopped by SIGTERM, SIGINT or SIGHUP and saved; 130 stopped, with nothing to
+save. One sentence goes to stderr, and a traceback only with --debug. After 3 and 75 the same
+command again goes on where it was.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from streamkern.console import (
     Line,
     as_text,
     explain,
+    going_on,
     say,
     show_evaluation,
     show_warning,
@@ -51,6 +53,7 @@ from streamkern.options import (
     parse_options,
     run_config,
 )
+from streamkern.stop import Stopped, StopRequest, second_signal_ends
 
 if TYPE_CHECKING:
     from streamkern.model import KernelModel
@@ -76,9 +79,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train large kernel models out of core, streaming from Zarr.",
 )
-app.command()(cli_data.ingest)
-app.command()(cli_data.augment)
-app.command()(cli_tune.tune)
+app.command()(going_on(cli_data.ingest))
+app.command()(going_on(cli_data.augment))
+app.command()(going_on(cli_tune.tune))
 
 
 # ------------------------------------------------------------------------------------ commands
@@ -125,6 +128,7 @@ def plan(
 
 @app.command()
 def train(
+    context: typer.Context,
     run_file: RunFile = None,
     train: Train = None,
     test: Test = None,
@@ -156,7 +160,9 @@ def train(
         say("note: without run.run_dir the model is not kept and the run can not be resumed")
     began = time.perf_counter()
     with _cluster(config.data.dask) as client:
-        result = run_training(config, client=client, progress=True, on_evaluation=show_evaluation)
+        result = run_training(
+            config, client=client, progress=True, on_evaluation=show_evaluation, stop=context.obj
+        )
     result.model.backend.close()
     seconds = time.perf_counter() - began
     summary: dict[str, Any] = {"samples": result.samples, "seconds": seconds, **result.metrics}
@@ -196,6 +202,7 @@ def evaluate(
 
 
 @app.command()
+@going_on
 def predict(
     run_dir: ModelOf,
     inputs: RowInputs,
@@ -348,12 +355,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = DEBUG in words
     words = [word for word in words if word != DEBUG]
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), second_signal_ends(), StopRequest(install=True) as stop:
         warnings.simplefilter("default", UserWarning)  # a search trains, and would warn, many times
+        # Of a request that a signal came before.
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
         warnings.showwarning = show_warning
         try:
-            code = app(words, prog_name="streamkern", standalone_mode=False)
-        except (Exception, KeyboardInterrupt) as error:
+            code = app(words, prog_name="streamkern", standalone_mode=False, obj=stop)
+        except (Exception, KeyboardInterrupt, Stopped) as error:
             if debug:
                 traceback.print_exc()
             return explain(error)

@@ -77,6 +77,7 @@ Write = Annotated[
 
 
 def tune(
+    context: typer.Context,
     run_file: RunFile = None,
     train: Train = None,
     bandwidths: Bandwidths = "auto",
@@ -116,7 +117,7 @@ def tune(
             ridges=_numbers(ridges, "--ridges"),
             kernels=None if kernels is None else [name.strip() for name in kernels.split(",")],
             rows=rows, centers=centers, epochs=epochs, folds=folds, refine=refine, out=folder,
-            progress=sys.stderr.isatty(), report=_show,
+            progress=sys.stderr.isatty(), report=_show, stop=context.obj,
         )  # fmt: skip
     _save_plot(tuned, folder)
     if target is not None:

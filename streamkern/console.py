@@ -5,15 +5,17 @@ And what an error becomes: its sentence, and the exit code that goes with it.
 
 from __future__ import annotations
 
+import functools
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self, TextIO
 
 import typer
 
-from streamkern.errors import EXIT_FAILED, EXIT_USAGE, StreamkernError
+from streamkern.errors import EXIT_FAILED, EXIT_USAGE, StreamkernError, TrainingInterrupted
 from streamkern.report import redact
+from streamkern.stop import Stopped
 
 EXIT_INTERRUPTED = 130
 
@@ -71,10 +73,23 @@ class Line:
             self._stream.flush()
 
 
+def going_on(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that a signal ends with exit code 75: the same one again goes on."""
+
+    @functools.wraps(command)
+    def stoppable(*words: Any, **options: Any) -> None:
+        try:
+            command(*words, **options)
+        except Stopped as stopped:
+            raise TrainingInterrupted(f"{stopped}; run the same command again to go on") from None
+
+    return stoppable
+
+
 def explain(error: BaseException) -> int:
     """Say what happened in a sentence and return the exit code that goes with it."""
-    if isinstance(error, KeyboardInterrupt | typer.Abort):
-        say("interrupted")
+    if isinstance(error, KeyboardInterrupt | typer.Abort | Stopped):
+        say(str(error) or "interrupted")
         return EXIT_INTERRUPTED
     if hasattr(error, "format_message"):  # click's usage errors; typer may carry its own click
         text = str(error.format_message())

@@ -15,7 +15,7 @@
     ├── StorageError           (OSError)            storage failed until the deadline for retries
     │   └── StorageAccessError                      no permission, no such place, no credentials
     ├── ClusterError           (OSError)            the Dask cluster is gone, or can not do the work
-    ├── TrainingInterrupted    (RuntimeError)       stopped by a signal, and saved
+    ├── TrainingInterrupted    (RuntimeError)       stopped by a signal; the same call goes on
     ├── DivergenceError        (ArithmeticError)    diverged, and smaller steps did not help
     ├── BackendError           (RuntimeError)       the device asked for is not there
     └── MissingDependencyError (ImportError)        an optional package is needed
@@ -123,7 +123,7 @@ class ClusterError(StreamkernError, OSError):
 
 
 class TrainingInterrupted(StreamkernError, RuntimeError):
-    """The run was asked to stop, and saved; the same command again resumes it."""
+    """The work was asked to stop, and saved; the same command again goes on with it."""
 
     exit_code = EXIT_TRY_AGAIN
 

@@ -1,14 +1,11 @@
-"""What makes two calls the same run, and the request to stop one."""
+"""What makes two calls the same run."""
 
 from __future__ import annotations
 
 import hashlib
 import platform
-import signal
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -139,34 +136,3 @@ def _leaves(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def _shown(leaves: Mapping[str, Any], key: str) -> str:
     return repr(leaves[key]) if key in leaves else "not set"
-
-
-class StopRequest:
-    """SIGTERM and SIGINT as a wish: noted, and granted between two steps.
-
-    A second signal is not noted but acts as it always does. Outside the main thread, or with
-    install=False, signals keep their meaning.
-    """
-
-    def __init__(self, *, install: bool) -> None:
-        self.requested: str | None = None
-        self._install = install and threading.current_thread() is threading.main_thread()
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> StopRequest:
-        if self._install:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.requested = signal.Signals(number).name
-        self._restore()
-
-    def _restore(self) -> None:
-        while self._before:
-            number, handler = self._before.popitem()
-            signal.signal(number, handler)
-
-    def __exit__(self, *exc: object) -> None:
-        self._restore()

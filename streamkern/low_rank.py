@@ -16,7 +16,7 @@ import numpy as np
 from streamkern.backend import Array, tiles
 from streamkern.eigen import top_eigenpairs
 from streamkern.errors import ConfigError
-from streamkern.norm import eps
+from streamkern.norm import NO_OVERLAP, check_overlap, eps
 from streamkern.points import Points
 from streamkern.products import KernelOperator
 from streamkern.step_rule import EIGENVALUE_STEPS, StepRule, top_eigenvalue
@@ -107,7 +107,12 @@ def sample_eigenpairs(op: KernelOperator, K: Array, level: int, seed: int) -> tu
     s = len(K)
     if not 1 <= level < s:
         raise ConfigError(f"level={level} must lie between 1 and n_nystrom - 1 = {s - 1}")
-    lam, E = top_eigenpairs(op.backend, K, level + 1, seed)
+    trace = float(K.diagonal().sum())
+    check_overlap(op, trace, "trace of the sample")
+    try:
+        lam, E = top_eigenpairs(op.backend, K, level + 1, seed)
+    except (np.linalg.LinAlgError, ValueError) as error:  # LAPACK's word for numbers near overflow
+        raise ConfigError(NO_OVERLAP.format(op.kernel, f"trace {trace:g}")) from error
     # Directions at the level of rounding have no meaningful eigenvalue: leave them alone. Measured
     # in float32, eigenvalues of K / s are off by 1 to 3 eps of the largest for s from 500 to 2000.
     floor = 100 * eps(op.dtype) * float(lam[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 
@@ -32,4 +33,30 @@ def available_memory() -> int:
         free = min(free, left + cached)
     except (OSError, ValueError):  # no control group, or "max"
         pass
-    return max(free, 0)
+    return int(max(min(free, _limited()), 0))
+
+
+# Of address space, which a thread takes without using it: its stack, and an arena of glibc's.
+_PER_THREAD = (8 + 64) << 20
+
+
+def _limited() -> float:
+    """Bytes that RLIMIT_AS and RLIMIT_DATA (``ulimit -v`` and ``-d``) leave; inf without either.
+
+    Past them a library's allocation fails in ways of its own: OpenBLAS asks again forever.
+    """
+    try:
+        import resource  # not on Windows
+
+        with open("/proc/self/statm") as file:
+            pages = [int(n) for n in file.read().split()]
+    except (ImportError, OSError):
+        return math.inf
+    threads = _PER_THREAD * (available_cpus() + 1)
+    used = {resource.RLIMIT_AS: pages[0], resource.RLIMIT_DATA: pages[5]}
+    page, left = os.sysconf("SC_PAGE_SIZE"), math.inf
+    for which, n_pages in used.items():
+        limit = resource.getrlimit(which)[0]
+        if limit != resource.RLIM_INFINITY:
+            left = min(left, limit - n_pages * page - threads)
+    return left

@@ -15,7 +15,8 @@ from streamkern.products import KernelOperator
 
 NO_OVERLAP = (
     "{0}: the kernel between the centers and the sampled rows is zero or not finite ({1}); the "
-    "bandwidth is too small for the distances in the data, or the data are not finite"
+    "features are too large for its numbers, or the bandwidth is too small for the distances "
+    "between them; scale the features, or widen the bandwidth"
 )
 
 
@@ -68,11 +69,14 @@ def inverse_root(
     xp, backend, b = op.backend.xp, op.backend, len(C)
     diagonal = xp.arange(b)
     mu = max(mu, eps(op.dtype) * top / 100)
-    A = C.copy()
+    trace, A = float(C.diagonal().sum()), C.copy()
+    check_overlap(op, trace, "covariance")
     while True:
         A[diagonal, diagonal] += mu
         if backend.cholesky(A):
             break
+        if not mu <= trace:  # NaN, or more than any rounding: C is not finite
+            raise ConfigError(NO_OVERLAP.format(op.kernel, f"covariance of trace {trace:g}"))
         mu *= 10
         A[...] = C
     H = norm.inverse(backend, b, op.dtype)

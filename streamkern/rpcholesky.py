@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend import Array
+from streamkern.norm import check_overlap
 from streamkern.products import KernelOperator
 from streamkern.selection import PIVOT_BLOCK
 
@@ -78,7 +79,9 @@ def _diagonal(op: KernelOperator, X: Array) -> npt.NDArray[np.float64]:
     for start in range(0, len(X), DIAGONAL_ROWS):
         points = op.points(X[start : start + DIAGONAL_ROWS], left=True, right=True)
         parts.append(op.backend.to_host(op.gram(points).diagonal()).astype(np.float64))
-    return np.concatenate(parts)
+    diagonal = np.concatenate(parts)
+    check_overlap(op, float(diagonal.sum()), "trace of the candidates")
+    return diagonal
 
 
 def _propose(

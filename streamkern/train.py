@@ -14,7 +14,6 @@ from streamkern.checkpoint import RunDirectory
 from streamkern.cluster import check_cluster, connect
 from streamkern.config import RunConfig
 from streamkern.identity import (
-    StopRequest,
     as_recorded,
     check_same_run,
     recorded_run,
@@ -25,6 +24,7 @@ from streamkern.kernels import Kernel
 from streamkern.problem import checked_classes, open_test
 from streamkern.run import open_run
 from streamkern.source_base import Source
+from streamkern.stop import StopRequest, resumable
 from streamkern.trainer import Result, Trainer
 from streamkern.warm import WarmStart
 
@@ -64,11 +64,12 @@ def train(
     ResumeMismatchError
         run.run_dir holds a run with other data or settings.
     TrainingInterrupted
-        SIGTERM or SIGINT; with run.run_dir it was saved and the same call resumes it.
+        SIGTERM, SIGINT or SIGHUP, with run.run_dir: the same call goes on.
+    Stopped
+        The same, of `stop`, without run.run_dir; nothing was saved.
     DivergenceError, CorruptChunkError, CheckpointError
         The run failed; its last checkpoint is good.
     """
-    given = None if centers is None else as_centers(centers)
     directory = None
     if config.run.run_dir is not None:
         directory = RunDirectory(
@@ -76,6 +77,29 @@ def train(
             keep=config.run.keep_checkpoints,
             storage_options=config.data.storage_options,
         )
+    kept = directory is not None
+    with resumable(stop, kept=kept, where=lambda: "before the next step") as request:
+        return _train(
+            config, directory, request, source=source, test=test, kernel=kernel, centers=centers,
+            client=client, progress=progress, on_evaluation=on_evaluation, warm=warm,
+        )  # fmt: skip
+
+
+def _train(
+    config: RunConfig,
+    directory: RunDirectory | None,
+    request: StopRequest,
+    *,
+    source: Source | None,
+    test: Source | None,
+    kernel: Kernel | None,
+    centers: npt.ArrayLike | None,
+    client: Any,
+    progress: bool,
+    on_evaluation: Callable[[dict[str, Any]], None] | None,
+    warm: WarmStart | None,
+) -> Result:
+    given = None if centers is None else as_centers(centers)
     config = as_recorded(config, directory)
     run = open_run(
         config, source=source, n_centers=None if given is None else len(given),
@@ -85,7 +109,7 @@ def train(
         if given is not None:
             check_features(given, run.data.source.row_shape)
         for note in checked_classes(run.data):
-            warnings.warn(note, stacklevel=2)
+            warnings.warn(note, stacklevel=3)
         held_out = open_test(config, run.data, test)
         record = run_record(run, kernel, given)
         check_same_run(directory, record)
@@ -96,12 +120,15 @@ def train(
             if client is not None:
                 check_cluster(client, run.data.source)
             if directory is not None:
-                stack.enter_context(directory)
+                stack.enter_context(request.later())  # until the directory is let go
+                with request.at_once():  # a lease of another may have to end first
+                    stack.enter_context(directory)
                 check_same_run(directory, record)  # nobody else wrote in between
                 if recorded_run(directory) is None:
                     directory.write_config(record)
-            trainer = Trainer(run, directory, held_out, stack, progress, on_evaluation, stop)
-            trainer.begin(kernel, given, client, record, warm)
+            trainer = Trainer(run, directory, held_out, stack, progress, on_evaluation, request)
+            with request.at_once():
+                trainer.begin(kernel, given, client, record, warm)
             return trainer.run_to_end()
     except BaseException:
         run.backend.close()

@@ -13,9 +13,9 @@ import contextlib
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ from streamkern.errors import (
 )
 from streamkern.feed import DeviceBatch, Feed
 from streamkern.guard import Guard, Watch
-from streamkern.identity import StopRequest, changed_backend, changed_versions, difference
+from streamkern.identity import changed_backend, changed_versions, difference
 from streamkern.kernels import Kernel
 from streamkern.meter import Meter
 from streamkern.model import KernelModel
@@ -46,6 +46,7 @@ from streamkern.saver import AsyncSaver
 from streamkern.source_base import Source
 from streamkern.sources import stores_of
 from streamkern.step_rule import largest
+from streamkern.stop import Stopped, StopRequest
 from streamkern.warm import WarmStart, load_warm_start
 
 # A checkpoint is due after a minute, or after so many times as long as training stood still for
@@ -99,7 +100,7 @@ class Trainer:
         stack: contextlib.ExitStack,
         progress: bool,
         on_evaluation: Callable[[dict[str, Any]], None] | None,
-        stop: StopRequest | None = None,
+        stop: StopRequest,
     ) -> None:
         self.run, self.directory, self.test = run, directory, test
         self.settings, self.stack = run.config.run, stack
@@ -107,7 +108,7 @@ class Trainer:
         logged = directory if self.settings.log else None
         self.log = stack.enter_context(RunLog(None) if logged is None else logged.open_log())
         self.saver = None if directory is None else stack.enter_context(AsyncSaver(directory))
-        self.stop = stop or stack.enter_context(StopRequest(install=directory is not None))
+        self.stop = stop
         self.progress = progress
         self.history: list[dict[str, Any]] = []
         self.metrics: dict[str, float] = {}
@@ -175,7 +176,7 @@ class Trainer:
         self.ended = self._finished()
         self._report("resume", self.cluster)
         for text in saved.skipped:
-            warnings.warn(text, stacklevel=5)  # the caller of `train`
+            warnings.warn(text, stacklevel=6)  # the caller of `train`
         self._keep_skipped(saved.skipped)
 
     def _keep_skipped(self, skipped: tuple[str, ...]) -> None:
@@ -216,7 +217,7 @@ class Trainer:
         changed += changed_versions(self.directory, record)
         if changed:
             text = f"resumed with other libraries: {'; '.join(changed)}; same to rounding only"
-            warnings.warn(text, stacklevel=4)  # the caller of `train`
+            warnings.warn(text, stacklevel=5)  # the caller of `train`
             self._report("changed", {"what": changed})
 
     # -- the loop --------------------------------------------------------------------------
@@ -246,7 +247,8 @@ class Trainer:
         first = epochs if self.ended else position.epoch
         with Progress(total, start=position.samples, enabled=self.progress) as bar:
             try:
-                for batch in self.feed.epochs(first, epochs, position.batch):
+                batches = self.feed.epochs(first, epochs, position.batch)
+                while (batch := self._next(batches)) is not None:
                     self._step(batch)
                     self._watch(bar)
                     if self.ended:
@@ -260,6 +262,14 @@ class Trainer:
                 raise
         self.run.backend.synchronize()
         self.loop_s = time.perf_counter() - began
+
+    def _next(self, batches: Iterator[DeviceBatch]) -> DeviceBatch | None:
+        """The next batch; a signal that comes while storage is waited for is granted here."""
+        try:
+            with self.stop.at_once():
+                return next(batches, None)
+        except Stopped as stopped:
+            self._save_and_end(stopped)
 
     def _step(self, batch: DeviceBatch) -> None:
         position = self.position
@@ -281,7 +291,7 @@ class Trainer:
         if facts:
             self._report("pass", facts)
         if "note" in facts:
-            warnings.warn(facts["note"], stacklevel=6)  # the caller of `train`
+            warnings.warn(facts["note"], stacklevel=7)  # the caller of `train`
         self.ended = self._finished()
         if self.ended:
             self._report("finished", {"why": self.ended})
@@ -292,7 +302,7 @@ class Trainer:
         return self.solver.finished(self.state) if left else None
 
     def _watch(self, bar: Progress) -> None:
-        """What happens between two steps: judge, evaluate, save, stop, show."""
+        """What happens between two steps: judge, evaluate, save, show."""
         position = self.position
         if self.watch.full:
             loss = self._judge()
@@ -300,15 +310,18 @@ class Trainer:
         last = position.epoch == self.run.config.data.passes or self.ended is not None
         if self._evaluation_due() and not last:
             self._evaluate()  # the end has its own
-        if self.stop.requested:
-            stopped = f"stopped by {self.stop.requested} after {position.samples} samples"
-            if self.saver is None:
-                raise TrainingInterrupted(f"{stopped}; without run.run_dir nothing was saved")
+        if self._checkpoint_due() and not self.stop.requested:  # which saves as well
             self._checkpoint()
-            self.saver.wait()
-            raise TrainingInterrupted(f"{stopped} and saved; run the same command again to go on")
-        if self._checkpoint_due():
-            self._checkpoint()
+
+    def _save_and_end(self, stopped: Stopped) -> NoReturn:
+        if self.saver is None:
+            raise stopped
+        self._checkpoint()
+        self.saver.wait()
+        raise TrainingInterrupted(
+            f"{stopped} after {self.position.samples} samples and saved; run the same command "
+            "again to go on"
+        ) from None
 
     def _evaluation_due(self) -> bool:
         """Whether an epoch ended, the period is over, or a count of `evaluate_at` is reached."""
@@ -431,7 +444,7 @@ class Trainer:
         self.log.flush()
         records, damage = directory.read_log()
         if damage is not None:
-            warnings.warn(f"{damage}; the history lacks what they held", stacklevel=5)
+            warnings.warn(f"{damage}; the history lacks what they held", stacklevel=6)
         seen = {r["step"]: r for r in records if r.get("event") == "evaluation"}
         drop = ("time", "event", "epoch")
         self.history = [

@@ -12,9 +12,9 @@ import numpy as np
 
 from streamkern import kerneltable
 from streamkern.candidates import Candidates
-from streamkern.errors import DivergenceError, TrainingInterrupted
-from streamkern.identity import StopRequest
+from streamkern.errors import DivergenceError
 from streamkern.solver.direct import SINGULAR_NOTE
+from streamkern.stop import StopRequest
 from streamkern.train import Result, train
 from streamkern.trials import Trials
 
@@ -87,7 +87,7 @@ class Trainings:
 
     def _trained(self, kernel: Any, bandwidth: Any, ridge: float, fold: int) -> Row:
         """The record of a training that is done now."""
-        self._check_stop()
+        self.stop.check()
         began, given = time.perf_counter(), kernel if bandwidth == "auto" else None
         fit, held_out = self.candidates.split(fold)
         config = self.candidates.config(kernel, None if given else bandwidth, ridge)
@@ -103,9 +103,6 @@ class Trainings:
             metrics = result.metrics
             if given:
                 kernel, bandwidth = _resolved(kernel, result)
-        except TrainingInterrupted:
-            self._check_stop()
-            raise
         except DivergenceError:
             if given:
                 raise  # without its number there is no grid
@@ -121,13 +118,6 @@ class Trainings:
         progress = {"left": left, "seconds_left": left * self._spent_s / self._done}
         self._report("trial", {**record, "folds": self.candidates.folds, **progress})
         return record
-
-    def _check_stop(self) -> None:
-        if self.stop.requested:
-            raise TrainingInterrupted(
-                f"stopped by {self.stop.requested} with {len(self.trials.records())} of "
-                f"{self.total} trainings recorded; run the same command again to go on"
-            )
 
 
 def _resolved(kernel: Any, result: Result) -> tuple[Any, float]:

@@ -39,10 +39,10 @@ from streamkern.candidates import (
 )
 from streamkern.config import RunConfig, load_run_file
 from streamkern.errors import ConfigError, DivergenceError
-from streamkern.identity import StopRequest
 from streamkern.problem import Data, open_data
 from streamkern.runfile import toml
 from streamkern.source_base import Source
+from streamkern.stop import StopRequest, resumable
 from streamkern.trainings import Report, Row, Trainings
 from streamkern.trials import Trials
 
@@ -95,6 +95,7 @@ def tune(
     source: Source | None = None,
     progress: bool = False,
     report: Report | None = None,
+    stop: StopRequest | None = None,
 ) -> Tuned:
     """Search the kernel, bandwidth and ridge of a run on a sample of its data.
 
@@ -113,10 +114,12 @@ def tune(
     folds : splits, which hold different rows out. refine : rounds of two more bandwidths, and of
         one more ridge where the best has none beyond it.
     out : folder or URL where every training is kept once it is done: the same call goes on, also
-        with further kernels, bandwidths, ridges or folds. SIGTERM and SIGINT end it cleanly.
+        with further kernels, bandwidths, ridges or folds. SIGTERM, SIGINT and SIGHUP end it
+        at once.
     source : in place of data.train and data.transforms.
     progress : draw a line on the terminal during a training.
     report : called with ("search", sizes) before the first training, ("trial", record) after each.
+    stop : the caller's own, for a search that is a part of something larger.
 
     Raises
     ------
@@ -147,8 +150,12 @@ def tune(
     n_widths = len(FACTORS if widths is None else widths)
     more = 2 * bool(with_width and n_widths > 1) + (sum(map(bool, penalties)) > 1)
     tried = (with_width * n_widths + len(chosen) - with_width) * len(penalties) + more * refine
-    with trials, StopRequest(install=out is not None) as stop:
-        trainings = Trainings(candidates, trials, stop, tried * folds, report, progress)
+
+    def recorded() -> str:
+        return f"with {len(trials.records())} of {tried * folds} trainings recorded"
+
+    with resumable(stop, kept=out is not None, where=recorded) as request, trials:
+        trainings = Trainings(candidates, trials, request, tried * folds, report, progress)
         sizes = trainings.announce(chosen, penalties)
         table = _searched(trainings, chosen, widths, penalties, refine)
         best = table[0]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ import pytest
 from streamkern.checkpoint import RunDirectory
 from streamkern.errors import CheckpointError, ResumeMismatchError
 from streamkern.identity import (
-    StopRequest,
     changed_backend,
     changed_versions,
     check_same_run,
@@ -142,60 +139,3 @@ def test_what_else_a_process_has_loaded_does_not_count() -> None:
     assert "openblas 0.3 on 2 threads" in change
     assert "mkl 2025" in change
     assert changed_backend(plain, plain | {"device": "gpu"}) == ["device: was 'cpu', now 'gpu'"]
-
-
-# -- stopping -------------------------------------------------------------------------------------
-
-
-@pytest.fixture(autouse=True)
-def handlers_come_back() -> Any:
-    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    yield
-    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_noted(number: signal.Signals) -> None:
-    with StopRequest(install=True) as stop:
-        assert stop.requested is None
-        signal.raise_signal(number)
-        assert stop.requested == number.name
-
-
-def test_a_second_signal_acts() -> None:
-    with StopRequest(install=True) as stop:
-        signal.raise_signal(signal.SIGTERM)
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-        assert stop.requested == "SIGTERM"
-
-
-def test_handlers_of_others_are_put_back() -> None:
-    seen: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
-    try:
-        with StopRequest(install=True):
-            pass
-        signal.raise_signal(signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert seen == [signal.SIGTERM]
-
-
-def test_without_installation_nothing_changes() -> None:
-    with StopRequest(install=False), pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
-
-
-def test_on_another_thread_nothing_is_installed() -> None:
-    """Python allows handlers on the main thread only."""
-    installed: list[Any] = []
-
-    def work() -> None:
-        with StopRequest(install=True):
-            installed.append(signal.getsignal(signal.SIGTERM))
-
-    worker = threading.Thread(target=work)
-    worker.start()
-    worker.join()
-    assert installed == [signal.getsignal(signal.SIGTERM)]

@@ -22,7 +22,7 @@ FILES = {
 # Imports point down this list, or across within one entry. The lanes never import each other.
 # A module is listed by its name, a folder by the folder's.
 FOUNDATION = {
-    *("errors", "settings", "config", "machine", "backend", "gpu", "devices"),
+    *("errors", "stop", "settings", "config", "machine", "backend", "gpu", "devices"),
     *("sizes", "costs", "sizing", "memory", "budget"),
     *("selection", "report", "random", "optional", "compiled", "compiled_random"),
     *("expression", "kernel_base", "kernels", "kerneltable"),

@@ -35,11 +35,11 @@ from streamkern.errors import (
     TrainingInterrupted,
 )
 from streamkern.holdout import draw, parts_of
-from streamkern.identity import StopRequest
 from streamkern.ingest import ingest
 from streamkern.problem import open_data
 from streamkern.runfile import run_file_text, toml
 from streamkern.sources import ArraySource, AugmentedSource
+from streamkern.stop import Stopped, StopRequest
 from streamkern.train import train
 from streamkern.tuning import Tuned, tune
 from tests.runs import array_source, settings
@@ -657,7 +657,7 @@ def test_a_signal_during_a_training_is_noticed_at_the_next_step(tmp_path: Path) 
         stop.requested = "SIGTERM" if record["step"] == 3 else None
 
     run = settings(**{"run.evaluate_every": 1})
-    with pytest.raises(TrainingInterrupted, match=r"by SIGTERM after 60 samples; without run.run"):
+    with pytest.raises(Stopped, match="stopped by SIGTERM"):
         train(run, source=array_source(), test=array_source(9), on_evaluation=ask, stop=stop)
     assert seen == [1, 2, 3]
 
