@@ -27,6 +27,7 @@ from streamkern.run import Run
 from streamkern.sealed import Parts, Saved, on_host
 from streamkern.solver.base import Solver
 from streamkern.solver.build import Choices, Rows, Setup, assemble, compute
+from streamkern.source_base import Source
 from streamkern.sources import sample_rows
 
 SAMPLE_STAGE = 2
@@ -96,6 +97,8 @@ def start(
         "setup": setup.meta,
         "classes": None if data.source.classes is None else list(data.source.classes),
         "row_shape": list(data.source.row_shape),
+        "columns": _names(data.source, "columns"),
+        "target_columns": _names(data.source, "target_columns"),
         "n_outputs": data.source.n_outputs,
         "precision": run.precision,
         "grid": None if run.grid is None else asdict(run.grid),
@@ -104,6 +107,11 @@ def start(
         "backend": run.backend.describe(),
     }
     return Assembled(solver, op, arrays | scale_arrays, meta)
+
+
+def _names(source: Source, which: str) -> list[str] | None:
+    names = getattr(source, which, None)
+    return None if names is None else list(names)
 
 
 def reassemble(

@@ -97,7 +97,8 @@ class RunDirectory:
         self.place = self._folder.place
         self.keep = keep
         self.writable = writable
-        self._run: dict[str, Any] | None = None  # what saves belong to
+        self._run: dict[str, Any] | None = None  # what setup and checkpoints belong to
+        self._run_is_known = False
         self._broken: set[str] = set()
         self._groups: dict[str, str] = {}  # what manifests name, as far as known
         self._hold: Hold | None = None
@@ -130,7 +131,7 @@ class RunDirectory:
             try:
                 for where in ("", CHECKPOINTS):
                     self._tidy(hold, where)
-                self._run = self.recorded()
+                self._run, self._run_is_known = self.recorded(), True
                 self._mend_config()
             except BaseException:
                 hold.release()
@@ -190,7 +191,8 @@ class RunDirectory:
     def write_config(self, config: Mapping[str, object]) -> None:
         """Store `config` as ``run.json``, atomically; what is saved from now on belongs to it."""
         plain = checked_meta(config, "config")
-        with self._writing("run.json"):
+        with self._writing("run.json") as hold:
+            hold.check()
             self._folder.write("run.json", documents.seal("run", plain))
             self._run = plain
 
@@ -316,7 +318,6 @@ class RunDirectory:
             if self._hold is None:
                 raise RunError(f"{what} can not be written: {self.place} was not acquired")
             try:
-                self._hold.check()
                 yield self._hold
             except (RunError, DataError):
                 raise
@@ -384,7 +385,7 @@ class RunDirectory:
 
         Those that do not are named in its `skipped`, and deleted after the next save. Raises
         CheckpointError when there are manifests and none verifies, and ResumeMismatchError when
-        what was found is not of the run that the setup is of.
+        what was found is not of the run that is written, or whose setup was loaded.
         """
         failed: dict[Rank, str] = {}
         damaged: list[Rank] = []
@@ -414,7 +415,7 @@ class RunDirectory:
 
     def _check_same_run(self, saved: Saved) -> None:
         """Weights are worth something only with the centers and scales they were trained with."""
-        if saved.run != self.recorded():
+        if self._run_is_known and saved.run != self._run:
             raise ResumeMismatchError(
                 f"the checkpoint of step {saved.step} in {self.place} was made by another run than "
                 "its setup; put back the files of one run, or start again in a new run directory"
@@ -433,12 +434,15 @@ class RunDirectory:
             return None
         manifest = f"{_stem(setups[-1][0], 'setup')}.json"
         try:
-            return load(self._folder, manifest, into)
+            saved = load(self._folder, manifest, into)
         except UnverifiedError as error:
             raise CheckpointError(
                 f"the setup in {self.place} does not verify ({error}); delete {manifest} there to"
                 " have it computed again"
             ) from error
+        if self._hold is None:
+            self._run, self._run_is_known = saved.run, True
+        return saved
 
 
 def _stem(writer: int, what: int | str) -> str:

@@ -58,7 +58,12 @@ def ingest(
     dtype: Dtype = None,
     memory: Within = "1 GiB",
     compress: Compress = "auto",
-    missing: Annotated[str, typer.Option(help="Absent Zarr chunks: error or fill.")] = "error",
+    missing: Annotated[
+        str, typer.Option(help="Absent parts of Zarr and HDF5: error or fill.")
+    ] = "error",
+    external: Annotated[
+        bool, typer.Option("--external", help="Follow links of HDF5 to other files.")
+    ] = False,
     scratch: Annotated[str | None, typer.Option(help="Folder for scratch files.")] = None,
     overwrite: Overwrite = False,
     storage_option: StorageOption = None,
@@ -86,6 +91,7 @@ def ingest(
             progress=line.show,
             compress=compress,
             missing=missing,
+            external=external,
             scratch=scratch,
             storage_options=options_for(options, out),
             input_options=options_for(options, *inputs),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 MAX_CLASSES = 65_536
 MAX_AUTO_CLASSES = 1_000  # more distinct integers than this are probably values: ask
+MAX_LABEL = 256  # characters of one
 _INTEGER = re.compile(r"[+-]?\d+\Z")
 
 
@@ -294,11 +295,11 @@ def _as_numbers(block: RawBlock) -> NDArray[np.float64]:
 
 
 def _as_labels(block: RawBlock, auto: bool) -> NDArray[Any]:
-    """y as (k,) int64 or text."""
+    """y as (k,) integers or text."""
     y = block.y.reshape(len(block.y))
     kind = y.dtype.kind
     if kind in "biu":
-        return y.astype(np.int64)
+        return y.astype(np.int64) if kind == "b" else y
     if kind == "f":
         with np.errstate(invalid="ignore"):
             whole = np.isfinite(y) & (y == np.floor(y)) & (np.abs(y) < 2.0**53)
@@ -309,10 +310,8 @@ def _as_labels(block: RawBlock, auto: bool) -> NDArray[Any]:
         raise DataError(
             f"the label of {block.place(row)} is {y[row]}; class labels are integers or text{hint}"
         )
-    if kind == "S":
-        y = np.char.decode(y, "utf-8")
-    elif kind == "O":
-        decoded = [k.decode() if isinstance(k, bytes) else k for k in y.tolist()]
+    if kind in "SO":
+        decoded = [_decoded(k, block, row) for row, k in enumerate(y.tolist())]
         for row, label in enumerate(decoded):
             if not isinstance(label, str) and type(label) is not int:
                 raise DataError(
@@ -321,14 +320,48 @@ def _as_labels(block: RawBlock, auto: bool) -> NDArray[Any]:
                 )
         if len({type(label) for label in decoded}) > 1:
             raise DataError(f"{block.where} mixes text and integer labels; use one kind")
+        if type(decoded[0]) is int:
+            return _as_integers(decoded, block)
+        _refuse_long(block, max(map(len, decoded)))
         y = np.array(decoded)
-        if y.dtype.kind == "i":
-            return y
     elif kind != "U":
         raise DataError(f"y of {block.where} has dtype {y.dtype}; labels are integers or text")
-    empty = np.char.str_len(y) == 0
+    lengths = np.char.str_len(y)
+    _refuse_long(block, int(lengths.max()))
+    empty = lengths == 0
     if empty.any():
         raise DataError(
             f"{block.place(int(np.argmax(empty)))} has no label; drop or fill such rows"
         )
     return y
+
+
+def _decoded(label: Any, block: RawBlock, row: int) -> Any:
+    if not isinstance(label, bytes):
+        return label
+    try:
+        return label.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"the label of {block.place(row)} is {label[:80]!r}, which is not text in UTF-8; write "
+            "labels as text or integers"
+        ) from error
+
+
+def _as_integers(labels: list[int], block: RawBlock) -> NDArray[Any]:
+    """Labels as Python's integers, which do not wrap."""
+    for row, label in enumerate(labels):
+        if not -(2**63) <= label < 2**64:
+            raise DataError(
+                f"the label of {block.place(row)} is an integer of {label.bit_length()} bits; 64 "
+                "are allowed: write such labels as text"
+            )
+    return np.array(labels, dtype=object)
+
+
+def _refuse_long(block: RawBlock, length: int) -> None:
+    if length > MAX_LABEL:
+        raise DataError(
+            f"a label of {block.where} after row {block.start} has {length} characters, "
+            f"{MAX_LABEL} are allowed; shorten it"
+        )

@@ -115,14 +115,17 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
         """
         return self._partial_fit(X, y)
 
-    def predict(self, X: Any, *, out: Any = None, overwrite: bool = False) -> Any:
+    def predict(
+        self, X: Any, *, out: Any = None, overwrite: bool = False, order: str = "source"
+    ) -> Any:
         """Predicted values, (n,) where y was (n,), else (n, c).
 
-        X : as in `fit`. out : URL of a Zarr group to write them to (array `values`), instead of
-        returning them; nothing of the size of the data is then held in memory.
+        X : as in `fit`. Of a store, row k of the answer is that of row k of the files or arrays
+        that were ingested. out, overwrite, order : as in `KernelModel.predict_to`, which writes
+        instead of returning them; nothing of the size of the data is then held in memory.
         """
         if out is not None:
-            return self._write(X, out, overwrite)
+            return self._write(X, out, overwrite, order)
         F = self._values(X)
         return F[:, 0] if self._flat else F
 
@@ -147,7 +150,7 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
             _same_outputs(source.n_outputs, self.dual_coef_.shape[1])
         return source
 
-    def _array_source(self, X: npt.NDArray[Any], y: Any, w: Any, first: bool) -> Source:
+    def _array_source(self, X: npt.NDArray[Any], y: Any, w: Any, first: bool) -> ArraySource:
         y = inputs.checked_values(y, len(X))
         if first:
             self._flat = y.ndim == 1
@@ -212,14 +215,12 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
             )
         return self._partial_fit(X, y)
 
-    def predict(self, X: Any, *, out: Any = None, overwrite: bool = False) -> Any:
-        """Predicted labels (n,).
-
-        out : URL of a Zarr group to write to instead of returning: arrays `values` (n, c) and
-        `labels` (n,), numbers into its attribute `classes`.
-        """
+    def predict(
+        self, X: Any, *, out: Any = None, overwrite: bool = False, order: str = "source"
+    ) -> Any:
+        """Predicted labels (n,); see `KernelRegressor.predict`."""
         if out is not None:
-            return self._write(X, out, overwrite)
+            return self._write(X, out, overwrite, order)
         best = self.predict_values(X).argmax(axis=1)
         return self.classes_[best]
 
@@ -269,7 +270,7 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
             )
         return source
 
-    def _array_source(self, X: npt.NDArray[Any], y: Any, w: Any, first: bool) -> Source:
+    def _array_source(self, X: npt.NDArray[Any], y: Any, w: Any, first: bool) -> ArraySource:
         y = inputs.checked_labels(y, len(X))
         if not hasattr(self, "classes_"):
             self.classes_ = inputs.sorted_classes(y)

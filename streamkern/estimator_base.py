@@ -27,6 +27,7 @@ from streamkern.errors import ConfigError, DataError, StreamkernError
 from streamkern.kernels import Kernel
 from streamkern.model import KernelModel
 from streamkern.online import Online
+from streamkern.ordered import in_columns
 from streamkern.problem import check_same_rows
 from streamkern.products import KernelOperator
 from streamkern.source_base import Source
@@ -218,12 +219,17 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         """Checked training data; `first` : it decides features and classes."""
         if inputs.is_stream(X):
             source = self._stream(X, y, sample_weight)
-            if first:
-                self.n_features_in_ = int(np.prod(source.row_shape))
-                self._row_shape = tuple(source.row_shape)
-                self._flat = y is not None and np.ndim(y) == 1
-                if hasattr(self, "feature_names_in_"):
-                    del self.feature_names_in_
+            if not first:
+                return in_columns(source, self._columns(), "X")
+            self.n_features_in_ = int(np.prod(source.row_shape))
+            self._row_shape = tuple(source.row_shape)
+            self._flat = y is not None and np.ndim(y) == 1
+            if hasattr(self, "feature_names_in_"):
+                del self.feature_names_in_
+            columns = getattr(source, "columns", None)
+            if columns is not None:
+                self.feature_names_in_ = np.array(columns, dtype=object)
+            self._target_columns = getattr(source, "target_columns", None)
             return source
         if y is None:
             raise DataError(
@@ -234,7 +240,17 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         if first:
             self._row_shape = rows.shape[1:]
         rows = rows.reshape(len(rows), *self._row_shape)
-        return self._array_source(rows, y, inputs.checked_weights(sample_weight, rows), first)
+        weights = inputs.checked_weights(sample_weight, rows)
+        given = self._array_source(rows, y, weights, first)
+        given.columns = self._columns() if rows.ndim == 2 else None
+        if first:
+            self._target_columns = None
+        return given
+
+    def _columns(self) -> tuple[str, ...] | None:
+        """Names of the features that were trained on, as scikit-learn keeps them."""
+        names = getattr(self, "feature_names_in_", None)
+        return None if names is None else tuple(map(str, names))
 
     def _last_fit(self) -> WarmStart | None:
         """The weights that `warm_start=True` stands for; None where nothing was fitted yet."""
@@ -253,14 +269,16 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         return self._warm
 
     _warm: WarmStart | None = None
+    feature_names_in_: npt.NDArray[Any]
     _found: list[Transform]
     _row_shape: tuple[int, ...]
+    _target_columns: tuple[str, ...] | None
     _online: tuple[Online, list[Any]]
 
     def _stream(self, X: Any, y: Any, sample_weight: Any = None) -> Source:
         raise NotImplementedError
 
-    def _array_source(self, X: npt.NDArray[Any], y: Any, w: Any, first: bool) -> Source:
+    def _array_source(self, X: npt.NDArray[Any], y: Any, w: Any, first: bool) -> ArraySource:
         raise NotImplementedError
 
     def _given(self) -> tuple[Kernel | None, npt.NDArray[Any] | None]:
@@ -354,7 +372,10 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
             with backend.active():
                 points = op.points(backend.asarray(Z), right=True)
             weights = backend.asarray(self.dual_coef_)
-            yield KernelModel(op, points, weights, self._names(), self._row_shape, self._fixed)
+            yield KernelModel(
+                op, points, weights, self._names(), self._row_shape, self._fixed,
+                columns=self._columns(), target_columns=self._target_columns,
+            )  # fmt: skip
 
     def _names(self) -> tuple[str, ...] | None:
         return None
@@ -370,14 +391,14 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         with self._model() as model:
             return model.predict(source)
 
-    def _write(self, X: Any, out: Any, overwrite: bool) -> None:
+    def _write(self, X: Any, out: Any, overwrite: bool, order: str) -> None:
         check_is_fitted(self)
         if inputs.is_stream(X):
             source = inputs.open_stream(X, targets=False)
         else:
             source = ArraySource(inputs.checked_rows(self, X, reset=False))
         with self._model() as model:
-            model.predict_to(source, out, overwrite=overwrite)
+            model.predict_to(source, out, overwrite=overwrite, order=order)
 
 
 def _found(result: Result, stream: Source) -> list[Transform]:

@@ -238,6 +238,7 @@ class LocalFolder:
         return f"process {pid} on {host} since {since}"
 
     def open_log(self, hold: Hold) -> Lines:
+        hold.check()
         return FileLines(self.path / "log.jsonl", hold.check)
 
     def read_log(self) -> bytes:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import platform
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import zarr
+from pydantic import TypeAdapter, ValidationError
 
 from streamkern.checkpoint import RunDirectory
 from streamkern.config import RunConfig
@@ -19,6 +21,18 @@ from streamkern.kernels import Kernel
 from streamkern.run import Run
 from streamkern.sealed import checked_meta
 from streamkern.sizes import Sizes
+
+
+@dataclass(frozen=True)
+class Record:
+    """What makes a run the same one. Everything is JSON."""
+
+    identity: dict[str, Any]
+    sizes: Sizes
+    versions: dict[str, str]
+
+
+_RECORD = TypeAdapter(Record)
 
 
 def run_record(run: Run, kernel: Kernel | None, centers: npt.NDArray[Any] | None) -> dict[str, Any]:
@@ -55,14 +69,14 @@ def recorded_run(directory: RunDirectory | None) -> dict[str, Any] | None:
     if recorded is None:
         return None
     assert directory is not None
-    tables = [recorded.get(name) for name in ("identity", "sizes", "versions")]
-    known = all(isinstance(table, dict) for table in tables)
-    if not known or recorded["sizes"].keys() != {field.name for field in fields(Sizes)}:
-        raise RunError(
-            f"{directory.place} holds a run of another version of streamkern; go on with that one, "
-            "or give another run_dir"
-        )
-    return recorded
+    with contextlib.suppress(ValidationError):
+        # Entries that are not known, or were made to fit, would not come back.
+        if asdict(_RECORD.validate_python(recorded)) == recorded:
+            return recorded
+    raise RunError(
+        f"{directory.place} holds a run of another version of streamkern; go on with that one, "
+        "or give another run_dir"
+    )
 
 
 def as_recorded(config: RunConfig, directory: RunDirectory | None) -> RunConfig:

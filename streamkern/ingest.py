@@ -72,6 +72,7 @@ def ingest(
     storage_options: Mapping[str, Any] | None = None,
     input_options: Mapping[str, Any] | None = None,
     missing: str = "error",
+    external: bool = False,
     scratch: str | os.PathLike[str] | None = None,
 ) -> StoreSpec:
     """The spec of the store made from `inputs` at `out_url`.
@@ -120,7 +121,9 @@ def ingest(
     storage_options, input_options : mapping, optional
         For the output and for the input URLs; never shown or stored.
     missing : {"error", "fill"}
-        What an absent chunk of a Zarr input is.
+        What an absent chunk of a Zarr input is, or a part of an HDF5 dataset never written.
+    external : bool
+        Follow links of HDF5 files to other files: they may lead to any file that you may read.
     scratch : path, optional
         Folder for scratch files. Default: beside a local output, in the system's temporary
         folder for a remote one. Needs the size of the decoded data when that exceeds `memory`.
@@ -146,6 +149,7 @@ def ingest(
         reader = open_reader(
             inputs, y, files, x=x, sample_weight=sample_weight,
             input_options=input_options, missing=missing,
+            external=external,
         )  # fmt: skip
         paths = inputs if isinstance(inputs, list | tuple) else [inputs]
         refuse_same_place((k for k in paths if isinstance(k, str | os.PathLike)), out_url)

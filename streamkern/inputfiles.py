@@ -69,11 +69,18 @@ def _named(url: Url) -> Iterator[None]:
 class Place:
     """Where files are: the options to open them with, and who closes them.
 
-    missing : what an absent chunk of a Zarr store is, "error" or "fill"
+    missing : what an absent part of a Zarr store or HDF5 file is, "error" or "fill"
+    external : whether links of HDF5 to other files are followed
     """
 
-    def __init__(self, options: dict[str, Any], files: ExitStack, missing: str) -> None:
-        self.options, self.missing = options, missing
+    def __init__(
+        self,
+        options: dict[str, Any],
+        files: ExitStack,
+        missing: str = "error",
+        external: bool = False,
+    ) -> None:
+        self.options, self.missing, self.external = options, missing, external
         self._files = files
 
     def open(self, url: Url) -> Any:

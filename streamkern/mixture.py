@@ -15,8 +15,17 @@ import numpy as np
 from streamkern.augment import Moments, Transform, bind_transforms, transform_name
 from streamkern.cache import Cache
 from streamkern.errors import ConfigError
+from streamkern.ordered import in_columns
 from streamkern.plan import unit_sizes
-from streamkern.source_base import BaseSource, Block, Source, is_weighted, joined, read_targets
+from streamkern.source_base import (
+    BaseSource,
+    Block,
+    Source,
+    is_weighted,
+    joined,
+    read_targets,
+    source_rows,
+)
 from streamkern.sources import AugmentedSource, ZarrSource
 from streamkern.storage import local_path
 
@@ -61,10 +70,15 @@ class MixtureSource(BaseSource):
         n_rows: int | None = None,
         transforms: Sequence[Transform] = (),
     ) -> None:
-        self.parts = tuple(sources)
+        self.columns = getattr(sources[0], "columns", None) if len(sources) else None
+        self.parts = tuple(
+            in_columns(part, self.columns, f"source {k} of the mixture")
+            for k, part in enumerate(sources, start=1)
+        )
         _check(self.parts, weights, n_rows)
         self.weights = None if weights is None else tuple(float(w) for w in weights)
         first = self.parts[0]
+        self.target_columns = getattr(first, "target_columns", None)
         self.row_shape, self.dtype = first.row_shape, first.dtype
         self.n_outputs, self.classes, self.y_dtype = first.n_outputs, first.classes, first.y_dtype
         self.remote = any(getattr(part, "remote", False) for part in self.parts)
@@ -107,6 +121,14 @@ class MixtureSource(BaseSource):
             "shares": list(self.shares),
             "sources": [part.describe() for part in self.parts],
         }
+
+    def source_rows(self, u: int) -> np.ndarray:
+        """The rows of one source after those of another; with weights, the places in an epoch."""
+        if self._passes:
+            return super().source_rows(u)
+        k, j, _ = self._place(u, 0)
+        before = sum(part.n_rows for part in self.parts[:k])
+        return source_rows(self.parts[k], j) + np.uint64(before)
 
     def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
         k, j, own_seed = self._place(u, seed)

@@ -27,6 +27,7 @@ from streamkern.errors import ConfigError, DataError, RunError
 from streamkern.feed import prepare
 from streamkern.filerows import FileRows
 from streamkern.memory import EVALUATED_ROWS
+from streamkern.ordered import in_columns
 from streamkern.points import Points
 from streamkern.predictions import Progress, Question, write_predictions
 from streamkern.problem import check_evaluable, targets
@@ -107,6 +108,7 @@ class KernelModel:
 
     def _checked(self, source: Any) -> Any:
         """Rows like those of the training data, their columns in the same order."""
+        source = in_columns(source, self.columns, "the data")
         check_evaluable(source, self.row_shape, "the data")
         return source
 
@@ -257,6 +259,12 @@ def _ids(rows: slice) -> npt.NDArray[np.int64]:
     return np.arange(rows.start, rows.stop, dtype=np.int64)
 
 
+def column_names(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Names of the features and targets of a setup, as `KernelModel` takes them."""
+    found = {name: meta[name] for name in ("columns", "target_columns")}
+    return {name: None if names is None else tuple(names) for name, names in found.items()}
+
+
 def load_model(
     run_dir: str | os.PathLike[str],
     *,
@@ -290,6 +298,7 @@ def load_model(
             tuple(setup.meta["row_shape"]),
             load_scaling(setup.arrays, setup.meta["scaling"]),
             skipped=saved.skipped,
+            **column_names(setup.meta),
             origin={"run": run.place, "step": saved.step},
         )
     except BaseException:

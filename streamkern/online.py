@@ -21,7 +21,7 @@ from streamkern.errors import ConfigError, DivergenceError
 from streamkern.feed import DeviceBatch, Feed
 from streamkern.guard import Guard, Watch
 from streamkern.kernels import Kernel
-from streamkern.model import KernelModel
+from streamkern.model import KernelModel, column_names
 from streamkern.prefetch import Loader
 from streamkern.run import Run, open_run
 from streamkern.sizes import IN_PLACE, Sizes
@@ -167,7 +167,7 @@ class _Block:
         data = self.run.data
         model = KernelModel(
             made.op, solver.Z, solver.weights(self.state), data.source.classes,
-            data.source.row_shape, data.fixed,
+            data.source.row_shape, data.fixed, **column_names(made.meta),
         )  # fmt: skip
         Z, order = (online.setup[0][name] for name in ("Z", "order"))
         return Result(model, {}, [], Z, order, made.meta, self.samples, {})

@@ -19,6 +19,7 @@ from streamkern.cache import Cache
 from streamkern.config import RunConfig
 from streamkern.errors import ConfigError, DataError, StoreNotFoundError, StreamkernError
 from streamkern.mixture import open_stores, stored_rows
+from streamkern.ordered import in_columns
 from streamkern.remotefile import open_object
 from streamkern.report import redact
 from streamkern.scaling import find_scale
@@ -152,6 +153,7 @@ def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Sour
         )
     if test is None:
         return None
+    test = in_columns(test, getattr(data.source, "columns", None), "data.test")
     check_evaluable(test, data.source.row_shape, "data.test")
     if test.n_outputs != data.source.n_outputs or test.classes != data.source.classes:
         raise ConfigError(

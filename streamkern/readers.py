@@ -24,11 +24,13 @@ from numpy.typing import NDArray
 from streamkern.arrayfiles import ArrayReader, idx_array, npy_array
 from streamkern.columns import Asked, Files, listed, split_columns
 from streamkern.conform import RawBlock
-from streamkern.errors import ConfigError, DataError, StoreNotFoundError
+from streamkern.csvfiles import CsvReader
+from streamkern.errors import ConfigError, DataError, StoreNotFoundError, StreamkernError
+from streamkern.hdf5files import Hdf5File
 from streamkern.inputfiles import Place, Url, explained_damage
 from streamkern.optional import need
 from streamkern.storage import StrictStore, redact, zarr_store
-from streamkern.tables import CsvReader, ParquetReader
+from streamkern.tables import FrameReader, ParquetReader
 
 
 class Reader(Protocol):
@@ -170,6 +172,7 @@ def open_reader(
     columns: Sequence[str] | None = None,
     input_options: Mapping[str, Any] | None = None,
     missing: str = "error",
+    external: bool = False,
 ) -> Reader:
     """The reader for `inputs`: a path or URL, several of them, arrays, or an iterable of blocks.
 
@@ -185,11 +188,15 @@ def open_reader(
     columns : sequence of str, optional
         The names that the features must have where they have names. Another order is put right;
         DataError names what is missing or not among them.
+    external : bool
+        Whether links of HDF5 to other files are followed.
     """
-    place = Place(dict(input_options or {}), files, missing)
+    place = Place(dict(input_options or {}), files, missing, external)
     asked = Asked(x, y, sample_weight, targets, None if columns is None else tuple(columns))
     if _is_path(inputs):
         return _file_reader(inputs, asked, place)
+    if hasattr(inputs, "__arrow_c_stream__"):
+        return FrameReader(inputs, asked)
     if hasattr(inputs, "shape") and hasattr(inputs, "dtype"):
         return _array_reader(inputs, asked)
     if isinstance(inputs, Sequence) and inputs and all(_is_path(k) for k in inputs):
@@ -202,8 +209,8 @@ def open_reader(
             )
         return BlockReader(inputs)
     raise ConfigError(
-        f"can not ingest a {type(inputs).__name__}; give a path, paths, arrays, or an iterable of "
-        "(X, y) blocks"
+        f"can not ingest a {type(inputs).__name__}; give a path, paths, arrays, a data frame, or "
+        "an iterable of (X, y) blocks"
     )
 
 
@@ -357,18 +364,31 @@ def _entry(archive: zipfile.ZipFile, name: str, where: str) -> Any:
 
 
 def _hdf5_reader(url: Url, asked: Asked, place: Place) -> Reader:
-    where, names = redact(url), _array_names(asked, redact(url))
-    identity = [place.identity(url), *names]
+    where, identity = redact(url), [place.identity(url), asked.json()]
     h5py = need("h5py")
     try:
-        file = place.keep(h5py.File(place.file(url), "r"))
+        opened = place.keep(h5py.File(place.file(url), "r"))
+        file = Hdf5File(opened, where, fill=place.missing == "fill", external=place.external)
+        table = file.table(asked)
+        if table is None:
+            arrays, columns, targets = file.arrays(_array_names(asked, where)), None, None
+        else:
+            arrays, columns, targets = table[0], table[1].features, table[1].targets
+    except (StreamkernError, MemoryError):
+        raise
     except FileNotFoundError as error:
         raise StoreNotFoundError(f"there is no file {where}") from error
-    except OSError as error:
+    except Exception as error:  # whatever the library raises for damage
         raise DataError(f"{where} is not a readable HDF5 file: {error}") from error
-    arrays = [_member(file, name, where) for name in names]
     chunks = arrays[0].chunks
-    return ArrayReader(arrays, where, identity, aligned=chunks[0] if chunks else 1)
+    return ArrayReader(
+        arrays,
+        where,
+        identity,
+        aligned=chunks[0] if chunks else 1,
+        columns=columns,
+        target_columns=targets,
+    )
 
 
 def _zarr_reader(url: Url, asked: Asked, place: Place) -> Reader:
@@ -480,7 +500,9 @@ def _digest(*arrays: NDArray[Any]) -> str:
     """A hash of a few rows of arrays, whatever their dtype."""
     digest = hashlib.sha256()
     for array in arrays:
-        plain = array.astype(str) if array.dtype.kind == "O" else array
+        plain = array
+        if array.dtype.kind == "O":  # hex: a long integer has no decimal text
+            plain = np.array([hex(k) if type(k) is int else str(k) for k in array.ravel().tolist()])
         digest.update(f"{plain.shape} {plain.dtype}".encode())
         digest.update(np.ascontiguousarray(plain).tobytes())
     return digest.hexdigest()

@@ -256,10 +256,18 @@ def numbered_blocks(source: Any, start: int) -> Iterator[tuple[int, Block]]:
     yield from _ahead(source, calls)
 
 
-def _numbered(source: Any, u: int) -> tuple[int, Block]:
-    block, numbers = source.read_unit(u, 0, 0), getattr(source, "source_rows", None)
-    place = source.unit_bounds(u)[0]
-    return place, block if numbers is None else block._replace(rows=numbers(u))
+def _numbered(source: Source, u: int) -> tuple[int, Block]:
+    block = source.read_unit(u, 0, 0)._replace(rows=source_rows(source, u))
+    return source.unit_bounds(u)[0], block
+
+
+def source_rows(source: Source, u: int) -> np.ndarray:
+    """As `BaseSource.source_rows`; positions where a source has nothing to say."""
+    numbers: Any = getattr(source, "source_rows", None)
+    if numbers is None:
+        return np.arange(*source.unit_bounds(u), dtype=np.uint64)
+    rows: np.ndarray = numbers(u)
+    return rows
 
 
 def read_targets(source: Source, u: int, seed: int, epoch: int) -> np.ndarray:

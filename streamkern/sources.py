@@ -31,6 +31,7 @@ from streamkern.source_base import (
     is_weighted,
     read_units,
     regular_edges,
+    source_rows,
     y_shape,
 )
 from streamkern.storage import local_path
@@ -171,6 +172,16 @@ class AugmentedSource(BaseSource):
         replica, unit = divmod(u, self.base.n_units)
         start, stop = self.base.unit_bounds(unit)
         return replica * n + start, replica * n + stop
+
+    def source_rows(self, u: int) -> np.ndarray:
+        """Replica after replica of the rows as the base has them numbered."""
+        n, per = self.base.n_rows, self.base.n_units
+        start, stop = self.unit_bounds(u)
+        units = range(per) if self._replicas else [u % per]
+        numbers = np.concatenate([source_rows(self.base, unit) for unit in units])
+        first = np.arange(start // n, -(-stop // n), dtype=np.uint64) * np.uint64(n)
+        rows: np.ndarray = (first[:, None] + numbers).reshape(-1)
+        return rows
 
     @property
     def fingerprint(self) -> str:

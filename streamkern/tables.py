@@ -1,163 +1,31 @@
-"""Reads tables in blocks: CSV by numpy's parser, Parquet by pyarrow; errors name row and column."""
+"""Reads tables of columns in blocks: Parquet files and data frames, both by pyarrow."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Callable, Iterator
-from itertools import islice
-from typing import IO, Any
+import hashlib
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streamkern.arrayfiles import check_row_bytes
 from streamkern.columns import Asked, Files, split_columns
 from streamkern.conform import RawBlock
 from streamkern.errors import DataError
 from streamkern.optional import need
 
-_DELIMITERS = ",;\t|"
 
-
-class CsvReader:
-    """Rows of numbers with target columns, after an optional header line.
-
-    A first line in which some field is not a number is the header; without one the columns are
-    named by position. Features are parsed in float64 and stored as float32 unless another dtype
-    is asked for. Targets are handed on as text, so that labels keep their spelling. Quoted
-    fields are understood, line breaks inside them are not.
-    """
+class _ArrowReader:
+    """Columns of Arrow record batches; a column of lists asked for by name, or named X, is X."""
 
     files: Files = ()  # named by who opened them
 
-    def __init__(
-        self,
-        where: str,
-        open_file: Callable[[], IO[bytes]],
-        asked: Asked,
-        identity: Any,
-    ) -> None:
-        self.n_rows: int | None = None
-        self.natural_dtype: np.dtype[Any] | None = np.dtype(np.float32)
-        self.identity = identity
-        self._where, self._open = where, open_file
-        with self._lines() as file:
-            first = next(_content(file), (0, ""))[1]
-        if not first.strip():
-            raise DataError(f"{where} is empty")
-        self._delimiter = max(_DELIMITERS, key=first.count)
-        fields = [k.strip() for k in next(csv.reader([first], delimiter=self._delimiter))]
-        self._header = not all(_is_number(field) for field in fields)
-        self._names = fields if self._header else [str(i) for i in range(len(fields))]
-        split = split_columns(self._names, asked, where, named=self._header)
-        self.columns = split.features if self._header else None
-        self.target_columns = split.targets if self._header else None
-        self._features = split.features
-        position = {name: i for i, name in enumerate(self._names)}
-        self._weight_columns = [position[name] for name in split.weights]
-        self._feature_columns = [position[name] for name in split.features]
-        self._target_columns = [position[name] for name in split.targets]
-
-    def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
-        rows = max(1, block_bytes // (8 * len(self._names)))
-        with self._lines() as file:
-            numbered = _content(file)
-            skip = start + (1 if self._header else 0)
-            next(islice(numbered, skip, skip), None)
-            while block := list(islice(numbered, rows)):
-                yield self._parse(block, start)
-                start += len(block)
-        self.n_rows = start
-
-    def _lines(self) -> io.TextIOWrapper:
-        return io.TextIOWrapper(self._open(), encoding="utf-8-sig", newline="")
-
-    def _parse(self, numbered: list[tuple[int, str]], start: int) -> RawBlock:
-        lines = [line for _, line in numbered]
-        try:
-            if any(self._n_fields(line) != len(self._names) for line in lines):
-                raise ValueError("lines with another number of fields")
-            X = self._load(lines, self._feature_columns, np.float64)
-            y = np.empty((len(lines), 0))
-            if self._target_columns:
-                y = np.char.strip(self._load(lines, self._target_columns, np.dtype(str)))
-            weights = self._weight_columns
-            w = self._load(lines, weights, np.dtype(str))[:, 0] if weights else None
-        except ValueError as error:
-            self._blame(numbered, start)
-            raise DataError(f"{self._where}, near row {start}: {error}") from error
-        return RawBlock(
-            X,
-            y[:, 0] if len(self._target_columns) == 1 else y,
-            self._where,
-            start,
-            self._features,
-            w,
-        )
-
-    def _n_fields(self, line: str) -> int:
-        if '"' in line:
-            return len(next(csv.reader([line], delimiter=self._delimiter)))
-        return line.count(self._delimiter) + 1
-
-    def _load(self, lines: list[str], columns: list[int], dtype: Any) -> NDArray[Any]:
-        return np.loadtxt(
-            lines,
-            dtype=dtype,
-            delimiter=self._delimiter,
-            usecols=columns,
-            comments=None,
-            quotechar='"',
-            ndmin=2,
-        )
-
-    def _blame(self, numbered: list[tuple[int, str]], start: int) -> None:
-        """Raise for the first line that is wrong, naming line and column."""
-        for row, (number, line) in enumerate(numbered):
-            place = f"{self._where}, row {start + row} (line {number})"
-            fields = next(csv.reader([line], delimiter=self._delimiter))
-            if len(fields) != len(self._names):
-                raise DataError(
-                    f"{place} has {len(fields)} fields, the first line has {len(self._names)}"
-                )
-            for name, column in zip(self._features, self._feature_columns, strict=True):
-                if not _is_number(fields[column]):
-                    what = repr(fields[column]) if fields[column].strip() else "empty"
-                    raise DataError(
-                        f"{place}, column {name!r} is {what}; features are numbers: encode, fill "
-                        "in or drop such rows"
-                    )
-
-
-def _content(file: IO[str]) -> Iterator[tuple[int, str]]:
-    """(line number from 1, line) of the lines that are not blank."""
-    return ((n, line) for n, line in enumerate(file, start=1) if line.strip())
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-class ParquetReader:
-    """Columns of a Parquet file; a column of lists asked for by name, or named X, is X itself."""
-
-    files: Files = ()  # named by who opened them
-
-    def __init__(self, where: str, file: Any, asked: Asked, identity: Any) -> None:
-        parquet = need("pyarrow.parquet")
-        try:
-            self._file = parquet.ParquetFile(file)
-        except ValueError as error:  # pyarrow.ArrowInvalid
-            raise DataError(f"{where} is not a readable Parquet file: {error}") from error
-        self.n_rows: int | None = self._file.metadata.num_rows
+    def __init__(self, where: str, schema: Any, n_rows: int, asked: Asked, identity: Any) -> None:
+        self.n_rows: int | None = n_rows
         self.natural_dtype: np.dtype[Any] | None = None
         self.identity = identity
         self._where = where
-        schema = self._file.schema_arrow
         name = "X" if asked.x is None else asked.x
         self._lists = name in schema.names and "list" in str(schema.field(name).type)
         if self._lists:
@@ -166,53 +34,139 @@ class ParquetReader:
         self.columns = None if self._lists else split.features
         self.target_columns = split.targets
         self._features, self._targets, self._weights = split.features, split.targets, split.weights
+        self._kept = [*split.features, *split.targets, *split.weights]
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
-        row_bytes = max(1, self._file.metadata.row_group(0).total_byte_size) if self.n_rows else 1
-        group_rows = self._file.metadata.row_group(0).num_rows if self.n_rows else 1
-        rows = max(1, int(block_bytes * max(group_rows, 1) / row_bytes) // 2)
         row = 0
-        columns = [*self._features, *self._targets, *self._weights]
-        for batch in self._file.iter_batches(batch_size=rows, columns=columns):
+        for batch in self._batches(block_bytes):
             skip = min(max(start - row, 0), len(batch))
             row += len(batch)
             if skip < len(batch):
                 yield self._block(batch.slice(skip), row - len(batch) + skip)
 
-    def close(self) -> None:
-        self._file.close()
+    def _batches(self, block_bytes: int) -> Iterator[Any]:
+        """Record batches that hold at least the columns to keep."""
+        raise NotImplementedError
 
     def _block(self, batch: Any, start: int) -> RawBlock:
-        for name in (*self._features, *self._targets, *self._weights):
+        for name in self._kept:
             column = batch.column(name)
             if column.null_count:
-                row = start + column.is_null().index(True).as_py()
                 raise DataError(
-                    f"{self._where}, row {row}, column {name!r} is null; fill in or drop such rows"
+                    f"{self._place(start, column)}, column {name!r} is null; fill in or drop such "
+                    "rows"
                 )
         if self._lists:
-            lists = batch.column(self._features[0])
-            flat = lists.flatten().to_numpy(zero_copy_only=False)
-            if len(flat) % len(lists):
-                raise DataError(f"{self._where}: lists in {self._features[0]!r} differ in length")
-            X = flat.reshape(len(lists), -1)
+            X = self._rows_of_lists(batch.column(self._features[0]), start)
         else:
-            X = np.stack([self._numbers(batch, name) for name in self._features], axis=1)
-        y = [batch.column(name).to_numpy(zero_copy_only=False) for name in self._targets]
+            X = np.stack([self._numbers(batch.column(k), k) for k in self._features], axis=1)
+        y = [self._values(batch.column(name), name, start) for name in self._targets]
         return RawBlock(
             X,
             y[0] if len(y) == 1 else np.stack(y, axis=1) if y else np.empty((len(X), 0)),
             self._where,
             start,
             None if self._lists else self._features,
-            self._numbers(batch, self._weights[0]) if self._weights else None,
+            self._numbers(batch.column(self._weights[0]), self._weights[0])
+            if self._weights
+            else None,
         )
 
-    def _numbers(self, batch: Any, name: str) -> NDArray[Any]:
-        values = batch.column(name).to_numpy(zero_copy_only=False)
+    def _place(self, start: int, column: Any, per_row: int = 1) -> str:
+        """Where the first null of the column is."""
+        row = start + column.is_null().index(True).as_py() // per_row
+        return f"{self._where}, row {row}"
+
+    def _rows_of_lists(self, lists: Any, start: int) -> NDArray[Any]:
+        """The lists, each a row; DataError where they are not of one length, without nulls."""
+        name = self._features[0]
+        sizes = need("pyarrow.compute").list_value_length(lists).to_numpy(zero_copy_only=False)
+        other = sizes != sizes[0]
+        if other.any():
+            row = int(np.argmax(other))
+            raise DataError(
+                f"{self._where}, row {start + row}: the list in {name!r} has {sizes[row]} numbers, "
+                f"that of row {start} has {sizes[0]}; all rows must agree"
+            )
+        flat = lists.flatten()
+        if flat.null_count:
+            raise DataError(
+                f"{self._place(start, flat, int(sizes[0]))}: the list in {name!r} holds a null; "
+                "fill in or drop such rows"
+            )
+        return self._numbers(flat, name).reshape(len(lists), int(sizes[0]))
+
+    def _numbers(self, column: Any, name: str) -> NDArray[Any]:
+        values = column.to_numpy(zero_copy_only=False)
         if values.dtype.kind not in "biuf":
             raise DataError(
-                f"{self._where}, column {name!r} is {batch.column(name).type}; features are "
+                f"{self._where}, column {name!r} is {column.type}; features and weights are "
                 "numbers: encode or leave out the column"
             )
         return np.asarray(values)
+
+    def _values(self, column: Any, name: str, start: int) -> NDArray[Any]:
+        try:
+            return np.asarray(column.to_numpy(zero_copy_only=False))
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{self._where}, column {name!r} holds text after row {start} that is not UTF-8 "
+                f"({error}); write it again"
+            ) from error
+
+
+class ParquetReader(_ArrowReader):
+    """Columns of a Parquet file."""
+
+    def __init__(self, where: str, file: Any, asked: Asked, identity: Any) -> None:
+        parquet = need("pyarrow.parquet")
+        try:
+            self._file = parquet.ParquetFile(file)
+        except ValueError as error:  # pyarrow.ArrowInvalid
+            raise DataError(f"{where} is not a readable Parquet file: {error}") from error
+        n_rows = self._file.metadata.num_rows
+        super().__init__(where, self._file.schema_arrow, n_rows, asked, identity)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _batches(self, block_bytes: int) -> Iterator[Any]:
+        row_bytes = 8 * self._values_per_row()
+        check_row_bytes(row_bytes, 1, self._where, block_bytes)
+        rows = max(1, block_bytes // row_bytes)
+        try:
+            yield from self._file.iter_batches(batch_size=rows, columns=self._kept)
+        except ValueError as error:  # pyarrow.ArrowInvalid
+            raise DataError(f"{self._where} can not be read: {error}; get it again") from error
+
+    def _values_per_row(self) -> int:
+        """The most numbers in a row of a row group, on average: lists hold many."""
+        metadata = self._file.metadata
+        most = len(self._kept)
+        for group in map(metadata.row_group, range(metadata.num_row_groups)):
+            columns = [group.column(k) for k in range(group.num_columns)]
+            held = [c.num_values for c in columns if c.path_in_schema.split(".")[0] in self._kept]
+            most = max(most, sum(held) // max(group.num_rows, 1))
+        return most
+
+
+class FrameReader(_ArrowReader):
+    """Columns of a data frame: of pandas, polars, pyarrow, or whatever else gives Arrow data."""
+
+    def __init__(self, frame: Any, asked: Asked) -> None:
+        table = need("pyarrow", "reading data frames").table(frame)
+        columns = [k for k in table.column_names if not k.startswith("__index_level_")]
+        self._table = table.select(columns)
+        ends = [table.slice(0, 256), table.slice(max(table.num_rows - 256, 0))]
+        identity = {
+            "kind": "data frame",
+            "schema": str(self._table.schema),
+            "rows": table.num_rows,
+            "ends": hashlib.sha256(repr([k.to_pydict() for k in ends]).encode()).hexdigest(),
+            "asked": asked.json(),
+        }
+        super().__init__("the data frame", self._table.schema, table.num_rows, asked, identity)
+
+    def _batches(self, block_bytes: int) -> Iterator[Any]:
+        rows = max(1, block_bytes // (8 * len(self._kept)))
+        return iter(self._table.select(self._kept).to_batches(max_chunksize=rows))

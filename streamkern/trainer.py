@@ -37,7 +37,7 @@ from streamkern.guard import Guard, Watch
 from streamkern.identity import changed_backend, changed_versions, difference
 from streamkern.kernels import Kernel
 from streamkern.meter import Meter
-from streamkern.model import KernelModel
+from streamkern.model import KernelModel, column_names
 from streamkern.prefetch import Loader
 from streamkern.report import Progress
 from streamkern.run import Run
@@ -436,7 +436,7 @@ class Trainer:
         data = self.run.data
         return KernelModel(
             self.made.op, self.solver.Z, self.solver.weights(self.state), data.source.classes,
-            data.source.row_shape, data.fixed,
+            data.source.row_shape, data.fixed, **column_names(self.made.meta),
         )  # fmt: skip
 
     def _read_history(self, directory: RunDirectory) -> None:

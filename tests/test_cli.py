@@ -273,6 +273,48 @@ def test_other_libraries_are_one_line(run: Run, stores: Path, tmp_path: Path) ->
     assert "numpy" in warned[0]
 
 
+def test_an_older_checkpoint_is_never_used_without_a_word(
+    run: Run, stores: Path, tmp_path: Path
+) -> None:
+    """W3, of the commands."""
+    place = trained(stores, tmp_path, run, "--set", "run.checkpoint_every=10")
+    newest = max(place.glob("checkpoints/*.json"))
+    data = bytearray(newest.read_bytes())
+    data[-30] ^= 4
+    newest.write_bytes(data)
+    code, out, err = run("evaluate", place, stores / "test.zarr", "--json")
+    assert code == DONE
+    (said,) = json.loads(out)["skipped"]
+    assert f"{newest.name} is damaged" in said
+    assert f"warning: {said}" in err
+    code, _, err = run("predict", place, stores / "test.zarr", tmp_path / "out.npy")
+    assert code == DONE
+    assert f"warning: {said}" in err
+    code, out, _ = run("info", place)
+    assert f"note: {said}" in out
+    words = ("--run-dir", place, "--epochs", 3, *FAST, "--test", stores / "test.zarr")
+    code, out, err = run("train", "--train", stores / "train.zarr", *words, "--json")
+    assert code == DONE
+    assert json.loads(out)["skipped"] == [said]
+    assert f"warning: {said}" in err
+    code, out, err = run("evaluate", place, stores / "test.zarr", "--json")
+    assert "skipped" not in json.loads(out)
+    assert err == ""
+
+
+def test_a_lost_run_json_is_no_lost_run(run: Run, stores: Path, tmp_path: Path) -> None:
+    """W7: other data is refused all the same, and `info` still knows a run."""
+    place = trained(stores, tmp_path, run, "--set", "run.checkpoint_every=10")
+    (place / "run.json").unlink()
+    words = ("--run-dir", place, "--epochs", 3, *FAST)
+    code, _, err = run("train", "--train", stores / "test.zarr", *words)
+    assert code == USAGE
+    assert "holds a run that differs: data" in err
+    code, out, _ = run("info", place)
+    assert code == DONE
+    assert "run.json is missing" in out
+
+
 # --------------------------------------------------------------------------- wrong from the start
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from streamkern.checkpoint import RunDirectory
-from streamkern.errors import CheckpointError, ResumeMismatchError
+from streamkern.errors import CheckpointError, ResumeMismatchError, RunError
 from streamkern.identity import (
     changed_backend,
     changed_versions,
@@ -115,6 +115,32 @@ def test_only_a_setup_binds(tmp_path: Path) -> None:
         directory.save_setup({"a": np.zeros(1)}, {})
     assert recorded_run(directory) == record
     assert recorded_sizes(directory) == opened().sizes
+
+
+def changed(record: dict[str, Any], **sizes: Any) -> dict[str, Any]:
+    return record | {"sizes": record["sizes"] | sizes}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda r: {},
+        lambda r: r | {"more": 1},
+        lambda r: {k: v for k, v in r.items() if k != "versions"},
+        lambda r: r | {"identity": 3},
+        lambda r: r | {"versions": []},
+        lambda r: r | {"sizes": {}},
+        lambda r: changed(r, unknown=1),
+        lambda r: changed(r, block_size=None),
+        lambda r: changed(r, batch_size="20"),
+        lambda r: changed(r, solver="other"),
+    ],
+)
+def test_a_record_of_another_version_is_a_sentence(change: Any, tmp_path: Path) -> None:
+    """W7: whole by its checksum, with a key missing or more, or a value of another type."""
+    directory = written(tmp_path, change(run_record(opened(), None, None)))
+    with pytest.raises(RunError, match="holds a run of another version of streamkern; go on wi"):
+        recorded_sizes(directory)
 
 
 def test_versions_are_compared(tmp_path: Path) -> None:

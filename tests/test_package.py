@@ -34,19 +34,10 @@ DATA_LANE = {
     *("chunkfile", "layout", "metadata", "statistics", "store", "describe"),
     *("storedchunks", "unfinished", "writer", "fill"),
     *("cache", "cachedobjects", "meter", "readspeed"),
-    *(
-        "readers",
-        "inputfiles",
-        "decompress",
-        "arrayfiles",
-        "tables",
-        "columns",
-        "conform",
-        "shuffle",
-        "ingest",
-    ),
+    *("readers", "inputfiles", "decompress", "csvfiles", "hdf5files", "arrayfiles"),
+    *("tables", "columns", "conform", "shuffle", "ingest"),
     *("augment", "source_base", "sources", "arrays", "generator", "mixture", "materialise"),
-    *("filerows", "answerspool", "answerfiles"),
+    *("filerows", "ordered", "answerspool", "answerfiles"),
     *("plan", "fetch", "remote", "cluster", "buffers", "prefetch", "feed", "weights"),
 }
 MATHS_LANE = {

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import bz2
+import csv
 import gzip
 import io
 import lzma
 import struct
+import sys
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numcodecs.zstd import Zstd
 
 from streamkern.decompress import decompressed
@@ -186,3 +194,339 @@ def test_an_encrypted_archive_gets_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "d.npz").write_bytes(data)
     with pytest.raises(DataError, match=r"X of .*d\.npz can not be read: .*encrypted"):
         read(tmp_path / "d.npz")
+
+
+# ---------------------------------------------------------------------------------------------- CSV
+
+
+def truth(text: str, delimiter: str = ",") -> tuple[list[list[float]], list[str]]:
+    """Rows and labels of the last column by Python's csv module, line by line."""
+    lines = [line for line in text.split("\n")[1:] if line.strip(" ")]
+    rows = [next(csv.reader([line], delimiter=delimiter, strict=True)) for line in lines]
+    return [[float(k) for k in row[:-1]] for row in rows], [row[-1].strip() for row in rows]
+
+
+def csv_rows(path: Path, block_bytes: int = 1 << 20, start: int = 0) -> tuple[Any, list[str]]:
+    with ExitStack() as files:
+        reader = open_reader(path, "t", files)
+        blocks = list(reader.blocks(start, block_bytes))
+    X = np.concatenate([block.X for block in blocks])
+    return X, [label for block in blocks for label in block.y.tolist()]
+
+
+NUMBERS = st.one_of(
+    st.floats(allow_nan=False, allow_infinity=False).map(repr),
+    st.integers(-(10**25), 10**25).map(str),
+    st.sampled_from(["1.", ".5", "+7", "-0", "1E5", "1e-400", " 2.5 ", "\t3", "007", "1e+3"]),
+)
+ODD_NUMBERS = st.sampled_from(["", "1_0", "0x10", "1d5", "nan(3)", "٣", "1,", "x", "\u00a01"])
+WORDS = st.text(
+    st.characters(codec="utf-8", exclude_characters='\n\r"\0,', exclude_categories=["Cs"]),
+    max_size=8,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rows=st.lists(st.tuples(NUMBERS, NUMBERS, WORDS, st.booleans()), min_size=1, max_size=12),
+    block_bytes=st.integers(700, 2000),
+    end=st.sampled_from(["\n", "\r\n", "\r"]),
+    start=st.integers(0, 14),
+    blank=st.booleans(),
+    data=st.data(),
+)
+def test_both_parsers_read_csv_as_the_csv_module_does(
+    tmp_path_factory: Any, rows: Any, block_bytes: int, end: str, start: int, blank: bool, data: Any
+) -> None:
+    """W1: whatever the parser, the size of pieces and the row to begin with."""
+    path = tmp_path_factory.mktemp("csv") / "t.csv"
+    lines = [
+        f'"{a}",{b},"{word}x"' if quoted else f"{a},{b},{word}x" for a, b, word, quoted in rows
+    ]
+    text = end.join(["a,b,t", *lines, *(["", "  "] if blank else [])])
+    text += end if data.draw(st.booleans()) else ""
+    path.write_bytes(text.encode())
+    lines = ["a,b,t", *lines]
+    expected = truth("\n".join(lines))
+    for hidden in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            if hidden:
+                patch.setitem(sys.modules, "pyarrow.csv", None)
+            if start >= len(rows):
+                with pytest.raises(ValueError, match="concatenate"):
+                    csv_rows(path, block_bytes, start)
+                continue
+            X, labels = csv_rows(path, block_bytes, start)
+        np.testing.assert_array_equal(X, expected[0][start:])
+        assert labels == expected[1][start:]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    cells=st.lists(
+        st.tuples(NUMBERS | ODD_NUMBERS, NUMBERS | ODD_NUMBERS, WORDS), min_size=1, max_size=6
+    )
+)
+def test_both_parsers_refuse_the_same_csv(tmp_path_factory: Any, cells: Any) -> None:
+    """W1."""
+    path = tmp_path_factory.mktemp("csv") / "t.csv"
+    path.write_bytes("\n".join(["a,b,t", *(",".join(row) for row in cells)]).encode())
+    results: list[Any] = []
+    for hidden in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            if hidden:
+                patch.setitem(sys.modules, "pyarrow.csv", None)
+            try:
+                X, labels = csv_rows(path)
+                results.append((X.tolist(), labels))
+            except DataError as error:
+                results.append(str(error))
+    assert repr(results[0]) == repr(results[1])
+
+
+PARSERS = pytest.mark.parametrize("parser", ["pyarrow", "csv"])
+
+
+@PARSERS
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [
+        (['3,4,"Oslo', "5,6,Rome", "7,8,Bonn", '9,10,Lima"', "11,12,Rome"], 3),
+        (["1,2,Rome"] * 50 + ['1,2,"Oslo'] + ["1,2,Rome"] * 40 + ['1,2,Pa"ris', '1,2,"x"'], 53),
+        (["1,2,Rome"] * 4990 + ['1,2,"Oslo'] + ["1,2,Rome"] * 9, 4993),
+        (['3,4,"Os"lo'], 3),
+        (['3,"4,x'], 3),
+    ],
+)
+def test_a_stray_quote_swallows_no_lines(
+    tmp_path: Path, parser: str, rows: list[str], line: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W1."""
+    if parser == "csv":
+        monkeypatch.setitem(sys.modules, "pyarrow.csv", None)
+    (tmp_path / "s.csv").write_text("\n".join(["a,b,city", "1,2,Rome", *rows]) + "\n")
+    with pytest.raises(DataError, match=rf"s\.csv, row {line - 2} \(line {line}\) .*quote"):
+        ingest(tmp_path / "s.csv", tmp_path / "out", y="city")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_quote_inside_a_field_is_a_character(tmp_path: Path) -> None:
+    (tmp_path / "s.csv").write_text('a,t\n1,Pa"ris\n2,"Lo ""n"" don"\n"3","x,y"\n')
+    X, labels = csv_rows(tmp_path / "s.csv")
+    assert (X[:, 0].tolist(), labels) == ([1, 2, 3], ['Pa"ris', 'Lo "n" don', "x,y"])
+
+
+@PARSERS
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_a_csv_in_one_line_is_refused_within_the_memory(
+    tmp_path: Path, ending: str, parser: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R3."""
+    if parser == "csv":
+        monkeypatch.setitem(sys.modules, "pyarrow.csv", None)
+    path = tmp_path / f"t.csv{ending}"
+    with gzip.open(path, "wb", 1) if ending else path.open("wb") as file:
+        file.write(b"a,b,t\n1,2,3\n")
+        for _ in range(100):
+            file.write(b"1," * (1 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=r"line 3 of .*t\.csv.* is longer than 2097152 bytes"):
+            ingest(path, tmp_path / "out", y="t", memory=64 << 20, chunk_mb=1)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 64 << 20
+    path.write_bytes(gzip.compress(b"1," * (5 << 20)) if ending else b"1," * (5 << 20))
+    with pytest.raises(DataError, match=r"line 1 of .* is longer than"):
+        ingest(path, tmp_path / "out", y="t", memory=64 << 20, chunk_mb=1)
+
+
+@PARSERS
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a,t\n1,x\n2,é\n".encode("latin-1"), r"line 3 of .* byte 0xe9, which is not UTF-8; conv"),
+        ("a,t\n1,x\n".encode("utf-16"), r"line 1 of .* not UTF-8"),
+        ("a,t\n1,x\n".encode("utf-16-le"), r"line 1 of .* null byte"),
+        (
+            b'a,t\n1,"' + b"x" * 140_000 + b'"\n',
+            "line 2 of .* has a field of more than 131072",
+        ),
+        (b'a,"' + b"x" * 140_000 + b'"\n1,2\n', "line 1 of .* has a field of more than 131072"),
+        (b"a,t\n1," + b"x" * 5000 + b"\n", r"column 't' has 5000 characters"),
+        (b"a,t\n1," + b"7" * 5000 + b"\n", r"column 't' has 5000 characters"),
+        (b"5.1,3.5,setosa\n4.9,3.0,setosa\n", "may be a header or a row; add a header line"),
+        (b"a,2019,t\nx,1,2\n", r"column 'a' is 'x'"),
+    ],
+)
+def test_odd_csv_gets_a_sentence(
+    tmp_path: Path, text: bytes, said: str, parser: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if parser == "csv":
+        monkeypatch.setitem(sys.modules, "pyarrow.csv", None)
+    (tmp_path / "t.csv").write_bytes(text)
+    with pytest.raises(DataError, match=said):
+        ingest(tmp_path / "t.csv", tmp_path / "out", y="t")
+
+
+# ------------------------------------------------------------------------------------------ Parquet
+
+
+def write_parquet(path: Path, **columns: Any) -> Path:
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def test_lists_of_different_lengths_are_refused(tmp_path: Path) -> None:
+    """W2."""
+    lists = [[1.0, 2], [3.0], [4.0, 5, 6], [7.0, 8], [9.0, 10], [11.0, 12]]
+    path = write_parquet(tmp_path / "r.parquet", X=lists, y=[0, 1] * 3)
+    with pytest.raises(DataError, match=r"row 1: the list in 'X' has 1 numbers, that of row 0"):
+        ingest(path, tmp_path / "out")
+    path = write_parquet(tmp_path / "r.parquet", X=[[1.0, 2], [3.0, None]], y=[0, 1])
+    with pytest.raises(DataError, match="row 1: the list in 'X' holds a null"):
+        ingest(path, tmp_path / "out")
+    path = write_parquet(tmp_path / "r.parquet", X=[[1.0, 2], None], y=[0, 1])
+    with pytest.raises(DataError, match="row 1, column 'X' is null"):
+        ingest(path, tmp_path / "out")
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_lists_are_read_by_their_offsets(tmp_path: Path, fixed: bool) -> None:
+    """W2: also from a row in the middle, of row groups that a batch does not divide."""
+    X = np.arange(300.0).reshape(100, 3)
+    kind = pa.list_(pa.float64(), 3) if fixed else pa.list_(pa.float64())
+    table = pa.table({"X": pa.array(X.tolist(), kind), "y": np.arange(100) % 2})
+    pq.write_table(table, tmp_path / "l.parquet", row_group_size=37)
+    with ExitStack() as files:
+        reader = open_reader(tmp_path / "l.parquet", "y", files)
+        for start in (0, 5, 37, 99):
+            blocks = list(reader.blocks(start, 8 * 3 * 10))
+            np.testing.assert_array_equal(np.concatenate([k.X for k in blocks]), X[start:])
+
+
+def test_odd_parquet_labels_get_a_sentence(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "b.parquet", a=[1.0, 2], y=pa.array([b"\xff\xfe", b"a"]))
+    with pytest.raises(DataError, match="not text in UTF-8"):
+        ingest(path, tmp_path / "out")
+
+
+def test_a_data_frame_is_a_table() -> None:
+    """U3."""
+    frame = pa.table({"b": [3, 4], "t": ["x", "y"], "a": [1.5, 2.5]})
+    with ExitStack() as files:
+        reader = open_reader(frame, "t", files, columns=["a", "b"])
+        (block,) = reader.blocks(0, 1 << 20)
+    np.testing.assert_array_equal(block.X, [[1.5, 3], [2.5, 4]])
+    assert block.y.tolist() == ["x", "y"]
+    assert (reader.columns, reader.target_columns) == (("a", "b"), ("t",))
+
+
+# ------------------------------------------------------------------------------------------- labels
+
+
+@pytest.mark.parametrize("kind", ["npy", "parquet", "array"])
+def test_labels_above_2_63_stay_themselves(tmp_path: Path, kind: str) -> None:
+    """W8."""
+    y = np.array([2**64 - 1, 0, 2**63, 2**64 - 1], np.uint64)
+    X = np.eye(4, dtype=np.float32)
+    inputs: Any = X
+    if kind == "npy":
+        np.save(tmp_path / "X.npy", X)
+        inputs = tmp_path / "X.npy"
+    elif kind == "parquet":
+        inputs = write_parquet(tmp_path / "t.parquet", X=X.tolist(), y=y)
+    spec = ingest(inputs, tmp_path / "s", y="y" if kind == "parquet" else y, shuffle=False)
+    assert spec.classes == ("0", str(2**63), str(2**64 - 1))
+    assert spec.class_counts == (1, 1, 2)
+
+
+def test_enormous_labels_get_a_sentence(tmp_path: Path) -> None:
+    for y in (np.array(["7" * 5000, "1"]), np.array([10**5000, 1], dtype=object)):
+        with pytest.raises(DataError, match=r"5000 characters|integer of \d+ bits"):
+            ingest(np.eye(2), tmp_path / "s", y=y)
+
+
+# --------------------------------------------------------------------------------------------- HDF5
+
+
+def make_h5(path: Path, **datasets: Any) -> Path:
+    with h5py.File(path, "w") as file:
+        for name, value in datasets.items():
+            file[name] = value
+    return path
+
+
+def test_parts_of_hdf5_never_written_are_refused(tmp_path: Path) -> None:
+    """W9."""
+    for chunks in (None, (10, 3)):
+        path = make_h5(tmp_path / "h.h5", y=np.arange(40) % 2)
+        with h5py.File(path, "a") as file:
+            X = file.create_dataset("X", (40, 3), "f8", chunks=chunks)
+            if chunks:
+                X[:30] = 1
+        with pytest.raises(
+            DataError, match=r"X of .*h\.h5 has parts that were never written.*fill"
+        ):
+            ingest(path, tmp_path / "out")
+        assert ingest(path, tmp_path / f"s{chunks}", missing="fill").n_rows == 40
+        with h5py.File(path, "a") as file:
+            file["X"][:] = 1
+        assert read(path).shape == (40, 3)
+
+
+def test_virtual_hdf5_without_its_source_is_refused(tmp_path: Path) -> None:
+    """W9."""
+    source = make_h5(tmp_path / "source.h5", data=np.ones((40, 3)))
+    path = make_h5(tmp_path / "v.h5", y=np.arange(40) % 2)
+    with h5py.File(path, "a") as file:
+        layout = h5py.VirtualLayout((40, 3), "f8")
+        layout[:] = h5py.VirtualSource("source.h5", "data", (40, 3))
+        file.create_virtual_dataset("X", layout)
+        half = h5py.VirtualLayout((40, 3), "f8")
+        half[:20] = h5py.VirtualSource("source.h5", "data", (40, 3))[:20]
+        file.create_virtual_dataset("half", half)
+    with pytest.raises(DataError, match="is made of data in other files; pass external"):
+        read(path)
+    np.testing.assert_array_equal(read(path, external=True), np.ones((40, 3)))
+    with pytest.raises(DataError, match="virtual parts without a source"):
+        read(path, x="half", external=True)
+    source.unlink()
+    with pytest.raises(DataError, match=r"source.h5, is not there"):
+        read(path, external=True)
+    assert not read(path, external=True, missing="fill").any()
+
+
+def test_hdf5_does_not_lead_to_other_files_unasked(tmp_path: Path) -> None:
+    """W9: by links, softly by way of links, and by external storage."""
+    make_h5(tmp_path / "other.h5", secret=np.ones((40, 3)))
+    path = make_h5(tmp_path / "l.h5", y=np.arange(40) % 2)
+    (tmp_path / "raw").write_bytes(np.ones((40, 3)).tobytes())
+    with h5py.File(path, "a") as file:
+        file["X"] = h5py.ExternalLink("other.h5", "/secret")
+        file["soft"] = h5py.SoftLink("/X")
+        place = [(str(tmp_path / "raw"), 0, 40 * 3 * 8)]
+        file.create_dataset("apart", (40, 3), "f8", external=place)
+    for name in ("X", "soft", "apart"):
+        with pytest.raises(DataError, match=rf"{name} of .*l\.h5 is .*other file.*external=True"):
+            read(path, x=name)
+        np.testing.assert_array_equal(read(path, x=name, external=True), np.ones((40, 3)))
+    (tmp_path / "raw").write_bytes(b"short")
+    with pytest.raises(DataError, match="lacks data in"):
+        read(path, x="apart", external=True)
+
+
+def test_the_columns_of_an_hdf5_table_have_names(tmp_path: Path) -> None:
+    """U3."""
+    rows = np.array([(1, 0.5, b"u"), (2, 1.5, b"v")], dtype=[("a", "i4"), ("b", "f8"), ("t", "S1")])
+    path = make_h5(tmp_path / "t.h5", people=rows)
+    with ExitStack() as files:
+        reader = open_reader(path, "t", files, columns=["b", "a"])
+        (block,) = reader.blocks(0, 1 << 20)
+    np.testing.assert_array_equal(block.X, [[0.5, 1], [1.5, 2]])
+    assert block.y.tolist() == [b"u", b"v"]
+    assert (reader.columns, reader.target_columns) == (("b", "a"), ("t",))
+    assert read(path, y="t", x=["a"]).shape == (2, 1)
+    with pytest.raises(DataError, match="lacks 'c'"):
+        read(path, y="t", columns=["a", "b", "c"])

@@ -35,7 +35,7 @@ from streamkern.errors import (
     StorageAccessError,
     StorageError,
 )
-from streamkern.folder import Folder, ObjectFolder, open_folder
+from streamkern.folder import Folder, LocalFolder, ObjectFolder, open_folder
 from streamkern.ingest import ingest
 from streamkern.model import load_model
 from streamkern.overview import is_run_directory, run_overview
@@ -286,13 +286,17 @@ def test_places_that_hold_something_else_are_refused(place: Place) -> None:
     with pytest.raises(RunError, match="there is no run directory at"):
         place.run(writable=False).acquire()
     assert place.latest() is None
-    folder = place.folder
-    group = zarr.create_group(folder.store("setup", read_only=False))
+
+    def store(name: str) -> Any:
+        local = isinstance(place.folder, LocalFolder)
+        return Path(place.url, name) if local else place.folder.store(name, read_only=False)
+
+    group = zarr.create_group(store("setup"))
     assert group.attrs.asdict() == {}
     before = place.files()
     with pytest.raises(RunError, match="holds 'setup' but no run of streamkern"):
         place.run().acquire()
-    zarr.create_group(folder.store("", read_only=False))
+    zarr.create_group(store(""))
     with pytest.raises(RunError, match="is a zarr store"):
         place.run().acquire()
     assert set(place.files()) == {*before, "zarr.json"}

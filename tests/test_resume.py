@@ -185,7 +185,8 @@ def test_back_to_an_older_checkpoint(tmp_path: Path) -> None:
     config = settings(tmp_path, **METHODS["eigenpro4"], **{"run.checkpoint_every": 2})
     stopped(config, 7, source=stream())
     next((tmp_path / "checkpoints").glob("*07/alpha/c/*/*")).unlink()
-    finished(config, source=stream())
+    with pytest.warns(UserWarning, match="step 7 .* was skipped, and that of step 6 is used"):
+        finished(config, source=stream())
     with RunDirectory(tmp_path, writable=False) as run:
         saved = run.load_latest()
     assert saved is not None

@@ -127,7 +127,7 @@ def again(path: Path, **more: Any) -> Any:
 
 
 def test_an_older_checkpoint_is_never_used_without_a_word(run: Path) -> None:
-    """W3, of everything that loads one."""
+    """W3, of everything in Python that loads one."""
     flip_bit(run, NEWEST)
     text = f"checkpoint of step {STEPS} .* was skipped, and that of step 10 is used"
     with pytest.warns(UserWarning, match=text):
