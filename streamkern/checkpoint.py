@@ -25,14 +25,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
-from streamkern import documents
+from streamkern import runfiles
 from streamkern.checksums import UnverifiedError
 from streamkern.durable import is_temporary
 from streamkern.errors import (
@@ -44,6 +42,7 @@ from streamkern.errors import (
     StorageError,
 )
 from streamkern.folder import Hold, open_folder, reason
+from streamkern.runfiles import CHECKPOINTS, Rank, ranks, stem_of, writer_of
 from streamkern.runlog import RunLog, read_lines
 from streamkern.sealed import (
     STEM,
@@ -54,18 +53,13 @@ from streamkern.sealed import (
     load,
     named_group,
     on_host,
-    promised,
     publish,
 )
 
 __all__ = ["RunDirectory", "Saved"]
 
-CHECKPOINTS = "checkpoints/"
-_MANIFEST = re.compile(r"(?:(\d{12})-)?(\d{12}|setup)\.json")
 _RUN_FILES = frozenset({"writer.json", "lease"})
 _log = logging.getLogger("streamkern")
-
-Rank = tuple[int, int]  # number of the writer, step: what is later is higher
 
 
 class RunDirectory:
@@ -132,7 +126,8 @@ class RunDirectory:
                 for where in ("", CHECKPOINTS):
                     self._tidy(hold, where)
                 self._run, self._run_is_known = self.recorded(), True
-                self._mend_config()
+                if self._run is not None:
+                    runfiles.mend_config(self._folder, self._run)
             except BaseException:
                 hold.release()
                 raise
@@ -165,7 +160,7 @@ class RunDirectory:
         names = self._folder.names()
         if "zarr.json" in names:
             raise RunError(f"{self.place} is a zarr store; give a new or empty directory")
-        manifests = _manifests(names) + _manifests(self._folder.names(CHECKPOINTS))
+        manifests = ranks(names) + ranks(self._folder.names(CHECKPOINTS))
         # A second look, because a writer that is just starting puts its note there before them.
         found = sorted(names & {"checkpoints", "setup"})
         if found and not manifests and not self._folder.names() & _RUN_FILES:
@@ -193,48 +188,19 @@ class RunDirectory:
         plain = checked_meta(config, "config")
         with self._writing("run.json") as hold:
             hold.check()
-            self._folder.write("run.json", documents.seal("run", plain))
+            runfiles.write_config(self._folder, plain)
             self._run = plain
 
     def read_config(self) -> dict[str, Any] | None:
         """What ``run.json`` says, or None without one. RunError where it was damaged or edited."""
-        try:
-            return documents.unseal("run", self._folder.read("run.json"))
-        except FileNotFoundError:
-            return None
-        except StorageError:
-            raise
-        except (OSError, ValueError) as error:
-            raise RunError(
-                f"{self.place}/run.json is damaged ({error}); restore it from a copy, or run the "
-                "same command again, which writes it anew where there is a setup or a checkpoint"
-            ) from error
+        return runfiles.read_config(self._folder)
 
     def recorded(self) -> dict[str, Any] | None:
         """The configuration that the setup, or else the newest good checkpoint, belongs to.
 
         None where there is neither: then nothing was computed that another one could contradict.
         """
-        setups = [_stem(writer, "setup") for writer, _ in _manifests(self._folder.names())]
-        saves = [CHECKPOINTS + _stem(*rank) for rank in self._published()]
-        for stem in (*reversed(setups), *reversed(saves)):
-            with contextlib.suppress(UnverifiedError):  # said by who loads it
-                run: dict[str, Any] | None = promised(self._folder, f"{stem}.json")["run"]
-                return run
-        return None
-
-    def _mend_config(self) -> None:
-        """Write run.json again if it does not say what the setup and the checkpoints do."""
-        if self._run is None:
-            return
-        try:
-            what = "is missing" if (found := self.read_config()) is None else "is of another run"
-        except RunError:
-            found, what = None, "was damaged or edited"
-        if found != self._run:
-            self._folder.write("run.json", documents.seal("run", self._run))
-            text = f"{self.place}/run.json {what}; it is written again as its setup has it"
-            warnings.warn(text, stacklevel=4)
+        return runfiles.recorded(self._folder)
 
     def open_log(self) -> RunLog:
         """The run log, to be closed by the caller; it is stored before every checkpoint."""
@@ -255,7 +221,7 @@ class RunDirectory:
         """Store what setup computed, once per run; a later call replaces it atomically."""
         with self._writing("the setup") as hold:
             names = self._folder.names()
-            self._publish(hold, "", _stem(hold.number, "setup"), 0, arrays, meta, names)
+            self._publish(hold, "", stem_of(hold.number, "setup"), 0, arrays, meta, names)
             self._clear(hold, "", names)
 
     def save(
@@ -274,7 +240,7 @@ class RunDirectory:
         """
         with self._writing(f"the checkpoint of step {step}") as hold:
             names = self._folder.names(CHECKPOINTS)
-            good = [r for r in _manifests(names) if _stem(*r) not in self._broken]
+            good = [r for r in ranks(names) if stem_of(*r) not in self._broken]
             newest, rank = max(good, default=(0, 0)), (hold.number, step)
             if newest[0] > hold.number:
                 hold.check()  # says who took over
@@ -283,8 +249,8 @@ class RunDirectory:
                     f"step={step} must be between the newest checkpoint, {newest[1]} in"
                     f" {self.place}, and 10^12; resume from that one or give a new run directory"
                 )
-            self._publish(hold, CHECKPOINTS, _stem(*rank), step, arrays, meta, names, before)
-            self._broken.discard(_stem(*rank))
+            self._publish(hold, CHECKPOINTS, stem_of(*rank), step, arrays, meta, names, before)
+            self._broken.discard(stem_of(*rank))
             self._clear(hold, CHECKPOINTS, names)
 
     def _publish(
@@ -338,7 +304,7 @@ class RunDirectory:
         try:
             hold.check()
             if where == CHECKPOINTS:
-                old = [_stem(*rank) for rank in _manifests(names)]
+                old = [stem_of(*rank) for rank in ranks(names)]
                 good = [stem for stem in old if stem not in self._broken]
                 retired = {f"{stem}.json" for stem in (*good[: -self.keep], *self._broken)}
                 self._folder.delete([where + name for name in sorted(retired)])
@@ -354,7 +320,7 @@ class RunDirectory:
             match = STEM.fullmatch(name)
             if is_temporary(name):
                 self._folder.delete([where + name])
-            elif match and ("setup" in name) == (not where) and _writer(name) <= hold.number:
+            elif match and ("setup" in name) == (not where) and writer_of(name) <= hold.number:
                 manifest = f"{match[1]}.json"
                 # An unreadable manifest names nothing and keeps everything.
                 if manifest not in names or self._group(where + manifest) not in (None, name):
@@ -372,11 +338,11 @@ class RunDirectory:
 
     def steps(self) -> list[int]:
         """Steps that have a manifest, oldest first; whether they verify shows when loading."""
-        return [step for _, step in _manifests(self._folder.names(CHECKPOINTS))]
+        return [step for _, step in ranks(self._folder.names(CHECKPOINTS))]
 
     def begun(self) -> bool:
         """Whether anything was computed here: a setup, or a checkpoint."""
-        return bool(_manifests(self._folder.names()) or self.steps())
+        return bool(ranks(self._folder.names()) or self.steps())
 
     def load_latest(self, into: Into = on_host) -> Saved | None:
         """The newest checkpoint that verifies, or None when none was ever published.
@@ -392,13 +358,13 @@ class RunDirectory:
         # Listed anew each time: a writer beside us may retire one that we are about to read.
         while left := [rank for rank in self._published() if rank not in failed]:
             try:
-                saved = load(self._folder, f"{CHECKPOINTS}{_stem(*left[-1])}.json", into)
+                saved = load(self._folder, f"{CHECKPOINTS}{stem_of(*left[-1])}.json", into)
             except UnverifiedError as error:
                 failed[left[-1]] = str(error)
                 damaged += left[-1:] if left[-1] in self._published() else []
                 continue
             self._check_same_run(saved)
-            self._broken.update(_stem(*rank) for rank in damaged)
+            self._broken.update(stem_of(*rank) for rank in damaged)
             skipped = tuple(
                 f"checkpoint of step {rank[1]} in {self.place} was skipped, and that of step "
                 f"{saved.step} is used: {failed[rank]}"
@@ -422,17 +388,17 @@ class RunDirectory:
             )
 
     def _published(self) -> list[Rank]:
-        return _manifests(self._folder.names(CHECKPOINTS))
+        return ranks(self._folder.names(CHECKPOINTS))
 
     def load_setup(self, into: Into = on_host) -> Saved | None:
         """What `save_setup` stored, or None. Raises CheckpointError when it does not verify.
 
         into : as in `sealed.load`.
         """
-        setups = _manifests(self._folder.names())
+        setups = ranks(self._folder.names())
         if not setups:
             return None
-        manifest = f"{_stem(setups[-1][0], 'setup')}.json"
+        manifest = f"{stem_of(setups[-1][0], 'setup')}.json"
         try:
             saved = load(self._folder, manifest, into)
         except UnverifiedError as error:
@@ -443,20 +409,3 @@ class RunDirectory:
         if self._hold is None:
             self._run, self._run_is_known = saved.run, True
         return saved
-
-
-def _stem(writer: int, what: int | str) -> str:
-    """The name of a setup, or of the checkpoint of a step, without ``.json``."""
-    text = what if isinstance(what, str) else f"{what:012d}"
-    return f"{writer:012d}-{text}" if writer else text
-
-
-def _writer(name: str) -> int:
-    match = re.match(r"(\d{12})-(\d{12}|setup)", name)
-    return int(match[1]) if match else 0
-
-
-def _manifests(names: set[str]) -> list[Rank]:
-    """(writer, step) of the manifests among `names`, oldest first; a setup is of step 0."""
-    found = [match for name in names if (match := _MANIFEST.fullmatch(name))]
-    return sorted((int(m[1] or 0), 0 if m[2] == "setup" else int(m[2])) for m in found)

@@ -119,7 +119,8 @@ def _rows(run: Run, method: str, given: npt.ArrayLike | None) -> tuple[Block, in
         n = _selection(run).rows if method == "rpcholesky" else p
         block = centers.random_centers(base, n, seed)
     else:
-        array = open_centers(run.config) if given is None else given
+        columns = getattr(base, "columns", None)
+        array = open_centers(run.config, columns) if given is None else given
         block = centers.given_centers(array, base.row_shape, base.n_outputs)
     return block, len(block.X)
 

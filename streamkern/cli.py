@@ -1,4 +1,4 @@
-"""The `streamkern` command: plan | train | evaluate | predict, those of `cli_data`, and tune.
+"""The `streamkern` command: plan | train, and those of `cli_model`, `cli_data` and `cli_tune`.
 
 Exit codes: 0 done; 2 wrong usage or input, found before anything was written; 3 failed, and a run
 can be resumed; 75 stopped by SIGTERM, SIGINT or SIGHUP and saved; 130 stopped, with nothing to
@@ -13,15 +13,14 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streamkern import cli_data, cli_tune
+from streamkern import cli_data, cli_model, cli_tune
 from streamkern.console import (
     EXIT_INTERRUPTED,
-    Line,
     as_text,
     explain,
     going_on,
@@ -34,10 +33,8 @@ from streamkern.options import (
     AsJson,
     CacheFolder,
     CacheSize,
-    DeviceName,
     Epochs,
     Memory,
-    Overwrite,
     RunDir,
     RunFile,
     Scaling,
@@ -47,31 +44,14 @@ from streamkern.options import (
     StorageOption,
     Test,
     Train,
-    column_list,
-    number_or_text,
-    options_for,
-    parse_options,
     run_config,
 )
 from streamkern.stop import Stopped, StopRequest, second_signal_ends
 
 if TYPE_CHECKING:
-    from streamkern.model import KernelModel
+    pass
 
 DEBUG = "--debug"
-ModelOf = Annotated[str, typer.Argument(metavar="RUN_DIR")]
-RowInputs = Annotated[list[str], typer.Argument(metavar="INPUT...", help="Stores, or files.")]
-RowsX = Annotated[
-    str | None, typer.Option("--x", help="Feature columns (a,b,c), or array of rows.")
-]
-RowsY = Annotated[
-    list[str] | None,
-    typer.Option("--y", help="Target column or array, or labels file; repeatable."),
-]
-RowsWeight = Annotated[
-    str | None, typer.Option("--sample-weight", help="Weights: a column, an array, or a file.")
-]
-
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
@@ -168,84 +148,15 @@ def train(
     summary: dict[str, Any] = {"samples": result.samples, "seconds": seconds, **result.metrics}
     if as_json:
         summary |= {"history": result.history, "run_dir": config.run.run_dir}
-        typer.echo(as_text(summary | _skipped(result.skipped)))
+        typer.echo(as_text(summary | cli_model.skipped(result.skipped)))
         return
     typer.echo(table([summary], list(summary)))
     if config.run.run_dir is not None:
         typer.echo(f"the model is in {config.run.run_dir}")
 
 
-@app.command()
-def evaluate(
-    run_dir: ModelOf,
-    inputs: RowInputs,
-    x: RowsX = None,
-    y: RowsY = None,
-    sample_weight: RowsWeight = None,
-    device: DeviceName = "auto",
-    as_json: AsJson = False,
-    storage_option: StorageOption = None,
-) -> None:
-    """Evaluate a trained model on stores, or on files as ingest takes them."""
-    from streamkern.report import table
-
-    options = parse_options(storage_option)
-    with _rows_and_model(
-        run_dir, inputs, device, options, x=x, y=y, sample_weight=sample_weight, targets=True
-    ) as (source, model):
-        metrics = model.evaluate(source)
-    row: dict[str, Any] = {"rows": source.n_rows, **metrics}
-    if as_json:
-        typer.echo(as_text(row | _skipped(model.skipped)))
-    else:
-        typer.echo(table([row], list(row)))
-
-
-@app.command()
-@going_on
-def predict(
-    run_dir: ModelOf,
-    inputs: RowInputs,
-    out: Annotated[str, typer.Argument(metavar="OUT", help=".zarr, .npy, .csv or .parquet.")],
-    x: RowsX = None,
-    y: RowsY = None,
-    sample_weight: RowsWeight = None,
-    order: Annotated[
-        str, typer.Option(help="source: of the files a store was made from. store: as it is read.")
-    ] = "source",
-    values: Annotated[
-        bool, typer.Option("--values", help="In .npy the scores of classes, not labels.")
-    ] = False,
-    device: DeviceName = "auto",
-    overwrite: Overwrite = False,
-    storage_option: StorageOption = None,
-) -> None:
-    """Write what a model predicts for every row of stores, or of files as ingest takes them.
-
-    Columns of targets are not needed, and are left out by the names they had in training, or by
-    --y. After an interruption the same command goes on.
-    """
-    from streamkern.report import redact
-
-    options = parse_options(storage_option)
-    with (
-        _rows_and_model(
-            run_dir, inputs, device, options, x=x, y=y, sample_weight=sample_weight, targets=False
-        ) as (source, model),
-        Line(sys.stderr) as line,
-    ):
-        n_rows = model.predict_to(
-            source,
-            out,
-            order=order,
-            values=values,
-            overwrite=overwrite,
-            storage_options=options_for(options, out),
-            progress=line.show,
-        )
-    typer.echo(f"{n_rows:,} rows predicted into {redact(out)}")
-
-
+app.command()(cli_model.evaluate)
+app.command()(cli_model.predict)
 app.command()(cli_data.info)
 app.command("bench-read")(cli_data.bench_read)
 
@@ -305,46 +216,6 @@ def _cluster(address: str | None) -> Iterator[Any]:
     with connect(address) as client:
         say(f"note: reading on the cluster at {address}, dashboard {dashboard_link(client)}")
         yield client
-
-
-def _skipped(texts: tuple[str, ...]) -> dict[str, Any]:
-    """What a script learns of damaged checkpoints; a person reads the warnings."""
-    return {"skipped": list(texts)} if texts else {}
-
-
-@contextlib.contextmanager
-def _rows_and_model(
-    run_dir: str,
-    inputs: Sequence[str],
-    device: str,
-    options: Mapping[str, Any],
-    *,
-    x: str | None,
-    y: Sequence[str] | None,
-    sample_weight: str | None,
-    targets: bool,
-) -> Iterator[tuple[Any, KernelModel]]:
-    """The rows, and the model that was trained on rows like them, until the end of the block."""
-    from streamkern.filerows import open_rows
-    from streamkern.model import load_model
-
-    wanted = [number_or_text(name) for name in y or ()]
-    run_options = options_for(options, run_dir)
-    model = load_model(run_dir, device=device, storage_options=run_options)
-    with model.backend, contextlib.ExitStack() as files:
-        rows = open_rows(
-            inputs,
-            files,
-            columns=model.columns,
-            target_columns=model.target_columns,
-            classes=model.classes,
-            targets=targets,
-            x=None if x is None else column_list(x),
-            y=None if not wanted else wanted[0] if len(wanted) == 1 else wanted,
-            sample_weight=None if sample_weight is None else number_or_text(sample_weight),
-            input_options=options_for(options, *inputs),
-        )
-        yield rows, model
 
 
 # ----------------------------------------------------------------------------------- the entry

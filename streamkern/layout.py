@@ -26,7 +26,7 @@ import numpy as np
 from zarr.codecs import Crc32cCodec, ZstdCodec
 
 from streamkern.errors import ConfigError, CorruptChunkError, DataError
-from streamkern.ownership import STORE, check_kind
+from streamkern.ownership import STORE
 from streamkern.storage import redact
 
 if TYPE_CHECKING:
@@ -205,7 +205,11 @@ def metadata_digest(state: Mapping[str, Any], arrays: Sequence[Any]) -> str:
 
 def check_state(state: Any, url: str) -> None:
     """Refuse what is no store, a store of another schema, and one that is not finished."""
-    check_kind(state, STORE, url)
+    if state.get("kind") != STORE:
+        raise DataError(
+            f"{redact(url)} holds {state.get('kind')!s} that streamkern wrote, not a training set; "
+            "give a store"
+        )
     if state.get("schema") != SCHEMA:
         raise DataError(
             f"{redact(url)} has store schema {state.get('schema')} and this version reads {SCHEMA} "

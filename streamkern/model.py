@@ -33,6 +33,7 @@ from streamkern.predictions import Progress, Question, write_predictions
 from streamkern.problem import check_evaluable, targets
 from streamkern.products import KernelOperator
 from streamkern.source_base import Block, Source, all_blocks, numbered_blocks
+from streamkern.sources import stores_of
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -237,11 +238,16 @@ class KernelModel:
 
     def _record(self, source: Source | FileRows) -> dict[str, Any]:
         """Where predictions come from, JSON."""
+        files = (
+            source.files
+            if isinstance(source, FileRows)
+            else [file for store in stores_of(source) for file in store.spec.files]
+        )
         return {
             "model": {**self.origin, "sha256": self._digest()},
             "data": {
                 "fingerprint": source.fingerprint,
-                "files": [list(file) for file in getattr(source, "files", ())],
+                "files": [list(file) for file in files],
             },
             "classes": None if self.classes is None else list(self.classes),
         }

@@ -16,6 +16,7 @@ import zarr
 
 from streamkern.augment import Transform, from_config, is_deterministic, transform_name
 from streamkern.cache import Cache
+from streamkern.columns import in_order
 from streamkern.config import RunConfig
 from streamkern.errors import ConfigError, DataError, StoreNotFoundError, StreamkernError
 from streamkern.mixture import open_stores, stored_rows
@@ -28,7 +29,7 @@ from streamkern.sizes import IN_PLACE
 from streamkern.source_base import Source
 from streamkern.sources import AugmentedSource, ZarrSource
 from streamkern.storage import local_path, zarr_store
-from streamkern.store import open_store
+from streamkern.store import Store, open_store
 from streamkern.weights import class_notes, weight_factors
 
 DEFAULT_CENTERS = 10_000
@@ -236,7 +237,7 @@ def count_centers(config: RunConfig, data: Data) -> int:
             "centers = 'random', or another way to choose"
         )
     if model.centers not in METHODS:
-        array = open_centers(config)
+        array = open_centers(config, getattr(data.source, "columns", None))
         if int(np.prod(array.shape[1:])) != data.d:
             raise ConfigError(
                 f"model.centers has rows of shape {array.shape[1:]}, the data has "
@@ -258,9 +259,9 @@ def count_centers(config: RunConfig, data: Data) -> int:
     return model.n_centers
 
 
-def open_centers(config: RunConfig) -> Any:
+def open_centers(config: RunConfig, columns: Sequence[str] | None) -> Any:
     """An array of centers: a .npy file, read whole where it is remote, a zarr array, or X of a
-    store.
+    store, whose columns are put in the order of `columns`, the names of the training data.
 
     Raises StoreNotFoundError, ConfigError, StorageError and MissingDependencyError.
     """
@@ -274,9 +275,8 @@ def open_centers(config: RunConfig) -> Any:
         found = zarr.open(store, mode="r")
         if isinstance(found, zarr.Group):
             # Checked as a store: finished, and X of rows.
-            return open_store(
-                url, x=config.data.x, y=None, storage_options=options or None
-            ).features  # fmt: skip
+            held = open_store(url, x=config.data.x, y=None, storage_options=options or None)
+            return _features(held, columns)
         return found
     except StreamkernError:
         raise
@@ -287,6 +287,15 @@ def open_centers(config: RunConfig) -> Any:
             f"model.centers={redact(url)!r} is no .npy file, zarr array or store: "
             f"{redact(str(error))}"
         ) from error
+
+
+def _features(store: Store, columns: Sequence[str] | None) -> Any:
+    """X of a store; read, where its columns are in another order than `columns`."""
+    found = store.spec.columns
+    if found is None or columns is None or found == tuple(columns):
+        return store.features
+    places = [found.index(name) for name in in_order(found, columns, "model.centers")]
+    return np.asarray(store.features[...])[:, places]
 
 
 def _open_npy(url: str, options: dict[str, Any]) -> Any:

@@ -266,9 +266,7 @@ def _write_arrays(folder: Folder, group: str, arrays: Mapping[str, Parts]) -> di
     return store.files
 
 
-def _read_arrays(
-    folder: Folder, group: str, body: Mapping[str, Any], into: Into
-) -> dict[str, Any]:
+def _read_arrays(folder: Folder, group: str, body: Mapping[str, Any], into: Into) -> dict[str, Any]:
     """The arrays that a manifest promises; UnverifiedError unless every file is as it says."""
     store = CheckedStore(folder.store(group, read_only=True), body["files"], _base(group))
     root = zarr.open_group(store, mode="r", zarr_format=3)

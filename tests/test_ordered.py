@@ -113,6 +113,21 @@ def test_test_data_is_put_in_the_order_of_the_training_data(tmp_path: Path) -> N
         finished(settings(), source=ZarrSource(train), test=ZarrSource(tmp_path / "e.zarr"))
 
 
+def test_centers_of_a_store_go_by_name(tmp_path: Path) -> None:
+    """U3."""
+    train = store(tmp_path)
+    moved = store(tmp_path, MOVED, name="m")
+    extra = write(dict.fromkeys("abce", X[:, 0]) | {"target": Y}, tmp_path / "e.zarr")
+    options = {"model.n_centers": "auto", "data.epochs": 1}
+    Z = [
+        finished(settings(**options, **{"model.centers": str(url)}), source=ZarrSource(train)).Z
+        for url in (train, moved)
+    ]
+    np.testing.assert_array_equal(Z[0], Z[1])
+    with pytest.raises(DataError, match=r"model\.centers lacks 'd' and has 'e'"):
+        finished(settings(**options, **{"model.centers": str(extra)}), source=ZarrSource(train))
+
+
 @pytest.mark.parametrize("make", [KernelRegressor, KernelClassifier])
 def test_estimators_know_columns_by_name(make: Any, tmp_path: Path) -> None:
     """U3: a store and a DataFrame have the same names; scikit-learn refuses a frame in disorder."""

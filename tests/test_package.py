@@ -47,7 +47,8 @@ MATHS_LANE = {
     "solver",
 }
 STATE = {
-    *("documents", "runlog", "lease", "folder", "checksums", "sealed", "checkpoint", "saver"),
+    *("documents", "runlog", "lease", "folder", "checksums", "sealed"),
+    *("runfiles", "checkpoint", "saver"),
 }
 RUN = {
     *("precision", "choice", "scaling", "problem", "run", "centers", "balanced", "choosing"),
@@ -62,7 +63,7 @@ LAYERS = [
     RUN,
     {"inputs", "online", "estimator_base", "estimator"},
     {"console", "overview", "tuneplot"},
-    {"options", "cli_data", "cli_tune", "cli", "__main__"},
+    {"options", "cli_data", "cli_model", "cli_tune", "cli", "__main__"},
 ]
 LANE_LAYER = 1
 LANES = [DATA_LANE, MATHS_LANE, STATE]

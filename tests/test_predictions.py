@@ -458,6 +458,28 @@ def test_unfinished_predictions_of_other_rows_are_begun_anew(
     assert os.listdir(tmp_path) == ["p.csv"]
 
 
+@pytest.mark.parametrize("where", ["answerspool", "predictions"])
+def test_a_full_disk_says_so_and_predictions_go_on(
+    model: KernelModel, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it computes, and while the output is written."""
+
+    def full(path: Path) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    model.predict_to(array_source(N_TEST, 5), tmp_path / "whole.csv")
+    monkeypatch.setattr(f"streamkern.{where}.sync_file", full)
+    with pytest.raises(
+        OSError, match=r"no space left while writing .*p\.csv; .*same command again"
+    ):
+        model.predict_to(array_source(N_TEST, 5), tmp_path / "p.csv")
+    assert not (tmp_path / "p.csv").exists()
+    monkeypatch.undo()
+    assert model.predict_to(array_source(N_TEST, 5), tmp_path / "p.csv") == N_TEST
+    assert (tmp_path / "p.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    assert sorted(os.listdir(tmp_path)) == ["p.csv", "whole.csv"]
+
+
 def test_altered_scratch_is_noticed(tmp_path: Path) -> None:
     options: dict[str, Any] = {"numbered": False, "chunk_rows": 10}
     spool = AnswerSpool(tmp_path / "s", {}, np.dtype(np.float32), 1, **options)

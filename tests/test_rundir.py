@@ -196,6 +196,21 @@ def test_other_data_is_refused_whatever_was_lost(lost: str, tmp_path: Path) -> N
         finished(config.with_overrides({"run.random_state": 7}), source=stream())
 
 
+def test_a_setup_that_was_deleted_is_computed_again(tmp_path: Path) -> None:
+    """The remedy that the error of a damaged one names, with run.json lost as well."""
+    config = settings(tmp_path / "run", **{"run.checkpoint_every": 3})
+    stopped(config, 6, source=stream())
+    flip_bit(tmp_path / "run", "setup/Z/c/0/0")
+    with pytest.raises(CheckpointError, match=r"delete setup\.json there to have it com"):
+        finished(config, source=stream())
+    (tmp_path / "run" / "setup.json").unlink()
+    (tmp_path / "run" / "run.json").unlink()
+    with pytest.warns(UserWarning, match=r"run\.json is missing"):
+        finished(config, source=stream())
+    finished(settings(tmp_path / "whole"), source=stream())
+    assert_same_bits(final(tmp_path / "run"), final(tmp_path / "whole"))
+
+
 def test_checkpoints_of_another_run_are_not_mixed_in(run: Path, tmp_path: Path) -> None:
     """W7: neither trained on nor evaluated."""
     other = tmp_path / "other"

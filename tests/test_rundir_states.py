@@ -553,18 +553,32 @@ class Machine(RuleBasedStateMachine):
 
     # -- damage ----------------------------------------------------------------------------------
 
+    KINDS = st.sampled_from(["flip", "flip", "cut", "delete"])
+    WHERE = st.integers(0, 10**6)
+
+    def hurt_checkpoint(self, kind: str, what: str, where: int) -> None:
+        self.damage(kind, what, where)
+
+    hurts = rule(kind=KINDS, what=st.sampled_from(["newest", "any"]), where=WHERE)
+    has_saved = precondition(lambda self: self.acked > 0)
+    hurt_1 = has_saved(hurts(hurt_checkpoint))
+    hurt_2 = has_saved(hurts(hurt_checkpoint))
+
     @rule(
-        kind=st.sampled_from(["flip", "flip", "cut", "delete"]),
-        what=st.sampled_from(
-            ["newest", "newest", "any", "setup", "run.json", "writer", "lease", "cache", "cache"]
-        ),
-        where=st.integers(0, 10**6),
+        kind=KINDS,
+        what=st.sampled_from(["setup", "run.json", "writer", "lease"]),
+        where=WHERE,
     )
+    def hurt_small_file(self, kind: str, what: str, where: int) -> None:
+        self.damage(kind, what, where)
+
+    @rule(flip=st.booleans(), where=WHERE)
+    def read_through_cache(self, flip: bool, where: int) -> None:
+        """Chunks, whose entries are lost and damaged."""
+        happened(f"cache: {self.cache.turn(flip, where)}")
+
     def damage(self, kind: str, what: str, where: int) -> None:
-        """One file, as a disk or an operator does it; or an entry of the cache."""
-        if what == "cache":
-            happened(f"cache: {self.cache.turn(kind == 'flip', where)}")
-            return
+        """One file, as a disk or an operator does it."""
         files = self.place.files()
         pattern = {
             "newest": r"checkpoints/.*", "any": r"checkpoints/.*", "setup": r"(\d+-)?setup.*",
@@ -594,7 +608,11 @@ class Machine(RuleBasedStateMachine):
 
     # -- what must hold ----------------------------------------------------------------------------
 
+    @precondition(lambda self: self.acked > 0)
     @rule()
+    def look_beside(self) -> None:
+        self.look()
+
     def look(self) -> None:
         """A reader beside them gets the newest whole checkpoint, and is told of damaged ones."""
         found, whole = whole_steps(self.place.files())
