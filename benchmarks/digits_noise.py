@@ -55,7 +55,7 @@ def configuration(
                 "epochs": 1,
                 "transforms": [{"kind": "scale"}, {"kind": "noise", "sigma": NOISE}],
             },
-            "model": {"bandwidth": BANDWIDTH, "centers": "all"},
+            "model": {"bandwidth": BANDWIDTH, "centers": "all", "fit_intercept": False},
             "solver": solver,
             "run": {"device": "cpu", "random_state": seed, "evaluate_every": evaluate_every},
         }

@@ -67,7 +67,8 @@ def run(task: Task, X: np.ndarray, y: np.ndarray, method: str, seed: int) -> dic
     config = sk.RunConfig.from_tables(
         {
             "data": {"train": "memory", "epochs": epochs, "scale": "none"},
-            "model": {"bandwidth": BANDWIDTH},
+            # The public codes have no intercept.
+            "model": {"bandwidth": BANDWIDTH, "fit_intercept": False},
             "solver": {"name": method},
             "run": {"device": "cpu", "random_state": seed},
         }

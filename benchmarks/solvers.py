@@ -110,7 +110,7 @@ def run(problem: KernelProblem, name: str, settings: dict[str, Any], epochs: int
             "data": {"train": "memory", "epochs": epochs, "scale": "none"},
             "model": {
                 "kernel": problem.kernel, "bandwidth": problem.bandwidth,
-                "features": features, **fourier,
+                "features": features, "fit_intercept": False, **fourier,
             },
             "solver": settings,
             "run": {

@@ -90,7 +90,7 @@ class Steps:
     def __call__(self) -> None:
         for _ in range(self.a_round):
             loss = self.solver.step(self.state, self.X, self.Y, self.rows, self.done)
-            self.losses.append(float(loss[0]))
+            self.losses.append(float(loss[0].sum()))
             self.done += 1
 
     def check(self, what: str) -> None:

@@ -114,7 +114,12 @@ def make_config(options: argparse.Namespace, stores: Stores) -> sk.RunConfig:
                 "epochs": 1,
                 "transforms": [{"kind": "scale"}, {"kind": "noise", "sigma": options.sigma}],
             },
-            "model": {"kernel": "laplace", "bandwidth": options.bandwidth, **centers},
+            "model": {
+                "kernel": "laplace",
+                "bandwidth": options.bandwidth,
+                "fit_intercept": False,  # as in EP3
+                **centers,
+            },
             "run": {
                 "run_dir": run_directory(options),
                 "device": options.device,

@@ -219,6 +219,7 @@ transforms = [{{kind = "scale", mode = "global"}}, {{kind = "noise", sigma = {no
 kernel = "laplace"
 bandwidth = {bandwidth}
 centers = "all"
+fit_intercept = false
 
 [solver]
 name = "{solver}"

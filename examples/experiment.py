@@ -164,7 +164,8 @@ def fit(
     config = sk.RunConfig.from_tables(
         {
             "data": {"train": "in memory", "epochs": 1},
-            "model": {"bandwidth": split.bandwidth},
+            # The papers have no intercept.
+            "model": {"bandwidth": split.bandwidth, "fit_intercept": False},
             "run": {"random_state": split.seed, "device": split.device, "evaluate_every": 0},
         }
     ).with_overrides(settings)

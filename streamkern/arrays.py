@@ -21,7 +21,7 @@ from streamkern.source_base import (
     encode_labels,
     regular_edges,
 )
-from streamkern.statistics import RunningStatistics
+from streamkern.statistics import ColumnMoments, RunningStatistics
 from streamkern.weights import add_totals, as_weights
 
 MAX_LABELS = 10_000  # integer targets with more different values are taken for a mistake
@@ -125,6 +125,14 @@ class ArraySource(BaseSource):
             s = running.result()
             self._moments = s.global_mean, s.global_scale, s.mean, s.scale
         return self._moments
+
+    def target_moments(self) -> ColumnMoments:
+        moments = ColumnMoments(self.n_outputs)
+        for start, stop in zip(self._edges[:-1], self._edges[1:], strict=True):
+            y = self._targets(start, stop)
+            check_finite(y, "y", start)
+            moments.add(y, None if self._w is None else self._w[start:stop])
+        return moments
 
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         start, stop = self.unit_bounds(u)

@@ -20,6 +20,7 @@ from streamkern.choosing import SETUP_EPOCH, Report, choose
 from streamkern.errors import ConfigError
 from streamkern.feed import prepare
 from streamkern.fourier import FourierFeatures
+from streamkern.intercept import target_scale
 from streamkern.kernels import Kernel, get_kernel
 from streamkern.points import Grid
 from streamkern.products import KernelOperator
@@ -29,6 +30,7 @@ from streamkern.solver.base import Solver
 from streamkern.solver.build import Choices, Rows, Setup, assemble, compute
 from streamkern.source_base import Source
 from streamkern.sources import sample_rows
+from streamkern.targets import TargetScale
 
 SAMPLE_STAGE = 2
 
@@ -47,6 +49,11 @@ class Assembled:
     meta: dict[str, Any]
 
     @property
+    def targets(self) -> TargetScale:
+        """What is taken from the targets before, and added to f after."""
+        return TargetScale.from_arrays(self.arrays)
+
+    @property
     def batch_size(self) -> int:
         """Rows per step."""
         return int(self.meta["setup"]["batch_size"])
@@ -57,13 +64,21 @@ def start(
     *,
     kernel: Kernel | None = None,
     given: npt.ArrayLike | None = None,
+    targets: TargetScale | None = None,
     report: Report,
 ) -> Assembled:
-    """Choose, sample, factor and measure. Reads the centers and one sample of the stream."""
+    """Choose, sample, factor and measure. Reads the centers and one sample of the stream, and the
+    targets where their mean is not known; targets : of the run whose weights are gone on from.
+    """
     config, data = run.config, run.data
     dtype = np.dtype(np.float64 if run.precision == "float64" else np.float32)
     host_Z, order, kernel = choose(run, kernel=kernel, given=given, dtype=dtype, report=report)
     Z = run.backend.asarray(host_Z)
+    fit_intercept = config.model.fit_intercept
+    inside = targets or target_scale(
+        run.backend, data.source, data.weight_factors, fit_intercept=fit_intercept,
+        seed=config.run.random_state, dtype=dtype,
+    )  # fmt: skip
     # A common shift changes no distance; without it raw pixels cost three digits of them.
     shift = host_Z.mean(axis=0, dtype=np.float64).astype(dtype)
     op = KernelOperator(kernel, run.backend, run.precision, shift, run.grid)
@@ -73,7 +88,7 @@ def start(
 
     def samples() -> tuple[Rows, Rows]:
         nonlocal rows
-        sample, probe, rows = _samples(run, dtype)
+        sample, probe, rows = _samples(run, dtype, inside)
         return sample, probe
 
     setup = compute(
@@ -88,7 +103,8 @@ def start(
     del points
     run.backend.release()
     scale_arrays, scale_meta = save_scaling(data.fixed)
-    arrays = {"Z": host_Z, "order": order, "shift": shift, "sample_rows": rows, **setup.arrays}
+    arrays = {"Z": host_Z, "order": order, "shift": shift, "sample_rows": rows}
+    arrays |= inside.arrays() | setup.arrays
     if kernel.metric is not None:
         arrays["metric"] = kernel.metric
     meta = {
@@ -100,6 +116,7 @@ def start(
         "columns": _names(data.source, "columns"),
         "target_columns": _names(data.source, "target_columns"),
         "n_outputs": data.source.n_outputs,
+        "fit_intercept": fit_intercept,
         "precision": run.precision,
         "grid": None if run.grid is None else asdict(run.grid),
         "scaling": scale_meta,
@@ -136,7 +153,7 @@ def is_computed_with(name: str) -> bool:
     """Whether it is an array of the solver's, which lies on the device; the others describe the
     model, and stay on the host."""
     described = ("Z", "order", "shift", "sample_rows", "metric")
-    return name not in described and not name.startswith("scaling")
+    return name not in described and not name.startswith(("scaling", "target_"))
 
 
 def load_trained(run: RunDirectory) -> tuple[Saved | None, Saved | None]:
@@ -207,7 +224,9 @@ def _choices(run: Run) -> Choices:
     )
 
 
-def _samples(run: Run, dtype: np.dtype[Any]) -> tuple[Rows, Rows, npt.NDArray[np.int64]]:
+def _samples(
+    run: Run, dtype: np.dtype[Any], targets: TargetScale
+) -> tuple[Rows, Rows, npt.NDArray[np.int64]]:
     """The setup sample, the probe, and the row numbers of the sample."""
     source, sizes, seed = run.data.source, run.sizes, run.config.run.random_state
     wanted = min(sizes.n_sample + sizes.n_probe, source.n_rows)
@@ -219,7 +238,7 @@ def _samples(run: Run, dtype: np.dtype[Any]) -> tuple[Rows, Rows, npt.NDArray[np
     X, Y, w = prepare(
         run.backend, block, run.data.weight_factors, transforms=source.feed_transforms,
         dtype=dtype, seed=seed, epoch=SETUP_EPOCH, n_outputs=source.n_outputs,
-        classes=source.classes,
+        classes=source.classes, targets=targets,
     )  # fmt: skip
     root = None if w is None else run.backend.xp.sqrt(w)
     # Fewer rows than sample and probe together: the probe is all of them (`sizing.sample_sizes`).

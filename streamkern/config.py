@@ -252,6 +252,8 @@ class ModelConfig(Table):
     many of each class as far as there are. "kmeans": means of a stream of rows (`kmeans`); they
     help where p is far below n. "rpcholesky": rows that span the kernel matrix well, out of up to
     8 p random ones (`rpcholesky`). "all": every row. Or the place of an array of rows or a store.
+    fit_intercept : the weighted mean of the targets is taken from them before and added to f after;
+    false, as in most papers: f is kernels and nothing else.
     """
 
     table = "model"
@@ -261,6 +263,7 @@ class ModelConfig(Table):
     centers: Centers = "random"
     features: Literal["kernel", "fourier", "nystrom"] = "kernel"
     n_features: AutoCount = "auto"
+    fit_intercept: Flag = True
 
     @model_validator(mode="after")
     def _kernel_can_be_made(self) -> ModelConfig:

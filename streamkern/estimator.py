@@ -24,9 +24,9 @@ __all__ = ["KernelClassifier", "KernelRegressor"]
 
 
 class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
-    """Least-squares regression with f(x) = sum_j alpha_j k(x, z_j), trained by streaming.
+    """Least-squares regression with f(x) = mean(y) + sum_j alpha_j k(x, z_j), trained by streaming.
 
-    No intercept is fitted: centre the targets. Features are scaled, see `scale`.
+    Features are scaled, see `scale`.
 
     Parameters
     ----------
@@ -46,6 +46,11 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
         functions as with "kernel". "fourier": `n_features` random cosines and sines, without
         centers; for the kernels of a distance, built in. n_features : an even number; "auto":
         10 000.
+    fit_intercept : whether the weighted mean of the targets is taken from them before and added to
+        f after; False, as in papers on kernel machines: f is kernels and nothing else. It is the
+        mean over the rows of `fit`, of the first block in `partial_fit` (f learns what later ones
+        differ by), of the run that `warm_start` goes on from, and of a sample of the rows where a
+        function makes or changes the targets. Mix-up keeps it.
     solver : "auto", "block", "sgd", "eigenpro1", "eigenpro2", "eigenpro3", "eigenpro4", "direct" or
         "falkon". The following are its sizes; "auto" fits them to the problem and the memory.
         "sgd", "eigenpro1" and "eigenpro2" take all rows as centers, unless features are explicit.
@@ -90,7 +95,9 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
     ----------
     centers_ : (p, d) the centers, in the order given or drawn, in the units the kernel sees: those
         of X after scaling. With Fourier features (p, d + 1), their frequencies and phases.
-    dual_coef_ : (p, c) their weights: f(X) = K(scaled X, centers_) @ dual_coef_.
+    dual_coef_ : (p, c) their weights: f(X) = K(scaled X, centers_) @ dual_coef_ + intercept_.
+        float64, but for classes in the precision of the training.
+    intercept_ : (c,) float64; zeros without `fit_intercept`.
     kernel_, bandwidth_ : the kernel with its bandwidth: 1 if it has none, and the largest of a sum
         or product of kernels of distances.
     n_features_in_ : d.
@@ -107,10 +114,11 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
     def partial_fit(self, X: Any, y: Any = None) -> Self:
         """Train on one more block of rows.
 
-        The first call chooses centers, bandwidth, scaling and preconditioner from its block, so
-        it should be large and like the rest. Every call makes `epochs` ("auto": one) passes over
-        its block with the same solver state and running average. Sample weights that a block brings
-        are divided by their mean in it. A `fit` before is discarded, and `fit` starts anew.
+        The first call chooses centers, bandwidth, scaling, intercept and preconditioner from its
+        block, so it should be large and like the rest. Every call makes `epochs` ("auto": one)
+        passes over its block with the same solver state and running average. Sample weights that a
+        block brings are divided by their mean in it. A `fit` before is discarded, and `fit` starts
+        anew.
         `run_dir` is not used: pickle the estimator to keep its state.
         """
         return self._partial_fit(X, y)
@@ -118,7 +126,7 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
     def predict(
         self, X: Any, *, out: Any = None, overwrite: bool = False, order: str = "source"
     ) -> Any:
-        """Predicted values, (n,) where y was (n,), else (n, c).
+        """Predicted values, float64, (n,) where y was (n,), else (n, c).
 
         X : as in `fit`. Of a store, row k of the answer is that of row k of the files or arrays
         that were ingested. out, overwrite, order : as in `KernelModel.predict_to`, which writes

@@ -47,6 +47,7 @@ _SETTINGS = {
     "centers": "model.centers",
     "features": "model.features",
     "n_features": "model.n_features",
+    "fit_intercept": "model.fit_intercept",
     "solver": "solver.name",
     "block_size": "solver.block_size",
     "ridge": "solver.ridge",
@@ -105,6 +106,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         centers: Any = "random",
         features: str = "kernel",
         n_features: int | str = "auto",
+        fit_intercept: bool = True,
         solver: str = "auto",
         block_size: int | str = "auto",
         ridge: float = 0.0,
@@ -136,6 +138,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         self.centers = centers
         self.features = features
         self.n_features = n_features
+        self.fit_intercept = fit_intercept
         self.solver = solver
         self.block_size = block_size
         self.ridge = ridge
@@ -342,9 +345,15 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         model, meta = result.model, result.meta
         chosen = np.argsort(result.order)
         self.centers_ = np.asarray(result.Z)[chosen]
-        self.dual_coef_ = model.backend.to_host(model.weights)[chosen]
+        alpha = model.backend.to_host(model.weights)[chosen]
+        # Powers of two: nothing is rounded, and float64 holds what float32 may not.
+        self.dual_coef_ = alpha if model.classes else alpha * model.targets.scale
+        self.intercept_ = model.targets.mean
         model.backend.close()
-        self._warm = WarmStart("True", self.centers_, self.dual_coef_, meta["classes"])
+        self._targets = model.targets
+        self._warm = WarmStart(
+            "True", self.centers_, alpha, meta["classes"], model.targets, meta["fit_intercept"]
+        )
         self.kernel_ = model.op.kernel
         # Fourier features have that of the kernel they stand for.
         described = getattr(model.op.kernel, "of", {})
@@ -371,9 +380,9 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
             op = KernelOperator(self.kernel_, backend, self._precision, shift, self._grid)
             with backend.active():
                 points = op.points(backend.asarray(Z), right=True)
-            weights = backend.asarray(self.dual_coef_)
+            weights = backend.asarray(self.dual_coef_ / self._targets.scale, op.dtype)
             yield KernelModel(
-                op, points, weights, self._names(), self._row_shape, self._fixed,
+                op, points, weights, self._names(), self._row_shape, self._fixed, self._targets,
                 columns=self._columns(), target_columns=self._target_columns,
             )  # fmt: skip
 

@@ -19,12 +19,14 @@ from streamkern.errors import ConfigError
 from streamkern.prefetch import HostBatch, Loader
 from streamkern.random import Empty, Stage
 from streamkern.source_base import is_weighted
+from streamkern.targets import TargetScale
 
 
 class DeviceBatch(NamedTuple):
     """One batch on the device; valid until the next one is asked for, so copy what must stay.
 
-    X : (m, d) and Y : (m, c), float32 or float64; rows : (m,) int64 virtual row ids, host;
+    X : (m, d), float32 or float64; Y : (m, c), of the dtype of X with targets centred and scaled,
+    else as `prepare` gives them; rows : (m,) int64 virtual row ids, host;
     w : (m,) sample weights with mean 1 over the stream, in the dtype of X, or None.
     On the CPU, X is a view of the loader's memory where nothing had to be cast.
     """
@@ -76,10 +78,13 @@ def prepare(
     epoch: int,
     n_outputs: int,
     classes: Sequence[str] | None,
+    targets: TargetScale | None = None,
 ) -> tuple[Array, Array, Array | None]:
-    """Features, targets and sample weights on the device: X (m, d), Y (m, c), w (m,), all `dtype`.
+    """Features, targets and sample weights on the device: X (m, d), Y (m, c), w (m,).
 
-    Class ids become one-hot rows of {0, 1}. w is None without `factors` (`weight_factors`). The
+    X and w are `dtype`. Class ids become one-hot rows of {0, 1} in `dtype`; values keep float64
+    where they have it. With `targets` Y is what a solver takes, (Y - mean) / scale in `dtype`,
+    formed in float64 for values. w is None without `factors` (`weight_factors`). The
     draws of random transforms belong to (seed, epoch, block.rows). Cost: one pass per transform;
     memory: X in `dtype`, and once more inside a transform.
     """
@@ -94,6 +99,7 @@ def prepare(
         backend.xp.arange(len(rows)),
         backend.xp.empty,
         None if factors is None else backend.asarray(factors, np.dtype(dtype)),
+        _on_device(backend, targets, classes is None, dtype),
     )
     return path.take(X, y, rows, epoch, w)
 
@@ -110,6 +116,7 @@ class Feed:
     dtype : float32 or float64
     seed : of the random transforms; usually the loader's
     factors : from `weight_factors`, for batches with sample weights
+    targets : what is taken from the targets, see `prepare`
     """
 
     def __init__(
@@ -120,6 +127,7 @@ class Feed:
         dtype: Any,
         seed: int,
         factors: np.ndarray | None = None,
+        targets: TargetScale | None = None,
     ) -> None:
         self.loader, self.backend, self.seed = loader, backend, seed
         self.dtype = np.dtype(dtype)
@@ -136,6 +144,7 @@ class Feed:
             backend.xp.arange(loader.batch_size),
             self._arrays.empty,
             None if factors is None else backend.asarray(factors, self.dtype),
+            _on_device(backend, targets, source.classes is None, self.dtype),
         )
         # A ring each: one upload per batch and ring is what their reuse counts on.
         weighted = factors is not None and is_weighted(source)
@@ -203,6 +212,7 @@ class _Path(NamedTuple):
 
     n_classes : None for float targets; order : 0, 1, …, at least as many as rows are taken;
     factors : of the weights of each class (c,), or of all (1,), on the device; None without weights
+    targets : their mean and scale (c,), on the device, or None
     """
 
     backend: Backend
@@ -213,6 +223,7 @@ class _Path(NamedTuple):
     order: Array
     empty: Empty
     factors: Array | None
+    targets: tuple[Array, Array] | None
 
     def take(
         self, X: Array, y: Array, rows: Array, epoch: int, w: Array | None
@@ -223,9 +234,7 @@ class _Path(NamedTuple):
             self.backend.xp,
             self.transforms,
             self._cast(X, work),
-            self._cast(y, self.dtype)
-            if self.n_classes is None
-            else self._one_hot(y, self.n_classes),
+            self._values(y) if self.n_classes is None else self._one_hot(y, self.n_classes),
             self._weights(y, w),
             rows=rows,
             seed=self.seed,
@@ -236,7 +245,20 @@ class _Path(NamedTuple):
             fills=self.backend.fills,
             empty=self.empty,
         )
-        return self._cast(X, self.dtype).reshape(len(X), -1), Y, weights
+        return self._cast(X, self.dtype).reshape(len(X), -1), self._inside(Y), weights
+
+    def _values(self, y: Array) -> Array:
+        """Targets that keep float64: what a mean leaves of them is still to come."""
+        return self._cast(y, np.promote_types(y.dtype, self.dtype))
+
+    def _inside(self, Y: Array) -> Array:
+        if self.targets is None:
+            return Y
+        mean, scale = self.targets
+        inside = self.empty(Y.shape, np.promote_types(Y.dtype, mean.dtype))
+        self.backend.xp.subtract(Y, mean, out=inside)
+        inside /= scale
+        return self._cast(inside, self.dtype)
 
     def _weights(self, y: Array, w: Array | None) -> Array | None:
         if self.factors is None:
@@ -263,3 +285,13 @@ class _Path(NamedTuple):
         Y[...] = 0
         Y[self.order[: len(y)], y] = 1
         return Y
+
+
+def _on_device(
+    backend: Backend, targets: TargetScale | None, values: bool, dtype: Any
+) -> tuple[Array, Array] | None:
+    """Mean and scale: float64 for values, `dtype` for one-hot rows, which it holds exactly."""
+    if targets is None:
+        return None
+    wide = np.dtype(np.float64 if values else dtype)
+    return backend.asarray(targets.mean, wide), backend.asarray(targets.scale, wide)

@@ -286,6 +286,11 @@ class _Lock:
                 f"run directory {place} is gone, it was moved or deleted; put it back, or give its "
                 "new place, and run the same command again"
             ) from None
+        except OSError as error:
+            raise RunLostError(
+                f"run directory {place} can not be read any more: {reason(error)}; run the same "
+                "command again once that is solved"
+            ) from error
         except ValueError as error:
             raise RunLostError(
                 f"{place}/writer.json is damaged ({error}), so another process may be writing "

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from streamkern.backend import Array
 from streamkern.errors import DivergenceError
@@ -22,7 +23,8 @@ MAX_BACK_OFFS = 8
 class Guard:
     """Compares the mean loss of each window of `WINDOW` steps with the best so far.
 
-    Losses are taken before the step, on rows not seen before, so they are honest. A window is bad
+    Losses are taken before the step, on rows not seen before, so they are honest, and every output
+    counts in its own scale. Predicting zero inside is predicting the mean. A window is bad
     if it is not finite, if it is twice as bad as predicting zero, if it is worse than that after
     one that was half as bad, or if it is ten times the best window and a tenth of predicting zero:
     minibatch noise and hard stretches of data do none of it, an exponentially growing error does
@@ -60,13 +62,13 @@ class Guard:
         if self.back_offs > MAX_BACK_OFFS:
             raise DivergenceError(
                 f"training diverged and halving the step size {MAX_BACK_OFFS} times did not help "
-                f"(loss {loss:.3g}, predicting zero {zero_loss:.3g}); check the data for outliers, "
-                f"or set {remedy}"
+                f"(with scaled targets loss {loss:.3g}, that of their mean {zero_loss:.3g}); "
+                f"check the data for outliers, or set {remedy}"
             )
         return True
 
     @staticmethod
-    def trusts(window: Sequence[tuple[float, float]]) -> bool:
+    def trusts(window: Sequence[Sequence[float]]) -> bool:
         """Whether the weights after a window that was not bad are worth going back to.
 
         window : (loss, loss of predicting zero) of its steps. Growth that is slow enough for the
@@ -90,8 +92,10 @@ class Guard:
 class Watch:
     """The losses since the last verdict, the weights to go back to, and what a verdict does.
 
-    good : (p, c) device array. window : (loss, loss of predicting zero) of steps that are not
-    judged yet. Losses stay on the device until they are needed, and come over in one piece.
+    good : (p, c) device array. scale : (c,) of the targets. window : (n, 4), of the steps that are
+    not judged yet the mean over outputs of the loss and of that of predicting zero, first in the
+    scale of each, then as squares of the user's targets. Losses stay on the device until they are
+    needed, and come over in one piece.
     """
 
     def __init__(
@@ -100,10 +104,13 @@ class Watch:
         state: State,
         good: Array,
         guard: Guard,
-        window: Sequence[tuple[float, float]] = (),
+        scale: npt.NDArray[np.float64],
+        window: npt.NDArray[np.float64] | None = None,
     ) -> None:
         self.solver, self.state, self.good, self.guard = solver, state, good, guard
-        self._window, self._steps = list(window), list[int]()
+        self._units = np.stack([np.ones_like(scale), scale**2], axis=1) / len(scale)
+        self._window = np.empty((0, 4)) if window is None else window
+        self._steps = list[int]()
 
     def __len__(self) -> int:
         return len(self._window) + len(self._steps)
@@ -122,32 +129,35 @@ class Watch:
         """Whether the mean of so few steps says little."""
         return len(self) < WINDOW // 4
 
-    def read(self) -> list[tuple[float, float]]:
+    def read(self) -> npt.NDArray[np.float64]:
         """The window, on the host; waits for the device."""
         if self._steps:
-            losses = self.solver.backend.to_host(self.solver.losses)
-            for step in self._steps:
-                loss, zero = losses[step % LOSSES]
-                self._window.append((float(loss), float(zero)))
+            losses = self.solver.backend.to_host(self.solver.losses)  # (LOSSES, 2, c)
+            new = losses[np.array(self._steps) % LOSSES]
+            with np.errstate(over="ignore", invalid="ignore"):  # they may have overflowed
+                means = (new @ self._units).swapaxes(1, 2).reshape(-1, 4)
+            self._window = np.concatenate([self._window, means])
             self._steps.clear()
         return self._window
 
     def judge(self, *, finite: bool = True) -> tuple[float, float, bool]:
-        """Mean loss, that of predicting zero, and whether the solver was backed off.
+        """Mean loss and that of predicting the mean, both in squares of the user's targets, means
+        over the outputs; and whether the solver was backed off.
 
         finite : False condemns the window whatever its losses are. Of a solver whose steps have no
         size nothing else does: its weights are those of least loss, or on their way there.
         """
         window = self.read()
-        loss, zero = (float(mean) for mean in np.mean(window, axis=0)) if window else (0.0, 0.0)
-        loss = loss if finite else math.nan
-        self._window = []
+        loss, zero, *shown = window.mean(axis=0).tolist() if len(window) else [0.0] * 4
+        if not finite:
+            loss = shown[0] = math.nan
+        self._window = self._window[:0]
         if self.solver.rules():
             bad = self.guard.judge(loss, zero, self.solver.remedy)
         else:
             bad = not math.isfinite(loss)
         if bad:
             self.solver.backed_off(self.state, self.good, FACTOR)
-        elif self.guard.trusts(window):
+        elif self.guard.trusts(window[:, :2].tolist()):
             self.good[...] = self.state.alpha
-        return loss, zero, bad
+        return shown[0], shown[1], bad

@@ -179,13 +179,16 @@ class _Maker:
                 f"dtype={self.dtype.name} would lose values: the rows come out as {given.name}; "
                 "leave dtype out, or give one that holds them"
             )
+        # Of targets behind a transform: values that are stored in float64 keep it, as at the feed.
+        values = source.y_dtype if source.classes is None else self._computed
+        self._values_dtype = np.promote_types(values, self._computed)
         self._new_targets = self._changes_targets()
         self.classes = None if self._new_targets else source.classes
         self.y_dtype = None if self.classes is not None else source.y_dtype
         # As they are: training divides them by their mean.
         self._factors = np.ones(source.n_outputs if source.classes is not None else 1)
         if self._new_targets:
-            self.y_dtype = self._computed
+            self.y_dtype = self._values_dtype
 
     def chunk(self, i: int, rows: Block) -> Chunk:
         """Chunk i as stored; its rows are virtual ones."""
@@ -218,7 +221,7 @@ class _Maker:
     def _as_values(self, y: np.ndarray) -> np.ndarray:
         """y as the feed gives it: one-hot, or cast."""
         if self.source.classes is None:
-            return y.astype(self._computed, copy=False)
+            return y.astype(self._values_dtype, copy=False)
         Y = np.zeros((len(y), self.source.n_outputs), self._computed)
         Y[np.arange(len(y)), y] = 1
         return Y

@@ -27,6 +27,7 @@ from streamkern.source_base import (
     source_rows,
 )
 from streamkern.sources import AugmentedSource, ZarrSource
+from streamkern.statistics import ColumnMoments
 from streamkern.storage import local_path
 
 _MUST_AGREE = ("row_shape", "dtype", "n_outputs", "classes", "y_dtype", "weighted")
@@ -113,6 +114,17 @@ class MixtureSource(BaseSource):
     def statistics(self) -> Moments:
         """Of the rows of an epoch: sum(p m), and sum(p (v + (m - mean)^2)), p being the shares."""
         return mixed_moments([part.statistics() for part in self.parts], self.shares)
+
+    def target_moments(self) -> ColumnMoments | None:
+        """Those of the sources, each as often as its rows come in an epoch."""
+        moments = ColumnMoments(self.n_outputs)
+        for share, part in zip(self.shares, self.parts, strict=True):
+            ask: Any = getattr(part, "target_moments", lambda: None)
+            own: ColumnMoments | None = ask()
+            if own is None:
+                return None
+            moments.merge(own, self.n_rows * share / part.n_rows)
+        return moments
 
     def describe(self) -> dict[str, Any]:
         return {

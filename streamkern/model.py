@@ -1,4 +1,4 @@
-"""A trained model: f(x) = sum_j alpha_j k(x, z_j) after the same scaling as in training.
+"""A trained model: f(x) = mean + scale sum_j alpha_j k(x, z_j) after the scaling of training.
 
 It evaluates any source in streamed units; nothing of the size of the data is held.
 """
@@ -34,6 +34,7 @@ from streamkern.problem import check_evaluable, targets
 from streamkern.products import KernelOperator
 from streamkern.source_base import Block, Source, all_blocks, numbered_blocks
 from streamkern.sources import stores_of
+from streamkern.targets import TargetScale
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -54,10 +55,11 @@ class KernelModel:
     """Centers, weights, and what turns a stored row into features.
 
     Z : points of the centers, right side. weights : (p, c) on the device. classes : sorted names,
-    or None for values. fixed : transforms applied to every row. skipped : a sentence for each
-    damaged checkpoint that is newer than the one it was loaded from. columns, target_columns :
-    names of the features and targets it was trained on, where they have some. origin : the run it
-    is of.
+    or None for values. fixed : transforms applied to every row. targets : what is put back. Values
+    come out in float64, which holds them as the user has them; those of classes in the dtype of the
+    weights. skipped : a sentence for each damaged checkpoint that is newer than the one it was
+    loaded from. columns, target_columns : names of the features and targets it was trained on,
+    where they have some. origin : the run it is of.
     """
 
     op: KernelOperator
@@ -66,6 +68,7 @@ class KernelModel:
     classes: tuple[str, ...] | None
     row_shape: tuple[int, ...]
     fixed: tuple[Transform, ...]
+    targets: TargetScale
     skipped: tuple[str, ...] = ()
     columns: tuple[str, ...] | None = None
     target_columns: tuple[str, ...] | None = None
@@ -79,7 +82,7 @@ class KernelModel:
     @property
     def dtype(self) -> np.dtype[Any]:
         """Of f(X)."""
-        return self.op.dtype
+        return np.dtype(np.float64) if self.classes is None else self.op.dtype
 
     @property
     def n_outputs(self) -> int:
@@ -89,7 +92,7 @@ class KernelModel:
     @on_its_backend
     def values(self, X: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """f(X) on the host, (n, c). X : (n, *row_shape) as stored."""
-        out = np.empty((len(X), self.n_outputs), self.op.dtype)
+        out = np.empty((len(X), self.n_outputs), self.dtype)
         for rows in tiles(len(X), EVALUATED_ROWS):
             block = Block(X[rows], np.empty((rows.stop - rows.start, 0)), _ids(rows))
             out[rows] = self.backend.to_host(self._block_values(block, None, 0)[0])
@@ -121,7 +124,8 @@ class KernelModel:
             self.backend, block, transforms=self.fixed, dtype=self.op.dtype, seed=0, epoch=0,
             n_outputs=n_outputs, classes=classes,
         )  # fmt: skip
-        return self.op.product(self.op.points(X, left=True), self.Z, self.weights), Y
+        F = self.op.product(self.op.points(X, left=True), self.Z, self.weights)
+        return self.targets.outside(self.backend.xp, F, self.dtype), Y
 
     @on_its_backend
     def evaluate(self, source: Source | FileRows) -> dict[str, float]:
@@ -257,7 +261,8 @@ class KernelModel:
         """Of all that values follow from, but for the device."""
         described = [self.op.kernel.describe(), *map(describe_transform, self.fixed)]
         digest = hashlib.sha256(json.dumps([described, self.op.precision], default=str).encode())
-        digest.update(np.ascontiguousarray(self.backend.to_host(self.weights)).tobytes())
+        for a in (self.backend.to_host(self.weights), self.targets.mean, self.targets.scale):
+            digest.update(np.ascontiguousarray(a).tobytes())
         return digest.hexdigest()
 
 
@@ -303,6 +308,7 @@ def load_model(
             None if classes is None else tuple(classes),
             tuple(setup.meta["row_shape"]),
             load_scaling(setup.arrays, setup.meta["scaling"]),
+            TargetScale.from_arrays(setup.arrays),
             skipped=saved.skipped,
             **column_names(setup.meta),
             origin={"run": run.place, "step": saved.step},

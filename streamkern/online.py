@@ -1,7 +1,8 @@
 """Training block by block, as the data arrives: what `partial_fit` keeps between two calls.
 
 The first block decides everything that a run decides in its setup: centers, bandwidth, scaling,
-preconditioner, step sizes. Every block, the first included, is then trained on with the same
+the mean of the targets, preconditioner, step sizes. Where later blocks have another mean, f learns
+the difference. Every block, the first included, is then trained on with the same
 solver state, and the running average goes on. Between two calls all of it is host arrays and plain
 values, so it can be pickled, and no thread or device memory is held.
 """
@@ -35,7 +36,7 @@ class Online:
     """A run without an end: `advance` trains on one more block.
 
     setup : what the first block decided, arrays and JSON values. saved : the solver's arrays and
-    scalars. window : (loss, loss of predicting zero) of the steps the guard has not judged yet.
+    scalars. window : losses of the steps the guard has not judged yet, see `guard.Watch`.
     """
 
     config: RunConfig
@@ -46,7 +47,7 @@ class Online:
     saved: tuple[dict[str, npt.NDArray[Any]], dict[str, Any]] | None = None
     good: npt.NDArray[Any] | None = None
     guard: Guard = field(default_factory=Guard)
-    window: list[tuple[float, float]] = field(default_factory=list)
+    window: npt.NDArray[np.float64] | None = None
     step: int = 0
     samples: int = 0
     epochs_done: int = 0
@@ -105,8 +106,9 @@ class _Block:
         backend = run.backend
         good = self.state.alpha if online.good is None else backend.asarray(online.good)
         self.watch = Watch(
-            self.solver, self.state, good.copy(), replace(online.guard), online.window
-        )
+            self.solver, self.state, good.copy(), replace(online.guard), self.made.targets.scale,
+            online.window,
+        )  # fmt: skip
         self.step, self.samples = online.step, online.samples
 
     def train(self) -> Result:
@@ -128,6 +130,7 @@ class _Block:
                 dtype=self.made.op.dtype,
                 seed=seed,
                 factors=self.run.data.weight_factors,
+                targets=self.made.targets,
             ) as feed,
         ):
             # Epoch numbers go on, so that no block is shuffled and augmented like another.
@@ -167,7 +170,7 @@ class _Block:
         data = self.run.data
         model = KernelModel(
             made.op, solver.Z, solver.weights(self.state), data.source.classes,
-            data.source.row_shape, data.fixed, **column_names(made.meta),
+            data.source.row_shape, data.fixed, made.targets, **column_names(made.meta),
         )  # fmt: skip
         Z, order = (online.setup[0][name] for name in ("Z", "order"))
         return Result(model, {}, [], Z, order, made.meta, self.samples, {})

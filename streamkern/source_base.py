@@ -18,6 +18,7 @@ from streamkern.errors import DataError, NonFiniteError
 from streamkern.layout import X_DTYPES, first_nonfinite
 from streamkern.parallel import in_turn
 from streamkern.random import Stage
+from streamkern.statistics import ColumnMoments
 from streamkern.weights import DTYPE as WEIGHT
 
 T = TypeVar("T")
@@ -59,8 +60,8 @@ class Source(Protocol):
     """What the plan, the prefetcher and the feed need of a data set.
 
     y is (k,) int64 ids 0..c-1 where there are `classes`, else (k, c) of `y_dtype`. More attributes
-    are optional, as in `BaseSource`: `remote`, `strata`, `parts`, `weighted`, `totals`, `repeats`
-    and `read_targets`.
+    are optional, as in `BaseSource`: `remote`, `strata`, `parts`, `weighted`, `totals`, `repeats`,
+    `read_targets` and `target_moments`.
     """
 
     n_rows: int
@@ -117,12 +118,9 @@ class BaseSource(ABC):
     # Sum of the weights (without any: the number) of the rows of an epoch, of each class (c,), or
     # of all where y are values (1,); None where it is not known without reading the data.
     totals: np.ndarray | None = None
-    # Names of the features and of the columns of y; mean and standard deviation of each output, as
-    # in `StoreSpec`. None where they are not known.
+    # Names of the features and of the columns of y, as in `StoreSpec`; None where there are none.
     columns: tuple[str, ...] | None = None
     target_columns: tuple[str, ...] | None = None
-    target_mean: np.ndarray | None = None
-    target_scale: np.ndarray | None = None
 
     _edges: np.ndarray  # (n_units + 1,)
     _host: tuple[Transform, ...] = ()
@@ -174,6 +172,12 @@ class BaseSource(ABC):
 
     def statistics(self) -> Moments:
         return None, None, None, None
+
+    def target_moments(self) -> ColumnMoments | None:
+        """Of the values of an epoch with their sample weights, before any transform of `self`; None
+        where they are not known without making the rows. May read all of y.
+        """
+        return None
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -232,7 +236,7 @@ def read_ahead(waits: bool) -> int:
 def read_units(source: Source, units: Iterable[int], seed: int, epoch: int) -> Iterator[Block]:
     """The blocks of `units`, in order, a few of them read ahead by threads that end with it."""
     calls = (partial(source.read_unit, int(u), seed, epoch) for u in units)
-    return _ahead(source, calls)
+    return ahead(source, calls)
 
 
 def all_blocks(source: Any) -> Iterator[Block]:
@@ -253,7 +257,7 @@ def numbered_blocks(source: Any, start: int) -> Iterator[tuple[int, Block]]:
     units = range(source.n_units)
     first = bisect_right(units, start, key=lambda u: source.unit_bounds(u)[1])
     calls = (partial(_numbered, source, u) for u in units[first:])
-    yield from _ahead(source, calls)
+    yield from ahead(source, calls)
 
 
 def _numbered(source: Source, u: int) -> tuple[int, Block]:
@@ -282,14 +286,15 @@ def read_labels(
 ) -> Iterator[np.ndarray]:
     """y of `units`, as `read_units` gives them."""
     calls = (partial(read_targets, source, int(u), seed, epoch) for u in units)
-    return _ahead(source, calls)
+    return ahead(source, calls)
 
 
-def _ahead(source: Source, calls: Iterable[Callable[[], T]]) -> Iterator[T]:
-    ahead = read_ahead(getattr(source, "remote", False)) - 1
+def ahead(source: Source, calls: Iterable[Callable[[], T]]) -> Iterator[T]:
+    """What the calls return, in order, a few made ahead by threads that end with it."""
+    n = read_ahead(getattr(source, "remote", False)) - 1
     with (
-        ThreadPoolExecutor(ahead, thread_name_prefix="streamkern-read") as pool,
-        closing(in_turn(pool, calls, ahead)) as results,
+        ThreadPoolExecutor(n, thread_name_prefix="streamkern-read") as pool,
+        closing(in_turn(pool, calls, n)) as results,
     ):
         yield from results
 

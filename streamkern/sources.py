@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from streamkern.source_base import (
     BaseSource,
     Block,
     Source,
+    ahead,
     empty_rows,
     is_weighted,
     read_units,
@@ -34,6 +36,7 @@ from streamkern.source_base import (
     source_rows,
     y_shape,
 )
+from streamkern.statistics import ColumnMoments
 from streamkern.storage import local_path
 from streamkern.store import Store, open_store
 
@@ -85,7 +88,6 @@ class ZarrSource(BaseSource):
         self.n_rows, self.row_shape, self.dtype = spec.n_rows, spec.row_shape, spec.x_dtype
         self.n_outputs, self.classes = spec.n_outputs, spec.classes
         self.columns, self.target_columns = spec.columns, spec.target_columns
-        self.target_mean, self.target_scale = spec.target_mean, spec.target_scale
         y_dtype = np.dtype(np.float32) if spec.y_dtype is None else spec.y_dtype
         self.y_dtype = np.dtype(
             np.int64 if spec.classes is not None else y_dtype if y_dtype.kind == "f" else np.float64
@@ -121,6 +123,18 @@ class ZarrSource(BaseSource):
         spec = self.store.spec
         return spec.global_mean, spec.global_scale, spec.mean, spec.scale
 
+    def target_moments(self) -> ColumnMoments:
+        """Of a store of ours they are known; of others y is read, and the weights."""
+        spec = self.store.spec
+        if spec.target_mean is not None and spec.target_scale is not None:
+            weight = self.n_rows if self.totals is None else self.totals.sum()
+            return ColumnMoments.of(float(weight), spec.target_mean, spec.target_scale)
+        moments = ColumnMoments(self.n_outputs)
+        calls = (partial(self.store.read_values, i) for i in range(self.store.n_chunks))
+        for y, w in ahead(self, calls):
+            moments.add(y, w)
+        return moments
+
 
 class AugmentedSource(BaseSource):
     """`copies` replicas of a source, told apart by their transforms; nothing is stored.
@@ -146,8 +160,6 @@ class AugmentedSource(BaseSource):
         self.weighted = is_weighted(base)
         self.columns = getattr(base, "columns", None)
         self.target_columns = getattr(base, "target_columns", None)
-        self.target_mean = getattr(base, "target_mean", None)
-        self.target_scale = getattr(base, "target_scale", None)
         totals = getattr(base, "totals", None)
         self.totals = None if totals is None else copies * totals
         base_bytes = base.n_rows * self.row_bytes
@@ -189,6 +201,15 @@ class AugmentedSource(BaseSource):
 
     def statistics(self) -> Moments:
         return self.base.statistics()
+
+    def target_moments(self) -> ColumnMoments | None:
+        ask: Any = getattr(self.base, "target_moments", lambda: None)
+        own: ColumnMoments | None = ask()
+        if own is None:
+            return None
+        moments = ColumnMoments(self.n_outputs)
+        moments.merge(own, self.copies)
+        return moments
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "copies": self.copies, "base": self.base.describe()}

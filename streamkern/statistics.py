@@ -47,7 +47,7 @@ class Statistics:
     target_scale: NDArray[np.float64] | None = None
 
 
-class Moments:
+class ColumnMoments:
     """Weight, mean and sum of squared deviations of columns; float64, merged slab by slab."""
 
     def __init__(self, n_columns: int) -> None:
@@ -56,6 +56,15 @@ class Moments:
         self._mean = np.zeros(n_columns)  # less the first row
         self._m2 = np.zeros(n_columns)
         self._slab = max(1, _SLAB_BYTES // (8 * max(1, n_columns)))
+
+    @classmethod
+    def of(
+        cls, weight: float, mean: NDArray[np.float64], scale: NDArray[np.float64]
+    ) -> ColumnMoments:
+        """Of rows of which these are known; scale : (n_columns,) standard deviation."""
+        moments = cls(len(mean))
+        moments.weight, moments._first, moments._m2 = weight, mean, weight * scale**2
+        return moments
 
     def add(self, rows: NDArray[Any], w: NDArray[Any] | None = None) -> None:
         """Take in rows (k, n_columns) of any dtype, with the weights w (k,), or 1 each."""
@@ -78,10 +87,21 @@ class Moments:
         np.square(block, out=block)
         if w is not None:
             block *= w
+        self._merge(weight, mean, block.sum(axis=0))
+
+    def merge(self, other: ColumnMoments, times: float = 1.0) -> None:
+        """Take in the rows of `other`, each so many times."""
+        if not other.weight:
+            return
+        if self._first is None:
+            self._first = other.mean
+        self._merge(times * other.weight, other.mean - self._first, times * other._m2)
+
+    def _merge(self, weight: float, mean: NDArray[np.float64], m2: NDArray[np.float64]) -> None:
         delta = mean - self._mean
         total = self.weight + weight
         self._mean += delta * (weight / total)
-        self._m2 += block.sum(axis=0) + delta**2 * (self.weight * weight / total)
+        self._m2 += m2 + delta**2 * (self.weight * weight / total)
         self.weight = total
 
     @property
@@ -108,8 +128,8 @@ class RunningStatistics:
 
     def __init__(self, n_features: int, n_classes: int | None = None) -> None:
         self.n_rows = 0
-        self._features = Moments(n_features)
-        self._targets: Moments | None = None
+        self._features = ColumnMoments(n_features)
+        self._targets: ColumnMoments | None = None
         self._counts = None if n_classes is None else np.zeros(n_classes, np.int64)
         self._totals: NDArray[np.float64] | None = None
 
@@ -122,7 +142,7 @@ class RunningStatistics:
         else:
             values = y.reshape(len(y), -1)
             if self._targets is None:
-                self._targets = Moments(values.shape[1])
+                self._targets = ColumnMoments(values.shape[1])
             self._targets.add(values, w)
         if w is not None:
             if self._totals is None:

@@ -149,6 +149,14 @@ class Store:
             return _no_targets(stop - start)
         return self._checked_targets(self.stored.read_array(self.stored.y, i), i)
 
+    def read_values(self, i: int) -> tuple[NDArray[Any], NDArray[np.float32] | None]:
+        """y of chunk `i` and its sample weights, if there are some, without reading X."""
+        y, w = self.read_targets(i), self.stored.w
+        if w is None:
+            return y, None
+        where = f"{self.stored.key(w, i)} of {self!r}"
+        return y, as_weights(self.stored.read_array(w, i), len(y), where, self.chunk_bounds(i)[0])
+
     def source_rows(self, i: int) -> NDArray[np.uint64]:
         """(rows,): number of each row of chunk `i` in its source, counted over `spec.files`.
 

@@ -138,10 +138,15 @@ class Trainer:
             warm = None
         elif warm is None:
             warm = load_warm_start(self.run.config)
+        if warm is not None:
+            warm.check(self.run.config, self.run.data.source)
         arriving = Arrivals(self.run.backend, is_computed_with)
         setup = None if self.directory is None else self.directory.load_setup(arriving)
         if setup is None:
-            self.made = start(self.run, kernel=kernel, given=centers, report=self._report)
+            self.made = start(
+                self.run, kernel=kernel, given=centers, report=self._report,
+                targets=None if warm is None else warm.targets,
+            )  # fmt: skip
             if self.directory is not None:
                 by_parts = self.run.backend.by_parts
                 arrays = {name: by_parts(a) for name, a in self.made.arrays.items()}
@@ -158,18 +163,17 @@ class Trainer:
         arriving = Arrivals(self.run.backend, lambda name: name != "window")
         saved = None if self.directory is None else self.directory.load_latest(arriving)
         if saved is None:
-            alpha = None if warm is None else warm.weights(self.made.arrays, self.made.meta)
+            alpha = None if warm is None else warm.weights(self.made.arrays)
             self.state = self.solver.init(alpha if alpha is None else self._on_device(alpha))
-            self.watch = Watch(self.solver, self.state, self.state.alpha.copy(), Guard())
+            self.watch = self._watching(self.state.alpha.copy(), Guard())
             self._report("start", {"setup": _summary(self.made.meta), **self.cluster})
             self._keep_skipped(() if warm is None else warm.skipped)
             return
         arrays = arriving.arrays(saved)
         self.state = self.solver.restore(arrays, saved.meta["state"])
         good = self.run.backend.asarray(arrays["good"])
-        window = [(float(a), float(b)) for a, b in saved.arrays["window"]]
         guard = Guard.restore(saved.meta["guard"])
-        self.watch = Watch(self.solver, self.state, good, guard, window)
+        self.watch = self._watching(good, guard, saved.arrays["window"])
         self.position = Position(**saved.meta["position"])
         self.metrics = {k: math.nan if v is None else v for k, v in saved.meta["metrics"].items()}
         self.order = saved.meta["order"]
@@ -183,6 +187,9 @@ class Trainer:
         self.skipped = skipped
         if skipped:
             self._report("skipped", {"what": list(skipped)})
+
+    def _watching(self, good: Any, guard: Guard, window: Any = None) -> Watch:
+        return Watch(self.solver, self.state, good, guard, self.made.targets.scale, window)
 
     def _on_device(self, alpha: npt.NDArray[Any]) -> Any:
         return self.run.backend.asarray(alpha, self.made.op.dtype)
@@ -208,7 +215,7 @@ class Trainer:
             )
         feed = Feed(
             self.loader, self.run.backend, dtype=made.op.dtype, seed=seed,
-            factors=self.run.data.weight_factors,
+            factors=self.run.data.weight_factors, targets=made.targets,
         )  # fmt: skip
         self.feed = self.stack.enter_context(feed)
 
@@ -389,7 +396,7 @@ class Trainer:
             name: backend.copy_to_host(a) for name, a in self.solver.arrays(self.state).items()
         }
         # As an array, because a diverging run has losses that JSON can not hold.
-        arrays["window"] = np.array(self.watch.read(), np.float64).reshape(-1, 2)
+        arrays["window"] = self.watch.read().copy()
         meta = {
             "position": asdict(self.position),
             "state": self.solver.scalars(self.state),
@@ -436,7 +443,7 @@ class Trainer:
         data = self.run.data
         return KernelModel(
             self.made.op, self.solver.Z, self.solver.weights(self.state), data.source.classes,
-            data.source.row_shape, data.fixed, **column_names(self.made.meta),
+            data.source.row_shape, data.fixed, self.made.targets, **column_names(self.made.meta),
         )  # fmt: skip
 
     def _read_history(self, directory: RunDirectory) -> None:

@@ -16,12 +16,16 @@ from streamkern.config import RunConfig
 from streamkern.errors import ConfigError
 from streamkern.problem import options_for
 from streamkern.report import redact
+from streamkern.source_base import Source
+from streamkern.targets import TargetScale
 
 
 @dataclass(frozen=True)
 class WarmStart:
     """place : of the run. Z : (p, d) its centers, as chosen. alpha : (p, c) their weights.
 
+    targets : mean and scale that belong to alpha. They become those of the run that goes on, so
+    that it starts from the same function, whatever the mean of its own targets.
     skipped : as of `KernelModel`.
     """
 
@@ -29,15 +33,28 @@ class WarmStart:
     Z: npt.NDArray[Any]
     alpha: npt.NDArray[Any]
     classes: list[str] | None
+    targets: TargetScale
+    fit_intercept: bool
     skipped: tuple[str, ...] = ()
 
-    def weights(
-        self, arrays: Mapping[str, npt.NDArray[Any]], meta: Mapping[str, Any]
-    ) -> npt.NDArray[Any]:
+    def check(self, config: RunConfig, source: Source) -> None:
+        """Raise ConfigError unless both runs have the same outputs, and an intercept or none."""
+        classes = None if source.classes is None else list(source.classes)
+        if self.alpha.shape[1] != source.n_outputs or self.classes != classes:
+            raise ConfigError(
+                f"solver.warm_start={self.place} was trained on other targets than this run; use "
+                "data with the same targets, or leave warm_start out"
+            )
+        if self.fit_intercept != config.model.fit_intercept:
+            raise ConfigError(
+                f"solver.warm_start={self.place} was trained with model.fit_intercept="
+                f"{str(self.fit_intercept).lower()}; give this run the same"
+            )
+
+    def weights(self, arrays: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
         """alpha in the order of the centers of another setup, whose random order may differ.
 
-        arrays, meta : of its `Assembled`. Raises ConfigError unless centers and outputs are the
-        same.
+        arrays : of its `Assembled`. Raises ConfigError unless centers and mean are the same.
         """
         order, Z = np.asarray(arrays["order"]), np.asarray(arrays["Z"])
         if self.Z.shape != Z.shape or not np.array_equal(self.Z[order], Z):
@@ -46,10 +63,10 @@ class WarmStart:
                 "the same after scaling; give both runs the same centers, transforms and scale, "
                 "or leave warm_start out"
             )
-        if self.alpha.shape[1] != meta["n_outputs"] or self.classes != meta["classes"]:
+        if not np.array_equal(self.targets.mean, arrays["target_mean"]):
             raise ConfigError(
-                f"solver.warm_start={self.place} was trained on other targets than this run; use "
-                "data with the same targets, or leave warm_start out"
+                f"solver.warm_start={self.place} has been replaced since the setup of this run; "
+                "begin it in another run_dir"
             )
         return np.asarray(self.alpha[order])
 
@@ -75,5 +92,6 @@ def load_warm_start(config: RunConfig) -> WarmStart | None:
     chosen = np.argsort(setup.arrays["order"])
     return WarmStart(
         redact(run.place), setup.arrays["Z"][chosen],
-        saved.arrays[saved.meta["evaluated"]][chosen], setup.meta["classes"], saved.skipped,
+        saved.arrays[saved.meta["evaluated"]][chosen], setup.meta["classes"],
+        TargetScale.from_arrays(setup.arrays), setup.meta["fit_intercept"], saved.skipped,
     )  # fmt: skip

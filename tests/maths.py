@@ -148,7 +148,7 @@ class Case:
         batch = self.batch(t)
         on_device, dtype = solver.backend.asarray, solver.op.dtype
         X, Y = on_device(self.X[batch], dtype), on_device(self.Y[batch], dtype)
-        return float(solver.step(state, X, Y, batch, t)[0])
+        return float(solver.step(state, X, Y, batch, t)[0].sum())
 
 
 def featured(op: KernelOperator, sizes: Sizes, n_features: int) -> KernelOperator:

@@ -174,13 +174,15 @@ def latest_step(run_dir: Path) -> int:
 
 
 def brute_force(result: Result, X: Array, bandwidth: float = 3.0) -> Array:
-    """f(X) in float64 from the weights and the centers (Laplace kernel) or the frequencies."""
+    """f(X) in float64 from weights, mean, and centers (Laplace kernel) or frequencies."""
     weights, d = np.asarray(result.model.weights, np.float64), X.shape[1]
+    mean, weights = result.model.targets.mean, weights * result.model.targets.scale
     if result.Z.shape[1] > d:  # random Fourier features: the last column are the phases
         omega, phase = np.float64(result.Z[:, :d]), np.float64(result.Z[:, d])
         features = np.sqrt(2 / len(omega)) * np.cos(np.float64(X) @ omega.T + phase)
-        return np.asarray(features @ weights)
-    return np.asarray(ref.laplace(np.float64(X), np.float64(result.Z), bandwidth) @ weights)
+        return np.asarray(mean + features @ weights)
+    K = ref.laplace(np.float64(X), np.float64(result.Z), bandwidth)
+    return np.asarray(mean + K @ weights)
 
 
 # -- real processes ------------------------------------------------------------------------------

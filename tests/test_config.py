@@ -156,6 +156,7 @@ def test_all_settings_in_a_run_file(solver: str, tmp_path: Path) -> None:
         centers = "random"
         features = "kernel"
         n_features = "auto"
+        fit_intercept = false
         [run]
         run_dir = "runs/a"
         precision = "float64"

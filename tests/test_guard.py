@@ -35,6 +35,7 @@ from tests.runs import (
 losses = st.floats(0, 1e30)
 broken = st.sampled_from([math.nan, math.inf, -math.inf])
 LONG = {"data.epochs": 20}  # 140 steps, four windows and a rest of 12
+LONGER = {"data.epochs": 26}  # 182 steps, five windows and a rest of 22
 
 
 # -- one judgement --------------------------------------------------------------------------------
@@ -179,7 +180,7 @@ def test_a_run_with_steps_too_long_recovers(
 def test_back_offs_survive_a_resume(method: str, tmp_path: Path, inflated: Inflated) -> None:
     """Before the first judgement, with infinite losses in the window; after it; and later."""
     inflated.times = 30.0
-    overrides = METHODS[method] | LONG
+    overrides = METHODS[method] | LONGER
     late = {"run.checkpoint_every": 70}
     finished(settings(tmp_path / "plain", **overrides, **late), source=stream(method))
     config = settings(tmp_path / "run", **overrides)
@@ -250,7 +251,9 @@ def test_the_end_of_a_run_is_judged_too(rest: int, tmp_path: Path, inflated: Inf
 def test_metrics_that_are_not_finite_can_be_saved(tmp_path: Path, inflated: Inflated) -> None:
     """An evaluation before the guard has judged may see anything."""
     inflated.times = 30.0
-    overrides = METHODS["eigenpro3"] | LONG | {"run.evaluate_every": 15, "run.checkpoint_every": 15}
+    overrides = (
+        METHODS["eigenpro3"] | LONGER | {"run.evaluate_every": 15, "run.checkpoint_every": 15}
+    )
     stopped(settings(tmp_path, **overrides), 31, source=stream())
     result = finished(settings(tmp_path, **overrides), source=stream(), test=array_source(60, 5))
     assert math.isfinite(result.metrics["mse"])

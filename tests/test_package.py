@@ -39,6 +39,7 @@ DATA_LANE = {
     *("augment", "source_base", "sources", "arrays", "generator", "mixture", "materialise"),
     *("filerows", "ordered", "answerspool", "answerfiles"),
     *("plan", "fetch", "remote", "cluster", "buffers", "prefetch", "feed", "weights"),
+    "targets",
 }
 MATHS_LANE = {
     *("points", "products", "fourier", "kmeans", "rpcholesky"),
@@ -52,7 +53,7 @@ STATE = {
 }
 RUN = {
     *("precision", "choice", "scaling", "problem", "run", "centers", "balanced", "choosing"),
-    *("assemble", "model", "guard"),
+    *("intercept", "assemble", "model", "guard"),
     "predictions",
     *("identity", "warm", "trainer", "train", "runfile", "holdout", "candidates", "trials"),
     *("trainings", "tuning"),

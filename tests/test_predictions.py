@@ -261,7 +261,7 @@ def test_values_have_no_labels(regression: Result, tmp_path: Path) -> None:
     assert set(group.keys()) == {"values"}
     regression.model.predict_to(array_source(N_TEST, 5), tmp_path / "out.csv")
     assert (tmp_path / "out.csv").read_text().startswith("row,value_0,value_1\n0,")
-    written = np.float32(read(tmp_path / "out.csv")["values"])
+    written = np.float64(read(tmp_path / "out.csv")["values"])
     np.testing.assert_array_equal(written, group["values"][:])
 
 

@@ -215,7 +215,7 @@ def iterate(case: Case, n_steps: int, batch: int | None = None) -> tuple[Any, li
         ids = np.arange(len(case.X))
         if batch is not None:
             ids = np.random.default_rng([9, t]).permutation(len(case.X))[:batch]
-        losses.append(float(solver.step(state, case.X[ids], case.Y[ids], ids, t)[0]))
+        losses.append(float(solver.step(state, case.X[ids], case.Y[ids], ids, t)[0].sum()))
     return state, losses
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from pathlib import Path
@@ -94,7 +95,7 @@ def test_how_rows_come_in_batches_and_passes_does_not_matter(cuts: list[int], se
     X, Y = case.X[:20], case.Y[:20]
     loss = solver.step(state, X, Y, np.arange(20), 0)
     expected = ((K[:20] @ state.alpha - Y) ** 2).sum() / 20
-    np.testing.assert_allclose(loss, [expected, (Y**2).sum() / 20], rtol=1e-10)
+    np.testing.assert_allclose(loss.sum(axis=1), [expected, (Y**2).sum() / 20], rtol=1e-10)
 
 
 def test_in_the_middle_of_a_pass_the_weights_are_those_of_the_rows_so_far() -> None:
@@ -243,12 +244,15 @@ def test_sums_that_are_not_finite_or_zero_are_named(what: str, value: float) -> 
         one_pass(case, solver, solver.init())
 
 
-def test_a_run_on_values_that_overflow_fails_with_one_sentence(tmp_path: Path) -> None:
+def test_a_run_on_values_at_the_end_of_float32_is_as_good_as_any(tmp_path: Path) -> None:
     X, y = rows(0, 135, 5), rows(1, 135, 2)
     y[50] = 3e38
     source = ArraySource(X.astype(np.float32), y.astype(np.float32), unit_rows=16)
-    with pytest.raises(DivergenceError, match="solver 'direct'"), np.errstate(all="ignore"):
-        finished(settings(tmp_path, **{"solver.name": "direct"}), source=source)
+    result = finished(settings(tmp_path, **{"solver.name": "direct"}), source=source, test=source)
+    assert math.isfinite(result.metrics["mse"])
+    small = ArraySource(X.astype(np.float32), y * 2.0**-100, unit_rows=16)
+    other = finished(settings(**{"solver.name": "direct"}), source=small)
+    close(result.model.weights, other.model.weights, 1e-4)
 
 
 def test_what_does_not_fit_names_the_alternative() -> None:
@@ -313,14 +317,14 @@ def test_rows_that_come_again_are_read_once(tmp_path: Path) -> None:
 
 
 def test_blocks_of_partial_fit_add_up() -> None:
-    """Two blocks are the run over both, with the centers given."""
+    """Two blocks are the run over both, with the centers given; an intercept is of the first."""
     X, y = arrays()
     centers = X[:40]
 
     def source(part: slice) -> ArraySource:
         return ArraySource(X[part], y[part], classes=CLASSES)
 
-    config = settings(**DIRECT, **{"data.epochs": 1})
+    config = settings(**DIRECT, **{"data.epochs": 1, "model.fit_intercept": False})
     online = Online(config.with_overrides({"model.n_centers": "auto"}), get_kernel("laplace", 3.0),
                     centers)  # fmt: skip
     for part in (slice(0, 80), slice(80, None)):

@@ -80,7 +80,7 @@ def test_iterates_are_those_of_conjugate_gradient(ridge: float, start: str) -> N
         # The loss that steps report is that of these weights.
         X, Y = case.X[:20], case.Y[:20]
         loss = solver.step(state, X, Y, np.arange(20), 0)
-        assert loss[0] == pytest.approx(((K[:20] @ expected - Y) ** 2).sum() / 20, rel=1e-7)
+        assert loss[0].sum() == pytest.approx(((K[:20] @ expected - Y) ** 2).sum() / 20, rel=1e-7)
         for name in ("sums", "b"):  # and forget that step
             state.pending[name][...] = 0 if name == "sums" or k == 0 else state.pending[name]
         state.rows = 0

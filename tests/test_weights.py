@@ -99,7 +99,7 @@ def test_whole_weights_are_repeated_rows() -> None:
     np.testing.assert_allclose(state.alpha, truth, rtol=1e-8)
     # The loss, too, is that of the repeated rows.
     residual = np.repeat((K @ truth - TARGETS) ** 2, COUNTS, axis=0)
-    np.testing.assert_allclose(loss[0], residual.sum() / COUNTS.sum(), rtol=1e-9)
+    np.testing.assert_allclose(loss[0].sum(), residual.sum() / COUNTS.sum(), rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", [name for name in maths.SOLVERS if name not in maths.IN_PLACE])

@@ -73,7 +73,7 @@ class Solver:
         self.n_outputs = n_outputs
         self.averaging = average
         xp = op.backend.xp
-        self.losses = xp.zeros((LOSSES, 2), op.dtype)
+        self.losses = xp.zeros((LOSSES, 2, n_outputs))
         self._scratch = xp.empty((len(Z), n_outputs), op.dtype)
 
     def init(self, alpha: Array | None = None) -> State:
@@ -138,14 +138,14 @@ class Solver:
     def _measure(
         self, r: Array, Y: Array, squares: Array, step: int, w: Array | None = None
     ) -> Array:
-        """(2,) on the device, good for `LOSSES` steps: mean of w |r|^2, and that of f = 0.
+        """(2, c) float64 on the device, good for `LOSSES` steps: mean of w r^2, and that of f = 0.
 
         r, Y : (m, c), r before `_weigh`. squares : (m, c), overwritten.
         """
         losses = self.losses[step % LOSSES]
         for values, loss in ((r, losses[0, ...]), (Y, losses[1, ...])):
             self.backend.xp.multiply(values, values, out=squares)
-            self._weigh(squares, w).sum(out=loss)
+            self._weigh(squares, w).sum(axis=0, dtype=loss.dtype, out=loss)
         losses *= 1 / len(r)
         return losses
 
