@@ -10,6 +10,7 @@ EXIT_INTERRUPTED = 130
 
 def main() -> int:
     """Run the command and return its exit code; Ctrl-C is answered while it is still loaded."""
+    stand_in()
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
@@ -18,6 +19,18 @@ def main() -> int:
     finally:
         signal.signal(signal.SIGINT, before)
     return run()
+
+
+def stand_in() -> None:
+    """Open what the caller closed of standard input, output and error.
+
+    Or else files of the run would get their numbers, and what libraries write to them.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.augment import Scale, Transform
+from streamkern.augment import SETUP_EPOCH, Scale, Transform
 from streamkern.backend import Array, Backend
 from streamkern.checkpoint import RunDirectory
-from streamkern.choosing import SETUP_EPOCH, Report, choose
+from streamkern.choosing import Report, choose
 from streamkern.errors import ConfigError
 from streamkern.feed import prepare
 from streamkern.fourier import FourierFeatures

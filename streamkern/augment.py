@@ -33,6 +33,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 CONSTANT = 16 * np.finfo(np.float64).eps  # of the mean: what rounding leaves of a constant
 Moments = tuple[float | None, float | None, np.ndarray | None, np.ndarray | None]
 
+# Augmentation of what setup reads is drawn from an epoch that no run reaches.
+SETUP_EPOCH = 1 << 30
+
 
 class BaseData(Protocol):
     """What a transform may ask of the source it is put on."""
@@ -351,8 +354,9 @@ def apply_transforms(
         except (StreamkernError, MemoryError):
             raise
         except Exception as error:
+            when = "in the setup sample" if epoch >= SETUP_EPOCH else f"in epoch {epoch}"
             raise DataError(
-                f'transform "{name}" failed in epoch {epoch}: {type(error).__name__}: {error}'
+                f'transform "{name}" failed {when}: {type(error).__name__}: {error}'
             ) from error
         if new_X.shape != X.shape or new_X.dtype != X.dtype or len(new_Y) != len(Y):
             raise DataError(

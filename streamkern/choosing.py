@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern import centers
-from streamkern.augment import Transform
+from streamkern.augment import SETUP_EPOCH, Transform
 from streamkern.backend import Array
 from streamkern.balanced import balanced_centers
 from streamkern.errors import DataError
@@ -28,8 +28,6 @@ from streamkern.run import Run
 from streamkern.selection import KMEANS_BATCH, METHODS, Selection
 from streamkern.source_base import Block
 
-# Augmentation of what setup reads is drawn from an epoch that no run reaches.
-SETUP_EPOCH = 1 << 30
 Report = Callable[[str, dict[str, Any]], None]
 Host = npt.NDArray[Any]
 

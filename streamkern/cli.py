@@ -46,6 +46,7 @@ from streamkern.options import (
     Train,
     run_config,
 )
+from streamkern.outlet import guarded
 from streamkern.stop import Stopped, StopRequest, second_signal_ends
 
 if TYPE_CHECKING:
@@ -226,7 +227,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = DEBUG in words
     words = [word for word in words if word != DEBUG]
-    with warnings.catch_warnings(), second_signal_ends(), StopRequest(install=True) as stop:
+    with (
+        guarded(words),
+        warnings.catch_warnings(),
+        second_signal_ends(),
+        StopRequest(install=True) as stop,
+    ):
         warnings.simplefilter("default", UserWarning)  # a search trains, and would warn, many times
         # Of a request that a signal came before.
         warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)

@@ -237,7 +237,12 @@ def bench_read(
 def _show_store(out: str, options: Mapping[str, Any]) -> None:
     from streamkern.describe import describe_store
     from streamkern.overview import store_text
+    from streamkern.redaction import redact
     from streamkern.store import open_store
 
-    store = open_store(out, storage_options=options_for(options, out))
-    typer.echo(store_text(describe_store(store)))
+    try:
+        store = open_store(out, storage_options=options_for(options, out))
+        text = store_text(describe_store(store))
+    except (OSError, MemoryError) as error:  # it is written: the same command would be refused
+        text = f"{redact(out)} is complete, but could not be read back: {error}"
+    typer.echo(text)

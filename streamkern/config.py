@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
@@ -65,6 +64,7 @@ from streamkern.settings import (
     Urls,
     Weights,
     parse_seconds,
+    parse_toml,
     unknown_key,
 )
 from streamkern.sizes import ON_FEATURES
@@ -492,7 +492,7 @@ def load_run_file(path: str | os.PathLike[str]) -> RunConfig:
     """Return the configuration in a TOML run file; a `ConfigError` names the file and the key."""
     path = Path(path)
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
             f"run file {str(path)!r} can not be read ({error.strerror}); give the path of a "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -38,8 +39,9 @@ def explained_damage(url: Url) -> Iterator[None]:
     except StreamkernError:
         raise
     except (OSError, *DAMAGE) as error:
-        # An OSError of the system has a number; gzip, bz2, pyarrow and h5py raise some for damage.
-        if isinstance(error, OSError) and error.errno is not None:
+        # An OSError of the system has a number; gzip, bz2, pyarrow and h5py raise some for damage,
+        # and a damaged archive sends its reader to places before the file.
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
         packed = str(url).endswith((*_COMPRESSED, ".npz"))
         raise DataError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -158,7 +157,9 @@ def number_or_text(text: str) -> int | str:
 
 
 def _toml_or_text(value: str) -> Any:
+    from streamkern.settings import parse_toml
+
     try:
-        return tomllib.loads(f"value = {value}")["value"]
-    except (tomllib.TOMLDecodeError, KeyError):
+        return parse_toml(f"value = {value}")["value"]
+    except (ValueError, KeyError):
         return value.strip()

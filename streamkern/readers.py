@@ -345,7 +345,7 @@ def _npz_reader(url: Url, asked: Asked, place: Place) -> Reader:
         archive = place.keep(zipfile.ZipFile(place.open(url)))
     except zipfile.BadZipFile as error:
         raise DataError(f"{where} is not a .npz file: {error}") from error
-    held = [name.removesuffix(".npy") for name in archive.namelist()]
+    held = [k.removesuffix(".npy") for k in archive.namelist() if k.endswith(".npy")]
     for name in names:
         if name not in held:
             raise _no_array(name, held, where)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -18,26 +16,10 @@ from typing import TYPE_CHECKING, Self, TextIO
 
 import numpy as np
 
+from streamkern.redaction import redact as redact
+
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
-
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)(\S+)")
-
-
-def redact(text: str | os.PathLike[str]) -> str:
-    """`text` with user info, query and fragment cut out of every URL in it.
-
-    A raw AWS secret may hold a slash, so what stands before the *last* ``@`` goes whenever it
-    holds a colon. A path that holds both is shown too short; the other choice leaks.
-    """
-    return _URL.sub(lambda m: m[1] + _without_secrets(m[2]), os.fspath(text))
-
-
-def _without_secrets(rest: str) -> str:
-    head, at, tail = rest.rpartition("@")
-    if at and (":" in head or not re.search(r"[/?#]", head)):
-        rest = tail
-    return re.split(r"[?#]", rest, maxsplit=1)[0]
 
 
 def utc_now() -> str:

@@ -17,6 +17,7 @@ import math
 import os
 import re
 import reprlib
+import tomllib
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeAlias, get_args
 
@@ -25,6 +26,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from streamkern.errors import ConfigError
+from streamkern.redaction import redact
 
 BYTE_UNITS: Final = {"": 1, "b": 1} | {
     unit: base**power
@@ -36,6 +38,11 @@ SECOND_UNITS: Final = {
     **dict.fromkeys(("min", "minute", "minutes"), 60.0),
     **dict.fromkeys(("h", "hour", "hours"), 3600.0),
 }
+_TOML_CHARACTERS = 1 << 24  # a matrix of a metric has some millions
+_KEY_PARTS = 32
+# The look behind and the possessive + keep the search linear in the text.
+_PART = r"""(?:(?<![\w-])[A-Za-z0-9_-]++|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*"""
+_LONG_KEY = re.compile(f"(?:{_PART}){{{_KEY_PARTS}}}")
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-zA-Z]*)\s*", re.ASCII)
 # user:password@ behind the scheme. The password may hold a slash (AWS keys do); host:9000/ is no
 # user, even where an @ follows further on.
@@ -45,6 +52,23 @@ _PASSWORD = re.compile(r"(?<=://)[^/@:]*:(?!\d+/)[^@]*@")
 def _quantity(text: str, units: Mapping[str, float]) -> float:
     match = _QUANTITY.fullmatch(text)
     return float(match[1]) * units.get(match[2].lower(), 0.0) if match else 0.0
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The tables of a TOML text; ValueError also for what would take the parser too much.
+
+    Time and memory of a dotted key grow with the square of its parts, and nesting is recursion.
+    """
+    if len(text) > _TOML_CHARACTERS:
+        raise ValueError(f"it has {len(text)} characters, {_TOML_CHARACTERS} are allowed")
+    found = _LONG_KEY.search(text)
+    if found is not None:
+        line = text.count("\n", 0, found.start()) + 1
+        raise ValueError(f"line {line} has a key of more than {_KEY_PARTS} parts")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def parse_bytes(size: str | int) -> int:
@@ -300,7 +324,10 @@ def _choices(values: Iterable[object]) -> str:
 
 def _shown(value: object) -> str:
     def safe(part: object) -> object:
-        return _PASSWORD.sub("***@", part) if isinstance(part, str) else part
+        if not isinstance(part, str):
+            return part
+        shown = redact(part)  # before it is cut short, which may cut the signs of a secret out
+        return shown.replace("://", "://***@", 1) if _PASSWORD.search(part) else shown
 
     if isinstance(value, list | tuple):
         value = [safe(part) for part in value]

@@ -136,6 +136,9 @@ class ZarrSource(BaseSource):
         return moments
 
 
+MAX_UNITS = 1 << 21  # 8 TiB: the order of an epoch is drawn at once, for 200 bytes of each unit
+
+
 class AugmentedSource(BaseSource):
     """`copies` replicas of a source, told apart by their transforms; nothing is stored.
 
@@ -165,6 +168,11 @@ class AugmentedSource(BaseSource):
         base_bytes = base.n_rows * self.row_bytes
         # Whole replicas in a unit, or 0: a unit of a replica.
         self._replicas = min(copies, UNIT_BYTES // max(1, base_bytes))
+        if self.n_units > MAX_UNITS:
+            raise ConfigError(
+                f"copies={copies} makes {self.n_units} units of rows in an epoch, {MAX_UNITS} are "
+                "allowed; lower copies, and raise epochs instead"
+            )
         strata = getattr(base, "strata", None)
         if strata is not None and not self._replicas:
             self.strata = np.tile(strata, copies)

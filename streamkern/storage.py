@@ -85,7 +85,9 @@ def open_objects(url: str, *, storage_options: Mapping[str, Any] | None = None) 
 def _engine(url: str, options: dict[str, Any]) -> Engine:
     scheme = urlsplit(url).scheme
     engine = options.pop("engine", None)
-    if "@" in urlsplit(url).netloc or (scheme in _S3 and redact(url) != url):
+    chained = [urlsplit(part) for part in url.split("::")]  # simplecache::s3://bucket
+    s3s = any(part.scheme in _S3 for part in chained)
+    if any("@" in part.netloc for part in chained) or (s3s and redact(url) != url):
         raise ConfigError(
             f"{redact(url)} holds credentials or a query; put them into the environment or "
             "storage_options"
@@ -133,7 +135,9 @@ def local_path(url: str | os.PathLike[str]) -> Path | None:
     if isinstance(url, os.PathLike):
         return Path(url)
     if _ONE_SLASH.match(url):
-        raise ConfigError(f"{url!r} has one slash behind its scheme; write two, as in s3://bucket")
+        raise ConfigError(
+            f"{redact(url)!r} has one slash behind its scheme; write two, as in s3://bucket"
+        )
     if url.startswith(("file:", "local:")):
         return Path(unquote(urlsplit(url).path))
     if "://" in url and not _WINDOWS_DRIVE.match(url):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from streamkern.arrayfiles import check_row_bytes
 from streamkern.columns import Asked, Files, split_columns
 from streamkern.conform import RawBlock
-from streamkern.errors import DataError
+from streamkern.errors import DataError, StreamkernError
 from streamkern.optional import need
 
 
@@ -108,46 +109,54 @@ class _ArrowReader:
     def _values(self, column: Any, name: str, start: int) -> NDArray[Any]:
         try:
             return np.asarray(column.to_numpy(zero_copy_only=False))
-        except UnicodeDecodeError as error:
+        except (UnicodeDecodeError, need("pyarrow").ArrowException) as error:
             raise DataError(
                 f"{self._where}, column {name!r} holds text after row {start} that is not UTF-8 "
                 f"({error}); write it again"
             ) from error
 
 
+@contextmanager
+def _readable(where: str) -> Iterator[None]:
+    """Raises DataError for what pyarrow can not read."""
+    try:
+        yield
+    except StreamkernError:
+        raise
+    except (ValueError, need("pyarrow").ArrowException) as error:  # ValueError: names not UTF-8
+        raise DataError(f"{where} is not a readable Parquet file: {error}") from error
+
+
 class ParquetReader(_ArrowReader):
-    """Columns of a Parquet file."""
+    """Columns of a Parquet file; checksums of pages are compared where it has some."""
 
     def __init__(self, where: str, file: Any, asked: Asked, identity: Any) -> None:
         parquet = need("pyarrow.parquet")
-        try:
-            self._file = parquet.ParquetFile(file)
-        except ValueError as error:  # pyarrow.ArrowInvalid
-            raise DataError(f"{where} is not a readable Parquet file: {error}") from error
-        n_rows = self._file.metadata.num_rows
-        super().__init__(where, self._file.schema_arrow, n_rows, asked, identity)
+        with _readable(where):
+            self._file = parquet.ParquetFile(file, page_checksum_verification=True)
+            schema, n_rows = self._file.schema_arrow, self._file.metadata.num_rows
+            super().__init__(where, schema, n_rows, asked, identity)
 
     def close(self) -> None:
         self._file.close()
 
     def _batches(self, block_bytes: int) -> Iterator[Any]:
-        row_bytes = 8 * self._values_per_row()
-        check_row_bytes(row_bytes, 1, self._where, block_bytes)
-        rows = max(1, block_bytes // row_bytes)
-        try:
+        with _readable(self._where):
+            row_bytes = self._row_bytes()
+            check_row_bytes(row_bytes, 1, self._where, block_bytes)
+            rows = max(1, block_bytes // row_bytes)
             yield from self._file.iter_batches(batch_size=rows, columns=self._kept)
-        except ValueError as error:  # pyarrow.ArrowInvalid
-            raise DataError(f"{self._where} can not be read: {error}; get it again") from error
 
-    def _values_per_row(self) -> int:
-        """The most numbers in a row of a row group, on average: lists hold many."""
+    def _row_bytes(self) -> int:
+        """Of a row in memory, at least; encoded ones may be far smaller."""
+        n_values = len(self._kept)
+        if self._lists and self.n_rows:  # all are as long as the first
+            first = next(self._file.iter_batches(batch_size=1, columns=[self._features[0]]))
+            n_values += len(first.column(0).flatten())
         metadata = self._file.metadata
-        most = len(self._kept)
-        for group in map(metadata.row_group, range(metadata.num_row_groups)):
-            columns = [group.column(k) for k in range(group.num_columns)]
-            held = [c.num_values for c in columns if c.path_in_schema.split(".")[0] in self._kept]
-            most = max(most, sum(held) // max(group.num_rows, 1))
-        return most
+        groups = map(metadata.row_group, range(metadata.num_row_groups))
+        sizes = [group.total_byte_size // max(group.num_rows, 1) for group in groups]
+        return int(max(8 * n_values, *sizes, 0))
 
 
 class FrameReader(_ArrowReader):

@@ -11,6 +11,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from scipy import stats
 
 from streamkern.augment import (
+    SETUP_EPOCH,
     GaussianNoise,
     MixUp,
     RandomCrop,
@@ -39,10 +40,12 @@ class Data:
         return self._moments or (None, None, None, None)
 
 
-def run(transform: Any, X: np.ndarray, Y: np.ndarray, rows: np.ndarray, seed: int = 3) -> Any:
+def run(
+    transform: Any, X: np.ndarray, Y: np.ndarray, rows: np.ndarray, seed: int = 3, epoch: int = 1
+) -> Any:
     dtype = X.dtype if X.dtype.kind == "f" else np.float32
     X, Y, _ = apply_transforms(
-        np, [transform], X, Y, rows=rows, seed=seed, epoch=1, stage=(9,), dtype=dtype
+        np, [transform], X, Y, rows=rows, seed=seed, epoch=epoch, stage=(9,), dtype=dtype
     )
     return X, Y
 
@@ -228,6 +231,8 @@ def test_failures_of_user_functions_name_the_function(batch: Any) -> None:
 
     with pytest.raises(DataError, match=r'"test_failures.*typo" failed in epoch 1: NameError'):
         run(typo, X, Y, rows)
+    with pytest.raises(DataError, match=r'typo" failed in the setup sample: NameError'):
+        run(typo, X, Y, rows, epoch=SETUP_EPOCH)
     with pytest.raises(DataError, match=r'doubles" turned X \(40, 6\) float32 .*float64'):
         run(doubles, X, Y, rows)
     with pytest.raises(DataError, match=r"drops.*\(39, 6\)"):

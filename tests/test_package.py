@@ -24,7 +24,7 @@ FILES = {
 FOUNDATION = {
     *("errors", "stop", "settings", "config", "machine", "backend", "gpu", "devices"),
     *("sizes", "costs", "sizing", "memory", "budget"),
-    *("selection", "report", "random", "optional", "compiled", "compiled_random"),
+    *("selection", "redaction", "report", "random", "optional", "compiled", "compiled_random"),
     *("expression", "kernel_base", "kernels", "kerneltable"),
     *("cuda", "fused", "ring", "rowmajor"),
     *("objects", "engines", "s3", "objectstore", "storage", "remotefile", "parallel", "waiting"),
@@ -63,7 +63,7 @@ LAYERS = [
     DATA_LANE | MATHS_LANE | STATE,
     RUN,
     {"inputs", "online", "estimator_base", "estimator"},
-    {"console", "overview", "tuneplot"},
+    {"console", "outlet", "overview", "tuneplot"},
     {"options", "cli_data", "cli_model", "cli_tune", "cli", "__main__"},
 ]
 LANE_LAYER = 1

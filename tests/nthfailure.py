@@ -1,0 +1,103 @@
+"""A life of the command in which the n-th call of a kind fails: I/O in a folder, or allocation."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import multiprocessing
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from streamkern import cli
+
+LARGE = 1 << 13
+"""Bytes of an allocation that counts; rows here are few."""
+
+
+class Fault:
+    """Counts the calls of `kind` and makes number `n` of them fail, that one alone."""
+
+    def __init__(self, kind: str, n: int, folder: str) -> None:
+        self.kind, self.n, self.folder = kind, n, folder
+        self.calls = 0
+        self.lock = threading.Lock()
+
+    def count(self) -> bool:
+        with self.lock:
+            self.calls += 1
+            return self.calls == self.n
+
+    def install(self) -> None:
+        if self.kind == "memory":
+            for name in ("empty", "zeros", "ones", "concatenate", "ascontiguousarray"):
+                setattr(np, name, self.allocating(getattr(np, name)))
+            return
+        # Whatever Python itself does with a path; the same of what is done with an open file.
+        sys.addaudithook(self.audit)
+        for name in ("write", "fsync", "pread"):
+            setattr(os, name, self.failing(getattr(os, name)))
+
+    def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.listdir"):
+            return
+        path = arguments[0]
+        path = os.fsdecode(path) if isinstance(path, str | bytes | os.PathLike) else ""
+        if path.startswith(self.folder) and self.count():
+            raise self.error(path)
+
+    def failing(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if self.count():
+                raise self.error(None)
+            return real(*arguments, **options)
+
+        return call
+
+    def allocating(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            made = real(*arguments, **options)
+            if getattr(made, "nbytes", 0) >= LARGE and self.count():
+                raise MemoryError(f"{made.nbytes} bytes could not be allocated")
+            return made
+
+        return call
+
+    def error(self, path: str | None) -> OSError:
+        code = errno.EIO if self.n % 2 else errno.ENOSPC
+        return OSError(code, os.strerror(code), path)
+
+
+def _life(words: Sequence[str], kind: str, n: int, folder: str, answer: Any) -> None:
+    fault = Fault(kind, n, folder)
+    out, err = io.StringIO(), io.StringIO()
+    fault.install()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = cli.main(words)
+    answer.send((code, out.getvalue(), err.getvalue(), fault.calls))
+    answer.close()
+    os._exit(0)  # threads that wait for what failed are not waited for
+
+
+def life(
+    words: Sequence[object], folder: Path, kind: str = "io", n: int = 0
+) -> tuple[int, str, str, int]:
+    """(exit code, stdout, stderr, calls of that kind) of the command; none fails with n = 0."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.nthfailure"])
+    receiver, sender = context.Pipe(duplex=False)
+    arguments = ([str(word) for word in words], kind, n, str(folder), sender)
+    process = context.Process(target=_life, args=arguments)
+    process.start()
+    sender.close()
+    with receiver:
+        assert receiver.poll(120), "it hangs"
+        answer: tuple[int, str, str, int] = receiver.recv()
+    process.join()
+    return answer
