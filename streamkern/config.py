@@ -151,7 +151,9 @@ class DataConfig(Table):
 
     train : a store, or several: one after another, or with `weights` in those shares.
     sample_weight : name of the array of sample weights, in stores that streamkern did not write;
-    ours bring theirs along. class_weight : "balanced", or weights by class name. See `weights`.
+    ours bring theirs along. foreign : read the arrays of a store of ours, perhaps a damaged one, as
+    if another program had written them: without classes, weights and checks.
+    class_weight : "balanced", or weights by class name. See `weights`.
     Of `test`, only weights that an ingested store brings along count, and class weights do not.
     transforms see rows in the units they are stored in, unless a scale is first among them.
     scale : how what comes out of the transforms is scaled, as a part of the model: "feature", every
@@ -172,6 +174,7 @@ class DataConfig(Table):
     x: Name = "X"
     y: Name = "y"
     sample_weight: OptionalName = None
+    foreign: bool = False
     class_weight: ClassWeights = None
     copies: Count = 1
     transforms: Transforms = ()

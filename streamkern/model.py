@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.answerfiles import Answers, class_labels
-from streamkern.assemble import load_scaling, operator
+from streamkern.assemble import load_scaling, load_trained, operator
 from streamkern.augment import Transform, describe_transform
 from streamkern.backend import Array, Backend, tiles
 from streamkern.checkpoint import RunDirectory
@@ -290,7 +290,7 @@ def load_model(
     """
     run = RunDirectory(run_dir, writable=False, storage_options=storage_options)
     with run:
-        setup, saved = run.load_setup(), run.load_latest()
+        setup, saved = load_trained(run)
     if setup is None or saved is None:
         raise RunError(f"{run.place} has no checkpoint yet; train first")
     for text in saved.skipped:

@@ -32,6 +32,7 @@ from streamkern.model import load_model
 from streamkern.options import options_for, parse_options
 from streamkern.sources import ZarrSource
 from streamkern.store import StoreWriter
+from tests import damage
 
 DONE, USAGE, FAILED, TRY_AGAIN = 0, 2, 3, 75
 SETTINGS = ("model.n_centers=40", "data.batch_size=50", "run.threads=1", "run.device=cpu")
@@ -320,7 +321,7 @@ def test_a_lost_run_json_is_no_lost_run(run: Run, stores: Path, tmp_path: Path) 
 
 BAD_TRAINING = {
     "wrong URL": (["--train", "nowhere.zarr"], "there is no zarr store at .*nowhere.zarr"),
-    "no such array": (["--set", "data.x=Z"], "has no array 'Z'"),
+    "no such array": (["--set", "data.x=Z"], "'Z', 'y' were asked for; leave the names out"),
     "no such file": (["missing.toml"], "run file 'missing.toml' can not be read"),
     "unknown scheme": (["--train", "what://x/y"], "what"),
     "batch above n": (
@@ -387,9 +388,11 @@ def test_stores_that_are_none(run: Run, make_zarr: Any, tmp_path: Path) -> None:
 
 def test_a_label_outside_the_classes(run: Run, store: Path, tmp_path: Path) -> None:
     zarr.open_group(store, mode="r+")["y"][170] = 7
+    damage.reseal(store)
     words = ("train", "--train", store, "--run-dir", tmp_path / "run", *FAST)
     assert "class id 7 in y/c/1, row 170" in sentence(run(*words), USAGE)
     zarr.open_group(store, mode="r+")["y"][170] = 2
+    damage.reseal(store)
     assert run(*words)[0] == DONE
 
 

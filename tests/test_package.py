@@ -31,7 +31,7 @@ FOUNDATION = {
     *("durable", "ownership"),
 }
 DATA_LANE = {
-    *("chunkfile", "layout", "metadata", "statistics", "store", "describe"),
+    *("chunkfile", "zarrjson", "layout", "metadata", "statistics", "store", "describe"),
     *("storedchunks", "unfinished", "writer", "fill"),
     *("cache", "cachedobjects", "meter", "readspeed"),
     *("readers", "inputfiles", "decompress", "csvfiles", "hdf5files", "arrayfiles"),
