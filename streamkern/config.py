@@ -496,7 +496,7 @@ def load_run_file(path: str | os.PathLike[str]) -> RunConfig:
     """Return the configuration in a TOML run file; a `ConfigError` names the file and the key."""
     path = Path(path)
     try:
-        tables = parse_toml(path.read_text(encoding="utf-8"))
+        tables = parse_toml(path.read_bytes().decode())
     except OSError as error:
         raise ConfigError(
             f"run file {str(path)!r} can not be read ({error.strerror}); give the path of a "

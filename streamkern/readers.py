@@ -346,7 +346,7 @@ def _npz_reader(url: Url, asked: Asked, place: Place) -> Reader:
     identity = [place.identity(url), *names]
     try:
         archive = place.keep(zipfile.ZipFile(place.open(url)))
-    except zipfile.BadZipFile as error:
+    except (zipfile.BadZipFile, NotImplementedError) as error:  # or of a version to come
         raise DataError(f"{where} is not a .npz file: {error}") from error
     held = [k.removesuffix(".npy") for k in archive.namelist() if k.endswith(".npy")]
     for name in names:
