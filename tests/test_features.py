@@ -328,6 +328,7 @@ def test_the_plan_counts_what_features_need(name: str, method: str) -> None:
 def test_estimators(tmp_path: Path) -> None:
     X, y = arrays(300)
     options: dict[str, Any] = {"features": "fourier", "bandwidth": 3.0, "threads": 1}
+    options["scale"] = "none"
     model = KernelClassifier(n_features=200, solver="block", epochs=10, **options).fit(X, y)
     Z = model.centers_.astype(np.float64)
     np.testing.assert_array_equal(
