@@ -77,13 +77,13 @@ def run(
     evaluation_s = time.perf_counter() - began
     result.model.backend.close()
     inside = len(result.history) - 1
-    on_the_way = [r["mse"] for r in result.history if r["samples"] >= SHORT]
+    on_the_way = [r["test_mse"] for r in result.history if r["samples"] >= SHORT]
     setup = result.meta["setup"]
     return {
         "samples": result.samples,
-        "ratio": result.metrics["mse"] / exact,
+        "ratio": result.metrics["test_mse"] / exact,
         "ratio at 2e5": on_the_way[0] / exact if n_samples > SHORT else None,
-        "accuracy": result.metrics["accuracy"],
+        "accuracy": result.metrics["test_accuracy"],
         "samples/s": round(result.samples / max(loop_s - inside * evaluation_s, 1e-9)),
         "setup_s": total_s - loop_s - evaluation_s,
         "batch": setup["batch_size"],

@@ -82,7 +82,8 @@ def run(task: Task, X: np.ndarray, y: np.ndarray, method: str, seed: int) -> dic
     )
     result.model.backend.close()
     first = 0 if method == "falkon" else 1
-    curve = [{"at": at, **r} for at, r in enumerate(result.history, first) if at]
+    history = [{k.removeprefix("test_"): v for k, v in r.items()} for r in result.history]
+    curve = [{"at": at, **r} for at, r in enumerate(history, first) if at]
     return {"method": method, "seed": seed, "curve": curve, "loop_s": result.timing["loop_s"]}
 
 

@@ -138,7 +138,7 @@ def run(problem: KernelProblem, name: str, settings: dict[str, Any], epochs: int
     for k, (record, mark) in enumerate(zip(result.history, marks, strict=True)):
         curve.epochs.append(record["samples"] / n)
         curve.seconds.append(mark - began - (k + 1) * evaluation_s)
-        curve.ratios.append(record["mse"])
+        curve.ratios.append(record["test_mse"])
     return curve
 
 

@@ -42,8 +42,10 @@ def measure(
         history = _run(task, store, samples, EVALUATE_EVERY)[0].history
         timed = [_run(task, store, samples, NEVER) for _ in range(repeats)]
     for result, _, _ in timed:
-        check(result.metrics["mse"] == history[-1]["mse"], "the error of a run made again")
-    check(history[-1]["mse"] < targets[0] * exact, "the error at the end of the run")
+        check(
+            result.metrics["test_mse"] == history[-1]["test_mse"], "the error of a run made again"
+        )
+    check(history[-1]["test_mse"] < targets[0] * exact, "the error at the end of the run")
     return _figures(history, timed, exact, targets)
 
 
@@ -67,7 +69,7 @@ def _figures(
 ) -> list[Figure]:  # fmt: skip
     found = []
     for target in targets:
-        needed = next((r["samples"] for r in history if r["mse"] <= target * exact), None)
+        needed = next((r["samples"] for r in history if r["test_mse"] <= target * exact), None)
         if needed is not None:
             part = needed / history[-1]["samples"]
             seconds = [setup_s + part * loop_s for _, setup_s, loop_s in timed]

@@ -216,8 +216,8 @@ def results(run_dir: Path, n_images: int) -> list[dict[str, Any]]:
             rows[samples] = {
                 "replicas": f"{samples / n_images:.4g}",
                 "samples": samples,
-                "test accuracy": f"{record['accuracy']:.4f}",
-                "test MSE": f"{record['mse']:.5f}",
+                "test accuracy": f"{record['test_accuracy']:.4f}",
+                "test MSE": f"{record['test_mse']:.5f}",
                 "samples/s": round(samples / max(spent, 1e-3)),
                 "seconds": f"{spent:.1f}",
             }

@@ -360,7 +360,7 @@ def draw(folder: Path, reference: float, plan: Plan) -> Path:
     ):
         records = evaluations(folder, solver)
         samples = np.array([r["samples"] for r in records])
-        excess = np.array([r["mse"] for r in records]) / reference
+        excess = np.array([r["test_mse"] for r in records]) / reference
         axes.plot(samples, excess, color=colour, lw=1.6, label=name)
         axes.plot(samples[-1], excess[-1], marker, color=colour, ms=6)
         axes.annotate(
@@ -402,15 +402,15 @@ def rows_of_table(folder: Path, reference: float) -> list[dict[str, Any]]:
         records = evaluations(folder, solver)
         last = records[-1]
         common = next(r for r in records if r["samples"] >= shortest)  # at most a few steps later
-        near = [r["samples"] for r in records if r["mse"] <= 1.05 * reference]
+        near = [r["samples"] for r in records if r["test_mse"] <= 1.05 * reference]
         rows.append(
             {
                 "solver": name,
                 "samples": last["samples"],
-                "test MSE": f"{last['mse']:.6f}",
-                "/ exact": f"{last['mse'] / reference:.4f}",
-                f"at {shortest}": f"{common['mse'] / reference:.4f}",
-                "accuracy": f"{last['accuracy']:.4f}",
+                "test MSE": f"{last['test_mse']:.6f}",
+                "/ exact": f"{last['test_mse'] / reference:.4f}",
+                f"at {shortest}": f"{common['test_mse'] / reference:.4f}",
+                "accuracy": f"{last['test_accuracy']:.4f}",
                 "samples to 1.05": f"{near[0]}" if near else "not reached",
                 "seconds": f"{seconds(folder, solver):.0f}",
                 "resumed": "yes" if was_resumed(folder, solver) else "no",

@@ -176,8 +176,8 @@ def fit(
         result = sk.train_model(config, source=source, test=test, centers=centers)
     seconds = time.perf_counter() - began
     result.model.backend.close()
-    errors = [(int(e["samples"]), percent_wrong(e["accuracy"])) for e in result.history]
-    return Fitted(percent_wrong(result.metrics["accuracy"]), seconds, errors)
+    errors = [(int(e["samples"]), percent_wrong(e["test_accuracy"])) for e in result.history]
+    return Fitted(percent_wrong(result.metrics["test_accuracy"]), seconds, errors)
 
 
 def percent_wrong(accuracy: float) -> float:

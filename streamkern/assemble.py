@@ -6,6 +6,7 @@ All of it is returned as arrays and JSON values (`Assembled.arrays`, `.meta`), w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from streamkern.augment import SETUP_EPOCH, Scale, Transform
 from streamkern.backend import Array, Backend
+from streamkern.checkpoint import RunDirectory
 from streamkern.choosing import Report, choose
 from streamkern.errors import ConfigError
 from streamkern.feed import prepare
@@ -23,6 +25,7 @@ from streamkern.kernels import Kernel, get_kernel
 from streamkern.points import Grid
 from streamkern.products import KernelOperator
 from streamkern.run import Run
+from streamkern.sealed import Parts, Saved, on_host
 from streamkern.solver.base import Solver
 from streamkern.solver.build import Choices, Rows, Setup, assemble, compute
 from streamkern.source_base import Source
@@ -137,18 +140,55 @@ def reassemble(
 ) -> Assembled:
     """The same solver from what `start` returned."""
     op = operator(run.backend, arrays, meta, kernel)
-    device = {
-        name: run.backend.asarray(a)
-        for name, a in arrays.items()
-        if name not in ("Z", "order", "shift", "sample_rows", "metric")
-        and not name.startswith(("scaling", "target_"))
-    }
+    device = {name: run.backend.asarray(a) for name, a in arrays.items() if is_computed_with(name)}
     points = op.points(run.backend.asarray(arrays["Z"]), left=True, right=True)
     solver = assemble(
         op, points, Setup(device, meta["setup"]), run.sizes, _choices(run),
         n_outputs=meta["n_outputs"], sample_rows=arrays["sample_rows"],
     )  # fmt: skip
     return Assembled(solver, op, dict(arrays), meta)
+
+
+def is_computed_with(name: str) -> bool:
+    """Whether it is an array of the solver's, which lies on the device; the others describe the
+    model, and stay on the host."""
+    described = ("Z", "order", "shift", "sample_rows", "metric")
+    return name not in described and not name.startswith(("scaling", "target_"))
+
+
+def load_trained(run: RunDirectory) -> tuple[Saved | None, Saved | None]:
+    """Of setup and newest checkpoint, what a model is made of; p^2 numbers stay where they are."""
+
+    def described(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Parts | None:
+        return None if is_computed_with(name) else on_host(name, shape, dtype)
+
+    def weights(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Parts | None:
+        return on_host(name, shape, dtype) if name in ("alpha", "average") else None
+
+    return run.load_setup(described), run.load_latest(weights)
+
+
+class Arrivals:
+    """Takes arrays from a run directory straight to the device, part by part (`sealed.Into`).
+
+    A setup of p^2 numbers would otherwise be on the host as a whole first. chosen : which.
+    """
+
+    def __init__(self, backend: Backend, chosen: Callable[[str], bool]) -> None:
+        self._backend, self._chosen = backend, chosen
+        self._there: dict[str, Array] = {}
+
+    def __call__(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Parts:
+        if not self._chosen(name):
+            return on_host(name, shape, dtype)
+        with self._backend.active():
+            self._there[name] = self._backend.xp.empty(shape, dtype)
+        by_parts: Parts = self._backend.by_parts(self._there[name])
+        return by_parts
+
+    def arrays(self, saved: Saved) -> dict[str, Array]:
+        """All that was saved, each where it arrived."""
+        return saved.arrays | self._there
 
 
 def operator(

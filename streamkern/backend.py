@@ -186,6 +186,18 @@ class Backend:
         """A host array; on the CPU the array itself."""
         return np.asarray(a)
 
+    def copy_to_host(self, a: Array) -> npt.NDArray[Any]:
+        """A host array that nothing else writes to."""
+        return np.array(a)
+
+    def by_parts(self, a: Array) -> Any:
+        """`a` for who reads or writes host arrays of a part of it at a time, as files are.
+
+        It has shape and dtype, and parts ``[rows]`` that may be read and set. On the CPU it is the
+        array itself; from a device nothing of the size of `a` comes to the host.
+        """
+        return a
+
     def uploader(self, depth: int = 3) -> Uploader:
         """A ring of `depth` staging buffers for host batches."""
         return Uploader(self, depth)

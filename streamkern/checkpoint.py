@@ -30,8 +30,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
-import numpy as np
-
 from streamkern import runfiles
 from streamkern.checksums import UnverifiedError
 from streamkern.durable import is_temporary
@@ -48,10 +46,13 @@ from streamkern.runfiles import CHECKPOINTS, Rank, ranks, stem_of, writer_of
 from streamkern.runlog import RunLog, read_lines
 from streamkern.sealed import (
     STEM,
+    Into,
+    Parts,
     Saved,
     checked_meta,
     load,
     named_group,
+    on_host,
     publish,
 )
 
@@ -216,7 +217,7 @@ class RunDirectory:
         except OSError as error:
             raise RunError(f"the run log in {self.place} can not be read: {error}") from error
 
-    def save_setup(self, arrays: Mapping[str, np.ndarray], meta: Mapping[str, object]) -> None:
+    def save_setup(self, arrays: Mapping[str, Parts], meta: Mapping[str, object]) -> None:
         """Store what setup computed, once per run; a later call replaces it atomically."""
         with self._writing("the setup") as hold:
             names = self._folder.names()
@@ -226,7 +227,7 @@ class RunDirectory:
     def save(
         self,
         step: int,
-        arrays: Mapping[str, np.ndarray],
+        arrays: Mapping[str, Parts],
         meta: Mapping[str, object],
         before: Callable[[], object] | None = None,
     ) -> None:
@@ -258,7 +259,7 @@ class RunDirectory:
         where: str,
         stem: str,
         step: int,
-        arrays: Mapping[str, np.ndarray],
+        arrays: Mapping[str, Parts],
         meta: Mapping[str, object],
         names: set[str],
         before: Callable[[], object] | None = None,
@@ -343,8 +344,10 @@ class RunDirectory:
         """Whether anything was computed here: a setup, or a checkpoint."""
         return bool(ranks(self._folder.names()) or self.steps())
 
-    def load_latest(self) -> Saved | None:
+    def load_latest(self, into: Into = on_host) -> Saved | None:
         """The newest checkpoint that verifies, or None when none was ever published.
+
+        into : as in `sealed.load`; what is not wanted is not read, and not verified.
 
         Those that do not are named in its `skipped`, and deleted after the next save. Raises
         CheckpointError when there are manifests and none verifies, and ResumeMismatchError when
@@ -355,7 +358,7 @@ class RunDirectory:
         # Listed anew each time: a writer beside us may retire one that we are about to read.
         while left := [rank for rank in self._published() if rank not in failed]:
             try:
-                saved = load(self._folder, f"{CHECKPOINTS}{stem_of(*left[-1])}.json")
+                saved = load(self._folder, f"{CHECKPOINTS}{stem_of(*left[-1])}.json", into)
             except UnverifiedError as error:
                 failed[left[-1]] = str(error)
                 damaged += left[-1:] if left[-1] in self._published() else []
@@ -387,14 +390,17 @@ class RunDirectory:
     def _published(self) -> list[Rank]:
         return ranks(self._folder.names(CHECKPOINTS))
 
-    def load_setup(self) -> Saved | None:
-        """What `save_setup` stored, or None. Raises CheckpointError when it does not verify."""
+    def load_setup(self, into: Into = on_host) -> Saved | None:
+        """What `save_setup` stored, or None. Raises CheckpointError when it does not verify.
+
+        into : as in `sealed.load`.
+        """
         setups = ranks(self._folder.names())
         if not setups:
             return None
         manifest = f"{stem_of(setups[-1][0], 'setup')}.json"
         try:
-            saved = load(self._folder, manifest)
+            saved = load(self._folder, manifest, into)
         except UnverifiedError as error:
             raise CheckpointError(
                 f"the setup in {self.place} does not verify ({error}); delete {manifest} there to"

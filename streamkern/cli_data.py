@@ -177,6 +177,9 @@ def info(
     verify: Annotated[
         bool, typer.Option("--verify", help="Read every chunk and compare it with its digest.")
     ] = False,
+    foreign: Annotated[
+        bool, typer.Option("--foreign", help="Take a store of streamkern's for somebody else's.")
+    ] = False,
     as_json: AsJson = False,
     storage_option: StorageOption = None,
 ) -> None:
@@ -191,7 +194,7 @@ def info(
         typer.echo(as_text(run) if as_json else overview.run_text(run))
         return
     try:
-        store = open_store(place, x=x, y=y, storage_options=options)
+        store = open_store(place, x=x, y=y, storage_options=options, foreign=foreign)
     except DataError:
         found = describe_unfinished(place, storage_options=options)
         if found is None:

@@ -49,14 +49,15 @@ def evaluate(
     storage_option: StorageOption = None,
 ) -> None:
     """Evaluate a trained model on stores, or on files as ingest takes them."""
-    from streamkern.report import table
+    from streamkern.report import redact, table
 
     options = parse_options(storage_option)
     with _rows_and_model(
         run_dir, inputs, device, options, x=x, y=y, sample_weight=sample_weight, targets=True
     ) as (source, model):
         metrics = model.evaluate(source)
-    row: dict[str, Any] = {"rows": source.n_rows, **metrics}
+    data = redact(", ".join(inputs))
+    row: dict[str, Any] = {"data": data, "rows": source.n_rows, **metrics}
     if as_json:
         typer.echo(as_text(row | skipped(model.skipped)))
     else:

@@ -153,10 +153,13 @@ def _show(event: str, fields: Mapping[str, Any]) -> None:
             f"{fields['epochs'] * fields['copies']} passes"
         )
         return
+    from streamkern.figures import in_words
     from streamkern.kerneltable import kernel_text
 
     width = fields["bandwidth"]
-    metrics = "  ".join(f"{k} {fields[k]:.5g}" for k in ("mse", "accuracy") if fields.get(k))
+    metrics = in_words(
+        {k: v for k, v in fields.items() if k.startswith("held_out_") and v is not None}
+    )
     fold = f", split {fields['fold'] + 1}" if fields["folds"] > 1 else ""
     left = f"; {fields['left']} left, about {_time(fields['seconds_left'])}"
     say(
@@ -177,8 +180,9 @@ def _show_result(tuned: Tuned, folder: str, as_json: bool) -> None:
     rows = [{**row, "kernel": kernel_text(row["kernel"])} for row in tuned.table]
     for row in rows:
         row["within 1 se"] = "yes" if row.pop("within", False) else ""
-        row["mse"] = "diverged" if row["mse"] is None else row["mse"]
-    columns = ["kernel", "bandwidth", "ridge", "mse", "se", "within 1 se", "accuracy", "seconds"]
+        row["held_out_mse"] = "diverged" if row["held_out_mse"] is None else row["held_out_mse"]
+    figures = ("held_out_mse", "se", "within 1 se", "held_out_r2", "held_out_accuracy")
+    columns = ["kernel", "bandwidth", "ridge", *figures, "seconds"]
     shown = [name for name in columns if any(row.get(name) not in (None, "") for row in rows)]
     typer.echo(table(rows, shown))
     typer.echo(f"\n{tuned.toml}")

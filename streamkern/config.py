@@ -151,13 +151,16 @@ class DataConfig(Table):
 
     train : a store, or several: one after another, or with `weights` in those shares.
     sample_weight : name of the array of sample weights, in stores that streamkern did not write;
-    ours bring theirs along. class_weight : "balanced", or weights by class name. See `weights`.
+    ours bring theirs along. foreign : read the arrays of a store of ours, perhaps a damaged one, as
+    if another program had written them: without classes, weights and checks.
+    class_weight : "balanced", or weights by class name. See `weights`.
     Of `test`, only weights that an ingested store brings along count, and class weights do not.
     transforms see rows in the units they are stored in, unless a scale is first among them.
     scale : how what comes out of the transforms is scaled, as a part of the model: "feature", every
     feature by its own mean and standard deviation; "global", all of them by one; "none"; "auto":
-    "global" for images and rows of uint8, which are pixels as a rule, "feature" for all others. A
-    scale in `transforms` takes its place.
+    "global" for images, rows of uint8, and features that vary little because they are nearly always
+    0, which are pixels as a rule; "feature" for all others. A scale in `transforms` takes its
+    place.
     epochs : passes; "auto": enough for 100 000 rows, copies included, between 1 and 20, and at
     most 20 with solver "falkon", which stops when it has converged.
     cache : a folder that keeps chunks of remote stores, up to `cache_size`, by default half of the
@@ -172,6 +175,7 @@ class DataConfig(Table):
     x: Name = "X"
     y: Name = "y"
     sample_weight: OptionalName = None
+    foreign: bool = False
     class_weight: ClassWeights = None
     copies: Count = 1
     transforms: Transforms = ()
@@ -492,7 +496,7 @@ def load_run_file(path: str | os.PathLike[str]) -> RunConfig:
     """Return the configuration in a TOML run file; a `ConfigError` names the file and the key."""
     path = Path(path)
     try:
-        tables = parse_toml(path.read_text(encoding="utf-8"))
+        tables = parse_toml(path.read_bytes().decode())
     except OSError as error:
         raise ConfigError(
             f"run file {str(path)!r} can not be read ({error.strerror}); give the path of a "

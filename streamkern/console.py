@@ -14,6 +14,7 @@ from typing import Any, Self, TextIO
 import typer
 
 from streamkern.errors import EXIT_FAILED, EXIT_USAGE, StreamkernError, TrainingInterrupted
+from streamkern.figures import in_words
 from streamkern.report import redact
 from streamkern.stop import Stopped
 
@@ -33,8 +34,8 @@ def as_text(value: Mapping[str, Any]) -> str:
 
 def show_evaluation(record: Mapping[str, Any]) -> None:
     """An evaluation during a run."""
-    metrics = "  ".join(f"{k} {v:.5g}" for k, v in record.items() if k not in ("step", "samples"))
-    say(f"{record['samples']:,} samples  {metrics}")
+    figures = {k: v for k, v in record.items() if k not in ("step", "samples")}
+    say(f"{record['samples']:,} samples: {in_words(figures)}")
 
 
 class Line:

@@ -16,12 +16,12 @@ import zarr
 from numcodecs.zstd import Zstd
 from zarr.codecs import Crc32cCodec
 
-from streamkern.errors import DataError
+from streamkern.errors import DataError, StreamkernError
 from streamkern.objects import Objects
-from streamkern.ownership import ATTRIBUTE
 from streamkern.report import size_text
 from streamkern.storage import local_path, redact, zarr_store
 from streamkern.weights import class_notes
+from streamkern.zarrjson import own_mark
 
 if TYPE_CHECKING:
     import os
@@ -90,16 +90,19 @@ def describe_unfinished(
     url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
 ) -> dict[str, Any] | None:
     """How far the store that is being written at `url` is; None if there is no unfinished one."""
+    store = zarr_store(url, storage_options=storage_options)
     try:
-        group = zarr.open_group(zarr_store(url, storage_options=storage_options), mode="r")
-    except (OSError, ValueError):
+        mark = own_mark(store, "", str(url))
+    except (OSError, StreamkernError):
         return None
-    state: Any = group.attrs.get(ATTRIBUTE)
-    if not isinstance(state, Mapping) or state.get("status") == "complete":
+    plan = None if mark is None or mark.get("status") == "complete" else mark.get("plan")
+    if not isinstance(plan, Mapping):
         return None
-    plan, digests = state.get("plan") or {}, group.get("digests")
-    journal = np.asarray(digests[:]) if isinstance(digests, zarr.Array) else np.zeros((0, 1))
-    done, rows, n_rows = int(journal.any(axis=1).sum()), plan.get("chunk_rows"), plan.get("n_rows")
+    try:
+        done = int(np.asarray(zarr.open_group(store, mode="r")["digests"]).any(axis=1).sum())
+    except Exception:  # not there yet, or damaged: nothing is known to be done
+        done = 0
+    rows, n_rows = (k if isinstance(k, int) else None for k in map(plan.get, _COUNTS))
     return {
         "url": redact(url),
         "unfinished": True,
@@ -108,6 +111,9 @@ def describe_unfinished(
         "chunk_rows": rows,
         "n_rows": n_rows,
     }
+
+
+_COUNTS = ("chunk_rows", "n_rows")
 
 
 def looks_sorted(store: Store) -> bool:

@@ -16,7 +16,6 @@ from streamkern import inputs
 from streamkern.errors import ConfigError, DataError
 from streamkern.estimator_base import KernelEstimator, with_parameter
 from streamkern.kernels import Kernel
-from streamkern.model import KernelModel
 from streamkern.source_base import Source
 from streamkern.sources import ArraySource
 
@@ -71,11 +70,12 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
         {"kind": "noise", "sigma": 0.5}, or functions (X, Y, rng) -> (X, Y). Random ones are
         augmentation. They see rows in the units of X, unless {"kind": "scale"} is first.
     scale : of the features, behind the transforms: "feature", every feature by its own mean and
-        standard deviation; "global", all of them by one; "none"; "auto": "global" for images and
-        rows of uint8, which are pixels as a rule, "feature" for all others. The numbers are those
-        of a store or of arrays in memory, else of a sample of the rows. Scaling is part of the
-        model: every row it sees, and `centers`, are given in the units of X. A constant feature is
-        only centred. A scale in `transforms` takes its place.
+        standard deviation; "global", all of them by one; "none"; "auto": "global" for images, rows
+        of uint8, and features that vary little because they are nearly always 0, which are pixels
+        as a rule; "feature" for all others. The numbers are those of a store or of arrays in
+        memory, else of a sample of the rows. Scaling is part of the model: every row it sees, and
+        `centers`, are given in the units of X. A constant feature is only centred. A scale in
+        `transforms` takes its place.
     precision : "exact" (float32), "float64", "high", "integer" or "fast" (for GPUs); "auto": the
         fastest that is as good as float32.
     device : "auto", "cpu", "gpu" or "gpu:N".
@@ -103,7 +103,9 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
     n_features_in_ : d.
     report_ : what was chosen and measured: solver, sizes, leverage, step size, samples, metrics;
         why it took fewer epochs than were allowed (`ended`).
-    history_ : the evaluations on `test`, oldest first.
+    history_ : the evaluations on `test`, oldest first: `test_mse` in squares of the units of y,
+        its mean over rows and outputs, and `test_r2` or, of classes, `test_accuracy`. The last of
+        them are in report_ as well.
     """
 
     def __sklearn_tags__(self) -> Any:
@@ -138,14 +140,14 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
         return F[:, 0] if self._flat else F
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """R², averaged over the outputs; y is None where X brings it along."""
+        """R2, the plain mean over the outputs; y is None where X brings it along."""
         if not inputs.is_stream(X):
             return float(super().score(X, y, sample_weight))
         _no_weights(sample_weight)
         check_is_fitted(self)
         source = self._stream(X, y)
         with self._model() as model:
-            return _r2(model, source)
+            return model.evaluate(source)["r2"]
 
     def _stream(self, X: Any, y: Any, sample_weight: Any = None) -> Source:
         source = inputs.open_stream(X, inputs.floating(y), sample_weight)
@@ -294,32 +296,3 @@ def _same_outputs(given: int, wanted: int) -> None:
 def _no_weights(sample_weight: Any) -> None:
     if sample_weight is not None:
         raise ConfigError("sample_weight is only known to score on arrays; leave it out")
-
-
-def _r2(model: KernelModel, source: Source) -> float:
-    """1 - SS_res / SS_tot, its mean over the outputs, in one pass (Chan et al. 1979).
-
-    Both sums are weighted where `source` brings sample weights.
-    """
-    c, n = model.n_outputs, 0.0
-    _same_outputs(source.n_outputs, c)
-    mean, total, residual = np.zeros(c), np.zeros(c), np.zeros(c)
-    for block, F, Y in model.stream(source):
-        Y, F = (model.backend.to_host(a).astype(np.float64) for a in (Y, F))
-        w = None if block.w is None else block.w.astype(np.float64)
-        m = float(len(Y) if w is None else w.sum())
-        if not m:
-            continue
-        own = _sum(Y, w) / m
-        total += _sum((Y - own) ** 2, w) + (own - mean) ** 2 * n * m / (n + m)
-        mean += (own - mean) * m / (n + m)
-        residual += _sum((F - Y) ** 2, w)
-        n += m
-    with np.errstate(divide="ignore", invalid="ignore"):
-        scores = 1 - residual / total
-    # As in scikit-learn: an output that never changes counts 1 when it is met, else 0.
-    return float(np.where(total > 0, scores, residual == 0).mean())
-
-
-def _sum(a: npt.NDArray[Any], w: npt.NDArray[Any] | None) -> Any:
-    return a.sum(axis=0) if w is None else w @ a

@@ -62,6 +62,21 @@ def gpu_problem(index: int = 0) -> str | None:
     return None
 
 
+class ByParts:
+    """A device array whose parts are host arrays."""
+
+    def __init__(self, backend: CupyBackend, array: Array) -> None:
+        self.backend, self.array = backend, array
+        self.shape, self.dtype, self.ndim = array.shape, array.dtype, array.ndim
+
+    def __getitem__(self, part: Any) -> npt.NDArray[Any]:
+        return self.backend.to_host(self.array[part])
+
+    def __setitem__(self, part: Any, host: npt.NDArray[Any]) -> None:
+        with self.backend.active():
+            self.array[part].set(np.ascontiguousarray(host, self.dtype))
+
+
 class CupyBackend(Backend):
     """CuPy on one device, all arithmetic on one stream; see `active`.
 
@@ -193,6 +208,14 @@ class CupyBackend(Backend):
         with self.active():
             result: npt.NDArray[Any] = self.xp.asnumpy(a)
         return result
+
+    def copy_to_host(self, a: Array) -> npt.NDArray[Any]:
+        """As `to_host`, which copies."""
+        return self.to_host(a)
+
+    def by_parts(self, a: Array) -> Any:
+        """As on the CPU; what is on the host already stays there."""
+        return ByParts(self, a) if isinstance(a, self.xp.ndarray) else a
 
     def uploader(self, depth: int = 3) -> Uploader:
         """Pinned staging buffers and a copy stream."""

@@ -96,6 +96,11 @@ class Hdf5File:
             self._check_virtual(dataset, name, depth)
         elif not self._fill and not _is_stored(dataset, plist):
             self._refuse_unwritten(name, "has parts that were never written")
+        elif (offset := _damaged_chunk(dataset, plist)) is not None:
+            raise DataError(
+                f"the chunk at row {offset[0]} of {name} of {self._where} is damaged; get the file "
+                "again from where it came"
+            )
 
     def _check_external(self, plist: Any, name: str) -> None:
         for i in range(plist.get_external_count()):
@@ -154,6 +159,24 @@ def _is_stored(dataset: Any, plist: Any) -> bool:
         chunks = zip(dataset.shape, dataset.chunks, strict=True)
         return bool(dataset.id.get_num_chunks() == math.prod(-(-n // k) for n, k in chunks))
     return bool(layout == h5d.COMPACT or dataset.size == 0 or dataset.id.get_offset() is not None)
+
+
+def _damaged_chunk(dataset: Any, plist: Any) -> Any:
+    """The offset of a chunk that is shorter than its rows; None where there is none.
+
+    Each chunk says which filters it went without. Where that is damaged HDF5 hands on whatever is
+    in memory: a chunk without any filter must be as long as its rows.
+    """
+    if plist.get_layout() != need("h5py").h5d.CHUNKED:
+        return None
+    n_bytes = math.prod(dataset.chunks) * dataset.dtype.itemsize
+    every = (1 << plist.get_nfilters()) - 1
+
+    def check(chunk: Any) -> Any:
+        plain = chunk.filter_mask & every == every
+        return chunk.chunk_offset if plain and chunk.size != n_bytes else None
+
+    return dataset.id.chunk_iter(check)
 
 
 class _Fields:

@@ -7,12 +7,15 @@ A store is a Zarr v3 group:
     w        (n,) float32              sample weights, where the rows have some; chunks as y
     row      (n,) uint64               number of the row in the source, over all files; chunks as y
     digests  (chunks, 96) uint8        sha256 of the chunk of X, of y, (of w: 128) and of row
+    crc      (chunks, 3) uint32        checksums of the same chunks as they are stored, in 3 or 4
 
 and one group attribute, ``streamkern``: schema version, status, class names and counts, names of
 columns, files and their rows, statistics of features and targets, and the fingerprint. A digest is
 over the decoded rows in little-endian C order (the padding of the last chunk is left out), so it
 does not depend on the codec. The digests are an array because 10^8 rows have 75 000 chunks; they
-double as the journal of an ingest: a row of zeros is a chunk not yet written.
+double as the journal of an ingest: a row of zeros is a chunk not yet written. A checksum is the
+CRC-32C at the end of the chunk: whoever reads a chunk has it, and comparing it with the one written
+down tells a chunk of another place or store.
 """
 
 from __future__ import annotations
@@ -25,9 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from zarr.codecs import Crc32cCodec, ZstdCodec
 
-from streamkern.errors import ConfigError, CorruptChunkError, DataError
-from streamkern.ownership import STORE
-from streamkern.storage import redact
+from streamkern.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,6 +41,8 @@ ROW = np.dtype(np.uint64)
 DIGEST_BYTES = 32
 DIGEST_CHUNK = 1024  # rows of `digests` written at once: 64 KiB
 DEFAULT_CHUNK_BYTES = 8 << 20
+CRC_CHUNK = 1 << 16  # rows of `crc` in a chunk
+ZSTD_LEVEL = 3
 X_DTYPES = tuple(np.dtype(t) for t in ("uint8", "uint16", "float16", "float32", "float64"))
 
 
@@ -145,7 +148,17 @@ def codecs(dtype: np.dtype[Any], compress: str = "auto") -> list[BytesBytesCodec
     if compress not in ("auto", "zstd", "none"):
         raise ConfigError(f'compress="{compress}" is unknown; use "auto", "zstd" or "none"')
     zstd = compress == "zstd" or (compress == "auto" and dtype.kind == "u")
-    return [*([ZstdCodec(level=3)] if zstd else []), Crc32cCodec()]
+    return [*([ZstdCodec(level=ZSTD_LEVEL)] if zstd else []), Crc32cCodec()]
+
+
+def row_arrays(weighted: bool) -> tuple[str, ...]:
+    """Names of the arrays that have the same row chunks, in the order of digests and checksums."""
+    return ("X", "y", "w", "row") if weighted else ("X", "y", "row")
+
+
+def array_names(weighted: bool) -> tuple[str, ...]:
+    """Names of all arrays of a store."""
+    return (*row_arrays(weighted), "digests", "crc")
 
 
 def dimension_names(row_shape: Sequence[int]) -> tuple[str, ...]:
@@ -191,46 +204,6 @@ def metadata_fingerprint(description: object) -> str:
 def _sha256(header: object, tail: bytes) -> str:
     text = json.dumps(header, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode() + b"\n" + tail).hexdigest()
-
-
-def metadata_digest(state: Mapping[str, Any], arrays: Sequence[Any]) -> str:
-    """sha256 over the attribute (without this digest) and what decides how the arrays are read."""
-    described = [
-        [a.path.rpartition("/")[2], list(a.shape), np.dtype(a.dtype).str, list(a.chunks)]
-        for a in arrays
-    ]
-    rest = {name: value for name, value in state.items() if name != "metadata_digest"}
-    return _sha256([rest, described], b"")
-
-
-def check_state(state: Any, url: str) -> None:
-    """Refuse what is no store, a store of another schema, and one that is not finished."""
-    if state.get("kind") != STORE:
-        raise DataError(
-            f"{redact(url)} holds {state.get('kind')!s} that streamkern wrote, not a training set; "
-            "give a store"
-        )
-    if state.get("schema") != SCHEMA:
-        raise DataError(
-            f"{redact(url)} has store schema {state.get('schema')} and this version reads {SCHEMA} "
-            "alone; ingest the data again"
-        )
-    if state.get("status") != "complete":
-        raise DataError(
-            f"{redact(url)} is an unfinished store; run the same ingest again to finish it"
-        )
-
-
-def check_metadata(state: Mapping[str, Any], arrays: Sequence[Any], url: str) -> None:
-    """Raise CorruptChunkError unless attribute and arrays are as they were written.
-
-    Chunks carry checksums and so must the rest: a bit of it may flip on its way too.
-    """
-    if state.get("metadata_digest") != metadata_digest(state, arrays):
-        raise CorruptChunkError(
-            f"the metadata of {redact(url)} do not match their digest; restore the zarr.json files "
-            "from a copy or ingest the data again"
-        )
 
 
 def spec_from_attributes(X: Any, y: Any, w: Any, state: Mapping[str, Any]) -> StoreSpec:

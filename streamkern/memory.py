@@ -20,6 +20,8 @@ CHUNK = 512
 """Rows and columns of what a thread does at once of a product of matrices."""
 GRAM_TILE = CHUNK * CHUNK * 8
 """Of a thread that adds to a p x p matrix."""
+SAVED_CHUNK = 64 * MiB
+"""Of an array in a run directory, at most."""
 EVALUATED_ROWS = 1024
 """Rows that a model is evaluated on at once, while it is trained and later."""
 SKETCH = 16
@@ -117,6 +119,12 @@ def _count_stream(buffers: Buffers, problem: Problem, sizes: Sizes) -> None:
     add("sample", "prepared sample and probe", s + h, point)
     add("host" if apart else "sample", "units being read", _in_hand(problem))
     add("host" if apart else "train", "loader", loader_bytes(problem, sizes))
+    if apart:
+        # Setup and checkpoints go between a disk and the device by chunks of at most 64 MiB, which
+        # Zarr encodes beside what it was given.
+        add("host", "centers as chosen", p, d, itemsize=item)
+        add("host", "a chunk being saved or loaded, encoded", 2, SAVED_CHUNK)
+        add("host", "copies for a checkpoint", 4 * p, c, itemsize=item)
     if problem.saving:
         factors = 2 if problem.ridge and sizes.block_size == p else 1
         saved = p * (problem.d + factors * sizes.block_size) * item

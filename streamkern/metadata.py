@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zarr
 from zarr.errors import ContainsArrayError, NodeTypeValidationError
 
 from streamkern import layout
-from streamkern.errors import CorruptChunkError, DataError, StoreNotFoundError, StreamkernError
+from streamkern.errors import (
+    ConfigError,
+    CorruptChunkError,
+    DataError,
+    StoreNotFoundError,
+    StreamkernError,
+)
 from streamkern.layout import StoreSpec
-from streamkern.ownership import ATTRIBUTE
+from streamkern.ownership import ATTRIBUTE, STORE
 from streamkern.storage import StrictStore, redact
 from streamkern.weights import add_totals, as_weights
+from streamkern.zarrjson import (
+    Documents,
+    open_array,
+    own_documents,
+    own_mark,
+    without_mark,
+)
+
+if TYPE_CHECKING:
+    pass
 
 MAX_INFERRED_CLASSES = 10_000  # foreign integer targets up to this many become classes
 Names = tuple[str, str | None, str | None]
@@ -23,64 +41,137 @@ Arrays = tuple[Any, Any, Any]
 """The zarr arrays of these names."""
 
 
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What a group holds.
+
+    x, y, w : zarr arrays; y and w may be None. row, digests, crc : those of our own stores, else
+    None. mark : the attribute of our own stores, else empty. store, path : where the group is.
+    """
+
+    store: StrictStore
+    path: str
+    names: Names
+    spec: StoreSpec
+    x: Any
+    y: Any
+    w: Any
+    row: Any = None
+    digests: Any = None
+    crc: Any = None
+    mark: Mapping[str, Any] = field(default_factory=dict)
+
+
 def read_metadata(
-    inner: Any, prefix: str, text: str, names: Names, missing: str
-) -> tuple[zarr.Group, Arrays, Any, Names, StoreSpec]:
-    """The group, X, y and w, row, names, what they hold; CorruptChunkError for altered ones.
+    inner: Any, prefix: str, url: str, names: Names, missing: str, foreign: bool = False
+) -> Found:
+    """What the group holds; CorruptChunkError for a store of ours that was altered.
 
     Of our own stores the sample weights are read with the targets, where there are some.
+    foreign : take the group as it is, also where streamkern wrote it.
     """
-    group = _strict_group(inner, prefix, text)
-    state: Any = group.attrs.get(ATTRIBUTE)
-    known = (("X",), ("y", None), ("w", None))
-    ours = isinstance(state, Mapping) and all(n in k for n, k in zip(names, known, strict=True))
-    weighted = ours and state.get("weight_totals") is not None
-    if ours:
-        layout.check_state(state, text)
-        if names[1] is None:
-            names = (names[0], None, None)
-        elif weighted:
-            names = (names[0], names[1], "w")
-    elif missing == "fill":
+    for name in names:
+        _check_name(name)
+    strict = StrictStore(inner)
+    documents = None if foreign else own_documents(strict, prefix, url)
+    if documents is not None:
+        return _own(strict, prefix, documents, names, url)
+    return _foreign(inner, prefix, names, missing, url, foreign)
+
+
+def fingerprint_now(found: Found, url: str) -> str:
+    """The fingerprint of what is at the place of a store by now."""
+    if found.spec.foreign:
+        arrays = _foreign_arrays(_strict_group(found.store, found.path, url), found.names, url)
+        return foreign_fingerprint(arrays, found.names)
+    mark = own_mark(found.store, found.path, url)
+    return str({} if mark is None else mark.get("fingerprint"))
+
+
+def _own(strict: StrictStore, path: str, documents: Documents, names: Names, url: str) -> Found:
+    if names[0] != "X" or names[1] not in ("y", None) or names[2] not in ("w", None):
+        raise DataError(
+            f"{redact(url)} is a store that streamkern wrote, with rows in 'X' and targets in 'y', "
+            f"and {', '.join(repr(n) for n in names if n is not None)} were asked for; leave the "
+            "names out, or pass foreign=True (data.foreign) to read other arrays, without classes, "
+            "weights and checks"
+        )
+    try:
+        arrays = {name: open_array(strict, path, name, documents) for name in documents.arrays}
+        y = None if names[1] is None else arrays["y"]
+        w = None if names[1] is None else arrays.get("w")
+        spec = layout.spec_from_attributes(arrays["X"], y, w, documents.mark)
+    except Exception as error:  # what this version of zarr, or of ours, does not understand
+        raise CorruptChunkError(
+            f"the metadata of {redact(url)} are as they were written and make no sense here "
+            f"({type(error).__name__}: {error}); ingest the data again"
+        ) from error
+    names = ("X", None if y is None else "y", None if w is None else "w")
+    return Found(
+        strict, path, names, spec, arrays["X"], y, w,
+        arrays["row"], arrays["digests"], arrays["crc"], documents.mark,
+    )  # fmt: skip
+
+
+def _check_name(name: str | None) -> None:
+    """ConfigError for what leads out of the group, or to one of its arrays by another name."""
+    if name is not None and any(part in ("", ".", "..") for part in name.split("/")):
+        raise ConfigError(f"{name!r} is no name of an array; give it as it is in the group")
+
+
+# --------------------------------------------------------------------------------- foreign ones
+
+
+def _foreign(inner: Any, path: str, names: Names, missing: str, url: str, foreign: bool) -> Found:
+    strict = StrictStore(inner)
+    group = _strict_group(strict, path, url)
+    if missing == "fill":
         group = zarr.open_group(inner, path=group.path, mode="r")
-    # Our own y and w are read in any case: they belong to what the metadata's digest covers.
-    wanted = ("X", "y", "w" if weighted else names[2]) if ours else names
-    arrays = [None if name is None else group.get(name) for name in wanted]
-    row = group.get("row") if ours else None
-    for name, array in zip(names, arrays, strict=True):
+    X, y, w = _foreign_arrays(group, names, url)
+    if not foreign and X.attrs.get(ATTRIBUTE) == STORE:
+        raise without_mark(url)
+    return Found(strict, path, names, _foreign_spec((X, y, w), names, url), X, y, w)
+
+
+def _foreign_arrays(group: zarr.Group, names: Names, url: str) -> Arrays:
+    found = []
+    for name in names:
+        with _explained(f"the metadata of {name!r} of {redact(url)}"):
+            array = None if name is None else group.get(name)
         if name is not None and not isinstance(array, zarr.Array):
             raise StoreNotFoundError(
-                f"{redact(text)} has no array {name!r}; it has {_array_names(group)}"
+                f"{redact(url)} has no array {name!r}; it has {_array_names(group)}"
             )
-    if ours:
-        layout.check_metadata(state, [a for a in (*arrays, row) if a is not None], text)
-    X, y, w = (None if n is None else a for n, a in zip(names, arrays, strict=True))
-    spec = (
-        layout.spec_from_attributes(X, y, w, state)
-        if ours
-        else _foreign_spec((X, y, w), names, text)
-    )
-    return group, (X, y, w), row, names, spec
+        found.append(array)
+    X, y, w = found
+    return X, y, w
 
 
-def _strict_group(store: Any, path: str, url: str) -> zarr.Group:
-    """The group on `store` with missing chunks turned into errors."""
-    strict = StrictStore(store)
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Whatever a library raises on metadata it does not understand becomes a DataError."""
     try:
-        try:  # without a format zarr asks for the metadata of both: four requests
-            return zarr.open_group(strict, path=path, mode="r", zarr_format=3)
-        except FileNotFoundError:
-            return zarr.open_group(strict, path=path, mode="r", zarr_format=2)
-    except FileNotFoundError as error:
-        raise StoreNotFoundError(f"there is no zarr store at {redact(url)}") from error
-    except (ContainsArrayError, NodeTypeValidationError) as error:
-        raise DataError(
-            f"{redact(url)} is a single zarr array; give the group that holds X and y"
-        ) from error
-    except (OSError, StreamkernError):
+        yield
+    except (OSError, StreamkernError, MemoryError):
         raise
     except Exception as error:
-        raise DataError(f"the metadata of {redact(url)} can not be read: {error}") from error
+        raise DataError(f"{what} can not be read ({type(error).__name__}: {error})") from error
+
+
+def _strict_group(strict: StrictStore, path: str, url: str) -> zarr.Group:
+    """The group with missing chunks turned into errors."""
+    try:
+        with _explained(f"the metadata of {redact(url)}"):
+            try:  # without a format zarr asks for the metadata of both: four requests
+                return zarr.open_group(strict, path=path, mode="r", zarr_format=3)
+            except FileNotFoundError:
+                return zarr.open_group(strict, path=path, mode="r", zarr_format=2)
+            except (ContainsArrayError, NodeTypeValidationError) as error:
+                raise DataError(
+                    f"{redact(url)} is a single zarr array; give the group that holds X and y"
+                ) from error
+    except FileNotFoundError as error:
+        raise StoreNotFoundError(f"there is no zarr store at {redact(url)}") from error
 
 
 def _foreign_spec(arrays: Arrays, names: Names, url: str) -> StoreSpec:
@@ -166,6 +257,8 @@ def _slabs(where: str, *arrays: Any) -> Iterator[Any]:
     for start in range(0, arrays[0].shape[0], step):
         try:
             parts = [np.asarray(array[start : start + step]) for array in arrays]
+        except CorruptChunkError as error:
+            raise CorruptChunkError(f"{where}: {error}") from error
         except (StreamkernError, OSError, MemoryError):
             raise
         except Exception as error:

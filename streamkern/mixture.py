@@ -167,18 +167,20 @@ def open_stores(
     x: str = "X",
     y: str | None = "y",
     w: str | None = None,
+    foreign: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     cache: Cache | None = None,
 ) -> Source:
     """The rows of one store, or the mixture of several.
 
-    weights : shares, see `MixtureSource`. w : name of the sample weights in foreign stores.
+    weights : shares, see `MixtureSource`. w : name of the sample weights in foreign stores;
+    foreign : as for `open_store`.
     storage_options : of the remote ones; an error where none is remote.
     """
     remote = [local_path(url) is None for url in urls]
     stores = [
         ZarrSource(
-            url, x=x, y=y, w=w, cache=cache,
+            url, x=x, y=y, w=w, foreign=foreign, cache=cache,
             storage_options=storage_options if far or not any(remote) else None,
         )
         for url, far in zip(urls, remote, strict=True)

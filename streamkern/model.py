@@ -18,13 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.answerfiles import Answers, class_labels
-from streamkern.assemble import load_scaling, operator
+from streamkern.assemble import load_scaling, load_trained, operator
 from streamkern.augment import Transform, describe_transform
 from streamkern.backend import Array, Backend, tiles
 from streamkern.checkpoint import RunDirectory
 from streamkern.devices import get_backend
 from streamkern.errors import ConfigError, DataError, RunError
 from streamkern.feed import prepare
+from streamkern.figures import Figures
 from streamkern.filerows import FileRows
 from streamkern.memory import EVALUATED_ROWS
 from streamkern.ordered import in_columns
@@ -129,31 +130,20 @@ class KernelModel:
 
     @on_its_backend
     def evaluate(self, source: Source | FileRows) -> dict[str, float]:
-        """Mean squared error over all rows and outputs, and the accuracy where there are classes.
+        """Mean squared error, and R2 of values or accuracy of classes: see `figures`.
 
-        The error is against one-hot targets {0, 1} for classes. Both are weighted means where
-        `source` brings sample weights; the class weights of a run do not count here.
+        The error is against one-hot targets {0, 1} for classes. All are weighted where `source`
+        brings sample weights; the class weights of a run do not count here.
         """
         if source.classes != self.classes or source.n_outputs != self.n_outputs:
             raise ConfigError(
                 f"the data has {targets(source.classes, source.n_outputs)}, the model was trained "
                 f"on {targets(self.classes, self.n_outputs)}; use data with the same targets"
             )
-        squared = correct = n = 0.0
+        figures = Figures(self.backend, self.n_outputs, self.classes is not None)
         for block, F, Y in self.stream(source):
-            errors, hits = (F - Y) ** 2, F.argmax(axis=1) == Y.argmax(axis=1)
-            if block.w is not None:
-                w = self.backend.asarray(block.w)
-                errors, hits = errors * w[:, None], hits * w
-            squared += float(errors.sum(dtype=np.float64))
-            correct += float(hits.sum(dtype=np.float64))
-            n += len(F) if block.w is None else float(block.w.sum(dtype=np.float64))
-        if not n > 0:
-            raise DataError("all sample weights of the data are 0; there is nothing to evaluate")
-        metrics = {"mse": squared / (n * self.n_outputs)}
-        if self.classes is not None:
-            metrics["accuracy"] = correct / n
-        return metrics
+            figures.add(F, Y, block.w)
+        return figures.result()
 
     def answers(
         self, source: Source | FileRows, start: int = 0
@@ -290,7 +280,7 @@ def load_model(
     """
     run = RunDirectory(run_dir, writable=False, storage_options=storage_options)
     with run:
-        setup, saved = run.load_setup(), run.load_latest()
+        setup, saved = load_trained(run)
     if setup is None or saved is None:
         raise RunError(f"{run.place} has no checkpoint yet; train first")
     for text in saved.skipped:

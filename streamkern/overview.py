@@ -201,7 +201,13 @@ def store_text(store: Mapping[str, Any]) -> str:
         f"  fingerprint {store['fingerprint']}",
         *(["  every chunk matches its digest"] if store.get("verified") else []),
     ]
-    return "\n".join(lines + [f"  note: {warning}" for warning in store["warnings"]])
+    lines += [f"  note: {warning}" for warning in store["warnings"]]
+    return "\n".join(_printable(line) for line in lines)
+
+
+def _printable(text: str) -> str:
+    """The text with control characters, which names of classes may hold, written as escapes."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _unfinished_text(store: Mapping[str, Any]) -> str:

@@ -26,7 +26,7 @@ from streamkern.report import redact
 ATTRIBUTE = "streamkern"
 STORE, PREDICTIONS = "store", "predictions"
 ARRAYS = {
-    STORE: frozenset({"X", "y", "w", "row", "digests"}),
+    STORE: frozenset({"X", "y", "w", "row", "digests", "crc"}),
     PREDICTIONS: frozenset({"values", "labels", "row", "digests"}),
 }
 """What a group of a kind may hold; anything else in it is somebody else's."""

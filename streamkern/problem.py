@@ -104,6 +104,7 @@ def open_data(config: RunConfig, source: Source | None = None) -> Data:
             x=settings.x,
             y=settings.y,
             w=settings.sample_weight,
+            foreign=settings.foreign,
             storage_options=options_for(config, *settings.train_urls),
             cache=cache,
         )
@@ -149,6 +150,7 @@ def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Sour
             settings.test,
             x=settings.x,
             y=settings.y,
+            foreign=settings.foreign,
             storage_options=options_for(config, settings.test),
             cache=data.cache,
         )
@@ -271,8 +273,8 @@ def open_centers(config: RunConfig, columns: Sequence[str] | None) -> Any:
     try:
         if url.endswith(".npy"):
             return _open_npy(url, options)
-        store = zarr_store(url, storage_options=options) if remote else url
-        found = zarr.open(store, mode="r")
+        place = zarr_store(url, storage_options=options) if remote else url
+        found = zarr.open(place, mode="r")
         if isinstance(found, zarr.Group):
             # Checked as a store: finished, and X of rows.
             held = open_store(url, x=config.data.x, y=None, storage_options=options or None)
@@ -293,9 +295,9 @@ def _features(store: Store, columns: Sequence[str] | None) -> Any:
     """X of a store; read, where its columns are in another order than `columns`."""
     found = store.spec.columns
     if found is None or columns is None or found == tuple(columns):
-        return store.features
+        return store.rows["X"]
     places = [found.index(name) for name in in_order(found, columns, "model.centers")]
-    return np.asarray(store.features[...])[:, places]
+    return np.asarray(store.rows["X"])[:, places]
 
 
 def _open_npy(url: str, options: dict[str, Any]) -> Any:

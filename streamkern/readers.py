@@ -29,8 +29,11 @@ from streamkern.errors import ConfigError, DataError, StoreNotFoundError, Stream
 from streamkern.hdf5files import Hdf5File
 from streamkern.inputfiles import Place, Url, explained_damage
 from streamkern.optional import need
+from streamkern.ownership import ATTRIBUTE, STORE
 from streamkern.storage import StrictStore, redact, zarr_store
+from streamkern.store import open_store
 from streamkern.tables import FrameReader, ParquetReader
+from streamkern.zarrjson import own_mark, without_mark
 
 
 class Reader(Protocol):
@@ -343,7 +346,7 @@ def _npz_reader(url: Url, asked: Asked, place: Place) -> Reader:
     identity = [place.identity(url), *names]
     try:
         archive = place.keep(zipfile.ZipFile(place.open(url)))
-    except zipfile.BadZipFile as error:
+    except (zipfile.BadZipFile, NotImplementedError) as error:  # or of a version to come
         raise DataError(f"{where} is not a .npz file: {error}") from error
     held = [k.removesuffix(".npy") for k in archive.namelist() if k.endswith(".npy")]
     for name in names:
@@ -394,24 +397,29 @@ def _hdf5_reader(url: Url, asked: Asked, place: Place) -> Reader:
 def _zarr_reader(url: Url, asked: Asked, place: Place) -> Reader:
     where = redact(url)
     store = zarr_store(url, storage_options=place.options or None)
+    state = own_mark(StrictStore(store), "", str(url))
+    if state is not None and state.get("kind") != STORE:
+        state = None  # predictions, say, whose arrays are asked for by their names
+    # Of ours the metadata are checked, and chunks bound to their places.
+    opened = None if state is None else open_store(url, storage_options=place.options or None)
     try:
         group = zarr.open_group(store if place.missing == "fill" else StrictStore(store), mode="r")
     except FileNotFoundError as error:
         raise StoreNotFoundError(f"there is no zarr group at {where}") from error
-    state: Any = group.attrs.get("streamkern")
-    if isinstance(state, Mapping) and state.get("status") != "complete":
-        raise DataError(f"{where} is an unfinished store; finish its ingest first")
     columns = target_columns = order = None
-    if isinstance(state, Mapping):
+    if state is not None:
         asked, columns, target_columns, order = _own_columns(state, asked, where)
-    ours = isinstance(state, Mapping) and asked.y is None
-    names = _array_names(asked, where)
-    if ours and asked.targets and asked.w is None and state.get("weight_totals") is not None:
+    names, own = _array_names(asked, where), {} if opened is None else opened.rows
+    own_targets = opened is not None and asked.targets and asked.y is None
+    if own_targets and asked.w is None and "w" in own:
         names.append("w")  # our own weights go along
-    arrays = [_member(group, name, where) for name in names]
+    members = {name: _member(group, name, where) for name in names if name not in own}
+    if state is None and any(array.attrs.get(ATTRIBUTE) == STORE for array in members.values()):
+        raise without_mark(str(url))
+    arrays = [own[name] if name in own else members[name] for name in names]
     identity: dict[str, Any] = {"kind": "zarr", "url": where, "asked": asked.json()}
-    if isinstance(state, Mapping):
-        identity["fingerprint"] = state["fingerprint"]
+    if opened is not None:
+        identity["fingerprint"] = opened.spec.fingerprint
     else:
         identity["arrays"] = [[list(a.shape), str(a.dtype), list(a.chunks)] for a in arrays]
     return ArrayReader(
@@ -419,7 +427,7 @@ def _zarr_reader(url: Url, asked: Asked, place: Place) -> Reader:
         where,
         identity,
         aligned=int((arrays[0].shards or arrays[0].chunks)[0]),
-        names=state["classes"] if ours and asked.targets else None,
+        names=opened.spec.classes if opened is not None and own_targets else None,
         columns=columns,
         target_columns=target_columns,
         order=order,

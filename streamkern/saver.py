@@ -6,11 +6,9 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-import numpy as np
-
 from streamkern.checkpoint import RunDirectory
 from streamkern.errors import RunError
-from streamkern.sealed import checked_arrays, checked_meta
+from streamkern.sealed import Parts, checked_arrays, checked_meta
 
 
 class AsyncSaver:
@@ -31,7 +29,7 @@ class AsyncSaver:
     def submit(
         self,
         step: int,
-        arrays: Mapping[str, np.ndarray],
+        arrays: Mapping[str, Parts],
         meta: Mapping[str, object],
         before: Callable[[], object] | None = None,
     ) -> None:
@@ -57,7 +55,7 @@ class AsyncSaver:
     def _save(
         self,
         step: int,
-        arrays: dict[str, np.ndarray],
+        arrays: dict[str, Parts],
         meta: dict[str, Any],
         before: Callable[[], object] | None,
     ) -> None:

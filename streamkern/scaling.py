@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from streamkern.augment import (
+    CONSTANT,
     Moments,
     Scale,
     Transform,
@@ -66,27 +67,53 @@ def find_scale(source: Source, wish: str, seed: int) -> tuple[Scale | None, str]
                 f'"{given[-1].mode}" and takes its place; leave one of them out'
             )
         return None, f"{_WORDS[given[-1].mode]}, as in transforms"
-    mode, why = (wish, "") if wish != "auto" else automatic_mode(source.row_shape, source.dtype)
-    if mode == "none":
-        return None, _WORDS[mode]
+    if wish == "none":
+        return None, _WORDS[wish]
     fixed = [t for t in source.feed_transforms if is_deterministic(t)]
     moments, n_sampled = _moments(source, fixed, seed)
+    mode, why = (wish, "")
+    if wish == "auto":
+        mode, why = automatic_mode(source.row_shape, source.dtype, moments)
     found = Scale(mode).bind(_Known(source.row_shape, moments))
     sampled = f", from a sample of {n_sampled:,} rows" if n_sampled else ""
     return found, f"{_WORDS[mode]}{why}{sampled}"
 
 
-def automatic_mode(row_shape: Sequence[int], dtype: np.dtype[np.generic]) -> tuple[str, str]:
+def automatic_mode(
+    row_shape: Sequence[int], dtype: np.dtype[np.generic], moments: Moments
+) -> tuple[str, str]:
     """("global" or "feature", why) for rows like these.
 
-    Pixels share a unit, and one that is nearly always dark must not be blown up; the columns of a
-    table have units of their own.
+    Pixels share a unit, and one that is nearly always dark must not be blown up to the size of the
+    others: on scikit-learn's digits that takes the error from 0.6 to 2.5 %. The columns of a table
+    have units of their own.
     """
     if len(row_shape) == 3:
         return "global", " (images)"
     if dtype == np.uint8:
         return "global", " (rows of uint8 are taken for pixels)"
+    if _like_pixels(*moments[2:]):
+        return "global", " (taken for pixels: what varies least is nearly always 0)"
     return "feature", ""
+
+
+def _like_pixels(mean: np.ndarray | None, scale: np.ndarray | None) -> bool:
+    """Whether features share a unit, by all that shows in their moments.
+
+    Means are above 0 and within 5 deviations of it; and what varies ten times less than another
+    does so because it is nearly always 0, not because it is small: E[x^2] / E[x], which is what a
+    feature is where it is not 0, is no less than 1/256 of the largest.
+    """
+    if mean is None or scale is None:
+        return False
+    varies = scale > np.abs(mean) * CONSTANT
+    mean, scale = mean[varies], scale[varies]
+    if not len(mean) or (mean <= 0).any() or (mean > 5 * scale).any():
+        return False
+    size = mean + scale**2 / mean
+    small = scale < scale.max() / 10
+    dark = (mean < scale / 2) & (size > size.max() / 256)
+    return bool(small.any() and dark[small].all())
 
 
 def _moments(source: Source, fixed: Sequence[Transform], seed: int) -> tuple[Moments, int]:

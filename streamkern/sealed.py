@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import zarr
@@ -29,6 +29,7 @@ from streamkern import documents
 from streamkern.checksums import CheckedStore, RecordingStore, UnverifiedError
 from streamkern.errors import CheckpointError, StorageError
 from streamkern.folder import Folder, reason
+from streamkern.memory import SAVED_CHUNK
 from streamkern.report import utc_now
 
 KIND = "checkpoint"
@@ -37,8 +38,34 @@ _KEYS = {"step", "group", "saved", "arrays", "files", "meta", "run"}
 STEM = re.compile(r"((?:\d{12}-)?(?:\d{12}|setup))(-\d{1,3})?")
 _NAME = re.compile(r"(?!__)[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _KINDS = frozenset("?bhilqBHILQefdFD")  # bool, integers, half to double, complex
-_CHUNK_BYTES = (8 << 20, 64 << 20)
+_CHUNK_BYTES = (8 << 20, SAVED_CHUNK)
 _AT_ONCE = (2, 16)  # chunks, where requests take time
+
+
+@runtime_checkable
+class Parts(Protocol):
+    """An array that is read and written by parts: NumPy's, or one that lies on a device."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    @property
+    def ndim(self) -> int: ...
+
+    def __getitem__(self, part: Any, /) -> Any: ...
+
+    def __setitem__(self, part: Any, host: Any, /) -> None: ...
+
+
+Into = Callable[[str, tuple[int, ...], np.dtype[Any]], Parts | None]
+
+
+def on_host(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Parts:
+    """A NumPy array."""
+    return np.empty(shape, dtype)
 
 
 @dataclass(frozen=True)
@@ -60,7 +87,7 @@ def publish(
     folder: Folder,
     stem: str,
     step: int,
-    arrays: Mapping[str, np.ndarray],
+    arrays: Mapping[str, Parts],
     meta: Mapping[str, object],
     *,
     run: Mapping[str, Any] | None,
@@ -109,16 +136,17 @@ def publish(
     return _base(group)
 
 
-def load(folder: Folder, manifest: str) -> Saved:
+def load(folder: Folder, manifest: str, into: Into = on_host) -> Saved:
     """What `manifest` promises, every byte of it checked.
 
-    Raises UnverifiedError when it is not all there as it was written, and StorageError when it
-    can not be told because the storage fails.
+    into : gives for the name, shape and dtype of an array what its parts are put into, or None for
+    an array that is not wanted. Raises UnverifiedError when it is not all there as it was written,
+    and StorageError when it can not be told because the storage fails.
     """
     body = promised(folder, manifest)
     try:
         group = f"{manifest.rpartition('/')[0]}/{body['group']}".strip("/")
-        arrays = _read_arrays(folder, group, body)
+        arrays = _read_arrays(folder, group, body, into)
     except StorageError:
         raise
     except OSError as error:
@@ -185,7 +213,7 @@ def _checked_json(value: object, where: str) -> Any:
 # -- arrays in a group -------------------------------------------------------------------------
 
 
-def checked_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def checked_arrays(arrays: Mapping[str, Parts]) -> dict[str, Parts]:
     """The same arrays, not copied; CheckpointError for a name or dtype that can not be kept."""
     lower: set[str] = set()
     for name, x in arrays.items():
@@ -195,8 +223,8 @@ def checked_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
                 " others by more than case"
             )
         lower.add(name.lower())
-        if not isinstance(x, np.ndarray) or x.dtype.char not in _KINDS or not x.dtype.isnative:
-            kind = x.dtype if isinstance(x, np.ndarray) else type(x).__name__
+        if not isinstance(x, Parts) or x.dtype.char not in _KINDS or not x.dtype.isnative:
+            kind = x.dtype if isinstance(x, Parts) else type(x).__name__
             raise CheckpointError(
                 f"array {name!r} is {kind}; a checkpoint takes NumPy arrays of native bool,"
                 " integer, float or complex dtype"
@@ -213,15 +241,13 @@ def chunk_rows(shape: tuple[int, ...], itemsize: int) -> int:
     return max(1, math.ceil(n_rows / max(1, n_chunks)))
 
 
-def _write_arrays(
-    folder: Folder, group: str, arrays: Mapping[str, np.ndarray]
-) -> dict[str, list[Any]]:
+def _write_arrays(folder: Folder, group: str, arrays: Mapping[str, Parts]) -> dict[str, list[Any]]:
     """Write a group that is not there yet; [size, SHA-256] of every file."""
     store = RecordingStore(folder.store(group, read_only=False))
     root = zarr.create_group(store)
     at_once = _at_once(folder, arrays.values())
 
-    def create(name: str, x: np.ndarray) -> zarr.Array[Any]:
+    def create(name: str, x: Parts) -> zarr.Array[Any]:
         return root.create_array(
             name,
             shape=x.shape,
@@ -240,17 +266,18 @@ def _write_arrays(
     return store.files
 
 
-def _read_arrays(folder: Folder, group: str, body: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def _read_arrays(folder: Folder, group: str, body: Mapping[str, Any], into: Into) -> dict[str, Any]:
     """The arrays that a manifest promises; UnverifiedError unless every file is as it says."""
     store = CheckedStore(folder.store(group, read_only=True), body["files"], _base(group))
     root = zarr.open_group(store, mode="r", zarr_format=3)
-    arrays = {
-        name: np.empty(tuple(shape), np.dtype(dtype))
+    places = {
+        name: into(name, tuple(shape), np.dtype(dtype))
         for name, (shape, dtype) in body["arrays"].items()
     }
+    arrays = {name: place for name, place in places.items() if place is not None}
     at_once = _at_once(folder, arrays.values())
 
-    def find(name: str, x: np.ndarray) -> zarr.Array[Any]:
+    def find(name: str, x: Parts) -> zarr.Array[Any]:
         stored = root[name]
         if not isinstance(stored, zarr.Array) or stored.shape != x.shape:
             raise UnverifiedError(f"array {name} is not of shape {list(x.shape)}")
@@ -266,7 +293,7 @@ def _copy(source: Any, target: Any, part: Any) -> None:
     target[part] = source[part]
 
 
-def _chunk_shape(x: np.ndarray) -> tuple[int, ...]:
+def _chunk_shape(x: Parts) -> tuple[int, ...]:
     if x.ndim == 0:
         return ()
     return (chunk_rows(x.shape, x.dtype.itemsize), *(max(1, n) for n in x.shape[1:]))
@@ -280,11 +307,11 @@ def _chunks(stored: zarr.Array[Any]) -> list[Any]:
     return [slice(i, i + rows) for i in range(0, n_rows, rows)]
 
 
-def _at_once(folder: Folder, arrays: Iterable[np.ndarray]) -> int:
+def _at_once(folder: Folder, arrays: Iterable[Parts]) -> int:
     """How many chunks to move at once: one where no time of requests is to be hidden."""
     if not folder.in_flight_bytes:
         return 1
-    largest = max((math.prod(_chunk_shape(x)) * x.itemsize for x in arrays), default=1)
+    largest = max((math.prod(_chunk_shape(x)) * x.dtype.itemsize for x in arrays), default=1)
     fewest, most = _AT_ONCE
     return min(max(fewest, folder.in_flight_bytes // max(1, largest)), most)
 

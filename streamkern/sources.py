@@ -78,12 +78,14 @@ class ZarrSource(BaseSource):
         w: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
         missing: str = "error",
+        foreign: bool = False,
         cache: Cache | None = None,
     ) -> None:
         if not isinstance(store, Store):
             store = open_store(
-                store, x=x, y=y, w=w, storage_options=storage_options, missing=missing, cache=cache
-            )
+                store, x=x, y=y, w=w, storage_options=storage_options, missing=missing,
+                foreign=foreign, cache=cache,
+            )  # fmt: skip
         self.store, spec = store, store.spec
         self.n_rows, self.row_shape, self.dtype = spec.n_rows, spec.row_shape, spec.x_dtype
         self.n_outputs, self.classes = spec.n_outputs, spec.classes

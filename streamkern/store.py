@@ -24,11 +24,10 @@ from streamkern.errors import (
     NonFiniteError,
 )
 from streamkern.layout import StoreSpec
-from streamkern.metadata import Names, foreign_fingerprint, read_metadata
+from streamkern.metadata import fingerprint_now, read_metadata
 from streamkern.objects import READS
-from streamkern.ownership import ATTRIBUTE
 from streamkern.storage import check_missing, local_path, zarr_store
-from streamkern.storedchunks import StoredChunks
+from streamkern.storedchunks import StoredChunks, StoredRows
 from streamkern.weights import as_weights
 from streamkern.writer import StoreWriter
 
@@ -53,9 +52,9 @@ class Store:
         What is in the storage.
     """
 
-    def __init__(self, stored: StoredChunks, names: Names, reopen: Any) -> None:
+    def __init__(self, stored: StoredChunks, reopen: Any) -> None:
         self.url, self.spec, self.stored = stored.url, stored.spec, stored
-        self._names, self._reopen = names, reopen
+        self._reopen = reopen
 
     def __repr__(self) -> str:
         return repr(self.stored)
@@ -69,9 +68,10 @@ class Store:
         return self._reopen, ()
 
     @property
-    def features(self) -> Any:
-        """X as a zarr array."""
-        return self.stored.x
+    def rows(self) -> dict[str, StoredRows]:
+        """The arrays X, y and w that there are; slices are read and checked as chunks are."""
+        arrays = zip(("X", "y", "w"), (self.stored.x, self.stored.y, self.stored.w), strict=True)
+        return {name: StoredRows(self.stored, a) for name, a in arrays if a is not None}
 
     @property
     def n_chunks(self) -> int:
@@ -172,15 +172,7 @@ class Store:
 
         Foreign stores are compared by their metadata only.
         """
-        known = self.stored.group
-        version: Any = known.metadata.zarr_format
-        group: Any = zarr.open_group(known.store, path=known.path, mode="r", zarr_format=version)
-        if self.spec.foreign:
-            x, y, w = (None if name is None else group[name] for name in self._names)
-            now = foreign_fingerprint((x, y, w), self._names)
-        else:
-            state: Any = group.attrs.get(ATTRIBUTE) or {}
-            now = str(state.get("fingerprint"))
+        now = fingerprint_now(self.stored.found, self.url)
         if now != self.spec.fingerprint:
             raise DataError(
                 f"{self!r} was changed while it was in use: its fingerprint was "
@@ -227,7 +219,6 @@ class Store:
                 raise CorruptChunkError(
                     f"chunk {keys} of {self!r} does not match its digest; ingest the data again"
                 )
-        stored.check_digests(digests)
 
     def _checked_targets(self, y: NDArray[Any], i: int) -> NDArray[Any]:
         if self.spec.classes is None:
@@ -274,6 +265,7 @@ def open_store(
     w: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
     missing: str = "error",
+    foreign: bool = False,
     cache: Cache | None = None,
 ) -> Store:
     """The store at `url`, ready to read; costs a small request for each array of ours, and one.
@@ -293,6 +285,9 @@ def open_store(
         What an absent chunk is in a foreign store. Zarr writers leave out chunks that hold only
         the fill value unless told otherwise; "fill" believes that. Our own stores have every
         chunk, so there absence is always an error.
+    foreign : bool
+        Read the arrays of a store of ours, perhaps a damaged one, as if another program had
+        written them: without classes, weights, statistics and checks.
     cache : Cache, optional
         Keeps the chunks of a remote store of ours in a local folder.
 
@@ -300,8 +295,10 @@ def open_store(
     ------
     StoreNotFoundError
         No group, or no such array, at the URL.
+    CorruptChunkError
+        The metadata of a store of ours are altered.
     DataError
-        An unfinished ingest, a newer schema, or arrays that are not a training set.
+        An unfinished ingest, another schema, or arrays that are not a training set.
     """
     check_missing(missing)
     if isinstance(url, zarr.Group):
@@ -319,17 +316,18 @@ def open_store(
             w=w,
             storage_options=storage_options,
             missing=missing,
+            foreign=foreign,
             cache=cache,
         )
         inner, prefix = zarr_store(text, storage_options=storage_options), ""
     for reads_left in reversed(range(1 if local_path(text) is not None else READS)):
         try:
-            group, arrays, row, names, spec = read_metadata(inner, prefix, text, (x, y, w), missing)
+            found = read_metadata(inner, prefix, text, (x, y, w), missing, foreign)
             break
         except CorruptChunkError:
             if not reads_left:
                 raise
-    return Store(StoredChunks(group, arrays, row, text, spec, cache), names, reopen)
+    return Store(StoredChunks(found, text, cache), reopen)
 
 
 def _stored_chunks(array: Any) -> int:

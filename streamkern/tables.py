@@ -17,6 +17,13 @@ from streamkern.errors import DataError, StreamkernError
 from streamkern.optional import need
 
 
+def _is_lists(kind: Any) -> bool:
+    types = need("pyarrow.types")
+    return any(
+        test(kind) for test in (types.is_list, types.is_large_list, types.is_fixed_size_list)
+    )
+
+
 class _ArrowReader:
     """Columns of Arrow record batches; a column of lists asked for by name, or named X, is X."""
 
@@ -28,7 +35,7 @@ class _ArrowReader:
         self.identity = identity
         self._where = where
         name = "X" if asked.x is None else asked.x
-        self._lists = name in schema.names and "list" in str(schema.field(name).type)
+        self._lists = name in schema.names and _is_lists(schema.field(name).type)
         if self._lists:
             asked = asked._replace(x=name, columns=None)
         split = split_columns(schema.names, asked, where)

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.assemble import Assembled, reassemble, start
+from streamkern.assemble import Arrivals, Assembled, is_computed_with, reassemble, start
 from streamkern.checkpoint import RunDirectory
 from streamkern.cluster import dashboard_link
 from streamkern.errors import (
@@ -33,6 +33,7 @@ from streamkern.errors import (
     TrainingInterrupted,
 )
 from streamkern.feed import DeviceBatch, Feed
+from streamkern.figures import named
 from streamkern.guard import Guard, Watch
 from streamkern.identity import changed_backend, changed_versions, difference
 from streamkern.kernels import Kernel
@@ -140,26 +141,28 @@ class Trainer:
             warm = load_warm_start(self.run.config)
         if warm is not None:
             warm.check(self.run.config, self.run.data.source)
-        setup = None if self.directory is None else self.directory.load_setup()
+        arriving = Arrivals(self.run.backend, is_computed_with)
+        setup = None if self.directory is None else self.directory.load_setup(arriving)
         if setup is None:
             self.made = start(
                 self.run, kernel=kernel, given=centers, report=self._report,
                 targets=None if warm is None else warm.targets,
             )  # fmt: skip
             if self.directory is not None:
-                backend = self.run.backend
-                arrays = {name: backend.to_host(a) for name, a in self.made.arrays.items()}
+                by_parts = self.run.backend.by_parts
+                arrays = {name: by_parts(a) for name, a in self.made.arrays.items()}
                 self.directory.save_setup(arrays, self.made.meta)
         else:
-            self.made = reassemble(self.run, setup.arrays, setup.meta, kernel=kernel)
+            self.made = reassemble(self.run, arriving.arrays(setup), setup.meta, kernel=kernel)
             self._warn_of_changes(setup.meta["backend"], record)
-        del setup
+        del setup, arriving
         self.solver = self.made.solver
         self._resume(warm)
         self._open_pipeline(self.made, client)
 
     def _resume(self, warm: WarmStart | None) -> None:
-        saved = None if self.directory is None else self.directory.load_latest()
+        arriving = Arrivals(self.run.backend, lambda name: name != "window")
+        saved = None if self.directory is None else self.directory.load_latest(arriving)
         if saved is None:
             alpha = None if warm is None else warm.weights(self.made.arrays)
             self.state = self.solver.init(alpha if alpha is None else self._on_device(alpha))
@@ -167,8 +170,9 @@ class Trainer:
             self._report("start", {"setup": _summary(self.made.meta), **self.cluster})
             self._keep_skipped(() if warm is None else warm.skipped)
             return
-        self.state = self.solver.restore(saved.arrays, saved.meta["state"])
-        good = self.run.backend.asarray(saved.arrays["good"])
+        arrays = arriving.arrays(saved)
+        self.state = self.solver.restore(arrays, saved.meta["state"])
+        good = self.run.backend.asarray(arrays["good"])
         guard = Guard.restore(saved.meta["guard"])
         self.watch = self._watching(good, guard, saved.arrays["window"])
         self.position = Position(**saved.meta["position"])
@@ -390,7 +394,7 @@ class Trainer:
         self.saver.wait()  # so that no more than one copy is held
         averaged = self.solver.weights(self.state) is self.state.average  # may bring it up to date
         arrays = {
-            name: np.array(backend.to_host(a)) for name, a in self.solver.arrays(self.state).items()
+            name: backend.copy_to_host(a) for name, a in self.solver.arrays(self.state).items()
         }
         # As an array, because a diverging run has losses that JSON can not hold.
         arrays["window"] = self.watch.read().copy()
@@ -402,7 +406,7 @@ class Trainer:
             "metrics": {k: v if math.isfinite(v) else None for k, v in self.metrics.items()},
             "evaluated": "average" if averaged else "alpha",
         }
-        arrays["good"] = np.array(backend.to_host(self.watch.good))
+        arrays["good"] = backend.copy_to_host(self.watch.good)
         self.saver.submit(self.position.step, arrays, meta, before=self._check_data)
         self.saved = time.monotonic()
         self.stood_still_s = self.saved - began
@@ -416,7 +420,7 @@ class Trainer:
         if self.test is None:
             return
         with np.errstate(over="ignore", invalid="ignore"):
-            self.metrics = self._model().evaluate(self.test)
+            self.metrics = named("test", self._model().evaluate(self.test))
         record = {"step": self.position.step, "samples": self.position.samples, **self.metrics}
         self.history.append(record)
         self._report("evaluation", self.metrics)
@@ -424,9 +428,9 @@ class Trainer:
 
     def _log_training(self, loss: float, bar: Progress) -> None:
         flow, now = self.meter.flow(self.position.samples), time.monotonic()
-        bar.update(self.position.samples, f"loss {loss:.4g}  {flow.words()}")
+        bar.update(self.position.samples, f"train mse {loss:.4g}  {flow.words()}")
         if now - self.logged >= LOG_EVERY_S:
-            self._report("train", {"loss": loss, **flow.fields()})
+            self._report("train", {"train_mse": loss, **flow.fields()})
             self.logged = now
 
     def _report(self, event: str, fields: dict[str, Any]) -> None:

@@ -19,6 +19,8 @@ from streamkern.train import Result, train
 from streamkern.trials import Trials
 
 Row = dict[str, Any]
+HELD_OUT = "held_out"  # in front of the figures of a row, which are of the rows held out
+MSE = f"{HELD_OUT}_mse"
 Report = Callable[[str, Row], None]
 
 
@@ -61,14 +63,13 @@ class Trainings:
             or self._trained(kernel, bandwidth, ridge, fold)
             for fold in range(self.candidates.folds)
         ]
-        row: Row = {"kernel": kernel, "bandwidth": bandwidth, "ridge": ridge, "mse": None}
-        errors = [record["mse"] for record in records]
+        row: Row = {"kernel": kernel, "bandwidth": bandwidth, "ridge": ridge, MSE: None}
+        errors = [record[MSE] for record in records]
         if None not in errors:
-            row["mse"] = float(np.mean(errors))
+            figures = [name for name in records[0] if name.startswith(f"{HELD_OUT}_")]
+            row |= {name: float(np.mean([r[name] for r in records])) for name in figures}
             if len(errors) > 1:
                 row["se"] = float(np.std(errors, ddof=1) / math.sqrt(len(errors)))
-            if "accuracy" in records[0]:
-                row["accuracy"] = float(np.mean([record["accuracy"] for record in records]))
         return row | {"seconds": math.fsum(record["seconds"] for record in records)}
 
     def automatic(self, kernel: Any, ridge: float) -> Row:
@@ -100,14 +101,14 @@ class Trainings:
                     config, source=fit, test=held_out, progress=self.progress, stop=self.stop
                 )
             result.model.backend.close()
-            metrics = result.metrics
+            metrics = {HELD_OUT + k.removeprefix("test"): v for k, v in result.metrics.items()}
             if given:
                 kernel, bandwidth = _resolved(kernel, result)
         except DivergenceError:
             if given:
                 raise  # without its number there is no grid
         # A loss that overflows has diverged as well.
-        finite = metrics if metrics and all(map(math.isfinite, metrics.values())) else {"mse": None}
+        finite = metrics if metrics and all(map(math.isfinite, metrics.values())) else {MSE: None}
         key, seconds = (kernel, bandwidth, ridge, fold), time.perf_counter() - began
         record = dict(zip(("kernel", "bandwidth", "ridge", "fold"), key, strict=True))
         record |= {"given": given, **finite, "seconds": seconds}

@@ -22,11 +22,13 @@ def plot_png(table: Sequence[Mapping[str, Any]], best: Mapping[str, Any]) -> byt
     axes = figure.add_subplot()
     for kernel, ridge in dict.fromkeys((kernel_text(row["kernel"]), row["ridge"]) for row in table):
         rows = [r for r in table if (kernel_text(r["kernel"]), r["ridge"]) == (kernel, ridge)]
-        _draw(axes, [r for r in rows if r["mse"] is not None], f"{kernel}, ridge {ridge:g}")
+        _draw(
+            axes, [r for r in rows if r["held_out_mse"] is not None], f"{kernel}, ridge {ridge:g}"
+        )
     if best["bandwidth"] is not None:
         axes.plot(
-            best["bandwidth"], best["mse"], "o", ms=12, mfc="none", mec="0.15", mew=1.4, zorder=5,
-            label=f"best: {best['bandwidth']:.4g}",
+            best["bandwidth"], best["held_out_mse"], "o", ms=12, mfc="none", mec="0.15", mew=1.4,
+            zorder=5, label=f"best: {best['bandwidth']:.4g}",
         )  # fmt: skip
         axes.set_xscale("log")
     axes.set(xlabel="bandwidth", ylabel="mean squared error, rows held out", yscale="log")
@@ -45,10 +47,10 @@ def _draw(axes: Any, rows: Sequence[Mapping[str, Any]], label: str) -> None:
     if not rows:
         return
     if rows[0]["bandwidth"] is None:
-        axes.axhline(rows[0]["mse"], lw=1, ls="--", color="0.5", label=label)
+        axes.axhline(rows[0]["held_out_mse"], lw=1, ls="--", color="0.5", label=label)
         return
     rows = sorted(rows, key=lambda row: float(row["bandwidth"]))
-    widths, errors = ([row[key] for row in rows] for key in ("bandwidth", "mse"))
+    widths, errors = ([row[key] for row in rows] for key in ("bandwidth", "held_out_mse"))
     bars = [row["se"] for row in rows] if "se" in rows[0] else None
     axes.errorbar(widths, errors, bars, marker="o", ms=4, lw=1.4, capsize=2, label=label)
 

@@ -43,7 +43,7 @@ from streamkern.problem import Data, open_data
 from streamkern.runfile import toml
 from streamkern.source_base import Source
 from streamkern.stop import StopRequest, resumable
-from streamkern.trainings import Report, Row, Trainings
+from streamkern.trainings import MSE, Report, Row, Trainings
 from streamkern.trials import Trials
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the median distance between centers, or what is given
@@ -55,10 +55,10 @@ class Tuned:
     """What a search found.
 
     table : a row for each combination, best first: kernel, bandwidth (of a sum or product the
-    largest of its parts, which change by a common factor; None of a kernel without), ridge, mse,
-    accuracy (with classes), seconds. With several folds, mse and accuracy are means, `se` is the
-    standard error of mse, and `within` says whether mse is within one `se` of the best. Where a
-    training diverged mse is None.
+    largest of its parts, which change by a common factor; None of a kernel without), ridge,
+    held_out_mse, held_out_r2 (held_out_accuracy with classes), seconds. With several folds these
+    figures are means, `se` is the standard error of held_out_mse, and `within` says whether that is
+    within one `se` of the best. Where a training diverged it is None.
     best : the first row. config : the settings given, with the best in them, the bandwidth to six
     digits. search : rows, centers, epochs and the like. edge : no bandwidth on one side of the
     best was tried. ridge_edge : no ridge.
@@ -192,14 +192,14 @@ def _searched(
             for bandwidth in _neighbours(best["bandwidth"], _tried("bandwidth", best, table))
         ]
     table = _sorted(table)
-    if table[0]["mse"] is None:
+    if table[0][MSE] is None:
         raise DivergenceError(
             "every candidate diverged; check the data for outliers, or scale the features"
         )
     if "se" in table[0]:
-        bound = table[0]["mse"] + table[0]["se"]
+        bound = table[0][MSE] + table[0]["se"]
         for row in table:
-            row["within"] = row["mse"] is not None and row["mse"] <= bound
+            row["within"] = row[MSE] is not None and row[MSE] <= bound
     return table
 
 
@@ -235,7 +235,7 @@ def _identity(candidates: Candidates, data: Data) -> dict[str, Any]:
 
 def _sorted(table: list[Row]) -> list[Row]:
     """Best first; those that diverged last."""
-    return sorted(table, key=lambda row: math.inf if row["mse"] is None else row["mse"])
+    return sorted(table, key=lambda row: math.inf if row[MSE] is None else row[MSE])
 
 
 def _tried(name: str, best: Row, table: list[Row]) -> list[float]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from streamkern.assemble import load_trained
 from streamkern.checkpoint import RunDirectory
 from streamkern.config import RunConfig
 from streamkern.errors import ConfigError
@@ -80,7 +81,7 @@ def load_warm_start(config: RunConfig) -> WarmStart | None:
         return None
     run = RunDirectory(place, writable=False, storage_options=options_for(config, place))
     with run:
-        setup, saved = run.load_setup(), run.load_latest()
+        setup, saved = load_trained(run)
     if setup is None or saved is None:
         raise ConfigError(
             f"solver.warm_start={redact(run.place)} has no checkpoint yet; train it first, or "

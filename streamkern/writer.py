@@ -6,14 +6,14 @@ written after the chunk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
 from streamkern import layout
-from streamkern.chunkfile import chunk_encoder
+from streamkern.chunkfile import ChunkWriter
 from streamkern.errors import ConfigError, DataError, NonFiniteError
 from streamkern.layout import DIGEST_CHUNK, StoreSpec
 from streamkern.ownership import ATTRIBUTE, STORE, publish
@@ -21,6 +21,7 @@ from streamkern.statistics import Statistics
 from streamkern.storage import redact, zarr_store
 from streamkern.unfinished import Claim, Journal, disk_full_hint, made_from
 from streamkern.weights import DTYPE, as_weights
+from streamkern.zarrjson import sealed_mark
 
 if TYPE_CHECKING:
     import os
@@ -186,8 +187,8 @@ class StoreWriter:
                 f"{where[2]} in X of chunk {i}, row {start + where[0]}, column {where[1]}"
             )
         with disk_full_hint(self.url):
-            for put, part in zip(self._puts, parts, strict=True):
-                put(i, part)
+            chunks = zip(self._chunks, parts, strict=True)
+            self._crcs[i] = [array.write(i, part) for array, part in chunks]
             # Last: a chunk is in the journal only when all of it is in the store.
             self._journal.add(i, layout.chunk_digest(*parts))
 
@@ -196,16 +197,17 @@ class StoreWriter:
         digest = self._journal.digest(i)
         if digest is None:
             return None
-        start = i * self.chunk_rows
-        stop = start + self.chunk_rows
+        n_rows = self.chunk_rows
         if self._n_rows is not None:
-            stop = min(stop, self._n_rows)
+            n_rows = min(n_rows, self._n_rows - i * self.chunk_rows)
         try:
-            parts = [np.asarray(array[start:stop]) for array in self._arrays]
-        except (ValueError, RuntimeError, TypeError):  # bytes that do not decode
+            read = [array.read(i, n_rows) for array in self._chunks]
+        except (ValueError, RuntimeError, FileNotFoundError):  # bytes that do not decode
             return None
+        parts = [rows.astype(rows.dtype.newbyteorder("="), copy=False) for rows, _ in read]
         if not np.array_equal(layout.chunk_digest(*parts), digest):
             return None
+        self._crcs[i] = [crc for _, crc in read]
         X, y, *w, rows = parts
         return Chunk(X, y, w[0] if w else None, rows)
 
@@ -230,9 +232,25 @@ class StoreWriter:
         with disk_full_hint(self.url):
             if self._x.shape[0] != n_rows:
                 self._resize(n_rows)
-            publish(group, self._attributes(n_rows, stats))
-        state: Any = group.attrs[ATTRIBUTE]
+            state = {**self._attributes(n_rows, stats), "crc": self._write_crcs(n_chunks)}
+            state = sealed_mark(state, group.store, group.path, self.url)
+            publish(group, state)
         return layout.spec_from_attributes(self._x, self._y, self._w, state)
+
+    def _write_crcs(self, n_chunks: int) -> str:
+        """Write the checksums of all chunks; their digest."""
+        for i in range(n_chunks):
+            if i not in self._crcs and self.stored(i) is None:
+                raise DataError(
+                    f"{redact(self.url)} can not be finished: chunk {i} of {n_chunks} is damaged; "
+                    "write it again"
+                )
+        table = np.array([self._crcs[i] for i in range(n_chunks)], np.uint32)
+        if "crc" in self._claim.group:
+            del self._claim.group["crc"]
+        rows = min(layout.CRC_CHUNK, n_chunks)
+        self._array("crc", table.shape, rows, table.dtype, ("chunk", "array"), "none")[:] = table
+        return layout.array_digest(table).tobytes().hex()
 
     def _full_plan(self, plan: Mapping[str, Any] | None) -> dict[str, Any]:
         spec = self.spec
@@ -262,7 +280,8 @@ class StoreWriter:
             self._w = self._array("w", (n,), k, DTYPE, ("row",))
         row = self._array("row", (n,), k, layout.ROW, ("row",), compress="none")
         self._arrays = [a for a in (self._x, self._y, self._w, row) if a is not None]
-        self._puts = [self._put(array) for array in self._arrays]
+        self._chunks = [ChunkWriter(array) for array in self._arrays]
+        self._crcs: dict[int, list[int | None]] = {}  # of each chunk that this writer has seen
         shape = (-(-n // k), len(self._arrays) * layout.DIGEST_BYTES)
         digests = self._array("digests", shape, DIGEST_CHUNK, np.dtype(np.uint8), ("chunk", "byte"))
         self._journal = Journal(digests)
@@ -289,18 +308,8 @@ class StoreWriter:
             fill_value=0,
             dimension_names=names,
             config={"write_empty_chunks": True},
+            attributes={ATTRIBUTE: STORE},  # which tells that the group is ours, if its is lost
         )
-
-    def _put(self, array: Any) -> Callable[[int, NDArray[Any]], None]:
-        """Writes the rows of chunk i of an array; as zarr would, only faster, where it can."""
-        encoder = chunk_encoder(array)
-        if encoder is not None:
-            return encoder.write
-
-        def put(i: int, rows: NDArray[Any]) -> None:
-            array[i * self.chunk_rows : i * self.chunk_rows + len(rows)] = rows
-
-        return put
 
     def _place(self, i: int, X: NDArray[Any]) -> int:
         spec = self.spec
@@ -354,7 +363,7 @@ class StoreWriter:
 
     def _attributes(self, n_rows: int, stats: Statistics | None) -> dict[str, Any]:
         spec = self.spec
-        state: dict[str, Any] = {
+        return {
             "kind": STORE,
             "schema": layout.SCHEMA,
             "status": "complete",
@@ -368,7 +377,6 @@ class StoreWriter:
             "fingerprint": layout.content_fingerprint(spec, n_rows, self._journal.digests),
             **{name: _json(getattr(stats, name, None)) for name in _STATISTICS},
         }
-        return {**state, "metadata_digest": layout.metadata_digest(state, self._arrays)}
 
 
 _STATISTICS = [field.name for field in fields(Statistics)]

@@ -34,12 +34,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    needs_gpu = any("gpu" in item.keywords for item in items)
+    needs_gpu = any(item.get_closest_marker("gpu") for item in items)
     problem = gpu_problem() if needs_gpu else None
     for item in items:
-        if "full" in item.keywords and not config.getoption("--full"):
+        if item.get_closest_marker("full") and not config.getoption("--full"):
             item.add_marker(pytest.mark.skip(reason="runs only with --full"))
-        if "gpu" in item.keywords and problem:
+        if item.get_closest_marker("gpu") and problem:
             item.add_marker(pytest.mark.skip(reason=problem))
 
 

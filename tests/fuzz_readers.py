@@ -141,7 +141,7 @@ def mutated(data: bytes, number: int) -> bytes:
 # ------------------------------------------------------------------------------ independent truth
 
 
-def rows_of(kind: str, data: bytes) -> Any:
+def rows_of(kind: str, data: bytes, path: Path) -> Any:
     """(X, labels or None) by the format's usual reader, all at once."""
     name, _, packed = kind.partition(".")
     if packed:
@@ -169,7 +169,7 @@ def rows_of(kind: str, data: bytes) -> Any:
             table = pq.read_table(io.BytesIO(data), columns=["X", "y"])
             return np.array(table.column("X").to_pylist()), table.column("y").to_pylist()
         case _:
-            with h5py.File(io.BytesIO(data), "r") as file:
+            with h5py.File(path, "r") as file:
                 return file["X"][:], file["y"][:].tolist()
 
 
@@ -205,7 +205,7 @@ def outcome(kind: str, path: Path, data: bytes) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[:200]}"
     try:
-        expected, names = rows_of(kind, data)
+        expected, names = rows_of(kind, data, path)
     except Exception as error:
         return f"read, where the usual reader finds {type(error).__name__}: {str(error)[:200]}"
     same = np.array_equal(got, expected, equal_nan=True) or (len(got) == 0 == len(expected))

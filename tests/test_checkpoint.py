@@ -655,12 +655,12 @@ def test_data_retired_while_it_is_read_is_not_taken_for_zeros(
     real = sealed._read_arrays
 
     def retired_meanwhile(
-        place: Folder, group: str, body: Mapping[str, Any]
+        place: Folder, group: str, body: Mapping[str, Any], into: Any
     ) -> dict[str, np.ndarray]:
         if group.endswith("000000000002"):
             (root / "000000000002.json").unlink()
             (root / "000000000002" / "alpha" / "c" / "0" / "0").unlink()
-        return real(place, group, body)
+        return real(place, group, body, into)
 
     monkeypatch.setattr(sealed, "_read_arrays", retired_meanwhile)
     run = RunDirectory(tmp_path, writable=False)

@@ -222,7 +222,9 @@ def test_kmeans_sees_scaled_rows_once_scaled_and_none_augmented() -> None:
     base = ArraySource(X, np.arange(200) % 2, unit_rows=50)
     scale = Scale("global", 100.0, 50.0).bind(base)
     source = AugmentedSource(base, 3, [RandomFlip(), scale, GaussianNoise(3.0)])
-    found, event = chosen(opened(source, **{"model.centers": "kmeans", "model.n_centers": 2}))
+    found, event = chosen(
+        opened(source, **{"model.centers": "kmeans", "model.n_centers": 2, "data.scale": "auto"})
+    )
     truth = np.stack([X[1::2].reshape(100, 6).mean(0), X[::2].reshape(100, 6).mean(0)])
     Z = found.Z[np.argsort(-found.Z[:, 0])]
     np.testing.assert_allclose(Z, (truth - 100) / 50, atol=0.05)
@@ -351,6 +353,7 @@ def sources() -> dict[str, Any]:
 def test_any_source_on_any_number_of_threads(method: str, name: str) -> None:
     source = sources()[name]
     settings = {"model.centers": method, "model.n_centers": 30, "solver.block_size": 30}
+    settings["data.scale"] = "auto"
     settings["run.precision"] = "float64" if name == "float64" else "auto"
     results = [
         finished(
@@ -374,6 +377,7 @@ def test_integers_keep_pivots_on_the_grid_and_not_means() -> None:
     source = sources()["images"]
     for method in ("balanced", "rpcholesky", "kmeans"):
         overrides = {"model.centers": method, "run.precision": "integer", "model.n_centers": 20}
+        overrides["data.scale"] = "auto"
         steps = chosen(opened(source, **overrides))[0].Z * 60 + 120
         assert (np.abs(steps - np.rint(steps)) < 1e-3).all() == (method != "kmeans")
 

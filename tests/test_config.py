@@ -134,6 +134,7 @@ def test_all_settings_in_a_run_file(solver: str, tmp_path: Path) -> None:
         test = "test.zarr"
         x = "images"
         sample_weight = "importance"
+        foreign = true
         class_weight = {cat = 2, dog = 0.5}
         y = "labels"
         copies = 20

@@ -12,13 +12,12 @@ import pytest
 import streamkern as sk
 from streamkern import problem
 from streamkern.config import RunConfig
-from streamkern.errors import TrainingInterrupted
 from streamkern.estimator_base import _SETTINGS, KernelEstimator
-from streamkern.identity import StopRequest
 from streamkern.problem import auto_epochs
 from streamkern.run import open_run
 from streamkern.sources import ArraySource, AugmentedSource
 from streamkern.train import train
+from tests.runs import stopped
 
 X = np.random.default_rng(0).standard_normal((400, 3)).astype(np.float32)
 Y = X[:, :1] ** 2
@@ -85,14 +84,8 @@ def test_a_resumed_run_has_the_epochs_it_began_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where "auto" has come to mean another number since."""
-    stop = StopRequest(install=False)
-
-    def at_once(record: dict[str, Any]) -> None:
-        stop.requested = "SIGTERM"
-
     source = ArraySource(X, Y)
-    with pytest.raises(TrainingInterrupted):
-        train(config(tmp_path), source=source, test=source, on_evaluation=at_once, stop=stop)
+    stopped(config(tmp_path), 3, source=source, test=source)
     monkeypatch.setattr(problem, "MAX_AUTO_EPOCHS", 3)
     result = train(config(tmp_path), source=source)
     result.model.backend.close()

@@ -90,7 +90,7 @@ def test_a_large_store_on_s3_costs_a_few_requests(
             )
 
         told, asked = described()
-        assert asked == {"list": 2, "GET": 8}
+        assert asked == {"list": 2, "GET": 9}  # also the checksums, once
         assert (told["n_chunks"], told["stored_bytes_estimated"]) == (60, False)
         exact = told["stored_bytes"]
         monkeypatch.setattr("streamkern.describe._LISTED_CHUNKS", 10)

@@ -218,10 +218,12 @@ def test_a_warm_start_goes_on_from_the_fit_before(solver: str) -> None:
     warm = model.fit(X, Y, test=(X, Y)).history_
     np.testing.assert_array_equal(model.centers_, centers)
     if solver != "block":
-        assert abs(warm[0]["mse"] - cold[-1]["mse"]) < 0.3 * abs(cold[0]["mse"] - cold[-1]["mse"])
-    assert warm[0]["mse"] < 1.05 * cold[-1]["mse"]
+        assert abs(warm[0]["test_mse"] - cold[-1]["test_mse"]) < 0.3 * abs(
+            cold[0]["test_mse"] - cold[-1]["test_mse"]
+        )
+    assert warm[0]["test_mse"] < 1.05 * cold[-1]["test_mse"]
     fresh = clone(model).fit(X, Y, test=(X, Y))
-    assert fresh.history_[0]["mse"] == cold[0]["mse"]
+    assert fresh.history_[0]["test_mse"] == cold[0]["test_mse"]
     assert fresh.set_params(warm_start=False).fit(X, Y, test=(X, Y)).history_ == cold
 
 
@@ -245,8 +247,8 @@ def test_a_warm_start_from_a_run_directory(tmp_path: Path) -> None:
     model = KernelRegressor(n_centers=60, run_dir=tmp_path / "a", **SMALL).fit(X, Y, test=(X, Y))
     other = clone(model).set_params(run_dir=tmp_path / "b", warm_start=tmp_path / "a", epochs=1)
     other.fit(X, Y, test=(X, Y))
-    first, last = (model.history_[k]["mse"] for k in (0, -1))
-    assert abs(other.history_[0]["mse"] - last) < 0.3 * abs(first - last)
+    first, last = (model.history_[k]["test_mse"] for k in (0, -1))
+    assert abs(other.history_[0]["test_mse"] - last) < 0.3 * abs(first - last)
     with pytest.raises(ConfigError, match=r"warm_start=True can not be used with run_dir, .* give"):
         clone(model).set_params(warm_start=True).fit(X, Y)
     with pytest.raises(RunError, match=r"no run directory at .*/c"):
@@ -373,8 +375,8 @@ def test_held_out_data_is_evaluated_every_epoch() -> None:
         X[:200], LABELS[:200], test=(X[200:], LABELS[200:])
     )
     assert [record["samples"] for record in model.history_] == [200, 400, 600]
-    assert model.history_[-1]["accuracy"] == model.score(X[200:], LABELS[200:])
-    assert model.report_["accuracy"] == model.history_[-1]["accuracy"]
+    assert model.history_[-1]["test_accuracy"] == model.score(X[200:], LABELS[200:])
+    assert model.report_["test_accuracy"] == model.history_[-1]["test_accuracy"]
 
 
 # ---------------------------------------------------------------------------------- partial_fit

@@ -245,7 +245,7 @@ NUMBER = 'must be "auto" or a whole number, at least 1'
 OF_ALL = [
     ("data.batch_size", 0, NUMBER),
     ("data.batch_size", 136, "must lie between 1 and n_rows=135"),
-    ("data.epochs", 0, "must be a whole number, at least 1"),
+    ("data.epochs", 0, NUMBER),
 ]
 # name: (a value that would do, [(one that does not, what the message says)])
 OF_ONE: dict[str, tuple[Any, list[tuple[Any, str]]]] = {

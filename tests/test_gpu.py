@@ -8,12 +8,14 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import streamkern as sk
+from streamkern import sealed
 from streamkern.backend import Backend
 from streamkern.devices import get_backend
 from streamkern.errors import BackendError
@@ -29,6 +31,7 @@ from streamkern.kernels import (
     ReluNTK,
     get_kernel,
 )
+from streamkern.model import load_model
 from streamkern.products import KernelOperator
 from streamkern.rpcholesky import rpcholesky
 from streamkern.solver import build
@@ -46,7 +49,7 @@ from tests.maths import (
     operator,
     rows,
 )
-from tests.runs import METHODS, array_source, arrays, finished, settings, stream
+from tests.runs import METHODS, array_source, arrays, finished, settings, stopped, stream
 
 TOLERANCE = {"float64": 1e-10, "exact": 2e-4, "high": 2e-4, "fast": 2e-4, "integer": 2e-5}
 
@@ -426,3 +429,41 @@ def test_triangles_are_multiplied_by_blocks(
             out = gpu.xp.empty((60, 7), dtype)
             multiply(gpu.asarray(L), gpu.asarray(B.T).T, out, lower=lower)
             close(gpu.to_host(out), (L.T if transposed else L) @ B, tolerance)
+
+
+# -- between a disk and a device ------------------------------------------------------------------
+
+
+@needs_compiler
+@pytest.mark.parametrize("method", ["block", "block, ridge", "direct", "falkon"])
+def test_setup_and_checkpoints_travel_by_parts(
+    method: str, cupy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1.3: no p x p array is on the host, at the first start, at a resume, and to predict."""
+    chunk, largest = 4096, 0
+    monkeypatch.setattr(sealed, "_CHUNK_BYTES", (1024, chunk))
+    asnumpy, put = cupy.asnumpy, standin.Array.set
+
+    def seen(a: Any) -> Array:
+        nonlocal largest
+        largest = max(largest, a.nbytes)
+        return np.asarray(asnumpy(a))
+
+    def sent(self: Any, host: Array, stream: Any = None) -> None:
+        nonlocal largest
+        largest = max(largest, host.nbytes)
+        put(self, host, stream)
+
+    options = METHODS[method] | {"run.device": "gpu"}
+    plain = finished(settings(**options), source=stream())
+    weights = plain.model.backend.to_host(plain.model.weights)
+    config = settings(tmp_path, **options)
+    cupy.asnumpy = seen
+    monkeypatch.setattr(standin.Array, "set", sent)
+    stopped(config, 5, source=stream())
+    result = finished(config, source=stream())
+    with load_model(tmp_path, device="gpu").backend:
+        pass
+    assert largest <= (chunk if method != "direct" else 8 * 60 * (60 + 3))
+    assert largest < 60 * 60 * 4 or method == "direct"
+    np.testing.assert_array_equal(result.model.backend.to_host(result.model.weights), weights)

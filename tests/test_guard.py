@@ -173,7 +173,7 @@ def test_a_run_with_steps_too_long_recovers(
     assert events[0]["step"] in (WINDOW, 2 * WINDOW)
     assert [event["scale"] for event in events] == [FACTOR ** (i + 1) for i in range(len(events))]
     assert not float(events[0]["loss"]) <= 2 * events[0]["zero_loss"]  # nor if it is NaN
-    assert result.metrics["mse"] <= 1.5 * honest.metrics["mse"]
+    assert result.metrics["test_mse"] <= 1.5 * honest.metrics["test_mse"]
 
 
 @pytest.mark.parametrize("method", ["blocks", "eigenpro4"])
@@ -245,7 +245,7 @@ def test_the_end_of_a_run_is_judged_too(rest: int, tmp_path: Path, inflated: Inf
     assert [event["step"] for event in back_offs(tmp_path)] == [steps]
     assert np.isfinite(result.model.weights).all()
     before = next(r for r in result.history if r["step"] == steps - rest)
-    assert result.metrics["mse"] <= 1.5 * before["mse"]
+    assert result.metrics["test_mse"] <= 1.5 * before["test_mse"]
 
 
 def test_metrics_that_are_not_finite_can_be_saved(tmp_path: Path, inflated: Inflated) -> None:
@@ -256,7 +256,7 @@ def test_metrics_that_are_not_finite_can_be_saved(tmp_path: Path, inflated: Infl
     )
     stopped(settings(tmp_path, **overrides), 31, source=stream())
     result = finished(settings(tmp_path, **overrides), source=stream(), test=array_source(60, 5))
-    assert math.isfinite(result.metrics["mse"])
+    assert math.isfinite(result.metrics["test_mse"])
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -275,7 +275,7 @@ def test_a_list_of_stores_is_a_mixture(stores: list[str]) -> None:
     assert data.augmented
     rows = sample_rows(data.base, 130, 0)  # all centers: no row twice
     assert len(np.unique(rows.X, axis=0)) == 130
-    plain = open_data(RunConfig.from_tables({"data": {"train": stores}}))
+    plain = open_data(RunConfig.from_tables({"data": {"train": stores, "scale": "none"}}))
     assert plain.base is plain.source
     assert not plain.augmented
     assert isinstance(open_stores(stores[:1]), type(plain.source.parts[0]))  # type: ignore[attr-defined]

@@ -31,7 +31,7 @@ FOUNDATION = {
     *("durable", "ownership"),
 }
 DATA_LANE = {
-    *("chunkfile", "layout", "metadata", "statistics", "store", "describe"),
+    *("chunkfile", "zarrjson", "layout", "metadata", "statistics", "store", "describe"),
     *("storedchunks", "unfinished", "writer", "fill"),
     *("cache", "cachedobjects", "meter", "readspeed"),
     *("readers", "inputfiles", "decompress", "csvfiles", "hdf5files", "arrayfiles"),
@@ -56,7 +56,7 @@ RUN = {
     *("intercept", "assemble", "model", "guard"),
     "predictions",
     *("identity", "warm", "trainer", "train", "runfile", "holdout", "candidates", "trials"),
-    *("trainings", "tuning"),
+    *("trainings", "tuning", "figures"),
 }
 LAYERS = [
     FOUNDATION,

@@ -83,7 +83,9 @@ def test_a_run_in_integers_trains_the_model_that_float64_trains(tmp_path: Path) 
     for precision in ("integer", "float64"):
         folder = tmp_path / precision
         config = settings(
-            folder, **{"run.precision": precision, "model.n_centers": 40, "data.epochs": 4}
+            folder,
+            **{"run.precision": precision, "model.n_centers": 40, "data.epochs": 4},
+            **{"data.scale": "auto"},
         )
         source = ArraySource(X, y, classes=("low", "high"), unit_rows=50)
         finished(config, source=AugmentedSource(source, 1, [Scale("global", 127.5, 73.0)]))

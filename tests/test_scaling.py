@@ -9,6 +9,7 @@ import dask.array
 import numpy as np
 import pytest
 from scipy.spatial.distance import cdist
+from sklearn.datasets import load_breast_cancer, load_digits, load_iris, load_wine, make_friedman1
 from sklearn.preprocessing import StandardScaler
 
 import streamkern as sk
@@ -53,7 +54,8 @@ def test_tables_are_standardised_feature_by_feature() -> None:
     rows = {tuple(row) for row in scaler.transform(X).astype(np.float32).round(4)}
     assert {tuple(row) for row in model.centers_.round(4)} <= rows
     new = rng.standard_normal((50, 4)) * [1, 20, 0.01, 3] + [0, 5, 7, -100]
-    F = np.exp(-cdist(scaler.transform(new), np.float64(model.centers_)) / 2.0) @ model.dual_coef_
+    K = np.exp(-cdist(scaler.transform(new), np.float64(model.centers_)) / 2.0)
+    F = K @ model.dual_coef_ + model.intercept_
     np.testing.assert_allclose(model.predict(new), F, atol=1e-4)
 
 
@@ -111,6 +113,17 @@ def test_images_and_rows_of_uint8_have_one_scale() -> None:
         assert scale.mode == "global"
         np.testing.assert_allclose([scale.mean, scale.scale], [pixels.mean(), pixels.std()])
     assert scale_of(ArraySource(pixels.reshape(60, 16).astype(np.float32), None)).mode == "feature"
+
+
+def test_flat_images_of_floats_are_taken_for_pixels_and_tables_are_not() -> None:
+    """A pixel that is nearly always dark is not blown up, in whatever unit; a small column is."""
+    digits = load_digits().data
+    for factor in (1.0, 1 / 16, 1000.0):
+        assert scale_of(ArraySource(digits * factor, None)).mode == "global"
+    tables = [load_wine().data, load_breast_cancer().data, load_iris().data, make_friedman1(200)[0]]
+    tables += [np.abs(X) * [1, 1e-4, 1, 1], np.abs(X) * [1, 1e4, 1, 1], np.abs(X), X]
+    for table in tables:
+        assert scale_of(ArraySource(table, None)).mode == "feature"
 
 
 def test_a_mixture_has_the_numbers_of_its_shares() -> None:

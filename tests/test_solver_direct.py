@@ -275,7 +275,7 @@ def test_a_checkpoint_in_mid_pass_holds_a_model(tmp_path: Path) -> None:
     with model.backend:
         metrics = model.evaluate(test)
     assert last["step"] == 5
-    assert metrics["mse"] == last["mse"] < 0.2
+    assert metrics["mse"] == last["test_mse"] < 0.2
 
 
 def test_two_epochs_of_noise_are_twice_the_rows(tmp_path: Path) -> None:

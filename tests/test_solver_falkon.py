@@ -345,7 +345,7 @@ def test_other_solvers_start_from_there_too(name: str, trained: Path, tmp_path: 
     for warm in (None, str(trained)):
         config = settings(**(shared | {"solver.warm_start": warm}), **{"run.evaluate_at": [20]})
         result = finished(config, source=stream(), test=test, centers=CENTERS)
-        mse.append(result.history[0]["mse"])
+        mse.append(result.history[0]["test_mse"])
     assert mse[1] < 0.95 * mse[0]
     config = settings(tmp_path, **shared)
     stopped(config, 5, source=stream(), centers=CENTERS)

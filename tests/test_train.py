@@ -74,10 +74,10 @@ def test_training_reaches_least_squares(block_size: int) -> None:
     mean = Y[:n].mean(axis=0)
     best = np.linalg.lstsq(K[:n], Y[:n] - mean, rcond=None)[0]
     exact = ((mean + K[:n] @ best - Y[:n]) ** 2).mean()
-    assert result.metrics["mse"] <= 1.05 * exact
+    assert result.metrics["test_mse"] <= 1.05 * exact
     F = mean + K @ np.float64(result.model.weights)
-    np.testing.assert_allclose(result.metrics["mse"], ((F - Y)[:n] ** 2).mean(), rtol=1e-3)
-    assert result.metrics["accuracy"] == (F[:n].argmax(axis=1) == y[:n]).mean()
+    np.testing.assert_allclose(result.metrics["test_mse"], ((F - Y)[:n] ** 2).mean(), rtol=1e-3)
+    assert result.metrics["test_accuracy"] == (F[:n].argmax(axis=1) == y[:n]).mean()
     # What it is for: rows it has not seen.
     accuracy, reached = ((f[n:].argmax(axis=1) == y[n:]).mean() for f in (F, mean + K @ best))
     assert accuracy >= reached - 0.02
@@ -91,11 +91,13 @@ def test_every_method_learns_and_measures_right(method: str) -> None:
         settings(**METHODS[method], **{"data.epochs": 4}), source=stream(method), test=test
     )
     F, Y = brute_force(result, X), np.eye(C)[y]
-    np.testing.assert_allclose(result.metrics["mse"], ((F - Y) ** 2).mean(), rtol=1e-4)
-    assert result.metrics["accuracy"] == pytest.approx((F.argmax(axis=1) == y).mean(), abs=1e-12)
+    np.testing.assert_allclose(result.metrics["test_mse"], ((F - Y) ** 2).mean(), rtol=1e-4)
+    assert result.metrics["test_accuracy"] == pytest.approx(
+        (F.argmax(axis=1) == y).mean(), abs=1e-12
+    )
     # Plain SGD on features is slow: it only has to be better than a constant.
     slow = method in ("nystrom", "sgd, fourier")
-    assert result.metrics["mse"] < (Y.var(axis=0).mean() if slow else 0.5 * (Y**2).mean())
+    assert result.metrics["test_mse"] < (Y.var(axis=0).mean() if slow else 0.5 * (Y**2).mean())
     assert result.samples == 4 * N
 
 
@@ -113,9 +115,9 @@ def test_values_as_targets() -> None:
     Y = np.stack([X[:, 0], X[:, 1] ** 2], axis=1)
     source = ArraySource(X, Y, unit_rows=16)
     result = finished(settings(**{"data.epochs": 3}), source=source, test=source)
-    assert set(result.metrics) == {"mse"}
+    assert set(result.metrics) == {"test_mse", "test_r2"}
     np.testing.assert_allclose(
-        result.metrics["mse"], ((brute_force(result, X) - Y) ** 2).mean(), rtol=1e-4
+        result.metrics["test_mse"], ((brute_force(result, X) - Y) ** 2).mean(), rtol=1e-4
     )
 
 
@@ -174,8 +176,8 @@ def test_evaluations(every: Any, at: list[int], steps: list[int], tmp_path: Path
         )
         assert [record["step"] for record in seen] == steps
         assert [record["step"] for record in result.history] == steps
-        assert [record["mse"] for record in result.history] == [r["mse"] for r in seen]
-        assert result.metrics["accuracy"] == seen[-1]["accuracy"]
+        assert [record["test_mse"] for record in result.history] == [r["test_mse"] for r in seen]
+        assert result.metrics["test_accuracy"] == seen[-1]["test_accuracy"]
     assert finished(settings(), source=stream()).history == []
 
 
@@ -265,7 +267,7 @@ def test_functions_as_transforms() -> None:
     assert {row.tobytes() for row in result.Z} <= rows  # squared, and not jittered
     F = brute_force(result, np.square(X))
     np.testing.assert_allclose(result.model.values(X), F, atol=1e-4)
-    assert result.metrics["accuracy"] == (F.argmax(axis=1) == y).mean()
+    assert result.metrics["test_accuracy"] == (F.argmax(axis=1) == y).mean()
 
 
 def test_images_and_values_of_uint8() -> None:

@@ -104,7 +104,7 @@ def test_the_bandwidth_of_a_gaussian_process_is_found() -> None:
         exact[width] = float(np.mean((F - held_out.y) ** 2))
     assert found.best["bandwidth"] == min(exact, key=exact.__getitem__) == 0.3
     assert not found.edge
-    assert found.best["mse"] == pytest.approx(exact[0.3], rel=0.05)  # of 40 passes
+    assert found.best["held_out_mse"] == pytest.approx(exact[0.3], rel=0.05)  # of 40 passes
 
 
 def test_the_refinement_goes_towards_a_minimum_beyond_the_grid() -> None:
@@ -185,7 +185,7 @@ def test_the_table_holds_what_single_trainings_give(classes: bool) -> None:
     asked: dict[str, Any] = {
         "kernels": ["laplace", "gaussian"], "bandwidths": [2, 4], "ridges": [1e-3],
     }  # fmt: skip
-    run = config(**{"model.n_centers": "auto"})
+    run = config(**{"model.n_centers": "auto", "data.scale": "auto"})
     found = tune(run, source=source, epochs=6, refine=1, folds=2, **asked)
     assert len(found.table) == 2 * 2 + 2
 
@@ -215,17 +215,19 @@ def test_the_table_holds_what_single_trainings_give(classes: bool) -> None:
                 test=ArraySource(held_out, targets[1], classes=source.classes),
             )
             made.model.backend.close()
-            errors.append(made.metrics["mse"])
-            accuracies.append(made.metrics.get("accuracy"))
+            errors.append(made.metrics["test_mse"])
+            accuracies.append(made.metrics.get("test_accuracy"))
         a, b = errors[-2:]
-        assert row["mse"] == (a + b) / 2
+        assert row["held_out_mse"] == (a + b) / 2
         # The standard deviation of two numbers is |a - b| / sqrt(2), and of their mean |a - b| / 2.
         assert row["se"] == pytest.approx(abs(a - b) / 2, rel=1e-12)
         if classes:
-            assert row["accuracy"] == pytest.approx(sum(accuracies[-2:]) / 2, rel=1e-12)
+            assert row["held_out_accuracy"] == pytest.approx(sum(accuracies[-2:]) / 2, rel=1e-12)
         else:
-            assert "accuracy" not in row
-        assert row["within"] == (row["mse"] <= found.best["mse"] + found.best["se"])
+            assert "held_out_accuracy" not in row
+        assert row["within"] == (
+            row["held_out_mse"] <= found.best["held_out_mse"] + found.best["se"]
+        )
 
 
 def test_the_automatic_grid_is_around_the_median_distance() -> None:
@@ -363,7 +365,7 @@ def test_tiny_data(n: int, kind: str) -> None:
     beyond = [row for row in found.table if row["ridge"] > max(RIDGES)]
     assert (len(found.table), len(beyond)) in ((8, 0), (9, 1))
     assert found.search["fit"] + found.search["held_out"] == n
-    assert all(math.isfinite(row["mse"]) for row in found.table)
+    assert all(math.isfinite(row["held_out_mse"]) for row in found.table)
 
 
 def test_sample_weights_count_in_what_is_fitted_and_held_out() -> None:
@@ -376,7 +378,7 @@ def test_sample_weights_count_in_what_is_fitted_and_held_out() -> None:
         tune(run, source=ArraySource(X, t, sample_weight=w), bandwidths=[1.0, 4.0], refine=0).table
         for t in (y, wild)
     ]
-    errors = [[row["mse"] for row in table] for table in tables]
+    errors = [[row["held_out_mse"] for row in table] for table in tables]
     np.testing.assert_allclose(*errors, rtol=1e-4)
 
 
@@ -427,7 +429,7 @@ def test_the_parts_of_a_kernel_are_scaled_alike() -> None:
     assert set(widths) > {1.0, 2.0, 4.0, 8.0, 16.0}
     assert len(widths) == 7
     assert all(row["kernel"] == SUM for row in found.table)
-    assert len({row["mse"] for row in found.table}) == 7
+    assert len({row["held_out_mse"] for row in found.table}) == 7
     large, small = widths_of(found.config)
     assert (large, small) == (found.best["bandwidth"], pytest.approx(large / 2, rel=1e-12))
     assert found.config.model.bandwidth == "auto"
@@ -441,7 +443,7 @@ def test_the_parts_of_a_kernel_are_scaled_alike() -> None:
     settings = {"data.epochs": 2, "model.n_centers": 40, "run.evaluate_every": 0}
     result = train(found.config.with_overrides(settings), source=fit, test=held_out)
     result.model.backend.close()
-    assert result.metrics["mse"] == found.best["mse"]
+    assert result.metrics["test_mse"] == found.best["held_out_mse"]
 
 
 def test_parts_that_do_not_say_their_bandwidth_keep_their_ratio_to_those_that_do(
@@ -495,8 +497,8 @@ def test_centers_are_chosen_as_in_the_run(method: str) -> None:
         one = made.config("laplace", 2.0, 1e-4).with_overrides({"model.centers": choice})
         result = train(one, source=made.split(0)[0], test=made.split(0)[1])
         result.model.backend.close()
-        errors.append(result.metrics["mse"])
-    assert found.best["mse"] == errors[0] != errors[1]
+        errors.append(result.metrics["test_mse"])
+    assert found.best["held_out_mse"] == errors[0] != errors[1]
 
 
 def test_fourier_features_are_few_as_centers_are() -> None:
@@ -545,7 +547,7 @@ def test_a_search_goes_on_and_may_grow(tmp_path: Path) -> None:
     known = next(
         r for r in wide.table if (r["kernel"], r["bandwidth"], r["ridge"]) == ("laplace", 3, 0)
     )
-    assert min(known["mse"], row["mse"]) > 0
+    assert min(known["held_out_mse"], row["held_out_mse"]) > 0
     for name, content in files.items():
         if name != "result.json":
             assert (tmp_path / "t" / name).read_bytes() == content
@@ -611,7 +613,7 @@ def test_a_damaged_record_is_trained_again(tmp_path: Path) -> None:
     report: list[dict[str, Any]] = []
     options: dict[str, Any] = {"source": array_source(), "out": tmp_path, "report": counted(report)}
     first = tune(config(), **QUICK, **options)
-    next(tmp_path.glob("trial-*")).write_text('{"mse": 0.')
+    next(tmp_path.glob("trial-*")).write_text('{"held_out_mse": 0.')
     with pytest.warns(UserWarning, match="is damaged .*; its training is done again"):
         again = tune(config(), **QUICK, **options)
     assert essence(again) == essence(first)
@@ -675,7 +677,7 @@ def test_a_candidate_that_diverges_is_last(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(trainings, "train", broken)
     found = tune(config(), **QUICK, source=array_source())
-    assert (found.table[-1]["bandwidth"], found.table[-1]["mse"]) == (3.0, None)
+    assert (found.table[-1]["bandwidth"], found.table[-1]["held_out_mse"]) == (3.0, None)
     with pytest.raises(streamkern.DivergenceError, match="every candidate diverged"):
         tune(config(), **QUICK | {"bandwidths": [3.0]}, source=array_source())
 
@@ -811,7 +813,14 @@ def test_the_command(call: Command, run_file: Path) -> None:
     assert sum("laplace, bandwidth" in line for line in lines) == 4
     assert "3 left, about" in lines[1]
     header, _, first, *_ = out.splitlines()
-    assert header.split() == ["kernel", "bandwidth", "ridge", "mse", "accuracy", "seconds"]
+    assert header.split() == [
+        "kernel",
+        "bandwidth",
+        "ridge",
+        "held_out_mse",
+        "held_out_accuracy",
+        "seconds",
+    ]
     folder = run_file.with_name("run-tune")
     result = json.loads((folder / "result.json").read_text())
     assert first.split()[:2] == ["laplace", f"{result['best']['bandwidth']:.4g}"]
@@ -947,10 +956,10 @@ def test_the_plot_of_odd_tables() -> None:
     """What diverged, kernels without a bandwidth, and one row."""
     pytest.importorskip("matplotlib")
     rows: list[dict[str, Any]] = [
-        {"kernel": {"kind": "linear"}, "bandwidth": None, "ridge": 0.0, "mse": 0.3},
-        {"kernel": "laplace", "bandwidth": 2.0, "ridge": 0.0, "mse": 0.5},
-        {"kernel": "laplace", "bandwidth": 4.0, "ridge": 0.0, "mse": None},
-        {"kernel": "cauchy", "bandwidth": 4.0, "ridge": 0.0, "mse": None},
+        {"kernel": {"kind": "linear"}, "bandwidth": None, "ridge": 0.0, "held_out_mse": 0.3},
+        {"kernel": "laplace", "bandwidth": 2.0, "ridge": 0.0, "held_out_mse": 0.5},
+        {"kernel": "laplace", "bandwidth": 4.0, "ridge": 0.0, "held_out_mse": None},
+        {"kernel": "cauchy", "bandwidth": 4.0, "ridge": 0.0, "held_out_mse": None},
     ]
     for table in (rows, rows[:1], rows[1:2], rows[1:]):
         assert tuneplot.plot_png(table, table[0]).startswith(b"\x89PNG")

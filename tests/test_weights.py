@@ -418,7 +418,7 @@ def test_an_altered_weight_is_noticed(tmp_path: Path) -> None:
     assert other.fingerprint != first.fingerprint
     array: Any = zarr.open_group(str(tmp_path / "s"), mode="r+")["w"]
     array[3] = array[3] + 1
-    with pytest.raises(DataError, match=r"w/c/0 of .* does not match its digest"):
+    with pytest.raises(DataError, match=r"w/c/0 of .* not the chunk that was written there"):
         open_store(tmp_path / "s").verify()
 
 
@@ -508,7 +508,7 @@ def test_a_bad_weight_is_named(tmp_path: Path, value: str) -> None:
 def test_weights_that_are_elsewhere_or_something_else(tmp_path: Path) -> None:
     table, arrays_ = csv(tmp_path)["inputs"], npz(tmp_path)["inputs"]
     for given_, name, message in [
-        (table, "y", "column 'y' of .* can not be both target and weight"),
+        (table, "y", "column 'y' of .* is asked for twice"),
         (table, "age", "has no column 'age'"),
         (arrays_, "age", "has no array 'age'; it has X, y, importance"),
         (arrays_, W, "the sample weights of .* are in it: give the name"),

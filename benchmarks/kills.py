@@ -1,0 +1,294 @@
+"""SIGKILL every command at random instants, give it again, and compare every byte.
+
+    python -m benchmarks.kills --kills 1000          all commands, all methods of training
+    python -m benchmarks.kills --kills 20 --only ingest,predict
+
+For each command there is one run that nobody disturbs, and many that are killed again and again
+until one ends by itself. What they leave must be the same: the bytes of what was asked for, and
+nothing else beside it. Each life is a process of its own, killed at a uniformly random moment of
+the time that the undisturbed one took, so that starting, writing, publishing and clearing away are
+hit as often as they take time. An exit code other than 0 is a failure, as is a difference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import multiprocessing
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+N, D, C = 3000, 12, 3
+METHODS: dict[str, dict[str, object]] = {
+    "block": {"name": "block"},
+    "blocks": {"name": "block", "block_size": 60},
+    "blocks, ridge": {"name": "block", "block_size": 60, "ridge": 1e-3},
+    "eigenpro3": {"name": "eigenpro3"},
+    "eigenpro4": {"name": "eigenpro4", "period": 4},
+    "direct": {"name": "direct"},
+    "falkon": {"name": "falkon"},
+    "sgd": {"name": "sgd"},
+    "eigenpro1": {"name": "eigenpro1"},
+    "eigenpro2": {"name": "eigenpro2"},
+}
+IN_PLACE = ("sgd", "eigenpro1", "eigenpro2")
+VOLATILE = ("writer", "time", "saved", "seconds", "mtime")
+
+
+@dataclass
+class Command:
+    """Arguments of the command, given the folder it works in, and what it left there, by name."""
+
+    name: str
+    arguments: Callable[[Path], list[str]]
+    left: Callable[[Path], Mapping[str, str]]
+
+
+@dataclass
+class Outcome:
+    """Of the kills of one command."""
+
+    kills: int = 0
+    ended: int = 0
+    whole_s: float = 0.0
+    failures: list[str] = field(default_factory=list)
+
+
+# ------------------------------------------------------------------------------------- the data
+
+
+def make_inputs(folder: Path) -> None:
+    """Arrays, a store and a trained run that the commands start from."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((N, D)).astype(np.float32)
+    y = np.abs(X[:, :C]).argmax(axis=1)
+    np.savez(folder / "raw.npz", X=X, y=y)
+    call(["ingest", str(folder / "raw.npz"), str(folder / "train.zarr"), "--chunk-mb", "0.02"])
+    path = run_file(folder, folder / "trained", METHODS["direct"])
+    call(["train", str(path)])
+
+
+def run_file(folder: Path, run_dir: Path, solver: Mapping[str, object]) -> Path:
+    """A run file beside its run directory."""
+    in_place = solver["name"] in IN_PLACE
+    tables: dict[str, dict[str, object]] = {
+        "data": {"train": str(folder / "train.zarr"), "test": str(folder / "train.zarr"),
+                 "epochs": 4, "batch_size": 300},
+        "model": {"bandwidth": 4.0} | ({} if in_place else {"n_centers": 240}),
+        "solver": dict(solver),
+        "run": {"run_dir": str(run_dir), "checkpoint_every": 3, "memory": "1 GiB", "device": "cpu",
+                "threads": 1, "accelerator": "none"},
+    }  # fmt: skip
+    lines = [
+        line
+        for table, entries in tables.items()
+        for line in (f"[{table}]", *(f"{k} = {json.dumps(v)}" for k, v in entries.items()))
+    ]
+    path = run_dir.with_suffix(".toml")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+# ------------------------------------------------------------------------- what a command leaves
+
+
+def all_files(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file below a folder, by its path."""
+    return {
+        str(path.relative_to(folder)): digest(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def digest(path: Path) -> str:
+    """Of a file's bytes; of JSON without the names in it that differ from run to run."""
+    raw = path.read_bytes()
+    if path.suffix == ".json":
+        raw = json.dumps(_steady(json.loads(raw)), sort_keys=True).encode()
+    return hashlib.sha256(raw).hexdigest()
+
+
+def _steady(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _steady(v) for k, v in value.items() if k not in VOLATILE}
+    return [_steady(v) for v in value] if isinstance(value, list) else value
+
+
+def trained(run_dir: Path) -> dict[str, str]:
+    """Every array of the setup and the last checkpoint, and the names of what lies there.
+
+    A manifest records when it was saved, and a log when a line was written; their contents are
+    compared as they are read.
+    """
+    from streamkern.checkpoint import RunDirectory
+
+    with RunDirectory(run_dir, writable=False) as run:
+        setup, saved = run.load_setup(), run.load_latest()
+    assert setup is not None
+    assert saved is not None
+    assert saved.meta["position"]["done"]
+    named = {f"setup {name}": a for name, a in setup.arrays.items()}
+    named |= {f"checkpoint {name}": a for name, a in saved.arrays.items()}
+    found = {name: hashlib.sha256(a.tobytes()).hexdigest() for name, a in named.items()}
+    found["metrics"] = json.dumps(saved.meta["metrics"], sort_keys=True)
+    # A killed save may have been given another number; no more groups than manifests.
+    groups = [p for p in (run_dir / "checkpoints").iterdir() if p.is_dir()]
+    manifests = [p for p in (run_dir / "checkpoints").iterdir() if p.is_file()]
+    found["in the folder"] = ", ".join(sorted(p.name for p in run_dir.iterdir()))
+    found["checkpoints"] = f"{len(groups)} groups, {sorted(p.name for p in manifests)}"
+    return found
+
+
+def commands(folder: Path) -> Iterator[Command]:
+    """All of them. `folder` holds the inputs."""
+    raw, store = str(folder / "raw.npz"), str(folder / "train.zarr")
+    spilling = ["--memory", "1 MiB", "--chunk-mb", "0.02"]
+    yield Command(
+        "ingest", lambda f: ["ingest", raw, str(f / "out.zarr"), *spilling], all_files
+    )  # fmt: skip
+    yield Command(
+        "augment",
+        lambda f: ["augment", store, str(f / "out.zarr"), "--copies", "3", "--transform",
+                   '{kind = "noise", sigma = 0.5}', "--chunk-mb", "0.02"],
+        all_files,
+    )  # fmt: skip
+    for ending in ("zarr", "npy", "csv"):
+        yield Command(
+            f"predict .{ending}",
+            lambda f, ending=ending: [  # type: ignore[misc]
+                "predict", str(folder / "trained"), store, str(f / f"out.{ending}")
+            ],
+            all_files,
+        )  # fmt: skip
+    for name, solver in METHODS.items():
+        yield Command(
+            f"train {name}",
+            lambda f, solver=solver: [  # type: ignore[misc]
+                "train", str(run_file(folder, f / "run", solver))
+            ],
+            lambda f: trained(f / "run"),
+        )  # fmt: skip
+    yield Command(
+        "tune",
+        lambda f: [
+            "tune", str(run_file(folder, f / "run", {"name": "auto"})), "--rows", "600",
+            "--centers", "60",
+        ],
+        lambda f: all_files(f / "run-tune"),
+    )  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------- the killing
+
+
+def _life(arguments: list[str], errors: str) -> None:
+    from streamkern.cli import main
+
+    sys.argv = ["streamkern", *arguments]
+    with Path(errors).open("w") as said:
+        sys.stdout = sys.stderr = said
+        sys.exit(main())
+
+
+def begin(arguments: list[str], errors: Path) -> Any:
+    """The command in a process of its own, forked by one that has imported everything."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["streamkern.cli", "streamkern.train", "streamkern.ingest"])
+    life = context.Process(target=_life, args=(arguments, str(errors)))
+    life.start()
+    return life
+
+
+def call(arguments: list[str]) -> float:
+    """Seconds that the command took, undisturbed."""
+    with tempfile.TemporaryDirectory() as folder:
+        errors = Path(folder) / "said"
+        began = time.perf_counter()
+        life = begin(arguments, errors)
+        life.join()
+        if life.exitcode != 0:
+            raise RuntimeError(f"{arguments} ended with {life.exitcode}: {errors.read_text()}")
+        return time.perf_counter() - began
+
+
+def kill(command: Command, folder: Path, kills: int, draw: random.Random) -> Outcome:
+    """Kill a command so many times, and compare each time that it came to its end."""
+    outcome, said = Outcome(), folder / "said"
+    plain = folder / "plain"
+    plain.mkdir()
+    outcome.whole_s = call(command.arguments(plain))
+    expected = command.left(plain)
+    while outcome.kills < kills and not outcome.failures:
+        work = folder / "killed"
+        work.mkdir()
+        arguments = command.arguments(work)
+        while True:
+            life = begin(arguments, said)
+            life.join(draw.uniform(0, 1.2 * outcome.whole_s) if outcome.kills < kills else None)
+            life.kill()
+            life.join()
+            if life.exitcode == 0:
+                break
+            if life.exitcode != -9:
+                outcome.failures.append(f"exit code {life.exitcode}: {said.read_text()[-2000:]}")
+                break
+            outcome.kills += 1
+        if not outcome.failures:
+            outcome.ended += 1
+            outcome.failures += _differences(expected, command.left(work))
+            shutil.rmtree(work)
+    return outcome
+
+
+def _differences(expected: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
+    return [
+        f"{name} is {'left over' if name not in expected else 'missing' if name not in found else 'another'}"  # noqa: E501
+        for name in sorted({*expected, *found})
+        if expected.get(name) != found.get(name)
+    ]
+
+
+def run(kills: int, only: tuple[str, ...] = (), seed: int = 0) -> dict[str, Outcome]:
+    """`kills` in all, shared out over the commands whose names begin with one of `only`."""
+    with tempfile.TemporaryDirectory(prefix="streamkern-kills-") as name:
+        inputs = Path(name) / "inputs"
+        inputs.mkdir()
+        make_inputs(inputs)
+        chosen = [c for c in commands(inputs) if not only or c.name.startswith(only)]
+        outcomes = {}
+        for i, command in enumerate(chosen):
+            folder = Path(name) / f"command-{i}"
+            folder.mkdir()
+            each = -(-kills // len(chosen))
+            outcomes[command.name] = kill(command, folder, each, random.Random(f"{seed}, {i}"))
+            print(command.name, vars(outcomes[command.name]), flush=True)
+        return outcomes
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=1000)
+    parser.add_argument("--only", type=lambda text: tuple(text.split(",")), default=())
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    outcomes = run(given.kills, given.only, given.seed)
+    total = sum(outcome.kills for outcome in outcomes.values())
+    bad = [name for name, outcome in outcomes.items() if outcome.failures]
+    print(f"{total} kills, {sum(o.ended for o in outcomes.values())} came to an end; ", end="")
+    print(f"differences in {', '.join(bad)}" if bad else "every byte as undisturbed")
+    sys.exit(1 if bad else 0)
+
+
+if __name__ == "__main__":
+    main()

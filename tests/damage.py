@@ -1,0 +1,128 @@
+"""Bits flipped over all files of a folder, and what must come of it: the same answer, or an error.
+
+For stores and run directories alike. A case is (file, byte, bit), drawn from a seed, so that each
+failure is repeated by its number. The file is put back as it was afterwards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import zarr
+
+from streamkern.errors import StreamkernError
+from streamkern.layout import row_arrays
+from streamkern.zarrjson import sealed_mark
+
+
+class Flip(NamedTuple):
+    """One bit of one file."""
+
+    path: Path
+    byte: int
+    bit: int
+
+
+def flips(root: Path, n: int, seed: int) -> list[Flip]:
+    """n cases over the files below `root`: half of them by file, half by byte.
+
+    Small files of metadata are where damage is subtle, and most bytes are in chunks.
+    """
+    rng = np.random.default_rng(seed)
+    files = [path for path in sorted(root.rglob("*")) if path.is_file() and path.stat().st_size]
+    sizes = np.array([path.stat().st_size for path in files], float)
+    cases = []
+    for k in range(n):
+        shares = None if k % 2 else sizes / sizes.sum()
+        path = files[rng.choice(len(files), p=shares)]
+        cases.append(Flip(path, int(rng.integers(path.stat().st_size)), int(rng.integers(8))))
+    return cases
+
+
+@contextmanager
+def flipped(flip: Flip) -> Iterator[None]:
+    """The folder with this one bit flipped."""
+    whole = flip.path.read_bytes()
+    damaged = bytearray(whole)
+    damaged[flip.byte] ^= 1 << flip.bit
+    with replaced(flip.path, bytes(damaged)):
+        yield
+
+
+@contextmanager
+def replaced(path: Path, data: bytes) -> Iterator[None]:
+    """A file with other content."""
+    whole = path.read_bytes()
+    path.write_bytes(data)
+    try:
+        yield
+    finally:
+        path.write_bytes(whole)
+
+
+class Silent(AssertionError):
+    """Something else came out, and nobody said so."""
+
+
+def outcome(use: Callable[[], Any], truth: Any, what: object) -> str:
+    """'same', or the name of the error of `use`; Silent for another answer than `truth`.
+
+    Anything outside of the tree of errors.py goes through, which fails the test.
+    """
+    try:
+        answer = use()
+    except StreamkernError as error:
+        if "\n" in str(error):
+            raise AssertionError(f"{what}: not one sentence: {error}") from error
+        return type(error).__name__
+    if answer != truth:
+        raise Silent(f"{what} changed the answer without a word")
+    return "same"
+
+
+def survey(
+    root: Path, n: int, seed: int, use: Callable[[], Any], *, peak_bytes: int
+) -> Counter[str]:
+    """How often each `outcome` comes of n flips; `use` takes at most `peak_bytes` in each."""
+    truth, counts = use(), Counter[str]()
+    for flip in flips(root, n, seed):
+        name = flip.path.relative_to(root).as_posix()
+        tracemalloc.start()
+        try:
+            with flipped(flip):
+                counts[outcome(use, truth, f"{name}, byte {flip.byte}, bit {flip.bit}")] += 1
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak <= peak_bytes, f"{name}, byte {flip.byte}, bit {flip.bit}: {peak} bytes"
+    return counts
+
+
+def reseal(root: Path) -> None:
+    """Make all checksums of a local store those of its chunks and metadata as they are now.
+
+    As somebody would who means harm, or a fault of ours in the writing.
+    """
+    group = zarr.open_group(root, mode="r+", use_consolidated=False)
+    mark: Any = dict(group.attrs["streamkern"])
+    names = row_arrays(mark["weight_totals"] is not None)
+    crcs = [
+        [int.from_bytes(path.read_bytes()[-4:], "little") for path in _chunks(root / name)]
+        for name in names
+    ]
+    table = np.array(crcs, np.uint32).T.copy()
+    group["crc"][:] = table
+    mark["crc"] = hashlib.sha256(table.astype("<u4").tobytes()).hexdigest()
+    group.attrs["streamkern"] = sealed_mark(mark, group.store, "", str(root))
+
+
+def _chunks(array: Path) -> list[Path]:
+    found = [path for path in (array / "c").rglob("*") if path.is_file()]
+    return sorted(found, key=lambda path: int(path.relative_to(array / "c").parts[0]))
