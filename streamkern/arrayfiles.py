@@ -142,14 +142,13 @@ class FileArray:
         out = np.empty((stop - start, *self.shape[1:]), self.dtype)
         view = out.reshape(-1).view(np.uint8).data
         while view:
-            data = self._file.read(min(len(view), 1 << 24))
-            if not data:
+            n = self._file.readinto(view[: 1 << 24])  # type: ignore[attr-defined]
+            if not n:
                 raise DataError(
                     f"{self._where} ends inside row {stop - 1 - (len(view) - 1) // self._row_bytes}"
                     f" of {self.shape[0]}; the file is truncated"
                 )
-            view[: len(data)] = data
-            view = view[len(data) :]
+            view = view[n:]
         self._row = stop
         # Reading on also makes a compressed file compare its checksum, which follows the rows.
         if stop == self.shape[0] and self._file.read(1):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streamkern.console import Line, as_text
+from streamkern.console import Line, as_text, say
 from streamkern.errors import DataError
 from streamkern.options import (
     AsJson,
@@ -96,7 +96,7 @@ def ingest(
             storage_options=options_for(options, out),
             input_options=options_for(options, *inputs),
         )
-    _show_store(out, options)
+    _show_store(out, options, made=line.shown)
 
 
 def augment(
@@ -167,7 +167,7 @@ def augment(
             progress=line.show,
             storage_options=options_for(options, out),
         )
-    _show_store(out, options)
+    _show_store(out, options, made=line.shown)
 
 
 def info(
@@ -237,12 +237,14 @@ def bench_read(
     typer.echo(as_text(found) if as_json else text)
 
 
-def _show_store(out: str, options: Mapping[str, Any]) -> None:
+def _show_store(out: str, options: Mapping[str, Any], *, made: bool) -> None:
     from streamkern.describe import describe_store
     from streamkern.overview import store_text
     from streamkern.redaction import redact
     from streamkern.store import open_store
 
+    if not made:
+        say(f"note: {out} is complete already, made by the same command; it stays as it is")
     try:
         store = open_store(out, storage_options=options_for(options, out))
         text = store_text(describe_store(store))

@@ -46,9 +46,11 @@ class Line:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream if stream.isatty() else None
         self._drawn = 0.0
+        self.shown = False  # whether there was anything to do
 
     def show(self, what: str, done: int, total: int | None) -> None:
         """`done` of `total` rows read or written."""
+        self.shown = True
         of = "" if total is None else f" of {total:,}"
         self.draw(f"{what} {done:,}{of} rows")
 

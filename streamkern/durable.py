@@ -21,6 +21,7 @@ from zarr.storage import LocalStore
 if TYPE_CHECKING:
     from zarr.core.buffer import Buffer
 
+_LARGE = 1 << 20
 _TEMPORARY = re.compile(r"\.[^/]+\.[0-9a-f]{32}\.streamkern")
 
 
@@ -81,12 +82,10 @@ def write_aside(path: Path, data: Any, *, exclusive: bool = False, sync: bool = 
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.streamkern")
     try:
         with aside.open("xb", buffering=0) as file:
-            for part in data if isinstance(data, list | tuple) else [data]:
+            for part in _parts(data):
                 _write_all(file, memoryview(part).cast("B"))
             if sync:
                 os.fsync(file.fileno())
-            elif hasattr(os, "posix_fadvise"):  # begins to write it, so that a later sync is short
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         if exclusive:
             os.link(aside, path)
             aside.unlink()
@@ -110,6 +109,14 @@ def _write_all(file: Any, view: memoryview) -> None:
         view = view[file.write(view) :]
 
 
+def _size(data: Any) -> int:
+    return sum(memoryview(part).nbytes for part in _parts(data))
+
+
+def _parts(data: Any) -> Any:
+    return data if isinstance(data, list | tuple) else [data]
+
+
 class LocalFiles(LocalStore):
     """A local folder as a zarr store that is written durably.
 
@@ -131,11 +138,13 @@ class LocalFiles(LocalStore):
         """Put bytes-like data, or a list of them, at `key`: whole, and as durable as said above."""
         self._check_writable()
         path = self.root / key
-        make_folders(path.parent)
         if key.endswith("zarr.json"):
+            make_folders(path.parent)
             write_durably(path, data, exclusive=exclusive)
         else:
-            write_aside(path, data, exclusive=exclusive, sync=False)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Large ones at once, beside other work: the last sync is the shorter for it.
+            write_aside(path, data, exclusive=exclusive, sync=_size(data) >= _LARGE)
 
 
 def sync_store(store: Any) -> None:

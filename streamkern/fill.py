@@ -55,7 +55,8 @@ def refuse_same_place(
 
 def n_writers(url: str | os.PathLike[str], memory: int, chunk_bytes: int) -> int:
     """Chunks to make and write at a time; writes to a network wait, and go on side by side."""
-    wanted = max(2, available_cpus()) if local_path(url) is not None else _REMOTE_WRITERS
+    # On a disk two more than there are cores, which wait for it to be written.
+    wanted = available_cpus() + 2 if local_path(url) is not None else _REMOTE_WRITERS
     return max(1, min(wanted, memory // (COPIES_OF_A_CHUNK * chunk_bytes)))
 
 
@@ -78,9 +79,9 @@ def fill(
     n_classes = None if spec.classes is None else len(spec.classes)
     stats = RunningStatistics(spec.n_features, n_classes)
     with ThreadPoolExecutor(n_ahead, thread_name_prefix="streamkern-write") as pool:
-        # Chunks are counted in their order, which is part of the statistics' bits.
-        for chunk in _written(writer, chunks_from, pool, n_ahead):
-            stats.add(chunk.X, chunk.y, chunk.w)
+        # Chunks are counted on their threads and added in their order, which is part of the bits.
+        for counted in _written(writer, chunks_from, stats.empty, pool, n_ahead):
+            stats.merge(counted)
             if progress is not None:
                 progress("write", stats.n_rows, spec.n_rows)
     return writer.finish(stats.result())
@@ -89,25 +90,35 @@ def fill(
 def _written(
     writer: StoreWriter,
     chunks_from: Callable[[int], Iterable[Callable[[], Chunk]]],
+    empty: Callable[[], RunningStatistics],
     pool: ThreadPoolExecutor,
     n_ahead: int,
-) -> Iterator[Chunk]:
-    """Every chunk in its order, and in the store."""
+) -> Iterator[RunningStatistics]:
+    """Those of every chunk in its order, which is in the store by then."""
 
-    def write(i: int, make: Callable[[], Chunk]) -> Chunk:
+    def counted(chunk: Chunk) -> RunningStatistics:
+        stats = empty()
+        stats.add(chunk.X, chunk.y, chunk.w)
+        return stats
+
+    def keep(i: int) -> RunningStatistics | None:
+        chunk = writer.stored(i)
+        return None if chunk is None else counted(chunk)
+
+    def write(i: int, make: Callable[[], Chunk]) -> RunningStatistics:
         chunk = writer.stored(i)
         if chunk is None:
             chunk = make()
             writer.write_chunk(i, *chunk)
-        return chunk
+        return counted(chunk)
 
     first = 0
-    stored = (partial(writer.stored, i) for i in range(writer.n_chunks))
+    stored = (partial(keep, i) for i in range(writer.n_chunks))
     with closing(in_turn(pool, stored, n_ahead)) as kept:
-        for chunk in kept:
-            if chunk is None:
+        for stats in kept:
+            if stats is None:
                 break
-            yield chunk
+            yield stats
             first += 1
     # Threads finish out of order, so that of these some may be stored as well.
     missing = (partial(write, i, make) for i, make in enumerate(chunks_from(first), first))

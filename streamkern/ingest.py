@@ -14,11 +14,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,10 +40,13 @@ from streamkern.fill import (
     refuse_same_place,
 )
 from streamkern.layout import StoreSpec
-from streamkern.ownership import mark_at
+from streamkern.ownership import STORE, check_kind, mark_at
 from streamkern.readers import Reader, open_reader
+from streamkern.scratch import Scratch, scratch_folder
 from streamkern.shuffle import Spool
-from streamkern.storage import check_missing, local_path, redact, zarr_store
+from streamkern.storage import check_missing, redact, zarr_store
+from streamkern.store import open_store
+from streamkern.unfinished import is_made_from
 from streamkern.writer import Chunk, StoreWriter
 
 __all__ = ["ingest"]
@@ -125,7 +126,8 @@ def ingest(
     external : bool
         Follow links of HDF5 files to other files: they may lead to any file that you may read.
     scratch : path, optional
-        Folder for scratch files. Default: beside a local output, in the system's temporary
+        Where the folder for scratch files is made, whose name comes from that of the output;
+        nothing else in it is touched. Default: beside a local output, in the system's temporary
         folder for a remote one. Needs the size of the decoded data when that exceeds `memory`.
 
     Raises
@@ -144,8 +146,10 @@ def ingest(
     check_missing(missing)
     # Digesting, compressing and writing a chunk holds about five copies of it.
     chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 16)
-    unfinished = _unfinished_plan(out_url, storage_options, overwrite)
-    with ExitStack() as files:
+    found = mark_at(zarr_store(out_url, storage_options=storage_options), str(out_url))
+    if found is not None:
+        check_kind(found, STORE, str(out_url))
+    with ExitStack() as files, Scratch(scratch_folder(out_url, scratch)) as own:
         reader = open_reader(
             inputs, y, files, x=x, sample_weight=sample_weight,
             input_options=input_options, missing=missing,
@@ -159,54 +163,51 @@ def ingest(
             "seed": int(seed) if shuffle else None,
             "dtype": None if dtype is None else str(np.dtype(dtype)),
         }
-        if unfinished is not None:
-            _check_plan(unfinished.get("source"), source, out_url)
-        place = Path(scratch or _scratch(out_url))
+        plan = {"source": source, "chunk_bytes": chunk_bytes}
+        if found is not None and not overwrite:
+            if is_made_from(found, plan, compress):
+                own.restore("")  # what a call left that was killed after it had published
+                own.discard()
+                return open_store(out_url, storage_options=storage_options).spec
+            _check_place(found, source, out_url)
         spool, values, parts = _spool_rows(
-            reader, files, source, place, targets, dtype, memory, progress
+            reader, files, source, own, targets, dtype, memory, progress
         )
-    classes, ranks = values.ranks() if values.are_classes else (None, None)
-    row_bytes = int(np.prod(spool.row_shape)) * spool.x_dtype.itemsize
-    with StoreWriter(
-        out_url,
-        row_shape=spool.row_shape,
-        x_dtype=spool.x_dtype,
-        n_outputs=values.shape[0] if classes is None else len(classes),
-        classes=classes,
-        chunk_rows=layout.default_chunk_rows(row_bytes, chunk_bytes),
-        overwrite=overwrite,
-        compress=compress,
-        n_rows=spool.n_rows,
-        y_dtype=None if values.are_classes else values.dtype,
-        storage_options=storage_options,
-        plan={"source": source},
-        weighted=spool.weighted,
-        columns=reader.columns,
-        target_columns=reader.target_columns,
-        files=parts.counts if reader.files else (),
-    ) as writer:
-        chunks_from = partial(_chunks_from, spool, ranks, writer.chunk_rows)
-        n_ahead = n_writers(out_url, memory // 4, chunk_bytes)
-        spec = fill(writer, chunks_from, n_ahead, progress)
-    spool.discard()
+        classes, ranks = values.ranks() if values.are_classes else (None, None)
+        row_bytes = int(np.prod(spool.row_shape)) * spool.x_dtype.itemsize
+        with StoreWriter(
+            out_url,
+            row_shape=spool.row_shape,
+            x_dtype=spool.x_dtype,
+            n_outputs=values.shape[0] if classes is None else len(classes),
+            classes=classes,
+            chunk_rows=layout.default_chunk_rows(row_bytes, chunk_bytes),
+            overwrite=overwrite,
+            compress=compress,
+            n_rows=spool.n_rows,
+            y_dtype=None if values.are_classes else values.dtype,
+            storage_options=storage_options,
+            plan=plan,
+            weighted=spool.weighted,
+            columns=reader.columns,
+            target_columns=reader.target_columns,
+            files=parts.counts if reader.files else (),
+        ) as writer:
+            chunks_from = partial(_chunks_from, spool, ranks, writer.chunk_rows)
+            n_ahead = n_writers(out_url, memory // 4, chunk_bytes)
+            spec = fill(writer, chunks_from, n_ahead, progress)
+        spool.discard()
     return spec
 
 
-def _unfinished_plan(
-    url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, overwrite: bool
-) -> Mapping[str, Any] | None:
-    """What the unfinished store at the place is made from; DataError if a finished one is there."""
-    state = mark_at(zarr_store(url, storage_options=storage_options), str(url))
-    if state is None or overwrite:
-        return None
-    if state.get("status") == "complete":
-        raise DataError(f"{redact(url)} already holds a store; pass overwrite=True (--overwrite)")
-    return (state.get("plan") or {}) if state.get("status") == "writing" else None
-
-
-def _check_plan(old: Any, new: Mapping[str, Any], url: str | os.PathLike[str]) -> None:
+def _check_place(
+    found: Mapping[str, Any], source: Mapping[str, Any], url: str | os.PathLike[str]
+) -> None:
     """Refuse early, before pass 1, what the writer would refuse after it."""
-    if old == json.loads(json.dumps(new)):
+    if found.get("status") == "complete":
+        raise DataError(f"{redact(url)} already holds a store; pass overwrite=True (--overwrite)")
+    old, new = (found.get("plan") or {}).get("source"), json.loads(json.dumps(source))
+    if old == new:
         return
     names = "not by ingest"
     if isinstance(old, Mapping):
@@ -217,16 +218,6 @@ def _check_plan(old: Any, new: Mapping[str, Any], url: str | os.PathLike[str]) -
     )
 
 
-def _scratch(out_url: str | os.PathLike[str]) -> Path:
-    path = local_path(out_url)
-    if path is not None:
-        return path.with_name(path.name + ".ingest")
-    # The same place on the next run, so that it can be resumed.
-    name = hashlib.sha256(str(out_url).encode()).hexdigest()[:16]
-    user = os.getuid() if hasattr(os, "getuid") else 0
-    return Path(tempfile.gettempdir()) / f"streamkern-{user}" / f"{name}.ingest"
-
-
 # ------------------------------------------------------------------------ pass 1: read and spool
 
 
@@ -234,7 +225,7 @@ def _spool_rows(
     reader: Reader,
     files: ExitStack,
     source: Mapping[str, Any],
-    scratch: Path,
+    scratch: Scratch,
     targets: str,
     dtype: Any,
     memory: int,
@@ -254,7 +245,7 @@ def _spool_rows(
         values.dtype,
         # The other half is for blocks being read and chunks being written.
         limit_bytes=memory // 2,
-        directory=scratch,
+        scratch=scratch,
         seed=source["seed"],
         identity=hashlib.sha256(json.dumps(source, sort_keys=True).encode()).hexdigest(),
         expected_rows=reader.n_rows,

@@ -32,10 +32,14 @@ from streamkern.fill import (
 )
 from streamkern.layout import StoreSpec
 from streamkern.mixture import open_stores
+from streamkern.ownership import mark_at
 from streamkern.prefetch import Loader
 from streamkern.random import Stage
 from streamkern.source_base import Block, Source, is_weighted
 from streamkern.sources import AugmentedSource, stores_of
+from streamkern.storage import zarr_store
+from streamkern.store import open_store
+from streamkern.unfinished import is_made_from
 from streamkern.writer import Chunk, StoreWriter
 
 _TRIED_ROWS = 8
@@ -131,6 +135,12 @@ def materialise(
         order = loader.order_key()
         # The order of the rows depends on the memory by the units in a shuffle block alone.
         order["memory"] = order.pop("mix_units")
+        plan = {
+            "source": source.describe(), "epoch": epoch, "shuffle": shuffle,
+            "dtype": maker.dtype.name, **order,
+        }  # fmt: skip
+        if not overwrite and _is_there(out_url, storage_options, plan, compress):
+            return open_store(out_url, storage_options=storage_options).spec
         with StoreWriter(
             out_url,
             row_shape=source.row_shape,
@@ -143,12 +153,23 @@ def materialise(
             n_rows=source.n_rows,
             y_dtype=maker.y_dtype,
             storage_options=storage_options,
-            plan={"source": source.describe(), "epoch": epoch, "shuffle": shuffle, **order},
+            plan=plan,
             weighted=is_weighted(source),
         ) as writer:
             n = n_writers(out_url, memory // 2, chunk_bytes)
             n = n if threads == "auto" else min(n, int(threads))
             return fill(writer, partial(_chunks_from, maker, loader), n, progress)
+
+
+def _is_there(
+    url: str | os.PathLike[str],
+    storage_options: Mapping[str, Any] | None,
+    plan: Mapping[str, Any],
+    compress: str,
+) -> bool:
+    """Whether the same call has finished before."""
+    mark = mark_at(zarr_store(url, storage_options=storage_options), str(url))
+    return mark is not None and is_made_from(mark, plan, compress)
 
 
 def _chunks_from(maker: _Maker, loader: Loader, first: int) -> Iterator[Callable[[], Chunk]]:

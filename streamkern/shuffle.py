@@ -8,26 +8,24 @@ While the rows fit the limit they stay in one buffer. Beyond it they are dealt t
 the leading bits of their key, so that each bucket can be loaded and sorted alone: every row is
 written and read once more, sequentially (a random gather from 10^8 small rows would read 4 KiB
 pages for 784 bytes). A bucket that came out too large is split by the next bits. Bucket names
-are those bits as text, so their alphabetical order is the key order.
+are those bits as text, so their alphabetical order is the key order. What is sorted, keys and
+targets, lies apart from X, which is gathered once on its way in and once on its way out.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from streamkern.errors import DataError
 from streamkern.random import words
-from streamkern.unfinished import disk_full_hint
 from streamkern.weights import DTYPE as WEIGHT
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from streamkern.scratch import Scratch
 
 INGEST_STAGE = 1000  # apart from the stages of a run, so that no training draw repeats the order
 _UNKNOWN_BITS = 6  # buckets for a stream of unknown length: 64, split later where too few
@@ -42,6 +40,17 @@ def row_keys(seed: int, start: int, n_rows: int) -> NDArray[np.uint64]:
     return np.asarray(pairs[:, 0].astype(np.uint64) << np.uint64(32) | pairs[:, 1])
 
 
+class Rows(NamedTuple):
+    """X (k, *row_shape), and what else is known of the same rows, (k,) records."""
+
+    X: NDArray[Any]
+    rest: NDArray[Any]
+
+    def part(self, start: int, stop: int) -> Rows:
+        """The rows from `start` to `stop`."""
+        return Rows(self.X[start:stop], self.rest[start:stop])
+
+
 class Spool:
     """Rows go in in source order and come out in the final order, by position.
 
@@ -51,9 +60,9 @@ class Spool:
         Of one row.
     limit_bytes : int
         The most memory that buffered or loaded rows take, sorting included.
-    directory : Path
-        Scratch, created when the rows do not fit; it survives a crash and is picked up again
-        by a spool with the same `identity`.
+    scratch : Scratch
+        Used when the rows do not fit; it survives a crash and is picked up again by a spool with
+        the same `identity`.
     seed : int or None
         None keeps the source order.
     identity : str
@@ -72,7 +81,7 @@ class Spool:
         y_dtype: np.dtype[Any],
         *,
         limit_bytes: int,
-        directory: Path,
+        scratch: Scratch,
         seed: int | None,
         identity: str,
         expected_rows: int | None = None,
@@ -82,67 +91,67 @@ class Spool:
         extra: list[Any] = [("w", WEIGHT)] if weighted else []
         if seed is not None:  # else the key is the row's number
             extra.append(("row", np.uint64))
-        fields = [("key", np.uint64), ("y", y_dtype, y_shape), ("X", x_dtype, row_shape), *extra]
-        self._record = np.dtype(fields, align=True)
-        self._capacity = max(1, limit_bytes // (self._record.itemsize + _SORT_BYTES))
-        self._directory = directory
-        self._seed = seed
-        self._identity = f"{identity} {self._record.descr}"
-        self._expected = expected_rows
-        self._loaded: tuple[str, NDArray[Any], NDArray[np.int64]] | None = None
+        self._rest = np.dtype([("key", np.uint64), ("y", y_dtype, y_shape), *extra])
+        self._x_bytes = int(np.prod(row_shape)) * x_dtype.itemsize
+        bytes_each = self._x_bytes + self._rest.itemsize + _SORT_BYTES
+        self._capacity = max(1, limit_bytes // bytes_each)
+        self._scratch, self._seed, self._expected = scratch, seed, expected_rows
+        self._loaded: tuple[str, Rows, NDArray[np.int64]] | None = None
         self._leaves: dict[str, int] = {}
-        self._unsaved: set[str] = set()
-        self._buffer: NDArray[Any] | None = None
+        self._held: Rows | None = None
+        self._buffer: Rows | None = None
         self._bits = 0
         self.n_rows = 0
         self.sealed = False
         self.notes: Any = None  # the caller's own state at the last `save`
         self.unsaved_bytes = 0
-        if not self._restore():
-            self.discard()
-            room = self._capacity if expected_rows is None else min(self._capacity, expected_rows)
-            self._buffer = np.empty(max(room, 1), self._record)  # pages are committed on use
+        saved = scratch.restore(f"{identity} {row_shape} {x_dtype.str} {self._rest.descr}")
+        if saved is not None:
+            self._leaves, self.n_rows, self._bits = saved["leaves"], saved["n_rows"], saved["bits"]
+            self.sealed, self.notes = saved["sealed"], saved["notes"]
+        elif expected_rows is None or expected_rows <= self._capacity:
+            self._held = self._room(expected_rows or self._capacity)
+        else:
+            self._spill()
 
     @property
     def spilled(self) -> bool:
         """Whether the rows are in scratch files; only then is there something to resume."""
-        return self._buffer is None
+        return self._held is None
 
     def append(self, X: NDArray[Any], y: NDArray[Any], w: NDArray[Any] | None = None) -> None:
         """Take in the next rows, X (k, *row_shape) and y (k, *y_shape), and w (k,) if weighted."""
         if (w is not None) != self.weighted:
             raise DataError("some blocks of rows have sample weights and others have none")
-        k = len(X)
-        if self._buffer is not None and self.n_rows + k <= len(self._buffer):
-            records = self._buffer[self.n_rows : self.n_rows + k]
-        else:
-            self._spill()
-            records = np.empty(k, self._record)
-        start = self.n_rows
+        k, start = len(X), self.n_rows
+        rest = np.empty(k, self._rest)
         numbers = np.arange(start, start + k, dtype=np.uint64)
         if self._seed is None:
-            records["key"] = numbers
+            rest["key"] = numbers
         else:
-            records["key"], records["row"] = row_keys(self._seed, start, k), numbers
-        records["X"], records["y"] = X, y
+            rest["key"], rest["row"] = row_keys(self._seed, start, k), numbers
+        rest["y"] = y
         if w is not None:
-            records["w"] = w
-        if self._buffer is None:
-            self._deal(records, "", self._bits)
+            rest["w"] = w
+        if self._held is not None and start + k <= len(self._held.X):
+            self._held.X[start : start + k], self._held.rest[start : start + k] = X, rest
+        else:
+            self._spill()
+            self._deal(Rows(X, rest), "", self._bits)
         self.n_rows += k
 
-    def save(self, notes: Any, *, sealed: bool = False) -> None:
-        """Make what is in scratch survive a crash, with the caller's JSON `notes`."""
-        self.notes, self.sealed = notes, sealed
-        if not self.spilled:
-            return
-        with disk_full_hint(str(self._directory)):
-            for name in self._unsaved:
-                with self._path(name).open("rb") as file:
-                    os.fsync(file.fileno())
-            self._write_state()
-        self._unsaved.clear()
-        self.unsaved_bytes = 0
+    def save(self, notes: Any, *, sealed: bool = False, wait: bool = False) -> None:
+        """Make what is in scratch survive a crash, soon, with the caller's JSON `notes`."""
+        self.notes, self.sealed, self.unsaved_bytes = notes, sealed, 0
+        if self.spilled:
+            state = {
+                "n_rows": self.n_rows,
+                "bits": self._bits,
+                "leaves": self._leaves,
+                "sealed": sealed,
+                "notes": notes,
+            }
+            self._scratch.save(state, wait=wait)
 
     def seal(self, notes: Any) -> None:
         """No more rows: split what is too large to load, and be ready for `rows`."""
@@ -158,136 +167,96 @@ class Spool:
         Loads a bucket at a time.
         """
         number = "key" if self._seed is None else "row"
-        names = ("X", "y", number, *(("w",) if self.weighted else ()))
-        parts: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
+        names = ("y", number, *(("w",) if self.weighted else ()))
+        parts: list[list[NDArray[Any]]] = [[] for _ in ("X", *names)]
         first = 0
         for name, count in sorted(self._leaves.items()) if self.spilled else [("", self.n_rows)]:
             a, b = max(start - first, 0), min(stop - first, count)
             if a < b:
-                records, order = self._load(name)
+                loaded, order = self._load(name)
                 places = order[a:b]
-                for name, part in parts.items():
-                    part.append(records[name][places])
+                found = [loaded.X, *(loaded.rest[field] for field in names)]
+                for part, array in zip(parts, found, strict=True):
+                    part.append(array.take(places, axis=0))
             first += count
-        return tuple(_joined(part) for part in parts.values())
+        return tuple(_joined(part) for part in parts)
 
     def discard(self) -> None:
         """Remove the scratch files."""
-        self._loaded = None
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._loaded = self._buffer = None
+        self._scratch.discard()
 
     # -- buckets
 
+    def _room(self, n_rows: int) -> Rows:
+        n_rows = max(n_rows, 1)  # pages are committed on use
+        X = np.empty((n_rows, *self.row_shape), self.x_dtype)
+        return Rows(X, np.empty(n_rows, self._rest))
+
     def _spill(self) -> None:
-        """From memory to buckets; the buffered rows are dealt out first."""
-        if self._buffer is None:
+        """From memory to buckets; the rows held so far are dealt out first."""
+        if self._bits:
             return
-        buffer, self._buffer = self._buffer, None
-        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._bits = _UNKNOWN_BITS
         if self._expected is not None:
             # Twice as many as would just fit: buckets of random size must not need a split.
             buckets = max(2 * self._expected // self._capacity, 1)
             self._bits = min(buckets.bit_length(), _MAX_BITS)
-        step = max(1, self._capacity // 16)
-        for start in range(0, self.n_rows, step):
-            self._deal(buffer[start : min(start + step, self.n_rows)], "", self._bits)
+        held, self._held = self._held, None
+        if held is not None:
+            step = max(1, self._capacity // 16)
+            for start in range(0, self.n_rows, step):
+                self._deal(held.part(start, min(start + step, self.n_rows)), "", self._bits)
 
-    def _deal(self, records: NDArray[Any], prefix: str, bits: int) -> None:
-        """Append records to the buckets below `prefix`, in their order."""
+    def _deal(self, rows: Rows, prefix: str, bits: int) -> None:
+        """Append rows to the buckets below `prefix`, in their order."""
         if self._seed is None:
-            bucket = records["key"] // np.uint64(self._capacity)
+            bucket = rows.rest["key"] // np.uint64(self._capacity)
         else:
             shift = np.uint64(64 - len(prefix) - bits)
-            bucket = records["key"] >> shift & np.uint64((1 << bits) - 1)
-        order = np.argsort(bucket, kind="stable")
-        numbers, starts = np.unique(bucket[order], return_index=True)
-        stops = np.append(starts, len(records))[1:]
-        grouped = records[order]
-        with disk_full_hint(str(self._directory)):
-            for number, a, b in zip(numbers.tolist(), starts, stops, strict=True):
-                name = f"{number:012d}" if self._seed is None else prefix + f"{number:0{bits}b}"
-                with self._path(name).open("ab", buffering=0) as file:
-                    _write_all(file, grouped[a:b].view(np.uint8).data)
-                self._leaves[name] = self._leaves.get(name, 0) + int(b - a)
-                self._unsaved.add(name)
-        self.unsaved_bytes += records.nbytes
+            bucket = rows.rest["key"] >> shift & np.uint64((1 << bits) - 1)
+            order = np.argsort(bucket, kind="stable")
+            bucket, rows = bucket[order], Rows(*(part.take(order, axis=0) for part in rows))
+        numbers, starts = np.unique(bucket, return_index=True)
+        stops = np.append(starts, len(bucket))[1:]
+        for number, a, b in zip(numbers.tolist(), starts.tolist(), stops.tolist(), strict=True):
+            name = f"{number:012d}" if self._seed is None else prefix + f"{number:0{bits}b}"
+            self._scratch.append(f"{name}.rows", rows.X[a:b])
+            self._scratch.append(f"{name}.keys", rows.rest[a:b].view(np.uint8))
+            self._leaves[name] = self._leaves.get(name, 0) + b - a
+        self.unsaved_bytes += rows.X.nbytes + rows.rest.nbytes
 
     def _split(self, name: str) -> None:
-        for child in self._directory.glob(f"{name}?*.rows"):
-            child.unlink()  # of a split that did not finish
         count = self._leaves[name]
         step = max(1, self._capacity // 16)
         for start in range(0, count, step):
-            records = self._read(name, start, min(step, count - start))
-            self._deal(records, name, _SPLIT_BITS)
+            rows = self._room(min(step, count - start))
+            self._read(name, start, rows)
+            self._deal(rows, name, _SPLIT_BITS)
         del self._leaves[name]
-        self.save(self.notes, sealed=True)
-        self._path(name).unlink()
+        self._scratch.forget(f"{name}.rows")
+        self._scratch.forget(f"{name}.keys")
+        self.save(self.notes, sealed=True, wait=True)
+        self._scratch.sweep()
 
-    def _load(self, name: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    def _load(self, name: str) -> tuple[Rows, NDArray[np.int64]]:
         if self._loaded is None or self._loaded[0] != name:
-            self._loaded = None  # free the last bucket before reading the next
-            if self._buffer is not None:
-                records = self._buffer[: self.n_rows]
+            if self._held is not None:
+                rows = self._held.part(0, self.n_rows)
             else:
-                records = self._read(name, 0, self._leaves[name])
+                # One room for all buckets: fresh pages would cost more than reading into them.
+                if self._buffer is None:
+                    self._buffer = self._room(max(self._leaves.values()))
+                rows = self._buffer.part(0, self._leaves[name])
+                self._read(name, 0, rows)
             # Stable: rows with equal keys stay in source order.
-            self._loaded = name, records, np.argsort(records["key"], kind="stable")
+            self._loaded = name, rows, np.argsort(rows.rest["key"], kind="stable")
         return self._loaded[1], self._loaded[2]
 
-    def _read(self, name: str, start: int, count: int) -> NDArray[Any]:
-        offset = start * self._record.itemsize
-        return np.fromfile(self._path(name), self._record, count=count, offset=offset)
-
-    def _path(self, name: str) -> Path:
-        return self._directory / f"{name}.rows"
-
-    # -- surviving a crash
-
-    def _write_state(self) -> None:
-        state = {
-            "identity": self._identity,
-            "n_rows": self.n_rows,
-            "bits": self._bits,
-            "leaves": self._leaves,
-            "sealed": self.sealed,
-            "notes": self.notes,
-        }
-        path = self._directory / "state.json"
-        partial = path.with_suffix(".partial")
-        with partial.open("w") as file:
-            json.dump(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-
-    def _restore(self) -> bool:
-        try:
-            state = json.loads((self._directory / "state.json").read_text())
-            if state["identity"] != self._identity:
-                return False
-            for name, count in state["leaves"].items():
-                if self._path(name).stat().st_size < count * self._record.itemsize:
-                    return False
-        except (OSError, ValueError, KeyError):
-            return False
-        self._leaves = dict(state["leaves"])
-        self.n_rows, self._bits = state["n_rows"], state["bits"]
-        self.sealed, self.notes = state["sealed"], state["notes"]
-        for path in self._directory.glob("*.rows"):  # what came after the last `save`
-            if path.stem in self._leaves:
-                os.truncate(path, self._leaves[path.stem] * self._record.itemsize)
-            else:
-                path.unlink()
-        return True
+    def _read(self, name: str, start: int, out: Rows) -> None:
+        self._scratch.read(f"{name}.rows", start * self._x_bytes, out.X)
+        self._scratch.read(f"{name}.keys", start * self._rest.itemsize, out.rest.view(np.uint8))
 
 
 def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def _write_all(file: Any, view: memoryview) -> None:
-    # An unbuffered file may take only part of a write, at 2 GiB or when the disk fills up.
-    while view:
-        view = view[file.write(view) :]

@@ -95,7 +95,8 @@ class ColumnMoments:
             return
         if self._first is None:
             self._first = other.mean
-        self._merge(times * other.weight, other.mean - self._first, times * other._m2)
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._merge(times * other.weight, other.mean - self._first, times * other._m2)
 
     def _merge(self, weight: float, mean: NDArray[np.float64], m2: NDArray[np.float64]) -> None:
         delta = mean - self._mean
@@ -148,6 +149,23 @@ class RunningStatistics:
             if self._totals is None:
                 self._totals = np.zeros(1 if self._counts is None else len(self._counts))
             add_totals(self._totals, y, w, self._counts is not None)
+
+    def empty(self) -> RunningStatistics:
+        """The same with no rows."""
+        n_classes = None if self._counts is None else len(self._counts)
+        return RunningStatistics(len(self._features.mean), n_classes)
+
+    def merge(self, other: RunningStatistics) -> None:
+        """Take in what another one has taken in."""
+        self.n_rows += other.n_rows
+        self._features.merge(other._features)
+        if self._counts is not None and other._counts is not None:
+            self._counts += other._counts
+        if other._targets is not None:
+            self._targets = self._targets or ColumnMoments(len(other._targets.mean))
+            self._targets.merge(other._targets)
+        if other._totals is not None:
+            self._totals = other._totals + (0.0 if self._totals is None else self._totals)
 
     def result(self) -> Statistics:
         """Statistics of the rows so far; at least one row must have been added."""

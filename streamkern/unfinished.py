@@ -8,6 +8,8 @@ array `digests` is the journal.
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import threading
 import uuid
 from collections.abc import Iterator, Mapping
@@ -25,6 +27,10 @@ from streamkern.storage import redact
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+# Kinds of data that are known by their name or their ends: good to go on from, no more.
+_VAGUE = ("iterator", "arrays", "generator", "function")
 
 
 class Claim:
@@ -130,6 +136,29 @@ def disk_full_hint(where: str) -> Iterator[None]:
             "command again, it goes on where it stopped",
             error.filename,
         ) from error
+
+
+def made_from(plan: Mapping[str, Any], compress: str) -> str | None:
+    """sha256 of all that a store follows from; None where `plan` does not tell data from others."""
+    text = json.dumps([plan, compress], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest() if _tells_data(plan) else None
+
+
+def is_made_from(mark: Mapping[str, Any], plan: Mapping[str, Any], compress: str) -> bool:
+    """Whether there is a finished store that the same call would make again."""
+    made = mark.get("made_from")
+    return (mark.get("kind"), mark.get("status")) == (STORE, "complete") and (
+        made is not None and made == made_from(plan, compress)
+    )
+
+
+def _tells_data(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        vague = value.get("kind") in _VAGUE
+        if value.get("kind") == "zarr":  # a foreign store is known by its metadata alone
+            vague = str(value.get("fingerprint", "meta:")).startswith("meta:")
+        return not vague and all(_tells_data(v) for v in value.values())
+    return not isinstance(value, list | tuple) or all(_tells_data(v) for v in value)
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from streamkern.layout import DIGEST_CHUNK, StoreSpec
 from streamkern.ownership import ATTRIBUTE, STORE, publish
 from streamkern.statistics import Statistics
 from streamkern.storage import redact, zarr_store
-from streamkern.unfinished import Claim, Journal, disk_full_hint
+from streamkern.unfinished import Claim, Journal, disk_full_hint, made_from
 from streamkern.weights import DTYPE, as_weights
 from streamkern.zarrjson import sealed_mark
 
@@ -123,7 +123,7 @@ class StoreWriter:
             files=tuple((name, int(k)) for name, k in files),
         )
         self._n_rows = n_rows
-        self._compress = compress
+        self._compress, self._made_from = compress, made_from(plan or {}, compress)
         layout.codecs(dtype, compress)
         store = zarr_store(url, storage_options=storage_options, read_only=False)
         with disk_full_hint(self.url):
@@ -372,6 +372,7 @@ class StoreWriter:
             "columns": spec.columns,
             "target_columns": spec.target_columns,
             "files": spec.files,
+            "made_from": self._made_from,
             "digest": "sha256",
             "fingerprint": layout.content_fingerprint(spec, n_rows, self._journal.digests),
             **{name: _json(getattr(stats, name, None)) for name in _STATISTICS},

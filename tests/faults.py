@@ -31,7 +31,7 @@ def content(root: Path) -> dict[str, Any]:
     """The `tree` of a store but for where its rows came from: names of files and of columns."""
     files: dict[str, Any] = dict(tree(root))
     group = json.loads(files["zarr.json"])
-    for name in ("files", "columns", "target_columns", "metadata_digest"):
+    for name in ("files", "columns", "target_columns", "made_from", "metadata_digest"):
         del group["attributes"]["streamkern"][name]
     return {**files, "zarr.json": group}
 

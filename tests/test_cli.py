@@ -123,6 +123,9 @@ def test_ingest_info_and_the_library_agree(run: Run, tmp_path: Path) -> None:
     assert json.loads(out)["fingerprint"] == (
         streamkern.open_store(tmp_path / "same.zarr").spec.fingerprint
     )
+    code, _, err = run(*words, "--seed", 3)
+    assert code == DONE
+    assert "is complete already, made by the same command" in err
     assert "already holds a store" in sentence(run(*words), USAGE)
     assert run(*words, "--overwrite")[0] == DONE
 
@@ -514,6 +517,10 @@ def test_augment_is_the_library_function(run: Run, stores: Path, tmp_path: Path)
     assert run("augment", *both, tmp_path / "m.zarr", "--weights", "3,1", "--no-shuffle")[0] == DONE
     spec = streamkern.augment_store(both, tmp_path / "n.zarr", weights=[3, 1], shuffle=False)
     assert streamkern.open_store(tmp_path / "m.zarr").spec.fingerprint == spec.fingerprint
+    code, _, err = run("augment", stores / "train.zarr", tmp_path / "a.zarr", *words)
+    assert code == DONE
+    assert "is complete already, made by the same command" in err
+    words = (*words, "--no-shuffle")
     said = sentence(run("augment", stores / "train.zarr", tmp_path / "a.zarr", *words), USAGE)
     assert "already holds a store" in said
 

@@ -13,6 +13,7 @@ import sys
 import tracemalloc
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ from streamkern.errors import (
 )
 from streamkern.fill import n_writers
 from streamkern.ingest import ingest
+from streamkern.scratch import Scratch, scratch_folder
 from streamkern.shuffle import Spool, row_keys
 from streamkern.store import Store, open_store
 from tests import faults
@@ -86,7 +88,7 @@ def test_the_order_is_the_keys_whatever_the_memory(
     X = np.arange(3 * n, dtype=np.float32).reshape(n, 3)
     spool = Spool(
         (3,), X.dtype, (), np.dtype(np.int32),
-        limit_bytes=1500 if spill else 1 << 20, directory=scratch, seed=seed, identity="t",
+        limit_bytes=1500 if spill else 1 << 20, scratch=Scratch(scratch), seed=seed, identity="t",
         expected_rows=n if known else None,
     )  # fmt: skip
     for rows in np.array_split(np.arange(n), pieces):
@@ -104,11 +106,13 @@ def test_the_order_is_the_keys_whatever_the_memory(
     assert not scratch.exists()
 
 
-def make_spool(scratch: Path, identity: str = "t") -> Spool:
-    return Spool(
-        (1,), np.dtype(np.int32), (), np.dtype(np.int32),
-        limit_bytes=40 * 40, directory=scratch, seed=3, identity=identity,
-    )  # fmt: skip
+@contextmanager
+def make_spool(folder: Path, identity: str = "t") -> Iterator[Spool]:
+    with Scratch(folder) as scratch:
+        yield Spool(
+            (1,), np.dtype(np.int32), (), np.dtype(np.int32),
+            limit_bytes=40 * 40, scratch=scratch, seed=3, identity=identity,
+        )  # fmt: skip
 
 
 def test_buckets_that_came_out_too_large_are_split(
@@ -117,8 +121,6 @@ def test_buckets_that_came_out_too_large_are_split(
     n = 3000  # 64 buckets of about 47 rows, where 40 fit
     X = np.arange(n, dtype=np.int32)[:, None]
     expected = np.argsort(row_keys(3, 0, n))
-    spool = make_spool(tmp_path / "s")
-    spool.append(X, X[:, 0])
     real, written = Path.unlink, []
 
     def stop(self: Path, missing_ok: bool = False) -> None:
@@ -127,30 +129,32 @@ def test_buckets_that_came_out_too_large_are_split(
             raise KeyboardInterrupt
         real(self, missing_ok)
 
-    with monkeypatch.context() as patch:
+    with make_spool(tmp_path / "s") as spool, monkeypatch.context() as patch:
+        spool.append(X, X[:, 0])
         patch.setattr(Path, "unlink", stop)
         with pytest.raises(KeyboardInterrupt):
             spool.seal(["note"])
-    again = make_spool(tmp_path / "s")
-    assert (again.sealed, again.notes, again.n_rows) == (True, ["note"], n)
-    again.seal(again.notes)
-    np.testing.assert_array_equal(again.rows(0, n)[1], expected)
-    np.testing.assert_array_equal(again.rows(777, 780)[0][:, 0], expected[777:780])
+    with make_spool(tmp_path / "s") as again:
+        assert (again.sealed, again.notes, again.n_rows) == (True, ["note"], n)
+        again.seal(again.notes)
+        np.testing.assert_array_equal(again.rows(0, n)[1], expected)
+        np.testing.assert_array_equal(again.rows(777, 780)[0][:, 0], expected[777:780])
 
 
 def test_scratch_goes_on_from_the_last_save(tmp_path: Path) -> None:
     n = 600
     X = np.arange(n, dtype=np.int32)[:, None]
-    spool = make_spool(tmp_path / "s")
-    spool.append(X[:200], X[:200, 0])
-    spool.save(["a"])
-    spool.append(X[200:333], X[200:333, 0])  # lost: it was not saved
-    again = make_spool(tmp_path / "s")
-    assert (again.sealed, again.notes, again.n_rows) == (False, ["a"], 200)
-    again.append(X[200:], X[200:, 0])
-    again.seal(["a", "b"])
-    np.testing.assert_array_equal(again.rows(0, n)[1], np.argsort(row_keys(3, 0, n)))
-    assert make_spool(tmp_path / "s", identity="other").n_rows == 0
+    with make_spool(tmp_path / "s") as spool:
+        spool.append(X[:200], X[:200, 0])
+        spool.save(["a"])
+        spool.append(X[200:333], X[200:333, 0])  # lost: it was not saved
+    with make_spool(tmp_path / "s") as again:
+        assert (again.sealed, again.notes, again.n_rows) == (False, ["a"], 200)
+        again.append(X[200:], X[200:, 0])
+        again.seal(["a", "b"])
+        np.testing.assert_array_equal(again.rows(0, n)[1], np.argsort(row_keys(3, 0, n)))
+    with make_spool(tmp_path / "s", identity="other") as other:
+        assert other.n_rows == 0
 
 
 def test_keys_are_uniform_and_differ_between_seeds() -> None:
@@ -443,7 +447,7 @@ def test_nonfinite_names_file_row_and_column(tmp_path: Path) -> None:
         with pytest.raises(NonFiniteError, match=message):
             ingest(inputs, tmp_path / "out", chunk_mb=2**-10, memory=SMALL, **arguments)
         assert not (tmp_path / "out").exists()
-        assert not (tmp_path / "out.ingest").exists()
+        assert not scratch_folder(tmp_path / "out").exists()
     with pytest.raises(NonFiniteError, match="target of the array, row 1 is inf"):
         ingest(X[:2], tmp_path / "out", y=np.array([0.5, np.inf]))
     with pytest.raises(NonFiniteError, match="inf as float16"):
@@ -782,11 +786,11 @@ def test_killed_again_and_again_gives_the_same_bits(
     kept = {key: (out / key).stat().st_mtime_ns for key in whole}
     assert run_child("never", 0, out, how, data) == 0
     assert faults.content(out) == faults.content(tmp_path / "whole")
-    assert not (tmp_path / "out.ingest").exists()
+    assert not scratch_folder(out).exists()
     # Finished chunks were kept, not written again, save for those that each writer had under way,
-    # X and y, when it was killed, and the journal, which is one more chunk.
+    # X, y and row, when it was killed, and the journal, which is one more chunk.
     same = [key for key, t in kept.items() if (out / key).stat().st_mtime_ns == t]
-    assert len(same) >= len(kept) - 2 * n_writers(out, 1 << 28, 1 << 14) - 1
+    assert len(same) >= len(kept) - 3 * n_writers(out, 1 << 28, 1 << 14) - 1
     assert len([key for key in same if key.startswith("X/")]) >= 1
 
 

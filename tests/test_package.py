@@ -35,7 +35,7 @@ DATA_LANE = {
     *("storedchunks", "unfinished", "writer", "fill"),
     *("cache", "cachedobjects", "meter", "readspeed"),
     *("readers", "inputfiles", "decompress", "csvfiles", "hdf5files", "arrayfiles"),
-    *("tables", "columns", "conform", "shuffle", "ingest"),
+    *("tables", "columns", "conform", "shuffle", "scratch", "ingest"),
     *("augment", "source_base", "sources", "arrays", "generator", "mixture", "materialise"),
     *("filerows", "ordered", "answerspool", "answerfiles"),
     *("plan", "fetch", "remote", "cluster", "buffers", "prefetch", "feed", "weights"),

@@ -474,7 +474,7 @@ def test_unfinished_is_refused_and_resumed(tmp_path: Path) -> None:
     for i in range(5):
         stats.add(X[i * 7 : i * 7 + 7], y[i * 7 : i * 7 + 7])
     again.finish(stats.result())
-    assert faults.tree(tmp_path / "s") == faults.tree(tmp_path / "whole")
+    assert faults.content(tmp_path / "s") == faults.content(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

@@ -1,0 +1,386 @@
+"""What a power cut may leave of the files that a command writes, at every instant of it.
+
+    python -m tests.powerloss [--full] [command ...]
+
+A command runs once while every call that changes its folder, and every sync, is recorded: before
+each the whole folder is looked at, so that what was written is known at that instant. A file's
+content is durable as it was at its last sync, and a name in a folder as it was at the last sync of
+that folder; no order among the rest is assumed. From every instant that differs from the last,
+folders are made of what a power cut may leave (`CUTS`), and the command is run again in each.
+
+The state before must be whole or refused, and the same command must end with the right result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import shutil
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+
+from streamkern.checkpoint import RunDirectory
+from streamkern.errors import DataError, RunError, StreamkernError
+from streamkern.ingest import ingest
+from streamkern.materialise import augment_store
+from streamkern.model import load_model
+from streamkern.ownership import mark_at
+from streamkern.sources import ZarrSource
+from streamkern.storage import zarr_store
+from streamkern.store import open_store
+from tests.runs import finished, settings
+
+CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.truncate"}
+CUTS = ("kept", "lost", "names", "zeros", "contents", "torn", "torn again")
+"""What is left: all (as after a kill); what is durable alone; names, of files that are empty or
+zeros; contents, under the names that are durable; any mixture, cut anywhere."""
+
+
+ROOT = -1
+
+
+@dataclass
+class Instant:
+    """What is in a folder, and what of it is durable.
+
+    Files are known by their inodes, folders by numbers below 0 that are never used again; that of
+    the folder itself is `ROOT`. names, synced_names : by folder, what is behind each name.
+    contents, synced : by file.
+    """
+
+    names: dict[int, dict[str, int]] = field(default_factory=dict)
+    contents: dict[int, bytes] = field(default_factory=dict)
+    synced_names: dict[int, dict[str, int]] = field(default_factory=dict)
+    synced: dict[int, bytes] = field(default_factory=dict)
+
+    def copy(self) -> Instant:
+        return Instant(*(dict(part) for part in vars(self).values()))
+
+    def rebuild(self, root: Path, cut: str, seed: int) -> None:
+        """Make of `root` what a power cut at this instant may leave."""
+        shutil.rmtree(root, ignore_errors=True)
+        root.mkdir()
+        self._fill(root, ROOT, cut, random.Random(f"{seed} {cut}"))
+
+    def _fill(self, place: Path, folder: int, cut: str, rng: random.Random) -> None:
+        now, synced = self.names.get(folder, {}), self.synced_names.get(folder, {})
+        for name in sorted({*now, *synced}):
+            durable = cut in ("lost", "contents") or (cut.startswith("torn") and rng.random() < 0.5)
+            names = synced if durable else now
+            if name not in names:
+                continue
+            if names[name] < 0:
+                (place / name).mkdir()
+                self._fill(place / name, names[name], cut, rng)
+            else:
+                (place / name).write_bytes(self._content(names[name], cut, rng))
+
+    def _content(self, inode: int, cut: str, rng: random.Random) -> bytes:
+        now, synced = self.contents[inode], self.synced.get(inode, b"")
+        if now == synced or cut in ("kept", "contents"):
+            return now
+        if cut == "zeros":
+            return bytes(len(now))
+        if cut in ("lost", "names"):
+            return synced
+        at = rng.randrange(len(now) + 1)
+        return rng.choice([now, synced, now[:at], now[:at] + bytes(len(now) - at)])
+
+
+class Recorder:
+    """Notes the instants of one folder at a time, in all threads of this process."""
+
+    def __init__(self) -> None:
+        self.instants: list[Instant] = []
+        self._root: Path | None = None
+        self._lock, self._inside = threading.RLock(), threading.local()
+        self._hooked = False
+
+    @contextmanager
+    def watching(self, root: Path, keep: Path) -> Iterator[list[Instant]]:
+        """keep : a folder beside it, on the same disk; what is in `root` before is durable."""
+        if not self._hooked:
+            self._hooked = True
+            sys.addaudithook(self._event)
+        keep.mkdir()
+        self._keep, self._known = keep, dict[int, tuple[int, int]]()
+        self._folders, self._n_folders = dict[int, int](), 0
+        self._now = Instant()
+        self._look(root)
+        self._now.synced_names, self._now.synced = dict(self._now.names), dict(self._now.contents)
+        self.instants, self._root = [], root
+        real, os.fsync = os.fsync, self._fsync(os.fsync)
+        try:
+            yield self.instants
+            self._note()
+        finally:
+            self._root, os.fsync = None, real
+
+    def _event(self, event: str, args: tuple[Any, ...]) -> None:
+        if self._root is None or getattr(self._inside, "now", False):
+            return
+        flags = args[2] if event == "open" and isinstance(args[2], int) else 0
+        writes = flags & (os.O_WRONLY | os.O_RDWR)
+        if (writes or event in CHANGES) and str(args[0]).startswith(str(self._root)):
+            self._note()
+
+    def _note(self) -> None:
+        with self._alone():
+            assert self._root is not None
+            self._look(self._root)
+            if not self.instants or vars(self.instants[-1]) != vars(self._now):
+                self.instants.append(self._now.copy())
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        with self._lock:
+            self._inside.now = True
+            try:
+                yield
+            finally:
+                self._inside.now = False
+
+    def _fsync(self, real: Callable[[int], None]) -> Callable[[int], None]:
+        def fsync(fd: int) -> None:
+            root, place = self._root, os.readlink(f"/proc/self/fd/{fd}")
+            if root is None or not place.startswith(str(root)):
+                return real(fd)
+            self._note()
+            with self._alone():
+                inode = os.fstat(fd).st_ino
+                content, folder = self._now.contents.get(inode), self._folders.get(inode)
+                names = None if folder is None else self._now.names[folder]
+            real(fd)
+            with self._alone():
+                if content is not None:
+                    self._now.synced[inode] = content
+                elif folder is not None and names is not None:
+                    self._now.synced_names[folder] = names
+            return None
+
+        return fsync
+
+    def _look(self, root: Path) -> None:
+        names: dict[int, dict[str, int]] = {}
+        alive: dict[int, int] = {}
+        for parent, folders, files in os.walk(root):
+            with contextlib.suppress(FileNotFoundError):  # another thread was faster
+                here = names.setdefault(self._folder(parent, alive), {})
+                for name in folders:
+                    here[name] = self._folder(os.path.join(parent, name), alive)
+                for name in files:
+                    with contextlib.suppress(FileNotFoundError):
+                        here[name] = self._file(os.path.join(parent, name))
+        self._now.names, self._folders = names, alive
+
+    def _folder(self, path: str, alive: dict[int, int]) -> int:
+        inode = os.stat(path).st_ino
+        if inode not in alive:
+            if inode not in self._folders:
+                self._n_folders += 1
+            alive[inode] = self._folders.get(inode, -self._n_folders)
+        return alive[inode]
+
+    def _file(self, path: str) -> int:
+        """Notes what is in a file; its inode."""
+        status = os.stat(path)
+        stamp = (status.st_mtime_ns, status.st_size)
+        if self._known.get(status.st_ino) != stamp:
+            kept = self._keep / str(status.st_ino)
+            if not kept.exists():
+                os.link(path, kept)  # or a later file might get the number of a deleted one
+            self._now.contents[status.st_ino] = kept.read_bytes()
+            self._known[status.st_ino] = stamp
+        return status.st_ino
+
+
+RECORDER = Recorder()
+
+
+@dataclass
+class Command:
+    """What is run in a folder: `start` makes it as it is before, `run` is the command, `result` is
+    what it made, a StreamkernError where that is refused."""
+
+    start: Callable[[Path], None]
+    run: Callable[[Path], None]
+    result: Callable[[Path], Any]
+
+
+def replay(
+    command: Command, folder: Path, *, sample: int | None = None, seed: int = 0
+) -> tuple[int, Counter[str]]:
+    """The number of instants, and how many of the states were what; AssertionError otherwise."""
+    root = folder / "disk"
+    root.mkdir(parents=True)
+    command.start(root)
+    before = attempt(command, root)
+    with RECORDER.watching(root, folder / "keep") as instants:
+        command.run(root)
+    right = command.result(root)
+    left = {p.relative_to(root) for p in root.rglob("*")}
+    instants[-1].rebuild(root, "lost", 0)
+    assert command.result(root) == right, "it is not durable when the command ends"
+    states = [(k, cut) for k in range(len(instants)) for cut in CUTS]
+    if sample is not None and sample < len(states):
+        states = random.Random(seed).sample(states, sample)
+    counts: Counter[str] = Counter()
+    for k, cut in states:
+        instants[k].rebuild(root, cut, seed=k)
+        what = f"instant {k} of {len(instants)}, {cut}"
+        found = attempt(command, root)
+        assert found in (None, before, right), f"{what}: a wrong result is taken for whole"
+        counts["whole" if found == right else "as before" if found else "refused"] += 1
+        try:
+            command.run(root)
+        except StreamkernError:  # there is nothing to do
+            assert found == right, f"{what}: the same command does not go on"
+        assert command.result(root) == right, f"{what}: the same command ends otherwise"
+        more = {p.relative_to(root) for p in root.rglob("*")} - left
+        assert not more, f"{what}: left over: {sorted(map(str, more))}"
+    return len(instants), counts
+
+
+def attempt(command: Command, root: Path) -> Any:
+    """The result, or None where it is refused."""
+    try:
+        return command.result(root)
+    except StreamkernError:
+        return None
+
+
+# -- the commands ------------------------------------------------------------------------------
+
+ROWS, SMALL = 600, {"chunk_mb": 2**-8, "memory": 1 << 16}  # 10 chunks, by way of scratch files
+
+
+def data(folder: Path, seed: int) -> Path:
+    """A file of rows beside the folder that is watched."""
+    path = folder.parent / f"data-{seed}.npz"
+    if not path.exists():
+        rng = np.random.default_rng(seed)
+        X = rng.integers(0, 255, (ROWS, 64), dtype=np.uint8)
+        np.savez(path, X=X, y=np.arange(ROWS) % 10)
+    return path
+
+
+def stored(path: Path) -> Any:
+    """All that a reader sees of a store; every chunk is read and checked."""
+    store = open_store(path)
+    store.verify()
+    spec = store.spec
+    return spec.fingerprint, spec.classes, None if spec.mean is None else spec.mean.tobytes()
+
+
+def store_of(folder: Path, seed: int) -> Path:
+    path = folder.parent / f"store-{seed}.zarr"
+    if not path.exists():
+        ingest(data(folder, seed), path, chunk_mb=2**-8)
+    return path
+
+
+def trained(folder: Path) -> Path:
+    """A run directory whose model answers for the rows of `data`."""
+    path = folder.parent / "model"
+    if not path.exists():
+        train_in(path, store_of(folder, 0))
+    return path
+
+
+def train_in(run_dir: Path, store: Path) -> None:
+    config = settings(run_dir, **{"run.checkpoint_every": 5, "model.n_centers": 20})
+    finished(
+        config.with_overrides({"data.batch_size": 60, "data.epochs": 1}), source=ZarrSource(store)
+    )
+
+
+def answers(path: Path) -> Any:
+    """Predictions as another program reads them, once they say that they are complete."""
+    mark = mark_at(zarr_store(path), str(path))
+    if mark is None or mark["status"] != "complete":
+        raise DataError("unfinished")
+    group: Any = zarr.open_group(path, mode="r")
+    return {name: array[...].tobytes() for name, array in group.arrays()}
+
+
+def weights(run_dir: Path) -> Any:
+    with RunDirectory(run_dir, writable=False) as run:
+        saved = run.load_latest()
+    if saved is None or not saved.meta["position"]["done"]:
+        raise RunError("unfinished")
+    return {name: array.tobytes() for name, array in saved.arrays.items()}
+
+
+def nothing(root: Path) -> None:
+    """The folder is empty before."""
+
+
+def predict(root: Path) -> None:
+    model = load_model(trained(root), device="cpu", threads=1)
+    with closing(model.backend):
+        model.predict_to(ZarrSource(store_of(root, 0)), str(root / "p.zarr"))
+
+
+COMMANDS = {
+    "ingest": Command(
+        nothing,
+        lambda root: void(ingest(data(root, 0), root / "o.zarr", **SMALL)),
+        lambda root: stored(root / "o.zarr"),
+    ),
+    "ingest --overwrite": Command(
+        lambda root: void(ingest(data(root, 1), root / "o.zarr", **SMALL)),
+        lambda root: void(ingest(data(root, 0), root / "o.zarr", overwrite=True, **SMALL)),
+        lambda root: stored(root / "o.zarr"),
+    ),
+    "augment": Command(
+        nothing,
+        lambda root: void(
+            augment_store(
+                store_of(root, 0),
+                root / "o.zarr",
+                copies=2,
+                chunk_mb=2**-7,
+                transforms=[{"kind": "noise", "sigma": 0.5}],
+            )
+        ),
+        lambda root: stored(root / "o.zarr"),
+    ),
+    "predict": Command(nothing, predict, lambda root: answers(root / "p.zarr")),
+    "train": Command(
+        nothing,
+        lambda root: train_in(root / "run", store_of(root, 0)),
+        lambda root: weights(root / "run"),
+    ),
+}
+
+
+def void(_: object) -> None:
+    """Nothing, of a call that gives something."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("commands", nargs="*", default=list(COMMANDS))
+    parser.add_argument("--full", action="store_true", help="every state, not 100 of each command")
+    arguments = parser.parse_args()
+    for name in arguments.commands:
+        with tempfile.TemporaryDirectory() as folder:
+            sample = None if arguments.full else 100
+            instants, counts = replay(COMMANDS[name], Path(folder), sample=sample)
+        print(f"{name}: {instants} instants, {sum(counts.values())} states: {dict(counts)}")
+
+
+if __name__ == "__main__":
+    main()
