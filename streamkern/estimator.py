@@ -146,6 +146,7 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
         _no_weights(sample_weight)
         check_is_fitted(self)
         source = self._stream(X, y)
+        _same_outputs(source.n_outputs, self.dual_coef_.shape[1])
         with self._model() as model:
             return model.evaluate(source)["r2"]
 

@@ -301,9 +301,8 @@ def test_what_is_refused(overrides: dict[str, Any], message: str) -> None:
         finished(settings(**(width | overrides)), source=array_source())
 
 
-def test_runs_from_before_features_go_on() -> None:
-    """The default is not a part of a run's identity; anything else is."""
-    assert "features" not in settings().identity()["model"]
+def test_features_are_a_part_of_a_runs_identity() -> None:
+    assert settings().identity()["model"]["features"] == "kernel"
     assert settings(**FOURIER).identity()["model"]["features"] == "fourier"
 
 

@@ -247,7 +247,7 @@ def test_no_figure_of_a_run_is_infinite(tmp_path: Path) -> None:
     window = final(tmp_path / "run")["window"]
     assert np.isfinite(window).all()
     errors = (result.model.values(np.float32(X[:50])) - y[:50] * 1e39) / 1e39
-    assert result.metrics["mse"] / 1e78 == pytest.approx(float((errors**2).mean()))
+    assert result.metrics["test_mse"] / 1e78 == pytest.approx(float((errors**2).mean()))
 
 
 def test_errors_of_a_model_far_from_zero_are_those_of_float64() -> None:
@@ -257,7 +257,7 @@ def test_errors_of_a_model_far_from_zero_are_those_of_float64() -> None:
         source = ArraySource(np.float32(X), y + constant)
         result = finished(settings(**METHODS["direct"]), source=source, test=source)
         errors = result.model.values(np.float32(X)) - (y + constant)
-        found.append(result.metrics["mse"])
+        found.append(result.metrics["test_mse"])
         assert found[-1] == pytest.approx(float((errors**2).mean()), rel=1e-12)
     assert found[1] == pytest.approx(found[0], rel=1e-5)
 
