@@ -15,7 +15,8 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any
 
@@ -41,6 +42,7 @@ from streamkern.fill import (
 )
 from streamkern.layout import StoreSpec
 from streamkern.ownership import STORE, check_kind, mark_at
+from streamkern.parallel import in_turn
 from streamkern.readers import Reader, open_reader
 from streamkern.scratch import Scratch, scratch_folder
 from streamkern.shuffle import Spool
@@ -51,7 +53,7 @@ from streamkern.writer import Chunk, StoreWriter
 
 __all__ = ["ingest"]
 
-_SAVE_EVERY = 1 << 30  # spooled bytes between two points an interrupted pass 1 can go on from
+_SAVE_EVERY = 1 << 28  # spooled bytes between two points an interrupted pass 1 can go on from
 
 
 def ingest(
@@ -258,13 +260,15 @@ def _spool_rows(
         spool.seal(spool.notes)  # a split of a bucket may have been interrupted
         return spool, values, parts
     try:
-        for block in reader.blocks(spool.n_rows, block_bytes):
-            _append(spool, features, values, block)
-            parts.count(block)
-            if progress is not None:
-                progress("read", spool.n_rows, reader.n_rows)
-            if spool.spilled and spool.unsaved_bytes >= _SAVE_EVERY:
-                spool.save({"labels": values.labels, "files": parts.counts})
+        blocks = reader.blocks(spool.n_rows, block_bytes)
+        # One thread reads and checks blocks, another one deals the rows of the last one out.
+        with (
+            ThreadPoolExecutor(1, thread_name_prefix="streamkern-spool") as pool,
+            closing(in_turn(pool, _appends(spool, blocks, features, values, parts), 1)) as appended,
+        ):
+            for n_rows in appended:
+                if progress is not None:
+                    progress("read", n_rows, reader.n_rows)
         if reader.n_rows is not None and spool.n_rows != reader.n_rows:
             raise DataError(
                 f"the input has {spool.n_rows} rows where {reader.n_rows} were promised"
@@ -292,12 +296,29 @@ class _Files:
         self.counts[-1] = (name, n_rows + len(block.X))
 
 
-def _append(spool: Spool, features: Features, values: Targets, block: RawBlock) -> None:
-    if len(block.X) != len(block.y):
-        raise DataError(
-            f"{block.place(0)}: {len(block.X)} rows of X and {len(block.y)} of y; they must agree"
-        )
-    spool.append(features.convert(block), values.convert(block), block.weights())
+def _appends(
+    spool: Spool, blocks: Iterable[RawBlock], features: Features, values: Targets, parts: _Files
+) -> Iterator[Callable[[], int]]:
+    """For each block, once it is converted and checked, the call that spools its rows."""
+    for block in blocks:
+        if len(block.X) != len(block.y):
+            raise DataError(
+                f"{block.place(0)}: {len(block.X)} rows of X and {len(block.y)} of y; they must "
+                "agree"
+            )
+        rows = features.convert(block), values.convert(block), block.weights()
+        parts.count(block)
+        # As of this block: the next ones are read before its call is made.
+        notes = {"labels": values.labels, "files": list(parts.counts)}
+        yield partial(_append, spool, rows, notes)
+
+
+def _append(spool: Spool, rows: tuple[Any, ...], notes: Mapping[str, Any]) -> int:
+    """Take in the rows of a block; the number of rows so far."""
+    spool.append(*rows)
+    if spool.spilled and spool.unsaved_bytes >= _SAVE_EVERY:
+        spool.save(notes)
+    return spool.n_rows
 
 
 # ------------------------------------------------------------------------- pass 2: write chunks

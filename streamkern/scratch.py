@@ -103,7 +103,7 @@ class Scratch:
         self._changed.add(name)
 
     def read(self, name: str, start: int, out: NDArray[Any]) -> None:
-        """Fill an array with what is in a file from byte `start` on."""
+        """Fill an array with what is in a file from byte `start` on, which is read once."""
         with (self.folder / name).open("rb", 0) as file:
             file.seek(start)
             view = out.data.cast("B")
@@ -112,6 +112,8 @@ class Scratch:
                 if not n:
                     raise OSError(f"{self.folder / name} is shorter than it was written")
                 view = view[n:]
+            if hasattr(os, "posix_fadvise"):  # their pages are taken for what is written next
+                os.posix_fadvise(file.fileno(), start, out.nbytes, os.POSIX_FADV_DONTNEED)
 
     def forget(self, name: str) -> None:
         """Leave a file out of the next state that is saved; `sweep` deletes it after that."""
@@ -200,7 +202,7 @@ class Scratch:
 
     def _write(self, changed: set[str], text: str) -> None:
         with disk_full_hint(str(self.folder)):
-            for name in changed:
+            for name in sorted(changed):  # in the order in which they will be read
                 sync_file(self.folder / name)
             sync_folder(self.folder)
             write_durably(self.folder / _STATE, text.encode())

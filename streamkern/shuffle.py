@@ -100,6 +100,7 @@ class Spool:
         self._leaves: dict[str, int] = {}
         self._held: Rows | None = None
         self._buffer: Rows | None = None
+        self._dealt: NDArray[Any] | None = None
         self._bits = 0
         self.n_rows = 0
         self.sealed = False
@@ -160,6 +161,7 @@ class Spool:
             return
         while large := [name for name, n in self._leaves.items() if n > self._capacity]:
             self._split(large[0])
+        self._dealt = None
 
     def rows(self, start: int, stop: int) -> tuple[NDArray[Any], ...]:
         """At positions start..stop-1 of the final order, X, y, the rows' numbers (and w).
@@ -183,7 +185,7 @@ class Spool:
 
     def discard(self) -> None:
         """Remove the scratch files."""
-        self._loaded = self._buffer = None
+        self._loaded = self._buffer = self._dealt = None
         self._scratch.discard()
 
     # -- buckets
@@ -216,7 +218,7 @@ class Spool:
             shift = np.uint64(64 - len(prefix) - bits)
             bucket = rows.rest["key"] >> shift & np.uint64((1 << bits) - 1)
             order = np.argsort(bucket, kind="stable")
-            bucket, rows = bucket[order], Rows(*(part.take(order, axis=0) for part in rows))
+            bucket, rows = bucket[order], self._gathered(rows, order)
         numbers, starts = np.unique(bucket, return_index=True)
         stops = np.append(starts, len(bucket))[1:]
         for number, a, b in zip(numbers.tolist(), starts.tolist(), stops.tolist(), strict=True):
@@ -225,6 +227,15 @@ class Spool:
             self._scratch.append(f"{name}.keys", rows.rest[a:b].view(np.uint8))
             self._leaves[name] = self._leaves.get(name, 0) + b - a
         self.unsaved_bytes += rows.X.nbytes + rows.rest.nbytes
+
+    def _gathered(self, rows: Rows, order: NDArray[np.int64]) -> Rows:
+        """Rows in an order, X in a room that the next ones take: fresh pages cost more."""
+        if self._dealt is None or len(self._dealt) < len(order):
+            self._dealt = None
+            self._dealt = np.empty((len(order), *self.row_shape), self.x_dtype)
+        # Indices are those of an argsort; "raise" would gather into a copy first.
+        X = rows.X.take(order, axis=0, out=self._dealt[: len(order)], mode="clip")
+        return Rows(X, rows.rest.take(order))
 
     def _split(self, name: str) -> None:
         count = self._leaves[name]
