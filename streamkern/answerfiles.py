@@ -91,7 +91,7 @@ def class_labels(names: Sequence[str]) -> NDArray[Any]:
 def write_zarr(group: Any, answers: Answers, slabs: Slabs) -> None:
     """Into an empty group `values` (n, c), of classes `labels` (n,), and `row` (n,) if numbered.
 
-    A chunk that is missing reads as NaN, never as a value.
+    What is missing reads as no answer: NaN, a label that no class has, and a row of 2**64 - 1.
     """
     n, c, rows = answers.n_rows, answers.width, min(answers.chunk_rows, answers.n_rows)
 
@@ -105,9 +105,10 @@ def write_zarr(group: Any, answers: Answers, slabs: Slabs) -> None:
     made = {"values": values_out}
     if answers.classes is not None:
         whole = answers.classes.dtype.kind == "i"
-        made["labels"] = array("labels", (n,), np.int64 if whole else str, 0 if whole else "")
+        absent = _no_class(answers.classes)
+        made["labels"] = array("labels", (n,), np.int64 if whole else str, absent)
     if answers.numbered:
-        made["row"] = array("row", (n,), np.uint64, 0)
+        made["row"] = array("row", (n,), np.uint64, np.iinfo(np.uint64).max)
     for first, numbers, values in slabs:
         part = slice(first, first + len(values))
         made["values"][part] = values
@@ -115,6 +116,20 @@ def write_zarr(group: Any, answers: Answers, slabs: Slabs) -> None:
             made["labels"][part] = answers.labels(values)
         if answers.numbered:
             made["row"][part] = numbers
+
+
+def _no_class(classes: NDArray[Any]) -> int | str:
+    """A label that none of the classes has: the lowest number, or a text."""
+    known = set(classes.tolist())
+    if classes.dtype.kind == "i":
+        number = int(np.iinfo(np.int64).min)
+        while number in known:
+            number += 1
+        return number
+    text = "<missing>"
+    while text in known:
+        text += "_"
+    return text
 
 
 def write_npy(path: Path, answers: Answers, slabs: Slabs) -> None:

@@ -115,8 +115,7 @@ def remove(root: Path, ours: Callable[[str], bool]) -> None:
     """
     changed = set()
     for parent, folders, files in os.walk(root, topdown=False):
-        above = Path(parent).relative_to(root).as_posix().removeprefix(".")
-        prefix = f"{above}/" if above else ""
+        prefix = "" if Path(parent) == root else f"{Path(parent).relative_to(root).as_posix()}/"
         for name in files:
             if ours(prefix + name):
                 Path(parent, name).unlink(missing_ok=True)

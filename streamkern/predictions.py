@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,6 +27,7 @@ from streamkern.answerfiles import FILES, Answers, Slabs, parquet_record, write_
 from streamkern.answerspool import AnswerSpool
 from streamkern.durable import sync_file, sync_folder
 from streamkern.errors import ConfigError, CorruptChunkError, StorageError, StreamkernError
+from streamkern.optional import need
 from streamkern.ownership import PREDICTIONS, begin, check_kind, mark_at, publish
 from streamkern.scratch import Scratch, scratch_folder
 from streamkern.storage import local_path, redact, zarr_store
@@ -52,13 +54,14 @@ class Question:
 class _Place(Protocol):
     """Where predictions go."""
 
-    def check_free(self, overwrite: bool) -> None:
+    def check_free(self) -> None:
         """Raise unless they may go there."""
 
     def rows_done(self, spool: AnswerSpool) -> int | None:
         """How many are there, of a call that was killed after that; None if they are not."""
 
-    def write(self, answers: Answers, slabs: Slabs, publishing: Callable[[], None]) -> None: ...
+    def write(self, answers: Answers, slabs: Slabs, publishing: Callable[[], None]) -> None:
+        """Raise, as `check_free`, also for what came there while the answers were computed."""
 
 
 def write_predictions(
@@ -76,9 +79,9 @@ def write_predictions(
     answers = _kept(question.answers, ending, order, values)
     folder = scratch_folder(url, ending=".predict")
     place: _Place = (
-        _Group(url, storage_options, answers.record)
+        _Group(url, storage_options, answers.record, overwrite)
         if ending == ".zarr"
-        else _File(url, folder, ending)
+        else _File(url, folder, ending, overwrite)
     )
     with disk_full_hint(os.fspath(url)), Scratch(folder) as scratch:
         spool = AnswerSpool(
@@ -88,39 +91,40 @@ def write_predictions(
         n_rows = place.rows_done(spool)
         if n_rows is None:
             try:
-                place.check_free(overwrite)
+                place.check_free()
             except StreamkernError:
                 if not spool.n_rows:  # the last that a finished call left
                     scratch.discard()
                 raise
-            try:
-                n_rows = _predict(spool, question, answers, place, progress)
-            except (StorageError, CorruptChunkError):
-                raise  # what was computed is good, and the same call goes on from it
-            except StreamkernError:
-                scratch.discard()
-                raise
+            if spool.stage == _DONE:  # and what was there is gone
+                spool.restart()
+            with _discarded_if_bad(scratch):
+                if not spool.stage:
+                    _compute(spool, question, answers, progress)
+            answers = replace(answers, n_rows=spool.n_rows)
+            place.write(answers, _slabs(spool, scratch), lambda: spool.save(_PUBLISHING))
+            spool.finish(_DONE)
+            n_rows = spool.n_rows
         scratch.discard()
     return n_rows
 
 
-def _predict(
-    spool: AnswerSpool,
-    question: Question,
-    answers: Answers,
-    place: _Place,
-    progress: Progress | None,
-) -> int:
-    """The number of rows, when all that was missing is there."""
-    if spool.stage == _DONE:  # and what was there is gone
-        spool.restart()
-    if not spool.stage:
-        _compute(spool, question, answers, progress)
-    place.write(
-        replace(answers, n_rows=spool.n_rows), spool.slabs(), lambda: spool.save(_PUBLISHING)
-    )
-    spool.finish(_DONE)
-    return spool.n_rows
+@contextmanager
+def _discarded_if_bad(scratch: Scratch) -> Iterator[None]:
+    """Deletes the scratch where an error says that it is of no use to a later call."""
+    try:
+        yield
+    except (StorageError, CorruptChunkError):
+        raise  # what was computed is good, and the same call goes on from it
+    except StreamkernError:
+        scratch.discard()
+        raise
+
+
+def _slabs(spool: AnswerSpool, scratch: Scratch) -> Slabs:
+    """The answers in their order. Whatever else fails in writing them, they stay in the scratch."""
+    with _discarded_if_bad(scratch):
+        yield from spool.slabs()
 
 
 def _ending(url: str | os.PathLike[str], order: str) -> str:
@@ -140,6 +144,8 @@ def _ending(url: str | os.PathLike[str], order: str) -> str:
             f"{redact(os.fspath(url))} is remote, where predictions can only go to .zarr; give "
             "that, or a local file"
         )
+    if ending == ".parquet":  # before hours of computing, not after them
+        need("pyarrow.parquet", "writing Parquet")
     if (ending, order) == (".npy", "store"):
         raise ConfigError(
             'order="store" needs the number of each row beside its answer, and a .npy file has '
@@ -178,8 +184,10 @@ def _compute(
 class _Group:
     """A Zarr group."""
 
-    def __init__(self, url: str | os.PathLike[str], options: Any, record: dict[str, Any]) -> None:
-        self._url = os.fspath(url)
+    def __init__(
+        self, url: str | os.PathLike[str], options: Any, record: dict[str, Any], overwrite: bool
+    ) -> None:
+        self._url, self._overwrite = os.fspath(url), overwrite
         self._writing = {**record, "status": "writing"}
         self._complete = {**record, "status": "complete"}
         self._store = zarr_store(url, storage_options=options, read_only=False)
@@ -191,15 +199,16 @@ class _Group:
         values: Any = zarr.open_group(self._store, mode="r")["values"]
         return int(values.shape[0])
 
-    def check_free(self, overwrite: bool) -> None:
+    def check_free(self) -> None:
         mark = mark_at(self._store, self._url)
         if mark is None:
             return
         check_kind(mark, PREDICTIONS, self._url)
-        if mark.get("status") == "complete" and not overwrite:
+        if mark.get("status") == "complete" and not self._overwrite:
             raise _exists(self._url)
 
     def write(self, answers: Answers, slabs: Slabs, publishing: Callable[[], None]) -> None:
+        self.check_free()
         publishing()
         group = begin(self._store, self._url, self._writing)
         if answers.classes is not None:
@@ -211,21 +220,27 @@ class _Group:
 class _File:
     """A local file: written in the scratch folder beside it, and renamed when it is durable."""
 
-    def __init__(self, url: str | os.PathLike[str], folder: Path, ending: str) -> None:
+    def __init__(
+        self, url: str | os.PathLike[str], folder: Path, ending: str, overwrite: bool
+    ) -> None:
         path = local_path(url)
         assert path is not None
         self._path, self._ending = path.resolve(), ending  # beside the folder
+        self._overwrite = overwrite
         # By the name of a temporary file of ours, and the same one in every call.
         self._aside = folder / f".answers{ending}.{0:032x}.streamkern"
 
     def rows_done(self, spool: AnswerSpool) -> int | None:
-        renamed = spool.stage in (_PUBLISHING, _DONE) and not self._aside.exists()
-        return spool.n_rows if renamed and self._path.exists() else None
+        if spool.stage not in (_PUBLISHING, _DONE) or not self._path.exists():
+            return None
+        # Killed between the two steps of a new name, it has both.
+        renamed = not self._aside.exists() or self._aside.samefile(self._path)
+        return spool.n_rows if renamed else None
 
-    def check_free(self, overwrite: bool) -> None:
+    def check_free(self) -> None:
         if not os.path.lexists(self._path):
             return
-        if not overwrite:
+        if not self._overwrite:
             raise _exists(str(self._path))
         record = None
         if self._ending == ".parquet" and self._path.is_file():
@@ -239,9 +254,25 @@ class _File:
     def write(self, answers: Answers, slabs: Slabs, publishing: Callable[[], None]) -> None:
         FILES[self._ending](self._aside, answers, slabs)
         sync_file(self._aside)
+        self.check_free()
         publishing()
-        self._aside.replace(self._path)
+        if self._overwrite:
+            self._aside.replace(self._path)
+        else:
+            self._link()
         sync_folder(self._path.parent)
+
+    def _link(self) -> None:
+        """Rename, but never over a file that came just now."""
+        try:
+            os.link(self._aside, self._path)
+        except FileExistsError:
+            raise _exists(str(self._path)) from None
+        except OSError:  # a file system without links, where looking a moment ago must do
+            self._aside.replace(self._path)
+        else:
+            sync_folder(self._path.parent)  # the new name is durable before the old one goes
+            self._aside.unlink()
 
 
 def _exists(url: str) -> ConfigError:

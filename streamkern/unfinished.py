@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 # Kinds of data that are known by their name or their ends: good to go on from, no more.
-_VAGUE = ("iterator", "arrays", "generator", "function")
+_VAGUE = ("iterator", "arrays", "data frame", "generator", "function")
 
 
 class Claim:
@@ -154,9 +154,10 @@ def is_made_from(mark: Mapping[str, Any], plan: Mapping[str, Any], compress: str
 
 def _tells_data(value: Any) -> bool:
     if isinstance(value, Mapping):
-        vague = value.get("kind") in _VAGUE
-        if value.get("kind") == "zarr":  # a foreign store is known by its metadata alone
-            vague = str(value.get("fingerprint", "meta:")).startswith("meta:")
+        # A foreign store is known by its metadata alone.
+        unread = "meta:" if value.get("kind") == "zarr" else ""
+        fingerprint = str(value.get("fingerprint", unread))
+        vague = value.get("kind") in _VAGUE or fingerprint.startswith(("meta:", "name:"))
         return not vague and all(_tells_data(v) for v in value.values())
     return not isinstance(value, list | tuple) or all(_tells_data(v) for v in value)
 

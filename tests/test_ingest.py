@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from zarr.storage import LocalStore
 
-from streamkern import remotefile, writer
+from streamkern import remotefile, unfinished, writer
 from streamkern.arrayfiles import idx_array, npy_array
 from streamkern.describe import looks_sorted
 from streamkern.engines import FsspecEngine
@@ -155,6 +155,28 @@ def test_scratch_goes_on_from_the_last_save(tmp_path: Path) -> None:
         np.testing.assert_array_equal(again.rows(0, n)[1], np.argsort(row_keys(3, 0, n)))
     with make_spool(tmp_path / "s", identity="other") as other:
         assert other.n_rows == 0
+
+
+def test_rows_keep_the_order_of_their_source_when_the_memory_is_another_in_between(
+    tmp_path: Path,
+) -> None:
+    n = 600
+    X = np.arange(n, dtype=np.int32)[:, None]
+    start = 0
+    for stop, memory in ((170, 4000), (390, 1100), (n, 20000)):
+        with Scratch(tmp_path / "s") as scratch:
+            spool = Spool(
+                (1,), X.dtype, (), X.dtype,
+                limit_bytes=memory, scratch=scratch, seed=None, identity="t",
+            )  # fmt: skip
+            assert spool.n_rows == start
+            spool.append(X[start:stop], X[start:stop, 0])
+            spool.save(None)
+            start = stop
+            if stop == n:
+                spool.seal(None)
+                np.testing.assert_array_equal(spool.rows(0, n)[0], X)
+                np.testing.assert_array_equal(spool.rows(150, 410)[1], X[150:410, 0])
 
 
 def test_keys_are_uniform_and_differ_between_seeds() -> None:
@@ -861,6 +883,26 @@ def test_other_data_or_settings_do_not_continue_it(tmp_path: Path, other: str) -
         ingest(inputs, tmp_path / "s", **arguments)
     spec = ingest(inputs, tmp_path / "s", **arguments, overwrite=True)
     assert spec.fingerprint == ingest(inputs, memory_url(), **arguments).fingerprint
+
+
+def test_a_changed_frame_is_not_taken_for_the_one_a_store_was_made_from(tmp_path: Path) -> None:
+    frame = pa.table({"a": np.arange(2000.0), "y": np.arange(2000.0)})
+    ingest(frame, tmp_path / "s", y="y")
+    changed = np.arange(2000.0)
+    changed[1000] = -1
+    other = frame.set_column(0, "a", pa.array(changed))
+    with pytest.raises(DataError, match="already holds a store"):
+        ingest(other, tmp_path / "s", y="y")
+    spec = ingest(other, tmp_path / "s", y="y", overwrite=True)
+    assert spec.fingerprint == ingest(other, memory_url(), y="y").fingerprint
+
+
+@pytest.mark.parametrize("fingerprint", ["name:mine", "meta:0"])
+def test_a_source_known_by_name_alone_does_not_tell_data(fingerprint: str) -> None:
+    plan: Any = {"source": {"kind": "mine", "fingerprint": fingerprint}}
+    assert unfinished.made_from(plan, "auto") is None
+    plan["source"]["fingerprint"] = "c" * 64
+    assert unfinished.made_from(plan, "auto") is not None
 
 
 def test_a_full_disk_says_so_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from streamkern.storage import zarr_store
 
 MARK = {"kind": PREDICTIONS, "status": "writing"}
 STRANGERS = ("notes.txt", "values/notes.txt", "values/c/0/notes", "mine/c/0", "mine/zarr.json", "7")
+HIDDEN = (".values/c/0", ".values/zarr.json")
 
 
 def store_at(url: str) -> Any:
@@ -43,7 +44,8 @@ def test_what_is_replaced_goes_and_strangers_files_stay(local: bool, tmp_path: P
     url = str(tmp_path / "p") if local else f"memory://{tmp_path}/p"
     predictions(url)
     store = store_at(url)
-    for name in STRANGERS:
+    strangers = (*STRANGERS, *HIDDEN)
+    for name in strangers:
         if local:
             (tmp_path / "p" / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / "p" / name).write_text(name)
@@ -57,7 +59,7 @@ def test_what_is_replaced_goes_and_strangers_files_stay(local: bool, tmp_path: P
     else:
         left = {key: bytes(store.objects.get(key)) for key, _ in store.objects.list()}
     assert left.pop("zarr.json")
-    assert left == {name: name.encode() for name in STRANGERS}
+    assert left == {name: name.encode() for name in strangers}
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from streamkern import answerfiles, answerspool
 from streamkern import model as model_module
 from streamkern.answerfiles import Answers, class_labels
 from streamkern.answerspool import AnswerSpool
-from streamkern.errors import ConfigError, CorruptChunkError, DataError
+from streamkern.errors import ConfigError, CorruptChunkError, DataError, MissingDependencyError
 from streamkern.model import KernelModel, load_model
 from streamkern.scratch import Scratch, scratch_folder
 from streamkern.sources import ArraySource
@@ -331,6 +331,106 @@ def test_only_predictions_of_ours_are_overwritten(model: KernelModel, tmp_path: 
         with pytest.raises((ConfigError, DataError)):
             model.predict_to(array_source(20, 5), place)
     assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_what_came_to_the_output_meanwhile_stays(
+    model: KernelModel, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what was computed stays too: the same call goes on from it when the place is free."""
+    url, other = tmp_path / f"p{ending}", tmp_path / f"other{ending}"
+    model.predict_to(array_source(20, 6), other)
+    expected = tree(tmp_path)
+
+    def comes(*_: object) -> None:
+        if other.exists():
+            other.rename(url)
+
+    with pytest.raises(ConfigError, match="exists already"):
+        model.predict_to(array_source(N_TEST, 5), url, progress=comes)
+    url.rename(other)
+    assert scratch_folder(url, ending=".predict").exists()
+    monkeypatch.setattr("streamkern.predictions._compute", None)
+    assert model.predict_to(array_source(N_TEST, 5), url) == N_TEST
+    assert sorted(os.listdir(tmp_path)) == sorted([url.name, other.name])
+    assert expected.items() <= tree(tmp_path).items()
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_that_comes_at_the_last_instant_is_not_replaced(
+    model: KernelModel, links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, link = tmp_path / "p.csv", os.link
+
+    def link_late(old: Path, new: Path) -> None:
+        new.write_text("mine")
+        link(old, new)
+
+    def no_links(old: Path, new: Path) -> None:
+        raise PermissionError(1, "Operation not permitted", str(old))
+
+    monkeypatch.setattr(os, "link", link_late if links else no_links)
+    if links:
+        with pytest.raises(ConfigError, match="exists already"):
+            model.predict_to(array_source(20, 5), url)
+        assert url.read_text() == "mine"
+        url.unlink()
+        monkeypatch.undo()
+    assert model.predict_to(array_source(20, 5), url) == 20
+    assert os.listdir(tmp_path) == ["p.csv"]
+
+
+def test_a_call_killed_between_the_two_names_of_its_file_is_done(
+    run_dir: Path, result: Result, tmp_path: Path
+) -> None:
+    url = tmp_path / "p.csv"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("streamkern.predictions.Path.unlink", _killed)
+        with pytest.raises(KeyboardInterrupt):
+            result.model.predict_to(array_source(20, 5), url)
+    assert url.stat().st_nlink == 2
+    before = url.read_bytes()
+    assert result.model.predict_to(array_source(20, 5), url) == 20
+    assert (os.listdir(tmp_path), url.read_bytes()) == (["p.csv"], before)
+
+
+def _killed(path: Path, missing_ok: bool = False) -> None:
+    raise KeyboardInterrupt
+
+
+def test_answers_stay_where_they_can_not_be_written(
+    model: KernelModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package that is missing is told before the computing; other errors cost no answers."""
+    url = tmp_path / "p.parquet"
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "pyarrow.parquet", None)
+        with pytest.raises(MissingDependencyError, match="pip install"):
+            model.predict_to(array_source(20, 5), url)
+    assert os.listdir(tmp_path) == []
+
+    def broken(*arguments: object) -> None:
+        raise MissingDependencyError("gone by now")
+
+    with monkeypatch.context() as patch:
+        patch.setitem(answerfiles.FILES, ".parquet", broken)
+        with pytest.raises(MissingDependencyError, match="gone by now"):
+            model.predict_to(array_source(20, 5), url)
+    monkeypatch.setattr("streamkern.predictions._compute", broken)
+    assert model.predict_to(array_source(20, 5), url) == 20
+    assert os.listdir(tmp_path) == ["p.parquet"]
+
+
+@pytest.mark.parametrize("classes", [["0", "1"], ["a", "<missing>"]])
+def test_what_is_lost_of_predictions_reads_as_no_answer(classes: list[str]) -> None:
+    labels = class_labels(classes)
+    answers = Answers(6, np.dtype(np.float32), 2, labels, None, numbered=True)
+    group = zarr.create_group(zarr.storage.MemoryStore())
+    answerfiles.write_zarr(group, answers, [(0, np.arange(3), np.ones((3, 2), np.float32))])
+    assert group["labels"][:3].tolist() == [labels[0]] * 3
+    assert not set(group["labels"][3:].tolist()) & set(labels.tolist())
+    assert group["row"][...].tolist() == [0, 1, 2, *[2**64 - 1] * 3]
+    assert np.isnan(group["values"][3:]).all()
 
 
 def test_what_lies_beside_predictions_stays(model: KernelModel, tmp_path: Path) -> None:
