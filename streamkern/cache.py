@@ -1,5 +1,6 @@
 """Chunks of remote stores kept in a local folder, so that a second epoch does not fetch them again.
 
+    folder/CACHEDIR.TAG        says that the folder is ours: no other one is used
     folder/lock, total         one writer at a time counts; the bytes of all entries
     folder/new/<random>        entries being written
     folder/<store>/<object>    entries; <store>/used is touched while the store is being read
@@ -13,13 +14,15 @@ What is evicted when the limit is reached: entries of stores that nobody has rea
 store unused for longest first. A store in use never pushes out its own. Every epoch reads each
 chunk once in a new order, so the least recently used entry is often the next one needed: with room
 for half of a store, LRU finds 15 % of the chunks and rewrites the others, keeping the first half
-finds 50 % and writes nothing.
+finds 50 % and writes nothing. Only what is named as an entry, in hexadecimal digits, is evicted.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 import shutil
 import struct
 import threading
@@ -36,6 +39,7 @@ import filelock
 import google_crc32c
 import numpy as np
 
+from streamkern.durable import is_temporary, write_durably
 from streamkern.errors import ConfigError
 from streamkern.objects import Bytes
 from streamkern.report import redact
@@ -48,6 +52,13 @@ IDLE_S = 3600.0
 _HEADER = struct.Struct("<4sIQ32s")  # mark, checksum of the rest, bytes of the object, name
 _MARK, _SUMMED = b"skc1", 8  # the checksum covers the file from this byte on
 _NEW, _USED = "new", "used"
+# By the convention of bford.info/cachedir, which backups know. Nothing is in the folder before it.
+_TAG = "CACHEDIR.TAG"
+_TAGGED = (
+    b"Signature: 8a477f597d28d172789f06886806bc55\n# Chunks of remote stores, by streamkern.\n"
+)
+_STORE = _UNFINISHED = re.compile("[0-9a-f]{32}")
+_ENTRY = re.compile("[0-9a-f]{64}")
 _BLOCK = 4096  # what a file takes on a disk is a multiple of this
 _KEEP = 0.9  # of the limit, once entries are evicted
 _PIECE = 1 << 20  # read and checked in pieces that stay in the processor's cache
@@ -98,7 +109,7 @@ class Cache:
 
     Parameters
     ----------
-    folder : local; made if it is not there
+    folder : local; made if it is not there. ConfigError where one that is not empty is not a cache.
     size : bytes of all entries, or "auto": half of what is free on the disk when it is opened,
         counting what the cache holds as free. Processes may give different sizes.
     idle_s : entries of stores not read for this long may be evicted
@@ -120,7 +131,7 @@ class Cache:
         self._marked: dict[str, float] = {}
         self.limit = 0
         try:
-            (self.folder / _NEW).mkdir(parents=True, exist_ok=True)
+            self._begin()
             free = shutil.disk_usage(self.folder).free
             self.limit = (free + (self._total() or 0)) // 2 if size == "auto" else int(size)
         except OSError as error:
@@ -132,6 +143,24 @@ class Cache:
     def __reduce__(self) -> Any:
         # On another machine it is the folder of that name there.
         return partial(Cache, str(self.folder), self.size, idle_s=self.idle_s), ()
+
+    def _begin(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        others = [name for name in os.listdir(self.folder) if not is_temporary(name)]
+        if not self._is_ours():  # after the names: who opens it at the same time tags it first
+            if others:
+                raise ConfigError(
+                    f"cache={str(self.folder)!r} holds {min(others)!r} and is no cache of "
+                    "streamkern; give a new or empty folder"
+                )
+            write_durably(self.folder / _TAG, _TAGGED)
+        (self.folder / _NEW).mkdir(exist_ok=True)
+
+    def _is_ours(self) -> bool:
+        try:
+            return (self.folder / _TAG).read_bytes() == _TAGGED
+        except (FileNotFoundError, IsADirectoryError):
+            return False
 
     def read(self, name: Name) -> NDArray[np.uint8] | None:
         """The object kept under `name`, verified, in one buffer of its own; None without one."""
@@ -207,6 +236,8 @@ class Cache:
         """Count an entry before it is written, evicting others if they have to go."""
         if self._off or n_bytes > self.limit or time.monotonic() < self._full_until:
             return False
+        if not self._is_ours():
+            raise FileNotFoundError(errno.ENOENT, "it was moved, deleted or replaced")
         began = time.monotonic()
         try:
             with self._threads, self._lock.acquire(timeout=_PATIENCE_S, poll_interval=0.005):
@@ -236,20 +267,20 @@ class Cache:
         evictable: list[tuple[float, float, str, int]] = []
         others: list[tuple[float, float, str, int]] = []
         for store in _scan(self.folder):
-            if not store.is_dir():
+            new = store.name == _NEW
+            if not (new or _STORE.fullmatch(store.name)) or not store.is_dir(follow_symlinks=False):
                 continue
             used = _used(Path(store.path))
             for file in _scan(store.path):
-                if file.name == _USED:
+                if not (_UNFINISHED if new else _ENTRY).fullmatch(file.name):
                     continue
                 with contextlib.suppress(FileNotFoundError):
                     status = file.stat()
-                    leftover = store.name == _NEW and now - status.st_mtime > _LEFTOVER_S
                     size = _on_disk(status.st_size)
                     total += size
-                    if leftover:
+                    if new and now - status.st_mtime > _LEFTOVER_S:
                         evictable.append((0.0, 0.0, file.path, size))
-                    elif store.name != _NEW:
+                    elif not new:
                         idle = now - used >= self.idle_s
                         entry = (used, status.st_mtime, file.path, size)
                         (evictable if idle else others).append(entry)

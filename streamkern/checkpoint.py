@@ -58,7 +58,6 @@ from streamkern.sealed import (
 
 __all__ = ["RunDirectory", "Saved"]
 
-_RUN_FILES = frozenset({"writer.json", "lease"})
 _log = logging.getLogger("streamkern")
 
 
@@ -160,14 +159,13 @@ class RunDirectory:
         names = self._folder.names()
         if "zarr.json" in names:
             raise RunError(f"{self.place} is a zarr store; give a new or empty directory")
-        manifests = ranks(names) + ranks(self._folder.names(CHECKPOINTS))
-        # A second look, because a writer that is just starting puts its note there before them.
-        found = sorted(names & {"checkpoints", "setup"})
-        if found and not manifests and not self._folder.names() & _RUN_FILES:
+        found = runfiles.strangers(self._folder)
+        if found is not None:
             raise RunError(
-                f"{self.place} holds {found[0]!r} but no run of streamkern; give a new or empty"
+                f"{self.place} holds {found!r} but no run of streamkern; give a new or empty"
                 " directory"
             )
+        manifests = ranks(names) + ranks(self._folder.names(CHECKPOINTS))
         return max((writer for writer, _ in manifests), default=0)
 
     def holder(self) -> str | None:

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import errno
 import os
-import shutil
 import socket
 import time
 import uuid
@@ -29,6 +28,7 @@ from streamkern.durable import make_folders, sync_folder, sync_tree, write_durab
 from streamkern.errors import RunError, RunLostError, StreamkernError
 from streamkern.objects import Objects
 from streamkern.objectstore import ObjectsStore
+from streamkern.ownership import file_lock, is_of_group, remove_group
 from streamkern.report import redact, utc_now
 from streamkern.runlog import FileLines, Lines, ObjectLines, read_parts
 from streamkern.storage import local_path, open_objects
@@ -64,11 +64,13 @@ class Folder(Protocol):
     """The files of one run by name, such as ``checkpoints/000000000042.json``.
 
     place : for messages, without secrets. in_flight_bytes : what is worth writing or reading at
-    once to hide the time that one request takes; 0 where nothing is hidden.
+    once to hide the time that one request takes; 0 where nothing is hidden. keeps : names in it
+    that a run writes to, beside those of setups.
     """
 
     place: str
     in_flight_bytes: int
+    keeps: frozenset[str]
 
     def exists(self) -> bool: ...
 
@@ -88,7 +90,9 @@ class Folder(Protocol):
         """Delete files for good; those that are not there are left out."""
         ...
 
-    def delete_group(self, name: str) -> None: ...
+    def delete_group(self, name: str) -> None:
+        """Delete a zarr group of ours, and nothing that somebody else put there."""
+        ...
 
     def store(self, group: str, *, read_only: bool) -> Store: ...
 
@@ -144,6 +148,7 @@ class LocalFolder:
     """A folder of the local file system."""
 
     in_flight_bytes = 0
+    keeps = frozenset({"run.json", "writer.json", "log.jsonl", "checkpoints"})
 
     def __init__(self, path: Path) -> None:
         self.path = Path(os.path.abspath(path))
@@ -174,7 +179,7 @@ class LocalFolder:
             sync_folder(folder)
 
     def delete_group(self, name: str) -> None:
-        shutil.rmtree(self.path / name)
+        remove_group(self.path / name)
 
     def store(self, group: str, *, read_only: bool) -> Store:
         if read_only:
@@ -187,7 +192,7 @@ class LocalFolder:
 
     def hold(self, beyond: int) -> Hold:
         make_folders(self.path)
-        lock = filelock.FileLock(self.path / "run.lock", timeout=0, thread_local=False)
+        lock = file_lock(self.path / "run.lock")
         self._take(lock)
         try:
             token = uuid.uuid4().hex
@@ -320,6 +325,7 @@ class ObjectFolder:
     """Objects below a URL. A put is whole and durable when it returns."""
 
     in_flight_bytes = 64 << 20
+    keeps = frozenset({"run.json", "lease", "log", "checkpoints"})
 
     def __init__(self, objects: Objects) -> None:
         self.objects = objects
@@ -342,7 +348,8 @@ class ObjectFolder:
         self.objects.delete(names)
 
     def delete_group(self, name: str) -> None:
-        self.objects.delete([key for key, _ in self.objects.list(name)])
+        below = [key for key, _ in self.objects.list(name)]
+        self.objects.delete([k for k in below if is_of_group(k.removeprefix(f"{name}/"))])
 
     def store(self, group: str, *, read_only: bool) -> Store:
         return ObjectsStore(self.objects, group, read_only=read_only)

@@ -16,10 +16,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import filelock
 import zarr
 
 from streamkern.durable import LocalFiles, is_temporary, make_folders, sync_folder, sync_store
-from streamkern.errors import DataError, StreamkernError
+from streamkern.errors import DataError, RunError, StreamkernError
 from streamkern.objectstore import ObjectsStore
 from streamkern.report import redact
 
@@ -132,10 +133,25 @@ def remove(root: Path, ours: Callable[[str], bool]) -> None:
 
 def remove_group(root: Path) -> None:
     """Delete a local zarr group that is known to be ours, whatever arrays it has."""
-    remove(root, lambda key: _is_array(key) or bool(_ROOT.fullmatch(key)))
+    if root.is_symlink():
+        return
+    remove(root, is_of_group)
     with contextlib.suppress(OSError):  # gone already, or something is left in it
         root.rmdir()
         sync_folder(root.parent)
+
+
+def is_of_group(key: str) -> bool:
+    """Whether it is a file or a folder that a zarr group has, whatever its arrays are."""
+    return _is_array(key) or _ROOT.fullmatch(key) is not None
+
+
+def file_lock(path: Path) -> filelock.BaseFileLock:
+    """A lock to be acquired at once or not at all; RunError where the file is somebody else's."""
+    # Our own stay empty, and some versions of filelock empty what they lock.
+    if path.is_file() and path.stat().st_size:
+        raise RunError(f"{path} is not empty, so streamkern did not make it; give another folder")
+    return filelock.FileLock(path, timeout=0, thread_local=False)
 
 
 def _is_free(store: Any) -> bool:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from streamkern import documents
 from streamkern.checksums import UnverifiedError
 from streamkern.errors import RunError, StorageError
 from streamkern.folder import Folder
+from streamkern.objects import Bytes
 from streamkern.sealed import promised
 
 CHECKPOINTS, CONFIG = "checkpoints/", "run.json"
+_SETUP = re.compile(r"(?:\d{12}-)?setup(?:-\d{1,3})?(?:\.json)?")
+_FORMAT = re.compile(rb'"format":\s*"streamkern-')
 _MANIFEST = re.compile(r"(?:(\d{12})-)?(\d{12}|setup)\.json")
 
 Rank = tuple[int, int]  # number of the writer, step: what is later is higher
@@ -36,6 +39,35 @@ def ranks(names: set[str]) -> list[Rank]:
     """(writer, step) of the manifests among `names`, oldest first; a setup is of step 0."""
     found = [match for name in names if (match := _MANIFEST.fullmatch(name))]
     return sorted((int(m[1] or 0), 0 if m[2] == "setup" else int(m[2])) for m in found)
+
+
+def strangers(folder: Folder) -> str | None:
+    """What of somebody else's is in the way of a run: the first such name, or None.
+
+    A folder is ours where a document says so, damaged or not, and never for the name of a file.
+    """
+    names = {name for name in folder.names() if name in folder.keeps or _SETUP.fullmatch(name)}
+    if not names or any(_FORMAT.search(data) for data in _documents(folder)):
+        return None
+    return min(names)
+
+
+def _documents(folder: Folder) -> Iterator[Bytes]:
+    """Those that a run of ours has, one after the other."""
+    # Looked for anew: a writer that is just starting puts its note there before all else.
+    names = folder.names()
+    yield from _read(folder, sorted(names & {CONFIG, "writer.json"}))
+    yield from _read(folder, sorted(n for n in names if n.endswith(".json") and _SETUP.match(n)))
+    for where in ("lease/", CHECKPOINTS):
+        newest = sorted(n for n in folder.names(where) if n.endswith(".json"))[-3:]
+        yield from _read(folder, [where + name for name in newest])
+
+
+def _read(folder: Folder, names: list[str]) -> Iterator[Bytes]:
+    for name in names:
+        # Gone by now, or a folder.
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            yield folder.read(name)
 
 
 def recorded(folder: Folder) -> dict[str, Any] | None:

@@ -27,6 +27,7 @@ from streamkern.durable import is_temporary, make_folders
 from streamkern.errors import ResumeMismatchError, RunError, RunLockedError, StorageError
 from streamkern.folder import Folder, open_folder, reason
 from streamkern.identity import difference
+from streamkern.ownership import file_lock
 from streamkern.report import utc_now
 from streamkern.storage import local_path
 
@@ -58,6 +59,7 @@ class Trials:
         try:
             with self._using(self._folder):
                 _check_ours(self._folder)
+                self._check(self._folder, identity)
                 self._take(self._folder, local_path(place))
                 self._open(self._folder, identity)
         except BaseException:
@@ -79,7 +81,7 @@ class Trials:
         if path is None:
             return
         make_folders(path)
-        lock = filelock.FileLock(path / LOCK, timeout=0, thread_local=False)
+        lock = file_lock(path / LOCK)
         try:
             lock.acquire()
         except filelock.Timeout:
@@ -90,11 +92,9 @@ class Trials:
         self._lock = lock
 
     def _open(self, folder: Folder, identity: Mapping[str, Any]) -> None:
-        names = folder.names()
-        if SEARCH in names:
-            self._check(folder, identity)
-        else:
+        if not self._check(folder, identity):
             self._write("search", SEARCH, {"identity": identity})
+        names = folder.names()
         prefix = f"trial-{self._digest}-"
         for name in sorted(n for n in names if n.startswith(prefix) and n.endswith(".json")):
             try:
@@ -112,9 +112,12 @@ class Trials:
         except OSError as error:
             raise RunError(f"{folder.place} can not be used: {reason(error)}") from error
 
-    def _check(self, folder: Folder, identity: Mapping[str, Any]) -> None:
+    def _check(self, folder: Folder, identity: Mapping[str, Any]) -> bool:
+        """Whether a search is there; raises where it is another one, or can not be told."""
         try:
             recorded = documents.unseal("search", folder.read(SEARCH))["identity"]
+        except FileNotFoundError:
+            return False
         except (ValueError, KeyError) as error:
             raise RunError(
                 f"{folder.place}/{SEARCH} is damaged ({error}); restore it from a copy, or give "
@@ -126,6 +129,7 @@ class Trials:
                 f"{folder.place} holds a search that differs: {'; '.join(changes)}; restore "
                 "these, or give another folder"
             )
+        return True
 
     def records(self) -> list[dict[str, Any]]:
         """All of them, in no order that means anything."""

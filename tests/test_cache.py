@@ -37,6 +37,7 @@ from streamkern.prefetch import Loader
 from streamkern.sources import ZarrSource
 
 BLOCK = 4096
+STORE = "a" * 32
 
 
 class Library:
@@ -185,6 +186,51 @@ def test_bad_settings(tmp_path: Path) -> None:
     for size in (0, -1, 1.5, "much"):
         with pytest.raises(ConfigError, match=r"cache_size=.* must be"):
             Cache(tmp_path, size)  # type: ignore[arg-type]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "total", "lock", "CACHEDIR.TAG", "new/0a1b"])
+def test_a_folder_of_something_else_is_refused(name: str, tmp_path: Path) -> None:
+    """D1: no name makes a folder a cache."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("Signature: 8a477f597d28d172789f06886806bc55\n# of mine\n")
+    before = files(tmp_path)
+    first = re.escape(name.partition("/")[0])
+    with pytest.raises(ConfigError, match=f"holds '{first}' and is no cache of streamkern"):
+        Cache(tmp_path)
+    assert files(tmp_path) == before
+
+
+def test_strangers_files_in_a_cache_are_never_evicted(tmp_path: Path) -> None:
+    """D1: only what has the name of an entry goes, however full the cache is."""
+    library = Library()
+    read(opened(Cache(tmp_path, 1 << 30), library), library, keys(5))
+    store = entries(tmp_path)[0].parent
+    for folder in (tmp_path, tmp_path / "new", tmp_path / "mine", store, tmp_path / ("b" * 32)):
+        folder.mkdir(exist_ok=True)
+        for name in ("notes.txt", "0a1b"):
+            (folder / name).write_text("mine")
+            os.utime(folder / name, (0, 0))
+    before = {name: data for name, data in files(tmp_path).items() if data == b"mine"}
+    read(opened(Cache(tmp_path, ENTRY, idle_s=0.0), library), library, keys(8))
+    assert len([p for p in entries(tmp_path) if len(p.name) == 64]) <= 1
+    after = files(tmp_path)
+    assert {name: after.get(name) for name in before} == before
+
+
+def test_a_folder_that_took_its_place_is_left_alone(tmp_path: Path) -> None:
+    """D1."""
+    library, folder = Library(), tmp_path / "cache"
+    objects = opened(Cache(folder, 1 << 30), library)
+    folder.rename(tmp_path / "moved")
+    folder.mkdir()
+    (folder / "total").write_text("mine")
+    with pytest.warns(UserWarning, match="moved, deleted or replaced"):
+        read(objects, library, keys(2))
+    assert files(folder) == {"total": b"mine"}
 
 
 # -- the limit ---------------------------------------------------------------------------------
@@ -351,7 +397,7 @@ def fill(folder: str) -> None:
     data = library.bytes("a") * 16
     print("ready", flush=True)
     for i in range(10**6):
-        cache.write(Name("store", hashlib.sha256(b"%d" % (i % 50)).digest()), data)
+        cache.write(Name(STORE, hashlib.sha256(b"%d" % (i % 50)).digest()), data)
 
 
 @pytest.mark.slow
@@ -371,9 +417,9 @@ def test_killed_while_writing(tmp_path: Path) -> None:
     written = [p for p in entries(tmp_path) if p.suffix == ""]
     assert written
     for path in written:
-        assert bytes(cache.read(Name("store", bytes.fromhex(path.name)))) == data  # type: ignore[arg-type]
+        assert bytes(cache.read(Name(STORE, bytes.fromhex(path.name)))) == data  # type: ignore[arg-type]
     # What was left half written goes when room is made.
-    leftover = tmp_path / "new" / "left"
+    leftover = tmp_path / "new" / ("0" * 32)
     leftover.write_bytes(bytes(BLOCK))
     for path in tmp_path.glob("new/*"):
         os.utime(path, (0, 0))

@@ -880,7 +880,7 @@ def test_old_files_that_can_not_be_deleted_are_said(
 
     with_steps(tmp_path, 1)
     with RunDirectory(tmp_path, keep=1) as run:
-        monkeypatch.setattr(shutil, "rmtree", refuse)
+        monkeypatch.setattr("streamkern.folder.remove_group", refuse)
         run.save(2, state(2), meta(2))
         assert "could not be deleted: permission denied" in caplog.text
         monkeypatch.undo()

@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from streamkern import cli, guard, lease, sealed
+from streamkern import cli, documents, guard, lease, sealed
 from streamkern.checkpoint import RunDirectory, Saved
 from streamkern.errors import (
     CheckpointError,
@@ -533,7 +533,7 @@ def test_what_a_later_writer_is_writing_is_not_swept(tmp_path: Path) -> None:
     """By one that was stopped after it had become the writer, and does not know yet."""
     place = Place(f"memory://{tmp_path.name}/run", {})
     place.folder.write("checkpoints/000000000009-000000000001/zarr.json", b"{}")
-    place.folder.write("lease/note", b"")
+    place.folder.write("writer.json", documents.seal("writer", {}))
     with place.run():
         assert place.files("000000000009") != []
 

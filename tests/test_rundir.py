@@ -258,7 +258,43 @@ def test_any_run_json_is_a_sentence(text: bytes, run: Path, tmp_path: Path) -> N
     begun = tmp_path / "begun"
     begun.mkdir()
     (begun / "run.json").write_bytes(text)  # and nothing that was computed
+    (begun / "writer.json").write_bytes(documents.seal("writer", {}))
     finished(settings(begun), source=stream())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("run.json", "log.jsonl", "writer.json", "setup.json", "setup", "setup-1/X/zarr.json"),
+        *("run.lock", "checkpoints/notes.txt", "checkpoints/000000000001.json"),
+    ],
+)
+def test_no_name_of_a_file_makes_a_folder_a_run(name: str, tmp_path: Path) -> None:
+    """D1: of writer.json and 000000000001.json neither; what is there stays as it is."""
+    for mine in (name, "000000000001.json", "notes.txt"):
+        (tmp_path / mine).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / mine).write_text('{"project": "streamkern-tests"}')
+    before = {p: p.is_file() and p.read_bytes() for p in tmp_path.rglob("*")}
+    first = name.partition("/")[0]
+    with pytest.raises(RunError, match=rf"{first}.* (?:no run of|did not make)") as caught:
+        finished(settings(tmp_path), source=stream())
+    assert caught.value.exit_code == 2
+    assert {p: p.is_file() and p.read_bytes() for p in tmp_path.rglob("*")} == before
+
+
+@pytest.mark.parametrize("damaged", ["run.json", "writer.json", "setup.json", "checkpoints"])
+def test_a_run_is_known_by_any_document_of_it(damaged: str, run: Path) -> None:
+    """However little is left, and whatever somebody else has put beside it."""
+    for kept in {"run.json", "writer.json", "setup.json"} - {damaged}:
+        (run / kept).unlink()
+    if damaged != "checkpoints":
+        shutil.rmtree(run / "checkpoints")
+        flip_bit(run, damaged, -10)
+    (run / "notes.txt").write_text("mine")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of run.json, which is written again where it can be
+        RunDirectory(run).acquire()
+    assert (run / "notes.txt").read_text() == "mine"
 
 
 # -- one writer, in one place ------------------------------------------------------------------
@@ -358,6 +394,7 @@ def test_a_damaged_note_of_the_writer_ends_the_run_and_is_shown(tmp_path: Path) 
     """Nobody could say any more who holds the run."""
     directory = RunDirectory(tmp_path / "run")
     with directory:
+        directory.write_config({})
         flip_bit(tmp_path / "run", "writer.json", 30)
         assert "writer.json is damaged" in (directory.holder() or "")
         with pytest.raises(RunLostError, match=r"writer\.json is damaged"):
