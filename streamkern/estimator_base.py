@@ -214,7 +214,9 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
             stream = self._transformed(source, bound)
             result = online.advance(stream)
             self._keep(result)
-            bound += _found(result, stream)
+            found = _found(result, stream)
+            bound += found
+            self._found = found if first else [*self._found, *found]
         self._online = online, bound
         return self
 
