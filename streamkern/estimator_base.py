@@ -223,7 +223,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         if inputs.is_stream(X):
             source = self._stream(X, y, sample_weight)
             if not first:
-                return in_columns(source, self._columns(), "X")
+                return in_columns(source, self._columns(), "X", self._target_columns)
             self.n_features_in_ = int(np.prod(source.row_shape))
             self._row_shape = tuple(source.row_shape)
             self._flat = y is not None and np.ndim(y) == 1

@@ -104,16 +104,19 @@ class KernelModel:
 
         f(X) and Y are on the device: compute with them inside `backend.active()`.
         """
-        source = self._checked(source)
+        source = self._checked(source, self.target_columns)
         classes = self.classes if source.classes is not None else None
         for block in all_blocks(source):
             for rows in tiles(len(block.rows), EVALUATED_ROWS):
                 part = block.take(rows)
                 yield part, *self._block_values(part, classes, source.n_outputs)
 
-    def _checked(self, source: Any) -> Any:
-        """Rows like those of the training data, their columns in the same order."""
-        source = in_columns(source, self.columns, "the data")
+    def _checked(self, source: Any, target_columns: tuple[str, ...] | None = None) -> Any:
+        """Rows like those of the training data, their columns in the same order.
+
+        target_columns : where the targets are used
+        """
+        source = in_columns(source, self.columns, "the data", target_columns)
         check_evaluable(source, self.row_shape, "the data")
         return source
 

@@ -20,6 +20,7 @@ import numpy as np
 import zarr
 
 from streamkern import layout
+from streamkern.chunkfile import ChunkWriter
 from streamkern.errors import DataError, ResumeMismatchError
 from streamkern.layout import DIGEST_CHUNK
 from streamkern.ownership import ATTRIBUTE, STORE, begin, mark_at, sweep
@@ -91,7 +92,7 @@ class Journal:
     digests: NDArray[np.uint8]
 
     def __init__(self, array: Any) -> None:
-        self._array = array
+        self._array, self._chunks = array, ChunkWriter(array)
         self._lock = threading.Lock()  # an older slab must not be written over a newer
         try:
             self.digests = np.array(array[:], dtype=np.uint8)
@@ -113,7 +114,7 @@ class Journal:
         rows = slice(slab, min(slab + DIGEST_CHUNK, len(self.digests)))
         with self._lock:
             self.digests[i] = digest
-            self._array[rows] = self.digests[rows]
+            self._chunks.write(slab // DIGEST_CHUNK, self.digests[rows])
 
     def resize(self, n_chunks: int) -> None:
         """Make room for `n_chunks`, or cut what is behind them."""
