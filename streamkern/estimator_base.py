@@ -428,6 +428,7 @@ def _report(meta: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "solver": sizes["solver"],
         "block_size": sizes["block_size"],
+        "scale": meta["scale"],
         **largest(setup["rules"]),
         **({"step_size": min(rule.eta(setup["batch_size"]) for rule in rules)} if rules else {}),
         **{k: v for k, v in setup.items() if k not in ("rules", "projection_rule", "jitters")},
