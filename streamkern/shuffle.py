@@ -110,6 +110,8 @@ class Spool:
         if saved is not None:
             self._leaves, self.n_rows, self._bits = saved["leaves"], saved["n_rows"], saved["bits"]
             self.sealed, self.notes = saved["sealed"], saved["notes"]
+            if seed is None:  # its buckets are ranges of rows, which stay what they were
+                self._capacity = saved["capacity"]
         elif expected_rows is None or expected_rows <= self._capacity:
             self._held = self._room(expected_rows or self._capacity)
         else:
@@ -148,6 +150,7 @@ class Spool:
             state = {
                 "n_rows": self.n_rows,
                 "bits": self._bits,
+                "capacity": self._capacity,
                 "leaves": self._leaves,
                 "sealed": sealed,
                 "notes": notes,

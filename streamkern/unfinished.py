@@ -56,7 +56,8 @@ class Claim:
         }  # fmt: skip
         if mark is not None and mark.get("kind") == STORE:
             sweep(self._store, STORE)
-            same, status = mark.get("plan") == plan, mark.get("status")
+            same = mark.get("plan") == plan and mark.get("schema") == layout.SCHEMA
+            status = mark.get("status")
             if same and status == "writing":
                 group = zarr.open_group(self._store, mode="r+")
                 group.attrs[ATTRIBUTE] = writing
@@ -64,7 +65,8 @@ class Claim:
             if not overwrite and status == "complete":
                 raise DataError(f"{where} already holds a store; overwrite=True replaces it")
             if not overwrite and not same:
-                names = _differences(mark.get("plan") or {}, plan)
+                old = {"schema": mark.get("schema"), **(mark.get("plan") or {})}
+                names = _differences(old, {"schema": layout.SCHEMA, **plan})
                 raise ResumeMismatchError(
                     f"{where} holds an unfinished store made with other settings or data "
                     f"({names}); repeat those, or overwrite it"
@@ -148,16 +150,18 @@ def made_from(plan: Mapping[str, Any], compress: str) -> str | None:
 def is_made_from(mark: Mapping[str, Any], plan: Mapping[str, Any], compress: str) -> bool:
     """Whether there is a finished store that the same call would make again."""
     made = mark.get("made_from")
-    return (mark.get("kind"), mark.get("status")) == (STORE, "complete") and (
+    found = mark.get("kind"), mark.get("schema"), mark.get("status")
+    return found == (STORE, layout.SCHEMA, "complete") and (
         made is not None and made == made_from(plan, compress)
     )
 
 
 def _tells_data(value: Any) -> bool:
     if isinstance(value, Mapping):
-        vague = value.get("kind") in _VAGUE
-        if value.get("kind") == "zarr":  # a foreign store is known by its metadata alone
-            vague = str(value.get("fingerprint", "meta:")).startswith("meta:")
+        # A foreign store that is ingested is known by its metadata alone: it has no fingerprint.
+        unknown = "meta:" if value.get("kind") == "zarr" else ""
+        known_by = str(value.get("fingerprint", unknown))
+        vague = value.get("kind") in _VAGUE or known_by.startswith(("meta:", "name:"))
         return not vague and all(_tells_data(v) for v in value.values())
     return not isinstance(value, list | tuple) or all(_tells_data(v) for v in value)
 
