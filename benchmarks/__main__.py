@@ -9,6 +9,7 @@ step_products  K @ alpha and K^T @ r from one evaluation of K
 step           a whole training step
 setup          what a run computes before its first step
 loader         samples from a store to the device
+ingest         a file into a shuffled store, against the parts of it
 pipeline       training from a store against training from memory
 object_storage reading behind 40 ms against raw GETs, training against local disk
 cluster        units prepared by Dask workers against threads of this process
@@ -35,7 +36,7 @@ from streamkern.report import table
 
 SUBJECTS = (
     *("ceilings", "product", "step_products", "step", "setup"),
-    *("loader", "pipeline", "object_storage", "cluster", "time_to_loss"),
+    *("loader", "ingest", "pipeline", "object_storage", "cluster", "time_to_loss"),
 )
 COLUMNS = ("case", "variant", "median", "low", "high", "unit", "floor", "fraction", "ratio")
 IN_JSON_ONLY = ("min", "max", "repeats")

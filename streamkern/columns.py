@@ -85,8 +85,13 @@ def split_columns(names: Sequence[str], asked: Asked, where: str, *, named: bool
     return Split(tuple(features), tuple(targets), tuple(weights))
 
 
-def in_order(found: Sequence[str], expected: Sequence[str], where: str) -> list[str]:
-    """`expected`, which are the columns `found` in some order; DataError names any difference."""
+def in_order(
+    found: Sequence[str], expected: Sequence[str], where: str, role: str = "x"
+) -> list[str]:
+    """`expected`, which are the columns `found` in some order; DataError names any difference.
+
+    role : the parameter that chooses them
+    """
     held, wanted = set(found), set(expected)
     missing = [name for name in expected if name not in held]
     extra = [name for name in found if name not in wanted]
@@ -95,7 +100,7 @@ def in_order(found: Sequence[str], expected: Sequence[str], where: str) -> list[
         has = f"has {_some(extra)} besides" if extra else ""
         raise DataError(
             f"{where} {' and '.join(k for k in (lacks, has) if k)}: its columns must be "
-            f"{_some(expected)}, in any order; add what is missing, and choose columns with x"
+            f"{_some(expected)}, in any order; add what is missing, and choose columns with {role}"
         )
     return list(expected)
 

@@ -214,7 +214,9 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
             stream = self._transformed(source, bound)
             result = online.advance(stream)
             self._keep(result)
-            bound += _found(result, stream)
+            found = _found(result, stream)
+            bound += found
+            self._found = found if first else [*self._found, *found]
         self._online = online, bound
         return self
 
@@ -223,7 +225,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         if inputs.is_stream(X):
             source = self._stream(X, y, sample_weight)
             if not first:
-                return in_columns(source, self._columns(), "X")
+                return in_columns(source, self._columns(), "X", self._target_columns)
             self.n_features_in_ = int(np.prod(source.row_shape))
             self._row_shape = tuple(source.row_shape)
             self._flat = y is not None and np.ndim(y) == 1
@@ -426,6 +428,7 @@ def _report(meta: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "solver": sizes["solver"],
         "block_size": sizes["block_size"],
+        "scale": meta["scale"],
         **largest(setup["rules"]),
         **({"step_size": min(rule.eta(setup["batch_size"]) for rule in rules)} if rules else {}),
         **{k: v for k, v in setup.items() if k not in ("rules", "projection_rule", "jitters")},

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -35,7 +34,7 @@ CHOLESKY_BLOCK = 4096
 TRIANGLE_BLOCK = 4096
 
 NOT_INSTALLED = "CuPy is not installed (pip install 'streamkern[gpu-cuda12]')"
-_USABLE: set[tuple[ModuleType, int]] = set()
+_USABLE: set[tuple[int, int]] = set()
 
 
 def gpu_problem(index: int = 0) -> str | None:
@@ -48,7 +47,7 @@ def gpu_problem(index: int = 0) -> str | None:
         return f"CuPy is installed and does not load: {error}"
     except Exception as error:  # a library of CUDA's that is missing, or of another version
         return f"CuPy is installed and does not load ({type(error).__name__}: {error})"
-    if (cupy, index) in _USABLE:
+    if (id(cupy), index) in _USABLE:
         return None
     try:
         backend = CupyBackend(index)
@@ -58,7 +57,7 @@ def gpu_problem(index: int = 0) -> str | None:
         return str(error)
     except Exception as error:  # CuPy raises many types here, all meaning the same
         return f"no usable CUDA device {index} ({type(error).__name__}: {error})"
-    _USABLE.add((cupy, index))  # compiling takes a while; a failure may pass
+    _USABLE.add((id(cupy), index))  # compiling takes a while; a failure may pass
     return None
 
 

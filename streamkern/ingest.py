@@ -166,14 +166,14 @@ def ingest(
             "dtype": None if dtype is None else str(np.dtype(dtype)),
         }
         plan = {"source": source, "chunk_bytes": chunk_bytes}
+        identity = hashlib.sha256(json.dumps(source, sort_keys=True).encode()).hexdigest()
         if found is not None and not overwrite:
             if is_made_from(found, plan, compress):
-                own.restore("")  # what a call left that was killed after it had published
-                own.discard()
+                own.clear(identity)  # what a call left that was killed after it had published
                 return open_store(out_url, storage_options=storage_options).spec
             _check_place(found, source, out_url)
         spool, values, parts = _spool_rows(
-            reader, files, source, own, targets, dtype, memory, progress
+            reader, files, source["seed"], identity, own, targets, dtype, memory, progress
         )
         classes, ranks = values.ranks() if values.are_classes else (None, None)
         row_bytes = int(np.prod(spool.row_shape)) * spool.x_dtype.itemsize
@@ -226,7 +226,8 @@ def _check_place(
 def _spool_rows(
     reader: Reader,
     files: ExitStack,
-    source: Mapping[str, Any],
+    seed: int | None,
+    identity: str,
     scratch: Scratch,
     targets: str,
     dtype: Any,
@@ -248,8 +249,8 @@ def _spool_rows(
         # The other half is for blocks being read and chunks being written.
         limit_bytes=memory // 2,
         scratch=scratch,
-        seed=source["seed"],
-        identity=hashlib.sha256(json.dumps(source, sort_keys=True).encode()).hexdigest(),
+        seed=seed,
+        identity=identity,
         expected_rows=reader.n_rows,
         weighted=first.w is not None,
     )

@@ -16,7 +16,7 @@ from streamkern.source_base import Source, read_units
 from streamkern.statistics import ColumnMoments
 from streamkern.targets import TargetScale
 
-SAMPLE_STAGE = 41
+SAMPLE_STAGE = 42
 SAMPLED_UNITS = 16
 """Of about 4 MiB, where rows are made by functions."""
 

@@ -155,6 +155,8 @@ def materialise(
             storage_options=storage_options,
             plan=plan,
             weighted=is_weighted(source),
+            columns=getattr(source, "columns", None),
+            target_columns=maker.target_columns,
         ) as writer:
             n = n_writers(out_url, memory // 2, chunk_bytes)
             n = n if threads == "auto" else min(n, int(threads))
@@ -184,7 +186,8 @@ def _chunks_from(maker: _Maker, loader: Loader, first: int) -> Iterator[Callable
 class _Maker:
     """Makes what is stored from what the loader gives.
 
-    dtype, y_dtype : as stored; classes : None where targets are stored as values
+    dtype, y_dtype : as stored; classes : None where targets are stored as values;
+    target_columns : None where a transform makes other targets
     """
 
     def __init__(self, source: Source, seed: int, epoch: int, dtype: Any) -> None:
@@ -205,6 +208,8 @@ class _Maker:
         self._values_dtype = np.promote_types(values, self._computed)
         self._new_targets = self._changes_targets()
         self.classes = None if self._new_targets else source.classes
+        named = getattr(source, "target_columns", None)
+        self.target_columns = None if self._new_targets else named
         self.y_dtype = None if self.classes is not None else source.y_dtype
         # As they are: training divides them by their mean.
         self._factors = np.ones(source.n_outputs if source.classes is not None else 1)

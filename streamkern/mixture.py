@@ -71,15 +71,17 @@ class MixtureSource(BaseSource):
         n_rows: int | None = None,
         transforms: Sequence[Transform] = (),
     ) -> None:
-        self.columns = getattr(sources[0], "columns", None) if len(sources) else None
+        self.columns, self.target_columns = (
+            getattr(sources[0], name, None) if len(sources) else None
+            for name in ("columns", "target_columns")
+        )
         self.parts = tuple(
-            in_columns(part, self.columns, f"source {k} of the mixture")
+            in_columns(part, self.columns, f"source {k} of the mixture", self.target_columns)
             for k, part in enumerate(sources, start=1)
         )
         _check(self.parts, weights, n_rows)
         self.weights = None if weights is None else tuple(float(w) for w in weights)
         first = self.parts[0]
-        self.target_columns = getattr(first, "target_columns", None)
         self.row_shape, self.dtype = first.row_shape, first.dtype
         self.n_outputs, self.classes, self.y_dtype = first.n_outputs, first.classes, first.y_dtype
         self.remote = any(getattr(part, "remote", False) for part in self.parts)

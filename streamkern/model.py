@@ -104,16 +104,19 @@ class KernelModel:
 
         f(X) and Y are on the device: compute with them inside `backend.active()`.
         """
-        source = self._checked(source)
+        source = self._checked(source, self.target_columns)
         classes = self.classes if source.classes is not None else None
         for block in all_blocks(source):
             for rows in tiles(len(block.rows), EVALUATED_ROWS):
                 part = block.take(rows)
                 yield part, *self._block_values(part, classes, source.n_outputs)
 
-    def _checked(self, source: Any) -> Any:
-        """Rows like those of the training data, their columns in the same order."""
-        source = in_columns(source, self.columns, "the data")
+    def _checked(self, source: Any, target_columns: tuple[str, ...] | None = None) -> Any:
+        """Rows like those of the training data, their columns in the same order.
+
+        target_columns : where the targets are used
+        """
+        source = in_columns(source, self.columns, "the data", target_columns)
         check_evaluable(source, self.row_shape, "the data")
         return source
 
@@ -121,12 +124,25 @@ class KernelModel:
     def _block_values(
         self, block: Block, classes: Sequence[str] | None, n_outputs: int
     ) -> tuple[Array, Array]:
-        X, Y, _ = prepare(
-            self.backend, block, transforms=self.fixed, dtype=self.op.dtype, seed=0, epoch=0,
-            n_outputs=n_outputs, classes=classes,
-        )  # fmt: skip
-        F = self.op.product(self.op.points(X, left=True), self.Z, self.weights)
+        with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is looked at
+            X, Y, _ = prepare(
+                self.backend, block, transforms=self.fixed, dtype=self.op.dtype, seed=0, epoch=0,
+                n_outputs=n_outputs, classes=classes,
+            )  # fmt: skip
+            F = self.op.product(self.op.points(X, left=True), self.Z, self.weights)
+        self._check_finite(F, block)
         return self.targets.outside(self.backend.xp, F, self.dtype), Y
+
+    def _check_finite(self, F: Array, block: Block) -> None:
+        """A distance that overflows would be answered with NaN, and NaN with the first class."""
+        xp = self.backend.xp
+        good = self.backend.to_host(xp.isfinite(F).all(axis=1))
+        if good.all() or not bool(xp.isfinite(self.weights).all()):  # of a run that diverged
+            return
+        raise DataError(
+            f"row {int(block.rows[int(np.argmin(good))])} is too large for {self.op.dtype}: "
+            "distances to it overflow; correct it, or train with precision='float64'"
+        )
 
     @on_its_backend
     def evaluate(self, source: Source | FileRows) -> dict[str, float]:

@@ -23,6 +23,9 @@ _OPTION = "--storage-option"
 _NOT_SECRET = re.compile(
     r"(?i)\d{1,11}|true|false|[a-z]{2}(-[a-z]+)+-\d|https?://[\w.:-]+/?|obstore|s3fs"
 )
+# An option that says it is none, with a value that a key would not be, is a setting as well.
+_SECRET_NAME = re.compile(r"(?i)secret|token|passw|credential|signature|key|user|sas|pwd")
+_PLAIN = re.compile(r"[A-Za-z][a-z]*([-_. ][a-z]+)*")
 _ENVIRONMENT = re.compile(r"(?i)SECRET|TOKEN|PASSW|CREDENTIAL|ACCESS_KEY")
 
 
@@ -89,12 +92,26 @@ class Secrets:
                 forms = {form for text in plain for form in (text, repr(text)[1:-1])}
                 self._known |= {form for form in forms if len(form) >= _SHORTEST}
 
+    def add_option(self, name: str, value: object) -> None:
+        """What was given for a storage option of this name, unless it looks like a setting."""
+        if isinstance(value, Mapping):
+            for inner, of_inner in value.items():
+                self.add_option(f"{name}.{inner}", of_inner)
+        elif isinstance(value, list | tuple):
+            for each in value:
+                self.add_option(name, each)
+        elif isinstance(value, str):
+            setting = len(value) < _LONG or _PLAIN.fullmatch(value)
+            if _SECRET_NAME.search(name) or not setting:
+                self.add(value)
+
     def add_words(self, words: Sequence[str]) -> None:
         """Those of a command line: in its URLs, its storage options, and those of its run file."""
         for before, word in zip(("", *words), words, strict=False):
             self.add(*of_url(word.partition("=")[2]), *of_url(word))
             if before == _OPTION or word.startswith(f"{_OPTION}="):
-                self.add(word.removeprefix(f"{_OPTION}=").partition("=")[2])
+                name, _, value = word.removeprefix(f"{_OPTION}=").partition("=")
+                self.add_option(name, value)
             if "storage_options" in word:
                 self.add(*re.split(r"""[\s={},"']+""", word.partition("storage_options")[2]))
             if word.endswith(".toml"):
@@ -108,7 +125,7 @@ class Secrets:
                 urls = value if isinstance(value, list) else [value]
                 self.add(*(part for url in urls if isinstance(url, str) for part in of_url(url)))
                 if key == "storage_options":
-                    self.add(value)
+                    self.add_option("", value)
 
     def add_environment(self) -> None:
         """Those in the environment."""
@@ -116,9 +133,15 @@ class Secrets:
         self.add(*(value for value in named if len(value) >= _LONG))
 
     def hidden_in(self, text: str) -> str:
-        """The text without them; the longest first, one may be a part of another."""
+        """The text without them; the longest first, one may be a part of another.
+
+        Short ones are parts of everything: as words of their own only, and not as JSON's keys.
+        """
         for secret in sorted(self._known, key=len, reverse=True):
-            text = text.replace(secret, HIDDEN)
+            if len(secret) >= _LONG:
+                text = text.replace(secret, HIDDEN)
+            elif secret in text:
+                text = re.sub(rf'(?<!\w){re.escape(secret)}(?!\w|": )', HIDDEN, text)
         return text
 
 

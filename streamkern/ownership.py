@@ -62,7 +62,8 @@ def mark_at(store: Any, url: str) -> dict[str, Any] | None:
     mark = group.attrs.get(ATTRIBUTE)
     if not isinstance(mark, Mapping):
         raise refusal
-    return dict(mark)
+    old_store = "schema" in mark and "kind" not in mark  # older versions marked only stores
+    return {"kind": STORE, **mark} if old_store else dict(mark)
 
 
 def begin(store: Any, url: str, mark: Mark) -> zarr.Group:
@@ -95,9 +96,14 @@ def check_kind(mark: Mark, kind: str, url: str) -> None:
         )
 
 
-def publish(group: zarr.Group, mark: Mark) -> None:
-    """Give a group its last mark, once all that is in it is durable."""
+def publish(group: zarr.Group, mark: Mark, check: Callable[[], None] | None = None) -> None:
+    """Give a group its last mark, once all that is in it is durable.
+
+    check : raises unless the group is still the caller's; called last, as a sync may take long
+    """
     sync_store(group.store)
+    if check is not None:
+        check()
     group.attrs[ATTRIBUTE] = dict(mark)
 
 

@@ -156,7 +156,10 @@ def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Sour
         )
     if test is None:
         return None
-    test = in_columns(test, getattr(data.source, "columns", None), "data.test")
+    columns, target_columns = (
+        getattr(data.source, name, None) for name in ("columns", "target_columns")
+    )
+    test = in_columns(test, columns, "data.test", target_columns)
     check_evaluable(test, data.source.row_shape, "data.test")
     if test.n_outputs != data.source.n_outputs or test.classes != data.source.classes:
         raise ConfigError(

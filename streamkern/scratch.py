@@ -91,6 +91,13 @@ class Scratch:
             return None
         return saved["state"]
 
+    def clear(self, identity: str) -> None:
+        """Delete what a call left whose identity begins so; that of any other stays."""
+        saved = self._saved() if self.folder.is_dir() else None
+        if saved is not None and str(saved.get("identity")).startswith(identity):
+            self._hold()
+            self.discard()
+
     def append(self, name: str, data: NDArray[Any]) -> None:
         """Write an array behind what is in a file."""
         if not self._lock.is_locked:

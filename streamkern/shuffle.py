@@ -96,7 +96,6 @@ class Spool:
         bytes_each = self._x_bytes + self._rest.itemsize + _SORT_BYTES
         self._capacity = max(1, limit_bytes // bytes_each)
         self._scratch, self._seed, self._expected = scratch, seed, expected_rows
-        self._bucket_rows = self._capacity  # of buckets in source order
         self._loaded: tuple[str, Rows, NDArray[np.int64]] | None = None
         self._leaves: dict[str, int] = {}
         self._held: Rows | None = None
@@ -111,7 +110,8 @@ class Spool:
         if saved is not None:
             self._leaves, self.n_rows, self._bits = saved["leaves"], saved["n_rows"], saved["bits"]
             self.sealed, self.notes = saved["sealed"], saved["notes"]
-            self._bucket_rows = saved["bucket_rows"]  # the memory may be another by now
+            if seed is None:  # its buckets are ranges of rows, which stay what they were
+                self._capacity = saved["capacity"]
         elif expected_rows is None or expected_rows <= self._capacity:
             self._held = self._room(expected_rows or self._capacity)
         else:
@@ -150,7 +150,7 @@ class Spool:
             state = {
                 "n_rows": self.n_rows,
                 "bits": self._bits,
-                "bucket_rows": self._bucket_rows,
+                "capacity": self._capacity,
                 "leaves": self._leaves,
                 "sealed": sealed,
                 "notes": notes,
@@ -216,7 +216,7 @@ class Spool:
     def _deal(self, rows: Rows, prefix: str, bits: int) -> None:
         """Append rows to the buckets below `prefix`, in their order."""
         if self._seed is None:
-            bucket = rows.rest["key"] // np.uint64(self._bucket_rows)
+            bucket = rows.rest["key"] // np.uint64(self._capacity)
         else:
             shift = np.uint64(64 - len(prefix) - bits)
             bucket = rows.rest["key"] >> shift & np.uint64((1 << bits) - 1)

@@ -66,6 +66,17 @@ class ColumnMoments:
         moments.weight, moments._first, moments._m2 = weight, mean, weight * scale**2
         return moments
 
+    def take(self, places: Any) -> ColumnMoments:
+        """Those of the columns at `places`, a slice or an array, in that order."""
+        moments = ColumnMoments(len(self._mean[places]))
+        moments.weight, moments._mean, moments._m2 = (
+            self.weight,
+            self._mean[places],
+            self._m2[places],
+        )
+        moments._first = None if self._first is None else self._first[places]
+        return moments
+
     def add(self, rows: NDArray[Any], w: NDArray[Any] | None = None) -> None:
         """Take in rows (k, n_columns) of any dtype, with the weights w (k,), or 1 each."""
         if self._first is None and len(rows):

@@ -21,6 +21,9 @@ from streamkern.errors import TrainingInterrupted
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)
 )
+# A closed terminal sends SIGHUP more than once, and who ends a service may send it after SIGTERM:
+# only these are a wish to end without saving when they come again.
+_INSISTING = tuple(number for number in SIGNALS if number.name != "SIGHUP")
 _GRACE_S = 5.0
 
 
@@ -31,8 +34,9 @@ class Stopped(BaseException):
 class StopRequest:
     """SIGTERM, SIGINT and SIGHUP: `Stopped` in the main thread at once, or when it is asked for.
 
-    A second signal acts as it always does. Signals that are ignored (nohup) stay so. Outside the
-    main thread, or with install=False, all keep their meaning.
+    A second SIGTERM or SIGINT acts as it always does; SIGHUP, however often, is one request.
+    Signals that are ignored (nohup) stay so. Outside the main thread, or with install=False, all
+    keep their meaning.
     """
 
     def __init__(self, *, install: bool) -> None:
@@ -73,18 +77,20 @@ class StopRequest:
         return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.requested = signal.Signals(number).name
-        self._restore()
-        if self._at_once:
+        first = self.requested is None
+        self.requested = self.requested or signal.Signals(number).name
+        if number in _INSISTING:
+            self._restore(_INSISTING)
+        if first and self._at_once:
             self.check()
 
-    def _restore(self) -> None:
-        while self._before:
-            number, handler = self._before.popitem()
-            signal.signal(number, handler)
+    def _restore(self, numbers: tuple[signal.Signals, ...]) -> None:
+        for number in numbers:
+            if number in self._before:
+                signal.signal(number, self._before.pop(number))
 
     def __exit__(self, *exc: object) -> None:
-        self._restore()
+        self._restore(SIGNALS)
 
 
 @contextlib.contextmanager
@@ -110,11 +116,15 @@ def resumable(
 
 @contextlib.contextmanager
 def second_signal_ends() -> Iterator[None]:
-    """Inside, a second signal ends the process even if the first was never seen by Python.
+    """Inside, a second SIGTERM or SIGINT ends the process even if Python never saw the first.
 
     A library's code that does not return keeps the main thread from running any handler: OpenBLAS
-    waits forever for address space that a limit denies. For a process of our own only.
+    waits forever for address space that a limit denies. For a process of our own only; outside the
+    main thread, which alone has handlers, nothing changes.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -122,7 +132,7 @@ def second_signal_ends() -> Iterator[None]:
     def watch() -> None:
         seen = 0
         while number := os.read(reading, 1):
-            seen += number[0] in SIGNALS
+            seen += number[0] in _INSISTING
             if seen == 2:
                 time.sleep(_GRACE_S)
                 os._exit(128 + number[0])

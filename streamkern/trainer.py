@@ -148,6 +148,7 @@ class Trainer:
                 self.run, kernel=kernel, given=centers, report=self._report,
                 targets=None if warm is None else warm.targets,
             )  # fmt: skip
+            self.made.meta["warm_start"] = None if warm is None else warm.digest
             if self.directory is not None:
                 by_parts = self.run.backend.by_parts
                 arrays = {name: by_parts(a) for name, a in self.made.arrays.items()}
@@ -164,7 +165,7 @@ class Trainer:
         arriving = Arrivals(self.run.backend, lambda name: name != "window")
         saved = None if self.directory is None else self.directory.load_latest(arriving)
         if saved is None:
-            alpha = None if warm is None else warm.weights(self.made.arrays)
+            alpha = None if warm is None else warm.weights(self.made.arrays, self.made.meta)
             self.state = self.solver.init(alpha if alpha is None else self._on_device(alpha))
             self.watch = self._watching(self.state.alpha.copy(), Guard())
             self._report("start", {"setup": _summary(self.made.meta), **self.cluster})

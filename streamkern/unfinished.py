@@ -20,6 +20,7 @@ import numpy as np
 import zarr
 
 from streamkern import layout
+from streamkern.chunkfile import ChunkWriter
 from streamkern.errors import DataError, ResumeMismatchError
 from streamkern.layout import DIGEST_CHUNK
 from streamkern.ownership import ATTRIBUTE, STORE, begin, mark_at, sweep
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 # Kinds of data that are known by their name or their ends: good to go on from, no more.
-_VAGUE = ("iterator", "arrays", "data frame", "generator", "function")
+_VAGUE = ("iterator", "arrays", "generator", "function")
 
 
 class Claim:
@@ -55,7 +56,8 @@ class Claim:
         }  # fmt: skip
         if mark is not None and mark.get("kind") == STORE:
             sweep(self._store, STORE)
-            same, status = mark.get("plan") == plan, mark.get("status")
+            same = mark.get("plan") == plan and mark.get("schema") == layout.SCHEMA
+            status = mark.get("status")
             if same and status == "writing":
                 group = zarr.open_group(self._store, mode="r+")
                 group.attrs[ATTRIBUTE] = writing
@@ -63,7 +65,8 @@ class Claim:
             if not overwrite and status == "complete":
                 raise DataError(f"{where} already holds a store; overwrite=True replaces it")
             if not overwrite and not same:
-                names = _differences(mark.get("plan") or {}, plan)
+                old = {"schema": mark.get("schema"), **(mark.get("plan") or {})}
+                names = _differences(old, {"schema": layout.SCHEMA, **plan})
                 raise ResumeMismatchError(
                     f"{where} holds an unfinished store made with other settings or data "
                     f"({names}); repeat those, or overwrite it"
@@ -89,7 +92,7 @@ class Journal:
     digests: NDArray[np.uint8]
 
     def __init__(self, array: Any) -> None:
-        self._array = array
+        self._array, self._chunks = array, ChunkWriter(array)
         self._lock = threading.Lock()  # an older slab must not be written over a newer
         try:
             self.digests = np.array(array[:], dtype=np.uint8)
@@ -111,7 +114,7 @@ class Journal:
         rows = slice(slab, min(slab + DIGEST_CHUNK, len(self.digests)))
         with self._lock:
             self.digests[i] = digest
-            self._array[rows] = self.digests[rows]
+            self._chunks.write(slab // DIGEST_CHUNK, self.digests[rows])
 
     def resize(self, n_chunks: int) -> None:
         """Make room for `n_chunks`, or cut what is behind them."""
@@ -147,17 +150,18 @@ def made_from(plan: Mapping[str, Any], compress: str) -> str | None:
 def is_made_from(mark: Mapping[str, Any], plan: Mapping[str, Any], compress: str) -> bool:
     """Whether there is a finished store that the same call would make again."""
     made = mark.get("made_from")
-    return (mark.get("kind"), mark.get("status")) == (STORE, "complete") and (
+    found = mark.get("kind"), mark.get("schema"), mark.get("status")
+    return found == (STORE, layout.SCHEMA, "complete") and (
         made is not None and made == made_from(plan, compress)
     )
 
 
 def _tells_data(value: Any) -> bool:
     if isinstance(value, Mapping):
-        # A foreign store is known by its metadata alone.
-        unread = "meta:" if value.get("kind") == "zarr" else ""
-        fingerprint = str(value.get("fingerprint", unread))
-        vague = value.get("kind") in _VAGUE or fingerprint.startswith(("meta:", "name:"))
+        # A foreign store that is ingested is known by its metadata alone: it has no fingerprint.
+        unknown = "meta:" if value.get("kind") == "zarr" else ""
+        known_by = str(value.get("fingerprint", unknown))
+        vague = value.get("kind") in _VAGUE or known_by.startswith(("meta:", "name:"))
         return not vague and all(_tells_data(v) for v in value.values())
     return not isinstance(value, list | tuple) or all(_tells_data(v) for v in value)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,10 +52,21 @@ class WarmStart:
                 f"{str(self.fit_intercept).lower()}; give this run the same"
             )
 
-    def weights(self, arrays: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    @property
+    def digest(self) -> str:
+        """Of the function: its weights, and the mean and scale they belong to."""
+        found = hashlib.sha256()
+        for part in (self.alpha, self.targets.mean, self.targets.scale):
+            found.update(np.ascontiguousarray(part).tobytes())
+        return found.hexdigest()
+
+    def weights(
+        self, arrays: Mapping[str, npt.NDArray[Any]], meta: Mapping[str, Any]
+    ) -> npt.NDArray[Any]:
         """alpha in the order of the centers of another setup, whose random order may differ.
 
-        arrays : of its `Assembled`. Raises ConfigError unless centers and mean are the same.
+        arrays, meta : of its `Assembled`. Raises ConfigError unless centers and `digest` are the
+        same.
         """
         order, Z = np.asarray(arrays["order"]), np.asarray(arrays["Z"])
         if self.Z.shape != Z.shape or not np.array_equal(self.Z[order], Z):
@@ -63,10 +75,10 @@ class WarmStart:
                 "the same after scaling; give both runs the same centers, transforms and scale, "
                 "or leave warm_start out"
             )
-        if not np.array_equal(self.targets.mean, arrays["target_mean"]):
+        if self.digest != meta["warm_start"]:
             raise ConfigError(
-                f"solver.warm_start={self.place} has been replaced since the setup of this run; "
-                "begin it in another run_dir"
+                f"solver.warm_start={self.place} has been replaced, or trained on, since the setup "
+                "of this run; begin it in another run_dir"
             )
         return np.asarray(self.alpha[order])
 

@@ -234,7 +234,7 @@ class StoreWriter:
                 self._resize(n_rows)
             state = {**self._attributes(n_rows, stats), "crc": self._write_crcs(n_chunks)}
             state = sealed_mark(state, group.store, group.path, self.url)
-            publish(group, state)
+            publish(group, state, self._claim.check)
         return layout.spec_from_attributes(self._x, self._y, self._w, state)
 
     def _write_crcs(self, n_chunks: int) -> str:

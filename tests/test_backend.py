@@ -310,7 +310,9 @@ def test_workspace_is_reused_per_thread_name_and_dtype() -> None:
 
 def test_get_backend_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "gpu_problem", lambda index=0: f"none of {index}")
-    with get_backend("cpu", threads=1) as cpu, get_backend("auto", threads=2) as auto:
+    with pytest.warns(UserWarning, match="device='auto' is the CPU here: none of 0"):
+        auto = get_backend("auto", threads=2)
+    with get_backend("cpu", threads=1) as cpu, auto:
         assert (cpu.name, cpu.threads) == ("cpu", 1)
         assert (auto.name, auto.threads) == ("cpu", 2)
     for name, index in (("gpu", 0), ("gpu:3", 3)):
@@ -334,6 +336,7 @@ def test_gpu_problem_is_a_sentence_part(monkeypatch: pytest.MonkeyPatch) -> None
 
     fake = types.SimpleNamespace(cuda=types.SimpleNamespace(Device=no_driver))
     monkeypatch.setitem(sys.modules, "cupy", fake)
+    monkeypatch.setitem(sys.modules, "cupyx", fake)
     assert gpu_problem(2) == "no usable CUDA device 2 (OSError: driver too old)"
 
 

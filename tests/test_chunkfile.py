@@ -11,9 +11,10 @@ import zarr
 from zarr.codecs import BytesCodec, Crc32cCodec, GzipCodec, ZstdCodec
 from zarr.storage import LocalStore, MemoryStore
 
-from streamkern.chunkfile import chunk_files
+from streamkern.chunkfile import ChunkFiles, ChunkValues, ChunkWriter, chunk_reader
 from streamkern.errors import CorruptChunkError
-from streamkern.storage import StrictStore
+from streamkern.layout import ZSTD_LEVEL
+from streamkern.storage import StrictStore, zarr_store
 
 DATA = np.random.default_rng(0).integers(0, 200, (23, 5))
 
@@ -35,13 +36,34 @@ def create(store: Any, dtype: str = "float32", **options: Any) -> Any:
     "codecs", [[], [Crc32cCodec()], [ZstdCodec(level=3)], [ZstdCodec(), Crc32cCodec()]]
 )
 def test_the_rows_are_those_of_zarr(tmp_path: Path, dtype: str, codecs: list[Any]) -> None:
-    array = create(LocalStore(tmp_path), dtype, compressors=codecs or None)
-    files = chunk_files(array)
-    assert files is not None
-    for i, (start, stop) in enumerate([(0, 8), (8, 16), (16, 23)]):
-        chunk = files.read(f"a/c/{i}/0", stop - start)
-        assert chunk.dtype == array.dtype
-        np.testing.assert_array_equal(chunk, array[start:stop])
+    for store, kind in ((LocalStore(tmp_path), ChunkFiles), (MemoryStore(), ChunkValues)):
+        array = create(store, dtype, compressors=codecs or None)
+        reader = chunk_reader(array)
+        assert isinstance(reader, kind)
+        for i, (start, stop) in enumerate([(0, 8), (8, 16), (16, 23)]):
+            chunk, crc = reader.read(f"a/c/{i}/0", stop - start)
+            assert chunk.dtype == array.dtype
+            np.testing.assert_array_equal(chunk, array[start:stop])
+            stored = (tmp_path / f"a/c/{i}/0").read_bytes()
+            checked = bool(codecs) and isinstance(codecs[-1], Crc32cCodec)
+            assert crc == (int.from_bytes(stored[-4:], "little") if checked else None)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_what_is_written_is_what_zarr_writes(tmp_path: Path, compressed: bool) -> None:
+    codecs = [*([ZstdCodec(level=ZSTD_LEVEL)] if compressed else []), Crc32cCodec()]
+    store = zarr_store(tmp_path, read_only=False)
+    array = zarr.create_array(
+        store, name="a", shape=DATA.shape, dtype="uint8", chunks=(8, 5), compressors=codecs
+    )
+    array[:] = DATA
+    files = sorted((tmp_path / "a/c").rglob("0"))
+    by_zarr = [path.read_bytes() for path in files if path.is_file()]
+    writer, rows = ChunkWriter(array), DATA.astype(np.uint8)
+    crcs = [writer.write(i, rows[8 * i : 8 * i + 8]) for i in range(3)]
+    assert [path.read_bytes() for path in files if path.is_file()] == by_zarr
+    assert crcs == [int.from_bytes(raw[-4:], "little") for raw in by_zarr]
+    np.testing.assert_array_equal(writer.read(2, 7)[0], rows[16:])
 
 
 @pytest.mark.parametrize(
@@ -57,19 +79,18 @@ def test_the_rows_are_those_of_zarr(tmp_path: Path, dtype: str, codecs: list[Any
     ids=str,
 )
 def test_other_layouts_are_left_to_zarr(tmp_path: Path, options: dict[str, Any]) -> None:
-    assert chunk_files(create(LocalStore(tmp_path), **options)) is None
+    assert chunk_reader(create(LocalStore(tmp_path), **options)) is None
 
 
-def test_other_stores_are_left_to_zarr(tmp_path: Path) -> None:
-    assert chunk_files(create(MemoryStore())) is None
+def test_plain_stores_are_left_to_zarr(tmp_path: Path) -> None:
+    """They would give fill values for a missing chunk."""
     create(LocalStore(tmp_path))
-    # A plain store would give fill values for a missing chunk.
-    assert chunk_files(zarr.open_array(LocalStore(tmp_path), path="a", mode="r")) is None
+    assert chunk_reader(zarr.open_array(LocalStore(tmp_path), path="a", mode="r")) is None
 
 
 def test_damage_without_a_checksum(tmp_path: Path) -> None:
-    files = chunk_files(create(LocalStore(tmp_path)))
-    assert files is not None
+    files = chunk_reader(create(LocalStore(tmp_path)))
+    assert isinstance(files, ChunkFiles)
     path = tmp_path / "a/c/1/0"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ValueError, match="has 159 bytes and should have 160"):
@@ -86,9 +107,9 @@ def test_a_checksum_over_several_pieces(tmp_path: Path) -> None:
         compressors=[Crc32cCodec()],
     )  # fmt: skip
     array[:] = np.random.default_rng(0).random(shape)
-    files = chunk_files(strict(array))
-    assert files is not None
-    np.testing.assert_array_equal(files.read("a/c/0/0", 3), array[:])
+    files = chunk_reader(strict(array))
+    assert isinstance(files, ChunkFiles)
+    np.testing.assert_array_equal(files.read("a/c/0/0", 3)[0], array[:])
     path = tmp_path / "a/c/0/0"
     damaged = bytearray(path.read_bytes())
     damaged[5 << 20] ^= 1

@@ -227,7 +227,7 @@ def test_train_evaluate_predict_info(run: Run, stores: Path, tmp_path: Path) -> 
     assert code == DONE
     info = json.loads(out)
     assert (info["state"], info["step"], info["samples"]) == ("finished", 30, 1500)
-    assert info["metrics"] == expected
+    assert info["metrics"] == {f"test_{name}": value for name, value in expected.items()}
     assert info["settings"]["model"]["n_centers"] == 40
     code, out, _ = run("info", tmp_path / "run")
     assert code == DONE

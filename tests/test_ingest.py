@@ -33,6 +33,7 @@ from zarr.storage import LocalStore
 from streamkern import remotefile, unfinished, writer
 from streamkern.arrayfiles import idx_array, npy_array
 from streamkern.describe import looks_sorted
+from streamkern.durable import is_temporary
 from streamkern.engines import FsspecEngine
 from streamkern.errors import (
     ConfigError,
@@ -804,7 +805,8 @@ def test_killed_again_and_again_gives_the_same_bits(
         assert run_child(stage, stop_at, out, how, data) == -signal.SIGKILL
         with pytest.raises(DataError, match=r"unfinished|no zarr store"):
             open_store(out)
-    whole = [key for key in faults.tree(out) if "/c/" in key and not key.endswith(".partial")]
+    chunks = [key for key in faults.tree(out) if "/c/" in key]
+    whole = [key for key in chunks if not is_temporary(key.rpartition("/")[2])]
     kept = {key: (out / key).stat().st_mtime_ns for key in whole}
     assert run_child("never", 0, out, how, data) == 0
     assert faults.content(out) == faults.content(tmp_path / "whole")
@@ -1037,3 +1039,52 @@ def test_names_of_columns_are_kept_and_go_along(tmp_path: Path) -> None:
     again = ingest(tmp_path / "s", tmp_path / "again")
     assert (again.columns, again.target_columns) == (("b", "a"), ("label",))
     assert again.files == ((str(tmp_path / "s"), 3),)
+
+
+def frame(changed: bool = False) -> Any:
+    """2000 rows, of which one in the middle may be another."""
+    x = np.arange(2000.0)
+    x[1000] += changed
+    return pa.table({"x": x, "y": np.arange(2000) % 3})
+
+
+def test_a_data_frame_changed_anywhere_is_other_data(tmp_path: Path) -> None:
+    out = tmp_path / "s"
+    spec = ingest(frame(), out, y="y")
+    assert ingest(frame(), out, y="y").fingerprint == spec.fingerprint
+    with pytest.raises(DataError, match="already holds a store"):
+        ingest(frame(changed=True), out, y="y")
+
+
+def test_an_interrupted_ingest_of_a_data_frame_does_not_go_on_with_another(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"y": "y", "chunk_mb": 2**-10}
+    with pytest.raises(Stop):
+        ingest(frame(), tmp_path / "s", progress=stop_after("write", 512), **settings)
+    with pytest.raises(ResumeMismatchError, match="differ"):
+        ingest(frame(changed=True), tmp_path / "s", **settings)
+
+
+def test_source_order_is_kept_when_the_memory_changes_in_between(tmp_path: Path) -> None:
+    n = 3000
+    X = np.arange(n, dtype=np.int32)[:, None]
+
+    def spool(scratch: Scratch, rows_in_memory: int) -> Spool:
+        return Spool(
+            (1,), X.dtype, (), X.dtype, limit_bytes=40 * rows_in_memory, scratch=scratch,
+            seed=None, identity="t",
+        )  # fmt: skip
+
+    with Scratch(tmp_path / "s") as scratch:
+        first = spool(scratch, 100)
+        first.append(X[:1234], X[:1234, 0])
+        first.save(None, wait=True)
+    for rows_in_memory in (70, 1000):
+        with Scratch(tmp_path / "s") as scratch:
+            again = spool(scratch, rows_in_memory)
+            stop = n if rows_in_memory == 1000 else 2000
+            again.append(X[again.n_rows : stop], X[again.n_rows : stop, 0])
+            again.save(None, wait=True)
+    with Scratch(tmp_path / "s") as scratch:
+        last = spool(scratch, 500)
+        last.seal(None)
+        np.testing.assert_array_equal(last.rows(0, n)[0], X)

@@ -6,6 +6,7 @@ What is right is said by float64 least squares on targets that are centred here 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from streamkern.mixture import MixtureSource
 from streamkern.model import load_model
 from streamkern.sources import ArraySource, AugmentedSource, Source, ZarrSource
 from streamkern.targets import TargetScale
+from streamkern.warm import WarmStart
 from streamkern.weights import weight_factors
 from tests import reference as ref
 from tests.maths import Array
@@ -303,6 +305,28 @@ def test_a_warm_start_from_a_run_keeps_its_mean(tmp_path: Path) -> None:
     A = K.T @ K / len(X) + RIDGE * ref.laplace(Z, Z, BANDWIDTH)
     alpha = np.linalg.solve(A, K.T @ (y + 1 - y.mean(axis=0)) / len(X))
     np.testing.assert_allclose(again.dual_coef_, alpha, rtol=0, atol=1e-5 * np.abs(alpha).max())
+
+
+def test_a_warm_start_that_changed_since_the_setup_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where centers, mean and scale of the targets are alike: only the weights differ."""
+    X, y = data()
+    start = estimator(solver="block", epochs=1, run_dir=str(tmp_path / "a")).fit(X, y)
+    begun = estimator(
+        solver="block", epochs=1, run_dir=str(tmp_path / "b"), warm_start=str(tmp_path / "a")
+    )
+    with monkeypatch.context() as patch:  # an end between the setup and the first checkpoint
+        patch.setattr(WarmStart, "weights", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            begun.fit(X, y)
+    shutil.move(tmp_path / "a", tmp_path / "aside")
+    estimator(solver="block", epochs=1, ridge=0.5, run_dir=str(tmp_path / "a")).fit(X, y)
+    with pytest.raises(ConfigError, match="has been replaced, or trained on, since the setup"):
+        begun.fit(X, y)
+    shutil.rmtree(tmp_path / "a")
+    shutil.move(tmp_path / "aside", tmp_path / "a")
+    np.testing.assert_array_equal(begun.fit(X, y).intercept_, start.intercept_)
 
 
 def test_a_warm_start_of_the_other_convention_is_refused(tmp_path: Path) -> None:

@@ -154,6 +154,32 @@ def test_values_stay_as_they_are(tmp_path: Path) -> None:
     np.testing.assert_array_equal(contents(open_store(tmp_path / "a.zarr"))[1], values)
 
 
+def test_names_of_columns_go_along(tmp_path: Path) -> None:
+    """Those of targets where the targets stay what they are."""
+    (tmp_path / "t.csv").write_text("b,u,a,v\n" + "1,2,3,4\n5,6,7,9\n" * 5)
+    ingest(tmp_path / "t.csv", tmp_path / "in", y=["v", "u"], targets="values")
+    tables: tuple[dict[str, Any], ...] = ({"kind": "noise", "sigma": 0.5}, {"kind": "mixup"})
+    for table, targets in zip(tables, (("v", "u"), None), strict=True):
+        out = tmp_path / str(table["kind"])
+        augment_store(tmp_path / "in", out, copies=2, transforms=[table])
+        spec = open_store(out).spec
+        assert (spec.columns, spec.target_columns) == (("b", "a"), targets)
+
+
+@pytest.mark.parametrize("prefix", ["name:", "meta:"])
+def test_data_that_was_not_read_is_not_taken_for_the_same(tmp_path: Path, prefix: str) -> None:
+    class Named(ArraySource):
+        kind = "mine"
+
+        @property
+        def fingerprint(self) -> str:
+            return prefix + "data"
+
+    materialise(Named(np.zeros((9, 2)), np.zeros(9)), tmp_path / "out")
+    with pytest.raises(DataError, match="already holds a store"):
+        materialise(Named(np.ones((9, 2)), np.zeros(9)), tmp_path / "out")
+
+
 def test_a_mixture_of_stores(tmp_path: Path) -> None:
     for k, n in enumerate((60, 90)):
         ingest(IMAGES[:n], tmp_path / f"{k}.zarr", y=LABELS[:n], chunk_mb=0.0005, seed=k)

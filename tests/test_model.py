@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from streamkern import model as model_module
-from streamkern.errors import ConfigError, RunError
+from streamkern.errors import ConfigError, DataError, RunError
+from streamkern.estimator import KernelClassifier
 from streamkern.model import load_model
 from streamkern.sources import ArraySource, AugmentedSource
 from streamkern.train import Result
@@ -161,3 +162,17 @@ def test_every_method_can_be_read_back(method: str, tmp_path: Path) -> None:
     assert loaded.values(X).tobytes() == result.model.values(X).tobytes()
     loaded.backend.close()
     assert latest_step(tmp_path) == 14
+
+
+@pytest.mark.parametrize("value", [1e39, 1e60, 1e300])
+def test_rows_beyond_float32_are_refused_not_answered(value: float) -> None:
+    """NaN would be answered with the first class."""
+    X, y = arrays()
+    model = KernelClassifier(bandwidth=2.0, n_centers=20, epochs=1, threads=1).fit(X, y)
+    rows = np.array(X[:3], np.float64)
+    rows[1, 2] = value
+    with pytest.raises(DataError, match="row 1 is too large for float32"):
+        model.predict(rows)
+    far = np.array(X[:1], np.float64)
+    far[0, 2] = 1e12  # far from all centers, and right
+    assert np.isfinite(model.decision_function(far)).all()

@@ -107,7 +107,7 @@ def test_test_data_is_put_in_the_order_of_the_training_data(tmp_path: Path) -> N
         finished(settings(**options), source=ZarrSource(train), test=ZarrSource(url)).metrics
         for url in (test, train)
     )
-    assert by_name["mse"] == pytest.approx(own["mse"], rel=1e-5)
+    assert by_name["test_mse"] == pytest.approx(own["test_mse"], rel=1e-5)
     write(dict.fromkeys("abcde", X[:, 0]) | {"target": Y}, tmp_path / "e.zarr")
     with pytest.raises(DataError, match=r"data.test has 'e' besides"):
         finished(settings(), source=ZarrSource(train), test=ZarrSource(tmp_path / "e.zarr"))
@@ -161,3 +161,50 @@ def test_data_without_names_go_by_position(tmp_path: Path) -> None:
     fitted = KernelRegressor(**SMALL).fit(ZarrSource(store(tmp_path)))
     frame = frame_of()
     close(fitted.predict(ArraySource(X)), fitted.predict(frame))
+
+
+def two_targets(path: Path, names: tuple[str, str], name: str) -> Path:
+    """A store of X and of the targets u and v, or what they are called here, in this order."""
+    values = {"u": Y, "v": 10 + 3 * X[:, 2], "w": Y}
+    columns = {k: X[:, NAMES.index(k)] for k in NAMES} | {k: values[k] for k in names}
+    table = path / f"{name}.parquet"
+    pyarrow.parquet.write_table(pyarrow.table(columns), table)
+    ingest(table, path / f"{name}.zarr", y=list(names), chunk_mb=500 / 2**20, shuffle=False)
+    return path / f"{name}.zarr"
+
+
+def test_targets_go_by_name_wherever_they_are_compared(tmp_path: Path) -> None:
+    train, moved, other = (
+        two_targets(tmp_path, names, name)
+        for names, name in ((("u", "v"), "a"), (("v", "u"), "b"), (("w", "v"), "c"))
+    )
+    fitted = KernelRegressor(**SMALL).fit(train, test=ZarrSource(moved))
+    own = KernelRegressor(**SMALL).fit(train, test=ZarrSource(train))
+    assert fitted.history_[-1]["test_mse"] == own.history_[-1]["test_mse"]
+    assert fitted.score(moved) == pytest.approx(fitted.score(train), abs=1e-6)
+    with pytest.raises(DataError, match=r"y of the data lacks 'u' and has 'w' besides.*with y"):
+        fitted.score(other)
+    close(fitted.predict(other), fitted.predict(train))  # which has no need of them
+    steps = [KernelRegressor(**SMALL).partial_fit(train).partial_fit(k) for k in (train, moved)]
+    np.testing.assert_array_equal(steps[0].dual_coef_, steps[1].dual_coef_)
+    mixed = open_stores([str(train), str(moved)])
+    blocks = list(read_units(mixed, range(mixed.n_units), 0, 0))
+    np.testing.assert_array_equal(
+        *(np.concatenate([b.y for b in blocks])[k] for k in (slice(len(X)), slice(len(X), None)))
+    )
+    np.testing.assert_array_equal(mixed.read_targets(mixed.n_units - 1, 0, 0), blocks[-1].y)  # type: ignore[attr-defined]
+
+
+def test_the_mean_of_targets_is_known_in_any_order_of_columns(tmp_path: Path) -> None:
+    """All rows count, not a sample: as well in a mixture, and where the targets change places."""
+    train, moved = (
+        ZarrSource(two_targets(tmp_path, names, name))
+        for names, name in ((("u", "v"), "a"), (("v", "u"), "b"))
+    )
+    names = in_columns(train, MOVED, "it")
+    targets = in_columns(moved, NAMES, "it", ("u", "v"))
+    expected = np.stack([Y, 10 + 3 * X[:, 2]], axis=1).astype(np.float64)
+    for source in (names, targets, MixtureSource([train, moved])):
+        moments = source.target_moments()  # type: ignore[attr-defined]
+        np.testing.assert_allclose(moments.mean, expected.mean(axis=0), rtol=1e-12)
+        np.testing.assert_allclose(moments.variance(), expected.var(axis=0), rtol=1e-12)

@@ -138,6 +138,21 @@ def test_options_of_a_run_file_are_secrets(tmp_path: Path) -> None:
     assert secrets.hidden_in(text) == f"{HIDDEN} {HIDDEN} {HIDDEN} eu-central-1 3600"
 
 
+def test_settings_of_a_storage_do_not_hide_parts_of_results() -> None:
+    secrets = Secrets()
+    words = ["region=test", "mode=normal", "password=eval", "key=minioadmin", "x=ZqSIGN7Xk"]
+    secrets.add_words([word for option in words for word in ("--storage-option", option)])
+    secrets.add_words(["--storage-option=endpoint=samples"])
+    result = '{"test_mse": 0.1, "samples": 3, "eval": 1, "evaluation": "test"}'
+    assert secrets.hidden_in(result) == result
+    text = "normal: no access with eval:minioadmin and ZqSIGN7Xk"
+    shown = f"normal: no access with {HIDDEN}:{HIDDEN} and {HIDDEN}"
+    assert secrets.hidden_in(text) == shown
+    secrets.add_words(['data.storage_options={region="test", secret="Zq7Xk"}'])
+    assert secrets.hidden_in('{"test_mse": 0.1}') == '{"test_mse": 0.1}'
+    assert secrets.hidden_in("'Zq7Xk'") == f"'{HIDDEN}'"
+
+
 # --------------------------------------------------------------------------- nobody who listens
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import streamkern.random as sk_random
+from streamkern import assemble, balanced, centers, holdout, intercept, scaling
 from streamkern.backend import Backend
 from streamkern.errors import ConfigError
 from streamkern.random import RowRandom, Stage, philox4x32, philox_key, words
@@ -117,6 +118,15 @@ def test_calls_move_on_to_fresh_words() -> None:
     first, second = rng.integers(0, 2**32, (6,)), rng.integers(0, 2**32, (4,))
     np.testing.assert_array_equal(first, words((1, 2, 3, 4), rows, 6))
     np.testing.assert_array_equal(second, words((1, 2, 3, 4), rows, 4, first_block=2))
+
+
+def test_no_two_samples_of_a_run_are_the_same_draw() -> None:
+    """The sources of a search add hundreds to theirs."""
+    stages = [
+        assemble.SAMPLE_STAGE, balanced.BALANCED_STAGE, centers.CENTERS_STAGE,
+        holdout.SAMPLE_STAGE, intercept.SAMPLE_STAGE, scaling.SCALE_STAGE,
+    ]  # fmt: skip
+    assert len({stage % 100 for stage in stages}) == len(stages)
 
 
 def test_keys_are_hashed_not_added() -> None:

@@ -261,6 +261,20 @@ def test_a_warm_start_keeps_the_scale_of_its_weights() -> None:
     np.testing.assert_array_equal(model.fit(X[:300], Y[:300]).centers_, centers)
 
 
+@pytest.mark.parametrize("scale", ["auto", "none"])
+def test_a_warm_fit_goes_on_from_partial_fits_in_their_scale(scale: str) -> None:
+    model = regressor(centers=X[:50], solver="eigenpro4", scale=scale).set_params(n_centers="auto")
+    model.partial_fit(X[:200], Y[:200]).partial_fit(X[200:] * 3, Y[200:])
+    centers, fixed = model.centers_, model._fixed
+    again = model.set_params(warm_start=True, step_scale=1e-9)
+    before = model.predict(X)
+    np.testing.assert_array_equal(again.fit(X, Y).centers_, centers)
+    assert len(again._fixed) == len(fixed) == (scale == "auto")
+    for mine, first in zip(again._fixed, fixed, strict=True):
+        np.testing.assert_array_equal(mine.scale, first.scale)
+    np.testing.assert_allclose(again.predict(X), before, atol=1e-3 * np.ptp(before))
+
+
 def test_a_search_scales_as_the_run_does() -> None:
     """All splits by the numbers of the whole data."""
     config = settings(**AUTO, **{"model.n_centers": "auto", "run.memory": "1 GiB"})

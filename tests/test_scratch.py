@@ -89,14 +89,15 @@ def test_two_ingests_with_one_scratch_do_not_touch_each_other(tmp_path: Path) ->
     assert not list(shared.iterdir())
 
 
-def test_the_same_command_again_clears_what_a_kill_after_publishing_left(tmp_path: Path) -> None:
+def test_the_same_command_again_clears_what_a_kill_after_publishing_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """P3."""
     data, out = table(tmp_path), tmp_path / "a.zarr"
-    spec = ingest(data, out, **SMALL)
-    with Scratch(scratch_folder(out)) as scratch:
-        scratch.restore("")
-        scratch.append("0.rows", np.zeros(9))
-        scratch.save(None, wait=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(Scratch, "discard", lambda self: None)  # as if killed before it
+        spec = ingest(data, out, **SMALL)
+    assert files(scratch_folder(out))
     before = {name: (out / name).stat().st_mtime_ns for name in files(out)}
     assert ingest(data, out, **SMALL).fingerprint == spec.fingerprint
     assert not scratch_folder(out).exists()
@@ -107,6 +108,24 @@ def test_the_same_command_again_clears_what_a_kill_after_publishing_left(tmp_pat
     table(tmp_path, 2999)
     with pytest.raises(DataError, match="already holds a store"):
         ingest(data, out, **SMALL)
+
+
+def test_a_call_that_is_done_keeps_the_scratch_of_another_one(tmp_path: Path) -> None:
+    """An interrupted overwrite with other settings goes on from it."""
+
+    def stop(what: str, done: int, total: int | None) -> None:
+        if what == "write":
+            raise InterruptedError
+
+    data, out = table(tmp_path), tmp_path / "a.zarr"
+    ingest(data, out, **SMALL)
+    with pytest.raises(InterruptedError):
+        ingest(data, tmp_path / "b.zarr", seed=1, progress=stop, scratch=tmp_path / "s", **SMALL)
+    # As the scratch of an overwrite that had not yet come to its first chunk.
+    scratch_folder(tmp_path / "b.zarr", tmp_path / "s").rename(scratch_folder(out))
+    before = files(scratch_folder(out))
+    ingest(data, out, **SMALL)
+    assert files(scratch_folder(out)) == before
 
 
 def test_data_known_by_its_ends_alone_is_not_taken_for_the_same(tmp_path: Path) -> None:

@@ -19,12 +19,13 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import streamkern
-from streamkern import machine
+from streamkern import cli, machine
+from streamkern import stop as stop_module
 from streamkern.backend import Backend
 from streamkern.checkpoint import RunDirectory
 from streamkern.errors import ConfigError, TrainingInterrupted
 from streamkern.ingest import ingest
-from streamkern.stop import Stopped, StopRequest, resumable
+from streamkern.stop import Stopped, StopRequest, resumable, second_signal_ends
 from streamkern.train import train
 from tests.runs import array_source, finished, settings
 
@@ -71,6 +72,45 @@ def test_a_second_signal_acts() -> None:
         assert stop.requested == "SIGTERM"
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs a signal of closed terminals")
+def test_a_closed_terminal_asks_once_however_often_it_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It sends SIGHUP twice, and a service may get one after its SIGTERM: the run is saved."""
+    seen: list[int] = []
+    ended: list[int] = []
+    monkeypatch.setattr(stop_module, "_GRACE_S", 0.0)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    try:
+        with second_signal_ends(), StopRequest(install=True) as stop:
+            with stop.later():
+                for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
+                    signal.raise_signal(number)
+            assert stop.requested == "SIGHUP"
+        assert (seen, ended) == ([], [])
+        with StopRequest(install=True) as stop, stop.later():
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGHUP)
+            assert stop.requested == "SIGTERM"
+        with StopRequest(install=True) as stop, stop.later():
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGTERM)
+            assert seen == []
+            signal.raise_signal(signal.SIGTERM)
+            assert seen == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs a signal of closed terminals")
+def test_what_a_hangup_ends_is_not_ended_again_by_the_next() -> None:
+    with StopRequest(install=True):
+        with pytest.raises(Stopped, match="by SIGHUP"):
+            signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)  # while what was begun is put away
+
+
 def test_handlers_of_others_are_put_back() -> None:
     seen: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
@@ -111,6 +151,15 @@ def test_on_another_thread_nothing_is_installed() -> None:
     worker.start()
     worker.join()
     assert installed == [signal.getsignal(signal.SIGTERM)]
+
+
+def test_the_command_can_be_called_on_another_thread(tmp_path: Path) -> None:
+    codes: list[int] = []
+    words = ["info", str(tmp_path / "nothing.zarr")]
+    worker = threading.Thread(target=lambda: codes.append(cli.main(words)))
+    worker.start()
+    worker.join()
+    assert codes == [USAGE]
 
 
 def test_only_work_that_is_kept_can_be_gone_on_with() -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from zarr.storage import LocalStore, MemoryStore
 
+from streamkern import ownership
 from streamkern.describe import describe_store, looks_sorted
 from streamkern.errors import (
     ConfigError,
@@ -25,7 +26,9 @@ from streamkern.errors import (
     NonFiniteError,
     ResumeMismatchError,
     StoreNotFoundError,
+    StreamkernError,
 )
+from streamkern.ingest import ingest
 from streamkern.statistics import RunningStatistics
 from streamkern.storage import StrictStore, redact, zarr_store
 from streamkern.store import Store, StoreWriter, open_store
@@ -504,6 +507,43 @@ def test_who_was_taken_for_dead_does_not_publish(overwrite: bool, done: bool) ->
         spec = second.finish()
     assert open_store(url).spec.fingerprint == spec.fingerprint
     open_store(url).verify()
+
+
+def test_who_lost_the_place_during_the_sync_does_not_publish(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    X, y = sample(7, (5,), "uint8")
+
+    def start() -> StoreWriter:
+        return StoreWriter(tmp_path / "s", (5,), "u1", 3, ["a", "b", "c"], 7, n_rows=7)
+
+    first = start()
+    first.write_chunk(0, X, y)
+    monkeypatch.setattr(ownership, "sync_store", lambda store: start())
+    with pytest.raises(DataError, match="another writer has begun there"):
+        first.finish()
+    with pytest.raises(DataError, match="unfinished store"):
+        open_store(tmp_path / "s")
+
+
+@pytest.mark.parametrize("status", ["complete", "writing"])
+def test_a_store_of_an_older_version_is_replaced_only_when_told(
+    tmp_path: Path, status: str
+) -> None:
+    """Such a one has a schema and no kind."""
+    X, y = np.zeros((20, 3), np.uint8), np.arange(20) % 2
+    ingest(X, tmp_path / "s", y=y)
+    mark = {"schema": 2, "status": status, "plan": {}}
+    zarr.open_group(tmp_path / "s", mode="r+").attrs["streamkern"] = mark
+    before = faults.tree(tmp_path / "s")
+    refusal = "already holds a store" if status == "complete" else "unfinished store made"
+    with pytest.raises(StreamkernError, match=refusal):
+        ingest(X, tmp_path / "s", y=y)
+    with pytest.raises(StreamkernError, match=refusal):
+        StoreWriter(tmp_path / "s", (3,), "u1", 2, ["0", "1"], 20, n_rows=20)
+    assert faults.tree(tmp_path / "s") == before
+    ingest(X, tmp_path / "s", y=y, overwrite=True)
+    open_store(tmp_path / "s").verify()
 
 
 def test_no_store_is_made_of_two(tmp_path: Path) -> None:

@@ -30,20 +30,10 @@ TRAIN = (
     "--set", "model.n_centers=20", "--set", "data.epochs=1", "--set", "run.device=cpu",
     "--set", "run.memory=512 MiB",
 )  # fmt: skip
-SEARCH = [
-    "--bandwidths",
-    "1,2",
-    "--ridges",
-    "0",
-    "--rows",
-    "100",
-    "--centers",
-    "10",
-    "--epochs",
-    "1",
-    "--refine",
-    "0",
-]
+SEARCH = (
+    "--bandwidths", "1,2", "--ridges", "0", "--rows", "100", "--centers", "10", "--epochs", "1",
+    "--refine", "0",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
