@@ -368,7 +368,7 @@ RUNS: dict[str, Any] = {
 @pytest.mark.parametrize("name", sorted(RUNS))
 def test_a_run_learns_resumes_and_is_loaded(name: str, solver: str, tmp_path: Path) -> None:
     overrides = {"model.kernel": RUNS[name], "model.bandwidth": "auto", "solver.name": solver}
-    overrides |= {"data.epochs": 3}
+    overrides |= {"data.epochs": 3, "model.fit_intercept": False}
     whole = finished(runs.settings(tmp_path / "whole", **overrides), source=array_source())
     config = runs.settings(tmp_path / "cut", **overrides)
     stopped(config, 3, source=array_source())
@@ -389,7 +389,7 @@ def test_a_run_learns_resumes_and_is_loaded(name: str, solver: str, tmp_path: Pa
 def test_a_metric_is_kept_with_the_run(tmp_path: Path) -> None:
     X, d = runs.arrays(10, 5)[0], runs.D
     kernel = 0.5 * Laplace(2.0, metric=rows(3, d, 2)) + Gaussian(1.0, metric=rows(3, d, 2))
-    config = runs.settings(tmp_path, **{"model.bandwidth": "auto"})
+    config = runs.settings(tmp_path, **{"model.bandwidth": "auto", "model.fit_intercept": False})
     stopped(config, 2, source=array_source(), kernel=kernel)
     other = kernel.with_metric(rows(4, d, 2))
     with pytest.raises(ResumeMismatchError, match=r"kernel\.metric\.sha256"):
