@@ -13,6 +13,7 @@ import json
 import os
 import re
 import tempfile
+import zlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 import filelock
 
 from streamkern.durable import is_temporary, make_folders, sync_file, sync_folder, write_durably
-from streamkern.errors import DataError
+from streamkern.errors import CorruptChunkError, DataError
 from streamkern.ownership import remove
 from streamkern.storage import local_path
 from streamkern.unfinished import disk_full_hint
@@ -62,6 +63,9 @@ class Scratch:
         self._identity = ""
         self._lock = filelock.FileLock(folder / _LOCK, timeout=0, thread_local=False)
         self._sizes: dict[str, int] = {}
+        self._crcs: dict[str, int] = {}  # CRC-32 of each file
+        # Of each file that is being read in order: up to where, and the CRC-32 of that.
+        self._read: dict[str, tuple[int, int]] = {}
         self._changed: set[str] = set()
         self._saver = ThreadPoolExecutor(1, thread_name_prefix="streamkern-scratch")
         self._saving: Future[None] | None = None
@@ -84,8 +88,8 @@ class Scratch:
         self._check_ours()
         self._hold()
         saved = self._saved()
-        if saved is None or saved.get("identity") != identity or not self._cut(saved["sizes"]):
-            self._sizes = {}
+        if saved is None or saved.get("identity") != identity or not self._cut(saved):
+            self._sizes, self._crcs = {}, {}
             self.sweep()
             self.save(None, wait=True)
             return None
@@ -107,10 +111,15 @@ class Scratch:
             while view:  # an unbuffered file may take only part of it
                 view = view[file.write(view) :]
         self._sizes[name] = self._sizes.get(name, 0) + data.nbytes
+        self._crcs[name] = zlib.crc32(data.data.cast("B"), self._crcs.get(name, 0))
         self._changed.add(name)
 
     def read(self, name: str, start: int, out: NDArray[Any]) -> None:
-        """Fill an array with what is in a file from byte `start` on, which is read once."""
+        """Fill an array with what is in a file from byte `start` on, which is read once.
+
+        Raises CorruptChunkError where a file that is read in order to its end is not as it was
+        written. Nothing can go on from it, so the scratch is deleted.
+        """
         with (self.folder / name).open("rb", 0) as file:
             file.seek(start)
             view = out.data.cast("B")
@@ -121,10 +130,20 @@ class Scratch:
                 view = view[n:]
             if hasattr(os, "posix_fadvise"):  # their pages are taken for what is written next
                 os.posix_fadvise(file.fileno(), start, out.nbytes, os.POSIX_FADV_DONTNEED)
+        end, crc = self._read.get(name, (0, 0)) if start else (0, 0)
+        if end != start:
+            return  # not in order: what came before is not known
+        end, found = self._read[name] = start + out.nbytes, zlib.crc32(out.data.cast("B"), crc)
+        if end == self._sizes[name] and found != self._crcs[name]:
+            self.discard()
+            raise CorruptChunkError(
+                f"{self.folder / name} was altered since it was written, so the scratch files were "
+                "deleted; run the same command again, which makes them again"
+            )
 
     def forget(self, name: str) -> None:
         """Leave a file out of the next state that is saved; `sweep` deletes it after that."""
-        del self._sizes[name]
+        del self._sizes[name], self._crcs[name]
         self._changed.discard(name)
 
     def sweep(self) -> None:
@@ -136,8 +155,11 @@ class Scratch:
         self._saved_now()
         changed, self._changed = self._changed, set()
         text = json.dumps(
-            {**_MARK, "identity": self._identity, "sizes": self._sizes, "state": state}
-        )
+            {
+                **_MARK, "identity": self._identity, "sizes": self._sizes, "crcs": self._crcs,
+                "state": state,
+            }
+        )  # fmt: skip
         self._saving = self._saver.submit(self._write, changed, text)
         if wait:
             self._saved_now()
@@ -154,6 +176,7 @@ class Scratch:
             with contextlib.suppress(OSError):  # something is left in it
                 self.folder.rmdir()
         self._sizes.clear()
+        self._crcs.clear()
         self._changed.clear()
 
     def _begin(self) -> None:
@@ -191,14 +214,14 @@ class Scratch:
         ours = isinstance(saved, dict) and _MARK.items() <= saved.items()
         return saved if ours else None
 
-    def _cut(self, sizes: dict[str, int]) -> bool:
+    def _cut(self, saved: dict[str, Any]) -> bool:
         """Undo what came after the last `save`; False where something of it is missing."""
-        for name, size in sizes.items():
+        for name, size in saved["sizes"].items():
             path = self.folder / name
             if not path.is_file() or path.stat().st_size < size:
                 return False
             os.truncate(path, size)
-        self._sizes = dict(sizes)
+        self._sizes, self._crcs = saved["sizes"], saved["crcs"]
         self.sweep()
         return True
 

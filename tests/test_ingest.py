@@ -1088,3 +1088,34 @@ def test_source_order_is_kept_when_the_memory_changes_in_between(tmp_path: Path)
         last = spool(scratch, 500)
         last.seal(None)
         np.testing.assert_array_equal(last.rows(0, n)[0], X)
+
+
+@pytest.mark.parametrize("kind", ["rows", "keys"])
+def test_altered_scratch_is_noticed_and_made_again(tmp_path: Path, kind: str) -> None:
+    X = np.arange(3000 * 64, dtype=np.int32).reshape(3000, 64) % 1000
+    y = np.arange(3000) % 10
+    settings: dict[str, Any] = {"y": y, "chunk_mb": 2**-6, "memory": 1 << 18, "scratch": tmp_path}
+    ingest(X, tmp_path / "whole", **settings)
+    with pytest.raises(Stop):
+        ingest(X, tmp_path / "s", progress=stop_after("write", 300), **settings)
+    altered = max(scratch_folder(tmp_path / "s", tmp_path).glob(f"*.{kind}"))  # the last to be used
+    data = bytearray(altered.read_bytes())
+    data[5] ^= 1
+    altered.write_bytes(data)
+    with pytest.raises(CorruptChunkError, match=r"was altered .* run the same command"):
+        ingest(X, tmp_path / "s", **settings)
+    ingest(X, tmp_path / "s", **settings)
+    assert faults.content(tmp_path / "s") == faults.content(tmp_path / "whole")
+
+
+def test_an_altered_bucket_is_noticed_when_it_is_split(tmp_path: Path) -> None:
+    X = np.arange(3000, dtype=np.int32)[:, None]
+    with make_spool(tmp_path / "s") as spool:
+        spool.append(X, X[:, 0])
+        spool.save(["note"], sealed=True, wait=True)
+    large = max((tmp_path / "s").glob("*.rows"), key=lambda path: path.stat().st_size)
+    data = bytearray(large.read_bytes())
+    data[5] ^= 1
+    large.write_bytes(data)
+    with make_spool(tmp_path / "s") as again, pytest.raises(CorruptChunkError, match="was altered"):
+        again.seal(again.notes)
