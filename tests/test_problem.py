@@ -259,7 +259,7 @@ def test_centers_on_an_object_store(
     assert opened(**given).problem.p == 7
     config = settings(**given, **{"data.train": str(store)})
     assert count_centers(config, open_data(config)) == 7  # and the data is local
-    np.testing.assert_array_equal(np.asarray(open_centers(config)), Z)
+    np.testing.assert_array_equal(np.asarray(open_centers(config, None)), Z)
     with pytest.raises(StoreNotFoundError, match=rf"no array of centers at s3://.*/none\.{kind}"):
         opened(**{**given, "model.centers": f"s3://{bucket}/none.{kind}"})
     proxied = {**s3.options("http://127.0.0.1:9"), "deadline_s": 0}

@@ -418,7 +418,7 @@ def test_features_too_large_for_float32_end_in_a_sentence(solver: str, scale: fl
     y = rng.integers(0, 3, len(X))
     centers = {} if solver in ("eigenpro1", "eigenpro2") else {"n_centers": 40}
     model = streamkern.KernelClassifier(
-        kernel="linear", solver=solver, epochs=2, memory="512 MiB", **centers
+        kernel="linear", solver=solver, epochs=2, memory="512 MiB", scale="none", **centers
     )
     values = np.zeros(1)
     with contextlib.suppress(ConfigError, streamkern.DivergenceError):
@@ -431,6 +431,6 @@ def test_a_covariance_that_is_not_finite_names_the_scale_of_the_features() -> No
     """H1: the block solver, where the loop had no end."""
     X = (rng.standard_normal((300, 4)) * 1e12).astype(np.float32)
     with pytest.raises(ConfigError, match=r"not finite .*; scale the features"):
-        streamkern.KernelClassifier(kernel="linear", n_centers=60, memory="512 MiB").fit(
-            X, rng.integers(0, 3, 300)
-        )
+        streamkern.KernelClassifier(
+            kernel="linear", n_centers=60, memory="512 MiB", scale="none"
+        ).fit(X, rng.integers(0, 3, 300))
