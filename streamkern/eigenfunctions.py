@@ -24,7 +24,9 @@ import numpy.typing as npt
 import scipy.linalg
 
 from streamkern.backend import Array
+from streamkern.errors import ConfigError
 from streamkern.low_rank import LowRankPreconditioner, measure_low_rank, sample_eigenpairs
+from streamkern.norm import NO_OVERLAP
 from streamkern.points import Points
 from streamkern.products import KernelOperator
 from streamkern.step_rule import StepRule
@@ -50,7 +52,10 @@ def build_extended(
     ids = np.arange(n)
     KA = op.product(Z, Z, A, same=(ids, ids))
     G, B = (_symmetric(op, left, KA) for left in (A, KA))
-    ritz, U = scipy.linalg.eigh(B / n, G)
+    try:
+        ritz, U = scipy.linalg.eigh(B / n, G)
+    except (np.linalg.LinAlgError, ValueError) as error:  # of numbers near overflow
+        raise ConfigError(NO_OVERLAP.format(op.kernel, error)) from error
     ritz, U = ritz[::-1], U[:, ::-1]
     E = xp.empty((n, len(lam) - 1), op.dtype)
     op.backend.matmul(A, op.backend.asarray(U[:, :-1], op.dtype), E)
