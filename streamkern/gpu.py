@@ -34,7 +34,8 @@ CHOLESKY_BLOCK = 4096
 TRIANGLE_BLOCK = 4096
 
 NOT_INSTALLED = "CuPy is not installed (pip install 'streamkern[gpu-cuda12]')"
-_USABLE: set[tuple[int, int]] = set()
+_USABLE: dict[int, Any] = {}
+"""The CuPy with which a device was seen to compute."""
 
 
 def gpu_problem(index: int = 0) -> str | None:
@@ -47,7 +48,7 @@ def gpu_problem(index: int = 0) -> str | None:
         return f"CuPy is installed and does not load: {error}"
     except Exception as error:  # a library of CUDA's that is missing, or of another version
         return f"CuPy is installed and does not load ({type(error).__name__}: {error})"
-    if (id(cupy), index) in _USABLE:
+    if _USABLE.get(index) is cupy:
         return None
     try:
         backend = CupyBackend(index)
@@ -57,7 +58,7 @@ def gpu_problem(index: int = 0) -> str | None:
         return str(error)
     except Exception as error:  # CuPy raises many types here, all meaning the same
         return f"no usable CUDA device {index} ({type(error).__name__}: {error})"
-    _USABLE.add((id(cupy), index))  # compiling takes a while; a failure may pass
+    _USABLE[index] = cupy  # compiling takes a while; a failure may pass
     return None
 
 
