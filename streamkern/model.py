@@ -136,9 +136,10 @@ class KernelModel:
     def _check_finite(self, F: Array, block: Block) -> None:
         """A distance that overflows would be answered with NaN, and NaN with the first class."""
         xp = self.backend.xp
-        good = self.backend.to_host(xp.isfinite(F).all(axis=1))
-        if good.all() or not bool(xp.isfinite(self.weights).all()):  # of a run that diverged
+        # Where the weights are not finite the run diverged, and no row is to blame.
+        if bool(xp.isfinite(F).all()) or not bool(xp.isfinite(self.weights).all()):
             return
+        good = np.isfinite(self.backend.to_host(F)).all(axis=1)
         raise DataError(
             f"row {int(block.rows[int(np.argmin(good))])} is too large for {self.op.dtype}: "
             "distances to it overflow; correct it, or train with precision='float64'"
