@@ -61,7 +61,12 @@ def sync_tree(folder: Path) -> None:
     # Side by side: a file system makes several files durable with one write of its journal.
     with ThreadPoolExecutor(_SYNCS, thread_name_prefix="streamkern-sync") as pool:
         for parent, _, names in os.walk(folder, topdown=False, onerror=fail):
-            list(pool.map(sync_file, [Path(parent, name) for name in names]))
+            files = [Path(parent, name) for name in names]
+            try:
+                list(pool.map(sync_file, files))
+            except RuntimeError:  # no thread is to be had: one after the other
+                for file in files:
+                    sync_file(file)
             sync_folder(Path(parent))
     sync_folder(folder.parent)
 
