@@ -42,7 +42,8 @@ METHODS: dict[str, dict[str, object]] = {
     "eigenpro2": {"name": "eigenpro2"},
 }
 IN_PLACE = ("sgd", "eigenpro1", "eigenpro2")
-VOLATILE = ("writer", "time", "saved", "seconds", "mtime")
+# Times, and the seal of a document that holds one.
+VOLATILE = ("writer", "time", "saved", "seconds", "mtime", "sha256")
 
 
 @dataclass

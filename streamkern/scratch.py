@@ -96,9 +96,12 @@ class Scratch:
         return saved["state"]
 
     def clear(self, identity: str) -> None:
-        """Delete what a call left whose identity begins so; that of any other stays."""
-        saved = self._saved() if self.folder.is_dir() else None
-        if saved is not None and str(saved.get("identity")).startswith(identity):
+        """Delete what a call left whose identity begins so, or that died while it cleared away."""
+        if not self.folder.is_dir():
+            return
+        saved = self._saved()
+        ours = saved is not None and str(saved.get("identity")).startswith(identity)
+        if ours or not self._names():
             self._hold()
             self.discard()
 
@@ -190,12 +193,16 @@ class Scratch:
     def _check_ours(self) -> None:
         if not self.folder.is_dir():
             raise DataError(f"scratch folder {self.folder} is a file; give another scratch folder")
-        names = [n for n in os.listdir(self.folder) if n != _LOCK and not is_temporary(n)]
+        names = self._names()
         if names and self._saved() is None:
             raise DataError(
                 f"scratch folder {self.folder} holds {min(names)!r}, which streamkern did not "
                 "write; move it away, or give another scratch folder"
             )
+
+    def _names(self) -> list[str]:
+        """Of what lies in the folder beside what any call leaves there for a moment."""
+        return [n for n in os.listdir(self.folder) if n != _LOCK and not is_temporary(n)]
 
     def _hold(self) -> None:
         try:
