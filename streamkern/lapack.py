@@ -96,7 +96,7 @@ def _call(module: Any, name: str, dtype: np.dtype[Any], *arguments: Any) -> None
 
 def _address(argument: Any) -> Any:
     if isinstance(argument, np.ndarray):
-        return argument.ctypes
+        return argument.ctypes.data  # a pointer made of it would keep the array in a cycle
     if isinstance(argument, bytes):
         return argument
     return ctypes.byref(argument if isinstance(argument, ctypes.c_int) else ctypes.c_int(argument))
