@@ -76,6 +76,7 @@ def ingest(
     input_options: Mapping[str, Any] | None = None,
     missing: str = "error",
     external: bool = False,
+    foreign: bool = False,
     scratch: str | os.PathLike[str] | None = None,
 ) -> StoreSpec:
     """The spec of the store made from `inputs` at `out_url`.
@@ -127,6 +128,9 @@ def ingest(
         What an absent chunk of a Zarr input is, or a part of an HDF5 dataset never written.
     external : bool
         Follow links of HDF5 files to other files: they may lead to any file that you may read.
+    foreign : bool
+        Read a Zarr input that streamkern wrote as if another program had: by the names of arrays,
+        without classes, weights and checks.
     scratch : path, optional
         Where the folder for scratch files is made, whose name comes from that of the output;
         nothing else in it is touched. Default: beside a local output, in the system's temporary
@@ -154,8 +158,7 @@ def ingest(
     with ExitStack() as files, Scratch(scratch_folder(out_url, scratch)) as own:
         reader = open_reader(
             inputs, y, files, x=x, sample_weight=sample_weight,
-            input_options=input_options, missing=missing,
-            external=external,
+            input_options=input_options, missing=missing, external=external, foreign=foreign,
         )  # fmt: skip
         paths = inputs if isinstance(inputs, list | tuple) else [inputs]
         refuse_same_place((k for k in paths if isinstance(k, str | os.PathLike)), out_url)
