@@ -136,12 +136,24 @@ def test_a_call_that_is_done_keeps_the_scratch_of_another_one(tmp_path: Path) ->
     assert files(scratch_folder(out)) == before
 
 
-def test_data_known_by_its_ends_alone_is_not_taken_for_the_same(tmp_path: Path) -> None:
-    X, y = np.zeros((2000, 3)), np.zeros(2000, int)
-    ingest(X, tmp_path / "a.zarr", y=y)
+@pytest.mark.parametrize("mapped", [False, True], ids=["in memory", "mapped"])
+def test_an_array_changed_in_its_middle_is_not_taken_for_the_same(
+    tmp_path: Path, mapped: bool
+) -> None:
+    np.save(tmp_path / "X.npy", np.zeros((2000, 3)))
+    X = np.load(tmp_path / "X.npy", mmap_mode="c" if mapped else None)
+    y = np.zeros(2000, int)
+    first = ingest(X, tmp_path / "a.zarr", y=y).fingerprint
+    if mapped:  # known by its ends, so never taken for the same
+        with pytest.raises(DataError, match="already holds a store"):
+            ingest(X, tmp_path / "a.zarr", y=y)
+    else:
+        again = ingest(np.asfortranarray(X), tmp_path / "a.zarr", y=y)
+        assert again.fingerprint == first
     X[1000] = 1
     with pytest.raises(DataError, match="already holds a store"):
         ingest(X, tmp_path / "a.zarr", y=y)
+    assert ingest(X, tmp_path / "a.zarr", y=y, overwrite=True).fingerprint != first
 
 
 def test_a_state_that_is_not_ours_owns_nothing(tmp_path: Path) -> None:
