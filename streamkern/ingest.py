@@ -44,7 +44,7 @@ from streamkern.layout import StoreSpec
 from streamkern.ownership import STORE, check_kind, mark_at
 from streamkern.parallel import in_turn
 from streamkern.readers import Reader, open_reader
-from streamkern.scratch import Scratch, scratch_folder
+from streamkern.scratch import Scratch, check_parent, scratch_folder
 from streamkern.shuffle import Spool
 from streamkern.storage import check_missing, redact, zarr_store
 from streamkern.store import open_store
@@ -152,6 +152,8 @@ def ingest(
     check_missing(missing)
     # Digesting, compressing and writing a chunk holds about five copies of it.
     chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 16)
+    if scratch is not None:
+        check_parent(scratch)
     found = mark_at(zarr_store(out_url, storage_options=storage_options), str(out_url))
     if found is not None:
         check_kind(found, STORE, str(out_url))
