@@ -115,7 +115,7 @@ def _discarded_if_bad(scratch: Scratch) -> Iterator[None]:
     try:
         yield
     except (StorageError, CorruptChunkError):
-        raise  # what was computed is good, and the same call goes on from it
+        raise  # what was computed is good, or deleted: the same call goes on
     except StreamkernError:
         scratch.discard()
         raise

@@ -14,6 +14,7 @@ import os
 import re
 import tempfile
 import zlib
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -131,6 +132,11 @@ class Scratch:
         self._sizes[name] = self._sizes.get(name, 0) + data.nbytes
         self._crcs[name] = zlib.crc32(data.data.cast("B"), self._crcs.get(name, 0))
         self._changed.add(name)
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Bytes in each file."""
+        return self._sizes
 
     def read(self, name: str, start: int, out: NDArray[Any]) -> None:
         """Fill an array with what is in a file from byte `start` on, which is read once.
