@@ -60,8 +60,8 @@ class Instant:
     """What is in a folder, and what of it is durable.
 
     Files are known by their inodes, each of which may have several names, and folders by numbers
-    below 0 that are never used again; that of the folder itself is `ROOT`. names, synced_names : by folder, what is behind each name.
-    contents, synced : by file.
+    below 0 that are never used again; that of the folder itself is `ROOT`. names, synced_names : by
+    folder, what is behind each name. contents, synced : by file.
     """
 
     names: dict[int, dict[str, int]] = field(default_factory=dict)
