@@ -28,7 +28,7 @@ from streamkern.durable import (
     sync_folder,
     write_durably,
 )
-from streamkern.errors import CorruptChunkError, DataError
+from streamkern.errors import ConfigError, CorruptChunkError, DataError
 from streamkern.ownership import remove
 from streamkern.storage import local_path
 
@@ -56,6 +56,21 @@ def scratch_folder(
         return local.resolve().parent / own
     user = os.getuid() if hasattr(os, "getuid") else 0
     return Path(tempfile.gettempdir()) / f"streamkern-{user}" / own
+
+
+def check_parent(parent: str | os.PathLike[str]) -> None:
+    """Raise ConfigError unless scratch can be written in `parent`, which need not be there yet."""
+    place = Path(parent).absolute()
+    while not os.path.lexists(place):
+        place = place.parent
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"scratch {os.fspath(parent)!r} cannot be written to ({error.strerror}); "
+            "give a folder on a local disk"
+        ) from None
 
 
 class Scratch:

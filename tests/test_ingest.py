@@ -703,7 +703,7 @@ def test_nothing_is_overwritten_and_input_is_not_output(tmp_path: Path) -> None:
     ingest(X, tmp_path / "s", y=y)
     before = faults.tree(tmp_path)
     with pytest.raises(DataError, match="already holds a store"):
-        ingest(X, tmp_path / "s", y=y)
+        ingest(X[1:], tmp_path / "s", y=y[1:])
     with pytest.raises(ConfigError, match="both input and output"):
         ingest(tmp_path / "s", tmp_path / "." / "s", overwrite=True)
     (tmp_path / "s2").mkdir()
