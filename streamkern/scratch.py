@@ -21,11 +21,17 @@ from typing import TYPE_CHECKING, Any, Self
 
 import filelock
 
-from streamkern.durable import is_temporary, make_folders, sync_file, sync_folder, write_durably
+from streamkern.durable import (
+    disk_full_hint,
+    is_temporary,
+    make_folders,
+    sync_file,
+    sync_folder,
+    write_durably,
+)
 from streamkern.errors import ConfigError, CorruptChunkError, DataError
 from streamkern.ownership import remove
 from streamkern.storage import local_path
-from streamkern.unfinished import disk_full_hint
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

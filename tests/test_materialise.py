@@ -28,9 +28,10 @@ from streamkern.errors import ConfigError, DataError, NonFiniteError, ResumeMism
 from streamkern.ingest import ingest
 from streamkern.materialise import augment_store, materialise
 from streamkern.mixture import MixtureSource
-from streamkern.plan import EpochPlan, unit_sizes
+from streamkern.plan import EpochPlan
 from streamkern.prefetch import Loader
 from streamkern.random import RowRandom, Stage
+from streamkern.source_base import unit_sizes
 from streamkern.sources import ArraySource, AugmentedSource, Source, ZarrSource
 from streamkern.statistics import RunningStatistics
 from streamkern.store import Store, open_store

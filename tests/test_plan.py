@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamkern.errors import ConfigError
-from streamkern.plan import PLAN_VERSION, EpochPlan, unit_sizes
+from streamkern.plan import PLAN_VERSION, EpochPlan
+from streamkern.source_base import unit_sizes
 from tests.strategies import plans
 
 

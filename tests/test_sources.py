@@ -17,8 +17,8 @@ from streamkern import arrays, sources
 from streamkern.augment import GaussianNoise, RandomCrop, RandomFlip, Scale
 from streamkern.errors import ConfigError, CorruptChunkError, DataError, NonFiniteError
 from streamkern.mixture import MixtureSource
-from streamkern.plan import unit_sizes
 from streamkern.random import RowRandom
+from streamkern.source_base import unit_sizes
 from streamkern.sources import (
     ArraySource,
     AugmentedSource,
