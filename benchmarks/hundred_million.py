@@ -114,7 +114,8 @@ def _loader(source: Any) -> Any:
 
 
 def _plan(source: Any) -> dict[str, float]:
-    from streamkern.plan import EpochPlan, unit_sizes
+    from streamkern.plan import EpochPlan
+    from streamkern.source_base import unit_sizes
 
     began = time.perf_counter()
     loader = _loader(source)

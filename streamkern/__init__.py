@@ -32,6 +32,7 @@ from streamkern.errors import (
     StreamkernError,
     TrainingInterrupted,
 )
+from streamkern.version import __version__
 
 if TYPE_CHECKING:
     from streamkern.augment import (
@@ -67,8 +68,6 @@ if TYPE_CHECKING:
     from streamkern.store import open_store
     from streamkern.train import train as train_model
     from streamkern.tuning import tune
-
-__version__ = "0.1.0"
 
 __all__ = [
     "ArraySource",

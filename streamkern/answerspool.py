@@ -12,13 +12,12 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from streamkern.errors import CorruptChunkError, DataError
+from streamkern.errors import DataError
 from streamkern.scratch import Scratch
 
 if TYPE_CHECKING:
@@ -69,7 +68,6 @@ class AnswerSpool:
         work = json.dumps([identity, self._slab_rows, str(self._record.descr)], sort_keys=True)
         state = scratch.restore(hashlib.sha256(work.encode()).hexdigest()) or {}
         self.n_rows, self.stage = int(state.get("n_rows", 0)), str(state.get("stage", ""))
-        self._crcs: dict[str, int] = dict(state.get("crcs", {}))  # CRC-32 of each bucket
 
     def add(self, places: NDArray[Any], rows: NDArray[Any], values: NDArray[Any]) -> None:
         """Take in values (k, width) at `places` (k,), and the numbers of their rows."""
@@ -89,25 +87,23 @@ class AnswerSpool:
         """Make what was taken in survive a crash, soon; at a new stage, when this returns."""
         self._deal()
         self.stage, self._saved = stage, time.monotonic()
-        state = {"n_rows": self.n_rows, "stage": stage, "crcs": self._crcs}
-        self._scratch.save(state, wait=bool(stage))
+        self._scratch.save({"n_rows": self.n_rows, "stage": stage}, wait=bool(stage))
 
     def finish(self, stage: str) -> None:
         """Let the answers go: from here on only their number, and the stage, survive a crash."""
-        for name in self._crcs:
+        for name in list(self._scratch.sizes):
             self._scratch.forget(name)
-        self._crcs = {}
         self.save(stage)
 
     def restart(self) -> None:
-        """Begin anew."""
-        self.finish("")
+        """Begin anew, after `finish`."""
         self.n_rows = 0
+        self.save()
 
     def slabs(self) -> Iterator[tuple[int, NDArray[Any], NDArray[Any]]]:
         """(first place, numbers of the rows (k,), values (k, width)) of all places, in order.
 
-        Raises DataError unless every place from 0 on was taken once.
+        Raises DataError unless every place from 0 on was taken once, and what `Scratch.read` does.
         """
         for first in range(0, self.n_rows, self._slab_rows):
             records = self._read(self._name(first))
@@ -139,18 +135,12 @@ class AnswerSpool:
         numbers, starts = np.unique(bucket[order], return_index=True)
         parts = np.split(records[order], starts[1:])
         for number, part in zip(numbers.tolist(), parts, strict=True):
-            name, data = self._name(number * self._slab_rows), part.view(np.uint8)
-            self._scratch.append(name, data)
-            self._crcs[name] = zlib.crc32(data.data, self._crcs.get(name, 0))
+            self._scratch.append(self._name(number * self._slab_rows), part.view(np.uint8))
 
     def _read(self, name: str) -> NDArray[Any]:
-        """The records of a bucket; CorruptChunkError where they are not those dealt to it."""
-        if name not in self._crcs:
-            return np.empty(0, self._record)
-        path = self._scratch.folder / name
-        data = np.fromfile(path, np.uint8)
-        if zlib.crc32(data.data) != self._crcs[name]:
-            raise CorruptChunkError(
-                f"{path} was altered since it was written; delete its folder and predict again"
-            )
-        return data.view(self._record)
+        """The records of a bucket."""
+        size = self._scratch.sizes.get(name, 0)
+        records = np.empty(size // self._record.itemsize, self._record)
+        if size:
+            self._scratch.read(name, 0, records.view(np.uint8))
+        return records

@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.mixture import MixtureSource
-from streamkern.plan import unit_sizes
 from streamkern.random import Stage, words
-from streamkern.source_base import Block, Source, read_labels
+from streamkern.source_base import Block, Source, read_labels, unit_sizes
 from streamkern.sources import ZarrSource, read_rows
 
 BALANCED_STAGE = 24

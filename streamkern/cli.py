@@ -27,7 +27,7 @@ from streamkern.console import (
     show_evaluation,
     show_warning,
 )
-from streamkern.errors import EXIT_DONE
+from streamkern.errors import EXIT_DONE, EXIT_FAILED
 from streamkern.options import (
     AsJson,
     CacheFolder,
@@ -49,6 +49,7 @@ from streamkern.outlet import guarded
 from streamkern.stop import Stopped, StopRequest, watched
 
 DEBUG = "--debug"
+ANSWERS = ("plan", "info", "evaluate")  # what they print is all that they make
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
@@ -225,7 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = [word for word in words if word != DEBUG]
     stop = StopRequest(install=True)
     with (
-        guarded(words),
+        guarded(words) as out,
         warnings.catch_warnings(),
         watched(stop, explain),
         stop,
@@ -240,8 +241,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if debug:
                 traceback.print_exc()
             return explain(error)
-    if code == EXIT_INTERRUPTED:  # newer versions of typer catch Ctrl-C themselves
-        say("interrupted")
+        if code == EXIT_INTERRUPTED:  # newer versions of typer catch Ctrl-C themselves
+            say("interrupted")
+        out.flush()
+        if out.lost is not None and words[:1] and words[0] in ANSWERS:
+            say(f"what {words[0]} has to say could not be written: {out.lost.strerror}")
+            return EXIT_FAILED
     return code if isinstance(code, int) else EXIT_DONE
 
 

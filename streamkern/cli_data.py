@@ -11,6 +11,9 @@ from streamkern.console import Line, as_text, say
 from streamkern.errors import DataError
 from streamkern.options import (
     AsJson,
+    External,
+    Foreign,
+    Missing,
     Overwrite,
     StorageOption,
     XName,
@@ -60,12 +63,9 @@ def ingest(
     dtype: Dtype = None,
     memory: Within = "1 GiB",
     compress: Compress = "auto",
-    missing: Annotated[
-        str, typer.Option(help="Absent parts of Zarr and HDF5: error or fill.")
-    ] = "error",
-    external: Annotated[
-        bool, typer.Option("--external", help="Follow links of HDF5 to other files.")
-    ] = False,
+    missing: Missing = "error",
+    external: External = False,
+    foreign: Foreign = False,
     scratch: Annotated[str | None, typer.Option(help="Folder for scratch files.")] = None,
     overwrite: Overwrite = False,
     storage_option: StorageOption = None,
@@ -94,6 +94,7 @@ def ingest(
             compress=compress,
             missing=missing,
             external=external,
+            foreign=foreign,
             scratch=scratch,
             storage_options=options_for(options, out),
             input_options=options_for(options, *inputs),
@@ -120,6 +121,7 @@ def augment(
     sample_weight: Annotated[
         str | None, typer.Option(help="Name of the array of weights, in foreign stores.")
     ] = None,
+    foreign: Foreign = False,
     seed: Seed = 0,
     shuffle: Shuffle = True,
     chunk_mb: ChunkMb = 8,
@@ -146,6 +148,7 @@ def augment(
         "x": x,
         "y": y,
         "sample_weight": sample_weight,
+        "foreign": foreign,
     }
     data = DataConfig(**settings)
     with resumable(context.obj, kept=True), Line(sys.stderr) as line:
@@ -158,6 +161,7 @@ def augment(
             x=data.x,
             y=data.y,
             sample_weight=data.sample_weight,
+            foreign=data.foreign,
             input_options=options_for(options, *inputs),
             seed=seed,
             shuffle=shuffle,
@@ -180,9 +184,7 @@ def info(
     verify: Annotated[
         bool, typer.Option("--verify", help="Read every chunk and compare it with its digest.")
     ] = False,
-    foreign: Annotated[
-        bool, typer.Option("--foreign", help="Take a store of streamkern's for somebody else's.")
-    ] = False,
+    foreign: Foreign = False,
     as_json: AsJson = False,
     storage_option: StorageOption = None,
 ) -> None:

@@ -13,6 +13,9 @@ from streamkern.console import Line, as_text
 from streamkern.options import (
     AsJson,
     DeviceName,
+    External,
+    Foreign,
+    Missing,
     Overwrite,
     StorageOption,
     column_list,
@@ -45,6 +48,9 @@ def evaluate(
     x: RowsX = None,
     y: RowsY = None,
     sample_weight: RowsWeight = None,
+    missing: Missing = "error",
+    external: External = False,
+    foreign: Foreign = False,
     device: DeviceName = "auto",
     as_json: AsJson = False,
     storage_option: StorageOption = None,
@@ -53,9 +59,8 @@ def evaluate(
     from streamkern.report import redact, table
 
     options = parse_options(storage_option)
-    with _rows_and_model(
-        run_dir, inputs, device, options, x=x, y=y, sample_weight=sample_weight, targets=True
-    ) as (source, model):
+    asked = _asked(x, y, sample_weight, missing, external, foreign)
+    with _rows_and_model(run_dir, inputs, device, options, asked, targets=True) as (source, model):
         metrics = model.evaluate(source)
     data = redact(", ".join(inputs))
     row: dict[str, Any] = {"data": data, "rows": source.n_rows, **metrics}
@@ -73,6 +78,9 @@ def predict(
     x: RowsX = None,
     y: RowsY = None,
     sample_weight: RowsWeight = None,
+    missing: Missing = "error",
+    external: External = False,
+    foreign: Foreign = False,
     order: Annotated[
         str, typer.Option(help="source: of the files a store was made from. store: as it is read.")
     ] = "source",
@@ -91,11 +99,10 @@ def predict(
     from streamkern.report import redact
 
     options = parse_options(storage_option)
+    asked = _asked(x, y, sample_weight, missing, external, foreign)
     with (
         resumable(context.obj, kept=True),
-        _rows_and_model(
-            run_dir, inputs, device, options, x=x, y=y, sample_weight=sample_weight, targets=False
-        ) as (source, model),
+        _rows_and_model(run_dir, inputs, device, options, asked, targets=False) as (source, model),
         Line(sys.stderr) as line,
     ):
         n_rows = model.predict_to(
@@ -115,23 +122,40 @@ def skipped(texts: tuple[str, ...]) -> dict[str, Any]:
     return {"skipped": list(texts)} if texts else {}
 
 
+def _asked(
+    x: str | None,
+    y: Sequence[str] | None,
+    sample_weight: str | None,
+    missing: str,
+    external: bool,
+    foreign: bool,
+) -> dict[str, Any]:
+    """What is to be read of the inputs, as `open_rows` takes it."""
+    targets = [number_or_text(name) for name in y or ()]
+    return {
+        "x": None if x is None else column_list(x),
+        "y": targets[0] if len(targets) == 1 else targets or None,
+        "sample_weight": None if sample_weight is None else number_or_text(sample_weight),
+        "missing": missing,
+        "external": external,
+        "foreign": foreign,
+    }
+
+
 @contextlib.contextmanager
 def _rows_and_model(
     run_dir: str,
     inputs: Sequence[str],
     device: str,
     options: Mapping[str, Any],
+    asked: Mapping[str, Any],
     *,
-    x: str | None,
-    y: Sequence[str] | None,
-    sample_weight: str | None,
     targets: bool,
 ) -> Iterator[tuple[Any, KernelModel]]:
     """The rows, and the model that was trained on rows like them, until the end of the block."""
     from streamkern.filerows import open_rows
     from streamkern.model import load_model
 
-    wanted = [number_or_text(name) for name in y or ()]
     run_options = options_for(options, run_dir)
     model = load_model(run_dir, device=device, storage_options=run_options)
     with model.backend, contextlib.ExitStack() as files:
@@ -142,9 +166,7 @@ def _rows_and_model(
             target_columns=model.target_columns,
             classes=model.classes,
             targets=targets,
-            x=None if x is None else column_list(x),
-            y=None if not wanted else wanted[0] if len(wanted) == 1 else wanted,
-            sample_weight=None if sample_weight is None else number_or_text(sample_weight),
             input_options=options_for(options, *inputs),
+            **asked,
         )
         yield rows, model

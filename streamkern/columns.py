@@ -96,11 +96,13 @@ def in_order(
     missing = [name for name in expected if name not in held]
     extra = [name for name in found if name not in wanted]
     if missing or extra:
-        lacks = f"lacks {_some(missing)}" if missing else ""
-        has = f"has {_some(extra)} besides" if extra else ""
+        lacks = f"lacks {some(missing)}" if missing else ""
+        has = f"has {some(extra)} besides" if extra else ""
+        add = "add what is missing" if missing else ""
+        choose = f"choose these with {role}" if extra else ""
         raise DataError(
-            f"{where} {' and '.join(k for k in (lacks, has) if k)}: its columns must be "
-            f"{_some(expected)}, in any order; add what is missing, and choose columns with {role}"
+            f"{where} {_and(lacks, has)}: its columns must be {some(expected)}, in any order; "
+            f"{_and(add, choose)}"
         )
     return list(expected)
 
@@ -115,7 +117,7 @@ def _name_of(names: Sequence[str], column: Any, where: str) -> str:
         position = int(column) if digits.isdecimal() and len(digits) < 10 else None
     if not isinstance(position, int) or not -len(names) <= position < len(names):
         raise DataError(
-            f"{where} has no column {column!r}; it has {_some(names)}: name those you mean with "
+            f"{where} has no column {column!r}; it has {some(names)}: name those you mean with "
             "x and y"
         )
     return names[position]
@@ -124,6 +126,10 @@ def _name_of(names: Sequence[str], column: Any, where: str) -> str:
 def _holds(names: Sequence[str], column: Any) -> bool:
     """Whether the column is there; a position always means the one that is."""
     return column in names or (isinstance(column, int) and -len(names) <= column < len(names))
+
+
+def _and(*parts: str) -> str:
+    return " and ".join(part for part in parts if part)
 
 
 def _twice(names: Sequence[str]) -> str | None:
@@ -138,7 +144,8 @@ def listed(columns: Any) -> list[Any]:
     return [columns] if isinstance(columns, str | int) else list(columns)
 
 
-def _some(names: Sequence[str]) -> str:
+def some(names: Sequence[str]) -> str:
+    """The names, or the first of many, for a message."""
     return ", ".join(map(repr, names[:_SHOWN])) + (", ..." if len(names) > _SHOWN else "")
 
 

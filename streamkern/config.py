@@ -36,6 +36,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from streamkern.errors import ConfigError
+from streamkern.kernels import KERNELS, get_kernel
 from streamkern.settings import (
     AutoCount,
     AutoPositive,
@@ -220,13 +221,6 @@ class DataConfig(Table):
         return [transform.model_dump() for transform in self.transforms]
 
 
-KERNELS: Final = (
-    *("laplace", "laplace_l1", "gaussian", "cauchy", "matern32", "matern52", "dispersal"),
-    *("linear", "polynomial", "relu_ntk"),
-)
-"""Those of `kernels`, which importing the settings does not load."""
-
-
 def _kernel(value: object) -> object:
     if value in KERNELS if isinstance(value, str) else isinstance(value, Mapping):
         return value
@@ -273,8 +267,6 @@ class ModelConfig(Table):
     def _kernel_can_be_made(self) -> ModelConfig:
         if isinstance(self.kernel, str) and self.bandwidth == "auto":
             return self
-        from streamkern.kernels import get_kernel
-
         asked: list[str] = []
 
         def width(geometry: str) -> float:

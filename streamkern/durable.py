@@ -13,11 +13,14 @@ import errno
 import os
 import re
 import uuid
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zarr.storage import LocalStore
+
+from streamkern.redaction import redact
 
 if TYPE_CHECKING:
     from zarr.core.buffer import Buffer
@@ -158,3 +161,19 @@ def sync_store(store: Any) -> None:
     """Return once all that is in a zarr store is durable; what an object store was given is."""
     if isinstance(store, LocalFiles):
         sync_tree(store.root)
+
+
+@contextlib.contextmanager
+def disk_full_hint(where: str) -> Iterator[None]:
+    """Turns a bare "no space left" into one sentence with the place and what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OSError(
+            error.errno,
+            f"no space left while writing {redact(where)}; free some space and run the same "
+            "command again, it goes on where it stopped",
+            error.filename,
+        ) from error

@@ -354,7 +354,13 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         model.backend.close()
         self._targets = model.targets
         self._warm = WarmStart(
-            "True", self.centers_, alpha, meta["classes"], model.targets, meta["fit_intercept"]
+            "True",
+            self.centers_,
+            alpha,
+            meta["classes"],
+            model.targets,
+            meta["fit_intercept"],
+            meta["target_columns"],
         )
         self.kernel_ = model.op.kernel
         # Fourier features have that of the kernel they stand for.

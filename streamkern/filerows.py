@@ -12,12 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.augment import Transform
+from streamkern.columns import Asked, some
 from streamkern.conform import Features, RawBlock, Targets
 from streamkern.errors import ConfigError, DataError
 from streamkern.inputfiles import Place
-from streamkern.mixture import open_stores
-from streamkern.readers import Reader, open_reader
+from streamkern.mixture import MixtureSource
+from streamkern.ordered import chosen_columns, places, targets_in_order
+from streamkern.readers import Reader, array_names, open_reader, own_columns, own_state
 from streamkern.source_base import UNIT_BYTES, Block, Source, joined
+from streamkern.sources import ZarrSource
+from streamkern.storage import check_missing, local_path, redact
 
 _TABLES = ("csv", "parquet")
 
@@ -29,11 +33,19 @@ class FileRows:
     ----------
     reader : of files or arrays, opened with or without targets
     classes : of the model, or None for values. targets : whether blocks have the targets
+    target_columns : of the model; several that have names are put in this order
     """
 
     feed_transforms: tuple[Transform, ...] = ()
 
-    def __init__(self, reader: Reader, classes: Sequence[str] | None, *, targets: bool) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        classes: Sequence[str] | None,
+        *,
+        targets: bool,
+        target_columns: Sequence[str] | None = None,
+    ) -> None:
         self._reader = reader
         first = next(reader.blocks(0, UNIT_BYTES), None)
         if first is None or not len(first.X):
@@ -44,7 +56,11 @@ class FileRows:
         self.columns, self.files = reader.columns, reader.files
         self.classes: tuple[str, ...] | None = None
         self.n_outputs = 0
+        self.target_columns: tuple[str, ...] | None = None
         if targets:
+            found = reader.target_columns
+            self.target_columns = targets_in_order(found, target_columns, "the data")
+            self._target_places = places(found, self.target_columns)
             self._targets = Targets(first, "values" if classes is None else "classes")
             self.classes = None if classes is None else tuple(classes)
             self.n_outputs = self._targets.shape[0] if classes is None else len(classes)
@@ -77,7 +93,9 @@ class FileRows:
         y: NDArray[Any] = np.empty((len(raw.X), 0), np.float32)
         if self._targets is not None:
             y = self._targets.convert(raw)
-            if self.classes is not None:
+            if self.classes is None:
+                y = np.ascontiguousarray(y[:, self._target_places])
+            else:
                 y = self._ids(raw, self._targets, y)
         rows = np.arange(first, first + len(raw.X))
         return Block(self._features.convert(raw), y, rows, raw.weights())
@@ -109,6 +127,9 @@ def open_rows(
     y: Any = None,
     sample_weight: Any = None,
     input_options: Mapping[str, Any] | None = None,
+    missing: str = "error",
+    external: bool = False,
+    foreign: bool = False,
 ) -> Source | FileRows:
     """The rows of one store or of several, or of raw files as `ingest` takes them.
 
@@ -118,23 +139,65 @@ def open_rows(
     files : closes what is opened
     columns, target_columns, classes : of the model. By its target columns go the targets of a
         table, and where no `targets` are wanted those columns are left out, there or not.
-    x, y, sample_weight : as in `ingest`; of a store, names of arrays
+    x, y, sample_weight : as in `ingest`
+    missing, external, foreign : as in `ingest`
 
-    Raises ConfigError where stores and files are given together, and what `ingest` does.
+    Raises ConfigError where stores and files are given together, or a file has no names of columns
+    and the model has some, and what `ingest` does.
     """
-    place = Place(dict(input_options or {}), files, "error")
+    check_missing(missing)
+    place = Place(dict(input_options or {}), files, missing, external, foreign)
     kinds = {place.kind(url) for url in inputs}
     if kinds == {"zarr"}:
-        return open_stores(
-            inputs, x=x or "X", y=(y or "y") if targets else None,
-            w=sample_weight if targets else None, storage_options=input_options,
-        )  # fmt: skip
+        asked = Asked(x, y, sample_weight, targets)
+        stores = [_open_store(url, asked, place) for url in inputs]
+        return stores[0] if len(stores) == 1 else MixtureSource(stores)
     if "zarr" in kinds:
         raise ConfigError("stores and files of other kinds can not be read together; give one kind")
     if y is None and kinds <= {*_TABLES}:
         y = target_columns
     reader = open_reader(
         inputs[0] if len(inputs) == 1 else inputs, y, files, x=x, sample_weight=sample_weight,
-        targets=targets, columns=columns, input_options=input_options,
+        targets=targets, columns=columns, input_options=input_options, missing=missing,
+        external=external,
     )  # fmt: skip
-    return FileRows(reader, classes, targets=targets)
+    if "csv" in kinds and x is None and columns is not None and reader.columns is None:
+        raise ConfigError(
+            f"{reader.files[0][0]} has no header line, and the model was trained on columns with "
+            f"names ({some(columns)}); give it a header, or say with x which of its columns these "
+            "are, by position"
+        )
+    return FileRows(reader, classes, targets=targets, target_columns=target_columns)
+
+
+def _open_store(url: str, asked: Asked, place: Place) -> Source:
+    """A store of ours by the names of its columns, another one by those of its arrays."""
+    options = place.options if local_path(url) is None else {}
+    mark = own_state(url, place)
+    chosen = None
+    if mark is not None:
+        left, columns, _, order = own_columns(mark, asked, redact(url))
+        _check_own(left, mark, redact(url))
+        asked, chosen = Asked(targets=asked.targets), None if order is None else columns
+    x, y, *w = array_names(asked._replace(targets=True), redact(url))
+    source = ZarrSource(
+        url, x=x, y=y if asked.targets else None, w=w[0] if w and asked.targets else None,
+        storage_options=options or None, missing=place.missing, foreign=place.foreign,
+    )  # fmt: skip
+    return source if chosen is None else chosen_columns(source, chosen)
+
+
+def _check_own(left: Asked, mark: Mapping[str, Any], where: str) -> None:
+    """ConfigError for what was asked of a store of ours and is none of its columns."""
+    for name, given, own in (
+        ("x", left.x, mark.get("columns")),
+        ("y", left.y, mark.get("target_columns")),
+        ("sample_weight", None if left.w == "w" else left.w, None),
+    ):
+        if given is not None:
+            held = "that has no names" if own is None else f"with {name} of {some(own)}"
+            what = "which brings its own weights" if name == "sample_weight" else held
+            raise ConfigError(
+                f"{name}={given!r} makes no sense for {where}, a store of streamkern's {what}; "
+                f"leave {name} out"
+            )

@@ -21,6 +21,7 @@ from streamkern.kernels import Kernel
 from streamkern.run import Run
 from streamkern.sealed import checked_meta
 from streamkern.sizes import Sizes
+from streamkern.version import __version__
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,11 @@ def run_record(run: Run, kernel: Kernel | None, centers: npt.NDArray[Any] | None
     if centers is not None:
         digest = hashlib.sha256(np.ascontiguousarray(centers).tobytes()).hexdigest()
         identity["centers"] = {"shape": list(centers.shape), "sha256": digest}
-    import streamkern
-
     return {
         "identity": checked_meta(identity, "identity"),  # as it is read back: tuples are lists
         "sizes": asdict(run.sizes),
         "versions": {
-            "streamkern": streamkern.__version__,
+            "streamkern": __version__,
             "python": platform.python_version(),
             "numpy": np.__version__,
             "zarr": zarr.__version__,

@@ -44,7 +44,7 @@ from streamkern.layout import StoreSpec
 from streamkern.ownership import STORE, check_kind, mark_at
 from streamkern.parallel import in_turn
 from streamkern.readers import Reader, open_reader
-from streamkern.scratch import Scratch, scratch_folder
+from streamkern.scratch import Scratch, check_parent, scratch_folder
 from streamkern.shuffle import Spool
 from streamkern.storage import check_missing, redact, zarr_store
 from streamkern.store import open_store
@@ -76,6 +76,7 @@ def ingest(
     input_options: Mapping[str, Any] | None = None,
     missing: str = "error",
     external: bool = False,
+    foreign: bool = False,
     scratch: str | os.PathLike[str] | None = None,
 ) -> StoreSpec:
     """The spec of the store made from `inputs` at `out_url`.
@@ -127,6 +128,9 @@ def ingest(
         What an absent chunk of a Zarr input is, or a part of an HDF5 dataset never written.
     external : bool
         Follow links of HDF5 files to other files: they may lead to any file that you may read.
+    foreign : bool
+        Read a Zarr input that streamkern wrote as if another program had: by the names of arrays,
+        without classes, weights and checks.
     scratch : path, optional
         Where the folder for scratch files is made, whose name comes from that of the output;
         nothing else in it is touched. Default: beside a local output, in the system's temporary
@@ -148,14 +152,15 @@ def ingest(
     check_missing(missing)
     # Digesting, compressing and writing a chunk holds about five copies of it.
     chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 16)
+    if scratch is not None:
+        check_parent(scratch)
     found = mark_at(zarr_store(out_url, storage_options=storage_options), str(out_url))
     if found is not None:
         check_kind(found, STORE, str(out_url))
     with ExitStack() as files, Scratch(scratch_folder(out_url, scratch)) as own:
         reader = open_reader(
             inputs, y, files, x=x, sample_weight=sample_weight,
-            input_options=input_options, missing=missing,
-            external=external,
+            input_options=input_options, missing=missing, external=external, foreign=foreign,
         )  # fmt: skip
         paths = inputs if isinstance(inputs, list | tuple) else [inputs]
         refuse_same_place((k for k in paths if isinstance(k, str | os.PathLike)), out_url)

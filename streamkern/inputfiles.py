@@ -73,6 +73,7 @@ class Place:
 
     missing : what an absent part of a Zarr store or HDF5 file is, "error" or "fill"
     external : whether links of HDF5 to other files are followed
+    foreign : whether a Zarr group is read as it is, also where it looks like one of ours
     """
 
     def __init__(
@@ -81,8 +82,10 @@ class Place:
         files: ExitStack,
         missing: str = "error",
         external: bool = False,
+        foreign: bool = False,
     ) -> None:
-        self.options, self.missing, self.external = options, missing, external
+        self.options, self.missing = options, missing
+        self.external, self.foreign = external, foreign
         self._files = files
 
     def open(self, url: Url) -> Any:

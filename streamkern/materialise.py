@@ -55,6 +55,7 @@ def augment_store(
     x: str = "X",
     y: str = "y",
     sample_weight: str | None = None,
+    foreign: bool = False,
     input_options: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> StoreSpec:
@@ -66,11 +67,14 @@ def augment_store(
     transforms : tables as in a run file, ``{"kind": "noise", "sigma": 0.5}``
     x, y : names of the arrays
     sample_weight : name of the sample weights in stores that streamkern did not write
+    foreign : read stores that streamkern wrote as if another program had, see `open_store`
     input_options : storage options of the inputs
     settings : as for `materialise`
     """
     urls = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
-    source = open_stores(urls, weights, x=x, y=y, w=sample_weight, storage_options=input_options)
+    source = open_stores(
+        urls, weights, x=x, y=y, w=sample_weight, foreign=foreign, storage_options=input_options
+    )
     if copies != 1 or transforms:
         source = AugmentedSource(source, copies, from_config(transforms))
     return materialise(source, out, **settings)

@@ -16,7 +16,6 @@ from streamkern.augment import Moments, Transform, bind_transforms, transform_na
 from streamkern.cache import Cache
 from streamkern.errors import ConfigError
 from streamkern.ordered import in_columns
-from streamkern.plan import unit_sizes
 from streamkern.source_base import (
     BaseSource,
     Block,
@@ -25,6 +24,7 @@ from streamkern.source_base import (
     joined,
     read_targets,
     source_rows,
+    unit_sizes,
 )
 from streamkern.sources import AugmentedSource, ZarrSource
 from streamkern.statistics import ColumnMoments

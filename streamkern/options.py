@@ -52,6 +52,11 @@ StorageOption = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Missing = Annotated[str, typer.Option(help="Absent parts of Zarr and HDF5: error or fill.")]
+External = Annotated[bool, typer.Option("--external", help="Follow links of HDF5 to other files.")]
+Foreign = Annotated[
+    bool, typer.Option("--foreign", help="Take a store of streamkern's for somebody else's.")
+]
 XName = Annotated[str, typer.Option("--x", help="Name of the array of rows.")]
 YName = Annotated[str, typer.Option("--y", help="Name of the array of targets.")]
 DeviceName = Annotated[str, typer.Option("--device", help='"auto", "cpu", "gpu" or "gpu:N".')]

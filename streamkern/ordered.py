@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,9 +36,7 @@ def in_columns(
     """
     found, own = (_names(source, name) for name in ("columns", "target_columns"))
     wanted = _in_order(found, columns, where, "x")
-    # Other numbers of targets are refused by those who compare the outputs.
-    several = own is not None and target_columns is not None and 1 < len(own) == len(target_columns)
-    wanted_targets = _in_order(own, target_columns if several else None, f"y of {where}", "y")
+    wanted_targets = targets_in_order(own, target_columns, where)
     if (wanted, wanted_targets) == (found, own):
         return source
     if source.feed_transforms:
@@ -45,6 +45,20 @@ def in_columns(
             "put right behind its transforms; leave the transforms out, or order the columns"
         )
     return _Ordered(source, wanted, wanted_targets)
+
+
+def targets_in_order(
+    found: tuple[str, ...] | None, expected: Sequence[str] | None, where: str
+) -> tuple[str, ...] | None:
+    """The names of targets in the expected order; those found where they go by position."""
+    # Other numbers of targets are refused by those who compare the outputs.
+    several = found is not None and expected is not None and 1 < len(found) == len(expected)
+    return _in_order(found, expected if several else None, f"y of {where}", "y")
+
+
+def chosen_columns(source: Source, columns: Sequence[str]) -> Source:
+    """`source`, whose columns have names, with these of them alone, in this order."""
+    return _Chosen(source, columns)
 
 
 def _names(source: Any, which: str) -> tuple[str, ...] | None:
@@ -78,8 +92,8 @@ class _Ordered(BaseSource):
         self.weighted = is_weighted(base)
         self.level = getattr(base, "level", 0)
         self.columns, self.target_columns = columns, target_columns
-        self._places = _places(_names(base, "columns"), columns)
-        self._target_places = _places(_names(base, "target_columns"), target_columns)
+        self._places = places(_names(base, "columns"), columns)
+        self._target_places = places(_names(base, "target_columns"), target_columns)
 
     @property
     def n_units(self) -> int:
@@ -126,7 +140,26 @@ class _Ordered(BaseSource):
         return super().describe() | own | {"base": self.base.describe()}
 
 
-def _places(found: tuple[str, ...] | None, wanted: tuple[str, ...] | None) -> Any:
+class _Chosen(_Ordered):
+    """Some of the columns of `base`: other data than `base`, where columns go by position."""
+
+    kind = "chosen"
+
+    def __init__(self, base: Source, columns: Sequence[str]) -> None:
+        super().__init__(base, tuple(columns), _names(base, "target_columns"))
+        self.row_shape = (len(columns),)
+
+    @property
+    def fingerprint(self) -> str:
+        text = json.dumps([self.base.fingerprint, self.columns])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def statistics(self) -> Moments:
+        _, _, mean, scale = super().statistics()
+        return None, None, mean, scale  # those of all columns together are of others too
+
+
+def places(found: Sequence[str] | None, wanted: Sequence[str] | None) -> Any:
     """Where each of the wanted names is among those found; all places, where there are none."""
     if found is None or wanted is None:
         return slice(None)

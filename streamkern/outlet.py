@@ -2,12 +2,14 @@
 
 Here, behind whoever writes (sentences, results, progress lines, warnings, tracebacks, libraries),
 known secrets are taken out, and a reader that is gone or a disk that is full is of no consequence:
-what a command did, and its exit code, do not depend on who listens.
+what a command did does not depend on who listens. What was lost on a disk is remembered, for
+commands that have nothing else to show for their work.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import sys
@@ -17,6 +19,7 @@ from typing import Any, TextIO
 from urllib.parse import unquote, unquote_plus
 
 HIDDEN = "***"
+_NOBODY = (errno.EPIPE, errno.EBADF)  # nobody reads any more: `| head`, `>&-`
 _SHORTEST, _LONG = 4, 8  # shorter ones are parts of everything
 _OPTION = "--storage-option"
 # Numbers are results, more often than not. The others are settings that a message has to name.
@@ -34,14 +37,15 @@ class Outlet:
 
     def __init__(self, stream: TextIO | None, secrets: Secrets) -> None:
         self._stream, self._secrets = stream, secrets
+        self.lost: OSError | None = None  # why text did not arrive where somebody wants it
 
     def write(self, text: str) -> int:
         """Write what may be shown; all of it counts as written."""
         if self._stream is not None:
             try:
                 self._stream.write(self._secrets.hidden_in(text))
-            except (OSError, ValueError):
-                self._mute()
+            except (OSError, ValueError) as error:
+                self._mute(error)
         return len(text)
 
     def flush(self) -> None:
@@ -49,12 +53,14 @@ class Outlet:
         if self._stream is not None:
             try:
                 self._stream.flush()
-            except (OSError, ValueError):
-                self._mute()
+            except (OSError, ValueError) as error:
+                self._mute(error)
 
-    def _mute(self) -> None:
+    def _mute(self, error: OSError | ValueError) -> None:
         """To nowhere from here on: what is buffered would fail again when Python ends."""
         stream, self._stream = self._stream, None
+        if isinstance(error, OSError) and error.errno not in _NOBODY:
+            self.lost = error
         with contextlib.suppress(OSError, ValueError, AttributeError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, stream.fileno() if stream is not None else nowhere)
@@ -163,15 +169,15 @@ def of_url(url: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def guarded(words: Sequence[str]) -> Iterator[Secrets]:
-    """Standard output and error as outlets, for a command of these words."""
+def guarded(words: Sequence[str]) -> Iterator[Outlet]:
+    """Standard output, which is given, and error as outlets, for a command of these words."""
     secrets = Secrets()
     secrets.add_words(words)
     secrets.add_environment()
     out, err = Outlet(sys.stdout, secrets), Outlet(sys.stderr, secrets)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            yield secrets
+            yield out
         finally:
             out.flush()
             err.flush()

@@ -10,7 +10,6 @@ from typing import Any
 
 from streamkern.centers import BANDWIDTH_ROWS
 from streamkern.checkpoint import RunDirectory
-from streamkern.choice import flops
 from streamkern.describe import describe_store
 from streamkern.errors import RunError, StorageAccessError
 from streamkern.folder import open_folder
@@ -18,6 +17,7 @@ from streamkern.kerneltable import bandwidths, kernel_text
 from streamkern.report import redact, size_text, table
 from streamkern.run import Run
 from streamkern.sizes import Sizes, SolverName
+from streamkern.solver.flops import flops
 from streamkern.sources import stores_of
 from streamkern.step_rule import largest
 

@@ -17,7 +17,7 @@ units. The state of an iteration is (epoch, batch); a resume computes the same p
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,32 +34,6 @@ class BlockSlice(NamedTuple):
     block: int
     start: int
     stop: int
-
-
-class Units(Protocol):
-    """What the plan needs of a source."""
-
-    @property
-    def n_rows(self) -> int: ...
-
-    @property
-    def n_units(self) -> int: ...
-
-    def unit_bounds(self, u: int) -> tuple[int, int]: ...
-
-
-def unit_sizes(source: Units) -> np.ndarray:
-    """Rows in each unit: (n_units,) int64. The units must tile range(n_rows) in order."""
-    bounds = np.array([source.unit_bounds(u) for u in range(source.n_units)], dtype=np.int64)
-    starts, stops = bounds.reshape(-1, 2).T
-    edges = np.concatenate(([0], stops))
-    if not np.array_equal(starts, edges[:-1]) or edges[-1] != source.n_rows:
-        raise ConfigError(
-            f"the {source.n_units} units of the source do not cover its {source.n_rows} rows one "
-            "after the other; unit_bounds(u) must start where unit_bounds(u - 1) stopped"
-        )
-    sizes: np.ndarray = stops - starts
-    return sizes
 
 
 class EpochPlan:

@@ -25,13 +25,12 @@ from numpy.typing import NDArray
 
 from streamkern.answerfiles import FILES, Answers, Slabs, parquet_record, write_zarr
 from streamkern.answerspool import AnswerSpool
-from streamkern.durable import sync_file, sync_folder
+from streamkern.durable import disk_full_hint, sync_file, sync_folder
 from streamkern.errors import ConfigError, CorruptChunkError, StorageError, StreamkernError
 from streamkern.optional import need
 from streamkern.ownership import PREDICTIONS, begin, check_kind, mark_at, publish
 from streamkern.scratch import Scratch, scratch_folder
 from streamkern.storage import local_path, redact, zarr_store
-from streamkern.unfinished import disk_full_hint
 
 ORDERS = ("source", "store")
 _COMPUTED, _PUBLISHING, _DONE = "computed", "publishing", "done"  # stages, after computing
@@ -115,7 +114,7 @@ def _discarded_if_bad(scratch: Scratch) -> Iterator[None]:
     try:
         yield
     except (StorageError, CorruptChunkError):
-        raise  # what was computed is good, and the same call goes on from it
+        raise  # what was computed is good, or deleted: the same call goes on
     except StreamkernError:
         scratch.discard()
         raise

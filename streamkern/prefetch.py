@@ -28,9 +28,9 @@ from streamkern.buffers import Buffer, Fill
 from streamkern.errors import ConfigError, RunError
 from streamkern.fetch import LocalReader, UnitReader, read_patiently
 from streamkern.machine import available_cpus
-from streamkern.plan import PLAN_VERSION, EpochPlan, unit_sizes
+from streamkern.plan import PLAN_VERSION, EpochPlan
 from streamkern.remote import ClusterReader
-from streamkern.source_base import Source, target_bytes
+from streamkern.source_base import Source, target_bytes, unit_sizes
 
 MAX_THREADS = 64
 # Copies of a unit that a thread holds while reading it: compressed bytes, zarr's chunk and its

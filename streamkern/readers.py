@@ -17,6 +17,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, Protocol
 
+import google_crc32c
 import numpy as np
 import zarr
 from numpy.typing import NDArray
@@ -176,6 +177,7 @@ def open_reader(
     input_options: Mapping[str, Any] | None = None,
     missing: str = "error",
     external: bool = False,
+    foreign: bool = False,
 ) -> Reader:
     """The reader for `inputs`: a path or URL, several of them, arrays, or an iterable of blocks.
 
@@ -193,8 +195,10 @@ def open_reader(
         DataError names what is missing or not among them.
     external : bool
         Whether links of HDF5 to other files are followed.
+    foreign : bool
+        Whether a Zarr group of ours is read as if another program had written it.
     """
-    place = Place(dict(input_options or {}), files, missing, external)
+    place = Place(dict(input_options or {}), files, missing, external, foreign)
     asked = Asked(x, y, sample_weight, targets, None if columns is None else tuple(columns))
     if _is_path(inputs):
         return _file_reader(inputs, asked, place)
@@ -264,20 +268,23 @@ def _array_reader(X: Any, asked: Asked) -> ArrayReader:
         raise ConfigError("X is an array, so y must be given too")
     beside = [k for k in (asked.y, asked.w) if k is not None and asked.targets]
     arrays = [X, *(a if hasattr(a, "shape") else np.asarray(a) for a in beside)]
-    ends = [np.asarray(a[part]) for a in arrays[:2] for part in _ENDS]
-    identity = {
+    identity: dict[str, Any] = {
         "kind": "arrays",
         "arrays": [[list(a.shape), str(a.dtype)] for a in arrays],
-        "ends": _digest(*ends),
     }
-    if asked.weighted:
-        identity["w"] = _digest(np.asarray(arrays[2]))
+    if all(type(a) is np.ndarray for a in arrays):
+        identity |= {"kind": "arrays in memory", "contents": [_contents(a) for a in arrays]}
+    else:  # reading them may take as long as the ingest
+        identity["ends"] = _digest(*(np.asarray(a[part]) for a in arrays[:2] for part in _ENDS))
+        if asked.weighted:
+            identity["w"] = _digest(np.asarray(arrays[2]))
     chunks = getattr(X, "chunks", None)
     rows = np.ravel(chunks[0])[0] if chunks else 1  # zarr and h5py: (k, ...); dask: ((k, ...), ...)
     return ArrayReader(arrays, "the array", identity, aligned=max(int(rows), 1))
 
 
 _ENDS = (slice(0, 256), slice(-256, None))
+_SLAB = 2**20  # bytes of an array that are made contiguous and digested at a time
 
 
 # ------------------------------------------------------------------------------ a reader of a file
@@ -342,7 +349,7 @@ def _parquet_reader(url: Url, asked: Asked, place: Place) -> Reader:
 
 
 def _npz_reader(url: Url, asked: Asked, place: Place) -> Reader:
-    where, names = redact(url), _array_names(asked, redact(url))
+    where, names = redact(url), array_names(asked, redact(url))
     identity = [place.identity(url), *names]
     try:
         archive = place.keep(zipfile.ZipFile(place.open(url)))
@@ -374,7 +381,7 @@ def _hdf5_reader(url: Url, asked: Asked, place: Place) -> Reader:
         file = Hdf5File(opened, where, fill=place.missing == "fill", external=place.external)
         table = file.table(asked)
         if table is None:
-            arrays, columns, targets = file.arrays(_array_names(asked, where)), None, None
+            arrays, columns, targets = file.arrays(array_names(asked, where)), None, None
         else:
             arrays, columns, targets = table[0], table[1].features, table[1].targets
     except (StreamkernError, MemoryError):
@@ -397,9 +404,7 @@ def _hdf5_reader(url: Url, asked: Asked, place: Place) -> Reader:
 def _zarr_reader(url: Url, asked: Asked, place: Place) -> Reader:
     where = redact(url)
     store = zarr_store(url, storage_options=place.options or None)
-    state = own_mark(StrictStore(store), "", str(url))
-    if state is not None and state.get("kind") != STORE:
-        state = None  # predictions, say, whose arrays are asked for by their names
+    state = own_state(url, place)
     # Of ours the metadata are checked, and chunks bound to their places.
     opened = None if state is None else open_store(url, storage_options=place.options or None)
     try:
@@ -408,13 +413,14 @@ def _zarr_reader(url: Url, asked: Asked, place: Place) -> Reader:
         raise StoreNotFoundError(f"there is no zarr group at {where}") from error
     columns = target_columns = order = None
     if state is not None:
-        asked, columns, target_columns, order = _own_columns(state, asked, where)
-    names, own = _array_names(asked, where), {} if opened is None else opened.rows
+        asked, columns, target_columns, order = own_columns(state, asked, where)
+    names, own = array_names(asked, where), {} if opened is None else opened.rows
     own_targets = opened is not None and asked.targets and asked.y is None
     if own_targets and asked.w is None and "w" in own:
         names.append("w")  # our own weights go along
     members = {name: _member(group, name, where) for name in names if name not in own}
-    if state is None and any(array.attrs.get(ATTRIBUTE) == STORE for array in members.values()):
+    signed = (array.attrs.get(ATTRIBUTE) == STORE for array in members.values())
+    if state is None and not place.foreign and any(signed):
         raise without_mark(str(url))
     arrays = [own[name] if name in own else members[name] for name in names]
     identity: dict[str, Any] = {"kind": "zarr", "url": where, "asked": asked.json()}
@@ -434,18 +440,29 @@ def _zarr_reader(url: Url, asked: Asked, place: Place) -> Reader:
     )
 
 
-def _own_columns(
+def own_state(url: Url, place: Place) -> Mapping[str, Any] | None:
+    """The attribute of a store of ours; None for another group, or what is to be taken for one."""
+    if place.foreign:
+        return None
+    store = StrictStore(zarr_store(url, storage_options=place.options or None))
+    state = own_mark(store, "", str(url))
+    # Of another kind are predictions, say, whose arrays are asked for by their names.
+    return state if state is not None and state.get("kind") == STORE else None
+
+
+def own_columns(
     state: Mapping[str, Any], asked: Asked, where: str
 ) -> tuple[Asked, Any, Any, list[int] | None]:
     """What to ask of a store of ours, whose columns have the names of the table they came from.
 
-    Also the names of the columns of X and y, and which columns of X those are.
+    x and y are left in it where they are no columns of these names but, perhaps, arrays. Also the
+    names of the columns of X and y, and which columns of X those are.
     """
     names, targets = state.get("columns"), state.get("target_columns")
     if _is_name(asked.y) and listed(asked.y) in (["y"], list(targets or ())):
         asked = asked._replace(y=None)
     x = None if asked.x == "X" else asked.x
-    if names is None or isinstance(x, str):
+    if names is None or (isinstance(x, str) and x not in names):
         return asked, None, targets, None
     wish = Asked(x, (), targets=False, columns=asked.columns)
     columns = split_columns(names, wish, where).features
@@ -465,7 +482,7 @@ _READERS: dict[str, Callable[[Url, Asked, Place], Reader]] = {
 }
 
 
-def _array_names(asked: Asked, where: str) -> list[str]:
+def array_names(asked: Asked, where: str) -> list[str]:
     """The names of X, y and w; ConfigError for one that is none."""
     for what, name in zip(("x", "y", "sample_weight"), asked.arrays, strict=False):
         if not isinstance(name, str):
@@ -502,6 +519,17 @@ def _is_name(value: Any) -> bool:
 
 def _is_path(value: Any) -> bool:
     return isinstance(value, str | os.PathLike)
+
+
+def _contents(array: NDArray[Any]) -> str:
+    """What tells all that is in an array from something else, at the speed of memory."""
+    if array.dtype.hasobject or not array.ndim:
+        return _digest(array)
+    crc, rows = 0, max(1, _SLAB // max(1, array[:1].nbytes))
+    for start in range(0, len(array), rows):
+        slab = np.ascontiguousarray(array[start : start + rows])
+        crc = google_crc32c.extend(crc, slab.reshape(-1).view(np.uint8))
+    return f"crc32c:{crc:08x}"
 
 
 def _digest(*arrays: NDArray[Any]) -> str:

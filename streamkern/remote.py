@@ -34,6 +34,7 @@ import numpy as np
 from streamkern.errors import ClusterError, ConfigError
 from streamkern.report import redact
 from streamkern.source_base import Block, Source
+from streamkern.version import __version__
 
 INLINE_BYTES = 64 << 10  # a source up to this size travels with every task, a larger one apart
 _POLL_S = 0.25
@@ -49,9 +50,7 @@ def address_of(client: Any) -> str:
 
 def versions() -> dict[str, str]:
     """What must be the same everywhere: NumPy's draws may change with its version."""
-    import streamkern
-
-    return {"streamkern": streamkern.__version__, "numpy": np.__version__}
+    return {"streamkern": __version__, "numpy": np.__version__}
 
 
 def mismatch(name: str, ours: str, theirs: object, where: str) -> str:

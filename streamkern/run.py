@@ -21,7 +21,6 @@ from streamkern.feed import transform_dtype
 from streamkern.fourier import FourierFeatures, check_sampled
 from streamkern.kernels import Kernel, get_kernel
 from streamkern.memory import Buffers, count
-from streamkern.plan import unit_sizes
 from streamkern.points import Grid, point_bytes, point_width, scratch_bytes
 from streamkern.precision import resolve_precision
 from streamkern.prefetch import MAX_THREADS
@@ -29,7 +28,7 @@ from streamkern.problem import Data, count_centers, open_data, with_epochs
 from streamkern.selection import ROW_METHODS, Selection, selection
 from streamkern.sizes import ON_FEATURES, Problem, Sizes, Wishes
 from streamkern.sizing import block_reason
-from streamkern.source_base import Source, read_ahead, target_bytes
+from streamkern.source_base import Source, read_ahead, target_bytes, unit_sizes
 from streamkern.storage import local_path
 
 OF_STEPS = ("damping", "average", "step_scale")  # of the block solver, and not of "direct"

@@ -14,17 +14,24 @@ import os
 import re
 import tempfile
 import zlib
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import filelock
 
-from streamkern.durable import is_temporary, make_folders, sync_file, sync_folder, write_durably
-from streamkern.errors import CorruptChunkError, DataError
+from streamkern.durable import (
+    disk_full_hint,
+    is_temporary,
+    make_folders,
+    sync_file,
+    sync_folder,
+    write_durably,
+)
+from streamkern.errors import ConfigError, CorruptChunkError, DataError
 from streamkern.ownership import remove
 from streamkern.storage import local_path
-from streamkern.unfinished import disk_full_hint
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -50,6 +57,21 @@ def scratch_folder(
         return local.resolve().parent / own
     user = os.getuid() if hasattr(os, "getuid") else 0
     return Path(tempfile.gettempdir()) / f"streamkern-{user}" / own
+
+
+def check_parent(parent: str | os.PathLike[str]) -> None:
+    """Raise ConfigError unless scratch can be written in `parent`, which need not be there yet."""
+    place = Path(parent).absolute()
+    while not os.path.lexists(place):
+        place = place.parent
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"scratch {os.fspath(parent)!r} cannot be written to ({error.strerror}); "
+            "give a folder on a local disk"
+        ) from None
 
 
 class Scratch:
@@ -116,6 +138,11 @@ class Scratch:
         self._sizes[name] = self._sizes.get(name, 0) + data.nbytes
         self._crcs[name] = zlib.crc32(data.data.cast("B"), self._crcs.get(name, 0))
         self._changed.add(name)
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Bytes in each file."""
+        return self._sizes
 
     def read(self, name: str, start: int, out: NDArray[Any]) -> None:
         """Fill an array with what is in a file from byte `start` on, which is read once.

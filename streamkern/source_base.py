@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from streamkern.augment import Moments, Transform, apply_transforms, describe_transform
-from streamkern.errors import DataError, NonFiniteError
+from streamkern.errors import ConfigError, DataError, NonFiniteError
 from streamkern.layout import X_DTYPES, first_nonfinite
 from streamkern.parallel import in_turn
 from streamkern.random import Stage
@@ -332,3 +332,17 @@ def encode_labels(y: np.ndarray, labels: np.ndarray, first_row: int) -> np.ndarr
             f"{len(labels)} classes"
         )
     return ids
+
+
+def unit_sizes(source: Source) -> np.ndarray:
+    """Rows in each unit: (n_units,) int64. The units must tile range(n_rows) in order."""
+    bounds = np.array([source.unit_bounds(u) for u in range(source.n_units)], dtype=np.int64)
+    starts, stops = bounds.reshape(-1, 2).T
+    edges = np.concatenate(([0], stops))
+    if not np.array_equal(starts, edges[:-1]) or edges[-1] != source.n_rows:
+        raise ConfigError(
+            f"the {source.n_units} units of the source do not cover its {source.n_rows} rows one "
+            "after the other; unit_bounds(u) must start where unit_bounds(u - 1) stopped"
+        )
+    sizes: np.ndarray = stops - starts
+    return sizes

@@ -21,7 +21,6 @@ from streamkern.augment import Moments, Transform, bind_transforms
 from streamkern.cache import Cache
 from streamkern.errors import ConfigError
 from streamkern.generator import GeneratorSource
-from streamkern.plan import unit_sizes
 from streamkern.random import Stage
 from streamkern.source_base import (
     UNIT_BYTES,
@@ -34,6 +33,7 @@ from streamkern.source_base import (
     read_units,
     regular_edges,
     source_rows,
+    unit_sizes,
     y_shape,
 )
 from streamkern.statistics import ColumnMoments

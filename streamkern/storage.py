@@ -24,6 +24,7 @@ from urllib.parse import unquote, urlsplit
 import fsspec
 from zarr.storage import LocalStore, WrapperStore
 
+from streamkern import s3
 from streamkern.durable import LocalFiles
 from streamkern.engines import FsspecEngine, ObstoreEngine, open_s3fs
 from streamkern.errors import ConfigError, CorruptChunkError, MissingDependencyError
@@ -100,8 +101,6 @@ def _engine(url: str, options: dict[str, Any]) -> Engine:
         raise ConfigError(f'storage option engine={engine!r} is unknown; use "obstore" or "s3fs"')
     if not urlsplit(url).netloc:
         raise ConfigError(f"{redact(url)} names no bucket; write s3://bucket/key")
-    from streamkern import s3
-
     installed = all(importlib.util.find_spec(name) for name in ("obstore", "botocore"))
     if engine == "obstore" and not installed:
         raise MissingDependencyError(

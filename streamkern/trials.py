@@ -95,6 +95,8 @@ class Trials:
         if not self._check(folder, identity):
             self._write("search", SEARCH, {"identity": identity})
         names = folder.names()
+        if self._lock is not None:  # so that no other process is writing them
+            folder.delete(name for name in names if is_temporary(name))
         prefix = f"trial-{self._digest}-"
         for name in sorted(n for n in names if n.startswith(prefix) and n.endswith(".json")):
             try:

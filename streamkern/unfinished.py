@@ -7,13 +7,11 @@ array `digests` is the journal.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -123,22 +121,6 @@ class Journal:
         grown[:keep] = self.digests[:keep]
         self._array.resize(grown.shape)
         self.digests = grown
-
-
-@contextmanager
-def disk_full_hint(where: str) -> Iterator[None]:
-    """Turns a bare "no space left" into one sentence with the place and what to do."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise OSError(
-            error.errno,
-            f"no space left while writing {redact(where)}; free some space and run the same "
-            "command again, it goes on where it stopped",
-            error.filename,
-        ) from error
 
 
 def made_from(plan: Mapping[str, Any], compress: str) -> str | None:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from streamkern.assemble import load_trained
 from streamkern.checkpoint import RunDirectory
+from streamkern.columns import some
 from streamkern.config import RunConfig
 from streamkern.errors import ConfigError
 from streamkern.problem import options_for
@@ -36,15 +37,25 @@ class WarmStart:
     classes: list[str] | None
     targets: TargetScale
     fit_intercept: bool
+    target_columns: list[str] | None = None
     skipped: tuple[str, ...] = ()
 
     def check(self, config: RunConfig, source: Source) -> None:
-        """Raise ConfigError unless both runs have the same outputs, and an intercept or none."""
+        """Raise ConfigError unless both runs have the same outputs in the same order, and an
+        intercept or none.
+        """
         classes = None if source.classes is None else list(source.classes)
         if self.alpha.shape[1] != source.n_outputs or self.classes != classes:
             raise ConfigError(
                 f"solver.warm_start={self.place} was trained on other targets than this run; use "
                 "data with the same targets, or leave warm_start out"
+            )
+        own, names = self.target_columns, getattr(source, "target_columns", None)
+        if own is not None and names is not None and len(own) > 1 and own != list(names):
+            raise ConfigError(
+                f"solver.warm_start={self.place} was trained on the targets {some(own)} and this "
+                f"run has {some(names)}; use data with the same targets in the same order, or "
+                "leave warm_start out"
             )
         if self.fit_intercept != config.model.fit_intercept:
             raise ConfigError(
@@ -105,5 +116,6 @@ def load_warm_start(config: RunConfig) -> WarmStart | None:
     return WarmStart(
         redact(run.place), setup.arrays["Z"][chosen],
         saved.arrays[saved.meta["evaluated"]][chosen], setup.meta["classes"],
-        TargetScale.from_arrays(setup.arrays), setup.meta["fit_intercept"], saved.skipped,
+        TargetScale.from_arrays(setup.arrays), setup.meta["fit_intercept"],
+        setup.meta["target_columns"], saved.skipped,
     )  # fmt: skip

@@ -14,12 +14,13 @@ import numpy as np
 
 from streamkern import layout
 from streamkern.chunkfile import ChunkWriter
+from streamkern.durable import disk_full_hint
 from streamkern.errors import ConfigError, DataError, NonFiniteError
 from streamkern.layout import DIGEST_CHUNK, StoreSpec
 from streamkern.ownership import ATTRIBUTE, STORE, publish
 from streamkern.statistics import Statistics
 from streamkern.storage import redact, zarr_store
-from streamkern.unfinished import Claim, Journal, disk_full_hint, made_from
+from streamkern.unfinished import Claim, Journal, made_from
 from streamkern.weights import DTYPE, as_weights
 from streamkern.zarrjson import sealed_mark
 

@@ -25,13 +25,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import zarr
 
 from streamkern.checkpoint import RunDirectory
+from streamkern.documents import unseal
 from streamkern.errors import DataError, RunError, StreamkernError
 from streamkern.ingest import ingest
 from streamkern.materialise import augment_store
@@ -40,6 +43,7 @@ from streamkern.ownership import mark_at
 from streamkern.sources import ZarrSource
 from streamkern.storage import zarr_store
 from streamkern.store import open_store
+from streamkern.tuning import tune
 from tests.runs import finished, settings
 
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.truncate"}
@@ -55,9 +59,9 @@ ROOT = -1
 class Instant:
     """What is in a folder, and what of it is durable.
 
-    Files are known by their inodes, folders by numbers below 0 that are never used again; that of
-    the folder itself is `ROOT`. names, synced_names : by folder, what is behind each name.
-    contents, synced : by file.
+    Files are known by their inodes, each of which may have several names, and folders by numbers
+    below 0 that are never used again; that of the folder itself is `ROOT`. names, synced_names : by
+    folder, what is behind each name. contents, synced : by file.
     """
 
     names: dict[int, dict[str, int]] = field(default_factory=dict)
@@ -72,9 +76,12 @@ class Instant:
         """Make of `root` what a power cut at this instant may leave."""
         shutil.rmtree(root, ignore_errors=True)
         root.mkdir()
-        self._fill(root, ROOT, cut, random.Random(f"{seed} {cut}"))
+        self._fill(root, ROOT, cut, random.Random(f"{seed} {cut}"), {})
 
-    def _fill(self, place: Path, folder: int, cut: str, rng: random.Random) -> None:
+    def _fill(
+        self, place: Path, folder: int, cut: str, rng: random.Random, made: dict[int, Path]
+    ) -> None:
+        """made : a name of each file so far."""
         now, synced = self.names.get(folder, {}), self.synced_names.get(folder, {})
         for name in sorted({*now, *synced}):
             durable = cut in ("lost", "contents") or (cut.startswith("torn") and rng.random() < 0.5)
@@ -83,19 +90,24 @@ class Instant:
                 continue
             if names[name] < 0:
                 (place / name).mkdir()
-                self._fill(place / name, names[name], cut, rng)
+                self._fill(place / name, names[name], cut, rng, made)
+            elif names[name] in made:
+                os.link(made[names[name]], place / name)
             else:
+                made[names[name]] = place / name
                 (place / name).write_bytes(self._content(names[name], cut, rng))
 
     def _content(self, inode: int, cut: str, rng: random.Random) -> bytes:
         now, synced = self.contents[inode], self.synced.get(inode, b"")
         if now == synced or cut in ("kept", "contents"):
             return now
+        # What is durable stays where something was appended to it.
+        durable = len(synced) if now.startswith(synced) else 0
         if cut == "zeros":
-            return bytes(len(now))
+            return now[:durable] + bytes(len(now) - durable)
         if cut in ("lost", "names"):
             return synced
-        at = rng.randrange(len(now) + 1)
+        at = rng.randrange(durable, len(now) + 1)
         return rng.choice([now, synced, now[:at], now[:at] + bytes(len(now) - at)])
 
 
@@ -327,10 +339,38 @@ def nothing(root: Path) -> None:
     """The folder is empty before."""
 
 
-def predict(root: Path) -> None:
-    model = load_model(trained(root), device="cpu", threads=1)
-    with closing(model.backend):
-        model.predict_to(ZarrSource(store_of(root, 0)), str(root / "p.zarr"))
+def predict(out: Path) -> None:
+    """By way of several files of answers, which are saved often."""
+    model = load_model(trained(out.parent), device="cpu", threads=1)
+    often = patch.multiple("streamkern.answerspool", SLAB_BYTES=1 << 14, SAVE_EVERY_S=-1.0)
+    units = patch.multiple("streamkern.model", EVALUATED_ROWS=64)
+    with closing(model.backend), often, units:
+        model.predict_to(ZarrSource(store_of(out.parent, 0)), str(out))
+
+
+def content(path: Path) -> Any:
+    """Of a file that is complete when it is there."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise DataError("unfinished") from error
+
+
+def search(root: Path) -> None:
+    tune(
+        settings(**{"data.batch_size": 60}), source=ZarrSource(store_of(root, 0)),
+        out=root / "found", bandwidths=[2.0, 4.0, 8.0], ridges=[0.0, 1e-3], folds=2, refine=0,
+        centers=10, rows=200, epochs=1,
+    )  # fmt: skip
+
+
+def found(out: Path) -> Any:
+    """The table of a search, without the times."""
+    try:
+        result = unseal("result", (out / "result.json").read_bytes())
+    except (FileNotFoundError, ValueError) as error:
+        raise RunError("unfinished") from error
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in result["table"]]
 
 
 COMMANDS = {
@@ -357,12 +397,23 @@ COMMANDS = {
         ),
         lambda root: stored(root / "o.zarr"),
     ),
-    "predict": Command(nothing, predict, lambda root: answers(root / "p.zarr")),
+    "predict .zarr": Command(
+        nothing, lambda root: predict(root / "p.zarr"), lambda root: answers(root / "p.zarr")
+    ),
+    **{
+        f"predict {ending}": Command(
+            nothing,
+            partial(lambda name, root: predict(root / name), f"p{ending}"),
+            partial(lambda name, root: content(root / name), f"p{ending}"),
+        )
+        for ending in (".npy", ".csv")
+    },
     "train": Command(
         nothing,
         lambda root: train_in(root / "run", store_of(root, 0)),
         lambda root: weights(root / "run"),
     ),
+    "tune": Command(nothing, search, lambda root: found(root / "found")),
 }
 
 

@@ -9,10 +9,11 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from streamkern.budget import resolve
-from streamkern.choice import choose, flops
+from streamkern.choice import choose
 from streamkern.costs import direct, setup_flops
 from streamkern.errors import MemoryBudgetError
 from streamkern.sizes import Problem, Wishes
+from streamkern.solver.flops import flops
 
 GIB = 1 << 30
 PROBLEM = Problem(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -254,6 +255,157 @@ def test_missing_and_extra_columns_are_refused_by_name(
         assert not (tmp_path / "p.csv").exists()
     code, _, err = run("predict", place / "city", extra, tmp_path / "p.csv", "--x", ",".join(NAMES))
     assert (code, err) == (0, "")
+
+
+def test_stores_of_ours_go_by_the_names_of_their_columns(
+    place: Path, truth: dict[str, Array], run: Run, tmp_path: Path
+) -> None:
+    """U3: columns are chosen as of the table that the store was made from, and targets named."""
+    extra = write_csv(tmp_path / "extra.csv", {"shoe": X[:, 0]} | features() | {"price": PRICE})
+    ingest(extra, tmp_path / "extra.zarr", y="price", chunk_mb=500 / 2**20)
+    accepted: list[tuple[Path, list[object]]] = [
+        (tmp_path / "extra.zarr", ["--x", "speed,age,weight,height"]),
+        (tmp_path / "extra.zarr", ["--x", "4,1,2,3", "--y", "price"]),
+        (place / "price.zarr", ["--x", "X", "--y", "y", "--sample-weight", "w"]),
+        (place / "price.zarr", ["--y", "price"]),
+    ]
+    known = (
+        1 - np.square(truth["price"][:, 0] - PRICE).sum() / np.square(PRICE - PRICE.mean()).sum()
+    )
+    for k, (data, words) in enumerate(accepted):
+        code, _, err = run("predict", place / "price", data, tmp_path / f"{k}.npy", *words)
+        assert (code, err) == (0, "")
+        np.testing.assert_allclose(np.load(tmp_path / f"{k}.npy"), truth["price"][:, 0], atol=CLOSE)
+        code, out, _ = run("evaluate", place / "price", data, "--json", *words)
+        assert json.loads(out)["r2"] == pytest.approx(known, abs=1e-4)
+    one = write_csv(tmp_path / "one.csv", features(names=("age",)) | {"price": PRICE})
+    ingest(one, tmp_path / "one.zarr", y="price")
+    words = ["--train", tmp_path / "one.zarr", "--run-dir", tmp_path / "one", "--epochs", 1]
+    assert run("train", *words, "--memory", "1 GiB", "--set", "model.n_centers=20")[0] == 0
+    for k, data in enumerate((tmp_path / "one.zarr", place / "price.zarr")):
+        assert run("predict", tmp_path / "one", data, tmp_path / f"a{k}.npy", "--x", "age")[0] == 0
+    np.testing.assert_allclose(*(np.load(tmp_path / f"a{k}.npy") for k in (0, 1)), atol=CLOSE)
+
+
+def test_another_choice_of_columns_is_other_data(place: Path) -> None:
+    """A model without names takes them by position: unfinished answers to others do not count."""
+    from contextlib import ExitStack
+
+    from streamkern.filerows import open_rows
+
+    with ExitStack() as files:
+        prints = {
+            open_rows(
+                [str(place / "price.zarr")], files, columns=None, target_columns=None, classes=None,
+                targets=False, x=x,
+            ).fingerprint
+            for x in (None, ["age", "height"], ["height", "age"], ["age", "speed"])
+        }  # fmt: skip
+    assert len(prints) == 4
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate"])
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--x", "age,shoe"], "'shoe'"),
+        (["--x", "age,height"], "lacks 'speed', 'weight'"),
+        (["--x", "row"], "x='row'"),
+        (["--y", "3"], "y=3"),
+        (["--y", "age"], "y='age'"),
+        (["--y", "price", "--y", "age"], "y=['price', 'age']"),
+        (["--sample-weight", "2"], "sample_weight=2"),
+        (["--sample-weight", "age"], "sample_weight='age'"),
+        (["--foreign", "--x", "age,height"], "x=['age', 'height']"),
+        (["--missing", "maybe"], "maybe"),
+    ],
+)
+def test_what_makes_no_sense_for_a_store_is_one_sentence(
+    words: list[str], named: str, command: str, place: Path, run: Run, tmp_path: Path
+) -> None:
+    out = [tmp_path / "p.csv"] if command == "predict" else []
+    code, _, err = run(command, place / "price", place / "price.zarr", *out, *words)
+    assert code == 2
+    assert named in err
+    assert "bug" not in err
+    assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_arrays_of_a_store_that_lost_its_mark_are_read_where_that_is_meant(
+    place: Path, truth: dict[str, Array], run: Run, tmp_path: Path
+) -> None:
+    """Also by ingest and augment."""
+    shutil.copytree(place / "digit.zarr", tmp_path / "lost.zarr")
+    zarr.open_group(str(tmp_path / "lost.zarr"), mode="r+").attrs.clear()
+    rows = zarr.open_group(str(tmp_path / "lost.zarr"), mode="r")["row"][...]  # type: ignore[index]
+    for words in (
+        ["predict", place / "digit", tmp_path / "lost.zarr", tmp_path / "p.npy", "--values"],
+        ["ingest", tmp_path / "lost.zarr", tmp_path / "i.zarr", "--no-shuffle"],
+        ["augment", tmp_path / "lost.zarr", tmp_path / "a.zarr", "--no-shuffle"],
+    ):
+        code, _, err = run(*words)
+        assert code == 3
+        assert "looks like a store" in err
+        assert run(*words, "--foreign")[0] == 0
+    np.testing.assert_allclose(np.load(tmp_path / "p.npy"), truth["digit"][rows], atol=CLOSE)
+    for name in ("i", "a"):
+        group = zarr.open_group(str(tmp_path / f"{name}.zarr"), mode="r")
+        np.testing.assert_array_equal(group["X"][...], X[rows])  # type: ignore[index]
+
+
+def test_what_a_file_never_wrote_or_has_elsewhere_is_read_where_that_is_said(
+    place: Path, run: Run, tmp_path: Path
+) -> None:
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        file.create_dataset("X", (20, D), "f4", chunks=(10, D))[:10] = X[:10]
+    with h5py.File(tmp_path / "link.h5", "w") as file:
+        file["X"] = h5py.ExternalLink("rows.h5", "X")
+    out = tmp_path / "p.npy"
+    for data, words in (("rows.h5", ["--missing", "fill"]), ("link.h5", ["--external"])):
+        code, _, err = run("predict", place / "price", tmp_path / data, out)
+        assert code == 2
+        assert words[0].removeprefix("--") in err
+    code, _, err = run(
+        "predict", place / "price", tmp_path / "link.h5", out, "--external", "--missing", "fill"
+    )
+    assert (code, err) == (0, "")
+    assert np.ptp(np.load(out)[10:]) == 0  # of rows of zeros
+
+
+def test_several_targets_go_by_name(run: Run, tmp_path: Path) -> None:
+    """U3: of tables in another order, however they are asked for."""
+    both = {"u": PRICE, "v": 10 - 3 * PRICE}
+    table = write_csv(tmp_path / "t.csv", features() | both)
+    moved = write_csv(tmp_path / "m.csv", {"v": both["v"]} | features() | {"u": PRICE})
+    other = write_csv(tmp_path / "o.csv", features() | {"u": PRICE, "w": PRICE})
+    ingest(table, tmp_path / "t.zarr", y=["u", "v"])
+    words = ["--train", tmp_path / "t.zarr", "--run-dir", tmp_path / "r", "--epochs", 2]
+    assert run("train", *words, "--memory", "1 GiB", "--set", "model.n_centers=20")[0] == 0
+    _, known, _ = run("evaluate", tmp_path / "r", tmp_path / "t.zarr", "--json")
+    for data, asked in ((table, []), (table, "vu"), (moved, "vu"), (moved, "uv"), (moved, [0, -1])):
+        words = [word for name in asked for word in ("--y", name)]
+        code, out, err = run("evaluate", tmp_path / "r", data, "--json", *words)
+        assert (code, err) == (0, "")
+        assert json.loads(out)["r2"] == pytest.approx(json.loads(known)["r2"], abs=1e-5)
+    code, _, err = run("evaluate", tmp_path / "r", other, "--y", "u", "--y", "w")
+    assert code == 2
+    assert "lacks 'v' and has 'w' besides" in err
+
+
+def test_a_file_without_names_is_not_taken_by_position_unasked(
+    place: Path, truth: dict[str, Array], run: Run, tmp_path: Path
+) -> None:
+    moved = tmp_path / "moved.csv"
+    np.savetxt(moved, X[:, [3, 0, 1, 2]], delimiter=",", fmt="%.9g")
+    words = ("predict", place / "price", moved, tmp_path / "p.npy")
+    code, _, err = run(*words)
+    assert code == 2
+    assert "no header line" in err
+    assert "'age', 'height', 'speed', 'weight'" in err
+    assert run(*words, "--x", "1,2,3,0")[0] == 0
+    np.testing.assert_allclose(np.load(tmp_path / "p.npy"), truth["price"][:, 0], atol=CLOSE)
+    assert run("predict", place / "digit", moved, tmp_path / "d.npy")[0] == 0  # it has no names
 
 
 def test_values_are_written_by_the_names_of_the_targets(

@@ -19,12 +19,10 @@ from sklearn.metrics.pairwise import (  # type: ignore[import-untyped, unused-ig
 from streamkern.backend import Backend
 from streamkern.centers import median_bandwidth
 from streamkern.compiled import CompiledBackend, numba_problem
-from streamkern.config import KERNELS as CONFIG_NAMES
 from streamkern.config import ModelConfig
 from streamkern.errors import ConfigError, ResumeMismatchError
 from streamkern.estimator import KernelRegressor
 from streamkern.kernels import (
-    KERNELS,
     Cauchy,
     Dispersal,
     Gaussian,
@@ -273,10 +271,6 @@ def test_tables_and_widths() -> None:
     assert repr(get_kernel({"kind": "laplace", "bandwidth": "auto"}, 3.0)) == repr(Laplace(3.0))
     assert repr(get_kernel("laplace_l1", {"l1": 4.0}.__getitem__)) == repr(LaplaceL1(4.0))
     assert repr(get_kernel("relu_ntk", 3.0)) == "ReluNTK(depth=1)"
-
-
-def test_the_settings_know_every_name() -> None:
-    assert tuple(KERNELS) == CONFIG_NAMES
 
 
 def test_the_l1_median_is_that_of_l1_distances() -> None:

@@ -28,15 +28,15 @@ from streamkern.errors import ConfigError, DataError, NonFiniteError, ResumeMism
 from streamkern.ingest import ingest
 from streamkern.materialise import augment_store, materialise
 from streamkern.mixture import MixtureSource
-from streamkern.plan import EpochPlan, unit_sizes
+from streamkern.plan import EpochPlan
 from streamkern.prefetch import Loader
 from streamkern.random import RowRandom, Stage
+from streamkern.source_base import unit_sizes
 from streamkern.sources import ArraySource, AugmentedSource, Source, ZarrSource
 from streamkern.statistics import RunningStatistics
 from streamkern.store import Store, open_store
 from tests.faults import flip_bit, tree
-from tests.test_plan import epoch_rows
-from tests.test_sources import everything
+from tests.streams import epoch_rows, everything
 
 rng = np.random.default_rng(0)
 N, COPIES = 170, 4

@@ -19,14 +19,14 @@ from streamkern.config import RunConfig
 from streamkern.errors import ConfigError, ResumeMismatchError
 from streamkern.ingest import ingest
 from streamkern.mixture import MixtureSource, open_stores, stored_rows
-from streamkern.plan import unit_sizes
 from streamkern.prefetch import Loader
 from streamkern.problem import open_data
 from streamkern.run import open_run
+from streamkern.source_base import unit_sizes
 from streamkern.sources import ArraySource, AugmentedSource, GeneratorSource, Source, sample_rows
 from streamkern.train import train
 from tests.runs import settings as run_settings
-from tests.test_sources import everything
+from tests.streams import everything
 
 CLASSES = ("a", "b", "c")
 

@@ -195,6 +195,18 @@ def test_targets_go_by_name_wherever_they_are_compared(tmp_path: Path) -> None:
     np.testing.assert_array_equal(mixed.read_targets(mixed.n_units - 1, 0, 0), blocks[-1].y)  # type: ignore[attr-defined]
 
 
+def test_weights_do_not_start_a_run_whose_targets_are_in_another_order(tmp_path: Path) -> None:
+    train, moved = (
+        two_targets(tmp_path, names, name) for names, name in ((("u", "v"), "a"), (("v", "u"), "b"))
+    )
+    options = {"model.n_centers": 40, "data.epochs": 1}
+    finished(settings(tmp_path / "run", **options), source=ZarrSource(train))
+    again = settings(**options, **{"solver.warm_start": str(tmp_path / "run")})
+    finished(again, source=ZarrSource(train))
+    with pytest.raises(ConfigError, match=r"targets 'u', 'v' and this run has 'v', 'u'"):
+        finished(again, source=ZarrSource(moved))
+
+
 def test_the_mean_of_targets_is_known_in_any_order_of_columns(tmp_path: Path) -> None:
     """All rows count, not a sample: as well in a mixture, and where the targets change places."""
     train, moved = (

@@ -212,6 +212,17 @@ def test_who_listens_does_not_change_the_outcome_of_a_run(
     assert done.returncode == 2
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, as Linux has it")
+@pytest.mark.parametrize(("how", "code"), [("> /dev/full", 3), (">&-", DONE), ("| :", DONE)])
+def test_a_command_that_only_answers_fails_when_its_answer_is_lost(
+    store: Path, how: str, code: int
+) -> None:
+    script = f"set -o pipefail; {sys.executable} -m streamkern info {store} --json {how}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert ("No space left" in done.stderr) == (code == 3)
+
+
 def test_closed_streams_are_no_file_of_the_run(store: Path, tmp_path: Path) -> None:
     """A file opened as the second of the process would take what libraries write to stderr."""
     code = (

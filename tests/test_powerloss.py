@@ -8,10 +8,8 @@ import pytest
 
 from tests.powerloss import COMMANDS, replay
 
-LOCAL = ("ingest", "ingest --overwrite", "augment", "train")
 
-
-@pytest.mark.parametrize("name", LOCAL)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_a_power_cut_leaves_what_is_right_refused_or_goes_on(name: str, tmp_path: Path) -> None:
     instants, counts = replay(COMMANDS[name], tmp_path / "d", sample=25)
     assert instants > 50
@@ -19,7 +17,7 @@ def test_a_power_cut_leaves_what_is_right_refused_or_goes_on(name: str, tmp_path
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", LOCAL)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_state_of_every_instant(name: str, tmp_path: Path) -> None:
     instants, counts = replay(COMMANDS[name], tmp_path / "d")
     assert counts["whole"] >= 7

@@ -611,5 +611,24 @@ def test_altered_scratch_is_noticed(tmp_path: Path) -> None:
     with Scratch(tmp_path / "s") as scratch:
         again = spool_of(scratch)
         assert (again.n_rows, again.stage) == (9, "computed")
-        with pytest.raises(CorruptChunkError, match="was altered"):
+        with pytest.raises(CorruptChunkError, match=r"was altered.*run the same command again"):
             list(again.slabs())
+    with Scratch(tmp_path / "s") as scratch:
+        assert spool_of(scratch).n_rows == 0
+
+
+def test_answers_begun_anew_are_none_after_a_kill(tmp_path: Path) -> None:
+    """P3: a call that finds its output gone begins anew, and may be killed right then."""
+    for n_rows in (9, 0):
+        with Scratch(tmp_path / "s") as scratch:
+            spool = AnswerSpool(scratch, {}, np.dtype(np.float32), 1, numbered=False, chunk_rows=10)
+            if n_rows:
+                spool.add(np.arange(9), np.arange(9), np.ones((9, 1), np.float32))
+                spool.save("computed")
+                spool.finish("done")
+            else:
+                assert (spool.n_rows, spool.stage) == (9, "done")
+                spool.restart()
+    with Scratch(tmp_path / "s") as scratch:
+        spool = AnswerSpool(scratch, {}, np.dtype(np.float32), 1, numbered=False, chunk_rows=10)
+        assert (spool.n_rows, spool.stage, list(spool.slabs())) == (0, "", [])

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from streamkern import fetch
 from streamkern.augment import RandomCrop, RandomFlip
 from streamkern.errors import ConfigError, CorruptChunkError, DataError, RunError, StorageError
-from streamkern.plan import EpochPlan, unit_sizes
+from streamkern.plan import EpochPlan
 from streamkern.prefetch import HostBatch, Loader
+from streamkern.source_base import unit_sizes
 from streamkern.sources import (
     ArraySource,
     AugmentedSource,

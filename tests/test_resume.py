@@ -518,7 +518,7 @@ def test_other_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     stopped(config, 4, source=stream())  # the same ones: no warning, which would be an error
     describe = Backend.describe
     monkeypatch.setattr(Backend, "describe", lambda self: {**describe(self), "numpy": "9.9"})
-    monkeypatch.setattr("streamkern.__version__", "99.0")
+    monkeypatch.setattr("streamkern.identity.__version__", "99.0")
     for _ in range(2):  # and again: the run goes on with what it was started with in mind
         with pytest.warns(UserWarning, match=r"streamkern: was '.*', now '99\.0'") as caught:
             stopped(config, latest_step(tmp_path) + 1, source=stream())

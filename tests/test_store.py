@@ -19,6 +19,7 @@ from zarr.storage import LocalStore, MemoryStore
 
 from streamkern import ownership
 from streamkern.describe import describe_store, looks_sorted
+from streamkern.durable import disk_full_hint
 from streamkern.errors import (
     ConfigError,
     CorruptChunkError,
@@ -32,7 +33,6 @@ from streamkern.ingest import ingest
 from streamkern.statistics import RunningStatistics
 from streamkern.storage import StrictStore, redact, zarr_store
 from streamkern.store import Store, StoreWriter, open_store
-from streamkern.unfinished import disk_full_hint
 from tests import damage, faults
 
 DTYPES = ["uint8", "uint16", "float16", "float32", "float64"]

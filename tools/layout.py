@@ -1,0 +1,148 @@
+"""Print how the package is laid out: its size, its rooms, and who imports whom.
+
+    python tools/layout.py [FOLDER]        streamkern by default; also for another checkout
+
+An arrow from room to room is there where any of their files import each other, also in functions
+and for types. A circle is a group of files that import each other. A hidden import is one of our
+own modules inside a function.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+LONG_FILE, LONG_FUNCTION = 400, 60
+SKIPPED = "__pycache__"
+
+
+class Import(NamedTuple):
+    """An import of one of our own modules."""
+
+    module: str
+    line: int
+    hidden: bool
+
+
+class Layout:
+    """The files of a package, as dotted names below it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.files = {_dotted(path.relative_to(root)): path for path in sorted(root.rglob("*.py"))}
+        self.trees = {name: ast.parse(p.read_bytes()) for name, p in self.files.items()}
+        self.imports = {name: list(self._imports(name)) for name in self.files}
+        self.packages = {name for name, path in self.files.items() if path.name == "__init__.py"}
+
+    def _imports(self, name: str) -> Iterator[Import]:
+        within = {
+            inner
+            for node in ast.walk(self.trees[name])
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            for inner in ast.walk(node)
+        }
+        for node in ast.walk(self.trees[name]):
+            if isinstance(node, ast.Import):
+                found = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                found = [f"{node.module}.{alias.name}" for alias in node.names]
+            else:
+                continue
+            for dotted in found:
+                package, _, rest = dotted.partition(".")
+                if package == self.root.name:
+                    yield Import(self._module(rest), node.lineno, node in within)
+
+    def _module(self, dotted: str) -> str:
+        """The module that a dotted name is, or is in; "" for the package itself."""
+        while dotted and dotted not in self.files:
+            dotted = dotted.rpartition(".")[0]
+        return dotted
+
+    def needs(self) -> dict[str, set[str]]:
+        """Module -> the modules it imports."""
+        return {name: {i.module for i in found} - {name} for name, found in self.imports.items()}
+
+    def room(self, name: str) -> str:
+        """The innermost folder of a module; of one that is in none, its own name."""
+        inner = name if name in self.packages else name.rpartition(".")[0]
+        return inner or name
+
+    def arrows(self) -> set[tuple[str, str]]:
+        """(room, a room it imports)."""
+        pairs = {(self.room(a), self.room(b)) for a, found in self.needs().items() for b in found}
+        return {(a, b) for a, b in pairs if a and b and a != b}
+
+    def circles(self) -> list[str]:
+        """What is left when modules that import nothing that is left are taken away."""
+        left = {name: found for name, found in self.needs().items() if name}
+        while free := [name for name, found in left.items() if not found & left.keys()]:
+            for name in free:
+                del left[name]
+        return sorted(left)
+
+    def hidden(self) -> list[str]:
+        """Imports of our own modules inside functions, as file:line."""
+        return [
+            f"{n}:{i.line} {i.module}"
+            for n, found in self.imports.items()
+            for i in found
+            if i.hidden
+        ]
+
+    def long_files(self) -> list[str]:
+        """Files of more than 400 lines."""
+        lengths = {name: len(p.read_text().splitlines()) for name, p in self.files.items()}
+        return [f"{name} {n}" for name, n in lengths.items() if n > LONG_FILE]
+
+    def long_functions(self) -> list[str]:
+        """Functions of more than 60 lines, their docstrings not counted."""
+        return [
+            f"{name}.{node.name} {length}"
+            for name, tree in self.trees.items()
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            if (length := _length(node)) > LONG_FUNCTION
+        ]
+
+
+def _dotted(path: Path) -> str:
+    parts = path.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    whole = (node.end_lineno or node.lineno) - node.lineno + 1
+    if ast.get_docstring(node) is None:
+        return whole
+    text = node.body[0]
+    return whole - ((text.end_lineno or text.lineno) - text.lineno + 1)
+
+
+def main(arguments: list[str]) -> int:
+    """Print the figures, and what is behind those that should be 0."""
+    root = Path(arguments[0]) if arguments else Path(__file__).parents[1] / "streamkern"
+    layout = Layout(root.resolve())
+    entries = [path.name for path in root.iterdir() if path.name != SKIPPED]
+    lines = sum(len(path.read_text().splitlines()) for path in layout.files.values())
+    print(f"{len(entries):6} entries in {root.name}/")
+    print(f"{len(layout.files):6} files, {lines} lines")
+    print(f"{len(layout.arrows()):6} arrows between rooms")
+    for title, found in (
+        ("files in circles of imports", layout.circles()),
+        ("hidden imports", layout.hidden()),
+        (f"files of more than {LONG_FILE} lines", layout.long_files()),
+        (
+            f"functions of more than {LONG_FUNCTION} lines outside docstrings",
+            layout.long_functions(),
+        ),
+    ):
+        print(f"{len(found):6} {title}", *found, sep="\n           ")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
