@@ -223,6 +223,15 @@ def _cluster(address: str | None) -> Iterator[Any]:
 # ----------------------------------------------------------------------------------- the entry
 
 
+def _options_of(words: Sequence[str]) -> dict[str, str]:
+    """The options of the command that was given, by the names of their parameters."""
+    commands: Any = getattr(typer.main.get_command(app), "commands", {})
+    command = next((commands[word] for word in words if word in commands), None)
+    params = [] if command is None else command.params
+    options = {str(param.name): param.opts[0] for param in params}
+    return {name: word for name, word in options.items() if word.startswith("--")}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -243,7 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except (Exception, KeyboardInterrupt, Stopped) as error:
             if debug:
                 traceback.print_exc()
-            return explain(error)
+            return explain(error, _options_of(words))
         if code == EXIT_INTERRUPTED:  # newer versions of typer catch Ctrl-C themselves
             say("interrupted")
         out.flush()

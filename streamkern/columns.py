@@ -99,7 +99,7 @@ def in_order(
         lacks = f"lacks {some(missing)}" if missing else ""
         has = f"has {some(extra)} besides" if extra else ""
         add = "add what is missing" if missing else ""
-        choose = f"choose these with {role}" if extra else ""
+        choose = f"choose these with {role}=" if extra else ""
         raise DataError(
             f"{where} {_and(lacks, has)}: its columns must be {some(expected)}, in any order; "
             f"{_and(add, choose)}"
@@ -118,7 +118,7 @@ def _name_of(names: Sequence[str], column: Any, where: str) -> str:
     if not isinstance(position, int) or not -len(names) <= position < len(names):
         raise DataError(
             f"{where} has no column {column!r}; it has {some(names)}: name those you mean with "
-            "x and y"
+            "x= and y="
         )
     return names[position]
 

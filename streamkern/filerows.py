@@ -164,7 +164,7 @@ def open_rows(
     if "csv" in kinds and x is None and columns is not None and reader.columns is None:
         raise ConfigError(
             f"{reader.files[0][0]} has no header line, and the model was trained on columns with "
-            f"names ({some(columns)}); give it a header, or say with x which of its columns these "
+            f"names ({some(columns)}); give it a header, or say with x= which of its columns these "
             "are, by position"
         )
     return FileRows(reader, classes, targets=targets, target_columns=target_columns)
@@ -199,5 +199,5 @@ def _check_own(left: Asked, mark: Mapping[str, Any], where: str) -> None:
             what = "which brings its own weights" if name == "sample_weight" else held
             raise ConfigError(
                 f"{name}={given!r} makes no sense for {where}, a store of streamkern's {what}; "
-                f"leave {name} out"
+                f"leave {name}= out"
             )

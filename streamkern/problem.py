@@ -16,7 +16,7 @@ import zarr
 
 from streamkern.augment import Transform, from_config, is_deterministic, transform_name
 from streamkern.cache import Cache
-from streamkern.columns import in_order
+from streamkern.columns import in_order, some
 from streamkern.config import RunConfig
 from streamkern.errors import ConfigError, DataError, StoreNotFoundError, StreamkernError
 from streamkern.mixture import open_stores, stored_rows
@@ -224,8 +224,7 @@ def targets(classes: Sequence[str] | None, n_outputs: int) -> str:
     """What there is to predict, in words."""
     if classes is None:
         return f"{n_outputs} values"
-    names = ", ".join(classes[:10]) + (", ..." if n_outputs > 10 else "")
-    return f"{n_outputs} classes ({names})"
+    return f"{n_outputs} classes ({some(classes)})"
 
 
 def count_centers(config: RunConfig, data: Data) -> int:

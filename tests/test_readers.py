@@ -331,7 +331,7 @@ def test_a_csv_in_one_line_is_refused_within_the_memory(
             file.write(b"1," * (1 << 20))
     tracemalloc.start()
     try:
-        with pytest.raises(DataError, match=r"line 3 of .*t\.csv.* is longer than 2097152 bytes"):
+        with pytest.raises(DataError, match=r"line 3 of .*t\.csv.* is longer than 2 MiB"):
             ingest(path, tmp_path / "out", y="t", memory=64 << 20, chunk_mb=1)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
