@@ -22,9 +22,9 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
-import scipy.linalg
 from threadpoolctl import ThreadpoolController
 
+from streamkern import lapack
 from streamkern.errors import ConfigError
 from streamkern.machine import available_cpus, available_memory
 from streamkern.memory import CHUNK
@@ -426,19 +426,15 @@ class Backend:
 
         A : (b, b), C-ordered, symmetric; only its lower part is read. b^3/3 FLOPs.
         """
-        potrf = scipy.linalg.get_lapack_funcs("potrf", (A,))
-        # A C-ordered lower factor is, to LAPACK, the upper factor of the transpose.
-        factor, info = potrf(A.T, lower=0, clean=1, overwrite_a=1)
-        if info == 0 and factor.base is not A and not np.shares_memory(factor, A):
-            A[...] = factor.T
-        return bool(info == 0) and bool(np.isfinite(A.diagonal()).all())
+        if not lapack.potrf(A):
+            return False
+        for i, row in enumerate(A):
+            row[i + 1 :] = 0
+        return bool(np.isfinite(A.diagonal()).all())
 
     def solve_lower(self, L: Array, B: Array, transposed: bool = False) -> Array:
         """B <- L^-1 B (or L^-T B) in place. L : (b, b) lower, B : (b, k), both C-ordered."""
-        trsm = scipy.linalg.get_blas_funcs("trsm", (L, B))
-        solved = trsm(1.0, L.T, B.T, side=1, lower=0, trans_a=int(transposed), overwrite_b=1)
-        if not np.shares_memory(solved, B):
-            B[...] = solved.T
+        lapack.trsm(L, B, transposed=transposed)
         return B
 
     def solve_lower_triangular(self, L: Array, B: Array) -> Array:
@@ -466,10 +462,7 @@ class Backend:
 
     def solve_lower_right(self, L: Array, B: Array) -> Array:
         """B <- B L^-T in place: every row of B (k, b) solved with L (b, b), both C-ordered."""
-        trsm = scipy.linalg.get_blas_funcs("trsm", (L, B))
-        solved = trsm(1.0, L.T, B.T, side=0, lower=0, trans_a=1, overwrite_b=1)
-        if not np.shares_memory(solved, B):
-            B[...] = solved.T
+        lapack.trsm(L, B, right=True)
         return B
 
     def add_gram(self, C: Array, W: Array, scale: float) -> None:
@@ -501,9 +494,9 @@ class Backend:
     def top_eigh(self, A: Array, k: int) -> tuple[Array, Array]:
         """The k largest eigenpairs of a symmetric matrix, descending: (k,), (b, k)."""
         b = len(A)
-        w, v = scipy.linalg.eigh(A, subset_by_index=(b - k, b - 1), check_finite=False)
+        w, v = lapack.syevr(A, k)
         if len(w) < k:  # bisection may miss eigenvalues that are equal but for rounding
-            w, v = (part[..., b - k :] for part in scipy.linalg.eigh(A, driver="evd"))
+            w, v = (part[..., b - k :] for part in np.linalg.eigh(A))
         return w[::-1].copy(), v[:, ::-1]
 
 

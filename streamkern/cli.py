@@ -14,7 +14,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -23,7 +23,6 @@ from streamkern.console import (
     EXIT_INTERRUPTED,
     as_text,
     explain,
-    going_on,
     say,
     show_evaluation,
     show_warning,
@@ -47,10 +46,7 @@ from streamkern.options import (
     run_config,
 )
 from streamkern.outlet import guarded
-from streamkern.stop import Stopped, StopRequest, second_signal_ends
-
-if TYPE_CHECKING:
-    pass
+from streamkern.stop import Stopped, StopRequest, watched
 
 DEBUG = "--debug"
 ANSWERS = ("plan", "info", "evaluate")  # what they print is all that they make
@@ -61,9 +57,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train large kernel models out of core, streaming from Zarr.",
 )
-app.command()(going_on(cli_data.ingest))
-app.command()(going_on(cli_data.augment))
-app.command()(going_on(cli_tune.tune))
+app.command()(cli_data.ingest)
+app.command()(cli_data.augment)
+app.command()(cli_tune.tune)
 
 
 # ------------------------------------------------------------------------------------ commands
@@ -237,11 +233,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = DEBUG in words
     words = [word for word in words if word != DEBUG]
+    stop = StopRequest(install=True)
     with (
         guarded(words) as out,
         warnings.catch_warnings(),
-        second_signal_ends(),
-        StopRequest(install=True) as stop,
+        watched(stop, explain),
+        stop,
     ):
         warnings.simplefilter("default", UserWarning)  # a search trains, and would warn, many times
         # Of a request that a signal came before.

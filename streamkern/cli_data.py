@@ -25,6 +25,7 @@ from streamkern.options import (
     parse_options,
     parse_transform,
 )
+from streamkern.stop import resumable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,6 +41,7 @@ Compress = Annotated[str, typer.Option(help="auto, zstd or none.")]
 
 
 def ingest(
+    context: typer.Context,
     inputs: Inputs,
     out: Out,
     x: Annotated[
@@ -74,7 +76,7 @@ def ingest(
 
     columns = [number_or_text(name) for name in y or ()]
     options = parse_options(storage_option)
-    with Line(sys.stderr) as line:
+    with resumable(context.obj, kept=True), Line(sys.stderr) as line:
         run_ingest(
             inputs[0] if len(inputs) == 1 else inputs,
             out,
@@ -101,6 +103,7 @@ def ingest(
 
 
 def augment(
+    context: typer.Context,
     inputs: Inputs,
     out: Out,
     copies: Annotated[int, typer.Option(help="Augmented replicas of every row.")] = 1,
@@ -148,7 +151,7 @@ def augment(
         "foreign": foreign,
     }
     data = DataConfig(**settings)
-    with Line(sys.stderr) as line:
+    with resumable(context.obj, kept=True), Line(sys.stderr) as line:
         augment_store(
             inputs,
             out,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streamkern.console import Line, as_text, going_on
+from streamkern.console import Line, as_text
 from streamkern.options import (
     AsJson,
     DeviceName,
@@ -23,6 +23,7 @@ from streamkern.options import (
     options_for,
     parse_options,
 )
+from streamkern.stop import resumable
 
 if TYPE_CHECKING:
     from streamkern.model import KernelModel
@@ -69,8 +70,8 @@ def evaluate(
         typer.echo(table([row], list(row)))
 
 
-@going_on
 def predict(
+    context: typer.Context,
     run_dir: ModelOf,
     inputs: RowInputs,
     out: Annotated[str, typer.Argument(metavar="OUT", help=".zarr, .npy, .csv or .parquet.")],
@@ -100,6 +101,7 @@ def predict(
     options = parse_options(storage_option)
     asked = _asked(x, y, sample_weight, missing, external, foreign)
     with (
+        resumable(context.obj, kept=True),
         _rows_and_model(run_dir, inputs, device, options, asked, targets=False) as (source, model),
         Line(sys.stderr) as line,
     ):

@@ -24,6 +24,7 @@ from streamkern.options import (
     parse_numbers,
     run_config,
 )
+from streamkern.stop import resumable
 
 if TYPE_CHECKING:
     from streamkern.config import RunConfig
@@ -110,7 +111,7 @@ def tune(
     )  # fmt: skip
     target = None if write is None else _free(write)
     folder = out or _beside(run_file)
-    with warnings.catch_warnings():
+    with resumable(context.obj, kept=True), warnings.catch_warnings():
         warnings.simplefilter("once", UserWarning)  # every training has the same ones
         tuned = run_tuning(
             config, bandwidths=_numbers(bandwidths, "--bandwidths"),

@@ -5,16 +5,15 @@ And what an error becomes: its sentence, and the exit code that goes with it.
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Self, TextIO
 
 import typer
 
-from streamkern.errors import EXIT_FAILED, EXIT_USAGE, StreamkernError, TrainingInterrupted
+from streamkern.errors import EXIT_FAILED, EXIT_USAGE, StreamkernError
 from streamkern.figures import in_words
 from streamkern.report import redact
 from streamkern.stop import Stopped
@@ -75,19 +74,6 @@ class Line:
         if self._stream is not None:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
-
-
-def going_on(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that a signal ends with exit code 75: the same one again goes on."""
-
-    @functools.wraps(command)
-    def stoppable(*words: Any, **options: Any) -> None:
-        try:
-            command(*words, **options)
-        except Stopped as stopped:
-            raise TrainingInterrupted(f"{stopped}; run the same command again to go on") from None
-
-    return stoppable
 
 
 def in_options(text: str, options: Mapping[str, str]) -> str:

@@ -275,7 +275,7 @@ class Trainer:
     def _next(self, batches: Iterator[DeviceBatch]) -> DeviceBatch | None:
         """The next batch; a signal that comes while storage is waited for is granted here."""
         try:
-            with self.stop.at_once():
+            with self.stop.at_once(saves=True):
                 return next(batches, None)
         except Stopped as stopped:
             self._save_and_end(stopped)

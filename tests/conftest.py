@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import zarr
 from hypothesis import HealthCheck, settings
-from s3server import AWS_ENVIRONMENT, S3Server
 
 from streamkern.gpu import gpu_problem
+from tests.s3server import AWS_ENVIRONMENT, S3Server
 
 # Machines that run the tests may be busy: no example has a deadline or is judged by its speed.
 settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow])

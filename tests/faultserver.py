@@ -14,10 +14,9 @@ import time
 from collections import Counter, deque
 from typing import Any
 
-from faultproxy import ANSWERS, ON_ANSWERS, ON_OBJECTS, Plan, Settings
-from httpwire import TO_THE_END, Broken, Head, Peer
-
 from benchmarks.serverprocess import Throttle
+from tests.faultproxy import ANSWERS, ON_ANSWERS, ON_OBJECTS, Plan, Settings
+from tests.httpwire import TO_THE_END, Broken, Head, Peer
 
 LOG_LENGTH = 100_000
 

@@ -207,3 +207,17 @@ def computed(
         return first, second
 
     return build.compute(op, both(op, Z), samples, sizes, choices, n_samples=100_000, report=report)
+
+
+def close(actual: Array, desired: Array, relative: float) -> None:
+    np.testing.assert_allclose(actual, desired, rtol=0, atol=relative * np.abs(desired).max())
+
+
+def one_pass(case: Case, solver: Solver, state: State, ids: Array | None = None) -> dict[str, Any]:
+    """Bring all rows, or `ids`, in batches, the last one short, and end the pass."""
+    ids = np.arange(len(case.X)) if ids is None else ids
+    for t, start in enumerate(range(0, len(ids), case.m)):
+        batch = ids[start : start + case.m]
+        X, Y = (a[batch].astype(solver.op.dtype) for a in (case.X, case.Y))
+        solver.step(state, X, Y, batch, t)
+    return solver.end_pass(state)

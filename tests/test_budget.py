@@ -17,12 +17,9 @@ from streamkern.errors import ConfigError, MemoryBudgetError
 from streamkern.memory import Buffers, count, loader_bytes
 from streamkern.sizes import FROM_CENTERS, ON_FEATURES, MiB, Problem, Sizes, Wishes
 from streamkern.sizing import MAX_PROBE, block_reason, candidates, sample_sizes
+from tests.plans import PLAIN
 
 GiB = 1024 * MiB
-PLAIN = Problem(
-    n_rows=60_000, epochs=2, d=784, c=10, p=10_000, row_bytes=785, unit_rows=5000, itemsize=4,
-    threads=2, width=786, tile_bytes=4 * MiB,
-)  # fmt: skip
 
 
 @st.composite

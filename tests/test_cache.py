@@ -23,10 +23,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faultproxy import FaultProxy
 from hypothesis import given
 from hypothesis import strategies as st
-from s3server import S3Server
 
 from streamkern.cache import COUNTS, Cache, Name
 from streamkern.cachedobjects import CachedObjects
@@ -35,6 +33,10 @@ from streamkern.ingest import ingest
 from streamkern.objects import Objects, Outcome
 from streamkern.prefetch import Loader
 from streamkern.sources import ZarrSource
+from tests.faultproxy import FaultProxy
+from tests.s3server import S3Server
+
+ROOT = Path(__file__).parents[1]
 
 BLOCK = 4096
 STORE = "a" * 32
@@ -352,12 +354,14 @@ def test_a_full_disk_ends_caching_not_reading(tmp_path: Path) -> None:
 
 
 def run(*words: object) -> None:
-    done = subprocess.run(command(*words), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command(*words), capture_output=True, text=True, timeout=120, cwd=ROOT, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def command(*words: object) -> list[str]:
-    return [sys.executable, __file__, *map(str, words)]
+    return [sys.executable, "-m", "tests.test_cache", *map(str, words)]
 
 
 def share(folder: str, seed: str, idle_s: str) -> None:
@@ -379,7 +383,7 @@ def share(folder: str, seed: str, idle_s: str) -> None:
 def test_processes_share_a_small_cache(tmp_path: Path, idle_s: float) -> None:
     n, most, samples = 4, 0, 0
     shared = [command("share", tmp_path, seed, idle_s) for seed in range(n)]
-    processes = [subprocess.Popen(c, stderr=subprocess.PIPE, text=True) for c in shared]
+    processes = [subprocess.Popen(c, stderr=subprocess.PIPE, text=True, cwd=ROOT) for c in shared]
     while any(process.poll() is None for process in processes):
         most, samples = max(most, held(tmp_path)), samples + 1
     for process in processes:
@@ -403,7 +407,9 @@ def fill(folder: str) -> None:
 @pytest.mark.slow
 def test_killed_while_writing(tmp_path: Path) -> None:
     for delay in (0.02, 0.05, 0.1):
-        process = subprocess.Popen(command("fill", tmp_path), stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            command("fill", tmp_path), stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         give_up = time.monotonic() + 60

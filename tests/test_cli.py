@@ -18,9 +18,6 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from clusters import Cluster
-from faults import flip_bit, remove, tree
-from s3server import SECRET, S3Server
 from threadpoolctl import threadpool_limits
 
 import streamkern
@@ -33,6 +30,9 @@ from streamkern.options import options_for, parse_options
 from streamkern.sources import ZarrSource
 from streamkern.store import StoreWriter
 from tests import damage
+from tests.clusters import Cluster
+from tests.faults import flip_bit, remove, tree
+from tests.s3server import SECRET, S3Server
 
 DONE, USAGE, FAILED, TRY_AGAIN = 0, 2, 3, 75
 SETTINGS = ("model.n_centers=40", "data.batch_size=50", "run.threads=1", "run.device=cpu")

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from faultproxy import FaultProxy
-from s3server import S3Server
 
 from streamkern.describe import describe_store, describe_unfinished
 from streamkern.ingest import ingest
 from streamkern.overview import store_text
 from streamkern.report import size_text
 from streamkern.store import StoreWriter, open_store
+from tests.faultproxy import FaultProxy
+from tests.s3server import S3Server
 
 rng = np.random.default_rng(0)
 X = rng.integers(0, 256, size=(600, 40)).astype(np.uint8)

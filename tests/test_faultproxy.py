@@ -21,13 +21,13 @@ import psutil
 import pytest
 import s3fs
 from botocore.exceptions import ClientError
-from faultproxy import FaultProxy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from obstore.store import S3Store
-from s3server import KEY, REGION, SECRET, S3Server
 
 from benchmarks.s3_files import FileServer, raw_ceiling
+from tests.faultproxy import FaultProxy
+from tests.s3server import KEY, REGION, SECRET, S3Server
 
 BODY = bytes(range(256)) * 2000
 # The server looks at who asks, not at the signature.
@@ -425,8 +425,8 @@ def test_libraries_that_retry_get_the_right_bytes(
 
 OWNER = """
 import sys
-from s3server import S3Server
-from faultproxy import FaultProxy
+from tests.s3server import S3Server
+from tests.faultproxy import FaultProxy
 s3 = S3Server()
 proxy = FaultProxy(s3.endpoint)
 print(s3.pid, proxy.pid, flush=True)
@@ -442,8 +442,7 @@ def is_gone(pid: int) -> bool:
 
 
 def test_servers_die_with_a_killed_owner() -> None:
-    tests = str(Path(__file__).parent)
-    path = os.pathsep.join([tests, str(Path(tests).parent)])
+    path = str(Path(__file__).parents[1])
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER],
         stdin=subprocess.PIPE,

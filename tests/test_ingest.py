@@ -7,7 +7,6 @@ import io
 import lzma
 import os
 import signal
-import struct
 import subprocess
 import sys
 import tracemalloc
@@ -50,6 +49,7 @@ from streamkern.scratch import Scratch, scratch_folder
 from streamkern.shuffle import Spool, row_keys
 from streamkern.store import Store, open_store
 from tests import faults
+from tests.rawfiles import write_idx
 
 SMALL = 16 << 14  # the least memory that chunks of 16 KiB allow
 
@@ -257,15 +257,6 @@ def table() -> tuple[NDArray[np.float32], NDArray[np.int64], str]:
     X = rng.integers(-64, 64, (200, 5)).astype(np.float32) / 8
     y = rng.integers(8, 12, 200)
     return X, y, ingest(X, memory_url(), y=y, chunk_mb=2**-10, memory=SMALL).fingerprint
-
-
-def write_idx(path: Path, array: NDArray[Any]) -> None:
-    codes = {"uint8": 8, "int32": 12, "float32": 13}
-    head = struct.pack(
-        f">BBBB{array.ndim}I", 0, 0, codes[array.dtype.name], array.ndim, *array.shape
-    )
-    data = head + array.astype(array.dtype.newbyteorder(">")).tobytes()
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
 
 
 def csv_text(X: NDArray[Any], y: NDArray[Any], *, header: bool = True, delimiter: str = ",") -> str:

@@ -36,8 +36,7 @@ from streamkern.sources import ArraySource, AugmentedSource, Source, ZarrSource
 from streamkern.statistics import RunningStatistics
 from streamkern.store import Store, open_store
 from tests.faults import flip_bit, tree
-from tests.test_plan import epoch_rows
-from tests.test_sources import everything
+from tests.streams import epoch_rows, everything
 
 rng = np.random.default_rng(0)
 N, COPIES = 170, 4

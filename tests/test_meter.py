@@ -6,9 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faultproxy import FaultProxy
-from runs import finished, settings
-from s3server import S3Server
 
 from streamkern.cache import COUNTS, Cache
 from streamkern.ingest import ingest
@@ -17,6 +14,9 @@ from streamkern.objects import TRAFFIC
 from streamkern.prefetch import Loader
 from streamkern.runlog import read_log
 from streamkern.sources import ArraySource, ZarrSource
+from tests.faultproxy import FaultProxy
+from tests.runs import finished, settings
+from tests.s3server import S3Server
 
 
 class Clock:

@@ -26,7 +26,7 @@ from streamkern.source_base import unit_sizes
 from streamkern.sources import ArraySource, AugmentedSource, GeneratorSource, Source, sample_rows
 from streamkern.train import train
 from tests.runs import settings as run_settings
-from tests.test_sources import everything
+from tests.streams import everything
 
 CLASSES = ("a", "b", "c")
 

@@ -17,10 +17,8 @@ import fsspec
 import numpy as np
 import pytest
 import zarr
-from faultproxy import FaultProxy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from s3server import KEY, SECRET, S3Server
 
 from streamkern import RunConfig, ZarrSource, ingest_store, open_store, train_model, waiting
 from streamkern.cache import Cache
@@ -39,6 +37,8 @@ from streamkern.objects import TRAFFIC, Objects
 from streamkern.objectstore import ObjectsStore
 from streamkern.storage import open_objects, zarr_store
 from streamkern.waiting import until
+from tests.faultproxy import FaultProxy
+from tests.s3server import KEY, SECRET, S3Server
 
 ENGINES = ("obstore", "s3fs")
 PLACES = (*ENGINES, "memory")

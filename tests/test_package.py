@@ -22,7 +22,7 @@ FILES = {
 # Imports point down this list, or across within one entry. The lanes never import each other.
 # A module is listed by its name, a folder by the folder's.
 FOUNDATION = {
-    *("errors", "stop", "settings", "config", "machine", "backend", "gpu", "devices"),
+    *("errors", "stop", "settings", "config", "machine", "lapack", "backend", "gpu", "devices"),
     *("sizes", "costs", "sizing", "memory", "budget"),
     *("selection", "redaction", "report", "random", "optional", "compiled", "compiled_random"),
     *("expression", "kernel_base", "kernels", "kerneltable"),

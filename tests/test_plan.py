@@ -13,25 +13,7 @@ from streamkern.errors import ConfigError
 from streamkern.plan import PLAN_VERSION, EpochPlan
 from streamkern.source_base import unit_sizes
 from tests.strategies import plans
-
-
-def epoch_rows(plan: EpochPlan, sizes: np.ndarray) -> list[np.ndarray]:
-    """Row ids of each batch, the obvious way: build every block, then slice."""
-    starts = np.concatenate(([0], np.cumsum(sizes)))
-    blocks = []
-    for k in range(plan.n_blocks):
-        units, offsets = plan.block_units(k)
-        read = np.concatenate([np.arange(starts[u], starts[u + 1]) for u in units])
-        assert offsets[-1] == len(read) == plan.block_rows(k)
-        places = np.empty(len(read), np.int64)
-        plan.shuffle(k, places)
-        shuffled = np.empty_like(read)
-        shuffled[places] = read
-        blocks.append(shuffled)
-    return [
-        np.concatenate([blocks[p.block][p.start : p.stop] for p in plan.batch(i)])
-        for i in range(plan.n_batches)
-    ]
+from tests.streams import epoch_rows
 
 
 @given(plans())

@@ -29,7 +29,7 @@ from streamkern.decompress import decompressed
 from streamkern.errors import DataError, MemoryBudgetError
 from streamkern.ingest import ingest
 from streamkern.readers import open_reader
-from tests.test_ingest import write_idx
+from tests.rawfiles import write_idx
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,

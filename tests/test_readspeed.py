@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from faultproxy import FaultProxy
-from faults import flip_bit
-from s3server import S3Server
 
 from streamkern.errors import ConfigError, CorruptChunkError, StoreNotFoundError
 from streamkern.ingest import ingest
 from streamkern.readspeed import Row, conclusion, read_speed, speed_text
+from tests.faultproxy import FaultProxy
+from tests.faults import flip_bit
+from tests.s3server import S3Server
 
 X = np.random.default_rng(0).normal(size=(400, 6)).astype(np.float32)
 Y = np.arange(400) % 3

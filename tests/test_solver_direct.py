@@ -24,29 +24,24 @@ from streamkern.online import Online
 from streamkern.runlog import read_log
 from streamkern.sizes import Wishes
 from streamkern.solver import build
-from streamkern.solver.base import Solver, State
 from streamkern.sources import ArraySource, AugmentedSource, GeneratorSource
 from tests import reference as ref
-from tests.maths import Array, Case, computed, make_case, operator, rows, small_sizes
+from tests.maths import (
+    Array,
+    Case,
+    close,
+    computed,
+    make_case,
+    one_pass,
+    operator,
+    rows,
+    small_sizes,
+)
+from tests.plans import PLAIN
 from tests.runs import CLASSES, array_source, arrays, finished, settings, stopped, stream
-from tests.test_budget import PLAIN
 
 KERNEL = ref.make_kernel("laplace", 2.0)
 DIRECT = {"solver.name": "direct"}
-
-
-def close(actual: Array, desired: Array, relative: float) -> None:
-    np.testing.assert_allclose(actual, desired, rtol=0, atol=relative * np.abs(desired).max())
-
-
-def one_pass(case: Case, solver: Solver, state: State, ids: Array | None = None) -> dict[str, Any]:
-    """Bring all rows, or `ids`, in batches, the last one short, and end the pass."""
-    ids = np.arange(len(case.X)) if ids is None else ids
-    for t, start in enumerate(range(0, len(ids), case.m)):
-        batch = ids[start : start + case.m]
-        X, Y = (a[batch].astype(solver.op.dtype) for a in (case.X, case.Y))
-        solver.step(state, X, Y, batch, t)
-    return solver.end_pass(state)
 
 
 def case_with(Z: Array, precision: str = "float64", bandwidth: float = 2.0) -> Case:

@@ -20,7 +20,17 @@ from streamkern.solver.base import Solver, State
 from streamkern.solver.falkon import FalkonSolver
 from streamkern.sources import ArraySource, AugmentedSource
 from tests import reference as ref
-from tests.maths import Array, Case, computed, make_case, operator, rows, small_sizes
+from tests.maths import (
+    Array,
+    Case,
+    close,
+    computed,
+    make_case,
+    one_pass,
+    operator,
+    rows,
+    small_sizes,
+)
 from tests.runs import (
     array_source,
     arrays,
@@ -32,7 +42,6 @@ from tests.runs import (
     stopped,
     stream,
 )
-from tests.test_solver_direct import close, one_pass
 
 KERNEL = ref.make_kernel("laplace", 2.0)
 

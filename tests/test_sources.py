@@ -27,25 +27,8 @@ from streamkern.sources import (
     ZarrSource,
     sample_rows,
     stores_of,
-    y_shape,
 )
-
-
-def everything(source: Source, seed: int = 0, epoch: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """All rows in order; checks on the way what every unit must keep."""
-    X, y = [], []
-    for u in range(source.n_units):
-        block = source.read_unit(u, seed, epoch)
-        start, stop = source.unit_bounds(u)
-        np.testing.assert_array_equal(block.rows, np.arange(start, stop))
-        assert block.rows.dtype == np.int64
-        assert block.X.shape == (stop - start, *source.row_shape)
-        assert block.X.dtype == source.dtype
-        assert block.y.shape == (stop - start, *y_shape(source))
-        assert block.y.dtype == source.y_dtype
-        X.append(block.X)
-        y.append(block.y)
-    return np.concatenate(X), np.concatenate(y)
+from tests.streams import everything
 
 
 def made(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:

@@ -25,9 +25,9 @@ from streamkern.backend import Backend
 from streamkern.checkpoint import RunDirectory
 from streamkern.errors import ConfigError, TrainingInterrupted
 from streamkern.ingest import ingest
-from streamkern.stop import Stopped, StopRequest, resumable, second_signal_ends
+from streamkern.stop import Stopped, StopRequest, resumable, watched
 from streamkern.train import train
-from tests.runs import array_source, finished, settings
+from tests.runs import array_source, assert_same_bits, final, finished, latest_step, settings
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 INTERRUPTED, TRY_AGAIN, DONE, USAGE = 130, 75, 0, 2
@@ -83,7 +83,8 @@ def test_a_closed_terminal_asks_once_however_often_it_says_so(
     monkeypatch.setattr(os, "_exit", ended.append)
     before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
     try:
-        with second_signal_ends(), StopRequest(install=True) as stop:
+        stop = StopRequest(install=True)
+        with watched(stop, ended.append), stop:  # type: ignore[arg-type]
             with stop.later():
                 for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
                     signal.raise_signal(number)
@@ -337,29 +338,108 @@ def test_ctrl_c_while_the_program_is_loaded_shows_no_traceback(store: Path, wher
     assert done.stderr in (b"", b"streamkern: stopped by SIGINT\n")
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs signals as POSIX has them")
-def test_a_second_signal_ends_what_no_signal_reaches() -> None:
-    """H2: a library that never returns keeps the main thread from any handler of Python."""
-    code = (
-        "import ctypes\n"
-        "from streamkern import stop\n"
-        "stop._GRACE_S = 0.2\n"
-        "lock, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)\n"
-        "with stop.second_signal_ends(), stop.StopRequest(install=True):\n"
-        "    libc.pthread_mutex_lock(lock)\n"
-        "    print('here', flush=True)\n"
-        "    libc.pthread_mutex_lock(lock)\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+STUCK = """
+import ctypes, sys
+from streamkern import console, stop
+stop._GRACE_S = 0.2
+lock, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+request = stop.StopRequest(install=True)
+with stop.watched(request, console.explain), request, {inside}:
+    libc.pthread_mutex_lock(lock)
+    print("here", flush=True)
+    print("buffered", end="")
+    libc.pthread_mutex_lock(lock)
+"""
+
+
+def stuck(inside: str) -> subprocess.Popen[str]:
+    """A process whose main thread does not come back from a library, with whose `inside`."""
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUCK.format(inside=inside)], env=buffered,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.readline() == "here\n"
     time.sleep(0.2)
+    return process
+
+
+posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs signals as POSIX has them")
+AGAIN = "run the same command again to go on"
+
+
+@posix
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize(
+    ("inside", "code", "sentence"),
+    [
+        ("stop.resumable(request, kept=True)", TRY_AGAIN, f"; {AGAIN}"),
+        ("stop.resumable(request, kept=True, where=lambda: 'at 3')", TRY_AGAIN, f" at 3; {AGAIN}"),
+        ("stop.resumable(request, kept=False)", INTERRUPTED, ""),
+        ("request.later(), request.at_once()", INTERRUPTED, ""),
+    ],
+)
+def test_a_process_ends_in_a_library_as_it_would_outside(
+    number: signal.Signals, inside: str, code: int, sentence: str
+) -> None:
+    process = stuck(inside)
+    process.send_signal(number)
+    assert process.wait(60) == code
+    assert process.stdout is not None
+    assert process.stdout.read() == "buffered"
+    _, err = process.communicate()
+    assert err == f"streamkern: stopped by {number.name}{sentence}\n"
+
+
+@posix
+@pytest.mark.parametrize("inside", ["request.later()", "request.at_once(saves=True)"])
+def test_what_is_to_be_saved_is_ended_in_a_library_by_a_second_signal_only(inside: str) -> None:
+    """H2: a library that never returns keeps the main thread from any handler of Python."""
+    process = stuck(inside)
     process.send_signal(signal.SIGTERM)
     with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(0.5)
+        process.wait(1.5)
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 128 + signal.SIGTERM
     process.communicate()
+
+
+@pytest.mark.slow
+def test_a_factorization_of_setup_is_ended_within_and_the_same_command_goes_on(
+    store: Path, tmp_path: Path
+) -> None:
+    """The eigenpairs of 2500 rows, in one call of LAPACK for seconds."""
+    code = """
+import sys
+from streamkern import cli, lapack
+real = lapack.syevr
+def slow(*arguments):
+    print("begun", flush=True)
+    found = real(*arguments)
+    print("over", flush=True)
+    return found
+lapack.syevr = slow
+sys.exit(cli.main())
+"""
+    words = ["train", "--train", store, "--solver", "eigenpro4", *LONG]
+    words += ["--set", "solver.n_nystrom=2500", "--epochs", "1"]
+    whole, ended = ([*map(str, words), "--run-dir", str(tmp_path / name)] for name in "we")
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *ended], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (TRY_AGAIN, ""), err
+    assert err.splitlines()[-1] == (f"streamkern: stopped by SIGTERM before the next step; {AGAIN}")
+    assert latest_step(tmp_path / "e") == 0
+    for each in (ended, whole):
+        done = subprocess.run([sys.executable, "-m", "streamkern", *each], capture_output=True)
+        assert done.returncode == DONE, done.stderr
+    assert_same_bits(final(tmp_path / "e"), final(tmp_path / "w"))
 
 
 # ------------------------------------------------------------------------------- what they leave

@@ -1,0 +1,112 @@
+"""Routines of LAPACK and BLAS on C-ordered arrays, during which other threads go on.
+
+They may take minutes, and SciPy's own wrappers keep the interpreter all that time: no signal is
+answered, no lease renewed, no batch fetched. Here SciPy's libraries are called at the addresses
+that it publishes for Cython, by ctypes, which lets the interpreter go.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.linalg import cython_blas, cython_lapack
+
+Matrix = npt.NDArray[np.floating[Any]]
+_LETTERS = {np.dtype(np.float32): "s", np.dtype(np.float64): "d"}
+_name_of = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.py_object)(
+    ("PyCapsule_GetName", ctypes.pythonapi)
+)
+_pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+def potrf(A: Matrix) -> bool:
+    """The lower Cholesky factor of A in place of its lower part. False: A is not positive.
+
+    A : (n, n), rows without gaps; the upper part is neither read nor written. n^3/3 FLOPs.
+    """
+    info = ctypes.c_int()
+    # To LAPACK, which has columns for rows, it is the upper factor.
+    _call(cython_lapack, "potrf", A.dtype, b"U", len(A), A, _row_length(A), info)
+    return info.value == 0
+
+
+def trsm(L: Matrix, B: Matrix, *, transposed: bool = False, right: bool = False) -> None:
+    """B <- L^-1 B, L^-T B with `transposed`, or B L^-T with `right`; both have rows without gaps.
+
+    L : (n, n), of which the upper part is not read. B : (n, k), or (k, n) with `right`.
+    """
+    side, turned = (b"L", b"T") if right else (b"R", b"T" if transposed else b"N")
+    n_rows, n_columns = B.shape
+    _call(
+        cython_blas, "trsm", B.dtype, side, b"U", turned, b"N", n_columns, n_rows,
+        np.ones(1, B.dtype), _like(L, B), _row_length(L), B, _row_length(B),
+    )  # fmt: skip
+
+
+def syevr(A: Matrix, k: int) -> tuple[Matrix, Matrix]:
+    """The k largest eigenvalues, ascending, and their vectors, (n, k), of a symmetric A (n, n).
+
+    A is left as it is. Fewer come back where bisection misses some that are equal but for rounding.
+    Raises LinAlgError where LAPACK gives up.
+    """
+    n, found, info = len(A), ctypes.c_int(), ctypes.c_int()
+    values, vectors = np.empty(n, A.dtype), np.empty((k, n), A.dtype)
+    zero, support = np.zeros(1, A.dtype), np.empty(2 * k, np.intc)
+    A = np.array(A, order="C")  # overwritten
+    work, iwork = np.empty(1, A.dtype), np.empty(1, np.intc)
+    for sizes in ((-1, -1), None):  # first it says how much room it needs
+        lwork, liwork = sizes or (len(work), len(iwork))
+        _call(
+            cython_lapack, "syevr", A.dtype, b"V", b"I", b"L", n, A, n, zero, zero, n - k + 1, n,
+            zero, found, values, vectors, n, support, work, lwork, iwork, liwork, info,
+        )  # fmt: skip
+        if sizes:
+            work, iwork = np.empty(int(work[0]), A.dtype), np.empty(int(iwork[0]), np.intc)
+    if info.value:
+        raise np.linalg.LinAlgError(f"eigenvalues did not converge (syevr, info {info.value})")
+    return values[: found.value], vectors[: found.value].T
+
+
+def _row_length(A: Matrix) -> int:
+    """From one row to the next, in entries."""
+    if A.flags.c_contiguous:
+        return max(1, int(A.shape[1]))
+    row, entry = A.strides
+    assert entry == A.itemsize, A.strides
+    return int(row // entry)
+
+
+def _like(L: Matrix, B: Matrix) -> Matrix:
+    assert L.dtype == B.dtype, (L.dtype, B.dtype)
+    return L
+
+
+def _call(module: Any, name: str, dtype: np.dtype[Any], *arguments: Any) -> None:
+    """Fortran wants the address of everything."""
+    function = _function(module, _LETTERS[dtype] + name, len(arguments))
+    function(*(_address(argument) for argument in arguments))
+
+
+def _address(argument: Any) -> Any:
+    if isinstance(argument, np.ndarray):
+        return argument.ctypes.data  # a pointer made of it would keep the array in a cycle
+    if isinstance(argument, bytes):
+        return argument
+    return ctypes.byref(argument if isinstance(argument, ctypes.c_int) else ctypes.c_int(argument))
+
+
+@functools.cache
+def _function(module: Any, name: str, count: int) -> Callable[..., None]:
+    capsule = module.__pyx_capi__[name]
+    signature = _name_of(capsule)
+    assert signature.count(b"*") == count, (name, signature)
+    address = _pointer_of(capsule, signature)
+    function: Callable[..., None] = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * count)(address)
+    return function

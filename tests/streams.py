@@ -1,0 +1,44 @@
+"""What a source and a plan give, read the obvious way."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from streamkern.plan import EpochPlan
+from streamkern.source_base import Source, y_shape
+
+
+def everything(source: Source, seed: int = 0, epoch: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """All rows in order; checks on the way what every unit must keep."""
+    X, y = [], []
+    for u in range(source.n_units):
+        block = source.read_unit(u, seed, epoch)
+        start, stop = source.unit_bounds(u)
+        np.testing.assert_array_equal(block.rows, np.arange(start, stop))
+        assert block.rows.dtype == np.int64
+        assert block.X.shape == (stop - start, *source.row_shape)
+        assert block.X.dtype == source.dtype
+        assert block.y.shape == (stop - start, *y_shape(source))
+        assert block.y.dtype == source.y_dtype
+        X.append(block.X)
+        y.append(block.y)
+    return np.concatenate(X), np.concatenate(y)
+
+
+def epoch_rows(plan: EpochPlan, sizes: np.ndarray) -> list[np.ndarray]:
+    """Row ids of each batch, the obvious way: build every block, then slice."""
+    starts = np.concatenate(([0], np.cumsum(sizes)))
+    blocks = []
+    for k in range(plan.n_blocks):
+        units, offsets = plan.block_units(k)
+        read = np.concatenate([np.arange(starts[u], starts[u + 1]) for u in units])
+        assert offsets[-1] == len(read) == plan.block_rows(k)
+        places = np.empty(len(read), np.int64)
+        plan.shuffle(k, places)
+        shuffled = np.empty_like(read)
+        shuffled[places] = read
+        blocks.append(shuffled)
+    return [
+        np.concatenate([blocks[p.block][p.start : p.stop] for p in plan.batch(i)])
+        for i in range(plan.n_batches)
+    ]
