@@ -101,7 +101,7 @@ _PARAMETER = (
 _BARE = str.maketrans("", "", "[]'\"")
 
 
-def explain(error: BaseException, options: Mapping[str, str] | None = None) -> int:
+def explain(error: BaseException, options: Mapping[str, str]) -> int:
     """Say what happened in a sentence and return the exit code that goes with it.
 
     options : of the command, as for `in_options`
@@ -118,7 +118,7 @@ def explain(error: BaseException, options: Mapping[str, str] | None = None) -> i
         return EXIT_USAGE
     text = "; ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
     if isinstance(error, StreamkernError):
-        say(in_options(text, options or {}))
+        say(in_options(text, options))
         return error.exit_code
     if isinstance(error, OSError | MemoryError):
         say(text)
@@ -134,6 +134,8 @@ def show_warning(
     lineno: int,
     file: TextIO | None = None,
     line: str | None = None,
+    *,
+    options: Mapping[str, str],
 ) -> None:
     """A warning as one line; goes in the place of `warnings.showwarning`."""
-    say(f"warning: {' '.join(str(message).split())}")
+    say(in_options(f"warning: {' '.join(str(message).split())}", options))
