@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from streamkern.errors import DataError
+from streamkern.report import some
 
 Files = tuple[tuple[str, int | None], ...]  # (name without secrets, rows or None) of each file
-
-_SHOWN = 12  # names in a message
 
 
 class Asked(NamedTuple):
@@ -142,11 +141,6 @@ def listed(columns: Any) -> list[Any]:
     if columns is None:
         return []
     return [columns] if isinstance(columns, str | int) else list(columns)
-
-
-def some(names: Sequence[str]) -> str:
-    """The names, or the first of many, for a message."""
-    return ", ".join(map(repr, names[:_SHOWN])) + (", ..." if len(names) > _SHOWN else "")
 
 
 def _json(wish: Any) -> Any:

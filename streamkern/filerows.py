@@ -12,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.augment import Transform
-from streamkern.columns import Asked, some
+from streamkern.columns import Asked
 from streamkern.conform import Features, RawBlock, Targets
 from streamkern.errors import ConfigError, DataError
 from streamkern.inputfiles import Place
 from streamkern.mixture import MixtureSource
 from streamkern.ordered import chosen_columns, places, targets_in_order
 from streamkern.readers import Reader, array_names, open_reader, own_columns, own_state
+from streamkern.report import some
 from streamkern.source_base import UNIT_BYTES, Block, Source, joined
 from streamkern.sources import ZarrSource
 from streamkern.storage import check_missing, local_path, redact

@@ -16,13 +16,13 @@ import zarr
 
 from streamkern.augment import Transform, from_config, is_deterministic, transform_name
 from streamkern.cache import Cache
-from streamkern.columns import in_order, some
+from streamkern.columns import in_order
 from streamkern.config import RunConfig
 from streamkern.errors import ConfigError, DataError, StoreNotFoundError, StreamkernError
 from streamkern.mixture import open_stores, stored_rows
 from streamkern.ordered import in_columns
 from streamkern.remotefile import open_object
-from streamkern.report import redact
+from streamkern.report import redact, some
 from streamkern.scaling import find_scale
 from streamkern.selection import METHODS
 from streamkern.sizes import IN_PLACE

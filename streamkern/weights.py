@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from streamkern.columns import some
 from streamkern.errors import ConfigError, DataError
+from streamkern.report import some
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
