@@ -114,8 +114,8 @@ class AnswerSpool:
             if len(records) != count or not seen.all():
                 raise DataError(
                     f"rows {first} to {first + count - 1} of the data are not there once each: "
-                    "the numbers of its rows are damaged; ingest it again, or predict in the "
-                    "order of the store"
+                    "the numbers of its rows are damaged; ingest it again, or predict with "
+                    'order="store"'
                 )
             ordered = np.empty_like(records)
             ordered[places] = records

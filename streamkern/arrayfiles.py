@@ -18,6 +18,7 @@ from streamkern.columns import Files
 from streamkern.conform import RawBlock
 from streamkern.decompress import DAMAGE
 from streamkern.errors import DataError, MemoryBudgetError, StreamkernError
+from streamkern.report import size_text
 
 # Version 3 differs from 2 in the names of fields alone, which are no plain dtype.
 _NPY_HEADERS = {
@@ -118,8 +119,8 @@ def check_row_bytes(row_bytes: int, rows: int, where: str, block_bytes: int) -> 
     if row_bytes * rows > limit:
         what = "a row" if rows == 1 else f"a chunk ({rows} rows)"
         raise MemoryBudgetError(
-            f"{what} of {where} takes {row_bytes * rows} bytes, and the memory given allows "
-            f"{limit}; give more memory, or make it smaller"
+            f"{what} of {where} takes {size_text(row_bytes * rows)}, and the memory given allows "
+            f"{size_text(limit)}; raise memory=, or make it smaller"
         )
 
 

@@ -14,6 +14,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -219,28 +220,39 @@ def _cluster(address: str | None) -> Iterator[Any]:
 # ----------------------------------------------------------------------------------- the entry
 
 
+def _options_of(words: Sequence[str]) -> dict[str, str]:
+    """The options of the command that was given, by the names of their parameters."""
+    commands: Any = getattr(typer.main.get_command(app), "commands", {})
+    command = next((commands[word] for word in words if word in commands), None)
+    params = [] if command is None else command.params
+    options = {str(param.name): param.opts[0] for param in params}
+    return {name: word for name, word in options.items() if word.startswith("--")}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = DEBUG in words
     words = [word for word in words if word != DEBUG]
     stop = StopRequest(install=True)
+    options = _options_of(words)
+    explained = partial(explain, options=options)
     with (
         guarded(words) as out,
         warnings.catch_warnings(),
-        watched(stop, explain),
+        watched(stop, explained),
         stop,
     ):
         warnings.simplefilter("default", UserWarning)  # a search trains, and would warn, many times
         # Of a request that a signal came before.
         warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
-        warnings.showwarning = show_warning
+        warnings.showwarning = partial(show_warning, options=options)
         try:
             code = app(words, prog_name="streamkern", standalone_mode=False, obj=stop)
         except (Exception, KeyboardInterrupt, Stopped) as error:
             if debug:
                 traceback.print_exc()
-            return explain(error)
+            return explained(error)
         if code == EXIT_INTERRUPTED:  # newer versions of typer catch Ctrl-C themselves
             say("interrupted")
         out.flush()

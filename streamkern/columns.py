@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from streamkern.errors import DataError
+from streamkern.report import some
 
 Files = tuple[tuple[str, int | None], ...]  # (name without secrets, rows or None) of each file
-
-_SHOWN = 12  # names in a message
 
 
 class Asked(NamedTuple):
@@ -99,7 +98,7 @@ def in_order(
         lacks = f"lacks {some(missing)}" if missing else ""
         has = f"has {some(extra)} besides" if extra else ""
         add = "add what is missing" if missing else ""
-        choose = f"choose these with {role}" if extra else ""
+        choose = f"choose these with {role}=" if extra else ""
         raise DataError(
             f"{where} {_and(lacks, has)}: its columns must be {some(expected)}, in any order; "
             f"{_and(add, choose)}"
@@ -118,7 +117,7 @@ def _name_of(names: Sequence[str], column: Any, where: str) -> str:
     if not isinstance(position, int) or not -len(names) <= position < len(names):
         raise DataError(
             f"{where} has no column {column!r}; it has {some(names)}: name those you mean with "
-            "x and y"
+            "x= and y="
         )
     return names[position]
 
@@ -142,11 +141,6 @@ def listed(columns: Any) -> list[Any]:
     if columns is None:
         return []
     return [columns] if isinstance(columns, str | int) else list(columns)
-
-
-def some(names: Sequence[str]) -> str:
-    """The names, or the first of many, for a message."""
-    return ", ".join(map(repr, names[:_SHOWN])) + (", ..." if len(names) > _SHOWN else "")
 
 
 def _json(wish: Any) -> Any:

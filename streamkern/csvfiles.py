@@ -23,6 +23,7 @@ from streamkern.columns import Asked, Files, split_columns
 from streamkern.conform import MAX_LABEL, RawBlock
 from streamkern.errors import DataError, MissingDependencyError
 from streamkern.optional import need
+from streamkern.report import size_text
 
 _DELIMITERS = ",;\t|"
 _FIRST_LINES = 4 << 20  # bytes of the first two lines: they are read before any memory is given
@@ -240,8 +241,8 @@ def _pieces(file: IO[bytes], size: int, where: str) -> Iterator[tuple[int, bytes
         while not ended and cut == 0:
             if len(rest) >= size:
                 raise DataError(
-                    f"line {number} of {where} is longer than {size} bytes, the most that the "
-                    "memory given allows; give more memory, or make it lines"
+                    f"line {number} of {where} is longer than {size_text(size)}, the most that the "
+                    "memory given allows; raise memory=, or make it lines"
                 )
             rest, ended = _more(file, rest, min(len(rest) + step, size))
             cut = len(rest) if ended else _end_of_lines(rest)

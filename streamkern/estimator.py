@@ -16,6 +16,7 @@ from streamkern import inputs
 from streamkern.errors import ConfigError, DataError
 from streamkern.estimator_base import KernelEstimator, with_parameter
 from streamkern.kernels import Kernel
+from streamkern.report import some
 from streamkern.source_base import Source
 from streamkern.sources import ArraySource
 
@@ -276,8 +277,8 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
             self.classes_ = inputs.labels_of(source.classes, None if y is None else y.dtype)
         elif self._names() != source.classes:
             raise DataError(
-                f"the data has the classes {', '.join(source.classes[:10])}, the model was trained "
-                f"on {', '.join(self._names()[:10])}; use data with the same classes"
+                f"the data has the classes {some(source.classes)}, the model was trained on "
+                f"{some(self._names())}; use data with the same classes"
             )
         return source
 

@@ -235,13 +235,14 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
             if columns is not None:
                 self.feature_names_in_ = np.array(columns, dtype=object)
             self._target_columns = getattr(source, "target_columns", None)
+            self._named_by_store = True
             return source
         if y is None:
             raise DataError(
                 f"{type(self).__name__} requires y to be passed, but the target y is None; give "
                 "targets, or a store that holds them"
             )
-        rows = inputs.checked_rows(self, X, reset=first)
+        rows = inputs.checked_rows(self, X, reset=first, nameless=self._named_by_store)
         if first:
             self._row_shape = rows.shape[1:]
         rows = rows.reshape(len(rows), *self._row_shape)
@@ -250,6 +251,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         given.columns = self._columns() if rows.ndim == 2 else None
         if first:
             self._target_columns = None
+            self._named_by_store = False
         return given
 
     def _columns(self) -> tuple[str, ...] | None:
@@ -278,6 +280,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
     _found: list[Transform]
     _row_shape: tuple[int, ...]
     _target_columns: tuple[str, ...] | None
+    _named_by_store = False
     _online: tuple[Online, list[Any]]
 
     def _stream(self, X: Any, y: Any, sample_weight: Any = None) -> Source:
@@ -401,7 +404,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         """f(X), (n, c), in slabs."""
         check_is_fitted(self)
         if not inputs.is_stream(X):
-            rows = inputs.checked_rows(self, X, reset=False)
+            rows = inputs.checked_rows(self, X, reset=False, nameless=self._named_by_store)
             with self._model() as model:
                 return model.values(rows.reshape(len(rows), *self._row_shape))
         source = inputs.open_stream(X, targets=False)
@@ -413,7 +416,9 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         if inputs.is_stream(X):
             source = inputs.open_stream(X, targets=False)
         else:
-            source = ArraySource(inputs.checked_rows(self, X, reset=False))
+            source = ArraySource(
+                inputs.checked_rows(self, X, reset=False, nameless=self._named_by_store)
+            )
         with self._model() as model:
             model.predict_to(source, out, overwrite=overwrite, order=order)
 

@@ -12,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.augment import Transform
-from streamkern.columns import Asked, some
+from streamkern.columns import Asked
 from streamkern.conform import Features, RawBlock, Targets
 from streamkern.errors import ConfigError, DataError
 from streamkern.inputfiles import Place
 from streamkern.mixture import MixtureSource
 from streamkern.ordered import chosen_columns, places, targets_in_order
 from streamkern.readers import Reader, array_names, open_reader, own_columns, own_state
+from streamkern.report import some
 from streamkern.source_base import UNIT_BYTES, Block, Source, joined
 from streamkern.sources import ZarrSource
 from streamkern.storage import check_missing, local_path, redact
@@ -164,7 +165,7 @@ def open_rows(
     if "csv" in kinds and x is None and columns is not None and reader.columns is None:
         raise ConfigError(
             f"{reader.files[0][0]} has no header line, and the model was trained on columns with "
-            f"names ({some(columns)}); give it a header, or say with x which of its columns these "
+            f"names ({some(columns)}); give it a header, or say with x= which of its columns these "
             "are, by position"
         )
     return FileRows(reader, classes, targets=targets, target_columns=target_columns)
@@ -199,5 +200,5 @@ def _check_own(left: Asked, mark: Mapping[str, Any], where: str) -> None:
             what = "which brings its own weights" if name == "sample_weight" else held
             raise ConfigError(
                 f"{name}={given!r} makes no sense for {where}, a store of streamkern's {what}; "
-                f"leave {name} out"
+                f"leave {name}= out"
             )

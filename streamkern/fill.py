@@ -15,6 +15,7 @@ from streamkern.errors import ConfigError
 from streamkern.layout import StoreSpec
 from streamkern.machine import available_cpus
 from streamkern.parallel import in_turn
+from streamkern.report import size_text
 from streamkern.statistics import RunningStatistics
 from streamkern.storage import local_path, redact
 from streamkern.writer import Chunk, StoreWriter
@@ -35,8 +36,8 @@ def checked_chunk_bytes(chunk_mb: float, memory: int, n_chunks: int) -> int:
         raise ConfigError(f"chunk_mb={chunk_mb} must be positive")
     if memory < n_chunks * chunk_bytes:
         raise ConfigError(
-            f"memory={memory} is less than {n_chunks} chunks of chunk_mb={chunk_mb}; raise memory "
-            f"to {n_chunks * chunk_bytes} or lower chunk_mb"
+            f"memory={size_text(memory)} is less than {n_chunks} chunks of chunk_mb={chunk_mb}; "
+            f"raise memory= to {-(-n_chunks * chunk_bytes >> 20)} MiB or lower chunk_mb="
         )
     return chunk_bytes
 

@@ -76,7 +76,7 @@ class Hdf5File:
         if member is None or not hasattr(member, "shape"):
             held = ", ".join(sorted(self._file)) or "none"
             raise StoreNotFoundError(
-                f"{self._where} has no array {name!r}; it has {held}: name them with x and y"
+                f"{self._where} has no array {name!r}; it has {held}: name them with x= and y="
             )
         number = need("h5py").h5o.get_info
         if number(member.id).fileno != number(self._file.id).fileno:
@@ -141,14 +141,13 @@ class Hdf5File:
     def _refuse_external(self, name: str, what: str) -> None:
         if not self._external:
             raise DataError(
-                f"{name} of {self._where} {what}; pass external=True (--external) if you know "
+                f"{name} of {self._where} {what}; pass external=True if you know "
                 "where the file comes from"
             )
 
     def _refuse_unwritten(self, name: str, what: str) -> None:
         raise DataError(
-            f'{name} of {self._where} {what}; pass missing="fill" (--missing fill) to read '
-            "the fill value there"
+            f'{name} of {self._where} {what}; pass missing="fill" to read the fill value there'
         )
 
 

@@ -212,7 +212,7 @@ def _check_place(
 ) -> None:
     """Refuse early, before pass 1, what the writer would refuse after it."""
     if found.get("status") == "complete":
-        raise DataError(f"{redact(url)} already holds a store; pass overwrite=True (--overwrite)")
+        raise DataError(f"{redact(url)} already holds a store; pass overwrite=True to replace it")
     old, new = (found.get("plan") or {}).get("source"), json.loads(json.dumps(source))
     if old == new:
         return
@@ -221,7 +221,7 @@ def _check_place(
         names = ", ".join(k for k in sorted({*old, *new}) if old.get(k) != new.get(k)) + " differ"
     raise ResumeMismatchError(
         f"{redact(url)} holds an unfinished store made from other data or settings "
-        f"({names}); repeat those, or overwrite it"
+        f"({names}); repeat those, or pass overwrite=True"
     )
 
 

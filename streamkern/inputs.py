@@ -56,15 +56,23 @@ def open_stream(
     return source
 
 
-def checked_rows(estimator: Any, X: Any, *, reset: bool) -> npt.NDArray[Any]:
-    """Rows (n, d) or images (n, h, w, ch) as an array; `reset` records their features."""
-    if getattr(X, "ndim", 2) != 4:
+def checked_rows(
+    estimator: Any, X: Any, *, reset: bool, nameless: bool = False
+) -> npt.NDArray[Any]:
+    """Rows (n, d) or images (n, h, w, ch) as an array; `reset` records their features.
+
+    nameless : an array, which goes by position, is expected although features have names: no
+    warning, as where a store named them, and not the user
+    """
+    images = getattr(X, "ndim", 2) == 4
+    named = any(hasattr(X, name) for name in ("columns", "__dataframe__"))
+    if not images and (reset or named or not nameless):
         rows: npt.NDArray[Any] = validate_data(
             estimator, X, reset=reset, dtype=DTYPES, ensure_min_samples=2 if reset else 1
         )
         return rows
-    images: npt.NDArray[Any] = check_array(X, dtype=DTYPES, allow_nd=True)
-    n_features = int(np.prod(images.shape[1:]))
+    plain: npt.NDArray[Any] = check_array(X, dtype=DTYPES, allow_nd=images, estimator=estimator)
+    n_features = int(np.prod(plain.shape[1:]))
     if reset:
         estimator.n_features_in_ = n_features
     elif n_features != estimator.n_features_in_:
@@ -72,7 +80,7 @@ def checked_rows(estimator: Any, X: Any, *, reset: bool) -> npt.NDArray[Any]:
             f"X has {n_features} features, but {type(estimator).__name__} is expecting "
             f"{estimator.n_features_in_} features as input"
         )
-    return images
+    return plain
 
 
 def checked_values(y: Any, n_rows: int) -> npt.NDArray[Any]:

@@ -205,7 +205,7 @@ class _Maker:
         if not np.can_cast(given, self.dtype, "same_kind" if given.kind == "f" else "safe"):
             raise ConfigError(
                 f"dtype={self.dtype.name} would lose values: the rows come out as {given.name}; "
-                "leave dtype out, or give one that holds them"
+                "leave dtype= out, or give one that holds them"
             )
         # Of targets behind a transform: values that are stored in float64 keep it, as at the feed.
         values = source.y_dtype if source.classes is None else self._computed

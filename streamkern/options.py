@@ -80,7 +80,7 @@ def run_config(
 
     changes = {key: value for key, value in given.items() if value is not None}
     if memory is not None:  # the budget of wherever the run executes
-        size = memory if memory == "auto" else parse_bytes(memory)
+        size = memory if memory == "auto" else parse_bytes(memory, "memory")
         changes |= {"run.memory": size, "run.device_memory": size}
     if cache_size is not None:
         changes["data.cache_size"] = cache_size

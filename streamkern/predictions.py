@@ -240,7 +240,7 @@ class _File:
         if not os.path.lexists(self._path):
             return
         if not self._overwrite:
-            raise _exists(str(self._path))
+            raise self._exists()
         record = None
         if self._ending == ".parquet" and self._path.is_file():
             record = parquet_record(self._path)
@@ -261,12 +261,17 @@ class _File:
             self._link()
         sync_folder(self._path.parent)
 
+    def _exists(self) -> ConfigError:
+        if self._ending == ".parquet":
+            return _exists(str(self._path))
+        return _exists(str(self._path), "delete it")  # as it can not say whose it is
+
     def _link(self) -> None:
         """Rename, but never over a file that came just now."""
         try:
             os.link(self._aside, self._path)
         except FileExistsError:
-            raise _exists(str(self._path)) from None
+            raise self._exists() from None
         except OSError:  # a file system without links, where looking a moment ago must do
             self._aside.replace(self._path)
         else:
@@ -274,5 +279,5 @@ class _File:
             self._aside.unlink()
 
 
-def _exists(url: str) -> ConfigError:
-    return ConfigError(f"{redact(url)} exists already; give another output or overwrite it")
+def _exists(url: str, remedy: str = "pass overwrite=True") -> ConfigError:
+    return ConfigError(f"{redact(url)} exists already; give another output, or {remedy}")

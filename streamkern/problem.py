@@ -22,7 +22,7 @@ from streamkern.errors import ConfigError, DataError, StoreNotFoundError, Stream
 from streamkern.mixture import open_stores, stored_rows
 from streamkern.ordered import in_columns
 from streamkern.remotefile import open_object
-from streamkern.report import redact
+from streamkern.report import redact, some
 from streamkern.scaling import find_scale
 from streamkern.selection import METHODS
 from streamkern.sizes import IN_PLACE
@@ -224,8 +224,7 @@ def targets(classes: Sequence[str] | None, n_outputs: int) -> str:
     """What there is to predict, in words."""
     if classes is None:
         return f"{n_outputs} values"
-    names = ", ".join(classes[:10]) + (", ..." if n_outputs > 10 else "")
-    return f"{n_outputs} classes ({names})"
+    return f"{n_outputs} classes ({some(classes)})"
 
 
 def count_centers(config: RunConfig, data: Data) -> int:

@@ -308,7 +308,7 @@ def _apart_reader(kind: str, url: Url, asked: Asked, place: Place) -> Reader:
     if asked.targets:
         target = _labels_beside(url) if kind == "idx" and asked.y is None else asked.y
         if target is None:
-            raise ConfigError(f"{where} holds X alone; give y, a file or an array")
+            raise ConfigError(f"{where} holds X alone; give y=, a file or an array")
         found.append(_array_beside(target, "y", place, where))
     if asked.weighted:
         found.append(_array_beside(asked.w, "sample_weight", place, where))
@@ -500,7 +500,8 @@ def _member(group: Any, name: str, where: str) -> Any:
 
 def _no_array(name: str, held: Sequence[str], where: str) -> StoreNotFoundError:
     return StoreNotFoundError(
-        f"{where} has no array {name!r}; it has {', '.join(held) or 'none'}: name them with x and y"
+        f"{where} has no array {name!r}; it has {', '.join(held) or 'none'}: name them with x= and "
+        "y="
     )
 
 

@@ -22,6 +22,14 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
 
+_SHOWN = 12  # names in a message
+
+
+def some(names: Sequence[str]) -> str:
+    """The names, or the first of many, for a message."""
+    return ", ".join(map(repr, names[:_SHOWN])) + (", ..." if len(names) > _SHOWN else "")
+
+
 def utc_now() -> str:
     """The time as ISO 8601 in UTC, to the millisecond."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")

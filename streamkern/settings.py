@@ -71,12 +71,15 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError("it is nested too deeply") from None
 
 
-def parse_bytes(size: str | int) -> int:
-    """Return the bytes in "512 MiB", "1.5GB" or 1000; KiB is 1024 bytes and kB is 1000."""
+def parse_bytes(size: str | int, name: str = "size") -> int:
+    """Return the bytes in "512 MiB", "1.5GB" or 1000; KiB is 1024 bytes and kB is 1000.
+
+    name : of the parameter, for the message
+    """
     n_bytes = int(_quantity(size, BYTE_UNITS)) if isinstance(size, str) else size
     if n_bytes < 1:
         raise ConfigError(
-            f"size={size!r} must be at least one byte, in bytes or with a unit; "
+            f"{name}={size!r} must be at least one byte, in bytes or with a unit; "
             'write for example "512 MiB" or "1.5 GB"'
         )
     return n_bytes

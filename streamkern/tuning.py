@@ -142,7 +142,7 @@ def tune(
     penalties = numbers_or_auto("ridges", ridges, above=False)
     with_width = sum(1 for kernel in chosen if kerneltable.bandwidths(kernel))
     if widths is not None and not with_width:
-        raise ConfigError(f"bandwidths={bandwidths!r} but no kernel has one; leave bandwidths out")
+        raise ConfigError(f"bandwidths={bandwidths!r} but no kernel has one; leave bandwidths= out")
     data = open_data(config, source)
     candidates = Candidates(config, data, Wishes(rows, centers, epochs), folds)
     penalties = candidates.ridges(penalties, chosen, None if widths is None else widths[0])

@@ -67,7 +67,7 @@ class Claim:
                 names = _differences(old, {"schema": layout.SCHEMA, **plan})
                 raise ResumeMismatchError(
                     f"{where} holds an unfinished store made with other settings or data "
-                    f"({names}); repeat those, or overwrite it"
+                    f"({names}); repeat those, or pass overwrite=True"
                 )
         return begin(self._store, self._url, writing), False
 

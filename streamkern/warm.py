@@ -13,11 +13,10 @@ import numpy.typing as npt
 
 from streamkern.assemble import load_trained
 from streamkern.checkpoint import RunDirectory
-from streamkern.columns import some
 from streamkern.config import RunConfig
 from streamkern.errors import ConfigError
 from streamkern.problem import options_for
-from streamkern.report import redact
+from streamkern.report import redact, some
 from streamkern.source_base import Source
 from streamkern.targets import TargetScale
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from streamkern.errors import ConfigError, DataError
+from streamkern.report import some
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -144,6 +145,6 @@ def _of_classes(
     if unknown:
         raise ConfigError(
             f"data.class_weight has the class {unknown[0]!r}, which the data has not; its classes "
-            f"are {', '.join(classes[:10])}" + (", ..." if len(classes) > 10 else "")
+            f"are {some(classes)}"
         )
     return np.array([float(class_weight.get(name, 1.0)) for name in classes])

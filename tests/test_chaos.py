@@ -236,7 +236,7 @@ def test_data_lost_in_the_middle_of_a_run(
     with pytest.raises(StreamkernError) as caught:
         sk.train_model(config, test=test, on_evaluation=on_evaluation)
     assert isinstance(caught.value, CorruptChunkError if "chunk" in words else OSError)
-    assert explain(caught.value) == 3
+    assert explain(caught.value, {}) == 3
     said = capsys.readouterr().err
     assert re.search(words, said)
     assert KEY not in said

@@ -23,7 +23,7 @@ from threadpoolctl import threadpool_limits
 import streamkern
 from streamkern import cli, documents
 from streamkern.checkpoint import RunDirectory, Saved
-from streamkern.console import Line
+from streamkern.console import Line, in_options
 from streamkern.ingest import ingest
 from streamkern.model import load_model
 from streamkern.options import options_for, parse_options
@@ -341,8 +341,8 @@ BAD_TRAINING = {
     "no section": (["--set", "bandwidth=2"], "did you mean model.bandwidth?"),
     "no value": (["--set", "model.bandwidth"], "must be SECTION.KEY=VALUE"),
     "solver": (["--solver", "adam"], "solver.name='adam' must be one of"),
-    "memory": (["--memory", "much"], "size='much' must be"),
-    "too little memory": (["--memory", "2 MiB"], "memory=2 MiB is not enough"),
+    "memory": (["--memory", "much"], "--memory much must be"),
+    "too little memory": (["--memory", "2 MiB"], "--memory 2 MiB is not enough"),
     "epochs": (["--epochs", "0"], "data.epochs=0 must be"),
     "epochs as text": (["--epochs", "few"], "Invalid value for '--epochs'"),
     "option": (["--epoch", "3"], "No such option"),
@@ -364,6 +364,45 @@ def test_bad_usage_is_one_sentence_and_leaves_nothing(
     assert re.search(pattern, said), said
     assert "secret" not in said
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x=['a', 'b c'] is, so leave y= out", "--x a,b c is, so leave --y out"),
+        ('pass missing="fill" or overwrite=True', "pass --missing fill or --overwrite"),
+        ("foreign=True (data.foreign) reads it", "--foreign reads it"),
+        ("sample_weight=2; y=3: no", "--sample-weight 2; --y 3: no"),
+        ("device='gpu:9' can not be used", "--device gpu:9 can not be used"),
+        *[(text, text) for text in (
+            "data.x=5", "n_centers=5", "s3://b/k?x=5&y=3", "/a/x=3/y", "label 'x=3'", "max=3",
+        )],
+    ],
+)  # fmt: skip
+def test_parameters_are_the_options_of_the_command(text: str, said: str) -> None:
+    options = cli._options_of(["predict", "run", "ingest"])
+    assert in_options(text, options) == said
+    assert in_options(text, cli._options_of(["--version"])) == text
+
+
+def test_remedies_are_in_the_words_of_the_command_line(
+    run: Run, stores: Path, tmp_path: Path
+) -> None:
+    rows = np.arange(40.0).reshape(10, 4)
+    np.savez(tmp_path / "t.npz", X=rows, y=rows[:, 0])
+    np.savetxt(tmp_path / "t.csv", rows, header="a,b,c,d", comments="", delimiter=",")
+    out = tmp_path / "o.zarr"
+    made = ["ingest", tmp_path / "t.csv", out]
+    for words, said in (
+        ([*made, "--y", "z"], "name those you mean with --x and --y"),
+        ([*made, "--y", "d", "--memory", "1 MiB"], "--memory 1 MiB is less than 16 chunks"),
+        ([*made, "--y", "d", "--targets", "labels"], "--targets labels is unknown"),
+        (["ingest", tmp_path / "t.npz", out, "--x", "Z"], "name them with --x and --y"),
+        (["info", stores / "train.zarr", "--x", "Z"], "or pass --foreign to"),
+    ):
+        assert said in sentence(run(*words), USAGE)
+    assert run(*made, "--y", "d")[0] == DONE
+    assert "pass --overwrite" in sentence(run(*made, "--y", "c"), USAGE)
 
 
 def test_nothing_to_train_on_and_unknown_commands(run: Run, tmp_path: Path) -> None:
@@ -409,7 +448,7 @@ def test_a_model_for_other_rows(run: Run, stores: Path, tmp_path: Path, make_zar
         assert "rows of shape (4,), the model was trained on (5,)" in said
     assert not (tmp_path / "p.zarr").exists()
     other = make_zarr({"X": X[:50], "y": np.arange(50) % 4}, 50, "other.zarr")
-    assert "4 classes (0, 1, 2, 3)" in sentence(run("evaluate", place, other), USAGE)
+    assert "4 classes ('0', '1', '2', '3')" in sentence(run("evaluate", place, other), USAGE)
     none = sentence(run("evaluate", tmp_path / "none", stores / "test.zarr"), USAGE)
     assert "there is no run directory at" in none
     said = sentence(run("predict", place, stores / "test.zarr", stores / "train.zarr"), USAGE)
@@ -535,8 +574,8 @@ def test_augment_is_the_library_function(run: Run, stores: Path, tmp_path: Path)
         (["--weights", "a,b"], "--weights 'a,b' must be numbers with commas"),
         (["--weights", "1,2"], "data.weights has 2 numbers for 1 stores"),
         (["--threads", "0"], "data.prefetch_threads=0 must be"),
-        (["--dtype", "int3"], "dtype='int3' is not a dtype"),
-        (["--memory", "none"], "size='none' must be"),
+        (["--dtype", "int3"], "--dtype int3 is not a dtype"),
+        (["--memory", "none"], "--memory none must be"),
         (["--storage-option", "secret"], "--storage-option number 1 must be KEY=VALUE"),
     ],
 )
@@ -576,7 +615,7 @@ def test_bench_read_prints_a_table_and_a_conclusion(run: Run, stores: Path) -> N
     assert "does not wait for this store." in out
     code, out, _ = run("bench-read", stores / "train.zarr", "--seconds", 0.02, "--json")
     assert len(json.loads(out)["rows"]) == 13
-    assert "seconds=0.0 must be" in sentence(
+    assert "--seconds 0.0 must be" in sentence(
         run("bench-read", stores / "train.zarr", "--seconds", 0), USAGE
     )
 

@@ -494,7 +494,7 @@ ONES = np.ones((3, 2), np.float32)
         (ONES, {"y": [0, 1, 0], "dtype": "int8"}, ConfigError, "can not be stored"),
         (ONES, {"y": [0, 1, 0], "targets": "labels"}, ConfigError, 'targets="labels"'),
         (ONES, {"y": [0, 1, 0], "chunk_mb": 0}, ConfigError, "chunk_mb=0"),
-        (ONES, {"y": [0, 1, 0], "memory": 1000}, ConfigError, "raise memory to 134217728"),
+        (ONES, {"y": [0, 1, 0], "memory": 1000}, ConfigError, "raise memory= to 128 MiB"),
         (ONES, {"y": [0, 1, 0], "seed": -1}, ConfigError, "seed=-1"),
         ({"X": ONES}, {}, ConfigError, "can not ingest a dict"),
         (iter([]), {}, DataError, "no rows"),
@@ -872,7 +872,7 @@ def test_other_data_or_settings_do_not_continue_it(tmp_path: Path, other: str) -
     replaced = {"y": np.roll(y, 1), "seed": 5, "dtype": "float32", "chunk_mb": 2**-7}
     if other != "X":
         arguments[other] = replaced[other]
-    with pytest.raises(ResumeMismatchError, match=r"differ.*or overwrite it"):
+    with pytest.raises(ResumeMismatchError, match=r"differ.*or pass overwrite=True"):
         ingest(inputs, tmp_path / "s", **arguments)
     spec = ingest(inputs, tmp_path / "s", **arguments, overwrite=True)
     assert spec.fingerprint == ingest(inputs, memory_url(), **arguments).fingerprint

@@ -447,7 +447,7 @@ def broken(X: Any, Y: Any, rng: RowRandom) -> tuple[Any, Any]:
         (lambda out: materialise(augmented(broken), out), "no such luck"),
         (lambda out: materialise(ArraySource(IMAGES), out), "no targets"),
         (lambda out: materialise(base(), out, chunk_mb=0), "chunk_mb=0"),
-        (lambda out: materialise(base(), out, memory=1 << 20), "memory=1048576"),
+        (lambda out: materialise(base(), out, memory=1 << 20), "memory=1 MiB"),
         (lambda out: materialise(base(), out, seed=-1), "seed=-1"),
         (lambda out: materialise(base(), out, epoch=-1), "epoch=-1"),
         (lambda out: materialise(base(), out, compress="lz4"), "lz4"),

@@ -139,9 +139,13 @@ def test_other_features_are_refused(result: Result, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("y", "options", "named"),
     [
-        (np.arange(20) % 3, {"classes": ("ant", "bee", "dog")}, r"3 classes \(ant, bee, dog\)"),
+        (
+            np.arange(20) % 3,
+            {"classes": ("ant", "bee", "dog")},
+            r"3 classes \('ant', 'bee', 'dog'\)",
+        ),
         (np.arange(20) % 2, {"classes": ("ant", "bee")}, "2 classes"),
-        (np.arange(20) % 3, {}, r"3 classes \(0, 1, 2\)"),
+        (np.arange(20) % 3, {}, r"3 classes \('0', '1', '2'\)"),
         (np.zeros((20, 3)), {}, "3 values"),
         (None, {}, "0 values"),
     ],

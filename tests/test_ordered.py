@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,19 @@ def test_partial_fit_takes_columns_by_name(tmp_path: Path) -> None:
 def test_data_without_names_go_by_position(tmp_path: Path) -> None:
     fitted = KernelRegressor(**SMALL).fit(ZarrSource(store(tmp_path)))
     frame = frame_of()
-    close(fitted.predict(ArraySource(X)), fitted.predict(frame))
+    expected = fitted.predict(frame)
+    close(fitted.predict(ArraySource(X)), expected)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the user has named nothing
+        close(fitted.predict(X), expected)
+        close(fitted.predict(X.tolist()), expected)
+        fitted.score(X, Y)
+        fitted.score(store(tmp_path, MOVED, name="m"))
+    for rows, said in ((X[:, :3], "3 features, but .* expecting 4"), (X[0], "Expected 2D array")):
+        with pytest.raises(ValueError, match=said):
+            fitted.predict(rows)
+    with pytest.warns(UserWarning, match="valid feature names"):
+        KernelRegressor(**SMALL).fit(frame, Y).predict(X)
 
 
 def two_targets(path: Path, names: tuple[str, str], name: str) -> Path:
@@ -182,7 +195,7 @@ def test_targets_go_by_name_wherever_they_are_compared(tmp_path: Path) -> None:
     own = KernelRegressor(**SMALL).fit(train, test=ZarrSource(train))
     assert fitted.history_[-1]["test_mse"] == own.history_[-1]["test_mse"]
     assert fitted.score(moved) == pytest.approx(fitted.score(train), abs=1e-6)
-    with pytest.raises(DataError, match=r"y of the data lacks 'u' and has 'w' besides.*with y"):
+    with pytest.raises(DataError, match=r"y of the data lacks 'u' and has 'w' besides.*with y="):
         fitted.score(other)
     close(fitted.predict(other), fitted.predict(train))  # which has no need of them
     steps = [KernelRegressor(**SMALL).partial_fit(train).partial_fit(k) for k in (train, moved)]

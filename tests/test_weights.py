@@ -354,7 +354,11 @@ def test_class_weights_multiply_sample_weights() -> None:
     ("source", "class_weight", "message"),
     [
         (ArraySource(X, VALUES), "balanced", "is for classes, and the targets are values"),
-        (weighted(), {"d": 1.0}, "class 'd', which the data has not; its classes are a, b, c"),
+        (
+            weighted(),
+            {"d": 1.0},
+            "class 'd', which the data has not; its classes are 'a',",
+        ),
         (weighted(), {"a": 0.0, "b": 0.0, "c": 0.0}, "all sample weights are 0"),
         (ArraySource(X, IDS, sample_weight=np.zeros(N)), None, "all sample weights are 0"),
     ],
