@@ -9,16 +9,17 @@ EXIT_INTERRUPTED = 130
 
 
 def main() -> int:
-    """Run the command and return its exit code; Ctrl-C is answered while it is still loaded."""
+    """Run the command and return its exit code; Ctrl-C is answered before it has begun."""
     stand_in()
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
     try:
         from streamkern.cli import main as run
+
+        return run()  # which reads the run file before it has handlers of its own
     finally:
         signal.signal(signal.SIGINT, before)
-    return run()
 
 
 def stand_in() -> None:
