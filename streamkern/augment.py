@@ -23,9 +23,9 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-from scipy.special import betaincinv
 
 from streamkern.errors import ConfigError, DataError, StreamkernError
+from streamkern.optional import on_demand
 from streamkern.random import Array, Empty, Fills, RowRandom, Run, in_turn
 
 Transform = Callable[[Array, Array, RowRandom], tuple[Array, Array]]
@@ -172,7 +172,7 @@ class MixUp:
             raise ConfigError(f"mixup alpha={alpha}; it must be finite and above 0")
         self.alpha = alpha
         self._levels = np.linspace(0, 1, 4097)
-        self._quantiles = betaincinv(alpha, alpha, self._levels)
+        self._quantiles = on_demand("scipy.special").betaincinv(alpha, alpha, self._levels)
 
     def __call__(self, X: Array, Y: Array, rng: RowRandom) -> tuple[Array, Array]:
         mixed_X, mixed_Y = self._mixed((X, Y), rng)

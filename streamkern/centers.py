@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.spatial.distance import pdist
 
 from streamkern.errors import ConfigError, DataError, NonFiniteError
+from streamkern.optional import on_demand
 from streamkern.source_base import Block, Source, joined, read_units
 from streamkern.sources import sample_rows
 
@@ -74,7 +74,9 @@ def median_bandwidth(Z: npt.NDArray[Any], norm: str = "euclidean") -> float:
     Z : (p, d) host array in random order. Rows that coincide do not count. norm : "euclidean", or
     "cityblock" for the L1 distance.
     """
-    distances = pdist(np.asarray(Z[:BANDWIDTH_ROWS], np.float64), norm)
+    distances = on_demand("scipy.spatial.distance").pdist(
+        np.asarray(Z[:BANDWIDTH_ROWS], np.float64), norm
+    )
     distances = distances[distances > 0]
     if len(distances) == 0:
         raise DataError(

@@ -1,4 +1,4 @@
-"""Imports packages that only some users need."""
+"""Imports packages that only some users need, or that take long to import."""
 
 from __future__ import annotations
 
@@ -19,3 +19,8 @@ def need(module: str, what: str = "reading this format", extra: str = "files") -
         raise MissingDependencyError(
             f"{what} needs {module.partition('.')[0]}: pip install streamkern[{extra}]"
         ) from error
+
+
+def on_demand(module: str) -> Any:
+    """A module that is always there and takes long to import: loaded where it is first used."""
+    return importlib.import_module(module)

@@ -284,7 +284,7 @@ def run_overview(
             "step": position.get("step", 0),
             "epoch": position.get("epoch", 0),
             "samples": position.get("samples", 0),
-            "metrics": {} if saved is None else saved.meta["metrics"],
+            "metrics": {} if saved is None else saved.meta["metrics"] or {},
             "evaluations": len({r["step"] for r in records if r.get("event") == "evaluation"}),
             "checkpoints": directory.steps(),
             "solver": None if setup is None else _solver(setup.meta),

@@ -113,6 +113,7 @@ class Trainer:
         self.progress = progress
         self.history: list[dict[str, Any]] = []
         self.metrics: dict[str, float] = {}
+        self.owed = False  # whether an evaluation was begun that did not end
         self.position = Position()
         self.logged = self.saved = time.monotonic()
         self.loop_s = self.stood_still_s = 0.0
@@ -177,7 +178,9 @@ class Trainer:
         guard = Guard.restore(saved.meta["guard"])
         self.watch = self._watching(good, guard, saved.arrays["window"])
         self.position = Position(**saved.meta["position"])
-        self.metrics = {k: math.nan if v is None else v for k, v in saved.meta["metrics"].items()}
+        metrics = saved.meta["metrics"]
+        self.owed = metrics is None
+        self.metrics = {k: math.nan if v is None else v for k, v in (metrics or {}).items()}
         self.order = saved.meta["order"]
         self.ended = self._finished()
         self._report("resume", self.cluster)
@@ -234,12 +237,13 @@ class Trainer:
     def run_to_end(self) -> Result:
         """All remaining batches, then the last checkpoint and evaluation."""
         if self.position.done:
-            self.metrics = {}  # of whatever was held out then
-            self._evaluate()
+            owed = self.owed
+            self._evaluate()  # the metrics that were saved are of whatever was held out then
+            if owed:
+                self._checkpoint()
         else:
             try:
-                self._loop()
-                self._finish()
+                self._to_end()
             except StreamkernError as error:
                 if not isinstance(error, TrainingInterrupted):
                     error.exit_code = EXIT_FAILED  # from here on the run can be resumed
@@ -247,6 +251,15 @@ class Trainer:
         if self.saver is not None:
             self.saver.close()
         return self._result()
+
+    def _to_end(self) -> None:
+        try:
+            if self.owed:
+                self._evaluate()
+            self._loop()
+            self._finish()
+        except Stopped as stopped:
+            self._save_and_end(stopped)
 
     def _loop(self) -> None:
         position, epochs = self.position, self.run.config.data.passes
@@ -274,11 +287,12 @@ class Trainer:
 
     def _next(self, batches: Iterator[DeviceBatch]) -> DeviceBatch | None:
         """The next batch; a signal that comes while storage is waited for is granted here."""
-        try:
-            with self.stop.at_once(saves=True):
-                return next(batches, None)
-        except Stopped as stopped:
-            self._save_and_end(stopped)
+        with self._stoppable():
+            return next(batches, None)
+
+    def _stoppable(self) -> contextlib.AbstractContextManager[None]:
+        """Between two steps, where a signal ends the run, which saves them."""
+        return self.stop.at_once(saves=self.saver is not None)
 
     def _step(self, batch: DeviceBatch) -> None:
         position = self.position
@@ -399,12 +413,13 @@ class Trainer:
         }
         # As an array, because a diverging run has losses that JSON can not hold.
         arrays["window"] = self.watch.read().copy()
+        metrics = {k: v if math.isfinite(v) else None for k, v in self.metrics.items()}
         meta = {
             "position": asdict(self.position),
             "state": self.solver.scalars(self.state),
             "guard": self.watch.guard.scalars(),
             "order": self.loader.order_key(),
-            "metrics": {k: v if math.isfinite(v) else None for k, v in self.metrics.items()},
+            "metrics": None if self.owed else metrics,
             "evaluated": "average" if averaged else "alpha",
         }
         arrays["good"] = backend.copy_to_host(self.watch.good)
@@ -418,10 +433,13 @@ class Trainer:
             store.check_unchanged()
 
     def _evaluate(self) -> None:
+        """The figures on the test data; a signal is granted meanwhile, and they are owed then."""
+        self.metrics, self.owed = {}, self.test is not None
         if self.test is None:
             return
-        with np.errstate(over="ignore", invalid="ignore"):
-            self.metrics = named("test", self._model().evaluate(self.test))
+        with self._stoppable(), np.errstate(over="ignore", invalid="ignore"):
+            metrics = named("test", self._model().evaluate(self.test))
+        self.metrics, self.owed = metrics, False
         record = {"step": self.position.step, "samples": self.position.samples, **self.metrics}
         self.history.append(record)
         self._report("evaluation", self.metrics)

@@ -26,10 +26,12 @@ from streamkern.checkpoint import RunDirectory
 from streamkern.compiled import numba_problem
 from streamkern.config import RunConfig
 from streamkern.errors import ConfigError, ResumeMismatchError, RunLockedError
+from streamkern.folder import open_folder
 from streamkern.ingest import ingest
 from streamkern.kernels import get_kernel
 from streamkern.memory import Buffers
 from streamkern.runlog import read_log
+from streamkern.sealed import load
 from streamkern.sizes import Sizes
 from streamkern.sources import ArraySource, AugmentedSource, Source, ZarrSource
 from streamkern.train import train
@@ -248,6 +250,59 @@ def test_signals(signals: list[signal.Signals], exit_code: int, steps: int, tmp_
     assert latest_step(tmp_path) == steps
     finished(settings(tmp_path, **METHODS["blocks"]), source=stream())
     assert_same_bits(final(tmp_path), uninterrupted("blocks"))
+
+
+class Held(ArraySource):
+    """Rows held out, of which one evaluation in a process waits in its middle for a while."""
+
+    conn: Any = None
+    evaluations = 0
+
+    def _read(self, u: int, seed: int, epoch: int) -> tuple[Array, Array]:
+        Held.evaluations += u == 0
+        if self.conn is not None and u == 1 and Held.evaluations == self.waits_in:
+            self.conn.send("here")
+            self.conn.poll(2)
+        return super()._read(u, seed, epoch)
+
+
+def _evaluate_and_wait(run_dir: Path, waits_in: int, conn: Any) -> None:
+    shorten_windows()
+    held = Held(*arrays(40, 5), classes=CLASSES, unit_rows=16)
+    held.conn, held.waits_in = conn, waits_in
+    train(evaluated(run_dir), source=stream(), test=held)
+
+
+def evaluated(run_dir: Path) -> RunConfig:
+    """Evaluations after 5, 10 and all 14 steps."""
+    return settings(run_dir, **METHODS["blocks"], **{"run.evaluate_every": 5})
+
+
+@pytest.mark.parametrize(
+    ("waits_in", "steps"),
+    [((1,), [5]), ((1, 1), [5, 5]), ((2, 1, 2), [10, 10, 14]), ((3, 1, 1), [14, 14, 14])],
+)
+def test_a_signal_ends_an_evaluation_and_the_next_process_makes_it_again(
+    waits_in: tuple[int, ...], steps: list[int], tmp_path: Path
+) -> None:
+    """In a run of theirs, signals arrive in these evaluations, counted by each process."""
+    whole = finished(evaluated(tmp_path / "w"), source=stream(), test=array_source(40, 5))
+    found = []
+    for count in waits_in:
+        ours, theirs = multiprocessing.Pipe()
+        life = process(_evaluate_and_wait, tmp_path / "run", count, theirs)
+        assert ours.poll(60)
+        os.kill(life.pid, signal.SIGTERM)
+        life.join(60)
+        assert life.exitcode == 75
+        found.append(latest_step(tmp_path / "run"))
+    assert found == steps
+    result = finished(evaluated(tmp_path / "run"), source=stream(), test=array_source(40, 5))
+    assert (result.metrics, result.history) == (whole.metrics, whole.history)
+    key = f"checkpoints/{STEPS:012d}.json"
+    resumed, at_once = (load(open_folder(tmp_path / name), key) for name in ("run", "w"))
+    assert_same_bits(resumed.arrays, at_once.arrays)
+    assert resumed.meta == at_once.meta
 
 
 def _die_in_step(run_dir: Path, method: str, at: int) -> None:
