@@ -567,7 +567,7 @@ def test_wrong_data_is_one_sentence() -> None:
     with pytest.raises(DataError, match="y has 1 outputs, the model was trained on 2"):
         model.score(ArraySource(X, Y[:, :1]))
     classifier = KernelClassifier(epochs=1, **SMALL).fit(X, LABELS)
-    with pytest.raises(DataError, match="the data has the classes a, b"):
+    with pytest.raises(DataError, match="the data has the classes 'a', 'b'"):
         classifier.score(ArraySource(X, np.array(["a", "b"])[np.arange(300) % 2]))
 
 
