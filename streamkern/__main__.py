@@ -5,7 +5,7 @@ import signal
 import sys
 from types import FrameType
 
-EXIT_INTERRUPTED = 130
+EXIT_TRY_AGAIN, EXIT_INTERRUPTED = 75, 130
 
 
 def main() -> int:
@@ -17,7 +17,11 @@ def main() -> int:
     try:
         from streamkern.cli import main as run
 
-        return run()  # which reads the run file before it has handlers of its own
+        code = run()  # which reads the run file before it has handlers of its own
+        if code in (EXIT_INTERRUPTED, EXIT_TRY_AGAIN):
+            # Libraries clear up what a signal may have found them half-way through making.
+            sys.unraisablehook = lambda failure: None
+        return code
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -350,12 +350,13 @@ def test_ctrl_c_while_the_run_file_is_read_shows_no_traceback(tmp_path: Path) ->
 
 
 STUCK = """
-import ctypes, sys
+import ctypes, functools, sys
 from streamkern import console, stop
 stop._GRACE_S = 0.2
 lock, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
 request = stop.StopRequest(install=True)
-with stop.watched(request, console.explain), request, {inside}:
+explain = functools.partial(console.explain, options={{}})
+with stop.watched(request, explain), request, {inside}:
     libc.pthread_mutex_lock(lock)
     print("here", flush=True)
     print("buffered", end="")
