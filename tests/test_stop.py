@@ -405,6 +405,28 @@ def test_a_process_ends_in_a_library_as_it_would_outside(
 
 
 @posix
+def test_what_a_signal_left_half_made_is_cleared_up_in_silence() -> None:
+    code = """
+import os, signal
+from streamkern import stop
+class Half:
+    def __del__(self): raise AttributeError("_ssock")
+request = stop.StopRequest(install=True)
+try:
+    with stop.watched(request, lambda error: 1), request:
+        Half()  # nothing came yet: this is shown
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            Half()
+except stop.Stopped:
+    Half()  # the process goes on
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.count("AttributeError: _ssock") == 2, done.stderr
+
+
+@posix
 @pytest.mark.parametrize("inside", ["request.later()", "request.at_once(saves=True)"])
 def test_what_is_to_be_saved_is_ended_in_a_library_by_a_second_signal_only(inside: str) -> None:
     """H2: a library that never returns keeps the main thread from any handler of Python."""
