@@ -64,9 +64,9 @@ def child(arguments: argparse.Namespace) -> None:
     import dask  # noqa: F401 - imported before the baseline is taken, as all imports are
     import sklearn.utils.validation  # noqa: F401
 
+    from streamkern.arrays import ArraySource
     from streamkern.config import RunConfig
     from streamkern.run import open_run
-    from streamkern.sources import ArraySource
     from streamkern.train import train
 
     name = f"train-{arguments.rows}.zarr"

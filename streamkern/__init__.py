@@ -35,6 +35,7 @@ from streamkern.errors import (
 from streamkern.version import __version__
 
 if TYPE_CHECKING:
+    from streamkern.arrays import ArraySource
     from streamkern.augment import (
         GaussianNoise,
         MixUp,
@@ -44,9 +45,11 @@ if TYPE_CHECKING:
         deterministic,
         host_transform,
     )
+    from streamkern.augmented import AugmentedSource
     from streamkern.cache import Cache
     from streamkern.config import RunConfig, load_run_file
     from streamkern.estimator import KernelClassifier, KernelRegressor
+    from streamkern.generator import GeneratorSource
     from streamkern.ingest import ingest as ingest_store
     from streamkern.kernels import (
         Cauchy,
@@ -64,7 +67,7 @@ if TYPE_CHECKING:
     from streamkern.materialise import augment_store
     from streamkern.materialise import materialise as materialise_store
     from streamkern.mixture import MixtureSource
-    from streamkern.sources import ArraySource, AugmentedSource, GeneratorSource, ZarrSource
+    from streamkern.sources import ZarrSource
     from streamkern.store import open_store
     from streamkern.train import train as train_model
     from streamkern.tuning import tune
@@ -137,7 +140,10 @@ _LAZY = {
     "Polynomial ReluNTK",
     "materialise": "augment_store materialise:materialise_store",
     "mixture": "MixtureSource",
-    "sources": "ArraySource AugmentedSource GeneratorSource ZarrSource",
+    "arrays": "ArraySource",
+    "augmented": "AugmentedSource",
+    "generator": "GeneratorSource",
+    "sources": "ZarrSource",
     "store": "open_store",
     "train": "train:train_model",
     "tuning": "tune",

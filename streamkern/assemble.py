@@ -25,11 +25,11 @@ from streamkern.kernels import Kernel, get_kernel
 from streamkern.points import Grid
 from streamkern.products import KernelOperator
 from streamkern.run import Run
+from streamkern.sampling import sample_rows
 from streamkern.sealed import Parts, Saved, on_host
 from streamkern.solver.base import Solver
 from streamkern.solver.build import Choices, Rows, Setup, assemble, compute
 from streamkern.source_base import Source
-from streamkern.sources import sample_rows
 from streamkern.targets import TargetScale
 
 SAMPLE_STAGE = 2

@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from streamkern.mixture import MixtureSource
 from streamkern.random import Stage, words
+from streamkern.sampling import read_rows
 from streamkern.source_base import Block, Source, read_labels, unit_sizes
-from streamkern.sources import ZarrSource, read_rows
+from streamkern.sources import ZarrSource
 
 BALANCED_STAGE = 24
 # As for random centers: a store sorted by label needs centers from all over it.

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from streamkern.errors import ConfigError, DataError, NonFiniteError
 from streamkern.optional import on_demand
+from streamkern.sampling import sample_rows
 from streamkern.source_base import Block, Source, joined, read_units
-from streamkern.sources import sample_rows
 
 CENTERS_STAGE = 1
 ORDER_STAGE = 21

@@ -13,12 +13,12 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from streamkern import inputs
+from streamkern.arrays import ArraySource
 from streamkern.errors import ConfigError, DataError
 from streamkern.estimator_base import KernelEstimator, with_parameter
 from streamkern.kernels import Kernel
 from streamkern.report import some
 from streamkern.source_base import Source
-from streamkern.sources import ArraySource
 
 __all__ = ["KernelClassifier", "KernelRegressor"]
 

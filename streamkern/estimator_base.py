@@ -19,7 +19,9 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from streamkern import inputs
+from streamkern.arrays import ArraySource
 from streamkern.augment import Transform, from_config, is_deterministic
+from streamkern.augmented import AugmentedSource
 from streamkern.centers import as_centers
 from streamkern.config import SOLVER_OPTIONS, RunConfig
 from streamkern.devices import get_backend
@@ -31,7 +33,6 @@ from streamkern.ordered import in_columns
 from streamkern.problem import check_same_rows
 from streamkern.products import KernelOperator
 from streamkern.source_base import Source
-from streamkern.sources import ArraySource, AugmentedSource
 from streamkern.step_rule import StepRule, largest
 from streamkern.train import Result, train
 from streamkern.warm import WarmStart

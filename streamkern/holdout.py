@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from streamkern.arrays import ArraySource
 from streamkern.augment import transform_name
+from streamkern.augmented import AugmentedSource
 from streamkern.errors import ConfigError, DataError
 from streamkern.mixture import MixtureSource, stored_rows
 from streamkern.problem import Data, host_transforms
+from streamkern.sampling import sample_rows
 from streamkern.source_base import Source, joined, target_bytes
-from streamkern.sources import ArraySource, AugmentedSource, sample_rows
 
 SAMPLE_STAGE, SPLIT_STAGE = 31, 32
 # A store sorted by label needs samples from all over it.

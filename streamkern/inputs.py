@@ -13,9 +13,10 @@ from sklearn.utils import assert_all_finite, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import _check_sample_weight, check_array, validate_data
 
+from streamkern.arrays import ArraySource
 from streamkern.errors import ConfigError, DataError
 from streamkern.source_base import Source
-from streamkern.sources import ArraySource, ZarrSource
+from streamkern.sources import ZarrSource
 from streamkern.store import Store
 
 # What is stored as it comes; anything else becomes float64.

@@ -18,6 +18,7 @@ import numpy as np
 
 from streamkern import layout
 from streamkern.augment import apply_transforms, from_config
+from streamkern.augmented import AugmentedSource
 from streamkern.backend import Backend
 from streamkern.errors import ConfigError, DataError
 from streamkern.feed import prepare
@@ -36,7 +37,7 @@ from streamkern.ownership import mark_at
 from streamkern.prefetch import Loader
 from streamkern.random import Stage
 from streamkern.source_base import Block, Source, is_weighted
-from streamkern.sources import AugmentedSource, stores_of
+from streamkern.sources import stores_of
 from streamkern.storage import zarr_store
 from streamkern.store import open_store
 from streamkern.unfinished import is_made_from

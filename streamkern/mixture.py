@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from streamkern.augment import Moments, Transform, bind_transforms, transform_name
+from streamkern.augmented import AugmentedSource
 from streamkern.cache import Cache
 from streamkern.errors import ConfigError
 from streamkern.ordered import in_columns
@@ -26,7 +27,7 @@ from streamkern.source_base import (
     source_rows,
     unit_sizes,
 )
-from streamkern.sources import AugmentedSource, ZarrSource
+from streamkern.sources import ZarrSource
 from streamkern.statistics import ColumnMoments
 from streamkern.storage import local_path
 

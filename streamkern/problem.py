@@ -15,6 +15,7 @@ import numpy.typing as npt
 import zarr
 
 from streamkern.augment import Transform, from_config, is_deterministic, transform_name
+from streamkern.augmented import AugmentedSource
 from streamkern.cache import Cache
 from streamkern.columns import in_order
 from streamkern.config import RunConfig
@@ -27,7 +28,7 @@ from streamkern.scaling import find_scale
 from streamkern.selection import METHODS
 from streamkern.sizes import IN_PLACE
 from streamkern.source_base import Source
-from streamkern.sources import AugmentedSource, ZarrSource
+from streamkern.sources import ZarrSource
 from streamkern.storage import local_path, zarr_store
 from streamkern.store import Store, open_store
 from streamkern.weights import class_notes, weight_factors

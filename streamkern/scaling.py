@@ -19,11 +19,12 @@ from streamkern.augment import (
     apply_transforms,
     is_deterministic,
 )
+from streamkern.augmented import AugmentedSource
 from streamkern.errors import ConfigError
 from streamkern.mixture import MixtureSource, mixed_moments
 from streamkern.random import Stage
+from streamkern.sampling import sample_rows
 from streamkern.source_base import Source
-from streamkern.sources import AugmentedSource, sample_rows
 from streamkern.statistics import RunningStatistics
 
 SCALE_STAGE = 41

@@ -13,13 +13,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from streamkern.arrays import ArraySource
 from streamkern.augment import GaussianNoise
+from streamkern.augmented import AugmentedSource
 from streamkern.checkpoint import RunDirectory
 from streamkern.config import RunConfig
 from streamkern.errors import StreamkernError, TrainingInterrupted
 from streamkern.folder import open_folder
 from streamkern.sealed import load
-from streamkern.sources import ArraySource, AugmentedSource, Source
+from streamkern.source_base import Source
 from streamkern.train import Result, train
 from tests import reference as ref
 

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import pdist
 
 from streamkern import centers
+from streamkern.arrays import ArraySource
 from streamkern.augment import GaussianNoise, RandomFlip
+from streamkern.augmented import AugmentedSource
 from streamkern.errors import ConfigError, DataError, NonFiniteError
 from streamkern.ingest import ingest
-from streamkern.sources import ArraySource, AugmentedSource
 from streamkern.train import train
 from tests import runs
 from tests.runs import array_source, arrays, finished, stream

@@ -16,10 +16,13 @@ from scipy.spatial.distance import cdist
 from sklearn.cluster import MiniBatchKMeans
 
 from streamkern import balanced, choosing
+from streamkern.arrays import ArraySource
 from streamkern.augment import GaussianNoise, RandomFlip, Scale, host_transform
+from streamkern.augmented import AugmentedSource
 from streamkern.backend import Backend
 from streamkern.centers import all_rows
 from streamkern.errors import ConfigError, DataError, MemoryBudgetError
+from streamkern.generator import GeneratorSource
 from streamkern.ingest import ingest
 from streamkern.kernels import Laplace
 from streamkern.kmeans import KMEANS_STAGE, kmeans
@@ -29,7 +32,8 @@ from streamkern.products import KernelOperator
 from streamkern.rpcholesky import PIVOT_STAGE, rpcholesky
 from streamkern.run import Run, open_run
 from streamkern.selection import KMEANS_BATCH, selection
-from streamkern.sources import ArraySource, AugmentedSource, GeneratorSource, Source, ZarrSource
+from streamkern.source_base import Source
+from streamkern.sources import ZarrSource
 from tests import reference as ref
 from tests import runs
 from tests.runs import array_source, arrays, finished, stream

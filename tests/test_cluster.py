@@ -17,13 +17,15 @@ import psutil
 import pytest
 
 from streamkern import remote
+from streamkern.arrays import ArraySource
 from streamkern.cluster import check_cluster, connect, dashboard_link
 from streamkern.config import RunConfig
 from streamkern.errors import ClusterError, ConfigError, CorruptChunkError, MissingDependencyError
 from streamkern.prefetch import HostBatch, Loader
 from streamkern.remote import Recipe, opened
 from streamkern.runlog import read_log
-from streamkern.sources import ArraySource, Source, ZarrSource
+from streamkern.source_base import Source
+from streamkern.sources import ZarrSource
 from streamkern.train import train
 from tests import clusters
 from tests.clusters import Cluster, Dies, Fails, Misbehaving, Waits, eventually

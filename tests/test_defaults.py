@@ -11,11 +11,12 @@ import pytest
 
 import streamkern as sk
 from streamkern import problem
+from streamkern.arrays import ArraySource
+from streamkern.augmented import AugmentedSource
 from streamkern.config import RunConfig
 from streamkern.estimator_base import _SETTINGS, KernelEstimator
 from streamkern.problem import auto_epochs
 from streamkern.run import open_run
-from streamkern.sources import ArraySource, AugmentedSource
 from streamkern.train import train
 from tests.runs import stopped
 

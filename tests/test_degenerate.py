@@ -12,11 +12,12 @@ import pytest
 from scipy.spatial.distance import cdist
 
 from streamkern import ConfigError, DataError, KernelClassifier, KernelRegressor
+from streamkern.arrays import ArraySource
 from streamkern.augment import Scale
 from streamkern.cli import main
 from streamkern.describe import describe_store
 from streamkern.ingest import ingest
-from streamkern.sources import ArraySource, ZarrSource
+from streamkern.sources import ZarrSource
 from streamkern.store import open_store
 from streamkern.train import train
 from tests.runs import settings

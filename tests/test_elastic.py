@@ -14,13 +14,16 @@ import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from streamkern.arrays import ArraySource
 from streamkern.augment import GaussianNoise, MixUp, RandomCrop, RandomFlip
+from streamkern.augmented import AugmentedSource
 from streamkern.backend import Backend
 from streamkern.cluster import connect
 from streamkern.devices import get_backend
 from streamkern.feed import Feed
 from streamkern.prefetch import Loader
-from streamkern.sources import ArraySource, AugmentedSource, Source, ZarrSource
+from streamkern.source_base import Source
+from streamkern.sources import ZarrSource
 from tests import clusters
 from tests.clusters import Cluster
 from tests.runs import (

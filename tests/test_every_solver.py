@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from streamkern.arrays import ArraySource
 from streamkern.config import SOLVER_OPTIONS
 from streamkern.errors import ConfigError
 from streamkern.run import open_run
-from streamkern.sources import ArraySource
 from tests import reference as ref
 from tests.maths import Array
 from tests.runs import FOURIER, METHODS, array_source, arrays, finished, settings, stream

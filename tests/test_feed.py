@@ -5,12 +5,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from streamkern.arrays import ArraySource
 from streamkern.augment import GaussianNoise, MixUp, RandomCrop, Scale
+from streamkern.augmented import AugmentedSource
 from streamkern.backend import Backend
 from streamkern.errors import ConfigError
 from streamkern.feed import DeviceBatch, Feed, prepare
 from streamkern.prefetch import Loader
-from streamkern.sources import ArraySource, AugmentedSource, Source, sample_rows
+from streamkern.sampling import sample_rows
+from streamkern.source_base import Source
 
 rng = np.random.default_rng(0)
 IMAGES = rng.integers(0, 256, (90, 4, 5, 2)).astype(np.uint8)

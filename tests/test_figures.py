@@ -10,11 +10,11 @@ import pytest
 from sklearn.metrics import accuracy_score, mean_squared_error, r2_score
 
 import streamkern as sk
+from streamkern.arrays import ArraySource
 from streamkern.devices import get_backend
 from streamkern.figures import Figures, in_words, named
 from streamkern.overview import run_overview, run_text
 from streamkern.runlog import read_log
-from streamkern.sources import ArraySource
 from tests.runs import array_source, finished, settings, stream
 
 rng = np.random.default_rng(2)

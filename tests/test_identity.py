@@ -21,7 +21,7 @@ from streamkern.identity import (
 )
 from streamkern.kernels import get_kernel
 from streamkern.run import Run, open_run
-from streamkern.sources import Source
+from streamkern.source_base import Source
 from tests.runs import Array, array_source, arrays, settings, stream
 
 

@@ -14,14 +14,17 @@ import numpy as np
 import pytest
 
 from streamkern import KernelClassifier, KernelRegressor
+from streamkern.arrays import ArraySource
 from streamkern.augment import GaussianNoise, MixUp
+from streamkern.augmented import AugmentedSource
 from streamkern.backend import Backend
 from streamkern.errors import ConfigError, DataError, ResumeMismatchError
 from streamkern.generator import GeneratorSource
 from streamkern.intercept import target_scale
 from streamkern.mixture import MixtureSource
 from streamkern.model import load_model
-from streamkern.sources import ArraySource, AugmentedSource, Source, ZarrSource
+from streamkern.source_base import Source
+from streamkern.sources import ZarrSource
 from streamkern.targets import TargetScale
 from streamkern.warm import WarmStart
 from streamkern.weights import weight_factors

@@ -15,6 +15,7 @@ import pytest
 import zarr
 from threadpoolctl import threadpool_info
 
+from streamkern.arrays import ArraySource
 from streamkern.augment import (
     GaussianNoise,
     MixUp,
@@ -24,6 +25,7 @@ from streamkern.augment import (
     from_config,
     host_transform,
 )
+from streamkern.augmented import AugmentedSource
 from streamkern.errors import ConfigError, DataError, NonFiniteError, ResumeMismatchError
 from streamkern.ingest import ingest
 from streamkern.materialise import augment_store, materialise
@@ -31,8 +33,8 @@ from streamkern.mixture import MixtureSource
 from streamkern.plan import EpochPlan
 from streamkern.prefetch import Loader
 from streamkern.random import RowRandom, Stage
-from streamkern.source_base import unit_sizes
-from streamkern.sources import ArraySource, AugmentedSource, Source, ZarrSource
+from streamkern.source_base import Source, unit_sizes
+from streamkern.sources import ZarrSource
 from streamkern.statistics import RunningStatistics
 from streamkern.store import Store, open_store
 from tests.faults import flip_bit, tree

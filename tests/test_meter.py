@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from streamkern.arrays import ArraySource
 from streamkern.cache import COUNTS, Cache
 from streamkern.ingest import ingest
 from streamkern.meter import Flow, Meter
 from streamkern.objects import TRAFFIC
 from streamkern.prefetch import Loader
 from streamkern.runlog import read_log
-from streamkern.sources import ArraySource, ZarrSource
+from streamkern.sources import ZarrSource
 from tests.faultproxy import FaultProxy
 from tests.runs import finished, settings
 from tests.s3server import S3Server

@@ -14,16 +14,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamkern.arrays import ArraySource
 from streamkern.augment import GaussianNoise, Scale
+from streamkern.augmented import AugmentedSource
 from streamkern.config import RunConfig
 from streamkern.errors import ConfigError, ResumeMismatchError
+from streamkern.generator import GeneratorSource
 from streamkern.ingest import ingest
 from streamkern.mixture import MixtureSource, open_stores, stored_rows
 from streamkern.prefetch import Loader
 from streamkern.problem import open_data
 from streamkern.run import open_run
-from streamkern.source_base import unit_sizes
-from streamkern.sources import ArraySource, AugmentedSource, GeneratorSource, Source, sample_rows
+from streamkern.sampling import sample_rows
+from streamkern.source_base import Source, unit_sizes
 from streamkern.train import train
 from tests.runs import settings as run_settings
 from tests.streams import everything

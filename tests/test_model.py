@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from streamkern import model as model_module
+from streamkern.arrays import ArraySource
+from streamkern.augmented import AugmentedSource
 from streamkern.errors import ConfigError, DataError, RunError
 from streamkern.estimator import KernelClassifier
 from streamkern.model import load_model
-from streamkern.sources import ArraySource, AugmentedSource
 from streamkern.train import Result
 from tests.faults import tree
 from tests.runs import (

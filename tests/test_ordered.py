@@ -13,13 +13,15 @@ import pyarrow.parquet
 import pytest
 
 from streamkern import KernelClassifier, KernelRegressor
+from streamkern.arrays import ArraySource
 from streamkern.augment import Scale
+from streamkern.augmented import AugmentedSource
 from streamkern.errors import ConfigError, DataError
 from streamkern.ingest import ingest
 from streamkern.mixture import MixtureSource, open_stores
 from streamkern.ordered import in_columns
-from streamkern.source_base import read_units
-from streamkern.sources import ArraySource, AugmentedSource, Source, ZarrSource
+from streamkern.source_base import Source, read_units
+from streamkern.sources import ZarrSource
 from tests.runs import Array, finished, settings
 
 NAMES = ("a", "b", "c", "d")

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from streamkern.arrays import ArraySource
 from streamkern.augment import GaussianNoise, Scale
+from streamkern.augmented import AugmentedSource
 from streamkern.backend import Backend
 from streamkern.errors import ConfigError
 from streamkern.model import load_model
 from streamkern.points import Grid
 from streamkern.precision import resolve_precision
-from streamkern.sources import ArraySource, AugmentedSource
 from tests.runs import finished, settings
 
 U8, F4 = np.dtype(np.uint8), np.dtype(np.float32)

@@ -21,10 +21,10 @@ from streamkern import answerfiles, answerspool
 from streamkern import model as model_module
 from streamkern.answerfiles import Answers, class_labels
 from streamkern.answerspool import AnswerSpool
+from streamkern.arrays import ArraySource
 from streamkern.errors import ConfigError, CorruptChunkError, DataError, MissingDependencyError
 from streamkern.model import KernelModel, load_model
 from streamkern.scratch import Scratch, scratch_folder
-from streamkern.sources import ArraySource
 from streamkern.train import Result
 from tests.faults import tree
 from tests.runs import (

@@ -15,20 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamkern import fetch
+from streamkern.arrays import ArraySource
 from streamkern.augment import RandomCrop, RandomFlip
+from streamkern.augmented import AugmentedSource
 from streamkern.errors import ConfigError, CorruptChunkError, DataError, RunError, StorageError
+from streamkern.generator import GeneratorSource
 from streamkern.plan import EpochPlan
 from streamkern.prefetch import HostBatch, Loader
-from streamkern.source_base import unit_sizes
-from streamkern.sources import (
-    ArraySource,
-    AugmentedSource,
-    BaseSource,
-    Block,
-    GeneratorSource,
-    Source,
-    ZarrSource,
-)
+from streamkern.source_base import BaseSource, Block, Source, unit_sizes
+from streamkern.sources import ZarrSource
 
 X = np.random.default_rng(0).normal(size=(101, 3)).astype(np.float32)
 Y = np.random.default_rng(1).normal(size=(101, 2))

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import zarr
 
+from streamkern.arrays import ArraySource
 from streamkern.augment import GaussianNoise, RandomCrop, Scale, deterministic, host_transform
+from streamkern.augmented import AugmentedSource
 from streamkern.backend import Backend
 from streamkern.config import RunConfig
 from streamkern.errors import (
@@ -20,10 +22,11 @@ from streamkern.errors import (
     StoreNotFoundError,
     StreamkernError,
 )
+from streamkern.generator import GeneratorSource
 from streamkern.ingest import ingest
 from streamkern.problem import DEFAULT_CENTERS, count_centers, open_centers, open_data
 from streamkern.run import Run, open_run
-from streamkern.sources import ArraySource, AugmentedSource, GeneratorSource, Source
+from streamkern.source_base import Source
 from streamkern.storage import zarr_store
 from streamkern.train import train
 from tests.runs import CLASSES, Array, D, N, P, array_source, arrays, settings, stream

@@ -20,7 +20,9 @@ import pytest
 
 from streamkern import choice, guard, sealed
 from streamkern import trainer as train_module
+from streamkern.arrays import ArraySource
 from streamkern.augment import GaussianNoise, MixUp
+from streamkern.augmented import AugmentedSource
 from streamkern.backend import Backend
 from streamkern.checkpoint import RunDirectory
 from streamkern.compiled import numba_problem
@@ -33,7 +35,8 @@ from streamkern.memory import Buffers
 from streamkern.runlog import read_log
 from streamkern.sealed import load
 from streamkern.sizes import Sizes
-from streamkern.sources import ArraySource, AugmentedSource, Source, ZarrSource
+from streamkern.source_base import Source
+from streamkern.sources import ZarrSource
 from streamkern.train import train
 from tests.conftest import MakeZarr
 from tests.faults import tree

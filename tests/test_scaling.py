@@ -13,10 +13,13 @@ from sklearn.datasets import load_breast_cancer, load_digits, load_iris, load_wi
 from sklearn.preprocessing import StandardScaler
 
 import streamkern as sk
+from streamkern.arrays import ArraySource
 from streamkern.augment import GaussianNoise, Scale, deterministic
+from streamkern.augmented import AugmentedSource
 from streamkern.candidates import Candidates, Wishes
 from streamkern.config import RunConfig
 from streamkern.errors import ConfigError
+from streamkern.generator import GeneratorSource
 from streamkern.holdout import draw
 from streamkern.ingest import ingest
 from streamkern.mixture import MixtureSource
@@ -25,7 +28,7 @@ from streamkern.overview import plan_overview, plan_text, run_overview, run_text
 from streamkern.problem import open_data
 from streamkern.run import open_run
 from streamkern.scaling import find_scale
-from streamkern.sources import ArraySource, AugmentedSource, GeneratorSource, ZarrSource
+from streamkern.sources import ZarrSource
 from tests.runs import finished, settings
 
 AUTO = {"data.scale": "auto"}

@@ -13,10 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamkern.arrays import ArraySource
 from streamkern.augment import Scale
+from streamkern.augmented import AugmentedSource
 from streamkern.budget import resolve
 from streamkern.config import RunConfig
 from streamkern.errors import DivergenceError, MemoryBudgetError
+from streamkern.generator import GeneratorSource
 from streamkern.kernels import get_kernel
 from streamkern.mixture import MixtureSource
 from streamkern.model import load_model
@@ -24,7 +27,6 @@ from streamkern.online import Online
 from streamkern.runlog import read_log
 from streamkern.sizes import Wishes
 from streamkern.solver import build
-from streamkern.sources import ArraySource, AugmentedSource, GeneratorSource
 from tests import reference as ref
 from tests.maths import (
     Array,

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from streamkern import trainer
+from streamkern.arrays import ArraySource
 from streamkern.augment import GaussianNoise, MixUp
+from streamkern.augmented import AugmentedSource
 from streamkern.backend import Backend
 from streamkern.errors import ConfigError, DivergenceError
 from streamkern.online import Online
@@ -18,7 +20,6 @@ from streamkern.runlog import read_log
 from streamkern.solver import build
 from streamkern.solver.base import Solver, State
 from streamkern.solver.falkon import FalkonSolver
-from streamkern.sources import ArraySource, AugmentedSource
 from tests import reference as ref
 from tests.maths import (
     Array,

@@ -13,21 +13,17 @@ import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamkern import arrays, sources
+from streamkern import arrays, augmented, sources
+from streamkern.arrays import ArraySource
 from streamkern.augment import GaussianNoise, RandomCrop, RandomFlip, Scale
+from streamkern.augmented import AugmentedSource
 from streamkern.errors import ConfigError, CorruptChunkError, DataError, NonFiniteError
+from streamkern.generator import GeneratorSource
 from streamkern.mixture import MixtureSource
 from streamkern.random import RowRandom
-from streamkern.source_base import unit_sizes
-from streamkern.sources import (
-    ArraySource,
-    AugmentedSource,
-    GeneratorSource,
-    Source,
-    ZarrSource,
-    sample_rows,
-    stores_of,
-)
+from streamkern.sampling import sample_rows
+from streamkern.source_base import Source, unit_sizes
+from streamkern.sources import ZarrSource, stores_of
 from tests.streams import everything
 
 
@@ -279,7 +275,7 @@ def test_units_of_replicas_do_not_change_the_rows(
     """Small bases put whole replicas in a unit, large ones a unit of a replica."""
     base = ArraySource(IMAGES, LABELS, unit_rows=20)
     plain = everything(AugmentedSource(base, 7, FLIP))
-    monkeypatch.setattr(sources, "UNIT_BYTES", unit_bytes)
+    monkeypatch.setattr(augmented, "UNIT_BYTES", unit_bytes)
     source = AugmentedSource(base, 7, FLIP)
     assert source.n_units == {1: 21, 2120: 7, 4240: 4, 6365: 3, 10**9: 1}[unit_bytes]
     for a, b in zip(everything(source), plain, strict=True):

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from streamkern.arrays import ArraySource
+from streamkern.augmented import AugmentedSource
 from streamkern.config import load_run_file
 from streamkern.errors import ConfigError
 from streamkern.options import parse_transform, setting
 from streamkern.settings import parse_toml
-from streamkern.sources import AugmentedSource
 
 
 @pytest.mark.parametrize(

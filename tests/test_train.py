@@ -18,13 +18,16 @@ from sklearn.datasets import load_digits
 
 import streamkern as sk
 from streamkern import sealed
+from streamkern.arrays import ArraySource
 from streamkern.augment import GaussianNoise, Scale, deterministic
+from streamkern.augmented import AugmentedSource
 from streamkern.checkpoint import RunDirectory
 from streamkern.errors import CheckpointError, CorruptChunkError, DataError, StreamkernError
+from streamkern.generator import GeneratorSource
 from streamkern.ingest import ingest
 from streamkern.runlog import read_log
 from streamkern.solver.block import BlockSolver
-from streamkern.sources import ArraySource, AugmentedSource, GeneratorSource, Source
+from streamkern.source_base import Source
 from tests.faults import flip_bit
 from tests.runs import (
     CLASSES,

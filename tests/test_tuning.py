@@ -23,6 +23,8 @@ from scipy.spatial.distance import cdist, pdist
 
 import streamkern
 from streamkern import cli, trainings, tuneplot, tuning
+from streamkern.arrays import ArraySource
+from streamkern.augmented import AugmentedSource
 from streamkern.candidates import RIDGES, Candidates, Wishes, copies_and_epochs
 from streamkern.config import RunConfig, load_run_file
 from streamkern.errors import (
@@ -38,7 +40,6 @@ from streamkern.holdout import draw, parts_of
 from streamkern.ingest import ingest
 from streamkern.problem import open_data
 from streamkern.runfile import run_file_text, toml
-from streamkern.sources import ArraySource, AugmentedSource
 from streamkern.stop import Stopped, StopRequest
 from streamkern.train import train
 from streamkern.tuning import Tuned, tune

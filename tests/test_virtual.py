@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamkern import run as opening
+from streamkern.arrays import ArraySource
 from streamkern.backend import Backend
 from streamkern.config import RunConfig
 from streamkern.feed import Feed
@@ -18,7 +19,6 @@ from streamkern.prefetch import Loader
 from streamkern.ring import Ring, Transfers
 from streamkern.solver import build
 from streamkern.solver.base import Solver, State
-from streamkern.sources import ArraySource
 from streamkern.train import train
 from tests.maths import GRID, IN_PLACE, RIDGED, SOLVERS, Case, both, make_case, operator, rows
 from tests.virtual import Counts, DeviceArray, Event, PlainBackend, Stream, VirtualBackend

@@ -15,28 +15,26 @@ from hypothesis import strategies as st
 from sklearn.utils.class_weight import compute_class_weight
 
 from streamkern import ConfigError, DataError, KernelClassifier, KernelRegressor, MixUp
+from streamkern.arrays import ArraySource
+from streamkern.augmented import AugmentedSource
 from streamkern.backend import Backend
 from streamkern.block_preconditioner import Sample, build_block
 from streamkern.cache import Cache
 from streamkern.cli import main
 from streamkern.errors import ResumeMismatchError
 from streamkern.feed import Feed
+from streamkern.generator import GeneratorSource
 from streamkern.ingest import ingest
 from streamkern.low_rank import build_low_rank
 from streamkern.materialise import materialise
 from streamkern.mixture import MixtureSource
 from streamkern.model import load_model
 from streamkern.prefetch import Loader
+from streamkern.sampling import sample_rows
 from streamkern.solver.block import ORDER_STAGE, BlockSolver
 from streamkern.solver.eigenpro import EigenPro1Solver
 from streamkern.source_base import Source
-from streamkern.sources import (
-    ArraySource,
-    AugmentedSource,
-    GeneratorSource,
-    ZarrSource,
-    sample_rows,
-)
+from streamkern.sources import ZarrSource
 from streamkern.store import open_store
 from streamkern.weights import as_weights, weight_factors
 from tests import maths
