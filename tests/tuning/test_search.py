@@ -971,7 +971,7 @@ def test_bad_words_are_one_sentence(call: Command, run_file: Path) -> None:
     for words, sentence in (
         (("--bandwidths", "wide"), "--bandwidths 'wide' must be numbers with commas"),
         (("--kernels", "triangle"), "model.kernel='triangle' must be one of"),
-        (("--folds", 0), "folds=0 must be a whole number"),
+        (("--folds", 0), "--folds 0 must be a whole number"),
         (("--write", run_file.parent / "no" / "x.toml"), "is in a folder that does not exist"),
     ):
         code, out, err = call(run_file, *words)
