@@ -213,8 +213,9 @@ def _checked_json(value: object, where: str) -> Any:
 # -- arrays in a group -------------------------------------------------------------------------
 
 
-def checked_arrays(arrays: Mapping[str, Parts]) -> dict[str, Parts]:
+def checked_arrays(arrays: Mapping[str, object]) -> dict[str, Parts]:
     """The same arrays, not copied; CheckpointError for a name or dtype that can not be kept."""
+    checked: dict[str, Parts] = {}
     lower: set[str] = set()
     for name, x in arrays.items():
         if not _NAME.fullmatch(name) or name == "zarr.json" or name.lower() in lower:
@@ -229,7 +230,8 @@ def checked_arrays(arrays: Mapping[str, Parts]) -> dict[str, Parts]:
                 f"array {name!r} is {kind}; a checkpoint takes NumPy arrays of native bool,"
                 " integer, float or complex dtype"
             )
-    return dict(arrays)
+        checked[name] = x
+    return checked
 
 
 def chunk_rows(shape: tuple[int, ...], itemsize: int) -> int:

@@ -17,7 +17,7 @@ from tests import hostcuda
 from tests.maths import RADIAL
 from tests.virtual import PlainBackend
 
-needs_compiler = pytest.mark.skipif(hostcuda.COMPILER is None, reason="there is no C++ compiler")
+needs_compiler = pytest.mark.skipif(hostcuda.COMPILER is None, reason="needs a C++ compiler")
 needs_nvrtc = pytest.mark.skipif(
     hostcuda.nvrtc() is None, reason="NVRTC is not installed (pip install nvidia-cuda-nvrtc)"
 )

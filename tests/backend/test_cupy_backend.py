@@ -54,7 +54,7 @@ from tests.runs import METHODS, array_source, arrays, finished, settings, stoppe
 TOLERANCE = {"float64": 1e-10, "exact": 2e-4, "high": 2e-4, "fast": 2e-4, "integer": 2e-5}
 
 
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 
 
 @pytest.fixture(

@@ -237,12 +237,12 @@ class _Passes:
             start = first + part.stop
 
 
-def _check(sources: Sequence[Source], weights: Sequence[float] | None, n_rows: int | None) -> None:
+def _check(sources: Sequence[Source], weights: Sequence[object] | None, n_rows: int | None) -> None:
     if not 1 <= len(sources) <= 65_535:
         raise ConfigError(f"a mixture of {len(sources)} sources; give 1 to 65535 of them")
     if weights is not None and (
         len(weights) != len(sources)
-        or not all(isinstance(w, Real) and 0 < w < math.inf for w in weights)
+        or not all(isinstance(w, Real) and 0 < float(w) < math.inf for w in weights)
     ):
         raise ConfigError(
             f"weights={list(weights)} for {len(sources)} sources; give one finite number above 0 "
