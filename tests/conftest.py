@@ -29,7 +29,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 # Every extra of streamkern[dev]: where one is missing, its tests are skipped, but not in CI.
-EXTRAS = "distributed h5py matplotlib moto numba obstore pyarrow s3fs tensorstore".split()
+EXTRAS = ["distributed", "h5py", "matplotlib", "moto", "numba", "obstore", "pyarrow", "s3fs"]
+EXTRAS += ["tensorstore"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
