@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import SCHEMA, WrongResult, environment
-from streamkern.report import table
+from streamkern.basics.text import table
 
 SUBJECTS = (
     *("ceilings", "product", "step_products", "step", "setup"),

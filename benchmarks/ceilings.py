@@ -8,8 +8,8 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from benchmarks.harness import Figure, check, figure, in_turns, installed, rates
-from streamkern.backend import tiles
-from streamkern.machine import available_cpus
+from streamkern.backend.base import tiles
+from streamkern.basics.machine import available_cpus
 
 REPEATS = 7
 SMALL = {"sizes": (512,), "copy_bytes": 2**24, "entries": 2**18}

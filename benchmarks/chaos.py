@@ -94,7 +94,7 @@ def chaos(
     mixes: Sequence[dict[str, Any]] = MIXES,
 ) -> dict[str, Any]:
     """Rounds of workloads until `faults` were injected, one round at least; what was counted."""
-    from streamkern.objects import TRAFFIC
+    from streamkern.filesystem.objects import TRAFFIC
 
     tally, began, retries = Tally(), time.monotonic(), TRAFFIC.counts()["retries"]
     with tempfile.TemporaryDirectory() as folder, S3Server() as server:

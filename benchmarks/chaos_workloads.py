@@ -105,7 +105,7 @@ def run_tables(data: dict[str, Any], run_dir: str) -> dict[str, dict[str, Any]]:
 
 def last_arrays(url: str, options: dict[str, Any] | None) -> dict[str, np.ndarray]:
     """Every array of the last checkpoint of a run that is done."""
-    from streamkern.checkpoint import RunDirectory
+    from streamkern.rundir.run_directory import RunDirectory
 
     with RunDirectory(url, writable=False, storage_options=options) as run:
         saved = run.load_latest()
@@ -118,7 +118,7 @@ def predictions(url: Any, options: dict[str, Any] | None = None) -> np.ndarray:
     """Values and labels, side by side."""
     import zarr
 
-    from streamkern.storage import zarr_store
+    from streamkern.filesystem.urls import zarr_store
 
     group: Any = zarr.open_group(zarr_store(url, storage_options=options), mode="r")
     check(group.attrs["streamkern"]["status"] == "complete", "the end of the predictions")
@@ -172,7 +172,7 @@ def same_store(place: Place, name: str) -> None:
 def read(place: Place) -> None:
     """Two epochs in batches, and every chunk on eight threads, twice."""
     import streamkern as sk
-    from streamkern.prefetch import Loader
+    from streamkern.stream.loader import Loader
 
     url, local = f"{place.data}/train.zarr", sk.ZarrSource(place.truth.folder / "train.zarr")
     settings = {"batch_size": 70, "seed": 3, "block_bytes": 1 << 17}
@@ -193,9 +193,9 @@ def read(place: Place) -> None:
 def list_all(place: Place) -> None:
     """What is there, what it looks like, and whether it is whole."""
     import streamkern as sk
-    from streamkern.describe import describe_store
-    from streamkern.overview import run_overview
-    from streamkern.storage import open_objects
+    from streamkern.cli.overview import run_overview
+    from streamkern.filesystem.urls import open_objects
+    from streamkern.store.describe import describe_store
 
     root = place.truth.folder
     names = {
@@ -223,7 +223,7 @@ def list_all(place: Place) -> None:
 
 def checkpoint(place: Place) -> None:
     """Saves and loads by two writers, one after another."""
-    from streamkern.checkpoint import RunDirectory
+    from streamkern.rundir.run_directory import RunDirectory
 
     rng, step = np.random.default_rng(1), 0
     arrays = {"a": rng.standard_normal((300, 7)), "b": rng.integers(0, 9, 50), "c": np.array(1.5)}
@@ -267,7 +267,7 @@ def train(place: Place) -> None:
 def predict(place: Place) -> None:
     """A model and rows from S3, predictions to S3."""
     import streamkern as sk
-    from streamkern.model import load_model
+    from streamkern.train.model import load_model
 
     source = sk.ZarrSource(f"{place.data}/train.zarr", storage_options=place.options)
     for name in ("one", "two"):
@@ -282,7 +282,7 @@ def predict(place: Place) -> None:
 def stall(place: Place) -> None:
     """Silence in the middle of an answer, much longer than the limit; uploads stall as well."""
     import streamkern as sk
-    from streamkern.objects import STALL_S
+    from streamkern.filesystem.objects import STALL_S
 
     store = sk.open_store(f"{place.data}/train.zarr", storage_options=place.options)
     place.proxy.set(**LONG_STALLS)
@@ -305,7 +305,7 @@ def stall(place: Place) -> None:
 
 def store_objects(place: Place) -> Any:
     """Objects below the place."""
-    from streamkern.storage import open_objects
+    from streamkern.filesystem.urls import open_objects
 
     return open_objects(place.url, storage_options=place.options)
 
@@ -333,7 +333,9 @@ def lives(place: Place, command: Sequence[Any]) -> None:
     A raw file that arrives altered ends a life by gzip's checksum: it has no other.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["streamkern.cli", "streamkern.ingest", "streamkern.train"])
+    context.set_forkserver_preload(
+        ["streamkern.cli.main", "streamkern.ingest.ingest", "streamkern.train.train"]
+    )
     kills = KILLS
     with tempfile.TemporaryDirectory() as folder:
         for n in range(10):
@@ -357,8 +359,8 @@ def lives(place: Place, command: Sequence[Any]) -> None:
 
 
 def _live(command: Sequence[Any], said: str, limit_s: float) -> None:
-    from streamkern.cli import main as cli
-    from streamkern.train import train as run_training
+    from streamkern.cli.main import main as cli
+    from streamkern.train.train import train as run_training
 
     with Path(said).open("w") as file:
         faulthandler.dump_traceback_later(limit_s, exit=True, file=file)

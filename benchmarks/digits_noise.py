@@ -29,7 +29,7 @@ import numpy as np
 import streamkern as sk
 from benchmarks.harness import environment
 from examples.digits import BANDWIDTH, N_TRAIN, NOISE, Task, exact_error, make_task
-from streamkern.report import table
+from streamkern.basics.text import table
 
 SHORT, LONG = 200_000, 1_000_000
 TARGETS = {SHORT: 1.01, LONG: 1.004}

@@ -33,9 +33,9 @@ import numpy as np
 from threadpoolctl import threadpool_info
 
 import streamkern as sk
-from streamkern.backend import Backend
-from streamkern.devices import get_backend
-from streamkern.machine import available_cpus, available_memory
+from streamkern.backend.base import Backend
+from streamkern.backend.devices import get_backend
+from streamkern.basics.machine import available_cpus, available_memory
 
 SCHEMA = 1
 C, SGEMM_SIZE = 10, 4096

@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import REPOSITORY, SCHEMA, WrongResult, check, environment
-from streamkern.backend import Backend
-from streamkern.report import table
+from streamkern.backend.base import Backend
+from streamkern.basics.text import table
 
 BASE, D, CLASSES = 60_000, 16, 10
 # A unit is 4 replicas of the images, two to a block, or 65 536 drawn rows, eight to a block: 10^6
@@ -48,7 +48,7 @@ COLUMNS = (
 
 def generated(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
     """16 random bytes a row; the label is the row number's last digit."""
-    from streamkern.random import words
+    from streamkern.basics.randomness import words
 
     rows = np.arange(start, stop)
     X = words((seed, epoch, 99), rows, D // 4).view(np.uint8)
@@ -82,7 +82,7 @@ def child(kind: str, rows: int) -> dict[str, Any]:
     """One size in this process."""
     import dask.local  # noqa: F401 - imported before the baseline is taken, as all imports are
 
-    from streamkern.devices import get_backend
+    from streamkern.backend.devices import get_backend
 
     with get_backend("cpu") as backend:
         _first(make_source(kind, 1000), backend, 0)  # compiled code is loaded by its first call
@@ -108,14 +108,14 @@ def child(kind: str, rows: int) -> dict[str, Any]:
 
 
 def _loader(source: Any) -> Any:
-    from streamkern.prefetch import Loader
+    from streamkern.stream.loader import Loader
 
     return Loader(source, batch_size=BATCH, seed=1, block_bytes=BLOCK_BYTES)
 
 
 def _plan(source: Any) -> dict[str, float]:
-    from streamkern.plan import EpochPlan
-    from streamkern.source_base import unit_sizes
+    from streamkern.stream.order import EpochPlan
+    from streamkern.stream.sources.base import unit_sizes
 
     began = time.perf_counter()
     loader = _loader(source)
@@ -128,7 +128,7 @@ def _plan(source: Any) -> dict[str, float]:
 
 
 def _feed(loader: Any, backend: Backend) -> Any:
-    from streamkern.feed import Feed
+    from streamkern.stream.feed import Feed
 
     return Feed(loader, backend, dtype=np.float32, seed=1)
 
@@ -179,7 +179,7 @@ def _floor(backend: Backend, kind: str, repeats: int = 50) -> float:
     number: 32) is made and scattered, of the images also flipped; then 16 float32 are cast,
     scaled, made noisy (written and added to) and summed.
     """
-    from streamkern.random import RowRandom
+    from streamkern.basics.randomness import RowRandom
 
     rows = np.arange(BATCH)
     n_bytes = 32 * (3 if kind == "augmented" else 2) + 4 * D * 4

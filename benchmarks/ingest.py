@@ -28,9 +28,9 @@ import numpy as np
 
 import streamkern as sk
 from benchmarks.harness import C, Figure, check, figure, in_turns, rates
-from streamkern.layout import first_nonfinite
-from streamkern.machine import available_cpus
-from streamkern.statistics import RunningStatistics
+from streamkern.basics.machine import available_cpus
+from streamkern.store.layout import first_nonfinite
+from streamkern.store.statistics import RunningStatistics
 
 REPEATS = 3
 SMALL = {"rows": 4000, "memory": 2**22, "chunk_mb": 0.25}

@@ -132,7 +132,7 @@ def trained(run_dir: Path) -> dict[str, str]:
     A manifest records when it was saved, and a log when a line was written; their contents are
     compared as they are read.
     """
-    from streamkern.checkpoint import RunDirectory
+    from streamkern.rundir.run_directory import RunDirectory
 
     with RunDirectory(run_dir, writable=False) as run:
         setup, saved = run.load_setup(), run.load_latest()
@@ -194,7 +194,7 @@ def commands(folder: Path) -> Iterator[Command]:
 
 
 def _life(arguments: list[str], errors: str) -> None:
-    from streamkern.cli import main
+    from streamkern.cli.main import main
 
     sys.argv = ["streamkern", *arguments]
     with Path(errors).open("w") as said:
@@ -205,7 +205,9 @@ def _life(arguments: list[str], errors: str) -> None:
 def begin(arguments: list[str], errors: Path) -> Any:
     """The command in a process of its own, forked by one that has imported everything."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["streamkern.cli", "streamkern.train", "streamkern.ingest"])
+    context.set_forkserver_preload(
+        ["streamkern.cli.main", "streamkern.train.train", "streamkern.ingest.ingest"]
+    )
     life = context.Process(target=_life, args=(arguments, str(errors)))
     life.start()
     return life

@@ -12,10 +12,10 @@ import numpy as np
 
 import streamkern as sk
 from benchmarks.harness import C, Figure, check, figure, in_turns, rates
-from streamkern.backend import Backend
-from streamkern.devices import get_backend
-from streamkern.feed import Feed
-from streamkern.prefetch import Loader
+from streamkern.backend.base import Backend
+from streamkern.backend.devices import get_backend
+from streamkern.stream.feed import Feed
+from streamkern.stream.loader import Loader
 
 REPEATS = 7
 SMALL = {"rows": 2**15, "chunk_mb": 0.25}

@@ -16,10 +16,10 @@ from benchmarks.harness import Figure, check, figure, in_turns, rates
 from benchmarks.out_of_core import D, blocks
 from benchmarks.pipeline import Epoch
 from benchmarks.s3_files import FileServer, raw_ceiling
-from streamkern.assemble import start
-from streamkern.prefetch import Loader
-from streamkern.run import open_run
-from streamkern.store import Store, StoreWriter
+from streamkern.store.store import Store, StoreWriter
+from streamkern.stream.loader import Loader
+from streamkern.train.opened import open_run
+from streamkern.train.setup import start
 
 REPEATS = 5
 SMALL = {"chunk_mb": (0.5,), "megabytes": 4, "latency_ms": 1.0, "rows": 2000, "centers": 256}

@@ -38,7 +38,7 @@ def blocks(rows: int, size: int = 10_000):
 
 def make_store(folder: Path, rows: int) -> Path:
     """The store, made once."""
-    from streamkern.store import StoreWriter
+    from streamkern.store.store import StoreWriter
 
     url = folder / f"train-{rows}.zarr"
     if url.exists():
@@ -64,10 +64,10 @@ def child(arguments: argparse.Namespace) -> None:
     import dask  # noqa: F401 - imported before the baseline is taken, as all imports are
     import sklearn.utils.validation  # noqa: F401
 
-    from streamkern.config import RunConfig
-    from streamkern.run import open_run
-    from streamkern.sources import ArraySource
-    from streamkern.train import train
+    from streamkern.config.run_config import RunConfig
+    from streamkern.stream.sources.arrays import ArraySource
+    from streamkern.train.opened import open_run
+    from streamkern.train.train import train
 
     name = f"train-{arguments.rows}.zarr"
     data = {"train": str(arguments.folder / name)}

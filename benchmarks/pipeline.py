@@ -12,10 +12,10 @@ import numpy as np
 import streamkern as sk
 from benchmarks.harness import Figure, check, figure, in_turns, rates
 from benchmarks.out_of_core import make_store
-from streamkern.assemble import Assembled, start
-from streamkern.feed import DeviceBatch, Feed
-from streamkern.prefetch import Loader
-from streamkern.run import Run, open_run
+from streamkern.stream.feed import DeviceBatch, Feed
+from streamkern.stream.loader import Loader
+from streamkern.train.opened import Run, open_run
+from streamkern.train.setup import Assembled, start
 
 REPEATS = 3
 SMALL = {"rows": 4096, "centers": 512}

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from streamkern.backend import tiles
-from streamkern.machine import available_cpus
+from streamkern.backend.base import tiles
+from streamkern.basics.machine import available_cpus
 
 SLAB, NUMBA_TILE = 512, (512, 512)
 TORCH_SLAB = 1024  # at d = 784; fewer are slower, all rows at once no faster

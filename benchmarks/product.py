@@ -25,8 +25,8 @@ from benchmarks.harness import (
     rates,
 )
 from benchmarks.plain import NumbaTiles, NumpySlabs, TorchSlabs
-from streamkern.backend import Backend
-from streamkern.products import KernelOperator
+from streamkern.backend.base import Backend
+from streamkern.kernels.products import KernelOperator
 
 REPEATS = 7
 SMALL = {"m": 512, "p": 1024, "dims": (16, 64), "sgemm_size": 1024}

@@ -28,7 +28,7 @@ import numpy as np
 import streamkern as sk
 from benchmarks.harness import environment
 from examples.digits import BANDWIDTH, N_CLASSES, Task, exact_values, make_task, noisy_rows
-from streamkern.report import table
+from streamkern.basics.text import table
 
 ROWS, EPOCHS, ITERATIONS = 200_000, 5, 20
 METHODS = ("eigenpro3", "eigenpro4", "falkon", "direct", "block")

@@ -18,14 +18,14 @@ from benchmarks.harness import (
     points,
 )
 from benchmarks.step import RUN_SAMPLES, Steps, operator, planned
-from streamkern.backend import Backend
-from streamkern.block_preconditioner import block_slices
-from streamkern.devices import get_backend
-from streamkern.low_rank import LowRankPreconditioner, build_low_rank
-from streamkern.products import KernelOperator
-from streamkern.sizes import Sizes
-from streamkern.sizing import LEVEL_SHARE
+from streamkern.backend.base import Backend
+from streamkern.backend.devices import get_backend
+from streamkern.kernels.products import KernelOperator
+from streamkern.planning.alternatives import LEVEL_SHARE
+from streamkern.planning.sizes import Sizes
 from streamkern.solver.build import Choices, Rows, assemble, compute
+from streamkern.solver.precondition.block import block_slices
+from streamkern.solver.precondition.low_rank import LowRankPreconditioner, build_low_rank
 
 REPEATS, STEPS = 3, 5
 SMALL = {

@@ -31,8 +31,8 @@ import numpy as np
 import streamkern as sk
 from benchmarks.harness import environment
 from benchmarks.problems import PROBLEMS, KernelProblem, exact_loss
-from streamkern.errors import StreamkernError
-from streamkern.report import table
+from streamkern.basics.errors import StreamkernError
+from streamkern.basics.text import table
 
 ROWS_PER_CENTER, MIN_ROWS = 10, 20_000
 # Every eighth of the first pass, quarters of the next two, then halves and wholes.

@@ -26,17 +26,17 @@ from benchmarks.harness import (
     rates,
 )
 from benchmarks.plain import TorchBlockStep
-from streamkern.backend import Backend
-from streamkern.block_preconditioner import BlockPreconditioner, block_slices
-from streamkern.low_rank import LowRankPreconditioner
-from streamkern.products import KernelOperator
-from streamkern.projection import ExactProjection
-from streamkern.run import open_run
-from streamkern.sizes import Sizes
+from streamkern.backend.base import Backend
+from streamkern.kernels.products import KernelOperator
+from streamkern.planning.sizes import Sizes
 from streamkern.solver.base import Solver
 from streamkern.solver.block import ORDER_STAGE, BlockSolver
 from streamkern.solver.eigenpro import DelayedProjectionSolver
-from streamkern.step_rule import StepRule
+from streamkern.solver.precondition.block import BlockPreconditioner, block_slices
+from streamkern.solver.precondition.low_rank import LowRankPreconditioner
+from streamkern.solver.precondition.step_rule import StepRule
+from streamkern.solver.projection import ExactProjection
+from streamkern.train.opened import open_run
 
 REPEATS = 7
 RUN_SAMPLES = 1_000_000

@@ -31,12 +31,12 @@ import numpy as np
 from scipy.ndimage import zoom
 
 import streamkern as sk
-from streamkern.console import show_evaluation
-from streamkern.overview import plan_overview
-from streamkern.problem import open_test
-from streamkern.report import table
-from streamkern.run import open_run
-from streamkern.runlog import read_log
+from streamkern.basics.text import table
+from streamkern.cli.console import show_evaluation
+from streamkern.cli.overview import plan_overview
+from streamkern.rundir.run_log import read_log
+from streamkern.train.opened import open_run
+from streamkern.train.training_data import open_test
 
 Stores = tuple[Path, Path]
 

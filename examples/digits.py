@@ -38,8 +38,8 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.spatial.distance import cdist
 
 import streamkern as sk
-from streamkern.report import table
-from streamkern.runlog import read_log
+from streamkern.basics.text import table
+from streamkern.rundir.run_log import read_log
 
 N_TRAIN, N_CLASSES, NOISE, BANDWIDTH, TEST_COPIES = 1437, 10, 0.5, 8.0, 20
 SOLVERS = {"block": "block preconditioner (default)", "eigenpro3": "EigenPro 3.0 (this package's)"}
@@ -285,7 +285,7 @@ def train(folder: Path, solver: str, plan: Plan, *, interrupt_at: int | None = N
     """`streamkern train` in a process of its own, with a SIGTERM once it has seen `interrupt_at`
     samples. Its exit code.
     """
-    command = [sys.executable, "-m", "streamkern.cli", "train", str(folder / f"{solver}.toml")]
+    command = [sys.executable, "-m", "streamkern.cli.main", "train", str(folder / f"{solver}.toml")]
     total = plan.copies(solver) * N_TRAIN
     with (folder / f"{solver}.out").open("ab") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out)

@@ -35,8 +35,8 @@ from augmented_120m import write_stores
 from scipy.spatial.distance import pdist
 
 import streamkern as sk
-from streamkern.optional import need
-from streamkern.report import table
+from streamkern.basics.optional import need
+from streamkern.basics.text import table
 
 Array = np.ndarray
 DIGITS, MIN_ROWS, TEST_ROWS = "digits", 200, 10_000

@@ -1,9 +1,7 @@
 """Train large kernel models out of core, streaming from Zarr.
 
 Importing the package costs next to nothing: a name is loaded from its module when it is first
-used. The modules `ingest`, `materialise` and `train` keep their names here; the functions in them
-are `ingest_store`, `materialise_store` and `train_model`, so that no name ever depends on what was
-imported before.
+used. `ingest` and `train` are folders here; the functions are `ingest_store` and `train_model`.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from streamkern.errors import (
+from streamkern.basics.errors import (
     BackendError,
     CheckpointError,
     ClusterError,
@@ -32,23 +30,14 @@ from streamkern.errors import (
     StreamkernError,
     TrainingInterrupted,
 )
-from streamkern.version import __version__
+from streamkern.basics.version import __version__
 
 if TYPE_CHECKING:
-    from streamkern.augment import (
-        GaussianNoise,
-        MixUp,
-        RandomCrop,
-        RandomFlip,
-        Scale,
-        deterministic,
-        host_transform,
-    )
-    from streamkern.cache import Cache
-    from streamkern.config import RunConfig, load_run_file
-    from streamkern.estimator import KernelClassifier, KernelRegressor
-    from streamkern.ingest import ingest as ingest_store
-    from streamkern.kernels import (
+    from streamkern.config.run_config import RunConfig, load_run_file
+    from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
+    from streamkern.filesystem.cache import Cache
+    from streamkern.ingest.ingest import ingest as ingest_store
+    from streamkern.kernels.builtin import (
         Cauchy,
         Dispersal,
         Gaussian,
@@ -61,13 +50,25 @@ if TYPE_CHECKING:
         Polynomial,
         ReluNTK,
     )
-    from streamkern.materialise import augment_store
-    from streamkern.materialise import materialise as materialise_store
-    from streamkern.mixture import MixtureSource
-    from streamkern.sources import ArraySource, AugmentedSource, GeneratorSource, ZarrSource
-    from streamkern.store import open_store
-    from streamkern.train import train as train_model
-    from streamkern.tuning import tune
+    from streamkern.store.store import open_store
+    from streamkern.stream.materialise import augment_store
+    from streamkern.stream.materialise import materialise as materialise_store
+    from streamkern.stream.sources.arrays import ArraySource
+    from streamkern.stream.sources.augmented import AugmentedSource
+    from streamkern.stream.sources.generator import GeneratorSource
+    from streamkern.stream.sources.mixture import MixtureSource
+    from streamkern.stream.sources.stores import ZarrSource
+    from streamkern.stream.sources.transforms import (
+        GaussianNoise,
+        MixUp,
+        RandomCrop,
+        RandomFlip,
+        Scale,
+        deterministic,
+        host_transform,
+    )
+    from streamkern.train.train import train as train_model
+    from streamkern.tuning.search import tune
 
 __all__ = [
     "ArraySource",
@@ -128,19 +129,23 @@ __all__ = [
 
 # module -> the public names in it, as "name" or "name in the module as public name".
 _LAZY = {
-    "augment": "Scale GaussianNoise MixUp RandomCrop RandomFlip deterministic host_transform",
-    "cache": "Cache",
-    "config": "RunConfig load_run_file",
-    "estimator": "KernelClassifier KernelRegressor",
-    "ingest": "ingest:ingest_store",
-    "kernels": "Cauchy Dispersal Gaussian Kernel Laplace LaplaceL1 Linear Matern32 Matern52 "
-    "Polynomial ReluNTK",
-    "materialise": "augment_store materialise:materialise_store",
-    "mixture": "MixtureSource",
-    "sources": "ArraySource AugmentedSource GeneratorSource ZarrSource",
-    "store": "open_store",
-    "train": "train:train_model",
-    "tuning": "tune",
+    "config.run_config": "RunConfig load_run_file",
+    "estimator.estimators": "KernelClassifier KernelRegressor",
+    "filesystem.cache": "Cache",
+    "ingest.ingest": "ingest:ingest_store",
+    "kernels.builtin": "Cauchy Dispersal Gaussian Kernel Laplace LaplaceL1 Linear Matern32 "
+    "Matern52 Polynomial ReluNTK",
+    "store.store": "open_store",
+    "stream.materialise": "augment_store materialise:materialise_store",
+    "stream.sources.arrays": "ArraySource",
+    "stream.sources.augmented": "AugmentedSource",
+    "stream.sources.generator": "GeneratorSource",
+    "stream.sources.mixture": "MixtureSource",
+    "stream.sources.stores": "ZarrSource",
+    "stream.sources.transforms": "Scale GaussianNoise MixUp RandomCrop RandomFlip deterministic "
+    "host_transform",
+    "train.train": "train:train_model",
+    "tuning.search": "tune",
 }
 _HOME = {
     public or name: (module, name)
@@ -155,10 +160,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
         globals()[name] = value
         return value
-    if name in _LAZY:  # The module itself; importing it sets the attribute.
-        return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_LAZY})
+    return sorted({*globals(), *__all__})

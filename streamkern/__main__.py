@@ -1,25 +1,29 @@
 """`python -m streamkern` is the command `streamkern`."""
 
+import contextlib
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from types import FrameType
 
 EXIT_INTERRUPTED = 130
 
 
-def main() -> int:
-    """Run the command and return its exit code; Ctrl-C is answered before it has begun."""
-    stand_in()
+@contextlib.contextmanager
+def nothing_begun() -> Iterator[None]:
+    """Inside, Ctrl-C ends the process without a word: an import would print where it was."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
     try:
-        from streamkern.cli import main as run
-
-        return run()  # which reads the run file before it has handlers of its own
+        yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os._exit(EXIT_INTERRUPTED)
 
 
 def stand_in() -> None:
@@ -34,10 +38,15 @@ def stand_in() -> None:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    """End here and now: nothing was begun, and an import would print where it was."""
-    os._exit(EXIT_INTERRUPTED)
+def main() -> int:
+    """Run the command and return its exit code."""
+    with nothing_begun():  # the run file is read before there are handlers for it
+        return run()
 
+
+stand_in()
+with nothing_begun():
+    from streamkern.cli.main import main as run
 
 if __name__ == "__main__":
     sys.exit(main())

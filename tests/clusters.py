@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from streamkern.sources import GeneratorSource
+from streamkern.stream.sources.generator import GeneratorSource
 
 ROOT = Path(__file__).parent.parent
 PATIENCE_S = 60.0

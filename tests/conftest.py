@@ -14,7 +14,7 @@ import pytest
 import zarr
 from hypothesis import HealthCheck, settings
 
-from streamkern.gpu import gpu_problem
+from streamkern.backend.cupy_backend import gpu_problem
 from tests.s3server import AWS_ENVIRONMENT, S3Server
 
 # Machines that run the tests may be busy: no example has a deadline or is judged by its speed.

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import zarr
 
-from streamkern.errors import StreamkernError
-from streamkern.layout import row_arrays
-from streamkern.zarrjson import sealed_mark
+from streamkern.basics.errors import StreamkernError
+from streamkern.store.layout import row_arrays
+from streamkern.store.zarr_json import sealed_mark
 
 
 class Flip(NamedTuple):

@@ -30,10 +30,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streamkern.config import load_run_file
-from streamkern.conform import Features, Targets
-from streamkern.errors import StreamkernError
-from streamkern.readers import open_reader
+from streamkern.basics.errors import StreamkernError
+from streamkern.config.run_config import load_run_file
+from streamkern.ingest.conform import Features, Targets
+from streamkern.ingest.readers import open_reader
 
 SECONDS = 20
 BLOCK_BYTES = 1 << 16

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.backend import Backend
-from streamkern.fourier import FourierFeatures, frequencies
-from streamkern.kernels import get_kernel
-from streamkern.points import Grid, Points
-from streamkern.products import KernelOperator
-from streamkern.sizes import Sizes
+from streamkern.backend.base import Backend
+from streamkern.kernels.builtin import get_kernel
+from streamkern.kernels.fourier import FourierFeatures, frequencies
+from streamkern.kernels.points import Grid, Points
+from streamkern.kernels.products import KernelOperator
+from streamkern.planning.sizes import Sizes
 from streamkern.solver import build
 from streamkern.solver.base import Solver, State
 from tests import reference as ref

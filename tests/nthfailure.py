@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from streamkern import cli
+from streamkern.cli import main
 
 LARGE = 1 << 13
 """Bytes of an allocation that counts; rows here are few."""
@@ -79,7 +79,7 @@ def _life(words: Sequence[str], kind: str, n: int, folder: str, answer: Any) -> 
     out, err = io.StringIO(), io.StringIO()
     fault.install()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = cli.main(words)
+        code = main.main(words)
     answer.send((code, out.getvalue(), err.getvalue(), fault.calls))
     answer.close()
     os._exit(0)  # threads that wait for what failed are not waited for

@@ -33,17 +33,17 @@ from unittest.mock import patch
 import numpy as np
 import zarr
 
-from streamkern.checkpoint import RunDirectory
-from streamkern.documents import unseal
-from streamkern.errors import DataError, RunError, StreamkernError
-from streamkern.ingest import ingest
-from streamkern.materialise import augment_store
-from streamkern.model import load_model
-from streamkern.ownership import mark_at
-from streamkern.sources import ZarrSource
-from streamkern.storage import zarr_store
-from streamkern.store import open_store
-from streamkern.tuning import tune
+from streamkern.basics.errors import DataError, RunError, StreamkernError
+from streamkern.filesystem.ownership import mark_at
+from streamkern.filesystem.urls import zarr_store
+from streamkern.ingest.ingest import ingest
+from streamkern.rundir.documents import unseal
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.store.store import open_store
+from streamkern.stream.materialise import augment_store
+from streamkern.stream.sources.stores import ZarrSource
+from streamkern.train.model import load_model
+from streamkern.tuning.search import tune
 from tests.runs import finished, settings
 
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.truncate"}
@@ -342,8 +342,8 @@ def nothing(root: Path) -> None:
 def predict(out: Path) -> None:
     """By way of several files of answers, which are saved often."""
     model = load_model(trained(out.parent), device="cpu", threads=1)
-    often = patch.multiple("streamkern.answerspool", SLAB_BYTES=1 << 14, SAVE_EVERY_S=-1.0)
-    units = patch.multiple("streamkern.model", EVALUATED_ROWS=64)
+    often = patch.multiple("streamkern.predict.answer_spool", SLAB_BYTES=1 << 14, SAVE_EVERY_S=-1.0)
+    units = patch.multiple("streamkern.train.model", EVALUATED_ROWS=64)
     with closing(model.backend), often, units:
         model.predict_to(ZarrSource(store_of(out.parent, 0)), str(out))
 

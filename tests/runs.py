@@ -13,14 +13,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from streamkern.augment import GaussianNoise
-from streamkern.checkpoint import RunDirectory
-from streamkern.config import RunConfig
-from streamkern.errors import StreamkernError, TrainingInterrupted
-from streamkern.folder import open_folder
-from streamkern.sealed import load
-from streamkern.sources import ArraySource, AugmentedSource, Source
-from streamkern.train import Result, train
+from streamkern.basics.errors import StreamkernError, TrainingInterrupted
+from streamkern.config.run_config import RunConfig
+from streamkern.rundir.place import open_folder
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.rundir.sealed import load
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.base import Source
+from streamkern.stream.sources.transforms import GaussianNoise
+from streamkern.train.train import Result, train
 from tests import reference as ref
 
 Array = npt.NDArray[Any]

@@ -1,4 +1,4 @@
-"""CuPy as far as `streamkern.gpu` uses it, on NumPy: its glue runs where there is no GPU.
+"""CuPy as far as `backend.cupy_backend` uses it, on NumPy: its glue runs without a GPU.
 
 CUDA text is compiled for the host, cuBLAS is `columnmajor`, cuSOLVER is NumPy behind the same
 pointers. Streams run at once, so it says nothing about order (that is `virtual`'s to check), and

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from streamkern.plan import EpochPlan
-from streamkern.source_base import Source, y_shape
+from streamkern.stream.order import EpochPlan
+from streamkern.stream.sources.base import Source, y_shape
 
 
 def everything(source: Source, seed: int = 0, epoch: int = 0) -> tuple[np.ndarray, np.ndarray]:

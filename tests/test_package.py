@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import importlib.metadata
 import subprocess
 import sys
@@ -12,93 +11,81 @@ from pathlib import Path
 import pytest
 
 import streamkern
+from streamkern.basics import errors
 
 ROOT = Path(streamkern.__file__).parent
 FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for path in sorted(ROOT.rglob("*.py"))
 }
+MODULES = [name for name in FILES if name != "__init__"]
 
-# Imports point down this list, or across within one entry. The lanes never import each other.
-# A module is listed by its name, a folder by the folder's.
-FOUNDATION = {
-    *("errors", "stop", "settings", "config", "machine", "lapack", "backend", "gpu", "devices"),
-    *("sizes", "costs", "sizing", "memory", "budget"),
-    *("selection", "redaction", "report", "random", "optional", "compiled", "compiled_random"),
-    *("expression", "kernel_base", "kernels", "kerneltable"),
-    *("cuda", "fused", "ring", "rowmajor"),
-    *("objects", "engines", "s3", "objectstore", "storage", "remotefile", "parallel", "waiting"),
-    *("durable", "ownership", "version"),
-}
-DATA_LANE = {
-    *("chunkfile", "zarrjson", "layout", "metadata", "statistics", "store", "describe"),
-    *("storedchunks", "unfinished", "writer", "fill"),
-    *("cache", "cachedobjects", "meter", "readspeed"),
-    *("readers", "inputfiles", "decompress", "csvfiles", "hdf5files", "arrayfiles"),
-    *("tables", "columns", "conform", "shuffle", "scratch", "ingest"),
-    *("augment", "source_base", "sources", "arrays", "generator", "mixture", "materialise"),
-    *("filerows", "ordered", "answerspool", "answerfiles"),
-    *("plan", "fetch", "remote", "cluster", "buffers", "prefetch", "feed", "weights"),
-    "targets",
-}
-MATHS_LANE = {
-    *("points", "products", "fourier", "kmeans", "rpcholesky"),
-    *("step_rule", "eigen", "eigenfunctions", "linear", "projection"),
-    *("norm", "damping", "block_preconditioner", "low_rank"),
-    "solver",
-}
-STATE = {
-    *("documents", "runlog", "lease", "folder", "checksums", "sealed"),
-    *("runfiles", "checkpoint", "saver"),
-}
-RUN = {
-    *("precision", "choice", "scaling", "problem", "run", "centers", "balanced", "choosing"),
-    *("intercept", "assemble", "model", "guard"),
-    "predictions",
-    *("identity", "warm", "trainer", "train", "runfile", "holdout", "candidates", "trials"),
-    *("trainings", "tuning", "figures"),
-}
-LAYERS = [
-    FOUNDATION,
-    DATA_LANE | MATHS_LANE | STATE,
-    RUN,
-    {"inputs", "online", "estimator_base", "estimator"},
-    {"console", "outlet", "overview", "tuneplot"},
-    {"options", "cli_data", "cli_model", "cli_tune", "cli", "__main__"},
+# The floors of the house, from the ground up. A room imports from the floors below it.
+ROOMS = [
+    ["basics"],
+    ["filesystem", "planning"],
+    ["backend", "store", "rundir"],
+    ["ingest", "kernels"],
+    ["stream.sources", "solver.precondition", "config"],
+    ["stream", "solver", "centers", "predict"],
+    ["train"],
+    ["tuning", "estimator"],
+    ["cli"],
+    ["__main__"],
 ]
-LANE_LAYER = 1
-LANES = [DATA_LANE, MATHS_LANE, STATE]
+FLOORS = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
+# The data lane and the mathematics meet in `train`, in plain arrays.
+DATA = {"ingest", "stream.sources", "stream"}
+MATHS = {"kernels", "solver.precondition", "solver"}
+# A run directory knows nothing of what is in it; planning counts the bytes of a chunk of it.
+BELOW_RUNDIR = {"basics", "filesystem", "planning"}
+MOST_ENTRIES = 20
 
 
-def imports(path: Path) -> set[str]:
-    """Return the dotted names a file imports anywhere in it, in functions and strings too."""
-    found: set[str] = set()
+def own_imports(path: Path) -> dict[ast.AST, list[str]]:
+    """Every import of ours anywhere in a file, in functions and for types, as dotted names."""
+    found: dict[ast.AST, list[str]] = {}
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+        if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path.name}:{node.lineno}: write the import in full"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
-            called = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
-            if called in ("import_module", "__import__", "find_spec"):
-                found |= {str(a.value) for a in node.args if isinstance(a, ast.Constant)}
+        names = [name for name in imports(node) if name.partition(".")[0] == "streamkern"]
+        if names:
+            found[node] = names
     return found
 
 
-def siblings(name: str) -> set[str]:
-    """Return the modules (or folders) of streamkern that the module `name` imports."""
-    parts = [imported.split(".") for imported in imports(FILES[name])]
-    own = name.partition(".")[0]
-    return {p[1] for p in parts if p[0] == "streamkern" and len(p) > 1} - {own}
+def imports(node: ast.AST) -> list[str]:
+    """The dotted names that a statement or a call imports."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+        called = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+        if called in ("import_module", "__import__", "find_spec"):
+            return [str(a.value) for a in node.args if isinstance(a, ast.Constant)]
+    return []
 
 
-MODULES = [name for name in FILES if name != "__init__"]
+def module(dotted: str) -> str:
+    """The module that a dotted name of ours is, or is in."""
+    name = dotted.removeprefix("streamkern").removeprefix(".")
+    while name and name not in MODULES:
+        name = name.rpartition(".")[0]
+    return name or "__init__"
 
 
-def layer(module: str) -> int:
-    top = module.partition(".")[0]
-    return next((i for i, modules in enumerate(LAYERS) if top in modules), LANE_LAYER)
+NEEDS = {
+    name: {module(i) for names in own_imports(FILES[name]).values() for i in names} - {name}
+    for name in MODULES
+}
+
+
+def room(name: str) -> str:
+    """The innermost room that a module is in."""
+    while name not in FLOORS and "." in name:
+        name = name.rpartition(".")[0]
+    return name
 
 
 @pytest.mark.parametrize("name", streamkern.__all__)
@@ -113,8 +100,8 @@ def test_the_public_list_is_complete_and_sorted() -> None:
     assert list(streamkern.__all__) == sorted(set(streamkern.__all__))
     assert set(streamkern.__all__) <= set(dir(streamkern))
     lazy = set(streamkern._HOME)
-    errors = {n for n, v in vars(streamkern.errors).items() if isinstance(v, type)}
-    assert set(streamkern.__all__) == lazy | errors | {"__version__"}
+    raised = {n for n, v in vars(errors).items() if isinstance(v, type)}
+    assert set(streamkern.__all__) == lazy | raised | {"__version__"}
 
 
 def test_type_checkers_see_the_same_names() -> None:
@@ -134,9 +121,9 @@ def test_unknown_names_are_attribute_errors() -> None:
         _ = streamkern.Kernal
 
 
-def test_modules_keep_their_names() -> None:
-    for name in ("ingest", "materialise", "train"):
-        assert getattr(streamkern, name) is importlib.import_module(f"streamkern.{name}")
+def test_no_public_name_is_that_of_a_room() -> None:
+    # Importing a room puts it in the place of such a name.
+    assert not set(streamkern.__all__) & set(MODULES)
 
 
 def test_the_installed_version_is_the_one_in_the_code() -> None:
@@ -153,54 +140,89 @@ def test_importing_loads_nothing_heavy() -> None:
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     heavy = {"cupy", "zarr", "dask", "distributed", "sklearn", "scipy", "numpy", "pydantic"}
     assert not loaded & heavy
-    ours = [name for name in done.stdout.split() if name.startswith("streamkern.")]
-    assert ours == ["streamkern.errors", "streamkern.version"]
-
-
-def test_submodules_are_reached_without_importing_them() -> None:
-    # In a fresh process, where no other test has imported them before.
-    code = "import streamkern; print(streamkern.kernels.Laplace is streamkern.Laplace)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True"]
+    ours = [name for name in done.stdout.split() if name.startswith("streamkern.basics.")]
+    assert ours == ["streamkern.basics.errors", "streamkern.basics.version"]
 
 
 def test_only_one_module_names_cupy() -> None:
     naming = {
         name
         for name, path in FILES.items()
-        if any(i.partition(".")[0] in ("cupy", "cupyx", "cupy_backends") for i in imports(path))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if any(i.partition(".")[0] in ("cupy", "cupyx", "cupy_backends") for i in imports(node))
     }
-    assert naming <= {"gpu"}
+    assert naming <= {"backend.cupy_backend"}
+
+
+def test_the_corridor_is_short() -> None:
+    entries = [path.name for path in ROOT.iterdir() if path.name != "__pycache__"]
+    assert len(entries) <= MOST_ENTRIES
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_every_module_has_a_place(name: str) -> None:
-    top = name.partition(".")[0]
-    assert sum(top in modules for modules in LAYERS) == 1, f"give {top} a place in LAYERS"
+def test_every_module_is_in_a_room(name: str) -> None:
+    assert room(name) in FLOORS, f"give {name} a room, or its room a floor in ROOMS"
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_imports_point_one_way(name: str) -> None:
-    upward = {other for other in siblings(name) if layer(other) > layer(name)}
-    assert not upward
+def test_a_room_imports_the_floors_below(name: str) -> None:
+    own = room(name)
+    others = {other: room(other) for other in NEEDS[name]}
+    assert not {o for o, r in others.items() if r != own and FLOORS.get(r, 99) >= FLOORS[own]}
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_lanes_do_not_import_each_other(name: str) -> None:
-    top = name.partition(".")[0]
-    others = {m for lane in LANES if top not in lane for m in lane}
-    if any(top in lane for lane in LANES):
-        assert not siblings(name) & others
+def test_data_and_mathematics_do_not_import_each_other(name: str) -> None:
+    others = {room(other) for other in NEEDS[name]}
+    if room(name) in DATA:
+        assert not others & MATHS
+    if room(name) in MATHS:
+        assert not others & DATA
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if room(name) == "rundir"])
+def test_a_run_directory_knows_nothing_of_what_is_in_it(name: str) -> None:
+    assert {room(other) for other in NEEDS[name]} <= BELOW_RUNDIR | {"rundir"}
 
 
 def test_no_import_circles() -> None:
-    graph: dict[str, set[str]] = {}
-    for name in MODULES:
-        graph.setdefault(name.partition(".")[0], set()).update(siblings(name))
+    graph = dict(NEEDS)
     while graph:
         free = {name for name, needs in graph.items() if not needs & graph.keys()}
         assert free, f"these import each other in a circle: {sorted(graph)}"
         graph = {name: needs for name, needs in graph.items() if name not in free}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_no_import_of_ours_is_hidden_in_a_function(name: str) -> None:
+    tree = ast.parse(FILES[name].read_text(encoding="utf-8"))
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    hidden = {
+        i
+        for function in functions
+        for node in ast.walk(function)
+        for i in imports(node)
+        if i.partition(".")[0] == "streamkern"
+    }
+    # The command answers Ctrl-C while the rest of it is still being loaded.
+    assert not hidden - ({"streamkern.cli.main.main"} if name == "__main__" else set())
+
+
+@pytest.mark.parametrize("name", [name for name, p in FILES.items() if p.name == "__init__.py"])
+def test_a_room_says_what_belongs_there_and_holds_no_code(name: str) -> None:
+    tree = ast.parse(FILES[name].read_text(encoding="utf-8"))
+    assert ast.get_docstring(tree)
+    assert name == "__init__" or len(tree.body) == 1
+
+
+def test_no_file_of_tests_imports_another() -> None:
+    tests = Path(__file__).parent
+    importing = {
+        path.name: [i for i in imports(node) if ".test_" in i]
+        for path in sorted(tests.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    }
+    assert not {name: found for name, found in importing.items() if found}
 
 
 def test_types_are_shipped() -> None:

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from streamkern.backend import Backend
-from streamkern.ring import Ring, Transfers
+from streamkern.backend.base import Backend
+from streamkern.backend.staging_ring import Ring, Transfers
 
 
 @dataclass

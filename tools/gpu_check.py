@@ -40,8 +40,8 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=540, help="for all of it")
     parser.add_argument("--skip-tests", action="store_true")
     arguments = parser.parse_args(given)
-    from streamkern.devices import get_backend
-    from streamkern.gpu import gpu_problem
+    from streamkern.backend.cupy_backend import gpu_problem
+    from streamkern.backend.devices import get_backend
 
     problem = gpu_problem()
     if problem is not None:
@@ -105,9 +105,9 @@ def _relative(a: np.ndarray, b: np.ndarray) -> float:
 
 def kernels(cpu: Any, gpu: Any) -> dict[str, Any]:
     """K(X, Z) @ W of every kernel and precision on both devices."""
-    from streamkern.kernels import KERNELS, get_kernel
-    from streamkern.points import Grid
-    from streamkern.products import PRECISIONS, KernelOperator
+    from streamkern.kernels.builtin import KERNELS, get_kernel
+    from streamkern.kernels.points import Grid
+    from streamkern.kernels.products import PRECISIONS, KernelOperator
 
     Z, X, _ = _problem(700, 900, 64, 1)
     grid = Grid(0.0, 1 / 32)
@@ -135,9 +135,9 @@ def kernels(cpu: Any, gpu: Any) -> dict[str, Any]:
 
 def solvers(cpu: Any, gpu: Any) -> dict[str, Any]:
     """Twenty steps of every solver from the same setup arrays on both devices."""
-    from streamkern.kernels import Laplace
-    from streamkern.products import KernelOperator
-    from streamkern.sizes import Sizes
+    from streamkern.kernels.builtin import Laplace
+    from streamkern.kernels.products import KernelOperator
+    from streamkern.planning.sizes import Sizes
     from streamkern.solver.build import Choices, Rows, Setup, assemble, compute
 
     Z, X, Y = _problem(600, 4000, 32, 5)
@@ -183,7 +183,7 @@ def solvers(cpu: Any, gpu: Any) -> dict[str, Any]:
 
 def draws(cpu: Any, gpu: Any) -> dict[str, Any]:
     """Keyed random numbers: words equal, normals to rounding."""
-    from streamkern.random import RowRandom
+    from streamkern.basics.randomness import RowRandom
 
     rows = np.arange(5000, dtype=np.int64) * 977
     normal = []
@@ -222,7 +222,7 @@ def long_run(seconds: float) -> dict[str, Any]:
 
 
 def _progress(folder: Path) -> dict[str, Any]:
-    from streamkern.overview import run_overview
+    from streamkern.cli.overview import run_overview
 
     run = run_overview(folder)
     return {key: run[key] for key in ("step", "samples", "metrics", "solver")}

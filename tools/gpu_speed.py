@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from streamkern.block_preconditioner import BlockPreconditioner, block_slices
-from streamkern.fused import HalfFused
-from streamkern.kernels import Laplace
-from streamkern.points import Grid, Points
-from streamkern.products import KernelOperator
+from streamkern.backend.fused import HalfFused
+from streamkern.kernels.builtin import Laplace
+from streamkern.kernels.points import Grid, Points
+from streamkern.kernels.products import KernelOperator
 from streamkern.solver.block import BlockSolver
-from streamkern.step_rule import StepRule
+from streamkern.solver.precondition.block import BlockPreconditioner, block_slices
+from streamkern.solver.precondition.step_rule import StepRule
 
 # (batch m, centers p, features d, outputs c); the last needs 80 GB of device memory.
 SHAPES = ((4096, 100_000, 784, 10), (2048, 60_000, 784, 10), (8192, 1_000_000, 64, 1))

@@ -1,0 +1,1 @@
+"""The methods, a file each, and how one is built and costed."""

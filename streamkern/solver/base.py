@@ -11,7 +11,7 @@ A solver has no loop, no input and no clock: `train` owns those. It supplies
 
 Sample weights enter a step in one place: the gradient of half the mean of w_i |f(x_i) - y_i|^2 is
 K^T (w r) / m, so `_weigh` turns the residual r into w r before anything is done with it. Step rules
-are measured on rows scaled alike, see `block_preconditioner`. The projection of EigenPro 3 and 4 is
+are measured on rows scaled alike, see `precondition.block`. The projection of EigenPro 3 and 4 is
 one in the RKHS norm and knows no weights.
 """
 
@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.backend import Array
-from streamkern.errors import DivergenceError
-from streamkern.points import Points
-from streamkern.products import KernelOperator
-from streamkern.step_rule import StepRule
+from streamkern.backend.base import Array
+from streamkern.basics.errors import DivergenceError
+from streamkern.kernels.points import Points
+from streamkern.kernels.products import KernelOperator
+from streamkern.solver.precondition.step_rule import StepRule
 
 LOSSES = 32
 """Steps whose losses stay on the device before they are written over."""

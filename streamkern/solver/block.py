@@ -40,12 +40,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.backend import Array
-from streamkern.block_preconditioner import BlockPreconditioner
-from streamkern.points import Points
-from streamkern.products import KernelOperator
+from streamkern.backend.base import Array
+from streamkern.kernels.points import Points
+from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import Solver, State
-from streamkern.step_rule import StepRule
+from streamkern.solver.precondition.block import BlockPreconditioner
+from streamkern.solver.precondition.step_rule import StepRule
 
 ORDER_STAGE = 11
 TRUST = 0.25

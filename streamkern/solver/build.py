@@ -15,21 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.backend import Array
-from streamkern.block_preconditioner import (
-    BlockPreconditioner,
-    Sample,
-    block_slices,
-    build_block,
-    build_from_centers,
-)
-from streamkern.eigenfunctions import build_extended
-from streamkern.linear import TAU, build_linear
-from streamkern.low_rank import LowRankPreconditioner, build_low_rank, measure_low_rank
-from streamkern.points import Points
-from streamkern.products import KernelOperator
-from streamkern.projection import ExactProjection, IterativeProjection, Projection
-from streamkern.sizes import INNER_NYSTROM, Sizes
+from streamkern.backend.base import Array
+from streamkern.kernels.points import Points
+from streamkern.kernels.products import KernelOperator
+from streamkern.planning.sizes import INNER_NYSTROM, Sizes
 from streamkern.solver.base import Solver
 from streamkern.solver.block import BlockSolver
 from streamkern.solver.direct import DirectSolver
@@ -40,7 +29,22 @@ from streamkern.solver.eigenpro import (
     SGDSolver,
 )
 from streamkern.solver.falkon import FalkonSolver
-from streamkern.step_rule import StepRule
+from streamkern.solver.precondition.block import (
+    BlockPreconditioner,
+    Sample,
+    block_slices,
+    build_block,
+    build_from_centers,
+)
+from streamkern.solver.precondition.eigenfunctions import build_extended
+from streamkern.solver.precondition.linear import TAU, build_linear
+from streamkern.solver.precondition.low_rank import (
+    LowRankPreconditioner,
+    build_low_rank,
+    measure_low_rank,
+)
+from streamkern.solver.precondition.step_rule import StepRule
+from streamkern.solver.projection import ExactProjection, IterativeProjection, Projection
 
 TOLERANCE = 1e-4
 """Of FALKON's relative residual. At 3e-4 the test error on noisy digits had the exact model's first

@@ -27,12 +27,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.backend import Array, tiles
-from streamkern.errors import DivergenceError
-from streamkern.norm import eps
-from streamkern.points import Points
-from streamkern.products import KernelOperator
+from streamkern.backend.base import Array, tiles
+from streamkern.basics.errors import DivergenceError
+from streamkern.kernels.points import Points
+from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import Solver, State
+from streamkern.solver.precondition.norm import eps
 
 SLAB = 1024
 """Rows of K(Z, Z) that are evaluated at a time."""

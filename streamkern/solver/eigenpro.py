@@ -29,14 +29,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.backend import Array
-from streamkern.errors import ConfigError
-from streamkern.low_rank import LowRankPreconditioner
-from streamkern.points import Points
-from streamkern.products import KernelOperator
-from streamkern.projection import Projection
+from streamkern.backend.base import Array
+from streamkern.basics.errors import ConfigError
+from streamkern.kernels.points import Points
+from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import Solver, State
-from streamkern.step_rule import StepRule
+from streamkern.solver.precondition.low_rank import LowRankPreconditioner
+from streamkern.solver.precondition.step_rule import StepRule
+from streamkern.solver.projection import Projection
 
 
 class DelayedProjectionSolver(Solver):

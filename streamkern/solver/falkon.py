@@ -32,10 +32,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.backend import Array, tiles
-from streamkern.errors import DivergenceError
-from streamkern.points import Points
-from streamkern.products import KernelOperator
+from streamkern.backend.base import Array, tiles
+from streamkern.basics.errors import DivergenceError
+from streamkern.kernels.points import Points
+from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import Solver, State
 
 SLAB = 256
@@ -48,7 +48,7 @@ class FalkonSolver(Solver):
     Parameters
     ----------
     Z : points of the centers, both sides if there is a ridge.
-    H : (p, p) lower, from `block_preconditioner.build_from_centers`, and the `jitter` it took.
+    H : (p, p) lower, from `precondition.block.build_from_centers`, and the `jitter` it took.
     max_batch : largest m that `step` will see; the buffers are made for it.
     tolerance : stop once sqrt(r . M r) is at most this times sqrt(b . M b), for every output.
     """

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import math
 
-from streamkern import costs, eigen
-from streamkern.sizes import Problem, Sizes
+from streamkern.planning import gemm_time
+from streamkern.planning.sizes import Problem, Sizes
+from streamkern.solver.precondition import eigen
 
 
 def flops(problem: Problem, sizes: Sizes) -> tuple[int, int]:
     """(setup, training), leading terms only.
 
-    block: `costs.setup_flops` and `solver.block`. EigenPro: an eigensystem of s rows, and K(Z, Z)
-    with its factor where the projection is exact; per row of a batch K(X, Z) forward and back, K(X,
-    X_s) twice, half a period of temporary centers; per period a projection. direct, falkon: see
-    there.
+    block: `gemm_time.setup_flops` and `solver.block`. EigenPro: an eigensystem of s rows, and
+    K(Z, Z) with its factor where the projection is exact; per row of a batch K(X, Z) forward and
+    back, K(X, X_s) twice, half a period of temporary centers; per period a projection. direct,
+    falkon: see there.
     """
     n, p, d, c = problem.n_rows * problem.epochs, problem.p, problem.d, problem.c
     steps, s, q, m = math.ceil(n / sizes.batch_size), sizes.n_sample, sizes.level, sizes.batch_size
     if sizes.solver == "block":
         work = 2 * p * (d + 3 * c) * n + 2 * p * sizes.block_size * c * steps
-        return costs.setup_flops(problem, sizes), work
+        return gemm_time.setup_flops(problem, sizes), work
     if sizes.solver == "direct":
         return 0, (p * p + 2 * p * (d + 2 * c)) * problem.summed + p**3 // 3
     if sizes.solver == "falkon":

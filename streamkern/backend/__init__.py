@@ -1,0 +1,1 @@
+"""NumPy, Numba and CuPy behind one object; nothing else names the last two."""

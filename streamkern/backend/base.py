@@ -1,0 +1,515 @@
+"""The array library and the device behind one object.
+
+Everything else is written once against `backend.xp` and the few verbs below. What differs
+between NumPy, here, and CuPy, in `cupy_backend`, is how tiles are walked: NumPy hands them to a
+pool of threads, each with a single-threaded BLAS, because one big multi-threaded GEMM followed by
+element-wise passes streams the kernel matrix through memory several times; CuPy walks them in
+order on one stream.
+
+Every reduction has a fixed order that does not depend on the number of threads, so a result is
+the same bit for bit on one thread or sixteen.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+from threadpoolctl import ThreadpoolController
+
+from streamkern.backend import lapack
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.machine import available_cpus, available_memory
+from streamkern.basics.randomness import Fills
+from streamkern.planning.memory import CHUNK
+
+Array = Any
+"""An array of `backend.xp`: numpy.ndarray on the CPU, cupy.ndarray on a GPU."""
+
+T = TypeVar("T")
+
+try:
+    _MALLOC_TRIM: Any = ctypes.CDLL(None).malloc_trim
+except (AttributeError, OSError, TypeError):  # another C library than glibc
+    _MALLOC_TRIM = None
+
+
+WIDE = 128
+
+
+class _OneThread:
+    """The limit of one thread per BLAS call, shared by all backends: it is the process's own.
+
+    The first to come saves what was there and the last to go restores it, whoever they are.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._users = threading.Lock(), 0
+        self._limit: Any = None
+
+    @contextmanager
+    def __call__(self, blas: ThreadpoolController) -> Iterator[None]:
+        with self._lock:
+            if self._users == 0:
+                _disown(blas)
+                self._limit = blas.limit(limits=1, user_api="blas")
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0:
+                    _disown(blas)
+                    self._limit.restore_original_limits()
+                    _disown(blas)
+
+
+_one_thread = _OneThread()
+
+
+def _disown(blas: ThreadpoolController) -> None:
+    """Newer threadpoolctl lets the first thread alone set limits, and drops those of others."""
+    for library in blas.lib_controllers:
+        clear = getattr(library, "clear_controlling_thread", None)
+        if clear is not None:
+            clear(force=True)
+
+
+def tiles(n: int, size: int) -> list[slice]:
+    """Consecutive slices of at most `size` that cover range(n)."""
+    return [slice(i, min(i + size, n)) for i in range(0, n, size)]
+
+
+class Backend:
+    """NumPy on `threads` threads. Use as a context manager, or call `close`.
+
+    Parameters
+    ----------
+    threads : int, default: the processors this process may use.
+    """
+
+    name = "cpu"
+    tile_rows = 1024
+    tile_cols, wide_tile_cols = 256, 512
+    """A tile is as large as a core's L2, and tall, because the BLAS copies the columns' side once
+    per tile: 1024 x 256 was 3 to 15 % ahead of 512 x 512. With more features (from WIDE on) the
+    passes over a tile count for less, and the copies for more: 1024 x 512 was 3 to 4 % ahead."""
+    group_tiles = 1
+    prepare_rows = 256
+    kept_in_place = False
+    """Whether a matrix that is kept is written by the GEMM itself, in whole rows, rather than tile
+    by tile from a tile that is in cache."""
+    norms_in_columns = True
+    """Whether the norms ride in two extra columns of the GEMM, which saves passes over a tile, or
+    are added by the pass that applies the profile, where that costs nothing."""
+    tensor_cores = False
+    """Whether products in half precision are much faster than in float32."""
+    accelerator = "none"
+    fills: Fills | None = None
+    """Compiled code for the draws of `randomness`."""
+    staging = 0
+    """Batches in the ring of an uploader; on the CPU there is none."""
+    library_bytes = 0
+    """Memory that code loaded for this backend takes, beside what `import streamkern` does."""
+    float64 = 2.0
+    """Time of a FLOP in float64 over that of one in float32."""
+    chunk = CHUNK
+    l1_entries = 1 << 15
+    """Of a tile of L1 distances, summed up feature by feature before the next ones: what stays in
+    the nearest cache, with as many differences."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        if threads is not None and threads < 1:
+            raise ConfigError(f"threads={threads} must be at least 1")
+        self.threads = threads or available_cpus()
+        self.xp: Any = np
+        self._blas = ThreadpoolController()
+        self._pool = (
+            ThreadPoolExecutor(self.threads, thread_name_prefix="streamkern-tile")
+            if self.threads > 1
+            else None
+        )
+        self._local = threading.local()
+
+    def __enter__(self) -> Backend:
+        return self
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Inside, arrays of this backend may be computed with on the calling thread.
+
+        May be nested, also within that of another backend. On the CPU nothing has to be done. Not
+        to be held across a `yield` to a caller who may do anything meanwhile.
+        """
+        yield
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the pool's threads."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+            self._pool = None
+
+    def describe(self) -> dict[str, object]:
+        """What has to be equal for two runs to agree bit for bit."""
+        libraries = sorted(
+            {
+                f"{lib['internal_api']} {lib['version']} {lib.get('architecture', '')} "
+                f"on {lib['num_threads']} threads"
+                for lib in self._blas.info()
+            }
+        )
+        return {
+            "device": self.name,
+            "numpy": np.__version__,
+            "blas": libraries,
+            "accelerator": self.accelerator,
+        }
+
+    # -- data in and out -------------------------------------------------------------------
+
+    def asarray(self, host: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> Array:
+        """A C-ordered device array; on the CPU the array itself when nothing has to change."""
+        return np.ascontiguousarray(host, dtype=dtype)
+
+    def to_host(self, a: Array) -> npt.NDArray[Any]:
+        """A host array; on the CPU the array itself."""
+        return np.asarray(a)
+
+    def copy_to_host(self, a: Array) -> npt.NDArray[Any]:
+        """A host array that nothing else writes to."""
+        return np.array(a)
+
+    def by_parts(self, a: Array) -> Any:
+        """`a` for who reads or writes host arrays of a part of it at a time, as files are.
+
+        It has shape and dtype, and parts ``[rows]`` that may be read and set. On the CPU it is the
+        array itself; from a device nothing of the size of `a` comes to the host.
+        """
+        return a
+
+    def uploader(self, depth: int = 3) -> Uploader:
+        """A ring of `depth` staging buffers for host batches."""
+        return Uploader(self, depth)
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that was asked of it."""
+
+    def release(self) -> None:
+        """Give freed memory back to the system. Between phases only: the next use pays for it.
+
+        glibc keeps freed arrays below 32 MiB for itself, up to the size of a whole phase.
+        """
+        if _MALLOC_TRIM is not None:
+            _MALLOC_TRIM(0)
+
+    def memory_available(self) -> int:
+        """Bytes that could be taken now without pushing anyone out."""
+        return available_memory()
+
+    def tile_width(self, width: int) -> int:
+        """Columns of a tile, for prepared points of so many columns."""
+        return self.tile_cols if width < WIDE else self.wide_tile_cols
+
+    # -- walking tiles ---------------------------------------------------------------------
+
+    @contextmanager
+    def single_threaded_blas(self) -> Iterator[None]:
+        """Inside, a BLAS call stays on its own thread. May be nested: the outermost one counts.
+
+        Around many calls of `run` it saves their own limits, about 30 us each.
+        """
+        if getattr(self._local, "limited", False):
+            yield
+            return
+        self._local.limited = True
+        try:
+            with _one_thread(self._blas):
+                yield
+        finally:
+            self._local.limited = False
+
+    def run(self, fn: Callable[[T], None], items: Iterable[T]) -> None:
+        """Call `fn` on every item, in any order, and return when all are done.
+
+        `fn` must write to its own part of an output only, and must not call `run`. After an error
+        no further item is begun; it is raised when no thread is at work any more.
+        """
+        work = list(items)
+        with self.single_threaded_blas():
+            if self._pool is None or len(work) < 2:
+                for item in work:
+                    fn(item)
+                return
+            # One future per thread rather than per item: a future costs about 10 us.
+            queue = iter(work)
+            lock, stop = threading.Lock(), threading.Event()
+
+            def drain() -> None:
+                while not stop.is_set():
+                    with lock:
+                        item = next(queue, stop)
+                    if item is stop:
+                        return
+                    try:
+                        fn(cast("T", item))
+                    except BaseException:
+                        stop.set()
+                        raise
+
+            futures = [self._pool.submit(drain) for _ in range(min(self.threads, len(work)))]
+            try:
+                wait(futures)
+            finally:  # an interrupt of this thread reaches the others here
+                stop.set()
+            for future in futures:
+                future.result()
+
+    def workspace(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+        """A scratch array of the calling thread; what it held before is lost."""
+        store: dict[tuple[str, np.dtype[Any]], Array] | None = getattr(self._local, "store", None)
+        if store is None:
+            store = self._local.store = {}
+        key = (name, np.dtype(dtype))
+        size = math.prod(shape)
+        if key not in store or store[key].size < size:
+            store[key] = self.xp.empty(size, dtype)
+        return store[key][:size].reshape(shape)
+
+    def operand_dtype(self, precision: str) -> np.dtype[Any]:
+        """Of the points in a GEMM. Half precision has no fast GEMM here: float32 emulates it."""
+        return np.dtype(np.float64 if precision == "float64" else np.float32)
+
+    def gemm(self, A: Array, B: Array, out: Array) -> None:
+        """out = A @ B.T on this thread. A : (r, k), B : (t, k), out : (r, t)."""
+        if len(A) > 1:
+            np.matmul(A, B.T, out=out)
+            return
+        # A single row would be a matrix-vector product, whose order of additions is far from that
+        # of a matrix product: a row that is a center would be seen to move, alone or among others.
+        pair = self.workspace("pair", (2, A.shape[1]), A.dtype)
+        both = self.workspace("both", (2, len(B)), out.dtype)
+        pair[...] = A
+        np.matmul(pair, B.T, out=both)
+        out[...] = both[: len(A)]
+
+    def l1_distances(self, A: Array, B: Array, out: Array) -> None:
+        """out <- sums of |a - b| over the features. A : (r, d), B : (t, d), out : (r, t).
+
+        No GEMM does that: it takes three passes over out for each feature.
+        """
+        for rows in tiles(len(A), max(1, self.l1_entries // max(1, len(B)))):
+            a, total = A[rows], out[rows]
+            part = self.workspace("difference", total.shape, total.dtype)
+            total[...] = 0
+            for k in range(A.shape[1]):
+                self.xp.subtract(a[:, k, None], B[:, k], out=part)
+                self.xp.absolute(part, out=part)
+                total += part
+
+    def square_norms(self, parts: list[Array], out: Array) -> None:
+        """out = |sum of parts|^2 per row, in float64 on the way. parts : (r, d) each, out : (r,).
+
+        float64 norms cost nothing next to the product and take their error out of the distance.
+        """
+        values = parts[0]
+        if len(parts) > 1:
+            values = self.workspace("sum", values.shape, values.dtype)
+            np.add(parts[0], parts[1], out=values)
+        norms = self.workspace("norms64", out.shape, np.float64)
+        np.einsum("ij,ij->i", values, values, dtype=np.float64, out=norms)
+        out[...] = norms
+
+    def finish_tile(
+        self,
+        kernel: Any,
+        tile: Array,
+        norms: tuple[Array, Array] | None,
+        scale: float,
+        W: Array | None,
+        out: Array | None,
+        keep: Array | None,
+    ) -> None:
+        """From a GEMM's tile to the kernel's values, in place; out += tile @ W; keep <- tile.
+
+        tile : (r, t) squared distances over `scale`, or, with norms ((r,), (t,)), products of
+        points; L1 distances for a kernel of those. W : (t, c), out : (r, c), keep : (r, t), which
+        may be the tile itself.
+        """
+        self.apply_profile(kernel, tile, scale, norms)
+        if keep is not None and keep is not tile:
+            keep[...] = tile
+        if W is not None:
+            assert out is not None
+            self.add_product(tile, W, out)
+
+    def add_product(self, tile: Array, W: Array, out: Array) -> None:
+        """out += tile @ W on this thread. tile : (r, t), W : (t, c), out : (r, c)."""
+        share = self.workspace("share", out.shape, out.dtype)
+        np.matmul(tile, W, out=share)
+        out += share
+
+    def apply_profile(
+        self, kernel: Any, tile: Array, scale: float, norms: tuple[Array, Array] | None
+    ) -> None:
+        """tile <- kernel profile of scale times the squared distances; see `finish_tile`.
+
+        A kernel of the inner product gets products and norms, one of L1 distances those.
+        """
+        if kernel.geometry == "l1":
+            self._set(tile, kernel.profile(tile, self.xp))
+            return
+        if kernel.geometry == "inner":
+            assert norms is not None
+            self._set(tile, kernel.of_products(tile, norms[0][:, None], norms[1], self.xp))
+            return
+        if norms is not None:
+            tile *= -2
+            tile += norms[0][:, None]
+            tile += norms[1]
+        zeros = self.workspace("zeros", tile.shape[1:], tile.dtype)
+        zeros[...] = 0
+        self.xp.maximum(tile, zeros, out=tile)  # a third of the time of maximum(tile, 0)
+        if scale != 1:
+            tile *= scale
+        self._set(tile, kernel.profile(tile, self.xp))
+
+    @staticmethod
+    def _set(tile: Array, value: Array) -> None:
+        if value is not tile:
+            tile[...] = value
+
+    # -- dense algebra, written for C-ordered arrays ------------------------------------------
+
+    def matmul(self, A: Array, B: Array, out: Array, *, lower: bool = False) -> Array:
+        """out = A @ B, rows of A in fixed chunks over the threads. A : (m, k), B : (k, c).
+
+        lower : A is lower triangular, and the zeros are not read.
+        """
+
+        def rows_of(rows: slice) -> None:
+            end = rows.stop if lower else A.shape[1]
+            self.xp.matmul(A[rows, :end], B[:end], out=out[rows])
+
+        # The longest rows first: threads are done at about the same time.
+        self.run(rows_of, tiles(len(A), self.chunk // 2 if lower else self.chunk)[::-1])
+        return out
+
+    def matmul_t(self, A: Array, B: Array, out: Array, *, lower: bool = False) -> Array:
+        """out = A.T @ B, columns of A in fixed chunks over the threads. A : (k, m), B : (k, c)."""
+
+        # (Bᵀ A)ᵀ reads the rows of A in memory order: 1.3 times as fast as Aᵀ B for thin B.
+        Bt = self.workspace("Bt", B.shape[::-1], B.dtype)
+        Bt[...] = B.T
+
+        def columns_of(cols: slice) -> None:
+            start, width = cols.start if lower else 0, cols.stop - cols.start
+            part = self.workspace("BtA", (len(Bt), width), B.dtype)
+            np.matmul(Bt[:, start:], A[start:, cols], out=part)
+            out[cols] = part.T
+
+        self.run(columns_of, tiles(A.shape[1], self.chunk))
+        return out
+
+    def cholesky(self, A: Array) -> bool:
+        """Lower Cholesky factor of A in its own memory, upper part zeroed. False: not positive.
+
+        A : (b, b), C-ordered, symmetric; only its lower part is read. b^3/3 FLOPs.
+        """
+        if not lapack.potrf(A):
+            return False
+        for i, row in enumerate(A):
+            row[i + 1 :] = 0
+        return bool(np.isfinite(A.diagonal()).all())
+
+    def solve_lower(self, L: Array, B: Array, transposed: bool = False) -> Array:
+        """B <- L^-1 B (or L^-T B) in place. L : (b, b) lower, B : (b, k), both C-ordered."""
+        lapack.trsm(L, B, transposed=transposed)
+        return B
+
+    def solve_lower_triangular(self, L: Array, B: Array) -> Array:
+        """B <- L^-1 B in place for a lower triangular B, whose zeros are not read.
+
+        L, B : (b, b), C-ordered. b^3/3 FLOPs, a third of what `solve_lower` takes: forward
+        substitution by square blocks, columns of blocks over the threads.
+        """
+        # Half of a block on the diagonal is zeros that do take time, so the blocks are small.
+        blocks = tiles(len(L), self.chunk // 2)
+        eyes = [self.xp.eye(i.stop - i.start, dtype=L.dtype) for i in blocks]
+        inverses = [self.solve_lower(L[i, i], eye) for i, eye in zip(blocks, eyes, strict=True)]
+
+        def substitute(j: slice) -> None:
+            for i, inverse in zip(blocks, inverses, strict=True):
+                if i.start < j.start:
+                    continue
+                X = B[i, j]
+                if i.start > j.start:
+                    X -= L[i, j.start : i.start] @ B[j.start : i.start, j]
+                X[...] = inverse @ X
+
+        self.run(substitute, blocks)
+        return B
+
+    def solve_lower_right(self, L: Array, B: Array) -> Array:
+        """B <- B L^-T in place: every row of B (k, b) solved with L (b, b), both C-ordered."""
+        lapack.trsm(L, B, right=True)
+        return B
+
+    def add_gram(self, C: Array, W: Array, scale: float) -> None:
+        """Lower part of C += scale * W.T @ W, by tiles over the threads.
+
+        C : (b, b), of which some of the upper part is written as well. W : (k, b). k b^2 FLOPs.
+        With tiles of 512 up to 1.7 times as fast as the library's own on two threads.
+        """
+
+        def add(tile: tuple[slice, slice]) -> None:
+            i, j = tile
+            part = self.workspace("gram", (i.stop - i.start, j.stop - j.start), C.dtype)
+            np.matmul(W[:, i].T, W[:, j], out=part)
+            if scale != 1:
+                part *= scale
+            C[i, j] += part
+
+        parts = tiles(len(C), self.chunk)
+        self.run(add, [(i, j) for i in parts for j in parts if j.start <= i.start])
+
+    def mirror_lower(self, C: Array) -> None:
+        """Copy the lower triangle of a square C onto the upper one, in place, in blocks."""
+        for rows in tiles(len(C), 256):
+            for cols in tiles(rows.start, 256):
+                C[cols, rows] = C[rows, cols].T
+            square = C[rows, rows]
+            square[...] = self.xp.tril(square) + self.xp.tril(square, -1).T
+
+    def top_eigh(self, A: Array, k: int) -> tuple[Array, Array]:
+        """The k largest eigenpairs of a symmetric matrix, descending: (k,), (b, k)."""
+        b = len(A)
+        w, v = lapack.syevr(A, k)
+        if len(w) < k:  # bisection may miss eigenvalues that are equal but for rounding
+            w, v = (part[..., b - k :] for part in np.linalg.eigh(A))
+        return w[::-1].copy(), v[:, ::-1]
+
+
+class Uploader:
+    """Hands host arrays to the device. On the CPU they already are there."""
+
+    def __init__(self, backend: Backend, depth: int) -> None:
+        self.backend = backend
+        self.depth = depth
+
+    def upload(self, host: npt.NDArray[Any]) -> Array:
+        """The same rows on the device, in the storage dtype."""
+        return self.backend.asarray(host)
+
+    def close(self) -> None:
+        """Give the staging buffers back."""

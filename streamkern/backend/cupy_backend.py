@@ -1,0 +1,400 @@
+"""CuPy behind the verbs of `backend.base`: the only module that names it.
+
+CuPy is imported only when a GPU is asked for or looked for. What can be checked without one is
+elsewhere: the arguments of cuBLAS in `row_major`, the CUDA text in `cuda_text`, the order of copies
+and steps in `staging_ring`. Tests run this module on a stand-in for CuPy; on a device, the tests
+marked `gpu` and `tools/gpu_check.py` do.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend import cuda_text
+from streamkern.backend.base import Array, Backend, Uploader, tiles
+from streamkern.backend.fused import HalfFused
+from streamkern.backend.row_major import RowMajor
+from streamkern.backend.staging_ring import Ring, Transfers
+from streamkern.basics.errors import BackendError
+
+T = TypeVar("T")
+
+# Indices of an element-wise kernel are 32 bits wide up to this many bytes, and divisions by a
+# tile's width, one an element, several times as fast as with 64.
+SHORT_INDEX = 1 << 31
+# cuSOLVER's Cholesky takes sizes as C integers and multiplies them; a block of this size is safe.
+CHOLESKY_BLOCK = 4096
+# Of a triangular matrix, rows or columns that are multiplied at a time without most of its zeros.
+TRIANGLE_BLOCK = 4096
+
+NOT_INSTALLED = "CuPy is not installed (pip install 'streamkern[gpu-cuda12]')"
+_USABLE: dict[int, Any] = {}
+"""The CuPy with which a device was seen to compute."""
+
+
+def gpu_problem(index: int = 0) -> str | None:
+    """Why GPU `index` can not be used, or None. Probes by computing: drivers can lie."""
+    try:
+        import cupy
+    except ModuleNotFoundError as error:
+        if error.name == "cupy":
+            return NOT_INSTALLED
+        return f"CuPy is installed and does not load: {error}"
+    except Exception as error:  # a library of CUDA's that is missing, or of another version
+        return f"CuPy is installed and does not load ({type(error).__name__}: {error})"
+    if _USABLE.get(index) is cupy:
+        return None
+    try:
+        backend = CupyBackend(index)
+        with backend:
+            backend.probe()
+    except BackendError as error:
+        return str(error)
+    except Exception as error:  # CuPy raises many types here, all meaning the same
+        return f"no usable CUDA device {index} ({type(error).__name__}: {error})"
+    _USABLE[index] = cupy  # compiling takes a while; a failure may pass
+    return None
+
+
+class ByParts:
+    """A device array whose parts are host arrays."""
+
+    def __init__(self, backend: CupyBackend, array: Array) -> None:
+        self.backend, self.array = backend, array
+        self.shape, self.dtype, self.ndim = array.shape, array.dtype, array.ndim
+
+    def __getitem__(self, part: Any) -> npt.NDArray[Any]:
+        return self.backend.to_host(self.array[part])
+
+    def __setitem__(self, part: Any, host: npt.NDArray[Any]) -> None:
+        with self.backend.active():
+            self.array[part].set(np.ascontiguousarray(host, self.dtype))
+
+
+class CupyBackend(Backend):
+    """CuPy on one device, all arithmetic on one stream; see `active`.
+
+    Parameters
+    ----------
+    index : of the device.
+    use_fused : take K @ W for few outputs with `cuda_text.half_fused`, where its result agrees with
+        the library's at first use. Off until it has been measured to win.
+    """
+
+    tile_rows = 8192
+    tile_cols = wide_tile_cols = 16384
+    group_tiles = 1 << 20
+    prepare_rows = 8192
+    l1_entries = 1 << 24
+    staging = 3
+    kept_in_place = True
+    norms_in_columns = False
+
+    def __init__(self, index: int = 0, *, use_fused: bool = False) -> None:
+        super().__init__(threads=1)
+        import cupy
+        import cupyx
+
+        if os.environ.get("CUPY_TF32", "0") not in ("", "0"):
+            raise BackendError(
+                f"CUPY_TF32={os.environ['CUPY_TF32']} rounds the operands of CuPy's own products "
+                "to 10 bits; unset it"
+            )
+        self.xp = cupy
+        self.cupyx = cupyx
+        self.name = f"gpu:{index}"
+        self.device = cupy.cuda.Device(index)
+        with self.device:
+            self.stream = cupy.cuda.Stream(non_blocking=True)
+        self.tensor_cores = int(self.device.compute_capability) >= 70
+        self.float64 = float(self.device.attributes.get("SingleToDoublePrecisionPerfRatio", 2))
+        runtime = cupy.cuda.runtime
+        types: dict[np.dtype[Any], int] = {
+            np.dtype(np.float16): runtime.CUDA_R_16F,
+            np.dtype(np.float32): runtime.CUDA_R_32F,
+            np.dtype(np.float64): runtime.CUDA_R_64F,
+        }
+        self.blas = RowMajor(cupy.cuda.cublas, types, cupy.cuda.device.get_cublas_handle)
+        self.fused = HalfFused(self) if use_fused else None
+        self._epilogues: dict[str, Any] = {}
+        self._square_norms = {n: self._norm_kernel(n) for n in (1, 2)}
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Inside, CuPy's current device and stream are this backend's.
+
+        What CuPy launches goes to the current stream of the thread, which is not ordered with any
+        other. So two backends, or one and the caller's own work, are told apart by this alone.
+        """
+        # Not `with stream`: that goes back to the stream of the enclosing `with`, and a caller's
+        # `use` is lost.
+        with self.device:
+            before = self.xp.cuda.get_current_stream()
+            self.stream.use()
+            try:
+                yield
+            finally:
+                before.use()
+
+    def close(self) -> None:
+        """Wait for the stream."""
+        self.release()  # the pool keeps an arena per stream, and the next backend has another one
+        super().close()
+
+    def probe(self) -> None:
+        """Compile, multiply, factor and solve. Raises what CuPy does, or BackendError.
+
+        NVRTC, cuBLAS and cuSOLVER are libraries of their own, which CuPy loads when they are first
+        called, and a machine may lack each of them.
+        """
+        single = np.eye(2, dtype=np.float32)
+        with self.active():
+            points, norms = self.asarray(single), self.xp.empty(2, np.float32)
+            tile, square = (self.xp.empty((2, 2), np.float32) for _ in range(2))
+            half = points.astype(self.operand_dtype("high"))
+            self.gemm(half, half, tile)
+            self.square_norms([points], norms)
+            self._compiled("s")(norms[:, None], norms, 0.5, tile)  # |x - z|^2 / 2
+            tile += 2 * points
+            positive = self.cholesky(tile)
+            self.gemm(tile, tile, square)
+            found = self.to_host(square)
+        if not positive or not np.allclose(found, [[2, 1], [1, 2]]):
+            raise BackendError(f"CUDA device {self.device.id} computes wrong numbers: {found}")
+
+    def describe(self) -> dict[str, object]:
+        """Device, and everything that may choose another algorithm or another order of sums."""
+        cuda_api = self.xp.cuda
+        with self.active():
+            properties = cuda_api.runtime.getDeviceProperties(self.device.id)
+            cublas = cuda_api.cublas.getVersion(cuda_api.device.get_cublas_handle())
+        return {
+            "device": self.name,
+            "model": properties["name"].decode(),
+            "cupy": self.xp.__version__,
+            "driver": cuda_api.runtime.driverGetVersion(),
+            # Of the libraries as loaded: the runtime that CuPy was linked with says little.
+            "cublas": cublas,
+            "cusolver": list(cuda_api.cusolver._getVersion()),
+            "nvrtc": list(cuda_api.nvrtc.getVersion()),
+            "accelerators": os.environ.get("CUPY_ACCELERATORS", ""),
+            "half_fused": self.fused is not None,
+        }
+
+    # -- data in and out -------------------------------------------------------------------
+
+    def asarray(self, host: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> Array:
+        """A C-ordered array on the device.
+
+        From pageable memory as it is: CuPy's `asarray` would stage it through pinned memory, a
+        power of two bytes, which its pool then keeps.
+        """
+        with self.active():
+            if isinstance(host, self.xp.ndarray):
+                return self.xp.ascontiguousarray(host, dtype=dtype)
+            given = np.ascontiguousarray(host, dtype=dtype)
+            array = self.xp.empty(given.shape, given.dtype)
+            array.set(given)
+            return array
+
+    def to_host(self, a: Array) -> npt.NDArray[Any]:
+        """A copy on the host; waits for the device."""
+        with self.active():
+            result: npt.NDArray[Any] = self.xp.asnumpy(a)
+        return result
+
+    def copy_to_host(self, a: Array) -> npt.NDArray[Any]:
+        """As `to_host`, which copies."""
+        return self.to_host(a)
+
+    def by_parts(self, a: Array) -> Any:
+        """As on the CPU; what is on the host already stays there."""
+        return ByParts(self, a) if isinstance(a, self.xp.ndarray) else a
+
+    def uploader(self, depth: int = 3) -> Uploader:
+        """Pinned staging buffers and a copy stream."""
+        cuda_api = self.xp.cuda
+        with self.device:
+            copying = cuda_api.Stream(non_blocking=True)
+        transfers = Transfers(
+            computing=self.stream,
+            copying=copying,
+            event=lambda: cuda_api.Event(disable_timing=True),
+            empty_pinned=lambda nbytes: self.cupyx.empty_pinned(nbytes, np.uint8),
+            empty=lambda nbytes: self.xp.empty(nbytes, np.uint8),
+            send=lambda pinned, device: device.set(pinned, stream=copying),
+        )
+        return Ring(self, transfers, depth)
+
+    def synchronize(self) -> None:
+        """Wait for the compute stream."""
+        self.stream.synchronize()
+
+    def release(self) -> None:
+        """Empty CuPy's pools, of the device and of pinned memory."""
+        self.synchronize()
+        with self.device:
+            self.xp.get_default_memory_pool().free_all_blocks()
+            self.xp.get_default_pinned_memory_pool().free_all_blocks()
+
+    def memory_available(self) -> int:
+        """Free device memory in bytes, with what the pool holds unused."""
+        with self.device:
+            pool = self.xp.get_default_memory_pool()
+            return int(self.device.mem_info[0]) + int(pool.free_bytes())
+
+    # -- walking tiles ---------------------------------------------------------------------
+
+    @contextmanager
+    def single_threaded_blas(self) -> Iterator[None]:
+        """No BLAS of the host's takes part."""
+        yield
+
+    def run(self, fn: Callable[[T], None], items: Iterable[T]) -> None:
+        """Tiles in order: launches queue up on the one stream."""
+        for item in items:
+            fn(item)
+
+    def operand_dtype(self, precision: str) -> np.dtype[Any]:
+        """float16 where the products of points are exact in it, for tensor cores."""
+        if precision in ("high", "fast", "integer"):
+            return np.dtype(np.float16)
+        return super().operand_dtype(precision)
+
+    def gemm(self, A: Array, B: Array, out: Array) -> None:
+        """As on the CPU; half operands have a float32 result."""
+        self.blas.gemm(A, B, out, transposed=True)
+
+    def square_norms(self, parts: list[Array], out: Array) -> None:
+        """As on the CPU, one pass."""
+        self._square_norms[len(parts)](*parts, out, axis=1)
+
+    def _norm_kernel(self, n: int) -> Any:
+        total = "(" + " + ".join(f"(double)x{i}" for i in range(n)) + ")"
+        return self.xp.ReductionKernel(
+            ", ".join(f"T x{i}" for i in range(n)), "T norm", f"{total} * {total}", "a + b",
+            "norm = a", "0", f"streamkern_square_norms_{n}", reduce_type="double",
+        )  # fmt: skip
+
+    def finish_tile(
+        self,
+        kernel: Any,
+        tile: Array,
+        norms: tuple[Array, Array] | None,
+        scale: float,
+        W: Array | None,
+        out: Array | None,
+        keep: Array | None,
+    ) -> None:
+        """As on the CPU. What is kept is the tile itself, which the GEMM has written in place."""
+        assert norms is not None
+        assert keep is None or keep is tile
+        if W is not None and self.fused is not None and self.fused.takes(kernel, tile, W):
+            self.fused.add(kernel, tile, norms, scale, W, out, keep=keep is not None)
+        else:
+            self.finish_plainly(kernel, tile, norms, scale, W, out)
+
+    def finish_plainly(
+        self, kernel: Any, tile: Array, norms: tuple[Array, Array], scale: float, W: Array | None,
+        out: Array | None,
+    ) -> None:  # fmt: skip
+        """An element-wise pass, then out += tile @ W by the library."""
+        self._epilogue(kernel, tile, norms, scale)
+        if W is not None:
+            self.blas.gemm(tile, W, out, beta=1)
+
+    def _epilogue(self, kernel: Any, tile: Array, norms: tuple[Array, Array], scale: float) -> None:
+        """From products to the kernel's values, in place: one kernel where there is CUDA text."""
+        rows, columns = norms[0][:, None], norms[1]
+        if kernel.expression is None or kernel.geometry == "l1":
+            # By parts: what NumPy's form takes for temporaries is as large as what it is given.
+            for part in tiles(len(tile), max(1, self.l1_entries // max(1, tile.shape[1]))):
+                self.apply_profile(kernel, tile[part], scale, (norms[0][part], norms[1]))
+            return
+        epilogue = self._compiled(kernel.expression)
+        for part in tiles(len(tile), max(1, SHORT_INDEX // max(1, tile[:1].nbytes))):
+            epilogue(rows[part], columns, scale, tile[part])
+
+    def _compiled(self, expression: str) -> Any:
+        if expression not in self._epilogues:
+            self._epilogues[expression] = self.xp.ElementwiseKernel(
+                "T row, T col, T scale", "T k", "k = kernel_value(k, row, col, scale)",
+                "streamkern_epilogue", preamble=cuda_text.kernel_value(expression),
+            )  # fmt: skip
+        return self._epilogues[expression]
+
+    # -- dense algebra ---------------------------------------------------------------------
+
+    def matmul(self, A: Array, B: Array, out: Array, *, lower: bool = False) -> Array:
+        """One GEMM, or one for every `TRIANGLE_BLOCK` rows of a triangle."""
+        for rows in tiles(len(A), TRIANGLE_BLOCK if lower else max(1, len(A))):
+            end = rows.stop if lower else A.shape[1]
+            self.blas.gemm(A[rows, :end], B[:end], out[rows])
+        return out
+
+    def matmul_t(self, A: Array, B: Array, out: Array, *, lower: bool = False) -> Array:
+        """The same with the columns of A."""
+        width = A.shape[1]
+        for cols in tiles(width, TRIANGLE_BLOCK if lower else max(1, width)):
+            start = cols.start if lower else 0
+            self.blas.gemm(A[start:, cols].T, B[start:], out[cols])
+        return out
+
+    def cholesky(self, A: Array) -> bool:
+        """As on the CPU, by blocks of columns; waits for the device after each."""
+        n = len(A)
+        for k in tiles(n, CHOLESKY_BLOCK):
+            if not self._factor(A[k, k]):
+                return False
+            A[k, k.stop :] = 0
+            self.blas.solve_lower(A[k, k], A[k.stop :, k], right=True)
+            for part in tiles(n - k.stop, CHOLESKY_BLOCK):
+                i = slice(k.stop + part.start, k.stop + part.stop)
+                j = slice(k.stop, i.stop)  # the lower part and no more
+                self.blas.gemm(A[i, k], A[j, k], A[i, j], transposed=True, alpha=-1, beta=1)
+        return bool(self.xp.isfinite(A.diagonal()).all())
+
+    def _factor(self, A: Array) -> bool:
+        """Lower factor of a square view, in place, by cuSOLVER."""
+        xp, library = self.xp, self.xp.cuda.cusolver
+        single, n = A.dtype == np.float32, len(A)
+        room = library.spotrf_bufferSize if single else library.dpotrf_bufferSize
+        factor = library.spotrf if single else library.dpotrf
+        handle = xp.cuda.device.get_cusolver_handle()
+        # The lower part of a row-major matrix is the upper one of its transpose.
+        where = (handle, xp.cuda.cublas.CUBLAS_FILL_MODE_UPPER, n, A.data.ptr,
+                 int(A.strides[0]) // A.itemsize)  # fmt: skip
+        size, info = room(*where), xp.empty(1, np.int32)
+        work = xp.empty(max(1, size), A.dtype)
+        factor(*where, work.data.ptr, size, info.data.ptr)
+        A[...] = xp.tril(A)
+        return int(info[0]) == 0
+
+    def solve_lower(self, L: Array, B: Array, transposed: bool = False) -> Array:
+        """As on the CPU."""
+        self.blas.solve_lower(L, B, transposed=transposed)
+        return B
+
+    def solve_lower_triangular(self, L: Array, B: Array) -> Array:
+        """As on the CPU; the zeros are read, but nothing waits for small blocks."""
+        return self.solve_lower(L, B)
+
+    def solve_lower_right(self, L: Array, B: Array) -> Array:
+        """As on the CPU."""
+        self.blas.solve_lower(L, B, right=True)
+        return B
+
+    def add_gram(self, C: Array, W: Array, scale: float) -> None:
+        """As on the CPU."""
+        self.blas.add_gram(C, W, scale)
+
+    def top_eigh(self, A: Array, k: int) -> tuple[Array, Array]:
+        """As on the CPU; cuSOLVER computes all of them."""
+        w, v = self.xp.linalg.eigh(A)
+        return w[::-1][:k].copy(), v[:, ::-1][:, :k]

@@ -1,0 +1,50 @@
+"""A device by name."""
+
+from __future__ import annotations
+
+import warnings
+
+from streamkern.backend.base import Backend
+from streamkern.backend.cupy_backend import NOT_INSTALLED, CupyBackend, gpu_problem
+from streamkern.backend.numba_backend import CompiledBackend, numba_problem
+from streamkern.basics.errors import BackendError, ConfigError
+
+ACCELERATORS = ("auto", "numba", "none")
+
+
+def get_backend(
+    device: str = "auto", threads: int | None = None, accelerator: str = "auto"
+) -> Backend:
+    """The backend for "cpu", "gpu", "gpu:N" or "auto" (a GPU if one can be used, else the CPU).
+
+    accelerator : of the CPU. "numba" compiles the element-wise passes, "none" leaves them to
+    NumPy, "auto" is "numba" where it is installed.
+    """
+    if accelerator not in ACCELERATORS:
+        raise ConfigError(f"accelerator={accelerator!r} is not known; use one of {ACCELERATORS}")
+    if device == "cpu":
+        return _cpu(threads, accelerator)
+    if device == "auto":
+        problem = gpu_problem()
+        if problem is None:
+            return CupyBackend(0)
+        if problem != NOT_INSTALLED:  # who installs CuPy wants a GPU
+            warnings.warn(
+                f"device='auto' is the CPU here: {problem}; device='cpu' says so without a warning",
+                stacklevel=2,
+            )
+        return _cpu(threads, accelerator)
+    kind, _, index = device.partition(":")
+    if kind != "gpu" or (index and not index.isdigit()):
+        raise ConfigError(f"device={device!r} is not known; use 'auto', 'cpu', 'gpu' or 'gpu:N'")
+    problem = gpu_problem(int(index or 0))
+    if problem is not None:
+        raise BackendError(f"device={device!r} can not be used: {problem}; use device='cpu'")
+    return CupyBackend(int(index or 0))  # pragma: no cover - needs one
+
+
+def _cpu(threads: int | None, accelerator: str) -> Backend:
+    problem = None if accelerator == "none" else numba_problem()
+    if accelerator == "numba" and problem is not None:
+        raise BackendError(f"accelerator='numba' can not be used: {problem}; use 'none'")
+    return Backend(threads) if accelerator == "none" or problem else CompiledBackend(threads)

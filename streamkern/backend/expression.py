@@ -1,0 +1,97 @@
+"""One line of arithmetic for two compilers.
+
+A kernel may be given as an expression of `s`, the scaled squared distance, or of `p`, `x` and `z`,
+the product of two points and the numbers of its row and column (norms): numbers, `+ - * /` and the
+functions below. It is read once, with Python's own parser, and written out again with every number
+in the precision of `s`: bare, Python's numbers would turn float32 into float64 in Numba, and C's
+would in CUDA.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.basics.errors import ConfigError
+
+_OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
+FUNCTIONS = {"sqrt": 1, "exp": 1, "cos": 1, "pow": 2}
+"""How many arguments they take."""
+NAMES = ("s", "p", "x", "z")
+
+
+def render(expression: str, number: str) -> str:
+    """The expression in full parentheses, with each number put into `number`.
+
+    number : "(T){}" for CUDA C, "f4({})" for Numba.
+
+    Raises
+    ------
+    ConfigError
+        The expression holds anything but what the module names.
+    """
+
+    def text(node: ast.expr) -> str:
+        match node:
+            case ast.BinOp(left, op, right) if type(op) in _OPERATORS:
+                return f"({text(left)} {_OPERATORS[type(op)]} {text(right)})"
+            case ast.UnaryOp(ast.USub(), operand):
+                return f"(-{text(operand)})"
+            case ast.Call(ast.Name(name), arguments, []) if FUNCTIONS.get(name) == len(arguments):
+                return f"{name}({', '.join(map(text, arguments))})"
+            case ast.Constant(int() | float() as value) if type(value) is not bool:
+                return number.format(repr(float(value)))
+            case ast.Name(name) if name in NAMES:
+                return name
+        raise ConfigError(
+            f"expression={expression!r} of a kernel holds {ast.unparse(node)!r}; it may hold "
+            f"numbers, {', '.join(NAMES)}, + - * / and {', '.join(FUNCTIONS)}, in Python's notation"
+        )
+
+    try:
+        tree = ast.parse(expression, mode="eval")
+    except SyntaxError as error:
+        raise ConfigError(f"expression={expression!r} of a kernel: {error.msg}") from error
+    return text(tree.body)
+
+
+def evaluate(expression: str, **names: npt.NDArray[np.float64]) -> Any:
+    """The expression at values of its names, in float64 by NumPy."""
+    functions = {"sqrt": np.sqrt, "exp": np.exp, "cos": np.cos, "pow": np.power}
+    return eval(render(expression, "{}"), {**functions, **names})
+
+
+def substitute(expression: str, name: str, value: str) -> str:
+    """The expression with another one in the place of a name."""
+    inner = ast.parse(value, mode="eval").body
+
+    class Replace(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.expr:
+            return inner if node.id == name else node
+
+    return ast.unparse(Replace().visit(ast.parse(expression, mode="eval")))
+
+
+def check_expression(kernel: Any) -> None:
+    """Raise ConfigError unless the expression, if there is one, is the kernel's own function."""
+    if kernel.expression is None:
+        return
+    with np.errstate(all="ignore"):
+        if kernel.geometry == "inner":
+            rng = np.random.default_rng(0)
+            A, B = rng.normal(size=(3, 2)), rng.normal(size=(4, 2))
+            p, x, z = A @ B.T, (A * A).sum(axis=1)[:, None], (B * B).sum(axis=1)
+            s = np.maximum(x + z - 2 * p, 0)
+            value = evaluate(kernel.expression, s=s, p=p, x=x, z=z)
+            truth = kernel.of_products(p.copy(), x, z, np)
+        else:
+            s = np.logspace(-6, 2, 9)
+            value, truth = evaluate(kernel.expression, s=s), kernel.profile(s.copy(), np)
+    if not np.allclose(value, truth, rtol=1e-9, atol=1e-12):
+        raise ConfigError(
+            f"expression={kernel.expression!r} of {kernel} is another function than its profile; "
+            "correct one of them, or leave the expression out"
+        )

@@ -1,0 +1,122 @@
+"""Centers that are as many of one class as of another, from the labels of some units."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.basics.randomness import Stage, words
+from streamkern.stream.sources.base import Block, Source, read_labels, unit_sizes
+from streamkern.stream.sources.mixture import MixtureSource
+from streamkern.stream.sources.sampling import read_rows
+from streamkern.stream.sources.stores import ZarrSource
+
+BALANCED_STAGE = 24
+# As for random centers: a store sorted by label needs centers from all over it.
+MAX_UNITS = 256
+
+Ints = npt.NDArray[np.int64]
+
+
+def balanced_centers(source: Source, p: int, seed: int) -> tuple[Block, int]:
+    """p distinct random rows, of every class equally many or all there are; and rows looked at.
+
+    What p / c leaves over goes to classes drawn at random. The labels of 256 random units are
+    read, without X where the source can, and those of further units for the classes that have too
+    few rows in them: of all units at most, once. Of a class the rows of the 256 units are taken
+    first, each with the same probability. The choice depends on the seed and the units alone.
+
+    Memory: about 5 p row numbers, and the labels of a few units.
+    """
+    rng = np.random.default_rng([seed, Stage.SAMPLE, BALANCED_STAGE])
+    edges = np.concatenate(([0], np.cumsum(unit_sizes(source))))
+    known = _class_counts(source)
+    c, order = source.n_outputs, rng.permutation(len(edges) - 1)
+    favoured = rng.permutation(c)
+    # Of a class that is full no more rows are counted.
+    seen, pool, looked_at = np.zeros(c, np.int64), _Pool.empty(), 0
+    for turn, (u, labels) in enumerate(_labels(source, order, seed)):
+        rows = np.arange(edges[u], edges[u + 1])
+        looked_at += len(rows)
+        # One more than now: a later class may leave its remainder to this one.
+        limit = quotas(seen, p, favoured) + 1
+        if turn >= MAX_UNITS:  # rows of the units before come first
+            lacking = (seen < limit)[labels]
+            rows, labels = rows[lacking], labels[lacking]
+        seen += np.bincount(labels, minlength=c)
+        turns = np.full(len(rows), max(0, turn + 1 - MAX_UNITS))
+        pool = pool.with_rows(turns, _keys(seed, rows), rows, labels)
+        if len(pool.rows) > 5 * p:
+            pool = pool.smallest(quotas(seen, p, favoured) + 1)
+        wanted = quotas(seen if known is None else known, p, favoured)
+        enough = wanted if known is not None else np.full(c, -(-p // c))
+        if turn + 1 >= min(MAX_UNITS, len(order)) and (seen >= enough).all():
+            break
+    chosen = pool.smallest(wanted).rows
+    return read_rows(source, chosen, seed), looked_at
+
+
+def quotas(counts: Ints, p: int, favoured: Ints) -> Ints:
+    """Rows of each class: (c,), of sum min(p, sum(counts)), as equal as `counts` (c,) allow.
+
+    favoured : the classes in the order in which they get one of what is left over.
+    """
+    ordered = np.sort(counts)
+    # Level L: the smallest classes give all they have, the others L each.
+    before = np.concatenate(([0], np.cumsum(ordered)[:-1]))
+    levels = np.maximum(p - before, 0) // np.arange(len(counts), 0, -1)
+    level = int(levels[np.argmax(levels < ordered)]) if (levels < ordered).any() else ordered[-1]
+    shares = np.minimum(counts, level)
+    left = max(0, min(p, int(counts.sum())) - int(shares.sum()))
+    shares[favoured[counts[favoured] > level][:left]] += 1
+    return shares
+
+
+def _class_counts(source: Source) -> Ints | None:
+    """Rows of each class, (c,), where stores know them; None where they would be counted."""
+    if getattr(source, "_host", ()):  # which may change y
+        return None
+    if isinstance(source, ZarrSource):
+        counts = source.store.spec.class_counts
+        return None if counts is None else np.array(counts, np.int64)
+    if not isinstance(source, MixtureSource) or source.weights is not None:
+        return None
+    parts = [found for part in source.parts if (found := _class_counts(part)) is not None]
+    return np.sum(parts, axis=0) if len(parts) == len(source.parts) else None
+
+
+class _Pool(NamedTuple):
+    """Rows that may be chosen, the first by (turn, key) first. Each (k,)."""
+
+    turns: Ints
+    keys: Ints
+    rows: Ints
+    labels: Ints
+
+    @classmethod
+    def empty(cls) -> _Pool:
+        return cls(*(np.empty(0, np.int64) for _ in cls._fields))
+
+    def with_rows(self, *more: Ints) -> _Pool:
+        return _Pool(*(np.concatenate(pair) for pair in zip(self, more, strict=True)))
+
+    def smallest(self, limit: Ints) -> _Pool:
+        """The first limit[k] of class k, in order of classes."""
+        order = np.lexsort((self.rows, self.keys, self.turns, self.labels))
+        labels = self.labels[order]
+        place = np.arange(len(order)) - np.searchsorted(labels, labels)
+        return _Pool(*(part[order[place < limit[labels]]] for part in self))
+
+
+def _labels(source: Source, order: Ints, seed: int) -> Iterator[tuple[int, Ints]]:
+    return zip((int(u) for u in order), read_labels(source, order, seed, 0), strict=True)
+
+
+def _keys(seed: int, rows: Ints) -> Ints:
+    """64 random bits of each row."""
+    high, low = words((seed, 0, Stage.SAMPLE, BALANCED_STAGE), rows, 2).T.astype(np.int64)
+    keys: Ints = (high << 31) | (low >> 1)
+    return keys

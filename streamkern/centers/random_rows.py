@@ -1,0 +1,86 @@
+"""Choosing the centers Z, in storage form, and the bandwidth that goes with them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.basics.errors import ConfigError, DataError, NonFiniteError
+from streamkern.basics.optional import on_demand
+from streamkern.stream.sources.base import Block, Source, joined, read_units
+from streamkern.stream.sources.sampling import sample_rows
+
+CENTERS_STAGE = 1
+ORDER_STAGE = 21
+# A store sorted by label needs centers from all over it.
+MAX_UNITS = 256
+BANDWIDTH_ROWS = 1000
+
+
+def random_centers(source: Source, p: int, seed: int) -> Block:
+    """p distinct rows of `source` in random order."""
+    return sample_rows(source, p, seed, stage=CENTERS_STAGE, max_units=MAX_UNITS)
+
+
+def all_rows(source: Source, seed: int) -> Block:
+    """Every row of `source`, in its order."""
+    return joined(list(read_units(source, range(source.n_units), seed, 0)))
+
+
+def as_centers(array: npt.ArrayLike) -> npt.NDArray[Any]:
+    """Rows handed over by the user: (p, ...), finite numbers."""
+    X = np.asarray(array)
+    if X.dtype.kind not in "fiu":
+        raise DataError(f"centers have dtype {X.dtype}; convert them to a floating type")
+    if X.ndim < 2 or len(X) == 0:
+        raise DataError(f"centers have shape {X.shape}; give at least one row, (p, d)")
+    if not np.isfinite(X).all():
+        row = int(np.argwhere(~np.isfinite(X).reshape(len(X), -1).all(axis=1))[0, 0])
+        raise NonFiniteError(f"centers hold NaN or infinity in row {row}; remove that row")
+    return X
+
+
+def check_features(X: npt.NDArray[Any], row_shape: tuple[int, ...]) -> None:
+    """Raise unless centers (p, ...) have as many features as the rows of the data."""
+    if math.prod(X.shape[1:]) != math.prod(row_shape):
+        raise ConfigError(
+            f"centers have rows of shape {X.shape[1:]}, the data has rows of shape {row_shape}; "
+            "use centers with the same features"
+        )
+
+
+def given_centers(array: npt.ArrayLike, row_shape: tuple[int, ...], n_outputs: int) -> Block:
+    """Rows handed over by the user, checked; their targets are not used."""
+    X = as_centers(array)
+    check_features(X, row_shape)
+    if X.dtype.kind == "i" or X.dtype.itemsize > 8:
+        X = X.astype(np.float64)
+    rows = np.arange(len(X), dtype=np.int64)
+    y = np.zeros((len(X), n_outputs), np.float32)
+    return Block(X.reshape(len(X), *row_shape), y, rows)
+
+
+def random_order(p: int, seed: int) -> npt.NDArray[np.int64]:
+    """The order in which the centers are kept: blocks and projection batches are slices of it."""
+    return np.random.default_rng([seed, ORDER_STAGE]).permutation(p)
+
+
+def median_bandwidth(Z: npt.NDArray[Any], norm: str = "euclidean") -> float:
+    """Median distance of pairs of up to 1 000 centers (Gretton et al. 2012, section 8).
+
+    Z : (p, d) host array in random order. Rows that coincide do not count. norm : "euclidean", or
+    "cityblock" for the L1 distance.
+    """
+    distances = on_demand("scipy.spatial.distance").pdist(
+        np.asarray(Z[:BANDWIDTH_ROWS], np.float64), norm
+    )
+    distances = distances[distances > 0]
+    if len(distances) == 0:
+        raise DataError(
+            "bandwidth='auto' needs centers at a distance from each other, but all of them "
+            "coincide; give a bandwidth"
+        )
+    return float(np.median(distances))

@@ -1,0 +1,154 @@
+"""Rows that span the kernel matrix well: randomly pivoted partial Cholesky.
+
+Chen, Epperly, Tropp and Webber (2023), "Randomly pivoted Cholesky": a pivot is drawn with
+probability proportional to the diagonal of the residual K - F^T F, its column is eliminated, and so
+on. The trace of what p pivots leave is near that of the best rank a little below p.
+
+Here in the accelerated form of Epperly, Tropp and Webber (2024), "Embrace rejection": b pivots are
+proposed from one diagonal u; proposal i is accepted with probability h_ii / u_i, h being the
+residual after the proposals accepted before it. The pivots have the same distribution as one at a
+time, and the columns of a round are eliminated by products of matrices.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.base import Array
+from streamkern.kernels.products import KernelOperator
+from streamkern.planning.center_costs import PIVOT_BLOCK
+from streamkern.solver.precondition.norm import check_overlap
+
+PIVOT_STAGE = 23
+DIAGONAL_ROWS = 256
+# Of k(x, x), in units of the last place: below, a residual is rounding.
+ROUNDING = 16
+
+
+class Pivots(NamedTuple):
+    """rows : (p,) int64, as drawn; those from `n_drawn` on were filled up uniformly, because the
+    residual was down to rounding. residual : its trace over that of K."""
+
+    rows: npt.NDArray[np.int64]
+    n_drawn: int
+    residual: float
+
+
+def rpcholesky(
+    op: KernelOperator, X: Array, p: int, seed: int, *, block: int = PIVOT_BLOCK
+) -> Pivots:
+    """p different rows of X (N, d), N >= p, chosen by randomly pivoted Cholesky.
+
+    X : different rows of op.dtype on the device. block : proposals of a round.
+
+    Cost N p (p + 2 d) FLOPs; memory N p for the factor and 4 N block for a round.
+    """
+    backend, xp, n = op.backend, op.backend.xp, len(X)
+    rng = np.random.default_rng([seed, PIVOT_STAGE])
+    points = op.points(X, left=True)
+    diagonal = _diagonal(op, X)
+    floor = ROUNDING * float(xp.finfo(op.dtype).eps) * diagonal
+    F = xp.empty((p, n), op.dtype)
+    u, chosen = diagonal.copy(), np.empty(0, np.int64)
+    while len(chosen) < p and u.any():
+        k, proposed, uniform = len(chosen), _propose(u, block, rng), rng.random(block)
+        # A row that is proposed again is never accepted, having no residual then.
+        proposed, first = _first_of_each(proposed)
+        H = _residual(op, X, F[:k], proposed)
+        taken, L = _reject(H, u[proposed], floor[proposed], uniform[first], p - k)
+        pivots = proposed[taken]
+        if taken:
+            F[k : k + len(pivots)] = _columns(op, X, points, F[:k], pivots, L)
+            u -= backend.to_host(xp.square(F[k : k + len(pivots)]).sum(axis=0))
+            chosen = np.concatenate([chosen, pivots])
+            u[pivots] = 0
+        else:  # only rounding says that anything is left of the first of them
+            u[proposed[0]] = 0
+        u[u <= floor] = 0
+    rest = np.setdiff1d(np.arange(n), chosen)
+    filled = rng.permutation(rest)[: p - len(chosen)]
+    return Pivots(np.concatenate([chosen, filled]), len(chosen), float(u.sum() / diagonal.sum()))
+
+
+def _diagonal(op: KernelOperator, X: Array) -> npt.NDArray[np.float64]:
+    """k(x, x) of every row, (N,), on the host."""
+    parts = []
+    for start in range(0, len(X), DIAGONAL_ROWS):
+        points = op.points(X[start : start + DIAGONAL_ROWS], left=True, right=True)
+        parts.append(op.backend.to_host(op.gram(points).diagonal()).astype(np.float64))
+    diagonal = np.concatenate(parts)
+    check_overlap(op, float(diagonal.sum()), "trace of the candidates")
+    return diagonal
+
+
+def _propose(
+    u: npt.NDArray[np.float64], block: int, rng: np.random.Generator
+) -> npt.NDArray[np.int64]:
+    """`block` independent draws with probabilities u / sum(u)."""
+    edges = np.cumsum(u)
+    drawn = np.searchsorted(edges, rng.random(block) * edges[-1], side="right")
+    rows: npt.NDArray[np.int64] = np.minimum(drawn, np.flatnonzero(u)[-1])
+    return rows
+
+
+def _first_of_each(
+    rows: npt.NDArray[np.int64],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Different rows in order of first mention, and where that was."""
+    first = np.sort(np.unique(rows, return_index=True)[1])
+    return rows[first], first
+
+
+def _residual(
+    op: KernelOperator, X: Array, F: Array, rows: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    """K - F^T F among a few rows, on the host."""
+    backend = op.backend
+    points = op.points(X[backend.asarray(rows)], left=True, right=True)
+    H = backend.to_host(op.gram(points)).astype(np.float64)
+    f = backend.to_host(F[:, backend.asarray(rows)]).astype(np.float64)
+    H -= f.T @ f
+    return H
+
+
+def _reject(
+    H: npt.NDArray[np.float64],
+    u: npt.NDArray[np.float64],
+    floor: npt.NDArray[np.float64],
+    uniform: npt.NDArray[np.float64],
+    most: int,
+) -> tuple[list[int], npt.NDArray[np.float64]]:
+    """Which proposals are accepted, at most `most`, and the Cholesky factor of H among them.
+
+    H : (b, b), overwritten by the residual after those accepted. The first one is always accepted,
+    having h_11 = u_1, unless that is rounding.
+    """
+    taken: list[int] = []
+    columns = []
+    for i in range(len(H)):
+        h = H[i, i]
+        if len(taken) < most and h > floor[i] and (i == 0 or uniform[i] * u[i] < h):
+            column = H[:, i] / np.sqrt(h)
+            H -= np.outer(column, column)
+            H[i], H[:, i] = 0, 0  # exactly, so that the factor is triangular
+            columns.append(column)
+            taken.append(i)
+    return taken, np.array(columns).reshape(len(taken), -1).T[taken]
+
+
+def _columns(
+    op: KernelOperator, X: Array, points: Any, F: Array, pivots: npt.NDArray[np.int64],
+    L: npt.NDArray[np.float64],
+) -> Array:  # fmt: skip
+    """L^-1 (K - F^T F)[pivots], (r, N): the next rows of F."""
+    backend, xp = op.backend, op.backend.xp
+    rows = backend.asarray(pivots)
+    columns = op.matrix(points, op.points(X[rows], right=True))
+    scratch = xp.empty_like(columns)
+    if len(F):
+        columns -= backend.matmul_t(F, xp.ascontiguousarray(F[:, rows]), scratch)
+    inverse = backend.asarray(np.linalg.inv(L).T, op.dtype)
+    return backend.matmul(columns, inverse, scratch).T

@@ -1,0 +1,141 @@
+"""What the command line writes: results to stdout, sentences and progress to stderr.
+
+And what an error becomes: its sentence, and the exit code that goes with it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from typing import Any, Self, TextIO
+
+import typer
+
+from streamkern.basics.errors import EXIT_FAILED, EXIT_USAGE, StreamkernError
+from streamkern.basics.stop import Stopped
+from streamkern.basics.text import redact
+from streamkern.predict.figures import in_words
+
+EXIT_INTERRUPTED = 130
+
+
+def say(text: str) -> None:
+    """A sentence (or several, one a line) on stderr."""
+    for line in redact(text).splitlines():
+        typer.echo(f"streamkern: {line}", err=True)
+
+
+def as_text(value: Mapping[str, Any]) -> str:
+    """JSON with a line for each entry."""
+    return json.dumps(value, indent=1)
+
+
+def show_evaluation(record: Mapping[str, Any]) -> None:
+    """An evaluation during a run."""
+    figures = {k: v for k, v in record.items() if k not in ("step", "samples")}
+    say(f"{record['samples']:,} samples: {in_words(figures)}")
+
+
+class Line:
+    """One line on the terminal, drawn over and over; nothing where there is no terminal."""
+
+    PERIOD_S = 0.1
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream if stream.isatty() else None
+        self._drawn = 0.0
+        self.shown = False  # whether there was anything to do
+
+    def show(self, what: str, done: int, total: int | None) -> None:
+        """`done` of `total` rows read or written."""
+        self.shown = True
+        of = "" if total is None else f" of {total:,}"
+        self.draw(f"{what} {done:,}{of} rows")
+
+    def draw(self, text: str) -> None:
+        """`text` in the place of what is there, at most ten times a second."""
+        now = time.monotonic()
+        if self._stream is None or now - self._drawn < self.PERIOD_S:
+            return
+        self._drawn = now
+        self._stream.write(f"\r\x1b[K{text}")
+        self._stream.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Wipe it."""
+        if self._stream is not None:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+
+def in_options(text: str, options: Mapping[str, str]) -> str:
+    """A message with parameters of the library as the options of a command.
+
+    `overwrite=True` becomes `--overwrite`, `missing="fill"` `--missing fill`, and `x=`, which only
+    names a parameter, `--x`. options : by the name of the parameter, "--x" of "x"
+    """
+
+    def option(match: re.Match[str]) -> str:
+        name, value = options[match["name"]], match["value"] or ""
+        if value in ("", "True"):
+            return name
+        return f"{name} {value.replace(', ', ',').translate(_BARE)}"
+
+    names = "|".join(sorted(options, key=len, reverse=True))
+    return re.sub(_PARAMETER.format(names=names), option, text) if options else text
+
+
+# Not within a word, a quotation, a setting of a run file (data.x), or what follows one.
+_PARAMETER = (
+    r"(?<![\w.'\"?&/-])(?P<name>{names})="
+    r"(?P<value>'[^']*'|\"[^\"]*\"|\[[^\]]*\]|[^\s;,:()]*)(?: \(data\.\w+\))?"
+)
+_BARE = str.maketrans("", "", "[]'\"")
+
+
+def explain(error: BaseException, options: Mapping[str, str]) -> int:
+    """Say what happened in a sentence and return the exit code that goes with it.
+
+    options : of the command, as for `in_options`
+    """
+    if isinstance(error, KeyboardInterrupt | typer.Abort | Stopped):
+        say(str(error) or "interrupted")
+        return EXIT_INTERRUPTED
+    if hasattr(error, "format_message"):  # click's usage errors; typer may carry its own click
+        text = str(error.format_message())
+        if text.startswith("Usage:"):  # no command: the help itself
+            typer.echo(text, err=True)
+        else:
+            say(text)
+        return EXIT_USAGE
+    text = "; ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
+    if isinstance(error, StreamkernError):
+        say(in_options(text, options))
+        return error.exit_code
+    if isinstance(error, OSError | MemoryError):
+        say(text)
+    else:
+        say(f"{type(error).__name__}: {text} (this is a bug; --debug shows where)")
+    return EXIT_FAILED
+
+
+def show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+    *,
+    options: Mapping[str, str],
+) -> None:
+    """A warning as one line; goes in the place of `warnings.showwarning`."""
+    say(in_options(f"warning: {' '.join(str(message).split())}", options))

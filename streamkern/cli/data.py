@@ -1,0 +1,250 @@
+"""The commands about data: ingest | augment | info | bench-read."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from streamkern.basics.errors import DataError
+from streamkern.basics.redaction import redact
+from streamkern.basics.stop import resumable
+from streamkern.cli import overview
+from streamkern.cli.console import Line, as_text, say
+from streamkern.cli.options import (
+    AsJson,
+    External,
+    Foreign,
+    Missing,
+    Overwrite,
+    StorageOption,
+    XName,
+    YName,
+    column_list,
+    number_or_text,
+    options_for,
+    parse_numbers,
+    parse_options,
+    parse_transform,
+)
+from streamkern.cli.overview import store_text
+from streamkern.config.rules import parse_bytes
+from streamkern.config.run_config import DataConfig
+from streamkern.ingest.ingest import ingest as run_ingest
+from streamkern.store.describe import describe_store, describe_unfinished
+from streamkern.store.store import open_store
+from streamkern.stream.materialise import augment_store
+from streamkern.stream.read_speed import read_speed, speed_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Inputs = Annotated[list[str], typer.Argument(metavar="INPUT...", help="Files or URLs.")]
+Out = Annotated[str, typer.Argument(metavar="OUT", help="Where the store goes.")]
+Seed = Annotated[int, typer.Option(help="Of the row order, and of random transforms.")]
+Shuffle = Annotated[bool, typer.Option(help="Mix the rows.")]
+ChunkMb = Annotated[float, typer.Option(help="MiB of rows in a chunk.")]
+Dtype = Annotated[str | None, typer.Option(help="Of the stored rows.")]
+Within = Annotated[str, typer.Option("--memory", help="What to stay within.")]
+Compress = Annotated[str, typer.Option(help="auto, zstd or none.")]
+
+
+def ingest(
+    context: typer.Context,
+    inputs: Inputs,
+    out: Out,
+    x: Annotated[
+        str | None,
+        typer.Option("--x", help="Feature columns (a,b,c), by default the rest; or array of rows."),
+    ] = None,
+    y: Annotated[
+        list[str] | None,
+        typer.Option("--y", help="Target column or array, or labels file; repeatable."),
+    ] = None,
+    sample_weight: Annotated[
+        str | None,
+        typer.Option(help="Weights of the rows: a column, the name of an array, or a file."),
+    ] = None,
+    targets: Annotated[str, typer.Option(help="auto, classes or values.")] = "auto",
+    seed: Seed = 0,
+    shuffle: Shuffle = True,
+    chunk_mb: ChunkMb = 8,
+    dtype: Dtype = None,
+    memory: Within = "1 GiB",
+    compress: Compress = "auto",
+    missing: Missing = "error",
+    external: External = False,
+    foreign: Foreign = False,
+    scratch: Annotated[str | None, typer.Option(help="Folder for scratch files.")] = None,
+    overwrite: Overwrite = False,
+    storage_option: StorageOption = None,
+) -> None:
+    """Make a store from .npy, .npz, IDX, CSV, Parquet, HDF5 or Zarr files."""
+    columns = [number_or_text(name) for name in y or ()]
+    options = parse_options(storage_option)
+    with resumable(context.obj, kept=True), Line(sys.stderr) as line:
+        run_ingest(
+            inputs[0] if len(inputs) == 1 else inputs,
+            out,
+            x=None if x is None else column_list(x),
+            y=None if not columns else columns[0] if len(columns) == 1 else columns,
+            sample_weight=None if sample_weight is None else number_or_text(sample_weight),
+            targets=targets,
+            chunk_mb=chunk_mb,
+            shuffle=shuffle,
+            seed=seed,
+            overwrite=overwrite,
+            dtype=dtype,
+            memory=parse_bytes(memory, "memory"),
+            progress=line.show,
+            compress=compress,
+            missing=missing,
+            external=external,
+            foreign=foreign,
+            scratch=scratch,
+            storage_options=options_for(options, out),
+            input_options=options_for(options, *inputs),
+        )
+    _show_store(out, options, made=line.shown)
+
+
+def augment(
+    context: typer.Context,
+    inputs: Inputs,
+    out: Out,
+    copies: Annotated[int, typer.Option(help="Augmented replicas of every row.")] = 1,
+    transform: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TABLE", help="As in a run file: '{kind = \"flip\"}'; repeatable, in order."
+        ),
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Shares of several inputs, such as 3,1.")
+    ] = None,
+    x: XName = "X",
+    y: YName = "y",
+    sample_weight: Annotated[
+        str | None, typer.Option(help="Name of the array of weights, in foreign stores.")
+    ] = None,
+    foreign: Foreign = False,
+    seed: Seed = 0,
+    shuffle: Shuffle = True,
+    chunk_mb: ChunkMb = 8,
+    dtype: Dtype = None,
+    memory: Within = "1 GiB",
+    compress: Compress = "auto",
+    threads: Annotated[int | None, typer.Option(help="Default: as many as help.")] = None,
+    overwrite: Overwrite = False,
+    storage_option: StorageOption = None,
+) -> None:
+    """Write augmented copies of the rows of one store, or of several, to a new store."""
+    options = parse_options(storage_option)
+    # The settings of a run, so that the same mistakes get the same answers.
+    settings: dict[str, Any] = {
+        "train": inputs,
+        "copies": copies,
+        "transforms": [parse_transform(text) for text in transform or ()],
+        "weights": None if weights is None else parse_numbers(weights, "--weights"),
+        "prefetch_threads": "auto" if threads is None else threads,
+        "x": x,
+        "y": y,
+        "sample_weight": sample_weight,
+        "foreign": foreign,
+    }
+    data = DataConfig(**settings)
+    with resumable(context.obj, kept=True), Line(sys.stderr) as line:
+        augment_store(
+            inputs,
+            out,
+            copies=data.copies,
+            transforms=data.transform_tables,
+            weights=data.weights,
+            x=data.x,
+            y=data.y,
+            sample_weight=data.sample_weight,
+            foreign=data.foreign,
+            input_options=options_for(options, *inputs),
+            seed=seed,
+            shuffle=shuffle,
+            chunk_mb=chunk_mb,
+            dtype=dtype,
+            memory=parse_bytes(memory, "memory"),
+            compress=compress,
+            threads=data.prefetch_threads,
+            overwrite=overwrite,
+            progress=line.show,
+            storage_options=options_for(options, out),
+        )
+    _show_store(out, options, made=line.shown)
+
+
+def info(
+    place: Annotated[str, typer.Argument(metavar="STORE_OR_RUN_DIR")],
+    x: XName = "X",
+    y: YName = "y",
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read every chunk and compare it with its digest.")
+    ] = False,
+    foreign: Foreign = False,
+    as_json: AsJson = False,
+    storage_option: StorageOption = None,
+) -> None:
+    """Describe a store, finished or not, or the state of a run."""
+    options = options_for(parse_options(storage_option), place)
+    if overview.is_run_directory(place, options):
+        run = overview.run_overview(place, options)
+        typer.echo(as_text(run) if as_json else overview.run_text(run))
+        return
+    try:
+        store = open_store(place, x=x, y=y, storage_options=options, foreign=foreign)
+    except DataError:
+        found = describe_unfinished(place, storage_options=options)
+        if found is None:
+            raise
+    else:
+        found = describe_store(store, exact=verify)
+        if verify:
+            store.verify()
+            found["verified"] = True
+    typer.echo(as_text(found) if as_json else overview.store_text(found))
+
+
+def bench_read(
+    store: Annotated[str, typer.Argument(metavar="STORE")],
+    seconds: Annotated[float, typer.Option(help="For each row of the table.")] = 3.0,
+    x: XName = "X",
+    y: YName = "y",
+    as_json: AsJson = False,
+    storage_option: StorageOption = None,
+) -> None:
+    """Measure what the storage of a store can deliver, and say which side is slow.
+
+    On a local disk, what was read before comes from memory, where it fits.
+    """
+    options = options_for(parse_options(storage_option), store)
+    with Line(sys.stderr) as line:
+        found = read_speed(
+            store,
+            x=x,
+            y=y,
+            seconds=seconds,
+            storage_options=options,
+            progress=lambda row: line.draw(
+                f"{row['what']}, {row['connections']} at once: {row['bytes_per_s'] / 1e6:,.0f} MB/s"
+            ),
+        )
+    text = f"{found['url']}\n\n{speed_text(found['rows'])}\n\n{found['conclusion']}"
+    typer.echo(as_text(found) if as_json else text)
+
+
+def _show_store(out: str, options: Mapping[str, Any], *, made: bool) -> None:
+    if not made:
+        say(f"note: {redact(out)} is complete already, made by the same command; it stays as it is")
+    try:
+        store = open_store(out, storage_options=options_for(options, out))
+        text = store_text(describe_store(store))
+    except (OSError, MemoryError) as error:  # it is written: the same command would be refused
+        text = f"{redact(out)} is complete, but could not be read back: {error}"
+    typer.echo(text)

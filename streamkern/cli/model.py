@@ -1,0 +1,165 @@
+"""The commands that use a trained model: evaluate | predict."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from streamkern.basics.stop import resumable
+from streamkern.basics.text import redact, table
+from streamkern.cli.console import Line, as_text
+from streamkern.cli.options import (
+    AsJson,
+    DeviceName,
+    External,
+    Foreign,
+    Missing,
+    Overwrite,
+    StorageOption,
+    column_list,
+    number_or_text,
+    options_for,
+    parse_options,
+)
+from streamkern.predict.input_rows import open_rows
+from streamkern.train.model import KernelModel, load_model
+
+ModelOf = Annotated[str, typer.Argument(metavar="RUN_DIR")]
+RowInputs = Annotated[list[str], typer.Argument(metavar="INPUT...", help="Stores, or files.")]
+RowsX = Annotated[
+    str | None, typer.Option("--x", help="Feature columns (a,b,c), or array of rows.")
+]
+RowsY = Annotated[
+    list[str] | None,
+    typer.Option("--y", help="Target column or array, or labels file; repeatable."),
+]
+RowsWeight = Annotated[
+    str | None, typer.Option("--sample-weight", help="Weights: a column, an array, or a file.")
+]
+
+
+def evaluate(
+    run_dir: ModelOf,
+    inputs: RowInputs,
+    x: RowsX = None,
+    y: RowsY = None,
+    sample_weight: RowsWeight = None,
+    missing: Missing = "error",
+    external: External = False,
+    foreign: Foreign = False,
+    device: DeviceName = "auto",
+    as_json: AsJson = False,
+    storage_option: StorageOption = None,
+) -> None:
+    """Evaluate a trained model on stores, or on files as ingest takes them."""
+    options = parse_options(storage_option)
+    asked = _asked(x, y, sample_weight, missing, external, foreign)
+    with _rows_and_model(run_dir, inputs, device, options, asked, targets=True) as (source, model):
+        metrics = model.evaluate(source)
+    data = redact(", ".join(inputs))
+    row: dict[str, Any] = {"data": data, "rows": source.n_rows, **metrics}
+    if as_json:
+        typer.echo(as_text(row | skipped(model.skipped)))
+    else:
+        typer.echo(table([row], list(row)))
+
+
+def predict(
+    context: typer.Context,
+    run_dir: ModelOf,
+    inputs: RowInputs,
+    out: Annotated[str, typer.Argument(metavar="OUT", help=".zarr, .npy, .csv or .parquet.")],
+    x: RowsX = None,
+    y: RowsY = None,
+    sample_weight: RowsWeight = None,
+    missing: Missing = "error",
+    external: External = False,
+    foreign: Foreign = False,
+    order: Annotated[
+        str, typer.Option(help="source: of the files a store was made from. store: as it is read.")
+    ] = "source",
+    values: Annotated[
+        bool, typer.Option("--values", help="In .npy the scores of classes, not labels.")
+    ] = False,
+    device: DeviceName = "auto",
+    overwrite: Overwrite = False,
+    storage_option: StorageOption = None,
+) -> None:
+    """Write what a model predicts for every row of stores, or of files as ingest takes them.
+
+    Columns of targets are not needed, and are left out by the names they had in training, or by
+    --y. After an interruption the same command goes on.
+    """
+    options = parse_options(storage_option)
+    asked = _asked(x, y, sample_weight, missing, external, foreign)
+    with (
+        resumable(context.obj, kept=True),
+        _rows_and_model(run_dir, inputs, device, options, asked, targets=False) as (source, model),
+        Line(sys.stderr) as line,
+    ):
+        n_rows = model.predict_to(
+            source,
+            out,
+            order=order,
+            values=values,
+            overwrite=overwrite,
+            storage_options=options_for(options, out),
+            progress=line.show,
+        )
+    typer.echo(f"{n_rows:,} rows predicted into {redact(out)}")
+
+
+def skipped(texts: tuple[str, ...]) -> dict[str, Any]:
+    """What a script learns of damaged checkpoints; a person reads the warnings."""
+    return {"skipped": list(texts)} if texts else {}
+
+
+def _asked(
+    x: str | None,
+    y: Sequence[str] | None,
+    sample_weight: str | None,
+    missing: str,
+    external: bool,
+    foreign: bool,
+) -> dict[str, Any]:
+    """What is to be read of the inputs, as `open_rows` takes it."""
+    targets = [number_or_text(name) for name in y or ()]
+    return {
+        "x": None if x is None else column_list(x),
+        "y": targets[0] if len(targets) == 1 else targets or None,
+        "sample_weight": None if sample_weight is None else number_or_text(sample_weight),
+        "missing": missing,
+        "external": external,
+        "foreign": foreign,
+    }
+
+
+@contextlib.contextmanager
+def _rows_and_model(
+    run_dir: str,
+    inputs: Sequence[str],
+    device: str,
+    options: Mapping[str, Any],
+    asked: Mapping[str, Any],
+    *,
+    targets: bool,
+) -> Iterator[tuple[Any, KernelModel]]:
+    """The rows, and the model that was trained on rows like them, until the end of the block."""
+    run_options = options_for(options, run_dir)
+    model = load_model(run_dir, device=device, storage_options=run_options)
+    with model.backend, contextlib.ExitStack() as files:
+        rows = open_rows(
+            inputs,
+            files,
+            columns=model.columns,
+            target_columns=model.target_columns,
+            classes=model.classes,
+            targets=targets,
+            input_options=options_for(options, *inputs),
+            **asked,
+        )
+        yield rows, model

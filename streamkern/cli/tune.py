@@ -1,0 +1,216 @@
+"""The command `tune`: kernel, bandwidth and ridge by trainings on a sample."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from streamkern.basics.errors import ConfigError, MissingDependencyError
+from streamkern.basics.stop import resumable
+from streamkern.basics.text import redact, table
+from streamkern.cli.console import as_text, say
+from streamkern.cli.options import (
+    AsJson,
+    Memory,
+    RunFile,
+    Set,
+    Solver,
+    StorageOption,
+    Train,
+    parse_numbers,
+    run_config,
+)
+from streamkern.config.run_config import RunConfig
+from streamkern.config.toml import run_file_text
+from streamkern.kernels.notation import kernel_text
+from streamkern.predict.figures import in_words
+from streamkern.rundir.place import open_folder
+from streamkern.tuning.plot import plot_png
+from streamkern.tuning.search import Tuned
+from streamkern.tuning.search import tune as run_tuning
+
+PLOT = "tune.png"
+
+Bandwidths = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|B,B,...",
+        help="auto: 1/4, 1/2, 1, 2 and 4 times the median distance between centers, or the "
+        "bandwidth that the kernel says. Of a sum or product that of its widest part.",
+    ),
+]
+Ridges = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|R,R,...", help="auto: 0, 1e-6 and 1e-4; 0 where the solver knows no ridge."
+    ),
+]
+Kernels = Annotated[
+    str | None, typer.Option(metavar="NAME,NAME,...", help="Default: that of the run file.")
+]
+Rows = Annotated[int | None, typer.Option(help="Rows of the sample, at most.  [default: 20000]")]
+Centers = Annotated[
+    int | None,
+    typer.Option(help="Or Fourier features. Default: a fifth of the rows, at most 2000."),
+]
+Epochs = Annotated[int | None, typer.Option(help="Default: enough for 100000 samples, at most 20.")]
+Folds = Annotated[
+    int, typer.Option(help="Splits; several give standard errors, and cost as much more.")
+]
+Refine = Annotated[
+    int,
+    typer.Option(
+        help="Rounds of two more bandwidths around the best, and one more ridge beyond it where "
+        "it is the last."
+    ),
+]
+Out = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="Folder or URL of results, table and plot.  [default: RUN-tune beside RUN.toml]",
+    ),
+]
+Write = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Write a run file with the best settings.")
+]
+
+
+def tune(
+    context: typer.Context,
+    run_file: RunFile = None,
+    train: Train = None,
+    bandwidths: Bandwidths = "auto",
+    ridges: Ridges = "auto",
+    kernels: Kernels = None,
+    rows: Rows = None,
+    centers: Centers = None,
+    epochs: Epochs = None,
+    folds: Folds = 1,
+    refine: Refine = 2,
+    out: Out = None,
+    write: Write = None,
+    solver: Solver = None,
+    memory: Memory = None,
+    settings: Set = None,
+    storage_option: StorageOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find kernel, bandwidth and ridge by short trainings on a sample of the data.
+
+    A part of the sample is held out; the test store is not touched. Every training is recorded
+    when it is done: after an interruption the same command goes on. The bandwidth found is meant
+    for the run on all of the data; the ridge is an upper bound there.
+    """
+    config = run_config(
+        run_file, {"data.train": train, "solver.name": solver}, memory=memory, cache_size=None,
+        settings=settings, storage_options=storage_option,
+    )  # fmt: skip
+    target = None if write is None else _free(write)
+    folder = out or _beside(run_file)
+    with resumable(context.obj, kept=True), warnings.catch_warnings():
+        warnings.simplefilter("once", UserWarning)  # every training has the same ones
+        tuned = run_tuning(
+            config, bandwidths=_numbers(bandwidths, "--bandwidths"),
+            ridges=_numbers(ridges, "--ridges"),
+            kernels=None if kernels is None else [name.strip() for name in kernels.split(",")],
+            rows=rows, centers=centers, epochs=epochs, folds=folds, refine=refine, out=folder,
+            progress=sys.stderr.isatty(), report=_show, stop=context.obj,
+        )  # fmt: skip
+    _save_plot(tuned, folder)
+    if target is not None:
+        _write_run_file(tuned, target)
+    _show_result(tuned, folder, as_json)
+
+
+def _numbers(text: str, option: str) -> Any:
+    return text if text == "auto" else parse_numbers(text, option)
+
+
+def _beside(run_file: str | None) -> str:
+    """Where the results go: a folder named after the run file."""
+    return "tune" if run_file is None else f"{os.path.splitext(run_file)[0]}-tune"
+
+
+def _free(path: str) -> Path:
+    target = Path(path)
+    if target.exists():
+        raise ConfigError(f"--write {path!r} exists already and is not replaced; name another file")
+    if not target.absolute().parent.is_dir():
+        raise ConfigError(f"--write {path!r} is in a folder that does not exist; make it first")
+    return target
+
+
+def _show(event: str, fields: Mapping[str, Any]) -> None:
+    """What there is to do, and every training."""
+    if event == "search":
+        known = f", {fields['recorded']} recorded already" if fields["recorded"] else ""
+        say(
+            f"{fields['trainings']} trainings at most{known}: {fields['fit']:,} rows to fit, "
+            f"{fields['held_out']:,} held out, {fields['centers']} centers, "
+            f"{fields['epochs'] * fields['copies']} passes"
+        )
+        return
+    width = fields["bandwidth"]
+    metrics = in_words(
+        {k: v for k, v in fields.items() if k.startswith("held_out_") and v is not None}
+    )
+    fold = f", split {fields['fold'] + 1}" if fields["folds"] > 1 else ""
+    left = f"; {fields['left']} left, about {_time(fields['seconds_left'])}"
+    say(
+        f"{kernel_text(fields['kernel'])}{'' if width is None else f', bandwidth {width:.4g}'}, "
+        f"ridge {fields['ridge']:g}{fold}: {metrics or 'diverged'}, {fields['seconds']:.1f} s"
+        f"{left if fields['left'] else ''}"
+    )
+
+
+def _show_result(tuned: Tuned, folder: str, as_json: bool) -> None:
+    if as_json:
+        result = {"best": tuned.best, "table": tuned.table, "search": tuned.search}
+        typer.echo(as_text(result | {"toml": tuned.toml, "out": redact(folder)}))
+        return
+    rows = [{**row, "kernel": kernel_text(row["kernel"])} for row in tuned.table]
+    for row in rows:
+        row["within 1 se"] = "yes" if row.pop("within", False) else ""
+        row["held_out_mse"] = "diverged" if row["held_out_mse"] is None else row["held_out_mse"]
+    figures = ("held_out_mse", "se", "within 1 se", "held_out_r2", "held_out_accuracy")
+    columns = ["kernel", "bandwidth", "ridge", *figures, "seconds"]
+    shown = [name for name in columns if any(row.get(name) not in (None, "") for row in rows)]
+    typer.echo(table(rows, shown))
+    typer.echo(f"\n{tuned.toml}")
+    if tuned.edge:
+        say("note: the best bandwidth is at the edge of those tried; give --bandwidths beyond it")
+    if tuned.ridge_edge:
+        say("note: the best ridge is at the edge of those tried; give --ridges beyond it")
+    say(f"results are in {folder}; the ridge found is an upper bound for a run on more rows")
+
+
+def _save_plot(tuned: Tuned, folder: str) -> None:
+    try:
+        picture = plot_png(tuned.table, tuned.best)
+    except MissingDependencyError as error:
+        say(f"note: {error}")
+        return
+    open_folder(folder, tuned.config.data.storage_options).write(PLOT, picture)
+
+
+def _write_run_file(tuned: Tuned, target: Path) -> None:
+    config: RunConfig = tuned.config
+    place = config.run.run_dir
+    if place is not None:  # which may hold the run with the settings before
+        place = f"{place.rstrip('/')}-{target.stem}"
+        config = config.with_overrides({"run.run_dir": place})
+    with target.open("x", encoding="utf-8") as file:
+        file.write(run_file_text(config))
+    kept_back = "" if not config.data.storage_options else "; data.storage_options are not in it"
+    say(f"wrote {target}{'' if place is None else f', for a run in {redact(place)}'}{kept_back}")
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,352 @@
+"""Self-checking tables of settings: quantities, rules in words, and one sentence per mistake.
+
+`run_config` says which settings there are; this says how one is checked and how a mistake in it is
+reported. A field's type carries its `Rule`, the words for what is allowed, so that the message
+
+    data.batch_size=0 must be "auto" or a whole number, at least 1; correct it or leave it out
+    for the default "auto"
+
+is made in one place, whatever pydantic's own error was.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import os
+import re
+import reprlib
+import tomllib
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeAlias, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.redaction import redact
+
+BYTE_UNITS: Final = {"": 1, "b": 1} | {
+    unit: base**power
+    for power, letter in enumerate("kmgt", start=1)
+    for unit, base in ((letter, 1000), (f"{letter}b", 1000), (f"{letter}ib", 1024))
+}
+SECOND_UNITS: Final = {
+    **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
+    **dict.fromkeys(("min", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
+}
+_TOML_CHARACTERS = 1 << 24  # a matrix of a metric has some millions
+_KEY_PARTS = 32
+# The look behind and the possessive + keep the search linear in the text.
+_PART = r"""(?:(?<![\w-])[A-Za-z0-9_-]++|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*"""
+_LONG_KEY = re.compile(f"(?:{_PART}){{{_KEY_PARTS}}}")
+_QUANTITY = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-zA-Z]*)\s*", re.ASCII)
+# user:password@ behind the scheme. The password may hold a slash (AWS keys do); host:9000/ is no
+# user, even where an @ follows further on.
+_PASSWORD = re.compile(r"(?<=://)[^/@:]*:(?!\d+/)[^@]*@")
+
+
+def _quantity(text: str, units: Mapping[str, float]) -> float:
+    match = _QUANTITY.fullmatch(text)
+    return float(match[1]) * units.get(match[2].lower(), 0.0) if match else 0.0
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The tables of a TOML text; ValueError also for what would take the parser too much.
+
+    Time and memory of a dotted key grow with the square of its parts, and nesting is recursion.
+    """
+    if len(text) > _TOML_CHARACTERS:
+        raise ValueError(f"it has {len(text)} characters, {_TOML_CHARACTERS} are allowed")
+    found = _LONG_KEY.search(text)
+    if found is not None:
+        line = text.count("\n", 0, found.start()) + 1
+        raise ValueError(f"line {line} has a key of more than {_KEY_PARTS} parts")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def parse_bytes(size: str | int, name: str = "size") -> int:
+    """Return the bytes in "512 MiB", "1.5GB" or 1000; KiB is 1024 bytes and kB is 1000.
+
+    name : of the parameter, for the message
+    """
+    n_bytes = int(_quantity(size, BYTE_UNITS)) if isinstance(size, str) else size
+    if n_bytes < 1:
+        raise ConfigError(
+            f"{name}={size!r} must be at least one byte, in bytes or with a unit; "
+            'write for example "512 MiB" or "1.5 GB"'
+        )
+    return n_bytes
+
+
+def parse_seconds(time: str) -> float:
+    """Return the seconds in "30 s", "5 min" or "1.5 h"."""
+    seconds = _quantity(time, SECOND_UNITS)
+    if not seconds:
+        raise ConfigError(
+            f'time={time!r} must be a time above 0 with a unit; write for example "30 s" or "5 min"'
+        )
+    return seconds
+
+
+def _memory(value: object) -> object:
+    return parse_bytes(value) if isinstance(value, str) and value != "auto" else value
+
+
+def _cadence(value: object) -> object:
+    if isinstance(value, str) and value != "auto":
+        parse_seconds(value)
+    return value
+
+
+def _counts(value: object) -> object:
+    if not isinstance(value, list | tuple) or any(type(n) is not int or n < 1 for n in value):
+        raise ValueError("not a list of counts")
+    return tuple(value)
+
+
+def _url(value: object) -> object:
+    value = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if isinstance(value, str) and _PASSWORD.search(value):
+        raise ValueError("password in a URL")
+    return value
+
+
+def _folder(value: object) -> object:
+    value = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if isinstance(value, str) and "://" in value:
+        raise ValueError("a URL")
+    return value
+
+
+def _urls(value: object) -> object:
+    if not isinstance(value, list | tuple):
+        return _url(value)
+    urls = tuple(_url(item) for item in value)
+    if not urls or not all(isinstance(url, str) and url for url in urls):
+        raise ValueError("not a list of URLs")
+    return urls
+
+
+def _weights(value: object) -> object:
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple) or not all(
+        isinstance(w, int | float) and not isinstance(w, bool) and 0 < w < math.inf for w in value
+    ):
+        raise ValueError("not a list of weights")
+    return tuple(float(w) for w in value)
+
+
+def _class_weights(value: object) -> object:
+    if not isinstance(value, Mapping):
+        return value
+    if not value or not all(
+        isinstance(w, int | float) and not isinstance(w, bool) and 0 <= w < math.inf
+        for w in value.values()
+    ):
+        raise ValueError("not a table of weights")
+    return {str(name): float(w) for name, w in value.items()}
+
+
+class Rule(NamedTuple):
+    """What a value must be, in words."""
+
+    text: str
+
+
+Auto: TypeAlias = Literal["auto"]
+Whole: TypeAlias = Annotated[int, Field(strict=True, ge=1)]
+Above0: TypeAlias = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+Text: TypeAlias = Annotated[str, Field(min_length=1)]
+
+Count: TypeAlias = Annotated[Whole, Rule("a whole number, at least 1")]
+AutoCount: TypeAlias = Annotated[Auto | Whole, Rule('"auto" or a whole number, at least 1')]
+Positive: TypeAlias = Annotated[Above0, Rule("a number above 0")]
+AutoPositive: TypeAlias = Annotated[Auto | Above0, Rule('"auto" or a number above 0')]
+Below1: TypeAlias = Annotated[float, Field(strict=True, gt=0, lt=1)]
+OptionalPart: TypeAlias = Annotated[Below1 | None, Rule("a number above 0 and below 1")]
+NotNegative: TypeAlias = Annotated[
+    float, Field(strict=True, ge=0, allow_inf_nan=False), Rule("a number, 0 or above")
+]
+Fraction: TypeAlias = Annotated[
+    float, Field(strict=True, gt=0, le=1), Rule("a number above 0, at most 1")
+]
+Flag: TypeAlias = Annotated[bool, Field(strict=True), Rule("true or false")]
+Memory: TypeAlias = Annotated[
+    Auto | Whole, BeforeValidator(_memory), Rule('"auto", bytes, or a size such as "8 GiB"')
+]
+Cadence: TypeAlias = Annotated[
+    Whole | str,
+    BeforeValidator(_cadence),
+    Rule('"auto", a number of steps, at least 1, or a time such as "5 min"'),
+]
+AutoStep: TypeAlias = Annotated[
+    Auto | Annotated[int, Field(strict=True, ge=0)],
+    Rule('"auto" or a number of steps, 0 for only at the end'),
+]
+Counts: TypeAlias = Annotated[
+    tuple[int, ...], BeforeValidator(_counts), Rule("a list of whole numbers, at least 1 each")
+]
+Seed: TypeAlias = Annotated[
+    int, Field(strict=True, ge=0, lt=2**63), Rule("a whole number, 0 or above")
+]
+SCHEDULER_ADDRESS: Final = r"^(tcp|tls|ws|wss|ucx)://[^/@\s]+:\d{1,5}$"
+Scheduler: TypeAlias = Annotated[
+    Annotated[str, Field(pattern=SCHEDULER_ADDRESS)] | None,
+    Rule('the address of a Dask scheduler, such as "tcp://host:8786"'),
+]
+Device: TypeAlias = Annotated[
+    str, Field(pattern=r"^(auto|cpu|gpu(:\d{1,4})?)$"), Rule('"auto", "cpu", "gpu" or "gpu:N"')
+]
+Name: TypeAlias = Annotated[Text, Rule("the name of an array in the store")]
+OptionalName: TypeAlias = Annotated[Text | None, Rule("the name of an array in the store")]
+_NO_PASSWORD = "without a password in it (those go to the environment or data.storage_options)"
+Url: TypeAlias = Annotated[Text, BeforeValidator(_url), Rule(f"a path or URL {_NO_PASSWORD}")]
+OptionalUrl: TypeAlias = Annotated[
+    Text | None, BeforeValidator(_url), Rule(f"a path or URL {_NO_PASSWORD}")
+]
+LocalFolder: TypeAlias = Annotated[
+    Text | None, BeforeValidator(_folder), Rule("the path of a local folder, not a URL")
+]
+Urls: TypeAlias = Annotated[
+    Text | tuple[str, ...],
+    BeforeValidator(_urls),
+    Rule(f"a path or URL {_NO_PASSWORD}, or a list of them"),
+]
+Weights: TypeAlias = Annotated[
+    tuple[float, ...] | None, BeforeValidator(_weights), Rule("a list of finite numbers above 0")
+]
+ClassWeights: TypeAlias = Annotated[
+    Literal["balanced"] | dict[str, float] | None,
+    BeforeValidator(_class_weights),
+    Rule('"balanced" or a table of finite numbers, 0 or above, by class name'),
+]
+Centers: TypeAlias = Annotated[
+    Text,
+    BeforeValidator(_url),
+    Rule(
+        '"random", "balanced", "kmeans", "rpcholesky", "all", or the path or URL of an array or a '
+        f"store, {_NO_PASSWORD}"
+    ),
+]
+# Never shown in a repr, a dump or a message.
+Secrets: TypeAlias = Annotated[
+    dict[str, Any], Field(repr=False, exclude=True), Rule("a table of options for the file system")
+]
+
+
+class Table(BaseModel):
+    """A frozen table of settings whose mistakes are `ConfigError`s, one sentence a line."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    table: ClassVar[str] = ""  # its name in a run file; empty for the whole file
+    kinds: ClassVar[Mapping[str, type[BaseModel]]] = {}  # models of its lists, by their "kind"
+
+    def __init__(self, /, **values: Any) -> None:
+        details: list[ErrorDetails] = []
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            details = error.errors(include_url=False)
+        # Raised outside the except clause: a chained pydantic error would carry the secrets.
+        if details:
+            raise ConfigError("\n".join(dict.fromkeys(_sentence(type(self), d) for d in details)))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _numpy_scalars(cls, values: Any) -> Any:
+        """Accept NumPy scalars (grid searches pass them) as the Python numbers they stand for."""
+        if not isinstance(values, Mapping):
+            return values
+        return {
+            key: v.item() if hasattr(v, "dtype") and hasattr(v, "item") else v
+            for key, v in values.items()
+        }
+
+
+def _sentence(model: type[Table], detail: ErrorDetails) -> str:
+    """Return one sentence for one pydantic error raised while building `model`."""
+    location, kind = detail["loc"], detail["type"]
+    cause = detail.get("ctx", {}).get("error")
+    if isinstance(cause, ConfigError) and (not model.table or not location):
+        return str(cause)  # from a table inside this one, or a check over several fields
+    if not model.table:
+        return (
+            unknown_key(model, str(location[0]))
+            if kind == "extra_forbidden"
+            else (f"{location[0]} must be a table of settings; write them under [{location[0]}]")
+        )
+    path, owner, key = _locate(model, location)
+    if kind == "extra_forbidden":
+        return unknown_key(owner, key, path)
+    field = owner.model_fields[key]
+    rule, default = _rule(field), field.get_default(call_default_factory=True)
+    if kind == "missing":
+        return f"{path} is missing: it must be {rule}; set it in [{model.table}]"
+    shown = path if field.exclude else f"{path}={_shown(detail['input'])}"
+    remedy = "correct it"
+    if path.endswith("]"):
+        rule = f"a table with kind = one of {_choices(model.kinds)}"
+    elif not field.is_required():
+        remedy += " or leave it out"
+        remedy += f" for the default {json.dumps(default)}" if default not in (None, (), {}) else ""
+    return f"{shown} must be {rule}; {remedy}"
+
+
+def _locate(
+    model: type[Table], location: tuple[int | str, ...]
+) -> tuple[str, type[BaseModel], str]:
+    """Return (path, model, field) of a pydantic location, ("transforms", 1, "noise", "sigma")."""
+    key = str(location[0])
+    path = f"{model.table}.{key}"
+    if len(location) > 1 and isinstance(location[1], int):
+        path += f"[{location[1]}]"
+        if len(location) > 3:
+            key = str(location[3])
+            return f"{path}.{key}", model.kinds[str(location[2])], key
+    return path, model, key
+
+
+def _rule(field: FieldInfo) -> str:
+    for item in field.metadata:
+        if isinstance(item, Rule):
+            return item.text
+    return f"one of {_choices(get_args(field.annotation))}"
+
+
+def _choices(values: Iterable[object]) -> str:
+    return ", ".join(json.dumps(value) for value in values)
+
+
+def _shown(value: object) -> str:
+    def safe(part: object) -> object:
+        if not isinstance(part, str):
+            return part
+        shown = redact(part)  # before it is cut short, which may cut the signs of a secret out
+        return shown.replace("://", "://***@", 1) if _PASSWORD.search(part) else shown
+
+    if isinstance(value, list | tuple):
+        value = [safe(part) for part in value]
+    return reprlib.repr(safe(value))
+
+
+def unknown_key(model: type[BaseModel], key: str, path: str = "") -> str:
+    """Return the sentence for a key that `model` does not have, with the closest one it has."""
+    path = path or key
+    parent = path[: len(path) - len(key)]
+    close = difflib.get_close_matches(key.lower(), model.model_fields, n=1)
+    elsewhere = [t.table for t in Table.__subclasses__() if t.table and key in t.model_fields]
+    if close:
+        remedy = f"did you mean {parent}{close[0]}?"
+    elif elsewhere:
+        remedy = f"did you mean {elsewhere[0]}.{key}?"
+    else:
+        remedy = f"known here are {', '.join(parent + name for name in model.model_fields)}"
+    return f"{path} is not a setting; {remedy}"

@@ -1,0 +1,447 @@
+"""What the estimators share: parameters into a run, a run into fitted attributes, and back.
+
+A fitted estimator holds host arrays and plain values only; the backend is opened for a call and
+closed after it, so estimators can be pickled, cloned and sent to other processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+
+from streamkern.backend.devices import get_backend
+from streamkern.basics.errors import ConfigError, DataError, StreamkernError
+from streamkern.centers.random_rows import as_centers
+from streamkern.config.run_config import SOLVER_OPTIONS, RunConfig
+from streamkern.estimator import inputs
+from streamkern.kernels.builtin import Kernel
+from streamkern.kernels.products import KernelOperator
+from streamkern.solver.precondition.step_rule import StepRule, largest
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.base import Source
+from streamkern.stream.sources.column_order import in_columns
+from streamkern.stream.sources.transforms import Transform, from_config, is_deterministic
+from streamkern.train.model import KernelModel
+from streamkern.train.online import Online
+from streamkern.train.train import Result, train
+from streamkern.train.training_data import check_same_rows
+from streamkern.train.warm_start import WarmStart
+
+# Where a parameter goes in a `RunConfig`. Messages name it the other way round.
+_SETTINGS = {
+    "scale": "data.scale",
+    "epochs": "data.epochs",
+    "batch_size": "data.batch_size",
+    "kernel": "model.kernel",
+    "bandwidth": "model.bandwidth",
+    "n_centers": "model.n_centers",
+    "centers": "model.centers",
+    "features": "model.features",
+    "n_features": "model.n_features",
+    "fit_intercept": "model.fit_intercept",
+    "solver": "solver.name",
+    "block_size": "solver.block_size",
+    "ridge": "solver.ridge",
+    "n_nystrom": "solver.n_nystrom",
+    "level": "solver.level",
+    "period": "solver.period",
+    "projection": "solver.projection",
+    "damping": "solver.damping",
+    "average": "solver.average",
+    "step_scale": "solver.step_scale",
+    "tolerance": "solver.tolerance",
+    "warm_start": "solver.warm_start",
+    "precision": "run.precision",
+    "device": "run.device",
+    "accelerator": "run.accelerator",
+    "memory": "run.memory",  # and run.device_memory
+    "threads": "run.threads",
+    "random_state": "run.random_state",
+    "checkpoint_every": "run.checkpoint_every",
+    "run_dir": "run.run_dir",
+}
+
+
+@contextlib.contextmanager
+def own_names() -> Iterator[None]:
+    """Errors that name settings of a run file name the parameters instead."""
+    try:
+        yield
+    except StreamkernError as error:
+        text = str(error).replace("run.device_memory", "memory")
+        for name in ("class_weight", "transforms"):
+            text = text.replace(f"data.{name}", name)
+        for name, path in _SETTINGS.items():
+            text = text.replace(path, name)
+        if text != str(error):
+            error.args = ("\n".join(dict.fromkeys(text.splitlines())),)
+        raise
+
+
+def with_parameter(init: Any, name: str) -> inspect.Signature:
+    """The signature of `init` with one more keyword, None by default."""
+    signature = inspect.signature(init)
+    more = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
+    return signature.replace(parameters=[*signature.parameters.values(), more])
+
+
+class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type hints
+    """What both estimators share; `KernelRegressor` documents the parameters."""
+
+    def __init__(
+        self,
+        kernel: str | Mapping[str, Any] | Kernel = "laplace",
+        *,
+        bandwidth: float | str = "auto",
+        n_centers: int | str = "auto",
+        centers: Any = "random",
+        features: str = "kernel",
+        n_features: int | str = "auto",
+        fit_intercept: bool = True,
+        solver: str = "auto",
+        block_size: int | str = "auto",
+        ridge: float = 0.0,
+        n_nystrom: int | str = "auto",
+        level: int | str = "auto",
+        period: int | str = "auto",
+        projection: str = "auto",
+        damping: float | str = "auto",
+        average: bool = True,
+        step_scale: float = 1.0,
+        tolerance: float | None = None,
+        epochs: int | str = "auto",
+        batch_size: int | str = "auto",
+        transforms: Any = (),
+        scale: str = "auto",
+        precision: str = "auto",
+        device: str = "auto",
+        accelerator: str = "auto",
+        memory: int | str = "auto",
+        threads: int | str = "auto",
+        random_state: Any = 0,
+        warm_start: bool | str | os.PathLike[str] = False,
+        run_dir: str | os.PathLike[str] | None = None,
+        checkpoint_every: int | str = "auto",
+    ) -> None:
+        self.kernel = kernel
+        self.bandwidth = bandwidth
+        self.n_centers = n_centers
+        self.centers = centers
+        self.features = features
+        self.n_features = n_features
+        self.fit_intercept = fit_intercept
+        self.solver = solver
+        self.block_size = block_size
+        self.ridge = ridge
+        self.n_nystrom = n_nystrom
+        self.level = level
+        self.period = period
+        self.projection = projection
+        self.damping = damping
+        self.average = average
+        self.step_scale = step_scale
+        self.tolerance = tolerance
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.transforms = transforms
+        self.scale = scale
+        self.precision = precision
+        self.device = device
+        self.accelerator = accelerator
+        self.memory = memory
+        self.threads = threads
+        self.random_state = random_state
+        self.warm_start = warm_start
+        self.run_dir = run_dir
+        self.checkpoint_every = checkpoint_every
+
+    # -- fitting ---------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, test: Any = None) -> Self:
+        """Train on all of the data.
+
+        Parameters
+        ----------
+        X : (n, d) or (n, h, w, channels) array; a zarr or Dask array, read in pieces; or a
+            store, its URL, a zarr group or a source, which bring their targets along.
+        y : (n,) labels, or (n,) or (n, c) values; None where X brings it along.
+        sample_weight : (n,) finite numbers, 0 or above, beside arrays; a store brings its own.
+            They are divided by their mean, so that `ridge` keeps its scale: see `sample_weights`.
+        test : held-out data evaluated during training: (X, y), or what X may be.
+
+        With `run_dir`, the same call goes on where an earlier one was interrupted, and returns at
+        once after it has finished.
+        """
+        if hasattr(self, "_online"):
+            del self._online
+        source = self._source(X, y, sample_weight, first=True)
+        held_out = None
+        if test is not None:
+            pair = test if isinstance(test, tuple) else (test, None)
+            held_out = self._source(pair[0], pair[1], None, first=False)
+        kernel, centers = self._given()
+        with own_names():
+            config, warm = self._config(self.epochs), self._last_fit()
+            # Weights mean something in the scale they were fitted in.
+            kept = self._found if warm is not None and config.data.scale == "auto" else []
+            stream = self._transformed(source, [*self._transforms(source), *kept])
+            result = train(
+                config, source=stream, test=held_out, kernel=kernel, centers=centers, warm=warm
+            )
+            self._keep(result)
+            self._found = kept or _found(result, stream)
+        return self
+
+    def _partial_fit(self, X: Any, y: Any) -> Self:
+        first = not hasattr(self, "_online")
+        source = self._source(X, y, None, first=first)
+        with own_names():
+            if first:
+                config = self._config(1 if self.epochs == "auto" else self.epochs)
+                online, bound = Online(config, *self._given()), self._transforms(source)
+            else:
+                online, bound = self._online
+                check_same_rows(source, self._row_shape, "X")
+            stream = self._transformed(source, bound)
+            result = online.advance(stream)
+            self._keep(result)
+            found = _found(result, stream)
+            bound += found
+            self._found = found if first else [*self._found, *found]
+        self._online = online, bound
+        return self
+
+    def _source(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> Source:
+        """Checked training data; `first` : it decides features and classes."""
+        if inputs.is_stream(X):
+            source = self._stream(X, y, sample_weight)
+            if not first:
+                return in_columns(source, self._columns(), "X", self._target_columns)
+            self.n_features_in_ = int(np.prod(source.row_shape))
+            self._row_shape = tuple(source.row_shape)
+            self._flat = y is not None and np.ndim(y) == 1
+            if hasattr(self, "feature_names_in_"):
+                del self.feature_names_in_
+            columns = getattr(source, "columns", None)
+            if columns is not None:
+                self.feature_names_in_ = np.array(columns, dtype=object)
+            self._target_columns = getattr(source, "target_columns", None)
+            self._named_by_store = True
+            return source
+        if y is None:
+            raise DataError(
+                f"{type(self).__name__} requires y to be passed, but the target y is None; give "
+                "targets, or a store that holds them"
+            )
+        rows = inputs.checked_rows(self, X, reset=first, nameless=self._named_by_store)
+        if first:
+            self._row_shape = rows.shape[1:]
+        rows = rows.reshape(len(rows), *self._row_shape)
+        weights = inputs.checked_weights(sample_weight, rows)
+        given = self._array_source(rows, y, weights, first)
+        given.columns = self._columns() if rows.ndim == 2 else None
+        if first:
+            self._target_columns = None
+            self._named_by_store = False
+        return given
+
+    def _columns(self) -> tuple[str, ...] | None:
+        """Names of the features that were trained on, as scikit-learn keeps them."""
+        names = getattr(self, "feature_names_in_", None)
+        return None if names is None else tuple(map(str, names))
+
+    def _last_fit(self) -> WarmStart | None:
+        """The weights that `warm_start=True` stands for; None where nothing was fitted yet."""
+        if isinstance(self.warm_start, str | os.PathLike) or not self.warm_start:
+            return None
+        if "warm_start" not in SOLVER_OPTIONS.get(self.solver, ("warm_start",)):
+            raise ConfigError(
+                f"warm_start=True is not defined for solver {self.solver!r}, which has no start; "
+                "leave it out, or use another solver"
+            )
+        if self.run_dir is not None:
+            raise ConfigError(
+                "warm_start=True can not be used with run_dir, which does not keep the start; give "
+                "warm_start the run_dir of the fit to start from"
+            )
+        return self._warm
+
+    _warm: WarmStart | None = None
+    feature_names_in_: npt.NDArray[Any]
+    _found: list[Transform]
+    _row_shape: tuple[int, ...]
+    _target_columns: tuple[str, ...] | None
+    _named_by_store = False
+    _online: tuple[Online, list[Any]]
+
+    def _stream(self, X: Any, y: Any, sample_weight: Any = None) -> Source:
+        raise NotImplementedError
+
+    def _array_source(self, X: npt.NDArray[Any], y: Any, w: Any, first: bool) -> ArraySource:
+        raise NotImplementedError
+
+    def _given(self) -> tuple[Kernel | None, npt.NDArray[Any] | None]:
+        """The kernel and the centers that are objects rather than settings."""
+        kernel = self.kernel if isinstance(self.kernel, Kernel) else None
+        if kernel is not None and not _is_auto(self.bandwidth):
+            raise ConfigError(
+                f"bandwidth={self.bandwidth!r} is given twice: kernel={kernel!r} has its own; "
+                "leave bandwidth out"
+            )
+        if isinstance(self.centers, str | os.PathLike):
+            return kernel, None
+        centers = as_centers(self.centers)
+        if not _is_auto(self.n_centers) and self.n_centers != len(centers):
+            raise ConfigError(
+                f"n_centers={self.n_centers} but centers holds {len(centers)} rows; leave "
+                "n_centers out"
+            )
+        return kernel, centers
+
+    def _config(self, epochs: Any) -> RunConfig:
+        values = {name: getattr(self, name) for name in _SETTINGS} | {"epochs": epochs}
+        if isinstance(self.kernel, Kernel):
+            values["kernel"] = "laplace"  # not used
+        if not isinstance(self.centers, str | os.PathLike):
+            values |= {"centers": "random", "n_centers": "auto"}  # not used
+        elif isinstance(self.centers, os.PathLike):
+            values["centers"] = os.fspath(self.centers)
+        start = self.warm_start
+        values["warm_start"] = start if isinstance(start, str | os.PathLike) else None
+        if values["warm_start"] is None and not isinstance(start, bool | np.bool_):
+            raise ConfigError(f"warm_start={start!r} must be True, False or a run directory")
+        if not isinstance(self.random_state, int | np.integer):
+            if self.run_dir is not None:
+                raise ConfigError(
+                    f"random_state={self.random_state!r} must be a whole number with run_dir, so "
+                    "that the run can be resumed"
+                )
+            values["random_state"] = int(check_random_state(self.random_state).randint(2**31 - 1))
+        class_weight = getattr(self, "class_weight", None)
+        if isinstance(class_weight, Mapping):
+            class_weight = {str(label): w for label, w in class_weight.items()}
+        tables: dict[str, dict[str, Any]] = {"data": {"train": "X", "class_weight": class_weight}}
+        for name, path in _SETTINGS.items():
+            section, _, key = path.partition(".")
+            tables.setdefault(section, {})[key] = values[name]
+        tables["run"]["device_memory"] = self.memory
+        return RunConfig.from_tables(tables)
+
+    def _transforms(self, source: Source) -> list[Any]:
+        """The transforms, scaling bound to the statistics of this source."""
+        built = [from_config([t])[0] if isinstance(t, Mapping) else t for t in self.transforms]
+        return [t.bind(source) if hasattr(t, "bind") else t for t in built]
+
+    @staticmethod
+    def _transformed(source: Source, transforms: list[Any]) -> Source:
+        return AugmentedSource(source, 1, transforms) if transforms else source
+
+    def _keep(self, result: Result) -> None:
+        """The fitted attributes, centers in the order in which they were chosen."""
+        model, meta = result.model, result.meta
+        chosen = np.argsort(result.order)
+        self.centers_ = np.asarray(result.Z)[chosen]
+        alpha = model.backend.to_host(model.weights)[chosen]
+        # Powers of two: nothing is rounded, and float64 holds what float32 may not.
+        self.dual_coef_ = alpha if model.classes else alpha * model.targets.scale
+        self.intercept_ = model.targets.mean
+        model.backend.close()
+        self._targets = model.targets
+        self._warm = WarmStart(
+            "True",
+            self.centers_,
+            alpha,
+            meta["classes"],
+            model.targets,
+            meta["fit_intercept"],
+            meta["target_columns"],
+        )
+        self.kernel_ = model.op.kernel
+        # Fourier features have that of the kernel they stand for.
+        described = getattr(model.op.kernel, "of", {})
+        self.bandwidth_ = described.get("bandwidth", model.op.kernel.bandwidth)
+        self._precision, self._grid = model.op.precision, model.op.grid
+        self._fixed = model.fixed
+        self.history_ = result.history
+        self.report_ = _report(meta) | {"samples": result.samples} | result.metrics
+        if result.ended:
+            self.report_["ended"] = result.ended
+        if result.skipped:
+            self.report_["skipped"] = list(result.skipped)
+
+    # -- predicting ------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _model(self) -> Iterator[KernelModel]:
+        """The fitted model on its device, for the time of a call."""
+        check_is_fitted(self)
+        threads = None if isinstance(self.threads, str) else self.threads
+        with own_names(), get_backend(self.device, threads, self.accelerator) as backend:
+            Z = self.centers_
+            shift = Z.mean(axis=0, dtype=np.float64).astype(Z.dtype)
+            op = KernelOperator(self.kernel_, backend, self._precision, shift, self._grid)
+            with backend.active():
+                points = op.points(backend.asarray(Z), right=True)
+            weights = backend.asarray(self.dual_coef_ / self._targets.scale, op.dtype)
+            yield KernelModel(
+                op, points, weights, self._names(), self._row_shape, self._fixed, self._targets,
+                columns=self._columns(), target_columns=self._target_columns,
+            )  # fmt: skip
+
+    def _names(self) -> tuple[str, ...] | None:
+        return None
+
+    def _values(self, X: Any) -> npt.NDArray[Any]:
+        """f(X), (n, c), in slabs."""
+        check_is_fitted(self)
+        if not inputs.is_stream(X):
+            rows = inputs.checked_rows(self, X, reset=False, nameless=self._named_by_store)
+            with self._model() as model:
+                return model.values(rows.reshape(len(rows), *self._row_shape))
+        source = inputs.open_stream(X, targets=False)
+        with self._model() as model:
+            return model.predict(source)
+
+    def _write(self, X: Any, out: Any, overwrite: bool, order: str) -> None:
+        check_is_fitted(self)
+        if inputs.is_stream(X):
+            source = inputs.open_stream(X, targets=False)
+        else:
+            source = ArraySource(
+                inputs.checked_rows(self, X, reset=False, nameless=self._named_by_store)
+            )
+        with self._model() as model:
+            model.predict_to(source, out, overwrite=overwrite, order=order)
+
+
+def _found(result: Result, stream: Source) -> list[Transform]:
+    """The scaling that a run put behind the transforms of its source."""
+    return list(result.model.fixed[sum(map(is_deterministic, stream.feed_transforms)) :])
+
+
+def _is_auto(value: Any) -> bool:
+    return isinstance(value, str) and value == "auto"
+
+
+def _report(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """What setup decided and measured, in one flat table."""
+    setup, sizes = meta["setup"], meta["sizes"]
+    rules = [StepRule(**rule) for rule in setup["rules"]]
+    return {
+        "solver": sizes["solver"],
+        "block_size": sizes["block_size"],
+        "scale": meta["scale"],
+        **largest(setup["rules"]),
+        **({"step_size": min(rule.eta(setup["batch_size"]) for rule in rules)} if rules else {}),
+        **{k: v for k, v in setup.items() if k not in ("rules", "projection_rule", "jitters")},
+    }

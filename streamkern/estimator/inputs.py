@@ -1,0 +1,182 @@
+"""What the estimators take as data: arrays as scikit-learn checks them, and everything streamed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+from sklearn.utils import assert_all_finite, column_or_1d
+from sklearn.utils.multiclass import check_classification_targets, unique_labels
+from sklearn.utils.validation import _check_sample_weight, check_array, validate_data
+
+from streamkern.basics.errors import ConfigError, DataError
+from streamkern.store.store import Store
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.base import Source
+from streamkern.stream.sources.stores import ZarrSource
+
+# What is stored as it comes; anything else becomes float64.
+DTYPES = [np.float64, np.float32, np.float16, np.uint8, np.uint16]
+
+
+def is_stream(X: Any) -> bool:
+    """Whether X is read piece by piece: a store, its URL, a source, or a zarr or Dask array."""
+    return (
+        isinstance(X, str | os.PathLike | Store | zarr.Group | zarr.Array)
+        or hasattr(X, "read_unit")
+        or hasattr(X, "__dask_graph__")
+    )
+
+
+def open_stream(
+    X: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    classes: Sequence[str] | None = None,
+    targets: bool = True,
+) -> Source:
+    """The source behind what `is_stream` accepts.
+
+    classes : names, where y holds numbers into them. targets : whether y of a store is wanted.
+    """
+    if isinstance(X, zarr.Array) or hasattr(X, "__dask_graph__"):
+        return ArraySource(X, y, classes=classes, sample_weight=sample_weight)
+    for name, given in (("y", y), ("sample_weight", sample_weight)):
+        if given is not None:
+            raise ConfigError(
+                f"{name} must be None where X is a store or a source: it brings its own {name}"
+            )
+    if isinstance(X, zarr.Group | str | os.PathLike):
+        return ZarrSource(X) if targets else ZarrSource(X, y=None)
+    source: Source = ZarrSource(X) if isinstance(X, Store) else X
+    return source
+
+
+def checked_rows(
+    estimator: Any, X: Any, *, reset: bool, nameless: bool = False
+) -> npt.NDArray[Any]:
+    """Rows (n, d) or images (n, h, w, ch) as an array; `reset` records their features.
+
+    nameless : an array, which goes by position, is expected although features have names: no
+    warning, as where a store named them, and not the user
+    """
+    images = getattr(X, "ndim", 2) == 4
+    named = any(hasattr(X, name) for name in ("columns", "__dataframe__"))
+    if not images and (reset or named or not nameless):
+        rows: npt.NDArray[Any] = validate_data(
+            estimator, X, reset=reset, dtype=DTYPES, ensure_min_samples=2 if reset else 1
+        )
+        return rows
+    plain: npt.NDArray[Any] = check_array(X, dtype=DTYPES, allow_nd=images, estimator=estimator)
+    n_features = int(np.prod(plain.shape[1:]))
+    if reset:
+        estimator.n_features_in_ = n_features
+    elif n_features != estimator.n_features_in_:
+        raise DataError(
+            f"X has {n_features} features, but {type(estimator).__name__} is expecting "
+            f"{estimator.n_features_in_} features as input"
+        )
+    return plain
+
+
+def checked_values(y: Any, n_rows: int) -> npt.NDArray[Any]:
+    """Regression targets (n,) or (n, c), floating."""
+    values: npt.NDArray[Any] = check_array(y, dtype="numeric", ensure_2d=False, input_name="y")
+    _check_length(values, n_rows)
+    return values if values.dtype.kind == "f" else values.astype(np.float64)
+
+
+def floating(y: Any) -> Any:
+    """Streamed regression targets with a floating dtype, so that they are not taken for labels."""
+    y = _lazy(y)
+    return y if y is None or y.dtype.kind == "f" else y.astype(np.float64)
+
+
+def streamed_ids(y: Any, classes: npt.NDArray[Any]) -> Any:
+    """Places of streamed labels in the sorted `classes`."""
+    y = _lazy(y)
+    if isinstance(y, np.ndarray):
+        return label_ids(y, classes)
+    return y.map_blocks(label_ids, classes, dtype=np.int64)
+
+
+def _lazy(y: Any) -> Any:
+    """A zarr array as a Dask array, to be converted in pieces; anything else as it is."""
+    if isinstance(y, zarr.Array):
+        import dask.array  # costs half a second, and only this rare case needs it
+
+        from_array: Any = dask.array.from_array
+        return from_array(y)
+    return y if y is None or hasattr(y, "__dask_graph__") else np.asarray(y)
+
+
+def checked_weights(sample_weight: Any, X: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+    """Sample weights (n,), from one number or one for each row; None for None."""
+    if sample_weight is None:
+        return None
+    w: npt.NDArray[Any] = _check_sample_weight(sample_weight, X, dtype=np.float64)
+    if w.min(initial=0) < 0:
+        raise DataError(
+            f"sample_weight of row {int(w.argmin())} is {w.min():g}; weights are 0 or above"
+        )
+    return w
+
+
+def checked_labels(y: Any, n_rows: int) -> npt.NDArray[Any]:
+    """Class labels (n,) of any kind."""
+    labels: npt.NDArray[Any] = column_or_1d(y, warn=True)
+    assert_all_finite(labels, input_name="y")
+    check_classification_targets(labels)
+    _check_length(labels, n_rows)
+    return labels
+
+
+def _check_length(y: npt.NDArray[Any], n_rows: int) -> None:
+    if len(y) != n_rows:
+        raise DataError(f"X has {n_rows} rows and y has {len(y)}; give one target for each row")
+
+
+def label_ids(y: npt.NDArray[Any], classes: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Place of each label in the sorted `classes`: (n,)."""
+    ids = np.minimum(np.searchsorted(classes, y), len(classes) - 1)
+    unseen = classes[ids] != y
+    if unseen.any():
+        row = int(np.argmax(unseen))
+        raise DataError(
+            f"label {np.asarray(y[row]).item()!r} of row {row} is none of the {len(classes)} "
+            "classes trained on; with partial_fit, name all labels in the first call's classes="
+        )
+    return ids.astype(np.int64)
+
+
+def sorted_classes(labels: Any) -> npt.NDArray[Any]:
+    """The different labels, sorted."""
+    classes: npt.NDArray[Any] = unique_labels(labels)
+    return classes
+
+
+def names_of(classes: npt.NDArray[Any]) -> tuple[str, ...]:
+    """Class names as a source holds them."""
+    return tuple(str(label) for label in classes.tolist())
+
+
+def labels_of(names: Sequence[str], dtype: Any = None) -> npt.NDArray[Any]:
+    """Class labels from the names a source holds: whole numbers where all of them are.
+
+    dtype : of the labels they came from, where it is known.
+    """
+    kind = None if dtype is None else np.dtype(dtype).kind
+    if kind == "b":
+        return np.array([name == "True" for name in names])
+    if kind in (None, "i", "u") and all(_is_whole(name) for name in names):
+        return np.array([int(name) for name in names], None if kind is None else dtype)
+    return np.array(names)
+
+
+def _is_whole(name: str) -> bool:
+    return name.removeprefix("-").isdecimal() and str(int(name)) == name

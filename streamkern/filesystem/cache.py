@@ -1,0 +1,350 @@
+"""Chunks of remote stores kept in a local folder, so that a second epoch does not fetch them again.
+
+    folder/CACHEDIR.TAG        says that the folder is ours: no other one is used
+    folder/lock, total         one writer at a time counts; the bytes of all entries
+    folder/new/<random>        entries being written
+    folder/<store>/<object>    entries; <store>/used is touched while the store is being read
+
+An entry holds its name, its length and a CRC-32C of everything, verified in every read; one that
+disagrees is deleted and fetched again. (CRC-32C by google-crc32c runs at 20 GB/s, ten times the
+speed of SHA-256, and finds what a disk does; it is no protection against somebody who writes
+there.) What an entry's name is made from, `cached_objects` says.
+
+What is evicted when the limit is reached: entries of stores that nobody has read for an hour, the
+store unused for longest first. A store in use never pushes out its own. Every epoch reads each
+chunk once in a new order, so the least recently used entry is often the next one needed: with room
+for half of a store, LRU finds 15 % of the chunks and rewrites the others, keeping the first half
+finds 50 % and writes nothing. Only what is named as an entry, in hexadecimal digits, is evicted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import struct
+import threading
+import time
+import uuid
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import filelock
+import google_crc32c
+import numpy as np
+
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.text import redact
+from streamkern.filesystem.durable import is_temporary, write_durably
+from streamkern.filesystem.objects import Bytes
+from streamkern.filesystem.urls import local_path
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+IDLE_S = 3600.0
+_HEADER = struct.Struct("<4sIQ32s")  # mark, checksum of the rest, bytes of the object, name
+_MARK, _SUMMED = b"skc1", 8  # the checksum covers the file from this byte on
+_NEW, _USED = "new", "used"
+# By the convention of bford.info/cachedir, which backups know. Nothing is in the folder before it.
+_TAG = "CACHEDIR.TAG"
+_TAGGED = (
+    b"Signature: 8a477f597d28d172789f06886806bc55\n# Chunks of remote stores, by streamkern.\n"
+)
+_STORE = _UNFINISHED = re.compile("[0-9a-f]{32}")
+_ENTRY = re.compile("[0-9a-f]{64}")
+_BLOCK = 4096  # what a file takes on a disk is a multiple of this
+_KEEP = 0.9  # of the limit, once entries are evicted
+_PIECE = 1 << 20  # read and checked in pieces that stay in the processor's cache
+_PATIENCE_S = 5.0  # for the lock; an entry that can not be counted is not kept
+_AGAIN_S = 60.0  # how often a store is marked as used, and a full cache tried again
+_LEFTOVER_S = 600.0  # an entry not finished after this long belongs to a killed process
+
+
+@dataclass
+class Counts:
+    """Chunks asked for in this process, by what became of them; additions from many threads.
+
+    hits : found in a cache. misses : fetched. dropped : entries that disagreed with themselves.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    dropped: int = 0
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def add(self, name: str) -> None:
+        with self._lock:
+            setattr(self, name, getattr(self, name) + 1)
+
+    def counts(self) -> dict[str, int]:
+        with self._lock:
+            return asdict(self)
+
+
+COUNTS = Counts()
+
+
+class Name(NamedTuple):
+    """Where an entry is: the folder of its store, and the sha256 that is its own."""
+
+    store: str
+    entry: bytes
+
+
+class Cache:
+    """A folder of entries, up to `size` bytes. Safe to share between threads and processes.
+
+    The limit may be exceeded by one entry per thread that writes at the same time. A folder that
+    can not be written to, is lost or is on a full disk ends caching with one warning, and reading
+    goes on without.
+
+    Parameters
+    ----------
+    folder : local; made if it is not there. ConfigError where one that is not empty is not a cache.
+    size : bytes of all entries, or "auto": half of what is free on the disk when it is opened,
+        counting what the cache holds as free. Processes may give different sizes.
+    idle_s : entries of stores not read for this long may be evicted
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], size: int | str = "auto", *, idle_s: float = IDLE_S
+    ) -> None:
+        path = local_path(folder)
+        if path is None:
+            raise ConfigError(f"cache={redact(folder)!r} must be a local folder; give a path")
+        if size != "auto" and (not isinstance(size, int) or size < 1):
+            raise ConfigError(f'cache_size={size!r} must be "auto" or bytes, at least 1')
+        self.folder, self.size, self.idle_s = path.absolute(), size, idle_s
+        self._lock = filelock.FileLock(self.folder / "lock")
+        self._threads = threading.Lock()  # the file lock is waited for by asking again and again
+        self._off = self._counted = False
+        self._full_until = 0.0
+        self._marked: dict[str, float] = {}
+        self.limit = 0
+        try:
+            self._begin()
+            free = shutil.disk_usage(self.folder).free
+            self.limit = (free + (self._total() or 0)) // 2 if size == "auto" else int(size)
+        except OSError as error:
+            self._switch_off(error)
+
+    def __repr__(self) -> str:
+        return f"Cache({str(self.folder)!r}, {self.limit})"
+
+    def __reduce__(self) -> Any:
+        # On another machine it is the folder of that name there.
+        return partial(Cache, str(self.folder), self.size, idle_s=self.idle_s), ()
+
+    def _begin(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        others = [name for name in os.listdir(self.folder) if not is_temporary(name)]
+        if not self._is_ours():  # after the names: who opens it at the same time tags it first
+            if others:
+                raise ConfigError(
+                    f"cache={str(self.folder)!r} holds {min(others)!r} and is no cache of "
+                    "streamkern; give a new or empty folder"
+                )
+            write_durably(self.folder / _TAG, _TAGGED)
+        (self.folder / _NEW).mkdir(exist_ok=True)
+
+    def _is_ours(self) -> bool:
+        try:
+            return (self.folder / _TAG).read_bytes() == _TAGGED
+        except (FileNotFoundError, IsADirectoryError):
+            return False
+
+    def read(self, name: Name) -> NDArray[np.uint8] | None:
+        """The object kept under `name`, verified, in one buffer of its own; None without one."""
+        if self._off:
+            return None
+        path = self._path(name)
+        try:
+            with path.open("rb", buffering=0) as file:
+                data = _verified(file, name.entry)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._switch_off(error)
+            return None
+        if data is None:
+            COUNTS.add("dropped")
+            self.drop(name)
+            return None
+        self._mark(name.store)
+        return data
+
+    def drop(self, name: Name) -> None:
+        """Forget the object under `name`."""
+        with contextlib.suppress(OSError):
+            self._path(name).unlink()
+            self._counted, self._full_until = False, 0.0  # there is room again
+
+    def write(self, name: Name, data: Bytes) -> None:
+        """Keep an object under `name`, if there is room; an entry is there whole or not at all."""
+        payload = np.frombuffer(data, np.uint8)
+        temporary = self.folder / _NEW / uuid.uuid4().hex
+        try:
+            if not self._reserve(_on_disk(_HEADER.size + payload.nbytes)):
+                return
+            try:
+                with temporary.open("xb", buffering=0) as file:
+                    _write_all(file, _head(payload, name.entry))
+                    _write_all(file, payload)
+                self._path(name).parent.mkdir(exist_ok=True)
+                temporary.replace(self._path(name))
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    temporary.unlink()
+                raise
+            self._mark(name.store)
+        except OSError as error:
+            self._switch_off(error)
+
+    def _path(self, name: Name) -> Path:
+        return self.folder / name.store / name.entry.hex()
+
+    def _mark(self, store: str) -> None:
+        """Note that a store is in use, at most once a minute."""
+        now = time.monotonic()
+        if now - self._marked.get(store, -_AGAIN_S) >= _AGAIN_S:
+            self._marked[store] = now
+            with contextlib.suppress(OSError):
+                (self.folder / store / _USED).touch()
+
+    def _switch_off(self, error: OSError) -> None:
+        with self._threads:
+            first, self._off = not self._off, True
+        if first:
+            warnings.warn(
+                f"the cache {self.folder} can not be used ({error.strerror or error}); chunks are "
+                "read from the storage every time",
+                stacklevel=3,
+            )
+
+    # -- the limit -------------------------------------------------------------------------
+
+    def _reserve(self, n_bytes: int) -> bool:
+        """Count an entry before it is written, evicting others if they have to go."""
+        if self._off or n_bytes > self.limit or time.monotonic() < self._full_until:
+            return False
+        if not self._is_ours():
+            raise FileNotFoundError(errno.ENOENT, "it was moved, deleted or replaced")
+        began = time.monotonic()
+        try:
+            with self._threads, self._lock.acquire(timeout=_PATIENCE_S, poll_interval=0.005):
+                total = self._total() if self._counted else None
+                if total is None or total + n_bytes > self.limit:
+                    total = self._make_room(n_bytes)
+                    self._counted = True
+                room = total + n_bytes <= self.limit
+                # Before the entry: a kill between the two makes the count too large, not too small.
+                (self.folder / "total").write_text(str(total + n_bytes * room))
+        except filelock.Timeout:
+            return False
+        if not room:
+            now = time.monotonic()
+            self._full_until = now + max(_AGAIN_S, 50 * (now - began))  # counting takes time
+        return room
+
+    def _total(self) -> int | None:
+        try:
+            return int((self.folder / "total").read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def _make_room(self, n_bytes: int) -> int:
+        """Count all entries anew, and evict if `n_bytes` more are over the limit; their bytes."""
+        now, total = time.time(), 0
+        evictable: list[tuple[float, float, str, int]] = []
+        others: list[tuple[float, float, str, int]] = []
+        for store in _scan(self.folder):
+            new = store.name == _NEW
+            if not (new or _STORE.fullmatch(store.name)) or not store.is_dir(follow_symlinks=False):
+                continue
+            used = _used(Path(store.path))
+            for file in _scan(store.path):
+                if not (_UNFINISHED if new else _ENTRY).fullmatch(file.name):
+                    continue
+                with contextlib.suppress(FileNotFoundError):
+                    status = file.stat()
+                    size = _on_disk(status.st_size)
+                    total += size
+                    if new and now - status.st_mtime > _LEFTOVER_S:
+                        evictable.append((0.0, 0.0, file.path, size))
+                    elif not new:
+                        idle = now - used >= self.idle_s
+                        entry = (used, status.st_mtime, file.path, size)
+                        (evictable if idle else others).append(entry)
+        if total + n_bytes > self.limit:
+            total = _evict(evictable, total, int(_KEEP * self.limit) - n_bytes)
+        # More than the limit is left when it was lowered.
+        return _evict(others, total, self.limit)
+
+
+# ------------------------------------------------------------------------------------- files
+
+
+def _head(payload: NDArray[np.uint8], name: bytes) -> bytes:
+    rest = struct.pack("<Q32s", payload.nbytes, name)
+    crc = google_crc32c.extend(google_crc32c.value(rest), payload)
+    return _HEADER.pack(_MARK, crc, payload.nbytes, name)
+
+
+def _verified(file: Any, name: bytes) -> NDArray[np.uint8] | None:
+    """The object in an entry, or None if the entry is not what was written under `name`."""
+    head = file.read(_HEADER.size)
+    if len(head) < _HEADER.size:
+        return None
+    mark, crc, length, own_name = _HEADER.unpack(head)
+    size = os.fstat(file.fileno()).st_size - _HEADER.size
+    if (mark, length, own_name) != (_MARK, size, name):
+        return None
+    data = np.empty(size, np.uint8)
+    found, done = google_crc32c.value(head[_SUMMED:]), 0
+    while n := file.readinto(data[done : done + _PIECE].data):
+        found = google_crc32c.extend(found, data[done : done + n])
+        done += n
+    return data if (done, found) == (size, crc) else None
+
+
+def _write_all(file: Any, data: Bytes) -> None:
+    view = memoryview(data)
+    while len(view):
+        view = view[file.write(view) :]
+
+
+def _on_disk(n_bytes: int) -> int:
+    return -(-n_bytes // _BLOCK) * _BLOCK
+
+
+def _scan(folder: str | Path) -> Iterator[os.DirEntry[str]]:
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        yield from entries
+
+
+def _used(store: Path) -> float:
+    """When a store was last in use, by the clock of its disk."""
+    for path in (store / _USED, store):
+        with contextlib.suppress(FileNotFoundError):
+            return path.stat().st_mtime
+    return 0.0
+
+
+def _evict(entries: list[tuple[float, float, str, int]], total: int, wanted: int) -> int:
+    """Delete entries, oldest first, until `wanted` bytes are left; bytes left."""
+    for _, _, path, size in sorted(entries):
+        if total <= wanted:
+            break
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        total -= size
+    return total

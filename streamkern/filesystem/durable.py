@@ -1,0 +1,179 @@
+"""Local files that survive a power cut: synced, and so are the names that lead to them.
+
+A file comes into being under a temporary name of ours, is synced and renamed, and then its folder
+is synced. Where many files are written, and none of them counts until a last one is there, all
+are synced before that last one (`LocalFiles`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import re
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zarr.storage import LocalStore
+
+from streamkern.basics.redaction import redact
+
+if TYPE_CHECKING:
+    from zarr.core.buffer import Buffer
+
+_LARGE, _SYNCS = 1 << 20, 8
+_TEMPORARY = re.compile(r"\.[^/]+\.[0-9a-f]{32}\.streamkern")
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file's name is one that only an interrupted `write_durably` leaves behind."""
+    return _TEMPORARY.fullmatch(name) is not None
+
+
+def sync_file(path: Path) -> None:
+    """Return once the content of a file is durable; its name is its folder's."""
+    # Windows syncs what is open for writing only.
+    fd = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_folder(folder: Path) -> None:
+    """Return once the names in `folder` are durable."""
+    if os.name == "nt":  # Windows can not open a folder to sync it
+        return
+    try:
+        sync_file(folder)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # as of a mounted bucket
+            raise
+
+
+def sync_tree(folder: Path) -> None:
+    """Return once all that is below `folder`, and its own name, is durable."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    # Side by side: a file system makes several files durable with one write of its journal.
+    with ThreadPoolExecutor(_SYNCS, thread_name_prefix="streamkern-sync") as pool:
+        for parent, _, names in os.walk(folder, topdown=False, onerror=fail):
+            files = [Path(parent, name) for name in names]
+            try:
+                list(pool.map(sync_file, files))
+            except RuntimeError:  # no thread is to be had: one after the other
+                for file in files:
+                    sync_file(file)
+            sync_folder(Path(parent))
+    sync_folder(folder.parent)
+
+
+def make_folders(folder: Path, mode: int = 0o777) -> None:
+    """Make `folder` and its parents where they are missing; their names are durable."""
+    if folder.is_dir():
+        return
+    make_folders(folder.parent)
+    folder.mkdir(mode=mode, exist_ok=True)
+    sync_folder(folder.parent)
+
+
+def write_aside(path: Path, data: Any, *, exclusive: bool = False, sync: bool = True) -> None:
+    """Put `data`, bytes-like or several of them, at `path`: all of it or nothing is there.
+
+    With `exclusive` an existing file is left as it is and FileExistsError raised. Without `sync`
+    the file survives the end of the process, but not of the machine.
+    """
+    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.streamkern")
+    try:
+        with aside.open("xb", buffering=0) as file:
+            for part in _parts(data):
+                _write_all(file, memoryview(part).cast("B"))
+            if sync:
+                os.fsync(file.fileno())
+        if exclusive:
+            os.link(aside, path)
+            aside.unlink()
+        else:
+            aside.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise
+
+
+def write_durably(path: Path, data: Any, *, exclusive: bool = False) -> None:
+    """The same, and durable on return; the folder must be there."""
+    write_aside(path, data, exclusive=exclusive)
+    sync_folder(path.parent)
+
+
+def _write_all(file: Any, view: memoryview) -> None:
+    # An unbuffered file may take only part of a write, at 2 GiB or when the disk fills up.
+    while view:
+        view = view[file.write(view) :]
+
+
+def _size(data: Any) -> int:
+    return sum(memoryview(part).nbytes for part in _parts(data))
+
+
+def _parts(data: Any) -> Any:
+    return data if isinstance(data, list | tuple) else [data]
+
+
+class LocalFiles(LocalStore):
+    """A local folder as a zarr store that is written durably.
+
+    Metadata are durable once they are written. Chunks are only on their way to the disk, and
+    durable once `sync_store` returns; call it before the metadata that say that they are there.
+    """
+
+    async def set(self, key: str, value: Buffer) -> None:
+        await asyncio.to_thread(self.write, key, value.as_buffer_like())
+
+    async def set_if_not_exists(self, key: str, value: Buffer) -> None:
+        with contextlib.suppress(FileExistsError):
+            await asyncio.to_thread(self.write, key, value.as_buffer_like(), exclusive=True)
+
+    def set_sync(self, key: str, value: Buffer) -> None:
+        self.write(key, value.as_buffer_like())
+
+    def write(self, key: str, data: Any, *, exclusive: bool = False) -> None:
+        """Put bytes-like data, or a list of them, at `key`: whole, and as durable as said above."""
+        self._check_writable()
+        path = self.root / key
+        if key.endswith("zarr.json"):
+            make_folders(path.parent)
+            write_durably(path, data, exclusive=exclusive)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Large ones at once, beside other work: the last sync is the shorter for it.
+            write_aside(path, data, exclusive=exclusive, sync=_size(data) >= _LARGE)
+
+
+def sync_store(store: Any) -> None:
+    """Return once all that is in a zarr store is durable; what an object store was given is."""
+    if isinstance(store, LocalFiles):
+        sync_tree(store.root)
+
+
+@contextlib.contextmanager
+def disk_full_hint(where: str) -> Iterator[None]:
+    """Turns a bare "no space left" into one sentence with the place and what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OSError(
+            error.errno,
+            f"no space left while writing {redact(where)}; free some space and run the same "
+            "command again, it goes on where it stopped",
+            error.filename,
+        ) from error

@@ -1,0 +1,312 @@
+"""The two ways to remote storage: obstore for S3, and fsspec for everything it knows.
+
+Both do one attempt at one request and leave patience to `objects.Objects`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import difflib
+import inspect
+import os
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from streamkern.basics.errors import ConfigError, StorageAccessError
+from streamkern.filesystem.objects import STALL_S, Bytes, Listing, Names, Outcome
+
+_EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
+# Answers with a 4xx status that are about this one request, not about what was asked for.
+_PASSING = {
+    *("RequestTimeout", "XAmzContentSHA256Mismatch", "BadDigest", "IncompleteBody", "SlowDown"),
+    *("XAmzContentChecksumMismatch", "RequestTimeTooSkewed", "OperationAborted"),
+    "ConditionalRequestConflict",
+}
+NO_CREDENTIALS = (
+    "no S3 credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or a profile), "
+    "or storage_options anon = true for a public bucket"
+)
+# What s3fs passes on, to fsspec and to botocore's session; and what is taken before it sees any.
+_FSSPEC_OPTIONS = ("use_listings_cache", "listings_expiry_time", "max_paths", "profile")
+_OUR_OPTIONS = ("engine", "deadline_s", "region")
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+# Marks of a TLS connection that will not come about, in the words of OpenSSL and of rustls.
+_TLS = (
+    *("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER"),
+    *("invalid peer certificate", "InvalidContentType"),
+)
+_BOTO_NETWORK = {
+    *("HTTPClientError", "ConnectionError", "IncompleteReadError"),
+    *("ChecksumError", "FlexibleChecksumError"),
+}
+# Connections to one server that stay open; the loader has up to 64 readers with two requests each.
+_POOL = 128
+
+
+def http_outcome(status: int, code: str) -> Outcome:
+    """What an S3 answer means: its HTTP status and the <Code> of its body ("" without one)."""
+    # An answer to HEAD has no body and so no code: there, a bare 400 is what S3 says of a token
+    # that has expired.
+    if code in _EXPIRED or (status == 400 and not code):
+        return Outcome.EXPIRED
+    if code == "NoSuchBucket":
+        return Outcome.REFUSED
+    if code in _PASSING or status in (408, 409, 425, 429) or status >= 500:
+        return Outcome.PASSING
+    if status == 412:
+        return Outcome.EXISTS
+    return Outcome.MISSING if status == 404 else Outcome.REFUSED
+
+
+def http_words(status: int, code: str) -> str:
+    """The same in words, with what to do."""
+    if code == "NoSuchBucket":
+        return "there is no such bucket (NoSuchBucket); check its name"
+    if status in (401, 403):
+        return f"access denied ({code or status}); check the credentials and what they may do"
+    return f"the server answered {status} {code}".rstrip()
+
+
+class ObstoreEngine:
+    """S3 through obstore: one request an object, the waiting done outside Python.
+
+    open_stores : gives (for reading, for writing), made anew to read the credentials again; the
+    time limit between two pieces of an answer would end a long upload.
+    """
+
+    keys_per_delete = 1000
+    attempt_s = 3600.0
+    _pid: int | None = None  # of the first process that used obstore
+
+    def __init__(self, open_stores: Callable[[], tuple[Any, Any]]) -> None:
+        first = ObstoreEngine._pid = ObstoreEngine._pid or os.getpid()
+        if first != os.getpid():  # its threads are gone, and a request would wait for good
+            raise StorageAccessError(
+                "obstore does not work in a process forked from one that used it; start processes "
+                "with the method 'spawn', or set the storage option engine = \"s3fs\""
+            )
+        self._open = open_stores
+        self._reading, self._writing = open_stores()
+
+    async def get(self, key: str, start: int, stop: int | None) -> Bytes:
+        import obstore
+
+        if start == 0 and stop is None:
+            result = await obstore.get_async(self._reading, key)
+            return await result.bytes_async()
+        if stop is None:
+            wanted: Any = {"suffix": -start} if start < 0 else {"offset": start}
+            result = await obstore.get_async(self._reading, key, options={"range": wanted})
+            return await result.bytes_async()
+        return await obstore.get_range_async(self._reading, key, start=start, end=stop)
+
+    async def put(self, key: str, data: Bytes, create: bool) -> None:
+        import obstore
+
+        mode: Any = "create" if create else "overwrite"
+        # An upload in parts that is killed leaves parts behind, and they are billed.
+        await obstore.put_async(self._writing, key, data, mode=mode, use_multipart=False)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        import obstore
+
+        await obstore.delete_async(self._reading, list(keys))
+
+    async def list(self, prefix: str) -> Listing:
+        import obstore
+
+        found = []
+        async for page in obstore.list(self._reading, prefix=prefix or None):
+            found += [(entry["path"], entry["size"]) for entry in page]
+        return found
+
+    async def children(self, prefix: str) -> Names:
+        import obstore
+
+        page = await obstore.list_with_delimiter_async(self._reading, prefix or None)
+        names = [*page["common_prefixes"], *(entry["path"] for entry in page["objects"])]
+        return [name.rstrip("/").rpartition("/")[2] for name in names]
+
+    async def stat(self, key: str) -> tuple[int, str]:
+        import obstore
+
+        meta = await obstore.head_async(self._reading, key)
+        return int(meta["size"]), str(meta["e_tag"] or meta["last_modified"])
+
+    async def renew(self) -> None:
+        self._reading, self._writing = await asyncio.to_thread(self._open)
+
+    def explain(self, error: Exception) -> str:
+        answer = _answer_in(str(error))
+        if answer is not None:
+            return http_words(*answer)
+        # The sentence says little ("error sending request"); the reason is in the dump below it.
+        sentence, _, dump = str(error).partition("Debug source:")
+        reasons = re.findall(r'(?:message|error): "([^"]+)"|kind: (TimedOut|Timeout)', dump)
+        return f"{sentence.strip()} {' '.join(reasons[-1]) if reasons else ''}"
+
+    def outcome(self, error: Exception) -> Outcome:
+        from obstore.exceptions import AlreadyExistsError, BaseError
+
+        text = str(error)
+        answer = _answer_in(text)
+        if answer is not None:
+            return http_outcome(*answer)
+        if isinstance(error, FileNotFoundError):
+            return Outcome.MISSING
+        if isinstance(error, AlreadyExistsError):
+            return Outcome.EXISTS
+        # Another region's bucket; a certificate; https where http is spoken.
+        if "Received redirect" in text or any(words in text for words in _TLS):
+            return Outcome.REFUSED
+        return Outcome.PASSING if isinstance(error, BaseError | OSError) else Outcome.OTHER
+
+
+def _answer_in(text: str) -> tuple[int, str] | None:
+    """Status and code of the answer that an error of obstore quotes."""
+    status, code = _STATUS.search(text), _CODE.search(text)
+    return None if status is None else (int(status[1]), "" if code is None else code[1])
+
+
+class FsspecEngine:
+    """Anything fsspec reaches, below `root`; s3fs, gcsfs, adlfs, http, memory, ...
+
+    open_filesystem : gives (file system, root path), made anew to read the credentials again.
+    """
+
+    keys_per_delete = 1
+
+    def __init__(self, open_filesystem: Callable[[], tuple[Any, str]]) -> None:
+        self._open = open_filesystem
+        self._fs, root = open_filesystem()
+        # s3fs notices a stalled connection; of the others nothing is known.
+        self.attempt_s = 3600.0 if "s3" in self._fs.protocol else 300.0
+        self._root = root.rstrip("/")
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}" if key else self._root
+
+    async def _call(self, name: str, *args: Any, **options: Any) -> Any:
+        if self._fs.async_impl:
+            return await getattr(self._fs, f"_{name}")(*args, **options)
+        return await asyncio.to_thread(getattr(self._fs, name), *args, **options)
+
+    async def get(self, key: str, start: int, stop: int | None) -> Bytes:
+        return await self._call("cat_file", self._path(key), start=start or None, end=stop)
+
+    async def put(self, key: str, data: Bytes, create: bool) -> None:
+        mode = "create" if create else "overwrite"
+        if not self._fs.async_impl:
+            await asyncio.to_thread(self._fs.makedirs, self._fs._parent(self._path(key)), True)
+        await self._call("pipe_file", self._path(key), bytes(data), mode=mode, **self._whole())
+
+    def _whole(self) -> dict[str, Any]:
+        """Options for an upload in one request."""
+        return {"chunksize": 5 << 30} if "s3" in self._fs.protocol else {}
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            with contextlib.suppress(FileNotFoundError):
+                await self._call("rm_file", self._path(key))
+
+    async def list(self, prefix: str) -> Listing:
+        try:
+            found = await self._call("find", self._path(prefix), detail=True)
+        except FileNotFoundError as error:
+            if self.outcome(error) is not Outcome.MISSING:
+                raise
+            return []
+        first = len(self._fs._strip_protocol(self._path("x"))) - 1
+        return [(name[first:], int(entry["size"] or 0)) for name, entry in found.items()]
+
+    async def children(self, prefix: str) -> Names:
+        if not self._fs.async_impl:  # a folder without files, as memory keeps them, is no child
+            skip = len(prefix) + 1 if prefix else 0
+            return list({key[skip:].partition("/")[0] for key, _ in await self.list(prefix)})
+        try:
+            found = await self._call("ls", self._path(prefix), detail=False)
+        except FileNotFoundError as error:
+            if self.outcome(error) is not Outcome.MISSING:
+                raise
+            return []
+        names = {name.rstrip("/").rpartition("/")[2] for name in found}
+        return sorted(names - {""})
+
+    async def stat(self, key: str) -> tuple[int, str]:
+        info = await self._call("info", self._path(key))
+        versions = (info.get(name) for name in ("ETag", "etag", "mtime", "LastModified", "created"))
+        return int(info["size"]), str(next((v for v in versions if v), ""))
+
+    async def renew(self) -> None:
+        self._fs, _ = await asyncio.to_thread(self._open)
+
+    def explain(self, error: Exception) -> str:
+        answer = _answer_behind(error)
+        if answer is not None:
+            return http_words(*answer)
+        if type(error).__name__ == "NoCredentialsError":
+            return NO_CREDENTIALS
+        return f"{type(error).__name__}: {error}"
+
+    def outcome(self, error: Exception) -> Outcome:
+        answer = _answer_behind(error)
+        if answer is not None:
+            return http_outcome(*answer)
+        if isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError):
+            return Outcome.MISSING
+        if isinstance(error, FileExistsError):
+            return Outcome.EXISTS
+        if isinstance(error, PermissionError) or type(error).__name__ == "NoCredentialsError":
+            return Outcome.REFUSED
+        if any(words in str(error) for words in _TLS):
+            return Outcome.REFUSED
+        origin = type(error).__module__.partition(".")[0]
+        if origin in ("botocore", "aiobotocore"):
+            names = {base.__name__ for base in type(error).__mro__}
+            return Outcome.PASSING if names & _BOTO_NETWORK else Outcome.REFUSED
+        network = origin in ("aiohttp", "urllib3", "http", "requests")
+        return Outcome.PASSING if network or isinstance(error, OSError) else Outcome.OTHER
+
+
+def _answer_behind(error: BaseException) -> tuple[int, str] | None:
+    """Status and code of the answer behind an error; what s3fs makes of botocore's has no code."""
+    cause: BaseException | None = error
+    while cause is not None:
+        answer, status = getattr(cause, "response", None), getattr(cause, "status", None)
+        if isinstance(answer, dict) and "ResponseMetadata" in answer:
+            status = int(answer["ResponseMetadata"].get("HTTPStatusCode", 0))
+            code = str(answer.get("Error", {}).get("Code", ""))
+            return status, "" if code.isdigit() else code  # without a body it repeats the status
+        if isinstance(status, int) and status >= 300:  # aiohttp's
+            return status, ""
+        cause = cause.__cause__
+    return None
+
+
+def open_s3fs(url: str, options: dict[str, Any]) -> tuple[Any, str]:
+    """s3fs, with one request an object, no listing cache and no retries of its own.
+
+    Its default of ten requests an object costs a HEAD before every GET.
+    """
+    import fsspec
+    import s3fs
+
+    taken = {*inspect.signature(s3fs.S3FileSystem.__init__).parameters, *_FSSPEC_OPTIONS}
+    for name in set(options) - taken:
+        close = difflib.get_close_matches(name, [*taken, *_OUR_OPTIONS], n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(f"storage option {name!r} is not known to s3fs{hint}")
+    config = {
+        "connect_timeout": STALL_S,
+        "read_timeout": STALL_S,  # between two pieces
+        "max_pool_connections": _POOL,
+        "retries": {"total_max_attempts": 1},
+        **(options.get("config_kwargs") or {}),
+    }
+    ours = {"max_concurrency": 1, "use_listings_cache": False, "skip_instance_cache": True}
+    filesystem, root = fsspec.core.url_to_fs(url, **{**ours, **options, "config_kwargs": config})
+    filesystem.retries = 1
+    return filesystem, root

@@ -1,0 +1,363 @@
+"""Whole objects below a URL, by key: the one place where bytes of remote storage move.
+
+    zarr arrays, run directories, caches
+                 |
+             [ Objects ]          keys, retries, deadlines, errors with URL and key, counters
+             /         \\
+    [ S3 by obstore ]  [ anything by fsspec ]          one attempt at one request each
+
+Every request runs on fsspec's event loop, so that many are under way at once whatever thread
+asked, and one that is late can be cancelled. An attempt that makes no progress for 20 s counts as
+failed; a failed attempt that may pass is repeated after a random, growing pause, until a deadline.
+Neither engine retries on its own, so both behave alike and every retry is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import os
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from tenacity import AsyncRetrying, RetryCallState, stop_before_delay, wait_random_exponential
+
+from streamkern.basics.errors import StorageAccessError, StorageError, StreamkernError
+from streamkern.basics.text import redact
+from streamkern.filesystem.waiting import at_once, result_of
+
+STALL_S = 20.0
+# A request body has to arrive within the stall limit and a second for every 256 KiB.
+_SLOWEST_UPLOAD = 256 << 10
+DEADLINE_S = 120.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
+_SILENT_S = 10.0  # a user should hear of what fails for longer
+
+_log = logging.getLogger("streamkern")
+
+# Of bytes that are not as they were written: they may have been altered on their way.
+READS = 3
+
+T = TypeVar("T")
+Bytes: TypeAlias = Any  # whatever has the buffer protocol
+Listing: TypeAlias = list[tuple[str, int]]  # keys and bytes
+Names: TypeAlias = list[str]
+Test: TypeAlias = Callable[[Bytes], bool]
+
+
+class Outcome(enum.Enum):
+    """What an engine's error means, and so what is done about it."""
+
+    MISSING = enum.auto()  # no such object
+    EXISTS = enum.auto()  # a conditional create came second
+    EXPIRED = enum.auto()  # credentials: read them again, once
+    REFUSED = enum.auto()  # no permission, no such bucket: retrying does not help
+    PASSING = enum.auto()  # worth a retry
+    OTHER = enum.auto()  # not about the storage: raised as it is
+
+
+class Engine(Protocol):
+    """One attempt at one request; errors come out as the library raises them.
+
+    keys_per_delete : as many go in one request. attempt_s : the longest an attempt may take; far
+    above the stall limit where the library keeps that.
+    """
+
+    keys_per_delete: int
+    attempt_s: float
+
+    async def get(self, key: str, start: int, stop: int | None) -> Bytes: ...
+
+    async def put(self, key: str, data: Bytes, create: bool) -> None: ...
+
+    async def delete(self, keys: Sequence[str]) -> None: ...
+
+    async def list(self, prefix: str) -> Listing: ...
+
+    async def children(self, prefix: str) -> Names: ...
+
+    async def stat(self, key: str) -> tuple[int, str]: ...
+
+    def outcome(self, error: Exception) -> Outcome: ...
+
+    def explain(self, error: Exception) -> str:
+        """The error in a few words, for one sentence."""
+        ...
+
+    async def renew(self) -> None:
+        """Read the credentials again."""
+        ...
+
+
+@dataclass
+class Traffic:
+    """What this process moved; additions from many threads."""
+
+    requests: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    retries: int = 0
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def add(self, **counts: int) -> None:
+        with self._lock:
+            for name, count in counts.items():
+                setattr(self, name, getattr(self, name) + count)
+
+    def counts(self) -> dict[str, int]:
+        with self._lock:
+            return asdict(self)
+
+
+TRAFFIC = Traffic()
+
+
+class Objects:
+    """The objects below `url`. Safe to share between threads; holds no thread of its own.
+
+    Parameters
+    ----------
+    url : shown in messages, without secrets
+    deadline_s : after this long no further attempt is begun
+
+    Every method raises `StorageError` naming URL, key and the original error once the deadline is
+    over, and `StorageAccessError` at once for what retrying can not cure.
+    """
+
+    def __init__(self, url: str, engine: Engine, *, deadline_s: float = DEADLINE_S) -> None:
+        self.url, self.deadline_s = url, deadline_s
+        self._pid = os.getpid()
+        self._engine = engine
+        self._renewing, self._renewals = asyncio.Lock(), 0
+
+    def __repr__(self) -> str:
+        return f"Objects({redact(self.url)!r})"
+
+    # -- for callers on any thread ---------------------------------------------------------
+
+    def get(
+        self, key: str, start: int = 0, stop: int | None = None, *, good: Test | None = None
+    ) -> Bytes:
+        """The bytes of an object, or bytes start to stop; FileNotFoundError without one.
+
+        good : says whether the bytes are as they were written. Those that are not are read again,
+        twice, as they may have been altered on their way; the last ones read are returned.
+        """
+        return self._wait(lambda: self.get_async(key, start, stop, good=good))
+
+    def get_many(
+        self, keys: Sequence[str], *, fresh: bool = False, good: Test | None = None
+    ) -> list[Bytes]:
+        """The bytes of several objects, requested at once.
+
+        `fresh` asks for them anew where a copy is kept nearer (`cache.CachedObjects`). good : as
+        for `get`.
+        """
+        requests = [partial(self.get_async, key, good=good) for key in keys]
+        return self._wait(lambda: at_once(requests))
+
+    def put(self, key: str, data: Bytes) -> None:
+        """Create or replace an object; readers see the old or the new bytes, never a mixture."""
+        self._wait(lambda: self.put_async(key, data))
+
+    def create(self, key: str, data: Bytes) -> bool:
+        """Create an object; False, and nothing is changed, if there is one.
+
+        Exactly one of several callers gets True, if the storage honours conditional writes;
+        StorageAccessError where it says that it does not. `data` must differ between callers.
+        """
+        return self._wait(lambda: self.create_async(key, data))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete objects; those that are not there are left out."""
+        wanted = list(keys)
+        self._wait(lambda: self.delete_async(wanted))
+
+    def list(self, prefix: str = "") -> Listing:
+        """Keys below the folder `prefix`, at any depth, with their bytes, in order."""
+        return self._wait(lambda: self.list_async(prefix))
+
+    def stat(self, key: str) -> tuple[int, str]:
+        """Bytes of an object, and its ETag or time, which tells it from a later version."""
+        return self._wait(lambda: self.stat_async(key))
+
+    # -- for callers on an event loop; they run on fsspec's --------------------------------
+
+    async def get_async(
+        self, key: str, start: int = 0, stop: int | None = None, *, good: Test | None = None
+    ) -> Bytes:
+        """See `get`."""
+        for reads_left in reversed(range(READS)):
+            data = await self._patiently("reading", key, lambda: self._engine.get(key, start, stop))
+            TRAFFIC.add(bytes_in=len(data))
+            if good is None or not reads_left or good(data):
+                break
+            TRAFFIC.add(retries=1)
+        return data
+
+    async def put_async(self, key: str, data: Bytes) -> None:
+        """See `put`."""
+        limit = STALL_S + len(data) / _SLOWEST_UPLOAD
+        await self._patiently(
+            "writing", key, lambda: asyncio.wait_for(self._engine.put(key, data, False), limit)
+        )
+        TRAFFIC.add(bytes_out=len(data))
+
+    async def create_async(self, key: str, data: Bytes) -> bool:
+        """See `create`."""
+        limit = STALL_S + len(data) / _SLOWEST_UPLOAD
+
+        async def attempt() -> bool:
+            try:
+                await asyncio.wait_for(self._engine.put(key, data, True), limit)
+            except Exception as error:
+                if self._engine.outcome(error) is not Outcome.EXISTS:
+                    raise
+                return False
+            return True
+
+        if await self._patiently("creating", key, attempt):
+            TRAFFIC.add(bytes_out=len(data))
+            return True
+        # It may be ours: the reply to an attempt before the last was lost on its way back.
+        ours = bytes(data)
+        try:
+            return bytes(await self.get_async(key, good=lambda d: bytes(d) == ours)) == ours
+        except FileNotFoundError:
+            return False
+
+    async def delete_async(self, keys: Sequence[str]) -> None:
+        """See `delete`."""
+        # What one attempt takes is bounded, or with many keys no attempt would ever be whole.
+        step = self._engine.keys_per_delete
+        groups = [keys[i : i + step] for i in range(0, len(keys), step)]
+        await at_once([partial(self._delete_group, group) for group in groups])
+
+    async def _delete_group(self, keys: Sequence[str]) -> None:
+        what = keys[0] if len(keys) == 1 else f"{keys[0]} and {len(keys) - 1} more"
+        await self._patiently("deleting", what, lambda: self._engine.delete(keys))
+
+    async def list_async(self, prefix: str = "") -> Listing:
+        """See `list`."""
+        found = await self._patiently(
+            "listing", f"{prefix}/", lambda: self._engine.list(prefix.rstrip("/"))
+        )
+        return sorted(found)
+
+    async def children_async(self, prefix: str = "") -> Names:
+        """Names right below the folder `prefix`, of objects and of folders, in order."""
+        found = await self._patiently(
+            "listing", f"{prefix}/", lambda: self._engine.children(prefix.rstrip("/"))
+        )
+        return sorted(found)
+
+    async def stat_async(self, key: str) -> tuple[int, str]:
+        """Bytes of an object, and its ETag or time; FileNotFoundError without one."""
+        return await self._patiently("looking up", key, lambda: self._engine.stat(key))
+
+    # -- patience --------------------------------------------------------------------------
+
+    def _wait(self, request: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        if os.getpid() != self._pid:
+            raise StorageAccessError(
+                f"{redact(self.url)} was opened before this process was forked, and connections do "
+                "not survive that; start processes with the method 'spawn'"
+            )
+        return result_of(request())
+
+    async def _patiently(self, doing: str, key: str, attempt: Callable[[], Awaitable[T]]) -> T:
+        """The result of `attempt`, repeated while its errors may pass."""
+        where = f"{doing} {key} of {redact(self.url)}"
+        renewed = False
+
+        async def once() -> T:
+            nonlocal renewed
+            TRAFFIC.add(requests=1)
+            renewals = self._renewals
+            limit = self._engine.attempt_s
+            try:
+                return await asyncio.wait_for(attempt(), limit)
+            except Exception as error:
+                if renewed or self._outcome(error) is not Outcome.EXPIRED:
+                    raise
+                renewed = True
+            await self._renew(renewals)
+            return await asyncio.wait_for(attempt(), limit)
+
+        def passing(state: RetryCallState) -> bool:
+            error = state.outcome.exception() if state.outcome is not None else None
+            if isinstance(error, Exception):
+                return self._outcome(error) is Outcome.PASSING
+            return False
+
+        told = False
+
+        def before_sleep(state: RetryCallState) -> None:
+            nonlocal told
+            TRAFFIC.add(retries=1)
+            error = state.outcome.exception() if state.outcome is not None else None
+            if (state.seconds_since_start or 0) > _SILENT_S and not told and error is not None:
+                told = True
+                _log.warning(
+                    "%s fails (%s); it is tried again until %.0f s have gone by",
+                    where, self._words(error), self.deadline_s,
+                )  # fmt: skip
+
+        retrying = AsyncRetrying(
+            retry=passing,
+            stop=stop_before_delay(self.deadline_s),
+            wait=wait_random_exponential(multiplier=_FIRST_PAUSE_S, max=_LONGEST_PAUSE_S),
+            before_sleep=before_sleep,
+            reraise=True,
+        )
+        try:
+            return await retrying(once)
+        except Exception as error:
+            explained = self._explained(where, key, error, retrying.statistics)
+            if explained is error:  # not about the storage
+                raise
+            raise explained from error
+
+    def _outcome(self, error: Exception) -> Outcome:
+        # What streamkern found wrong itself, such as credentials that are gone by now.
+        ours = isinstance(error, StreamkernError)
+        return Outcome.OTHER if ours else self._engine.outcome(error)
+
+    def _words(self, error: BaseException) -> str:
+        text = self._engine.explain(error) if isinstance(error, Exception) else str(error)
+        return " ".join(redact(text).split())[:300]
+
+    async def _renew(self, seen: int) -> None:
+        """Read the credentials again, once for all requests that found the same ones expired.
+
+        They expire for all that is in flight at once, and a new client costs 15 MB and 0.2 s.
+        """
+        async with self._renewing:
+            if self._renewals == seen:
+                await self._engine.renew()
+                self._renewals += 1
+
+    def _explained(
+        self, where: str, key: str, error: Exception, statistics: Mapping[str, Any]
+    ) -> Exception:
+        outcome = self._outcome(error)
+        if outcome is Outcome.OTHER:
+            return error
+        text = self._words(error)
+        if outcome is Outcome.MISSING:
+            return FileNotFoundError(f"{key} is missing from {redact(self.url)}")
+        if outcome is Outcome.EXPIRED:
+            return StorageAccessError(
+                f"{where}: the credentials have expired, and so have those read anew; renew them "
+                f"and run the same command again ({text})"
+            )
+        if outcome is Outcome.REFUSED:
+            return StorageAccessError(f"{where} was refused: {text}")
+        tries, seconds = statistics["attempt_number"], statistics["delay_since_first_attempt"]
+        return StorageError(f"{where} failed {tries} times in {seconds:.0f} s: {text}")

@@ -1,0 +1,195 @@
+"""What streamkern made, and may therefore replace or delete: the one place that decides it.
+
+A zarr group of ours says so from its very first file on, in its attribute `streamkern`: what
+`kind` it is, and its `status`, which is "complete" once all of it is there and durable. Deleting
+goes by that mark and by exact names: what somebody else put into a folder of ours stays, and the
+folder with it. The root metadata of a group are replaced, never removed, so that the mark is there
+at every instant, also while the rest is being deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import filelock
+import zarr
+
+from streamkern.basics.errors import DataError, RunError, StreamkernError
+from streamkern.basics.text import redact
+from streamkern.filesystem.durable import (
+    LocalFiles,
+    is_temporary,
+    make_folders,
+    sync_folder,
+    sync_store,
+)
+from streamkern.filesystem.zarr_store import ObjectsStore
+
+ATTRIBUTE = "streamkern"
+STORE, PREDICTIONS = "store", "predictions"
+ARRAYS = {
+    STORE: frozenset({"X", "y", "w", "row", "digests", "crc"}),
+    PREDICTIONS: frozenset({"values", "labels", "row", "digests"}),
+}
+"""What a group of a kind may hold; anything else in it is somebody else's."""
+
+_ARRAY = re.compile(r"([^/]+)/(?:zarr\.json|(?:c(?:/\d+)*/?)?)")
+_ROOT = re.compile(r"zarr\.json|(?:[^/]+/(?:c/(?:\d+/)*)?)?[^/]+\.[0-9a-f]{32}\.partial")
+
+Mark = Mapping[str, Any]
+
+
+def mark_at(store: Any, url: str) -> dict[str, Any] | None:
+    """What streamkern left at a place (its attribute), or None where the place is free.
+
+    Raises
+    ------
+    DataError
+        Something else is there; it is never deleted, not even with overwrite=True.
+    """
+    refusal = DataError(
+        f"{redact(url)} holds something streamkern did not write; choose another place"
+    )
+    try:
+        group = zarr.open_group(store, mode="r")
+    except (FileNotFoundError, NotADirectoryError):
+        if _is_free(store):
+            return None
+        raise refusal from None
+    except (OSError, StreamkernError):
+        raise
+    except Exception as error:  # an array, or metadata that nobody can read
+        raise refusal from error
+    mark = group.attrs.get(ATTRIBUTE)
+    if not isinstance(mark, Mapping):
+        raise refusal
+    old_store = "schema" in mark and "kind" not in mark  # older versions marked only stores
+    return {"kind": STORE, **mark} if old_store else dict(mark)
+
+
+def begin(store: Any, url: str, mark: Mark) -> zarr.Group:
+    """A group with this mark and none of its arrays, at a free place or instead of one of ours.
+
+    mark : JSON values, among them `kind`. What is deleted for it is gone for good on return.
+    Raises DataError as `mark_at`, and where something of another kind is.
+    """
+    old, kind = mark_at(store, url), mark["kind"]
+    if old is None:
+        sweep(store, kind)
+        if isinstance(store, LocalFiles):
+            make_folders(store.root)
+        return zarr.create_group(store, attributes={ATTRIBUTE: dict(mark)})
+    check_kind(old, kind, url)
+    group = zarr.open_group(store, mode="r+")
+    # From here to the new mark what is left of the old must not be taken for either of them.
+    group.attrs.put({ATTRIBUTE: {**mark, "status": "clearing"}})
+    _delete(store, lambda key: _is_array(key, kind) or _is_left_over(key, kind))
+    group.attrs.put({ATTRIBUTE: dict(mark)})
+    return group
+
+
+def check_kind(mark: Mark, kind: str, url: str) -> None:
+    """DataError unless it is the mark of such a group."""
+    if mark.get("kind") != kind:
+        raise DataError(
+            f"{redact(url)} holds a group of kind {str(mark.get('kind'))!r} that streamkern wrote, "
+            f"where {kind!r} would go; choose another place"
+        )
+
+
+def publish(group: zarr.Group, mark: Mark, check: Callable[[], None] | None = None) -> None:
+    """Give a group its last mark, once all that is in it is durable.
+
+    check : raises unless the group is still the caller's; called last, as a sync may take long
+    """
+    sync_store(group.store)
+    if check is not None:
+        check()
+    group.attrs[ATTRIBUTE] = dict(mark)
+
+
+def sweep(store: Any, kind: str) -> None:
+    """Delete what killed writes left beside the files of a group of this kind."""
+    if isinstance(store, LocalFiles):  # an object is there whole or not at all
+        _delete(store, lambda key: _is_left_over(key, kind))
+
+
+def remove(root: Path, ours: Callable[[str], bool]) -> None:
+    """Delete what is `ours` below a local folder, for good; the folder itself stays.
+
+    ours : of a path from `root`, with "/" between its parts and behind a folder's. Folders go
+    only when nothing is left in them, and links only as what they are.
+    """
+    changed = set()
+    for parent, folders, files in os.walk(root, topdown=False):
+        prefix = "" if Path(parent) == root else f"{Path(parent).relative_to(root).as_posix()}/"
+        for name in files:
+            if ours(prefix + name):
+                Path(parent, name).unlink(missing_ok=True)
+                changed.add(Path(parent))
+        for name in folders:
+            if ours(f"{prefix}{name}/") and not Path(parent, name).is_symlink():
+                with contextlib.suppress(OSError):  # something is left in it
+                    Path(parent, name).rmdir()
+                    changed.add(Path(parent))
+    for folder in changed:
+        if folder.is_dir():
+            sync_folder(folder)
+
+
+def remove_group(root: Path) -> None:
+    """Delete a local zarr group that is known to be ours, whatever arrays it has."""
+    if root.is_symlink():
+        return
+    remove(root, is_of_group)
+    with contextlib.suppress(OSError):  # gone already, or something is left in it
+        root.rmdir()
+        sync_folder(root.parent)
+
+
+def is_of_group(key: str) -> bool:
+    """Whether it is a file or a folder that a zarr group has, whatever its arrays are."""
+    return _is_array(key) or _ROOT.fullmatch(key) is not None
+
+
+def file_lock(path: Path) -> filelock.BaseFileLock:
+    """A lock to be acquired at once or not at all; RunError where the file is somebody else's."""
+    # Our own stay empty, and some versions of filelock empty what they lock.
+    if path.is_file() and path.stat().st_size:
+        raise RunError(f"{path} is not empty, so streamkern did not make it; give another folder")
+    return filelock.FileLock(path, timeout=0, thread_local=False)
+
+
+def _is_free(store: Any) -> bool:
+    """Whether nothing is there but what a write left that was killed before its first file."""
+    if isinstance(store, ObjectsStore):
+        return not store.objects.list(store.prefix)
+    root = store.root
+    if not root.is_dir():
+        return not root.exists()
+    return all(is_temporary(name) for name in os.listdir(root))
+
+
+def _is_array(key: str, kind: str | None = None) -> bool:
+    """Whether it is a file or a folder of an array that such a group has."""
+    match = _ARRAY.fullmatch(key)
+    return match is not None and (kind is None or match[1] in ARRAYS[kind])
+
+
+def _is_left_over(key: str, kind: str) -> bool:
+    folder, _, name = key.rpartition("/")
+    return is_temporary(name) and (not folder or _is_array(f"{folder}/", kind))
+
+
+def _delete(store: Any, ours: Callable[[str], bool]) -> None:
+    if isinstance(store, LocalFiles):
+        remove(store.root, ours)
+        return
+    keys = [key for key, _ in store.objects.list(store.prefix)]
+    skip = len(store.key("")) + 1 if store.prefix else 0
+    store.objects.delete([key for key in keys if ours(key[skip:])])

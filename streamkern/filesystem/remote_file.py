@@ -1,0 +1,144 @@
+"""A remote object as a seekable binary file, read in large ranges that are tried again."""
+
+from __future__ import annotations
+
+import gc
+import io
+import threading
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from streamkern.basics.errors import DataError, StorageError
+from streamkern.filesystem.objects import Objects
+from streamkern.filesystem.urls import local_path, open_objects, redact
+
+_RANGE = 8 << 20
+_READS = 3  # of a range that came back short: its length was cut on its way
+
+
+def is_object(url: Any) -> bool:
+    """Whether `open_object` is for this URL: remote, not plain HTTP, and not a chain of URLs."""
+    text = str(url)
+    return (
+        local_path(url) is None
+        and "::" not in text
+        and urlsplit(text).scheme not in ("http", "https")
+    )
+
+
+def split_object(url: str, storage_options: Mapping[str, Any]) -> tuple[Objects, str]:
+    """The folder of an object, and its name in it."""
+    folder, _, name = url.rpartition("/")
+    return open_objects(folder, storage_options=storage_options), name
+
+
+def open_object(url: str, storage_options: Mapping[str, Any]) -> Any:
+    """An open binary file over the object at `url`.
+
+    Close it: a plain file that was replaced while it was read may say so only then.
+
+    Raises FileNotFoundError, StorageError, ConfigError and MissingDependencyError; reading and
+    closing raise DataError if the object was replaced.
+    """
+    objects, name = split_object(url, storage_options)
+    size, version = objects.stat(name)
+    return _Checked(_ObjectFile(objects, name, size, version), _RANGE)
+
+
+class _NoCollection:
+    """While any thread is inside, no garbage is collected.
+
+    h5py reads a file while it holds a lock that the finalisers of its objects want. On the thread
+    that answers the request they would wait for the reader, and the reader for the answer.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._enabled = threading.Lock(), 0, False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._enabled = gc.isenabled()
+                gc.disable()
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0 and self._enabled:
+                gc.enable()
+
+
+_NO_COLLECTION = _NoCollection()
+
+
+class _Checked(io.BufferedReader):
+    """Closing it makes sure that all of what was read is of one version."""
+
+    def close(self) -> None:
+        raw: Any = self.raw
+        try:
+            if not self.closed:
+                raw.check_version()
+        finally:
+            super().close()
+
+    def __del__(self) -> None:
+        """Closes nothing: a finaliser may run on the thread that the check would wait for."""
+
+
+class _ObjectFile(io.RawIOBase):
+    """Ranges of one object.
+
+    Its version is compared once the end was read, which is all that a decompressor needs, and
+    when the file is closed, for readers that seek.
+    """
+
+    def __init__(self, objects: Objects, name: str, size: int, version: str) -> None:
+        self._objects, self._name = objects, name
+        self._size, self._version = size, version
+        self._position = 0
+        self._unchecked = False  # whether anything was read since the version was compared
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = max(0, start + offset)
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        wanted = min(len(buffer), self._size - self._position)
+        if wanted <= 0:
+            return 0
+        stop = self._position + wanted
+        self._unchecked = False  # an error of the storage is enough, without one of the check
+        for _ in range(_READS):
+            with _NO_COLLECTION:
+                data = self._objects.get(self._name, self._position, stop)
+            if len(data) == wanted:
+                buffer[:wanted] = data
+                self._position = stop
+                self._unchecked = True
+                if stop == self._size:
+                    self.check_version()
+                return wanted
+        raise StorageError(f"{self._name} of {self._objects!r} ended at another length than it had")
+
+    def check_version(self) -> None:
+        """DataError if what was read since the last check may be of two versions."""
+        unchecked, self._unchecked = self._unchecked, False
+        if not unchecked:
+            return
+        with _NO_COLLECTION:
+            found = self._objects.stat(self._name)
+        if found != (self._size, self._version):
+            raise DataError(
+                f"{redact(self._objects.url)}/{self._name} was replaced while it was read; run the "
+                "same command again once it stays as it is"
+            )

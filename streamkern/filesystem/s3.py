@@ -1,0 +1,114 @@
+"""S3 settings, in fsspec's names and from the standard places, for obstore.
+
+s3fs asks botocore for region, endpoint and credentials; obstore knows only some of the places
+where botocore looks. So botocore is asked for both, and a URL means the same through either.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Any
+from urllib.parse import urlsplit
+
+from streamkern.basics.errors import ConfigError, StorageAccessError
+from streamkern.filesystem.engines import NO_CREDENTIALS
+from streamkern.filesystem.objects import STALL_S
+
+# Settings that obstore takes the same way; with any other one s3fs is used.
+_KNOWN = {"key", "secret", "token", "endpoint_url", "region", "anon", "profile", "client_kwargs"}
+_KNOWN_CLIENT = {"endpoint_url", "region_name"}
+_LONGEST_REQUEST = timedelta(hours=1)  # it is the pieces that have a limit
+# botocore renews what it can; it is asked again this often.
+_CREDENTIALS_FOR = timedelta(minutes=5)
+
+
+def understands(options: Mapping[str, Any]) -> bool:
+    """Whether obstore can be given all of these fsspec options."""
+    client = options.get("client_kwargs") or {}
+    return set(options) <= _KNOWN and set(client) <= _KNOWN_CLIENT
+
+
+def open_stores(url: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
+    """obstore's stores for reading and for writing below an s3:// URL.
+
+    Raises
+    ------
+    StorageAccessError
+        There are no credentials, and anonymous access was not asked for.
+    """
+    from botocore.exceptions import BotoCoreError
+    from botocore.session import Session
+    from obstore.store import S3Store
+
+    client = options.get("client_kwargs") or {}
+    wanted = options.get("endpoint_url") or client.get("endpoint_url")
+    region = options.get("region") or client.get("region_name")
+    session = Session(profile=options.get("profile"))
+    if options.get("key") and options.get("secret"):
+        session.set_credentials(options["key"], options["secret"], options.get("token"))
+    anonymous = bool(options.get("anon"))
+    try:
+        region = region or session.get_config_variable("region") or os.environ.get("AWS_REGION")
+        region = region or "us-east-1"
+        endpoint = _endpoint(options.get("profile"), wanted, region, _places())
+        credentials = None if anonymous else session.get_credentials()
+    except (BotoCoreError, ValueError) as error:
+        raise ConfigError(f"the S3 settings can not be used: {error}") from None
+    if credentials is None and not anonymous:
+        raise StorageAccessError(NO_CREDENTIALS)
+    settings: dict[str, Any] = {"region": region, "skip_signature": anonymous}
+    if not str(urlsplit(endpoint).hostname).endswith(".amazonaws.com"):
+        settings["endpoint"] = endpoint
+    if not anonymous:
+        settings["credential_provider"] = _provider(credentials)
+    parts = urlsplit(url)
+
+    def store(**limits: Any) -> Any:
+        insecure = endpoint.startswith("http://")
+        limits |= {"allow_http": insecure, "connect_timeout": timedelta(seconds=STALL_S)}
+        options: Any = {"timeout": _LONGEST_REQUEST, **limits}
+        return S3Store(
+            parts.netloc,
+            prefix=parts.path.strip("/") or None,
+            client_options=options,
+            retry_config={"max_retries": 0},
+            **settings,
+        )
+
+    return store(read_timeout=timedelta(seconds=STALL_S)), store()
+
+
+def _places() -> tuple[tuple[str, str], ...]:
+    """The environment that tells botocore where S3 is; no credentials."""
+    names = (n for n in os.environ if n.startswith("AWS_") and "KEY" not in n and "TOKEN" not in n)
+    return tuple((name, os.environ[name]) for name in sorted(names))
+
+
+@lru_cache(maxsize=16)
+def _endpoint(
+    profile: str | None, wanted: str | None, region: str, places: tuple[tuple[str, str], ...]
+) -> str:
+    """Where S3 is. Making a client takes botocore 0.1 s, and nothing less resolves it all."""
+    from botocore.session import Session
+
+    session = Session(profile=profile)
+    client = session.create_client("s3", region_name=region, endpoint_url=wanted)
+    endpoint: str = client.meta.endpoint_url
+    client.close()
+    return endpoint
+
+
+def _provider(credentials: Any) -> Any:
+    def current() -> dict[str, Any]:
+        frozen = credentials.get_frozen_credentials()  # renewed by botocore where it can
+        return {
+            "access_key_id": frozen.access_key,
+            "secret_access_key": frozen.secret_key,
+            "token": frozen.token,
+            "expires_at": datetime.now(UTC) + _CREDENTIALS_FOR,
+        }
+
+    return current

@@ -1,0 +1,287 @@
+"""Files that a call needs while it runs: in a folder of their own, resumable, then deleted.
+
+The folder's name comes from the output, so the same command finds it again and two outputs never
+share one. Its first file says that it is ours; only what that file and exact names say to be ours
+is ever deleted, and a lock keeps a second call for the same output out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import tempfile
+import zlib
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import filelock
+
+from streamkern.basics.errors import ConfigError, CorruptChunkError, DataError
+from streamkern.filesystem.durable import (
+    disk_full_hint,
+    is_temporary,
+    make_folders,
+    sync_file,
+    sync_folder,
+    write_durably,
+)
+from streamkern.filesystem.ownership import remove
+from streamkern.filesystem.urls import local_path
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_STATE, _LOCK = "scratch.json", ".streamkern.lock"
+_DATA = re.compile(r"\d+\.(?:rows|keys)")
+_MARK = {"streamkern": "scratch"}
+# Of the entries of the state, and of all that the callers of `save` put into it.
+SCHEMA = 1
+
+
+def scratch_folder(
+    out_url: str | os.PathLike[str],
+    parent: str | os.PathLike[str] | None = None,
+    ending: str = ".ingest",
+) -> Path:
+    """Where the scratch for an output goes: in `parent`, by default beside a local output."""
+    local = local_path(out_url)
+    place = str(out_url) if local is None else str(local.resolve())
+    name = re.split(r"[/\\]", place.rstrip("/\\"))[-1]
+    own = f"{name}-{hashlib.sha256(place.encode()).hexdigest()[:12]}{ending}"
+    if parent is not None:
+        return Path(parent) / own
+    if local is not None:
+        return local.resolve().parent / own
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    return Path(tempfile.gettempdir()) / f"streamkern-{user}" / own
+
+
+def check_parent(parent: str | os.PathLike[str]) -> None:
+    """Raise ConfigError unless scratch can be written in `parent`, which need not be there yet."""
+    place = Path(parent).absolute()
+    while not os.path.lexists(place):
+        place = place.parent
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"scratch {os.fspath(parent)!r} cannot be written to ({error.strerror}); "
+            "give a folder on a local disk"
+        ) from None
+
+
+class Scratch:
+    """The scratch files in a folder, which are made when they are first needed.
+
+    A context manager, which lets go of the folder and leaves in it what `discard` has not deleted.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._identity = ""
+        self._lock = filelock.FileLock(folder / _LOCK, timeout=0, thread_local=False)
+        self._sizes: dict[str, int] = {}
+        self._crcs: dict[str, int] = {}  # CRC-32 of each file
+        # Of each file that is being read in order: up to where, and the CRC-32 of that.
+        self._read: dict[str, tuple[int, int]] = {}
+        self._changed: set[str] = set()
+        self._saver = ThreadPoolExecutor(1, thread_name_prefix="streamkern-scratch")
+        self._saving: Future[None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._saver.shutdown()
+        self._lock.release()
+
+    def restore(self, identity: str) -> Any:
+        """The state last saved here for this `identity`, and its files; else None, and no files.
+
+        Raises DataError where the folder is not ours, or another call is at work in it.
+        """
+        self._identity = identity
+        if not os.path.lexists(self.folder):
+            return None
+        self._check_ours()
+        self._hold()
+        saved = self._saved()
+        if not saved or saved["identity"] != identity or not self._cut(saved):
+            self._sizes, self._crcs = {}, {}
+            self.sweep()
+            self.save(None, wait=True)
+            return None
+        return saved["state"]
+
+    def clear(self, identity: str) -> None:
+        """Delete what a call left whose identity begins so, or that died while it cleared away."""
+        if not self.folder.is_dir():
+            return
+        saved = self._saved()
+        ours = saved and saved["identity"].startswith(identity)
+        if ours or not self._names():
+            self._hold()
+            self.discard()
+
+    def append(self, name: str, data: NDArray[Any]) -> None:
+        """Write an array behind what is in a file."""
+        if not self._lock.is_locked:
+            self._begin()
+        with disk_full_hint(str(self.folder)), (self.folder / name).open("ab", 0) as file:
+            view = data.data.cast("B")
+            while view:  # an unbuffered file may take only part of it
+                view = view[file.write(view) :]
+        self._sizes[name] = self._sizes.get(name, 0) + data.nbytes
+        self._crcs[name] = zlib.crc32(data.data.cast("B"), self._crcs.get(name, 0))
+        self._changed.add(name)
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Bytes in each file."""
+        return self._sizes
+
+    def read(self, name: str, start: int, out: NDArray[Any]) -> None:
+        """Fill an array with what is in a file from byte `start` on, which is read once.
+
+        Raises CorruptChunkError where a file that is read in order to its end is not as it was
+        written. Nothing can go on from it, so the scratch is deleted.
+        """
+        with (self.folder / name).open("rb", 0) as file:
+            file.seek(start)
+            view = out.data.cast("B")
+            while view:
+                n = file.readinto(view)
+                if not n:
+                    raise OSError(f"{self.folder / name} is shorter than it was written")
+                view = view[n:]
+            if hasattr(os, "posix_fadvise"):  # their pages are taken for what is written next
+                os.posix_fadvise(file.fileno(), start, out.nbytes, os.POSIX_FADV_DONTNEED)
+        end, crc = self._read.get(name, (0, 0)) if start else (0, 0)
+        if end != start:
+            return  # not in order: what came before is not known
+        end, found = self._read[name] = start + out.nbytes, zlib.crc32(out.data.cast("B"), crc)
+        if end == self._sizes[name] and found != self._crcs[name]:
+            self.discard()
+            raise CorruptChunkError(
+                f"{self.folder / name} was altered since it was written, so the scratch files were "
+                "deleted; run the same command again, which makes them again"
+            )
+
+    def forget(self, name: str) -> None:
+        """Leave a file out of the next state that is saved; `sweep` deletes it after that."""
+        del self._sizes[name], self._crcs[name]
+        self._changed.discard(name)
+
+    def sweep(self) -> None:
+        """Delete the files that the state does not have."""
+        remove(self.folder, lambda key: bool(_DATA.fullmatch(key)) and key not in self._sizes)
+
+    def save(self, state: Any, *, wait: bool = False) -> None:
+        """Make what was appended so far survive, with the caller's JSON; soon, or on return."""
+        self._saved_now()
+        changed, self._changed = self._changed, set()
+        body = json.dumps(
+            {
+                "identity": self._identity, "sizes": self._sizes, "crcs": self._crcs,
+                "state": state,
+            }
+        )  # fmt: skip
+        text = json.dumps({**_MARK, "schema": SCHEMA, "crc": _crc(body), "body": body})
+        self._saving = self._saver.submit(self._write, changed, text)
+        if wait:
+            self._saved_now()
+
+    def discard(self) -> None:
+        """Delete the files, and the folder if nothing else is in it."""
+        with contextlib.suppress(OSError):  # nobody will need what could not be saved
+            self._saved_now()
+        if self._lock.is_locked:
+            # The mark goes last: a killed call must know the rest again.
+            remove(self.folder, lambda key: _DATA.fullmatch(key) is not None)
+            remove(self.folder, lambda key: key in (_STATE, _LOCK) or is_temporary(key))
+            self._lock.release()
+            with contextlib.suppress(OSError):  # something is left in it
+                self.folder.rmdir()
+        self._sizes.clear()
+        self._crcs.clear()
+        self._changed.clear()
+
+    def _begin(self) -> None:
+        make_folders(self.folder.parent)
+        with contextlib.suppress(FileExistsError):
+            self.folder.mkdir(mode=0o700)
+        self._check_ours()
+        self._hold()
+        self.save(None, wait=True)
+
+    def _check_ours(self) -> None:
+        if not self.folder.is_dir():
+            raise DataError(f"scratch folder {self.folder} is a file; give another scratch folder")
+        names = self._names()
+        if names and self._saved() is None:
+            raise DataError(
+                f"scratch folder {self.folder} holds {min(names)!r}, which streamkern did not "
+                "write; move it away, or give another scratch folder"
+            )
+
+    def _names(self) -> list[str]:
+        """Of what lies in the folder beside what any call leaves there for a moment."""
+        return [n for n in os.listdir(self.folder) if n != _LOCK and not is_temporary(n)]
+
+    def _hold(self) -> None:
+        try:
+            self._lock.acquire()
+        except filelock.Timeout:
+            raise DataError(
+                f"scratch folder {self.folder} is in use by another call for the same output; "
+                "wait until it has ended"
+            ) from None
+
+    def _saved(self) -> dict[str, Any] | None:
+        """What the state says: nothing where it was altered, or is of another schema; None where
+        it is not ours.
+        """
+        try:
+            found = json.loads((self.folder / _STATE).read_bytes())
+        except (FileNotFoundError, ValueError):
+            return None
+        if not isinstance(found, dict) or not _MARK.items() <= found.items():
+            return None
+        body = str(found.get("body"))
+        if (found.get("schema"), found.get("crc")) != (SCHEMA, _crc(body)):
+            return {}
+        saved: dict[str, Any] = json.loads(body)
+        return saved
+
+    def _cut(self, saved: dict[str, Any]) -> bool:
+        """Undo what came after the last `save`; False where something of it is missing."""
+        for name, size in saved["sizes"].items():
+            path = self.folder / name
+            if not path.is_file() or path.stat().st_size < size:
+                return False
+            os.truncate(path, size)
+        self._sizes, self._crcs = saved["sizes"], saved["crcs"]
+        self.sweep()
+        return True
+
+    def _saved_now(self) -> None:
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
+
+    def _write(self, changed: set[str], text: str) -> None:
+        with disk_full_hint(str(self.folder)):
+            for name in sorted(changed):  # in the order in which they will be read
+                sync_file(self.folder / name)
+            sync_folder(self.folder)
+            write_durably(self.folder / _STATE, text.encode())
+
+
+def _crc(text: str) -> int:
+    return zlib.crc32(text.encode())

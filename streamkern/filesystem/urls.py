@@ -1,0 +1,218 @@
+"""Opens any URL: local paths, ``file://``, and what fsspec or obstore can reach.
+
+One syntax for all: a plain path and ``file://`` use zarr's LocalStore; everything else is
+`objects.Objects`, over obstore for ``s3://`` where it is installed and knows the settings (one
+request per chunk), and over fsspec otherwise, so ``memory://``, ``gs://``, ``https://``, ... work
+with the package fsspec names for them. Credentials stay inside the engine: use `redact` before a
+URL goes into a message, a log or a repr.
+
+Storage options are fsspec's (``key``, ``secret``, ``endpoint_url``, ``region``, ``anon``,
+``profile``, ...), and two of ours: ``engine`` ("obstore" or "s3fs") overrides the choice for S3,
+``deadline_s`` is how long a failing request is tried again.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+import fsspec
+from zarr.storage import LocalStore, WrapperStore
+
+from streamkern.basics.errors import ConfigError, CorruptChunkError, MissingDependencyError
+from streamkern.basics.text import redact
+from streamkern.filesystem import s3
+from streamkern.filesystem.durable import LocalFiles
+from streamkern.filesystem.engines import FsspecEngine, ObstoreEngine, open_s3fs
+from streamkern.filesystem.objects import DEADLINE_S, Engine, Objects
+from streamkern.filesystem.zarr_store import ObjectsStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from zarr.abc.store import ByteRequest, Store
+    from zarr.core.buffer import Buffer, BufferPrototype
+
+_METADATA = frozenset({"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"})
+__all__ = ["StrictStore", "check_missing", "local_path", "open_objects", "redact", "zarr_store"]
+
+_WINDOWS_DRIVE = re.compile(r"^[A-Za-z]:[\\/]")
+_ONE_SLASH = re.compile(r"(s3a?|gs|gcs|az|abfs|https?|memory):/(?!/)")
+_S3 = ("s3", "s3a")
+
+
+def zarr_store(
+    url: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    read_only: bool = True,
+) -> Store:
+    """The zarr store behind `url`; nothing is read or created yet. Raises as `open_objects`."""
+    path = local_path(url)
+    if path is None:
+        objects = open_objects(str(url), storage_options=storage_options)
+        return ObjectsStore(objects, read_only=read_only)
+    if storage_options:
+        raise ConfigError(
+            f"storage_options were given for the local path {path}; they belong to remote URLs"
+        )
+    return LocalStore(path, read_only=True) if read_only else LocalFiles(path)
+
+
+def open_objects(url: str, *, storage_options: Mapping[str, Any] | None = None) -> Objects:
+    """The objects below a remote URL; nothing is read or created yet.
+
+    Raises
+    ------
+    MissingDependencyError
+        fsspec knows the scheme, but the package behind it is not installed.
+    StorageAccessError
+        S3 without credentials.
+    ConfigError
+        Nobody knows the scheme, or an option is wrong.
+    """
+    options = dict(storage_options or {})
+    deadline = options.pop("deadline_s", DEADLINE_S)
+    if isinstance(deadline, bool) or not isinstance(deadline, int | float) or deadline < 0:
+        raise ConfigError(f"storage option deadline_s={deadline!r} must be seconds, 0 or more")
+    return Objects(url, _engine(url, options), deadline_s=float(deadline))
+
+
+def _engine(url: str, options: dict[str, Any]) -> Engine:
+    scheme = urlsplit(url).scheme
+    engine = options.pop("engine", None)
+    chained = [urlsplit(part) for part in url.split("::")]  # simplecache::s3://bucket
+    s3s = any(part.scheme in _S3 for part in chained)
+    if any("@" in part.netloc for part in chained) or (s3s and redact(url) != url):
+        raise ConfigError(
+            f"{redact(url)} holds credentials or a query; put them into the environment or "
+            "storage_options"
+        )
+    if scheme not in _S3:
+        if engine is not None:
+            raise ConfigError(f"storage option engine={engine!r} is for s3:// URLs only")
+        return _by_fsspec(url, lambda: fsspec.core.url_to_fs(url, **options))
+    if engine not in (None, "obstore", "s3fs"):
+        raise ConfigError(f'storage option engine={engine!r} is unknown; use "obstore" or "s3fs"')
+    if not urlsplit(url).netloc:
+        raise ConfigError(f"{redact(url)} names no bucket; write s3://bucket/key")
+    installed = all(importlib.util.find_spec(name) for name in ("obstore", "botocore"))
+    if engine == "obstore" and not installed:
+        raise MissingDependencyError(
+            "engine='obstore' needs packages that are not installed: pip install streamkern[s3]"
+        )
+    if engine == "obstore" and not s3.understands(options):
+        raise ConfigError("engine='obstore' does not know all of the storage options; use 's3fs'")
+    if installed and engine != "s3fs" and s3.understands(options):
+        return ObstoreEngine(lambda: s3.open_stores(url, options))
+    if "region" in options:
+        client = {"region_name": options.pop("region"), **(options.get("client_kwargs") or {})}
+        options["client_kwargs"] = client
+    return _by_fsspec(url, lambda: open_s3fs(url, options))
+
+
+def _by_fsspec(url: str, open_filesystem: Callable[[], tuple[Any, str]]) -> Engine:
+    try:
+        return FsspecEngine(open_filesystem)
+    except ImportError as error:
+        s3 = urlsplit(url).scheme in _S3
+        what = "pip install streamkern[s3]" if s3 else str(error)
+        raise MissingDependencyError(
+            f"{redact(url)} needs a package that is not installed: {what}"
+        ) from error
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"can not open {redact(url)}: {redact(str(error))}") from None
+
+
+def local_path(url: str | os.PathLike[str]) -> Path | None:
+    """The local path a URL names, or None for a remote one."""
+    if isinstance(url, os.PathLike):
+        return Path(url)
+    if _ONE_SLASH.match(url):
+        raise ConfigError(
+            f"{redact(url)!r} has one slash behind its scheme; write two, as in s3://bucket"
+        )
+    if url.startswith(("file:", "local:")):
+        return Path(unquote(urlsplit(url).path))
+    if "://" in url and not _WINDOWS_DRIVE.match(url):
+        return None
+    return Path(url)
+
+
+def check_missing(missing: str) -> None:
+    """ConfigError unless `missing` is a way to take an absent chunk, as `open_store` knows them."""
+    if missing not in ("error", "fill"):
+        raise ConfigError(f'missing="{missing}" is unknown; use "error" or "fill"')
+
+
+class StrictStore(WrapperStore["Store"]):
+    """A store in which a missing chunk is an error, not a fill value.
+
+    Zarr reads an absent chunk as its fill value, so a lost file would train as zeros. Checking
+    inside `get` costs no extra request and has no race. Errors of the store that are not
+    OSErrors become OSErrors naming the key, so that callers can tell a fault of the storage,
+    worth a retry, from bytes that do not decode.
+    """
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the keys are files, or None."""
+        return self._store.root if type(self._store) is LocalStore else None
+
+    @property
+    def objects(self) -> Objects | None:
+        """Where the keys are objects, or None."""
+        return self._store.objects if isinstance(self._store, ObjectsStore) else None
+
+    async def get(
+        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        try:
+            value = await self._store.get(key, prototype, byte_range)
+        except Exception as error:
+            raise _as_oserror(key, error) from error
+        return _present(key, value)
+
+    async def get_partial_values(
+        self,
+        prototype: BufferPrototype,
+        key_ranges: Iterable[tuple[str, ByteRequest | None]],
+    ) -> list[Buffer | None]:
+        return [await self.get(key, prototype, byte_range) for key, byte_range in key_ranges]
+
+    async def getsize(self, key: str) -> int:
+        return await self._store.getsize(key)
+
+    async def getsize_prefix(self, prefix: str) -> int:
+        return await self._store.getsize_prefix(prefix)
+
+    def get_sync(
+        self,
+        key: str,
+        *,
+        prototype: BufferPrototype | None = None,
+        byte_range: ByteRequest | None = None,
+    ) -> Buffer | None:
+        inner: Any = self._store  # zarr calls this only where the wrapped store has it
+        try:
+            value = inner.get_sync(key, prototype=prototype, byte_range=byte_range)
+        except Exception as error:
+            raise _as_oserror(key, error) from error
+        return _present(key, value)
+
+
+def _present(key: str, value: Buffer | None) -> Buffer | None:
+    if value is None and key.rpartition("/")[2] not in _METADATA:
+        raise CorruptChunkError(f"chunk {key} is missing from the store")
+    return value
+
+
+def _as_oserror(key: str, error: Exception) -> Exception:
+    if isinstance(error, OSError):
+        return error
+    return OSError(f"reading {key} failed: {type(error).__name__}: {error}")

@@ -1,0 +1,114 @@
+"""Requests on fsspec's event loop, for callers on threads and on other loops; they end together.
+
+Whoever stops waiting, by Ctrl-C, because its reader was closed, or because the interpreter ends,
+takes the request with it: nothing may land later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar, cast
+
+import fsspec.asyn
+
+from streamkern.basics.errors import StorageError
+
+_AT_ONCE = 32  # requests of one call
+_POLL_S, _CANCEL_S = 0.1, 5.0
+
+T = TypeVar("T")
+
+
+def result_of(request: Coroutine[Any, Any, T]) -> T:
+    """Run on fsspec's event loop and wait; what ends the waiting ends the request."""
+    future = _begin(request)
+    try:
+        return _result(future)
+    except BaseException:
+        if not future.done():
+            future.cancel()
+            wait([future], timeout=_CANCEL_S)
+        raise
+
+
+async def at_once(requests: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+    """The results of all; the first error ends the others."""
+    gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(request: Callable[[], Awaitable[T]]) -> T:
+        async with gate:
+            return await request()
+
+    tasks = [asyncio.ensure_future(one(request)) for request in requests]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+_waiting = threading.local()
+
+
+@contextlib.contextmanager
+def until(stopped: threading.Event) -> Iterator[None]:
+    """Requests of this thread are given up, with a StorageError, once `stopped` is set."""
+    before, _waiting.stopped = getattr(_waiting, "stopped", None), stopped
+    try:
+        yield
+    finally:
+        _waiting.stopped = before
+
+
+def _result(future: Future[T]) -> T:
+    """The result, or a StorageError if the caller is told to stop."""
+    stopped = getattr(_waiting, "stopped", None)
+    while stopped is not None and not future.done():
+        wait([future], timeout=_POLL_S)
+        if stopped.is_set() and not future.done():
+            raise StorageError("the request was given up: its reader was closed")
+    return future.result()
+
+
+async def on_storage_loop(request: Coroutine[Any, Any, T]) -> T:
+    """Await, on any event loop, what has to run on fsspec's."""
+
+    async def outcome() -> tuple[T | None, Exception | None]:
+        # Of requests side by side zarr raises the first error and forgets the others, and asyncio
+        # would print those.
+        try:
+            return await request, None
+        except Exception as error:
+            return None, error
+
+    result, error = await asyncio.wrap_future(_begin(outcome()))
+    if error is not None:
+        raise error
+    return cast("T", result)
+
+
+_pending: set[Future[Any]] = set()
+
+
+def _begin(request: Coroutine[Any, Any, T]) -> Future[T]:
+    """Start a request on fsspec's event loop."""
+    future = asyncio.run_coroutine_threadsafe(request, fsspec.asyn.get_loop())
+    _pending.add(future)
+    future.add_done_callback(_pending.discard)
+    return future
+
+
+@atexit.register
+def _end_requests() -> None:
+    """An answer that arrives while the interpreter shuts down would abort it."""
+    left = list(_pending)
+    for future in left:
+        future.cancel()
+    wait(left, timeout=_CANCEL_S)

@@ -1,0 +1,210 @@
+"""Reads tables of columns in blocks: Parquet files and data frames, both by pyarrow."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamkern.basics.errors import DataError, StreamkernError
+from streamkern.basics.optional import need
+from streamkern.ingest.array_files import check_row_bytes
+from streamkern.ingest.columns import Asked, Files, split_columns
+from streamkern.ingest.conform import RawBlock
+
+
+def _is_lists(kind: Any) -> bool:
+    types = need("pyarrow.types")
+    return any(
+        test(kind) for test in (types.is_list, types.is_large_list, types.is_fixed_size_list)
+    )
+
+
+class _ArrowReader:
+    """Columns of Arrow record batches; a column of lists asked for by name, or named X, is X."""
+
+    files: Files = ()  # named by who opened them
+
+    def __init__(self, where: str, schema: Any, n_rows: int, asked: Asked, identity: Any) -> None:
+        self.n_rows: int | None = n_rows
+        self.natural_dtype: np.dtype[Any] | None = None
+        self.identity = identity
+        self._where = where
+        name = "X" if asked.x is None else asked.x
+        self._lists = name in schema.names and _is_lists(schema.field(name).type)
+        if self._lists:
+            asked = asked._replace(x=name, columns=None)
+        split = split_columns(schema.names, asked, where)
+        self.columns = None if self._lists else split.features
+        self.target_columns = split.targets
+        self._features, self._targets, self._weights = split.features, split.targets, split.weights
+        self._kept = [*split.features, *split.targets, *split.weights]
+
+    def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
+        row = 0
+        for batch in self._batches(block_bytes):
+            skip = min(max(start - row, 0), len(batch))
+            row += len(batch)
+            if skip < len(batch):
+                yield self._block(batch.slice(skip), row - len(batch) + skip)
+
+    def _batches(self, block_bytes: int) -> Iterator[Any]:
+        """Record batches that hold at least the columns to keep."""
+        raise NotImplementedError
+
+    def _block(self, batch: Any, start: int) -> RawBlock:
+        for name in self._kept:
+            column = batch.column(name)
+            if column.null_count:
+                raise DataError(
+                    f"{self._place(start, column)}, column {name!r} is null; fill in or drop such "
+                    "rows"
+                )
+        if self._lists:
+            X = self._rows_of_lists(batch.column(self._features[0]), start)
+        else:
+            X = np.stack([self._numbers(batch.column(k), k) for k in self._features], axis=1)
+        y = [self._values(batch.column(name), name, start) for name in self._targets]
+        return RawBlock(
+            X,
+            y[0] if len(y) == 1 else np.stack(y, axis=1) if y else np.empty((len(X), 0)),
+            self._where,
+            start,
+            None if self._lists else self._features,
+            self._numbers(batch.column(self._weights[0]), self._weights[0])
+            if self._weights
+            else None,
+        )
+
+    def _place(self, start: int, column: Any, per_row: int = 1) -> str:
+        """Where the first null of the column is."""
+        row = start + column.is_null().index(True).as_py() // per_row
+        return f"{self._where}, row {row}"
+
+    def _rows_of_lists(self, lists: Any, start: int) -> NDArray[Any]:
+        """The lists, each a row; DataError where they are not of one length, without nulls."""
+        name = self._features[0]
+        sizes = need("pyarrow.compute").list_value_length(lists).to_numpy(zero_copy_only=False)
+        other = sizes != sizes[0]
+        if other.any():
+            row = int(np.argmax(other))
+            raise DataError(
+                f"{self._where}, row {start + row}: the list in {name!r} has {sizes[row]} numbers, "
+                f"that of row {start} has {sizes[0]}; all rows must agree"
+            )
+        flat = lists.flatten()
+        if flat.null_count:
+            raise DataError(
+                f"{self._place(start, flat, int(sizes[0]))}: the list in {name!r} holds a null; "
+                "fill in or drop such rows"
+            )
+        return self._numbers(flat, name).reshape(len(lists), int(sizes[0]))
+
+    def _numbers(self, column: Any, name: str) -> NDArray[Any]:
+        values = column.to_numpy(zero_copy_only=False)
+        if values.dtype.kind not in "biuf":
+            raise DataError(
+                f"{self._where}, column {name!r} is {column.type}; features and weights are "
+                "numbers: encode or leave out the column"
+            )
+        return np.asarray(values)
+
+    def _values(self, column: Any, name: str, start: int) -> NDArray[Any]:
+        try:
+            return np.asarray(column.to_numpy(zero_copy_only=False))
+        except (UnicodeDecodeError, need("pyarrow").ArrowException) as error:
+            raise DataError(
+                f"{self._where}, column {name!r} holds text after row {start} that is not UTF-8 "
+                f"({error}); write it again"
+            ) from error
+
+
+@contextmanager
+def _readable(where: str) -> Iterator[None]:
+    """Raises DataError for what pyarrow can not read."""
+    try:
+        yield
+    except StreamkernError:
+        raise
+    except (ValueError, need("pyarrow").ArrowException) as error:  # ValueError: names not UTF-8
+        raise DataError(f"{where} is not a readable Parquet file: {error}") from error
+
+
+class ParquetReader(_ArrowReader):
+    """Columns of a Parquet file; checksums of pages are compared where it has some."""
+
+    def __init__(self, where: str, file: Any, asked: Asked, identity: Any) -> None:
+        parquet = need("pyarrow.parquet")
+        with _readable(where):
+            self._file = parquet.ParquetFile(file, page_checksum_verification=True)
+            schema, n_rows = self._file.schema_arrow, self._file.metadata.num_rows
+            super().__init__(where, schema, n_rows, asked, identity)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _batches(self, block_bytes: int) -> Iterator[Any]:
+        with _readable(self._where):
+            row_bytes = self._row_bytes()
+            check_row_bytes(row_bytes, 1, self._where, block_bytes)
+            rows = max(1, block_bytes // row_bytes)
+            yield from self._file.iter_batches(batch_size=rows, columns=self._kept)
+
+    def _row_bytes(self) -> int:
+        """Of a row in memory, at least; encoded ones may be far smaller."""
+        n_values = len(self._kept)
+        if self._lists and self.n_rows:  # all are as long as the first
+            first = next(self._file.iter_batches(batch_size=1, columns=[self._features[0]]))
+            n_values += len(first.column(0).flatten())
+        metadata = self._file.metadata
+        groups = map(metadata.row_group, range(metadata.num_row_groups))
+        sizes = [group.total_byte_size // max(group.num_rows, 1) for group in groups]
+        return int(max(8 * n_values, *sizes, 0))
+
+
+class FrameReader(_ArrowReader):
+    """Columns of a data frame: of pandas, polars, pyarrow, or whatever else gives Arrow data."""
+
+    def __init__(self, frame: Any, asked: Asked) -> None:
+        table = need("pyarrow", "reading data frames").table(frame)
+        columns = [k for k in table.column_names if not k.startswith("__index_level_")]
+        self._table = table.select(columns)
+        identity = {
+            "kind": "data frame",
+            "schema": str(self._table.schema),
+            "rows": table.num_rows,
+            "digest": _digest(self._table.replace_schema_metadata()),
+            "asked": asked.json(),
+        }
+        super().__init__("the data frame", self._table.schema, table.num_rows, asked, identity)
+
+    def _batches(self, block_bytes: int) -> Iterator[Any]:
+        rows = max(1, block_bytes // (8 * len(self._kept)))
+        return iter(self._table.select(self._kept).to_batches(max_chunksize=rows))
+
+
+class _Digest(io.RawIOBase):
+    """A file that keeps nothing but the sha256 of what is written."""
+
+    def __init__(self) -> None:
+        self.sha = hashlib.sha256()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.sha.update(data)
+        return memoryview(data).nbytes
+
+
+def _digest(table: Any) -> str:
+    """sha256 of all that is in a table, written as an Arrow stream."""
+    file = _Digest()
+    with need("pyarrow.ipc").new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+    return file.sha.hexdigest()

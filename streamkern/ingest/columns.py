@@ -1,0 +1,149 @@
+"""Which columns of a table are features, targets and sample weights, by name or by position."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from streamkern.basics.errors import DataError
+from streamkern.basics.text import some
+
+Files = tuple[tuple[str, int | None], ...]  # (name without secrets, rows or None) of each file
+
+
+class Asked(NamedTuple):
+    """What is to be read of an input: arrays and columns in it by name, or what lies beside it.
+
+    x : the name of an array, or columns by name or position; None for the usual ones
+    y, w : a name, a position, a file or an array; columns; None for the usual y and for no w
+    targets : whether y and w are read; if not, columns of these names are only left out
+    columns : the names that the features must have, in the order to read them in
+    """
+
+    x: Any = None
+    y: Any = None
+    w: Any = None
+    targets: bool = True
+    columns: Sequence[str] | None = None
+
+    @property
+    def arrays(self) -> list[Any]:
+        """The names of X, y and w as arrays of one file, as far as they are read."""
+        x, y = "X" if self.x is None else self.x, "y" if self.y is None else self.y
+        return [x, *([y] if self.targets else []), *([self.w] if self.weighted else [])]
+
+    @property
+    def weighted(self) -> bool:
+        return self.targets and self.w is not None
+
+    def json(self) -> Any:
+        """Of names and positions alone; for what tells one ingest from another."""
+        return [_json(k) for k in (self.x, self.y, self.w, self.columns)] + [self.targets]
+
+
+@dataclass(frozen=True)
+class Split:
+    """The columns of a table, by name; `targets` and `weights` are empty where none are read."""
+
+    features: tuple[str, ...]
+    targets: tuple[str, ...]
+    weights: tuple[str, ...]
+
+
+def split_columns(names: Sequence[str], asked: Asked, where: str, *, named: bool = True) -> Split:
+    """The columns of a table with these `names`, chosen as asked for.
+
+    named : the names are the file's own, not positions, and can be compared with others
+
+    Raises
+    ------
+    DataError
+        No such column, one in two roles, nothing left as a feature, repeated names, or other
+        columns than expected.
+    """
+    if (repeated := _twice(names)) is not None:
+        raise DataError(f"{where} has two columns named {repeated!r}; rename one")
+    apart = [
+        [_name_of(names, k, where) for k in listed(wish) if asked.targets or _holds(names, k)]
+        for wish in ("y" if asked.y is None else asked.y, [] if asked.w is None else asked.w)
+    ]
+    taken = [name for group in apart for name in group]
+    if asked.x is None:
+        features = [name for name in names if name not in set(taken)]
+    else:
+        features = [_name_of(names, k, where) for k in listed(asked.x)]
+    if (repeated := _twice([*taken, *features])) is not None:
+        raise DataError(f"column {repeated!r} of {where} is asked for twice; give it one role")
+    if asked.columns is not None and named:
+        features = in_order(features, asked.columns, where)
+    if not features:
+        raise DataError(f"{where} has no column left as a feature beside {', '.join(taken)}")
+    targets, weights = apart if asked.targets else ([], [])
+    return Split(tuple(features), tuple(targets), tuple(weights))
+
+
+def in_order(
+    found: Sequence[str], expected: Sequence[str], where: str, role: str = "x"
+) -> list[str]:
+    """`expected`, which are the columns `found` in some order; DataError names any difference.
+
+    role : the parameter that chooses them
+    """
+    held, wanted = set(found), set(expected)
+    missing = [name for name in expected if name not in held]
+    extra = [name for name in found if name not in wanted]
+    if missing or extra:
+        lacks = f"lacks {some(missing)}" if missing else ""
+        has = f"has {some(extra)} besides" if extra else ""
+        add = "add what is missing" if missing else ""
+        choose = f"choose these with {role}=" if extra else ""
+        raise DataError(
+            f"{where} {_and(lacks, has)}: its columns must be {some(expected)}, in any order; "
+            f"{_and(add, choose)}"
+        )
+    return list(expected)
+
+
+def _name_of(names: Sequence[str], column: Any, where: str) -> str:
+    """The name of a column given by name, or by position, negative from the end."""
+    if column in names:
+        return str(column)
+    position = column
+    if isinstance(column, str):
+        digits = column.removeprefix("-")
+        position = int(column) if digits.isdecimal() and len(digits) < 10 else None
+    if not isinstance(position, int) or not -len(names) <= position < len(names):
+        raise DataError(
+            f"{where} has no column {column!r}; it has {some(names)}: name those you mean with "
+            "x= and y="
+        )
+    return names[position]
+
+
+def _holds(names: Sequence[str], column: Any) -> bool:
+    """Whether the column is there; a position always means the one that is."""
+    return column in names or (isinstance(column, int) and -len(names) <= column < len(names))
+
+
+def _and(*parts: str) -> str:
+    return " and ".join(part for part in parts if part)
+
+
+def _twice(names: Sequence[str]) -> str | None:
+    """The first of the names that is there more than once."""
+    return next((name for name, n in Counter(names).items() if n > 1), None)
+
+
+def listed(columns: Any) -> list[Any]:
+    """One column, several or None, as a list."""
+    if columns is None:
+        return []
+    return [columns] if isinstance(columns, str | int) else list(columns)
+
+
+def _json(wish: Any) -> Any:
+    if wish is None or isinstance(wish, str | int):
+        return wish
+    return [str(k) if not isinstance(k, int) else k for k in wish]

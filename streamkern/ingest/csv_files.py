@@ -1,0 +1,346 @@
+"""Reads CSV files in blocks: by pyarrow's parser where it is installed, else by Python's.
+
+A row is a line: quoted fields may hold the delimiter, but no line break. A stray quote can then
+swallow nothing, each piece of whole lines is parsed by itself, and the rows that came out are
+compared with the lines that went in. Python's csv module, strict, decides what is right: pyarrow
+gets pieces without quotes, where there is nothing to disagree about, and what it refuses is read
+again by the csv module, which says what is wrong and where.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from typing import IO, Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamkern.basics.errors import DataError, MissingDependencyError
+from streamkern.basics.optional import need
+from streamkern.basics.text import size_text
+from streamkern.ingest.columns import Asked, Files, split_columns
+from streamkern.ingest.conform import MAX_LABEL, RawBlock
+
+_DELIMITERS = ",;\t|"
+_FIRST_LINES = 4 << 20  # bytes of the first two lines: they are read before any memory is given
+_BLANK = re.compile(rb"\n *(?=\n)")
+_BOM = b"\xef\xbb\xbf"
+
+
+class CsvReader:
+    """Rows of numbers with target columns, after an optional header line.
+
+    A first line of numbers is a row, and the columns then have no names; one without numbers is
+    the header. Features are parsed in float64 and stored as float32 unless another dtype is asked
+    for. Targets are handed on as text, so that labels keep their spelling. Blank lines are
+    skipped; lines end with LF, CR LF or CR.
+    """
+
+    files: Files = ()  # named by who opened them
+
+    def __init__(
+        self, where: str, open_file: Callable[[], IO[bytes]], asked: Asked, identity: Any
+    ) -> None:
+        self.n_rows: int | None = None
+        self.natural_dtype: np.dtype[Any] | None = np.dtype(np.float32)
+        self.identity = identity
+        self._where, self._open = where, open_file
+        lines: list[tuple[int, str]] = []
+        with closing(self._open()) as file:
+            for number, text in _pieces(file, _FIRST_LINES, where):
+                lines += self._numbered(number, text)[: 2 - len(lines)]
+                if len(lines) == 2:
+                    break
+        if not lines:
+            raise DataError(f"{where} is empty")
+        self._delimiter = _delimiter(lines[0][1])
+        fields = [[k.strip() for k in row] for row in self._rows(lines)]
+        self._header = _is_header(fields, where)
+        self._names = fields[0] if self._header else [str(i) for i in range(len(fields[0]))]
+        split = split_columns(self._names, asked, where, named=self._header)
+        self.columns = split.features if self._header else None
+        self.target_columns = split.targets if self._header else None
+        position = {name: i for i, name in enumerate(self._names)}
+        self._features, self._targets, self._weights = (
+            [position[name] for name in names]
+            for names in (split.features, split.targets, split.weights)
+        )
+
+    @property
+    def _text_columns(self) -> tuple[list[int], list[int]]:
+        return self._targets, self._weights
+
+    def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
+        """Blocks of rows; a line longer than `block_bytes` is refused."""
+        skip = start + (1 if self._header else 0)
+        with closing(self._open()) as file:
+            for number, text in _pieces(file, block_bytes, self._where):
+                content = _without_blank(text)
+                n_lines = content.count(b"\n")
+                if n_lines > skip:
+                    found = None if b'"' in content else self._by_arrow(_after(content, skip))
+                    if found is None:
+                        found = self._by_python(self._numbered(number, text)[skip:], start)
+                    yield self._block(*found, start)
+                    start += n_lines - skip
+                skip = max(skip - n_lines, 0)
+        self.n_rows = start
+
+    # ------------------------------------------------------------------------- one piece of lines
+
+    def _block(self, X: Any, targets: list[Any], weights: list[Any], start: int) -> RawBlock:
+        y = np.stack(targets, axis=1) if targets else np.empty((len(X), 0))
+        return RawBlock(
+            X,
+            y[:, 0] if len(targets) == 1 else y,
+            self._where,
+            start,
+            [self._names[k] for k in self._features],
+            weights[0] if weights else None,
+        )
+
+    def _by_arrow(self, content: bytes) -> tuple[Any, list[Any], list[Any]] | None:
+        """(X, targets, weights) of lines without quotes; None for what the csv module must see."""
+        try:
+            arrow = need("pyarrow.csv")
+        except MissingDependencyError:
+            return None
+        if not _is_text(content):
+            return None
+        names = [str(k) for k in range(len(self._names))]
+        kept = [*self._features, *self._targets, *self._weights]
+        types = {str(k): "double" if k in set(self._features) else "string" for k in kept}
+        try:
+            table = arrow.read_csv(
+                io.BytesIO(content),
+                arrow.ReadOptions(column_names=names, block_size=len(content) + 1),
+                arrow.ParseOptions(delimiter=self._delimiter, quote_char=False),
+                arrow.ConvertOptions(
+                    column_types=types,
+                    include_columns=[str(k) for k in kept],
+                    null_values=[],
+                    strings_can_be_null=False,
+                ),
+            )
+        except ValueError:  # pyarrow.ArrowInvalid
+            return None
+        n = content.count(b"\n")
+        if table.num_rows != n:
+            return None
+        X = np.empty((n, len(self._features)))
+        for j, k in enumerate(self._features):
+            X[:, j] = table.column(str(k)).to_numpy()
+        if not np.isfinite(X).all():
+            return None
+        texts = {k: table.column(str(k)).to_pylist() for k in (*self._targets, *self._weights)}
+        if any(len(cell) > MAX_LABEL for cells in texts.values() for cell in cells):
+            return None
+        targets, weights = ([_stripped(texts[k]) for k in ks] for ks in self._text_columns)
+        return X, targets, weights
+
+    def _by_python(
+        self, lines: Sequence[tuple[int, str]], start: int
+    ) -> tuple[Any, list[Any], list[Any]]:
+        """(X, targets, weights) of the lines; DataError for the first that is wrong."""
+        X = np.empty((len(lines), len(self._features)))
+        texts: dict[int, list[str]] = {k: [] for k in (*self._targets, *self._weights)}
+        for row, fields in enumerate(self._rows(lines, start, len(self._names))):
+            try:
+                X[row] = _numbers([fields[k] for k in self._features])
+            except ValueError:
+                self._blame(fields, self._place(lines[row][0], start + row))
+            for k, cells in texts.items():
+                cells.append(fields[k])
+                if len(fields[k]) > MAX_LABEL:
+                    raise DataError(
+                        f"{self._place(lines[row][0], start + row)}, column {self._names[k]!r} has "
+                        f"{len(fields[k])} characters, {MAX_LABEL} are allowed"
+                    )
+        targets, weights = ([_stripped(texts[k]) for k in ks] for ks in self._text_columns)
+        return X, targets, weights
+
+    def _rows(
+        self, lines: Sequence[tuple[int, str]], start: int | None = None, width: int | None = None
+    ) -> Iterator[list[str]]:
+        """The fields of each line; DataError for a number other than `width`."""
+        reader = csv.reader((line for _, line in lines), delimiter=self._delimiter, strict=True)
+        for row, (number, _) in enumerate(lines):
+            place = self._place(number, None if start is None else start + row)
+            try:
+                fields = next(reader)
+            except csv.Error as error:
+                raise DataError(f"{place} {_explained(error)}") from error
+            if reader.line_num != row + 1:
+                raise DataError(f"{place} {_UNCLOSED}")
+            if width is not None and len(fields) != width:
+                raise DataError(f"{place} has {len(fields)} fields, the first line has {width}")
+            yield fields
+
+    def _numbered(self, number: int, text: bytes) -> list[tuple[int, str]]:
+        """(line number, line) of the lines that are not blank; DataError for what is no text."""
+        try:
+            lines = text.decode().split("\n")
+        except UnicodeDecodeError as error:
+            bad = number + text.count(b"\n", 0, error.start)
+            raise DataError(
+                f"line {bad} of {self._where} holds the byte {text[error.start]:#04x}, which is "
+                "not UTF-8; convert the file, as with: iconv -f LATIN1 -t UTF-8"
+            ) from error
+        for i, line in enumerate(lines):
+            if "\0" in line:
+                raise DataError(
+                    f"line {number + i} of {self._where} holds a null byte; it is damaged, or no "
+                    "text in UTF-8: convert the file, as with: iconv -f UTF-16 -t UTF-8"
+                )
+        return [(n, line) for n, line in enumerate(lines, start=number) if line.strip(" ")]
+
+    def _place(self, number: int, row: int | None) -> str:
+        if row is None:
+            return f"line {number} of {self._where}"
+        return f"{self._where}, row {row} (line {number})"
+
+    def _blame(self, fields: Sequence[str], place: str) -> NoReturn:
+        """Raise for the first field that should be a number and is none."""
+        for k in self._features:
+            if not _is_number(fields[k]):
+                what = repr(fields[k][:80]) if fields[k].strip() else "empty"
+                raise DataError(
+                    f"{place}, column {self._names[k]!r} is {what}; features are numbers: encode, "
+                    "fill in or drop such rows"
+                )
+        raise AssertionError("all fields are numbers")
+
+
+# ---------------------------------------------------------------------------------------- helpers
+
+_UNCLOSED = (
+    "has a quote that is not closed on its line; remove it, or the line break inside the field"
+)
+
+
+def _explained(error: csv.Error) -> str:
+    if "unexpected end" in str(error):
+        return _UNCLOSED
+    if "field larger" in str(error):
+        return f"has a field of more than {csv.field_size_limit()} characters; shorten or drop it"
+    return f"is not in the form of a CSV: {error}; double the quotes inside a quoted field"
+
+
+def _pieces(file: IO[bytes], size: int, where: str) -> Iterator[tuple[int, bytes]]:
+    """(number of its first line, whole lines in at most `size` bytes, each ended by one LF).
+
+    Pieces are of a quarter of that where lines are shorter: parsing multiplies their size.
+    """
+    rest, number, ended = b"", 1, False
+    while not ended:
+        cut, step = 0, max(size // 4, 1)
+        while not ended and cut == 0:
+            if len(rest) >= size:
+                raise DataError(
+                    f"line {number} of {where} is longer than {size_text(size)}, the most that the "
+                    "memory given allows; raise memory=, or make it lines"
+                )
+            rest, ended = _more(file, rest, min(len(rest) + step, size))
+            cut = len(rest) if ended else _end_of_lines(rest)
+        piece, rest = rest[:cut], rest[cut:]
+        if number == 1:
+            piece = piece.removeprefix(_BOM)
+        piece = piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        if piece and not piece.endswith(b"\n"):
+            piece += b"\n"
+        if piece:
+            yield number, piece
+        number += piece.count(b"\n")
+
+
+def _more(file: IO[bytes], rest: bytes, size: int) -> tuple[bytes, bool]:
+    """`rest` and what follows it up to `size` bytes, and whether the file ends there."""
+    parts, have = [rest], len(rest)
+    while have < size:
+        data = file.read(size - have)
+        if not data:
+            return b"".join(parts), True
+        parts.append(data)
+        have += len(data)
+    return b"".join(parts), False
+
+
+def _end_of_lines(data: bytes) -> int:
+    """Where the last whole line ends; a CR at the very end may be half of a CR LF."""
+    return (data.rfind(b"\n") + 1) or (data.rfind(b"\r", 0, -1) + 1)
+
+
+def _without_blank(text: bytes) -> bytes:
+    if b"\n\n" in text or b"\n " in text or text[:1] in (b"\n", b" "):
+        return _BLANK.sub(b"", b"\n" + text)[1:]
+    return text
+
+
+def _after(content: bytes, n_lines: int) -> bytes:
+    """What follows the first lines."""
+    at = 0
+    for _ in range(n_lines):
+        at = content.index(b"\n", at) + 1
+    return content[at:]
+
+
+def _is_text(content: bytes) -> bool:
+    if b"\0" in content:
+        return False
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _delimiter(first: str) -> str:
+    """The one that cuts the first line into the most fields."""
+
+    def n_fields(delimiter: str) -> int:
+        try:
+            return len(next(csv.reader([first], delimiter=delimiter, strict=True)))
+        except csv.Error:
+            return 0
+
+    return max(_DELIMITERS, key=n_fields)
+
+
+def _is_header(lines: Sequence[Sequence[str]], where: str) -> bool:
+    """Whether the first of the lines names the columns; DataError where that can not be told."""
+    numbers = [[_is_number(field) for field in line] for line in lines]
+    if all(numbers[0]):
+        return False
+    if not any(numbers[0]) or len(numbers) == 1:
+        return True
+    # A column of text in the first line and of numbers in the second has its name there.
+    if any(below and not above for above, below in zip(*numbers, strict=False)):
+        return True
+    raise DataError(
+        f"the first line of {where} has words and numbers like the second: it may be a header or a "
+        "row; add a header line, with names that are not numbers"
+    )
+
+
+def _numbers(cells: Sequence[str]) -> list[float]:
+    """As pyarrow reads them: float() also takes 1_000, and the digits of other scripts."""
+    text = "".join(cells)
+    if "_" in text or not text.isascii():
+        raise ValueError(text)
+    return list(map(float, cells))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        _numbers([text])
+    except ValueError:
+        return False
+    return True
+
+
+def _stripped(cells: Sequence[str]) -> NDArray[np.str_]:
+    return np.char.strip(np.array(cells, dtype=np.str_))

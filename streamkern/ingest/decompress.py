@@ -1,0 +1,153 @@
+"""Compressed files, read to the end: what is cut short, altered or followed by more is damaged."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from streamkern.basics.optional import need
+
+_PIECE = 1 << 18
+_XZ_MEMORY = 1 << 30  # of a decompressor: what a file may ask for; `xz -9` takes 65 MiB
+
+# What damage raises, besides an OSError without errno.
+DAMAGE = (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
+
+Pieces = Callable[[Any], Iterator[bytes]]
+
+
+def decompressed(file: Any, name: str) -> Any:
+    """The binary file `file` as its ending says it is compressed, or as it is; closed with it.
+
+    Reading raises one of DAMAGE, or an OSError without errno, for a damaged file.
+    """
+    ending = os.path.splitext(name)[1].lower()
+    if ending == ".gz":
+        return _Gzip(file)
+    pieces = _PIECES.get(ending)
+    return file if pieces is None else io.BufferedReader(_Unpacked(file, pieces), _PIECE)
+
+
+class _Gzip(gzip.GzipFile):
+    """Closes the file that it reads; the checksum of each member is compared at its end."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(fileobj=file, mode="rb")
+        self._source = file
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            self._source.close()
+
+
+class _Unpacked(io.RawIOBase):
+    """What `pieces` makes of a file, as a file that can be rewound."""
+
+    def __init__(self, file: Any, pieces: Pieces) -> None:
+        self._file, self._make = file, pieces
+        self._start()
+
+    def _start(self) -> None:
+        self._pieces, self._rest, self._position = self._make(self._file), memoryview(b""), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._rest:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return 0
+            self._rest = memoryview(piece)
+        n = min(len(buffer), len(self._rest))
+        buffer[:n], self._rest = self._rest[:n], self._rest[n:]
+        self._position += n
+        return n
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if whence == io.SEEK_CUR:
+            offset += self._position
+        elif whence == io.SEEK_END:
+            raise io.UnsupportedOperation("the length of a compressed file is not known")
+        if offset < self._position:
+            self._file.seek(0)
+            self._start()
+        scratch = bytearray(_PIECE)
+        while self._position < offset:
+            wanted = min(_PIECE, offset - self._position)
+            if not self.readinto(memoryview(scratch)[:wanted]):
+                break
+        return self._position
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            self._file.close()
+
+
+def _streams(file: Any, decompressor: Callable[[], Any], padding: bytes) -> Iterator[bytes]:
+    """Of streams one after another.
+
+    Python's own bz2 and lzma files take whatever follows a stream for the end of the file, and a
+    second stream whose first byte is damaged for nothing.
+    """
+    data = file.read(_PIECE)
+    while data:
+        unpack = decompressor()
+        while not unpack.eof:
+            if unpack.needs_input and not data and not (data := file.read(_PIECE)):
+                raise EOFError("it ends inside a stream")
+            if piece := unpack.decompress(data, _PIECE):
+                yield piece
+            data = b""
+        data = (unpack.unused_data or file.read(_PIECE)).lstrip(padding)
+        while padding and not data and (more := file.read(_PIECE)):
+            data = more.lstrip(padding)
+
+
+def _bz2(file: Any) -> Iterator[bytes]:
+    return _streams(file, bz2.BZ2Decompressor, b"")
+
+
+def _xz(file: Any) -> Iterator[bytes]:
+    return _streams(file, lambda: lzma.LZMADecompressor(memlimit=_XZ_MEMORY), b"\0")
+
+
+class _Kept:
+    """A file that stays open when who reads it is through."""
+
+    closed = False
+
+    def __init__(self, file: Any) -> None:
+        self.read = file.read
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+
+def _zstd(file: Any) -> Iterator[bytes]:
+    stream = need("pyarrow").CompressedInputStream(_Kept(file), "zstd")
+    while piece := stream.read(_PIECE):
+        yield piece
+
+
+_PIECES: dict[str, Pieces] = {".bz2": _bz2, ".xz": _xz, ".zst": _zstd}

@@ -1,0 +1,194 @@
+"""Datasets of HDF5 files: those that are all there, and in the file itself unless asked for.
+
+HDF5 gives the fill value, mostly 0, for what was never written and for virtual data whose source
+is gone, and follows links to any other file: here such data are refused.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamkern.basics.errors import DataError, StoreNotFoundError
+from streamkern.basics.optional import need
+from streamkern.ingest.columns import Asked, Split, split_columns
+
+_DEPTH = 8  # of virtual datasets in virtual datasets
+
+
+class Hdf5File:
+    """An open file.
+
+    fill : whether parts that were never written may be read as their fill value
+    external : whether data in other files may be read
+    """
+
+    def __init__(self, file: Any, where: str, *, fill: bool, external: bool) -> None:
+        self._file, self._where = file, where
+        self._fill, self._external = fill, external
+
+    def arrays(self, names: Sequence[str]) -> list[Any]:
+        """The datasets of these names; DataError for what is not there, or not all of it."""
+        return [self._dataset(name) for name in names]
+
+    def table(self, asked: Asked) -> tuple[list[Any], Split] | None:
+        """The columns of the table asked for, as arrays X, y and w; None where there is none.
+
+        It is the compound dataset that x names; or, where x names columns or nothing, that of the
+        name X, or else the only one in the file's root.
+        """
+        name = asked.x if isinstance(asked.x, str) else "X"
+        if name not in self._file and not isinstance(asked.x, str):
+            compound = [k for k in self._file if self._is_compound(k)]
+            name = compound[0] if len(compound) == 1 else name
+        if not self._is_compound(name):
+            return None
+        table = self._dataset(name)
+        names, place = list(table.dtype.names), f"{name} of {self._where}"
+        columns = asked._replace(x=None) if isinstance(asked.x, str) else asked
+        split = split_columns(names, columns, place)
+        for column in (*split.features, *split.targets, *split.weights):
+            if table.dtype[column].shape:
+                raise DataError(
+                    f"column {column!r} of {place} holds arrays; save them as datasets of their own"
+                )
+        parts = [_Fields(table, split.features)]
+        if asked.targets:
+            parts.append(_Fields(table, split.targets, flat=len(split.targets) == 1))
+        if split.weights:
+            parts.append(_Fields(table, split.weights, flat=True))
+        return parts, split
+
+    def _is_compound(self, name: str) -> bool:
+        link = self._file.get(name, getlink=True)
+        if not isinstance(link, need("h5py").HardLink) and not self._external:
+            return False
+        member = self._file.get(name)
+        return bool(getattr(getattr(member, "dtype", None), "names", None))
+
+    def _dataset(self, name: str) -> Any:
+        member = self._file.get(name)
+        if member is None or not hasattr(member, "shape"):
+            held = ", ".join(sorted(self._file)) or "none"
+            raise StoreNotFoundError(
+                f"{self._where} has no array {name!r}; it has {held}: name them with x= and y="
+            )
+        number = need("h5py").h5o.get_info
+        if number(member.id).fileno != number(self._file.id).fileno:
+            self._refuse_external(name, "is a link to another file")
+        self._check(member, name, 0)
+        return member
+
+    def _check(self, dataset: Any, name: str, depth: int) -> None:
+        """DataError where a part of the dataset is in other files, or not there."""
+        if dataset.shape is None:
+            raise DataError(f"{name} of {self._where} is an empty dataset")
+        plist = dataset.id.get_create_plist()
+        if plist.get_external_count():
+            self._refuse_external(name, "is stored in other files")
+            self._check_external(plist, name)
+        elif dataset.is_virtual:
+            self._check_virtual(dataset, name, depth)
+        elif not self._fill and not _is_stored(dataset, plist):
+            self._refuse_unwritten(name, "has parts that were never written")
+        elif (offset := _damaged_chunk(dataset, plist)) is not None:
+            raise DataError(
+                f"the chunk at row {offset[0]} of {name} of {self._where} is damaged; get the file "
+                "again from where it came"
+            )
+
+    def _check_external(self, plist: Any, name: str) -> None:
+        for i in range(plist.get_external_count()):
+            path, offset, size = plist.get_external(i)
+            held = os.path.getsize(path) if os.path.exists(path) else -1
+            if held < 0 or (size < 1 << 62 and held < offset + size):
+                self._refuse_unwritten(name, f"lacks data in {os.fsdecode(path)}")
+
+    def _check_virtual(self, dataset: Any, name: str, depth: int) -> None:
+        if depth == _DEPTH:
+            raise DataError(f"{name} of {self._where} is virtual more than {_DEPTH} times over")
+        covered = 0
+        for space, path, source, _ in dataset.virtual_sources():
+            covered += space.get_select_npoints()
+            if path != ".":
+                self._refuse_external(name, "is made of data in other files")
+            if not self._fill:
+                self._check_source(path, source, name, depth)
+        if not self._fill and covered < math.prod(dataset.shape):
+            self._refuse_unwritten(name, "has virtual parts without a source")
+
+    def _check_source(self, path: str, source: str, name: str, depth: int) -> None:
+        if path == ".":
+            found = self._file.get(source)
+            if found is not None:
+                self._check(found, name, depth + 1)
+        else:
+            path = os.path.join(os.path.dirname(self._file.filename), path)
+            found = None
+            if os.path.exists(path):
+                with need("h5py").File(path, "r") as file:
+                    found = file.get(source)
+                    if found is not None:
+                        self._check(found, name, depth + 1)
+        if found is None:
+            self._refuse_unwritten(name, f"has virtual parts whose source, {path}, is not there")
+
+    def _refuse_external(self, name: str, what: str) -> None:
+        if not self._external:
+            raise DataError(
+                f"{name} of {self._where} {what}; pass external=True if you know "
+                "where the file comes from"
+            )
+
+    def _refuse_unwritten(self, name: str, what: str) -> None:
+        raise DataError(
+            f'{name} of {self._where} {what}; pass missing="fill" to read the fill value there'
+        )
+
+
+def _is_stored(dataset: Any, plist: Any) -> bool:
+    """Whether all of a dataset of the file itself was written."""
+    layout, h5d = plist.get_layout(), need("h5py").h5d
+    if layout == h5d.CHUNKED:
+        chunks = zip(dataset.shape, dataset.chunks, strict=True)
+        return bool(dataset.id.get_num_chunks() == math.prod(-(-n // k) for n, k in chunks))
+    return bool(layout == h5d.COMPACT or dataset.size == 0 or dataset.id.get_offset() is not None)
+
+
+def _damaged_chunk(dataset: Any, plist: Any) -> Any:
+    """The offset of a chunk that is shorter than its rows; None where there is none.
+
+    Each chunk says which filters it went without. Where that is damaged HDF5 hands on whatever is
+    in memory: a chunk without any filter must be as long as its rows.
+    """
+    if plist.get_layout() != need("h5py").h5d.CHUNKED:
+        return None
+    n_bytes = math.prod(dataset.chunks) * dataset.dtype.itemsize
+    every = (1 << plist.get_nfilters()) - 1
+
+    def check(chunk: Any) -> Any:
+        plain = chunk.filter_mask & every == every
+        return chunk.chunk_offset if plain and chunk.size != n_bytes else None
+
+    return dataset.id.chunk_iter(check)
+
+
+class _Fields:
+    """Columns of a compound dataset, as an array (n, k), or (n,) of one."""
+
+    def __init__(self, table: Any, names: Sequence[str], *, flat: bool = False) -> None:
+        self.chunks = table.chunks
+        self.dtype = np.result_type(*(table.dtype[name] for name in names))
+        self.shape = table.shape if flat else (*table.shape, len(names))
+        self._table, self._names, self._flat = table, names, flat
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        read = self._table.fields(list(self._names))[rows]
+        if self._flat:
+            return np.asarray(read[self._names[0]])
+        return np.stack([read[name] for name in self._names], axis=-1)

@@ -1,0 +1,342 @@
+"""Makes a store from raw data: read once, shuffle, write chunks, publish. Resumable.
+
+    reader --blocks--> conform --rows--> spool (shuffles) --chunks--> writer --> store
+
+Pass 1 reads the input in order, converts and checks it, and spools the rows; pass 2 takes them
+out in their final order and writes chunks. The order is a function of the seed and of the row
+numbers alone, so the same rows give the same store whatever their format, the memory, or how
+often the work was interrupted. After a crash the same call goes on: spooled rows are picked up
+where they were last saved, and chunks in the store's journal are read back, verified and kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamkern.basics.errors import (
+    ConfigError,
+    DataError,
+    ResumeMismatchError,
+    StorageError,
+    StreamkernError,
+)
+from streamkern.basics.parallel import in_turn
+from streamkern.filesystem.ownership import STORE, check_kind, mark_at
+from streamkern.filesystem.scratch import Scratch, check_parent, scratch_folder
+from streamkern.filesystem.urls import check_missing, redact, zarr_store
+from streamkern.ingest.conform import Features, RawBlock, Targets
+from streamkern.ingest.readers import Reader, open_reader
+from streamkern.ingest.shuffle import Spool
+from streamkern.store import layout
+from streamkern.store.fill import (
+    DEFAULT_MEMORY,
+    Progress,
+    checked_chunk_bytes,
+    fill,
+    n_writers,
+    refuse_same_place,
+)
+from streamkern.store.journal import is_made_from
+from streamkern.store.layout import StoreSpec
+from streamkern.store.store import open_store
+from streamkern.store.writer import Chunk, StoreWriter
+
+__all__ = ["ingest"]
+
+_SAVE_EVERY = 1 << 28  # spooled bytes between two points an interrupted pass 1 can go on from
+
+
+def ingest(
+    inputs: Any,
+    out_url: str | os.PathLike[str],
+    *,
+    x: Any = None,
+    y: Any = None,
+    sample_weight: Any = None,
+    targets: str = "auto",
+    chunk_mb: float = 8,
+    shuffle: bool = True,
+    seed: int = 0,
+    overwrite: bool = False,
+    dtype: Any = None,
+    memory: int = DEFAULT_MEMORY,
+    progress: Progress | None = None,
+    compress: str = "auto",
+    storage_options: Mapping[str, Any] | None = None,
+    input_options: Mapping[str, Any] | None = None,
+    missing: str = "error",
+    external: bool = False,
+    foreign: bool = False,
+    scratch: str | os.PathLike[str] | None = None,
+) -> StoreSpec:
+    """The spec of the store made from `inputs` at `out_url`.
+
+    Parameters
+    ----------
+    inputs
+        A path or URL: ``.npy`` (with `y`), ``.npz``, IDX (labels found beside the images, as in
+        MNIST), CSV or TSV, Parquet, HDF5, Zarr; ``.gz``, ``.bz2`` and ``.xz`` of the streams.
+        Several paths of one format are taken one after another, columns by their names. Or an
+        array with `y`, or an iterable of (X, y) blocks, which must give the same blocks again
+        when resumed.
+    out_url : str or path
+        Where the store goes; any URL `zarr_store` opens.
+    x
+        Feature columns of a table, by name or position (negative from the end), in the order
+        wanted; by default all that are neither target nor weight. The name of the array of rows
+        in .npz, HDF5 and Zarr, or of a Parquet column of lists; by default "X".
+    y
+        Labels file or array for ``.npy`` and IDX, array beside an array; target column(s) of a
+        table by name or position, or the name of an array in .npz, HDF5 and Zarr; by default "y".
+    sample_weight
+        Weights of the rows, finite and 0 or above (see `sample_weights`), stored as float32 in the
+        array ``w``: an array or file beside ``.npy`` and IDX, an array beside an array, a column of
+        tables, the name of an array in .npz, HDF5 and Zarr. Blocks of an iterable may be
+        (X, y, w). Weights in a store that streamkern wrote go along.
+    targets : {"auto", "classes", "values"}
+        Class labels (integers or text), or numbers. "auto": text and single columns of integers
+        are labels.
+    chunk_mb : float
+        MiB of decoded X in a chunk.
+    shuffle, seed
+        Row order: keyed random, or that of the input. No affordable buffer repairs a store
+        sorted by label during training, so leave it on unless the rows are mixed already.
+    overwrite : bool
+        Replace a store streamkern made; anything else at the place is never deleted. The old
+        store is removed when the new chunks are about to be written.
+    dtype : dtype, optional
+        Of the stored X. Default: as the input; integers wider than 16 bits become float64,
+        CSV becomes float32.
+    memory : int
+        Bytes to stay within; what does not fit goes through scratch files once.
+    progress : callable, optional
+        Called with ("read" or "write", rows done, rows in all or None) after each block.
+    compress : {"auto", "zstd", "none"}
+    storage_options, input_options : mapping, optional
+        For the output and for the input URLs; never shown or stored.
+    missing : {"error", "fill"}
+        What an absent chunk of a Zarr input is, or a part of an HDF5 dataset never written.
+    external : bool
+        Follow links of HDF5 files to other files: they may lead to any file that you may read.
+    foreign : bool
+        Read a Zarr input that streamkern wrote as if another program had: by the names of arrays,
+        without classes, weights and checks.
+    scratch : path, optional
+        Where the folder for scratch files is made, whose name comes from that of the output;
+        nothing else in it is touched. Default: beside a local output, in the system's temporary
+        folder for a remote one. Needs the size of the decoded data when that exceeds `memory`.
+
+    Raises
+    ------
+    DataError
+        The input can not be a store, or the place is taken. Nothing openable is left behind.
+    NonFiniteError
+        NaN or infinity; names file, row and column.
+    ResumeMismatchError
+        An unfinished store is there, made from other data or settings.
+    OSError
+        Also when the disk is full: run the same command again to go on.
+    """
+    if seed < 0:
+        raise ConfigError(f"seed={seed} must be 0 or more")
+    check_missing(missing)
+    # Digesting, compressing and writing a chunk holds about five copies of it.
+    chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 16)
+    if scratch is not None:
+        check_parent(scratch)
+    found = mark_at(zarr_store(out_url, storage_options=storage_options), str(out_url))
+    if found is not None:
+        check_kind(found, STORE, str(out_url))
+    with ExitStack() as files, Scratch(scratch_folder(out_url, scratch)) as own:
+        reader = open_reader(
+            inputs, y, files, x=x, sample_weight=sample_weight,
+            input_options=input_options, missing=missing, external=external, foreign=foreign,
+        )  # fmt: skip
+        paths = inputs if isinstance(inputs, list | tuple) else [inputs]
+        refuse_same_place((k for k in paths if isinstance(k, str | os.PathLike)), out_url)
+        source = {
+            "inputs": reader.identity,
+            "targets": targets,
+            "seed": int(seed) if shuffle else None,
+            "dtype": None if dtype is None else str(np.dtype(dtype)),
+        }
+        plan = {"source": source, "chunk_bytes": chunk_bytes}
+        identity = hashlib.sha256(json.dumps(source, sort_keys=True).encode()).hexdigest()
+        if found is not None and not overwrite:
+            if is_made_from(found, plan, compress):
+                own.clear(identity)  # what a call left that was killed after it had published
+                return open_store(out_url, storage_options=storage_options).spec
+            _check_place(found, source, out_url)
+        spool, values, parts = _spool_rows(
+            reader, files, source["seed"], identity, own, targets, dtype, memory, progress
+        )
+        classes, ranks = values.ranks() if values.are_classes else (None, None)
+        row_bytes = int(np.prod(spool.row_shape)) * spool.x_dtype.itemsize
+        with StoreWriter(
+            out_url,
+            row_shape=spool.row_shape,
+            x_dtype=spool.x_dtype,
+            n_outputs=values.shape[0] if classes is None else len(classes),
+            classes=classes,
+            chunk_rows=layout.default_chunk_rows(row_bytes, chunk_bytes),
+            overwrite=overwrite,
+            compress=compress,
+            n_rows=spool.n_rows,
+            y_dtype=None if values.are_classes else values.dtype,
+            storage_options=storage_options,
+            plan=plan,
+            weighted=spool.weighted,
+            columns=reader.columns,
+            target_columns=reader.target_columns,
+            files=parts.counts if reader.files else (),
+        ) as writer:
+            chunks_from = partial(_chunks_from, spool, ranks, writer.chunk_rows)
+            n_ahead = n_writers(out_url, memory // 4, chunk_bytes)
+            spec = fill(writer, chunks_from, n_ahead, progress)
+        spool.discard()
+    return spec
+
+
+def _check_place(
+    found: Mapping[str, Any], source: Mapping[str, Any], url: str | os.PathLike[str]
+) -> None:
+    """Refuse early, before pass 1, what the writer would refuse after it."""
+    if found.get("status") == "complete":
+        raise DataError(f"{redact(url)} already holds a store; pass overwrite=True to replace it")
+    old, new = (found.get("plan") or {}).get("source"), json.loads(json.dumps(source))
+    if old == new:
+        return
+    names = "not by ingest"
+    if isinstance(old, Mapping):
+        names = ", ".join(k for k in sorted({*old, *new}) if old.get(k) != new.get(k)) + " differ"
+    raise ResumeMismatchError(
+        f"{redact(url)} holds an unfinished store made from other data or settings "
+        f"({names}); repeat those, or pass overwrite=True"
+    )
+
+
+# ------------------------------------------------------------------------ pass 1: read and spool
+
+
+def _spool_rows(
+    reader: Reader,
+    files: ExitStack,
+    seed: int | None,
+    identity: str,
+    scratch: Scratch,
+    targets: str,
+    dtype: Any,
+    memory: int,
+    progress: Progress | None,
+) -> tuple[Spool, Targets, _Files]:
+    """All rows of the reader, checked and converted, in a sealed spool; where they came from."""
+    block_bytes = int(np.clip(memory // 32, 1 << 20, 64 << 20))
+    first = next(reader.blocks(0, block_bytes), None)
+    if first is None or len(first.X) == 0:
+        raise DataError("the input has no rows; there is nothing to ingest")
+    features = Features(first, reader.natural_dtype if dtype is None else dtype)
+    values = Targets(first, targets)
+    spool = Spool(
+        features.row_shape,
+        features.dtype,
+        values.shape,
+        values.dtype,
+        # The other half is for blocks being read and chunks being written.
+        limit_bytes=memory // 2,
+        scratch=scratch,
+        seed=seed,
+        identity=identity,
+        expected_rows=reader.n_rows,
+        weighted=first.w is not None,
+    )
+    notes = spool.notes or {"labels": [], "files": []}
+    values.restore(notes["labels"])
+    parts = _Files(notes["files"])
+    if spool.sealed:
+        spool.seal(spool.notes)  # a split of a bucket may have been interrupted
+        return spool, values, parts
+    try:
+        blocks = reader.blocks(spool.n_rows, block_bytes)
+        # One thread reads and checks blocks, another one deals the rows of the last one out.
+        with (
+            ThreadPoolExecutor(1, thread_name_prefix="streamkern-spool") as pool,
+            closing(in_turn(pool, _appends(spool, blocks, features, values, parts), 1)) as appended,
+        ):
+            for n_rows in appended:
+                if progress is not None:
+                    progress("read", n_rows, reader.n_rows)
+        if reader.n_rows is not None and spool.n_rows != reader.n_rows:
+            raise DataError(
+                f"the input has {spool.n_rows} rows where {reader.n_rows} were promised"
+            )
+        files.close()  # a remote input that was replaced while it was read says so now
+        spool.seal({"labels": values.labels, "files": parts.counts})
+    except StorageError:
+        raise  # what was spooled is good, and the same call goes on from it
+    except StreamkernError:
+        spool.discard()  # the data itself is wrong: there is nothing to go on from
+        raise
+    return spool, values, parts
+
+
+class _Files:
+    """The names of the files that rows came from, in order, and how many each gave."""
+
+    def __init__(self, counts: Iterable[Sequence[Any]]) -> None:
+        self.counts: list[tuple[str, int]] = [(name, n_rows) for name, n_rows in counts]
+
+    def count(self, block: RawBlock) -> None:
+        if block.start == 0 or not self.counts:
+            self.counts.append((block.where, 0))
+        name, n_rows = self.counts[-1]
+        self.counts[-1] = (name, n_rows + len(block.X))
+
+
+def _appends(
+    spool: Spool, blocks: Iterable[RawBlock], features: Features, values: Targets, parts: _Files
+) -> Iterator[Callable[[], int]]:
+    """For each block, once it is converted and checked, the call that spools its rows."""
+    for block in blocks:
+        if len(block.X) != len(block.y):
+            raise DataError(
+                f"{block.place(0)}: {len(block.X)} rows of X and {len(block.y)} of y; they must "
+                "agree"
+            )
+        rows = features.convert(block), values.convert(block), block.weights()
+        parts.count(block)
+        # As of this block: the next ones are read before its call is made.
+        notes = {"labels": values.labels, "files": list(parts.counts)}
+        yield partial(_append, spool, rows, notes)
+
+
+def _append(spool: Spool, rows: tuple[Any, ...], notes: Mapping[str, Any]) -> int:
+    """Take in the rows of a block; the number of rows so far."""
+    spool.append(*rows)
+    if spool.spilled and spool.unsaved_bytes >= _SAVE_EVERY:
+        spool.save(notes)
+    return spool.n_rows
+
+
+# ------------------------------------------------------------------------- pass 2: write chunks
+
+
+def _chunks_from(
+    spool: Spool, ranks: NDArray[Any] | None, chunk_rows: int, first: int
+) -> Iterator[Callable[[], Chunk]]:
+    """The calls that make chunk `first` and those after it."""
+
+    def chunk(X: Any, y: Any, rows: Any, w: Any = None) -> Chunk:
+        return Chunk(X, y if ranks is None else ranks[y], w, rows)
+
+    for start in range(first * chunk_rows, spool.n_rows, chunk_rows):
+        yield partial(chunk, *spool.rows(start, min(start + chunk_rows, spool.n_rows)))

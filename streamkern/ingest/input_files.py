@@ -1,0 +1,145 @@
+"""Opens the files that data comes in: any URL, decompressed, faults told with the file's name."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import fsspec
+
+from streamkern.basics.errors import (
+    ConfigError,
+    DataError,
+    MissingDependencyError,
+    StoreNotFoundError,
+    StreamkernError,
+)
+from streamkern.filesystem.remote_file import is_object, open_object, split_object
+from streamkern.filesystem.urls import local_path, redact
+from streamkern.ingest.array_files import is_idx
+from streamkern.ingest.decompress import DAMAGE, decompressed
+
+Url = str | os.PathLike[str]
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+_KINDS = {
+    ".npy": "npy", ".npz": "npz", ".csv": "csv", ".tsv": "csv", ".txt": "csv",
+    ".parquet": "parquet", ".pq": "parquet", ".h5": "hdf5", ".hdf5": "hdf5", ".hdf": "hdf5",
+    ".idx": "idx", ".zarr": "zarr",
+}  # fmt: skip
+
+
+@contextmanager
+def explained_damage(url: Url) -> Iterator[None]:
+    """Raises DataError for a file that is damaged or cut short."""
+    try:
+        yield
+    except StreamkernError:
+        raise
+    except (OSError, *DAMAGE) as error:
+        # An OSError of the system has a number; gzip, bz2, pyarrow and h5py raise some for damage,
+        # and a damaged archive sends its reader to places before the file.
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise
+        packed = str(url).endswith((*_COMPRESSED, ".npz"))
+        raise DataError(
+            f"{redact(url)} {'does not decompress' if packed else 'can not be read'} ({error}); it "
+            "is damaged or cut short, or was on its way here: try again, or get it again from "
+            "where it came"
+        ) from error
+
+
+@contextmanager
+def _named(url: Url) -> Iterator[None]:
+    """fsspec's errors as ours, with the URL and without its secrets."""
+    try:
+        yield
+    except StreamkernError:
+        raise
+    except FileNotFoundError as error:
+        raise StoreNotFoundError(f"there is no file {redact(url)}") from error
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"reading {redact(url)} needs a package that is not installed: {error}"
+        ) from error
+    except ValueError as error:  # an unknown protocol or compression
+        raise ConfigError(f"can not open {redact(url)}: {error}") from error
+
+
+class Place:
+    """Where files are: the options to open them with, and who closes them.
+
+    missing : what an absent part of a Zarr store or HDF5 file is, "error" or "fill"
+    external : whether links of HDF5 to other files are followed
+    foreign : whether a Zarr group is read as it is, also where it looks like one of ours
+    """
+
+    def __init__(
+        self,
+        options: dict[str, Any],
+        files: ExitStack,
+        missing: str = "error",
+        external: bool = False,
+        foreign: bool = False,
+    ) -> None:
+        self.options, self.missing = options, missing
+        self.external, self.foreign = external, foreign
+        self._files = files
+
+    def open(self, url: Url) -> Any:
+        """An open binary file, decompressed by its ending, closed with the rest."""
+        return self._files.enter_context(self.open_once(url))
+
+    def file(self, url: Url) -> Any:
+        """What a library opens: a path where it can, else the open file."""
+        path = local_path(url)
+        return path if path is not None else self.open(url)
+
+    def keep(self, file: Any) -> Any:
+        """Close `file`, a context manager, with the rest."""
+        return self._files.enter_context(file)
+
+    def open_once(self, url: Url) -> Any:
+        """The same, closed by the caller."""
+        with _named(url):
+            if is_object(url):
+                file = open_object(str(url), self.options)
+            else:
+                file = fsspec.open(os.fspath(url), "rb", **self.options).open()
+        return decompressed(file, str(url))
+
+    def identity(self, url: Url) -> dict[str, str]:
+        """What tells this file from a changed one, without reading it."""
+        with _named(url):
+            if is_object(url):
+                objects, name = split_object(str(url), self.options)
+                size, version = objects.stat(name)
+                return {"url": redact(url), "size": str(size), "version": version}
+            filesystem, path = fsspec.core.url_to_fs(os.fspath(url), **self.options)
+            info = filesystem.info(path)
+        kept = {k: str(info[k]) for k in ("size", "mtime", "ETag", "LastModified") if k in info}
+        return {"url": redact(url), **kept}
+
+    def kind(self, url: Url) -> str:
+        """The format, by the ending; IDX files also by their content, stores by being folders."""
+        text = redact(url).rstrip("/")
+        for suffix in _COMPRESSED:
+            text = text.removesuffix(suffix)
+        ending = os.path.splitext(text)[1].lower()
+        if ending in _KINDS:
+            return _KINDS[ending]
+        path = local_path(url)
+        if path is not None and not path.exists():
+            raise StoreNotFoundError(f"there is no file or store at {path}")
+        if path is None or path.is_dir():
+            return "idx" if "-ubyte" in text else "zarr"
+        with self.open_once(url) as file:
+            head = file.read(4)
+        if is_idx(head):
+            return "idx"
+        raise DataError(
+            f"can not tell the format of {redact(url)}; known endings are {', '.join(_KINDS)}, "
+            "also compressed, and IDX files by their content"
+        )

@@ -1,0 +1,276 @@
+"""Puts rows into a keyed random order in bounded memory, through scratch files when needed.
+
+Every row has a 64-bit random key, a pure function of (seed, row number); the order is the rows
+sorted by key. That is a uniform random permutation which depends neither on the memory, nor on
+the size of blocks, nor on the format the rows came in, and needs no row count in advance.
+
+While the rows fit the limit they stay in one buffer. Beyond it they are dealt to bucket files by
+the leading bits of their key, so that each bucket can be loaded and sorted alone: every row is
+written and read once more, sequentially (a random gather from 10^8 small rows would read 4 KiB
+pages for 784 bytes). A bucket that came out too large is split by the next bits. Bucket names
+are those bits as text, so their alphabetical order is the key order. What is sorted, keys and
+targets, lies apart from X, which is gathered once on its way in and once on its way out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from streamkern.basics.errors import DataError
+from streamkern.basics.randomness import words
+from streamkern.store.sample_weights import DTYPE as WEIGHT
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from streamkern.filesystem.scratch import Scratch
+
+INGEST_STAGE = 1000  # apart from the stages of a run, so that no training draw repeats the order
+_UNKNOWN_BITS = 6  # buckets for a stream of unknown length: 64, split later where too few
+_SPLIT_BITS = 4
+_MAX_BITS = 10
+_SORT_BYTES = 24  # per row besides the record: the key copy, argsort's result and workspace
+
+
+def row_keys(seed: int, start: int, n_rows: int) -> NDArray[np.uint64]:
+    """(n_rows,) uint64 keys of the rows start, start + 1, ...; sorting by them shuffles."""
+    pairs = words((seed, 0, INGEST_STAGE), np.arange(start, start + n_rows, dtype=np.int64), 2)
+    return np.asarray(pairs[:, 0].astype(np.uint64) << np.uint64(32) | pairs[:, 1])
+
+
+class Rows(NamedTuple):
+    """X (k, *row_shape), and what else is known of the same rows, (k,) records."""
+
+    X: NDArray[Any]
+    rest: NDArray[Any]
+
+    def part(self, start: int, stop: int) -> Rows:
+        """The rows from `start` to `stop`."""
+        return Rows(self.X[start:stop], self.rest[start:stop])
+
+
+class Spool:
+    """Rows go in in source order and come out in the final order, by position.
+
+    Parameters
+    ----------
+    row_shape, x_dtype, y_shape, y_dtype
+        Of one row.
+    limit_bytes : int
+        The most memory that buffered or loaded rows take, sorting included.
+    scratch : Scratch
+        Used when the rows do not fit; it survives a crash and is picked up again by a spool with
+        the same `identity`.
+    seed : int or None
+        None keeps the source order.
+    identity : str
+        What the rows are; scratch of another identity is thrown away.
+    expected_rows : int, optional
+        Chooses the number of buckets; any value gives the same order.
+    weighted : bool
+        Whether rows have sample weights.
+    """
+
+    def __init__(
+        self,
+        row_shape: tuple[int, ...],
+        x_dtype: np.dtype[Any],
+        y_shape: tuple[int, ...],
+        y_dtype: np.dtype[Any],
+        *,
+        limit_bytes: int,
+        scratch: Scratch,
+        seed: int | None,
+        identity: str,
+        expected_rows: int | None = None,
+        weighted: bool = False,
+    ) -> None:
+        self.row_shape, self.x_dtype, self.weighted = row_shape, x_dtype, weighted
+        extra: list[Any] = [("w", WEIGHT)] if weighted else []
+        if seed is not None:  # else the key is the row's number
+            extra.append(("row", np.uint64))
+        self._rest = np.dtype([("key", np.uint64), ("y", y_dtype, y_shape), *extra])
+        self._x_bytes = int(np.prod(row_shape)) * x_dtype.itemsize
+        bytes_each = self._x_bytes + self._rest.itemsize + _SORT_BYTES
+        self._capacity = max(1, limit_bytes // bytes_each)
+        self._scratch, self._seed, self._expected = scratch, seed, expected_rows
+        self._loaded: tuple[str, Rows, NDArray[np.int64]] | None = None
+        self._leaves: dict[str, int] = {}
+        self._held: Rows | None = None
+        self._buffer: Rows | None = None
+        self._dealt: NDArray[Any] | None = None
+        self._bits = 0
+        self.n_rows = 0
+        self.sealed = False
+        self.notes: Any = None  # the caller's own state at the last `save`
+        self.unsaved_bytes = 0
+        saved = scratch.restore(f"{identity} {row_shape} {x_dtype.str} {self._rest.descr}")
+        if saved is not None:
+            self._leaves, self.n_rows, self._bits = saved["leaves"], saved["n_rows"], saved["bits"]
+            self.sealed, self.notes = saved["sealed"], saved["notes"]
+            if seed is None:  # its buckets are ranges of rows, which stay what they were
+                self._capacity = saved["capacity"]
+        elif expected_rows is None or expected_rows <= self._capacity:
+            self._held = self._room(expected_rows or self._capacity)
+        else:
+            self._spill()
+
+    @property
+    def spilled(self) -> bool:
+        """Whether the rows are in scratch files; only then is there something to resume."""
+        return self._held is None
+
+    def append(self, X: NDArray[Any], y: NDArray[Any], w: NDArray[Any] | None = None) -> None:
+        """Take in the next rows, X (k, *row_shape) and y (k, *y_shape), and w (k,) if weighted."""
+        if (w is not None) != self.weighted:
+            raise DataError("some blocks of rows have sample weights and others have none")
+        k, start = len(X), self.n_rows
+        rest = np.empty(k, self._rest)
+        numbers = np.arange(start, start + k, dtype=np.uint64)
+        if self._seed is None:
+            rest["key"] = numbers
+        else:
+            rest["key"], rest["row"] = row_keys(self._seed, start, k), numbers
+        rest["y"] = y
+        if w is not None:
+            rest["w"] = w
+        if self._held is not None and start + k <= len(self._held.X):
+            self._held.X[start : start + k], self._held.rest[start : start + k] = X, rest
+        else:
+            self._spill()
+            self._deal(Rows(X, rest), "", self._bits)
+        self.n_rows += k
+
+    def save(self, notes: Any, *, sealed: bool = False, wait: bool = False) -> None:
+        """Make what is in scratch survive a crash, soon, with the caller's JSON `notes`."""
+        self.notes, self.sealed, self.unsaved_bytes = notes, sealed, 0
+        if self.spilled:
+            state = {
+                "n_rows": self.n_rows,
+                "bits": self._bits,
+                "capacity": self._capacity,
+                "leaves": self._leaves,
+                "sealed": sealed,
+                "notes": notes,
+            }
+            self._scratch.save(state, wait=wait)
+
+    def seal(self, notes: Any) -> None:
+        """No more rows: split what is too large to load, and be ready for `rows`."""
+        self.save(notes, sealed=True)
+        if self._seed is None:
+            return
+        while large := [name for name, n in self._leaves.items() if n > self._capacity]:
+            self._split(large[0])
+        self._dealt = None
+
+    def rows(self, start: int, stop: int) -> tuple[NDArray[Any], ...]:
+        """At positions start..stop-1 of the final order, X, y, the rows' numbers (and w).
+
+        Loads a bucket at a time.
+        """
+        number = "key" if self._seed is None else "row"
+        names = ("y", number, *(("w",) if self.weighted else ()))
+        parts: list[list[NDArray[Any]]] = [[] for _ in ("X", *names)]
+        first = 0
+        for name, count in sorted(self._leaves.items()) if self.spilled else [("", self.n_rows)]:
+            a, b = max(start - first, 0), min(stop - first, count)
+            if a < b:
+                loaded, order = self._load(name)
+                places = order[a:b]
+                found = [loaded.X, *(loaded.rest[field] for field in names)]
+                for part, array in zip(parts, found, strict=True):
+                    part.append(array.take(places, axis=0))
+            first += count
+        return tuple(_joined(part) for part in parts)
+
+    def discard(self) -> None:
+        """Remove the scratch files."""
+        self._loaded = self._buffer = self._dealt = None
+        self._scratch.discard()
+
+    # -- buckets
+
+    def _room(self, n_rows: int) -> Rows:
+        n_rows = max(n_rows, 1)  # pages are committed on use
+        X = np.empty((n_rows, *self.row_shape), self.x_dtype)
+        return Rows(X, np.empty(n_rows, self._rest))
+
+    def _spill(self) -> None:
+        """From memory to buckets; the rows held so far are dealt out first."""
+        if self._bits:
+            return
+        self._bits = _UNKNOWN_BITS
+        if self._expected is not None:
+            # Twice as many as would just fit: buckets of random size must not need a split.
+            buckets = max(2 * self._expected // self._capacity, 1)
+            self._bits = min(buckets.bit_length(), _MAX_BITS)
+        held, self._held = self._held, None
+        if held is not None:
+            step = max(1, self._capacity // 16)
+            for start in range(0, self.n_rows, step):
+                self._deal(held.part(start, min(start + step, self.n_rows)), "", self._bits)
+
+    def _deal(self, rows: Rows, prefix: str, bits: int) -> None:
+        """Append rows to the buckets below `prefix`, in their order."""
+        if self._seed is None:
+            bucket = rows.rest["key"] // np.uint64(self._capacity)
+        else:
+            shift = np.uint64(64 - len(prefix) - bits)
+            bucket = rows.rest["key"] >> shift & np.uint64((1 << bits) - 1)
+            order = np.argsort(bucket, kind="stable")
+            bucket, rows = bucket[order], self._gathered(rows, order)
+        numbers, starts = np.unique(bucket, return_index=True)
+        stops = np.append(starts, len(bucket))[1:]
+        for number, a, b in zip(numbers.tolist(), starts.tolist(), stops.tolist(), strict=True):
+            name = f"{number:012d}" if self._seed is None else prefix + f"{number:0{bits}b}"
+            self._scratch.append(f"{name}.rows", rows.X[a:b])
+            self._scratch.append(f"{name}.keys", rows.rest[a:b].view(np.uint8))
+            self._leaves[name] = self._leaves.get(name, 0) + b - a
+        self.unsaved_bytes += rows.X.nbytes + rows.rest.nbytes
+
+    def _gathered(self, rows: Rows, order: NDArray[np.int64]) -> Rows:
+        """Rows in an order, X in a room that the next ones take: fresh pages cost more."""
+        if self._dealt is None or len(self._dealt) < len(order):
+            self._dealt = None
+            self._dealt = np.empty((len(order), *self.row_shape), self.x_dtype)
+        # Indices are those of an argsort; "raise" would gather into a copy first.
+        X = rows.X.take(order, axis=0, out=self._dealt[: len(order)], mode="clip")
+        return Rows(X, rows.rest.take(order))
+
+    def _split(self, name: str) -> None:
+        count = self._leaves[name]
+        step = max(1, self._capacity // 16)
+        for start in range(0, count, step):
+            rows = self._room(min(step, count - start))
+            self._read(name, start, rows)
+            self._deal(rows, name, _SPLIT_BITS)
+        del self._leaves[name]
+        self._scratch.forget(f"{name}.rows")
+        self._scratch.forget(f"{name}.keys")
+        self.save(self.notes, sealed=True, wait=True)
+        self._scratch.sweep()
+
+    def _load(self, name: str) -> tuple[Rows, NDArray[np.int64]]:
+        if self._loaded is None or self._loaded[0] != name:
+            if self._held is not None:
+                rows = self._held.part(0, self.n_rows)
+            else:
+                # One room for all buckets: fresh pages would cost more than reading into them.
+                if self._buffer is None:
+                    self._buffer = self._room(max(self._leaves.values()))
+                rows = self._buffer.part(0, self._leaves[name])
+                self._read(name, 0, rows)
+            # Stable: rows with equal keys stay in source order.
+            self._loaded = name, rows, np.argsort(rows.rest["key"], kind="stable")
+        return self._loaded[1], self._loaded[2]
+
+    def _read(self, name: str, start: int, out: Rows) -> None:
+        self._scratch.read(f"{name}.rows", start * self._x_bytes, out.X)
+        self._scratch.read(f"{name}.keys", start * self._rest.itemsize, out.rest.view(np.uint8))
+
+
+def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

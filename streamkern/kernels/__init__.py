@@ -1,0 +1,1 @@
+"""Kernels, and the tiled product K(A, B) @ W."""

@@ -1,0 +1,303 @@
+"""The kernels that are built in, by name.
+
+r = |x - z| / bandwidth, in the Euclidean norm.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy.typing as npt
+
+from streamkern.basics.errors import ConfigError
+from streamkern.kernels.base import (
+    BUILT_IN,
+    Geometry,
+    InnerKernel,
+    Kernel,
+    Product,
+    Sum,
+    number,
+    whole,
+)
+
+if TYPE_CHECKING:
+    from streamkern.backend.base import Array
+
+__all__ = [
+    "KERNELS",
+    "Cauchy",
+    "Dispersal",
+    "Gaussian",
+    "Kernel",
+    "Laplace",
+    "LaplaceL1",
+    "Linear",
+    "Matern32",
+    "Matern52",
+    "Polynomial",
+    "Product",
+    "ReluNTK",
+    "Sum",
+    "get_kernel",
+]
+
+
+class Laplace(Kernel):
+    """exp(-r), r = |x - z| / bw."""
+
+    expression = "exp(-sqrt(s))"
+
+    def profile(self, sq: Array, xp: Any) -> Array:
+        """In place."""
+        xp.sqrt(sq, out=sq)
+        xp.negative(sq, out=sq)
+        return xp.exp(sq, out=sq)
+
+
+class Gaussian(Kernel):
+    """exp(-r^2 / 2)."""
+
+    expression = "exp(-0.5 * s)"
+
+    def profile(self, sq: Array, xp: Any) -> Array:
+        """In place."""
+        xp.multiply(sq, -0.5, out=sq)
+        return xp.exp(sq, out=sq)
+
+
+class Cauchy(Kernel):
+    """1 / (1 + r^2)."""
+
+    expression = "1 / (1 + s)"
+
+    def profile(self, sq: Array, xp: Any) -> Array:
+        """In place."""
+        xp.add(sq, 1, out=sq)
+        return xp.reciprocal(sq, out=sq)
+
+
+class Matern32(Kernel):
+    """(1 + t) exp(-t), t = sqrt(3) r: scikit-learn's Matern(length_scale=bw, nu=1.5)."""
+
+    expression = "(1 + sqrt(3 * s)) * exp(-sqrt(3 * s))"
+
+    def profile(self, sq: Array, xp: Any) -> Array:
+        """One temporary."""
+        xp.multiply(sq, 3, out=sq)
+        xp.sqrt(sq, out=sq)
+        decay = xp.exp(-sq)
+        sq += 1
+        sq *= decay
+        return sq
+
+
+class Matern52(Kernel):
+    """(1 + t + t^2 / 3) exp(-t), t = sqrt(5) r: scikit-learn's Matern(length_scale=bw, nu=2.5)."""
+
+    expression = "(1 + sqrt(5 * s) + 5 / 3 * s) * exp(-sqrt(5 * s))"
+
+    def profile(self, sq: Array, xp: Any) -> Array:
+        """Two temporaries."""
+        t = xp.sqrt(sq * 5)
+        sq *= 5 / 3
+        sq += t
+        sq += 1
+        xp.negative(t, out=t)
+        sq *= xp.exp(t, out=t)
+        return sq
+
+
+class Dispersal(Kernel):
+    """exp(-r^gamma), 0 < gamma <= 2: Laplace at 1, Gaussian of width bandwidth / sqrt(2) at 2.
+
+    Positive definite for these gamma and no others (Schoenberg 1938). The kernel "dispersal" of the
+    EigenPro codes, exp(-|x - z|^gamma / s), has s = bandwidth^gamma.
+    """
+
+    def __init__(
+        self, bandwidth: float = 1.0, gamma: float = 1.0, *, metric: npt.ArrayLike | None = None
+    ) -> None:
+        super().__init__(bandwidth, metric=metric)
+        self.gamma = number("gamma", gamma)
+        if gamma > 2:
+            raise ConfigError(
+                f"gamma={gamma!r} must be at most 2; beyond, the kernel is indefinite"
+            )
+        self.expression = f"exp(-pow(s, {self.gamma / 2!r}))"
+
+    def profile(self, sq: Array, xp: Any) -> Array:
+        """In place."""
+        xp.power(sq, self.gamma / 2, out=sq)
+        xp.negative(sq, out=sq)
+        return xp.exp(sq, out=sq)
+
+
+class LaplaceL1(Kernel):
+    """exp(-|x - z|_1 / bandwidth): scikit-learn's laplacian_kernel with gamma = 1 / bandwidth."""
+
+    geometry = "l1"
+    expression = "exp(-s)"
+
+    def profile(self, sq: Array, xp: Any) -> Array:
+        """In place; L1 distances over the bandwidth in the place of squares."""
+        xp.negative(sq, out=sq)
+        return xp.exp(sq, out=sq)
+
+
+class Linear(InnerKernel):
+    """x.z"""
+
+    expression = "p"
+
+    def of_products(self, p: Array, x: Array, z: Array, xp: Any) -> Array:
+        """As they are."""
+        return p
+
+
+class Polynomial(InnerKernel):
+    """(gamma x.z + c0)^degree: scikit-learn's polynomial_kernel with coef0=c0.
+
+    Parameters
+    ----------
+    degree : whole number, at least 1. gamma : > 0. c0 : 0 or above.
+    """
+
+    def __init__(
+        self, degree: int = 3, gamma: float = 1.0, c0: float = 1.0, *,
+        metric: npt.ArrayLike | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(metric=metric)
+        self.degree = whole("degree", degree, 20)
+        self.gamma, self.c0 = number("gamma", gamma), number("c0", c0, zero=True)
+        self.expression = " * ".join([f"({self.gamma!r} * p + {self.c0!r})"] * self.degree)
+
+    def of_products(self, p: Array, x: Array, z: Array, xp: Any) -> Array:
+        """One temporary. Powers as products: a library's pow costs several times as much."""
+        p *= self.gamma
+        p += self.c0
+        if self.degree == 1:
+            return p
+        value = p * p
+        for _ in range(self.degree - 2):
+            value *= p
+        return value
+
+
+class ReluNTK(InnerKernel):
+    """The neural tangent kernel of a ReLU network of infinite width, without biases.
+
+    With S_0 = T_0 = x.z, n = |x| |z| and, for every hidden layer, u = S / n,
+
+        S <- n (u (pi - arccos u) + sqrt(1 - u^2)) / pi,   T <- T (pi - arccos u) / pi + S,
+
+    k = T after `depth` layers (Jacot et al. 2018, theorem 1; Arora et al. 2019, section 3, with
+    c_sigma = 2; closed forms of Cho and Saul 2009). k(x, x) = (depth + 1) |x|^2.
+
+    Parameters
+    ----------
+    depth : hidden layers, at least 1.
+    """
+
+    def __init__(self, depth: int = 1, *, metric: npt.ArrayLike | None = None) -> None:
+        super().__init__(metric=metric)
+        self.depth = whole("depth", depth, 50)
+
+    def of_products(self, p: Array, x: Array, z: Array, xp: Any) -> Array:
+        """Four temporaries. Known identical points have u = 1 exactly, as sqrt(x x) = x."""
+        n = xp.sqrt(x * z)
+        # A point at zero has products 0: any number but 0 will do below it.
+        p /= xp.maximum(n, xp.finfo(p.dtype).tiny)
+        u = xp.clip(p, -1, 1, out=p)
+        total = u.copy()
+        for _ in range(self.depth):
+            derivative = xp.arccos(u)
+            derivative *= -1 / math.pi
+            derivative += 1
+            total *= derivative
+            derivative *= u
+            u *= -u
+            u += 1
+            xp.sqrt(xp.maximum(u, 0, out=u), out=u)
+            u *= 1 / math.pi
+            u += derivative
+            xp.minimum(u, 1, out=u)
+            total += u
+        total *= n
+        return total
+
+
+BUILT_IN |= {
+    "laplace": Laplace,
+    "laplace_l1": LaplaceL1,
+    "gaussian": Gaussian,
+    "cauchy": Cauchy,
+    "matern32": Matern32,
+    "matern52": Matern52,
+    "dispersal": Dispersal,
+    "linear": Linear,
+    "polynomial": Polynomial,
+    "relu_ntk": ReluNTK,
+}
+KERNELS = {name: kernel for name, kernel in BUILT_IN.items() if kernel not in (Sum, Product)}
+"""Those that a name alone is enough for."""
+
+Widths = Callable[[Geometry], float]
+
+
+def get_kernel(
+    kernel: str | Mapping[str, Any] | Kernel,
+    bandwidth: float | Widths = 1.0,
+    metric: npt.ArrayLike | None = None,
+) -> Kernel:
+    """A kernel by name or table, or the one given.
+
+    kernel : "laplace"; {"kind": "polynomial", "degree": 2}; {"kind": "sum", "parts": [...],
+        "weights": [...]}, {"kind": "product", "parts": [...]}; or what `Kernel.describe` returned,
+        which has "kernel" for "kind".
+    bandwidth : of those parts that have one and do not say it, or say "auto". A function is called
+        with the geometry of such a part.
+    metric : see `Kernel`.
+
+    Raises
+    ------
+    ConfigError
+        A name or a parameter is not known, or has a value that it can not have.
+    """
+    if isinstance(kernel, Kernel):
+        return kernel
+    table = dict(kernel) if isinstance(kernel, Mapping) else {"kind": kernel}
+    shape = table.pop("metric", None)  # of a description: the numbers are kept apart
+    if shape is not None and metric is None:
+        raise ConfigError(
+            f"kernel {table} has a metric, which a table does not hold; give metric= beside it, or "
+            "a Kernel object with its metric to the estimator or to train_model"
+        )
+    made = _made(table, bandwidth)
+    return made if metric is None else made.with_metric(metric)
+
+
+def _made(table: Mapping[str, Any], bandwidth: float | Widths) -> Kernel:
+    name = table.get("kind", table.get("kernel"))
+    if not isinstance(name, str) or name not in BUILT_IN:
+        names = ", ".join([*KERNELS, "sum", "product"])
+        raise ConfigError(f"kernel={name!r} is not known; use one of {names}")
+    chosen = BUILT_IN[name]
+    values = {key: value for key, value in table.items() if key not in ("kind", "kernel")}
+    allowed = [k for k in inspect.signature(chosen).parameters if k != "metric"]
+    for key in values:
+        if key not in allowed:
+            takes = f"it takes {', '.join(allowed)}" if allowed else "it takes none"
+            raise ConfigError(f"kernel {name!r} has no parameter {key!r}; {takes}")
+    if "parts" in allowed:
+        parts = values.get("parts")
+        if not isinstance(parts, list | tuple) or not parts:
+            raise ConfigError(f"kernel {name!r} needs parts, a list of names or tables of kernels")
+        tables = [part if isinstance(part, Mapping) else {"kind": part} for part in parts]
+        values["parts"] = [_made(part, bandwidth) for part in tables]
+    if "bandwidth" in allowed and values.get("bandwidth", "auto") == "auto":
+        values["bandwidth"] = bandwidth(chosen.geometry) if callable(bandwidth) else bandwidth
+    return chosen(**values)

@@ -1,0 +1,142 @@
+"""Random Fourier features: D columns that stand in the place of a kernel's.
+
+A translation-invariant kernel is the Fourier transform of a probability measure (Bochner), so with
+omega drawn from it
+
+    k(x - z) = E cos(omega.(x - z)) = E [cos(omega.x) cos(omega.z) + sin(omega.x) sin(omega.z)],
+
+and D / 2 draws give D features sqrt(2 / D) cos(x.omega_j + b_j), b = 0 and -pi / 2, whose inner
+product has mean k (Rahimi and Recht 2007). Pairs of cosine and sine make phi(x).phi(x) = 1 exactly
+and have less variance than phases drawn at random, at the same D, for the Gaussian kernel
+(Sutherland and Schneider 2015).
+
+All kernels here but the one of the L1 norm are mixtures of Gaussians of several widths, which makes
+omega = s g / bandwidth with g standard normal and a random s: see `_SCALES`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.base import Array
+from streamkern.basics.errors import ConfigError
+from streamkern.kernels.base import InnerKernel, Kernel, name_of
+from streamkern.kernels.builtin import (
+    Cauchy,
+    Dispersal,
+    Gaussian,
+    Laplace,
+    LaplaceL1,
+    Matern32,
+    Matern52,
+)
+
+FREQUENCY_STAGE = 31
+Draws = npt.NDArray[np.float64]
+
+
+def _student(nu: float) -> Callable[[Any, np.random.Generator, int], Draws]:
+    """omega has Student's t distribution with nu degrees of freedom, in several dimensions."""
+    return lambda kernel, rng, n: np.sqrt(nu / rng.chisquare(nu, n))
+
+
+def _stable(kernel: Dispersal, rng: np.random.Generator, n: int) -> Draws:
+    """sqrt(2 A), E exp(-t A) = exp(-t^a), a = gamma / 2: A positive stable, drawn as Kanter (1975).
+
+    exp(-|x|^gamma) = E exp(-A |x|^2), and exp(-A |x|^2) is the transform of N(0, 2 A).
+    """
+    a = kernel.gamma / 2
+    u, e = rng.uniform(0, np.pi, n), rng.exponential(size=n)
+    A = np.sin(a * u) / np.sin(u) ** (1 / a) * (np.sin((1 - a) * u) / e) ** ((1 - a) / a)
+    return np.sqrt(2 * A)
+
+
+_SCALES: dict[type[Kernel], Callable[[Any, np.random.Generator, int], Draws]] = {
+    Gaussian: lambda kernel, rng, n: np.ones(n),
+    # The Matern kernel of smoothness nu has t with 2 nu degrees; Laplace is nu = 1/2.
+    Laplace: _student(1),
+    Matern32: _student(3),
+    Matern52: _student(5),
+    # 1 / (1 + r^2) = int exp(-t) exp(-t r^2) dt
+    Cauchy: lambda kernel, rng, n: np.sqrt(2 * rng.exponential(size=n)),
+    Dispersal: _stable,
+}
+
+
+def check_sampled(kernel: Kernel) -> None:
+    """Raise ConfigError unless the frequencies of `kernel` can be drawn."""
+    if type(kernel) is not LaplaceL1 and type(kernel) not in _SCALES:
+        known = ", ".join(sorted(name_of(k) for k in (*_SCALES, LaplaceL1)))
+        raise ConfigError(
+            f'model.features="fourier" is not known for {kernel!r}; use one of {known}, or '
+            'features="nystrom"'
+        )
+
+
+def frequencies(kernel: Kernel, d: int, n_features: int, seed: int) -> Draws:
+    """(D, d + 1): omega_j and the phase b_j of every feature, from the seed alone.
+
+    The first half of the features are cosines and the second half the sines of the same omega.
+    A metric of the kernel is a part of omega, as is its bandwidth.
+
+    Raises
+    ------
+    ConfigError
+        n_features is odd, or the kernel is none whose frequencies can be drawn.
+    """
+    check_sampled(kernel)
+    if n_features < 2 or n_features % 2:
+        raise ConfigError(
+            f"model.n_features={n_features} must be even: a cosine and a sine of each frequency"
+        )
+    rng, n, width = np.random.default_rng([seed, FREQUENCY_STAGE]), n_features // 2, d
+    if kernel.metric is not None:
+        width = kernel.features(d)
+    if type(kernel) is LaplaceL1:
+        omega = rng.standard_cauchy((n, width))
+    else:
+        omega = rng.standard_normal((n, width))
+        omega *= _SCALES[type(kernel)](kernel, rng, n)[:, None]
+    omega /= kernel.bandwidth
+    if kernel.metric is not None:  # (x A).omega = x.(A omega)
+        omega = omega * kernel.metric if kernel.metric.ndim == 1 else omega @ kernel.metric.T
+    return np.block([[omega, np.zeros((n, 1))], [omega, np.full((n, 1), -np.pi / 2)]])
+
+
+class FourierFeatures(InnerKernel):
+    """The columns phi_j(x) = sqrt(2 / D) cos(x.omega_j + b_j), for Z (D, d + 1) of `frequencies`.
+
+    Parameters
+    ----------
+    n_features : D. of : description of the kernel that they stand for.
+    """
+
+    explicit = True
+
+    def __init__(self, n_features: int, of: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.n_features, self.of = n_features, dict(of)
+        self.expression = f"{math.sqrt(2 / n_features)!r} * cos(p + z)"
+
+    def columns(self, Z: Array) -> tuple[Array, Array | None]:
+        """Frequencies and phases."""
+        return Z[:, :-1], Z[:, -1]
+
+    def of_products(self, p: Array, x: Array, z: Array, xp: Any) -> Array:
+        """In place."""
+        p += z
+        xp.cos(p, out=p)
+        p *= math.sqrt(2 / self.n_features)
+        return p
+
+    def describe(self) -> dict[str, object]:
+        """With the kernel they stand for."""
+        return {"kernel": "fourier", "n_features": self.n_features, "of": self.of}
+
+    def __repr__(self) -> str:
+        return f"FourierFeatures({self.n_features}, of={self.of['kernel']!r})"

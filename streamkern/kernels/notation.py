@@ -1,0 +1,94 @@
+"""Kernels as a run file and `Kernel.describe` have them: a name, or a table that may have parts."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from streamkern.basics.errors import ConfigError
+from streamkern.kernels.builtin import KERNELS
+
+KernelTable = str | Mapping[str, Any]
+"""Of a name that is known, with parameters that it has, as `builtin.get_kernel` checks."""
+
+
+def kernel_text(kernel: KernelTable) -> str:
+    """The kernel in a line: `0.7 laplace(bandwidth 8) + 0.3 gaussian * polynomial(degree 2)`."""
+    if isinstance(kernel, str):
+        return kernel
+    name, parts = _name(kernel), kernel.get("parts", ())
+    if name == "sum":
+        weights = kernel.get("weights") or [1.0] * len(parts)
+        terms = zip(weights, parts, strict=True)
+        return " + ".join(
+            kernel_text(part) if weight == 1 else f"{weight:g} {_within(part)}"
+            for weight, part in terms
+        )
+    if name == "product":
+        return " * ".join(map(_within, parts))
+    values = ", ".join(
+        f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
+        for key, value in kernel.items()
+        if key not in ("kind", "kernel")
+    )
+    return f"{name}({values})" if values else name
+
+
+def bandwidths(kernel: KernelTable) -> list[Any]:
+    """Of every part that has one, in order: a number, or "auto" where the part does not say it."""
+    if not isinstance(kernel, str) and "parts" in kernel:
+        return [width for part in kernel["parts"] for width in bandwidths(part)]
+    if isinstance(kernel, str):
+        kernel = {"kind": kernel}
+    if "bandwidth" in kernel or _has_bandwidth(_name(kernel)):
+        return [kernel.get("bandwidth", "auto")]
+    return []
+
+
+def with_bandwidths(kernel: KernelTable, widths: Sequence[float]) -> KernelTable:
+    """The kernel with those in the place of its own `bandwidths`."""
+    return _filled(kernel, iter(widths))
+
+
+def in_settings(kernel: KernelTable, bandwidth: float | None) -> dict[str, Any]:
+    """`model.kernel` and `model.bandwidth` of the kernel with this bandwidth; None: its own.
+
+    The bandwidth of a sum or product is the largest of its parts, and the others change by the same
+    factor. ConfigError where some parts say theirs and others do not: their ratio is not known.
+    """
+    widths = bandwidths(kernel)
+    if bandwidth is None or not widths:
+        return {"kernel": kernel, "bandwidth": "auto"}
+    if set(widths) == {"auto"}:
+        return {"kernel": kernel, "bandwidth": bandwidth}
+    if "auto" in widths:
+        raise ConfigError(
+            f"kernel {kernel_text(kernel)} has parts that say their bandwidth and others that do "
+            'not, and can not be given one; say it in all parts or in none, or leave it at "auto"'
+        )
+    largest = max(widths)
+    scaled = [bandwidth if w == largest else w * (bandwidth / largest) for w in widths]
+    return {"kernel": with_bandwidths(kernel, scaled), "bandwidth": "auto"}
+
+
+def _filled(kernel: KernelTable, widths: Iterator[float]) -> KernelTable:
+    table = {"kind": kernel} if isinstance(kernel, str) else dict(kernel)
+    if "parts" in table:
+        return table | {"parts": [_filled(part, widths) for part in table["parts"]]}
+    return table | {"bandwidth": next(widths)} if bandwidths(kernel) else kernel
+
+
+def _within(part: KernelTable) -> str:
+    """In parentheses where it is a sum of several."""
+    text = kernel_text(part)
+    inner = not isinstance(part, str) and _name(part) == "sum" and len(part["parts"]) > 1
+    return f"({text})" if inner else text
+
+
+def _name(table: Mapping[str, Any]) -> str:
+    return str(table.get("kind", table.get("kernel")))
+
+
+def _has_bandwidth(name: str) -> bool:
+    return name in KERNELS and "bandwidth" in inspect.signature(KERNELS[name]).parameters

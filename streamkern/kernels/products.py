@@ -1,0 +1,366 @@
+"""The one primitive of the maths lane: the tiled product K(A, B) @ W.
+
+A kernel sees a tile of points in one of two ways, its `geometry`. Most see distances, which come
+out of one GEMM: with rows extended by two columns,
+
+    [-2 a, |a|^2, 1] . [b, 1, |b|^2] = |a - b|^2,
+
+so no pass over the tile is spent on adding norms. (Where compiled code applies the profile, rows
+are not extended: it makes distances of products for nothing, and half precision could not hold the
+norms.) Points are shifted by one common vector before (radial kernels do not see it), which keeps
+the norms, and with them the cancellation, small. The error left is that of float32: |a - b|^2 is
+known to about eps (|a|^2 + |b|^2). Where two rows are known to be the same, it is zero exactly.
+
+Kernels of the inner product get the bare product of the GEMM and a number for each row and column,
+the squared norms as a rule. Their points are neither shifted nor scaled. L1 distances come out of
+no GEMM: they are summed up feature by feature, and cost several times as much.
+
+The rows are cut into slabs and the columns into groups of tiles. A slab of a group belongs to one
+thread, which walks its tiles in order and adds each tile's share while it is hot in cache; then
+the groups are added up in order. Slabs and groups depend on the shapes alone, so the order of the
+additions, and every bit of the result, is the same for any number of threads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.base import Array, Backend, tiles
+from streamkern.backend.expression import check_expression
+from streamkern.basics.errors import ConfigError
+from streamkern.kernels.base import Kernel
+from streamkern.kernels.points import Grid, Points, norms_in_columns, point_width
+from streamkern.planning.memory import n_groups
+
+PRECISIONS = ("exact", "high", "fast", "integer", "float64")
+
+SNAP = 2.0**-6
+"""Of a step: pixels below 256 that were scaled in float32 come back to within 2^-12."""
+
+ENOUGH = 32
+"""Pieces of a product: they keep 16 threads busy to its end."""
+
+
+class KernelOperator:
+    """Products with kernel matrices that are never larger than a tile, unless asked to be kept.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    backend : Backend
+    precision : how distances are taken; all but "float64" compute in float32.
+        "exact" : points as they are.
+        "high" : points as sums of two half-precision numbers, products of three terms; distances
+        as good as float32's.
+        "fast" : points rounded to half precision before their norms are taken, so that K is a true
+        kernel matrix, of moved points.
+        "integer" : points in steps of `grid`, as small integers; distances without any error
+        while |x - shift|^2 stays under 2^24 steps^2. What is not on the grid is treated as by
+        "fast", in steps of the grid.
+        On a GPU the last three run on tensor cores; here float32 gives the same numbers.
+        The last three are for kernels of distances.
+    shift : (d,) host array subtracted from all points, or None. Kernels of the inner product, which
+        would see it, leave it out.
+    grid : Grid of the features; for "integer" only.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        backend: Backend,
+        precision: str = "exact",
+        shift: npt.NDArray[Any] | None = None,
+        grid: Grid | None = None,
+    ) -> None:
+        check_precision(precision, kernel)
+        if (precision == "integer") != (grid is not None):
+            raise ConfigError(
+                f"precision={precision!r} with grid={grid!r}: the integer mode, and no other, "
+                "needs the grid of the features"
+            )
+        check_expression(kernel)
+        self.kernel = kernel
+        self.backend = backend
+        self.precision = precision
+        self.grid = grid
+        self.norms_in_columns = norms_in_columns(backend, kernel)
+        self.dtype = np.dtype(np.float64 if precision == "float64" else np.float32)
+        self.metric = None
+        if kernel.metric is not None:  # its transpose, as `Backend.gemm` likes it
+            self.metric = backend.asarray(kernel.metric.T / kernel.bandwidth, self.dtype)
+        self.operand_dtype = backend.operand_dtype(precision)
+        self.scale = 1.0
+        if grid is not None:
+            self.scale = (grid.step / kernel.bandwidth) ** 2
+            if shift is not None:
+                shift = np.rint((np.asarray(shift, np.float64) - grid.offset) / grid.step)
+        if kernel.geometry == "inner":
+            shift = None
+        self.shift = None if shift is None else backend.asarray(shift, self.dtype)
+
+    # -- points ----------------------------------------------------------------------------
+
+    def points(
+        self, X: Array, *, left: bool = False, right: bool = False, out: Points | None = None
+    ) -> Points:
+        """Rows of X (n, d) as the left (rows of K) or right (columns of K) side of a product.
+
+        out : sides to write to, from `empty_points`, in place of new memory. A right side holds
+        what the kernel makes of X, see `Kernel.columns`.
+        """
+        xp = self.backend.xp
+        X, numbers = xp.asarray(X, self.dtype), None
+        if right or (out is not None and out.right is not None):
+            X, numbers = self.kernel.columns(X)
+        if out is None:
+            out = self.empty_points(len(X), self.width(X.shape[1]), left=left, right=right)
+        else:
+            self.kernel.features(X.shape[1])  # refuses another number of them
+        self.backend.run(
+            lambda rows: self._prepare(X[rows], out[rows]), tiles(len(X), self.backend.prepare_rows)
+        )
+        if numbers is not None:
+            assert out.norms is not None
+            out.norms[...] = numbers
+        return out
+
+    def empty_points(
+        self, n: int, width: int, *, left: bool = False, right: bool = False
+    ) -> Points:
+        """Room for n prepared rows of `width` columns, not filled."""
+        xp, shape = self.backend.xp, (n, width)
+        return Points(
+            xp.empty(shape, self.operand_dtype) if left else None,
+            xp.empty(shape, self.operand_dtype) if right else None,
+            None if self.norms_in_columns else xp.empty(n, self.dtype),
+        )
+
+    def width(self, d: int) -> int:
+        """Columns of a prepared row of d features. ConfigError if the metric is for others."""
+        return point_width(d, self.precision, self.backend, self.kernel)
+
+    def _prepare(self, X: Array, out: Points) -> None:
+        """Shift, scale, round and extend a few rows, small enough to stay in cache."""
+        backend, d = self.backend, self.kernel.features(X.shape[1])
+        values = backend.workspace("values", (len(X), d), self.dtype)
+        self._transform(X, values)
+        parts = self._split(values)
+        norms = out.norms
+        if norms is None:
+            norms = backend.workspace("norms", (len(X),), self.dtype)
+        backend.square_norms(parts, norms)
+        # Apart from the norms, products stay as they are: -2 a would overflow half precision first.
+        doubled = -2 if self.norms_in_columns else 1
+        for side, factor, first in ((out.left, doubled, -2), (out.right, 1, -1)):
+            if side is None:
+                continue
+            for i, part in enumerate(self._columns(parts, left=side is out.left)):
+                backend.xp.multiply(part, factor, out=side[:, i * d : (i + 1) * d])
+            if self.norms_in_columns:
+                side[:, -2:] = 1
+                side[:, first] = norms
+
+    def _transform(self, X: Array, out: Array) -> None:
+        """Shifted, in the metric and units of the bandwidth; in steps of the grid if there is one.
+
+        out : (n, d), or as many columns as the metric has.
+        """
+        xp = self.backend.xp
+        if self.grid is not None:
+            xp.subtract(X, self.grid.offset, out=out)
+            out *= 1 / self.grid.step
+            self._snap(out)
+            if self.shift is not None:
+                out -= self.shift
+            return
+        shifted = out
+        if self.metric is not None and self.metric.ndim == 2:
+            shifted = self.backend.workspace("shifted", X.shape, self.dtype)
+        if self.shift is None:
+            shifted[...] = X
+        else:
+            xp.subtract(X, self.shift, out=shifted)
+        if shifted is not out:
+            self.backend.gemm(shifted, self.metric, out)
+        elif self.metric is not None:
+            out *= self.metric
+        elif self.kernel.bandwidth != 1:
+            out *= 1 / self.kernel.bandwidth
+
+    def _snap(self, X: Array) -> None:
+        """To the integer that a number was before it was scaled in float32; others stay."""
+        xp, backend = self.backend.xp, self.backend
+        whole = backend.workspace("whole", X.shape, self.dtype)
+        distance = backend.workspace("distance", X.shape, self.dtype)
+        far = backend.workspace("far", X.shape, np.bool_)
+        xp.rint(X, out=whole)
+        X -= whole
+        xp.greater(xp.absolute(X, out=distance), SNAP, out=far)
+        X *= far
+        X += whole
+
+    def _split(self, X: Array) -> list[Array]:
+        """The summands of the points, in float32; X may be overwritten."""
+        if self.precision in ("exact", "float64"):
+            return [X]
+        half = self.backend.workspace("half", X.shape, np.float16)
+        high = self.backend.workspace("high", X.shape, self.dtype)
+        half[...] = X
+        high[...] = half
+        if self.precision != "high":
+            return [high]
+        X -= high
+        half[...] = X
+        X[...] = half
+        return [high, X]
+
+    @staticmethod
+    def _columns(parts: list[Array], *, left: bool) -> list[Array]:
+        """high: [h h l] . [h l h] = hh + hl + lh, the product without its smallest term."""
+        if len(parts) == 1:
+            return parts
+        h, low = parts
+        return [h, h, low] if left else [h, low, h]
+
+    # -- products --------------------------------------------------------------------------
+
+    def product(
+        self,
+        A: Points,
+        B: Points,
+        W: Array | None = None,
+        *,
+        out: Array | None = None,
+        keep: Array | None = None,
+        same: tuple[Array, Array] | None = None,
+    ) -> Array:
+        """K(A, B) @ W, and K(A, B) itself in `keep` if given.
+
+        A : left points, m rows. B : right points, p rows. W : (p, c) or None.
+        out : (m, c), overwritten. keep : (m, p), overwritten.
+        same : (i, j) host index arrays, i ascending: row i of A is row j of B.
+        Cost 2 m p (d + c) FLOPs; memory one tile per thread beside `keep`.
+        """
+        backend = self.backend
+        m, p = len(A), len(B)
+        if W is not None and out is None:
+            out = backend.xp.empty((m, W.shape[1]), self.dtype)
+        in_place = keep is not None and backend.kept_in_place
+        width = p if in_place else backend.tile_width(B.width)
+        slabs = tiles(m, backend.tile_rows)
+        groups = self._column_groups(p, width, len(slabs), 1 if W is None else W.shape[1])
+        sums = None
+        if W is not None:
+            shape = (len(groups), m, W.shape[1])
+            assert out is not None
+            sums = out[None] if len(groups) == 1 else backend.workspace("sums", shape, self.dtype)
+            sums[...] = 0
+
+        def slab(item: tuple[slice, int]) -> None:
+            rows, g = item
+            share = None if sums is None else sums[g, rows]
+            for cols in groups[g]:
+                self._tile(A[rows], B[cols], rows, cols, W, share, keep, same)
+
+        backend.run(slab, [(rows, g) for g in range(len(groups)) for rows in slabs])
+        if W is None:
+            return keep
+        if len(groups) > 1:
+            backend.xp.sum(sums, axis=0, out=out)
+        return out
+
+    def _column_groups(self, p: int, width: int, slabs: int, c: int) -> list[list[slice]]:
+        """Tiles in groups of at least `group_tiles`: no more groups than there is use for."""
+        columns = tiles(p, max(width, 1))
+        most = min(n_groups(c), -(-ENOUGH // max(slabs, 1)))
+        per_group = max(self.backend.group_tiles, -(-len(columns) // most))
+        return [columns[part] for part in tiles(len(columns), per_group)] or [[]]
+
+    def _tile(
+        self,
+        A: Points,
+        B: Points,
+        rows: slice,
+        cols: slice,
+        W: Array | None,
+        share: Array | None,
+        keep: Array | None,
+        same: tuple[Array, Array] | None,
+    ) -> None:
+        """K of one tile's points: share += K @ W[cols], keep[rows, cols] <- K."""
+        backend = self.backend
+        if keep is not None:
+            keep = keep[rows, cols]
+        in_place = keep is not None and backend.kept_in_place
+        tile = keep if in_place else backend.workspace("tile", (len(A), len(B)), self.dtype)
+        assert A.left is not None
+        assert B.right is not None
+        if self.kernel.geometry == "l1":
+            backend.l1_distances(A.left, B.right, tile)
+        else:
+            backend.gemm(A.left, B.right, tile)
+        if same is not None:
+            self._mark_same(tile, A, rows, cols, same)
+        norms = None if A.norms is None else (A.norms, B.norms)
+        backend.finish_tile(
+            self.kernel, tile, norms, self.scale, None if W is None else W[cols], share, keep
+        )
+
+    def matrix(self, A: Points, B: Points, out: Array | None = None) -> Array:
+        """K(A, B), (m, p), all of it."""
+        if out is None:
+            out = self.backend.xp.empty((len(A), len(B)), self.dtype)
+        return self.product(A, B, keep=out)
+
+    def gram(self, A: Points, out: Array | None = None) -> Array:
+        """K(A, A), every row known to be the same as itself. A has both sides."""
+        if out is None:
+            out = self.backend.xp.empty((len(A), len(A)), self.dtype)
+        ids = np.arange(len(A))
+        return self.product(A, A, keep=out, same=(ids, ids))
+
+    def _mark_same(
+        self, tile: Array, A: Points, rows: slice, cols: slice, same: tuple[Array, Array]
+    ) -> None:
+        """Distances below zero whatever norms are added, which the profile takes as zero.
+
+        For other kernels, the L1 distance is put to zero and the inner product to the norm.
+        A : rows of the tile.
+        """
+        i, j = same
+        first, last = np.searchsorted(i, (rows.start, rows.stop))
+        i, j = i[first:last], j[first:last]
+        inside = (j >= cols.start) & (j < cols.stop)
+        i, j = i[inside] - rows.start, j[inside] - cols.start
+        value: Array = -np.inf if self.norms_in_columns else np.inf
+        if self.kernel.geometry == "l1":
+            value = 0.0
+        elif self.kernel.geometry == "inner":
+            assert A.norms is not None
+            value = A.norms[self.backend.xp.asarray(i)]
+        n, width = len(i), tile.shape[1]
+        if n and all(np.array_equal(ids, ids[0] + np.arange(n)) for ids in (i, j)):
+            # A part of a diagonal: no index has to travel to the device.
+            start = int(i[0]) * width + int(j[0])
+            tile.reshape(-1)[start : start + n * (width + 1) : width + 1] = value
+        elif n:
+            asarray = self.backend.xp.asarray
+            tile[asarray(i), asarray(j)] = value
+
+
+def check_precision(precision: str, kernel: Kernel) -> None:
+    """Raise ConfigError unless the mode is known, and there for this kernel."""
+    if precision not in PRECISIONS:
+        raise ConfigError(f"precision={precision!r} is not known; use one of {PRECISIONS}")
+    if precision not in ("exact", "float64") and kernel.geometry != "distance":
+        raise ConfigError(
+            f"precision={precision!r} is for kernels of Euclidean distances, and {kernel} is none; "
+            "use 'exact' or 'float64'"
+        )
+    if precision == "integer" and kernel.metric is not None:
+        raise ConfigError(
+            f"precision='integer' is for features as they are, and {kernel} moves them; use 'auto'"
+        )

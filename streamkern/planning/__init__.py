@@ -1,0 +1,1 @@
+"""Pure integers: the sizes of a run, its bytes, its FLOPs, and the best that fits."""

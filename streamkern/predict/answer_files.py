@@ -1,0 +1,199 @@
+"""Answers as files: Zarr, .npy, CSV and Parquet, written once from the first row to the last.
+
+In all of them row k belongs to row k of the data, or says in `row` which one it belongs to; labels
+are the user's own. Memory is that of one slab.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from zarr.codecs import Crc32cCodec
+
+from streamkern.basics.optional import need
+from streamkern.filesystem.ownership import ATTRIBUTE
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+CHUNK_BYTES = 8 << 20  # of values in a chunk of Zarr
+_TEXT_CELLS = 1 << 16  # of CSV made at once
+Slabs = Iterable[tuple[int, Any, Any]]
+"""First place, numbers of the rows (k,), and their values (k, c) or class ids (k, 1)."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What is known of the answers before the first one.
+
+    n_rows : of all. dtype : of the values. width : c, or 1 where only ids of classes are kept.
+    classes : label of each class, or None for values. names : of the targets, where they have some.
+    only_ids : values are ids of classes (k, 1).
+    numbered : whether places are not the numbers of the rows. record : of where they come from.
+    """
+
+    n_rows: int
+    dtype: np.dtype[Any]
+    width: int
+    classes: NDArray[Any] | None
+    names: tuple[str, ...] | None
+    numbered: bool = False
+    only_ids: bool = False
+    record: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows of a chunk of Zarr."""
+        return max(1, CHUNK_BYTES // (self.width * self.dtype.itemsize))
+
+    def labels(self, values: NDArray[Any]) -> NDArray[Any]:
+        """The label of each row of values (k, c)."""
+        assert self.classes is not None
+        labels: NDArray[Any] = self.classes[values.argmax(axis=1)]
+        return labels
+
+    def header(self) -> list[str]:
+        """Names of the columns of a table; no two alike."""
+        names = ["row"]
+        if self.classes is None:
+            several = [f"value_{k}" for k in range(self.width)] if self.width > 1 else ["value"]
+            wanted = list(self.names or several)
+        else:
+            label = self.names[0] if self.names else "label"
+            wanted = [label, *(f"score_{name}" for name in self.classes.tolist())]
+        for name in wanted:
+            while name in names:
+                name += "_"
+            names.append(name)
+        return names
+
+    def columns(self, rows: NDArray[Any], values: NDArray[Any]) -> list[NDArray[Any]]:
+        """The columns of a table, as in `header`."""
+        labels = [] if self.classes is None else [self.labels(values)]
+        return [rows, *labels, *values.T]
+
+
+def class_labels(names: Sequence[str]) -> NDArray[Any]:
+    """Labels from the names of classes: whole numbers where all of them are, else text."""
+    try:
+        whole = np.array([int(name) for name in names], np.int64)
+    except (ValueError, OverflowError):
+        return np.array(names)
+    return whole if [str(k) for k in whole.tolist()] == list(names) else np.array(names)
+
+
+def write_zarr(group: Any, answers: Answers, slabs: Slabs) -> None:
+    """Into an empty group `values` (n, c), of classes `labels` (n,), and `row` (n,) if numbered.
+
+    What is missing reads as no answer: NaN, a label that no class has, and a row of 2**64 - 1.
+    """
+    n, c, rows = answers.n_rows, answers.width, min(answers.chunk_rows, answers.n_rows)
+
+    def array(name: str, shape: tuple[int, ...], dtype: Any, fill: Any) -> Any:
+        return group.create_array(
+            name, shape=shape, chunks=(rows, *shape[1:]), dtype=dtype, fill_value=fill,
+            compressors=[Crc32cCodec()], config={"write_empty_chunks": True},
+        )  # fmt: skip
+
+    values_out = array("values", (n, c), answers.dtype, np.nan)
+    made = {"values": values_out}
+    if answers.classes is not None:
+        whole = answers.classes.dtype.kind == "i"
+        absent = _no_class(answers.classes)
+        made["labels"] = array("labels", (n,), np.int64 if whole else str, absent)
+    if answers.numbered:
+        made["row"] = array("row", (n,), np.uint64, np.iinfo(np.uint64).max)
+    for first, numbers, values in slabs:
+        part = slice(first, first + len(values))
+        made["values"][part] = values
+        if answers.classes is not None:
+            made["labels"][part] = answers.labels(values)
+        if answers.numbered:
+            made["row"][part] = numbers
+
+
+def _no_class(classes: NDArray[Any]) -> int | str:
+    """A label that none of the classes has: the lowest number, or a text."""
+    known = set(classes.tolist())
+    if classes.dtype.kind == "i":
+        number = int(np.iinfo(np.int64).min)
+        while number in known:
+            number += 1
+        return number
+    text = "<missing>"
+    while text in known:
+        text += "_"
+    return text
+
+
+def write_npy(path: Path, answers: Answers, slabs: Slabs) -> None:
+    """One array: labels (n,) where ids of classes were kept, else values (n, c), or (n,) of one."""
+    labels = answers.classes if answers.only_ids else None
+    dtype = answers.dtype if labels is None else labels.dtype
+    flat = labels is not None or (answers.classes is None and answers.width == 1)
+    header = {
+        "descr": np.lib.format.dtype_to_descr(dtype),
+        "fortran_order": False,
+        "shape": (answers.n_rows,) if flat else (answers.n_rows, answers.width),
+    }
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for _, _, values in slabs:
+            part = values if labels is None else labels[values[:, 0]]
+            file.write(np.ascontiguousarray(part).view(np.uint8).data)
+
+
+def write_csv(path: Path, answers: Answers, slabs: Slabs) -> None:
+    """Columns `row`, the label where there are classes, and the values; a header, and UTF-8.
+
+    Numbers have as many digits as tell them apart from their neighbours.
+    """
+    header = answers.header()
+    step = max(1, _TEXT_CELLS // len(header))
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(header)
+        for _, rows, values in slabs:
+            for start in range(0, len(values), step):
+                part = slice(start, start + step)
+                columns = answers.columns(rows[part], values[part])
+                writer.writerows(zip(*(k.astype(str).tolist() for k in columns), strict=True))
+
+
+def write_parquet(path: Path, answers: Answers, slabs: Slabs) -> None:
+    """The same columns, and in the file's metadata where the answers come from."""
+    arrow = need("pyarrow", "writing Parquet")
+    parquet = need("pyarrow.parquet", "writing Parquet")
+    header = answers.header()
+    empty = answers.columns(np.empty(0, np.uint64), np.empty((0, answers.width), answers.dtype))
+    schema = arrow.schema(
+        [(name, arrow.array(column).type) for name, column in zip(header, empty, strict=True)],
+        metadata={ATTRIBUTE: json.dumps(answers.record)},
+    )
+    with parquet.ParquetWriter(path, schema) as file:
+        for _, rows, values in slabs:
+            columns = [arrow.array(np.ascontiguousarray(k)) for k in answers.columns(rows, values)]
+            file.write_table(arrow.table(columns, schema=schema))
+
+
+def parquet_record(path: Path) -> Any:
+    """What `write_parquet` says about a file, or None where something else wrote it."""
+    parquet = need("pyarrow.parquet", "reading Parquet")
+    try:
+        found = parquet.read_schema(path).metadata or {}
+        return json.loads(found[ATTRIBUTE.encode()])
+    except (ValueError, KeyError, RecursionError):  # pyarrow.ArrowInvalid is a ValueError
+        return None
+
+
+FILES: dict[str, Callable[[Path, Answers, Slabs], None]] = {
+    ".npy": write_npy,
+    ".csv": write_csv,
+    ".parquet": write_parquet,
+}

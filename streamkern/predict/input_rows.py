@@ -1,0 +1,204 @@
+"""Rows to evaluate: of stores, or of raw files as they are read, converted as `ingest` does."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.text import some
+from streamkern.filesystem.urls import check_missing, local_path, redact
+from streamkern.ingest.columns import Asked
+from streamkern.ingest.conform import Features, RawBlock, Targets
+from streamkern.ingest.input_files import Place
+from streamkern.ingest.readers import Reader, array_names, open_reader, own_columns, own_state
+from streamkern.stream.sources.base import UNIT_BYTES, Block, Source, joined
+from streamkern.stream.sources.column_order import chosen_columns, places, targets_in_order
+from streamkern.stream.sources.mixture import MixtureSource
+from streamkern.stream.sources.stores import ZarrSource
+from streamkern.stream.sources.transforms import Transform
+
+_TABLES = ("csv", "parquet")
+
+
+class FileRows:
+    """What a model takes in place of a source: the rows of `reader`, once and in their order.
+
+    Parameters
+    ----------
+    reader : of files or arrays, opened with or without targets
+    classes : of the model, or None for values. targets : whether blocks have the targets
+    target_columns : of the model; several that have names are put in this order
+    """
+
+    feed_transforms: tuple[Transform, ...] = ()
+
+    def __init__(
+        self,
+        reader: Reader,
+        classes: Sequence[str] | None,
+        *,
+        targets: bool,
+        target_columns: Sequence[str] | None = None,
+    ) -> None:
+        self._reader = reader
+        first = next(reader.blocks(0, UNIT_BYTES), None)
+        if first is None or not len(first.X):
+            raise DataError("the input has no rows; there is nothing to predict")
+        self._features = Features(first, reader.natural_dtype)
+        self._targets = None
+        self.row_shape, self.n_rows = self._features.row_shape, reader.n_rows
+        self.columns, self.files = reader.columns, reader.files
+        self.classes: tuple[str, ...] | None = None
+        self.n_outputs = 0
+        self.target_columns: tuple[str, ...] | None = None
+        if targets:
+            found = reader.target_columns
+            self.target_columns = targets_in_order(found, target_columns, "the data")
+            self._target_places = places(found, self.target_columns)
+            self._targets = Targets(first, "values" if classes is None else "classes")
+            self.classes = None if classes is None else tuple(classes)
+            self.n_outputs = self._targets.shape[0] if classes is None else len(classes)
+        row_bytes = int(np.prod(self.row_shape)) * self._features.dtype.itemsize
+        self._unit_rows = max(1, UNIT_BYTES // row_bytes)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the names, sizes and dates of the files."""
+        text = json.dumps(self._reader.identity, sort_keys=True)
+        return "name:" + hashlib.sha256(text.encode()).hexdigest()
+
+    def numbered_blocks(self, start: int) -> Iterator[tuple[int, Block]]:
+        """As `sources.base.numbered_blocks`; blocks are as long wherever it starts."""
+        place = end = start - start % self._unit_rows
+        waiting: list[Block] = []
+        for raw in self._reader.blocks(place, UNIT_BYTES):
+            waiting.append(self._block(raw, end))
+            end += len(raw.X)
+            while end - place >= self._unit_rows:
+                rows = joined(waiting)
+                yield place, rows.take(slice(self._unit_rows))
+                waiting = [rows.take(slice(self._unit_rows, None))]
+                place += self._unit_rows
+        if end > place:
+            yield place, joined(waiting)
+        self.n_rows = end
+
+    def _block(self, raw: RawBlock, first: int) -> Block:
+        y: NDArray[Any] = np.empty((len(raw.X), 0), np.float32)
+        if self._targets is not None:
+            y = self._targets.convert(raw)
+            if self.classes is None:
+                y = np.ascontiguousarray(y[:, self._target_places])
+            else:
+                y = self._ids(raw, self._targets, y)
+        rows = np.arange(first, first + len(raw.X))
+        return Block(self._features.convert(raw), y, rows, raw.weights())
+
+    def _ids(self, raw: RawBlock, targets: Targets, codes: NDArray[Any]) -> NDArray[np.int64]:
+        """Class ids of the model; DataError for a label that it does not know."""
+        assert self.classes is not None
+        place = {name: i for i, name in enumerate(self.classes)}
+        known = [place.get(str(label), -1) for label in targets.labels]
+        ids: NDArray[np.int64] = np.array(known, np.int64)[codes]
+        if (ids < 0).any():
+            row = int(np.argmin(ids))
+            raise DataError(
+                f"the label of {raw.place(row)} is {targets.labels[codes[row]]!r}, which is none "
+                f"of the {len(self.classes)} classes of the model"
+            )
+        return ids
+
+
+def open_rows(
+    inputs: Sequence[str],
+    files: ExitStack,
+    *,
+    columns: Sequence[str] | None,
+    target_columns: Sequence[str] | None,
+    classes: Sequence[str] | None,
+    targets: bool,
+    x: Any = None,
+    y: Any = None,
+    sample_weight: Any = None,
+    input_options: Mapping[str, Any] | None = None,
+    missing: str = "error",
+    external: bool = False,
+    foreign: bool = False,
+) -> Source | FileRows:
+    """The rows of one store or of several, or of raw files as `ingest` takes them.
+
+    Parameters
+    ----------
+    inputs : paths or URLs. Files are read one after another in their own order.
+    files : closes what is opened
+    columns, target_columns, classes : of the model. By its target columns go the targets of a
+        table, and where no `targets` are wanted those columns are left out, there or not.
+    x, y, sample_weight : as in `ingest`
+    missing, external, foreign : as in `ingest`
+
+    Raises ConfigError where stores and files are given together, or a file has no names of columns
+    and the model has some, and what `ingest` does.
+    """
+    check_missing(missing)
+    place = Place(dict(input_options or {}), files, missing, external, foreign)
+    kinds = {place.kind(url) for url in inputs}
+    if kinds == {"zarr"}:
+        asked = Asked(x, y, sample_weight, targets)
+        stores = [_open_store(url, asked, place) for url in inputs]
+        return stores[0] if len(stores) == 1 else MixtureSource(stores)
+    if "zarr" in kinds:
+        raise ConfigError("stores and files of other kinds can not be read together; give one kind")
+    if y is None and kinds <= {*_TABLES}:
+        y = target_columns
+    reader = open_reader(
+        inputs[0] if len(inputs) == 1 else inputs, y, files, x=x, sample_weight=sample_weight,
+        targets=targets, columns=columns, input_options=input_options, missing=missing,
+        external=external,
+    )  # fmt: skip
+    if "csv" in kinds and x is None and columns is not None and reader.columns is None:
+        raise ConfigError(
+            f"{reader.files[0][0]} has no header line, and the model was trained on columns with "
+            f"names ({some(columns)}); give it a header, or say with x= which of its columns these "
+            "are, by position"
+        )
+    return FileRows(reader, classes, targets=targets, target_columns=target_columns)
+
+
+def _open_store(url: str, asked: Asked, place: Place) -> Source:
+    """A store of ours by the names of its columns, another one by those of its arrays."""
+    options = place.options if local_path(url) is None else {}
+    mark = own_state(url, place)
+    chosen = None
+    if mark is not None:
+        left, columns, _, order = own_columns(mark, asked, redact(url))
+        _check_own(left, mark, redact(url))
+        asked, chosen = Asked(targets=asked.targets), None if order is None else columns
+    x, y, *w = array_names(asked._replace(targets=True), redact(url))
+    source = ZarrSource(
+        url, x=x, y=y if asked.targets else None, w=w[0] if w and asked.targets else None,
+        storage_options=options or None, missing=place.missing, foreign=place.foreign,
+    )  # fmt: skip
+    return source if chosen is None else chosen_columns(source, chosen)
+
+
+def _check_own(left: Asked, mark: Mapping[str, Any], where: str) -> None:
+    """ConfigError for what was asked of a store of ours and is none of its columns."""
+    for name, given, own in (
+        ("x", left.x, mark.get("columns")),
+        ("y", left.y, mark.get("target_columns")),
+        ("sample_weight", None if left.w == "w" else left.w, None),
+    ):
+        if given is not None:
+            held = "that has no names" if own is None else f"with {name} of {some(own)}"
+            what = "which brings its own weights" if name == "sample_weight" else held
+            raise ConfigError(
+                f"{name}={given!r} makes no sense for {where}, a store of streamkern's {what}; "
+                f"leave {name}= out"
+            )

@@ -1,0 +1,1 @@
+"""The run directory: what survives a kill, and who may write it."""

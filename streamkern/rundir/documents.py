@@ -1,0 +1,67 @@
+"""The small files of a run: JSON objects that carry a checksum of themselves.
+
+    {"format": "streamkern-run", "version": 2, ..., "sha256": "9f86d0..."}
+
+The checksum is that of all other entries as sorted JSON without white space, so any JSON tool can
+read and re-indent a document, and none can change what it says unnoticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from streamkern.filesystem.objects import Bytes
+
+VERSION = 2
+_OWN = frozenset({"format", "version", "sha256"})
+
+
+def seal(kind: str, body: Mapping[str, Any]) -> bytes:
+    """`body`, JSON values with finite numbers, as the bytes of a document of this kind."""
+    assert not _OWN & body.keys()
+    document = {"format": f"streamkern-{kind}", "version": VERSION, **body}
+    return json.dumps(document | {"sha256": _digest(document)}, indent=1).encode() + b"\n"
+
+
+def unseal(kind: str, data: Bytes) -> dict[str, Any]:
+    """The body of a document of this kind; ValueError, saying why, unless it is as written."""
+    document = _parsed(data)
+    if not isinstance(document, dict):
+        raise ValueError("it is not a JSON object")
+    recorded = document.pop("sha256", None)
+    if recorded is None:
+        raise ValueError("it carries no checksum, so it was edited or is of another version")
+    found = document.get("format"), document.get("version")
+    if found != (f"streamkern-{kind}", VERSION):
+        raise ValueError(f"{found[0]!r} version {found[1]!r} is not known here")
+    if _digest(document) != recorded:
+        raise ValueError("its checksum does not match")
+    return {name: value for name, value in document.items() if name not in _OWN}
+
+
+def is_sealed(data: Bytes) -> bool:
+    """Whether the bytes are a document, of any kind, as it was written."""
+    try:
+        document = _parsed(data)
+        return isinstance(document, dict) and document.pop("sha256", None) == _digest(document)
+    except ValueError:
+        return False
+
+
+def _parsed(data: Bytes) -> Any:
+    try:
+        return json.loads(bytes(data), parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"it holds {name}, which is no JSON")
+
+
+def _digest(document: Mapping[str, Any]) -> str:
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()

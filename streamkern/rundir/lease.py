@@ -1,0 +1,331 @@
+"""The right to write to a run on an object store, where nothing is locked.
+
+    lease/000000000007.json     the seventh writer: who it is, and a count that it keeps changing
+
+A number is created on the condition that it is not there, so exactly one process gets it. The
+highest number holds the run, and is its fencing token: the holder puts it into the names of what
+it publishes, so that whatever a delayed predecessor still writes comes before it in order.
+
+A holder rewrites its object four times per `ttl`. Who finds an object unchanged for `ttl` seconds
+of its own clock takes the next number; two clocks are never compared. A holder that closed says
+so, and one that ran on this machine can be looked for: neither is waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import socket
+import threading
+import time
+import uuid
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from streamkern.basics.errors import (
+    RunError,
+    RunLockedError,
+    RunLostError,
+    StorageAccessError,
+    StorageError,
+)
+from streamkern.basics.text import redact, utc_now
+from streamkern.filesystem.objects import Objects
+from streamkern.rundir import documents
+
+TTL_S = 60.0
+_BEATS, _LOOKS = 4, 20  # per ttl, of a holder and of who waits for it
+# The claims that this process has not given up. A note of its own that is not among them was left
+# by a release, or a creation, that failed on its way.
+_live: set[str] = set()
+
+
+class Lease:
+    """One process's claim on the run below `objects`.
+
+    clock, wait : of this process; others never see them.
+    """
+
+    def __init__(
+        self,
+        objects: Objects,
+        *,
+        ttl_s: float = TTL_S,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self.number = 0
+        self._objects, self._ttl, self._clock, self._wait = objects, ttl_s, clock, wait
+        self._place = redact(objects.url)
+        self._note: dict[str, Any] = {}
+        self._alive_at = 0.0  # when the last beat that arrived was begun
+        self._changing = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        # A beat that arrives after the ttl is worth nothing, so it is not tried for longer.
+        self._hasty = copy.copy(objects)
+        self._hasty.deadline_s = min(objects.deadline_s, ttl_s / 2)
+
+    # -- taking it -------------------------------------------------------------------------
+
+    def acquire(self, beyond: int = 0) -> None:
+        """Become the holder, with a number above `beyond`.
+
+        Waits for at most the ttl, and says so, where a holder can not be told alive from dead.
+
+        Raises
+        ------
+        RunLockedError
+            Another process holds the run; names it.
+        StorageAccessError
+            The storage does not refuse to create what exists.
+        """
+        watched: tuple[int, bytes] | None = None
+        since = 0.0
+        while True:
+            now, seen = self._clock(), _newest(self._objects)
+            holder = _parsed(seen[1])
+            if seen[0] and not _is_over(holder):
+                if _runs_here(holder) or (watched is not None and seen != watched):
+                    raise being_written(self._place, describe(holder))
+                if watched is None:
+                    watched, since = seen, self._clock()
+                    self._say_why(holder)
+                if now - since < self._ttl:
+                    self._wait(self._ttl / _LOOKS)
+                    continue
+            if self._create(seen[0], max(seen[0], beyond) + 1):
+                return
+
+    def _create(self, last: int, number: int) -> bool:
+        """Create `number`, unless another process acted since `last` was looked at."""
+        nonce = uuid.uuid4().hex
+        self._note = {**_identity(), "nonce": nonce, "beat": 0}
+        _live.add(nonce)  # before others can see it
+        try:
+            return self._win(last, number)
+        finally:
+            if not self.number:
+                _live.discard(nonce)
+
+    def _win(self, last: int, number: int) -> bool:
+        began = self._clock()
+        try:
+            if not self._objects.create(_key(number), self._data()):
+                return False
+        except (NotImplementedError, ValueError, TypeError) as error:
+            raise self._unsuited() from error
+        try:
+            # Low numbers are cleared, so one that was free may be a number of the past.
+            found = self._numbers()
+            first = [n for n in found if n > last] == [number]
+            if first and self._objects.create(_key(number), self._data() + b"\n"):
+                raise self._unsuited()
+        except BaseException:
+            with contextlib.suppress(StorageError):
+                self._hasty.delete([_key(number)])
+            raise
+        if not first:
+            self._objects.delete([_key(number)])
+            return False
+        self.number, self._alive_at = number, began
+        with contextlib.suppress(StorageError):
+            self._objects.delete([_key(n) for n in found if n < number])
+        return True
+
+    def _unsuited(self) -> StorageAccessError:
+        return StorageAccessError(
+            f"{self._place} does not refuse to create an object that exists, so two runs could "
+            "write there at once; keep runs on a local disk, on S3, or on another storage that does"
+        )
+
+    def _say_why(self, holder: dict[str, Any]) -> None:
+        warnings.warn(
+            f"{self._place} is, or was, being written by {describe(holder)}; waiting for up to "
+            f"{self._ttl:.0f} s to see whether it still is",
+            stacklevel=2,
+        )
+
+    # -- holding it ------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Beat from now on, in a thread of its own, until `release`."""
+        thread = threading.Thread(target=self._keep_beating, name="streamkern-lease", daemon=True)
+        thread.start()
+        self._thread = thread
+
+    def _keep_beating(self) -> None:
+        while not self._stopped.wait(self._ttl / _BEATS):
+            with contextlib.suppress(Exception):  # `check` knows when the last one arrived
+                self.beat()
+
+    def beat(self) -> None:
+        """Show others that this process is alive."""
+        with self._changing:
+            if self._stopped.is_set():
+                return
+            began = self._clock()
+            self._note["beat"] += 1
+            self._hasty.put(_key(self.number), self._data())
+            self._alive_at = began
+
+    def check(self) -> None:
+        """Raise RunLostError if this process is not the holder any more.
+
+        StorageError if it may not be: its beats have not arrived for longer than the ttl.
+        """
+        later = self._later()
+        if not later and self._clock() - self._alive_at >= self._ttl:
+            self.beat()
+            later = self._later()
+        if later:
+            raise RunLostError(
+                f"run directory {self._place} was taken over by {self._who(later[-1])}, because "
+                f"this process showed no sign of life for {self._ttl:.0f} s; nothing more is "
+                "written by this one"
+            )
+
+    def _later(self) -> list[int]:
+        return [n for n in self._numbers() if n > self.number]
+
+    def _who(self, number: int) -> str:
+        try:
+            return describe(_parsed(bytes(self._objects.get(_key(number)))))
+        except OSError:
+            return "another process"
+
+    def release(self) -> None:
+        """Stop beating and let the next writer start at once; one elsewhere waits if this fails."""
+        self._stopped.set()
+        if not self.number:  # never acquired
+            return
+        try:
+            with self._changing, contextlib.suppress(Exception):
+                self._note["released"] = True
+                self._hasty.put(_key(self.number), self._data())
+        finally:
+            _live.discard(self._note["nonce"])
+        if self._thread is not None:
+            self._thread.join()
+
+    # -- objects ---------------------------------------------------------------------------
+
+    def _numbers(self) -> list[int]:
+        return _numbers(self._objects)
+
+    def _data(self) -> bytes:
+        return documents.seal("writer", self._note)
+
+
+def _numbers(objects: Objects) -> list[int]:
+    """The numbers that are there, ascending."""
+    stems = [key.removeprefix("lease/").removesuffix(".json") for key, _ in objects.list("lease")]
+    return sorted(int(stem) for stem in stems if stem.isdecimal())
+
+
+def _newest(objects: Objects) -> tuple[int, bytes]:
+    """The highest number and its note; (0, b"") where there is none."""
+    while found := _numbers(objects):
+        with contextlib.suppress(FileNotFoundError):  # cleared meanwhile by a later one
+            return found[-1], bytes(objects.get(_key(found[-1])))
+    return 0, b""
+
+
+def current_holder(objects: Objects) -> str | None:
+    """Who holds the run below `objects`, or None when nobody does.
+
+    One that was killed on another machine still counts as long as nobody has taken over.
+    """
+    number, note = _newest(objects)
+    holder = _parsed(note)
+    if not number or _is_over(holder):
+        return None
+    return describe(holder) + ("" if _runs_here(holder) else " (unless it was killed there)")
+
+
+def being_written(place: str, holder: str | None) -> RunError:
+    """The error of a second writer."""
+    return RunLockedError(
+        f"run directory {place} is being written by {holder or 'another process'}; wait for it, "
+        "stop it, or give another run directory"
+    )
+
+
+def _key(number: int) -> str:
+    return f"lease/{number:012d}.json"
+
+
+# -- processes ---------------------------------------------------------------------------------
+
+
+def _identity() -> dict[str, Any]:
+    pid = os.getpid()
+    return {
+        "pid": pid,
+        "host": socket.gethostname(),
+        "since": utc_now(),
+        "machine": _machine(),
+        "started": _started(pid),
+    }
+
+
+def _machine() -> str | None:
+    """Names this boot of this machine and the namespace of process ids; None if unknown."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return None
+
+
+def _started(pid: int) -> str | None:
+    """When a process started, in ticks of its machine; "" once it has ended, None if unknown."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return "" if fields[0] in "ZX" else fields[19]
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    """What a note says; nothing where it is damaged, so that its writer is waited for."""
+    try:
+        note = documents.unseal("writer", data)
+        return {**note, "pid": int(note["pid"])}
+    except (ValueError, KeyError, TypeError):
+        return {}
+
+
+def describe(holder: dict[str, Any]) -> str:
+    """A note of a lease as part of a sentence."""
+    if not holder:
+        return "a process unknown, as its note is damaged"
+    return f"process {holder['pid']} on {holder.get('host')} since {holder.get('since')}"
+
+
+def _is_ours(holder: dict[str, Any]) -> bool:
+    """Whether the ids of its machine's processes mean something here."""
+    return holder.get("machine") is not None and holder["machine"] == _machine()
+
+
+def _is_over(holder: dict[str, Any]) -> bool:
+    """Whether the holder closed, or is known to be dead."""
+    return bool(holder.get("released")) or (_is_ours(holder) and not _runs_here(holder))
+
+
+def _runs_here(holder: dict[str, Any]) -> bool:
+    if not _is_ours(holder):
+        return False
+    if holder["pid"] == os.getpid() and holder.get("nonce") not in _live:
+        return False
+    try:
+        os.kill(holder["pid"], 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    # Its id may have gone to another process.
+    return _started(holder["pid"]) in (holder.get("started"), None)

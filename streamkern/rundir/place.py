@@ -1,0 +1,377 @@
+"""Where the files of a run live: a folder on a disk, or a prefix on an object store.
+
+Both promise the same: a file that is written is there whole, and durable, or is as it was before;
+one process at a time may write; and groups of arrays are zarr stores. A disk needs fsync, rename
+and a lock for that. An object store does it all with the put, which is why it has a `lease`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
+
+import filelock
+from zarr.abc.store import Store
+from zarr.storage import LocalStore
+
+from streamkern.basics.errors import RunError, RunLostError, StreamkernError
+from streamkern.basics.text import redact, utc_now
+from streamkern.filesystem.durable import make_folders, sync_folder, sync_tree, write_durably
+from streamkern.filesystem.objects import Objects
+from streamkern.filesystem.ownership import file_lock, is_of_group, remove_group
+from streamkern.filesystem.urls import local_path, open_objects
+from streamkern.filesystem.zarr_store import ObjectsStore
+from streamkern.rundir import documents, lease
+from streamkern.rundir.run_log import FileLines, Lines, ObjectLines, read_parts
+
+if TYPE_CHECKING:
+    from zarr.core.buffer import Buffer
+
+_REASONS = {
+    errno.EEXIST: "a file is where a folder should be",
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "a file would pass the largest size allowed",
+    errno.EROFS: "the file system is read-only",
+}
+
+
+class Hold(Protocol):
+    """The right to write, until it is released or lost."""
+
+    @property
+    def number(self) -> int:
+        """Higher than that of every holder before; 0 where a lock needs no numbers."""
+        ...
+
+    def check(self) -> None:
+        """Raise RunLostError if the place is gone or another process has taken over."""
+        ...
+
+    def release(self) -> None: ...
+
+
+class Folder(Protocol):
+    """The files of one run by name, such as ``checkpoints/000000000042.json``.
+
+    place : for messages, without secrets. in_flight_bytes : what is worth writing or reading at
+    once to hide the time that one request takes; 0 where nothing is hidden. keeps : names in it
+    that a run writes to, beside those of setups.
+    """
+
+    place: str
+    in_flight_bytes: int
+    keeps: frozenset[str]
+
+    def exists(self) -> bool: ...
+
+    def names(self, folder: str = "") -> set[str]:
+        """What is directly in `folder`, "" or ending in "/"; empty if it is not there."""
+        ...
+
+    def read(self, name: str) -> bytes:
+        """A document; FileNotFoundError without it. One that arrives damaged is read again."""
+        ...
+
+    def write(self, name: str, data: bytes) -> None:
+        """Readers, and a restart, see all of it or none of it."""
+        ...
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete files for good; those that are not there are left out."""
+        ...
+
+    def delete_group(self, name: str) -> None:
+        """Delete a zarr group of ours, and nothing that somebody else put there."""
+        ...
+
+    def store(self, group: str, *, read_only: bool) -> Store: ...
+
+    def sync(self, group: str) -> None:
+        """Return once everything in `group` is durable."""
+        ...
+
+    def hold(self, beyond: int) -> Hold:
+        """Become the only writer, numbered above `beyond`; RunLockedError naming another one."""
+        ...
+
+    def holder(self) -> str | None:
+        """Who writes here, as part of a sentence, or None."""
+        ...
+
+    def open_log(self, hold: Hold) -> Lines: ...
+
+    def read_log(self) -> bytes:
+        """All lines, oldest first."""
+        ...
+
+
+def open_folder(
+    place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
+) -> Folder:
+    """The folder at a path or URL; nothing is read or created yet.
+
+    storage_options : as for `open_objects`; a local path does not need them.
+    """
+    text = os.fspath(place)
+    if text.startswith("file://") and urlsplit(text).netloc not in ("", "localhost"):
+        raise RunError(
+            f"run directory {redact(text)} is on another machine; mount it and give its path, or "
+            "give the URL of an object store"
+        )
+    path = local_path(place)
+    if path is not None:
+        return LocalFolder(path)
+    return ObjectFolder(open_objects(text, storage_options=storage_options))
+
+
+def reason(error: OSError) -> str:
+    """What went wrong, in few words."""
+    if isinstance(error, StreamkernError):
+        return str(error)
+    return _REASONS.get(error.errno or 0) or (error.strerror or str(error)).lower()
+
+
+# -- on a disk ---------------------------------------------------------------------------------
+
+
+class LocalFolder:
+    """A folder of the local file system."""
+
+    in_flight_bytes = 0
+    keeps = frozenset({"run.json", "writer.json", "log.jsonl", "checkpoints"})
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(os.path.abspath(path))
+        self.place = str(self.path)
+
+    def exists(self) -> bool:
+        return self.path.is_dir()
+
+    def names(self, folder: str = "") -> set[str]:
+        try:
+            return set(os.listdir(self.path / folder))
+        except (FileNotFoundError, NotADirectoryError):
+            if self.path.is_file():
+                raise RunError(f"run directory {self.path} is a file; give a directory") from None
+            return set()
+
+    def read(self, name: str) -> bytes:
+        return (self.path / name).read_bytes()
+
+    def write(self, name: str, data: bytes) -> None:
+        write_durably(self.path / name, data)
+
+    def delete(self, names: Iterable[str]) -> None:
+        paths = [self.path / name for name in names]
+        for path in paths:
+            path.unlink(missing_ok=True)
+        for folder in {path.parent for path in paths}:
+            sync_folder(folder)
+
+    def delete_group(self, name: str) -> None:
+        remove_group(self.path / name)
+
+    def store(self, group: str, *, read_only: bool) -> Store:
+        if read_only:
+            return LocalStore(self.path / group, read_only=True)
+        (self.path / group).mkdir()
+        return _NewGroup(self.path / group)
+
+    def sync(self, group: str) -> None:
+        sync_tree(self.path / group)
+
+    def hold(self, beyond: int) -> Hold:
+        make_folders(self.path)
+        lock = file_lock(self.path / "run.lock")
+        self._take(lock)
+        try:
+            token = uuid.uuid4().hex
+            note = {"pid": os.getpid(), "host": socket.gethostname(), "since": utc_now()}
+            self.write("writer.json", documents.seal("writer", note | {"token": token}))
+            checkpoints = self.path / "checkpoints"
+            checkpoints.mkdir(exist_ok=True)
+            write_durably(checkpoints / f".probe.{token}.streamkern", b"")  # writable as well?
+            sync_folder(self.path)
+        except BaseException:
+            lock.release()
+            raise
+        return _Lock(self, lock, beyond, token)
+
+    def _take(self, lock: filelock.BaseFileLock) -> None:
+        """Take the lock or name its holder.
+
+        Between a holder's lock and its note the file still names the one before. A note of a
+        dead process is therefore read again for a moment, and then not believed.
+        """
+        deadline = time.monotonic() + 1.0
+        while True:
+            with contextlib.suppress(filelock.Timeout):
+                lock.acquire()
+                return
+            holder = self.holder()
+            if holder is not None or time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+        raise lease.being_written(self.place, holder)
+
+    def holder(self) -> str | None:
+        """Who ``writer.json`` names, or None when that is nobody or one that is gone."""
+        try:
+            note = documents.unseal("writer", self.read("writer.json"))
+            pid, host, since = int(note["pid"]), str(note["host"]), str(note["since"])
+        except (OSError, KeyError):
+            return None
+        except ValueError:
+            return "a process unknown, as writer.json is damaged"
+        if host == socket.gethostname() and os.name != "nt":  # there, signal 0 is Ctrl-C
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
+                return None
+            except PermissionError:
+                pass
+        return f"process {pid} on {host} since {since}"
+
+    def open_log(self, hold: Hold) -> Lines:
+        hold.check()
+        return FileLines(self.path / "log.jsonl", hold.check)
+
+    def read_log(self) -> bytes:
+        try:
+            return self.read("log.jsonl")
+        except FileNotFoundError:
+            return b""
+
+
+class _NewGroup(LocalStore):
+    """Writes below a folder that is there, and never makes it again where it was moved away."""
+
+    async def set(self, key: str, value: Buffer) -> None:
+        await asyncio.to_thread(self._write, key, value)
+
+    def _write(self, key: str, value: Buffer) -> None:
+        *folders, name = key.split("/")
+        folder = self.root
+        for part in folders:
+            folder /= part
+            folder.mkdir(exist_ok=True)
+        with (folder / name).open("wb") as file:
+            file.write(value.as_numpy_array().data)
+
+
+class _Lock:
+    """A lock on ``run.lock``, which holds as long as ``writer.json`` carries its token.
+
+    The lock alone ends with its process and can not be taken; but a folder may be moved or
+    deleted, and a ``run.lock`` that was deleted keeps nobody out.
+    """
+
+    def __init__(
+        self, folder: LocalFolder, lock: filelock.BaseFileLock, number: int, token: str
+    ) -> None:
+        self.number = number
+        self._folder, self._lock, self._token = folder, lock, token
+
+    def check(self) -> None:
+        place = self._folder.place
+        try:
+            note = documents.unseal("writer", self._folder.read("writer.json"))
+        except (FileNotFoundError, NotADirectoryError):
+            raise RunLostError(
+                f"run directory {place} is gone, it was moved or deleted; put it back, or give its "
+                "new place, and run the same command again"
+            ) from None
+        except OSError as error:
+            raise RunLostError(
+                f"run directory {place} can not be read any more: {reason(error)}; run the same "
+                "command again once that is solved"
+            ) from error
+        except ValueError as error:
+            raise RunLostError(
+                f"{place}/writer.json is damaged ({error}), so another process may be writing "
+                "there; run the same command again"
+            ) from None
+        if note.get("token") != self._token:
+            raise RunLostError(
+                f"run directory {place} was taken over by "
+                f"{self._folder.holder() or 'another process'}, which can only be after its "
+                "run.lock was deleted; nothing more is written by this one"
+            )
+
+    def release(self) -> None:
+        try:
+            # Emptied rather than deleted: it also marks the directory as a run of ours.
+            with contextlib.suppress(OSError, RunLostError):
+                self.check()
+                self._folder.write("writer.json", documents.seal("writer", {}))
+        finally:
+            self._lock.release()
+
+
+# -- on an object store ------------------------------------------------------------------------
+
+
+class ObjectFolder:
+    """Objects below a URL. A put is whole and durable when it returns."""
+
+    in_flight_bytes = 64 << 20
+    keeps = frozenset({"run.json", "lease", "log", "checkpoints"})
+
+    def __init__(self, objects: Objects) -> None:
+        self.objects = objects
+        self.place = redact(objects.url)
+
+    def exists(self) -> bool:
+        return bool(self.objects.list())
+
+    def names(self, folder: str = "") -> set[str]:
+        found = self.objects.list(folder.rstrip("/"))
+        return {key.removeprefix(folder).partition("/")[0] for key, _ in found}
+
+    def read(self, name: str) -> bytes:
+        return bytes(self.objects.get(name, good=documents.is_sealed))
+
+    def write(self, name: str, data: bytes) -> None:
+        self.objects.put(name, data)
+
+    def delete(self, names: Iterable[str]) -> None:
+        self.objects.delete(names)
+
+    def delete_group(self, name: str) -> None:
+        below = [key for key, _ in self.objects.list(name)]
+        self.objects.delete([k for k in below if is_of_group(k.removeprefix(f"{name}/"))])
+
+    def store(self, group: str, *, read_only: bool) -> Store:
+        return ObjectsStore(self.objects, group, read_only=read_only)
+
+    def sync(self, group: str) -> None:
+        pass
+
+    def hold(self, beyond: int) -> Hold:
+        held = lease.Lease(self.objects, ttl_s=lease.TTL_S)
+        try:
+            held.acquire(beyond)
+            held.start()
+        except BaseException:
+            held.release()
+            raise
+        return held
+
+    def holder(self) -> str | None:
+        return lease.current_holder(self.objects)
+
+    def open_log(self, hold: Hold) -> Lines:
+        return ObjectLines(self.objects, hold.number)
+
+    def read_log(self) -> bytes:
+        return read_parts(self.objects)

@@ -1,0 +1,315 @@
+"""The log of a run: one JSON object per line, in a file or in objects.
+
+    {"time": "...", "step": 40, "epoch": 0, "samples": 20480, ..., "crc32c": "6a9f1c03"}
+
+The last entry is the checksum of the line without it. A file is appended to. Objects can not be:
+`ObjectLines` collects lines in parts of a MiB, ``log/<writer's number>-<part>.jsonl``, and
+rewrites the newest part every few seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import math
+import os
+import re
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import google_crc32c
+import numpy as np
+
+from streamkern.basics.errors import RunError
+from streamkern.basics.text import redact, utc_now
+from streamkern.filesystem.objects import Bytes, Objects
+
+_SECRET_NAME = re.compile(r"secret|passw|token|credential|signature|(api|access)_?key", re.I)
+_LINE = re.compile(rb'(\{.+), "crc32c": "([0-9a-f]{8})"\}')
+FLUSH_S = 10.0
+PART_BYTES = 1 << 20
+_DEADLINE_S = 30.0  # a part that can not be written now is written with the next lines
+
+
+class Lines(Protocol):
+    """Where the lines go."""
+
+    def append(self, line: bytes) -> None: ...
+
+    def flush(self) -> None:
+        """Store what was appended, where `append` does not."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class RunLog:
+    """Writes records to a file or to `Lines`; with ``None`` it does nothing."""
+
+    def __init__(self, lines: Lines | str | os.PathLike[str] | None) -> None:
+        self._lines = FileLines(lines) if isinstance(lines, str | os.PathLike) else lines
+
+    def write(self, *, step: int, epoch: int, samples: int, **fields: object) -> None:
+        """Append one record: the time, the position of the run, and `fields`."""
+        if self._lines is not None:
+            record = {"time": utc_now(), "step": step, "epoch": epoch, "samples": samples, **fields}
+            self._lines.append(_sealed(json.dumps(_plain(record), allow_nan=False).encode()))
+
+    def flush(self) -> None:
+        """Store what was written so far."""
+        if self._lines is not None:
+            self._lines.flush()
+
+    def close(self) -> None:
+        """Store what was written and close; harmless when repeated."""
+        lines, self._lines = self._lines, None
+        if lines is not None:
+            lines.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _plain(value: object) -> object:
+    """`value` as strict JSON: NaN and infinities as strings, NumPy as Python, text redacted."""
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, np.generic | np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, Mapping):
+        return {str(name): _plain_field(str(name), item) for name, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(v) for v in value]
+    return redact(str(value))
+
+
+def _plain_field(name: str, value: object) -> object:
+    secret = _SECRET_NAME.search(name) and not isinstance(value, int | float | None)
+    return "***" if secret else _plain(value)
+
+
+# -- in a file ---------------------------------------------------------------------------------
+
+
+class FileLines:
+    """Lines at the end of a file.
+
+    A line goes out in one unbuffered write, so a kill tears at most the last one. Opening the
+    log again repairs that. Lines are not fsynced: losing some to a power cut costs nothing.
+
+    check : called before each line; what it raises is raised.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], check: Callable[[], object] = lambda: None
+    ) -> None:
+        self.path, self._check = Path(path), check
+        self._fd: int | None = None
+        self._lock = threading.Lock()
+        try:
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            _mend_tail(self._fd)
+        except OSError as error:
+            self.close()
+            raise RunError(f"run log {self.path} can not be opened: {error.strerror}") from error
+
+    def append(self, line: bytes) -> None:
+        """Write one line; RunError when the file takes no more."""
+        if self._fd is None:
+            return
+        self._check()
+        with self._lock:
+            end = os.fstat(self._fd).st_size
+            try:
+                if os.write(self._fd, line) != len(line):
+                    raise OSError(0, "only a part of a line could be written (disk full?)")
+            except OSError as error:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._fd, end)
+                raise RunError(f"run log {self.path}: {error.strerror}") from error
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+    def close(self) -> None:
+        """Close the file; harmless when repeated."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+
+def _mend_tail(fd: int) -> None:
+    """Finish a last line that only lacks its newline; cut off a torn one."""
+    size = os.fstat(fd).st_size
+    tail, start = b"", size
+    while start > 0 and b"\n" not in tail:
+        take = min(start, 1 << 16)
+        start -= take
+        os.lseek(fd, start, os.SEEK_SET)
+        tail = os.read(fd, take) + tail
+    torn = tail[tail.rfind(b"\n") + 1 :]
+    if torn:
+        whole = _unfinished(torn)
+        os.ftruncate(fd, size - len(torn) + len(whole))
+        os.write(fd, b"\n" if whole else b"")
+
+
+def _unfinished(tail: bytes) -> bytes:
+    """What is whole of a last line without a newline, which may be damaged itself; or nothing."""
+    return next((line for line in (tail, tail[:-1]) if _record(line) is not None), b"")
+
+
+# -- in objects --------------------------------------------------------------------------------
+
+
+class ObjectLines:
+    """Lines in the objects ``log/<token>-<part>.jsonl``, written by a thread of its own.
+
+    `append` never waits for the network. A kill loses what came after the last flush, which is
+    every `period_s` and whenever it is asked for. A part that can not be written stays in memory
+    and is tried again; the run goes on, and a warning says so once.
+    """
+
+    def __init__(self, objects: Objects, token: int, *, period_s: float = FLUSH_S) -> None:
+        self._objects = copy.copy(objects)
+        self._objects.deadline_s = min(objects.deadline_s, _DEADLINE_S)
+        self._token, self._period = token, period_s
+        self._parts = {1: bytearray()}  # by number; those before the last are full
+        self._unsaved = False
+        self._failure: Exception | None = None
+        self._warned = False
+        self._adding, self._saving = threading.Lock(), threading.Lock()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="streamkern-log", daemon=True)
+        self._thread.start()
+
+    def append(self, line: bytes) -> None:
+        """Keep one line for the next flush."""
+        with self._adding:
+            last = max(self._parts)
+            if self._parts[last] and len(self._parts[last]) + len(line) > PART_BYTES:
+                last += 1
+                self._parts[last] = bytearray()
+            self._parts[last] += line
+            self._unsaved = True
+        self._say_failure()
+
+    def flush(self) -> None:
+        """Write the parts that changed. Returns normally where that fails."""
+        with self._saving:
+            with self._adding:
+                if not self._unsaved:
+                    return
+                parts = {number: bytes(part) for number, part in self._parts.items()}
+                self._unsaved = False
+            try:
+                for number, part in parts.items():
+                    key = f"log/{self._token:012d}-{number:06d}.jsonl"
+                    self._objects.put(key, part)
+            except Exception as error:  # a log is not worth a run
+                self._failure, self._unsaved = error, True
+                return
+            with self._adding:
+                for number in parts:
+                    if number < max(parts):
+                        del self._parts[number]
+
+    def _work(self) -> None:
+        while not self._closing.wait(self._period):
+            self.flush()
+
+    def _say_failure(self) -> None:
+        """Warn, once, on a thread that the user knows."""
+        if self._failure is not None and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"the run log could not be written ({self._failure}); the run goes on, and it is "
+                "tried again",
+                stacklevel=4,
+            )
+
+    def close(self) -> None:
+        """Write what is left and end the thread."""
+        self._closing.set()
+        self._thread.join()
+        self.flush()
+        self._say_failure()
+
+
+def _is_whole(part: Bytes) -> bool:
+    return all(_record(line) is not None for line in bytes(part).splitlines())
+
+
+def part_keys(objects: Objects) -> list[str]:
+    """The keys of all parts, in the order in which they were written."""
+    return [key for key, _ in objects.list("log") if key.endswith(".jsonl")]
+
+
+def read_parts(objects: Objects) -> bytes:
+    """All lines in that order. What arrives altered is read again."""
+    return b"".join(bytes(part) for part in objects.get_many(part_keys(objects), good=_is_whole))
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+def _sealed(record: bytes) -> bytes:
+    """The line of a JSON object that is not empty."""
+    return b'%s, "crc32c": "%08x"}\n' % (record[:-1], google_crc32c.value(record))
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """The record of a line, or None unless it is one, as it was written."""
+    found = _LINE.fullmatch(line)
+    if found is None or google_crc32c.value(found[1] + b"}") != int(found[2], 16):
+        return None
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    numbers = [value.get(name) for name in ("step", "epoch", "samples")]
+    if not all(isinstance(number, int) for number in numbers):
+        return None
+    return {name: entry for name, entry in value.items() if name != "crc32c"}
+
+
+def read_lines(data: bytes, where: str) -> tuple[list[dict[str, Any]], str | None]:
+    """The records of a log in order, and a sentence if damaged ones are left out.
+
+    A last line without a newline is torn by a kill, or being written: it is no damage.
+    """
+    *lines, tail = data.split(b"\n")
+    whole = _unfinished(tail)
+    found = [_record(line) for line in (*lines, *([whole] if whole else []))]
+    damaged = [number for number, record in enumerate(found, 1) if record is None]
+    records = [record for record in found if record is not None]
+    if not damaged:
+        return records, None
+    shown = ", ".join(map(str, damaged[:5])) + (", ..." if len(damaged) > 5 else "")
+    text = f"{len(damaged)} damaged line(s) of {where} are left out: {shown}"
+    return records, text
+
+
+def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The records of a log file in order; a missing file is empty.
+
+    Damaged lines are left out with a warning, and a torn last one without.
+    """
+    try:
+        records, damage = read_lines(Path(path).read_bytes(), f"the run log {path}")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RunError(f"run log {path} can not be read: {error.strerror}") from error
+    if damage is not None:
+        warnings.warn(damage, stacklevel=2)
+    return records

@@ -1,0 +1,1 @@
+"""Norms, damping, eigensystems and step sizes: what the methods precondition with."""

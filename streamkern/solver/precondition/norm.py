@@ -1,0 +1,124 @@
+"""The norm in which steps, damping and ridge are measured, and factors of K(Z, Z) for it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from streamkern.backend.base import Array, Backend
+from streamkern.basics.errors import ConfigError
+from streamkern.kernels.points import Points
+from streamkern.kernels.products import KernelOperator
+
+NO_OVERLAP = (
+    "{0}: the kernel between the centers and the sampled rows is zero or not finite ({1}); the "
+    "features are too large for its numbers, or the bandwidth is too small for the distances "
+    "between them; scale the features, or widen the bandwidth"
+)
+
+
+def check_overlap(op: KernelOperator, value: float, what: str) -> None:
+    """Raise ConfigError unless what was measured between centers and rows is finite and above 0."""
+    if not (math.isfinite(value) and value > 0):
+        raise ConfigError(NO_OVERLAP.format(op.kernel, f"{what} {value:g}"))
+
+
+@dataclass(frozen=True)
+class WeightNorm:
+    """The norm of weights that steps, damping and ridge are measured in.
+
+    The RKHS norm |L^T alpha|, K(Z, Z) + jitter I = L L^T; for explicit features, whose weights are
+    a vector like any other, L is None and stands for the identity.
+    """
+
+    L: Array | None
+    jitter: float
+
+    def features(self, backend: Backend, K: Array) -> Array:
+        """Rows k (n, p) of K(X, Z) as features of unit metric: L^-1 k, in place."""
+        return K if self.L is None else backend.solve_lower_right(self.L, K)
+
+    def inverse(self, backend: Backend, p: int, dtype: np.dtype[Any]) -> Array:
+        """L^-1, (p, p), new."""
+        eye = backend.xp.eye(p, dtype=dtype)
+        return eye if self.L is None else backend.solve_lower_triangular(self.L, eye)
+
+    def weights(self, backend: Backend, w: Array) -> Array:
+        """L^-T w, in place: from weights of the features to alpha."""
+        return w if self.L is None else backend.solve_lower(self.L, w, transposed=True)
+
+
+def weight_norm(op: KernelOperator, Z: Points, least_jitter: float = 0.0) -> WeightNorm:
+    """That of the weights on Z, points with both sides. least_jitter : see `jittered_cholesky`."""
+    if op.kernel.explicit:
+        return WeightNorm(None, 0.0)
+    return WeightNorm(*jittered_cholesky(op, Z, least_jitter))
+
+
+def inverse_root(
+    op: KernelOperator, norm: WeightNorm, C: Array, mu: float, top: float
+) -> tuple[Array, float]:
+    """A^-1 L^-1, A A^T = C + mu I, and the mu it took: rounding may leave C + mu indefinite.
+
+    norm : of the weights, L. C : (b, b), of which only the lower part is read. top : about the top
+    eigenvalue of C.
+    """
+    xp, backend, b = op.backend.xp, op.backend, len(C)
+    diagonal = xp.arange(b)
+    mu = max(mu, eps(op.dtype) * top / 100)
+    trace, A = float(C.diagonal().sum()), C.copy()
+    check_overlap(op, trace, "covariance")
+    while True:
+        A[diagonal, diagonal] += mu
+        if backend.cholesky(A):
+            break
+        if not mu <= trace:  # NaN, or more than any rounding: C is not finite
+            raise ConfigError(NO_OVERLAP.format(op.kernel, f"covariance of trace {trace:g}"))
+        mu *= 10
+        A[...] = C
+    H = norm.inverse(backend, b, op.dtype)
+    return backend.solve_lower_triangular(A, H), mu
+
+
+def noise_floor(op: KernelOperator, p: int) -> float:
+    """A jitter, of the largest k(z, z), above the rounding of products with K(Z, Z), p centers.
+
+    With a ridge, K(Z, Z) alpha is part of the gradient, and rounding makes an error in it of about
+    eps sqrt(p) |alpha|. Along directions in which K(Z, Z) is nearly zero H^T H would blow that up
+    by 1 / (mu jitter): with less jitter alpha grows there without end, in float64 as in float32.
+    """
+    return 30 * eps(op.dtype) * math.sqrt(p)
+
+
+def jittered_cholesky(op: KernelOperator, Z: Points, least: float = 0.0) -> tuple[Array, float]:
+    """Lower factor of K(Z, Z) + jitter I and the jitter it took.
+
+    Z : points with both sides. Duplicate or nearly duplicate centers make K(Z, Z) singular, and
+    rounding makes it indefinite by about eps times its norm, so the jitter starts at 10 eps of the
+    largest k(z, z), or `least` of it, and grows by 10 until the factorisation succeeds.
+    """
+    xp = op.backend.xp
+    diagonal = xp.arange(len(Z))
+    relative = max(10 * eps(op.dtype), least)
+    K = xp.empty((len(Z), len(Z)), op.dtype)
+    while True:
+        op.gram(Z, out=K)
+        jitter = relative * float(abs(K.diagonal()).max())
+        K[diagonal, diagonal] += jitter
+        if op.backend.cholesky(K):
+            return K, jitter
+        if relative > 1:
+            raise ConfigError(
+                f"K(Z, Z) of {op.kernel} can not be factored even with a jitter as large as its "
+                "diagonal; the kernel is not positive definite, or the centers are not finite or, "
+                "in the half-precision modes, more than 65504 bandwidths away from the mean"
+            )
+        relative *= 10
+
+
+def eps(dtype: Any) -> float:
+    """Relative spacing of the numbers of a floating dtype."""
+    return float(np.finfo(dtype).eps)

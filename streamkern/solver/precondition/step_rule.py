@@ -1,0 +1,137 @@
+"""The step size that a preconditioner allows, from what is measured on fresh rows.
+
+A step with m fresh rows moves the error e, written in coordinates
+in which the preconditioner is symmetric, by
+
+    e <- e - (eta / m) sum_i phi_i (phi_i . e),        E phi phi^T = S,
+
+phi the preconditioned feature of a row. With |phi|^2 <= ell and lambda_1 the top eigenvalue of S,
+
+    E[((1/m) sum phi phi^T)^2] <= (ell / m) S + ((m - 1) / m) S^2 <= ((ell + (m-1) lambda_1) / m) S,
+
+so E|e|^2 <= |e|^2 - eta (2 - eta (ell + (m-1) lambda_1) / m) e.S e: at
+
+    eta(m) = m / (ell + (m - 1) lambda_1)
+
+the bracket is 1 and no error grows in the mean square; it is also the eta that maximises the
+guaranteed decrease. ell (the preconditioned leverage) and lambda_1 are measured on rows that did
+not build the preconditioner: on the rows that did, the preconditioner has already flattened their
+own noise, both come out too small and the run diverges.
+
+A ridge adds R = ridge H K_bb H^T <= (ridge / mu) I to the preconditioned Hessian, without noise:
+
+    E[(G + R)^2] <= (ell / m) S + (S + R)^2 <= (ell / m + lambda_1') (S + R),
+
+lambda_1' = lambda_1 + ridge / mu, which the same rule covers with lambda_1' for lambda_1 and
+ell + lambda_1' for ell. Of n blocks each uses a ridge part that is up to a round of n steps old, or
+more where the ridge is weak (`solver.block`), as if one step were n times as long: hence
+n ridge / mu. With mu at least n ridge that is lambda_1 + 1 at most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from streamkern.backend.base import Array, Backend
+
+EIGENVALUE_STEPS = 32
+Operator = Callable[[Array], Array]
+
+
+@dataclass(frozen=True)
+class StepRule:
+    """Largest safe step for any batch size, from what was measured on fresh rows.
+
+    leverage : ell, the largest preconditioned leverage seen.
+    lambda_1 : top eigenvalue of the preconditioned Hessian, of blocks `fresh_eigenvalue`,
+    elsewhere an upper estimate.
+    scale : factor on eta in force, below 1 after a back-off.
+    """
+
+    leverage: float
+    lambda_1: float
+    scale: float = 1.0
+
+    def eta(self, m: int) -> float:
+        """Step size for a batch of m rows."""
+        return self.scale * m / (self.leverage + (m - 1) * self.lambda_1)
+
+    @property
+    def critical_batch(self) -> float:
+        """Batch size past which a larger batch no longer buys a proportionally larger step."""
+        return self.leverage / self.lambda_1 + 1
+
+
+def largest(rules: list[dict[str, float]]) -> dict[str, float]:
+    """The largest leverage and lambda_1 of recorded rules; nothing where there are none."""
+    return {key: max(rule[key] for rule in rules) for key in ("leverage", "lambda_1") if rules}
+
+
+def top_eigenvalue(backend: Backend, apply: Operator, start: Array, steps: int) -> float:
+    """Upper estimate of the top eigenvalue of a symmetric positive semi-definite operator.
+
+    The largest Ritz value plus the norm of its residual. A Ritz value alone never exceeds the
+    eigenvalue, which is the wrong side to err on for a step size; there is an eigenvalue within one
+    residual norm of it. Cost at most `steps` applications and n * steps elements, start : (n,).
+    """
+    return _lanczos(backend, apply, start, steps)[0]
+
+
+def fresh_eigenvalue(backend: Backend, phi: Array, leverage: float, start: Array) -> float:
+    """Top eigenvalue of the covariance of a stream, from few of its rows.
+
+    phi : (b, h), features of h rows in random order. leverage : the largest |phi|^2. start : (b,).
+
+    Of the covariance of h rows the top eigenvalue is that of its noise: of white features it is
+    about (1 + sqrt(b / h))^2, not 1 (Marchenko and Pastur). Other rows do not share the noise, but
+    do share the directions in which there is more than that. So the directions, a Krylov space, are
+    taken from one half of the rows, and measured on the other. What is found may be too small: of
+    normal features by 1.3 at most where the spectrum falls off gently, by 2.2 at worst where one
+    direction has 4 times the variance of all others (halves of b / 4). The step, at half of its
+    limit and with the leverage in its denominator, has room for that.
+
+    Where the halves differ by more than that noise, features have heavy tails (of narrow kernels),
+    and what one half shows can not be left out. Nor can the largest row's own share.
+    """
+    b, h = int(phi.shape[0]), int(phi.shape[1])
+    half = h // 2
+    if half == 0:
+        return leverage
+    one, other = phi[:, :half], phi[:, half:]
+    seen, basis = _lanczos(backend, lambda v: one @ (one.T @ v) / half, start, EIGENVALUE_STEPS)
+    W = basis @ other
+    M = backend.to_host(W @ W.T / (h - half))
+    found = float(np.linalg.eigvalsh(M)[-1])
+    noise = (1 + math.sqrt(b / half)) ** 2
+    shared = found if seen <= noise * found else seen
+    return max(shared, leverage / h)
+
+
+def _lanczos(backend: Backend, apply: Operator, start: Array, steps: int) -> tuple[float, Array]:
+    """An upper estimate, and the basis (k, n), with full reorthogonalisation."""
+    rounding = 8 * float(np.spacing(start.dtype.type(1)))
+    basis = backend.xp.empty((min(steps, len(start)), len(start)), start.dtype)
+    basis[0] = start / _norm(start)
+    alphas: list[float] = []
+    betas: list[float] = []
+    for k in range(len(basis)):
+        w, so_far = apply(basis[k]), basis[: k + 1]
+        alphas.append(float((w * basis[k]).sum()))
+        for _twice in range(2):
+            w = w - (so_far @ w) @ so_far
+        beta = _norm(w)
+        betas.append(beta)
+        if beta <= rounding * max([*alphas, 1e-30]):
+            break
+        basis[k + 1 : k + 2] = w / beta
+    T = np.diag(alphas) + np.diag(betas[:-1], 1) + np.diag(betas[:-1], -1)
+    values, vectors = np.linalg.eigh(T)
+    return float(values[-1] + betas[-1] * abs(vectors[-1, -1])), basis[: len(alphas)]
+
+
+def _norm(v: Array) -> float:
+    return math.sqrt(float((v * v).sum()))

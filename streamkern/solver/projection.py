@@ -1,0 +1,132 @@
+"""From values at the centers to weights: h -> theta with K(Z, Z) theta = h.
+
+EP3 Prop. 2: projecting a function u onto span K(., Z) needs only its values h = u(Z). Three ways,
+one verb `solve(h)`:
+
+  exact      Cholesky of K(Z, Z) + jitter, p^2 elements, p^3 / 3 FLOPs once, 2 p^2 c per solve
+  resident   K(Z, Z) kept, p^2 elements; epochs of EigenPro 2.0 on it, 2 p^2 c per epoch
+  inexact    epochs of EigenPro 2.0, entries evaluated on the fly, O(p) elements, 2 p^2 (d + c)
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from streamkern.backend.base import Array, tiles
+from streamkern.kernels.points import Points
+from streamkern.kernels.products import KernelOperator
+from streamkern.solver.precondition.low_rank import LowRankPreconditioner, build_low_rank
+from streamkern.solver.precondition.norm import jittered_cholesky
+
+PROBE_ROWS = 2000
+
+
+class Projection(Protocol):
+    """h (p, c) -> theta (p, c); `h` may be overwritten."""
+
+    def solve(self, h: Array) -> Array:
+        """theta with K(Z, Z) theta close to h."""
+        ...
+
+
+class ExactProjection:
+    """Cholesky. Duplicate centers are handled by the jitter, which is reported.
+
+    L : (p, p) lower factor of K(Z, Z) + jitter I.
+    """
+
+    def __init__(self, op: KernelOperator, L: Array, jitter: float) -> None:
+        self.backend, self.L, self.jitter = op.backend, L, jitter
+
+    @classmethod
+    def build(cls, op: KernelOperator, Z: Points) -> ExactProjection:
+        """Factor K(Z, Z); Z has both sides."""
+        return cls(op, *jittered_cholesky(op, Z))
+
+    def solve(self, h: Array) -> Array:
+        """Two triangular solves in place."""
+        h = self.backend.solve_lower(self.L, h)
+        return self.backend.solve_lower(self.L, h, transposed=True)
+
+
+class IterativeProjection:
+    """EigenPro 2.0 (EP2) with the centers as its data set: theta starts at 0, and each batch of
+    centers updates its own weights and, through the preconditioner, those of a sample of centers.
+
+    Z : points with both sides, in random order, so that consecutive rows are a random batch.
+    P : preconditioner whose sample are the first rows of Z. resident : keep K(Z, Z).
+    epochs : passes over the centers per solve.
+    """
+
+    def __init__(
+        self,
+        op: KernelOperator,
+        Z: Points,
+        P: LowRankPreconditioner,
+        *,
+        batch: int,
+        resident: bool = False,
+        epochs: int = 1,
+    ) -> None:
+        self.op, self.Z, self.P, self.batch, self.epochs = op, Z, P, batch, epochs
+        self.K = op.gram(Z) if resident else None
+        self._kept: tuple[Array, Array, Array] | None = None
+
+    @classmethod
+    def build(
+        cls,
+        op: KernelOperator,
+        Z: Points,
+        *,
+        level: int,
+        n_nystrom: int,
+        max_batch: int,
+        epochs: int = 1,
+        resident: bool = False,
+        seed: int = 0,
+    ) -> IterativeProjection:
+        """Take the eigensystem of the first `n_nystrom` centers and measure the step."""
+        s = min(n_nystrom, len(Z))
+        # All centers when there are few: the bound is then exact. Otherwise rows that are not in
+        # the sample.
+        probe = Z if len(Z) <= s + PROBE_ROWS else Z[s : s + PROBE_ROWS]
+        P = build_low_rank(op, Z[:s], probe, level=min(level, s - 1), seed=seed)
+        batch = int(max(1, min(P.rule.critical_batch, max_batch, len(Z))))
+        return cls(op, Z, P, batch=batch, resident=resident, epochs=epochs)
+
+    def solve(self, h: Array) -> Array:
+        """theta after `epochs` passes."""
+        theta, g, correction = self._buffers(h)
+        theta[...] = 0
+        sample = slice(0, len(self.P.X_s))
+        for _ in range(self.epochs):
+            for rows in tiles(len(self.Z), self.batch):
+                m = rows.stop - rows.start
+                part, moved, sampled = g[:m], theta[rows], theta[sample]
+                self._forward(rows, theta, part)
+                part -= h[rows]
+                part *= self.P.rule.eta(m) / m
+                moved -= part
+                ids = np.arange(rows.start, min(rows.stop, sample.stop))
+                same = (ids, ids - rows.start)
+                sampled += self.P.correction(self.op, self.Z[rows], part, correction, same=same)
+        return theta
+
+    def _buffers(self, h: Array) -> tuple[Array, Array, Array]:
+        """theta, a batch's residual and its correction: made once, for the outputs of `h`."""
+        if self._kept is None or self._kept[0].shape != h.shape:
+            sizes = (len(h), min(self.batch, len(h)), len(self.P.X_s))
+            empty = self.op.backend.xp.empty
+            theta, g, correction = (empty((n, h.shape[1]), self.op.dtype) for n in sizes)
+            self._kept = (theta, g, correction)
+        return self._kept
+
+    def _forward(self, rows: slice, theta: Array, out: Array) -> None:
+        if self.K is not None:
+            self.op.backend.matmul(self.K[rows], theta, out)
+            return
+        ids = np.arange(rows.start, rows.stop)
+        same = (ids - rows.start, ids)
+        self.op.product(self.Z[rows], self.Z, theta, out=out, same=same)

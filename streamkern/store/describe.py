@@ -1,0 +1,273 @@
+"""What a store is, in plain numbers, with warnings about what will make training slow or wrong.
+
+Cheap on remote storage too: beside the metadata, y of 8 chunks and the sizes of 8 chunks of X are
+read, side by side. All objects are listed where that is a page or two, or on request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import zarr
+from numcodecs.zstd import Zstd
+from zarr.codecs import Crc32cCodec
+
+from streamkern.basics.errors import DataError, StreamkernError
+from streamkern.basics.text import size_text
+from streamkern.filesystem.objects import Objects
+from streamkern.filesystem.urls import local_path, redact, zarr_store
+from streamkern.store.sample_weights import class_notes
+from streamkern.store.zarr_json import own_mark
+
+if TYPE_CHECKING:
+    import os
+
+    from streamkern.store.store import Store
+
+T = TypeVar("T")
+
+_SMALL_CHUNK, _LARGE_CHUNK = 1 << 20, 32 << 20
+_SAMPLED_CHUNKS = 8
+_SORTED_RATIO = 10.0  # chi-square per degree of freedom; mixed rows give 1, sorted ones thousands
+_LISTED_CHUNKS = 1000  # a page of S3
+_WORTH_COMPRESSING = 1.25
+
+
+def describe_store(store: Store, *, exact: bool = False) -> dict[str, Any]:
+    """Layout, bytes, compression, class balance, fingerprint and warnings; JSON-able.
+
+    exact : list all objects, also of a large remote store; a request for every thousand.
+    Otherwise its `stored_bytes` are estimated from 8 chunks, and `stored_bytes_estimated` is True.
+    They are None where the storage does not tell. URLs are shown without credentials.
+    """
+    spec = store.spec
+    listed = exact or local_path(store.url) is not None or store.n_chunks <= _LISTED_CHUNKS
+    stored = _listed_bytes(store) if listed else None
+    estimated = None if stored is not None else _estimated_bytes(store)
+    stored = stored if estimated is None else estimated
+    decoded = spec.n_rows * (spec.row_bytes + _target_bytes(store))
+    counts = spec.class_counts
+    kind = "values" if spec.classes is None else "classes"
+    if spec.n_outputs == 0:
+        kind = "none"
+    return {
+        "url": redact(store.url),
+        "n_rows": spec.n_rows,
+        "row_shape": list(spec.row_shape),
+        "dtype": spec.x_dtype.name,
+        "targets": kind,
+        "target_dtype": None if spec.y_dtype is None else spec.y_dtype.name,
+        "n_outputs": spec.n_outputs,
+        "classes": None if spec.classes is None else list(spec.classes),
+        "class_counts": None if counts is None else list(counts),
+        "sample_weights": spec.weight_totals is not None,
+        "n_chunks": store.n_chunks,
+        "chunk_rows": spec.chunk_rows,
+        "chunk_bytes": spec.chunk_rows * spec.row_bytes,
+        "codecs": store.codec_names(),
+        "decoded_bytes": decoded,
+        "stored_bytes": stored,
+        "stored_bytes_estimated": estimated is not None,
+        "compression_ratio": None if not stored else decoded / stored,
+        "global_mean": spec.global_mean,
+        "global_scale": spec.global_scale,
+        "constant_features": None if spec.scale is None else int((spec.scale == 0).sum()),
+        "foreign": spec.foreign,
+        "fingerprint": spec.fingerprint,
+        "warnings": [
+            *_layout_warnings(store),
+            *(_foreign_warnings(store, listed) if spec.foreign else ()),
+            *_target_warnings(store),
+        ],
+    }
+
+
+def describe_unfinished(
+    url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
+) -> dict[str, Any] | None:
+    """How far the store that is being written at `url` is; None if there is no unfinished one."""
+    store = zarr_store(url, storage_options=storage_options)
+    try:
+        mark = own_mark(store, "", str(url))
+    except (OSError, StreamkernError):
+        return None
+    plan = None if mark is None or mark.get("status") == "complete" else mark.get("plan")
+    if not isinstance(plan, Mapping):
+        return None
+    try:
+        done = int(np.asarray(zarr.open_group(store, mode="r")["digests"]).any(axis=1).sum())
+    except Exception:  # not there yet, or damaged: nothing is known to be done
+        done = 0
+    rows, n_rows = (k if isinstance(k, int) else None for k in map(plan.get, _COUNTS))
+    return {
+        "url": redact(url),
+        "unfinished": True,
+        "chunks_written": done,
+        "n_chunks": None if not (rows and n_rows) else math.ceil(n_rows / rows),
+        "chunk_rows": rows,
+        "n_rows": n_rows,
+    }
+
+
+_COUNTS = ("chunk_rows", "n_rows")
+
+
+def looks_sorted(store: Store) -> bool:
+    """Whether class shares differ between chunks by far more than chance.
+
+    Pearson's chi-square of the chunks by classes table, over its degrees of freedom, on up to
+    8 chunks spread over the store. About 1 when rows are mixed; about the rows per chunk over
+    the classes when they are sorted.
+    """
+    if store.spec.classes is None or store.n_chunks < 2:
+        return False
+    targets = _of_some_chunks(store, store.read_targets)
+    counts = np.stack([np.bincount(y, minlength=store.spec.n_outputs) for y in targets])
+    table = counts[:, counts.sum(axis=0) > 0].astype(np.float64)
+    if table.shape[1] < 2:
+        return False  # one class in all the chunks looked at: nothing to compare
+    expected = table.sum(axis=1, keepdims=True) * table.sum(axis=0) / table.sum()
+    statistic = ((table - expected) ** 2 / expected).sum()
+    return bool(statistic / ((len(table) - 1) * (table.shape[1] - 1)) > _SORTED_RATIO)
+
+
+# -------------------------------------------------------------------------------- what is read
+
+
+def _of_some_chunks(store: Store, read: Callable[[int], T]) -> list[T]:
+    """`read` of up to 8 chunks spread over the store, side by side."""
+    chunks = np.unique(np.linspace(0, store.n_chunks - 1, _SAMPLED_CHUNKS).astype(int)).tolist()
+    with ThreadPoolExecutor(_SAMPLED_CHUNKS, "streamkern-describe") as pool:
+        return list(pool.map(read, chunks))
+
+
+def _objects(store: Store) -> Objects | None:
+    found: Objects | None = getattr(store.stored.x.store_path.store, "objects", None)
+    return found
+
+
+def _listed_bytes(store: Store) -> int | None:
+    objects, arrays = _objects(store), store.stored.arrays
+    try:
+        if objects is None:
+            return store.stored_bytes()
+        return sum(size for array in arrays for _, size in objects.list(array.path))
+    except Exception:  # plain HTTP can not list
+        return None
+
+
+def _estimated_bytes(store: Store) -> int | None:
+    objects = _objects(store)
+    if objects is None:
+        return None
+
+    def size(i: int) -> int:
+        return objects.stat(store.stored.key(store.stored.x, i))[0]
+
+    try:
+        found = _of_some_chunks(store, size)
+    except OSError:
+        return None
+    X_bytes = float(np.mean(found)) * _objects_per_read(store) * store.n_chunks
+    return int(X_bytes) + store.spec.n_rows * _target_bytes(store)
+
+
+def _objects_per_read(store: Store) -> int:
+    """Objects of X that hold the rows of a chunk."""
+    X = store.stored.x
+    unit = X.shards or X.chunks
+    return math.prod(-(-n // k) for n, k in zip(X.shape[1:], unit[1:], strict=True))
+
+
+def _target_bytes(store: Store) -> int:
+    """Of a row."""
+    spec = store.spec
+    if spec.y_dtype is None:
+        return 0
+    weight = 0 if spec.weight_totals is None else 4
+    return weight + spec.y_dtype.itemsize * (1 if spec.classes is not None else spec.n_outputs)
+
+
+# ----------------------------------------------------------------------------------- warnings
+
+
+def _layout_warnings(store: Store) -> list[str]:
+    spec, found, advice = store.spec, [], "ingest with chunk_mb between 4 and 16"
+    chunk = spec.chunk_rows * spec.row_bytes
+    if chunk < _SMALL_CHUNK and spec.n_rows * spec.row_bytes > _SMALL_CHUNK:
+        found.append(
+            f"chunks of {size_text(chunk)} are small: every read costs a request; {advice}"
+        )
+    if chunk > _LARGE_CHUNK:
+        found.append(f"chunks of {size_text(chunk)} are large: prefetching holds many; {advice}")
+    X, y = store.stored.x, store.stored.y
+    if X.shards is not None:
+        inner = math.prod(X.shards) // math.prod(X.chunks)
+        found.append(
+            f"X is sharded: rows are read a shard at a time, {size_text(chunk)} in {inner} pieces, "
+            "and decoded by zarr, which is slower than plain chunks; ingest the store"
+        )
+    pieces = _objects_per_read(store)
+    if pieces > 1:
+        found.append(
+            f"X is cut into {pieces} pieces along its features: a read of some rows costs "
+            f"{pieces} requests; ingest the store"
+        )
+    y_rows = spec.chunk_rows if y is None else min((y.shards or y.chunks)[0], spec.n_rows)
+    if y_rows != spec.chunk_rows:
+        found.append(
+            f"X has chunks of {spec.chunk_rows:,} rows and y of {y_rows:,}: parts of y are read "
+            "more than once; ingest the store"
+        )
+    if spec.x_dtype.kind == "u" and not _is_compressed(store):
+        ratio = _would_compress(store)
+        if ratio > _WORTH_COMPRESSING:
+            found.append(
+                f"{spec.x_dtype.name} rows are stored as they are; zstd would make them "
+                f"{ratio:.2g} times smaller: ingest with compress zstd"
+            )
+    return found
+
+
+def _is_compressed(store: Store) -> bool:
+    return any(not isinstance(codec, Crc32cCodec) for codec in store.stored.x.compressors)
+
+
+def _would_compress(store: Store) -> float:
+    """By how much zstd makes the first MiB of rows smaller."""
+    try:
+        rows = store.read_chunk(0)[0]
+    except DataError:  # absent, perhaps
+        return 1.0
+    part = rows[: max(1, _SMALL_CHUNK // store.spec.row_bytes)].tobytes()
+    return len(part) / len(Zstd(level=3).encode(part))
+
+
+def _foreign_warnings(store: Store, listed: bool) -> list[str]:
+    found = [
+        "streamkern did not write this store: no digests, no statistics, and the fingerprint "
+        "covers its metadata only; ingest it to get them"
+    ]
+    absent = store.absent_chunks() if listed else 0
+    if absent:
+        found.append(
+            f"{absent} chunks are absent; reading them is an error unless the store is opened "
+            'with missing="fill"'
+        )
+    return found
+
+
+def _target_warnings(store: Store) -> list[str]:
+    found, spec = [], store.spec
+    if looks_sorted(store):
+        found.append(
+            "rows are sorted or grouped by label: batches will not be mixed well; ingest the store "
+            "with shuffle"
+        )
+    if spec.classes is not None and spec.class_counts is not None:
+        found += class_notes(spec.classes, np.array(spec.class_counts, np.float64), "rows")
+    return found

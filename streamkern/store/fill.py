@@ -1,0 +1,126 @@
+"""Fills a store with the chunks that a caller makes: several at a time, resumable, then published.
+
+What a killed call left behind is verified by its digest and kept, and the same call makes the rest.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
+
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.machine import available_cpus
+from streamkern.basics.parallel import in_turn
+from streamkern.basics.text import size_text
+from streamkern.filesystem.urls import local_path, redact
+from streamkern.store.layout import StoreSpec
+from streamkern.store.statistics import RunningStatistics
+from streamkern.store.writer import Chunk, StoreWriter
+
+DEFAULT_MEMORY = 1 << 30
+_REMOTE_WRITERS = 16
+# Of a chunk being made and written: the rows as they came, the cast, what two transforms make of
+# them, and five for digesting, compressing and writing it, less what is gone by then.
+COPIES_OF_A_CHUNK = 8
+
+Progress = Callable[[str, int, int | None], None]
+
+
+def checked_chunk_bytes(chunk_mb: float, memory: int, n_chunks: int) -> int:
+    """Bytes of a chunk of `chunk_mb` MiB; ConfigError if `memory` does not hold `n_chunks`."""
+    chunk_bytes = int(chunk_mb * 2**20)
+    if chunk_bytes < 1:
+        raise ConfigError(f"chunk_mb={chunk_mb} must be positive")
+    if memory < n_chunks * chunk_bytes:
+        raise ConfigError(
+            f"memory={size_text(memory)} is less than {n_chunks} chunks of chunk_mb={chunk_mb}; "
+            f"raise memory= to {-(-n_chunks * chunk_bytes >> 20)} MiB or lower chunk_mb="
+        )
+    return chunk_bytes
+
+
+def refuse_same_place(
+    inputs: Iterable[str | os.PathLike[str]], out_url: str | os.PathLike[str]
+) -> None:
+    """ConfigError if one of the inputs is where the store goes."""
+    there = local_path(out_url)
+    for path in inputs:
+        here = local_path(path)
+        same = str(path).rstrip("/") == str(out_url).rstrip("/")
+        if same or (here is not None and there is not None and here.resolve() == there.resolve()):
+            raise ConfigError(f"{redact(out_url)} is both input and output; write elsewhere")
+
+
+def n_writers(url: str | os.PathLike[str], memory: int, chunk_bytes: int) -> int:
+    """Chunks to make and write at a time; writes to a network wait, and go on side by side."""
+    # On a disk two more than there are cores, which wait for it to be written.
+    wanted = available_cpus() + 2 if local_path(url) is not None else _REMOTE_WRITERS
+    return max(1, min(wanted, memory // (COPIES_OF_A_CHUNK * chunk_bytes)))
+
+
+def fill(
+    writer: StoreWriter,
+    chunks_from: Callable[[int], Iterable[Callable[[], Chunk]]],
+    n_ahead: int,
+    progress: Progress | None = None,
+) -> StoreSpec:
+    """Keep the chunks that verify, make the others, and publish; the spec of the store.
+
+    Parameters
+    ----------
+    writer : of a known number of rows
+    chunks_from : gives for i, in order, the calls that make chunk i and those after it. Each call
+        runs on some thread, up to `n_ahead` behind the one waited for.
+    progress : called with ("write", rows done, rows in all) after each chunk
+    """
+    spec = writer.spec
+    n_classes = None if spec.classes is None else len(spec.classes)
+    stats = RunningStatistics(spec.n_features, n_classes)
+    with ThreadPoolExecutor(n_ahead, thread_name_prefix="streamkern-write") as pool:
+        # Chunks are counted on their threads and added in their order, which is part of the bits.
+        for counted in _written(writer, chunks_from, stats.empty, pool, n_ahead):
+            stats.merge(counted)
+            if progress is not None:
+                progress("write", stats.n_rows, spec.n_rows)
+    return writer.finish(stats.result())
+
+
+def _written(
+    writer: StoreWriter,
+    chunks_from: Callable[[int], Iterable[Callable[[], Chunk]]],
+    empty: Callable[[], RunningStatistics],
+    pool: ThreadPoolExecutor,
+    n_ahead: int,
+) -> Iterator[RunningStatistics]:
+    """Those of every chunk in its order, which is in the store by then."""
+
+    def counted(chunk: Chunk) -> RunningStatistics:
+        stats = empty()
+        stats.add(chunk.X, chunk.y, chunk.w)
+        return stats
+
+    def keep(i: int) -> RunningStatistics | None:
+        chunk = writer.stored(i)
+        return None if chunk is None else counted(chunk)
+
+    def write(i: int, make: Callable[[], Chunk]) -> RunningStatistics:
+        chunk = writer.stored(i)
+        if chunk is None:
+            chunk = make()
+            writer.write_chunk(i, *chunk)
+        return counted(chunk)
+
+    first = 0
+    stored = (partial(keep, i) for i in range(writer.n_chunks))
+    with closing(in_turn(pool, stored, n_ahead)) as kept:
+        for stats in kept:
+            if stats is None:
+                break
+            yield stats
+            first += 1
+    # Threads finish out of order, so that of these some may be stored as well.
+    missing = (partial(write, i, make) for i, make in enumerate(chunks_from(first), first))
+    yield from in_turn(pool, missing, n_ahead)

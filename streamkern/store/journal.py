@@ -1,0 +1,153 @@
+"""The state of a store that is being written, which is in the store: who writes it, what is done.
+
+The group attribute says "writing" and holds the plan the content is made from and who writes it.
+Who was taken for dead and goes on finds another writer there, or none, and does not publish. The
+array `digests` is the journal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import uuid
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import zarr
+
+from streamkern.basics.errors import DataError, ResumeMismatchError
+from streamkern.filesystem.ownership import ATTRIBUTE, STORE, begin, mark_at, sweep
+from streamkern.filesystem.urls import redact
+from streamkern.store import layout
+from streamkern.store.fast_chunks import ChunkWriter
+from streamkern.store.layout import DIGEST_CHUNK
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+# Kinds of data that are known by their name or their ends: good to go on from, no more.
+_VAGUE = ("iterator", "arrays", "generator", "function")
+
+
+class Claim:
+    """A place that is this writer's until another one takes it.
+
+    `plan`, JSON values, is all that the content follows from. `group` is what to write to, and
+    `resumed` says whether an interrupted write of the same plan goes on in it.
+
+    Raises DataError where a finished store or something else is, and ResumeMismatchError where
+    an unfinished store of another plan is. With `overwrite` what streamkern wrote is replaced.
+    """
+
+    def __init__(self, store: Any, url: str, plan: dict[str, Any], overwrite: bool) -> None:
+        self._store, self._url, self._id = store, url, uuid.uuid4().hex
+        self.group, self.resumed = self._take(plan, overwrite)
+
+    def _take(self, plan: dict[str, Any], overwrite: bool) -> tuple[zarr.Group, bool]:
+        mark, where = mark_at(self._store, self._url), redact(self._url)
+        writing: Any = {
+            "kind": STORE, "schema": layout.SCHEMA, "status": "writing", "plan": plan,
+            "writer": self._id,
+        }  # fmt: skip
+        if mark is not None and mark.get("kind") == STORE:
+            sweep(self._store, STORE)
+            same = mark.get("plan") == plan and mark.get("schema") == layout.SCHEMA
+            status = mark.get("status")
+            if same and status == "writing":
+                group = zarr.open_group(self._store, mode="r+")
+                group.attrs[ATTRIBUTE] = writing
+                return group, True
+            if not overwrite and status == "complete":
+                raise DataError(f"{where} already holds a store; overwrite=True replaces it")
+            if not overwrite and not same:
+                old = {"schema": mark.get("schema"), **(mark.get("plan") or {})}
+                names = _differences(old, {"schema": layout.SCHEMA, **plan})
+                raise ResumeMismatchError(
+                    f"{where} holds an unfinished store made with other settings or data "
+                    f"({names}); repeat those, or pass overwrite=True"
+                )
+        return begin(self._store, self._url, writing), False
+
+    def check(self) -> None:
+        """DataError unless the place is still this writer's."""
+        state = mark_at(self._store, self._url) or {}
+        if (state.get("status"), state.get("writer")) != ("writing", self._id):
+            raise DataError(
+                f"{redact(self._url)} can not be finished: another writer has begun there since "
+                "this one did, and what is there belongs to it; let only one write at a time"
+            )
+
+
+class Journal:
+    """Digests of the chunks that are written: a row for each, 0 for none.
+
+    Chunks may be added on several threads. `digests` (chunks, bytes) is the array in memory.
+    """
+
+    digests: NDArray[np.uint8]
+
+    def __init__(self, array: Any) -> None:
+        self._array, self._chunks = array, ChunkWriter(array)
+        self._lock = threading.Lock()  # an older slab must not be written over a newer
+        try:
+            self.digests = np.array(array[:], dtype=np.uint8)
+        except (ValueError, RuntimeError):  # a damaged journal means nothing is known to be done
+            self.digests = np.zeros(array.shape, np.uint8)
+
+    @property
+    def done(self) -> NDArray[np.bool_]:
+        """(chunks,) bool: those that are written."""
+        return np.asarray(self.digests.any(axis=1))
+
+    def digest(self, i: int) -> NDArray[np.uint8] | None:
+        """That of chunk `i`, if it is written."""
+        return self.digests[i] if i < len(self.digests) and self.digests[i].any() else None
+
+    def add(self, i: int, digest: NDArray[np.uint8]) -> None:
+        """Chunk `i` is written, all of it."""
+        slab = i - i % DIGEST_CHUNK
+        rows = slice(slab, min(slab + DIGEST_CHUNK, len(self.digests)))
+        with self._lock:
+            self.digests[i] = digest
+            self._chunks.write(slab // DIGEST_CHUNK, self.digests[rows])
+
+    def resize(self, n_chunks: int) -> None:
+        """Make room for `n_chunks`, or cut what is behind them."""
+        grown = np.zeros((n_chunks, self.digests.shape[1]), np.uint8)
+        keep = min(n_chunks, len(self.digests))
+        grown[:keep] = self.digests[:keep]
+        self._array.resize(grown.shape)
+        self.digests = grown
+
+
+def made_from(plan: Mapping[str, Any], compress: str) -> str | None:
+    """sha256 of all that a store follows from; None where `plan` does not tell data from others."""
+    text = json.dumps([plan, compress], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest() if _tells_data(plan) else None
+
+
+def is_made_from(mark: Mapping[str, Any], plan: Mapping[str, Any], compress: str) -> bool:
+    """Whether there is a finished store that the same call would make again."""
+    made = mark.get("made_from")
+    found = mark.get("kind"), mark.get("schema"), mark.get("status")
+    return found == (STORE, layout.SCHEMA, "complete") and (
+        made is not None and made == made_from(plan, compress)
+    )
+
+
+def _tells_data(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        # A foreign store that is ingested is known by its metadata alone: it has no fingerprint.
+        unknown = "meta:" if value.get("kind") == "zarr" else ""
+        known_by = str(value.get("fingerprint", unknown))
+        vague = value.get("kind") in _VAGUE or known_by.startswith(("meta:", "name:"))
+        return not vague and all(_tells_data(v) for v in value.values())
+    return not isinstance(value, list | tuple) or all(_tells_data(v) for v in value)
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    names = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
+    return ", ".join(names) + " differ"

@@ -1,0 +1,262 @@
+"""The on-disk layout of a training set: what the arrays are, their chunks, codecs and digests.
+
+A store is a Zarr v3 group:
+
+    X        (n, d) or (n, h, w, ch)   uint8, uint16, float16, float32 or float64
+    y        (n,) class ids 0..c-1, or (n, c) float targets; the same row chunks as X
+    w        (n,) float32              sample weights, where the rows have some; chunks as y
+    row      (n,) uint64               number of the row in the source, over all files; chunks as y
+    digests  (chunks, 96) uint8        sha256 of the chunk of X, of y, (of w: 128) and of row
+    crc      (chunks, 3) uint32        checksums of the same chunks as they are stored, in 3 or 4
+
+and one group attribute, ``streamkern``: schema version, status, class names and counts, names of
+columns, files and their rows, statistics of features and targets, and the fingerprint. A digest is
+over the decoded rows in little-endian C order (the padding of the last chunk is left out), so it
+does not depend on the codec. The digests are an array because 10^8 rows have 75 000 chunks; they
+double as the journal of an ingest: a row of zeros is a chunk not yet written. A checksum is the
+CRC-32C at the end of the chunk: whoever reads a chunk has it, and comparing it with the one written
+down tells a chunk of another place or store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from zarr.codecs import Crc32cCodec, ZstdCodec
+
+from streamkern.basics.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+    from zarr.abc.codec import BytesBytesCodec
+
+SCHEMA = 3
+ROW = np.dtype(np.uint64)
+DIGEST_BYTES = 32
+DIGEST_CHUNK = 1024  # rows of `digests` written at once: 64 KiB
+DEFAULT_CHUNK_BYTES = 8 << 20
+CRC_CHUNK = 1 << 16  # rows of `crc` in a chunk
+ZSTD_LEVEL = 3
+X_DTYPES = tuple(np.dtype(t) for t in ("uint8", "uint16", "float16", "float32", "float64"))
+
+
+@dataclass(frozen=True, eq=False)
+class StoreSpec:
+    """What a store holds, known without reading a chunk.
+
+    Attributes
+    ----------
+    n_rows, row_shape, x_dtype, chunk_rows
+        Rows, shape of one row ((d,) or (h, w, ch)), dtype of X, rows in a chunk.
+    n_outputs : int
+        c: classes, or columns of float targets; 0 for a store opened without targets.
+    classes : tuple of str or None
+        Sorted class names when y holds class ids; None for float targets.
+    mean, scale : (d,) float64 or None
+        Mean and standard deviation (over n) of each feature, flattened in C order.
+    global_mean, global_scale : float or None
+        The same over all entries of X.
+    class_counts : tuple of int or None
+    fingerprint : str
+        sha256 over digests and layout; ``meta:`` + sha256 of the metadata in foreign stores.
+    y_dtype : dtype or None
+        As stored; `Store.read_chunk` delivers class ids as int64.
+    weight_totals : tuple of float or None
+        Sum of the sample weights of each class (c,), or of all rows (1,); None without weights.
+    columns, target_columns : tuple of str or None
+        Names of the d features, and of the columns of y, where the source had names.
+    files : tuple of (str, int)
+        What the rows came from, in order, and how many each gave; `Store.source_rows` counts over
+        all of them. Empty where rows were made, or the store is foreign.
+    target_mean, target_scale : (c,) float64 or None
+        Mean and standard deviation of each output, one-hot for classes; by the sample weights
+        where there are some. None where they are not known without reading the data.
+    """
+
+    n_rows: int
+    row_shape: tuple[int, ...]
+    x_dtype: np.dtype[Any]
+    chunk_rows: int
+    n_outputs: int
+    classes: tuple[str, ...] | None
+    mean: NDArray[np.float64] | None = field(default=None, repr=False)
+    scale: NDArray[np.float64] | None = field(default=None, repr=False)
+    global_mean: float | None = None
+    global_scale: float | None = None
+    class_counts: tuple[int, ...] | None = None
+    fingerprint: str = ""
+    y_dtype: np.dtype[Any] | None = None
+    weight_totals: tuple[float, ...] | None = None
+    columns: tuple[str, ...] | None = None
+    target_columns: tuple[str, ...] | None = None
+    files: tuple[tuple[str, int], ...] = ()
+    target_mean: NDArray[np.float64] | None = field(default=None, repr=False)
+    target_scale: NDArray[np.float64] | None = field(default=None, repr=False)
+
+    @property
+    def n_features(self) -> int:
+        """d, or h * w * ch."""
+        return int(np.prod(self.row_shape))
+
+    @property
+    def row_bytes(self) -> int:
+        """Decoded bytes of one row of X."""
+        return self.n_features * self.x_dtype.itemsize
+
+    @property
+    def foreign(self) -> bool:
+        """True when streamkern did not write the store, so it has no digests."""
+        return self.fingerprint.startswith("meta:")
+
+
+def check_row_layout(row_shape: Sequence[int], dtype: np.dtype[Any], name: str = "X") -> None:
+    """Refuse a row shape or dtype that a store can not hold."""
+    if len(row_shape) not in (1, 3) or min(row_shape) < 1:
+        raise DataError(
+            f"{name} has rows of shape {tuple(row_shape)}; a store holds (n, d) or "
+            "(n, height, width, channels) with every dimension at least 1"
+        )
+    if dtype.newbyteorder("=") not in X_DTYPES:
+        names = ", ".join(t.name for t in X_DTYPES)
+        raise DataError(f"{name} has dtype {dtype}; a store holds {names}: convert it with dtype=")
+
+
+def default_chunk_rows(row_bytes: int, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> int:
+    """floor(chunk_bytes / row_bytes), at least 1."""
+    if chunk_bytes < 1:
+        raise ConfigError(f"chunk bytes {chunk_bytes} must be at least 1")
+    return max(1, chunk_bytes // row_bytes)
+
+
+def id_dtype(n_classes: int) -> np.dtype[Any]:
+    """The smallest unsigned integer that holds the ids 0..n_classes-1."""
+    return np.min_scalar_type(max(n_classes - 1, 0))
+
+
+def codecs(dtype: np.dtype[Any], compress: str = "auto") -> list[BytesBytesCodec]:
+    """Codecs behind the bytes: zstd level 3 where it pays, and always a checksum, last.
+
+    ``auto`` compresses integers only: float32/64 noise does not shrink, and decoding it costs
+    more than reading it.
+    """
+    if compress not in ("auto", "zstd", "none"):
+        raise ConfigError(f'compress="{compress}" is unknown; use "auto", "zstd" or "none"')
+    zstd = compress == "zstd" or (compress == "auto" and dtype.kind == "u")
+    return [*([ZstdCodec(level=ZSTD_LEVEL)] if zstd else []), Crc32cCodec()]
+
+
+def row_arrays(weighted: bool) -> tuple[str, ...]:
+    """Names of the arrays that have the same row chunks, in the order of digests and checksums."""
+    return ("X", "y", "w", "row") if weighted else ("X", "y", "row")
+
+
+def array_names(weighted: bool) -> tuple[str, ...]:
+    """Names of all arrays of a store."""
+    return (*row_arrays(weighted), "digests", "crc")
+
+
+def dimension_names(row_shape: Sequence[int]) -> tuple[str, ...]:
+    """Names for xarray: rows are shared between X and y."""
+    return ("row", "feature") if len(row_shape) == 1 else ("row", "height", "width", "channel")
+
+
+def canonical(array: NDArray[Any]) -> NDArray[Any]:
+    """C-contiguous and little-endian; the array itself when it already is."""
+    return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+
+
+def chunk_digest(*arrays: NDArray[Any]) -> NDArray[np.uint8]:
+    """(32 k,) uint8: sha256 of the decoded rows of each of k arrays, as stored."""
+    return np.concatenate([array_digest(array) for array in arrays])
+
+
+def array_digest(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """(32,) uint8: sha256 of an array in little-endian C order."""
+    return np.frombuffer(hashlib.sha256(canonical(array).data).digest(), np.uint8)
+
+
+def content_fingerprint(spec: StoreSpec, n_rows: int, digests: NDArray[np.uint8]) -> str:
+    """sha256 over the layout and every chunk digest; codec and location do not enter."""
+    header = {
+        "schema": SCHEMA,
+        "n_rows": n_rows,
+        "row_shape": list(spec.row_shape),
+        "x_dtype": spec.x_dtype.name,
+        "y_dtype": None if spec.y_dtype is None else spec.y_dtype.name,
+        "chunk_rows": spec.chunk_rows,
+        "n_outputs": spec.n_outputs,
+        "classes": None if spec.classes is None else list(spec.classes),
+    }
+    return _sha256(header, np.ascontiguousarray(digests).tobytes())
+
+
+def metadata_fingerprint(description: object) -> str:
+    """``meta:`` + sha256 of what is known about a foreign store without reading it."""
+    return "meta:" + _sha256(description, b"")
+
+
+def _sha256(header: object, tail: bytes) -> str:
+    text = json.dumps(header, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode() + b"\n" + tail).hexdigest()
+
+
+def spec_from_attributes(X: Any, y: Any, w: Any, state: Mapping[str, Any]) -> StoreSpec:
+    """The spec of a store that streamkern finished, from its attribute and its open arrays.
+
+    y : None for a store opened without targets. w : None for one without sample weights.
+    """
+    classes = None if state["classes"] is None or y is None else tuple(state["classes"])
+    counts = state["class_counts"]
+    return StoreSpec(
+        n_rows=X.shape[0],
+        row_shape=tuple(X.shape[1:]),
+        x_dtype=np.dtype(X.dtype),
+        chunk_rows=X.chunks[0],
+        n_outputs=0 if y is None else int(state["n_outputs"]),
+        classes=classes,
+        mean=_vector(state["mean"]),
+        scale=_vector(state["scale"]),
+        global_mean=state["global_mean"],
+        global_scale=state["global_scale"],
+        class_counts=None if counts is None or classes is None else tuple(counts),
+        fingerprint=state["fingerprint"],
+        y_dtype=None if y is None else np.dtype(y.dtype),
+        weight_totals=None if w is None else tuple(state["weight_totals"]),
+        columns=_names(state["columns"]),
+        target_columns=None if y is None else _names(state["target_columns"]),
+        files=tuple((name, n_rows) for name, n_rows in state["files"]),
+        target_mean=None if y is None else _vector(state["target_mean"]),
+        target_scale=None if y is None else _vector(state["target_scale"]),
+    )
+
+
+def _names(names: Sequence[str] | None) -> tuple[str, ...] | None:
+    return None if names is None else tuple(names)
+
+
+def _vector(values: Sequence[float] | None) -> NDArray[np.float64] | None:
+    return None if values is None else np.asarray(values, np.float64)
+
+
+def first_nonfinite(block: NDArray[Any]) -> tuple[int, int, float] | None:
+    """Row, flat column and value of the first NaN or infinity in (rows, ...), or None."""
+    if block.dtype.kind != "f" or block.size == 0:
+        return None
+    with np.errstate(over="ignore", invalid="ignore"):
+        # NaN and infinity survive a sum, so a finite sum clears the block in one fast pass.
+        total = block.sum(dtype=np.float32 if block.dtype.itemsize == 2 else None)
+    if np.isfinite(total):
+        return None
+    flat = block.reshape(len(block), -1)
+    rows_ok = np.isfinite(flat).all(axis=1)
+    if rows_ok.all():
+        return None
+    row = int(np.argmin(rows_ok))
+    column = int(np.argmin(np.isfinite(flat[row])))
+    return row, column, float(flat[row, column])

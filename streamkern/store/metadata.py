@@ -1,0 +1,273 @@
+"""What a zarr group holds, found out when it is opened: one of our stores, or a foreign one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import zarr
+from zarr.errors import ContainsArrayError, NodeTypeValidationError
+
+from streamkern.basics.errors import (
+    ConfigError,
+    CorruptChunkError,
+    DataError,
+    StoreNotFoundError,
+    StreamkernError,
+)
+from streamkern.filesystem.ownership import ATTRIBUTE, STORE
+from streamkern.filesystem.urls import StrictStore, redact
+from streamkern.store import layout
+from streamkern.store.layout import StoreSpec
+from streamkern.store.sample_weights import add_totals, as_weights
+from streamkern.store.zarr_json import Documents, open_array, own_documents, own_mark, without_mark
+
+if TYPE_CHECKING:
+    pass
+
+MAX_INFERRED_CLASSES = 10_000  # foreign integer targets up to this many become classes
+Names = tuple[str, str | None, str | None]
+"""Of the arrays of rows, targets and sample weights."""
+Arrays = tuple[Any, Any, Any]
+"""The zarr arrays of these names."""
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What a group holds.
+
+    x, y, w : zarr arrays; y and w may be None. row, digests, crc : those of our own stores, else
+    None. mark : the attribute of our own stores, else empty. store, path : where the group is.
+    """
+
+    store: StrictStore
+    path: str
+    names: Names
+    spec: StoreSpec
+    x: Any
+    y: Any
+    w: Any
+    row: Any = None
+    digests: Any = None
+    crc: Any = None
+    mark: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_metadata(
+    inner: Any, prefix: str, url: str, names: Names, missing: str, foreign: bool = False
+) -> Found:
+    """What the group holds; CorruptChunkError for a store of ours that was altered.
+
+    Of our own stores the sample weights are read with the targets, where there are some.
+    foreign : take the group as it is, also where streamkern wrote it.
+    """
+    for name in names:
+        _check_name(name)
+    strict = StrictStore(inner)
+    documents = None if foreign else own_documents(strict, prefix, url)
+    if documents is not None:
+        return _own(strict, prefix, documents, names, url)
+    return _foreign(inner, prefix, names, missing, url, foreign)
+
+
+def fingerprint_now(found: Found, url: str) -> str:
+    """The fingerprint of what is at the place of a store by now."""
+    if found.spec.foreign:
+        arrays = _foreign_arrays(_strict_group(found.store, found.path, url), found.names, url)
+        return foreign_fingerprint(arrays, found.names)
+    mark = own_mark(found.store, found.path, url)
+    return str({} if mark is None else mark.get("fingerprint"))
+
+
+def _own(strict: StrictStore, path: str, documents: Documents, names: Names, url: str) -> Found:
+    if names[0] != "X" or names[1] not in ("y", None) or names[2] not in ("w", None):
+        raise DataError(
+            f"{redact(url)} is a store that streamkern wrote, with rows in 'X' and targets in 'y', "
+            f"and {', '.join(repr(n) for n in names if n is not None)} were asked for; leave the "
+            "names out, or pass foreign=True (data.foreign) to read other arrays, without classes, "
+            "weights and checks"
+        )
+    try:
+        arrays = {name: open_array(strict, path, name, documents) for name in documents.arrays}
+        y = None if names[1] is None else arrays["y"]
+        w = None if names[1] is None else arrays.get("w")
+        spec = layout.spec_from_attributes(arrays["X"], y, w, documents.mark)
+    except Exception as error:  # what this version of zarr, or of ours, does not understand
+        raise CorruptChunkError(
+            f"the metadata of {redact(url)} are as they were written and make no sense here "
+            f"({type(error).__name__}: {error}); ingest the data again"
+        ) from error
+    names = ("X", None if y is None else "y", None if w is None else "w")
+    return Found(
+        strict, path, names, spec, arrays["X"], y, w,
+        arrays["row"], arrays["digests"], arrays["crc"], documents.mark,
+    )  # fmt: skip
+
+
+def _check_name(name: str | None) -> None:
+    """ConfigError for what leads out of the group, or to one of its arrays by another name."""
+    if name is not None and any(part in ("", ".", "..") for part in name.split("/")):
+        raise ConfigError(f"{name!r} is no name of an array; give it as it is in the group")
+
+
+# --------------------------------------------------------------------------------- foreign ones
+
+
+def _foreign(inner: Any, path: str, names: Names, missing: str, url: str, foreign: bool) -> Found:
+    strict = StrictStore(inner)
+    group = _strict_group(strict, path, url)
+    if missing == "fill":
+        group = zarr.open_group(inner, path=group.path, mode="r")
+    X, y, w = _foreign_arrays(group, names, url)
+    if not foreign and X.attrs.get(ATTRIBUTE) == STORE:
+        raise without_mark(url)
+    return Found(strict, path, names, _foreign_spec((X, y, w), names, url), X, y, w)
+
+
+def _foreign_arrays(group: zarr.Group, names: Names, url: str) -> Arrays:
+    found = []
+    for name in names:
+        with _explained(f"the metadata of {name!r} of {redact(url)}"):
+            array = None if name is None else group.get(name)
+        if name is not None and not isinstance(array, zarr.Array):
+            raise StoreNotFoundError(
+                f"{redact(url)} has no array {name!r}; it has {_array_names(group)}"
+            )
+        found.append(array)
+    X, y, w = found
+    return X, y, w
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Whatever a library raises on metadata it does not understand becomes a DataError."""
+    try:
+        yield
+    except (OSError, StreamkernError, MemoryError):
+        raise
+    except Exception as error:
+        raise DataError(f"{what} can not be read ({type(error).__name__}: {error})") from error
+
+
+def _strict_group(strict: StrictStore, path: str, url: str) -> zarr.Group:
+    """The group with missing chunks turned into errors."""
+    try:
+        with _explained(f"the metadata of {redact(url)}"):
+            try:  # without a format zarr asks for the metadata of both: four requests
+                return zarr.open_group(strict, path=path, mode="r", zarr_format=3)
+            except FileNotFoundError:
+                return zarr.open_group(strict, path=path, mode="r", zarr_format=2)
+            except (ContainsArrayError, NodeTypeValidationError) as error:
+                raise DataError(
+                    f"{redact(url)} is a single zarr array; give the group that holds X and y"
+                ) from error
+    except FileNotFoundError as error:
+        raise StoreNotFoundError(f"there is no zarr store at {redact(url)}") from error
+
+
+def _foreign_spec(arrays: Arrays, names: Names, url: str) -> StoreSpec:
+    X, y, w = arrays
+    where = f"{names[0]!r} of {redact(url)}"
+    if X.ndim < 2 or X.shape[0] < 1:
+        raise DataError(f"{where} has shape {X.shape}; it needs rows along a first axis")
+    x_dtype = np.dtype(X.dtype).newbyteorder("=")
+    layout.check_row_layout(X.shape[1:], x_dtype, where)
+    classes, counts, n_outputs = None, None, 0
+    if y is not None:
+        if y.ndim not in (1, 2) or y.shape[0] != X.shape[0]:
+            raise DataError(
+                f"{names[1]!r} of {redact(url)} has shape {y.shape}; {X.shape[0]} rows of X need "
+                f"({X.shape[0]},) class ids or ({X.shape[0]}, c) values"
+            )
+        n_outputs = 1 if y.ndim == 1 else y.shape[1]
+        if y.ndim == 1 and np.dtype(y.dtype).kind in "iub":
+            counts = _scan_classes(y, f"{names[1]!r} of {redact(url)}")
+            classes, n_outputs = tuple(str(k) for k in range(len(counts))), len(counts)
+        elif np.dtype(y.dtype).kind not in "iuf":
+            raise DataError(f"{names[1]!r} of {redact(url)} has dtype {y.dtype}; ingest it first")
+    return StoreSpec(
+        n_rows=X.shape[0],
+        row_shape=tuple(X.shape[1:]),
+        x_dtype=x_dtype,
+        chunk_rows=min(chunk_rows(X), X.shape[0]),
+        n_outputs=n_outputs,
+        classes=classes,
+        class_counts=counts,
+        fingerprint=foreign_fingerprint(arrays, names),
+        y_dtype=None if y is None else np.dtype(y.dtype).newbyteorder("="),
+        weight_totals=None if w is None else _scan_weights(y, w, classes, names, url),
+    )
+
+
+def foreign_fingerprint(arrays: Arrays, names: Names) -> str:
+    return layout.metadata_fingerprint(
+        [
+            [name, list(a.shape), np.dtype(a.dtype).str, list(a.chunks), dict(a.attrs)]
+            for name, a in zip(names, arrays, strict=True)
+            if a is not None
+        ]
+    )
+
+
+def _scan_classes(y: Any, where: str) -> tuple[int, ...]:
+    """Rows per class id 0..max of a foreign integer y, in one pass of a chunk at a time."""
+    counts = np.zeros(0, np.int64)
+    for _, stored in _slabs(where, y):
+        ids = stored.astype(np.int64)
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= MAX_INFERRED_CLASSES:
+            raise DataError(
+                f"{where} holds the integer {low if low < 0 else high}; integers are taken for "
+                f"class ids 0..{MAX_INFERRED_CLASSES - 1}: ingest the store to map its labels"
+            )
+        block = np.bincount(ids, minlength=len(counts))
+        block[: len(counts)] += counts
+        counts = block
+    return tuple(int(k) for k in counts)
+
+
+def _scan_weights(
+    y: Any, w: Any, classes: tuple[str, ...] | None, names: Names, url: str
+) -> tuple[float, ...]:
+    """Sums of foreign sample weights, as in `StoreSpec`, in one pass over w, and y of classes."""
+    where = f"{names[2]!r} of {redact(url)}"
+    if y is None or w.shape != y.shape[:1]:
+        raise DataError(
+            f"{where} has shape {w.shape}; sample weights are one number for each row, beside y"
+        )
+    totals = np.zeros(1 if classes is None else len(classes))
+    for start, part, *ids in _slabs(where, w, *([] if classes is None else [y])):
+        part = as_weights(part, len(part), where, start)
+        add_totals(totals, ids[0] if ids else part, part, classes is not None)
+    return tuple(totals.tolist())
+
+
+def _slabs(where: str, *arrays: Any) -> Iterator[Any]:
+    """First row and rows of `arrays`, some chunks of the first one at a time."""
+    step = max(chunk_rows(arrays[0]), 1 << 16)
+    for start in range(0, arrays[0].shape[0], step):
+        try:
+            parts = [np.asarray(array[start : start + step]) for array in arrays]
+        except CorruptChunkError as error:
+            raise CorruptChunkError(f"{where}: {error}") from error
+        except (StreamkernError, OSError, MemoryError):
+            raise
+        except Exception as error:
+            raise CorruptChunkError(f"{where} does not decode near row {start}: {error}") from error
+        yield start, *parts
+
+
+def chunk_rows(array: Any) -> int:
+    """Rows of the unit of reading: the shard where there is one."""
+    return int((array.shards or array.chunks)[0])
+
+
+def _array_names(group: zarr.Group) -> str:
+    try:
+        names = sorted(name for name, _ in group.arrays())
+    except Exception:  # plain HTTP can not list
+        return "no names to list"
+    return ", ".join(names) if names else "no arrays"

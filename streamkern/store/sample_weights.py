@@ -1,0 +1,150 @@
+"""Sample weights: what is minimised is sum_i w_i |f(x_i) - y_i|^2, w_i >= 0 with mean 1.
+
+A row may bring a weight (array `w` of a store, `sample_weight` of an array), and a class may have
+one; the weight of a row is their product, divided by the mean over an epoch. With mean 1 the ridge,
+the losses and the step rules keep the scale they have without weights, and a whole-number weight is
+worth as many copies of the row. What a row brings is float32 and is not divided: the rows of a
+mixture keep the proportions they were stored with.
+
+The weights of whole stores in a mixture (`data.weights`) are something else: the shares in which
+their rows come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.text import some
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+DTYPE = np.dtype(np.float32)
+IMBALANCE = 100  # the largest class over the smallest, from which on it is worth a word
+ClassWeight = Mapping[str, float] | Literal["balanced"]
+
+
+def as_weights(w: Any, n_rows: int, where: str, first_row: int = 0) -> NDArray[np.float32]:
+    """(n_rows,) float32, finite and none below 0; `where` and `first_row` are for messages.
+
+    Raises
+    ------
+    DataError
+        Another shape, not numbers, or a weight that is negative, NaN or infinite as float32.
+    """
+    w = np.asarray(w)
+    if w.shape != (n_rows,) or w.dtype.kind not in "biuf":
+        raise DataError(
+            f"the sample weights of {where} have shape {w.shape} and dtype {w.dtype}; give one "
+            f"number for each of its {n_rows} rows"
+        )
+    with np.errstate(over="ignore"):
+        weights: NDArray[np.float32] = w.astype(DTYPE, copy=False)
+    wrong = ~(np.isfinite(weights) & (weights >= 0))
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise DataError(
+            f"the sample weight of {where}, row {first_row + row}, is {w[row]}; weights are finite "
+            "numbers, 0 or above"
+        )
+    return weights
+
+
+def add_totals(
+    totals: NDArray[np.float64], y: NDArray[Any], w: NDArray[Any] | None, classes: bool
+) -> None:
+    """totals += the weights of a block, or its rows: of each class (c,), else of all (1,)."""
+    if classes:
+        totals += np.bincount(y.astype(np.int64), w, minlength=len(totals))
+    else:
+        totals += len(y) if w is None else w.sum(dtype=np.float64)
+
+
+def weight_factors(
+    source: Any, class_weight: ClassWeight | None = None
+) -> NDArray[np.float64] | None:
+    """What to multiply the weights of rows with, so that their mean is 1; None without weights.
+
+    source : a `Source`, of which `n_rows`, `classes`, `weighted` and `totals` are asked.
+
+    (c,) for the rows of each class, (1,) where targets are values. "balanced" gives every class
+    that has rows the same weight in all, n / (classes * rows of the class), as in scikit-learn; of
+    classes that a table does not name the weight is 1.
+
+    Raises
+    ------
+    ConfigError
+        class_weight for values, of an unknown class, or where rows per class are not known.
+    DataError
+        All weights are 0.
+    """
+    totals = getattr(source, "totals", None)
+    if class_weight is None and not getattr(source, "weighted", False):
+        return None
+    if class_weight is not None and source.classes is None:
+        raise ConfigError(
+            "data.class_weight is for classes, and the targets are values; leave it out, or give "
+            "a weight for each row"
+        )
+    if totals is None:
+        raise ConfigError(
+            f"data.class_weight={class_weight!r} needs the number of rows of each class, which "
+            "this source does not know; write it to a store first"
+        )
+    factors = _of_classes(class_weight, source.classes or (), totals)
+    total = float(factors @ totals)
+    if not total > 0:
+        raise DataError("all sample weights are 0; give some rows a weight above 0")
+    return np.asarray(factors * (source.n_rows / total))
+
+
+def class_notes(classes: tuple[str, ...], totals: NDArray[np.float64], what: str) -> list[str]:
+    """What is unusual about the classes, in sentences.
+
+    totals : (c,) the rows of each class, or their weights; what : "rows" or "weight"
+    """
+    present = np.flatnonzero(totals > 0)
+    if len(present) == 0:
+        return []
+    if len(present) == 1:
+        return [
+            f"all {what} {'are' if what == 'rows' else 'is'} of class {classes[present[0]]!r}, so "
+            "there is nothing to learn; add rows of another class"
+        ]
+    found = []
+    if len(present) < len(totals):
+        first = int(np.argmin(totals > 0))
+        more = len(totals) - len(present) - 1
+        others = f" and {more} more have" if more else " has"
+        found.append(f"class {classes[first]!r}{others} no {what}, and will not be predicted")
+    shares = totals / totals.sum()
+    low, high = present[np.argmin(totals[present])], int(np.argmax(totals))
+    if totals[high] > IMBALANCE * totals[low]:
+        found.append(
+            f"classes are unbalanced: class {classes[low]!r} has {100 * shares[low]:.2g}% of the "
+            f"{what} and class {classes[high]!r} {100 * shares[high]:.3g}%; set class_weight = "
+            '"balanced" if both matter alike'
+        )
+    return found
+
+
+def _of_classes(
+    class_weight: ClassWeight | None, classes: tuple[str, ...], totals: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    if class_weight is None:
+        return np.ones(len(totals))
+    if class_weight == "balanced":
+        present = totals > 0
+        shares = np.where(present, totals, 1) * max(1, present.sum()) / max(totals.sum(), 1e-300)
+        return np.asarray(present / shares)
+    unknown = [name for name in class_weight if name not in classes]
+    if unknown:
+        raise ConfigError(
+            f"data.class_weight has the class {unknown[0]!r}, which the data has not; its classes "
+            f"are {some(classes)}"
+        )
+    return np.array([float(class_weight.get(name, 1.0)) for name in classes])

@@ -1,0 +1,220 @@
+"""Mean and standard deviation of features and targets, accumulated over chunks in float64.
+
+Each slab of rows gives a count, a mean and a sum of squared deviations from that mean, and two
+such triples merge by the update of Chan, Golub and LeVeque (1979):
+
+    delta = mean_b - mean_a
+    mean  = mean_a + delta * n_b / n
+    M2    = M2_a + M2_b + delta^2 * n_a n_b / n
+
+which does not cancel as sum(x^2) - sum(x)^2 / n would. All of it is of differences to the first
+row, so that a constant column has no deviation at all, and one far from 0 loses none. Of targets n
+is the sum of the sample weights, where rows have some. The slab size depends on the row size only,
+so that the same chunks in the same order give the same bits, interrupted or not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from streamkern.basics.errors import DataError
+from streamkern.store.sample_weights import add_totals
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_SLAB_BYTES = 1 << 20  # float64 working copy: stays in L2, and bounds memory for wide rows
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """Per-feature and global mean and standard deviation (over n), and rows per class.
+
+    weight_totals : sums of the sample weights, as in `StoreSpec`; features are not weighted.
+    target_mean, target_scale : (c,) float64, by the sample weights; None where those are all 0.
+    """
+
+    mean: NDArray[np.float64]
+    scale: NDArray[np.float64]
+    global_mean: float
+    global_scale: float
+    class_counts: tuple[int, ...] | None
+    weight_totals: tuple[float, ...] | None = None
+    target_mean: NDArray[np.float64] | None = None
+    target_scale: NDArray[np.float64] | None = None
+
+
+class ColumnMoments:
+    """Weight, mean and sum of squared deviations of columns; float64, merged slab by slab."""
+
+    def __init__(self, n_columns: int) -> None:
+        self.weight = 0.0
+        self._first: NDArray[np.float64] | None = None
+        self._mean = np.zeros(n_columns)  # less the first row
+        self._m2 = np.zeros(n_columns)
+        self._slab = max(1, _SLAB_BYTES // (8 * max(1, n_columns)))
+
+    @classmethod
+    def of(
+        cls, weight: float, mean: NDArray[np.float64], scale: NDArray[np.float64]
+    ) -> ColumnMoments:
+        """Of rows of which these are known; scale : (n_columns,) standard deviation."""
+        moments = cls(len(mean))
+        moments.weight, moments._first, moments._m2 = weight, mean, weight * scale**2
+        return moments
+
+    def take(self, places: Any) -> ColumnMoments:
+        """Those of the columns at `places`, a slice or an array, in that order."""
+        moments = ColumnMoments(len(self._mean[places]))
+        moments.weight, moments._mean, moments._m2 = (
+            self.weight,
+            self._mean[places],
+            self._m2[places],
+        )
+        moments._first = None if self._first is None else self._first[places]
+        return moments
+
+    def add(self, rows: NDArray[Any], w: NDArray[Any] | None = None) -> None:
+        """Take in rows (k, n_columns) of any dtype, with the weights w (k,), or 1 each."""
+        if self._first is None and len(rows):
+            self._first = rows[0].astype(np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for start in range(0, len(rows), self._slab):
+                part = slice(start, start + self._slab)
+                self._add_slab(
+                    rows[part] - self._first,
+                    None if w is None else w[part].astype(np.float64)[:, None],
+                )
+
+    def _add_slab(self, block: NDArray[np.float64], w: NDArray[np.float64] | None) -> None:
+        weight = float(len(block) if w is None else w.sum())
+        if not weight:
+            return  # rows that count for nothing
+        mean = (block if w is None else w * block).sum(axis=0) / weight
+        block -= mean
+        np.square(block, out=block)
+        if w is not None:
+            block *= w
+        self._merge(weight, mean, block.sum(axis=0))
+
+    def merge(self, other: ColumnMoments, times: float = 1.0) -> None:
+        """Take in the rows of `other`, each so many times."""
+        if not other.weight:
+            return
+        if self._first is None:
+            self._first = other.mean
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._merge(times * other.weight, other.mean - self._first, times * other._m2)
+
+    def _merge(self, weight: float, mean: NDArray[np.float64], m2: NDArray[np.float64]) -> None:
+        delta = mean - self._mean
+        total = self.weight + weight
+        self._mean += delta * (weight / total)
+        self._m2 += m2 + delta**2 * (self.weight * weight / total)
+        self.weight = total
+
+    @property
+    def mean(self) -> NDArray[np.float64]:
+        """(n_columns,); not finite where it overflows."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self._mean if self._first is None else self._first + self._mean
+
+    def variance(self) -> NDArray[np.float64]:
+        """(n_columns,); infinite where it overflows."""
+        return self._m2 / self.weight
+
+
+class RunningStatistics:
+    """Accumulates `Statistics` over blocks of rows; the order of the blocks is part of the bits.
+
+    Parameters
+    ----------
+    n_features : int
+        d, or h * w * ch.
+    n_classes : int or None
+        Count class ids below this; None for float targets.
+    """
+
+    def __init__(self, n_features: int, n_classes: int | None = None) -> None:
+        self.n_rows = 0
+        self._features = ColumnMoments(n_features)
+        self._targets: ColumnMoments | None = None
+        self._counts = None if n_classes is None else np.zeros(n_classes, np.int64)
+        self._totals: NDArray[np.float64] | None = None
+
+    def add(self, X: NDArray[Any], y: NDArray[Any], w: NDArray[Any] | None = None) -> None:
+        """Take in a block: X (k, ...) of any dtype, y (k,) class ids or (k, c) values, w (k,)."""
+        self.n_rows += len(X)
+        self._features.add(X.reshape(len(X), -1))
+        if self._counts is not None:
+            self._counts += np.bincount(y.astype(np.int64), minlength=len(self._counts))
+        else:
+            values = y.reshape(len(y), -1)
+            if self._targets is None:
+                self._targets = ColumnMoments(values.shape[1])
+            self._targets.add(values, w)
+        if w is not None:
+            if self._totals is None:
+                self._totals = np.zeros(1 if self._counts is None else len(self._counts))
+            add_totals(self._totals, y, w, self._counts is not None)
+
+    def empty(self) -> RunningStatistics:
+        """The same with no rows."""
+        n_classes = None if self._counts is None else len(self._counts)
+        return RunningStatistics(len(self._features.mean), n_classes)
+
+    def merge(self, other: RunningStatistics) -> None:
+        """Take in what another one has taken in."""
+        self.n_rows += other.n_rows
+        self._features.merge(other._features)
+        if self._counts is not None and other._counts is not None:
+            self._counts += other._counts
+        if other._targets is not None:
+            self._targets = self._targets or ColumnMoments(len(other._targets.mean))
+            self._targets.merge(other._targets)
+        if other._totals is not None:
+            self._totals = other._totals + (0.0 if self._totals is None else self._totals)
+
+    def result(self) -> Statistics:
+        """Statistics of the rows so far; at least one row must have been added."""
+        if self.n_rows == 0:
+            raise DataError("there are no rows to take statistics of")
+        mean, variance = self._features.mean, self._features.variance()
+        with np.errstate(over="ignore", invalid="ignore"):
+            # Every feature has the same count: total variance is the mean of the variances
+            # plus the variance of the means.
+            total = float(variance.mean() + mean.var())
+        if not (np.isfinite(mean).all() and np.isfinite(total)):
+            raise DataError("the variance of X overflows float64; scale X down before storing it")
+        counts = None if self._counts is None else tuple(int(c) for c in self._counts)
+        target_mean, target_scale = self._target_moments()
+        return Statistics(
+            mean=mean,
+            scale=np.sqrt(variance),
+            global_mean=float(mean.mean()),
+            global_scale=float(np.sqrt(total)),
+            class_counts=counts,
+            weight_totals=None if self._totals is None else tuple(self._totals.tolist()),
+            target_mean=target_mean,
+            target_scale=target_scale,
+        )
+
+    def _target_moments(
+        self,
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]] | tuple[None, None]:
+        """Mean and standard deviation of the targets; of a class p and sqrt(p (1 - p))."""
+        if self._counts is not None:
+            totals = self._counts.astype(np.float64) if self._totals is None else self._totals
+            weight = totals.sum()
+            share = totals / weight if weight else None
+            return (None, None) if share is None else (share, np.sqrt(share * (1 - share)))
+        targets = self._targets
+        if targets is None or not targets.weight:
+            return None, None
+        variance = targets.variance()
+        if not (np.isfinite(targets.mean).all() and np.isfinite(variance).all()):
+            raise DataError("the variance of y overflows float64; scale y down before storing it")
+        return targets.mean, np.sqrt(variance)

@@ -1,0 +1,331 @@
+"""Reads and writes training sets in Zarr; `layout` says what one looks like on disk.
+
+A chunk that is missing, truncated or fails its checksum raises `CorruptChunkError` with its key;
+an OSError of the storage passes through unchanged, so that the prefetcher may retry it. A store
+that streamkern did not write ("foreign") is read too: its fingerprint covers only metadata, and
+integer targets become classes 0..max after one pass over y.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import zarr
+
+from streamkern.basics.errors import ConfigError, CorruptChunkError, DataError, NonFiniteError
+from streamkern.filesystem.cache import Cache
+from streamkern.filesystem.objects import READS
+from streamkern.filesystem.urls import check_missing, local_path, zarr_store
+from streamkern.store import layout
+from streamkern.store.layout import StoreSpec
+from streamkern.store.metadata import fingerprint_now, read_metadata
+from streamkern.store.sample_weights import as_weights
+from streamkern.store.stored_chunks import StoredChunks, StoredRows
+from streamkern.store.writer import StoreWriter
+
+if TYPE_CHECKING:
+    import os
+
+    from numpy.typing import NDArray
+
+
+__all__ = ["Store", "StoreSpec", "StoreWriter", "open_store"]
+
+
+class Store:
+    """The read side of a training set; made by `open_store`. Safe to share between threads.
+
+    Attributes
+    ----------
+    url : str
+        What it was opened with (may carry credentials: use `redact` to show it).
+    spec : StoreSpec
+    stored : StoredChunks
+        What is in the storage.
+    """
+
+    def __init__(self, stored: StoredChunks, reopen: Any) -> None:
+        self.url, self.spec, self.stored = stored.url, stored.spec, stored
+        self._reopen = reopen
+
+    def __repr__(self) -> str:
+        return repr(self.stored)
+
+    def __reduce__(self) -> Any:
+        # A Dask worker opens the store anew: no open file, socket or event loop travels.
+        if self._reopen is None:
+            raise TypeError(
+                f"{self!r} was opened from a zarr Group and can not travel; open it by URL"
+            )
+        return self._reopen, ()
+
+    @property
+    def rows(self) -> dict[str, StoredRows]:
+        """The arrays X, y and w that there are; slices are read and checked as chunks are."""
+        arrays = zip(("X", "y", "w"), (self.stored.x, self.stored.y, self.stored.w), strict=True)
+        return {name: StoredRows(self.stored, a) for name, a in arrays if a is not None}
+
+    @property
+    def n_chunks(self) -> int:
+        """Row chunks of X; the last may be shorter."""
+        return self.stored.n_chunks
+
+    def chunk_bounds(self, i: int) -> tuple[int, int]:
+        """First row of chunk `i`, and the row after its last."""
+        return self.stored.bounds(i)
+
+    def read_chunk(self, i: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """X (rows, *row_shape) as stored, and y (rows,) int64 class ids or (rows, c) floats.
+
+        One chunk is decoded and nothing else is kept. y is (rows, 0) without targets.
+
+        Raises
+        ------
+        CorruptChunkError
+            Missing, truncated or failing its checksum; names the key, as ``X/c/12/0``.
+        NonFiniteError
+            NaN or infinity in X or y; names chunk, row and column.
+        DataError
+            A class id outside the classes.
+        OSError
+            The storage failed; worth a retry.
+        """
+        return self.read_weighted_chunk(i)[:2]
+
+    def read_weighted_chunk(
+        self, i: int
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32] | None]:
+        """X and y as `read_chunk` gives them, and the sample weights (rows,), if there are some.
+
+        Raises DataError for a weight that is negative or not finite, and what `read_chunk` does.
+        """
+        X, *rest = self.stored.read(i)
+        self._check_finite(X, i, self.stored.x)
+        y = self._checked_targets(rest[0], i) if rest else _no_targets(len(X))
+        if self.stored.w is None:
+            return X, y, None
+        where = f"{self.stored.key(self.stored.w, i)} of {self!r}"
+        return X, y, as_weights(rest[1], len(X), where, self.chunk_bounds(i)[0])
+
+    def read_rows(self, rows: NDArray[np.integer[Any]]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The given rows (k,), in the order asked, repeats allowed; each chunk is read once.
+
+        Peak memory: the result and one chunk.
+        """
+        rows = np.asarray(rows)
+        if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
+            raise ConfigError(f"rows must be a list of integers, got {rows.dtype} {rows.shape}")
+        rows = rows.astype(np.int64)
+        if rows.size and (rows.min() < 0 or rows.max() >= self.spec.n_rows):
+            bad = int(rows[(rows < 0) | (rows >= self.spec.n_rows)][0])
+            raise ConfigError(f"row {bad} is outside 0..{self.spec.n_rows - 1} of {self!r}")
+        spec = self.spec
+        X = np.empty((len(rows), *spec.row_shape), spec.x_dtype)
+        ids = spec.classes is not None
+        y = np.empty(len(rows) if ids else (len(rows), spec.n_outputs), self._delivered_dtype())
+        order = np.argsort(rows, kind="stable")
+        chunks = rows[order] // spec.chunk_rows
+        wanted, starts = np.unique(chunks, return_index=True)
+        stops = np.append(starts, len(rows))[1:]
+        for chunk, a, b in zip(wanted.tolist(), starts, stops, strict=True):
+            places = order[a:b]
+            inside = rows[places] - chunk * spec.chunk_rows
+            chunk_X, chunk_y = self.read_chunk(chunk)
+            X[places], y[places] = chunk_X[inside], chunk_y[inside]
+        return X, y
+
+    def read_targets(self, i: int) -> NDArray[Any]:
+        """y of chunk `i` as `read_chunk` gives it, without reading X."""
+        start, stop = self.chunk_bounds(i)
+        if self.stored.y is None:
+            return _no_targets(stop - start)
+        return self._checked_targets(self.stored.read_array(self.stored.y, i), i)
+
+    def read_values(self, i: int) -> tuple[NDArray[Any], NDArray[np.float32] | None]:
+        """y of chunk `i` and its sample weights, if there are some, without reading X."""
+        y, w = self.read_targets(i), self.stored.w
+        if w is None:
+            return y, None
+        where = f"{self.stored.key(w, i)} of {self!r}"
+        return y, as_weights(self.stored.read_array(w, i), len(y), where, self.chunk_bounds(i)[0])
+
+    def source_rows(self, i: int) -> NDArray[np.uint64]:
+        """(rows,): number of each row of chunk `i` in its source, counted over `spec.files`.
+
+        Of foreign stores the position in the store. Raises as `read_chunk`.
+        """
+        if self.stored.row is None:
+            return np.arange(*self.chunk_bounds(i), dtype=layout.ROW)
+        rows: NDArray[np.uint64] = self.stored.read_array(self.stored.row, i)
+        return rows
+
+    def check_unchanged(self) -> None:
+        """Raise DataError if another store is at the URL by now; one small request.
+
+        Foreign stores are compared by their metadata only.
+        """
+        now = fingerprint_now(self.stored.found, self.url)
+        if now != self.spec.fingerprint:
+            raise DataError(
+                f"{self!r} was changed while it was in use: its fingerprint was "
+                f"{self.spec.fingerprint[:16]} and is {now[:16]}; restore it and resume, or start "
+                "a new run"
+            )
+
+    def codec_names(self) -> list[str]:
+        """Names of X's codecs, in the order they encode."""
+        codecs = self.stored.x.metadata.to_dict().get("codecs") or ()
+        return [codec["name"] for codec in codecs]
+
+    def stored_bytes(self) -> int:
+        """Bytes of the arrays in the storage, from a listing."""
+        return sum(int(array.nbytes_stored()) for array in self.stored.arrays)
+
+    def absent_chunks(self) -> int:
+        """Chunks (shards, where there are some) not in the storage, from a listing."""
+        absent = 0
+        for array in self.stored.arrays:
+            unit = array.shards or array.chunks
+            expected = np.prod([-(-n // k) for n, k in zip(array.shape, unit, strict=True)])
+            absent += int(expected) - _stored_chunks(array)
+        return absent
+
+    def verify(self) -> None:
+        """Read every chunk and compare it with its digest, then the digests with the fingerprint.
+
+        Raises
+        ------
+        CorruptChunkError
+            Names the first chunk that differs.
+        DataError
+            The store is foreign: it has no digests to compare with.
+        """
+        stored = self.stored
+        if self.spec.foreign or stored.y is None:
+            raise DataError(f"{self!r} has no digests to verify; ingest it to get them")
+        digests = stored.read_digests()
+        for i in range(self.n_chunks):
+            parts = [*stored.read(i), self.source_rows(i)]
+            if not np.array_equal(layout.chunk_digest(*parts), digests[i]):
+                keys = " or ".join(stored.key(array, i) for array in (*stored.arrays, stored.row))
+                raise CorruptChunkError(
+                    f"chunk {keys} of {self!r} does not match its digest; ingest the data again"
+                )
+
+    def _checked_targets(self, y: NDArray[Any], i: int) -> NDArray[Any]:
+        if self.spec.classes is None:
+            self._check_finite(y, i, self.stored.y)
+            y = y.reshape(len(y), -1)
+            return y if y.dtype.kind == "f" else y.astype(np.float64)
+        ids = y.astype(np.int64)
+        outside = (ids < 0) | (ids >= self.spec.n_outputs)
+        if outside.any():
+            row = int(np.argmax(outside))
+            key, start = self.stored.key(self.stored.y, i), self.chunk_bounds(i)[0]
+            raise DataError(
+                f"class id {ids[row]} in {key}, row {start + row} of {self!r}, "
+                f"is outside its {self.spec.n_outputs} classes"
+            )
+        return ids
+
+    def _check_finite(self, block: NDArray[Any], i: int, array: Any) -> None:
+        where = layout.first_nonfinite(block)
+        if where is not None:
+            row, column, value = where
+            raise NonFiniteError(
+                f"{value} in {self.stored.key(array, i)} (chunk {i}) of {self!r}: row "
+                f"{self.chunk_bounds(i)[0] + row}, column {column}; clean the data and ingest it "
+                "again"
+            )
+
+    def _delivered_dtype(self) -> np.dtype[Any]:
+        if self.spec.classes is not None:
+            return np.dtype(np.int64)
+        dtype = np.dtype(np.float32) if self.spec.y_dtype is None else self.spec.y_dtype
+        return dtype if dtype.kind == "f" else np.dtype(np.float64)
+
+
+def _no_targets(n_rows: int) -> NDArray[Any]:
+    return np.empty((n_rows, 0), np.float32)
+
+
+def open_store(
+    url: str | os.PathLike[str] | zarr.Group,
+    *,
+    x: str = "X",
+    y: str | None = "y",
+    w: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    missing: str = "error",
+    foreign: bool = False,
+    cache: Cache | None = None,
+) -> Store:
+    """The store at `url`, ready to read; costs a small request for each array of ours, and one.
+
+    Parameters
+    ----------
+    url : str, path or zarr.Group
+        Anything `zarr_store` opens, or a group that is already open.
+    x, y : str
+        Array names; ``y=None`` opens without targets.
+    w : str, optional
+        Array of sample weights (n,) in a foreign store, of which the sums are taken in one pass.
+        Stores that were ingested with weights bring them along.
+    storage_options : mapping, optional
+        Passed to fsspec or obstore; never shown.
+    missing : {"error", "fill"}
+        What an absent chunk is in a foreign store. Zarr writers leave out chunks that hold only
+        the fill value unless told otherwise; "fill" believes that. Our own stores have every
+        chunk, so there absence is always an error.
+    foreign : bool
+        Read the arrays of a store of ours, perhaps a damaged one, as if another program had
+        written them: without classes, weights, statistics and checks.
+    cache : Cache, optional
+        Keeps the chunks of a remote store of ours in a local folder.
+
+    Raises
+    ------
+    StoreNotFoundError
+        No group, or no such array, at the URL.
+    CorruptChunkError
+        The metadata of a store of ours are altered.
+    DataError
+        An unfinished ingest, another schema, or arrays that are not a training set.
+    """
+    check_missing(missing)
+    if isinstance(url, zarr.Group):
+        text, reopen = str(url.store_path), None
+        inner, prefix = url.store, url.path
+    else:
+        # pathlib paths and relative strings become absolute: a worker has another directory.
+        path = local_path(url)
+        text = str(url) if path is None else str(path.absolute())
+        reopen = partial(
+            open_store,
+            text,
+            x=x,
+            y=y,
+            w=w,
+            storage_options=storage_options,
+            missing=missing,
+            foreign=foreign,
+            cache=cache,
+        )
+        inner, prefix = zarr_store(text, storage_options=storage_options), ""
+    for reads_left in reversed(range(1 if local_path(text) is not None else READS)):
+        try:
+            found = read_metadata(inner, prefix, text, (x, y, w), missing, foreign)
+            break
+        except CorruptChunkError:
+            if not reads_left:
+                raise
+    return Store(StoredChunks(found, text, cache), reopen)
+
+
+def _stored_chunks(array: Any) -> int:
+    chunks = int(array.nchunks_initialized)
+    # zarr counts the chunks inside shards
+    return chunks // int(np.prod(array.shards) // np.prod(array.chunks)) if array.shards else chunks

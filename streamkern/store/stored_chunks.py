@@ -1,0 +1,257 @@
+"""Reads the chunks of a store as they are stored: each the shortest way, and again after a fault.
+
+Where `fast_chunks` understands the arrays, chunks are files or objects, the latter perhaps kept in
+a cache; else zarr reads them. A chunk of our own stores is compared with the checksum that was
+written down for its place, so that one of another place or store is never taken for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from streamkern.basics.errors import CorruptChunkError, StreamkernError
+from streamkern.filesystem.cache import Cache
+from streamkern.filesystem.cached_objects import CachedObjects
+from streamkern.filesystem.objects import READS, TRAFFIC
+from streamkern.filesystem.urls import local_path, redact
+from streamkern.store import layout
+from streamkern.store.fast_chunks import ChunkObjects, chunk_reader
+from streamkern.store.metadata import Found, chunk_rows
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class _Part(NamedTuple):
+    """Rows `start` to `stop` of an array: chunk `key`, and its checksum where that is known."""
+
+    array: Any
+    key: str
+    start: int
+    stop: int
+    crc: int | None = None
+
+
+class StoredChunks:
+    """The arrays of a store, read by chunks of rows. Safe to share between threads.
+
+    Attributes
+    ----------
+    found : what the group holds. url, spec : as of the store.
+    x, y, w : zarr arrays; y and w may be None. arrays : those that are there, in this order.
+    row : zarr array of the numbers that rows have in their source; None in foreign stores.
+    """
+
+    def __init__(self, found: Found, url: str, cache: Cache | None = None) -> None:
+        self.found, self.url, self.spec = found, url, found.spec
+        self.x, self.y, self.w, self.row = found.x, found.y, found.w, found.row
+        self.arrays = [a for a in (self.x, self.y, self.w) if a is not None]
+        self._known_crcs: Any = None
+        self._lock = threading.Lock()
+        self._remote = local_path(url) is None
+        tables = (found.row, found.digests, found.crc)
+        whole = [a for a in self.arrays if a.chunks[0] == found.spec.chunk_rows]
+        self._readers = {a.path: chunk_reader(a) for a in (*whole, *tables) if a is not None}
+        if cache is not None:
+            self._keep_chunks(cache)
+
+    def __repr__(self) -> str:
+        shape = "x".join(str(k) for k in (self.spec.n_rows, *self.spec.row_shape))
+        return f"Store({redact(self.url)!r}, {shape} {self.spec.x_dtype.name})"
+
+    @property
+    def n_chunks(self) -> int:
+        """Row chunks of X; the last may be shorter."""
+        return -(-self.spec.n_rows // self.spec.chunk_rows)
+
+    def bounds(self, i: int) -> tuple[int, int]:
+        """First row of chunk `i`, and the row after its last."""
+        if not 0 <= i < self.n_chunks:
+            raise IndexError(f"chunk {i} is outside 0..{self.n_chunks - 1} of {self!r}")
+        start = i * self.spec.chunk_rows
+        return start, min(start + self.spec.chunk_rows, self.spec.n_rows)
+
+    def key(self, array: Any, i: int) -> str:
+        """Of chunk `i` of an array in the storage, as ``X/c/12/0``."""
+        return _key(array, i * self.spec.chunk_rows // chunk_rows(array))
+
+    def read(self, i: int) -> list[NDArray[Any]]:
+        """The rows of chunk `i` in each array, as stored; raises as `Store.read_chunk`."""
+        return self._read([self._part(array, i) for array in self.arrays])
+
+    def read_array(self, array: Any, i: int) -> NDArray[Any]:
+        """The rows of chunk `i` in one of the arrays."""
+        return self._read([self._part(array, i)])[0]
+
+    def read_digests(self) -> Any:
+        """(n_chunks, 96) uint8, or (n_chunks, 128) with sample weights, checked."""
+        digests, spec = self._read_table(self.found.digests), self.spec
+        if layout.content_fingerprint(spec, spec.n_rows, digests) != spec.fingerprint:
+            raise CorruptChunkError(f"the digests of {self!r} do not match its fingerprint")
+        return digests
+
+    def _part(self, array: Any, i: int) -> _Part:
+        return _Part(array, self.key(array, i), *self.bounds(i), self._crc(array, i))
+
+    def _crc(self, array: Any, i: int) -> int | None:
+        """What was written down for a chunk; None in foreign stores."""
+        if self.found.crc is None:
+            return None
+        with self._lock:
+            if self._known_crcs is None:
+                table = self._read_table(self.found.crc)
+                if layout.array_digest(table).tobytes().hex() != self.found.mark["crc"]:
+                    raise CorruptChunkError(
+                        f"the checksums in crc of {self!r} do not match their digest; "
+                        f"{self._remedy()}"
+                    )
+                self._known_crcs = table
+        names = layout.row_arrays(self._known_crcs.shape[1] == 4)
+        return int(self._known_crcs[i, names.index(array.basename)])
+
+    def _read_table(self, array: Any) -> NDArray[Any]:
+        """All of a small array of ours."""
+        n, k = array.shape[0], array.chunks[0]
+        starts = range(0, n, k)
+        parts = [_Part(array, _key(array, a // k), a, min(a + k, n)) for a in starts]
+        return np.concatenate(self._read(parts))
+
+    def _read(self, parts: Sequence[_Part]) -> list[NDArray[Any]]:
+        """The rows of each part; one that arrives altered is asked for again."""
+        readers = [self._readers.get(part.array.path) for part in parts]
+        if all(isinstance(reader, ChunkObjects) for reader in readers):
+            return self._read_objects(readers, parts)
+        return [
+            self._read_objects([reader], [part])[0]
+            if isinstance(reader, ChunkObjects)
+            else self._read_part(reader, part)
+            for reader, part in zip(readers, parts, strict=True)
+        ]
+
+    def _read_objects(self, readers: list[Any], parts: Sequence[_Part]) -> list[Any]:
+        """The rows of each part, requested at once."""
+        objects, rows = readers[0].objects, dict[str, Any]()
+        for reads_left in reversed(range(READS)):
+            missing = [(r, p) for r, p in zip(readers, parts, strict=True) if p.key not in rows]
+            fresh = reads_left < READS - 1
+            try:
+                raw = objects.get_many([part.key for _, part in missing], fresh=fresh)
+            except FileNotFoundError as error:
+                raise CorruptChunkError(f"chunk {error}; {self._remedy()}") from error
+            for (reader, part), data in zip(missing, raw, strict=True):
+                with self._explained(part.key, retry=reads_left > 0):
+                    rows[part.key] = _placed(part, *reader.decode(data, part.stop - part.start))
+            if len(rows) == len(parts):
+                break
+        return [rows[part.key] for part in parts]
+
+    def _read_part(self, reader: Any, part: _Part) -> NDArray[Any]:
+        rows = None
+        for reads_left in reversed(range(READS if self._remote else 1)):
+            with self._explained(part.key, retry=reads_left > 0):
+                if reader is None:
+                    rows = _native(np.asarray(part.array[part.start : part.stop]))
+                else:
+                    rows = _placed(part, *reader.read(part.key, part.stop - part.start))
+                break
+        assert rows is not None
+        return rows
+
+    @contextmanager
+    def _explained(self, key: str, *, retry: bool) -> Iterator[None]:
+        """Names the chunk that does not decode, or lets it pass if it will be read again."""
+        try:
+            yield
+        except (StreamkernError, OSError, MemoryError) as error:
+            if isinstance(error, CorruptChunkError):
+                raise CorruptChunkError(f"{error} {redact(self.url)}; {self._remedy()}") from error
+            raise
+        except Exception as error:  # whatever a codec raises on bytes it does not understand
+            if retry:
+                TRAFFIC.add(retries=1)
+                return
+            raise CorruptChunkError(
+                f"chunk {key} of {redact(self.url)} does not decode ({error}); {self._remedy()}"
+            ) from error
+
+    def _remedy(self) -> str:
+        if self.spec.foreign:
+            return (
+                "restore it, or, if its writer leaves out chunks that hold only the fill value, "
+                'open it with missing="fill"'
+            )
+        return "restore it from a copy or ingest the data again"
+
+    # -- the cache
+
+    def _keep_chunks(self, cache: Cache) -> None:
+        """Read the chunks of a remote store through `cache`; local ones are near enough."""
+        if self.spec.foreign and self._remote:
+            warnings.warn(
+                f"{redact(self.url)} is not cached: streamkern did not write it, and a change of "
+                "its chunks would not be noticed; ingest it",
+                stacklevel=4,
+            )
+            return
+        for array in self.arrays:
+            reader = self._readers.get(array.path)
+            if isinstance(reader, ChunkObjects):
+                reader.objects = CachedObjects(
+                    reader.objects, cache, self.spec.fingerprint, self._is_written
+                )
+
+    def _is_written(self, key: str, raw: Any) -> bool:
+        """Whether an object is the chunk that was written there."""
+        path, _, place = key.partition("/c/")
+        array = next(array for array in self.arrays if array.path == path)
+        reader: Any = self._readers[path]
+        i = int(place.partition("/")[0])
+        try:
+            return bool(reader.decode(raw, 0)[1] == self._crc(array, i))
+        except (ValueError, RuntimeError):
+            return False
+
+
+class StoredRows:
+    """One array of a store by slices of rows, read and checked as its chunks are."""
+
+    def __init__(self, stored: StoredChunks, array: Any) -> None:
+        self.shape, self.dtype, self.chunks = array.shape, np.dtype(array.dtype), array.chunks
+        self.shards, self.ndim = array.shards, array.ndim
+        self._stored, self._array = stored, array
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self[:], dtype)
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        start, stop, _ = rows.indices(self.shape[0])
+        k = self._stored.spec.chunk_rows
+        parts = [np.empty((0, *self.shape[1:]), self.dtype)]
+        for i in range(start // k, -(-stop // k)):
+            chunk = self._stored.read_array(self._array, i)
+            parts.append(chunk[max(start - i * k, 0) : stop - i * k])
+        return np.concatenate(parts[1:]) if len(parts) > 2 else parts[-1]
+
+
+def _key(array: Any, i: int) -> str:
+    coordinates = (i,) + (0,) * (array.ndim - 1)
+    return f"{array.path}/{array.metadata.encode_chunk_key(coordinates)}"
+
+
+def _placed(part: _Part, rows: NDArray[Any], crc: int | None) -> NDArray[Any]:
+    """The rows; ValueError unless the chunk is the one that was written at its place."""
+    if part.crc is not None and crc != part.crc:
+        raise ValueError(
+            "it is whole, and not the chunk that was written there: its checksum is another one"
+        )
+    return _native(rows)
+
+
+def _native(data: NDArray[Any]) -> NDArray[Any]:
+    return data.astype(data.dtype.newbyteorder("="), copy=False)

@@ -1,0 +1,178 @@
+"""The zarr.json files of our own stores: read as they are, checked, and only then given to zarr.
+
+Zarr makes what it can of the metadata it finds, so that one altered character may be another
+codec, or leave out an attribute. The attribute of a store therefore has the SHA-256 of what each
+array's zarr.json says, and one of itself. The arrays say that they are ours, too: a group whose
+attribute is lost is a damaged store, and not somebody else's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import zarr
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
+from zarr.storage import StorePath
+
+from streamkern.basics.errors import CorruptChunkError, DataError
+from streamkern.basics.text import redact
+from streamkern.filesystem.ownership import ATTRIBUTE, STORE
+from streamkern.store import layout
+from streamkern.store.layout import SCHEMA
+
+_REMEDY = "restore the zarr.json files from a copy, or ingest the data again"
+_SIGNS = (b'"streamkern"', b'"metadata_digest"')
+
+
+class Documents(NamedTuple):
+    """What the zarr.json of a store of ours say: the attribute, and each array's."""
+
+    mark: Mapping[str, Any]
+    arrays: dict[str, Mapping[str, Any]]
+
+
+def own_documents(store: Any, path: str, url: str) -> Documents | None:
+    """The metadata of a finished store of ours, checked; None where the group is not ours.
+
+    Raises
+    ------
+    CorruptChunkError
+        The store is ours and something of its metadata is missing or altered.
+    DataError
+        An unfinished store, one of another schema, or another group that streamkern wrote.
+    """
+    mark = own_mark(store, path, url)
+    if mark is None:
+        return None
+    _check_state(mark, url)
+    names = layout.array_names(mark.get("weight_totals") is not None)
+    arrays: dict[str, Mapping[str, Any]] = {}
+    known = mark.get("metadata")
+    for name, data in zip(names, _read(store, path, names), strict=True):
+        if data is None:
+            raise CorruptChunkError(f"{name}/zarr.json of {redact(url)} is missing; {_REMEDY}")
+        arrays[name] = _parsed(data, f"{name}/zarr.json of {redact(url)}")
+        if not isinstance(known, Mapping) or known.get(name) != document_digest(arrays[name]):
+            raise CorruptChunkError(
+                f"{name}/zarr.json of {redact(url)} does not match its digest; {_REMEDY}"
+            )
+    return Documents(mark, arrays)
+
+
+def own_mark(store: Any, path: str, url: str) -> Mapping[str, Any] | None:
+    """The attribute of a group of ours, checked if it is one of a finished store, else None.
+
+    Raises CorruptChunkError for a zarr.json that is no JSON, or ours without a whole attribute.
+    """
+    (data,) = _read(store, path, [""])
+    if data is None:
+        return None
+    where = f"zarr.json of {redact(url)}"
+    root = _parsed(data, where)
+    if root.get("node_type") == "array":
+        raise DataError(f"{redact(url)} is a single zarr array; give the group that holds X and y")
+    attributes = root.get("attributes")
+    mark = attributes.get(ATTRIBUTE) if isinstance(attributes, Mapping) else None
+    if not isinstance(mark, Mapping):
+        if any(sign in data for sign in _SIGNS):
+            raise without_mark(url)
+        return None
+    finished = mark.get("status") == "complete" and mark.get("kind") == STORE
+    sealed = mark.get("schema") == SCHEMA and (finished or _OWN in mark)
+    if sealed and _digest(root, mark) != mark.get(_OWN):
+        raise CorruptChunkError(f"{where} does not match its digest; {_REMEDY}")
+    return mark
+
+
+def without_mark(url: str) -> CorruptChunkError:
+    """Of a group that is ours by its looks, and does not say what it holds."""
+    return CorruptChunkError(
+        f"{redact(url)} looks like a store that streamkern wrote, and the attribute 'streamkern' "
+        f"in its zarr.json is damaged or gone; {_REMEDY}, or pass foreign=True (data.foreign) to "
+        "read it without classes, weights and checks"
+    )
+
+
+def sealed_mark(mark: Mapping[str, Any], store: Any, path: str, url: str) -> dict[str, Any]:
+    """The attribute of a finished store, with the digests of its metadata as they are stored."""
+    names = layout.array_names(mark["weight_totals"] is not None)
+    read = zip(names, _read(store, path, names), strict=True)
+    documents = {n: document_digest(_parsed(d or b"", f"{n} of {redact(url)}")) for n, d in read}
+    state = json.loads(json.dumps({**mark, "metadata": documents}))
+    return {**state, _OWN: _digest({"zarr_format": 3, "node_type": "group"}, state)}
+
+
+def open_array(store: Any, path: str, name: str, documents: Documents) -> Any:
+    """A zarr array by its metadata, which are not read again."""
+    where = StorePath(store, f"{path}/{name}".strip("/"))
+    document: Any = documents.arrays[name]
+    return zarr.Array(zarr.AsyncArray(metadata=document, store_path=where))
+
+
+def document_digest(document: Mapping[str, Any]) -> str:
+    """sha256 of what an array's zarr.json says, but for attributes, which anyone may add."""
+    return _sha256({name: value for name, value in document.items() if name != "attributes"})
+
+
+_OWN = "metadata_digest"
+
+
+def _digest(root: Mapping[str, Any], mark: Mapping[str, Any]) -> str:
+    """sha256 over what the group's zarr.json says of itself, and the attribute but for this."""
+    rest = {name: value for name, value in mark.items() if name != _OWN}
+    return _sha256([root.get("zarr_format"), root.get("node_type"), rest])
+
+
+def _sha256(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _check_state(mark: Mapping[str, Any], url: str) -> None:
+    """Refuse what is no store, a store of another schema, and one that is not finished."""
+    if mark.get("kind") != STORE:
+        raise DataError(
+            f"{redact(url)} holds {mark.get('kind')!s} that streamkern wrote, not a training set; "
+            "give a store"
+        )
+    if mark.get("schema") != SCHEMA:
+        raise DataError(
+            f"{redact(url)} has store schema {mark.get('schema')!r} and this version reads "
+            f"{SCHEMA} alone; ingest the data again"
+        )
+    if mark.get("status") != "complete":
+        raise DataError(
+            f"{redact(url)} is an unfinished store; run the same ingest again to finish it"
+        )
+
+
+def _read(store: Any, path: str, names: Iterable[str]) -> list[bytes | None]:
+    """The zarr.json of members of a group ("" for its own), asked for at once."""
+    keys = ["/".join(part for part in (path, name, "zarr.json") if part) for name in names]
+    prototype = default_buffer_prototype()
+
+    async def values() -> list[Any]:
+        return await asyncio.gather(*(value(key) for key in keys))
+
+    async def value(key: str) -> Any:
+        try:
+            return await store.get(key, prototype)
+        except FileNotFoundError:  # of a folder that is not there
+            return None
+
+    return [None if value is None else value.to_bytes() for value in sync(values())]
+
+
+def _parsed(data: bytes, where: str) -> Mapping[str, Any]:
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise CorruptChunkError(f"{where} is not JSON ({error}); {_REMEDY}") from error
+    if not isinstance(document, Mapping):
+        raise CorruptChunkError(f"{where} is no JSON object; {_REMEDY}")
+    return document

@@ -1,0 +1,141 @@
+"""Connect to a Dask cluster, check it before a run, and show where it can be watched."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import pkgutil
+import re
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from streamkern.basics.errors import ConfigError, MissingDependencyError
+from streamkern.basics.text import redact
+from streamkern.config.rules import SCHEDULER_ADDRESS
+from streamkern.stream.cluster_reader import Recipe, address_of, mismatch, run_on, versions
+from streamkern.stream.sources.base import Source
+
+CONNECT_S = 10.0
+
+
+@contextlib.contextmanager
+def connect(address: str, *, wait_s: float = CONNECT_S) -> Iterator[Any]:
+    """A `distributed.Client` of the scheduler at `address`, "tcp://host:8786"; closed at the end.
+
+    It is also given `wait_s` to find a scheduler again that it lost.
+
+    Raises
+    ------
+    MissingDependencyError
+        `distributed` is not installed.
+    ConfigError
+        The address is none, or no scheduler answers there within `wait_s`.
+    """
+    if not re.search(SCHEDULER_ADDRESS, address):
+        raise ConfigError(
+            f"the scheduler address {redact(address)!r} must look like tcp://host:8786; "
+            "correct data.dask"
+        )
+    try:
+        import distributed
+    except ImportError as error:
+        raise MissingDependencyError(
+            'reading on a cluster needs distributed: pip install "streamkern[cluster]"'
+        ) from error
+    make: Any = distributed.Client
+    with _event_loop() as loop:
+        try:
+            # First, because a client has no time limit for a port where nobody speaks.
+            run_on(loop, asyncio.wait_for(_identity(address), wait_s)).result()
+            client = make(address, loop=loop, timeout=wait_s, set_as_default=False)
+        except Exception as error:  # whatever comes of talking to something else
+            raise ConfigError(
+                f"no scheduler answers at {address} ({str(error) or 'it is silent'}); start one "
+                "with `dask scheduler`, or correct data.dask"
+            ) from error
+        try:
+            yield client
+        finally:
+            # The scheduler may hang; the loop ends anyway. Where it is gone, the log would get the
+            # traceback of the attempt to connect that ends here.
+            with contextlib.suppress(TimeoutError), _quiet():
+                client.close()
+
+
+async def _identity(address: str) -> None:
+    import distributed
+
+    rpc: Any = distributed.rpc
+    security: Any = distributed.Security  # the certificates of Dask's settings, for tls://
+    arguments = security().get_connection_args("client")
+    async with rpc(address, connection_args=arguments) as scheduler:
+        found = (await scheduler.identity(n_workers=0))["type"]
+    if found != "Scheduler":
+        raise ValueError(f"there is a {found}")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    log = logging.getLogger("distributed.client")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+@contextlib.contextmanager
+def _event_loop() -> Iterator[Any]:
+    """A running loop for a client: one that fails or loses its scheduler leaves its own behind."""
+    from tornado.ioloop import IOLoop
+
+    running = threading.Event()
+    held: dict[str, Any] = {}
+
+    async def serve() -> None:
+        held["loop"], held["end"] = IOLoop.current(), asyncio.Event()
+        running.set()
+        await held["end"].wait()
+
+    thread = threading.Thread(
+        target=lambda: asyncio.run(serve()), name="streamkern-cluster", daemon=True
+    )
+    thread.start()
+    running.wait()
+    try:
+        yield held["loop"]
+    finally:
+        held["loop"].add_callback(held["end"].set)
+        thread.join(CONNECT_S)  # a name look-up may hold it up
+
+
+def check_cluster(client: Any, source: Source) -> None:
+    """Raise a ConfigError unless the source can travel and the cluster runs the same code.
+
+    A cluster without workers passes: those that join are checked when they get the source.
+    """
+    if client.asynchronous:
+        raise ConfigError("client is asynchronous; give one made without asynchronous=True")
+    Recipe(source)
+    for name, ours in versions().items():
+        where = f"{name}:__version__"
+        found = client.run(pkgutil.resolve_name, where, on_error="return")
+        if name == "streamkern":  # the scheduler unpacks our tasks, too
+            try:
+                found["scheduler"] = client.run_on_scheduler(pkgutil.resolve_name, where)
+            except ImportError as error:
+                found["scheduler"] = error
+        for place, theirs in found.items():
+            if theirs != ours:
+                raise ConfigError(mismatch(name, ours, theirs, f"{place} of {address_of(client)}"))
+
+
+def dashboard_link(client: Any) -> str | None:
+    """Where the scheduler shows what it does, without secrets; None where it has no dashboard."""
+    try:
+        link = client.dashboard_link
+    except Exception:  # KeyError without one; a display is never worth a failure
+        return None
+    return redact(link) if link else None

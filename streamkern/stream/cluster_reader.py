@@ -1,0 +1,246 @@
+"""Read units on the workers of a Dask cluster: send the source, fetch the rows, know when to stop.
+
+A worker gets the pickled source with its first task and keeps it open, so one that joins late or
+was restarted needs nothing else; it opens the stores itself. Which worker reads a unit, and how
+often, changes no bit. A lost worker's tasks run elsewhere, a lost cluster ends the run.
+
+When it pays (`python -m benchmarks cluster`; client, scheduler and two workers on two cores): a
+task costs about 2.5 ms, and its rows 1 ms or more per MB through the scheduler, half of that or
+less fetched from the workers. Threads of this process hand over the same rows at 0.1 to 0.3 ms per
+MB. So a cluster does not pay for plain reads. It does for transforms and generators that need more
+than some 5 ms per MB of cores that other machines have (with 5 ms of Python per MB, two workers on
+the same two cores came to 0.95 of the threads' speed, 0.68 through the scheduler). Units of 4 to
+8 MB are best: below, the task costs more than its rows; at 32 MB the scheduler slows down. Several
+units in one task would help below 4 MB only, which sources hardly have. A client made with
+`direct_to_workers=True`, or DASK_DISTRIBUTED__CLIENT__DIRECT_TO_WORKERS=true, fetches from the
+workers; it has to be able to reach them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+import uuid
+from collections import OrderedDict
+from concurrent.futures import CancelledError, Future, wait
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+import dask
+import numpy as np
+
+from streamkern.basics.errors import ClusterError, ConfigError
+from streamkern.basics.text import redact
+from streamkern.basics.version import __version__
+from streamkern.stream.sources.base import Block, Source
+
+INLINE_BYTES = 64 << 10  # a source up to this size travels with every task, a larger one apart
+_POLL_S = 0.25
+_ASK_S = 2.0
+_KEPT = 4
+_GO_ON = "run the same command again and a run with a run_dir goes on where it was saved"
+
+
+def address_of(client: Any) -> str:
+    scheduler = client.scheduler
+    return "the cluster" if scheduler is None else f"the cluster at {redact(scheduler.address)}"
+
+
+def versions() -> dict[str, str]:
+    """What must be the same everywhere: NumPy's draws may change with its version."""
+    return {"streamkern": __version__, "numpy": np.__version__}
+
+
+def mismatch(name: str, ours: str, theirs: object, where: str) -> str:
+    shown = f"has {name} {theirs}" if isinstance(theirs, str) else f"lacks {name} ({theirs})"
+    return f"{where} {shown}; install {name} {ours} there, the version used here"
+
+
+def run_on(loop: Any, coroutine: Any) -> Future[Any]:
+    """Run `coroutine` on the thread of `loop`."""
+    return asyncio.run_coroutine_threadsafe(coroutine, loop.asyncio_loop)
+
+
+# ------------------------------------------------------------------------------- on a worker
+
+
+class Recipe:
+    """A source as it travels; its repr, which dashboards and logs may show, says nothing of it."""
+
+    def __init__(self, source: Source) -> None:
+        self.token = uuid.uuid4().hex
+        self.versions = versions()
+        try:
+            self.data: bytes = cloudpickle.dumps(source)
+        except Exception as error:
+            raise ConfigError(
+                f"the source can not travel to the workers of a cluster: {error}; make it of "
+                "things that can be pickled, and open stores by URL"
+            ) from error
+
+    def __repr__(self) -> str:
+        return f"Recipe({self.token})"
+
+
+_open: OrderedDict[str, Source] = OrderedDict()  # of this process, the last used at the end
+_opening = threading.Lock()
+
+
+def opened(recipe: Recipe) -> Source:
+    """The source of `recipe`, opened once per process; the last four are kept."""
+    with _opening:
+        source = _open.pop(recipe.token, None)
+        if source is None:
+            for name, theirs in versions().items():
+                if theirs != recipe.versions[name]:
+                    where = "a worker of the cluster"
+                    raise ClusterError(mismatch(name, recipe.versions[name], theirs, where))
+            source = cloudpickle.loads(recipe.data)
+        _open[recipe.token] = source
+        while len(_open) > _KEPT:
+            _open.popitem(last=False)
+    return source
+
+
+def read_unit(recipe: Recipe, u: int, seed: int, epoch: int) -> Block:
+    return opened(recipe).read_unit(u, seed, epoch)
+
+
+def hold(recipe: Recipe) -> Recipe:
+    """A large source as a task's result: fetched from its peers, made again when they are lost."""
+    return recipe
+
+
+# -------------------------------------------------------------------------------- on the client
+
+
+class ClusterReader:
+    """Runs units on the workers of a `distributed.Client`; the calling thread waits.
+
+    Each thread has one task out and drops its result as it is fetched, so no more rows than the
+    threads wait for are ever on the workers or the scheduler. KilledWorker (a task that several
+    workers died of) is an OSError here, which `read_patiently` retries.
+
+    Raises
+    ------
+    ClusterError
+        The client was closed or has given its scheduler up, or for `patience_s` the scheduler
+        did not answer or had no worker.
+    """
+
+    def __init__(self, source: Source, client: Any, patience_s: float) -> None:
+        from distributed import KilledWorker
+
+        self._killed = KilledWorker
+        self._client, self._patience_s = client, patience_s
+        self._address = address_of(client)
+        self._recipe = Recipe(source)
+        self._held: Any = None
+        self._lock = threading.Lock()
+        self._asking = threading.Lock()
+        self._heard = self._asked = time.monotonic()
+        self._silence = ""
+
+    def read(self, u: int, seed: int, epoch: int, stopped: threading.Event) -> Block:
+        began = time.monotonic()
+        while True:
+            future = None
+            try:
+                future = self._client.submit(
+                    read_unit, self._argument(), u, seed, epoch, pure=False
+                )
+                return self._wait(future, began, stopped)
+            except CancelledError:  # the scheduler was lost, or restarted its workers
+                if stopped.wait(_POLL_S):
+                    raise
+                self._check_pulse(began)
+            except ImportError as error:
+                raise ClusterError(
+                    f"a worker of {self._address} can not import what the source needs ({error}); "
+                    f"install it there; then {_GO_ON}"
+                ) from error
+            except Exception as error:
+                self._check_client(error)
+                if isinstance(error, self._killed):
+                    raise OSError(str(error)) from error
+                raise
+            finally:
+                if future is not None:
+                    self._release(future)
+
+    def close(self) -> None:
+        if self._held is not None:
+            self._release(self._held)
+            self._held = None
+
+    def _argument(self) -> Any:
+        """The recipe, or where it is large a future of it."""
+        if len(self._recipe.data) <= INLINE_BYTES:
+            return self._recipe
+        with self._lock:
+            if self._held is None or self._held.status in ("cancelled", "lost", "error"):
+                # Dask warns of large graphs; this one goes out once, not with every task.
+                with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 PiB"}):
+                    self._held = self._client.submit(hold, self._recipe, pure=False)
+            return self._held
+
+    def _wait(self, future: Any, began: float, stopped: threading.Event) -> Block:
+        """The result. Not `future.result(timeout)`, which would start a slow transfer anew."""
+        gather = self._client.gather(future, errors="skip", asynchronous=True)
+        answer = run_on(self._client.loop, gather)
+        try:
+            while True:
+                wait([answer], timeout=_POLL_S)
+                if answer.done():
+                    block: Block | None = answer.result()
+                    return future.result(_ASK_S) if block is None else block  # which raises
+                if stopped.is_set():
+                    raise CancelledError("the loader was closed")
+                self._check_pulse(began)
+        finally:
+            answer.cancel()
+
+    def _check_client(self, error: BaseException | None = None) -> None:
+        if self._client.status in ("closing", "closed"):
+            raise ClusterError(
+                f"{self._address} is gone: its scheduler was lost, or the client was closed; start "
+                f"it again, then {_GO_ON}"
+            ) from error
+
+    def _check_pulse(self, began: float) -> None:
+        """Raise if nobody was there to work for too long; one of those that wait asks for all."""
+        self._check_client()
+        if not self._asking.acquire(blocking=False):
+            return
+        try:
+            if time.monotonic() - self._asked >= _ASK_S:
+                self._silence = self._ask()
+                self._asked = time.monotonic()
+                if not self._silence:
+                    self._heard = self._asked
+        finally:
+            self._asking.release()
+        silent_s = time.monotonic() - max(self._heard, began)
+        if self._silence and silent_s > self._patience_s:
+            raise ClusterError(
+                f"{self._address} {self._silence} for {silent_s:.0f} s; bring it back, then "
+                f"{_GO_ON}"
+            )
+
+    def _ask(self) -> str:
+        """What is wrong with the cluster, or nothing."""
+        try:
+            asked = run_on(self._client.loop, self._client.scheduler.identity(n_workers=0))
+            try:
+                workers = asked.result(_ASK_S)["n_workers"]
+            finally:
+                asked.cancel()
+        except Exception:
+            return "has not answered"
+        return "" if workers else "has had no worker"
+
+    def _release(self, future: Any) -> None:
+        with contextlib.suppress(Exception):  # the client may be closed, which released it too
+            future.release()

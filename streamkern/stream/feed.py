@@ -1,0 +1,297 @@
+"""Host batches to device batches: upload, cast, one-hot, float transforms, flatten.
+
+The storage dtype travels (uint8 on the wire) and everything after that happens on the
+device. `prepare` is the one path for training batches, setup samples and evaluation, so a row
+comes out with the same bits wherever it is used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from streamkern.backend.base import Array, Backend
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.randomness import Empty, Stage
+from streamkern.stream.loader import HostBatch, Loader
+from streamkern.stream.sources.base import is_weighted
+from streamkern.stream.sources.transforms import Transform, apply_transforms
+from streamkern.stream.target_scale import TargetScale
+
+
+class DeviceBatch(NamedTuple):
+    """One batch on the device; valid until the next one is asked for, so copy what must stay.
+
+    X : (m, d), float32 or float64; Y : (m, c), of the dtype of X with targets centred and scaled,
+    else as `prepare` gives them; rows : (m,) int64 virtual row ids, host;
+    w : (m,) sample weights with mean 1 over the stream, in the dtype of X, or None.
+    On the CPU, X is a view of the loader's memory where nothing had to be cast.
+    """
+
+    X: Array
+    Y: Array
+    rows: np.ndarray
+    epoch: int
+    index: int  # type: ignore[assignment]  # hides tuple.index
+    w: Array | None = None
+
+
+class Rows(Protocol):
+    """A `HostBatch` or a `Block`."""
+
+    @property
+    def X(self) -> np.ndarray: ...
+
+    @property
+    def y(self) -> np.ndarray: ...
+
+    @property
+    def rows(self) -> np.ndarray: ...
+
+    @property
+    def w(self) -> np.ndarray | None: ...
+
+
+def transform_dtype(
+    stored: np.dtype[Any], dtype: np.dtype[Any], transforms: Sequence[Transform]
+) -> np.dtype[Any]:
+    """What rows are while they go through the transforms, before they are cast to `dtype`.
+
+    Rows stored in float64 stay so: until a scaling has taken their offset off, float32 may not
+    hold what tells them apart (time stamps).
+    """
+    wide = len(transforms) > 0 and np.dtype(stored) == np.float64
+    return np.dtype(np.float64) if wide else np.dtype(dtype)
+
+
+def prepare(
+    backend: Backend,
+    block: Rows,
+    factors: np.ndarray | None = None,
+    *,
+    transforms: Sequence[Transform],
+    dtype: Any,
+    seed: int,
+    epoch: int,
+    n_outputs: int,
+    classes: Sequence[str] | None,
+    targets: TargetScale | None = None,
+) -> tuple[Array, Array, Array | None]:
+    """Features, targets and sample weights on the device: X (m, d), Y (m, c), w (m,).
+
+    X and w are `dtype`. Class ids become one-hot rows of {0, 1} in `dtype`; values keep float64
+    where they have it. With `targets` Y is what a solver takes, (Y - mean) / scale in `dtype`,
+    formed in float64 for values. w is None without `factors` (`weight_factors`). The
+    draws of random transforms belong to (seed, epoch, block.rows). Cost: one pass per transform;
+    memory: X in `dtype`, and once more inside a transform.
+    """
+    X, y, rows = (backend.asarray(a) for a in (block.X, block.y, block.rows))
+    w = None if block.w is None else backend.asarray(block.w)
+    path = _Path(
+        backend,
+        transforms,
+        np.dtype(dtype),
+        seed,
+        None if classes is None else n_outputs,
+        backend.xp.arange(len(rows)),
+        backend.xp.empty,
+        None if factors is None else backend.asarray(factors, np.dtype(dtype)),
+        _on_device(backend, targets, classes is None, dtype),
+    )
+    return path.take(X, y, rows, epoch, w)
+
+
+class Feed:
+    """The loader's batches on the device, ready for a step. Use as a context manager.
+
+    On a GPU the copies run on their own stream from pinned memory, so batch i + 1 travels
+    while step i computes, as long as the loop does not wait for the device. What is computed
+    on the way goes to arrays that serve the next batch again.
+
+    Parameters
+    ----------
+    dtype : float32 or float64
+    seed : of the random transforms; usually the loader's
+    factors : from `weight_factors`, for batches with sample weights
+    targets : what is taken from the targets, see `prepare`
+    """
+
+    def __init__(
+        self,
+        loader: Loader,
+        backend: Backend,
+        *,
+        dtype: Any,
+        seed: int,
+        factors: np.ndarray | None = None,
+        targets: TargetScale | None = None,
+    ) -> None:
+        self.loader, self.backend, self.seed = loader, backend, seed
+        self.dtype = np.dtype(dtype)
+        if self.dtype not in (np.float32, np.float64):
+            raise ConfigError(f"dtype={self.dtype} of the feed must be float32 or float64")
+        source = loader.source
+        self._arrays = _Arrays(backend.xp)
+        self._path = _Path(
+            backend,
+            source.feed_transforms,
+            self.dtype,
+            seed,
+            None if source.classes is None else source.n_outputs,
+            backend.xp.arange(loader.batch_size),
+            self._arrays.empty,
+            None if factors is None else backend.asarray(factors, self.dtype),
+            _on_device(backend, targets, source.classes is None, self.dtype),
+        )
+        # A ring each: one upload per batch and ring is what their reuse counts on.
+        weighted = factors is not None and is_weighted(source)
+        names = ("X", "y", "rows", "w") if weighted else ("X", "y", "rows")
+        self._rings = {name: backend.uploader() for name in names}
+
+    def __enter__(self) -> Feed:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the staging buffers back. The loader is its owner's to close."""
+        for ring in self._rings.values():
+            ring.close()
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[DeviceBatch]:
+        """Batches start, start + 1, … of one epoch."""
+        return self.epochs(epoch, epoch + 1, start)
+
+    def epochs(self, first: int, stop: int, start: int = 0) -> Iterator[DeviceBatch]:
+        """Batches of epochs first … stop - 1, from batch `start` of the first one on."""
+        return self._iterate(self.loader.epochs(first, stop, start))
+
+    def _iterate(self, batches: Iterator[HostBatch]) -> Iterator[DeviceBatch]:
+        try:
+            for batch in batches:
+                up = {name: ring.upload(getattr(batch, name)) for name, ring in self._rings.items()}
+                self._arrays.restart()
+                X, Y, w = self._path.take(up["X"], up["y"], up["rows"], batch.epoch, up.get("w"))
+                yield DeviceBatch(X, Y, batch.rows, batch.epoch, batch.index, w)
+        finally:
+            batches.close()  # type: ignore[attr-defined]  # at once, not when collected
+
+
+class _Arrays:
+    """Arrays for a batch, the k-th asked for being the k-th of the batch before.
+
+    Fresh memory for every batch would cost more in page faults than a cast does.
+    """
+
+    def __init__(self, xp: Any) -> None:
+        self._xp = xp
+        self._held: list[Array] = []
+        self._next = 0
+
+    def restart(self) -> None:
+        """A new batch: what the last one held may be written over."""
+        self._next = 0
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """An uninitialised C-ordered array; fresh memory only where the old is too small."""
+        size, k = math.prod(shape), self._next
+        self._next += 1
+        if k == len(self._held):
+            self._held.append(self._xp.empty(size, dtype))
+        elif self._held[k].size < size or self._held[k].dtype != dtype:
+            self._held[k] = self._xp.empty(size, dtype)
+        return self._held[k][:size].reshape(shape)
+
+
+class _Path(NamedTuple):
+    """From uploaded rows to what a step takes.
+
+    n_classes : None for float targets; order : 0, 1, …, at least as many as rows are taken;
+    factors : of the weights of each class (c,), or of all (1,), on the device; None without weights
+    targets : their mean and scale (c,), on the device, or None
+    """
+
+    backend: Backend
+    transforms: Sequence[Transform]
+    dtype: np.dtype[Any]
+    seed: int
+    n_classes: int | None
+    order: Array
+    empty: Empty
+    factors: Array | None
+    targets: tuple[Array, Array] | None
+
+    def take(
+        self, X: Array, y: Array, rows: Array, epoch: int, w: Array | None
+    ) -> tuple[Array, Array, Array | None]:
+        """X (m, d), Y (m, c) and sample weights (m,) of uploaded rows."""
+        work = transform_dtype(X.dtype, self.dtype, self.transforms)
+        X, Y, weights = apply_transforms(
+            self.backend.xp,
+            self.transforms,
+            self._cast(X, work),
+            self._values(y) if self.n_classes is None else self._one_hot(y, self.n_classes),
+            self._weights(y, w),
+            rows=rows,
+            seed=self.seed,
+            epoch=epoch,
+            stage=(Stage.FEED_TRANSFORM,),
+            dtype=work,
+            run=self.backend.run,
+            fills=self.backend.fills,
+            empty=self.empty,
+        )
+        return self._cast(X, self.dtype).reshape(len(X), -1), self._inside(Y), weights
+
+    def _values(self, y: Array) -> Array:
+        """Targets that keep float64: what a mean leaves of them is still to come."""
+        return self._cast(y, np.promote_types(y.dtype, self.dtype))
+
+    def _inside(self, Y: Array) -> Array:
+        if self.targets is None:
+            return Y
+        mean, scale = self.targets
+        inside = self.empty(Y.shape, np.promote_types(Y.dtype, mean.dtype))
+        self.backend.xp.subtract(Y, mean, out=inside)
+        inside /= scale
+        return self._cast(inside, self.dtype)
+
+    def _weights(self, y: Array, w: Array | None) -> Array | None:
+        if self.factors is None:
+            return None
+        weights = self.empty((len(y),), self.dtype)
+        if self.n_classes is None:
+            weights[...] = self.factors
+        else:
+            self.backend.xp.take(self.factors, y, out=weights)
+        if w is not None:
+            weights *= w
+        return weights
+
+    def _cast(self, a: Array, dtype: np.dtype[Any]) -> Array:
+        """`a` itself where it has the dtype."""
+        if a.dtype == dtype:
+            return a
+        cast = self.empty(a.shape, dtype)
+        cast[...] = a
+        return cast
+
+    def _one_hot(self, y: Array, n_classes: int) -> Array:
+        Y = self.empty((len(y), n_classes), self.dtype)
+        Y[...] = 0
+        Y[self.order[: len(y)], y] = 1
+        return Y
+
+
+def _on_device(
+    backend: Backend, targets: TargetScale | None, values: bool, dtype: Any
+) -> tuple[Array, Array] | None:
+    """Mean and scale: float64 for values, `dtype` for one-hot rows, which it holds exactly."""
+    if targets is None:
+        return None
+    wide = np.dtype(np.float64 if values else dtype)
+    return backend.asarray(targets.mean, wide), backend.asarray(targets.scale, wide)

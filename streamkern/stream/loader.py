@@ -1,0 +1,363 @@
+"""Batches of an epoch, in plan order, read ahead by a pool of threads in bounded memory.
+
+Two block buffers: the consumer drains one, as views, while the pool fills the other. A task
+reads one unit (a Dask graph: read, decode, host transforms; run on the pool's thread, or on a
+cluster while the thread waits) and scatters its rows to their shuffled places in the buffer.
+
+    units ──read──> [ thread ] ──scatter──> [ buffer A: filling  ]
+                    [ thread ] ──scatter──> [ buffer B: draining ] ──views──> batches
+
+So the bytes in flight are one unit per thread, no decoded unit waits for its turn, and
+neither the number of threads nor the order of arrival can change what a batch holds.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from streamkern.basics.errors import ConfigError, RunError
+from streamkern.basics.machine import available_cpus
+from streamkern.stream.buffers import Buffer, Fill
+from streamkern.stream.cluster_reader import ClusterReader
+from streamkern.stream.local_reader import LocalReader, UnitReader, read_patiently
+from streamkern.stream.order import PLAN_VERSION, EpochPlan
+from streamkern.stream.sources.base import Source, target_bytes, unit_sizes
+
+MAX_THREADS = 64
+# Copies of a unit that a thread holds while reading it: compressed bytes, zarr's chunk and its
+# output, 2.99 in all for a chunk that does not compress; crop and flip need no more than that.
+COPIES_PER_READ = 3
+
+
+class HostBatch(NamedTuple):
+    """One batch on the host; its arrays are valid until the next one is asked for.
+
+    X : (m, *row_shape) storage dtype; y : (m,) int64 ids or (m, c) floats; rows : (m,) int64
+    virtual row ids; w : (m,) float32 sample weights as the source has them, or None. Views of a
+    block buffer, or of one reused buffer across a block's edge.
+    """
+
+    X: np.ndarray
+    y: np.ndarray
+    rows: np.ndarray
+    epoch: int
+    index: int  # type: ignore[assignment]  # hides tuple.index
+    w: np.ndarray | None = None
+
+
+@dataclass
+class LoaderStats:
+    """What happened so far; `stall_s` over the run's time is the share lost to waiting.
+
+    bytes_read : decoded, of the units that arrived. bytes_in_flight : decoded, of those under way.
+    retries : reads begun anew after a fault, counted as they happen.
+    """
+
+    batches: int = 0
+    rows: int = 0
+    stall_s: float = 0.0
+    last_wait_s: float = 0.0
+    longest_wait_s: float = 0.0
+    bytes_read: int = 0
+    bytes_in_flight: int = 0
+    bytes_in_flight_peak: int = 0
+    retries: int = 0
+
+
+class Loader:
+    """Reads the epochs of a source ahead of their consumer. Use as a context manager.
+
+    One consumer at a time: starting an epoch ends the iterator before it. The order depends
+    on the source, `batch_size`, `seed` and `block_bytes` (see `order_key`), on nothing else.
+
+    Parameters
+    ----------
+    block_bytes : size of one shuffle block, at least one unit; two are held
+    in_flight_bytes : bound on the units being read, one per thread, at least one unit
+    threads : "auto" is one per processor, or, where reads wait for a network or a cluster, all
+        that `in_flight_bytes` allows (up to 64); never more than it allows
+    client : a `distributed.Client` to read on
+    retry_s : how long a transient OSError (a time-out, a reset connection) is retried
+    in_order : the rows as the source has them; nothing is shuffled
+    repeat : every epoch has the order and the draws of epoch 0, and calls itself that
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        batch_size: int,
+        seed: int,
+        block_bytes: int = 128 << 20,
+        in_flight_bytes: int = 68 << 20,
+        threads: int | str = "auto",
+        client: Any = None,
+        retry_s: float = 60.0,
+        in_order: bool = False,
+        repeat: bool = False,
+    ) -> None:
+        for name, value in (("block_bytes", block_bytes), ("in_flight_bytes", in_flight_bytes)):
+            if value < 1:
+                raise ConfigError(f"{name}={value} must be at least 1")
+        self.source, self.batch_size, self.seed, self.retry_s = source, batch_size, seed, retry_s
+        self.in_order, self.repeat = in_order, repeat
+        self.stats = LoaderStats()
+        self._sizes = unit_sizes(source)
+        unit_rows = int(self._sizes.max(initial=1))
+        x_bytes = math.prod(source.row_shape) * source.dtype.itemsize
+        y_bytes = target_bytes(source)
+        self._unit_bytes = unit_rows * (x_bytes + y_bytes + 8)
+        self._row_bytes = x_bytes + y_bytes + 16  # with its row id and its place
+        fit = max(1, block_bytes // (unit_rows * self._row_bytes))
+        self.mix_units = max(1, min(fit, source.n_units))
+        self._block_rows = min(self.mix_units * unit_rows, source.n_rows)
+        self.n_batches = self._plan(0).n_batches  # also checks seed and batch_size
+        waits = client is not None or getattr(source, "remote", False)
+        self.threads = _n_threads(threads, in_flight_bytes // self._unit_bytes, waits)
+        self._reader: UnitReader = LocalReader(source)
+        if client is not None:
+            self._reader = ClusterReader(source, client, retry_s)
+        self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="streamkern-prefetch")
+        self._buffers: list[Buffer] = []
+        self._straddle: Buffer | None = None
+        self._run: _Run | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the iterator and the threads, and drop the buffers. May be called twice."""
+        self._closed = True
+        if self._run is not None:
+            self._end(self._run)
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._reader.close()
+        self._buffers, self._straddle = [], None
+
+    def order_key(self) -> dict[str, int]:
+        """What decides the order of the samples, beside the source; a resume compares it."""
+        return {
+            "plan_version": PLAN_VERSION,
+            "seed": self.seed,
+            "batch_size": self.batch_size,
+            "mix_units": self.mix_units,
+            "n_units": self.source.n_units,
+            "n_rows": self.source.n_rows,
+        }
+
+    def peak_bytes(self) -> int:
+        """Host memory that iterating takes at most.
+
+        Two block buffers, the straddle buffer, the units in flight, and the plan's 64 bytes
+        per unit; beyond those nothing grows with the number of rows.
+        """
+        buffers = (2 * self._block_rows + self.batch_size) * self._row_bytes
+        in_flight = COPIES_PER_READ * self.threads * self._unit_bytes
+        return buffers + in_flight + 64 * len(self._sizes) + (1 << 20)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[HostBatch]:
+        """Batches start, start + 1, … of one epoch."""
+        return self.epochs(epoch, epoch + 1, start)
+
+    def epochs(self, first: int, stop: int, start: int = 0) -> Iterator[HostBatch]:
+        """Batches of epochs first … stop - 1, from batch `start` of the first one on.
+
+        The next epoch is read ahead while the last block of this one drains.
+
+        Raises
+        ------
+        OSError, DataError, or whatever the source raises
+            The first failure in plan order, as it came, with a note naming the unit.
+        RunError
+            The iterator is used after another one was started or the loader was closed.
+        """
+        if not 0 <= start <= self.n_batches or first < 0:
+            raise ConfigError(
+                f"batch {start} of epoch {first} was asked for; an epoch has {self.n_batches}"
+            )
+        if start == self.n_batches:
+            first, start = first + 1, 0
+        return self._iterate(first, stop, start)
+
+    # ------------------------------------------------------------------- the consumer's thread
+
+    def _iterate(self, first: int, stop: int, start: int) -> Iterator[HostBatch]:
+        if self._run is not None:
+            self._end(self._run)
+        if self._closed:
+            raise RunError("this loader is closed; make a new one")
+        run = self._run = _Run(self._blocks(first, stop, start), list(self._buffers))
+        try:
+            self._top_up(run)
+            for epoch in range(first, stop):
+                plan = run.fills[0].plan
+                for index in range(start if epoch == first else 0, self.n_batches):
+                    yield self._batch(run, plan, index)
+                    if run.stopped.is_set():
+                        raise RunError(
+                            "this iterator has ended: another one was started on its loader, or "
+                            "the loader was closed"
+                        )
+                    if run.drained:
+                        self._release(run)
+        finally:
+            self._end(run)
+
+    def _plan(self, epoch: int) -> EpochPlan:
+        return EpochPlan(
+            self._sizes,
+            seed=self.seed,
+            epoch=0 if self.repeat else epoch,
+            batch_size=self.batch_size,
+            mix_units=self.mix_units,
+            strata=getattr(self.source, "strata", None),
+            in_order=self.in_order,
+        )
+
+    def _blocks(self, first: int, stop: int, start: int) -> Iterator[tuple[EpochPlan, int]]:
+        """Every block from the one that holds batch `start` of epoch `first` on."""
+        for epoch in range(first, stop):
+            plan = self._plan(epoch)
+            begin = plan.batch(start)[0].block if epoch == first else 0
+            for block in range(begin, plan.n_blocks):
+                yield plan, block
+
+    def _batch(self, run: _Run, plan: EpochPlan, index: int) -> HostBatch:
+        """Batch `index`, a view where one block holds it all, else put together."""
+        self.stats.last_wait_s = 0.0
+        pieces = plan.batch(index)
+        if len(pieces) == 1:
+            piece, fill = pieces[0], self._ready(run)
+            run.drained = piece.stop == fill.n_rows
+            rows = fill.buffer.part(piece.start, piece.stop)
+        else:
+            if self._straddle is None:
+                self._straddle = Buffer(self.source, self.batch_size)
+            done = 0
+            for piece in pieces:
+                if done:
+                    self._release(run)
+                fill = self._ready(run)
+                size = piece.stop - piece.start
+                part = fill.buffer.part(piece.start, piece.stop)
+                self._straddle.held.put(slice(done, done + size), part)
+                run.drained = piece.stop == fill.n_rows
+                done += size
+            rows = self._straddle.part(0, done)
+        self.stats.batches += 1
+        self.stats.rows += len(rows.rows)
+        return HostBatch(rows.X, rows.y, rows.rows, plan.epoch, index, rows.w)
+
+    def _ready(self, run: _Run) -> Fill:
+        """The block being drained, once all of its units are in place."""
+        fill = run.fills[0]
+        if fill.futures:
+            before = time.perf_counter()
+            for future in fill.futures:
+                future.result()  # in plan order, so that the same error is raised every time
+            fill.futures = []
+            waited = time.perf_counter() - before
+            stats = self.stats
+            stats.stall_s += waited
+            stats.last_wait_s += waited
+            stats.longest_wait_s = max(stats.longest_wait_s, stats.last_wait_s)
+        return fill
+
+    def _release(self, run: _Run) -> None:
+        """Give the drained block's buffer to the next block to be read."""
+        run.free.append(run.fills.popleft().buffer)
+        self._top_up(run)
+
+    def _top_up(self, run: _Run) -> None:
+        while len(run.fills) < 2:
+            following = next(run.blocks, None)
+            if following is None:
+                return
+            if not run.free:
+                run.free.append(Buffer(self.source, self._block_rows))
+                self._buffers.append(run.free[0])
+            plan, block = following
+            fill = Fill(plan, block, run.free.pop())
+            run.fills.append(fill)
+            units, offsets = plan.block_units(block)
+            fill.futures = [
+                self._pool.submit(self._read_into, fill, int(u), int(offset), run.stopped)
+                for u, offset in zip(units, offsets[:-1], strict=True)
+            ]
+
+    def _end(self, run: _Run) -> None:
+        """Stop a run's reads and wait for those under way: they write into our buffers."""
+        run.stopped.set()
+        futures = [future for fill in run.fills for future in fill.futures]
+        for future in futures:
+            future.cancel()
+        wait(futures)
+        run.fills.clear()
+
+    # ----------------------------------------------------------------------- the pool's threads
+
+    def _read_into(self, fill: Fill, u: int, offset: int, stopped: threading.Event) -> None:
+        if stopped.is_set():
+            return
+        stats = self.stats
+        start, stop = self.source.unit_bounds(u)
+        n_bytes = (stop - start) * (self._row_bytes - 8)
+        with self._lock:
+            stats.bytes_in_flight += n_bytes
+            stats.bytes_in_flight_peak = max(stats.bytes_in_flight_peak, stats.bytes_in_flight)
+        done_bytes = 0
+        try:
+            block = read_patiently(
+                self._reader,
+                u,
+                self.seed,
+                fill.plan.epoch,
+                bounds=(start, stop),
+                stopped=stopped,
+                retry_s=self.retry_s,
+                on_retry=self._count_retry,
+            )
+            fill.place(offset, block, u)
+            done_bytes = n_bytes
+        finally:
+            with self._lock:
+                stats.bytes_in_flight -= n_bytes
+                stats.bytes_read += done_bytes
+
+    def _count_retry(self) -> None:
+        with self._lock:
+            self.stats.retries += 1
+
+
+@dataclass
+class _Run:
+    """One iteration: the blocks to come, those being read or drained, the buffers left."""
+
+    blocks: Iterator[tuple[EpochPlan, int]]
+    free: list[Buffer]
+    fills: deque[Fill] = field(default_factory=deque)
+    stopped: threading.Event = field(default_factory=threading.Event)
+    drained: bool = False  # by the batch handed out last
+
+
+def _n_threads(threads: int | str, allowed: int, waits: bool) -> int:
+    allowed = max(1, min(allowed, MAX_THREADS))
+    if threads == "auto":
+        return allowed if waits else min(allowed, max(2, available_cpus()))
+    if not isinstance(threads, int) or threads < 1:
+        raise ConfigError(f'threads={threads!r} must be "auto" or a whole number, at least 1')
+    return min(allowed, threads)

@@ -1,0 +1,103 @@
+"""Read one unit of a source on the calling thread, and retry faults that may pass."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from dask.local import get_sync
+from tenacity import (
+    Retrying,
+    retry_if_exception,
+    sleep_using_event,
+    stop_before_delay,
+    stop_when_event_set,
+    wait_random_exponential,
+)
+
+from streamkern.basics.errors import StreamkernError
+from streamkern.filesystem.waiting import until
+from streamkern.stream.sources.base import Block, Source
+
+FIRST_RETRY_S = 0.1
+LONGEST_RETRY_S = 10.0
+# OSErrors that waiting does not cure; what streamkern itself found wrong, or has itself retried
+# until a deadline, is never retried.
+_PERMANENT = (
+    StreamkernError,
+    FileNotFoundError,
+    PermissionError,
+    IsADirectoryError,
+    NotADirectoryError,
+)
+
+
+class UnitReader(Protocol):
+    """Reads units; called by several threads at once."""
+
+    def read(self, u: int, seed: int, epoch: int, stopped: threading.Event) -> Block: ...
+
+    def close(self) -> None: ...
+
+
+class LocalReader:
+    """Runs a unit's Dask graph on the calling thread."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def read(self, u: int, seed: int, epoch: int, stopped: threading.Event) -> Block:
+        # A plain graph: `delayed` and `compute` would take 0.8 ms to build and optimise one task.
+        with until(stopped):  # closing does not wait for a network that is gone
+            block: Block = get_sync({"unit": (self._source.read_unit, u, seed, epoch)}, "unit")
+        return block
+
+    def close(self) -> None:
+        pass
+
+
+def _may_pass(error: BaseException) -> bool:
+    return isinstance(error, OSError) and not isinstance(error, _PERMANENT)
+
+
+def read_patiently(
+    reader: UnitReader,
+    u: int,
+    seed: int,
+    epoch: int,
+    *,
+    bounds: tuple[int, int],
+    stopped: threading.Event,
+    retry_s: float,
+    on_retry: Callable[[], None],
+) -> Block:
+    """The unit.
+
+    An OSError that may pass (a time-out, a reset connection) is retried after up to 0.1, 0.2,
+    0.4 … 10 s, drawn at random so that many readers do not return at once, until `retry_s` would
+    be over; `stopped` ends a pause. What stays is raised as it came, with a note naming the unit.
+    """
+    tries = 0
+
+    def attempt() -> Block:
+        nonlocal tries
+        if tries:
+            on_retry()
+        tries += 1
+        return reader.read(u, seed, epoch, stopped)
+
+    try:
+        return Retrying(
+            retry=retry_if_exception(lambda e: _may_pass(e) and not stopped.is_set()),
+            wait=wait_random_exponential(multiplier=FIRST_RETRY_S, max=LONGEST_RETRY_S),
+            stop=stop_before_delay(retry_s) | stop_when_event_set(stopped),
+            sleep=sleep_using_event(stopped),
+            reraise=True,
+        )(attempt)
+    except Exception as error:
+        more = f", {tries} tries" if tries > 1 else ""
+        error.add_note(
+            f"while reading unit {u} (rows {bounds[0]} to {bounds[1] - 1}) of epoch {epoch}{more}"
+        )
+        raise

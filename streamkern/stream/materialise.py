@@ -1,0 +1,301 @@
+"""Writes the rows of a source to a store, all transforms applied: in parallel, resumable.
+
+    Loader --batches, in plan order--> [ pool: transforms, digest, write ] --> statistics
+
+Chunk i is batch i of one epoch, so it is a pure function of (source, seed, epoch, i). What a
+killed call left behind is verified by its digest and kept, and the same call makes the rest: the
+store comes out bit for bit as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from streamkern.backend.base import Backend
+from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.randomness import Stage
+from streamkern.filesystem.ownership import mark_at
+from streamkern.filesystem.urls import zarr_store
+from streamkern.store import layout
+from streamkern.store.fill import (
+    COPIES_OF_A_CHUNK,
+    DEFAULT_MEMORY,
+    Progress,
+    checked_chunk_bytes,
+    fill,
+    n_writers,
+    refuse_same_place,
+)
+from streamkern.store.journal import is_made_from
+from streamkern.store.layout import StoreSpec
+from streamkern.store.store import open_store
+from streamkern.store.writer import Chunk, StoreWriter
+from streamkern.stream.feed import prepare
+from streamkern.stream.loader import Loader
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.base import Block, Source, is_weighted
+from streamkern.stream.sources.mixture import open_stores
+from streamkern.stream.sources.stores import stores_of
+from streamkern.stream.sources.transforms import apply_transforms, from_config
+
+_TRIED_ROWS = 8
+
+
+def augment_store(
+    inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    *,
+    copies: int = 1,
+    transforms: Sequence[Mapping[str, Any]] = (),
+    weights: Sequence[float] | None = None,
+    x: str = "X",
+    y: str = "y",
+    sample_weight: str | None = None,
+    foreign: bool = False,
+    input_options: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> StoreSpec:
+    """The spec of the store at `out`, made of `copies` augmented replicas of one store or several.
+
+    Parameters
+    ----------
+    inputs : one URL or several; `weights` : their shares, see `MixtureSource`
+    transforms : tables as in a run file, ``{"kind": "noise", "sigma": 0.5}``
+    x, y : names of the arrays
+    sample_weight : name of the sample weights in stores that streamkern did not write
+    foreign : read stores that streamkern wrote as if another program had, see `open_store`
+    input_options : storage options of the inputs
+    settings : as for `materialise`
+    """
+    urls = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
+    source = open_stores(
+        urls, weights, x=x, y=y, w=sample_weight, foreign=foreign, storage_options=input_options
+    )
+    if copies != 1 or transforms:
+        source = AugmentedSource(source, copies, from_config(transforms))
+    return materialise(source, out, **settings)
+
+
+def materialise(
+    source: Source,
+    out_url: str | os.PathLike[str],
+    *,
+    seed: int = 0,
+    epoch: int = 0,
+    shuffle: bool = True,
+    chunk_mb: float = 8,
+    compress: str = "auto",
+    dtype: Any = None,
+    overwrite: bool = False,
+    threads: int | str = "auto",
+    memory: int = DEFAULT_MEMORY,
+    progress: Progress | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> StoreSpec:
+    """The spec of the store at `out_url` with every virtual row of `source` in it.
+
+    Rows and targets are those that one epoch of training would have been given; sample weights are
+    kept as they are. Targets that a transform changes (mix-up) are stored as values. Noise comes
+    from NumPy even where compiled code is installed, whose last bits differ: a call may be resumed
+    with or without it.
+
+    Parameters
+    ----------
+    seed, epoch : of the order and of every draw
+    shuffle : False keeps the rows in the order of the source
+    chunk_mb : MiB of X in a chunk
+    dtype : of X. Default: as read, or float32 (float64 from float64) behind a feed transform.
+        Another one must hold every value; floats may be rounded to narrower floats.
+    overwrite : replace a store streamkern made; anything else at the place is never deleted
+    threads : of the reads, and of the chunks being made; "auto" as for `Loader`
+    memory : bytes to stay within
+    progress : called with ("write", rows done, rows in all) after each chunk
+
+    Raises
+    ------
+    ConfigError, DataError
+        A setting or a row that can not be stored; the place is taken.
+    ResumeMismatchError
+        An unfinished store is there, made of other data or settings.
+    """
+    chunk_bytes = _check(source, out_url, epoch, chunk_mb, memory)
+    maker = _Maker(source, seed, epoch, dtype)
+    row_bytes = int(np.prod(source.row_shape)) * maker.dtype.itemsize
+    loader = Loader(
+        source,
+        batch_size=min(layout.default_chunk_rows(row_bytes, chunk_bytes), source.n_rows),
+        seed=seed,
+        block_bytes=min(128 << 20, memory // 8),
+        in_flight_bytes=min(64 << 20, memory // 12),
+        threads=threads,
+        in_order=not shuffle,
+    )
+    # For all of the pool: a limit that each thread sets and takes back would outlive them.
+    with loader, maker.backend.single_threaded_blas():
+        order = loader.order_key()
+        # The order of the rows depends on the memory by the units in a shuffle block alone.
+        order["memory"] = order.pop("mix_units")
+        plan = {
+            "source": source.describe(), "epoch": epoch, "shuffle": shuffle,
+            "dtype": maker.dtype.name, **order,
+        }  # fmt: skip
+        if not overwrite and _is_there(out_url, storage_options, plan, compress):
+            return open_store(out_url, storage_options=storage_options).spec
+        with StoreWriter(
+            out_url,
+            row_shape=source.row_shape,
+            x_dtype=maker.dtype,
+            n_outputs=source.n_outputs,
+            classes=maker.classes,
+            chunk_rows=loader.batch_size,
+            overwrite=overwrite,
+            compress=compress,
+            n_rows=source.n_rows,
+            y_dtype=maker.y_dtype,
+            storage_options=storage_options,
+            plan=plan,
+            weighted=is_weighted(source),
+            columns=getattr(source, "columns", None),
+            target_columns=maker.target_columns,
+        ) as writer:
+            n = n_writers(out_url, memory // 2, chunk_bytes)
+            n = n if threads == "auto" else min(n, int(threads))
+            return fill(writer, partial(_chunks_from, maker, loader), n, progress)
+
+
+def _is_there(
+    url: str | os.PathLike[str],
+    storage_options: Mapping[str, Any] | None,
+    plan: Mapping[str, Any],
+    compress: str,
+) -> bool:
+    """Whether the same call has finished before."""
+    mark = mark_at(zarr_store(url, storage_options=storage_options), str(url))
+    return mark is not None and is_made_from(mark, plan, compress)
+
+
+def _chunks_from(maker: _Maker, loader: Loader, first: int) -> Iterator[Callable[[], Chunk]]:
+    """The calls that make chunk `first` and those after it."""
+    for batch in loader.epoch(maker.epoch, first):
+        # The arrays are the loader's, which uses them again: copies go to the threads.
+        w = None if batch.w is None else batch.w.copy()
+        rows = Block(batch.X.copy(), batch.y.copy(), batch.rows.copy(), w)
+        yield partial(maker.chunk, batch.index, rows)
+
+
+class _Maker:
+    """Makes what is stored from what the loader gives.
+
+    dtype, y_dtype : as stored; classes : None where targets are stored as values;
+    target_columns : None where a transform makes other targets
+    """
+
+    def __init__(self, source: Source, seed: int, epoch: int, dtype: Any) -> None:
+        self.source, self.seed, self.epoch = source, seed, epoch
+        self.backend = Backend(threads=1)
+        wanted = None if dtype is None else _as_dtype(dtype)
+        wide = np.float64 in (source.dtype, wanted)
+        self._computed = np.dtype(np.float64 if wide else np.float32)
+        given = self._computed if source.feed_transforms else source.dtype
+        self.dtype = given if wanted is None else wanted
+        if not np.can_cast(given, self.dtype, "same_kind" if given.kind == "f" else "safe"):
+            raise ConfigError(
+                f"dtype={self.dtype.name} would lose values: the rows come out as {given.name}; "
+                "leave dtype= out, or give one that holds them"
+            )
+        # Of targets behind a transform: values that are stored in float64 keep it, as at the feed.
+        values = source.y_dtype if source.classes is None else self._computed
+        self._values_dtype = np.promote_types(values, self._computed)
+        self._new_targets = self._changes_targets()
+        self.classes = None if self._new_targets else source.classes
+        named = getattr(source, "target_columns", None)
+        self.target_columns = None if self._new_targets else named
+        self.y_dtype = None if self.classes is not None else source.y_dtype
+        # As they are: training divides them by their mean.
+        self._factors = np.ones(source.n_outputs if source.classes is not None else 1)
+        if self._new_targets:
+            self.y_dtype = self._values_dtype
+
+    def chunk(self, i: int, rows: Block) -> Chunk:
+        """Chunk i as stored; its rows are virtual ones."""
+        X, y, w = rows.X, rows.y, rows.w
+        if self.source.feed_transforms:
+            X, Y, w = prepare(
+                self.backend,
+                rows,
+                None if w is None else self._factors,
+                transforms=self.source.feed_transforms,
+                dtype=self._computed,
+                seed=self.seed,
+                epoch=self.epoch,
+                n_outputs=self.source.n_outputs,
+                classes=self.source.classes,
+            )
+            if self._new_targets:
+                y = Y
+            elif not np.array_equal(Y, self._as_values(y)):
+                raise DataError(
+                    f"a transform changed targets of chunk {i}, though it gave Y itself back for "
+                    "the first rows; let it return a new array in every call, so that targets are "
+                    "stored as values"
+                )
+        with np.errstate(over="ignore"):  # the writer refuses infinities by row
+            X = X.astype(self.dtype, copy=False)
+        X = X.reshape(len(X), *self.source.row_shape)
+        return Chunk(X, y, w, rows.rows)
+
+    def _as_values(self, y: np.ndarray) -> np.ndarray:
+        """y as the feed gives it: one-hot, or cast."""
+        if self.source.classes is None:
+            return y.astype(self._values_dtype, copy=False)
+        Y = np.zeros((len(y), self.source.n_outputs), self._computed)
+        Y[np.arange(len(y)), y] = 1
+        return Y
+
+    def _changes_targets(self) -> bool:
+        """Whether the feed transforms return another Y than the one they are given."""
+        if not self.source.feed_transforms:
+            return False
+        tried = self.source.read_unit(0, self.seed, self.epoch).take(slice(_TRIED_ROWS))
+        given = self._as_values(tried.y)
+        _, returned, _ = apply_transforms(
+            np,
+            self.source.feed_transforms,
+            tried.X.astype(self._computed),
+            given,
+            rows=tried.rows,
+            seed=self.seed,
+            epoch=self.epoch,
+            stage=(Stage.FEED_TRANSFORM,),
+            dtype=self._computed,
+        )
+        return returned is not given
+
+
+def _as_dtype(dtype: Any) -> np.dtype[Any]:
+    try:
+        wanted: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
+    except TypeError as error:
+        raise ConfigError(f"dtype={dtype!r} is not a dtype: {error}") from error
+    if wanted not in layout.X_DTYPES:
+        names = ", ".join(t.name for t in layout.X_DTYPES)
+        raise ConfigError(f"dtype={wanted.name} can not be stored; use one of {names}")
+    return wanted
+
+
+def _check(
+    source: Source, out_url: str | os.PathLike[str], epoch: int, chunk_mb: float, memory: int
+) -> int:
+    """Bytes of a chunk; refuses what can not be done, before anything is written."""
+    if epoch < 0:
+        raise ConfigError(f"epoch={epoch} must be at least 0")
+    chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 4 * COPIES_OF_A_CHUNK)
+    if source.n_outputs < 1:
+        raise ConfigError("the source has no targets y; a store needs them")
+    refuse_same_place((store.url for store in stores_of(source)), out_url)
+    return chunk_bytes

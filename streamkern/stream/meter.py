@@ -1,0 +1,116 @@
+"""How the data of a run moves, for the progress line and the run log: is it the slow side?"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+from streamkern.filesystem.cache import COUNTS
+from streamkern.filesystem.objects import TRAFFIC
+from streamkern.stream.loader import Loader
+
+WINDOW_S = 10.0
+_APART_S = 0.25
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What a "train" record of the run log says beside the loss.
+
+    Rates are over the last 10 seconds; counts are since the process began to train. On a cluster
+    the workers move the data, and only what arrives from them is seen here.
+
+    samples_per_s : trained on
+    stall_share : of the time, spent waiting for data
+    read_bytes_per_s : decoded rows that arrived, from wherever
+    bytes_in_flight : decoded, of what is being read at the moment
+    retries : reads and requests begun again after a fault
+    requests, stored_bytes_per_s : of remote storage; None where there was none
+    cache_share : of the chunks asked for, found in the cache; None without a cache
+    """
+
+    samples_per_s: float
+    stall_share: float
+    read_bytes_per_s: float
+    bytes_in_flight: int
+    retries: int
+    requests: int | None = None
+    stored_bytes_per_s: float | None = None
+    cache_share: float | None = None
+
+    def fields(self) -> dict[str, float]:
+        """For the run log, without what there is none of."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def words(self) -> str:
+        """For the progress line: about 60 characters."""
+        parts = [
+            f"{_short(self.samples_per_s)} samples/s",
+            f"{self.read_bytes_per_s / 1e6:.3g} MB/s",
+            f"{self.bytes_in_flight / 1e6:.0f} MB in flight",
+            f"stall {self.stall_share:.0%}",
+        ]
+        if self.cache_share is not None:
+            parts.append(f"cache {self.cache_share:.0%}")
+        if self.retries:
+            parts.append(f"retries {_short(self.retries)}")
+        return "  ".join(parts)
+
+
+class _Reading(NamedTuple):
+    at: float
+    samples: int
+    stall_s: float
+    bytes_read: int
+    bytes_in: int
+
+
+class Meter:
+    """Measures a loader and its consumer, from now on."""
+
+    def __init__(
+        self, loader: Loader, samples: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._loader, self._clock = loader, clock
+        self._traffic, self._cache = TRAFFIC.counts(), COUNTS.counts()
+        self._retries = loader.stats.retries
+        self._readings = deque([self._reading(samples)])
+
+    def flow(self, samples: int) -> Flow:
+        """What moved, now that `samples` were trained on."""
+        now, readings = self._reading(samples), self._readings
+        while len(readings) > 1 and now.at - readings[1].at >= WINDOW_S:
+            readings.popleft()
+        before = readings[0]
+        if now.at - readings[-1].at >= _APART_S:
+            readings.append(now)
+        seconds = max(now.at - before.at, 1e-9)
+        traffic, cache = TRAFFIC.counts(), COUNTS.counts()
+        requests = traffic["requests"] - self._traffic["requests"]
+        hits, misses = (cache[name] - self._cache[name] for name in ("hits", "misses"))
+        stats = self._loader.stats
+        return Flow(
+            samples_per_s=(now.samples - before.samples) / seconds,
+            stall_share=min(1.0, (now.stall_s - before.stall_s) / seconds),
+            read_bytes_per_s=(now.bytes_read - before.bytes_read) / seconds,
+            bytes_in_flight=stats.bytes_in_flight,
+            retries=stats.retries - self._retries + traffic["retries"] - self._traffic["retries"],
+            requests=requests or None,
+            stored_bytes_per_s=(now.bytes_in - before.bytes_in) / seconds if requests else None,
+            cache_share=hits / (hits + misses) if hits + misses else None,
+        )
+
+    def _reading(self, samples: int) -> _Reading:
+        stats = self._loader.stats
+        return _Reading(self._clock(), samples, stats.stall_s, stats.bytes_read, TRAFFIC.bytes_in)
+
+
+def _short(number: float) -> str:
+    """Three digits: 950, 48.2k, 1.23M."""
+    for unit, size in (("", 1.0), ("k", 1e3)):
+        if number < 999.5 * size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number / 1e6:.3g}M"

@@ -1,0 +1,139 @@
+"""The order of an epoch, as a pure function of (seed, epoch); no I/O, nothing of size n.
+
+A source is read in units (chunks, usually). One epoch visits them in a random order;
+`mix_units` consecutive ones make a shuffle block, whose rows are put into a random order;
+batches are consecutive runs of rows through the blocks and may straddle their edges.
+
+    units    u₀ u₁ u₂ | u₃ u₄ u₅ | u₆         permuted by (seed, epoch)
+    blocks   ~~ 0 ~~~ | ~~ 1 ~~~ | 2          rows permuted by (seed, epoch, block)
+    batches  [  0  ][  1  ][  2  ][ 3 ]
+
+Units of a mixture come from several strata. A block holds few units, so a random order would
+make the shares of a batch fluctuate as in a sorted store: the strata are interleaved evenly.
+
+Planning costs O(units log units) time and O(units) memory: 0.03 s for 1.2e8 rows in 24 000
+units. The state of an iteration is (epoch, batch); a resume computes the same plan and skips.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.randomness import Stage
+
+_SLAB = 1 << 16
+PLAN_VERSION = 1  # part of a run's order: raise it when the same seed would give other batches
+
+
+class BlockSlice(NamedTuple):
+    """Rows [start, stop) of a shuffled block."""
+
+    block: int
+    start: int
+    stop: int
+
+
+class EpochPlan:
+    """Which rows each batch of one epoch holds.
+
+    Parameters
+    ----------
+    sizes : (n_units,) int64
+        Rows in each unit, from `unit_sizes`.
+    batch_size : rows in every batch but the last
+    mix_units : units per shuffle block
+    strata : (n_units,) integers, optional
+        The stratum of each unit. Any m units in a row then hold m · share units of a stratum,
+        give or take 1 + share · n_strata.
+    in_order : units and rows as they come, no random order; `strata` do not count then
+    """
+
+    def __init__(
+        self,
+        sizes: np.ndarray,
+        *,
+        seed: int,
+        epoch: int,
+        batch_size: int,
+        mix_units: int,
+        strata: np.ndarray | None = None,
+        in_order: bool = False,
+    ) -> None:
+        for name, value in (("batch_size", batch_size), ("mix_units", mix_units)):
+            if value < 1:
+                raise ConfigError(f"{name}={value} must be at least 1")
+        if seed < 0 or epoch < 0:
+            raise ConfigError(f"seed={seed} and epoch={epoch} must be at least 0")
+        if sizes.sum() < 1:
+            raise ConfigError("the source has no rows")
+        if strata is not None and len(strata) != len(sizes):
+            raise ConfigError(
+                f"strata has {len(strata)} entries for {len(sizes)} units; give one for each unit"
+            )
+        self.seed, self.epoch = seed, epoch
+        self.batch_size, self.mix_units = batch_size, mix_units
+        self._in_order = in_order
+        rng = np.random.default_rng([seed, epoch, Stage.UNITS])
+        self._units = np.arange(len(sizes)) if in_order else _unit_order(len(sizes), strata, rng)
+        permuted = sizes[self._units]
+        self._sizes = permuted
+        per_block = np.add.reduceat(permuted, np.arange(0, len(sizes), mix_units))
+        self._edges = np.concatenate(([0], np.cumsum(per_block)))  # epoch positions
+        self.n_rows = int(self._edges[-1])
+        self.n_blocks = len(per_block)
+        self.n_batches = -(-self.n_rows // batch_size)
+
+    def block_units(self, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Units of block k in reading order, and where each one's rows start: (u,), (u + 1,)."""
+        part = slice(k * self.mix_units, (k + 1) * self.mix_units)
+        return self._units[part], np.concatenate(([0], np.cumsum(self._sizes[part])))
+
+    def block_rows(self, k: int) -> int:
+        """Number of rows in block k."""
+        return int(self._edges[k + 1] - self._edges[k])
+
+    def shuffle(self, k: int, out: np.ndarray) -> None:
+        """Fill ``out[r]`` with the place in the shuffled block of its r-th row as read.
+
+        out : (block_rows(k),) int64
+        """
+        for start in range(0, len(out), _SLAB):  # a whole arange would double the memory
+            out[start : start + _SLAB] = np.arange(start, min(start + _SLAB, len(out)))
+        if not self._in_order:
+            np.random.default_rng([self.seed, self.epoch, Stage.ROWS, k]).shuffle(out)
+
+    def batch(self, i: int) -> list[BlockSlice]:
+        """The pieces of batch i, in order; more than one where it straddles block edges."""
+        if not 0 <= i < self.n_batches:
+            raise ConfigError(f"batch {i} of an epoch of {self.n_batches} batches was asked for")
+        start = i * self.batch_size
+        stop = min(start + self.batch_size, self.n_rows)
+        pieces = []
+        k = int(np.searchsorted(self._edges, start, side="right")) - 1
+        while start < stop:
+            edge = int(self._edges[k])
+            end = min(stop, int(self._edges[k + 1]))
+            pieces.append(BlockSlice(k, start - edge, end - edge))
+            start, k = end, k + 1
+        return pieces
+
+
+def _unit_order(n_units: int, strata: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
+    """A random order of the units in which every stratum is spread evenly: (n_units,) int64.
+
+    Unit i of a stratum of k, in a random order of its own, goes to the place (i + u) / k of the
+    epoch, u being one uniform draw for each stratum. One stratum alone: the plain permutation.
+    """
+    units = rng.permutation(n_units)
+    if strata is None:
+        return units
+    units = units[np.argsort(strata[units], kind="stable")]  # keeps the random order in each
+    counts = np.unique(strata, return_counts=True)[1]
+    count = np.repeat(counts, counts)
+    rank = np.arange(n_units) - np.repeat(np.cumsum(counts) - counts, counts)
+    place = (rank + np.repeat(rng.random(len(counts)), counts)) / count
+    order: np.ndarray = units[np.argsort(place, kind="stable")]
+    return order

@@ -1,0 +1,234 @@
+"""What a store can deliver: raw objects at growing numbers of connections, decoded, and in batches.
+
+    objects    whole objects of X, as they are stored, by 1, 4, 8, ... threads, one request each
+    chunks     `Store.read_chunk` by as many threads: the same with y, checksums and decoding
+    batches    the `Loader` as a run has it, with a consumer that takes no time
+
+Chunks come in random order. On a local disk those read before come from memory, where they fit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import zarr
+
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.text import size_text, table
+from streamkern.filesystem.urls import local_path, open_objects, redact, zarr_store
+from streamkern.stream.loader import Loader
+from streamkern.stream.sources.base import y_shape
+from streamkern.stream.sources.stores import ZarrSource
+
+if TYPE_CHECKING:
+    import os
+
+    from streamkern.store.store import Store
+
+CONNECTIONS = (1, 4, 8, 16, 32, 64)
+_MOST_IN_FLIGHT = 512 << 20  # of decoded bytes
+_MOST_IN_A_ROW = 8 << 30  # bytes that one row of the table reads at most
+_NEARLY = 0.9
+_BATCH_ROWS = 1000
+
+Row = dict[str, Any]
+
+
+def read_speed(
+    url: str | os.PathLike[str],
+    *,
+    x: str = "X",
+    y: str | None = "y",
+    seconds: float = 3.0,
+    connections: Sequence[int] = CONNECTIONS,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Callable[[Row], None] = lambda row: None,
+) -> dict[str, Any]:
+    """Rows of measurements and a conclusion; JSON-able. Takes `seconds` for each row.
+
+    A row has: what ("objects", "chunks" or "batches"), connections, requests_per_s, bytes_per_s
+    (stored, of "objects"; else decoded), samples_per_s, median_ms and p95_ms of a read; None where
+    there is none. Rows with more than 512 MiB in flight are left out.
+
+    progress : called with each row when it is measured
+    """
+    if not 0 < seconds < math.inf:
+        raise ConfigError(f"seconds={seconds} must be above 0")
+    if not connections or min(connections) < 1:
+        raise ConfigError(f"connections={list(connections)} must be whole numbers, at least 1")
+    source = ZarrSource(url, x=x, y=y, storage_options=storage_options)
+    store, rows = source.store, list[Row]()
+    chunk_bytes = store.spec.chunk_rows * store.spec.row_bytes
+    most = max(1, _MOST_IN_FLIGHT // chunk_bytes)
+    counts = [n for n in sorted(set(connections)) if n <= most] or [1]
+    reads = {"objects": _object_reader(store, x, storage_options), "chunks": _chunk_reader(store)}
+    for what, read in reads.items():
+        for n in counts:
+            rows.append(_measured(what, read, store, n, seconds))
+            progress(rows[-1])
+    expected = max(row["bytes_per_s"] for row in rows if row["what"] == "chunks")
+    rows.append(_batches(source, seconds, expected))
+    progress(rows[-1])
+    return {
+        "url": redact(store.url),
+        "chunk_bytes": chunk_bytes,
+        "chunk_rows": store.spec.chunk_rows,
+        "rows": rows,
+        "conclusion": conclusion(rows, chunk_bytes),
+    }
+
+
+def speed_text(rows: Sequence[Row]) -> str:
+    """The rows for people."""
+    shown = [
+        {
+            "": row["what"],
+            "connections": row["connections"],
+            "requests/s": row["requests_per_s"],
+            "MB/s": round(row["bytes_per_s"] / 1e6, 1),
+            "samples/s": round(row["samples_per_s"]),
+            "median ms": row["median_ms"],
+            "p95 ms": row["p95_ms"],
+        }
+        for row in rows
+    ]
+    return table(shown, list(shown[0]))
+
+
+def conclusion(rows: Sequence[Row], chunk_bytes: int) -> str:
+    """What is slow, how much has to be in flight, and what a run can expect; two sentences."""
+    objects, chunks = ([r for r in rows if r["what"] == what] for what in ("objects", "chunks"))
+    batches, best, decoded = rows[-1], max(objects, key=_speed), max(chunks, key=_speed)
+    n = _enough(objects)
+    in_flight = f"{n} connection{'s' * (n > 1)}, {size_text(n * chunk_bytes)} in flight"
+    mb_per_s, most = best["bytes_per_s"] / 1e6, chunks[-1]["connections"]
+    if most > 1 and _enough(chunks) == most:
+        side = (
+            f"Latency is the slow side: reads still get faster at {most} connections, "
+            f"{size_text(most * chunk_bytes)} in flight; larger chunks, or more memory for the "
+            "run, keep more in flight."
+        )
+    elif _speed(decoded) < _NEARLY * _speed(best):
+        side = (
+            f"Decoding is the slow side: {_speed(decoded):,.0f} samples/s, where the storage gives "
+            f"{_speed(best):,.0f}; more processors help, and so may chunks without compression."
+        )
+    else:
+        side = f"Bandwidth is the slow side: {mb_per_s:,.0f} MB/s, reached with {in_flight}."
+    return (
+        f"{side} In batches, with {batches['connections']} readers, {_speed(batches):,.0f} "
+        f"samples/s arrive ({_speed(batches) / _speed(best):.0%} of the best): a run that takes "
+        "fewer does not wait for this store."
+    )
+
+
+def _enough(rows: Sequence[Row]) -> int:
+    """The fewest connections that are nearly as fast as any number of them."""
+    best = max(map(_speed, rows))
+    return int(next(row["connections"] for row in rows if _speed(row) >= _NEARLY * best))
+
+
+def _speed(row: Row) -> float:
+    return float(row["samples_per_s"])
+
+
+# ------------------------------------------------------------------------------------ the reads
+
+
+def _chunk_reader(store: Store) -> Callable[[int], int]:
+    def read(i: int) -> int:
+        return sum(part.nbytes for part in store.read_chunk(i))
+
+    return read
+
+
+def _object_reader(
+    store: Store, x: str, storage_options: Mapping[str, Any] | None
+) -> Callable[[int], int]:
+    """Reads the objects of X that hold the rows of a chunk, usually one; their bytes."""
+    X: Any = zarr.open_group(zarr_store(store.url, storage_options=storage_options), mode="r")[x]
+    unit = X.shards or X.chunks
+    pieces = [range(-(-n // k)) for n, k in zip(X.shape[1:], unit[1:], strict=True)]
+
+    def keys(i: int) -> list[str]:
+        return [
+            f"{X.path}/{X.metadata.encode_chunk_key((i, *place))}"
+            for place in itertools.product(*pieces)
+        ]
+
+    path = local_path(store.url)
+    if path is not None:
+        return lambda i: sum(len((path / key).read_bytes()) for key in keys(i))
+    objects = open_objects(store.url, storage_options=storage_options)
+    return lambda i: sum(len(data) for data in objects.get_many(keys(i)))
+
+
+def _measured(
+    what: str, read: Callable[[int], int], store: Store, n_threads: int, seconds: float
+) -> Row:
+    """`read` of random chunks by `n_threads` threads for some seconds."""
+    n_chunks, lock, done = store.n_chunks, threading.Lock(), list[tuple[float, int, int]]()
+    order = np.random.default_rng(n_threads).permutation(n_chunks)
+    began = time.perf_counter()
+    moved = turn = 0
+
+    def work() -> None:
+        nonlocal moved, turn
+        while True:
+            with lock:
+                over = time.perf_counter() - began > seconds or moved > _MOST_IN_A_ROW
+                if over and done:
+                    return
+                i, turn = int(order[turn % n_chunks]), turn + 1
+            start = time.perf_counter()
+            n_bytes = read(i)
+            first, last = store.chunk_bounds(i)
+            with lock:
+                moved += n_bytes
+                done.append((time.perf_counter() - start, n_bytes, last - first))
+
+    with ThreadPoolExecutor(n_threads, "streamkern-readspeed") as pool:
+        for future in [pool.submit(work) for _ in range(n_threads)]:
+            future.result()
+    elapsed = time.perf_counter() - began
+    latencies = [latency for latency, _, _ in done]
+    return {
+        "what": what,
+        "connections": n_threads,
+        "requests_per_s": len(done) / elapsed,
+        "bytes_per_s": sum(n_bytes for _, n_bytes, _ in done) / elapsed,
+        "samples_per_s": sum(rows for _, _, rows in done) / elapsed,
+        "median_ms": 1e3 * float(np.median(latencies)),
+        "p95_ms": 1e3 * float(np.percentile(latencies, 95)),
+    }
+
+
+def _batches(source: ZarrSource, seconds: float, expected: float) -> Row:
+    """The loader with its defaults; blocks that take half of the time at most."""
+    block_bytes = int(min(128 << 20, max(1.0, expected * seconds / 2)))
+    batch_size = min(_BATCH_ROWS, source.n_rows)
+    with Loader(source, batch_size=batch_size, seed=0, block_bytes=block_bytes) as loader:
+        began = time.perf_counter()
+        for _ in loader.epochs(0, 1 << 30):
+            if time.perf_counter() - began > seconds:
+                break
+        elapsed = time.perf_counter() - began
+        speed = loader.stats.bytes_read / elapsed
+        threads = loader.threads
+    y_bytes = math.prod(y_shape(source)) * source.y_dtype.itemsize
+    return {
+        "what": "batches",
+        "connections": threads,
+        "requests_per_s": None,
+        "bytes_per_s": speed,
+        "samples_per_s": speed / (source.row_bytes + y_bytes + 8),  # with a row number each
+        "median_ms": None,
+        "p95_ms": None,
+    }

@@ -1,0 +1,1 @@
+"""What can be streamed: stores, arrays, generators, augmented copies, mixtures."""

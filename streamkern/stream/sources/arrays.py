@@ -1,0 +1,222 @@
+"""Rows of arrays: NumPy, zarr, or Dask read block by block."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import zarr
+
+from streamkern.basics.errors import ConfigError, DataError
+from streamkern.store.sample_weights import add_totals, as_weights
+from streamkern.store.statistics import ColumnMoments, RunningStatistics
+from streamkern.stream.sources.base import (
+    UNIT_BYTES,
+    BaseSource,
+    check_dtype,
+    check_finite,
+    encode_labels,
+    regular_edges,
+)
+from streamkern.stream.sources.transforms import Moments, Transform, bind_transforms
+
+MAX_LABELS = 10_000  # integer targets with more different values are taken for a mistake
+
+
+class ArraySource(BaseSource):
+    """Rows of arrays: NumPy, zarr, or Dask (read block by block, never as a whole).
+
+    Parameters
+    ----------
+    X : (n, d) or (n, h, w, ch), uint8, uint16, float16, float32 or float64
+    y : (n,) labels (integers, booleans or strings), (n,) or (n, c) values, or None
+        Labels become ids of the sorted classes.
+    classes : class names, when y already holds ids 0..c-1 or names out of these
+    sample_weight : (n,) finite numbers, 0 or above, kept as float32; see `sample_weights`
+    unit_rows : rows per unit; by default about 4 MiB, along chunk borders
+    """
+
+    kind = "array"
+
+    def __init__(
+        self,
+        X: Any,
+        y: Any = None,
+        transforms: Sequence[Transform] = (),
+        *,
+        classes: Sequence[str] | None = None,
+        sample_weight: Any = None,
+        unit_rows: int | None = None,
+    ) -> None:
+        self._X, self._y = _as_array(X), None if y is None else _as_array(y)
+        self.n_rows, self.row_shape = int(self._X.shape[0]), tuple(self._X.shape[1:])
+        self.dtype = np.dtype(self._X.dtype).newbyteorder("=")
+        _check_layout(self._X, self._y, self.dtype)
+        rows = max(1, UNIT_BYTES // self.row_bytes) if unit_rows is None else unit_rows
+        if rows < 1:
+            raise ConfigError(f"unit_rows={unit_rows} must be at least 1")
+        self._edges = _chunked_edges(self._X, rows)
+        self._checked = np.zeros(self.n_units, bool)
+        self._fingerprint: str | None = None
+        self._moments: Moments | None = None
+        self.statistics_read = not isinstance(self._X, np.ndarray)
+        self._set_targets(classes)
+        self.weighted = sample_weight is not None
+        self._w = None
+        if self.weighted:
+            w = _as_array(sample_weight)
+            self._w = as_weights(w if w.ndim != 1 else _rows_of(w, 0, None), self.n_rows, "X")
+        self._host, self.feed_transforms = bind_transforms(transforms, self)
+
+    def _set_targets(self, classes: Sequence[str] | None) -> None:
+        y = self._y
+        self._labels: np.ndarray | None = None
+        self.classes, self.n_outputs, self.y_dtype = None, 0, np.dtype(np.float32)
+        if y is None:
+            return
+        if y.ndim == 1 and np.dtype(y.dtype).kind in "iubUTO":
+            self._labels = self._find_labels(y) if classes is None else _given_labels(y, classes)
+            self.classes = tuple(str(k) for k in (self._labels if classes is None else classes))
+            self.n_outputs, self.y_dtype = len(self.classes), np.dtype(np.int64)
+            return
+        if classes is not None:
+            raise ConfigError(f"classes were given for values y {y.shape} {y.dtype}; leave one out")
+        self.n_outputs = 1 if y.ndim == 1 else int(y.shape[1])
+        self.y_dtype = np.dtype(y.dtype if np.dtype(y.dtype).kind == "f" else np.float64)
+        self.y_dtype = self.y_dtype.newbyteorder("=")
+
+    def _find_labels(self, y: Any) -> np.ndarray:
+        labels = np.array([], dtype=np.dtype(y.dtype).newbyteorder("="))
+        for start, stop in zip(self._edges[:-1], self._edges[1:], strict=True):
+            labels = np.union1d(labels, _rows_of(y, start, stop))
+            if len(labels) > MAX_LABELS:
+                raise DataError(
+                    f"y has over {MAX_LABELS} different labels; make it floating for "
+                    "regression, or give classes="
+                )
+        return labels
+
+    @cached_property
+    def totals(self) -> np.ndarray | None:  # type: ignore[override]
+        """See `BaseSource`; of arrays that are not in memory only with weights."""
+        if self._y is None or not (self.weighted or isinstance(self._y, np.ndarray)):
+            return None
+        totals = np.zeros(1 if self.classes is None else self.n_outputs)
+        for start, stop in zip(self._edges[:-1], self._edges[1:], strict=True):
+            y, w = self._targets(start, stop), None if self._w is None else self._w[start:stop]
+            add_totals(totals, y, w, self.classes is not None)
+        return totals
+
+    @property
+    def fingerprint(self) -> str:
+        if self._fingerprint is None:
+            self._fingerprint = _array_fingerprint(self._X, self._y, self._w)
+        return self._fingerprint
+
+    def statistics(self) -> Moments:
+        if self._moments is None:
+            running = RunningStatistics(math.prod(self.row_shape))
+            for u in range(self.n_units):
+                running.add(*self._read(u, 0, 0)[:2])
+            s = running.result()
+            self._moments = s.global_mean, s.global_scale, s.mean, s.scale
+        return self._moments
+
+    def target_moments(self) -> ColumnMoments:
+        moments = ColumnMoments(self.n_outputs)
+        for start, stop in zip(self._edges[:-1], self._edges[1:], strict=True):
+            y = self._targets(start, stop)
+            check_finite(y, "y", start)
+            moments.add(y, None if self._w is None else self._w[start:stop])
+        return moments
+
+    def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
+        start, stop = self.unit_bounds(u)
+        X = _rows_of(self._X, start, stop).astype(self.dtype, copy=False)
+        y = self._targets(start, stop)
+        if not self._checked[u]:
+            check_finite(X, f"X of unit {u}", start)
+            if self.classes is None:
+                check_finite(y, f"y of unit {u}", start)
+            self._checked[u] = True
+        return (X, y) if self._w is None else (X, y, self._w[start:stop])
+
+    def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
+        if self.classes is None:  # values are checked with X
+            return super()._read_targets(u, seed, epoch)
+        return self._targets(*self.unit_bounds(u))
+
+    def _targets(self, start: int, stop: int) -> np.ndarray:
+        if self._y is None:
+            return np.empty((stop - start, 0), self.y_dtype)
+        y = _rows_of(self._y, start, stop)
+        if self._labels is None:
+            return y.reshape(len(y), -1).astype(self.y_dtype, copy=False)
+        return encode_labels(y, self._labels, start)
+
+
+def _chunked_edges(X: Any, unit_rows: int) -> np.ndarray:
+    """Unit edges on chunk borders: whole chunks, together at least `unit_rows` if they can."""
+    if isinstance(X, zarr.Array):
+        chunk = (X.shards or X.chunks)[0]
+        return regular_edges(X.shape[0], chunk * max(1, unit_rows // chunk))
+    if not hasattr(X, "__dask_graph__"):
+        return regular_edges(X.shape[0], unit_rows)
+    edges = [0]
+    for border in np.cumsum(X.chunks[0]):
+        if border - edges[-1] >= unit_rows or border == X.shape[0]:
+            edges.append(int(border))
+    return np.array(edges, dtype=np.int64)
+
+
+def _as_array(a: Any) -> Any:
+    return a if isinstance(a, zarr.Array) or hasattr(a, "__dask_graph__") else np.asarray(a)
+
+
+def _rows_of(a: Any, start: int, stop: int | None) -> np.ndarray:
+    part = a[start:stop]
+    if hasattr(part, "__dask_graph__"):
+        # On this thread: the prefetch pool already is the parallelism.
+        part = part.compute(scheduler="synchronous")
+    return np.asarray(part)
+
+
+def _check_layout(X: Any, y: Any, dtype: np.dtype[Any]) -> None:
+    if len(X.shape) not in (2, 4) or not all(k >= 1 for k in X.shape):  # also catches NaN
+        raise DataError(
+            f"X has shape {X.shape}; it must be (n, d) or (n, height, width, channels) with every "
+            "dimension known and at least 1 (Dask: call compute_chunk_sizes first)"
+        )
+    check_dtype(dtype, "X")
+    if y is not None and (len(y.shape) not in (1, 2) or y.shape[0] != X.shape[0]):
+        raise DataError(
+            f"y has shape {y.shape}; {X.shape[0]} rows of X need ({X.shape[0]},) labels or "
+            f"({X.shape[0]}, c) values"
+        )
+
+
+def _given_labels(y: Any, classes: Sequence[str]) -> np.ndarray:
+    if len(set(classes)) != len(classes) or not classes:
+        raise ConfigError(f"classes={tuple(classes)!r} must be different names, at least one")
+    return np.arange(len(classes)) if np.dtype(y.dtype).kind in "iub" else np.array(classes)
+
+
+def _array_fingerprint(*given: Any) -> str:
+    """sha256 over contents for arrays in memory, over what is known without reading else."""
+    arrays = [a for a in given if a is not None]
+    in_memory = all(isinstance(a, np.ndarray) for a in arrays)
+    digest = hashlib.sha256()
+    for a in arrays:
+        digest.update(f"{a.shape} {np.dtype(a.dtype).name}\n".encode())
+        if not in_memory:
+            digest.update(str(getattr(a, "chunks", "")).encode())
+            continue
+        step = max(1, UNIT_BYTES // max(1, a[:1].nbytes))
+        for start in range(0, len(a), step):
+            part = a[start : start + step]
+            digest.update(repr(part.tolist()).encode() if a.dtype.hasobject else part.tobytes())
+    return ("" if in_memory else "meta:") + digest.hexdigest()

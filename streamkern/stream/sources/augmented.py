@@ -1,0 +1,123 @@
+"""Copies of a source that differ by their transforms; nothing is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from streamkern.basics.errors import ConfigError
+from streamkern.store.statistics import ColumnMoments
+from streamkern.stream.sources.base import (
+    UNIT_BYTES,
+    BaseSource,
+    Source,
+    empty_rows,
+    is_weighted,
+    source_rows,
+)
+from streamkern.stream.sources.transforms import Moments, Transform, bind_transforms
+
+MAX_UNITS = 1 << 21  # 8 TiB: the order of an epoch is drawn at once, for 200 bytes of each unit
+
+
+class AugmentedSource(BaseSource):
+    """`copies` replicas of a source, told apart by their transforms; nothing is stored.
+
+    Virtual row v is row v mod n of the base in replica v div n (n = base.n_rows), and every
+    draw is keyed by v. A unit is one unit of one replica, or, where the whole base is below
+    4 MiB, several whole replicas; its virtual rows are consecutive either way. The base's own
+    host transforms come out alike in every replica, its feed transforms are drawn anew.
+    """
+
+    kind = "augmented"
+
+    def __init__(self, base: Source, copies: int, transforms: Sequence[Transform] = ()) -> None:
+        if copies < 1:
+            raise ConfigError(f"copies={copies} must be at least 1")
+        self.base, self.copies = base, copies
+        self.n_rows = copies * base.n_rows
+        self.row_shape, self.dtype = base.row_shape, base.dtype
+        self.n_outputs, self.classes, self.y_dtype = base.n_outputs, base.classes, base.y_dtype
+        self.remote = getattr(base, "remote", False)
+        self.level = getattr(base, "level", 0) + 1
+        self.parts = (base,)
+        self.weighted = is_weighted(base)
+        self.columns = getattr(base, "columns", None)
+        self.target_columns = getattr(base, "target_columns", None)
+        totals = getattr(base, "totals", None)
+        self.totals = None if totals is None else copies * totals
+        base_bytes = base.n_rows * self.row_bytes
+        # Whole replicas in a unit, or 0: a unit of a replica.
+        self._replicas = min(copies, UNIT_BYTES // max(1, base_bytes))
+        if self.n_units > MAX_UNITS:
+            raise ConfigError(
+                f"copies={copies} makes {self.n_units} units of rows in an epoch, {MAX_UNITS} are "
+                "allowed; lower copies, and raise epochs instead"
+            )
+        strata = getattr(base, "strata", None)
+        if strata is not None and not self._replicas:
+            self.strata = np.tile(strata, copies)
+        self._host, feed = bind_transforms(transforms, self, host=not base.feed_transforms)
+        self.feed_transforms = (*base.feed_transforms, *feed)
+
+    @property
+    def n_units(self) -> int:
+        if self._replicas:
+            return -(-self.copies // self._replicas)
+        return self.copies * self.base.n_units
+
+    def unit_bounds(self, u: int) -> tuple[int, int]:
+        n = self.base.n_rows
+        if self._replicas:
+            return u * self._replicas * n, min((u + 1) * self._replicas, self.copies) * n
+        replica, unit = divmod(u, self.base.n_units)
+        start, stop = self.base.unit_bounds(unit)
+        return replica * n + start, replica * n + stop
+
+    def source_rows(self, u: int) -> np.ndarray:
+        """Replica after replica of the rows as the base has them numbered."""
+        n, per = self.base.n_rows, self.base.n_units
+        start, stop = self.unit_bounds(u)
+        units = range(per) if self._replicas else [u % per]
+        numbers = np.concatenate([source_rows(self.base, unit) for unit in units])
+        first = np.arange(start // n, -(-stop // n), dtype=np.uint64) * np.uint64(n)
+        rows: np.ndarray = (first[:, None] + numbers).reshape(-1)
+        return rows
+
+    @property
+    def fingerprint(self) -> str:
+        return self.base.fingerprint
+
+    def statistics(self) -> Moments:
+        return self.base.statistics()
+
+    def target_moments(self) -> ColumnMoments | None:
+        ask: Any = getattr(self.base, "target_moments", lambda: None)
+        own: ColumnMoments | None = ask()
+        if own is None:
+            return None
+        moments = ColumnMoments(self.n_outputs)
+        moments.merge(own, self.copies)
+        return moments
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "copies": self.copies, "base": self.base.describe()}
+
+    def _own_feed(self) -> tuple[Transform, ...]:
+        return self.feed_transforms[len(self.base.feed_transforms) :]
+
+    def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
+        if not self._replicas:
+            block = self.base.read_unit(u % self.base.n_units, seed, epoch)
+            return block.read
+        start, stop = self.unit_bounds(u)
+        rows = empty_rows(self, stop - start)
+        n = self.base.n_rows
+        for unit in range(self.base.n_units):
+            block = self.base.read_unit(unit, seed, epoch)
+            first, last = self.base.unit_bounds(unit)
+            for target, part in zip(rows.read, block.read, strict=True):
+                target.reshape(-1, n, *target.shape[1:])[:, first:last] = part
+        return rows.read

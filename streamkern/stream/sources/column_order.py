@@ -1,0 +1,174 @@
+"""Named columns in the order of others: one function, wherever a model meets new data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from streamkern.basics.errors import ConfigError
+from streamkern.ingest.columns import in_order
+from streamkern.store.statistics import ColumnMoments
+from streamkern.stream.sources.base import (
+    BaseSource,
+    Block,
+    Source,
+    is_weighted,
+    read_targets,
+    source_rows,
+)
+from streamkern.stream.sources.transforms import Moments
+
+_SAME = (
+    "n_rows", "dtype", "row_shape", "n_outputs", "classes", "y_dtype", "feed_transforms", "remote",
+    "strata", "repeats", "totals", "statistics_read",
+)  # fmt: skip
+
+
+def in_columns(
+    source: Source,
+    columns: Sequence[str] | None,
+    where: str,
+    target_columns: Sequence[str] | None = None,
+) -> Source:
+    """`source` with its columns in the order of `columns`, and those of its targets in that of
+    `target_columns`; `source` itself where they have it.
+
+    Where either side has no names, columns go by position, and so does a target that is the only
+    one; None : the order does not matter. Raises DataError naming what is missing or not among the
+    expected ones, ConfigError where transforms of its own came first.
+    """
+    found, own = (_names(source, name) for name in ("columns", "target_columns"))
+    wanted = _in_order(found, columns, where, "x")
+    wanted_targets = targets_in_order(own, target_columns, where)
+    if (wanted, wanted_targets) == (found, own):
+        return source
+    if source.feed_transforms:
+        raise ConfigError(
+            f"the columns of {where} are in another order than those trained on, and can not be "
+            "put right behind its transforms; leave the transforms out, or order the columns"
+        )
+    return _Ordered(source, wanted, wanted_targets)
+
+
+def targets_in_order(
+    found: tuple[str, ...] | None, expected: Sequence[str] | None, where: str
+) -> tuple[str, ...] | None:
+    """The names of targets in the expected order; those found where they go by position."""
+    # Other numbers of targets are refused by those who compare the outputs.
+    several = found is not None and expected is not None and 1 < len(found) == len(expected)
+    return _in_order(found, expected if several else None, f"y of {where}", "y")
+
+
+def chosen_columns(source: Source, columns: Sequence[str]) -> Source:
+    """`source`, whose columns have names, with these of them alone, in this order."""
+    return _Chosen(source, columns)
+
+
+def _names(source: Any, which: str) -> tuple[str, ...] | None:
+    names = getattr(source, which, None)
+    return None if names is None else tuple(names)
+
+
+def _in_order(
+    found: tuple[str, ...] | None, expected: Sequence[str] | None, where: str, role: str
+) -> tuple[str, ...] | None:
+    """The names in the expected order; those found where columns go by position."""
+    if found is None or expected is None or found == tuple(expected):
+        return found
+    return tuple(in_order(found, expected, where, role))
+
+
+class _Ordered(BaseSource):
+    """The rows of `base`, whose columns are these in another order; None : they have no names."""
+
+    kind = "columns"
+
+    def __init__(
+        self,
+        base: Any,
+        columns: tuple[str, ...] | None,
+        target_columns: tuple[str, ...] | None,
+    ) -> None:
+        self.base, self.parts = base, (base,)
+        for name in _SAME:
+            setattr(self, name, getattr(base, name, getattr(BaseSource, name, None)))
+        self.weighted = is_weighted(base)
+        self.level = getattr(base, "level", 0)
+        self.columns, self.target_columns = columns, target_columns
+        self._places = places(_names(base, "columns"), columns)
+        self._target_places = places(_names(base, "target_columns"), target_columns)
+
+    @property
+    def n_units(self) -> int:
+        return int(self.base.n_units)
+
+    @property
+    def fingerprint(self) -> str:
+        return str(self.base.fingerprint)
+
+    def unit_bounds(self, u: int) -> tuple[int, int]:
+        start, stop = self.base.unit_bounds(u)
+        return start, stop
+
+    def source_rows(self, u: int) -> np.ndarray:
+        return source_rows(self.base, u)
+
+    def read_unit(self, u: int, seed: int, epoch: int) -> Block:
+        block: Block = self.base.read_unit(u, seed, epoch)
+        X = np.ascontiguousarray(block.X[:, self._places])
+        return block._replace(X=X, y=self._ordered_targets(block.y))
+
+    def _ordered_targets(self, y: np.ndarray) -> np.ndarray:
+        return y if y.ndim == 1 else np.ascontiguousarray(y[:, self._target_places])
+
+    def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
+        return self.read_unit(u, seed, epoch).read
+
+    def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
+        return self._ordered_targets(read_targets(self.base, u, seed, epoch))
+
+    def statistics(self) -> Moments:
+        mean, scale, *features = self.base.statistics()
+        of_each, spread = (None if k is None else k.reshape(-1)[self._places] for k in features)
+        return mean, scale, of_each, spread
+
+    def target_moments(self) -> ColumnMoments | None:
+        ask: Any = getattr(self.base, "target_moments", lambda: None)
+        moments: ColumnMoments | None = ask()
+        return None if moments is None else moments.take(self._target_places)
+
+    def describe(self) -> dict[str, Any]:
+        names = {"columns": self.columns, "target_columns": self.target_columns}
+        own = {name: None if found is None else list(found) for name, found in names.items()}
+        return super().describe() | own | {"base": self.base.describe()}
+
+
+class _Chosen(_Ordered):
+    """Some of the columns of `base`: other data than `base`, where columns go by position."""
+
+    kind = "chosen"
+
+    def __init__(self, base: Source, columns: Sequence[str]) -> None:
+        super().__init__(base, tuple(columns), _names(base, "target_columns"))
+        self.row_shape = (len(columns),)
+
+    @property
+    def fingerprint(self) -> str:
+        text = json.dumps([self.base.fingerprint, self.columns])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def statistics(self) -> Moments:
+        _, _, mean, scale = super().statistics()
+        return None, None, mean, scale  # those of all columns together are of others too
+
+
+def places(found: Sequence[str] | None, wanted: Sequence[str] | None) -> Any:
+    """Where each of the wanted names is among those found; all places, where there are none."""
+    if found is None or wanted is None:
+        return slice(None)
+    place = {name: k for k, name in enumerate(found)}
+    return np.array([place[name] for name in wanted])

@@ -1,0 +1,293 @@
+"""Several sources as one: one after another, or in chosen shares."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from streamkern.basics.errors import ConfigError
+from streamkern.filesystem.cache import Cache
+from streamkern.filesystem.urls import local_path
+from streamkern.store.statistics import ColumnMoments
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.base import (
+    BaseSource,
+    Block,
+    Source,
+    is_weighted,
+    joined,
+    read_targets,
+    source_rows,
+    unit_sizes,
+)
+from streamkern.stream.sources.column_order import in_columns
+from streamkern.stream.sources.stores import ZarrSource
+from streamkern.stream.sources.transforms import Moments, Transform, bind_transforms, transform_name
+
+_MUST_AGREE = ("row_shape", "dtype", "n_outputs", "classes", "y_dtype", "weighted")
+
+
+class MixtureSource(BaseSource):
+    """The rows of several sources with rows and targets of the same kind.
+
+    Without weights an epoch has every row of every source once, in their units. With weights it
+    has about `n_rows` rows, of which source k gives the share w_k / sum(w), rounded to whole units
+    of that source, at least one. Source k is read in passes, one after the other without end,
+    and an epoch goes on where the one before it stopped: unit j of its U_k units in epoch e is
+    place e U_k + j in the passes, so nothing has to be remembered. The number of the pass is the
+    `epoch` that the source is given; its host transforms come out anew in every pass.
+
+    The units of a weighted source are equally long. What a shorter unit (the last one, usually)
+    lacks is filled with rows of the same source, taken in turn over the passes. After any number
+    of passes, therefore, the uses of any two rows of a source differ by one at most; within a
+    pass every row comes once, and as many rows as the short units lack a second time.
+
+    The plan spreads the units of each source evenly over an epoch (`strata`). A batch has the
+    shares as closely as its shuffle block does: the more units in a block, the closer.
+
+    Sample weights are another thing (`sample_weights`): rows bring them along as they are.
+
+    Parameters
+    ----------
+    sources : at least one, which agree in row shape, dtype, targets and classes
+        Host transforms are theirs; those from the first float one on belong in `transforms`.
+    weights : numbers above 0, one for each source, or None
+    n_rows : rows in an epoch, with `weights`; default: those of all sources together
+    """
+
+    kind = "mixture"
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        weights: Sequence[float] | None = None,
+        *,
+        n_rows: int | None = None,
+        transforms: Sequence[Transform] = (),
+    ) -> None:
+        self.columns, self.target_columns = (
+            getattr(sources[0], name, None) if len(sources) else None
+            for name in ("columns", "target_columns")
+        )
+        self.parts = tuple(
+            in_columns(part, self.columns, f"source {k} of the mixture", self.target_columns)
+            for k, part in enumerate(sources, start=1)
+        )
+        _check(self.parts, weights, n_rows)
+        self.weights = None if weights is None else tuple(float(w) for w in weights)
+        first = self.parts[0]
+        self.row_shape, self.dtype = first.row_shape, first.dtype
+        self.n_outputs, self.classes, self.y_dtype = first.n_outputs, first.classes, first.y_dtype
+        self.remote = any(getattr(part, "remote", False) for part in self.parts)
+        self.level = max(getattr(part, "level", 0) for part in self.parts) + 1
+        sizes = [unit_sizes(part) for part in self.parts]
+        self._passes: list[_Passes] = []
+        if self.weights is not None:
+            rows = sum(part.n_rows for part in self.parts) if n_rows is None else n_rows
+            total = math.fsum(self.weights)
+            for part, own, weight in zip(self.parts, sizes, self.weights, strict=True):
+                self._passes.append(_Passes(part, own, rows * weight / total))
+            sizes = [np.full(p.n_units, p.unit_rows) for p in self._passes]
+        counts = [len(own) for own in sizes]
+        self.strata = np.repeat(np.arange(len(counts), dtype=np.uint16), counts)
+        self._first = np.cumsum([0, *counts])
+        self._edges = np.cumsum(np.concatenate([[0], *sizes]), dtype=np.int64)
+        self.n_rows = int(self._edges[-1])
+        self.shares = tuple(int(own.sum()) / self.n_rows for own in sizes)
+        self.weighted = is_weighted(first)
+        known = [getattr(part, "totals", None) for part in self.parts]
+        uses = [self.n_rows * k / p.n_rows for k, p in zip(self.shares, self.parts, strict=True)]
+        scaled = [n * t for n, t in zip(uses, known, strict=True) if t is not None]
+        self.totals = np.sum(scaled, axis=0) if len(scaled) == len(known) else None
+        self._host, self.feed_transforms = bind_transforms(transforms, self)
+
+    @property
+    def fingerprint(self) -> str:
+        prints = [part.fingerprint for part in self.parts]
+        unread = any(p.startswith(("meta:", "name:")) for p in prints)
+        return ("meta:" if unread else "") + hashlib.sha256(json.dumps(prints).encode()).hexdigest()
+
+    def statistics(self) -> Moments:
+        """Of the rows of an epoch: sum(p m), and sum(p (v + (m - mean)^2)), p being the shares."""
+        return mixed_moments([part.statistics() for part in self.parts], self.shares)
+
+    def target_moments(self) -> ColumnMoments | None:
+        """Those of the sources, each as often as its rows come in an epoch."""
+        moments = ColumnMoments(self.n_outputs)
+        for share, part in zip(self.shares, self.parts, strict=True):
+            ask: Any = getattr(part, "target_moments", lambda: None)
+            own: ColumnMoments | None = ask()
+            if own is None:
+                return None
+            moments.merge(own, self.n_rows * share / part.n_rows)
+        return moments
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            **super().describe(),
+            "weights": None if self.weights is None else list(self.weights),
+            "shares": list(self.shares),
+            "sources": [part.describe() for part in self.parts],
+        }
+
+    def source_rows(self, u: int) -> np.ndarray:
+        """The rows of one source after those of another; with weights, the places in an epoch."""
+        if self._passes:
+            return super().source_rows(u)
+        k, j, _ = self._place(u, 0)
+        before = sum(part.n_rows for part in self.parts[:k])
+        return source_rows(self.parts[k], j) + np.uint64(before)
+
+    def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
+        k, j, own_seed = self._place(u, seed)
+        if self._passes:
+            return super()._read_targets(u, seed, epoch)
+        return read_targets(self.parts[k], j, own_seed, epoch)
+
+    def _place(self, u: int, seed: int) -> tuple[int, int, int]:
+        """The source that unit u is of, its number and its seed there."""
+        k = int(self.strata[u]) if self.strata is not None else 0
+        return k, u - int(self._first[k]), _seed_of(seed, k)
+
+    def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
+        k, j, own_seed = self._place(u, seed)
+        if self._passes:
+            return self._passes[k].read(j, own_seed, epoch)
+        return self.parts[k].read_unit(j, own_seed, epoch).read
+
+
+def open_stores(
+    urls: Sequence[str | os.PathLike[str]],
+    weights: Sequence[float] | None = None,
+    *,
+    x: str = "X",
+    y: str | None = "y",
+    w: str | None = None,
+    foreign: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    cache: Cache | None = None,
+) -> Source:
+    """The rows of one store, or the mixture of several.
+
+    weights : shares, see `MixtureSource`. w : name of the sample weights in foreign stores;
+    foreign : as for `open_store`.
+    storage_options : of the remote ones; an error where none is remote.
+    """
+    remote = [local_path(url) is None for url in urls]
+    stores = [
+        ZarrSource(
+            url, x=x, y=y, w=w, foreign=foreign, cache=cache,
+            storage_options=storage_options if far or not any(remote) else None,
+        )
+        for url, far in zip(urls, remote, strict=True)
+    ]  # fmt: skip
+    return stores[0] if len(stores) == 1 and weights is None else MixtureSource(stores, weights)
+
+
+def stored_rows(source: Source) -> Source:
+    """The rows that a source is made from, each once: no copies and no weights."""
+    while isinstance(source, AugmentedSource):
+        source = source.base
+    if not isinstance(source, MixtureSource):
+        return source
+    parts = [stored_rows(part) for part in source.parts]
+    plain = source.weights is None and all(a is b for a, b in zip(parts, source.parts, strict=True))
+    return source if plain else MixtureSource(parts)
+
+
+class _Passes:
+    """Endless passes over one source, cut into units of equal size.
+
+    size of a unit : that of the source's largest; n_units : of an epoch, for `wanted` rows
+    """
+
+    def __init__(self, source: Source, sizes: np.ndarray, wanted: float) -> None:
+        self.source, self.unit_rows = source, int(sizes.max())
+        self.n_units = max(1, math.floor(wanted / self.unit_rows + 0.5))
+        self._edges = np.concatenate(([0], np.cumsum(sizes)))
+        self._lacking = np.concatenate(([0], np.cumsum(self.unit_rows - sizes)))  # before unit u
+
+    def read(self, j: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
+        """Unit j of an epoch."""
+        turn, u = divmod(epoch * self.n_units + j, self.source.n_units)
+        block = self.source.read_unit(u, seed, turn)
+        lacking = int(self._lacking[u + 1] - self._lacking[u])
+        if not lacking:
+            return block.read
+        start = turn * int(self._lacking[-1]) + int(self._lacking[u])
+        blocks = [block, *self._in_turn(start, lacking, seed, turn)]
+        return joined(blocks).read
+
+    def _in_turn(self, start: int, count: int, seed: int, turn: int) -> Iterator[Block]:
+        """Rows start, start + 1, … of the source, which begins again at its end."""
+        while count:
+            start %= self.source.n_rows
+            u = int(np.searchsorted(self._edges, start, side="right")) - 1
+            first, last = int(self._edges[u]), int(self._edges[u + 1])
+            part = slice(start - first, min(start + count, last) - first)
+            yield self.source.read_unit(u, seed, turn).take(part)
+            count -= part.stop - part.start
+            start = first + part.stop
+
+
+def _check(sources: Sequence[Source], weights: Sequence[float] | None, n_rows: int | None) -> None:
+    if not 1 <= len(sources) <= 65_535:
+        raise ConfigError(f"a mixture of {len(sources)} sources; give 1 to 65535 of them")
+    if weights is not None and (
+        len(weights) != len(sources)
+        or not all(isinstance(w, Real) and 0 < w < math.inf for w in weights)
+    ):
+        raise ConfigError(
+            f"weights={list(weights)} for {len(sources)} sources; give one finite number above 0 "
+            "for each"
+        )
+    if n_rows is not None and (weights is None or n_rows < 1):
+        raise ConfigError(
+            f"n_rows={n_rows} of a mixture must be at least 1, and needs weights; without them an "
+            "epoch is every row once"
+        )
+    for number, source in enumerate(sources, start=1):
+        for name in _MUST_AGREE:
+            wanted, found = (getattr(k, name, False) for k in (sources[0], source))
+            if wanted != found:
+                raise ConfigError(
+                    f"source {number} of the mixture has {name} {found} and source 1 has {wanted}; "
+                    "mix sources that agree"
+                )
+        if source.feed_transforms:
+            raise ConfigError(
+                f"source {number} of the mixture has the transform "
+                f"{transform_name(source.feed_transforms[0])!r}, which runs at the feed; give it "
+                "to the mixture, in transforms="
+            )
+
+
+def _seed_of(seed: int, k: int) -> int:
+    """The seed of source k: row i of one source shares no draws with row i of another."""
+    digest = hashlib.blake2b(f"mixture,{seed},{k}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def mixed_moments(moments: Sequence[Moments], shares: Sequence[float]) -> Moments:
+    """Moments of a mixture; None where a source has none."""
+
+    def pair(which: int) -> tuple[Any, Any]:
+        means, scales = [m[which] for m in moments], [m[which + 1] for m in moments]
+        if any(value is None for value in (*means, *scales)):
+            return None, None
+        m, s = np.array(means, np.float64), np.array(scales, np.float64)
+        p = np.array(shares).reshape(-1, *(1,) * (m.ndim - 1))
+        mean = (p * m).sum(axis=0)
+        return mean, np.sqrt((p * (s**2 + (m - mean) ** 2)).sum(axis=0))
+
+    (mean, scale), (feature_mean, feature_scale) = pair(0), pair(2)
+    if mean is not None:
+        mean, scale = float(mean), float(scale)
+    return mean, scale, feature_mean, feature_scale

@@ -1,0 +1,66 @@
+"""Random rows of a source, and rows by their numbers, read from few units."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.randomness import Stage
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.base import Block, Source, empty_rows, read_units, unit_sizes
+
+
+def sample_rows(
+    source: Source, n: int, seed: int, stage: int = 0, max_units: int = 64, epoch: int = 0
+) -> Block:
+    """n distinct random rows in random order, read from at most `max_units` random units.
+
+    More units are taken only when those hold fewer than n rows. `stage` tells samples for
+    different purposes apart. Of an augmented source whole replicas are taken as far as n goes, one
+    after the other: every base row then is in the sample equally often, as it is in an epoch.
+    Cost: the units read; memory: the n rows and the few units of `read_units`.
+    """
+    if not 1 <= n <= source.n_rows:
+        raise ConfigError(f"a sample of {n} rows was asked for; the source has {source.n_rows}")
+    rng = np.random.default_rng([seed, Stage.SAMPLE, stage])
+    edges = np.concatenate(([0], np.cumsum(unit_sizes(source))))
+    base_rows = _base_rows(source)
+    if base_rows < source.n_rows and n >= base_rows:
+        replicas = rng.choice(source.n_rows // base_rows, size=-(-n // base_rows), replace=False)
+        rows = np.concatenate([r * base_rows + rng.permutation(base_rows) for r in replicas])[:n]
+    else:
+        rows = _rows_of_units(edges, n, max_units, rng)
+    return read_rows(source, rows, seed, epoch)
+
+
+def read_rows(source: Source, rows: np.ndarray, seed: int, epoch: int = 0) -> Block:
+    """The given rows (n,), in that order; each unit that holds one is read once."""
+    edges = np.concatenate(([0], np.cumsum(unit_sizes(source))))
+    sample = empty_rows(source, len(rows))
+    holder = np.searchsorted(edges, rows, side="right") - 1
+    units = np.unique(holder)
+    for u, block in zip(units, read_units(source, units, seed, epoch), strict=True):
+        places = np.flatnonzero(holder == u)
+        sample.put(places, block.take(rows[places] - edges[u]))
+    return sample
+
+
+def _base_rows(source: Source) -> int:
+    """Rows before any augmentation; virtual row v is made from base row v mod this."""
+    while isinstance(source, AugmentedSource):
+        source = source.base
+    return source.n_rows
+
+
+def _rows_of_units(
+    edges: np.ndarray, n: int, max_units: int, rng: np.random.Generator
+) -> np.ndarray:
+    """n distinct rows of random units, in random order."""
+    order = rng.permutation(len(edges) - 1)
+    held = np.cumsum(np.diff(edges)[order])
+    n_units = max(min(max_units, len(order)), int(np.searchsorted(held, n)) + 1)
+    units, held = order[:n_units], held[:n_units]
+    chosen = rng.choice(int(held[-1]), size=n, replace=False)
+    k = np.searchsorted(held, chosen, side="right")
+    rows: np.ndarray = chosen - np.concatenate(([0], held))[k] + edges[units][k]
+    return rows

@@ -1,0 +1,108 @@
+"""The rows of a Zarr store, a unit for each chunk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import zarr
+
+from streamkern.filesystem.cache import Cache
+from streamkern.filesystem.urls import local_path
+from streamkern.store.statistics import ColumnMoments
+from streamkern.store.store import Store, open_store
+from streamkern.stream.sources.base import BaseSource, Source, ahead, regular_edges
+from streamkern.stream.sources.transforms import Moments, Transform, bind_transforms
+
+# Foreign stores may have tiny chunks: group them up to this size, one task for several.
+SMALL_CHUNK_BYTES = 1 << 20
+
+
+class ZarrSource(BaseSource):
+    """The rows of a store, a unit per chunk (several, where chunks are below 1 MiB).
+
+    Parameters
+    ----------
+    store : `Store`, or what `open_store` takes
+    cache : where the chunks of a remote store, opened here, are kept
+    """
+
+    kind = "zarr"
+
+    def __init__(
+        self,
+        store: Store | zarr.Group | str | os.PathLike[str],
+        transforms: Sequence[Transform] = (),
+        *,
+        x: str = "X",
+        y: str | None = "y",
+        w: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        missing: str = "error",
+        foreign: bool = False,
+        cache: Cache | None = None,
+    ) -> None:
+        if not isinstance(store, Store):
+            store = open_store(
+                store, x=x, y=y, w=w, storage_options=storage_options, missing=missing,
+                foreign=foreign, cache=cache,
+            )  # fmt: skip
+        self.store, spec = store, store.spec
+        self.n_rows, self.row_shape, self.dtype = spec.n_rows, spec.row_shape, spec.x_dtype
+        self.n_outputs, self.classes = spec.n_outputs, spec.classes
+        self.columns, self.target_columns = spec.columns, spec.target_columns
+        y_dtype = np.dtype(np.float32) if spec.y_dtype is None else spec.y_dtype
+        self.y_dtype = np.dtype(
+            np.int64 if spec.classes is not None else y_dtype if y_dtype.kind == "f" else np.float64
+        )
+        self.weighted = spec.weight_totals is not None
+        totals = spec.weight_totals if self.weighted else spec.class_counts
+        self.totals = None if totals is None else np.array(totals, np.float64)
+        self.remote = local_path(store.url) is None
+        self._grouped = max(1, SMALL_CHUNK_BYTES // (spec.chunk_rows * self.row_bytes))
+        self._edges = regular_edges(self.n_rows, spec.chunk_rows * self._grouped)
+        self._host, self.feed_transforms = bind_transforms(transforms, self)
+
+    @property
+    def fingerprint(self) -> str:
+        return self.store.spec.fingerprint
+
+    def source_rows(self, u: int) -> np.ndarray:
+        return np.concatenate([self.store.source_rows(i) for i in self._chunks(u)])
+
+    def _chunks(self, u: int) -> range:
+        first = u * self._grouped
+        return range(first, min(first + self._grouped, self.store.n_chunks))
+
+    def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
+        read = [self.store.read_weighted_chunk(i) for i in self._chunks(u)]
+        parts = zip(*([a for a in chunk if a is not None] for chunk in read), strict=True)
+        return tuple(np.concatenate(part) if len(part) > 1 else part[0] for part in parts)
+
+    def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
+        return np.concatenate([self.store.read_targets(i) for i in self._chunks(u)])
+
+    def statistics(self) -> Moments:
+        spec = self.store.spec
+        return spec.global_mean, spec.global_scale, spec.mean, spec.scale
+
+    def target_moments(self) -> ColumnMoments:
+        """Of a store of ours they are known; of others y is read, and the weights."""
+        spec = self.store.spec
+        if spec.target_mean is not None and spec.target_scale is not None:
+            weight = self.n_rows if self.totals is None else self.totals.sum()
+            return ColumnMoments.of(float(weight), spec.target_mean, spec.target_scale)
+        moments = ColumnMoments(self.n_outputs)
+        calls = (partial(self.store.read_values, i) for i in range(self.store.n_chunks))
+        for y, w in ahead(self, calls):
+            moments.add(y, w)
+        return moments
+
+
+def stores_of(source: Source) -> list[Store]:
+    """Every store that a source is made from."""
+    own = [source.store] if isinstance(source, ZarrSource) else []
+    return own + [store for part in getattr(source, "parts", ()) for store in stores_of(part)]

@@ -1,0 +1,207 @@
+"""From the settings to centers in the units of the kernel, and the kernel with its bandwidth."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.base import Array
+from streamkern.basics.errors import DataError
+from streamkern.centers import random_rows
+from streamkern.centers.balanced import balanced_centers
+from streamkern.centers.kmeans import kmeans
+from streamkern.centers.rpcholesky import rpcholesky
+from streamkern.kernels.builtin import Kernel, get_kernel
+from streamkern.kernels.fourier import FourierFeatures, frequencies
+from streamkern.kernels.products import KernelOperator
+from streamkern.planning.center_costs import KMEANS_BATCH, METHODS, Selection
+from streamkern.stream.feed import Rows, prepare
+from streamkern.stream.loader import Loader
+from streamkern.stream.sources.base import Block
+from streamkern.stream.sources.transforms import SETUP_EPOCH, Transform
+from streamkern.train.opened import Run
+from streamkern.train.training_data import open_centers
+
+Report = Callable[[str, dict[str, Any]], None]
+Host = npt.NDArray[Any]
+
+
+class Chosen(NamedTuple):
+    """Z : (p, d) transformed centers on the host, in kept order; kept row i was row order[i] of
+    the centers as chosen. kernel : as given, or with the bandwidth of the data."""
+
+    Z: Host
+    order: npt.NDArray[np.int64]
+    kernel: Kernel
+
+
+def choose(
+    run: Run,
+    *,
+    kernel: Kernel | None,
+    given: npt.ArrayLike | None,
+    dtype: np.dtype[Any],
+    report: Report,
+) -> Chosen:
+    """Centers by the method of `model.centers`, or those given.
+
+    They go through the fixed transforms, whether they are rows or, like the rows that k-means
+    averages, begin as rows; random_order then permutes them. With bandwidth "auto" the kernel has
+    the median distance between the rows that were read: the centers themselves, or, for kmeans and
+    rpcholesky, random rows they are made of. Fourier features have random frequencies and phases
+    in the place of centers.
+    """
+    if run.sizes.features == "fourier":
+        return _frequencies(run, kernel, dtype, report)
+    began = time.perf_counter()
+    seed, method = run.config.run.random_state, _method(run, given)
+    block, n_read = _rows(run, method, given)
+    in_order = run.sizes.in_place
+    many = method in ("kmeans", "rpcholesky")
+    p = run.problem.p if many else len(block.X)
+    order = np.arange(p) if in_order else random_rows.random_order(p, seed)
+    if not many:
+        block = block.take(order)
+    X = run.backend.to_host(transformed(run, block, run.data.fixed, dtype, epoch=0)[0])
+    del block
+    kernel = kernel or _kernel(run, X, in_order)
+    fields: dict[str, Any] = {"method": method, "centers": p, "rows": n_read}
+    if method == "kmeans":
+        X = kmeans(X, _batches(run, dtype), seed, run.backend.threads)[order]
+        fields["rows"] += _selection(run).rows
+    elif method == "rpcholesky":
+        rows, measured = _pivots(run, X, kernel)
+        X = X[rows[order]]
+        fields |= measured
+    run.backend.release()
+    report("centers", {**fields, "seconds": time.perf_counter() - began})
+    return Chosen(X, order, kernel)
+
+
+def transformed(
+    run: Run, rows: Rows, transforms: tuple[Transform, ...], dtype: np.dtype[Any], epoch: int
+) -> tuple[Array, Array]:
+    """Rows of the training data as the kernel sees them, (m, d), and targets (m, c)."""
+    source = run.data.source
+    return prepare(
+        run.backend, rows, transforms=transforms, dtype=dtype,
+        seed=run.config.run.random_state, epoch=epoch, n_outputs=source.n_outputs,
+        classes=source.classes if rows.y.ndim == 1 else None,
+    )[:2]  # fmt: skip
+
+
+def _method(run: Run, given: npt.ArrayLike | None) -> str:
+    """One of `METHODS`, "all", "given" or "file"."""
+    if given is not None:
+        return "given"
+    wanted = run.config.model.centers
+    if wanted == "all" or run.sizes.in_place:
+        return "all"
+    return wanted if wanted in METHODS else "file"
+
+
+def _rows(run: Run, method: str, given: npt.ArrayLike | None) -> tuple[Block, int]:
+    """The rows that are centers, or that a method begins with; and how many were looked at."""
+    base, p, seed = run.data.base, run.problem.p, run.config.run.random_state
+    if method == "balanced":
+        return balanced_centers(base, p, seed)
+    if method == "all":
+        block = random_rows.all_rows(base, seed)
+    elif method in METHODS:
+        n = _selection(run).rows if method == "rpcholesky" else p
+        block = random_rows.random_centers(base, n, seed)
+    else:
+        columns = getattr(base, "columns", None)
+        array = open_centers(run.config, columns) if given is None else given
+        block = random_rows.given_centers(array, base.row_shape, base.n_outputs)
+    return block, len(block.X)
+
+
+def _selection(run: Run) -> Selection:
+    found = run.problem.selection
+    assert found is not None
+    return found
+
+
+def _kernel(run: Run, X: Host, in_order: bool) -> Kernel:
+    model, bandwidth = run.config.model, run.config.model.bandwidth
+
+    @cache
+    def width(geometry: str) -> float:
+        if bandwidth != "auto":
+            return bandwidth
+        drawn = X
+        if in_order:  # may be sorted by label; all others are in random order already
+            order = random_rows.random_order(len(X), run.config.run.random_state)
+            drawn = X[order[: random_rows.BANDWIDTH_ROWS]]
+        return random_rows.median_bandwidth(drawn, "cityblock" if geometry == "l1" else "euclidean")
+
+    return get_kernel(model.kernel, width)
+
+
+def _frequencies(run: Run, kernel: Kernel | None, dtype: np.dtype[Any], report: Report) -> Chosen:
+    """Frequencies and phases (D, d + 1) in the place of centers, and features for the kernel."""
+    began = time.perf_counter()
+    base, seed, n_features = run.data.base, run.config.run.random_state, run.problem.p
+    n_read = 0
+    if kernel is None:
+        block = random_rows.random_centers(base, min(random_rows.BANDWIDTH_ROWS, base.n_rows), seed)
+        X, _ = transformed(run, block, run.data.fixed, dtype, epoch=0)
+        kernel, n_read = _kernel(run, run.backend.to_host(X), False), len(block.X)
+    order = random_rows.random_order(n_features, seed)
+    Z = frequencies(kernel, run.data.d, n_features, seed)[order].astype(dtype)
+    fields = {"method": "fourier", "centers": n_features, "rows": n_read}
+    report("centers", {**fields, "seconds": time.perf_counter() - began})
+    return Chosen(Z, order, FourierFeatures(n_features, kernel.describe()))
+
+
+def _batches(run: Run, dtype: np.dtype[Any]) -> Iterator[Host]:
+    """As many stored rows as k-means is to see, shuffled, in passes over all of them."""
+    left = _selection(run).rows
+    sizes, seed = run.sizes, run.config.run.random_state
+    with Loader(
+        run.data.base,
+        batch_size=min(KMEANS_BATCH, run.data.base.n_rows),
+        seed=seed,
+        block_bytes=sizes.loader_block_bytes,
+        in_flight_bytes=sizes.loader_in_flight_bytes,
+        threads=run.config.data.prefetch_threads,
+    ) as loader:
+        passes = -(-left // run.data.base.n_rows)
+        for batch in loader.epochs(SETUP_EPOCH, SETUP_EPOCH + passes):
+            X = run.backend.to_host(transformed(run, batch, run.data.fixed, dtype, epoch=0)[0])
+            yield X[:left]
+            left -= len(X)
+            if left <= 0:
+                return
+
+
+def _pivots(run: Run, X: Host, kernel: Kernel) -> tuple[npt.NDArray[np.int64], dict[str, Any]]:
+    """Rows of the candidates X by randomly pivoted Cholesky, and what was measured."""
+    different = _different(X)
+    p = run.problem.p
+    if len(different) < p:
+        raise DataError(
+            f"model.centers='rpcholesky' has {len(different)} different rows among the {len(X)} "
+            f"candidates for n_centers={p}; lower n_centers, or set centers = 'random'"
+        )
+    backend = run.backend
+    shift = X.mean(axis=0, dtype=np.float64).astype(X.dtype)
+    op = KernelOperator(kernel, backend, run.precision, shift, run.grid)
+    found = rpcholesky(op, backend.asarray(X[different]), p, run.config.run.random_state)
+    return different[found.rows], {"drawn": found.n_drawn, "residual": found.residual}
+
+
+def _different(X: Host) -> npt.NDArray[np.int64]:
+    """The first of every set of rows that are the same, ascending."""
+    # Copies have to be found here: float32 distances of copies need not be zero.
+    seen: dict[bytes, int] = {}
+    for i, row in enumerate(X):
+        seen.setdefault(hashlib.blake2b((row + 0).tobytes(), digest_size=16).digest(), i)
+    return np.fromiter(seen.values(), np.int64)

@@ -1,0 +1,163 @@
+"""The divergence guard: judged at fixed steps, so that it decides alike on every machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.base import Array
+from streamkern.basics.errors import DivergenceError
+from streamkern.solver.base import LOSSES, Solver, State
+
+WINDOW = LOSSES
+FACTOR = 0.5
+MAX_BACK_OFFS = 8
+
+
+@dataclass
+class Guard:
+    """Compares the mean loss of each window of `WINDOW` steps with the best so far.
+
+    Losses are taken before the step, on rows not seen before, so they are honest, and every output
+    counts in its own scale. Predicting zero inside is predicting the mean. A window is bad
+    if it is not finite, if it is twice as bad as predicting zero, if it is worse than that after
+    one that was half as bad, or if it is ten times the best window and a tenth of predicting zero:
+    minibatch noise and hard stretches of data do none of it, an exponentially growing error does
+    all within a few windows.
+
+    Predicting zero costs what the targets are worth. Where that changes by a factor of 4, the
+    targets are others than before, and a larger loss is no sign of growth: the comparison begins
+    anew, and only twice the largest worth so far is too much.
+
+    best : mean loss of the best window since the last back-off or change of the targets. worth,
+    most : loss of predicting zero then, and its largest value.
+    """
+
+    best: float = math.inf
+    back_offs: int = 0
+    worth: float = 0.0
+    most: float = 0.0
+
+    def judge(self, loss: float, zero_loss: float, remedy: str = "a larger bandwidth") -> bool:
+        """Whether the window is bad. loss : its mean; zero_loss : that of predicting zero."""
+        if not 0.25 * self.worth <= zero_loss <= 4 * self.worth:
+            self.best, self.worth = math.inf, zero_loss
+        self.most = max(self.most, zero_loss)
+        bad = (
+            not math.isfinite(loss)
+            or loss > 2 * self.most
+            or loss > zero_loss > 2 * self.best
+            or (loss > 10 * self.best and loss > 0.1 * zero_loss)
+        )
+        if not bad:
+            self.best = min(self.best, loss)
+            return False
+        self.back_offs += 1
+        self.best, self.most = math.inf, zero_loss  # the way back down is no growth
+        if self.back_offs > MAX_BACK_OFFS:
+            raise DivergenceError(
+                f"training diverged and halving the step size {MAX_BACK_OFFS} times did not help "
+                f"(with scaled targets loss {loss:.3g}, that of their mean {zero_loss:.3g}); "
+                f"check the data for outliers, or set {remedy}"
+            )
+        return True
+
+    @staticmethod
+    def trusts(window: Sequence[Sequence[float]]) -> bool:
+        """Whether the weights after a window that was not bad are worth going back to.
+
+        window : (loss, loss of predicting zero) of its steps. Growth that is slow enough for the
+        mean to pass has already spoilt the last steps; from there on no back-off would help.
+        """
+        tail = window[-max(1, len(window) // 4) :]
+        return sum(loss for loss, _ in tail) <= sum(zero for _, zero in tail)
+
+    def scalars(self) -> dict[str, Any]:
+        """What a checkpoint keeps; JSON knows no infinity."""
+        kept = asdict(self)
+        return kept | {"best": None if math.isinf(self.best) else self.best}
+
+    @classmethod
+    def restore(cls, scalars: dict[str, Any]) -> Guard:
+        """The guard that `scalars` came from."""
+        best = scalars["best"]
+        return cls(**scalars | {"best": math.inf if best is None else best})
+
+
+class Watch:
+    """The losses since the last verdict, the weights to go back to, and what a verdict does.
+
+    good : (p, c) device array. scale : (c,) of the targets. window : (n, 4), of the steps that are
+    not judged yet the mean over outputs of the loss and of that of predicting zero, first in the
+    scale of each, then as squares of the user's targets. Losses stay on the device until they are
+    needed, and come over in one piece.
+    """
+
+    def __init__(
+        self,
+        solver: Solver,
+        state: State,
+        good: Array,
+        guard: Guard,
+        scale: npt.NDArray[np.float64],
+        window: npt.NDArray[np.float64] | None = None,
+    ) -> None:
+        self.solver, self.state, self.good, self.guard = solver, state, good, guard
+        self._units = np.stack([np.ones_like(scale), scale**2], axis=1) / len(scale)
+        self._window = np.empty((0, 4)) if window is None else window
+        self._steps = list[int]()
+
+    def __len__(self) -> int:
+        return len(self._window) + len(self._steps)
+
+    def add(self, step: int) -> None:
+        """The loss of `step`, just taken, waits in the solver."""
+        self._steps.append(step)
+
+    @property
+    def full(self) -> bool:
+        """Whether it is time to judge. Before the solver writes over the oldest loss."""
+        return len(self) >= WINDOW
+
+    @property
+    def short(self) -> bool:
+        """Whether the mean of so few steps says little."""
+        return len(self) < WINDOW // 4
+
+    def read(self) -> npt.NDArray[np.float64]:
+        """The window, on the host; waits for the device."""
+        if self._steps:
+            losses = self.solver.backend.to_host(self.solver.losses)  # (LOSSES, 2, c)
+            new = losses[np.array(self._steps) % LOSSES]
+            with np.errstate(over="ignore", invalid="ignore"):  # they may have overflowed
+                means = (new @ self._units).swapaxes(1, 2).reshape(-1, 4)
+            self._window = np.concatenate([self._window, means])
+            self._steps.clear()
+        return self._window
+
+    def judge(self, *, finite: bool = True) -> tuple[float, float, bool]:
+        """Mean loss and that of predicting the mean, both in squares of the user's targets, means
+        over the outputs; and whether the solver was backed off.
+
+        finite : False condemns the window whatever its losses are. Of a solver whose steps have no
+        size nothing else does: its weights are those of least loss, or on their way there.
+        """
+        window = self.read()
+        loss, zero, *shown = window.mean(axis=0).tolist() if len(window) else [0.0] * 4
+        if not finite:
+            loss = shown[0] = math.nan
+        self._window = self._window[:0]
+        if self.solver.rules():
+            bad = self.guard.judge(loss, zero, self.solver.remedy)
+        else:
+            bad = not math.isfinite(loss)
+        if bad:
+            self.solver.backed_off(self.state, self.good, FACTOR)
+        elif self.guard.trusts(window[:, :2].tolist()):
+            self.good[...] = self.state.alpha
+        return shown[0], shown[1], bad

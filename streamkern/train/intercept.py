@@ -1,0 +1,90 @@
+"""Where the mean of the targets comes from, by what is known of the data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.base import Backend
+from streamkern.basics.randomness import Stage
+from streamkern.store.statistics import ColumnMoments
+from streamkern.stream.feed import prepare
+from streamkern.stream.sources.base import Source, read_units
+from streamkern.stream.sources.transforms import KINDS
+from streamkern.stream.target_scale import TargetScale
+from streamkern.train.training_data import host_transforms
+
+SAMPLE_STAGE = 42
+SAMPLED_UNITS = 16
+"""Of about 4 MiB, where rows are made by functions."""
+
+
+def target_scale(
+    backend: Backend,
+    source: Source,
+    factors: npt.NDArray[np.float64] | None,
+    *,
+    fit_intercept: bool,
+    seed: int,
+    dtype: Any,
+) -> TargetScale:
+    """Mean and scale of the targets of an epoch of `source`, each row with its weight.
+
+    factors : from `weight_factors`. Of classes the counts are known, and the scale is 1. Values are
+    read, without X where the source can, or known from a store's statistics; where a function of
+    the user makes or changes them, the rows of a few random units stand for all. Mix-up keeps the
+    mean.
+
+    Raises DataError where the variance overflows float64, or all weights are 0.
+    """
+    if source.classes is not None and not fit_intercept:
+        return TargetScale(np.zeros(source.n_outputs), np.ones(source.n_outputs))
+    moments = None if changes_targets(source) else known_moments(source, factors)
+    if moments is None:
+        moments = sampled_moments(backend, source, factors, seed, dtype)
+    found = TargetScale.of(moments, fit_intercept)
+    if source.classes is not None:
+        return TargetScale(found.mean, np.ones(source.n_outputs))
+    return found
+
+
+def changes_targets(source: Source) -> bool:
+    """Whether a transform may, which only a function of the user's own does."""
+    own = tuple(kind for kind in KINDS.values() if isinstance(kind, type))
+    return not all(isinstance(t, own) for t in (*host_transforms(source), *source.feed_transforms))
+
+
+def known_moments(source: Source, factors: npt.NDArray[np.float64] | None) -> ColumnMoments | None:
+    """From the weight of each class, or what the source knows of its values; else None."""
+    if source.classes is None:
+        ask: Any = getattr(source, "target_moments", lambda: None)
+        moments: ColumnMoments | None = ask()
+        return moments
+    totals = getattr(source, "totals", None)
+    if totals is None:
+        return None
+    weights = totals if factors is None else totals * factors
+    shares = weights / weights.sum()
+    return ColumnMoments.of(1.0, shares, np.sqrt(shares * (1 - shares)))
+
+
+def sampled_moments(
+    backend: Backend,
+    source: Source,
+    factors: npt.NDArray[np.float64] | None,
+    seed: int,
+    dtype: Any,
+) -> ColumnMoments:
+    """Of the rows of `SAMPLED_UNITS` random units in epoch 0, as training gets them."""
+    rng = np.random.default_rng([seed, Stage.SAMPLE, SAMPLE_STAGE])
+    units = np.sort(rng.permutation(source.n_units)[:SAMPLED_UNITS])
+    moments = ColumnMoments(source.n_outputs)
+    for block in read_units(source, units, seed, 0):
+        _, Y, w = prepare(
+            backend, block, factors, transforms=source.feed_transforms, dtype=dtype, seed=seed,
+            epoch=0, n_outputs=source.n_outputs, classes=source.classes,
+        )  # fmt: skip
+        moments.add(backend.to_host(Y), None if w is None else backend.to_host(w))
+    return moments

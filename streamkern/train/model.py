@@ -1,0 +1,325 @@
+"""A trained model: f(x) = mean + scale sum_j alpha_j k(x, z_j) after the scaling of training.
+
+It evaluates any source in streamed units; nothing of the size of the data is held.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.base import Array, Backend, tiles
+from streamkern.backend.devices import get_backend
+from streamkern.basics.errors import ConfigError, DataError, RunError
+from streamkern.kernels.points import Points
+from streamkern.kernels.products import KernelOperator
+from streamkern.planning.memory import EVALUATED_ROWS
+from streamkern.predict.answer_files import Answers, class_labels
+from streamkern.predict.figures import Figures
+from streamkern.predict.input_rows import FileRows
+from streamkern.predict.predictions import Progress, Question, write_predictions
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.stream.feed import prepare
+from streamkern.stream.sources.base import Block, Source, all_blocks, numbered_blocks
+from streamkern.stream.sources.column_order import in_columns
+from streamkern.stream.sources.stores import stores_of
+from streamkern.stream.sources.transforms import Transform, describe_transform
+from streamkern.stream.target_scale import TargetScale
+from streamkern.train.setup import load_scaling, load_trained, operator
+from streamkern.train.training_data import check_evaluable, targets
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def on_its_backend(method: Method) -> Method:
+    """A method that computes with the backend active, and leaves the caller's as it was."""
+
+    @functools.wraps(method)
+    def call(self: KernelModel, *args: Any, **kw: Any) -> Any:
+        with self.backend.active():
+            return method(self, *args, **kw)
+
+    return call  # type: ignore[return-value]
+
+
+@dataclass
+class KernelModel:
+    """Centers, weights, and what turns a stored row into features.
+
+    Z : points of the centers, right side. weights : (p, c) on the device. classes : sorted names,
+    or None for values. fixed : transforms applied to every row. targets : what is put back. Values
+    come out in float64, which holds them as the user has them; those of classes in the dtype of the
+    weights. skipped : a sentence for each damaged checkpoint that is newer than the one it was
+    loaded from. columns, target_columns : names of the features and targets it was trained on,
+    where they have some. origin : the run it is of.
+    """
+
+    op: KernelOperator
+    Z: Points
+    weights: Array
+    classes: tuple[str, ...] | None
+    row_shape: tuple[int, ...]
+    fixed: tuple[Transform, ...]
+    targets: TargetScale
+    skipped: tuple[str, ...] = ()
+    columns: tuple[str, ...] | None = None
+    target_columns: tuple[str, ...] | None = None
+    origin: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def backend(self) -> Backend:
+        """Where it is evaluated."""
+        return self.op.backend
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of f(X)."""
+        return np.dtype(np.float64) if self.classes is None else self.op.dtype
+
+    @property
+    def n_outputs(self) -> int:
+        """c."""
+        return int(self.weights.shape[1])
+
+    @on_its_backend
+    def values(self, X: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """f(X) on the host, (n, c). X : (n, *row_shape) as stored."""
+        out = np.empty((len(X), self.n_outputs), self.dtype)
+        for rows in tiles(len(X), EVALUATED_ROWS):
+            block = Block(X[rows], np.empty((rows.stop - rows.start, 0)), _ids(rows))
+            out[rows] = self.backend.to_host(self._block_values(block, None, 0)[0])
+        return out
+
+    def stream(self, source: Source | FileRows) -> Iterator[tuple[Block, Array, Array]]:
+        """(block, f(X), Y) of every unit in order, read ahead by one thread.
+
+        f(X) and Y are on the device: compute with them inside `backend.active()`.
+        """
+        source = self._checked(source, self.target_columns)
+        classes = self.classes if source.classes is not None else None
+        for block in all_blocks(source):
+            for rows in tiles(len(block.rows), EVALUATED_ROWS):
+                part = block.take(rows)
+                yield part, *self._block_values(part, classes, source.n_outputs)
+
+    def _checked(self, source: Any, target_columns: tuple[str, ...] | None = None) -> Any:
+        """Rows like those of the training data, their columns in the same order.
+
+        target_columns : where the targets are used
+        """
+        source = in_columns(source, self.columns, "the data", target_columns)
+        check_evaluable(source, self.row_shape, "the data")
+        return source
+
+    @on_its_backend
+    def _block_values(
+        self, block: Block, classes: Sequence[str] | None, n_outputs: int
+    ) -> tuple[Array, Array]:
+        with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is looked at
+            X, Y, _ = prepare(
+                self.backend, block, transforms=self.fixed, dtype=self.op.dtype, seed=0, epoch=0,
+                n_outputs=n_outputs, classes=classes,
+            )  # fmt: skip
+            F = self.op.product(self.op.points(X, left=True), self.Z, self.weights)
+        self._check_finite(F, block)
+        return self.targets.outside(self.backend.xp, F, self.dtype), Y
+
+    def _check_finite(self, F: Array, block: Block) -> None:
+        """A distance that overflows would be answered with NaN, and NaN with the first class."""
+        xp = self.backend.xp
+        # Where the weights are not finite the run diverged, and no row is to blame.
+        if bool(xp.isfinite(F).all()) or not bool(xp.isfinite(self.weights).all()):
+            return
+        good = np.isfinite(self.backend.to_host(F)).all(axis=1)
+        raise DataError(
+            f"row {int(block.rows[int(np.argmin(good))])} is too large for {self.op.dtype}: "
+            "distances to it overflow; correct it, or train with precision='float64'"
+        )
+
+    @on_its_backend
+    def evaluate(self, source: Source | FileRows) -> dict[str, float]:
+        """Mean squared error, and R2 of values or accuracy of classes: see `figures`.
+
+        The error is against one-hot targets {0, 1} for classes. All are weighted where `source`
+        brings sample weights; the class weights of a run do not count here.
+        """
+        if source.classes != self.classes or source.n_outputs != self.n_outputs:
+            raise ConfigError(
+                f"the data has {targets(source.classes, source.n_outputs)}, the model was trained "
+                f"on {targets(self.classes, self.n_outputs)}; use data with the same targets"
+            )
+        figures = Figures(self.backend, self.n_outputs, self.classes is not None)
+        for block, F, Y in self.stream(source):
+            figures.add(F, Y, block.w)
+        return figures.result()
+
+    def answers(
+        self, source: Source | FileRows, start: int = 0
+    ) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
+        """(place in the order of reading, numbers of the rows (k,), f(X) on the host (k, c)).
+
+        From place `start` on. Numbers are those of the files or arrays that the data was made from,
+        see `BaseSource.source_rows`.
+        """
+        for place, block in numbered_blocks(self._checked(source), start):
+            for rows in tiles(len(block.rows), EVALUATED_ROWS):
+                if place + rows.stop > start:
+                    part = block.take(rows)
+                    yield place + rows.start, part.rows, self._host_values(part)
+
+    @on_its_backend
+    def _host_values(self, block: Block) -> npt.NDArray[Any]:
+        return np.array(self.backend.to_host(self._block_values(block, None, 0)[0]))
+
+    def predict(self, source: Source) -> npt.NDArray[Any]:
+        """f(X) of every row of `source`, (n, c): row k is that of row k of what it was made from.
+
+        The order of a store is that of the files or arrays that were ingested; of several stores,
+        of one store after the other; of anything else, its own.
+        """
+        n = source.n_rows
+        out, seen = np.empty((n, self.n_outputs), self.dtype), np.zeros(n, bool)
+        for _, rows, F in self.answers(source):
+            inside = rows[rows < n]
+            seen[inside] = True
+            out[inside] = F[rows < n]
+        if not seen.all():
+            raise DataError(
+                f"row {int(np.argmin(seen))} of {n} is not in the data: the numbers of its rows "
+                "are damaged; ingest it again"
+            )
+        return out
+
+    def predict_to(
+        self,
+        source: Source | FileRows,
+        url: str | os.PathLike[str],
+        *,
+        order: str = "source",
+        values: bool = False,
+        overwrite: bool = False,
+        storage_options: Any = None,
+        progress: Progress | None = None,
+    ) -> int:
+        """Write f(x), and labels of classes, of every row of `source`; returns how many rows.
+
+        The same call goes on where a killed one stopped. What it has computed is kept until the
+        end in a folder beside the output, of the size of the values.
+
+        Parameters
+        ----------
+        url : its ending says what is written. ``.zarr``, or none: a group of `values` (n, c) and,
+            with classes, `labels` (n,); its attribute ``streamkern`` says where they come from and
+            that they are complete. ``.npy``: the labels (n,), or the values (n, c), of one target
+            (n,). ``.csv`` and ``.parquet``: columns ``row``, then the label and a score for each
+            class, or the targets by name. Files are local ones. Labels are the user's own: whole
+            numbers where all are, else text.
+        order : "source": row k belongs to row k of the files or arrays that the data was made from,
+            as in `predict`. "store": as they are read, with the number of each row in `row`.
+        values : the scores of classes, rather than labels, in a ``.npy`` file.
+        overwrite : replace predictions that say that streamkern wrote them. CSV and .npy files can
+            not, and are never replaced.
+
+        Raises
+        ------
+        ConfigError, DataError
+            The place is taken, or the rows are not like those of the model.
+        OSError
+            Also when the disk is full: the same call goes on.
+        """
+        source = self._checked(source)
+        labels = None if self.classes is None else class_labels(self.classes)
+        answers = Answers(
+            0, self.dtype, self.n_outputs, labels, self.target_columns, record=self._record(source)
+        )
+        compute = functools.partial(self.answers, source)
+        return write_predictions(
+            Question(answers, source.n_rows, compute), url, order=order, values=values,
+            overwrite=overwrite, storage_options=storage_options, progress=progress,
+        )  # fmt: skip
+
+    def _record(self, source: Source | FileRows) -> dict[str, Any]:
+        """Where predictions come from, JSON."""
+        files = (
+            source.files
+            if isinstance(source, FileRows)
+            else [file for store in stores_of(source) for file in store.spec.files]
+        )
+        return {
+            "model": {**self.origin, "sha256": self._digest()},
+            "data": {
+                "fingerprint": source.fingerprint,
+                "files": [list(file) for file in files],
+            },
+            "classes": None if self.classes is None else list(self.classes),
+        }
+
+    @on_its_backend
+    def _digest(self) -> str:
+        """Of all that values follow from, but for the device."""
+        described = [self.op.kernel.describe(), *map(describe_transform, self.fixed)]
+        digest = hashlib.sha256(json.dumps([described, self.op.precision], default=str).encode())
+        for a in (self.backend.to_host(self.weights), self.targets.mean, self.targets.scale):
+            digest.update(np.ascontiguousarray(a).tobytes())
+        return digest.hexdigest()
+
+
+def _ids(rows: slice) -> npt.NDArray[np.int64]:
+    return np.arange(rows.start, rows.stop, dtype=np.int64)
+
+
+def column_names(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Names of the features and targets of a setup, as `KernelModel` takes them."""
+    found = {name: meta[name] for name in ("columns", "target_columns")}
+    return {name: None if names is None else tuple(names) for name, names in found.items()}
+
+
+def load_model(
+    run_dir: str | os.PathLike[str],
+    *,
+    device: str = "auto",
+    threads: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> KernelModel:
+    """The model of the newest good checkpoint of a run. Reads beside a running writer.
+
+    Warns where a newer checkpoint is damaged, which `KernelModel.skipped` says as well.
+    storage_options : of a remote run_dir. The caller closes `model.backend`.
+    """
+    run = RunDirectory(run_dir, writable=False, storage_options=storage_options)
+    with run:
+        setup, saved = load_trained(run)
+    if setup is None or saved is None:
+        raise RunError(f"{run.place} has no checkpoint yet; train first")
+    for text in saved.skipped:
+        warnings.warn(text, stacklevel=2)
+    backend = get_backend(device, threads)
+    try:
+        op = operator(backend, setup.arrays, setup.meta)
+        classes = setup.meta["classes"]
+        with backend.active():
+            Z = op.points(backend.asarray(setup.arrays["Z"]), right=True)
+        return KernelModel(
+            op,
+            Z,
+            backend.asarray(saved.arrays[saved.meta["evaluated"]]),
+            None if classes is None else tuple(classes),
+            tuple(setup.meta["row_shape"]),
+            load_scaling(setup.arrays, setup.meta["scaling"]),
+            TargetScale.from_arrays(setup.arrays),
+            skipped=saved.skipped,
+            **column_names(setup.meta),
+            origin={"run": run.place, "step": saved.step},
+        )
+    except BaseException:
+        backend.close()
+        raise

@@ -1,0 +1,151 @@
+"""What makes two calls the same run."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+from pydantic import TypeAdapter, ValidationError
+
+from streamkern.basics.errors import ResumeMismatchError, RunError
+from streamkern.basics.version import __version__
+from streamkern.config.run_config import RunConfig
+from streamkern.kernels.builtin import Kernel
+from streamkern.planning.sizes import Sizes
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.rundir.sealed import checked_meta
+from streamkern.train.opened import Run
+
+
+@dataclass(frozen=True)
+class Record:
+    """What makes a run the same one. Everything is JSON."""
+
+    identity: dict[str, Any]
+    sizes: Sizes
+    versions: dict[str, str]
+
+
+_RECORD = TypeAdapter(Record)
+
+
+def run_record(run: Run, kernel: Kernel | None, centers: npt.NDArray[Any] | None) -> dict[str, Any]:
+    """What a run is bound to: settings and data that must not change, sizes, versions."""
+    identity: dict[str, Any] = {"settings": run.config.identity()}
+    # A store may move: its contents count, not its address.
+    identity["settings"]["data"].pop("train", None)
+    identity["data"] = run.data.source.describe()
+    if kernel is not None:
+        identity["kernel"] = kernel.describe()
+    if centers is not None:
+        digest = hashlib.sha256(np.ascontiguousarray(centers).tobytes()).hexdigest()
+        identity["centers"] = {"shape": list(centers.shape), "sha256": digest}
+    return {
+        "identity": checked_meta(identity, "identity"),  # as it is read back: tuples are lists
+        "sizes": asdict(run.sizes),
+        "versions": {
+            "streamkern": __version__,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "zarr": zarr.__version__,
+        },
+    }
+
+
+def recorded_run(directory: RunDirectory | None) -> dict[str, Any] | None:
+    """The record that setup and checkpoints carry; None where nothing was computed yet.
+
+    A run whose setup failed, over its bandwidth for example, can be begun anew with another.
+    """
+    recorded = None if directory is None else directory.recorded()
+    if recorded is None:
+        return None
+    assert directory is not None
+    with contextlib.suppress(ValidationError):
+        # Entries that are not known, or were made to fit, would not come back.
+        if asdict(_RECORD.validate_python(recorded)) == recorded:
+            return recorded
+    raise RunError(
+        f"{directory.place} holds a run of another version of streamkern; go on with that one, "
+        "or give another run_dir"
+    )
+
+
+def as_recorded(config: RunConfig, directory: RunDirectory | None) -> RunConfig:
+    """The settings, with the epochs that "auto" meant when the run was started."""
+    recorded = recorded_run(directory)
+    if recorded is None or config.data.epochs != "auto":
+        return config
+    return config.with_overrides(
+        {"data.epochs": recorded["identity"]["settings"]["data"]["epochs"]}
+    )
+
+
+def recorded_sizes(directory: RunDirectory | None) -> Sizes | None:
+    """The sizes a run was started with, so that another machine's memory does not change them."""
+    recorded = recorded_run(directory)
+    return None if recorded is None else Sizes(**recorded["sizes"])
+
+
+def changed_versions(directory: RunDirectory | None, record: dict[str, Any]) -> list[str]:
+    """Libraries that are not of the version the run was started with."""
+    recorded = recorded_run(directory)
+    return [] if recorded is None else difference(recorded["versions"], record["versions"])
+
+
+def changed_backend(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What differs in two descriptions of a backend and can change a bit.
+
+    OpenMP is listed as soon as anything in the process has loaded it, scikit-learn for example;
+    nothing here computes with it.
+    """
+
+    def arithmetic(described: dict[str, Any]) -> dict[str, Any]:
+        libraries = [name for name in described.get("blas", []) if not name.startswith("openmp")]
+        return {**described, "blas": libraries}
+
+    return difference(arithmetic(recorded), arithmetic(now))
+
+
+def check_same_run(directory: RunDirectory | None, record: dict[str, Any]) -> None:
+    """Raise ResumeMismatchError naming every difference to the run in the directory."""
+    recorded = recorded_run(directory)
+    if recorded is None:
+        return
+    assert directory is not None
+    changes = difference(recorded["identity"], record["identity"])
+    changes = [change.removeprefix("settings.") for change in changes]
+    if changes:
+        raise ResumeMismatchError(
+            f"{directory.place} holds a run that differs: {'; '.join(changes)}; restore these, or "
+            "give another run_dir"
+        )
+
+
+def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What differs between two nested records, as "solver.level: was 100, now 200"."""
+    before, after = dict(_leaves(old)), dict(_leaves(new))
+    return [
+        f"{key}: was {_shown(before, key)}, now {_shown(after, key)}"
+        for key in dict.fromkeys([*before, *after])
+        if key not in before or key not in after or before[key] != after[key]
+    ]
+
+
+def _leaves(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _shown(leaves: Mapping[str, Any], key: str) -> str:
+    return repr(leaves[key]) if key in leaves else "not set"

@@ -1,0 +1,149 @@
+"""The scaling of features that a run finds by itself: which, and from which numbers.
+
+It comes after the transforms that were asked for: those see rows in the units they are stored in,
+whatever `scale` is set to. Its numbers are those of the rows without augmentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.randomness import Stage
+from streamkern.store.statistics import RunningStatistics
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.base import Source
+from streamkern.stream.sources.mixture import MixtureSource, mixed_moments
+from streamkern.stream.sources.sampling import sample_rows
+from streamkern.stream.sources.transforms import (
+    CONSTANT,
+    Moments,
+    Scale,
+    Transform,
+    apply_transforms,
+    is_deterministic,
+)
+
+SCALE_STAGE = 41
+# Of a source without statistics. A standard deviation from so many rows is good to half a percent.
+SAMPLE_ROWS, MIN_SAMPLE_ROWS, SAMPLE_BYTES, MAX_UNITS = 20_000, 256, 16 << 20, 256
+
+
+class _Known(NamedTuple):
+    """What a `Scale` is bound to."""
+
+    row_shape: tuple[int, ...]
+    moments: Moments
+
+    def statistics(self) -> Moments:
+        return self.moments
+
+
+_WORDS = {
+    "none": "features are not scaled",
+    "global": "one mean and one standard deviation for all features",
+    "feature": "every feature by its own mean and standard deviation",
+}
+
+
+def find_scale(source: Source, wish: str, seed: int) -> tuple[Scale | None, str]:
+    """What to put behind the transforms of `source`, or None; and what is done, in words.
+
+    wish : "auto", "feature", "global" or "none". Reads a sample of the rows where neither a store
+    nor memory has their statistics, or where a transform of the model changes them.
+
+    Raises
+    ------
+    ConfigError
+        `wish` contradicts a scale that is among the transforms.
+    """
+    given = [t for t in source.feed_transforms if isinstance(t, Scale)]
+    if given:
+        if wish not in ("auto", *(t.mode for t in given)):
+            raise ConfigError(
+                f'data.scale="{wish}" contradicts the scale in data.transforms, which has mode='
+                f'"{given[-1].mode}" and takes its place; leave one of them out'
+            )
+        return None, f"{_WORDS[given[-1].mode]}, as in transforms"
+    if wish == "none":
+        return None, _WORDS[wish]
+    fixed = [t for t in source.feed_transforms if is_deterministic(t)]
+    moments, n_sampled = _moments(source, fixed, seed)
+    mode, why = (wish, "")
+    if wish == "auto":
+        mode, why = automatic_mode(source.row_shape, source.dtype, moments)
+    found = Scale(mode).bind(_Known(source.row_shape, moments))
+    sampled = f", from a sample of {n_sampled:,} rows" if n_sampled else ""
+    return found, f"{_WORDS[mode]}{why}{sampled}"
+
+
+def automatic_mode(
+    row_shape: Sequence[int], dtype: np.dtype[np.generic], moments: Moments
+) -> tuple[str, str]:
+    """("global" or "feature", why) for rows like these.
+
+    Pixels share a unit, and one that is nearly always dark must not be blown up to the size of the
+    others: on scikit-learn's digits that takes the error from 0.6 to 2.5 %. The columns of a table
+    have units of their own.
+    """
+    if len(row_shape) == 3:
+        return "global", " (images)"
+    if dtype == np.uint8:
+        return "global", " (rows of uint8 are taken for pixels)"
+    if _like_pixels(*moments[2:]):
+        return "global", " (taken for pixels: what varies least is nearly always 0)"
+    return "feature", ""
+
+
+def _like_pixels(mean: np.ndarray | None, scale: np.ndarray | None) -> bool:
+    """Whether features share a unit, by all that shows in their moments.
+
+    Means are above 0 and within 5 deviations of it; and what varies ten times less than another
+    does so because it is nearly always 0, not because it is small: E[x^2] / E[x], which is what a
+    feature is where it is not 0, is no less than 1/256 of the largest.
+    """
+    if mean is None or scale is None:
+        return False
+    varies = scale > np.abs(mean) * CONSTANT
+    mean, scale = mean[varies], scale[varies]
+    if not len(mean) or (mean <= 0).any() or (mean > 5 * scale).any():
+        return False
+    size = mean + scale**2 / mean
+    small = scale < scale.max() / 10
+    dark = (mean < scale / 2) & (size > size.max() / 256)
+    return bool(small.any() and dark[small].all())
+
+
+def _moments(source: Source, fixed: Sequence[Transform], seed: int) -> tuple[Moments, int]:
+    """Statistics of the rows behind the transforms `fixed`, and how many were read for them."""
+    while isinstance(source, AugmentedSource):
+        source = source.base
+    if isinstance(source, MixtureSource):
+        found = [_moments(part, fixed, seed) for part in source.parts]
+        return mixed_moments([m for m, _ in found], source.shares), sum(n for _, n in found)
+    if not fixed and not getattr(source, "statistics_read", False):
+        known = source.statistics()
+        if known[0] is not None and known[2] is not None:
+            return known, 0
+    return _sampled(source, fixed, seed)
+
+
+def _sampled(source: Source, fixed: Sequence[Transform], seed: int) -> tuple[Moments, int]:
+    row_bytes = int(np.prod(source.row_shape)) * source.dtype.itemsize
+    wanted = max(MIN_SAMPLE_ROWS, min(SAMPLE_ROWS, SAMPLE_BYTES // row_bytes))
+    block = sample_rows(
+        source, min(wanted, source.n_rows), seed, stage=SCALE_STAGE, max_units=MAX_UNITS
+    )
+    X = block.X
+    if fixed:
+        X, _, _ = apply_transforms(
+            np, fixed, X.astype(np.float64), block.y.reshape(len(X), -1), rows=block.rows,
+            seed=seed, epoch=0, stage=(Stage.SAMPLE, SCALE_STAGE), dtype=np.float64,
+        )  # fmt: skip
+    running = RunningStatistics(int(np.prod(source.row_shape)))
+    running.add(X, block.y)
+    s = running.result()
+    return (s.global_mean, s.global_scale, s.mean, s.scale), len(X)

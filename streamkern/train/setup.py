@@ -1,0 +1,287 @@
+"""From an opened run to a solver: centers, bandwidth, samples, and what is computed once.
+
+All of it is returned as arrays and JSON values (`Assembled.arrays`, `.meta`), which is what
+`setup/` of a run directory holds; `reassemble` makes the same solver from those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.base import Array, Backend
+from streamkern.basics.errors import ConfigError
+from streamkern.kernels.builtin import Kernel, get_kernel
+from streamkern.kernels.fourier import FourierFeatures
+from streamkern.kernels.points import Grid
+from streamkern.kernels.products import KernelOperator
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.rundir.sealed import Parts, Saved, on_host
+from streamkern.solver.base import Solver
+from streamkern.solver.build import Choices, Rows, Setup, assemble, compute
+from streamkern.stream.feed import prepare
+from streamkern.stream.sources.base import Source
+from streamkern.stream.sources.sampling import sample_rows
+from streamkern.stream.sources.transforms import SETUP_EPOCH, Scale, Transform
+from streamkern.stream.target_scale import TargetScale
+from streamkern.train.choose_centers import Report, choose
+from streamkern.train.intercept import target_scale
+from streamkern.train.opened import Run
+
+SAMPLE_STAGE = 2
+
+
+@dataclass
+class Assembled:
+    """A solver ready to step, and what it takes to make it again.
+
+    arrays["Z"] : (p, d) transformed centers on the host, in kept order; kept row i was row
+    arrays["order"][i] of the centers as chosen.
+    """
+
+    solver: Solver
+    op: KernelOperator
+    arrays: dict[str, Array]
+    meta: dict[str, Any]
+
+    @property
+    def targets(self) -> TargetScale:
+        """What is taken from the targets before, and added to f after."""
+        return TargetScale.from_arrays(self.arrays)
+
+    @property
+    def batch_size(self) -> int:
+        """Rows per step."""
+        return int(self.meta["setup"]["batch_size"])
+
+
+def start(
+    run: Run,
+    *,
+    kernel: Kernel | None = None,
+    given: npt.ArrayLike | None = None,
+    targets: TargetScale | None = None,
+    report: Report,
+) -> Assembled:
+    """Choose, sample, factor and measure. Reads the centers and one sample of the stream, and the
+    targets where their mean is not known; targets : of the run whose weights are gone on from.
+    """
+    config, data = run.config, run.data
+    dtype = np.dtype(np.float64 if run.precision == "float64" else np.float32)
+    host_Z, order, kernel = choose(run, kernel=kernel, given=given, dtype=dtype, report=report)
+    Z = run.backend.asarray(host_Z)
+    fit_intercept = config.model.fit_intercept
+    inside = targets or target_scale(
+        run.backend, data.source, data.weight_factors, fit_intercept=fit_intercept,
+        seed=config.run.random_state, dtype=dtype,
+    )  # fmt: skip
+    # A common shift changes no distance; without it raw pixels cost three digits of them.
+    shift = host_Z.mean(axis=0, dtype=np.float64).astype(dtype)
+    op = KernelOperator(kernel, run.backend, run.precision, shift, run.grid)
+    points = op.points(Z, left=True, right=True)
+    del Z  # a device needs the prepared rows only
+    rows = np.empty(0, np.int64)
+
+    def samples() -> tuple[Rows, Rows]:
+        nonlocal rows
+        sample, probe, rows = _samples(run, dtype, inside)
+        return sample, probe
+
+    setup = compute(
+        op, points, samples, run.sizes, _choices(run),
+        n_samples=data.source.n_rows * config.data.passes,
+        epochs=config.data.passes if data.repeats else 1, report=report,
+    )  # fmt: skip
+    solver = assemble(
+        op, points, setup, run.sizes, _choices(run),
+        n_outputs=data.source.n_outputs, sample_rows=rows,
+    )  # fmt: skip
+    del points
+    run.backend.release()
+    scale_arrays, scale_meta = save_scaling(data.fixed)
+    arrays = {"Z": host_Z, "order": order, "shift": shift, "sample_rows": rows}
+    arrays |= inside.arrays() | setup.arrays
+    if kernel.metric is not None:
+        arrays["metric"] = kernel.metric
+    meta = {
+        "kernel": kernel.describe(),
+        "sizes": asdict(run.sizes),
+        "setup": setup.meta,
+        "classes": None if data.source.classes is None else list(data.source.classes),
+        "row_shape": list(data.source.row_shape),
+        "columns": _names(data.source, "columns"),
+        "target_columns": _names(data.source, "target_columns"),
+        "n_outputs": data.source.n_outputs,
+        "fit_intercept": fit_intercept,
+        "precision": run.precision,
+        "grid": None if run.grid is None else asdict(run.grid),
+        "scaling": scale_meta,
+        "scale": data.scale,
+        "backend": run.backend.describe(),
+    }
+    return Assembled(solver, op, arrays | scale_arrays, meta)
+
+
+def _names(source: Source, which: str) -> list[str] | None:
+    names = getattr(source, which, None)
+    return None if names is None else list(names)
+
+
+def reassemble(
+    run: Run,
+    arrays: dict[str, npt.NDArray[Any]],
+    meta: dict[str, Any],
+    *,
+    kernel: Kernel | None = None,
+) -> Assembled:
+    """The same solver from what `start` returned."""
+    op = operator(run.backend, arrays, meta, kernel)
+    device = {name: run.backend.asarray(a) for name, a in arrays.items() if is_computed_with(name)}
+    points = op.points(run.backend.asarray(arrays["Z"]), left=True, right=True)
+    solver = assemble(
+        op, points, Setup(device, meta["setup"]), run.sizes, _choices(run),
+        n_outputs=meta["n_outputs"], sample_rows=arrays["sample_rows"],
+    )  # fmt: skip
+    return Assembled(solver, op, dict(arrays), meta)
+
+
+def is_computed_with(name: str) -> bool:
+    """Whether it is an array of the solver's, which lies on the device; the others describe the
+    model, and stay on the host."""
+    described = ("Z", "order", "shift", "sample_rows", "metric")
+    return name not in described and not name.startswith(("scaling", "target_"))
+
+
+def load_trained(run: RunDirectory) -> tuple[Saved | None, Saved | None]:
+    """Of setup and newest checkpoint, what a model is made of; p^2 numbers stay where they are."""
+
+    def described(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Parts | None:
+        return None if is_computed_with(name) else on_host(name, shape, dtype)
+
+    def weights(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Parts | None:
+        return on_host(name, shape, dtype) if name in ("alpha", "average") else None
+
+    return run.load_setup(described), run.load_latest(weights)
+
+
+class Arrivals:
+    """Takes arrays from a run directory straight to the device, part by part (`sealed.Into`).
+
+    A setup of p^2 numbers would otherwise be on the host as a whole first. chosen : which.
+    """
+
+    def __init__(self, backend: Backend, chosen: Callable[[str], bool]) -> None:
+        self._backend, self._chosen = backend, chosen
+        self._there: dict[str, Array] = {}
+
+    def __call__(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Parts:
+        if not self._chosen(name):
+            return on_host(name, shape, dtype)
+        with self._backend.active():
+            self._there[name] = self._backend.xp.empty(shape, dtype)
+        by_parts: Parts = self._backend.by_parts(self._there[name])
+        return by_parts
+
+    def arrays(self, saved: Saved) -> dict[str, Array]:
+        """All that was saved, each where it arrived."""
+        return saved.arrays | self._there
+
+
+def operator(
+    backend: Backend, arrays: dict[str, npt.NDArray[Any]], meta: dict[str, Any],
+    kernel: Kernel | None = None,
+) -> KernelOperator:  # fmt: skip
+    """The kernel operator that a run was set up with."""
+    described = meta["kernel"]
+    if described["kernel"] == "fourier":
+        if kernel is not None and kernel.describe() != described["of"]:
+            raise ConfigError(
+                f"kernel={kernel!r} differs from the one trained with, {described['of']}"
+            )
+        kernel = FourierFeatures(described["n_features"], described["of"])
+    elif kernel is None:
+        kernel = get_kernel(described, metric=arrays.get("metric"))
+    elif kernel.describe() != described:
+        raise ConfigError(f"kernel={kernel!r} differs from the one trained with, {described}")
+    grid = None if meta["grid"] is None else Grid(**meta["grid"])
+    return KernelOperator(kernel, backend, meta["precision"], arrays["shift"], grid)
+
+
+def _choices(run: Run) -> Choices:
+    solver = run.config.solver
+    return Choices(
+        ridge=solver.ridge,
+        damping=None if solver.damping == "auto" else solver.damping,
+        tolerance=solver.tolerance,
+        average=solver.average,
+        step_scale=solver.step_scale,
+        seed=run.config.run.random_state,
+        cycled=run.data.source.n_rows if run.data.repeats else None,
+    )
+
+
+def _samples(
+    run: Run, dtype: np.dtype[Any], targets: TargetScale
+) -> tuple[Rows, Rows, npt.NDArray[np.int64]]:
+    """The setup sample, the probe, and the row numbers of the sample."""
+    source, sizes, seed = run.data.source, run.sizes, run.config.run.random_state
+    wanted = min(sizes.n_sample + sizes.n_probe, source.n_rows)
+    block = sample_rows(source, wanted, seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
+    if sizes.in_place:  # no augmentation: the rows are what the stream delivers
+        first = np.argsort(block.rows[: sizes.n_sample])
+        order = np.concatenate([first, np.arange(sizes.n_sample, wanted)])
+        block = block.take(order)
+    X, Y, w = prepare(
+        run.backend, block, run.data.weight_factors, transforms=source.feed_transforms,
+        dtype=dtype, seed=seed, epoch=SETUP_EPOCH, n_outputs=source.n_outputs,
+        classes=source.classes, targets=targets,
+    )  # fmt: skip
+    root = None if w is None else run.backend.xp.sqrt(w)
+    # Fewer rows than sample and probe together: the probe is all of them
+    # (`alternatives.sample_sizes`).
+    s, h = slice(sizes.n_sample), slice(wanted - sizes.n_probe, None)
+    shared = max(0, sizes.n_sample - h.start)
+    sample, probe = (
+        Rows(X[part], Y[part], None if root is None else root[part], fresh)
+        for part, fresh in ((s, 0), (h, shared))
+    )
+    return sample, probe, block.rows[s]
+
+
+def save_scaling(
+    fixed: tuple[Transform, ...],
+) -> tuple[dict[str, npt.NDArray[Any]], list[dict[str, Any]]]:
+    """The fixed transforms as arrays and JSON values; functions of the user go by name."""
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    meta: list[dict[str, Any]] = []
+    for i, transform in enumerate(fixed):
+        if isinstance(transform, Scale):
+            meta.append({"kind": "scale", "mode": transform.mode})
+            if transform.mode != "none":
+                arrays[f"scaling.{i}.mean"] = np.asarray(transform.mean, np.float64)
+                arrays[f"scaling.{i}.scale"] = np.asarray(transform.scale, np.float64)
+        else:
+            meta.append({"kind": "function", "name": getattr(transform, "__qualname__", "?")})
+    return arrays, meta
+
+
+def load_scaling(
+    arrays: dict[str, npt.NDArray[Any]], meta: list[dict[str, Any]]
+) -> tuple[Transform, ...]:
+    """What `save_scaling` saved."""
+    fixed: list[Transform] = []
+    for i, entry in enumerate(meta):
+        if entry["kind"] != "scale":
+            raise ConfigError(
+                f"the run was trained with the function {entry['name']!r} as a transform, which "
+                "is not kept on disk; predict in Python from the fitted estimator"
+            )
+        if entry["mode"] != "none":
+            fixed.append(
+                Scale(entry["mode"], arrays[f"scaling.{i}.mean"], arrays[f"scaling.{i}.scale"])
+            )
+    return tuple(fixed)

@@ -1,0 +1,135 @@
+"""`train`: check everything, take the run directory, and hand over to the `loop`."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy.typing as npt
+
+from streamkern.basics.stop import StopRequest, resumable
+from streamkern.centers.random_rows import as_centers, check_features
+from streamkern.config.run_config import RunConfig
+from streamkern.kernels.builtin import Kernel
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.stream.cluster import check_cluster, connect
+from streamkern.stream.sources.base import Source
+from streamkern.train.loop import Result, Trainer
+from streamkern.train.opened import open_run
+from streamkern.train.same_run import (
+    as_recorded,
+    check_same_run,
+    recorded_run,
+    recorded_sizes,
+    run_record,
+)
+from streamkern.train.training_data import checked_classes, open_test
+from streamkern.train.warm_start import WarmStart
+
+__all__ = ["Result", "train"]
+
+
+def train(
+    config: RunConfig,
+    *,
+    source: Source | None = None,
+    test: Source | None = None,
+    kernel: Kernel | None = None,
+    centers: npt.ArrayLike | None = None,
+    client: Any = None,
+    progress: bool = False,
+    on_evaluation: Callable[[dict[str, Any]], None] | None = None,
+    stop: StopRequest | None = None,
+    warm: WarmStart | None = None,
+) -> Result:
+    """Train, or resume, the run that `config` describes.
+
+    Parameters
+    ----------
+    source, test : in place of data.train and data.test.
+    kernel : in place of model.kernel. centers : (p, d) or (p, *row_shape) rows in storage form, in
+        place of model.centers.
+    client : a `distributed.Client` to read on, in place of data.dask; it stays open.
+    progress : draw a line on the terminal.
+    on_evaluation : called with every evaluation record.
+    stop : the caller's own, for a run that is a part of something larger.
+    warm : weights to start from, in place of solver.warm_start.
+
+    Raises
+    ------
+    ConfigError, DataError
+        Before anything was written.
+    ResumeMismatchError
+        run.run_dir holds a run with other data or settings.
+    TrainingInterrupted
+        SIGTERM, SIGINT or SIGHUP, with run.run_dir: the same call goes on.
+    Stopped
+        The same, of `stop`, without run.run_dir; nothing was saved.
+    DivergenceError, CorruptChunkError, CheckpointError
+        The run failed; its last checkpoint is good.
+    """
+    directory = None
+    if config.run.run_dir is not None:
+        directory = RunDirectory(
+            config.run.run_dir,
+            keep=config.run.keep_checkpoints,
+            storage_options=config.data.storage_options,
+        )
+    kept = directory is not None
+    with resumable(stop, kept=kept, where=lambda: "before the next step") as request:
+        return _train(
+            config, directory, request, source=source, test=test, kernel=kernel, centers=centers,
+            client=client, progress=progress, on_evaluation=on_evaluation, warm=warm,
+        )  # fmt: skip
+
+
+def _train(
+    config: RunConfig,
+    directory: RunDirectory | None,
+    request: StopRequest,
+    *,
+    source: Source | None,
+    test: Source | None,
+    kernel: Kernel | None,
+    centers: npt.ArrayLike | None,
+    client: Any,
+    progress: bool,
+    on_evaluation: Callable[[dict[str, Any]], None] | None,
+    warm: WarmStart | None,
+) -> Result:
+    given = None if centers is None else as_centers(centers)
+    config = as_recorded(config, directory)
+    run = open_run(
+        config, source=source, n_centers=None if given is None else len(given),
+        fixed_sizes=recorded_sizes(directory), on_cluster=client is not None, kernel=kernel,
+    )  # fmt: skip
+    try:
+        if given is not None:
+            check_features(given, run.data.source.row_shape)
+        for note in checked_classes(run.data):
+            warnings.warn(note, stacklevel=3)
+        held_out = open_test(config, run.data, test)
+        record = run_record(run, kernel, given)
+        check_same_run(directory, record)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(run.backend.active())
+            if client is None and config.data.dask is not None:
+                client = stack.enter_context(connect(config.data.dask))
+            if client is not None:
+                check_cluster(client, run.data.source)
+            if directory is not None:
+                stack.enter_context(request.later())  # until the directory is let go
+                with request.at_once():  # a lease of another may have to end first
+                    stack.enter_context(directory)
+                check_same_run(directory, record)  # nobody else wrote in between
+                if recorded_run(directory) is None:
+                    directory.write_config(record)
+            trainer = Trainer(run, directory, held_out, stack, progress, on_evaluation, request)
+            with request.at_once():
+                trainer.begin(kernel, given, client, record, warm)
+            return trainer.run_to_end()
+    except BaseException:
+        run.backend.close()
+        raise

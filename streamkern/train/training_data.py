@@ -1,0 +1,315 @@
+"""What a run learns from: its data, opened and checked, and the centers, counted.
+
+Only metadata is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+
+from streamkern.basics.errors import ConfigError, DataError, StoreNotFoundError, StreamkernError
+from streamkern.basics.text import redact, some
+from streamkern.config.run_config import RunConfig
+from streamkern.filesystem.cache import Cache
+from streamkern.filesystem.remote_file import open_object
+from streamkern.filesystem.urls import local_path, zarr_store
+from streamkern.ingest.columns import in_order
+from streamkern.planning.center_costs import METHODS
+from streamkern.planning.sizes import IN_PLACE
+from streamkern.store.sample_weights import class_notes, weight_factors
+from streamkern.store.store import Store, open_store
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.base import Source
+from streamkern.stream.sources.column_order import in_columns
+from streamkern.stream.sources.mixture import open_stores, stored_rows
+from streamkern.stream.sources.stores import ZarrSource
+from streamkern.stream.sources.transforms import (
+    Transform,
+    from_config,
+    is_deterministic,
+    transform_name,
+)
+from streamkern.train.scaling import find_scale
+
+DEFAULT_CENTERS = 10_000
+# "auto" epochs: passes over small data until about this many rows were seen. On digits, diabetes
+# and Friedman's function the test score is then that of exact least squares to 0.001, or better.
+AUTO_SAMPLES, MAX_AUTO_EPOCHS = 100_000, 20
+
+
+@dataclass(frozen=True)
+class Data:
+    """The stream, and the rows it is made from.
+
+    source : what is trained on. base : the same rows before any augmentation, each once.
+    fixed : the transforms that are no augmentation (scaling), in order, bound to their numbers;
+    centers and evaluated rows go through these alone. scale : what is done about the scale of the
+    features, in words. cache : for chunks of remote stores.
+    weight_factors : see `sample_weights.weight_factors`; None where rows have no sample weights.
+    """
+
+    source: Source
+    base: Source
+    fixed: tuple[Transform, ...]
+    scale: str
+    cache: Cache | None = None
+    weight_factors: npt.NDArray[np.float64] | None = None
+
+    @property
+    def d(self) -> int:
+        """Features of a row."""
+        return int(np.prod(self.source.row_shape))
+
+    @property
+    def augmented(self) -> bool:
+        """Whether a stored row comes out in more than one form, or more often than another."""
+        plain = self.source
+        while isinstance(plain, AugmentedSource):
+            plain = plain.base
+        again = self.source.n_rows != self.base.n_rows or plain is not self.base
+        random = len(self.fixed) < len(self.source.feed_transforms)
+        return again or random or bool(host_transforms(self.source))
+
+    @property
+    def repeats(self) -> bool:
+        """Whether every epoch is known to bring the same rows, in the same form."""
+        return not self.augmented and _repeats(self.source)
+
+
+def _repeats(source: Source) -> bool:
+    parts = getattr(source, "parts", ())
+    return getattr(source, "repeats", False) and all(map(_repeats, parts))
+
+
+def host_transforms(source: Source) -> list[Transform]:
+    """Transforms that run with the read, of a source and of those below it."""
+    below = [t for part in getattr(source, "parts", ()) for t in host_transforms(part)]
+    return [*below, *getattr(source, "_host", ())]
+
+
+def open_data(config: RunConfig, source: Source | None = None) -> Data:
+    """Open the training data, and put its scaling on it.
+
+    `source` overrides data.train and data.transforms. Metadata only is read, and a sample of the
+    rows where the scaling needs statistics that nobody has.
+    """
+    settings, cache = config.data, None
+    if settings.cache is not None:
+        cache = Cache(settings.cache, settings.cache_size)
+    if source is None:
+        source = open_stores(
+            settings.train_urls,
+            settings.weights,
+            x=settings.x,
+            y=settings.y,
+            w=settings.sample_weight,
+            foreign=settings.foreign,
+            storage_options=options_for(config, *settings.train_urls),
+            cache=cache,
+        )
+        if settings.copies > 1 or settings.transforms:
+            transforms = from_config(settings.transform_tables)
+            source = AugmentedSource(source, settings.copies, transforms)
+    if source.n_outputs < 1:
+        raise ConfigError("the training data has no targets y; training needs them")
+    for transform in host_transforms(source):
+        if is_deterministic(transform):
+            raise ConfigError(
+                f"transform {transform_name(transform)!r} is marked both host_transform and "
+                "deterministic; as a part of the model it has to run at the feed: leave "
+                "host_transform out"
+            )
+    scale, words = find_scale(source, settings.scale, config.run.random_state)
+    if scale is not None:
+        source = AugmentedSource(source, 1, [scale])
+    fixed = tuple(t for t in source.feed_transforms if is_deterministic(t))
+    factors = weight_factors(source, settings.class_weight)
+    return Data(source, stored_rows(source), fixed, words, cache, factors)
+
+
+def with_epochs(config: RunConfig, n_rows: int) -> RunConfig:
+    """The settings with data.epochs as a number. n_rows : of an epoch, copies included."""
+    if config.data.epochs != "auto":
+        return config
+    return config.with_overrides({"data.epochs": auto_epochs(config.solver.name, n_rows)})
+
+
+def auto_epochs(solver: str, n_rows: int) -> int:
+    """What "auto" epochs are. FALKON needs its passes on any data, and stops by itself."""
+    if solver == "falkon":
+        return MAX_AUTO_EPOCHS
+    return max(1, min(MAX_AUTO_EPOCHS, math.ceil(AUTO_SAMPLES / n_rows)))
+
+
+def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Source | None:
+    """The held-out rows, checked against the training rows."""
+    settings = config.data
+    if test is None and settings.test is not None:
+        test = ZarrSource(
+            settings.test,
+            x=settings.x,
+            y=settings.y,
+            foreign=settings.foreign,
+            storage_options=options_for(config, settings.test),
+            cache=data.cache,
+        )
+    if test is None:
+        return None
+    columns, target_columns = (
+        getattr(data.source, name, None) for name in ("columns", "target_columns")
+    )
+    test = in_columns(test, columns, "data.test", target_columns)
+    check_evaluable(test, data.source.row_shape, "data.test")
+    if test.n_outputs != data.source.n_outputs or test.classes != data.source.classes:
+        raise ConfigError(
+            f"data.test has {targets(test.classes, test.n_outputs)} and data.train "
+            f"{targets(data.source.classes, data.source.n_outputs)}; use data with the same targets"
+        )
+    return test
+
+
+def options_for(config: RunConfig, *urls: str) -> dict[str, Any]:
+    """The storage options, for `urls` that are remote, or if no place of the run is."""
+    places = (
+        *config.data.train_urls, config.data.test, config.run.run_dir, config.model.centers,
+        config.solver.warm_start,
+    )  # fmt: skip
+    remote = any(place is not None and local_path(place) is None for place in places)
+    wanted = not remote or any(local_path(url) is None for url in urls)
+    return config.data.storage_options if wanted else {}
+
+
+def check_same_rows(source: Source, row_shape: tuple[int, ...], name: str) -> None:
+    """Raise unless the rows of `source` have the shape the model was trained on."""
+    if np.prod(source.row_shape) != np.prod(row_shape):
+        raise ConfigError(
+            f"{name} has rows of shape {source.row_shape}, the model was trained on "
+            f"{tuple(row_shape)}; use data with the same features"
+        )
+
+
+def check_evaluable(source: Source, row_shape: tuple[int, ...], name: str) -> None:
+    """Raise unless `source` can be evaluated: rows of that shape, and no augmentation of its own.
+
+    Evaluated rows go through the model's own fixed transforms and no others.
+    """
+    check_same_rows(source, row_shape, name)
+    random = [t for t in source.feed_transforms if not is_deterministic(t)]
+    if random:
+        raise ConfigError(
+            f"{name} is augmented by {transform_name(random[0])!r}, which is not applied to "
+            "evaluated rows; write the augmented rows to a store and evaluate that"
+        )
+
+
+def checked_classes(data: Data) -> list[str]:
+    """What is unusual about the classes that are trained on, in sentences.
+
+    Raises DataError where all rows that have a weight are of one class. Who gives weights has made
+    up their mind about the rest.
+    """
+    source, factors = data.source, data.weight_factors
+    totals = getattr(source, "totals", None)
+    if source.classes is None or totals is None:
+        return []
+    weighed = totals if factors is None else totals * factors
+    notes = class_notes(source.classes, weighed, "rows" if factors is None else "weight")
+    if np.count_nonzero(weighed) < 2:
+        raise DataError(notes[0])
+    return notes if factors is None else []
+
+
+def targets(classes: Sequence[str] | None, n_outputs: int) -> str:
+    """What there is to predict, in words."""
+    if classes is None:
+        return f"{n_outputs} values"
+    return f"{n_outputs} classes ({some(classes)})"
+
+
+def count_centers(config: RunConfig, data: Data) -> int:
+    """p, from the settings and metadata."""
+    model, n = config.model, data.base.n_rows
+    if model.features == "fourier":
+        return DEFAULT_CENTERS if model.n_features == "auto" else model.n_features
+    in_place = config.solver.name in IN_PLACE and model.features == "kernel"
+    if model.centers == "all" or in_place:
+        return n
+    if model.centers == "balanced" and data.base.classes is None:
+        raise ConfigError(
+            "model.centers='balanced' needs classes and the targets are values; set "
+            "centers = 'random', or another way to choose"
+        )
+    if model.centers not in METHODS:
+        array = open_centers(config, getattr(data.source, "columns", None))
+        if int(np.prod(array.shape[1:])) != data.d:
+            raise ConfigError(
+                f"model.centers has rows of shape {array.shape[1:]}, the data has "
+                f"{data.d} features; use centers with the same features"
+            )
+        if model.n_centers not in ("auto", array.shape[0]):
+            raise ConfigError(
+                f"model.n_centers={model.n_centers} but model.centers holds {array.shape[0]} rows; "
+                "leave n_centers out"
+            )
+        return int(array.shape[0])
+    if model.n_centers == "auto":
+        return min(n, DEFAULT_CENTERS)
+    if model.n_centers > n:
+        raise ConfigError(
+            f"model.n_centers={model.n_centers} must lie between 1 and {n}: no more "
+            f"{model.centers} centers can be drawn from {n} rows; lower n_centers or give centers"
+        )
+    return model.n_centers
+
+
+def open_centers(config: RunConfig, columns: Sequence[str] | None) -> Any:
+    """An array of centers: a .npy file, read whole where it is remote, a zarr array, or X of a
+    store, whose columns are put in the order of `columns`, the names of the training data.
+
+    Raises StoreNotFoundError, ConfigError, StorageError and MissingDependencyError.
+    """
+    url = config.model.centers
+    remote = local_path(url) is None
+    options = options_for(config, url) if remote else {}
+    try:
+        if url.endswith(".npy"):
+            return _open_npy(url, options)
+        place = zarr_store(url, storage_options=options) if remote else url
+        found = zarr.open(place, mode="r")
+        if isinstance(found, zarr.Group):
+            # Checked as a store: finished, and X of rows.
+            held = open_store(url, x=config.data.x, y=None, storage_options=options or None)
+            return _features(held, columns)
+        return found
+    except StreamkernError:
+        raise
+    except FileNotFoundError as error:
+        raise StoreNotFoundError(f"there is no array of centers at {redact(url)}") from error
+    except Exception as error:  # zarr raises many types for what is not an array
+        raise ConfigError(
+            f"model.centers={redact(url)!r} is no .npy file, zarr array or store: "
+            f"{redact(str(error))}"
+        ) from error
+
+
+def _features(store: Store, columns: Sequence[str] | None) -> Any:
+    """X of a store; read, where its columns are in another order than `columns`."""
+    found = store.spec.columns
+    if found is None or columns is None or found == tuple(columns):
+        return store.rows["X"]
+    places = [found.index(name) for name in in_order(found, columns, "model.centers")]
+    return np.asarray(store.rows["X"])[:, places]
+
+
+def _open_npy(url: str, options: dict[str, Any]) -> Any:
+    if local_path(url) is not None:
+        return np.load(url, mmap_mode="r", allow_pickle=False)
+    with open_object(url, options) as file:
+        return np.load(file, allow_pickle=False)

@@ -1,0 +1,120 @@
+"""Weights of an earlier run to start another one from."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.text import redact, some
+from streamkern.config.run_config import RunConfig
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.stream.sources.base import Source
+from streamkern.stream.target_scale import TargetScale
+from streamkern.train.setup import load_trained
+from streamkern.train.training_data import options_for
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """place : of the run. Z : (p, d) its centers, as chosen. alpha : (p, c) their weights.
+
+    targets : mean and scale that belong to alpha. They become those of the run that goes on, so
+    that it starts from the same function, whatever the mean of its own targets.
+    skipped : as of `KernelModel`.
+    """
+
+    place: str
+    Z: npt.NDArray[Any]
+    alpha: npt.NDArray[Any]
+    classes: list[str] | None
+    targets: TargetScale
+    fit_intercept: bool
+    target_columns: list[str] | None = None
+    skipped: tuple[str, ...] = ()
+
+    def check(self, config: RunConfig, source: Source) -> None:
+        """Raise ConfigError unless both runs have the same outputs in the same order, and an
+        intercept or none.
+        """
+        classes = None if source.classes is None else list(source.classes)
+        if self.alpha.shape[1] != source.n_outputs or self.classes != classes:
+            raise ConfigError(
+                f"solver.warm_start={self.place} was trained on other targets than this run; use "
+                "data with the same targets, or leave warm_start out"
+            )
+        own, names = self.target_columns, getattr(source, "target_columns", None)
+        if own is not None and names is not None and len(own) > 1 and own != list(names):
+            raise ConfigError(
+                f"solver.warm_start={self.place} was trained on the targets {some(own)} and this "
+                f"run has {some(names)}; use data with the same targets in the same order, or "
+                "leave warm_start out"
+            )
+        if self.fit_intercept != config.model.fit_intercept:
+            raise ConfigError(
+                f"solver.warm_start={self.place} was trained with model.fit_intercept="
+                f"{str(self.fit_intercept).lower()}; give this run the same"
+            )
+
+    @property
+    def digest(self) -> str:
+        """Of the function: its weights, and the mean and scale they belong to."""
+        found = hashlib.sha256()
+        for part in (self.alpha, self.targets.mean, self.targets.scale):
+            found.update(np.ascontiguousarray(part).tobytes())
+        return found.hexdigest()
+
+    def weights(
+        self, arrays: Mapping[str, npt.NDArray[Any]], meta: Mapping[str, Any]
+    ) -> npt.NDArray[Any]:
+        """alpha in the order of the centers of another setup, whose random order may differ.
+
+        arrays, meta : of its `Assembled`. Raises ConfigError unless centers and `digest` are the
+        same.
+        """
+        order, Z = np.asarray(arrays["order"]), np.asarray(arrays["Z"])
+        if self.Z.shape != Z.shape or not np.array_equal(self.Z[order], Z):
+            raise ConfigError(
+                f"solver.warm_start={self.place} has other centers than this run: they must be "
+                "the same after scaling; give both runs the same centers, transforms and scale, "
+                "or leave warm_start out"
+            )
+        if self.digest != meta["warm_start"]:
+            raise ConfigError(
+                f"solver.warm_start={self.place} has been replaced, or trained on, since the setup "
+                "of this run; begin it in another run_dir"
+            )
+        return np.asarray(self.alpha[order])
+
+
+def load_warm_start(config: RunConfig) -> WarmStart | None:
+    """What solver.warm_start names: the weights that its newest good checkpoint evaluates.
+
+    Warns where a newer checkpoint is damaged.
+    """
+    place = config.solver.warm_start
+    if place is None:
+        return None
+    run = RunDirectory(place, writable=False, storage_options=options_for(config, place))
+    with run:
+        setup, saved = load_trained(run)
+    if setup is None or saved is None:
+        raise ConfigError(
+            f"solver.warm_start={redact(run.place)} has no checkpoint yet; train it first, or "
+            "leave warm_start out"
+        )
+    for text in saved.skipped:
+        warnings.warn(text, stacklevel=5)  # the caller of `train`
+    chosen = np.argsort(setup.arrays["order"])
+    return WarmStart(
+        redact(run.place), setup.arrays["Z"][chosen],
+        saved.arrays[saved.meta["evaluated"]][chosen], setup.meta["classes"],
+        TargetScale.from_arrays(setup.arrays), setup.meta["fit_intercept"],
+        setup.meta["target_columns"], saved.skipped,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""The search for kernel, bandwidth and ridge by trainings on a sample."""

@@ -1,0 +1,221 @@
+"""What is trained to try settings out: a small copy of a run, on the rows of one split.
+
+Its sizes (rows, centers, passes, batch and blocks) are those of a small problem; all else is as
+the run has it, so that what is measured is what the run would do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.machine import available_memory
+from streamkern.basics.text import size_text
+from streamkern.config.run_config import RunConfig
+from streamkern.kernels.notation import in_settings
+from streamkern.planning.budget import default_budget
+from streamkern.planning.center_costs import METHODS
+from streamkern.planning.sizes import IN_PLACE
+from streamkern.stream.sources.base import Source
+from streamkern.train.opened import open_run
+from streamkern.train.training_data import Data, auto_epochs, with_epochs
+from streamkern.tuning.holdout import HELD_OUT, MIN_ROWS, Sample, draw, row_bytes
+
+ROWS, SAMPLE_BYTES = 20_000, 512 << 20
+CENTERS, MIN_CENTERS = 2000, 50
+RIDGES = (0.0, 1e-6, 1e-4)
+# Sizes that a run file fixes for the whole run mean nothing for a small one.
+_OF_THE_WHOLE = (
+    "data.batch_size", "solver.block_size", "solver.n_nystrom", "solver.level",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """Sizes that the user fixed; None is chosen."""
+
+    rows: int | None = None
+    centers: int | None = None
+    epochs: int | None = None
+
+
+class Candidates:
+    """Makes the settings of a candidate, and the rows it is trained and evaluated on.
+
+    trial : settings of every candidate but for kernel, bandwidth and ridge. copies : replicas of
+    the rows to fit in an epoch. Raises ConfigError and DataError.
+    """
+
+    def __init__(self, config: RunConfig, data: Data, wishes: Wishes, folds: int) -> None:
+        self.folds, self.n_parts = folds, max(HELD_OUT, folds)
+        self.seed = config.run.random_state
+        self.sample = _sampled(config, data, wishes.rows)
+        n = len(self.sample.X)
+        n_fit = n - -(-n // self.n_parts)  # at least, in any split
+        passes = wishes.epochs or auto_epochs(config.solver.name, n_fit)
+        replicas = max(1, data.source.n_rows // data.base.n_rows)
+        asked = with_epochs(config, data.source.n_rows).data.passes
+        self.copies, epochs = copies_and_epochs(passes, replicas, asked)
+        self._split: tuple[int, tuple[Source, Source]] | None = None
+        for fold in reversed(range(folds)):  # all of them can be made
+            self.split(fold)
+        self.trial = config.with_overrides(
+            {
+                **dict.fromkeys(_OF_THE_WHOLE, "auto"),
+                **_centers(config, n, n_fit, wishes.centers),
+                **_memory(config, self.sample),
+                "data.epochs": epochs,
+                "data.test": None,
+                "data.dask": None,
+                "data.cache": None,
+                "solver.warm_start": None,
+                "run.run_dir": None,
+                "run.evaluate_every": 0,
+                "run.evaluate_at": (),
+            }
+        )
+
+    def split(self, fold: int) -> tuple[Source, Source]:
+        """(rows to fit, rows held out); the last one asked for is kept."""
+        if self._split is None or self._split[0] != fold:
+            self._split = None  # not two at a time
+            self._split = fold, self.sample.split(fold, self.n_parts, self.seed, self.copies)
+        return self._split[1]
+
+    def config(self, kernel: Any, bandwidth: float | None, ridge: float) -> RunConfig:
+        """The settings of one; bandwidth None is "auto"."""
+        model = in_settings(kernel, bandwidth)
+        return self.trial.with_overrides(
+            {**{f"model.{key}": v for key, v in model.items()}, "solver.ridge": ridge}
+        )
+
+    def sizes(self) -> dict[str, Any]:
+        """With what every candidate is trained and tried."""
+        (fit, held_out), model = self.split(0), self.trial.model
+        return {
+            "rows": len(self.sample.X),
+            "fit": fit.n_rows // self.copies,
+            "held_out": held_out.n_rows,
+            "centers": model.n_features if model.features == "fourier" else model.n_centers,
+            "epochs": self.trial.data.epochs,
+            "copies": self.copies,
+            "folds": self.folds,
+        }
+
+    def ridges(
+        self, asked: list[float] | None, kernels: list[Any], bandwidth: float | None
+    ) -> list[float]:
+        """The ridges to try; ConfigError for one, or a kernel, that no training would accept."""
+
+        def check(kernel: Any, ridge: float) -> None:
+            open_run(self.config(kernel, bandwidth, ridge), source=self.split(0)[0]).backend.close()
+
+        own = self.trial.solver.ridge
+        for kernel in kernels:
+            for ridge in [own] if asked is None else asked:
+                check(kernel, ridge)
+        if asked is not None:
+            return asked
+        try:
+            check(kernels[0], max(RIDGES))
+        except ConfigError:  # the solver knows no ridge
+            return [0.0]
+        return sorted({*RIDGES, own})
+
+
+def copies_and_epochs(passes: int, copies: int, epochs: int) -> tuple[int, int]:
+    """`passes` or a little more, as (copies, epochs) in the manner of a run that has these."""
+    copies = min(copies, math.ceil(passes / min(epochs, passes)))
+    return copies, math.ceil(passes / copies)
+
+
+def _sampled(config: RunConfig, data: Data, rows: int | None) -> Sample:
+    """The sample, small enough for the memory."""
+    if rows is not None and rows < MIN_ROWS:
+        raise ConfigError(f"rows={rows} can not be split; take {MIN_ROWS} at least")
+    memory, size = config.run.memory, row_bytes(data.source)
+    # The sample, and once more as rows to fit and rows held out: a quarter each at most.
+    limit = (default_budget(available_memory()) if memory == "auto" else memory) // 4
+    if rows is None:
+        rows = max(MIN_ROWS, min(ROWS, SAMPLE_BYTES // size, limit // size))
+    elif min(rows, data.base.n_rows) * size > limit:
+        raise ConfigError(
+            f"rows={rows} of {size_text(size)} need {size_text(2 * rows * size)}, which is more "
+            f"than half of the memory; take at most {limit // size} or raise run.memory"
+        )
+    return draw(data, rows, config.run.random_state)
+
+
+def _centers(config: RunConfig, n: int, n_fit: int, wished: int | None) -> dict[str, Any]:
+    """As many as the rows can carry, chosen as the run does where that is not all of them."""
+    model, name = config.model, config.solver.name
+    if model.features == "fourier":
+        most = min(CENTERS, n_fit, CENTERS if model.n_features == "auto" else model.n_features)
+        few = min(most, max(n // 5, MIN_CENTERS))
+        return {"model.n_features": wished or max(2, few - few % 2)}
+    if name in IN_PLACE and model.features == "kernel":
+        if wished is not None:
+            raise ConfigError(
+                f"centers={wished} but solver {name!r} takes all rows it is trained on; leave "
+                "centers out, and lower rows to make it faster"
+            )
+        return {"model.centers": "random", "model.n_centers": "auto"}
+    if wished is not None and wished > n_fit:
+        raise ConfigError(
+            f"centers={wished} can not be drawn from the {n_fit} rows to fit; take fewer, or more "
+            "rows"
+        )
+    most = min(n_fit, CENTERS, CENTERS if model.n_centers == "auto" else model.n_centers)
+    return {
+        "model.centers": model.centers if model.centers in METHODS else "random",
+        "model.n_centers": wished or min(most, max(n // 5, MIN_CENTERS)),
+    }
+
+
+def _memory(config: RunConfig, sample: Sample) -> dict[str, Any]:
+    """What the sample leaves; "auto" is measured beside it."""
+    memory = config.run.memory
+    return {} if memory == "auto" else {"run.memory": max(1, memory - 2 * sample.X.nbytes)}
+
+
+# -- the arguments of a search ------------------------------------------------------------------
+
+
+def plain_kernels(config: RunConfig, kernels: Sequence[Any] | None) -> list[Any]:
+    """The kernels as JSON values, each once; ConfigError for one there is not."""
+    if kernels is not None and (isinstance(kernels, str | Mapping) or not len(kernels)):
+        raise ConfigError(f"kernels={kernels!r} must be a list of kernels, at least one")
+    wanted = [config.model.kernel] if kernels is None else kernels
+    made = [config.with_overrides({"model.kernel": k, "model.bandwidth": "auto"}) for k in wanted]
+    plain = [one.model_dump(mode="json")["model"]["kernel"] for one in made]
+    return [kernel for i, kernel in enumerate(plain) if kernel not in plain[:i]]
+
+
+def numbers_or_auto(name: str, values: Any, *, above: bool) -> list[float] | None:
+    """Ascending numbers, each once, or None for "auto"."""
+    if isinstance(values, str) and values == "auto":
+        return None
+    try:
+        numbers = sorted({float(value) for value in values})
+        good = bool(numbers) and all(map(math.isfinite, numbers))
+        good = good and (numbers[0] > 0 if above else numbers[0] >= 0)
+    except (TypeError, ValueError):
+        good = False
+    if not good:
+        rule = "above 0" if above else "0 or above"
+        raise ConfigError(f'{name}={values!r} must be "auto" or a list of numbers {rule}')
+    return numbers
+
+
+def check_whole(name: str, value: int | None, low: int, high: int | None) -> None:
+    if value is None:
+        return
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not whole or value < low or (high is not None and value > high):
+        upto = "" if high is None else f", at most {high}"
+        raise ConfigError(f"{name}={value!r} must be a whole number, at least {low}{upto}")

@@ -1,0 +1,154 @@
+"""A bounded sample of the training rows, split into rows to fit and rows held out.
+
+The sample is of stored rows, before any augmentation, and without repetition: what is held out
+shares no row with what is fitted, and is not augmented. It is read in units from all over the
+data; memory is that of the sample, and of one split, whatever the size of the data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.basics.errors import ConfigError, DataError
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.base import Source, joined, target_bytes
+from streamkern.stream.sources.mixture import MixtureSource, stored_rows
+from streamkern.stream.sources.sampling import sample_rows
+from streamkern.stream.sources.transforms import transform_name
+from streamkern.train.training_data import Data, host_transforms
+
+SAMPLE_STAGE, SPLIT_STAGE = 31, 32
+# A store sorted by label needs samples from all over it.
+MAX_UNITS = 256
+MIN_ROWS = 5
+HELD_OUT = 5  # one row in so many, or in as many as there are splits, if those are more
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Stored rows in random order, with what it takes to train on a part of them.
+
+    X : (n, *row_shape) as stored. y : (n,) class ids, or (n, c) values. stratum : (n,) int64, what
+    every split has in the same shares: store (of a weighted mixture) and class.
+    source : the stream they were drawn from, whose augmentation and scaling are put on them.
+    w : (n,) sample weights, or None; they count in training and in what is held out.
+    """
+
+    X: npt.NDArray[Any]
+    y: npt.NDArray[Any]
+    stratum: npt.NDArray[np.int64]
+    source: Source
+    w: npt.NDArray[Any] | None = None
+
+    def split(
+        self, fold: int, n_parts: int, seed: int, max_copies: int
+    ) -> tuple[Source, ArraySource]:
+        """(rows to train on, rows held out) of split `fold`; those of two splits are disjoint.
+
+        max_copies : at most so many replicas of an augmented source. Raises DataError where
+        nothing is left to hold out.
+        """
+        out = parts_of(self.stratum, n_parts, seed) == fold
+        if not out.any():
+            raise DataError(
+                f"split {fold + 1} has no rows to hold out: {len(self.X)} rows in "
+                f"{len(np.unique(self.stratum))} classes are too few for {n_parts} parts; take "
+                "more rows"
+            )
+        fit, held_out = (
+            ArraySource(
+                self.X[rows],
+                self.y[rows],
+                classes=self.source.classes,
+                sample_weight=None if self.w is None else self.w[rows],
+            )
+            for rows in (~out, out)
+        )
+        return _like(self.source, fit, max_copies), held_out
+
+
+def row_bytes(source: Source) -> int:
+    """Bytes of a row of X and y in storage, and of its sample weight."""
+    d = np.prod(source.row_shape, dtype=int)
+    return int(d * source.dtype.itemsize) + target_bytes(source)
+
+
+def draw(data: Data, n: int, seed: int) -> Sample:
+    """About n distinct stored rows, fewer where the data has fewer.
+
+    Stores of a weighted mixture are in it in their shares.
+    """
+    _check_plain(data)
+    parts, shares = _parts(data)
+    total = min(n, *(part.n_rows / share for part, share in zip(parts, shares, strict=True)))
+    blocks = [
+        sample_rows(
+            part, max(1, int(total * share)), seed, stage=SAMPLE_STAGE + k * 100,
+            max_units=max(1, MAX_UNITS // len(parts)),
+        )
+        for k, (part, share) in enumerate(zip(parts, shares, strict=True))
+    ]  # fmt: skip
+    X, y, _, w = blocks[0] if len(blocks) == 1 else joined(blocks)
+    stratum = np.repeat(np.arange(len(blocks)), [len(block.X) for block in blocks])
+    if data.source.classes is not None:
+        stratum = stratum * data.source.n_outputs + y
+    if len(X) < MIN_ROWS:
+        raise DataError(f"a sample of {len(X)} rows can not be split; it takes {MIN_ROWS} at least")
+    return Sample(X, y, stratum, data.source, w)
+
+
+def parts_of(stratum: npt.NDArray[np.int64], n_parts: int, seed: int) -> npt.NDArray[np.int64]:
+    """Part 0 … n_parts - 1 of every row, (n,), a pure function of its arguments.
+
+    The rows of a stratum are dealt out in random order, and dealing goes on with the next one, so
+    that parts differ by a row at most, in all and in every stratum. A row that is alone in its
+    stratum is in no part, -1: held out, it could not be learned.
+    """
+    rng = np.random.default_rng([seed, SPLIT_STAGE])
+    part, dealt = np.full(len(stratum), -1), 0
+    names, counts = np.unique(stratum, return_counts=True)
+    for name in names[counts > 1]:
+        rows = rng.permutation(np.flatnonzero(stratum == name))
+        part[rows] = (dealt + np.arange(len(rows))) % n_parts
+        dealt += len(rows)
+    return part
+
+
+def _parts(data: Data) -> tuple[list[Source], list[float]]:
+    """The stores that are drawn from, and the share of each."""
+    source = data.source
+    while isinstance(source, AugmentedSource):
+        source = source.base
+    if not isinstance(source, MixtureSource) or source.weights is None:
+        return [data.base], [1.0]
+    total = sum(source.weights)
+    return [stored_rows(part) for part in source.parts], [w / total for w in source.weights]
+
+
+def _like(source: Source, rows: ArraySource, max_copies: int) -> Source:
+    """`rows` with the augmentation and the scaling of `source`."""
+    if isinstance(source, AugmentedSource):
+        below = _like(source.base, rows, max_copies)
+        transforms = [*source._host, *source._own_feed()]
+        return AugmentedSource(below, min(source.copies, max_copies), transforms)
+    return AugmentedSource(rows, 1, source.feed_transforms) if source.feed_transforms else rows
+
+
+def _check_plain(data: Data) -> None:
+    """Raise unless the rows that are read are the stored ones."""
+    done = host_transforms(data.base)
+    source = data.source
+    while isinstance(source, AugmentedSource):
+        source = source.base
+    inner = [part for part in getattr(source, "parts", ()) if isinstance(part, AugmentedSource)]
+    if done or inner:
+        what = f"by {transform_name(done[0])!r}" if done else "in a part of the mixture"
+        raise ConfigError(
+            f"the source is augmented {what}, where rows held out would be as well; augment it as "
+            "a whole, by an AugmentedSource around it"
+        )

@@ -1,0 +1,362 @@
+"""The verbs of the backend against NumPy, in place, and the pool of threads."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import tracemalloc
+import types
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamkern.backend import devices as module
+from streamkern.backend.base import Backend, tiles
+from streamkern.backend.cupy_backend import gpu_problem
+from streamkern.backend.devices import get_backend
+from streamkern.basics.errors import BackendError, ConfigError
+from streamkern.basics.machine import available_cpus
+from tests.maths import Array, rows
+
+DTYPES = [np.float32, np.float64]
+
+
+def close_to(actual: Array, desired: Array, growth: float = 1.0) -> None:
+    """Check to 100 eps of the larger of the two, times what the problem's condition adds."""
+    eps = float(np.finfo(actual.dtype).eps)
+    scale = float(np.abs(desired).max())
+    np.testing.assert_allclose(actual, desired, rtol=0, atol=100 * eps * growth * scale)
+
+
+def positive(seed: int, b: int, dtype: npt.DTypeLike) -> Array:
+    """Return a well-conditioned positive definite matrix."""
+    R = rows(seed, b, 2 * b)
+    return np.ascontiguousarray((R @ R.T / b + np.eye(b)).astype(dtype))
+
+
+def peak_bytes(call: Callable[[], object]) -> int:
+    """Return the most that was allocated at one time during a call, after a first call."""
+    call()
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@given(st.integers(0, 100), st.integers(1, 30))
+def test_tiles_cover_the_range_in_order(n: int, size: int) -> None:
+    parts = tiles(n, size)
+    assert [i for part in parts for i in range(n)[part]] == list(range(n))
+    assert all(0 < part.stop - part.start <= size for part in parts)
+
+
+# --- dense algebra ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("b", [1, 2, 37, 150])
+def test_cholesky_leaves_the_lower_factor(b: int, dtype: npt.DTypeLike) -> None:
+    A = positive(b, b, dtype)
+    L = A.copy()
+    L[np.triu_indices(b, 1)] = np.nan  # only the lower part is read
+    assert Backend(1).cholesky(L)
+    close_to(L, np.linalg.cholesky(A.astype(np.float64)), b)
+    assert not L[np.triu_indices(b, 1)].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cholesky_of_a_part_of_an_array(dtype: npt.DTypeLike) -> None:
+    """Not C-contiguous: LAPACK gets a copy and the result has to find its way back."""
+    whole = np.zeros((40, 50), dtype)
+    A = positive(0, 30, dtype)
+    whole[:30, :30] = A
+    assert Backend(1).cholesky(whole[:30, :30])
+    close_to(whole[:30, :30], np.linalg.cholesky(A.astype(np.float64)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cholesky_fails_on_an_indefinite_or_non_finite_matrix(dtype: npt.DTypeLike) -> None:
+    A = positive(0, 30, dtype)
+    for i, j, value in ((20, 20, -1.0), (0, 0, np.nan), (29, 3, np.nan), (29, 29, np.inf)):
+        bad = A.copy()
+        bad[i, j] = value
+        assert not Backend(1).cholesky(bad)
+    assert not Backend(1).cholesky(np.zeros((3, 3), dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("b", "k"), [(1, 1), (5, 1), (60, 7), (7, 60)])
+def test_triangular_solves(b: int, k: int, dtype: npt.DTypeLike) -> None:
+    backend = Backend(1)
+    L = positive(b, b, dtype)
+    assert backend.cholesky(L)
+    B, W = rows(1, b, k).astype(dtype), rows(2, k, b).astype(dtype)
+    L64 = L.astype(np.float64)
+    for transposed, truth in (
+        (False, np.linalg.solve(L64, B)),
+        (True, np.linalg.solve(L64.T, B)),
+    ):
+        X = B.copy()
+        assert backend.solve_lower(L, X, transposed) is X
+        close_to(X, truth, b)
+    X = W.copy()
+    assert backend.solve_lower_right(L, X) is X
+    close_to(X, np.linalg.solve(L64, W.T).T, b)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("b", [1, 2, 16, 17, 150])
+def test_triangular_solve_of_a_triangle(b: int, threads: int, dtype: npt.DTypeLike) -> None:
+    L, B = positive(b, b, dtype), np.tril(rows(1, b, b)).astype(dtype)
+    with Backend(threads) as backend:
+        backend.chunk = 32
+        assert backend.cholesky(L)
+        X = B.copy()
+        assert backend.solve_lower_triangular(L, X) is X
+    close_to(X, np.linalg.solve(L.astype(np.float64), B), b)
+    assert not np.triu(X, 1).any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_add_gram_and_mirror(dtype: npt.DTypeLike) -> None:
+    C, parts = np.zeros((50, 50), dtype), [rows(i, 20 + i, 50).astype(dtype) for i in range(3)]
+    C[np.triu_indices(50, 1)] = 9.0  # the upper part does not matter
+    for W in parts:
+        Backend(1).add_gram(C, W, 0.25)
+    whole = np.concatenate(parts).astype(np.float64)
+    close_to(np.tril(C), np.tril(whole.T @ whole / 4))
+    Backend(1).mirror_lower(C)
+    np.testing.assert_array_equal(C, C.T)
+    close_to(C, whole.T @ whole / 4)
+
+
+def test_mirror_lower_over_several_blocks() -> None:
+    C = rows(0, 2100, 2100).astype(np.float32)
+    expected = np.tril(C) + np.tril(C, -1).T
+    Backend(1).mirror_lower(C)
+    np.testing.assert_array_equal(C, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("m", "k", "c"), [(1, 1, 1), (70, 33, 1), (33, 70, 5), (90, 90, 3)])
+def test_products(m: int, k: int, c: int, threads: int, dtype: npt.DTypeLike) -> None:
+    A, B, Bt = (rows(i, *shape).astype(dtype) for i, shape in enumerate([(m, k), (k, c), (m, c)]))
+    wide = np.zeros((m, k + 9), dtype)
+    wide[:, 4 : 4 + k] = A
+    with Backend(threads) as backend:
+        backend.chunk = 16
+        for left in (A, wide[:, 4 : 4 + k]):  # a block of columns of K(X, Z) is not contiguous
+            out, out_t = np.full((m, c), np.nan, dtype), np.full((k, c), np.nan, dtype)
+            assert backend.matmul(left, B, out) is out
+            assert backend.matmul_t(left, Bt, out_t) is out_t
+            close_to(out, A.astype(np.float64) @ B)
+            close_to(out_t, A.T.astype(np.float64) @ Bt)
+        if m == k:
+            L = np.tril(A)
+            close_to(backend.matmul(L, B, out, lower=True), L.astype(np.float64) @ B)
+            close_to(backend.matmul_t(L, B, out_t, lower=True), L.T.astype(np.float64) @ B)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dense_algebra_allocates_nothing_of_size(dtype: npt.DTypeLike) -> None:
+    """A tenth of the matrix is far below the copy that a wrong memory order would make."""
+    b, c = 400, 3
+    backend = Backend(1)
+    A, L = positive(0, b, dtype), positive(0, b, dtype)
+    assert backend.cholesky(L)
+    K, square = rows(1, b, b).astype(dtype), np.zeros((b, b), dtype)
+    thin, out = rows(2, b, c).astype(dtype), np.zeros((b, c), dtype)
+
+    def factor() -> None:
+        square[...] = A
+        backend.cholesky(square)
+
+    calls: list[Callable[[], object]] = [
+        factor,
+        lambda: backend.solve_lower(L, K),
+        lambda: backend.solve_lower(L, K, transposed=True),
+        lambda: backend.solve_lower_right(L, K),
+        lambda: backend.add_gram(square, K, 1e-3),
+        lambda: backend.matmul(A, thin, out),
+        lambda: backend.matmul_t(A, thin, out),
+        lambda: backend.matmul(L, thin, out, lower=True),
+        lambda: backend.matmul_t(L, thin, out, lower=True),
+    ]
+    for i, call in enumerate(calls):
+        assert peak_bytes(call) < A.nbytes / 10, f"call {i}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_top_eigenpairs_descend(dtype: npt.DTypeLike) -> None:
+    A = positive(3, 60, dtype)
+    lam, E = Backend(1).top_eigh(A, 7)
+    truth = np.linalg.eigvalsh(A.astype(np.float64))[::-1]
+    close_to(lam, truth[:7])
+    close_to(A @ E, E.astype(np.float64) * lam)
+    close_to((E.T @ E).astype(dtype), np.eye(7))
+
+
+# --- threads ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lower", [False, True])
+def test_products_have_the_same_bits_on_any_number_of_threads(lower: bool) -> None:
+    A, B = np.tril(rows(0, 200, 200)).astype(np.float32), rows(1, 200, 4).astype(np.float32)
+    results = []
+    for threads in (1, 2, 3):
+        with Backend(threads) as backend:
+            backend.chunk = 32
+            out, out_t = np.empty_like(B), np.empty_like(B)
+            backend.matmul(A, B, out, lower=lower)
+            backend.matmul_t(A, B, out_t, lower=lower)
+            results.append((out, out_t))
+    for out, out_t in results[1:]:
+        np.testing.assert_array_equal(out, results[0][0])
+        np.testing.assert_array_equal(out_t, results[0][1])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_run_calls_every_item_once(threads: int) -> None:
+    seen: list[int] = []
+    with Backend(threads) as backend:
+        backend.run(seen.append, range(100))
+        backend.run(seen.append, [])
+        backend.run(seen.append, (i for i in [100]))
+    assert sorted(seen) == list(range(101))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_run_raises_the_error_and_begins_nothing_more(threads: int) -> None:
+    seen: list[int] = []
+
+    def fail_at_5(i: int) -> None:
+        seen.append(i)
+        if i == 5:
+            raise ValueError("tile 5")
+
+    with Backend(threads) as backend:
+        with pytest.raises(ValueError, match="tile 5"):
+            backend.run(fail_at_5, range(10_000))
+        assert len(seen) < 10_000
+        n_seen = len(seen)
+        backend.run(seen.append, [0])  # and can be used again
+        assert len(seen) == n_seen + 1
+
+
+def test_run_raises_only_when_no_thread_is_at_work() -> None:
+    """The caller may free the output at once."""
+    begun, failing, finished = threading.Event(), threading.Event(), threading.Event()
+
+    def work(i: int) -> None:
+        if i == 0:
+            begun.wait()
+            failing.set()
+            raise ValueError("first")
+        begun.set()
+        failing.wait()
+        threading.Event().wait(0.05)  # still at work while the other has failed
+        finished.set()
+
+    with Backend(2) as backend:
+        with pytest.raises(ValueError, match="first"):
+            backend.run(work, [0, 1])
+        assert finished.is_set()
+
+
+def test_close_ends_the_threads_and_leaves_a_working_backend() -> None:
+    def ours() -> list[str]:
+        return [t.name for t in threading.enumerate() if t.name.startswith("streamkern-tile")]
+
+    backend = Backend(2)
+    backend.run(lambda i: None, range(10))
+    assert ours()
+    backend.close()
+    backend.close()
+    assert not ours()
+    seen: list[int] = []
+    backend.run(seen.append, range(3))
+    assert seen == [0, 1, 2]
+
+
+def test_workspace_is_reused_per_thread_name_and_dtype() -> None:
+    backend = Backend(1)
+    a = backend.workspace("a", (10, 20), np.float32)
+    assert a.shape == (10, 20)
+    assert a.dtype == np.float32
+    assert np.shares_memory(a, backend.workspace("a", (4, 5), np.float32))
+    assert not np.shares_memory(a, backend.workspace("b", (4, 5), np.float32))
+    assert not np.shares_memory(a, backend.workspace("a", (4, 5), np.float64))
+    assert backend.workspace("a", (100, 100), np.float32).shape == (100, 100)
+    others: list[Array] = []
+    thread = threading.Thread(
+        target=lambda: others.append(backend.workspace("a", (4, 5), np.float32))
+    )
+    thread.start()
+    thread.join()
+    assert not np.shares_memory(others[0], backend.workspace("a", (4, 5), np.float32))
+
+
+# --- names --------------------------------------------------------------------------------------
+
+
+def test_get_backend_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "gpu_problem", lambda index=0: f"none of {index}")
+    with pytest.warns(UserWarning, match="device='auto' is the CPU here: none of 0"):
+        auto = get_backend("auto", threads=2)
+    with get_backend("cpu", threads=1) as cpu, auto:
+        assert (cpu.name, cpu.threads) == ("cpu", 1)
+        assert (auto.name, auto.threads) == ("cpu", 2)
+    for name, index in (("gpu", 0), ("gpu:3", 3)):
+        with pytest.raises(
+            BackendError, match=rf"device='{name}' can not be used: none of {index}"
+        ):
+            get_backend(name)
+    for name in ("tpu", "gpu:x", "gpu0", ""):
+        with pytest.raises(ConfigError, match="is not known"):
+            get_backend(name)
+    with pytest.raises(ConfigError, match="threads=0"):
+        get_backend("cpu", threads=0)
+
+
+def test_gpu_problem_is_a_sentence_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert gpu_problem() == "CuPy is not installed (pip install 'streamkern[gpu-cuda12]')"
+
+    def no_driver(index: int) -> None:
+        raise OSError("driver too old")
+
+    fake = types.SimpleNamespace(cuda=types.SimpleNamespace(Device=no_driver))
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    monkeypatch.setitem(sys.modules, "cupyx", fake)
+    assert gpu_problem(2) == "no usable CUDA device 2 (OSError: driver too old)"
+
+
+def test_default_threads_and_memory_are_those_of_this_process() -> None:
+    with Backend() as backend:
+        assert backend.threads == available_cpus() >= 1
+        assert backend.memory_available() > 0
+
+
+def test_description_can_be_stored() -> None:
+    description = Backend(1).describe()
+    assert description["device"] == "cpu"
+    assert json.loads(json.dumps(description)) == description
+
+
+def test_uploads_are_views_on_the_cpu() -> None:
+    backend = Backend(1)
+    host = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    uploader = backend.uploader(2)
+    assert np.shares_memory(uploader.upload(host), host)
+    uploader.close()
+    assert np.shares_memory(backend.to_host(host), host)
+    assert backend.asarray(host.T).flags.c_contiguous

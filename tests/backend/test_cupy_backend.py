@@ -1,0 +1,469 @@
+"""The CuPy backend against the CPU: every verb, kernel, precision and solver.
+
+On a GPU where there is one, and everywhere on the `standin` for CuPy, which tries the glue alone.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import streamkern as sk
+from streamkern.backend.base import Backend
+from streamkern.backend.cupy_backend import CupyBackend, gpu_problem
+from streamkern.backend.devices import get_backend
+from streamkern.basics.errors import BackendError
+from streamkern.centers.rpcholesky import rpcholesky
+from streamkern.kernels.builtin import (
+    Dispersal,
+    Gaussian,
+    Kernel,
+    Laplace,
+    LaplaceL1,
+    Polynomial,
+    ReluNTK,
+    get_kernel,
+)
+from streamkern.kernels.products import KernelOperator
+from streamkern.rundir import sealed
+from streamkern.solver import build
+from streamkern.train.model import load_model
+from streamkern.train.same_run import changed_backend
+from tests import columnmajor, standin
+from tests.hostcuda import COMPILER
+from tests.maths import (
+    GRID,
+    RADIAL,
+    RIDGED,
+    SOLVERS,
+    Array,
+    Case,
+    both,
+    make_case,
+    operator,
+    rows,
+)
+from tests.runs import METHODS, array_source, arrays, finished, settings, stopped, stream
+
+TOLERANCE = {"float64": 1e-10, "exact": 2e-4, "high": 2e-4, "fast": 2e-4, "integer": 2e-5}
+
+
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("device", marks=pytest.mark.gpu),
+        pytest.param("stand-in", marks=needs_compiler),
+    ]
+)
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
+    if request.param == "stand-in":
+        for name, module in standin.modules().items():
+            monkeypatch.setitem(sys.modules, name, module)
+    with get_backend("gpu") as backend, backend.active():
+        yield backend
+
+
+def close(actual: Array, desired: Array, relative: float) -> None:
+    np.testing.assert_allclose(actual, desired, rtol=0, atol=relative * np.abs(desired).max())
+
+
+class OwnKernel(Kernel):
+    """Without a CUDA expression: the same lines run on CuPy."""
+
+    def profile(self, sq: Array, xp: Any) -> Array:
+        return 1 / (1 + sq * sq)  # type: ignore[no-any-return, unused-ignore]
+
+
+def test_pivots_agree(gpu: Backend) -> None:
+    """In float64, where no draw is near enough to an edge for rounding to decide it."""
+    X, results = rows(0, 130, 9), []
+    for backend in (Backend(1), gpu):
+        op = KernelOperator(get_kernel("laplace", 4.0), backend, "float64")
+        results.append(rpcholesky(op, backend.asarray(X, op.dtype), 40, 0, block=16))
+    np.testing.assert_array_equal(results[0].rows, results[1].rows)
+    assert results[0].residual == pytest.approx(results[1].residual, rel=1e-9)
+
+
+@pytest.mark.parametrize("precision", sorted(TOLERANCE))
+@pytest.mark.parametrize("name", [*RADIAL, "own"])
+def test_kernel_products_agree(name: str, precision: str, gpu: Backend) -> None:
+    kernel: Kernel = OwnKernel(2.0) if name == "own" else get_kernel(name, 2.0)
+    A, B, W = rows(0, 130, 9), rows(1, 90, 9), rows(2, 90, 3)
+    if precision == "integer":
+        A, B = (GRID.offset + GRID.step * np.rint(40 * X) for X in (A, B))
+    same = (np.array([0, 5, 129]), np.array([7, 7, 89]))
+    results = []
+    for backend in (Backend(1), gpu):
+        backend.tile_rows, backend.tile_cols = 64, 32
+        grid = GRID if precision == "integer" else None
+        op = KernelOperator(kernel, backend, precision, rows(3, 9), grid)
+        keep = backend.xp.empty((130, 90), op.dtype)
+        out = op.product(
+            both(op, A), both(op, B), backend.asarray(W, op.dtype), keep=keep, same=same
+        )
+        gram = op.gram(both(op, A))
+        results.append([backend.to_host(a) for a in (out, keep, gram)])
+    for cpu, device in zip(*results, strict=True):
+        close(device, cpu, TOLERANCE[precision])
+    np.testing.assert_array_equal(results[1][2].diagonal(), 1.0)
+    np.testing.assert_array_equal(results[1][1][same], 1.0)
+
+
+@pytest.mark.parametrize("precision", ["exact", "float64"])
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        LaplaceL1(3.0),
+        Polynomial(3, 0.2),
+        ReluNTK(2),
+        0.5 * Laplace(3.0) + Gaussian(2.0) * Polynomial(2, 0.2),
+        OwnKernel(2.0) * ReluNTK(),
+        Dispersal(2.0, 1.3, metric=rows(5, 9, 4)),
+    ],
+    ids=repr,
+)
+def test_other_kernels_agree(kernel: Kernel, precision: str, gpu: Backend) -> None:
+    """Also where what has no CUDA text is walked by parts of a tile."""
+    A, B, W = rows(0, 130, 9), rows(1, 90, 9), rows(2, 90, 3)
+    results = []
+    for backend in (Backend(1), gpu):
+        backend.tile_rows, backend.tile_cols, backend.l1_entries = 64, 32, 500
+        op = KernelOperator(kernel, backend, precision, rows(3, 9))
+        x, z = both(op, A), both(op, B)
+        out, gram = op.product(x, z, backend.asarray(W, op.dtype)), op.gram(x)
+        results.append([backend.to_host(a) for a in (out, gram)])
+    for cpu, device in zip(*results, strict=True):
+        close(device, cpu, TOLERANCE[precision])
+
+
+@pytest.mark.parametrize("name", RADIAL)
+def test_nan_is_not_taken_for_a_distance_of_zero(name: str, gpu: Backend) -> None:
+    op = KernelOperator(get_kernel(name, 2.0), gpu, "exact")
+    A = rows(0, 5, 3)
+    A[2, 1] = np.nan
+    K = gpu.to_host(op.matrix(both(op, A), both(op, rows(1, 4, 3))))
+    assert np.isnan(K[2]).all()
+    assert np.isfinite(np.delete(K, 2, axis=0)).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_dense_algebra_agrees(dtype: Any, gpu: Backend) -> None:
+    R, B = rows(0, 60, 120), rows(1, 60, 4).astype(dtype)
+    A = (R @ R.T / 60 + np.eye(60)).astype(dtype)
+    results = []
+    for backend in (Backend(1), gpu):
+        L = backend.asarray(A.copy())
+        assert backend.cholesky(L)
+        C = backend.xp.zeros((60, 60), dtype)
+        backend.add_gram(C, backend.asarray(A), 0.5)
+        backend.mirror_lower(C)
+        b, out, out_t = backend.asarray(B), backend.asarray(B.copy()), backend.asarray(B.copy())
+        lam, E = backend.top_eigh(backend.asarray(A), 5)
+        results.append(
+            [
+                backend.to_host(a)
+                for a in (
+                    L,
+                    C,
+                    backend.solve_lower(L, backend.asarray(B.copy())),
+                    backend.solve_lower(L, backend.asarray(B.copy()), transposed=True),
+                    backend.solve_lower_right(L, backend.asarray(B.T.copy())),
+                    backend.matmul(L, b, out, lower=True),
+                    backend.matmul_t(L, b, out_t, lower=True),
+                    lam,
+                    (E * lam) @ E.T,
+                )
+            ]
+        )
+    for cpu, device in zip(*results, strict=True):
+        close(device, cpu, 1e-4 if dtype == np.float32 else 1e-11)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_factor_is_taken_in_blocks(
+    dtype: Any, gpu: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks that do not divide the size, and a matrix whose upper part is rubbish."""
+    monkeypatch.setattr("streamkern.backend.cupy_backend.CHOLESKY_BLOCK", 16)
+    R = rows(0, 60, 120)
+    A = (R @ R.T / 60 + np.eye(60)).astype(dtype)
+    given = gpu.asarray(np.tril(A) + np.triu(np.full_like(A, 7), 1))
+    assert gpu.cholesky(given)
+    L = np.linalg.cholesky(A.astype(np.float64))
+    tolerance = 1e-4 if dtype == np.float32 else 1e-11
+    close(gpu.to_host(given), L, tolerance)
+    np.testing.assert_array_equal(np.triu(gpu.to_host(given), 1), 0.0)
+    inverse = gpu.xp.eye(60, dtype=dtype)
+    gpu.solve_lower_triangular(given, inverse)
+    close(gpu.to_host(inverse), np.linalg.inv(L), tolerance)
+    indefinite = gpu.asarray(np.diag(np.r_[np.ones(40), -1, np.ones(19)]).astype(dtype))
+    assert not gpu.cholesky(indefinite)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("c", [1, 10, 16, 17])
+def test_the_half_fused_product_agrees(c: int, keep: bool, gpu: Backend) -> None:
+    """Up to 16 outputs, with rows and columns that fill no warp and no split."""
+    A, B, W = rows(0, 13, 9), rows(1, 5000, 9), rows(2, 5000, c).astype(np.float32)
+    results = []
+    for use_fused in (True, False):
+        with CupyBackend(use_fused=use_fused) as backend, backend.active():
+            op = KernelOperator(get_kernel("laplace", 2.0), backend, "high")
+            K = backend.xp.empty((13, 5000), op.dtype) if keep else None
+            out = op.product(both(op, A), both(op, B), backend.asarray(W), keep=K)
+            again = op.product(both(op, A), both(op, B), backend.asarray(W), keep=K)
+            np.testing.assert_array_equal(backend.to_host(out), backend.to_host(again))
+            kept = None if K is None else backend.to_host(K)
+            results.append((backend.to_host(out), kept))
+            if use_fused:  # and not turned down by its own check
+                compiled = backend.fused._compiled
+                assert list(map(bool, compiled.values())) == ([True] if c <= 16 else [])
+    (fused, K), (plain, K_plain) = results
+    close(fused, plain, 1e-5)
+    if keep:
+        np.testing.assert_array_equal(K, K_plain)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_failed_cholesky_is_noticed(dtype: Any, gpu: Backend) -> None:
+    for i, j, value in ((20, 20, -1.0), (0, 0, np.nan), (29, 3, np.nan)):
+        A = np.eye(30, dtype=dtype)
+        A[i, j] = A[j, i] = value
+        assert not gpu.cholesky(gpu.asarray(A))
+
+
+def test_uploads_arrive_in_order(gpu: Backend) -> None:
+    uploader = gpu.uploader(3)
+    batches = [rows(i, 20 + i % 5, 7).astype(np.float32) for i in range(20)]
+    totals = []
+    for batch in batches:
+        host = batch.copy()
+        totals.append(uploader.upload(host) * 2)
+        host[...] = np.nan  # the pinned copy was taken before upload returned
+    for batch, total in zip(batches, totals, strict=True):
+        np.testing.assert_array_equal(gpu.to_host(total), 2 * batch)
+    uploader.close()
+
+
+@pytest.mark.parametrize("precision", ["float64", "exact"])
+@pytest.mark.parametrize("name", sorted(SOLVERS))
+def test_solvers_agree(name: str, precision: str, gpu: Backend) -> None:
+    """From one setup, so that only the steps differ."""
+    choices = build.Choices(seed=3, damping=1e-3, ridge=0.01 if name in RIDGED else 0.0)
+    on_cpu = make_case(operator(precision=precision), name, choices=choices)
+    op = operator(precision=precision, backend=gpu)
+    arrays = {key: gpu.asarray(a) for key, a in on_cpu.setup.arrays.items()}
+    on_gpu = Case(**{**vars(on_cpu), "op": op, "setup": build.Setup(arrays, on_cpu.setup.meta)})
+    weights = []
+    for case in (on_cpu, on_gpu):
+        solver = case.solver()
+        state = solver.init()
+        for t in range(10):
+            case.step(solver, state, t)
+            if t % 5 == 4:
+                solver.end_pass(state)
+        solver.finish(state)
+        weights.append(case.op.backend.to_host(solver.weights(state)))
+    close(weights[1], weights[0], 1e-8 if precision == "float64" else 2e-3)
+
+
+@pytest.mark.parametrize("name", sorted(SOLVERS))
+def test_setups_agree(name: str, gpu: Backend) -> None:
+    """In what they measure; factors and eigenvectors are not unique."""
+    metas = [make_case(operator(backend=backend), name).setup.meta for backend in (Backend(1), gpu)]
+    assert metas[0].keys() == metas[1].keys()
+    for cpu, device in zip(*(meta["rules"] for meta in metas), strict=True):
+        assert device["leverage"] == pytest.approx(cpu["leverage"], rel=1e-6)
+        assert device["lambda_1"] == pytest.approx(cpu["lambda_1"], rel=1e-6)
+
+
+# -- several backends, and the caller's own work, in one process -----------------------------------
+
+
+@pytest.mark.parametrize("method", ["block", "eigenpro4", "falkon", "direct"])
+def test_a_model_used_during_a_run_does_not_move_its_work(method: str, gpu: Backend) -> None:
+    """1.1: the run goes on on its own stream when another backend was opened, used and closed."""
+    held_out = array_source()
+    config = settings(**METHODS[method] | {"run.device": "gpu", "data.epochs": 3})
+    plain = finished(config, source=stream(), test=held_out)
+    other = sk.KernelRegressor(n_centers=20, device="gpu").fit(arrays()[0], arrays()[0][:, :1])
+    answers: list[Array] = []
+    before = gpu.xp.cuda.get_current_stream()
+
+    def predict(record: dict[str, Any]) -> None:
+        answers.append(other.predict(arrays()[0][:5]))
+
+    beside = finished(config, source=stream(), test=held_out, on_evaluation=predict)
+    assert answers
+    assert all(np.array_equal(a, answers[0]) for a in answers)
+    weights = [r.model.backend.to_host(r.model.weights) for r in (plain, beside)]
+    np.testing.assert_array_equal(*weights)
+    assert gpu.xp.cuda.get_current_stream() is before
+
+
+def test_a_model_answers_on_any_thread(gpu: Backend) -> None:
+    """1.1: the current stream belongs to a thread, and another one begins with the default."""
+    model = finished(settings(**{"run.device": "gpu"}), source=stream()).model
+    X = arrays()[0][:7]
+    here, there = model.values(X), list[Array]()
+    thread = threading.Thread(target=lambda: there.append(model.values(X)))
+    thread.start()
+    thread.join()
+    np.testing.assert_array_equal(here, there[0])
+
+
+# -- what is found out before a device is used -----------------------------------------------------
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
+    modules = standin.modules()
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return modules["cupy"]
+
+
+def _fails(*args: Any) -> Any:
+    raise OSError("libcusolver.so.12: cannot open shared object file")
+
+
+@needs_compiler
+@pytest.mark.parametrize("library", ["cublas", "cusolver", "nvrtc"])
+def test_a_missing_library_is_found_before_the_run(
+    library: str, cupy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1.2: the probe exercises what a run will call, and "auto" falls back, and says so."""
+    if library == "cublas":
+        monkeypatch.setattr(columnmajor, "gemmEx", _fails)
+    elif library == "cusolver":
+        cupy.cuda.cusolver.spotrf = _fails
+    else:
+        monkeypatch.setattr(standin.ElementwiseKernel, "__call__", _fails)
+    with pytest.raises(BackendError, match=r"no usable CUDA device 0 \(OSError: libcusolver"):
+        get_backend("gpu")
+    with pytest.warns(UserWarning, match="device='auto' is the CPU here: no usable"):
+        backend = get_backend("auto", 1)
+    assert backend.name == "cpu"
+    backend.close()
+
+
+@needs_compiler
+def test_wrong_numbers_of_a_device_are_found_before_the_run(
+    cupy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true_gemm = columnmajor.gemmEx
+
+    def doubled(*args: Any) -> None:
+        true_gemm(*args)
+        columnmajor._matrix(args[14], np.float32, args[3], args[4], args[16])[...] *= 2
+
+    monkeypatch.setattr(columnmajor, "gemmEx", doubled)
+    with pytest.raises(BackendError, match="CUDA device 0 computes wrong numbers"):
+        get_backend("gpu")
+
+
+def test_a_broken_cupy_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1.2: `import cupy` fails in many ways; one of them alone means that it is not there."""
+
+    class Broken:
+        def find_spec(self, name: str, *args: Any) -> None:
+            if name == "cupy":
+                raise ImportError("libcudart.so.13: cannot open shared object file")
+
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    assert str(gpu_problem()).startswith("CuPy is installed and does not load (ImportError: libc")
+
+
+@needs_compiler
+def test_tf32_is_refused(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1.6: CuPy's own products obey CUPY_TF32, and setup uses some of them."""
+    monkeypatch.setenv("CUPY_TF32", "1")
+    with pytest.raises(BackendError, match=r"CUPY_TF32=1 rounds .* to 10 bits; unset it"):
+        get_backend("gpu")
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("what", "name"),
+    [("cublas", "cublas"), ("cusolver", "cusolver"), ("driver", "driver"), ("nvrtc", "nvrtc")],
+)
+def test_a_resume_under_other_libraries_is_told(
+    what: str, name: str, cupy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1.5: the libraries that compute, as they are loaded, are a part of what "same bits" means."""
+    with get_backend("gpu") as backend:
+        before = backend.describe()
+        if what == "cublas":
+            monkeypatch.setattr(columnmajor, "getVersion", lambda handle: 130100)
+        elif what == "driver":
+            cupy.cuda.runtime.driverGetVersion = lambda: 13010
+        elif what == "nvrtc":
+            cupy.cuda.nvrtc.getVersion = lambda: (13, 1)
+        else:
+            cupy.cuda.cusolver._getVersion = lambda: (12, 1, 0)
+        changed = changed_backend(before, backend.describe())
+    assert len(changed) == 1
+    assert changed[0].startswith(f"{name}: was ")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_triangles_are_multiplied_by_blocks(
+    dtype: Any, gpu: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against NumPy; operands with contiguous columns, and blocks that do not divide the size."""
+    monkeypatch.setattr("streamkern.backend.cupy_backend.TRIANGLE_BLOCK", 16)
+    L, B = np.tril(rows(0, 60, 60)).astype(dtype), rows(1, 7, 60).astype(dtype).T
+    tolerance = 1e-5 if dtype == np.float32 else 1e-13
+    for transposed in (False, True):
+        multiply = gpu.matmul_t if transposed else gpu.matmul
+        for lower in (False, True):
+            out = gpu.xp.empty((60, 7), dtype)
+            multiply(gpu.asarray(L), gpu.asarray(B.T).T, out, lower=lower)
+            close(gpu.to_host(out), (L.T if transposed else L) @ B, tolerance)
+
+
+# -- between a disk and a device ------------------------------------------------------------------
+
+
+@needs_compiler
+@pytest.mark.parametrize("method", ["block", "block, ridge", "direct", "falkon"])
+def test_setup_and_checkpoints_travel_by_parts(
+    method: str, cupy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1.3: no p x p array is on the host, at the first start, at a resume, and to predict."""
+    chunk, largest = 4096, 0
+    monkeypatch.setattr(sealed, "_CHUNK_BYTES", (1024, chunk))
+    asnumpy, put = cupy.asnumpy, standin.Array.set
+
+    def seen(a: Any) -> Array:
+        nonlocal largest
+        largest = max(largest, a.nbytes)
+        return np.asarray(asnumpy(a))
+
+    def sent(self: Any, host: Array, stream: Any = None) -> None:
+        nonlocal largest
+        largest = max(largest, host.nbytes)
+        put(self, host, stream)
+
+    options = METHODS[method] | {"run.device": "gpu"}
+    plain = finished(settings(**options), source=stream())
+    weights = plain.model.backend.to_host(plain.model.weights)
+    config = settings(tmp_path, **options)
+    cupy.asnumpy = seen
+    monkeypatch.setattr(standin.Array, "set", sent)
+    stopped(config, 5, source=stream())
+    result = finished(config, source=stream())
+    with load_model(tmp_path, device="gpu").backend:
+        pass
+    assert largest <= (chunk if method != "direct" else 8 * 60 * (60 + 3))
+    assert largest < 60 * 60 * 4 or method == "direct"
+    np.testing.assert_array_equal(result.model.backend.to_host(result.model.weights), weights)

@@ -1,0 +1,125 @@
+"""What cuBLAS is told, against what is meant: on a column-major library made of NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamkern.backend.row_major import RowMajor
+from tests import columnmajor
+from tests.columnmajor import HANDLE, TYPES, addressed
+
+SIZES = st.integers(1, 6)
+GAPS = st.integers(0, 2)
+PRECISIONS = st.sampled_from([(np.float32, 1e-5), (np.float64, 1e-13)])
+
+
+@pytest.fixture(scope="module")
+def blas() -> RowMajor:
+    return RowMajor(columnmajor, TYPES, lambda: HANDLE)
+
+
+def matrix(seed: int, rows: int, columns: int, dtype: Any, gap: int = 0) -> Any:
+    """Return random numbers as a view whose rows are `gap` elements apart."""
+    whole = np.random.default_rng([seed, 3]).normal(size=(rows, columns + gap)).astype(dtype)
+    return addressed(whole)[:, :columns]
+
+
+def lower(seed: int, b: int, dtype: Any, gap: int) -> Any:
+    """Return a well-conditioned lower triangular matrix with rubbish above the diagonal."""
+    L = matrix(seed, b, b, dtype, gap)
+    L[np.diag_indices(b)] += 4
+    return L
+
+
+def close(actual: Any, desired: Any, tolerance: float) -> None:
+    size = 1 + abs(desired).max(initial=0)
+    np.testing.assert_allclose(actual, desired, rtol=0, atol=tolerance * size)
+
+
+@given(SIZES, SIZES, SIZES, GAPS, PRECISIONS, st.booleans(), st.sampled_from([0.0, 1.0, -0.5]))
+def test_products(
+    blas: RowMajor, r: int, k: int, c: int, gap: int, precision: Any, transposed: bool, beta: float
+) -> None:
+    dtype, tolerance = precision
+    A, out = matrix(0, r, k, dtype, gap), matrix(2, r, c, dtype, gap)
+    B = matrix(1, c, k, dtype, gap) if transposed else matrix(1, k, c, dtype, gap)
+    truth = 0.75 * (A @ (B.T if transposed else B)) + beta * out
+    if beta == 0:
+        out[...] = np.nan
+    blas.gemm(A, B, out, transposed=transposed, alpha=0.75, beta=beta)
+    close(out, truth, tolerance)
+
+
+@given(SIZES, SIZES, SIZES)
+def test_products_of_half_operands_are_summed_in_float32(
+    blas: RowMajor, r: int, k: int, c: int
+) -> None:
+    A, B = (np.rint(1000 * matrix(i, n, k, np.float64)) for i, n in enumerate((r, c)))
+    half = [addressed(a.clip(-2048, 2048).astype(np.float16)) for a in (A, B)]
+    out = addressed(np.full((r, c), np.nan, np.float32))
+    blas.gemm(*half, out, transposed=True)
+    np.testing.assert_array_equal(out, half[0].astype(np.float32) @ half[1].astype(np.float32).T)
+
+
+@pytest.mark.parametrize(("r", "k", "c"), [(0, 2, 3), (2, 0, 3), (2, 3, 0)])
+def test_products_with_nothing(blas: RowMajor, r: int, k: int, c: int) -> None:
+    out = addressed(np.ones((r, c)))
+    blas.gemm(matrix(0, r, k, np.float64), matrix(0, k, c, np.float64), out, beta=1)
+    np.testing.assert_array_equal(out, np.ones((r, c)))
+    blas.gemm(matrix(0, r, k, np.float64), matrix(0, k, c, np.float64), out)
+    np.testing.assert_array_equal(out, np.zeros((r, c)))
+
+
+@given(SIZES, st.integers(0, 6), GAPS, PRECISIONS, st.booleans())
+def test_triangular_solves(
+    blas: RowMajor, b: int, k: int, gap: int, precision: Any, transposed: bool
+) -> None:
+    dtype, tolerance = precision
+    L, B = lower(0, b, dtype, gap), matrix(1, b, k, dtype, gap)
+    before, whole = np.array(B), np.tril(L).astype(np.float64)
+    blas.solve_lower(L, B, transposed=transposed)
+    close((whole.T if transposed else whole) @ B, before, tolerance)
+    B = matrix(2, k, b, dtype, gap)
+    before = np.array(B)
+    blas.solve_lower(L, B, right=True)
+    close(B @ whole.T, before, tolerance)
+
+
+@given(SIZES, st.integers(0, 6), GAPS, PRECISIONS)
+def test_lower_part_of_a_gram_matrix(
+    blas: RowMajor, b: int, k: int, gap: int, precision: Any
+) -> None:
+    dtype, tolerance = precision
+    C, W = matrix(0, b, b, dtype, gap), matrix(1, k, b, dtype, gap)
+    before, truth = np.array(C), C + 0.3 * (W.T @ W)
+    blas.add_gram(C, W, 0.3)
+    close(np.tril(C), np.tril(truth), tolerance)
+    np.testing.assert_array_equal(np.triu(C, 1), np.triu(before, 1))
+
+
+def test_columns_that_are_apart_are_refused(blas: RowMajor) -> None:
+    A, out = matrix(0, 4, 3, np.float64), addressed(np.zeros((4, 4)))
+    with pytest.raises(AssertionError, match="rows must be contiguous"):
+        blas.gemm(A, matrix(0, 4, 6, np.float64)[:, ::2], out, transposed=True)
+    with pytest.raises(AssertionError, match="rows must be contiguous"):
+        blas.gemm(A, A, out.T, transposed=True)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_operands_may_have_contiguous_columns(transposed: bool, blas: RowMajor) -> None:
+    A, B, out = (
+        matrix(0, 4, 3, np.float64),
+        matrix(1, 4, 5, np.float64),
+        matrix(2, 3, 5, np.float64),
+    )
+    blas.gemm(A.T, addressed(np.ascontiguousarray(B.T)) if transposed else B, out,
+              transposed=transposed)  # fmt: skip
+    np.testing.assert_allclose(out, A.T @ B, rtol=1e-14)
+    both = matrix(3, 4, 4, np.float64)
+    blas.gemm(A, A if transposed else A.T, both, transposed=transposed)
+    np.testing.assert_allclose(both, A @ A.T, rtol=1e-14)

@@ -1,0 +1,530 @@
+"""Work ends when it is asked to: signals in every phase, as exceptions, wishes and exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
+
+import streamkern
+from streamkern.backend.base import Backend
+from streamkern.basics import machine
+from streamkern.basics import stop as stop_module
+from streamkern.basics.errors import ConfigError, TrainingInterrupted
+from streamkern.basics.stop import Stopped, StopRequest, resumable, watched
+from streamkern.cli import main
+from streamkern.ingest.ingest import ingest
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.train.train import train
+from tests.runs import array_source, assert_same_bits, final, finished, latest_step, settings
+
+SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
+INTERRUPTED, TRY_AGAIN, DONE, USAGE = 130, 75, 0, 2
+
+rng = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def handlers_come_back() -> Iterator[None]:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    yield
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+# -------------------------------------------------------------------------------- the request
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_ends_the_work_at_once(number: signal.Signals) -> None:
+    with StopRequest(install=True), pytest.raises(Stopped, match=f"by {number.name}"):
+        signal.raise_signal(number)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_waits_where_work_is_to_be_finished(number: signal.Signals) -> None:
+    with StopRequest(install=True) as stop:
+        with stop.later():
+            assert stop.requested is None
+            signal.raise_signal(number)
+            assert stop.requested == number.name
+            with pytest.raises(Stopped), stop.at_once():
+                pytest.fail("what may be stopped is not begun")
+        with pytest.raises(Stopped):
+            stop.check()
+
+
+def test_a_second_signal_acts() -> None:
+    with StopRequest(install=True) as stop, stop.later():
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert stop.requested == "SIGTERM"
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs a signal of closed terminals")
+def test_a_closed_terminal_asks_once_however_often_it_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It sends SIGHUP twice, and a service may get one after its SIGTERM: the run is saved."""
+    seen: list[int] = []
+    ended: list[int] = []
+    monkeypatch.setattr(stop_module, "_GRACE_S", 0.0)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    try:
+        stop = StopRequest(install=True)
+        with watched(stop, ended.append), stop:  # type: ignore[arg-type]
+            with stop.later():
+                for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
+                    signal.raise_signal(number)
+            assert stop.requested == "SIGHUP"
+        assert (seen, ended) == ([], [])
+        with StopRequest(install=True) as stop, stop.later():
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGHUP)
+            assert stop.requested == "SIGTERM"
+        with StopRequest(install=True) as stop, stop.later():
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGTERM)
+            assert seen == []
+            signal.raise_signal(signal.SIGTERM)
+            assert seen == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs a signal of closed terminals")
+def test_what_a_hangup_ends_is_not_ended_again_by_the_next() -> None:
+    with StopRequest(install=True):
+        with pytest.raises(Stopped, match="by SIGHUP"):
+            signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)  # while what was begun is put away
+
+
+def test_handlers_of_others_are_put_back() -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    try:
+        with StopRequest(install=True):
+            pass
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert seen == [signal.SIGTERM]
+
+
+def test_signals_that_are_ignored_stay_so() -> None:
+    """Of `nohup`, and of jobs that a shell without job control starts in the background."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest(install=True) as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert stop.requested is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_without_installation_nothing_changes() -> None:
+    with StopRequest(install=False), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_on_another_thread_nothing_is_installed() -> None:
+    """Python allows handlers on the main thread only."""
+    installed: list[Any] = []
+
+    def work() -> None:
+        with StopRequest(install=True):
+            installed.append(signal.getsignal(signal.SIGTERM))
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    worker.join()
+    assert installed == [signal.getsignal(signal.SIGTERM)]
+
+
+def test_the_command_can_be_called_on_another_thread(tmp_path: Path) -> None:
+    codes: list[int] = []
+    words = ["info", str(tmp_path / "nothing.zarr")]
+    worker = threading.Thread(target=lambda: codes.append(main.main(words)))
+    worker.start()
+    worker.join()
+    assert codes == [USAGE]
+
+
+def test_only_work_that_is_kept_can_be_gone_on_with() -> None:
+    def work(stop: StopRequest | None, *, kept: bool) -> None:
+        with resumable(stop, kept=kept, where=lambda: "at 3"):
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(TrainingInterrupted, match=r"by SIGTERM at 3; run the same command again"):
+        work(None, kept=True)
+    with StopRequest(install=True) as stop, pytest.raises(Stopped):
+        work(stop, kept=False)
+
+
+# ------------------------------------------------------------------------------------ in a run
+
+
+def test_setup_is_ended_at_once_and_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H2: every product of setup is a place to stop at, and leaves nothing that is in the way."""
+    real, left = Backend.run, 0
+
+    def signalled(self: Backend, fn: Any, items: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            signal.raise_signal(signal.SIGTERM)
+        real(self, fn, items)
+
+    finished(settings(tmp_path / "whole"), source=array_source())
+    config = settings(tmp_path / "run")
+    for stop_at in (1, 2, 5, 9):
+        left = stop_at
+        monkeypatch.setattr(Backend, "run", signalled)
+        with pytest.raises(TrainingInterrupted, match="before the next step; run the same") as at:
+            train(config, source=array_source())
+        monkeypatch.setattr(Backend, "run", real)
+        assert at.value.exit_code == TRY_AGAIN
+        with RunDirectory(tmp_path / "run", writable=False) as run:
+            assert not run.begun()
+    result = finished(config, source=array_source())
+    with RunDirectory(tmp_path / "run", writable=False) as run:
+        saved = run.load_latest()
+    with RunDirectory(tmp_path / "whole", writable=False) as run:
+        whole = run.load_latest()
+    assert saved is not None
+    assert whole is not None
+    assert result.samples == saved.meta["position"]["samples"]
+    for name, array in whole.arrays.items():
+        np.testing.assert_array_equal(saved.arrays[name], array)
+
+
+def test_a_run_that_is_done_is_not_stopped_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = RunDirectory.__exit__
+
+    def signalled(self: RunDirectory, *exc: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        real(self, *exc)
+
+    monkeypatch.setattr(RunDirectory, "__exit__", signalled)
+    assert finished(settings(tmp_path), source=array_source()).samples > 0
+
+
+# ----------------------------------------------------------------------------------- processes
+
+
+def command(*words: object, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "streamkern", *map(str, words)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options,
+    )  # fmt: skip
+
+
+def wait_until(condition: Any, process: subprocess.Popen[str]) -> None:
+    give_up = time.monotonic() + 60
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < give_up
+        time.sleep(0.005)
+
+
+def wait_for_writer(run_dir: Path, process: subprocess.Popen[str]) -> None:
+    """Until the process has taken the run directory."""
+
+    def taken() -> bool:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            return bool(json.loads((run_dir / "writer.json").read_text())["pid"] == process.pid)
+        return False
+
+    wait_until(taken, process)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows enough that setup with 2500 centers takes seconds."""
+    place = tmp_path_factory.mktemp("stores") / "s.zarr"
+    X = rng.standard_normal((5000, 8)).astype(np.float32)
+    ingest(X, place, y=(X[:, 0] > 0).astype(int))
+    return place
+
+
+LONG = ("--set", "model.n_centers=2500", "--set", "run.device=cpu")
+
+
+@pytest.mark.slow
+def test_a_signal_in_setup_ends_the_run_with_75_and_the_same_command_goes_on(
+    store: Path, tmp_path: Path
+) -> None:
+    """H2: SIGTERM, SIGINT and a closed terminal (SIGHUP), one after the other."""
+    words = ("train", "--train", store, "--run-dir", tmp_path / "run", *LONG)
+    for number, delay in zip(SIGNALS, (0, 0.3, 0.8), strict=True):
+        process = command(*words)
+        wait_for_writer(tmp_path / "run", process)
+        time.sleep(delay)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == TRY_AGAIN, err
+        assert out == ""
+        assert err.splitlines()[-1] == (
+            f"streamkern: stopped by {number.name} before the next step; run the same command "
+            "again to go on"
+        )
+    process = command(*words)
+    assert process.wait() == DONE, process.communicate()
+    process.communicate()
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_run_that_keeps_nothing_ends_with_130(store: Path, number: signal.Signals) -> None:
+    process = command("train", "--train", store, *LONG)
+    assert process.stderr is not None
+    assert "the model is not kept" in process.stderr.readline()
+    process.send_signal(number)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == INTERRUPTED, err
+    assert err == f"streamkern: stopped by {number.name}\n"
+
+
+def test_ingest_ends_with_75_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    X = rng.standard_normal((400_000, 40)).astype(np.float32)
+    np.savez(tmp_path / "x.npz", X=X, y=np.arange(len(X)) % 2)
+    words = ("ingest", tmp_path / "x.npz", tmp_path / "s.zarr", "--memory", "24 MiB")
+    words = (*words, "--chunk-mb", "0.25")
+    process = command(*words)
+    wait_until(lambda: any(tmp_path.glob("s.zarr*")), process)
+    process.send_signal(signal.SIGHUP)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == TRY_AGAIN, err
+    assert err == "streamkern: stopped by SIGHUP; run the same command again to go on\n"
+    process = command(*words)
+    _, err = process.communicate(timeout=240)
+    assert process.returncode == DONE, err
+    found = streamkern.open_store(tmp_path / "s.zarr")
+    found.verify()
+    assert found.spec.n_rows == len(X)
+
+
+@pytest.mark.parametrize("where", ["typer", "streamkern.cli.console", "numpy", "zarr"])
+def test_ctrl_c_while_the_program_is_loaded_shows_no_traceback(store: Path, where: str) -> None:
+    code = (
+        "import signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(name, *more):\n"
+        f"        if name == {where!r}:\n"
+        "            signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder)\n"
+        "from streamkern.__main__ import main\n"
+        "sys.exit(main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "info", store], capture_output=True)
+    assert done.returncode == INTERRUPTED
+    assert done.stdout == b""
+    assert done.stderr in (b"", b"streamkern: stopped by SIGINT\n")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a file that waits for its writer")
+def test_ctrl_c_while_the_run_file_is_read_shows_no_traceback(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run.toml")
+    process = command("train", tmp_path / "run.toml")
+    with open(tmp_path / "run.toml", "w"):  # it is being read
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == INTERRUPTED
+    assert err == ""
+
+
+STUCK = """
+import ctypes, sys
+from streamkern.cli import console
+from streamkern.basics import stop
+stop._GRACE_S = 0.2
+lock, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+request = stop.StopRequest(install=True)
+with stop.watched(request, console.explain), request, {inside}:
+    libc.pthread_mutex_lock(lock)
+    print("here", flush=True)
+    print("buffered", end="")
+    libc.pthread_mutex_lock(lock)
+"""
+
+
+def stuck(inside: str) -> subprocess.Popen[str]:
+    """A process whose main thread does not come back from a library, with whose `inside`."""
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUCK.format(inside=inside)], env=buffered,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "here\n"
+    time.sleep(0.2)
+    return process
+
+
+posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs signals as POSIX has them")
+AGAIN = "run the same command again to go on"
+
+
+@posix
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize(
+    ("inside", "code", "sentence"),
+    [
+        ("stop.resumable(request, kept=True)", TRY_AGAIN, f"; {AGAIN}"),
+        ("stop.resumable(request, kept=True, where=lambda: 'at 3')", TRY_AGAIN, f" at 3; {AGAIN}"),
+        ("stop.resumable(request, kept=False)", INTERRUPTED, ""),
+        ("request.later(), request.at_once()", INTERRUPTED, ""),
+    ],
+)
+def test_a_process_ends_in_a_library_as_it_would_outside(
+    number: signal.Signals, inside: str, code: int, sentence: str
+) -> None:
+    process = stuck(inside)
+    process.send_signal(number)
+    assert process.wait(60) == code
+    assert process.stdout is not None
+    assert process.stdout.read() == "buffered"
+    _, err = process.communicate()
+    assert err == f"streamkern: stopped by {number.name}{sentence}\n"
+
+
+@posix
+@pytest.mark.parametrize("inside", ["request.later()", "request.at_once(saves=True)"])
+def test_what_is_to_be_saved_is_ended_in_a_library_by_a_second_signal_only(inside: str) -> None:
+    """H2: a library that never returns keeps the main thread from any handler of Python."""
+    process = stuck(inside)
+    process.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1.5)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 128 + signal.SIGTERM
+    process.communicate()
+
+
+@pytest.mark.slow
+def test_a_factorization_of_setup_is_ended_within_and_the_same_command_goes_on(
+    store: Path, tmp_path: Path
+) -> None:
+    """The eigenpairs of 2500 rows, in one call of LAPACK for seconds."""
+    code = """
+import sys
+from streamkern.cli import main as cli
+from streamkern.backend import lapack
+real = lapack.syevr
+def slow(*arguments):
+    print("begun", flush=True)
+    found = real(*arguments)
+    print("over", flush=True)
+    return found
+lapack.syevr = slow
+sys.exit(cli.main())
+"""
+    words = ["train", "--train", store, "--solver", "eigenpro4", *LONG]
+    words += ["--set", "solver.n_nystrom=2500", "--epochs", "1"]
+    whole, ended = ([*map(str, words), "--run-dir", str(tmp_path / name)] for name in "we")
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *ended], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (TRY_AGAIN, ""), err
+    assert err.splitlines()[-1] == (f"streamkern: stopped by SIGTERM before the next step; {AGAIN}")
+    assert latest_step(tmp_path / "e") == 0
+    for each in (ended, whole):
+        done = subprocess.run([sys.executable, "-m", "streamkern", *each], capture_output=True)
+        assert done.returncode == DONE, done.stderr
+    assert_same_bits(final(tmp_path / "e"), final(tmp_path / "w"))
+
+
+# ------------------------------------------------------------------------------- what they leave
+
+
+def blas_threads() -> set[int]:
+    return {lib["num_threads"] for lib in threadpool_info() if lib["user_api"] == "blas"}
+
+
+def test_fits_in_several_threads_leave_the_limits_of_the_blas_as_they_were() -> None:
+    """R1: it is the process's, so that the first in saves it and the last out restores it."""
+    many, together = 6, threading.Barrier(6)
+
+    def work() -> None:
+        with Backend(threads=1) as backend:
+            together.wait()
+            for _ in range(50):
+                backend.run(lambda rows: inside.append(blas_threads()), [slice(0, 1)])
+
+    inside: list[set[int]] = []
+    with threadpool_limits(2, user_api="blas"):
+        before = blas_threads()
+        threads = [threading.Thread(target=work) for _ in range(many)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert blas_threads() == before
+    assert len(inside) == 50 * many
+    assert inside.count({1}) == len(inside)
+
+
+def test_memory_is_planned_within_the_limit_of_address_space(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """H2: ulimit -v, past which OpenBLAS asks forever."""
+    import resource
+
+    free = machine.available_memory()
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (600 << 20, resource.RLIM_INFINITY))
+    assert machine.available_memory() < min(free, 600 << 20)
+
+
+# ---------------------------------------------------------------------------------- no endless loop
+
+
+SOLVERS = ["block", "direct", "falkon", "eigenpro1", "eigenpro2", "eigenpro3", "eigenpro4"]
+
+
+@pytest.mark.filterwarnings("ignore")  # of overflow, which is what it is about
+@pytest.mark.parametrize("scale", [1e12, 1e18, 1e25])
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_features_too_large_for_float32_end_in_a_sentence(solver: str, scale: float) -> None:
+    """H1: products overflow, and no damping makes them positive definite."""
+    X = (rng.standard_normal((200, 4)) * scale).astype(np.float32)
+    y = rng.integers(0, 3, len(X))
+    centers = {} if solver in ("eigenpro1", "eigenpro2") else {"n_centers": 40}
+    model = streamkern.KernelClassifier(
+        kernel="linear", solver=solver, epochs=2, memory="512 MiB", scale="none", **centers
+    )
+    values = np.zeros(1)
+    with contextlib.suppress(ConfigError, streamkern.DivergenceError):
+        values = model.fit(X, y).decision_function(X)
+    assert np.isfinite(values).all()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_covariance_that_is_not_finite_names_the_scale_of_the_features() -> None:
+    """H1: the block solver, where the loop had no end."""
+    X = (rng.standard_normal((300, 4)) * 1e12).astype(np.float32)
+    with pytest.raises(ConfigError, match=r"not finite .*; scale the features"):
+        streamkern.KernelClassifier(
+            kernel="linear", n_centers=60, memory="512 MiB", scale="none"
+        ).fit(X, rng.integers(0, 3, 300))

@@ -1,0 +1,186 @@
+"""Which rows become centers, in what order, and the bandwidth that goes with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.spatial.distance import pdist
+
+from streamkern.basics.errors import ConfigError, DataError, NonFiniteError
+from streamkern.centers import random_rows
+from streamkern.ingest.ingest import ingest
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip
+from streamkern.train.train import train
+from tests import runs
+from tests.runs import array_source, arrays, finished, stream
+
+seeds = st.integers(0, 2**32)
+
+
+@given(p=st.integers(1, runs.N), seed=seeds)
+@settings(max_examples=30)
+def test_random_centers_are_different_rows(p: int, seed: int) -> None:
+    source = array_source()
+    block = random_rows.random_centers(source, p, seed)
+    assert len(np.unique(block.rows)) == p
+    X, y = arrays()
+    np.testing.assert_array_equal(block.X, X[block.rows])
+    np.testing.assert_array_equal(block.y, y[block.rows])
+    again = random_rows.random_centers(source, p, seed)
+    np.testing.assert_array_equal(again.rows, block.rows)
+
+
+def test_random_centers_come_from_all_over_a_sorted_store() -> None:
+    """300 units with a class each: at most 256 are read, and each brings its share."""
+    X = np.arange(3000, dtype=np.float32).reshape(-1, 1)
+    source = ArraySource(X, np.zeros((3000, 1)), unit_rows=10)
+    block = random_rows.random_centers(source, 600, 0)
+    per_unit = np.bincount(block.rows // 10, minlength=300)
+    assert (per_unit > 0).sum() > 200
+    assert per_unit.max() <= 10
+
+
+def test_all_rows_in_their_order() -> None:
+    block = random_rows.all_rows(array_source(), 0)
+    np.testing.assert_array_equal(block.rows, np.arange(runs.N))
+    np.testing.assert_array_equal(block.X, arrays()[0])
+
+
+@given(p=st.integers(1, 200), seed=seeds)
+def test_the_kept_order_is_a_permutation_of_the_seed(p: int, seed: int) -> None:
+    order = random_rows.random_order(p, seed)
+    assert sorted(order) == list(range(p))
+    np.testing.assert_array_equal(order, random_rows.random_order(p, seed))
+
+
+# -- centers of the user --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int64, np.float16, np.float64])
+def test_given_centers_of_any_number_type(dtype: Any) -> None:
+    given_rows = np.arange(12).reshape(2, 6).astype(dtype)
+    block = random_rows.given_centers(given_rows, (3, 2, 1), 4)
+    assert block.X.shape == (2, 3, 2, 1)
+    np.testing.assert_array_equal(block.X.reshape(2, 6), np.arange(12).reshape(2, 6))
+    assert block.y.shape == (2, 4)
+
+
+def test_signed_integers_keep_their_sign() -> None:
+    block = random_rows.given_centers(np.array([[-1, 2]]), (2,), 1)
+    np.testing.assert_array_equal(block.X, [[-1.0, 2.0]])
+
+
+NAN_ROW = np.zeros((4, runs.D))
+NAN_ROW[2, 1] = np.nan
+
+
+@pytest.mark.parametrize(
+    ("array", "error", "message"),
+    [
+        (NAN_ROW, NonFiniteError, "row 2; remove"),
+        (np.full((3, runs.D), "a"), DataError, "dtype <U1"),
+        (np.zeros((3, runs.D), complex), DataError, "dtype complex128"),
+        (np.zeros((3, runs.D + 1)), ConfigError, r"shape \(6,\), the data has .*\(5,\)"),
+        (np.zeros(runs.D), DataError, r"shape \(5,\); give at least one row"),
+        (np.float32(1), DataError, r"shape \(\)"),
+        (np.zeros((0, runs.D)), DataError, r"shape \(0, 5\)"),
+    ],
+)
+def test_bad_centers_are_refused_before_anything_is_written(
+    array: Any, error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message) as caught:
+        train(runs.settings(tmp_path / "run"), source=stream(), centers=array)
+    assert caught.value.exit_code == 2  # type: ignore[attr-defined]
+    assert not (tmp_path / "run").exists()
+
+
+# -- in a run -------------------------------------------------------------------------------------
+
+
+def test_centers_are_rows_without_augmentation() -> None:
+    """As stored, with the scaling and without the noise, whichever replica they are drawn from."""
+    source = AugmentedSource(array_source(), 3, [GaussianNoise(5.0)])
+    result = finished(runs.settings(), source=source)
+    rows = {row.tobytes() for row in arrays()[0]}
+    assert {row.tobytes() for row in result.Z} <= rows
+    assert len({row.tobytes() for row in result.Z}) == runs.P
+
+
+def test_host_augmentation_is_left_out_too() -> None:
+    X = np.random.default_rng(0).integers(0, 255, (40, 2, 3, 1), np.uint8)
+    y = np.arange(40) % 2
+    source = AugmentedSource(ArraySource(X, y, unit_rows=20), 2, [RandomFlip()])
+    result = finished(runs.settings(**{"model.n_centers": 40}), source=source)
+    assert {row.tobytes() for row in result.Z} == {
+        row.tobytes() for row in X.reshape(40, 6).astype(np.float32)
+    }
+
+
+@pytest.mark.parametrize("kind", ["npy", "zarr"])
+def test_centers_from_a_file(kind: str, tmp_path: Path) -> None:
+    Z = arrays(20, 3)[0]
+    if kind == "npy":
+        np.save(tmp_path / "Z.npy", Z)
+    else:
+        import zarr
+
+        zarr.create_array(str(tmp_path / "Z.zarr"), data=Z)
+    overrides = {"model.centers": str(tmp_path / f"Z.{kind}"), "model.n_centers": "auto"}
+    result = finished(runs.settings(**overrides), source=stream())
+    in_memory = finished(runs.settings(**{"model.n_centers": "auto"}), source=stream(), centers=Z)
+    np.testing.assert_array_equal(result.Z, Z[result.order])
+    np.testing.assert_array_equal(result.model.weights, in_memory.model.weights)
+
+
+# -- bandwidth ------------------------------------------------------------------------------------
+
+
+def test_the_median_of_distances() -> None:
+    Z = arrays(50)[0]
+    assert random_rows.median_bandwidth(Z) == pytest.approx(np.median(pdist(Z)))
+    twice = np.concatenate([Z, Z[:10]])  # copies are no distances
+    distances = pdist(np.float64(twice))
+    assert random_rows.median_bandwidth(twice) == pytest.approx(np.median(distances[distances > 0]))
+
+
+def test_centers_that_coincide_have_no_median() -> None:
+    with pytest.raises(DataError, match="give a bandwidth"):
+        random_rows.median_bandwidth(np.ones((5, 2)))
+    with pytest.raises(DataError, match="give a bandwidth"):
+        random_rows.median_bandwidth(np.ones((1, 2)))
+
+
+@pytest.mark.parametrize("solver", ["block", "eigenpro2"])
+def test_a_sorted_store_has_the_bandwidth_of_a_mixed_one(solver: str, tmp_path: Path) -> None:
+    """EigenPro 2 keeps the rows in store order, where the first 1 000 may be of one class."""
+    rng = np.random.default_rng(0)
+    y = np.repeat([0, 1], 1500)
+    X = (rng.standard_normal((3000, 3)) + 40 * y[:, None]).astype(np.float32)
+    ingest(X, tmp_path / "sorted.zarr", y=y, shuffle=False)
+    overrides = {
+        "data.train": str(tmp_path / "sorted.zarr"),
+        "data.batch_size": 1000,
+        "data.epochs": 1,
+        "model.bandwidth": "auto",
+        "model.n_centers": "auto" if solver == "eigenpro2" else 500,
+        "solver.name": solver,
+        "solver.n_nystrom" if solver == "eigenpro2" else "solver.block_size": 100,
+    }
+    result = finished(runs.settings(**overrides))
+    assert result.meta["kernel"]["bandwidth"] == pytest.approx(np.median(pdist(X[::6])), rel=0.5)
+    assert result.meta["kernel"]["bandwidth"] > 20
+
+
+def test_images_are_compared_as_rows() -> None:
+    block = random_rows.given_centers(np.ones((3, 2, 2, 1)), (2, 2, 1), 1)
+    assert block.X.shape == (3, 2, 2, 1)
+    flat = random_rows.given_centers(np.ones((3, 4)), (2, 2, 1), 1)
+    np.testing.assert_array_equal(flat.X, block.X)

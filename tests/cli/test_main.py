@@ -1,0 +1,796 @@
+"""The command: its results, its sentences and exit codes, and runs that are stopped and killed."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from threadpoolctl import threadpool_limits
+
+import streamkern
+from streamkern.cli import main
+from streamkern.cli.console import Line, in_options
+from streamkern.cli.options import options_for, parse_options
+from streamkern.ingest.ingest import ingest
+from streamkern.rundir import documents
+from streamkern.rundir.run_directory import RunDirectory, Saved
+from streamkern.store.store import StoreWriter
+from streamkern.stream.sources.stores import ZarrSource
+from streamkern.train.model import load_model
+from tests import damage
+from tests.clusters import Cluster
+from tests.faults import flip_bit, remove, tree
+from tests.s3server import SECRET, S3Server
+
+DONE, USAGE, FAILED, TRY_AGAIN = 0, 2, 3, 75
+SETTINGS = ("model.n_centers=40", "data.batch_size=50", "run.threads=1", "run.device=cpu")
+FAST = [word for setting in SETTINGS for word in ("--set", setting)]
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(600, 5)).astype(np.float32)
+Y = np.array(["a", "b", "c"])[np.digitize(X[:, 0] + X[:, 1], [-0.6, 0.6])]
+
+
+@pytest.fixture(autouse=True)
+def one_blas_thread() -> Iterator[None]:
+    with threadpool_limits(1):
+        yield
+
+
+@pytest.fixture(scope="session")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with train.zarr, 5 chunks of 100 rows, and test.zarr."""
+    folder = tmp_path_factory.mktemp("stores")
+    ingest(X[:500], folder / "train.zarr", y=Y[:500], chunk_mb=2000 / 2**20)
+    ingest(X[500:], folder / "test.zarr", y=Y[500:])
+    return folder
+
+
+@pytest.fixture
+def store(stores: Path, tmp_path: Path) -> Path:
+    """A copy of train.zarr that may be damaged."""
+    for key, data in tree(stores / "train.zarr").items():
+        path = tmp_path / "train.zarr" / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return tmp_path / "train.zarr"
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Call the command in this process: (exit code, stdout, stderr)."""
+
+    def call(*words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main.main([str(word) for word in words])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def sentence(answer: tuple[int, str, str], code: int) -> str:
+    """The one line on stderr of a command that ended with `code`."""
+    assert answer[0] == code, answer
+    *notes, last = answer[2].splitlines()
+    assert all(": note: " in note or " samples  " in note for note in notes), answer[2]
+    assert last.startswith("streamkern: ")
+    return last.removeprefix("streamkern: ")
+
+
+def trained(stores: Path, folder: Path, run: Run, *more: object) -> Path:
+    words = ("--test", stores / "test.zarr", "--run-dir", folder / "run", "--epochs", 3)
+    assert run("train", "--train", stores / "train.zarr", *words, *FAST, *more)[0] == DONE
+    return folder / "run"
+
+
+# ------------------------------------------------------------------------------------- commands
+
+
+def test_version_and_help(run: Run) -> None:
+    assert run("--version") == (DONE, f"streamkern {streamkern.__version__}\n", "")
+    code, out, _ = run("train", "--help")
+    assert code == DONE
+    assert "--set SECTION.KEY=VALUE" in out
+    code, out, err = run()
+    assert (code, out) == (USAGE, "")
+    assert "Commands:" in err
+
+
+def test_ingest_info_and_the_library_agree(run: Run, tmp_path: Path) -> None:
+    np.save(tmp_path / "X.npy", X)
+    np.save(tmp_path / "y.npy", Y)
+    words = ("ingest", tmp_path / "X.npy", tmp_path / "s.zarr", "--y", tmp_path / "y.npy")
+    code, out, err = run(*words, "--seed", 3)
+    assert (code, err) == (DONE, "")
+    assert "600 rows of 5 float32, 3 classes: a, b, c" in out
+    ingest(X, tmp_path / "same.zarr", y=Y, seed=3)
+    code, out, _ = run("info", tmp_path / "s.zarr", "--json")
+    assert json.loads(out)["fingerprint"] == (
+        streamkern.open_store(tmp_path / "same.zarr").spec.fingerprint
+    )
+    code, _, err = run(*words, "--seed", 3)
+    assert code == DONE
+    assert "is complete already, made by the same command" in err
+    assert "already holds a store" in sentence(run(*words), USAGE)
+    assert run(*words, "--overwrite")[0] == DONE
+
+
+def test_the_progress_line_is_for_terminals(monkeypatch: Any) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(Line, "PERIOD_S", 0.0)
+    line = Line(terminal)
+    line.show("read", 1000, None)
+    line.show("write", 1000, 2000)
+    line.close()
+    assert terminal.getvalue().replace("\r\x1b[K", "|") == (
+        "|read 1,000 rows|write 1,000 of 2,000 rows|"
+    )
+    file = io.StringIO()
+    Line(file).show("read", 1000, None)
+    assert file.getvalue() == ""
+
+
+def test_ingest_of_a_table_by_columns(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("u,v,w,label\n1,2,3,x\n4,5,6,y\n7,8,9,x\n")
+    assert run("ingest", tmp_path / "t.csv", tmp_path / "a.zarr", "--y", "-1")[0] == DONE
+    words = ("ingest", tmp_path / "t.csv", tmp_path / "b.zarr", "--y", "u", "--y", "v")
+    code, out, _ = run("ingest", tmp_path / "t.csv", tmp_path / "t2.csv", tmp_path / "c.zarr")
+    assert code == USAGE
+    (tmp_path / "t.csv").write_text("u,v,w\n1,2,3\n4,5,6\n7,8,9\n")
+    code, out, _ = run(*words, "--targets", "values", "--no-shuffle")
+    assert code == DONE
+    assert "2 values" in out
+    stored = streamkern.open_store(tmp_path / "b.zarr").read_chunk(0)
+    np.testing.assert_array_equal(stored[1], [[1, 2], [4, 5], [7, 8]])
+
+
+def test_plan_says_what_the_run_will_be(run: Run, stores: Path) -> None:
+    words = ("--train", stores / "train.zarr", "--memory", "1 GiB", "--epochs", 2, *FAST)
+    code, out, err = run("plan", *words, "--json")
+    assert (code, err) == (DONE, "")
+    plan = json.loads(out)
+    assert plan["problem"] == {
+        "rows_per_epoch": 500, "epochs": 2, "features": 5, "outputs": 3, "centers": 40,
+    }  # fmt: skip
+    assert plan["batches"] == 20
+    memory = plan["memory"]
+    assert memory["budget_bytes"] == 2**30
+    assert memory["peak_bytes"] == max(memory["phases"].values())
+    always = sum(b["bytes"] for b in memory["buffers"] if b["phase"] == "always")
+    for phase, size in memory["phases"].items():
+        own = sum(b["bytes"] for b in memory["buffers"] if b["phase"] == phase)
+        assert size == always + own
+    # The run evaluates K(X, Z) once: 2 n p (d + 3 c) and the factors twice, 2 p b c a step.
+    assert plan["flops"]["training"] == 2 * 1000 * 40 * (5 + 9) + 20 * 2 * 40 * 40 * 3
+    assert plan["stores"][0]["n_chunks"] == 5
+    code, out, _ = run("plan", *words)
+    assert code == DONE
+    assert "predicted peak" in out
+    assert "5 chunks of 100 rows" in out
+
+
+@pytest.mark.parametrize("solver", ["sgd", "eigenpro1", "eigenpro2", "eigenpro3", "eigenpro4"])
+def test_plan_of_every_solver(run: Run, stores: Path, solver: str) -> None:
+    code, out, _ = run("plan", "--train", stores / "train.zarr", "--solver", solver, "--json")
+    assert code == DONE
+    plan = json.loads(out)
+    assert plan["sizes"]["solver"] == solver
+    assert "block_size" not in plan["sizes"]
+    assert min(plan["flops"].values()) > 0
+
+
+def test_train_evaluate_predict_info(run: Run, stores: Path, tmp_path: Path) -> None:
+    words = ("--test", stores / "test.zarr", "--run-dir", tmp_path / "run", "--epochs", 3, *FAST)
+    code, out, err = run("train", "--train", stores / "train.zarr", *words)
+    assert code == DONE
+    assert "accuracy" in out
+    assert [line for line in err.splitlines() if "1,500 samples" in line]
+    code, out, _ = run("train", "--train", stores / "train.zarr", *words, "--json")
+    assert code == DONE
+    first = json.loads(out)
+    assert first["samples"] == 1500
+    assert [r["samples"] for r in first["history"]] == [500, 1000, 1500]
+    model = load_model(tmp_path / "run", device="cpu")
+    with model.backend:
+        expected = model.evaluate(ZarrSource(stores / "test.zarr"))
+        values = model.values(X[500:])  # in the order of what was ingested, not of the store
+    code, out, _ = run("evaluate", tmp_path / "run", stores / "test.zarr", "--json")
+    named = {"data": str(stores / "test.zarr"), "rows": 100, **expected}
+    assert (code, json.loads(out)) == (DONE, named)
+    assert first["test_accuracy"] == expected["accuracy"] > 0.8
+    code, out, err = run("predict", tmp_path / "run", stores / "test.zarr", tmp_path / "p.zarr")
+    assert (code, err) == (DONE, "")
+    written = zarr.open_group(tmp_path / "p.zarr", mode="r")
+    np.testing.assert_allclose(written["values"][:], values, atol=1e-5)
+    labels = np.array(model.classes)[values.argmax(axis=1)]
+    np.testing.assert_array_equal(written["labels"][:], labels)
+    code, out, _ = run("info", tmp_path / "run", "--json")
+    assert code == DONE
+    info = json.loads(out)
+    assert (info["state"], info["step"], info["samples"]) == ("finished", 30, 1500)
+    assert info["metrics"] == {f"test_{name}": value for name, value in expected.items()}
+    assert info["settings"]["model"]["n_centers"] == 40
+    code, out, _ = run("info", tmp_path / "run")
+    assert code == DONE
+    assert "finished" in out
+
+
+def test_a_run_file_and_what_is_set_over_it(run: Run, stores: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(f"""
+        [data]
+        train = {json.dumps(str(stores / "train.zarr"))}
+        transforms = [{{kind = "scale"}}, {{kind = "noise", sigma = 0.1}}]
+        [model]
+        n_centers = 7
+        [run]
+        memory = "2 GiB"
+    """)
+    settings = ("--set", "model.kernel=gaussian", "--set", "model.bandwidth = 3.5")
+    code, out, _ = run("plan", tmp_path / "run.toml", *settings, "--epochs", 4, "--json")
+    assert code == DONE
+    plan = json.loads(out)
+    assert (plan["problem"]["centers"], plan["problem"]["epochs"]) == (7, 4)
+    assert plan["memory"]["budget_bytes"] == 2 << 30
+    words = ("train", tmp_path / "run.toml", *settings, *FAST[2:])
+    code, out, err = run(*words)
+    assert code == DONE
+    assert "note: without run.run_dir the model is not kept" in err
+    assert "samples" in out
+
+
+def test_other_libraries_are_one_line(run: Run, stores: Path, tmp_path: Path) -> None:
+    place = trained(stores, tmp_path, run, "--set", "run.checkpoint_every=10")
+    for manifest in place.glob("checkpoints/*30.json"):
+        manifest.unlink()
+    manifest = place / "setup.json"  # where what the run is bound to is kept
+    body = documents.unseal("checkpoint", manifest.read_bytes())
+    body["run"]["versions"]["numpy"] = "1.0"
+    for checkpoint in place.glob("checkpoints/*.json"):
+        saved = documents.unseal("checkpoint", checkpoint.read_bytes())
+        checkpoint.write_bytes(documents.seal("checkpoint", saved | {"run": body["run"]}))
+    manifest.write_bytes(documents.seal("checkpoint", body))
+    (place / "run.json").write_bytes(documents.seal("run", body["run"]))
+    words = ("--run-dir", place, "--epochs", 3, *FAST, "--test", stores / "test.zarr")
+    code, _, err = run("train", "--train", stores / "train.zarr", *words)
+    assert code == DONE
+    warned = [line for line in err.splitlines() if "warning" in line]
+    assert len(warned) == 1
+    assert "resumed with other libraries: " in warned[0]
+    assert "numpy" in warned[0]
+
+
+def test_an_older_checkpoint_is_never_used_without_a_word(
+    run: Run, stores: Path, tmp_path: Path
+) -> None:
+    """W3, of the commands."""
+    place = trained(stores, tmp_path, run, "--set", "run.checkpoint_every=10")
+    newest = max(place.glob("checkpoints/*.json"))
+    data = bytearray(newest.read_bytes())
+    data[-30] ^= 4
+    newest.write_bytes(data)
+    code, out, err = run("evaluate", place, stores / "test.zarr", "--json")
+    assert code == DONE
+    (said,) = json.loads(out)["skipped"]
+    assert f"{newest.name} is damaged" in said
+    assert f"warning: {said}" in err
+    code, _, err = run("predict", place, stores / "test.zarr", tmp_path / "out.npy")
+    assert code == DONE
+    assert f"warning: {said}" in err
+    code, out, _ = run("info", place)
+    assert f"note: {said}" in out
+    words = ("--run-dir", place, "--epochs", 3, *FAST, "--test", stores / "test.zarr")
+    code, out, err = run("train", "--train", stores / "train.zarr", *words, "--json")
+    assert code == DONE
+    assert json.loads(out)["skipped"] == [said]
+    assert f"warning: {said}" in err
+    code, out, err = run("evaluate", place, stores / "test.zarr", "--json")
+    assert "skipped" not in json.loads(out)
+    assert err == ""
+
+
+def test_a_lost_run_json_is_no_lost_run(run: Run, stores: Path, tmp_path: Path) -> None:
+    """W7: other data is refused all the same, and `info` still knows a run."""
+    place = trained(stores, tmp_path, run, "--set", "run.checkpoint_every=10")
+    (place / "run.json").unlink()
+    words = ("--run-dir", place, "--epochs", 3, *FAST)
+    code, _, err = run("train", "--train", stores / "test.zarr", *words)
+    assert code == USAGE
+    assert "holds a run that differs: data" in err
+    code, out, _ = run("info", place)
+    assert code == DONE
+    assert "run.json is missing" in out
+
+
+# --------------------------------------------------------------------------- wrong from the start
+
+
+BAD_TRAINING = {
+    "wrong URL": (["--train", "nowhere.zarr"], "there is no zarr store at .*nowhere.zarr"),
+    "no such array": (["--set", "data.x=Z"], "'Z', 'y' were asked for; leave the names out"),
+    "no such file": (["missing.toml"], "run file 'missing.toml' can not be read"),
+    "unknown scheme": (["--train", "what://x/y"], "what"),
+    "batch above n": (
+        ["--set", "data.batch_size=501"],
+        "batch_size=501 must lie between 1 and",
+    ),
+    "p above n": (["--set", "model.n_centers=501"], "n_centers=501 must lie between .* 500 rows"),
+    "block above p": (["--set", "solver.block_size=41"], "block_size=41 must lie between 1 and"),
+    "bandwidth 0": (["--set", "model.bandwidth=0"], 'model.bandwidth=0 must be "auto" or a number'),
+    "bandwidth below 0": (["--set", "model.bandwidth=-2.5"], "model.bandwidth=-2.5 must be"),
+    "unknown key": (["--set", "model.bandwith=2"], "did you mean model.bandwidth?"),
+    "unknown section": (["--set", "modle.bandwidth=2"], "modle is not a setting"),
+    "no section": (["--set", "bandwidth=2"], "did you mean model.bandwidth?"),
+    "no value": (["--set", "model.bandwidth"], "must be SECTION.KEY=VALUE"),
+    "solver": (["--solver", "adam"], "solver.name='adam' must be one of"),
+    "memory": (["--memory", "much"], "--memory much must be"),
+    "too little memory": (["--memory", "2 MiB"], "--memory 2 MiB is not enough"),
+    "epochs": (["--epochs", "0"], "data.epochs=0 must be"),
+    "epochs as text": (["--epochs", "few"], "Invalid value for '--epochs'"),
+    "option": (["--epoch", "3"], "No such option"),
+    "two run files": (["a.toml", "b.toml"], "unexpected extra argument"),
+    "no such device": (["--set", "run.device=gpu:99"], "gpu:99|CuPy|cupy|CUDA"),
+    "test set": (["--test", "nowhere.zarr"], "there is no zarr store at .*nowhere.zarr"),
+    "centers": (["--set", "model.centers=nowhere.npy"], "no array of centers at nowhere.npy"),
+    "password": (["--train", "s3://me:secret@host/x"], "without a password in it"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TRAINING)
+def test_bad_usage_is_one_sentence_and_leaves_nothing(
+    case: str, run: Run, stores: Path, tmp_path: Path
+) -> None:
+    words, pattern = BAD_TRAINING[case]
+    place = ["--train", str(stores / "train.zarr"), "--run-dir", str(tmp_path / "run")]
+    said = sentence(run("train", *place, *FAST, *words), USAGE)
+    assert re.search(pattern, said), said
+    assert "secret" not in said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x=['a', 'b c'] is, so leave y= out", "--x a,b c is, so leave --y out"),
+        ('pass missing="fill" or overwrite=True', "pass --missing fill or --overwrite"),
+        ("foreign=True (data.foreign) reads it", "--foreign reads it"),
+        ("sample_weight=2; y=3: no", "--sample-weight 2; --y 3: no"),
+        ("device='gpu:9' can not be used", "--device gpu:9 can not be used"),
+        *[(text, text) for text in (
+            "data.x=5", "n_centers=5", "s3://b/k?x=5&y=3", "/a/x=3/y", "label 'x=3'", "max=3",
+        )],
+    ],
+)  # fmt: skip
+def test_parameters_are_the_options_of_the_command(text: str, said: str) -> None:
+    options = main._options_of(["predict", "run", "ingest"])
+    assert in_options(text, options) == said
+    assert in_options(text, main._options_of(["--version"])) == text
+
+
+def test_remedies_are_in_the_words_of_the_command_line(
+    run: Run, stores: Path, tmp_path: Path
+) -> None:
+    rows = np.arange(40.0).reshape(10, 4)
+    np.savez(tmp_path / "t.npz", X=rows, y=rows[:, 0])
+    np.savetxt(tmp_path / "t.csv", rows, header="a,b,c,d", comments="", delimiter=",")
+    out = tmp_path / "o.zarr"
+    made = ["ingest", tmp_path / "t.csv", out]
+    for words, said in (
+        ([*made, "--y", "z"], "name those you mean with --x and --y"),
+        ([*made, "--y", "d", "--memory", "1 MiB"], "--memory 1 MiB is less than 16 chunks"),
+        ([*made, "--y", "d", "--targets", "labels"], "--targets labels is unknown"),
+        (["ingest", tmp_path / "t.npz", out, "--x", "Z"], "name them with --x and --y"),
+        (["info", stores / "train.zarr", "--x", "Z"], "or pass --foreign to"),
+    ):
+        assert said in sentence(run(*words), USAGE)
+    assert run(*made, "--y", "d")[0] == DONE
+    assert "pass --overwrite" in sentence(run(*made, "--y", "c"), USAGE)
+
+
+def test_nothing_to_train_on_and_unknown_commands(run: Run, tmp_path: Path) -> None:
+    assert "give a run file, or --train URL" in sentence(run("train"), USAGE)
+    assert "No such command 'trian'" in sentence(run("trian"), USAGE)
+    (tmp_path / "run.toml").write_text('[data]\ntrain = "x.zarr"\nepoch = 3\n[run')
+    assert "not valid TOML" in sentence(run("train", tmp_path / "run.toml"), USAGE)
+    (tmp_path / "run.toml").write_text('[data]\ntrain = "x.zarr"\nepoch = 3\n')
+    said = sentence(run("plan", tmp_path / "run.toml"), USAGE)
+    assert "data.epoch is not a setting; did you mean data.epochs?" in said
+
+
+def test_stores_that_are_none(run: Run, make_zarr: Any, tmp_path: Path) -> None:
+    rows, labels = X[:100], np.arange(100) % 3
+    place = ("--run-dir", tmp_path / "run", *FAST)
+    short = make_zarr({"X": rows, "y": labels[:99]}, name="short.zarr")
+    said = sentence(run("train", "--train", short, *place), USAGE)
+    assert "has shape (99,); 100 rows of X need" in said
+    negative = make_zarr({"X": rows, "y": labels - 1}, name="negative.zarr")
+    assert "-1" in sentence(run("train", "--train", negative, *place), USAGE)
+    lonely = make_zarr({"X": rows}, name="lonely.zarr")
+    assert "has no array 'y'" in sentence(run("train", "--train", lonely, *place), USAGE)
+    assert "no zarr store" in sentence(run("info", tmp_path), USAGE)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_label_outside_the_classes(run: Run, store: Path, tmp_path: Path) -> None:
+    zarr.open_group(store, mode="r+")["y"][170] = 7
+    damage.reseal(store)
+    words = ("train", "--train", store, "--run-dir", tmp_path / "run", *FAST)
+    assert "class id 7 in y/c/1, row 170" in sentence(run(*words), USAGE)
+    zarr.open_group(store, mode="r+")["y"][170] = 2
+    damage.reseal(store)
+    assert run(*words)[0] == DONE
+
+
+def test_a_model_for_other_rows(run: Run, stores: Path, tmp_path: Path, make_zarr: Any) -> None:
+    place = trained(stores, tmp_path, run)
+    narrow = tmp_path / "narrow.zarr"
+    ingest(X[:50, :4], narrow, y=Y[:50])
+    for command in (["evaluate", place, narrow], ["predict", place, narrow, tmp_path / "p.zarr"]):
+        said = sentence(run(*command), USAGE)
+        assert "rows of shape (4,), the model was trained on (5,)" in said
+    assert not (tmp_path / "p.zarr").exists()
+    other = make_zarr({"X": X[:50], "y": np.arange(50) % 4}, 50, "other.zarr")
+    assert "4 classes ('0', '1', '2', '3')" in sentence(run("evaluate", place, other), USAGE)
+    none = sentence(run("evaluate", tmp_path / "none", stores / "test.zarr"), USAGE)
+    assert "there is no run directory at" in none
+    said = sentence(run("predict", place, stores / "test.zarr", stores / "train.zarr"), USAGE)
+    assert "holds a group of kind 'store'" in said
+
+
+def test_another_run_in_the_directory(run: Run, stores: Path, tmp_path: Path) -> None:
+    place = trained(stores, tmp_path, run)
+    words = ("train", "--train", stores / "train.zarr", "--run-dir", place, *FAST)
+    said = sentence(run(*words, "--epochs", 3, "--set", "solver.ridge=0.5"), USAGE)
+    assert "solver.ridge: was 0.0, now 0.5" in said
+
+
+# ------------------------------------------------------------------------------ failures of a run
+
+
+@pytest.mark.parametrize("below", ["file", "proc"])
+def test_a_run_directory_that_can_not_be_made(
+    run: Run, stores: Path, tmp_path: Path, below: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    place = tmp_path / "file" / "run" if below == "file" else Path("/proc/nothing/run")
+    said = sentence(
+        run("train", "--train", stores / "train.zarr", "--run-dir", place, *FAST), USAGE
+    )
+    assert str(place) in said
+
+
+def test_another_writer(run: Run, stores: Path, tmp_path: Path) -> None:
+    with RunDirectory(tmp_path / "run"):
+        words = ("--run-dir", tmp_path / "run", *FAST)
+        said = sentence(run("train", "--train", stores / "train.zarr", *words), USAGE)
+    assert f"is being written by process {os.getpid()} " in said
+
+
+@pytest.mark.parametrize("damage", [flip_bit, remove])
+def test_a_chunk_lost_during_the_run(
+    run: Run, stores: Path, store: Path, tmp_path: Path, monkeypatch: Any, damage: Any
+) -> None:
+    words = ("--epochs", 4, *FAST, "--set", "run.checkpoint_every=10")
+    tested = ("--test", stores / "test.zarr")
+    kept = (store / "X/c/2/0").read_bytes()
+
+    def lose(record: dict[str, Any]) -> None:
+        if record["step"] == 10:
+            damage(store, "X/c/2/0")
+
+    monkeypatch.setattr(main, "show_evaluation", lose)
+    place = ("--run-dir", tmp_path / "run")
+    said = sentence(run("train", "--train", store, *tested, *place, *words), FAILED)
+    assert "X/c/2/0" in said
+    saved = RunDirectory(tmp_path / "run", writable=False).load_latest()
+    assert saved is not None
+    assert saved.step >= 10
+    assert json.loads(run("info", tmp_path / "run", "--json")[1])["state"].startswith("stopped")
+    monkeypatch.undo()
+    (store / "X/c/2/0").write_bytes(kept)
+    assert run("train", "--train", store, *tested, *place, *words)[0] == DONE
+    whole = ("--run-dir", tmp_path / "whole")
+    assert run("train", "--train", store, *tested, *whole, *words)[0] == DONE
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_bug_is_one_line_too(run: Run, stores: Path, monkeypatch: Any) -> None:
+    def broken(*args: object, **more: object) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr("streamkern.cli.main.open_run", broken)
+    words = ("plan", "--train", stores / "train.zarr")
+    said = sentence(run(*words), FAILED)
+    assert said == "ZeroDivisionError: division by zero (this is a bug; --debug shows where)"
+    code, _, err = run(*words, "--debug")
+    assert code == FAILED
+    assert "Traceback" in err
+
+    def interrupted(*args: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("streamkern.cli.main.open_run", interrupted)
+    assert sentence(run(*words), 130) == "interrupted"
+
+    def offline(*args: object, **more: object) -> None:
+        error = OSError("s3://me:secret@host/x?sig=1 did not answer")
+        error.add_note("unit 3")
+        raise error
+
+    monkeypatch.setattr("streamkern.cli.main.open_run", offline)
+    assert sentence(run(*words), FAILED) == "s3://host/x did not answer; unit 3"
+
+
+# --------------------------------------------------------------------------- data, near and remote
+
+
+def test_augment_is_the_library_function(run: Run, stores: Path, tmp_path: Path) -> None:
+    words = ("--copies", 3, "--transform", '{kind = "noise", sigma = 0.5}', "--seed", 7)
+    code, out, err = run("augment", stores / "train.zarr", tmp_path / "a.zarr", *words)
+    assert (code, err) == (DONE, "")
+    assert "1,500 rows of 5 float32, 3 classes: a, b, c" in out
+    spec = streamkern.augment_store(
+        stores / "train.zarr", tmp_path / "b.zarr", copies=3, seed=7,
+        transforms=[{"kind": "noise", "sigma": 0.5}],
+    )  # fmt: skip
+    assert streamkern.open_store(tmp_path / "a.zarr").spec.fingerprint == spec.fingerprint
+    both = (stores / "train.zarr", stores / "test.zarr")
+    assert run("augment", *both, tmp_path / "m.zarr", "--weights", "3,1", "--no-shuffle")[0] == DONE
+    spec = streamkern.augment_store(both, tmp_path / "n.zarr", weights=[3, 1], shuffle=False)
+    assert streamkern.open_store(tmp_path / "m.zarr").spec.fingerprint == spec.fingerprint
+    code, _, err = run("augment", stores / "train.zarr", tmp_path / "a.zarr", *words)
+    assert code == DONE
+    assert "is complete already, made by the same command" in err
+    words = (*words, "--no-shuffle")
+    said = sentence(run("augment", stores / "train.zarr", tmp_path / "a.zarr", *words), USAGE)
+    assert "already holds a store" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--copies", "0"], "data.copies=0 must be a whole number, at least 1"),
+        (["--transform", "flip"], "--transform 'flip' must be a table as in a run file"),
+        (["--transform", '{kind = "noise"}'], "data.transforms[0].sigma is missing"),
+        (["--transform", '{kind = "blur"}'], "must be a table with kind = one of"),
+        (["--weights", "a,b"], "--weights 'a,b' must be numbers with commas"),
+        (["--weights", "1,2"], "data.weights has 2 numbers for 1 stores"),
+        (["--threads", "0"], "data.prefetch_threads=0 must be"),
+        (["--dtype", "int3"], "--dtype int3 is not a dtype"),
+        (["--memory", "none"], "--memory none must be"),
+        (["--storage-option", "secret"], "--storage-option number 1 must be KEY=VALUE"),
+    ],
+)
+def test_bad_augmentations(
+    run: Run, stores: Path, tmp_path: Path, words: list[str], said: str
+) -> None:
+    answer = run("augment", stores / "train.zarr", tmp_path / "out.zarr", *words)
+    assert said in sentence(answer, USAGE)
+    assert not (tmp_path / "out.zarr").exists()
+
+
+def test_info_of_an_unfinished_store_and_of_a_verified_one(
+    run: Run, store: Path, tmp_path: Path
+) -> None:
+    with StoreWriter(
+        tmp_path / "u.zarr", row_shape=(5,), x_dtype=np.float32, n_outputs=3, classes="abc",
+        chunk_rows=100, n_rows=500,
+    ) as writer:  # fmt: skip
+        writer.write_chunk(0, X[:100], np.zeros(100, np.int64))
+    code, out, _ = run("info", tmp_path / "u.zarr")
+    assert code == DONE
+    assert "unfinished: 1 of 5 chunks are written, 20%" in out
+    assert json.loads(run("info", tmp_path / "u.zarr", "--json")[1])["unfinished"]
+    said = sentence(run("train", "--train", tmp_path / "u.zarr"), USAGE)
+    assert "is an unfinished store" in said
+    code, out, _ = run("info", store, "--verify")
+    assert (code, "every chunk matches its digest" in out) == (DONE, True)
+    flip_bit(store, "X/c/2/0")
+    assert "X/c/2/0" in sentence(run("info", store, "--verify"), FAILED)
+
+
+def test_bench_read_prints_a_table_and_a_conclusion(run: Run, stores: Path) -> None:
+    code, out, err = run("bench-read", stores / "train.zarr", "--seconds", 0.02)
+    assert (code, err) == (DONE, "")
+    rows = [line for line in out.splitlines() if re.match("objects|chunks|batches", line)]
+    assert len(rows) == 13
+    assert "does not wait for this store." in out
+    code, out, _ = run("bench-read", stores / "train.zarr", "--seconds", 0.02, "--json")
+    assert len(json.loads(out)["rows"]) == 13
+    assert "--seconds 0.0 must be" in sentence(
+        run("bench-read", stores / "train.zarr", "--seconds", 0), USAGE
+    )
+
+
+@pytest.mark.slow
+def test_every_command_on_s3(
+    run: Run, s3: S3Server, bucket: str, stores: Path, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "X.npy", X)
+    np.save(tmp_path / "y.npy", Y)
+    options = [w for k, v in s3.options().items() for w in ("--storage-option", f"{k}={v}")]
+    place = f"s3://{bucket}"
+    words = (tmp_path / "X.npy", f"{place}/s.zarr", "--y", tmp_path / "y.npy", "--chunk-mb", 0.002)
+    answers = [run("ingest", *words, *options)]
+    answers.append(run("augment", f"{place}/s.zarr", f"{place}/a.zarr", "--copies", 2, *options))
+    answers.append(run("info", f"{place}/a.zarr", "--verify", *options))
+    assert "1,200 rows" in answers[-1][1]
+    data = ("--train", f"{place}/a.zarr", "--test", f"{place}/s.zarr", "--run-dir", f"{place}/run")
+    cache = ("--cache", tmp_path / "cache", "--cache-size", "1 GiB")
+    answers.append(run("plan", *data, *cache, *FAST, *options))
+    answers.append(run("train", *data, *cache, *FAST, *options, "--epochs", 2))
+    assert list((tmp_path / "cache").glob("*/*"))
+    answers.append(run("info", f"{place}/run", *options, "--json"))
+    assert json.loads(answers[-1][1])["state"] == "finished"
+    answers.append(run("evaluate", f"{place}/run", f"{place}/s.zarr", *options, "--json"))
+    metrics = json.loads(answers[-1][1])
+    assert metrics["rows"] == 600
+    answers.append(run("predict", f"{place}/run", f"{place}/s.zarr", f"{place}/p.zarr", *options))
+    # The same from a local output, and from a local copy of the model's input.
+    local = tmp_path / "p.zarr"
+    answers.append(run("predict", f"{place}/run", f"{place}/s.zarr", local, *options))
+    remote = zarr.open_group(f"{place}/p.zarr", mode="r", storage_options=s3.options())
+    np.testing.assert_array_equal(
+        remote["labels"][:], zarr.open_group(local, mode="r")["labels"][:]
+    )
+    answers.append(run("bench-read", f"{place}/s.zarr", "--seconds", 0.02, *options))
+    # Places near and far in one run.
+    mixed = ("--train", f"{place}/a.zarr", "--test", stores / "test.zarr")
+    answers.append(run("train", *mixed, "--run-dir", tmp_path / "run", *FAST, *options))
+    near = ("--train", stores / "train.zarr", "--test", stores / "test.zarr")
+    answers.append(run("train", *near, "--run-dir", f"{place}/near", *FAST, *options))
+    assert [answer[0] for answer in answers] == [DONE] * len(answers), answers
+    said = sentence(run("train", *near, *FAST, *options), USAGE)
+    assert "storage_options were given for the local path" in said
+    assert not [answer for answer in answers if SECRET in answer[1] + answer[2]]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["info", "s3://{}/none.zarr"],
+        ["bench-read", "s3://{}/none.zarr"],
+        ["train", "--train", "s3://{}/none.zarr"],
+        ["evaluate", "s3://{}/run", "s3://{}/none.zarr"],
+        ["ingest", "{}.npy", "s3://none-{}/s.zarr"],
+    ],
+)
+def test_what_is_not_on_s3(run: Run, s3: S3Server, words: list[str], tmp_path: Path) -> None:
+    np.save(tmp_path / "X.npy", X)
+    options = [w for k, v in s3.options().items() for w in ("--storage-option", f"{k}={v}")]
+    filled = [word.replace("{}.npy", str(tmp_path / "X.npy")) for word in words]
+    answer = run(*[word.format(s3.bucket) for word in filled], *options)
+    said = sentence(answer, USAGE)
+    assert "s3://" in said
+    assert SECRET not in said
+
+
+def test_options_go_where_they_belong() -> None:
+    given = parse_options(["anon=true", "deadline_s=30", "key=0123", "secret=12", "region=eu-1"])
+    assert given == {
+        "anon": True, "deadline_s": 30, "key": "0123", "secret": "12", "region": "eu-1",
+    }  # fmt: skip
+    assert options_for(given, "s3://b/x") == given
+    assert options_for(given, "/data/x", "memory://x") == given
+    assert options_for(given, "/data/x") is None
+
+
+@pytest.mark.slow
+def test_a_run_on_a_cluster_says_where_to_watch_it(run: Run, stores: Path, tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    with Cluster(tmp_path) as cluster:
+        cluster.worker()
+        words = ("--train", stores / "train.zarr", "--run-dir", tmp_path / "run", *FAST)
+        code, _, err = run("train", *words, "--dask", cluster.address)
+    assert code == DONE, err
+    assert f"note: reading on the cluster at {cluster.address}, dashboard http://127.0.0.1" in err
+    said = sentence(run("train", *words, "--dask", "somewhere"), USAGE)
+    assert "data.dask='somewhere' must be the address of a Dask scheduler" in said
+
+
+# ------------------------------------------------------------------------------ processes that end
+
+
+LONG = ("--epochs", "60", *FAST, "--set", "run.checkpoint_every=100", "--set", "data.batch_size=10")
+STEPS = 60 * 50
+
+
+def start(store: Path, place: Path, *more: str) -> subprocess.Popen[str]:
+    """A life of the run, as a process of its own."""
+    words = [sys.executable, "-m", "streamkern", "train", "--train", str(store)]
+    return subprocess.Popen(
+        [*words, "--run-dir", str(place), *LONG, *more],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    )
+
+
+def wait_for_step(process: subprocess.Popen[str], place: Path, step: int) -> None:
+    """Until a checkpoint of at least `step` is published."""
+    directory = RunDirectory(place, writable=False)
+    give_up = time.monotonic() + 60
+    while max(directory.steps(), default=-1) < step:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < give_up
+        time.sleep(0.002)
+
+
+def newest(place: Path) -> Saved:
+    saved = RunDirectory(place, writable=False).load_latest()
+    assert saved is not None
+    return saved
+
+
+def assert_same_weights(a: Path, b: Path) -> None:
+    one, two = newest(a), newest(b)
+    assert one.step == two.step
+    assert one.meta["position"] == two.meta["position"]
+    assert one.arrays.keys() == two.arrays.keys()
+    for name in one.arrays:
+        np.testing.assert_array_equal(one.arrays[name], two.arrays[name], err_msg=name)
+
+
+def end(process: subprocess.Popen[str], code: int) -> str:
+    """What a process that ends with `code` leaves on stderr."""
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == code, err
+    return err
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs prlimit, as Linux has it")
+def test_killed_stopped_out_of_disk_and_gone_on_with(
+    run: Run, stores: Path, tmp_path: Path
+) -> None:
+    store, place = stores / "train.zarr", tmp_path / "run"
+    process = start(store, place)
+    wait_for_step(process, place, 100)
+    process.kill()
+    assert end(process, -signal.SIGKILL) == ""
+
+    process = start(store, place)
+    wait_for_step(process, place, 600)
+    process.send_signal(signal.SIGTERM)
+    err = end(process, TRY_AGAIN)
+    assert re.fullmatch(
+        "streamkern: stopped by SIGTERM after [0-9]+ samples and saved; run the same command "
+        "again to go on\n",
+        err,
+    )
+    stopped = newest(place).step
+    assert 600 <= stopped < STEPS
+
+    process = start(store, place)
+    wait_for_step(process, place, stopped + 200)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (100, 100))
+    err = end(process, FAILED)
+    assert err.count("\n") == 1
+    assert "could not be written" in err or "run log" in err
+    assert stopped + 200 <= newest(place).step < STEPS
+
+    # More threads to read with: the samples come in the same order.
+    end(start(store, place, "--set", "data.prefetch_threads=3"), DONE)
+    whole = ("--run-dir", tmp_path / "whole", *LONG)
+    assert run("train", "--train", store, *whole)[0] == DONE
+    assert newest(place).step == STEPS
+    assert_same_weights(place, tmp_path / "whole")

@@ -1,0 +1,570 @@
+"""Settings: what is accepted, what each mistake says, and what a resume may change."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dask.utils import parse_bytes as dask_parse_bytes
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamkern.basics.errors import ConfigError
+from streamkern.config import run_config as config_module
+from streamkern.config.rules import parse_bytes, parse_seconds
+from streamkern.config.run_config import (
+    FREE_AT_RESUME,
+    SOLVER_OPTIONS,
+    DataConfig,
+    ExecutionConfig,
+    ModelConfig,
+    RunConfig,
+    SolverConfig,
+    load_run_file,
+)
+from streamkern.train.same_run import difference
+
+SECRET = "hunter2/and+more"
+
+
+def config(**tables: dict[str, Any]) -> RunConfig:
+    return RunConfig.from_tables({"data": {"train": "a.zarr"}, **tables})
+
+
+def complaint(**tables: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.from_tables({"data": {"train": "a.zarr"}, **tables})
+    return str(caught.value)
+
+
+# Sizes and times
+
+
+@given(
+    number=st.integers(1, 10**6) | st.floats(1, 1e6, allow_nan=False),
+    space=st.sampled_from(["", " "]),
+    unit=st.sampled_from(["B", "kB", "KiB", "MB", "MiB", "GB", "GiB", "TB", "TiB", "M", "gib"]),
+)
+def test_sizes_agree_with_dask(number: float, space: str, unit: str) -> None:
+    text = f"{number:f}{space}{unit}"
+    assert parse_bytes(text) == dask_parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "n_bytes"),
+    [("512 MiB", 512 * 2**20), ("1GB", 10**9), ("1.5 GiB", 3 * 2**29), (" 7 ", 7), (4096, 4096)],
+)
+def test_sizes(text: str | int, n_bytes: int) -> None:
+    assert parse_bytes(text) == n_bytes
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1 GiB", "1 GiBs", "1 2", "1e9", "0", "0.2 B", 0, -5])
+def test_sizes_refused(text: str | int) -> None:
+    with pytest.raises(ConfigError, match=r"size=.*write for example"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30 s", 30), ("5 min", 300), ("5min", 300), ("1.5 h", 5400), ("2 Hours", 7200)],
+)
+def test_times(text: str, seconds: float) -> None:
+    assert parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "5", "5 m", "0 s", "-5 s", "five min", "5 min 3 s"])
+def test_times_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"time=.*write for example"):
+        parse_seconds(text)
+
+
+# What is accepted
+
+
+def test_only_the_training_set_is_needed() -> None:
+    made = config()
+    assert made == RunConfig(data=DataConfig(train="a.zarr"))
+    assert made.data.batch_size == made.solver.name == made.run.memory == "auto"
+    assert made.run.checkpoint_cadence == (None, None)
+
+
+SOLVERS = [
+    """
+    name = "block"
+    block_size = 100
+    ridge = 1e-6
+    average = false
+    damping = 1e-5
+    step_scale = 0.5
+    warm_start = "runs/b"
+    """,
+    """
+    name = "eigenpro4"
+    n_nystrom = 500
+    level = 50
+    period = 10
+    projection = "inexact"
+    average = false
+    step_scale = 0.5
+    warm_start = "runs/b"
+    """,
+    """
+    name = "falkon"
+    ridge = 1e-6
+    tolerance = 1e-3
+    warm_start = "runs/b"
+    """,
+]
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_all_settings_in_a_run_file(solver: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(
+        """
+        [data]
+        train = ["s3://bucket/train.zarr", "more.zarr"]
+        weights = [3, 0.5]
+        test = "test.zarr"
+        x = "images"
+        sample_weight = "importance"
+        foreign = true
+        class_weight = {cat = 2, dog = 0.5}
+        y = "labels"
+        copies = 20
+        scale = "feature"
+        epochs = 2
+        batch_size = 256
+        prefetch_threads = 3
+        dask = "tcp://127.0.0.1:8786"
+        cache = "scratch/chunks"
+        cache_size = "20 GiB"
+        storage_options = {endpoint_url = "http://localhost:9000", secret = "hunter2/and+more"}
+        transforms = [
+            {kind = "crop", padding = 2}, {kind = "flip"}, {kind = "scale", mode = "feature"},
+            {kind = "noise", sigma = 1}, {kind = "mixup", alpha = 0.2},
+        ]
+        [model]
+        kernel = "matern32"
+        bandwidth = 5
+        n_centers = 1_000
+        centers = "random"
+        features = "kernel"
+        n_features = "auto"
+        fit_intercept = false
+        [run]
+        run_dir = "runs/a"
+        precision = "float64"
+        device = "gpu:1"
+        accelerator = "none"
+        memory = "1.5 GiB"
+        device_memory = 1000000
+        threads = 2
+        random_state = 7
+        checkpoint_every = "5 min"
+        keep_checkpoints = 1
+        evaluate_every = 0
+        evaluate_at = [1000, 10_000]
+        log = false
+        [solver]
+        """
+        + solver,
+        encoding="utf-8",
+    )
+    made = load_run_file(path)
+    assert made.data.transform_tables == [
+        {"kind": "crop", "padding": 2},
+        {"kind": "flip"},
+        {"kind": "scale", "mode": "feature"},
+        {"kind": "noise", "sigma": 1.0},
+        {"kind": "mixup", "alpha": 0.2},
+    ]
+    assert made.data.train_urls == ("s3://bucket/train.zarr", "more.zarr")
+    assert made.data.weights == (3.0, 0.5)
+    assert made.data.class_weight == {"cat": 2.0, "dog": 0.5}
+    assert isinstance(made.model.bandwidth, float)
+    assert made.run.memory == 3 * 2**29
+    assert made.run.checkpoint_cadence == (None, 300.0)
+    assert made.data.storage_options["secret"] == SECRET
+    # Not one field was left at its default: the file above shows every setting there is.
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    for name in ("data", "model", "run"):
+        assert set(tables[name]) == set(type(getattr(made, name)).model_fields)
+    assert set(tables["solver"]) == {"name", *SOLVER_OPTIONS[made.solver.name]}
+    assert all(getattr(made.solver, key) == value for key, value in tables["solver"].items())
+
+
+def test_every_setting_is_of_some_solver() -> None:
+    taken = {name for names in SOLVER_OPTIONS.values() for name in names}
+    assert taken == set(SolverConfig.model_fields) - {"name"}
+
+
+def test_the_run_file_in_the_documentation_is_valid() -> None:
+    doc = config_module.__doc__
+    assert doc is not None
+    block = doc.partition("::\n")[2].partition("\nA bad setting")[0]
+    made = RunConfig.from_tables(tomllib.loads(block))
+    assert made.run.memory == 8 * 2**30
+
+
+def test_steps_between_checkpoints() -> None:
+    assert config(run={"checkpoint_every": 50}).run.checkpoint_cadence == (50, None)
+
+
+def test_numpy_scalars_and_paths_are_accepted() -> None:
+    made = config(
+        data={"train": Path("a") / "b.zarr", "batch_size": np.int64(8)},
+        model={"bandwidth": np.float32(2.5)},
+        solver={"average": np.bool_(False)},
+    )
+    assert (made.data.train, made.data.batch_size) == (str(Path("a") / "b.zarr"), 8)
+    assert type(made.data.batch_size) is int
+    assert (made.model.bandwidth, made.solver.average) == (2.5, False)
+
+
+def test_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        config().data.epochs = 3
+
+
+# What each mistake says
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("data", "batch_size", 0),
+        ("data", "batch_size", 1.5),
+        ("data", "batch_size", "many"),
+        ("data", "epochs", 0),
+        ("data", "epochs", True),
+        ("data", "copies", "3"),
+        ("data", "x", ""),
+        ("data", "train", 3),
+        ("data", "train", []),
+        ("data", "train", ["a", ""]),
+        ("data", "train", ["a", 3]),
+        ("data", "weights", 2),
+        ("data", "cache", "s3://bucket/cache"),
+        ("data", "cache", ""),
+        ("data", "cache_size", "some"),
+        ("data", "weights", [1, 0]),
+        ("data", "weights", [1, True]),
+        ("data", "weights", [float("inf")]),
+        ("data", "transforms", 3),
+        ("model", "kernel", "laplacian"),
+        ("model", "bandwidth", 0),
+        ("model", "bandwidth", float("nan")),
+        ("model", "bandwidth", float("inf")),
+        ("model", "n_centers", -1),
+        ("model", "centers", 5),
+        ("solver", "name", "adam"),
+        ("model", "features", "wavelet"),
+        ("solver", "ridge", -1e-9),
+        ("solver", "step_scale", 0.0),
+        ("solver", "step_scale", 1.01),
+        ("solver", "average", 1),
+        ("solver", "projection", None),
+        ("run", "precision", "fp32"),
+        ("run", "device", "gpu:one"),
+        ("run", "device", "cpu\n"),
+        ("run", "memory", "8 parsecs"),
+        ("run", "memory", -1),
+        ("run", "threads", 0),
+        ("run", "random_state", -1),
+        ("run", "random_state", None),
+        ("run", "checkpoint_every", "5"),
+        ("run", "checkpoint_every", 0),
+        ("run", "evaluate_every", -1),
+        ("run", "evaluate_at", [100, 0]),
+        ("run", "run_dir", ""),
+    ],
+)
+def test_a_bad_value_is_one_sentence(section: str, key: str, value: object) -> None:
+    data = {"train": "a.zarr"}
+    said = complaint(**{"data": data, section: {**(data if section == "data" else {}), key: value}})
+    assert said.startswith(f"{section}.{key}={value!r} must be ")
+    assert "; correct it" in said
+    assert "\n" not in said
+
+
+def test_the_wording() -> None:
+    assert complaint(data={"train": "a", "batch_size": 0}) == (
+        'data.batch_size=0 must be "auto" or a whole number, at least 1; '
+        'correct it or leave it out for the default "auto"'
+    )
+    assert complaint(run={"precision": "fp32"}) == (
+        'run.precision=\'fp32\' must be one of "auto", "exact", "high", "fast", "integer", '
+        '"float64"; correct it or leave it out for the default "auto"'
+    )
+
+
+def test_weights_go_with_a_list_of_stores() -> None:
+    assert complaint(data={"train": "a", "weights": [1]}) == (
+        "data.weights is for several stores; make data.train a list, or leave weights out"
+    )
+    assert complaint(data={"train": ["a", "b"], "weights": [1]}) == (
+        "data.weights has 1 numbers for 2 stores in data.train; give one for each"
+    )
+    made = config(data={"train": ["a", Path("b")], "weights": [1, 2]})
+    assert made.data.train == ("a", "b")
+    assert made.identity()["data"]["weights"] == [1.0, 2.0]
+    assert config().data.train_urls == ("a.zarr",)
+
+
+def test_every_mistake_is_reported_at_once() -> None:
+    said = complaint(data={"train": "a", "epochs": 0, "epocs": 1}, run={"memory": "x"}).split("\n")
+    assert [line.split("=")[0].split(" ")[0] for line in said] == [
+        "data.epochs",
+        "data.epocs",
+        "run.memory",
+    ]
+
+
+@pytest.mark.parametrize("data", [{}, {"test": "b.zarr"}])
+def test_missing_training_set(data: dict[str, str]) -> None:
+    assert complaint(data=data).startswith("data.train is missing: it must be a path or URL")
+    with pytest.raises(ConfigError, match=r"data\.train is missing"):
+        RunConfig.from_tables({})
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ({"solver": {"levl": 3}}, "solver.levl is not a setting; did you mean solver.level?"),
+        ({"data": {"train": "a", "Epochs": 3}}, "did you mean data.epochs?"),
+        ({"solver": {"bandwidth": 3}}, "did you mean model.bandwidth?"),
+        ({"sovler": {}}, "sovler is not a setting; did you mean solver?"),
+        ({"zzz": {}}, "known here are data, model, solver, run"),
+        ({"model": {"zzz": 1}}, "known here are model.kernel, model.bandwidth"),
+        ({"model": 3}, "model must be a table of settings; write them under [model]"),
+    ],
+)
+def test_unknown_keys_suggest_known_ones(tables: dict[str, Any], said: str) -> None:
+    assert said in complaint(**tables)
+
+
+@pytest.mark.parametrize(
+    ("transform", "said"),
+    [
+        (
+            {"kind": "noise", "sigma": -1},
+            "data.transforms[1].sigma=-1 must be a number, 0 or above; correct it",
+        ),
+        ({"kind": "noise"}, "data.transforms[1].sigma is missing: it must be a number"),
+        ({"kind": "crop", "pading": 1}, "did you mean data.transforms[1].padding?"),
+        ({"kind": "scale", "mode": "row"}, 'must be one of "global", "feature", "none"'),
+        ({"kind": "blur"}, 'must be a table with kind = one of "scale", "noise", "mixup", "crop"'),
+        ({"sigma": 1}, "data.transforms[1]={'sigma': 1} must be a table with kind"),
+        ("noise", "data.transforms[1]='noise' must be a table with kind"),
+    ],
+)
+def test_a_bad_transform_is_named_by_its_place(transform: object, said: str) -> None:
+    assert said in complaint(data={"train": "a", "transforms": [{"kind": "flip"}, transform]})
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ({"model": {"centers": "all", "n_centers": 9}}, r'n_centers=9 contradicts .*centers="all"'),
+        (
+            {"solver": {"name": "eigenpro4", "level": 50, "n_nystrom": 50}},
+            "solver.level=50 must lie between .*lower",
+        ),
+        ({"solver": {"name": "eigenpro3", "period": 2}}, "solver.period=2 must be 1 .*eigenpro4"),
+        ({"solver": {"period": 2}}, "period=2 is not defined for solver 'auto'"),
+        ({"solver": {"name": "block", "level": 2}}, "level=2 is not defined .* takes block_size"),
+        ({"solver": {"name": "eigenpro3", "damping": 0.1}}, "damping=0.1 is not defined"),
+        ({"solver": {"name": "direct", "period": 2}}, "period=2 is not defined .* takes ridge$"),
+        (
+            {"solver": {"name": "falkon", "average": False}},
+            "average=false is not defined for solver",
+        ),
+        ({"solver": {"name": "block", "tolerance": 0.1}}, "tolerance=0.1 is not defined .* damp"),
+        ({"solver": {"name": "eigenpro2", "warm_start": "s3://a"}}, "warm_start is not defined"),
+    ],
+)
+def test_settings_that_contradict_each_other(tables: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        config(**tables)
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [
+        {"name": "eigenpro2", "level": 49, "n_nystrom": 50},
+        {"name": "eigenpro2", "level": 900},
+        {"name": "eigenpro3", "period": 1},
+    ],
+)
+def test_settings_that_agree(solver: dict[str, Any]) -> None:
+    assert config(solver=solver).solver == SolverConfig(**solver)
+
+
+def test_tables_built_directly_name_the_same_key() -> None:
+    with pytest.raises(ConfigError, match=r"^run\.threads=0 must be"):
+        ExecutionConfig(threads=0)
+    with pytest.raises(ConfigError, match=r"^model\.kernel='rbf' must be one of"):
+        ModelConfig(kernel="rbf")  # type: ignore[arg-type]
+
+
+def test_run_file_mistakes_name_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    with pytest.raises(ConfigError, match=r"run\.toml' can not be read \(No such file"):
+        load_run_file(path)
+    path.write_text("[data\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"run\.toml' is not valid TOML \(.*line 1"):
+        load_run_file(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"run\.toml' is not valid TOML"):
+        load_run_file(path)
+    path.write_text('[data]\ntrain = "a"\nepochs = 0\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"run\.toml': data\.epochs=0 must be"):
+        load_run_file(path)
+
+
+# Secrets
+
+
+def test_storage_options_are_never_shown() -> None:
+    made = config(data={"train": "a", "storage_options": {"secret": SECRET}})
+    shown = [repr(made), str(made), repr(made.data), made.model_dump_json(), str(made.identity())]
+    assert not [text for text in shown if SECRET in text]
+    assert made.with_overrides({"data.epochs": 2}).data.storage_options == {"secret": SECRET}
+
+
+def test_mistakes_never_show_secrets() -> None:
+    with pytest.raises(ConfigError) as caught:
+        DataConfig(train="a", storage_options=SECRET, secret=SECRET, epochs=0)  # type: ignore[arg-type,call-arg]
+    error: BaseException = caught.value
+    assert str(error).count("\n") == 2
+    assert SECRET not in str(error)
+    assert error.__cause__ is None
+    assert error.__context__ is None
+
+
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [("data", "train"), ("data", "test"), ("model", "centers"), ("run", "run_dir")],
+)
+def test_passwords_in_urls_are_refused_unseen(section: str, key: str) -> None:
+    tables: dict[str, dict[str, Any]] = {"data": {"train": "a"}}
+    tables.setdefault(section, {})[key] = f"s3://AKIA:{SECRET}@bucket/a.zarr"
+    said = complaint(**tables)
+    assert said.startswith(f"{section}.{key}='s3://***@bucket/a.zarr' must be ")
+    assert "without a password" in said
+
+
+def test_passwords_in_a_list_of_urls_are_refused_unseen() -> None:
+    urls = ["s3://bucket/a", f"s3://AKIA:{SECRET}@bucket/train.zarr"]
+    said = complaint(data={"train": urls})
+    assert SECRET not in said
+    assert "AKIA" not in said
+    assert "without a password" in said
+
+
+@pytest.mark.parametrize(
+    "url", ["http://host:9000/a@b", "sftp://me@host/a.zarr", "s3://bucket/a:b", "C:/a@b", "a:b@c"]
+)
+def test_urls_without_a_password_are_accepted(url: str) -> None:
+    assert config(data={"train": url}).data.train == url
+
+
+# Overrides, identity and differences
+
+
+def test_overrides_are_checked_like_the_file() -> None:
+    made = config(solver={"name": "eigenpro4", "level": 10})
+    changed = made.with_overrides(
+        {"solver.name": "eigenpro2", "data.epochs": 3, "run.run_dir": None}
+    )
+    assert (changed.solver.name, changed.solver.level, changed.data.epochs) == ("eigenpro2", 10, 3)
+    assert made.solver.name == "eigenpro4"
+    assert made.with_overrides({}) == made
+    for overrides, said in [
+        ({"solver.levl": 3}, r"did you mean solver\.level\?"),
+        ({"solver.name": "auto"}, r"solver\.level=10 is not defined for solver 'auto'"),
+        ({"solver.n_nystrom": 10}, r"solver\.level=10 must lie between 1 and"),
+        ({"level": 3}, r"^level is not a setting; did you mean solver\.level\?"),
+        ({"sovler.level": 3}, r"^sovler is not a setting; did you mean solver\?"),
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            made.with_overrides(overrides)
+
+
+def test_what_a_resume_may_change_are_settings() -> None:
+    known = {f"{name}.{key}" for name, table in config() for key in type(table).model_fields}
+    assert known >= FREE_AT_RESUME
+
+
+def test_identity_is_json_and_leaves_out_what_may_change() -> None:
+    made = config(data={"train": "a", "transforms": [{"kind": "noise", "sigma": 0.1}]})
+    free = made.with_overrides(
+        {
+            "data.prefetch_threads": 7,
+            "data.dask": "tcp://host:8786",
+            "data.cache": "scratch",
+            "data.cache_size": 10**9,
+            "data.test": "b",
+            "data.storage_options": {"a": 1},
+            "run.run_dir": "r",
+            "run.device": "cpu",
+            "run.accelerator": "none",
+            "run.memory": "1 GiB",
+            "run.device_memory": "1 GiB",
+            "run.threads": 2,
+            "run.checkpoint_every": "5 s",
+            "run.keep_checkpoints": 9,
+            "run.evaluate_every": 3,
+            "run.evaluate_at": [5],
+            "run.log": False,
+        }
+    )
+    assert made.identity() == free.identity()
+    stored = json.loads(json.dumps(made.identity()))
+    assert difference(stored, made.identity()) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("solver.block_size", 200, "solver.block_size: was 'auto', now 200"),
+        ("data.train", "b", "data.train: was 'a.zarr', now 'b'"),
+        ("data.epochs", 2, "data.epochs: was 'auto', now 2"),
+        ("run.random_state", 1, "run.random_state: was 0, now 1"),
+        ("data.transforms", [{"kind": "flip"}], "data.transforms: was [], now [{'kind': 'flip'}]"),
+    ],
+)
+def test_differences_are_named(key: str, value: object, said: str) -> None:
+    made = config()
+    assert difference(made.identity(), made.with_overrides({key: value}).identity()) == [said]
+
+
+def test_a_setting_of_another_version_is_a_difference() -> None:
+    old, new = {"solver": {"a": 1, "b": None}}, {"solver": {"b": None, "c": 2}}
+    assert difference(old, new) == ["solver.a: was 1, now not set", "solver.c: was not set, now 2"]
+
+
+@given(st.sampled_from(sorted(FREE_AT_RESUME)), st.integers(1, 9))
+def test_anything_else_is_in_the_identity(free: str, seed: int) -> None:
+    section, _, key = free.partition(".")
+    identity = config(run={"random_state": seed}).identity()
+    assert key not in identity[section]
+    assert identity["run"]["random_state"] == seed
+
+
+def test_importing_the_settings_is_light() -> None:
+    code = (
+        "import sys, streamkern.config.run_config\n"
+        "print(*{m.partition('.')[0] for m in sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    # NumPy is loaded: the kernels, which check what is said of them, need it.
+    heavy = {"zarr", "dask", "sklearn", "scipy", "cupy"}
+    assert not heavy & set(done.stdout.split())

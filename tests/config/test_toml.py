@@ -1,0 +1,70 @@
+"""Run files that no one would write get a sentence, soon and in little memory."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamkern.basics.errors import ConfigError
+from streamkern.cli.options import parse_transform, setting
+from streamkern.config.rules import parse_toml
+from streamkern.config.run_config import load_run_file
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.augmented import AugmentedSource
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = " + "[" * 100_000, "nested too deeply"),
+        ("x = " + "{a = " * 50_000, "nested too deeply"),
+        ("[data]\n" + ".".join(["a"] * 100_000) + " = 1", "line 2 has a key of more than 32 parts"),
+        (".".join(['"a b"', "'c'"] * 50_000) + " = 1", "line 1 has a key of more than 32 parts"),
+        ("[" + ".".join(["a"] * 100_000) + "]", "line 1 has a key of more than 32 parts"),
+        ("x = 1 # " + "x" * (1 << 24), "characters, 16777216 are allowed"),
+    ],
+)
+def test_hostile_run_files_are_refused_in_bounded_time_and_memory(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    """R5, and the messages: the long key took 27 s and 3.7 GB."""
+    (tmp_path / "run.toml").write_text(text)
+    tracemalloc.start()
+    began = time.monotonic()
+    try:
+        with pytest.raises(ConfigError, match=rf"run\.toml' is not valid TOML \(.*{said}"):
+            load_run_file(tmp_path / "run.toml")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 200e6
+    assert time.monotonic() - began < 20
+
+
+def test_values_of_the_command_line_are_parsed_as_carefully() -> None:
+    assert setting("model.kernel=" + "[" * 100_000)[1].startswith("[[")
+    with pytest.raises(ConfigError, match="must be a table"):
+        parse_transform("{a = " * 50_000)
+
+
+def test_numbers_and_dates_are_no_long_keys() -> None:
+    numbers = ", ".join(["0.25", "1.5e-3", "-2.0"] * 1000)
+    text = f'a.b.c.d = [{numbers}]\nx = 1979-05-27T07:32:00.999\ny = "{"a/b." * 30}"'
+    assert len(parse_toml(text)["a"]["b"]["c"]["d"]) == 3000
+
+
+def test_long_words_are_searched_once() -> None:
+    for word in ("a" * 10**7, "a." * 20 + "a" * 10**7, "\"' " * 10**6):
+        assert len(parse_toml(f"y = 1 # {word}")) == 1
+
+
+def test_copies_without_end_are_refused() -> None:
+    """R5: planning 10^18 copies took 20 s and 3.5 GB."""
+    source = ArraySource(np.ones((400, 4), np.float32), np.ones((400, 1)))
+    with pytest.raises(ConfigError, match=r"copies=1000000000000000000 makes \d+ units"):
+        AugmentedSource(source, 10**18)
+    assert AugmentedSource(source, 10**7).n_rows == 4 * 10**9

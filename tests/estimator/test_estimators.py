@@ -1,0 +1,578 @@
+"""The estimators against scikit-learn's own checks, dense float64 formulas and each other."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from scipy.spatial.distance import cdist
+from sklearn.base import clone
+from sklearn.datasets import load_digits, make_friedman1
+from sklearn.exceptions import NotFittedError
+from sklearn.kernel_ridge import KernelRidge
+from sklearn.metrics import accuracy_score, r2_score
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from threadpoolctl import threadpool_limits
+
+import streamkern
+from streamkern import (
+    ArraySource,
+    ConfigError,
+    DataError,
+    GaussianNoise,
+    KernelClassifier,
+    KernelRegressor,
+    Laplace,
+    ResumeMismatchError,
+    Scale,
+)
+from streamkern.basics.errors import DivergenceError, RunError, TrainingInterrupted
+from streamkern.kernels.builtin import Kernel
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(300, 4))
+Y = np.stack([np.sin(X[:, 0]) + X[:, 1] ** 2, X[:, 2] * X[:, 3]], axis=1)
+LABELS = np.array(["low", "mid", "high"])[np.digitize(X[:, 0] + X[:, 1], [-0.7, 0.7])]
+SMALL: dict[str, Any] = {"threads": 1}
+
+
+@pytest.fixture(autouse=True)
+def one_blas_thread() -> Iterator[None]:
+    """Tiny problems on a busy machine: BLAS threads cost a hundred times what they give."""
+    with threadpool_limits(1):
+        yield
+
+
+def laplace(A: np.ndarray, B: np.ndarray, bandwidth: float) -> np.ndarray:
+    return np.exp(-cdist(A, B) / bandwidth)
+
+
+# ------------------------------------------------------------------------- scikit-learn's checks
+
+STREAMED = "centers, bandwidth and batches come from the rows, and repeated rows are other rows"
+
+
+def expected_failures(estimator: Any) -> dict[str, str]:
+    return {"check_sample_weight_equivalence_on_dense_data": STREAMED}
+
+
+@parametrize_with_checks(
+    [
+        KernelRegressor(epochs=5, **SMALL),
+        KernelRegressor(epochs=5, precision="float64", **SMALL),
+        KernelRegressor(solver="direct", ridge=1e-6, precision="float64", **SMALL),
+        KernelClassifier(epochs=5, **SMALL),
+    ],
+    expected_failed_checks=expected_failures,
+)
+def test_scikit_learns_checks(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+def test_construction_does_no_work() -> None:
+    wrong = KernelRegressor(bandwidth=-1, kernel="nonsense", n_centers="many")
+    assert wrong.get_params()["bandwidth"] == -1
+    assert clone(wrong).set_params(kernel="cauchy").kernel == "cauchy"
+
+
+def test_in_a_grid_search_and_a_pipeline() -> None:
+    pipeline = make_pipeline(StandardScaler(), KernelClassifier(epochs=3, **SMALL))
+    search = GridSearchCV(pipeline, {"kernelclassifier__bandwidth": [0.5, np.float64(2)]}, cv=2)
+    assert search.fit(100 * X + 7, LABELS).best_score_ > 0.8
+
+
+# --------------------------------------------------------------------------------- the solution
+
+
+def test_fitted_attributes_give_the_predictions() -> None:
+    model = KernelRegressor(n_centers=50, bandwidth=2.0, epochs=2, scale="none", **SMALL).fit(X, Y)
+    assert model.centers_.shape == (50, 4)
+    assert model.dual_coef_.shape == (50, 2)
+    assert model.bandwidth_ == 2.0
+    assert model.n_features_in_ == 4
+    assert model.report_["samples"] == 600
+    assert model.report_["step_size"] > 0
+    # New rows: beside a center itself, float32 knows the distance to its root only.
+    new = rng.normal(size=(100, 4))
+    F = laplace(new, model.centers_, 2.0) @ model.dual_coef_ + model.intercept_
+    np.testing.assert_allclose(model.predict(new), F, atol=1e-4)
+
+
+def test_converges_to_least_squares() -> None:
+    centers = X[::5]
+    model = KernelRegressor(centers=centers, bandwidth=2.0, epochs=200, scale="none", **SMALL).fit(
+        X, Y
+    )
+    np.testing.assert_array_equal(model.centers_, centers.astype(np.float32))
+    mean = Y.mean(axis=0)
+    exact = np.linalg.lstsq(laplace(X, centers, 2.0), Y - mean, rcond=None)[0]
+    new = rng.normal(size=(100, 4))
+    F = mean + laplace(new, centers, 2.0) @ exact
+    # 240 passes' worth of steps leave a thousandth of the spread of Y
+    np.testing.assert_allclose(model.predict(new), F, atol=5e-3 * np.ptp(Y))
+
+
+def test_ridge_is_kernel_ridge() -> None:
+    exact = KernelRidge(alpha=0.01 * len(X), kernel="rbf", gamma=0.5 / 1.5**2)
+    exact.fit(X, Y - Y.mean(axis=0))
+    model = KernelRegressor(
+        "gaussian", bandwidth=1.5, centers="all", ridge=0.01, epochs=100, scale="none", **SMALL
+    ).fit(X, Y)
+    expected = exact.predict(X) + Y.mean(axis=0)
+    np.testing.assert_allclose(model.predict(X), expected, atol=0.02 * np.ptp(Y))
+
+
+@pytest.mark.parametrize(
+    "solver", ["block", "sgd", "eigenpro1", "eigenpro2", "eigenpro3", "eigenpro4"]
+)
+def test_every_solver_learns(solver: str) -> None:
+    model = KernelRegressor(solver=solver, epochs=20, **SMALL).fit(X[:200], Y[:200])
+    assert model.score(X[200:], Y[200:]) > 0.7
+    assert model.report_["solver"] == solver
+
+
+def test_defaults_reach_exact_least_squares_on_digits() -> None:
+    digits, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(digits))
+    digits, labels = digits[order], labels[order]
+    model = KernelClassifier(n_centers=500).fit(digits[:1300], labels[:1300])
+    onehot = np.eye(10)[labels[:1300]]
+    Z = model.centers_.astype(np.float64)
+    K = laplace(digits, Z, model.bandwidth_)
+    exact = (K[1300:] @ np.linalg.lstsq(K[:1300], onehot, rcond=None)[0]).argmax(axis=1)
+    # two of 497 rows
+    assert model.score(digits[1300:], labels[1300:]) > accuracy_score(labels[1300:], exact) - 0.005
+
+
+def test_a_kernel_of_ones_own() -> None:
+    class Lorentz(Kernel):
+        def profile(self, sq: Any, xp: Any) -> Any:
+            return 1 / (1 + sq) ** 2
+
+    model = KernelRegressor(Lorentz(3.0), epochs=5, scale="none", **SMALL).fit(X, Y)
+    assert (model.bandwidth_, model.kernel.bandwidth) == (3.0, 3.0)
+    F = (1 + (cdist(X, model.centers_) / 3) ** 2) ** -2 @ model.dual_coef_ + model.intercept_
+    np.testing.assert_allclose(model.predict(X), F, atol=2e-3)
+    with pytest.raises(ConfigError, match="bandwidth=2 is given twice"):
+        KernelRegressor(Laplace(1.0), bandwidth=2).fit(X, Y)
+
+
+def test_same_seed_same_bits_and_generators_as_in_scikit_learn() -> None:
+    make = lambda seed: KernelRegressor(epochs=1, random_state=seed, **SMALL).fit(X, Y)  # noqa: E731
+    np.testing.assert_array_equal(make(3).dual_coef_, make(3).dual_coef_)
+    assert not np.array_equal(make(3).centers_, make(4).centers_)
+    drawn = [make(np.random.RandomState(5)).dual_coef_ for _ in range(2)]
+    np.testing.assert_array_equal(*drawn)
+    assert make(None).dual_coef_.shape == (300, 2)
+
+
+# ------------------------------------------------------------------------- one fit after another
+
+
+def test_the_direct_solver_takes_one_pass_unless_passes_differ() -> None:
+    model = KernelRegressor(solver="direct", ridge=1e-3, n_centers=60, **SMALL).fit(X, Y)
+    assert model.report_["samples"] == 300
+    assert "another pass would bring the same" in model.report_["ended"]
+    exact = clone(model).set_params(epochs=1).fit(X, Y)
+    np.testing.assert_array_equal(model.dual_coef_, exact.dual_coef_)
+    assert "ended" not in exact.report_
+    noisy = clone(model).set_params(epochs=2, transforms=[GaussianNoise(0.1)]).fit(X, Y)
+    assert noisy.report_["samples"] == 600
+
+
+def test_falkon_stops_at_the_tolerance() -> None:
+    passes = []
+    for tolerance in (0.1, None, 1e-6):
+        model = KernelRegressor(solver="falkon", ridge=1e-4, n_centers=60, tolerance=tolerance,
+                                bandwidth=2.0, scale="none", **SMALL).fit(X, Y)  # fmt: skip
+        passes.append(model.report_["samples"] // 300)
+        assert "converged" in model.report_["ended"]
+    assert passes[0] < passes[1] < passes[2] < 20
+    Z = model.centers_.astype(np.float64)
+    K, K_zz = laplace(X, Z, 2.0), laplace(Z, Z, 2.0)
+    mean = Y.mean(axis=0)
+    truth = np.linalg.solve(K.T @ K / 300 + 1e-4 * K_zz, K.T @ (Y - mean) / 300)
+    np.testing.assert_allclose(model.predict(X), mean + K @ truth, atol=2e-4 * np.ptp(Y))
+
+
+@pytest.mark.parametrize("solver", ["block", "eigenpro3", "eigenpro4", "falkon"])
+def test_a_warm_start_goes_on_from_the_fit_before(solver: str) -> None:
+    """Its first evaluation is that of a trained model; without, fits are the same again.
+
+    The block solver's always is: it starts from what its sample teaches.
+    """
+    options: dict[str, Any] = {"solver": solver, "n_centers": 60, "epochs": 6, **SMALL}
+    ridge = {"ridge": 1e-3} if solver in ("block", "falkon") else {}
+    model = KernelRegressor(warm_start=True, transforms=({"kind": "scale"},), **options, **ridge)
+    cold = model.fit(X, Y, test=(X, Y)).history_
+    centers = model.centers_
+    warm = model.fit(X, Y, test=(X, Y)).history_
+    np.testing.assert_array_equal(model.centers_, centers)
+    if solver != "block":
+        assert abs(warm[0]["test_mse"] - cold[-1]["test_mse"]) < 0.3 * abs(
+            cold[0]["test_mse"] - cold[-1]["test_mse"]
+        )
+    assert warm[0]["test_mse"] < 1.05 * cold[-1]["test_mse"]
+    fresh = clone(model).fit(X, Y, test=(X, Y))
+    assert fresh.history_[0]["test_mse"] == cold[0]["test_mse"]
+    assert fresh.set_params(warm_start=False).fit(X, Y, test=(X, Y)).history_ == cold
+
+
+def test_a_warm_start_of_falkon_is_done_at_once() -> None:
+    model = KernelClassifier(solver="falkon", ridge=1e-3, centers=X[:50], warm_start=True, **SMALL)
+    model.fit(X, LABELS)
+    first = model.report_["samples"]
+    before = model.predict_values(X)
+    again = pickle.loads(pickle.dumps(model)).fit(X, LABELS)
+    assert again.report_["samples"] <= 600 < first
+    np.testing.assert_allclose(again.predict_values(X), before, atol=1e-4)
+    # Other rows with the same centers; and with others.
+    assert model.fit(X[100:], LABELS[100:]).report_["samples"] < first
+    with pytest.raises(ConfigError, match=r"^warm_start=True was trained on other targets"):
+        model.fit(X, np.where(LABELS == "mid", "medium", LABELS))
+    with pytest.raises(ConfigError, match=r"^warm_start=True has other centers than this run"):
+        model.set_params(centers=X[:40]).fit(X, LABELS)
+
+
+def test_a_warm_start_from_a_run_directory(tmp_path: Path) -> None:
+    model = KernelRegressor(n_centers=60, run_dir=tmp_path / "a", **SMALL).fit(X, Y, test=(X, Y))
+    other = clone(model).set_params(run_dir=tmp_path / "b", warm_start=tmp_path / "a", epochs=1)
+    other.fit(X, Y, test=(X, Y))
+    first, last = (model.history_[k]["test_mse"] for k in (0, -1))
+    assert abs(other.history_[0]["test_mse"] - last) < 0.3 * abs(first - last)
+    with pytest.raises(ConfigError, match=r"warm_start=True can not be used with run_dir, .* give"):
+        clone(model).set_params(warm_start=True).fit(X, Y)
+    with pytest.raises(RunError, match=r"no run directory at .*/c"):
+        KernelRegressor(warm_start=tmp_path / "c", **SMALL).fit(X, Y)
+
+
+# --------------------------------------------------------------------------------------- inputs
+
+
+def test_images_and_flat_rows_are_the_same_data() -> None:
+    images = rng.integers(0, 256, (120, 3, 4, 2)).astype(np.uint8)
+    labels = images[:, 0, 0, 0] > 127
+    by_image = KernelClassifier(epochs=2, **SMALL).fit(images, labels)
+    flat = KernelClassifier(epochs=2, **SMALL).fit(images.reshape(120, -1), labels)
+    np.testing.assert_array_equal(by_image.dual_coef_, flat.dual_coef_)
+    np.testing.assert_array_equal(
+        by_image.predict(images), by_image.predict(images.reshape(120, -1))
+    )
+    assert by_image.classes_.dtype == bool
+    with pytest.raises(DataError, match="X has 12 features, but KernelClassifier is expecting 24"):
+        by_image.predict(images[:, :, :, :1][:, :, :, [0]])
+
+
+def forms(X: Any, y: Any, make_zarr: Any, name: str) -> dict[str, tuple[Any, Any]]:
+    import dask.array as da
+
+    path = make_zarr({"X": X, "y": y}, chunk_rows=50, name=name)
+    group = zarr.open_group(path, mode="r")
+    return {
+        "dask": (da.from_array(X, chunks=(70, -1)), da.from_array(y, chunks=70)),
+        "zarr arrays": (group["X"], group["y"]),
+        "group": (group, None),
+        "url": (str(path), None),
+        "path": (path, None),
+        "store": (streamkern.open_store(path), None),
+        "source": (ArraySource(X, y), None),
+    }
+
+
+def test_every_form_of_regression_data(make_zarr: Any) -> None:
+    whole = KernelRegressor(epochs=2, **SMALL).fit(X, Y[:, 0])
+    r2 = r2_score(Y[:, 0], whole.predict(X))
+    for name, (data, y) in forms(X, Y[:, 0], make_zarr, "values.zarr").items():
+        model = KernelRegressor(epochs=2, **SMALL).fit(data, y)
+        np.testing.assert_array_equal(model.dual_coef_, whole.dual_coef_, err_msg=name)
+        F = model.predict(data)
+        assert F.shape == ((300,) if y is not None else (300, 1)), name
+        np.testing.assert_array_equal(F.ravel(), whole.predict(X), err_msg=name)
+        assert model.score(data, y) == pytest.approx(r2, abs=1e-6), name
+
+
+def test_every_form_of_classification_data(make_zarr: Any) -> None:
+    y = (X[:, 0] > 0).astype(np.int64) + (X[:, 1] > 0)
+    whole = KernelClassifier(epochs=2, **SMALL).fit(X, y)
+    for name, (data, labels) in forms(X, y, make_zarr, "classes.zarr").items():
+        model = KernelClassifier(epochs=2, **SMALL).fit(data, labels)
+        np.testing.assert_array_equal(model.dual_coef_, whole.dual_coef_, err_msg=name)
+        np.testing.assert_array_equal(model.classes_, [0, 1, 2], err_msg=name)
+        np.testing.assert_array_equal(model.predict(data), whole.predict(X), err_msg=name)
+        assert model.score(data, labels) == pytest.approx(whole.score(X, y)), name
+        assert model.score(X, y) == pytest.approx(whole.score(X, y)), name
+
+
+def test_streamed_labels_need_not_be_numbers_from_zero() -> None:
+    import dask.array as da
+
+    y = np.where(X[:, 0] > 0, 7, -3)
+    lazy = da.from_array(X, chunks=100), da.from_array(y, chunks=100)
+    model = KernelClassifier(epochs=2, **SMALL).fit(*lazy)
+    np.testing.assert_array_equal(model.classes_, [-3, 7])
+    positive = X[:, 0] > 0
+    assert model.score(lazy[0][positive], lazy[1][positive]) > 0.9
+    with pytest.raises(DataError, match="label 8 of row 0 is none of the 2 classes"):
+        model.score(lazy[0], lazy[1] * 0 + 8)
+    integers = KernelRegressor(epochs=5, **SMALL).fit(lazy[0], lazy[1])
+    assert integers.predict(lazy[0]).shape == (300,)
+
+
+def test_wrong_kind_of_targets_in_a_stream(make_zarr: Any) -> None:
+    y = (X[:, 0] > 0).astype(np.int64)
+    with pytest.raises(DataError, match="2 classes; use KernelClassifier"):
+        KernelRegressor().fit(make_zarr({"X": X, "y": y}, 50, "a.zarr"))
+    values = make_zarr({"X": X, "y": Y}, name="b.zarr")
+    with pytest.raises(DataError, match="use KernelRegressor"):
+        KernelClassifier().fit(values)
+    with pytest.raises(ConfigError, match="y must be None"):
+        KernelRegressor().fit(values, Y)
+
+
+def test_predictions_written_to_zarr(tmp_path: Path) -> None:
+    model = KernelClassifier(epochs=2, **SMALL).fit(X, LABELS)
+    assert model.predict(X, out=tmp_path / "p.zarr") is None
+    group = zarr.open_group(tmp_path / "p.zarr", mode="r")
+    np.testing.assert_array_equal(group["values"][:], model.predict_values(X))
+    np.testing.assert_array_equal(group["labels"][:], model.predict(X))
+    with pytest.raises(ConfigError, match="exists already"):
+        model.predict(X, out=tmp_path / "p.zarr")
+    regressor = KernelRegressor(epochs=2, **SMALL).fit(X, Y)
+    regressor.predict(ArraySource(X), out=str(tmp_path / "q.zarr"))
+    written = zarr.open_group(tmp_path / "q.zarr", mode="r")["values"]
+    np.testing.assert_array_equal(written[:], regressor.predict(X))
+
+
+def test_scaling_is_part_of_the_model_and_noise_is_not() -> None:
+    raw = X * [1, 10, 100, 1000] + 5
+    scaled = (raw - raw.mean(axis=0)) / raw.std(axis=0)
+    tables = KernelRegressor(transforms=[{"kind": "scale", "mode": "feature"}], epochs=2, **SMALL)
+    tables.fit(raw, Y)
+    objects = KernelRegressor(transforms=[Scale("feature"), GaussianNoise(0)], epochs=2, **SMALL)
+    objects.fit(raw, Y)
+    np.testing.assert_array_equal(tables.dual_coef_, objects.dual_coef_)
+    bare = {"scale": "none", **SMALL}
+    plain = KernelRegressor(epochs=2, **bare).fit(scaled.astype(np.float32), Y)
+    np.testing.assert_allclose(tables.centers_, plain.centers_, atol=1e-5)
+    np.testing.assert_allclose(tables.predict(raw), plain.predict(scaled), atol=1e-2)
+    noisy = KernelRegressor(transforms=[GaussianNoise(0.3)], epochs=4, **bare).fit(X, Y)
+    np.testing.assert_array_equal(noisy.predict(X), noisy.predict(X))
+    assert not np.array_equal(noisy.dual_coef_, plain.dual_coef_)
+    assert set(noisy.centers_.ravel()) <= set(X.astype(np.float32).ravel())
+
+
+def test_held_out_data_is_evaluated_every_epoch() -> None:
+    model = KernelClassifier(epochs=3, **SMALL).fit(
+        X[:200], LABELS[:200], test=(X[200:], LABELS[200:])
+    )
+    assert [record["samples"] for record in model.history_] == [200, 400, 600]
+    assert model.history_[-1]["test_accuracy"] == model.score(X[200:], LABELS[200:])
+    assert model.report_["test_accuracy"] == model.history_[-1]["test_accuracy"]
+
+
+# ---------------------------------------------------------------------------------- partial_fit
+
+
+def test_partial_fit_of_one_block_is_fit() -> None:
+    # 90 steps: enough for the guard to look at them twice.
+    fit = KernelRegressor(epochs=3, batch_size=10, **SMALL).fit(X, Y)
+    partial = KernelRegressor(epochs=3, batch_size=10, **SMALL).partial_fit(X, Y)
+    np.testing.assert_array_equal(fit.dual_coef_, partial.dual_coef_)
+    np.testing.assert_array_equal(fit.predict(X), partial.predict(X))
+
+
+def test_blocks_add_up() -> None:
+    features, y = make_friedman1(4500, n_features=5, noise=0.5, random_state=0)
+    y -= y.mean()
+    model = KernelRegressor(n_centers=200, scale="none", **SMALL)
+    scores = []
+    for start in range(0, 4000, 500):
+        block = slice(start, start + 500)
+        model.partial_fit(features[block], y[block])
+        scores.append(model.score(features[4000:], y[4000:]))
+    assert model.report_["samples"] == 4000
+    assert scores[-1] > scores[0]
+    Z = model.centers_.astype(np.float64)
+    K = laplace(features, Z, model.bandwidth_)
+    exact = r2_score(y[4000:], K[4000:] @ np.linalg.lstsq(K[:4000], y[:4000], rcond=None)[0])
+    assert scores[-1] > exact - 0.02
+
+
+@pytest.mark.parametrize("solver", ["block", "eigenpro4"])
+def test_partial_fit_goes_on_after_pickling(solver: str) -> None:
+    stay, travel = (KernelRegressor(solver=solver, **SMALL) for _ in range(2))
+    for start in (0, 100, 200):
+        block = slice(start, start + 100)
+        stay.partial_fit(X[block], Y[block])
+        travel = pickle.loads(pickle.dumps(travel)).partial_fit(X[block], Y[block])
+    np.testing.assert_array_equal(stay.dual_coef_, travel.dual_coef_)
+
+
+def test_a_block_that_diverges_counts_as_not_seen() -> None:
+    model = KernelRegressor(**SMALL).partial_fit(X, Y)
+    before, seen = model.dual_coef_, model.report_["samples"]
+    with pytest.raises(DivergenceError, match="diverged on this block"), np.errstate(all="ignore"):
+        model.partial_fit(X, np.full_like(Y, 3e38))
+    model.partial_fit(X[:50], Y[:50])
+    assert model.report_["samples"] == seen + 50
+    assert np.isfinite(model.dual_coef_).all()
+    assert model.dual_coef_ is not before
+
+
+def test_partial_fit_keeps_the_scaling_of_the_first_block() -> None:
+    model = KernelRegressor(transforms=[{"kind": "scale", "mode": "feature"}], **SMALL)
+    model.partial_fit(X[:150], Y[:150])
+    before = model._fixed[0].mean
+    model.partial_fit(X[150:] * 3 + 9, Y[150:])
+    np.testing.assert_array_equal(model._fixed[0].mean, before)
+
+
+def test_partial_fit_of_a_smaller_block_and_of_streams() -> None:
+    model = KernelClassifier(**SMALL).partial_fit(X, LABELS)
+    model.partial_fit(X[:3], LABELS[:3])
+    model.partial_fit(ArraySource(X, LABELS))
+    assert model.report_["samples"] == 603
+    model.fit(X[:100], LABELS[:100])
+    assert model.partial_fit(X[:100], LABELS[:100]).report_["samples"] == 100
+
+
+def test_partial_fit_refuses_what_it_can_not_use(tmp_path: Path) -> None:
+    few = KernelClassifier(**SMALL).partial_fit(X[:50], np.arange(50) % 2)
+    after = few.dual_coef_
+    with pytest.raises(DataError, match="label 2 of row 2 is none of the 2 classes"):
+        few.partial_fit(X[:50], np.arange(50) % 3)
+    with pytest.raises(ConfigError, match="differ from those of the first call"):
+        few.partial_fit(X[:50], np.arange(50) % 2, classes=[0, 1, 2])
+    with pytest.raises(ValueError, match="X has 3 features, but KernelClassifier is expecting 4"):
+        few.partial_fit(X[:50, :3], np.arange(50) % 2)
+    assert few.dual_coef_ is after
+    known = KernelClassifier(**SMALL).partial_fit(X[:50], np.arange(50) % 2, classes=[0, 1, 2])
+    known.partial_fit(X[:50], np.arange(50) % 3, classes=[2, 1, 0])
+    np.testing.assert_array_equal(known.classes_, [0, 1, 2])
+    with pytest.raises(ConfigError, match=r"run_dir=.* can not be used with partial_fit"):
+        KernelRegressor(run_dir=tmp_path / "run").partial_fit(X, Y)
+    with pytest.raises(ConfigError, match="needs all rows at once"):
+        KernelRegressor(solver="eigenpro2").partial_fit(X, Y)
+    values = KernelRegressor(**SMALL).partial_fit(X, Y)
+    with pytest.raises(DataError, match="y has 1 outputs, the model was trained on 2"):
+        values.partial_fit(X, Y[:, 0])
+
+
+# ------------------------------------------------------------------------- persistence and errors
+
+
+def test_a_run_directory_makes_fit_resumable(tmp_path: Path) -> None:
+    make = lambda **more: KernelClassifier(run_dir=tmp_path / "run", epochs=3, **more)  # noqa: E731
+    first = make().fit(X, LABELS)
+    again = make(threads=1).fit(X, LABELS)
+    np.testing.assert_array_equal(first.dual_coef_, again.dual_coef_)
+    with pytest.raises(ResumeMismatchError, match=r"ridge: was 0.0, now 1.0"):
+        make(ridge=1.0).fit(X, LABELS)
+    with pytest.raises(ResumeMismatchError, match="fingerprint"):
+        make().fit(X + 1, LABELS)
+    with pytest.raises(ConfigError, match="random_state=None must be a whole number with run_dir"):
+        make(random_state=None).fit(X, LABELS)
+
+
+def test_an_interrupted_fit_goes_on(tmp_path: Path) -> None:
+    calls = 0
+
+    def interrupting(X: Any, Y: Any, rng: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 8:
+            signal.raise_signal(signal.SIGINT)
+        return X, Y
+
+    model = KernelRegressor(
+        epochs=5, batch_size=100, transforms=[interrupting], run_dir=tmp_path / "run", **SMALL
+    )
+    with pytest.raises(TrainingInterrupted, match=r"stopped by SIGINT after \d+ samples"):
+        model.fit(X, Y)
+    model.fit(X, Y)
+    whole = clone(model).set_params(run_dir=None).fit(X, Y)
+    np.testing.assert_array_equal(model.dual_coef_, whole.dual_coef_)
+    assert model.report_["samples"] == 1500
+
+
+def test_pickling_and_cloning() -> None:
+    model = KernelClassifier(epochs=2, transforms=({"kind": "scale"},), **SMALL).fit(X, LABELS)
+    copy = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(copy.predict_values(X), model.predict_values(X))
+    with pytest.raises(NotFittedError):
+        clone(model).predict(X)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"bandwidth": 0}, '^bandwidth=0 must be "auto" or a number above 0'),
+        ({"bandwidth": -1.0}, '^bandwidth=-1.0 must be "auto" or a number above 0'),
+        ({"n_centers": 301}, "^n_centers=301 must lie between 1 and 300: .* from 300 rows"),
+        ({"batch_size": 301}, "^batch_size=301 must lie between 1 and n_rows=300"),
+        ({"block_size": 301}, "^block_size=301 must lie between 1 and n_centers=300"),
+        ({"kernel": "rbf"}, "^kernel='rbf' must be one of \"laplace\""),
+        ({"solver": "adam"}, "^solver='adam' must be one of"),
+        ({"epochs": 0}, '^epochs=0 must be "auto" or a whole number'),
+        ({"precision": "half"}, "^precision='half' must be one of"),
+        ({"device": "tpu"}, "^device='tpu' must be"),
+        ({"memory": "much"}, "^memory='much' must be"),
+        ({"memory": "1 MiB"}, "^memory=1 MiB is not enough"),
+        ({"ridge": -1.0}, "^ridge=-1.0 must be"),
+        ({"ridge": 1.0, "solver": "eigenpro3"}, "ridge=1.0 is not defined for solver 'eigenpro3'"),
+        ({"tolerance": 0.1, "solver": "block"}, "^tolerance=0.1 is not defined for solver 'block'"),
+        ({"tolerance": 0.0, "solver": "falkon"}, "^tolerance=0.0 must be"),
+        ({"warm_start": 1}, "^warm_start=1 must be True, False or a run directory"),
+        ({"warm_start": True, "solver": "direct"}, "^warm_start=True is not defined for solver 'd"),
+        ({"centers": np.ones((5, 3))}, r"centers have rows of shape \(3,\)"),
+        ({"centers": np.ones(4)}, r"centers have shape \(4,\)"),
+        ({"centers": X[:5], "n_centers": 6}, "n_centers=6 but centers holds 5 rows"),
+        ({"centers": "all", "n_centers": 6}, 'n_centers=6 contradicts centers="all"'),
+        ({"centers": "nowhere.npy"}, "no array of centers at nowhere.npy"),
+        ({"transforms": [{"kind": "blur"}]}, "kind='blur'; use one of"),
+        ({"transforms": [3]}, "transform 3 is not callable"),
+    ],
+)
+def test_wrong_settings_are_one_sentence(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises((ConfigError, DataError), match=message) as raised:
+        KernelRegressor(**SMALL, **settings).fit(X, Y)
+    assert "\n" not in str(raised.value)
+
+
+def test_wrong_data_is_one_sentence() -> None:
+    with pytest.raises(DataError, match="X has 300 rows and y has 299; give one target"):
+        KernelRegressor().fit(X, Y[:299])
+    with pytest.raises(DataError, match="X has 300 rows and y has 299; give one target"):
+        KernelClassifier().fit(X, LABELS[:299])
+    with pytest.raises(DataError, match="requires y to be passed"):
+        KernelClassifier().fit(X)
+    with pytest.raises(NotFittedError):
+        KernelRegressor().score(ArraySource(X, Y))
+    model = KernelRegressor(epochs=1, **SMALL).fit(X, Y)
+    with pytest.raises(ValueError, match="X has 3 features, but KernelRegressor is expecting 4"):
+        model.predict(X[:, :3])
+    with pytest.raises(ConfigError, match=r"rows of shape \(3,\), the model was trained on \(4,\)"):
+        model.predict(ArraySource(X[:, :3]))
+    with pytest.raises(ConfigError, match="sample_weight"):
+        model.score(ArraySource(X, Y), sample_weight=np.ones(300))
+    with pytest.raises(DataError, match="y has 1 outputs, the model was trained on 2"):
+        model.score(ArraySource(X, Y[:, :1]))
+    classifier = KernelClassifier(epochs=1, **SMALL).fit(X, LABELS)
+    with pytest.raises(DataError, match="the data has the classes 'a', 'b'"):
+        classifier.score(ArraySource(X, np.array(["a", "b"])[np.arange(300) % 2]))
+
+
+def test_r2_of_a_stream_with_a_constant_output() -> None:
+    constant = np.stack([Y[:, 0], np.ones(300)], axis=1)
+    model = KernelRegressor(epochs=1, **SMALL).fit(X, constant)
+    expected = r2_score(constant, model.predict(X))
+    assert model.score(ArraySource(X, constant)) == pytest.approx(expected)

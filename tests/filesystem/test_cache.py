@@ -1,0 +1,510 @@
+"""The cache: no request in the second epoch, no wrong byte, its limit kept, whoever shares it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import pickle
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamkern.basics.errors import ConfigError
+from streamkern.filesystem.cache import COUNTS, Cache, Name
+from streamkern.filesystem.cached_objects import CachedObjects
+from streamkern.filesystem.objects import Objects, Outcome
+from streamkern.ingest.ingest import ingest
+from streamkern.stream.loader import Loader
+from streamkern.stream.sources.stores import ZarrSource
+from tests.faultproxy import FaultProxy
+from tests.s3server import S3Server
+
+ROOT = Path(__file__).parents[2]
+
+BLOCK = 4096
+STORE = "a" * 32
+
+
+class Library:
+    """An engine whose object `key` is made of its name and `edition`; counts what is asked for."""
+
+    def __init__(self, edition: str = "1", n_bytes: int = 3 * BLOCK) -> None:
+        self.edition, self.n_bytes = edition, n_bytes
+        self.attempt_s = 60.0
+        self.asked: Counter[str] = Counter()
+
+    def bytes(self, key: str) -> bytes:
+        return hashlib.shake_128(f"{self.edition}/{key}".encode()).digest(self.n_bytes)
+
+    async def get(self, key: str, start: int, stop: int | None) -> bytes:
+        self.asked[key] += 1
+        return self.bytes(key)[start:stop]
+
+    def outcome(self, error: Exception) -> Outcome:
+        return Outcome.OTHER
+
+
+def opened(cache: Cache, engine: Library, url: str = "lib://shelf") -> CachedObjects:
+    inner = Objects(url, engine)  # type: ignore[arg-type]
+    return CachedObjects(inner, cache, f"print-{engine.edition}", lambda key, data: True)
+
+
+def keys(n: int) -> list[str]:
+    return [f"X/c/{i}/0" for i in range(n)]
+
+
+def read(objects: CachedObjects, engine: Library, wanted: Sequence[str], **how: Any) -> None:
+    """Read, and compare every byte."""
+    for key, data in zip(wanted, objects.get_many(wanted, **how), strict=True):
+        assert bytes(data) == engine.bytes(key)
+
+
+def entries(folder: Path) -> list[Path]:
+    return [p for p in folder.glob("*/*") if p.parent.name != "new" and p.name != "used"]
+
+
+def held(folder: Path) -> int:
+    """Bytes in the folder, finished entries and others, as a disk counts them."""
+    total = 0
+    for path in folder.glob("*/*"):
+        with contextlib.suppress(FileNotFoundError):
+            total += -(-path.stat().st_size // BLOCK) * BLOCK
+    return total
+
+
+ENTRY = 4 * BLOCK  # what 3 blocks and a header take
+
+
+# -- one reader --------------------------------------------------------------------------------
+
+
+def test_an_object_is_fetched_once(tmp_path: Path) -> None:
+    library, before = Library(), COUNTS.counts()
+    objects = opened(Cache(tmp_path, 1 << 30), library)
+    for _ in range(3):
+        read(objects, library, keys(5))
+    assert library.asked == dict.fromkeys(keys(5), 1)
+    read(objects, library, ["X/c/5/0", *keys(2)])
+    assert library.asked == dict.fromkeys(keys(6), 1)
+    found = {name: count - before[name] for name, count in COUNTS.counts().items()}
+    assert found == {"hits": 12, "misses": 6, "dropped": 0}
+    # Another process, or another day.
+    read(opened(Cache(tmp_path, 1 << 30), library), library, keys(6))
+    assert library.asked == dict.fromkeys(keys(6), 1)
+
+
+def test_fresh_goes_to_the_storage_and_replaces_the_entry(tmp_path: Path) -> None:
+    library, altered = Library(), Library(n_bytes=3 * BLOCK - 7)
+    cache = Cache(tmp_path, ENTRY)  # there is room for one alone
+    read(opened(cache, altered), altered, keys(1))
+    read(opened(cache, library), library, keys(1), fresh=True)
+    assert library.asked == {keys(1)[0]: 1}
+    read(opened(cache, library), library, keys(1))
+    assert library.asked == {keys(1)[0]: 1}
+
+
+def test_other_stores_and_urls_are_other_entries(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, 1 << 30)
+    libraries = [Library("1"), Library("2")]
+    for library in libraries:
+        for url in ("lib://shelf", "lib://other"):
+            read(opened(cache, library, url), library, keys(2))
+            read(opened(cache, library, url), library, keys(2))
+        assert library.asked == dict.fromkeys(keys(2), 2)
+    # A URL that differs in its secrets alone is the same.
+    read(opened(cache, library, "lib://me:hunter2@shelf?sig=hunter2"), library, keys(2))
+    assert library.asked == dict.fromkeys(keys(2), 2)
+    assert not [p for p in tmp_path.rglob("*") if p.is_file() and b"hunter2" in p.read_bytes()]
+
+
+def test_what_is_not_a_chunk_read_passes_through(tmp_path: Path) -> None:
+    library = Library()
+    objects = opened(Cache(tmp_path, 1 << 30), library)
+    for _ in range(2):
+        assert bytes(objects.get("zarr.json")) == library.bytes("zarr.json")
+        assert bytes(objects.get("X/c/0", 3, 9)) == library.bytes("X/c/0")[3:9]
+    assert library.asked == {"zarr.json": 2, "X/c/0": 2}
+    assert not entries(tmp_path)
+
+
+Damage = st.one_of(
+    st.tuples(st.just("flip"), st.integers(0, 10**6), st.integers(0, 7)),
+    st.tuples(st.just("cut"), st.integers(0, 10**6), st.just(0)),
+    st.tuples(st.just("append"), st.integers(1, 100), st.just(0)),
+    st.tuples(st.just("foreign"), st.just(0), st.just(0)),
+    st.tuples(st.just("swap"), st.just(0), st.just(0)),
+)
+
+
+@given(n_bytes=st.integers(0, 9000), damage=Damage)
+def test_a_damaged_entry_is_dropped_and_fetched_again(
+    tmp_path_factory: pytest.TempPathFactory, n_bytes: int, damage: tuple[str, int, int]
+) -> None:
+    folder = tmp_path_factory.mktemp("cache")
+    library, before = Library(n_bytes=n_bytes), COUNTS.dropped
+    objects = opened(Cache(folder, 1 << 30), library)
+    read(objects, library, keys(2))
+    victim, other = sorted(entries(folder))
+    data, (kind, place, bit) = bytearray(victim.read_bytes()), damage
+    if kind == "flip":
+        data[place % len(data)] ^= 1 << bit
+    elif kind == "cut":
+        del data[place % len(data) :]
+    elif kind == "append":
+        data += bytes(place)
+    elif kind == "foreign":
+        data = bytearray(b"something that somebody else has put here" * 20)
+    else:
+        data = bytearray(other.read_bytes())
+    victim.write_bytes(data)
+    read(objects, library, keys(2))
+    assert COUNTS.dropped == before + 1
+    assert sum(library.asked.values()) == 3
+    read(objects, library, keys(2))
+    assert sum(library.asked.values()) == 3
+    shutil.rmtree(folder)
+
+
+def test_bad_settings(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="must be a local folder"):
+        Cache("s3://bucket/cache")
+    for size in (0, -1, 1.5, "much"):
+        with pytest.raises(ConfigError, match=r"cache_size=.* must be"):
+            Cache(tmp_path, size)  # type: ignore[arg-type]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "total", "lock", "CACHEDIR.TAG", "new/0a1b"])
+def test_a_folder_of_something_else_is_refused(name: str, tmp_path: Path) -> None:
+    """D1: no name makes a folder a cache."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("Signature: 8a477f597d28d172789f06886806bc55\n# of mine\n")
+    before = files(tmp_path)
+    first = re.escape(name.partition("/")[0])
+    with pytest.raises(ConfigError, match=f"holds '{first}' and is no cache of streamkern"):
+        Cache(tmp_path)
+    assert files(tmp_path) == before
+
+
+def test_strangers_files_in_a_cache_are_never_evicted(tmp_path: Path) -> None:
+    """D1: only what has the name of an entry goes, however full the cache is."""
+    library = Library()
+    read(opened(Cache(tmp_path, 1 << 30), library), library, keys(5))
+    store = entries(tmp_path)[0].parent
+    for folder in (tmp_path, tmp_path / "new", tmp_path / "mine", store, tmp_path / ("b" * 32)):
+        folder.mkdir(exist_ok=True)
+        for name in ("notes.txt", "0a1b"):
+            (folder / name).write_text("mine")
+            os.utime(folder / name, (0, 0))
+    before = {name: data for name, data in files(tmp_path).items() if data == b"mine"}
+    read(opened(Cache(tmp_path, ENTRY, idle_s=0.0), library), library, keys(8))
+    assert len([p for p in entries(tmp_path) if len(p.name) == 64]) <= 1
+    after = files(tmp_path)
+    assert {name: after.get(name) for name in before} == before
+
+
+def test_a_folder_that_took_its_place_is_left_alone(tmp_path: Path) -> None:
+    """D1."""
+    library, folder = Library(), tmp_path / "cache"
+    objects = opened(Cache(folder, 1 << 30), library)
+    folder.rename(tmp_path / "moved")
+    folder.mkdir()
+    (folder / "total").write_text("mine")
+    with pytest.warns(UserWarning, match="moved, deleted or replaced"):
+        read(objects, library, keys(2))
+    assert files(folder) == {"total": b"mine"}
+
+
+# -- the limit ---------------------------------------------------------------------------------
+
+
+def test_a_store_in_use_keeps_what_it_has(tmp_path: Path) -> None:
+    library = Library()
+    objects = opened(Cache(tmp_path, 5 * ENTRY), library)
+    order = random.Random(0)
+    for epoch in range(4):
+        before, wanted = COUNTS.hits, order.sample(keys(10), 10)
+        for key in wanted:
+            read(objects, library, [key])
+        # A half fits, and in any order a half is found.
+        assert COUNTS.hits - before == (5 if epoch else 0)
+        assert len(entries(tmp_path)) == 5
+    assert held(tmp_path) <= 5 * ENTRY
+
+
+def test_idle_stores_make_room_oldest_first(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, 10 * ENTRY)
+    for edition, age in (("1", 9000), ("2", 8000), ("3", 60)):
+        library = Library(edition)
+        read(opened(cache, library), library, keys(3))
+        marker = next(p for p in tmp_path.glob("*/used") if p.stat().st_mtime > time.time() - 60)
+        os.utime(marker, (time.time() - age,) * 2)
+    newest = Library("4")
+    cache = Cache(tmp_path, 10 * ENTRY)
+    read(opened(cache, newest), newest, keys(2))
+    # 9 entries and one more fit. The next one clears a tenth of the limit, in the oldest store.
+    for edition, kept in (("1", 1), ("2", 3), ("3", 3), ("4", 2)):
+        library = Library(edition)
+        objects = opened(Cache(tmp_path, 1), library)
+        read(objects, library, keys(3 if edition < "4" else 2))
+        assert sum(library.asked.values()) == (3 if edition < "4" else 2) - kept
+
+
+def test_a_lower_limit_holds_from_the_next_entry_on(tmp_path: Path) -> None:
+    library = Library()
+    read(opened(Cache(tmp_path, 1 << 30), library), library, keys(10))
+    read(opened(Cache(tmp_path, 4 * ENTRY), library), library, keys(11))
+    assert held(tmp_path) <= 4 * ENTRY
+    # An object above the limit is not kept, and pushes nothing out.
+    large = Library("large", n_bytes=4 * ENTRY)
+    n_entries = len(entries(tmp_path))
+    read(opened(Cache(tmp_path, 4 * ENTRY), large), large, keys(1))
+    assert len(entries(tmp_path)) == n_entries > 0
+
+
+def test_auto_is_half_of_the_disk_whatever_the_cache_holds(tmp_path: Path) -> None:
+    library, cache = Library(n_bytes=1 << 20), Cache(tmp_path)
+    assert 0 < cache.limit <= shutil.disk_usage(tmp_path).total // 2
+    read(opened(cache, library), library, keys(3))
+    (tmp_path / "total").write_text(str(1 << 40))
+    assert Cache(tmp_path).limit >= 1 << 39
+
+
+@pytest.mark.parametrize("text", ["", "many", "12\n34"])
+def test_a_lost_count_is_taken_again(tmp_path: Path, text: str) -> None:
+    library, cache = Library(), Cache(tmp_path, 5 * ENTRY)
+    objects = opened(cache, library)
+    read(objects, library, keys(3))
+    (tmp_path / "total").write_text(text)
+    read(objects, library, keys(9))
+    assert held(tmp_path) <= 5 * ENTRY
+    assert int((tmp_path / "total").read_text()) == held(tmp_path)
+
+
+# -- a folder that fails -----------------------------------------------------------------------
+
+
+def one_warning(caught: list[warnings.WarningMessage]) -> str:
+    (only,) = caught
+    assert "chunks are read from the storage every time" in str(only.message)
+    return str(only.message)
+
+
+@pytest.mark.parametrize("when", ["before", "lost", "blocked"])
+def test_reading_goes_on_without_the_folder(tmp_path: Path, when: str) -> None:
+    library, folder = Library(), tmp_path / "cache"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if when == "before":
+            (tmp_path / "file").write_text("")
+            folder = tmp_path / "file" / "cache"
+        objects = opened(Cache(folder, 1 << 30), library)
+        read(objects, library, keys(2))
+        if when != "before":
+            shutil.rmtree(folder)
+        if when == "blocked":
+            folder.write_text("no folder any more")
+        for _ in range(3):
+            read(objects, library, keys(4))
+    assert str(folder) in one_warning(caught)
+    assert library.asked[keys(1)[0]] == 4
+
+
+def full_disk(folder: str) -> None:
+    """A process whose files may have 20 000 bytes at most: then the disk is full."""
+    library, cache = Library(n_bytes=19_000), Cache(folder, 1 << 30)
+    objects = opened(cache, library)
+    read(objects, library, keys(2))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            read(objects, library, keys(5))
+    assert os.strerror(errno.EFBIG) in one_warning(caught)
+    assert library.asked[keys(1)[0]] == 3
+    assert len(entries(Path(folder))) == 2
+    assert not list(Path(folder).glob("new/*"))
+
+
+def test_a_full_disk_ends_caching_not_reading(tmp_path: Path) -> None:
+    run("full_disk", tmp_path)
+
+
+# -- many processes ----------------------------------------------------------------------------
+
+
+def run(*words: object) -> None:
+    done = subprocess.run(
+        command(*words), capture_output=True, text=True, timeout=120, cwd=ROOT, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def command(*words: object) -> list[str]:
+    return [sys.executable, "-m", "tests.filesystem.test_cache", *map(str, words)]
+
+
+def share(folder: str, seed: str, idle_s: str) -> None:
+    """Read at random, comparing every byte; ruin an entry now and then."""
+    draw, library = random.Random(int(seed)), Library()
+    objects = opened(Cache(folder, 12 * ENTRY, idle_s=float(idle_s)), library)
+    for turn in range(250):
+        read(objects, library, draw.sample(keys(30), 2))
+        if turn % 20 == 0:
+            with contextlib.suppress(FileNotFoundError, IndexError, ValueError):
+                victim = draw.choice(entries(Path(folder)))
+                with victim.open("r+b") as file:
+                    file.seek(draw.randrange(victim.stat().st_size))
+                    file.write(draw.randbytes(3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("idle_s", [0.0, 3600.0])
+def test_processes_share_a_small_cache(tmp_path: Path, idle_s: float) -> None:
+    n, most, samples = 4, 0, 0
+    shared = [command("share", tmp_path, seed, idle_s) for seed in range(n)]
+    processes = [subprocess.Popen(c, stderr=subprocess.PIPE, text=True, cwd=ROOT) for c in shared]
+    while any(process.poll() is None for process in processes):
+        most, samples = max(most, held(tmp_path)), samples + 1
+    for process in processes:
+        assert (process.communicate()[1], process.returncode) == ("", 0)
+    assert samples > 10
+    # An entry that is replaced while it is listed may be seen twice.
+    assert most <= (12 + 2 * n) * ENTRY
+    assert 0 < held(tmp_path) <= (12 + n) * ENTRY
+
+
+def fill(folder: str) -> None:
+    """Write large entries for ever."""
+    library = Library(n_bytes=1 << 20)
+    cache = Cache(folder, 1 << 40)
+    data = library.bytes("a") * 16
+    print("ready", flush=True)
+    for i in range(10**6):
+        cache.write(Name(STORE, hashlib.sha256(b"%d" % (i % 50)).digest()), data)
+
+
+@pytest.mark.slow
+def test_killed_while_writing(tmp_path: Path) -> None:
+    for delay in (0.02, 0.05, 0.1):
+        process = subprocess.Popen(
+            command("fill", tmp_path), stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        give_up = time.monotonic() + 60
+        while not list(tmp_path.glob("new/*")):
+            assert time.monotonic() < give_up
+        time.sleep(delay)  # anywhere in the middle
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+        process.stdout.close()
+    data, cache = Library(n_bytes=1 << 20).bytes("a") * 16, Cache(tmp_path, 1 << 40)
+    written = [p for p in entries(tmp_path) if p.suffix == ""]
+    assert written
+    for path in written:
+        assert bytes(cache.read(Name(STORE, bytes.fromhex(path.name)))) == data  # type: ignore[arg-type]
+    # What was left half written goes when room is made.
+    leftover = tmp_path / "new" / ("0" * 32)
+    leftover.write_bytes(bytes(BLOCK))
+    for path in tmp_path.glob("new/*"):
+        os.utime(path, (0, 0))
+    library = Library()
+    small = Cache(tmp_path, 8 * ENTRY, idle_s=0.0)
+    read(opened(small, library), library, keys(3))
+    assert not list(tmp_path.glob("new/*"))
+    assert held(tmp_path) <= 8 * ENTRY
+
+
+# -- a store on S3 -----------------------------------------------------------------------------
+
+
+rng = np.random.default_rng(0)
+X = rng.integers(0, 256, size=(500, 6)).astype(np.uint8)
+Y = np.arange(500) % 3
+
+
+def batches(source: ZarrSource, epoch: int) -> list[tuple[np.ndarray, ...]]:
+    with Loader(source, batch_size=60, seed=0, threads=3) as loader:
+        return [tuple(np.copy(a) for a in (b.X, b.y, b.rows)) for b in loader.epoch(epoch)]
+
+
+def assert_same(one: list[Any], other: list[Any]) -> None:
+    for a, b in zip(one, other, strict=True):
+        for left, right in zip(a, b, strict=True):
+            np.testing.assert_array_equal(left, right)
+
+
+def test_the_second_epoch_does_not_touch_s3(s3: S3Server, bucket: str, tmp_path: Path) -> None:
+    url = f"s3://{bucket}/train.zarr"
+    ingest(X, url, y=Y, chunk_mb=50 * 6 / 2**20, storage_options=s3.options())
+    plain = ZarrSource(url, storage_options=s3.options())
+    with FaultProxy(upstream=s3.endpoint) as proxy:
+
+        def source() -> ZarrSource:
+            cache = Cache(tmp_path / "cache", 1 << 30)
+            return ZarrSource(url, storage_options=s3.options(proxy.endpoint), cache=cache)
+
+        first = source()
+        proxy.log()
+        assert_same(batches(first, 0), batches(plain, 0))
+        # The checksums, by which chunks are known as those of this store.
+        asked = [(method, path) for method, path, _ in proxy.log() if "/crc/" not in path]
+        assert [method for method, _ in asked] == ["GET"] * 20
+        assert all("/c/" in path for _, path in asked)
+        for epoch in (1, 2):
+            assert_same(batches(first, epoch), batches(plain, epoch))
+            assert proxy.log() == []
+        # Another process reads metadata and checksums alone: a changed store is noticed.
+        again: ZarrSource = pickle.loads(pickle.dumps(source()))
+        assert_same(batches(again, 1), batches(plain, 1))
+        assert not [path for _, path, _ in proxy.log() if re.search("/[Xy]/c/", path)]
+        # Another store at the same place.
+        ingest(
+            X[::-1].copy(), url, y=Y, chunk_mb=50 * 6 / 2**20, overwrite=True,
+            storage_options=s3.options(),
+        )  # fmt: skip
+        proxy.log()
+        assert_same(batches(source(), 0), batches(ZarrSource(url, storage_options=s3.options()), 0))
+        assert len([path for _, path, _ in proxy.log() if re.search("/[Xy]/c/", path)]) == 20
+
+
+def test_a_store_without_digests_is_not_cached(
+    s3: S3Server, bucket: str, tmp_path: Path, make_zarr: Any
+) -> None:
+    path = make_zarr({"X": X, "y": Y}, chunk_rows=100)
+    client = s3.client()
+    for file in (p for p in path.rglob("*") if p.is_file()):
+        client.put_object(Bucket=bucket, Key=f"d/{file.relative_to(path)}", Body=file.read_bytes())
+    cache = Cache(tmp_path / "cache", 1 << 30)
+    with pytest.warns(UserWarning, match="is not cached: streamkern did not write it"):
+        source = ZarrSource(f"s3://{bucket}/d", storage_options=s3.options(), cache=cache)
+    assert len(batches(source, 0)) == 9
+    assert not entries(tmp_path / "cache")
+    # A local store needs none.
+    assert len(batches(ZarrSource(path, cache=cache), 0)) == 9
+    assert not entries(tmp_path / "cache")
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,125 @@
+"""What may be deleted: only what streamkern made, whatever lies beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from streamkern.basics.errors import DataError
+from streamkern.filesystem.ownership import (
+    ATTRIBUTE,
+    PREDICTIONS,
+    begin,
+    mark_at,
+    publish,
+    remove_group,
+)
+from streamkern.filesystem.urls import zarr_store
+
+MARK = {"kind": PREDICTIONS, "status": "writing"}
+STRANGERS = ("notes.txt", "values/notes.txt", "values/c/0/notes", "mine/c/0", "mine/zarr.json", "7")
+HIDDEN = (".values/c/0", ".values/zarr.json")
+
+
+def store_at(url: str) -> Any:
+    return zarr_store(url, read_only=False)
+
+
+def predictions(url: str) -> None:
+    group = begin(store_at(url), url, MARK)
+    group.create_array("values", data=np.ones((8, 2)), chunks=(4, 2))
+    publish(group, {**MARK, "status": "complete"})
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_the_mark_is_there_from_the_first_file_on(tmp_path: Path) -> None:
+    url = str(tmp_path / "p")
+    begin(store_at(url), url, MARK)
+    assert files(tmp_path / "p").keys() == {"zarr.json"}
+    assert mark_at(store_at(url), url) == MARK
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_what_is_replaced_goes_and_strangers_files_stay(local: bool, tmp_path: Path) -> None:
+    url = str(tmp_path / "p") if local else f"memory://{tmp_path}/p"
+    predictions(url)
+    store = store_at(url)
+    strangers = (*STRANGERS, *HIDDEN)
+    for name in strangers:
+        if local:
+            (tmp_path / "p" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "p" / name).write_text(name)
+        else:
+            store.objects.put(name, name.encode())
+    group = begin(store, url, MARK)
+    assert "values" not in group
+    assert group.attrs[ATTRIBUTE] == MARK
+    if local:
+        left = files(tmp_path / "p")
+    else:
+        left = {key: bytes(store.objects.get(key)) for key, _ in store.objects.list()}
+    assert left.pop("zarr.json")
+    assert left == {name: name.encode() for name in strangers}
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    url = str(tmp_path / "p")
+    predictions(url)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/0").write_text("mine")
+    (tmp_path / "p/values/c/5").symlink_to(tmp_path / "elsewhere")
+    begin(store_at(url), url, MARK)
+    assert files(tmp_path / "elsewhere") == {"0": b"mine"}
+
+
+@pytest.mark.parametrize("what", ["file", "array", "group", "attributes", "unreadable", "folder"])
+def test_what_does_not_say_that_it_is_ours_is_refused(what: str, tmp_path: Path) -> None:
+    place = tmp_path / "p"
+    if what == "file":
+        place.write_text("mine")
+    elif what == "array":
+        zarr.create_array(place, data=np.arange(3))
+    elif what in ("group", "attributes"):
+        zarr.create_group(place, attributes={"note": "mine"} if what == "attributes" else {})
+    else:
+        place.mkdir()
+        (place / ("zarr.json" if what == "unreadable" else "notes.txt")).write_text("{")
+    before = files(tmp_path)
+    with pytest.raises(DataError, match="holds something streamkern did not write"):
+        begin(store_at(str(place)), str(place), MARK)
+    assert files(tmp_path) == before
+
+
+def test_one_kind_does_not_replace_another(tmp_path: Path) -> None:
+    url = str(tmp_path / "p")
+    predictions(url)
+    with pytest.raises(DataError, match=r"kind 'predictions' .* where 'store' would go"):
+        begin(store_at(url), url, {**MARK, "kind": "store"})
+
+
+def test_a_place_where_the_first_file_was_not_finished_is_free(tmp_path: Path) -> None:
+    """P2."""
+    left = tmp_path / "p" / f".zarr.json.{7:032x}.streamkern"
+    left.parent.mkdir()
+    left.write_text("{")
+    predictions(str(tmp_path / "p"))
+    assert not left.exists()
+
+
+def test_a_groups_files_go_and_strangers_files_stay(tmp_path: Path) -> None:
+    root = tmp_path / "g"
+    zarr.create_group(root).create_array("alpha", data=np.ones(3))
+    (root / "alpha/c/0.0123456789abcdef0123456789abcdef.partial").write_text("killed")
+    remove_group(root)
+    assert not root.exists()
+    zarr.create_group(root).create_array("alpha", data=np.ones(3))
+    (root / "alpha/notes.txt").write_text("mine")
+    remove_group(root)
+    assert files(tmp_path) == {"g/alpha/notes.txt": b"mine"}

@@ -1,0 +1,232 @@
+"""Scratch files: in a folder of their own, and nothing else is ever deleted."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern.basics.errors import ConfigError, DataError
+from streamkern.filesystem.scratch import Scratch, scratch_folder
+from streamkern.ingest.ingest import ingest
+from streamkern.store.store import open_store
+
+SMALL: dict[str, Any] = {"chunk_mb": 2**-6, "memory": 1 << 18}
+
+
+def table(folder: Path, n: int = 3000) -> Path:
+    rng = np.random.default_rng(0)
+    X = rng.integers(0, 255, (n, 64), dtype=np.uint8)
+    np.savez(folder / "data.npz", X=X, y=np.arange(n) % 10)
+    return folder / "data.npz"
+
+
+def strangers(folder: Path) -> dict[str, bytes]:
+    (folder / "sub").mkdir(parents=True)
+    for name in ("notes.txt", "state.json", "scratch.json", "0.rows", "000000000000.rows"):
+        (folder / name).write_text(f"{name} of mine")
+        (folder / "sub" / name).write_text(f"{name} of mine")
+    return files(folder)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("spilled", [True, False])
+def test_scratch_folder_keeps_strangers_files(tmp_path: Path, spilled: bool) -> None:
+    """D1."""
+    data, precious = table(tmp_path), tmp_path / "precious"
+    before = strangers(precious)
+    settings = SMALL if spilled else {}
+    ingest(data, tmp_path / "a.zarr", scratch=precious, **settings)
+    with pytest.raises(DataError, match="no array 'Z'"):
+        ingest(data, tmp_path / "b.zarr", scratch=precious, x="Z", **settings)
+    assert files(precious) == before
+    assert sorted(p.name for p in precious.iterdir() if p.is_dir()) == ["sub"]
+
+
+def test_a_scratch_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    """D1: also where it has the very name, beside the output or in the folder given."""
+    data = table(tmp_path)
+    for parent in (None, tmp_path / "p"):
+        before = strangers(scratch_folder(tmp_path / "a.zarr", parent))
+        with pytest.raises(DataError, match="which streamkern did not write; move it away"):
+            ingest(data, tmp_path / "a.zarr", scratch=parent, **SMALL)
+        assert files(scratch_folder(tmp_path / "a.zarr", parent)) == before
+        assert not (tmp_path / "a.zarr").exists()
+
+
+def test_strangers_files_in_a_scratch_folder_of_ours_stay(tmp_path: Path) -> None:
+    data, folder = table(tmp_path), scratch_folder(tmp_path / "a.zarr")
+    with Scratch(folder) as scratch:
+        scratch.restore("another")
+        scratch.append("0.rows", np.zeros(9))
+        scratch.save(None, wait=True)
+    (folder / "notes.txt").write_text("mine")
+    (folder / "0.rows.txt").write_text("mine")
+    ingest(data, tmp_path / "a.zarr", **SMALL)
+    assert files(folder) == {"notes.txt": b"mine", "0.rows.txt": b"mine"}
+
+
+def test_two_ingests_with_one_scratch_do_not_touch_each_other(tmp_path: Path) -> None:
+    """D1: another output has another folder, and the same output has a lock."""
+    data, shared = table(tmp_path), tmp_path / "shared"
+    ingest(data, tmp_path / "whole.zarr", **SMALL)
+
+    def second(what: str, done: int, total: int | None) -> None:
+        if what == "write" and done < 500:
+            ingest(data, tmp_path / "b.zarr", scratch=shared, **SMALL)
+            with pytest.raises(DataError, match="in use by another call for the same output"):
+                ingest(data, tmp_path / "a.zarr", scratch=shared, overwrite=True, **SMALL)
+
+    ingest(data, tmp_path / "a.zarr", scratch=shared, progress=second, **SMALL)
+    stores = [open_store(tmp_path / f"{name}.zarr") for name in ("a", "b", "whole")]
+    assert len({store.spec.fingerprint for store in stores}) == 1
+    assert not list(shared.iterdir())
+
+
+def test_the_same_command_again_clears_what_a_kill_after_publishing_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P3."""
+    data, out = table(tmp_path), tmp_path / "a.zarr"
+    with monkeypatch.context() as patch:
+        patch.setattr(Scratch, "discard", lambda self: None)  # as if killed before it
+        spec = ingest(data, out, **SMALL)
+    assert files(scratch_folder(out))
+    before = {name: (out / name).stat().st_mtime_ns for name in files(out)}
+    assert ingest(data, out, **SMALL).fingerprint == spec.fingerprint
+    assert not scratch_folder(out).exists()
+    assert before == {name: (out / name).stat().st_mtime_ns for name in files(out)}
+    for other in ({"seed": 1}, {"chunk_mb": 2**-7}, {"compress": "none"}, {"dtype": "float32"}):
+        with pytest.raises(DataError, match="already holds a store"):
+            ingest(data, out, **{**SMALL, **other})
+    table(tmp_path, 2999)
+    with pytest.raises(DataError, match="already holds a store"):
+        ingest(data, out, **SMALL)
+
+
+def test_the_same_command_again_clears_a_folder_that_was_being_cleared(tmp_path: Path) -> None:
+    data, out = table(tmp_path), tmp_path / "o.zarr"
+    ingest(data, out, **SMALL)
+    scratch_folder(out).mkdir()
+    ingest(data, out, **SMALL)
+    assert not scratch_folder(out).exists()
+
+
+def test_a_call_that_is_done_keeps_the_scratch_of_another_one(tmp_path: Path) -> None:
+    """An interrupted overwrite with other settings goes on from it."""
+
+    def stop(what: str, done: int, total: int | None) -> None:
+        if what == "write":
+            raise InterruptedError
+
+    data, out = table(tmp_path), tmp_path / "a.zarr"
+    ingest(data, out, **SMALL)
+    with pytest.raises(InterruptedError):
+        ingest(data, tmp_path / "b.zarr", seed=1, progress=stop, scratch=tmp_path / "s", **SMALL)
+    # As the scratch of an overwrite that had not yet come to its first chunk.
+    scratch_folder(tmp_path / "b.zarr", tmp_path / "s").rename(scratch_folder(out))
+    before = files(scratch_folder(out))
+    ingest(data, out, **SMALL)
+    assert files(scratch_folder(out)) == before
+
+
+@pytest.mark.parametrize("mapped", [False, True], ids=["in memory", "mapped"])
+def test_an_array_changed_in_its_middle_is_not_taken_for_the_same(
+    tmp_path: Path, mapped: bool
+) -> None:
+    np.save(tmp_path / "X.npy", np.zeros((2000, 3)))
+    X = np.load(tmp_path / "X.npy", mmap_mode="c" if mapped else None)
+    y = np.zeros(2000, int)
+    first = ingest(X, tmp_path / "a.zarr", y=y).fingerprint
+    if mapped:  # known by its ends, so never taken for the same
+        with pytest.raises(DataError, match="already holds a store"):
+            ingest(X, tmp_path / "a.zarr", y=y)
+    else:
+        again = ingest(np.asfortranarray(X), tmp_path / "a.zarr", y=y)
+        assert again.fingerprint == first
+    X[1000] = 1
+    with pytest.raises(DataError, match="already holds a store"):
+        ingest(X, tmp_path / "a.zarr", y=y)
+    assert ingest(X, tmp_path / "a.zarr", y=y, overwrite=True).fingerprint != first
+
+
+def test_a_state_that_is_not_ours_owns_nothing(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s/scratch.json").write_text(json.dumps({"identity": "t", "sizes": {}}))
+    with Scratch(tmp_path / "s") as scratch, pytest.raises(DataError, match="did not write"):
+        scratch.restore("t")
+
+
+@pytest.mark.parametrize("place", ["a file", "below a file", "/proc"])
+def test_a_scratch_parent_that_takes_no_file_is_refused_before_anything_is_written(
+    tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "file").touch()
+    parents = {"a file": tmp_path / "file", "below a file": tmp_path / "file" / "x"}
+    if place == "/proc" and not Path(place).is_dir():
+        pytest.skip("needs /proc, as Linux has it")
+    with pytest.raises(ConfigError, match=r"scratch '.*' cannot be written to"):
+        ingest(np.zeros((9, 2), "f4"), tmp_path / "o.zarr", scratch=parents.get(place, Path(place)))
+    assert not (tmp_path / "o.zarr").exists()
+
+
+def stopped_ingest(folder: Path) -> tuple[Path, Path]:
+    """Data, and an output whose ingest was stopped once rows were in scratch."""
+    data, out = table(folder), folder / "a.zarr"
+
+    def stop(what: str, done: int, total: int | None) -> None:
+        if what == "write":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ingest(data, out, progress=stop, **SMALL)
+    return data, out
+
+
+def keys(document: Any, *above: str) -> Iterator[tuple[str, ...]]:
+    for name, value in document.items():
+        yield (*above, name)
+        if isinstance(value, dict):
+            yield from keys(value, *above, name)
+
+
+def without(document: Any, path: tuple[str, ...]) -> Any:
+    name, *below = path
+    if not below:
+        return {key: value for key, value in document.items() if key != name}
+    return document | {name: without(document[name], tuple(below))}
+
+
+@pytest.mark.parametrize("how", ["schema", "altered"])
+def test_a_state_that_is_not_what_was_written_begins_anew(how: str, tmp_path: Path) -> None:
+    """Of another revision, with any of its entries gone; or damaged."""
+    data, out = stopped_ingest(tmp_path)
+    expected = ingest(data, tmp_path / "whole.zarr", **SMALL).fingerprint
+    name = scratch_folder(out) / "scratch.json"
+    whole = json.loads(name.read_bytes())
+    body = json.loads(whole["body"])
+    lost = [p for p in keys(body) if len(p) == 1 or p[0] == "state" and p[1] != "leaves"]
+    assert ("state", "bits") in lost
+    before = files(scratch_folder(out))
+    for path in lost:
+        with Scratch(scratch_folder(out)) as scratch:
+            scratch.restore("nobody's")  # so that the folder is there, and empty
+        for file, content in before.items():
+            (scratch_folder(out) / file).write_bytes(content)
+        text = json.dumps(without(body, path))
+        sealed = {"schema": 0, "crc": zlib.crc32(text.encode())} if how == "schema" else {}
+        name.write_text(json.dumps({**whole, **sealed, "body": text}))
+        with Scratch(scratch_folder(out)) as scratch:
+            assert scratch.restore(body["identity"]) is None
+            assert not scratch.sizes
+    name.write_text(json.dumps({**whole, **sealed, "body": text}))
+    assert ingest(data, out, **SMALL).fingerprint == expected
+    assert not scratch_folder(out).exists()

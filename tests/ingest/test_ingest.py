@@ -1,0 +1,1113 @@
+from __future__ import annotations
+
+import bz2
+import gc
+import gzip
+import io
+import lzma
+import os
+import signal
+import subprocess
+import sys
+import tracemalloc
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from zarr.storage import LocalStore
+
+from streamkern.basics.errors import (
+    ConfigError,
+    CorruptChunkError,
+    DataError,
+    MissingDependencyError,
+    NonFiniteError,
+    ResumeMismatchError,
+    StoreNotFoundError,
+)
+from streamkern.filesystem import remote_file
+from streamkern.filesystem.durable import is_temporary
+from streamkern.filesystem.engines import FsspecEngine
+from streamkern.filesystem.scratch import Scratch, scratch_folder
+from streamkern.ingest.array_files import idx_array, npy_array
+from streamkern.ingest.ingest import ingest
+from streamkern.ingest.shuffle import Spool, row_keys
+from streamkern.store import journal, writer
+from streamkern.store.describe import looks_sorted
+from streamkern.store.fill import n_writers
+from streamkern.store.store import Store, open_store
+from tests import faults
+from tests.rawfiles import write_idx
+
+SMALL = 16 << 14  # the least memory that chunks of 16 KiB allow
+
+
+def memory_url() -> str:
+    return f"memory://tests/{uuid.uuid4().hex}"
+
+
+def digits(n: int = 600, side: int = 8) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Images that carry their row number, sorted by label."""
+    rng = np.random.default_rng(n)
+    X = rng.integers(0, 256, (n, side, side)).astype(np.uint8)
+    X[:, 0, 0], X[:, 0, 1] = np.arange(n) % 256, np.arange(n) // 256
+    return X, np.sort(rng.integers(0, 10, n))
+
+
+def row_numbers(store: Store) -> NDArray[np.int64]:
+    X = store.read_rows(np.arange(store.spec.n_rows))[0].reshape(store.spec.n_rows, -1)
+    return X[:, 0].astype(np.int64) + 256 * X[:, 1].astype(np.int64)
+
+
+# ------------------------------------------------------------------------------------- the order
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    n=st.integers(1, 700),
+    seed=st.integers(0, 2**40),
+    spill=st.booleans(),
+    known=st.booleans(),
+    pieces=st.integers(1, 5),
+)
+def test_the_order_is_the_keys_whatever_the_memory(
+    n: int, seed: int, spill: bool, known: bool, pieces: int, tmp_path_factory: Any
+) -> None:
+    scratch = tmp_path_factory.mktemp("spool") / "s"
+    X = np.arange(3 * n, dtype=np.float32).reshape(n, 3)
+    spool = Spool(
+        (3,), X.dtype, (), np.dtype(np.int32),
+        limit_bytes=1500 if spill else 1 << 20, scratch=Scratch(scratch), seed=seed, identity="t",
+        expected_rows=n if known else None,
+    )  # fmt: skip
+    for rows in np.array_split(np.arange(n), pieces):
+        spool.append(X[rows], rows)
+    spool.seal(None)
+    # Independent truth: sort all rows by key at once.
+    expected = np.argsort(row_keys(seed, 0, n), kind="stable")
+    cuts = [0, n // 3, n // 2, n]
+    parts = [spool.rows(a, b) for a, b in pairwise(cuts) if a < b]
+    np.testing.assert_array_equal(np.concatenate([p[0] for p in parts]), X[expected])
+    np.testing.assert_array_equal(np.concatenate([p[1] for p in parts]), expected)
+    np.testing.assert_array_equal(np.concatenate([p[2] for p in parts]), expected)
+    assert spool.spilled == (spill and n > 1500 // (32 + 24))
+    spool.discard()
+    assert not scratch.exists()
+
+
+@contextmanager
+def make_spool(folder: Path, identity: str = "t") -> Iterator[Spool]:
+    with Scratch(folder) as scratch:
+        yield Spool(
+            (1,), np.dtype(np.int32), (), np.dtype(np.int32),
+            limit_bytes=40 * 40, scratch=scratch, seed=3, identity=identity,
+        )  # fmt: skip
+
+
+def test_buckets_that_came_out_too_large_are_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n = 3000  # 64 buckets of about 47 rows, where 40 fit
+    X = np.arange(n, dtype=np.int32)[:, None]
+    expected = np.argsort(row_keys(3, 0, n))
+    real, written = Path.unlink, []
+
+    def stop(self: Path, missing_ok: bool = False) -> None:
+        written.append(self)
+        if len(written) == 5:
+            raise KeyboardInterrupt
+        real(self, missing_ok)
+
+    with make_spool(tmp_path / "s") as spool, monkeypatch.context() as patch:
+        spool.append(X, X[:, 0])
+        patch.setattr(Path, "unlink", stop)
+        with pytest.raises(KeyboardInterrupt):
+            spool.seal(["note"])
+    with make_spool(tmp_path / "s") as again:
+        assert (again.sealed, again.notes, again.n_rows) == (True, ["note"], n)
+        again.seal(again.notes)
+        np.testing.assert_array_equal(again.rows(0, n)[1], expected)
+        np.testing.assert_array_equal(again.rows(777, 780)[0][:, 0], expected[777:780])
+
+
+def test_scratch_goes_on_from_the_last_save(tmp_path: Path) -> None:
+    n = 600
+    X = np.arange(n, dtype=np.int32)[:, None]
+    with make_spool(tmp_path / "s") as spool:
+        spool.append(X[:200], X[:200, 0])
+        spool.save(["a"])
+        spool.append(X[200:333], X[200:333, 0])  # lost: it was not saved
+    with make_spool(tmp_path / "s") as again:
+        assert (again.sealed, again.notes, again.n_rows) == (False, ["a"], 200)
+        again.append(X[200:], X[200:, 0])
+        again.seal(["a", "b"])
+        np.testing.assert_array_equal(again.rows(0, n)[1], np.argsort(row_keys(3, 0, n)))
+    with make_spool(tmp_path / "s", identity="other") as other:
+        assert other.n_rows == 0
+
+
+def test_rows_keep_the_order_of_their_source_when_the_memory_is_another_in_between(
+    tmp_path: Path,
+) -> None:
+    n = 600
+    X = np.arange(n, dtype=np.int32)[:, None]
+    start = 0
+    for stop, memory in ((170, 4000), (390, 1100), (n, 20000)):
+        with Scratch(tmp_path / "s") as scratch:
+            spool = Spool(
+                (1,), X.dtype, (), X.dtype,
+                limit_bytes=memory, scratch=scratch, seed=None, identity="t",
+            )  # fmt: skip
+            assert spool.n_rows == start
+            spool.append(X[start:stop], X[start:stop, 0])
+            spool.save(None)
+            start = stop
+            if stop == n:
+                spool.seal(None)
+                np.testing.assert_array_equal(spool.rows(0, n)[0], X)
+                np.testing.assert_array_equal(spool.rows(150, 410)[1], X[150:410, 0])
+
+
+def test_keys_are_uniform_and_differ_between_seeds() -> None:
+    keys = row_keys(7, 0, 100_000)
+    assert len(np.unique(keys)) == 100_000
+    counts = np.bincount((keys >> np.uint64(58)).astype(int), minlength=64)
+    # Chi-square with 63 degrees of freedom: 99.99 % below 118.
+    assert ((counts - 1562.5) ** 2 / 1562.5).sum() < 118
+    np.testing.assert_array_equal(keys[500:600], row_keys(7, 500, 100))
+    assert not np.isin(keys[:1000], row_keys(8, 0, 1000)).any()
+
+
+def test_the_same_rows_give_the_same_store_whatever_the_memory(tmp_path: Path) -> None:
+    X, y = digits()
+    roomy = ingest(X, tmp_path / "roomy", y=y, chunk_mb=2**-6)
+    tight = ingest(X, tmp_path / "tight", y=y, chunk_mb=2**-6, memory=SMALL)
+    assert faults.tree(tmp_path / "roomy") == faults.tree(tmp_path / "tight")
+    assert roomy.fingerprint == tight.fingerprint
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["roomy", "tight"]  # no scratch left
+    store = open_store(tmp_path / "tight")
+    store.verify()
+    assert not looks_sorted(store)
+    order = row_numbers(store)
+    np.testing.assert_array_equal(order, np.argsort(row_keys(0, 0, len(X))))
+    got, labels = store.read_rows(np.arange(len(X)))
+    np.testing.assert_array_equal(got[..., 0], X[order])
+    np.testing.assert_array_equal(labels, y[order])
+
+
+def test_the_seed_is_the_order_and_false_keeps_it() -> None:
+    X, y = digits()
+    orders = []
+    for seed in (0, 1):
+        url = memory_url()
+        ingest(X, url, y=y, chunk_mb=2**-6, seed=seed)
+        orders.append(row_numbers(open_store(url)))
+    assert not np.array_equal(orders[0], orders[1])
+    for memory in (SMALL, 1 << 30):
+        url = memory_url()
+        ingest(X, url, y=y, chunk_mb=2**-6, shuffle=False, memory=memory)
+        np.testing.assert_array_equal(row_numbers(open_store(url)), np.arange(len(X)))
+
+
+def test_statistics_are_those_of_all_rows() -> None:
+    X, y = digits()
+    spec = ingest(X, memory_url(), y=y, chunk_mb=2**-6)
+    flat = X.reshape(len(X), -1).astype(np.float64)
+    np.testing.assert_allclose(spec.mean, flat.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(spec.scale, flat.std(axis=0), rtol=1e-12)
+    assert spec.global_scale == pytest.approx(flat.std(), rel=1e-12)
+    assert spec.class_counts == tuple(np.bincount(y, minlength=10).tolist())
+
+
+def test_memory_is_bounded(tmp_path: Path) -> None:
+    n, d, memory = 40_000, 128, 8 << 20
+    np.save(tmp_path / "X.npy", np.random.default_rng(0).normal(size=(n, d)).astype("f4"))
+    np.save(tmp_path / "y.npy", np.arange(n) % 7)
+    tracemalloc.start()
+    try:
+        ingest(
+            tmp_path / "X.npy", tmp_path / "s", y=tmp_path / "y.npy", chunk_mb=0.5, memory=memory
+        )
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert n * d * 4 > 2 * memory
+    assert peak < memory
+
+
+# -------------------------------------------------------------------------------------- formats
+
+
+@pytest.fixture(scope="module")
+def table() -> tuple[NDArray[np.float32], NDArray[np.int64], str]:
+    """Rows any format can hold exactly, and the fingerprint of the store they must give."""
+    rng = np.random.default_rng(3)
+    X = rng.integers(-64, 64, (200, 5)).astype(np.float32) / 8
+    y = rng.integers(8, 12, 200)
+    return X, y, ingest(X, memory_url(), y=y, chunk_mb=2**-10, memory=SMALL).fingerprint
+
+
+def csv_text(X: NDArray[Any], y: NDArray[Any], *, header: bool = True, delimiter: str = ",") -> str:
+    names = delimiter.join([*(f"x{j}" for j in range(X.shape[1])), "label"])
+    rows = [
+        delimiter.join([*(repr(float(v)) for v in x), str(t)]) for x, t in zip(X, y, strict=True)
+    ]
+    return "\n".join(([names] if header else []) + rows) + "\n"
+
+
+def write_format(
+    root: Path, kind: str, X: NDArray[Any], y: NDArray[Any]
+) -> tuple[Any, dict[str, Any]]:
+    """Write (X, y) as `kind`; what to pass to ingest."""
+    match kind:
+        case "npy":
+            np.save(root / "X.npy", X)
+            np.save(root / "y.npy", y)
+            return root / "X.npy", {"y": root / "y.npy"}
+        case "npy-y-array":
+            np.save(root / "X.npy", X.astype(">f4"))
+            return str(root / "X.npy"), {"y": y}
+        case "npz":
+            np.savez(root / "d.npz", X=X, y=y)
+            return root / "d.npz", {}
+        case "npz-compressed":
+            np.savez_compressed(root / "d.npz", a=X, b=y)
+            return root / "d.npz", {"x": "a", "y": "b"}
+        case "idx":
+            write_idx(root / "t-images-idx3-ubyte", X)
+            write_idx(root / "t-labels-idx1-ubyte", y.astype("u1"))
+            return root / "t-images-idx3-ubyte", {}
+        case "idx-gz":
+            write_idx(root / "t-images-idx3-ubyte.gz", X)
+            write_idx(root / "labels.gz", y.astype("i4"))
+            return root / "t-images-idx3-ubyte.gz", {"y": root / "labels.gz"}
+        case "idx-parts":
+            for part, rows in enumerate((slice(0, 70), slice(70, None))):
+                write_idx(root / f"x{part}.idx.gz", X[rows])
+                write_idx(root / f"y{part}.idx.gz", y[rows].astype("u1"))
+            return sorted(root.glob("x*")), {"y": sorted(root.glob("y*"))}
+        case "csv":
+            (root / "d.csv").write_text(csv_text(X, y))
+            return root / "d.csv", {"y": "label"}
+        case "csv-crlf-bom-blank":
+            text = csv_text(X, y, delimiter=";").replace("\n", "\r\n\r\n")
+            (root / "d.csv").write_bytes(b"\xef\xbb\xbf" + text.encode())
+            return root / "d.csv", {"y": -1}
+        case "tsv-gz-no-header":
+            text = csv_text(X, y, header=False, delimiter="\t")
+            (root / "d.tsv.gz").write_bytes(gzip.compress(text.encode()))
+            return root / "d.tsv.gz", {"y": 5}
+        case "csv-parts":
+            (root / "a.csv").write_text(csv_text(X[:70], y[:70]))
+            (root / "b.csv").write_text(csv_text(X[70:], y[70:]))
+            return [root / "a.csv", root / "b.csv"], {"y": "label"}
+        case "csv-remote":
+            url = memory_url() + ".csv"
+            with fsspec.open(url, "w") as file:
+                file.write(csv_text(X, y))
+            return url, {"y": "label"}
+        case "parquet" | "parquet-strings":
+            columns: dict[str, Any] = {f"x{j}": X[:, j] for j in range(X.shape[1])}
+            columns["y"] = y if kind == "parquet" else [str(t) for t in y]
+            pq.write_table(pa.table(columns), root / "d.parquet", row_group_size=37)
+            return root / "d.parquet", {}
+        case "parquet-lists":
+            lists = pa.FixedSizeListArray.from_arrays(pa.array(X.reshape(-1)), X.shape[1])
+            pq.write_table(pa.table({"X": lists, "y": y, "note": y}), root / "d.parquet")
+            return root / "d.parquet", {}
+        case "hdf5" | "hdf5-strings":
+            with h5py.File(root / "d.h5", "w") as file:
+                file.create_dataset("g/pixels", data=X, chunks=(7, *X.shape[1:]))
+                file["g/labels"] = y if kind == "hdf5" else [str(t) for t in y]
+            return root / "d.h5", {"x": "g/pixels", "y": "g/labels"}
+        case "zarr":
+            group = zarr.create_group(LocalStore(root / "d.zarr"))
+            group.create_array("X", data=X, chunks=(30, 2), config={"write_empty_chunks": True})
+            group.create_array("y", data=y, chunks=(11,), config={"write_empty_chunks": True})
+            return root / "d.zarr", {}
+        case "store":
+            ingest(X, root / "own", y=y, shuffle=False, chunk_mb=2**-10, memory=SMALL)
+            return root / "own", {}
+        case "blocks":
+            cuts = [0, 1, 1, 90, 200]
+            return ((X[a:b], y[a:b]) for a, b in pairwise(cuts)), {}
+        case _:
+            raise AssertionError(kind)
+
+
+FORMATS = [
+    "npy", "npy-y-array", "npz", "npz-compressed", "idx", "idx-gz", "idx-parts", "csv",
+    "csv-crlf-bom-blank", "tsv-gz-no-header", "csv-parts", "csv-remote", "parquet",
+    "parquet-strings", "parquet-lists", "hdf5", "hdf5-strings", "zarr", "store", "blocks",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("memory", [SMALL, 1 << 30], ids=["scratch", "memory"])
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_format_gives_the_same_store(
+    tmp_path: Path, table: tuple[Any, Any, str], kind: str, memory: int
+) -> None:
+    X, y, fingerprint = table
+    inputs, arguments = write_format(tmp_path, kind, X, y)
+    spec = ingest(inputs, tmp_path / "out", chunk_mb=2**-10, memory=memory, **arguments)
+    assert spec.fingerprint == fingerprint
+    assert spec.classes == ("8", "9", "10", "11")  # by value, not by spelling
+
+
+@pytest.mark.parametrize("kind", ["idx", "idx-gz", "npy", "npz", "hdf5"])
+def test_images_keep_their_bytes_and_get_a_channel(tmp_path: Path, kind: str) -> None:
+    X, y = digits(50, side=4)
+    inputs, arguments = write_format(tmp_path, kind, X, y)
+    if kind == "hdf5":
+        assert arguments
+    spec = ingest(inputs, tmp_path / "out", shuffle=False, **arguments)
+    assert (spec.row_shape, spec.x_dtype) == ((4, 4, 1), np.uint8)
+    got, labels = open_store(tmp_path / "out").read_rows(np.arange(50))
+    np.testing.assert_array_equal(got[..., 0], X)
+    np.testing.assert_array_equal(np.array([int(k) for k in spec.classes or ()])[labels], y)
+
+
+def test_labels_of_text_are_sorted_and_ids_are_small(tmp_path: Path) -> None:
+    X = np.arange(12, dtype=np.float32).reshape(6, 2)
+    y = np.array(["pear", "apple", "fig", "apple", "pear", "pear"])
+    spec = ingest(X, tmp_path / "s", y=y, shuffle=False)
+    assert spec.classes == ("apple", "fig", "pear")
+    assert spec.class_counts == (2, 1, 3)
+    stored = zarr.open_group(tmp_path / "s", mode="r")["y"]
+    assert stored.dtype == np.uint8
+    np.testing.assert_array_equal(stored[:], [2, 0, 1, 0, 2, 2])
+
+
+def test_an_ingested_store_keeps_its_class_names(tmp_path: Path) -> None:
+    X = np.arange(12, dtype=np.float32).reshape(6, 2)
+    first = ingest(X, tmp_path / "a", y=np.array(list("bacabb")), shuffle=False)
+    again = ingest(tmp_path / "a", tmp_path / "b", shuffle=False)
+    assert again.classes == ("a", "b", "c")
+    assert again.fingerprint == first.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("y", "targets", "classes", "dtype"),
+    [
+        (np.array([0.5, 1.5, 2.0]), "auto", None, "float64"),
+        (np.array([0.5, 1.5, 2.0], np.float32), "auto", None, "float32"),
+        (np.array([[1, 0], [0, 1], [1, 1]]), "auto", None, "float64"),
+        (np.array([1990, 2001, 1990]), "values", None, "float64"),
+        (np.array([1.0, 2.0, 1.0]), "classes", ("1", "2"), "uint8"),
+        (np.array([True, False, True]), "auto", ("0", "1"), "uint8"),
+        (np.array([-1, 1, -1]), "auto", ("-1", "1"), "uint8"),
+        (np.array([b"n", b"y", b"n"]), "auto", ("n", "y"), "uint8"),
+        (np.array(["n", "y", "n"], object), "auto", ("n", "y"), "uint8"),
+        (np.array(["1.5", "2", "3"]), "auto", None, "float64"),
+    ],
+)
+def test_what_targets_become(
+    y: NDArray[Any], targets: str, classes: tuple[str, ...] | None, dtype: str
+) -> None:
+    url = memory_url()
+    spec = ingest(np.eye(3, dtype="f4"), url, y=y, targets=targets, shuffle=False)
+    assert spec.classes == classes
+    assert spec.y_dtype == np.dtype(dtype)
+    _, got = open_store(url).read_chunk(0)
+    if classes is None:
+        np.testing.assert_array_equal(got, y.astype(np.float64).reshape(3, -1))
+
+
+@pytest.mark.parametrize(
+    ("source", "dtype", "stored"),
+    [
+        ("bool", None, "uint8"), ("int8", None, "float32"), ("uint32", None, "float64"),
+        ("int64", None, "float64"), ("float64", None, "float64"), ("float16", None, "float16"),
+        ("int64", "uint8", "uint8"), ("float64", "float32", "float32"), (">f4", None, "float32"),
+    ],
+)  # fmt: skip
+def test_what_features_become(source: str, dtype: str | None, stored: str) -> None:
+    url = memory_url()
+    X = np.array([[0, 1], [1, 1], [1, 0]]).astype(source)
+    spec = ingest(X, url, y=[0, 1, 0], dtype=dtype, shuffle=False)
+    assert spec.x_dtype == np.dtype(stored)
+    np.testing.assert_array_equal(open_store(url).read_chunk(0)[0], X.astype(stored))
+
+
+# -------------------------------------------------------------------------------------- refusals
+
+
+def test_nonfinite_names_file_row_and_column(tmp_path: Path) -> None:
+    X = np.ones((300, 4), np.float32)
+    X[217, 2] = np.nan
+    np.save(tmp_path / "X.npy", X)
+    (tmp_path / "d.csv").write_text(csv_text(X, np.zeros(300, int)))
+    names = {f"x{j}": X[:, j] for j in range(4)}
+    pq.write_table(pa.table({**names, "y": np.zeros(300, int)}), tmp_path / "d.parquet")
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        (X, {"y": np.zeros(300, int)}, "the array, row 217, column 2 is nan"),
+        (tmp_path / "X.npy", {"y": np.zeros(300, int)}, "X.npy, row 217, column 2 is nan"),
+        (tmp_path / "d.csv", {"y": "label"}, "d.csv, row 217, column 'x2' is nan"),
+        (tmp_path / "d.parquet", {}, "d.parquet, row 217, column 'x2' is nan"),
+    ]
+    for inputs, arguments, message in cases:
+        with pytest.raises(NonFiniteError, match=message):
+            ingest(inputs, tmp_path / "out", chunk_mb=2**-10, memory=SMALL, **arguments)
+        assert not (tmp_path / "out").exists()
+        assert not scratch_folder(tmp_path / "out").exists()
+    with pytest.raises(NonFiniteError, match="target of the array, row 1 is inf"):
+        ingest(X[:2], tmp_path / "out", y=np.array([0.5, np.inf]))
+    with pytest.raises(NonFiniteError, match="inf as float16"):
+        ingest(np.full((2, 1), 1e6), tmp_path / "out", y=[0, 1], dtype="float16")
+
+
+def blocks_with(X: NDArray[Any], bad: Any) -> Iterator[tuple[Any, Any]]:
+    yield X, np.array([0, 1, 0])
+    yield bad
+
+
+ONES = np.ones((3, 2), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "arguments", "error", "message"),
+    [
+        (ONES, {"y": [0, 1]}, DataError, "3 rows and y has shape"),
+        (ONES, {}, ConfigError, "y must be given"),
+        (ONES[:, 0], {"y": [0, 1, 0]}, DataError, r"shape \(3,\)"),
+        (ONES.astype(complex), {"y": [0, 1, 0]}, DataError, "complex"),
+        (np.zeros((3, 2, 2, 2, 2)), {"y": [0, 1, 0]}, DataError, "height, width, channels"),
+        (ONES, {"y": [0.5, 1, 2], "targets": "classes"}, DataError, "row 0 is 0.5; class labels"),
+        (ONES, {"y": ["a", "", "b"]}, DataError, "row 1 has no label"),
+        (ONES, {"y": np.array(["a", 1, "b"], object)}, DataError, "mixes text and integer"),
+        (ONES, {"y": np.array(["a", None, "b"], object)}, DataError, "row 1 is None"),
+        (ONES, {"y": ["a", "b", "c"], "targets": "values"}, DataError, "'a', not a number"),
+        (ONES * 300, {"y": [0, 1, 0], "dtype": "uint8"}, DataError, "300.0, which uint8 can not"),
+        (ONES * 0.5, {"y": [0, 1, 0], "dtype": "uint8"}, DataError, "0.5, which uint8 can not"),
+        (ONES, {"y": [0, 1, 0], "dtype": "int8"}, ConfigError, "can not be stored"),
+        (ONES, {"y": [0, 1, 0], "targets": "labels"}, ConfigError, 'targets="labels"'),
+        (ONES, {"y": [0, 1, 0], "chunk_mb": 0}, ConfigError, "chunk_mb=0"),
+        (ONES, {"y": [0, 1, 0], "memory": 1000}, ConfigError, "raise memory= to 128 MiB"),
+        (ONES, {"y": [0, 1, 0], "seed": -1}, ConfigError, "seed=-1"),
+        ({"X": ONES}, {}, ConfigError, "can not ingest a dict"),
+        (iter([]), {}, DataError, "no rows"),
+        (iter([ONES]), {}, DataError, "not a pair"),
+        (blocks_with(ONES, (ONES, [0])), {}, DataError, "block 1 of the iterator"),
+        (blocks_with(ONES, (ONES[:, :1], [0, 1, 2])), {}, DataError, r"row 3 has rows of shape"),
+        (blocks_with(ONES, (ONES, [0.5, 1, 2])), {}, DataError, "row 3 is 0.5.*regression"),
+        (np.ones((1001, 1)), {"y": np.arange(1001)}, DataError, 'targets="values" for regression'),
+        ("nowhere.npy", {"y": [0]}, StoreNotFoundError, "no file nowhere.npy"),
+        ("nowhere", {}, StoreNotFoundError, "no file or store"),
+        ("nosuch://x/y.csv", {"y": "t"}, ConfigError, "nosuch"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_clear_sentence(
+    tmp_path: Path, inputs: Any, arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message) as caught:
+        ingest(inputs, tmp_path / "out", **arguments)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "y", "message"),
+    [
+        ("a,b,t\n1,2,0\n3,,1\n", "t", r"row 1 \(line 3\), column 'b' is empty"),
+        ("a,b,t\n1,2,0\n\n3,x,1\n", "t", r"row 1 \(line 4\), column 'b' is 'x'"),
+        ("a,b,t\n1,2,0\n3,4\n", "t", r"row 1 \(line 3\) has 2 fields, the first line has 3"),
+        ("a,b,t\n1,2,0\n3,4,5,6\n", "t", r"\(line 3\) has 4 fields"),
+        ("a,b,t\n1,2,0\n3,4,\n", "t", "row 1 has no label"),
+        ("a,b,t\n1,2,0.5\n3,4,x\n", "t", "'x', not a number"),
+        ("a,b,t\n1,2,0\n", "label", "no column 'label'; it has 'a', 'b', 't'"),
+        ("a,b,t\n1,2,0\n", 7, "no column 7"),
+        ("a,a,t\n1,2,0\n", "t", "two columns named 'a'"),
+        ("t\n1\n", "t", "no column left"),
+        ("a,t\n", "t", "no rows"),
+        ("", "t", "is empty"),
+    ],
+)
+def test_bad_csv_names_line_and_column(tmp_path: Path, text: str, y: Any, message: str) -> None:
+    (tmp_path / "d.csv").write_text(text)
+    with pytest.raises(DataError, match=message):
+        ingest(tmp_path / "d.csv", tmp_path / "out", y=y)
+    assert not (tmp_path / "out").exists()
+
+
+def test_csv_with_quotes_several_targets_and_values(tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text('a,"b, c",u,v\n1,"2",0.5,-1\n3,4e0,1.5,2\n')
+    spec = ingest(tmp_path / "d.csv", tmp_path / "out", y=["u", "v"], shuffle=False)
+    assert (spec.n_outputs, spec.classes, spec.x_dtype) == (2, None, np.float32)
+    X, y = open_store(tmp_path / "out").read_chunk(0)
+    np.testing.assert_array_equal(X, [[1, 2], [3, 4]])
+    np.testing.assert_array_equal(y, [[0.5, -1], [1.5, 2]])
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    np.save(tmp_path / "X.npy", np.ones((100, 9), np.float32))
+    faults.truncate(tmp_path, "X.npy")
+    with pytest.raises(DataError, match=r"X\.npy ends inside row \d+ of 100"):
+        ingest(tmp_path / "X.npy", tmp_path / "out", y=np.zeros(100, int))
+    np.save(tmp_path / "F.npy", np.asfortranarray(np.ones((4, 3))))
+    with pytest.raises(DataError, match="Fortran order"):
+        ingest(tmp_path / "F.npy", tmp_path / "out", y=np.zeros(4, int))
+    np.save(tmp_path / "O.npy", np.array([["a", None]], object), allow_pickle=True)
+    with pytest.raises(DataError, match="Python objects"):
+        ingest(tmp_path / "O.npy", tmp_path / "out", y=[0])
+    for name in ("a.npy", "a.npz", "a.idx", "a.parquet", "a.h5", "a.bin"):
+        (tmp_path / name).write_bytes(b"not what the name says")
+        with pytest.raises(DataError, match=name):
+            ingest(tmp_path / name, tmp_path / "out", y=[0] if name in ("a.npy", "a.idx") else None)
+    np.savez(tmp_path / "n.npz", images=ONES, labels=[0, 1, 2])
+    with pytest.raises(StoreNotFoundError, match="no array 'X'; it has images, labels"):
+        ingest(tmp_path / "n.npz", tmp_path / "out")
+    table = pa.table({"a": [1.0, None], "y": [0, 1]})
+    pq.write_table(table, tmp_path / "null.parquet")
+    with pytest.raises(DataError, match="row 1, column 'a' is null"):
+        ingest(tmp_path / "null.parquet", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("ending", ["gz", "bz2", "xz"])
+@pytest.mark.parametrize("damage", ["cut", "bit", "other"])
+def test_damaged_compression_is_named(ending: str, damage: str, tmp_path: Path) -> None:
+    pack = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}[ending]
+    text = csv_text(np.random.default_rng(0).random((500, 4)), np.arange(500) % 3).encode()
+    whole = pack(text)
+    broken = {
+        "cut": whole[: len(whole) // 2],
+        "bit": whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:],  # of the checksum or the end
+        "other": text,
+    }
+    (tmp_path / f"a.csv.{ending}").write_bytes(whole)
+    (tmp_path / f"b.csv.{ending}").write_bytes(broken[damage])
+    names = [str(tmp_path / f"{name}.csv.{ending}") for name in "ab"]
+    for inputs in (names[1], names):
+        with pytest.raises(DataError, match=rf"b\.csv\.{ending} does not decompress \(.*get it"):
+            ingest(inputs, tmp_path / "out", y="label")
+    assert sorted(k.name[:5] for k in tmp_path.iterdir()) == ["a.csv", "b.csv"]
+
+
+def test_damage_inside_arrays_is_named(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "a.npz", X=np.random.default_rng(0).random((50, 4)), y=[0] * 50)
+    data = bytearray((tmp_path / "a.npz").read_bytes())
+    data[40:60] = bytes(20)  # in the first stream
+    (tmp_path / "a.npz").write_bytes(data)
+    packed = gzip.compress((tmp_path / "a.npz").read_bytes())
+    (tmp_path / "X.npy.gz").write_bytes(packed[:100])
+    for name, y in (("a.npz", "y"), ("X.npy.gz", np.zeros(50, int))):
+        with pytest.raises(DataError, match=name):
+            ingest(tmp_path / name, tmp_path / "out", y=y)
+    with pytest.raises(ConfigError, match=r"y=ndarray must be the name of an array of .*a\.npz"):
+        ingest(tmp_path / "a.npz", tmp_path / "out", y=np.zeros(50, int))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "h5"])
+def test_a_remote_file_replaced_while_it_is_read_makes_no_store(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """These readers seek: the end of the file is the first thing they read, not the last."""
+    monkeypatch.setattr(remote_file, "_RANGE", 4096)
+    url, rows = f"{memory_url()}/t.{kind}", 40_000
+    versions = [as_file(kind, value, rows, tmp_path) for value in (1, 2)]
+    assert len(versions[0]) == len(versions[1])
+    fsspec.filesystem("memory").pipe_file(url, versions[0])
+
+    def replace(what: str, done: int, total: int | None) -> None:
+        assert what == "read"
+        fsspec.filesystem("memory").pipe_file(url, versions[1])
+
+    with pytest.raises(DataError, match=rf"t\.{kind} was replaced while it was read; run the same"):
+        ingest(
+            url, tmp_path / "out", memory=SMALL * 4, chunk_mb=1 / 64, progress=replace,
+            shuffle=False,
+        )  # fmt: skip
+    assert list(tmp_path.iterdir()) == []  # nor scratch of two versions
+    ingest(url, tmp_path / "out", memory=SMALL * 4, chunk_mb=1 / 64)
+    store = open_store(tmp_path / "out")
+    assert store.spec.n_rows == rows
+    assert {float(k) for i in range(store.n_chunks) for k in np.unique(store.read_chunk(i)[0])} == {
+        2.0
+    }
+
+
+def test_h5py_garbage_does_not_wait_for_a_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its finalisers want the lock that a reader of a remote file holds while it waits: the thread
+    that answers must collect nothing until then.
+    """
+    url = f"{memory_url()}/t.h5"
+    fsspec.filesystem("memory").pipe_file(url, as_file("h5", 1, 400, tmp_path))
+    get, collections = FsspecEngine.get, []
+
+    async def collecting(self: Any, *args: Any) -> Any:
+        collections.append(gc.isenabled())
+        return await get(self, *args)
+
+    monkeypatch.setattr(FsspecEngine, "get", collecting)
+    ingest(url, tmp_path / "out")
+    assert collections
+    assert not any(collections)
+    assert gc.isenabled()
+
+
+def as_file(kind: str, value: float, rows: int, folder: Path) -> bytes:
+    """A file of `rows` rows of `value`, nothing of it compressed, with much after the rows."""
+    X, y, path = np.full((rows, 4), value), np.zeros(rows, np.int64), folder / "made"
+    if kind == "h5":
+        with h5py.File(path, "w") as file:
+            file.create_dataset("X", data=X)
+            file.create_dataset("y", data=y)
+            file.create_dataset("z", data=np.zeros(50_000))
+    else:
+        table = pa.table({**{f"c{i}": X[:, i] for i in range(4)}, "y": y})
+        table = table.replace_schema_metadata({"pad": "x" * 50_000})
+        pq.write_table(
+            table, path, compression="none", use_dictionary=False, row_group_size=rows // 8
+        )
+    data = path.read_bytes()
+    path.unlink()
+    return data
+
+
+def test_absent_chunks_of_a_zarr_input(tmp_path: Path) -> None:
+    group = zarr.create_group(LocalStore(tmp_path / "f.zarr"))
+    X = np.ones((20, 2), np.float32)
+    X[5:10] = 0
+    group.create_array("X", data=X, chunks=(5, 2))
+    group.create_array("y", data=np.arange(20) % 3, chunks=(20,))
+    with pytest.raises(CorruptChunkError, match="X/c/1/0"):
+        ingest(tmp_path / "f.zarr", tmp_path / "out")
+    assert ingest(tmp_path / "f.zarr", tmp_path / "out", missing="fill").n_rows == 20
+
+
+def test_nothing_is_overwritten_and_input_is_not_output(tmp_path: Path) -> None:
+    X, y = digits(60)
+    ingest(X, tmp_path / "s", y=y)
+    before = faults.tree(tmp_path)
+    with pytest.raises(DataError, match="already holds a store"):
+        ingest(X[1:], tmp_path / "s", y=y[1:])
+    with pytest.raises(ConfigError, match="both input and output"):
+        ingest(tmp_path / "s", tmp_path / "." / "s", overwrite=True)
+    (tmp_path / "s2").mkdir()
+    (tmp_path / "s2" / "precious").write_text("x")
+    with pytest.raises(DataError, match="did not write"):
+        ingest(X, tmp_path / "s2", y=y, overwrite=True)
+    # A failing replacement leaves the old store as it was.
+    with pytest.raises(NonFiniteError):
+        ingest(np.full((3, 2), np.nan), tmp_path / "s", y=[0, 1, 2], overwrite=True)
+    (tmp_path / "s2" / "precious").unlink()
+    (tmp_path / "s2").rmdir()
+    assert faults.tree(tmp_path) == before
+    assert ingest(X[:30], tmp_path / "s", y=y[:30], overwrite=True).n_rows == 30
+
+
+def test_optional_packages_name_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    for name in ("a.h5", "a.parquet"):
+        (tmp_path / name).write_bytes(b"x")
+        with pytest.raises(MissingDependencyError, match=r"pip install streamkern\[files\]"):
+            ingest(tmp_path / name, tmp_path / "out")
+
+
+def test_streams_are_read_in_pieces(tmp_path: Path) -> None:
+    np.save(tmp_path / "X.npy", np.arange(4000, dtype="f4").reshape(1000, 4))
+    with (tmp_path / "X.npy").open("rb") as file:
+        array = npy_array(file, "X")
+        np.testing.assert_array_equal(array[10:12], [[40, 41, 42, 43], [44, 45, 46, 47]])
+        np.testing.assert_array_equal(array[0:1], [[0, 1, 2, 3]])
+        assert array[990:2000].shape == (10, 4)
+    with pytest.raises(DataError, match="header"):
+        idx_array(io.BytesIO(b"\0\0\x08\x03\0\0"), "short")
+
+
+def test_progress_is_told_rows_done_and_in_all() -> None:
+    X, y = digits(100)
+    told: list[tuple[str, int, int | None]] = []
+    ingest(X, memory_url(), y=y, chunk_mb=2**-10, progress=lambda *a: told.append(a))
+    assert [k for k in told if k[0] == "read"] == [("read", 100, 100)]
+    written = [k[1] for k in told if k[0] == "write"]
+    assert written == [*range(16, 100, 16), 100]
+
+
+# ------------------------------------------------------------------------------- crash and resume
+
+CHILD = """
+import os, signal, sys
+import numpy as np
+from streamkern.ingest import ingest as module
+module._SAVE_EVERY = 20_000
+stage, stop_at, out, how = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
+def progress(what, done, total):
+    if what == stage and done >= stop_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+data = np.load(sys.argv[5])
+X, y = data["X"], data["y"]
+def blocks():
+    for a in range(0, len(X), 50):
+        yield X[a:a + 50], y[a:a + 50]
+if how == "blocks":
+    inputs, target = blocks(), None
+elif how == "file":
+    inputs, target = sys.argv[5], None
+else:
+    inputs, target = X, y
+module.ingest(inputs, out, y=target, chunk_mb=2**-6, memory=2**18 if how != "memory" else 2**28,
+              progress=progress)
+"""
+
+
+def run_child(stage: str, stop_at: int, out: Path, how: str, data: Path) -> int:
+    root = Path(__file__).parents[2]
+    return subprocess.run(
+        [sys.executable, "-c", CHILD, stage, str(stop_at), str(out), how, str(data)],
+        env={**os.environ, "PYTHONPATH": str(root)},
+        check=False,
+        timeout=120,
+    ).returncode
+
+
+@pytest.mark.parametrize(
+    ("how", "stops"),
+    [
+        ("blocks", [("read", 1000), ("read", 2500), ("write", 1), ("write", 1700)]),
+        ("file", [("read", 2000), ("write", 900)]),
+        ("memory", [("write", 1500)]),
+    ],
+)
+def test_killed_again_and_again_gives_the_same_bits(
+    tmp_path: Path, how: str, stops: list[tuple[str, int]]
+) -> None:
+    X, y = digits(3000)
+    data = tmp_path / "data.npz"
+    np.savez(data, X=X, y=y)
+    ingest(X, tmp_path / "whole", y=y, chunk_mb=2**-6)
+    out = tmp_path / "out"
+    for stage, stop_at in stops:
+        assert run_child(stage, stop_at, out, how, data) == -signal.SIGKILL
+        with pytest.raises(DataError, match=r"unfinished|no zarr store"):
+            open_store(out)
+    chunks = [key for key in faults.tree(out) if "/c/" in key]
+    whole = [key for key in chunks if not is_temporary(key.rpartition("/")[2])]
+    kept = {key: (out / key).stat().st_mtime_ns for key in whole}
+    assert run_child("never", 0, out, how, data) == 0
+    assert faults.content(out) == faults.content(tmp_path / "whole")
+    assert not scratch_folder(out).exists()
+    # Finished chunks were kept, not written again, save for those that each writer had under way,
+    # X, y and row, when it was killed, and the journal, which is one more chunk.
+    same = [key for key, t in kept.items() if (out / key).stat().st_mtime_ns == t]
+    assert len(same) >= len(kept) - 3 * n_writers(out, 1 << 28, 1 << 14) - 1
+    assert len([key for key in same if key.startswith("X/")]) >= 1
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_after(stage: str, rows: int) -> Any:
+    def progress(what: str, done: int, total: int | None) -> None:
+        if what == stage and done >= rows:
+            raise Stop
+
+    return progress
+
+
+def test_a_chunk_damaged_between_the_runs_is_written_again(tmp_path: Path) -> None:
+    X, y = digits()
+    ingest(X, tmp_path / "whole", y=y, chunk_mb=2**-6)
+    with pytest.raises(Stop):
+        ingest(X, tmp_path / "s", y=y, chunk_mb=2**-6, progress=stop_after("write", 512))
+    faults.flip_bit(tmp_path / "s", "X/c/0/0/0/0")
+    faults.truncate(tmp_path / "s", "y/c/1", keep=0)
+    ingest(X, tmp_path / "s", y=y, chunk_mb=2**-6)
+    assert faults.tree(tmp_path / "s") == faults.tree(tmp_path / "whole")
+
+
+def test_a_damaged_journal_costs_work_not_correctness(tmp_path: Path) -> None:
+    X, y = digits()
+    ingest(X, tmp_path / "whole", y=y, chunk_mb=2**-6)
+    with pytest.raises(Stop):
+        ingest(X, tmp_path / "s", y=y, chunk_mb=2**-6, progress=stop_after("write", 512))
+    faults.flip_bit(tmp_path / "s", "digests/c/0/0")
+    ingest(X, tmp_path / "s", y=y, chunk_mb=2**-6)
+    assert faults.tree(tmp_path / "s") == faults.tree(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("stage", ["read", "write"])
+def test_lost_or_torn_scratch_starts_reading_again(tmp_path: Path, stage: str) -> None:
+    X, y = digits()
+    settings: dict[str, Any] = {"chunk_mb": 2**-6, "memory": SMALL}
+    ingest(X, tmp_path / "whole", y=y, **settings)
+    for damage in ("lose", "tear"):
+        out = tmp_path / damage
+        with pytest.raises(Stop):
+            ingest(X, out, y=y, progress=stop_after(stage, 300), scratch=tmp_path / "x", **settings)
+        for path in (tmp_path / "x").glob("*"):
+            if damage == "lose":
+                path.unlink()
+            else:
+                path.write_bytes(path.read_bytes()[:-3])
+        ingest(X, out, y=y, scratch=tmp_path / "x", **settings)
+        assert faults.content(out) == faults.content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("other", ["X", "y", "seed", "dtype", "chunk_mb"])
+def test_other_data_or_settings_do_not_continue_it(tmp_path: Path, other: str) -> None:
+    X, y = digits()
+    arguments: dict[str, Any] = {"y": y, "chunk_mb": 2**-6}
+    with pytest.raises(Stop):
+        ingest(X, tmp_path / "s", **arguments, progress=stop_after("write", 512))
+    changed = X.copy()
+    changed[0, 3, 3] ^= 1
+    inputs = changed if other == "X" else X
+    replaced = {"y": np.roll(y, 1), "seed": 5, "dtype": "float32", "chunk_mb": 2**-7}
+    if other != "X":
+        arguments[other] = replaced[other]
+    with pytest.raises(ResumeMismatchError, match=r"differ.*or pass overwrite=True"):
+        ingest(inputs, tmp_path / "s", **arguments)
+    spec = ingest(inputs, tmp_path / "s", **arguments, overwrite=True)
+    assert spec.fingerprint == ingest(inputs, memory_url(), **arguments).fingerprint
+
+
+def test_a_changed_frame_is_not_taken_for_the_one_a_store_was_made_from(tmp_path: Path) -> None:
+    frame = pa.table({"a": np.arange(2000.0), "y": np.arange(2000.0)})
+    ingest(frame, tmp_path / "s", y="y")
+    changed = np.arange(2000.0)
+    changed[1000] = -1
+    other = frame.set_column(0, "a", pa.array(changed))
+    with pytest.raises(DataError, match="already holds a store"):
+        ingest(other, tmp_path / "s", y="y")
+    spec = ingest(other, tmp_path / "s", y="y", overwrite=True)
+    assert spec.fingerprint == ingest(other, memory_url(), y="y").fingerprint
+
+
+@pytest.mark.parametrize("fingerprint", ["name:mine", "meta:0"])
+def test_a_source_known_by_name_alone_does_not_tell_data(fingerprint: str) -> None:
+    plan: Any = {"source": {"kind": "mine", "fingerprint": fingerprint}}
+    assert journal.made_from(plan, "auto") is None
+    plan["source"]["fingerprint"] = "c" * 64
+    assert journal.made_from(plan, "auto") is not None
+
+
+def test_a_full_disk_says_so_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    X, y = digits()
+    ingest(X, tmp_path / "whole", y=y, chunk_mb=2**-6)
+    written = []
+
+    def full(*arrays: Any) -> Any:
+        written.append(1)
+        if len(written) == 2:
+            raise OSError(28, "No space left on device")
+        return real(*arrays)
+
+    real = writer.layout.chunk_digest
+    monkeypatch.setattr(writer.layout, "chunk_digest", full)
+    with pytest.raises(OSError, match=r"no space left while writing .*s; .*same command again"):
+        ingest(X, tmp_path / "s", y=y, chunk_mb=2**-6)
+    monkeypatch.undo()
+    ingest(X, tmp_path / "s", y=y, chunk_mb=2**-6)
+    assert faults.tree(tmp_path / "s") == faults.tree(tmp_path / "whole")
+
+
+def test_a_remote_store_is_resumed_too(tmp_path: Path) -> None:
+    X, y = digits()
+    url = memory_url()
+    settings: dict[str, Any] = {"chunk_mb": 2**-6, "memory": SMALL, "scratch": tmp_path / "x"}
+    with pytest.raises(Stop):
+        ingest(X, url, y=y, progress=stop_after("write", 300), **settings)
+    with pytest.raises(DataError, match="unfinished"):
+        open_store(url)
+    with pytest.raises(DataError, match="unfinished"):
+        ingest(url, memory_url())
+    spec = ingest(X, url, y=y, **settings)
+    assert spec.fingerprint == ingest(X, memory_url(), y=y, chunk_mb=2**-6).fingerprint
+    open_store(url).verify()
+
+
+# --------------------------------------------------------------------- where each row came from
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("memory", [SMALL, 1 << 30])
+def test_a_store_keeps_the_number_of_each_row_in_its_source(
+    tmp_path: Path, shuffle: bool, memory: int
+) -> None:
+    """U1: two files, in one order; also where the rows went through scratch files."""
+    X, y = digits(3000)
+    for name, rows in (("a", slice(0, 1100)), ("b", slice(1100, 3000))):
+        np.savez(tmp_path / f"{name}.npz", X=X[rows], y=y[rows])
+    files = [tmp_path / "a.npz", tmp_path / "b.npz"]
+    spec = ingest(files, tmp_path / "s", shuffle=shuffle, memory=memory, chunk_mb=2**-6)
+    store = open_store(tmp_path / "s")
+    rows = np.concatenate([store.source_rows(i) for i in range(store.n_chunks)])
+    assert rows.dtype == np.uint64
+    np.testing.assert_array_equal(np.sort(rows), np.arange(3000))
+    assert np.array_equal(rows, np.arange(3000)) != shuffle
+    for i in range(store.n_chunks):
+        chunk, labels = store.read_chunk(i)
+        np.testing.assert_array_equal(chunk[..., 0], X[store.source_rows(i)])
+        np.testing.assert_array_equal(labels, y[store.source_rows(i)])
+    assert spec.files == ((str(files[0]), 1100), (str(files[1]), 1900))
+    store.verify()
+
+
+def test_row_numbers_and_files_survive_a_kill(tmp_path: Path) -> None:
+    """U1: an ingest that goes on has counted the rows of every file, also of those read before."""
+    X, y = digits(3000)
+    files = []
+    for k in range(3):
+        files.append(tmp_path / f"{k}.npz")
+        np.savez(files[k], X=X[k::3], y=y[k::3])
+    settings: dict[str, Any] = {"memory": SMALL, "chunk_mb": 2**-6}
+    whole = ingest(files, tmp_path / "whole", **settings)
+    for stage, at in (("read", 1500), ("write", 700)):
+        with pytest.raises(Stop):
+            ingest(files, tmp_path / "s", **settings, progress=stop_after(stage, at))
+    spec = ingest(files, tmp_path / "s", **settings)
+    assert spec.files == whole.files == tuple((str(name), 1000) for name in files)
+    assert faults.tree(tmp_path / "s") == faults.tree(tmp_path / "whole")
+
+
+def test_the_rows_of_foreign_stores_are_their_positions(tmp_path: Path) -> None:
+    group = zarr.create_group(tmp_path / "f")
+    group.create_array("X", data=np.ones((10, 3), np.float32), chunks=(4, 3))
+    group.create_array("y", data=np.arange(10) % 2, chunks=(4,))
+    store = open_store(tmp_path / "f")
+    np.testing.assert_array_equal(store.source_rows(2), [8, 9])
+    assert (store.spec.columns, store.spec.files, store.spec.target_mean) == (None, (), None)
+
+
+# -------------------------------------------------------------------------- target statistics
+
+
+def test_statistics_of_targets_far_from_zero_lose_no_digits(tmp_path: Path) -> None:
+    """U2: a mean of 10^6 beside deviations of 1, in many chunks, by the sample weights."""
+    rng = np.random.default_rng(3)
+    X = rng.normal(size=(5000, 2)).astype(np.float32)
+    Y = rng.normal(size=(5000, 2)) * [1, 1e-3] + [1e6, -1e6]
+    w = rng.integers(0, 3, 5000).astype(np.float32)
+    spec = ingest(X, tmp_path / "s", y=Y, sample_weight=w, chunk_mb=2**-8)
+    exact = Y.astype(np.longdouble)
+    share = (w / w.sum(dtype=np.longdouble))[:, None]
+    mean = (share * exact).sum(axis=0)
+    deviation = np.sqrt((share * (exact - mean) ** 2).sum(axis=0))
+    assert spec.target_mean is not None
+    assert spec.target_scale is not None
+    np.testing.assert_allclose(spec.target_mean, mean.astype(float), rtol=1e-15)
+    # The last digit of 10^6 in float64 is 1e-10.
+    np.testing.assert_allclose(spec.target_scale, deviation.astype(float), rtol=1e-6)
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_statistics_of_classes_are_those_of_one_hot_targets(tmp_path: Path, weighted: bool) -> None:
+    X, y = digits(600)
+    w = (np.arange(600) % 4).astype(np.float32) if weighted else None
+    spec = ingest(X, tmp_path / "s", y=y, sample_weight=w, chunk_mb=2**-8)
+    one_hot = np.eye(10)[y]
+    mean = np.average(one_hot, axis=0, weights=w)
+    assert spec.target_mean is not None
+    assert spec.target_scale is not None
+    np.testing.assert_allclose(spec.target_mean, mean, rtol=1e-12)
+    variance = np.average((one_hot - mean) ** 2, axis=0, weights=w)
+    np.testing.assert_allclose(spec.target_scale, np.sqrt(variance), rtol=1e-12)
+
+
+def test_names_of_columns_are_kept_and_go_along(tmp_path: Path) -> None:
+    """U3: of a table into its store, and from a store of ours into the next."""
+    (tmp_path / "t.csv").write_text("b,label,a\n1,u,2\n3,v,4\n5,u,6\n")
+    spec = ingest(tmp_path / "t.csv", tmp_path / "s", y="label")
+    assert (spec.columns, spec.target_columns) == (("b", "a"), ("label",))
+    assert open_store(tmp_path / "s").spec.columns == spec.columns
+    again = ingest(tmp_path / "s", tmp_path / "again")
+    assert (again.columns, again.target_columns) == (("b", "a"), ("label",))
+    assert again.files == ((str(tmp_path / "s"), 3),)
+
+
+def frame(changed: bool = False) -> Any:
+    """2000 rows, of which one in the middle may be another."""
+    x = np.arange(2000.0)
+    x[1000] += changed
+    return pa.table({"x": x, "y": np.arange(2000) % 3})
+
+
+def test_a_data_frame_changed_anywhere_is_other_data(tmp_path: Path) -> None:
+    out = tmp_path / "s"
+    spec = ingest(frame(), out, y="y")
+    assert ingest(frame(), out, y="y").fingerprint == spec.fingerprint
+    with pytest.raises(DataError, match="already holds a store"):
+        ingest(frame(changed=True), out, y="y")
+
+
+def test_an_interrupted_ingest_of_a_data_frame_does_not_go_on_with_another(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"y": "y", "chunk_mb": 2**-10}
+    with pytest.raises(Stop):
+        ingest(frame(), tmp_path / "s", progress=stop_after("write", 512), **settings)
+    with pytest.raises(ResumeMismatchError, match="differ"):
+        ingest(frame(changed=True), tmp_path / "s", **settings)
+
+
+def test_source_order_is_kept_when_the_memory_changes_in_between(tmp_path: Path) -> None:
+    n = 3000
+    X = np.arange(n, dtype=np.int32)[:, None]
+
+    def spool(scratch: Scratch, rows_in_memory: int) -> Spool:
+        return Spool(
+            (1,), X.dtype, (), X.dtype, limit_bytes=40 * rows_in_memory, scratch=scratch,
+            seed=None, identity="t",
+        )  # fmt: skip
+
+    with Scratch(tmp_path / "s") as scratch:
+        first = spool(scratch, 100)
+        first.append(X[:1234], X[:1234, 0])
+        first.save(None, wait=True)
+    for rows_in_memory in (70, 1000):
+        with Scratch(tmp_path / "s") as scratch:
+            again = spool(scratch, rows_in_memory)
+            stop = n if rows_in_memory == 1000 else 2000
+            again.append(X[again.n_rows : stop], X[again.n_rows : stop, 0])
+            again.save(None, wait=True)
+    with Scratch(tmp_path / "s") as scratch:
+        last = spool(scratch, 500)
+        last.seal(None)
+        np.testing.assert_array_equal(last.rows(0, n)[0], X)
+
+
+@pytest.mark.parametrize("kind", ["rows", "keys"])
+def test_altered_scratch_is_noticed_and_made_again(tmp_path: Path, kind: str) -> None:
+    X = np.arange(3000 * 64, dtype=np.int32).reshape(3000, 64) % 1000
+    y = np.arange(3000) % 10
+    settings: dict[str, Any] = {"y": y, "chunk_mb": 2**-6, "memory": 1 << 18, "scratch": tmp_path}
+    ingest(X, tmp_path / "whole", **settings)
+    with pytest.raises(Stop):
+        ingest(X, tmp_path / "s", progress=stop_after("write", 300), **settings)
+    altered = max(scratch_folder(tmp_path / "s", tmp_path).glob(f"*.{kind}"))  # the last to be used
+    data = bytearray(altered.read_bytes())
+    data[5] ^= 1
+    altered.write_bytes(data)
+    with pytest.raises(CorruptChunkError, match=r"was altered .* run the same command"):
+        ingest(X, tmp_path / "s", **settings)
+    ingest(X, tmp_path / "s", **settings)
+    assert faults.content(tmp_path / "s") == faults.content(tmp_path / "whole")
+
+
+def test_an_altered_bucket_is_noticed_when_it_is_split(tmp_path: Path) -> None:
+    X = np.arange(3000, dtype=np.int32)[:, None]
+    with make_spool(tmp_path / "s") as spool:
+        spool.append(X, X[:, 0])
+        spool.save(["note"], sealed=True, wait=True)
+    large = max((tmp_path / "s").glob("*.rows"), key=lambda path: path.stat().st_size)
+    data = bytearray(large.read_bytes())
+    data[5] ^= 1
+    large.write_bytes(data)
+    with make_spool(tmp_path / "s") as again, pytest.raises(CorruptChunkError, match="was altered"):
+        again.seal(again.notes)

@@ -1,0 +1,532 @@
+"""Raw files are read right or refused: cut, altered, padded, enormous and odd ones."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import lzma
+import struct
+import sys
+import tracemalloc
+import zipfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numcodecs.zstd import Zstd
+
+from streamkern.basics.errors import DataError, MemoryBudgetError
+from streamkern.ingest.decompress import decompressed
+from streamkern.ingest.ingest import ingest
+from streamkern.ingest.readers import open_reader
+from tests.rawfiles import write_idx
+
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": lambda data: bytes(Zstd(3, checksum=True).encode(data)),  # as the zstd command writes
+}
+ENDINGS = pytest.mark.parametrize("ending", PACK)
+ROWS = np.random.default_rng(5).integers(0, 256, (300, 7)).astype(np.uint8)
+LABELS = np.arange(300) % 3
+
+
+def npy(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def read(inputs: Any, y: Any = None, block_bytes: int = 1 << 20, **wish: Any) -> Any:
+    """All rows of X."""
+    with ExitStack() as files:
+        reader = open_reader(inputs, y, files, **wish)
+        return np.concatenate([block.X for block in reader.blocks(0, block_bytes)])
+
+
+# ------------------------------------------------------------------------------ compressed files
+
+
+@ENDINGS
+def test_every_flipped_bit_of_a_compressed_array_is_refused_or_harmless(
+    tmp_path: Path, ending: str
+) -> None:
+    """W0."""
+    whole = PACK[ending](npy(ROWS))
+    path = tmp_path / f"X.npy.{ending}"
+    rng = np.random.default_rng(1)
+    refused = 0
+    for bit in [
+        *rng.integers(0, 8 * len(whole), 120),
+        *range(8 * (len(whole) - 8), 8 * len(whole)),
+    ]:
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(data)
+        try:
+            np.testing.assert_array_equal(read(path, LABELS), ROWS)
+        except DataError:
+            refused += 1
+    assert refused > 100
+    path.write_bytes(whole)
+    np.testing.assert_array_equal(read(path, LABELS), ROWS)
+
+
+@ENDINGS
+@pytest.mark.parametrize("kind", ["npy", "idx", "csv"])
+def test_a_compressed_file_is_read_to_its_end(tmp_path: Path, kind: str, ending: str) -> None:
+    """W0: cut anywhere, followed by anything, of a second stream that is damaged."""
+    X = np.ones((60, 4), np.float32)
+    write_idx(tmp_path / "X.idx", X)
+    text = "a,b,c,d,y\n" + "1,1,1,1,0\n" * 60
+    data = {"npy": npy(X), "idx": (tmp_path / "X.idx").read_bytes(), "csv": text.encode()}[kind]
+    whole = PACK[ending](data)
+    path = tmp_path / f"X.{kind}.{ending}"
+    y = None if kind == "csv" else LABELS[:60]
+    path.write_bytes(whole)
+    assert len(read(path, y)) == 60
+    two = PACK[ending](data[:100]) + PACK[ending](data[100:])
+    path.write_bytes(two)  # as pigz, pbzip2 and pzstd write
+    assert len(read(path, y)) == 60
+    second = len(PACK[ending](data[:100]))
+    broken = bytearray(two)
+    broken[second] ^= 1
+    for bad in (
+        whole[:-1],
+        whole[:-6],
+        whole[:20],
+        whole + b"more",
+        bytes(broken),
+        two[: second + 3],
+    ):
+        path.write_bytes(bad)
+        with pytest.raises(DataError, match=rf"X\.{kind}\.{ending} .*(damaged|ends|empty)"):
+            read(path, y)
+
+
+def test_the_checksum_of_gzip_is_compared_before_a_store_is_complete(tmp_path: Path) -> None:
+    """W0."""
+    packed = bytearray(gzip.compress(npy(ROWS)))
+    packed[-6] ^= 1
+    (tmp_path / "X.npy.gz").write_bytes(packed)
+    with pytest.raises(DataError, match=r"X\.npy\.gz does not decompress.*CRC"):
+        ingest(tmp_path / "X.npy.gz", tmp_path / "out", y=LABELS)
+    assert not (tmp_path / "out").exists()
+
+
+@ENDINGS
+def test_decompressed_files_can_be_rewound(ending: str) -> None:
+    data = np.random.default_rng(0).bytes(1 << 20)
+    file = decompressed(io.BytesIO(PACK[ending](data)), f"x.{ending}")
+    for start, size in ((0, 10), (900_000, 5), (5, 300_000), (1 << 20, 1), (0, 1 << 21)):
+        file.seek(start)
+        assert file.read(size) == data[start : start + size]
+    file.close()
+
+
+# ------------------------------------------------------------------------------ arrays in files
+
+
+@pytest.mark.parametrize("name", ["X.npy", "X.idx", "y.npy"])
+def test_what_follows_an_array_is_refused(tmp_path: Path, name: str) -> None:
+    """W0: also without compression."""
+    write_idx(tmp_path / "X.idx", ROWS)
+    (tmp_path / "X.npy").write_bytes(npy(ROWS))
+    (tmp_path / "y.npy").write_bytes(npy(LABELS))
+    with (tmp_path / name).open("ab") as file:
+        file.write(npy(ROWS))
+    X = tmp_path / ("X.npy" if name == "y.npy" else name)
+    with pytest.raises(DataError, match=rf"{name} goes on after the last of its 300 rows"):
+        read(X, tmp_path / "y.npy")
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_rows_beyond_the_memory_are_refused_unread(tmp_path: Path, ending: str) -> None:
+    """R4."""
+    with io.BytesIO() as file:
+        shape = {"descr": "|u1", "fortran_order": False, "shape": (2, 800_000_000)}
+        np.lib.format.write_array_header_1_0(file, shape)
+        head = file.getvalue()
+    data = head + bytes(1 << 20)
+    path = tmp_path / f"X.npy{ending}"
+    path.write_bytes(gzip.compress(data) if ending else data)
+    with pytest.raises(MemoryBudgetError, match=r"a row of .*X\.npy.* takes 763 MiB, and"):
+        ingest(path, tmp_path / "out", y=[0, 1], memory=64 << 20, chunk_mb=1)
+    assert [k.name for k in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"\x93NUMPY\x09\x00\x76\x00" + b"{'descr': '|u1', 'shape': (1, 1)}".ljust(118),
+        b"\x93NUMPY\x01\x00\x76\x00" + b"{'descr': '|u1', 'shape': ((((((".ljust(118),
+        b"\x93NUMPY\x01\x00\x76\x00" + b"{'descr': '|u1', 'fortran_order': False, "
+        b"'shape': (-3, 2)}".ljust(77),
+        b"\x93NUMPY\x02\x00" + struct.pack("<I", 1 << 31) + b"{}",
+        b"\x93NUMPY",
+        b"",
+    ],
+)  # fmt: skip
+def test_odd_npy_headers_get_a_sentence(tmp_path: Path, head: bytes) -> None:
+    (tmp_path / "X.npy").write_bytes(head)
+    with pytest.raises(DataError, match=r"X\.npy is not a \.npy file"):
+        read(tmp_path / "X.npy", LABELS)
+
+
+def test_an_encrypted_archive_gets_a_sentence(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", X=ROWS, y=LABELS)
+    with zipfile.ZipFile(tmp_path / "d.npz") as archive:
+        offsets = [archive.start_dir, *(k.header_offset for k in archive.infolist())]
+    data = bytearray((tmp_path / "d.npz").read_bytes())
+    for offset in offsets:
+        data[offset + (8 if data[offset + 2] == 1 else 6)] |= 1
+    (tmp_path / "d.npz").write_bytes(data)
+    with pytest.raises(DataError, match=r"X of .*d\.npz can not be read: .*encrypted"):
+        read(tmp_path / "d.npz")
+
+
+# ---------------------------------------------------------------------------------------------- CSV
+
+
+def truth(text: str, delimiter: str = ",") -> tuple[list[list[float]], list[str]]:
+    """Rows and labels of the last column by Python's csv module, line by line."""
+    lines = [line for line in text.split("\n")[1:] if line.strip(" ")]
+    rows = [next(csv.reader([line], delimiter=delimiter, strict=True)) for line in lines]
+    return [[float(k) for k in row[:-1]] for row in rows], [row[-1].strip() for row in rows]
+
+
+def csv_rows(path: Path, block_bytes: int = 1 << 20, start: int = 0) -> tuple[Any, list[str]]:
+    with ExitStack() as files:
+        reader = open_reader(path, "t", files)
+        blocks = list(reader.blocks(start, block_bytes))
+    X = np.concatenate([block.X for block in blocks])
+    return X, [label for block in blocks for label in block.y.tolist()]
+
+
+NUMBERS = st.one_of(
+    st.floats(allow_nan=False, allow_infinity=False).map(repr),
+    st.integers(-(10**25), 10**25).map(str),
+    st.sampled_from(["1.", ".5", "+7", "-0", "1E5", "1e-400", " 2.5 ", "\t3", "007", "1e+3"]),
+)
+ODD_NUMBERS = st.sampled_from(["", "1_0", "0x10", "1d5", "nan(3)", "٣", "1,", "x", "\u00a01"])
+WORDS = st.text(
+    st.characters(codec="utf-8", exclude_characters='\n\r"\0,', exclude_categories=["Cs"]),
+    max_size=8,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rows=st.lists(st.tuples(NUMBERS, NUMBERS, WORDS, st.booleans()), min_size=1, max_size=12),
+    block_bytes=st.integers(700, 2000),
+    end=st.sampled_from(["\n", "\r\n", "\r"]),
+    start=st.integers(0, 14),
+    blank=st.booleans(),
+    data=st.data(),
+)
+def test_both_parsers_read_csv_as_the_csv_module_does(
+    tmp_path_factory: Any, rows: Any, block_bytes: int, end: str, start: int, blank: bool, data: Any
+) -> None:
+    """W1: whatever the parser, the size of pieces and the row to begin with."""
+    path = tmp_path_factory.mktemp("csv") / "t.csv"
+    lines = [
+        f'"{a}",{b},"{word}x"' if quoted else f"{a},{b},{word}x" for a, b, word, quoted in rows
+    ]
+    text = end.join(["a,b,t", *lines, *(["", "  "] if blank else [])])
+    text += end if data.draw(st.booleans()) else ""
+    path.write_bytes(text.encode())
+    lines = ["a,b,t", *lines]
+    expected = truth("\n".join(lines))
+    for hidden in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            if hidden:
+                patch.setitem(sys.modules, "pyarrow.csv", None)
+            if start >= len(rows):
+                with pytest.raises(ValueError, match="concatenate"):
+                    csv_rows(path, block_bytes, start)
+                continue
+            X, labels = csv_rows(path, block_bytes, start)
+        np.testing.assert_array_equal(X, expected[0][start:])
+        assert labels == expected[1][start:]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    cells=st.lists(
+        st.tuples(NUMBERS | ODD_NUMBERS, NUMBERS | ODD_NUMBERS, WORDS), min_size=1, max_size=6
+    )
+)
+def test_both_parsers_refuse_the_same_csv(tmp_path_factory: Any, cells: Any) -> None:
+    """W1."""
+    path = tmp_path_factory.mktemp("csv") / "t.csv"
+    path.write_bytes("\n".join(["a,b,t", *(",".join(row) for row in cells)]).encode())
+    results: list[Any] = []
+    for hidden in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            if hidden:
+                patch.setitem(sys.modules, "pyarrow.csv", None)
+            try:
+                X, labels = csv_rows(path)
+                results.append((X.tolist(), labels))
+            except DataError as error:
+                results.append(str(error))
+    assert repr(results[0]) == repr(results[1])
+
+
+PARSERS = pytest.mark.parametrize("parser", ["pyarrow", "csv"])
+
+
+@PARSERS
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [
+        (['3,4,"Oslo', "5,6,Rome", "7,8,Bonn", '9,10,Lima"', "11,12,Rome"], 3),
+        (["1,2,Rome"] * 50 + ['1,2,"Oslo'] + ["1,2,Rome"] * 40 + ['1,2,Pa"ris', '1,2,"x"'], 53),
+        (["1,2,Rome"] * 4990 + ['1,2,"Oslo'] + ["1,2,Rome"] * 9, 4993),
+        (['3,4,"Os"lo'], 3),
+        (['3,"4,x'], 3),
+    ],
+)
+def test_a_stray_quote_swallows_no_lines(
+    tmp_path: Path, parser: str, rows: list[str], line: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W1."""
+    if parser == "csv":
+        monkeypatch.setitem(sys.modules, "pyarrow.csv", None)
+    (tmp_path / "s.csv").write_text("\n".join(["a,b,city", "1,2,Rome", *rows]) + "\n")
+    with pytest.raises(DataError, match=rf"s\.csv, row {line - 2} \(line {line}\) .*quote"):
+        ingest(tmp_path / "s.csv", tmp_path / "out", y="city")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_quote_inside_a_field_is_a_character(tmp_path: Path) -> None:
+    (tmp_path / "s.csv").write_text('a,t\n1,Pa"ris\n2,"Lo ""n"" don"\n"3","x,y"\n')
+    X, labels = csv_rows(tmp_path / "s.csv")
+    assert (X[:, 0].tolist(), labels) == ([1, 2, 3], ['Pa"ris', 'Lo "n" don', "x,y"])
+
+
+@PARSERS
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_a_csv_in_one_line_is_refused_within_the_memory(
+    tmp_path: Path, ending: str, parser: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R3."""
+    if parser == "csv":
+        monkeypatch.setitem(sys.modules, "pyarrow.csv", None)
+    path = tmp_path / f"t.csv{ending}"
+    with gzip.open(path, "wb", 1) if ending else path.open("wb") as file:
+        file.write(b"a,b,t\n1,2,3\n")
+        for _ in range(100):
+            file.write(b"1," * (1 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=r"line 3 of .*t\.csv.* is longer than 2 MiB"):
+            ingest(path, tmp_path / "out", y="t", memory=64 << 20, chunk_mb=1)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 64 << 20
+    path.write_bytes(gzip.compress(b"1," * (5 << 20)) if ending else b"1," * (5 << 20))
+    with pytest.raises(DataError, match=r"line 1 of .* is longer than"):
+        ingest(path, tmp_path / "out", y="t", memory=64 << 20, chunk_mb=1)
+
+
+@PARSERS
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a,t\n1,x\n2,é\n".encode("latin-1"), r"line 3 of .* byte 0xe9, which is not UTF-8; conv"),
+        ("a,t\n1,x\n".encode("utf-16"), r"line 1 of .* not UTF-8"),
+        ("a,t\n1,x\n".encode("utf-16-le"), r"line 1 of .* null byte"),
+        (
+            b'a,t\n1,"' + b"x" * 140_000 + b'"\n',
+            "line 2 of .* has a field of more than 131072",
+        ),
+        (b'a,"' + b"x" * 140_000 + b'"\n1,2\n', "line 1 of .* has a field of more than 131072"),
+        (b"a,t\n1," + b"x" * 5000 + b"\n", r"column 't' has 5000 characters"),
+        (b"a,t\n1," + b"7" * 5000 + b"\n", r"column 't' has 5000 characters"),
+        (b"5.1,3.5,setosa\n4.9,3.0,setosa\n", "may be a header or a row; add a header line"),
+        (b"a,2019,t\nx,1,2\n", r"column 'a' is 'x'"),
+    ],
+)
+def test_odd_csv_gets_a_sentence(
+    tmp_path: Path, text: bytes, said: str, parser: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if parser == "csv":
+        monkeypatch.setitem(sys.modules, "pyarrow.csv", None)
+    (tmp_path / "t.csv").write_bytes(text)
+    with pytest.raises(DataError, match=said):
+        ingest(tmp_path / "t.csv", tmp_path / "out", y="t")
+
+
+# ------------------------------------------------------------------------------------------ Parquet
+
+
+def write_parquet(path: Path, **columns: Any) -> Path:
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def test_lists_of_different_lengths_are_refused(tmp_path: Path) -> None:
+    """W2."""
+    lists = [[1.0, 2], [3.0], [4.0, 5, 6], [7.0, 8], [9.0, 10], [11.0, 12]]
+    path = write_parquet(tmp_path / "r.parquet", X=lists, y=[0, 1] * 3)
+    with pytest.raises(DataError, match=r"row 1: the list in 'X' has 1 numbers, that of row 0"):
+        ingest(path, tmp_path / "out")
+    path = write_parquet(tmp_path / "r.parquet", X=[[1.0, 2], [3.0, None]], y=[0, 1])
+    with pytest.raises(DataError, match="row 1: the list in 'X' holds a null"):
+        ingest(path, tmp_path / "out")
+    path = write_parquet(tmp_path / "r.parquet", X=[[1.0, 2], None], y=[0, 1])
+    with pytest.raises(DataError, match="row 1, column 'X' is null"):
+        ingest(path, tmp_path / "out")
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_lists_are_read_by_their_offsets(tmp_path: Path, fixed: bool) -> None:
+    """W2: also from a row in the middle, of row groups that a batch does not divide."""
+    X = np.arange(300.0).reshape(100, 3)
+    kind = pa.list_(pa.float64(), 3) if fixed else pa.list_(pa.float64())
+    table = pa.table({"X": pa.array(X.tolist(), kind), "y": np.arange(100) % 2})
+    pq.write_table(table, tmp_path / "l.parquet", row_group_size=37)
+    with ExitStack() as files:
+        reader = open_reader(tmp_path / "l.parquet", "y", files)
+        for start in (0, 5, 37, 99):
+            blocks = list(reader.blocks(start, 8 * 3 * 10))
+            np.testing.assert_array_equal(np.concatenate([k.X for k in blocks]), X[start:])
+
+
+def test_odd_parquet_labels_get_a_sentence(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "b.parquet", a=[1.0, 2], y=pa.array([b"\xff\xfe", b"a"]))
+    with pytest.raises(DataError, match="not text in UTF-8"):
+        ingest(path, tmp_path / "out")
+
+
+def test_a_data_frame_is_a_table() -> None:
+    """U3."""
+    frame = pa.table({"b": [3, 4], "t": ["x", "y"], "a": [1.5, 2.5]})
+    with ExitStack() as files:
+        reader = open_reader(frame, "t", files, columns=["a", "b"])
+        (block,) = reader.blocks(0, 1 << 20)
+    np.testing.assert_array_equal(block.X, [[1.5, 3], [2.5, 4]])
+    assert block.y.tolist() == ["x", "y"]
+    assert (reader.columns, reader.target_columns) == (("a", "b"), ("t",))
+
+
+# ------------------------------------------------------------------------------------------- labels
+
+
+@pytest.mark.parametrize("kind", ["npy", "parquet", "array"])
+def test_labels_above_2_63_stay_themselves(tmp_path: Path, kind: str) -> None:
+    """W8."""
+    y = np.array([2**64 - 1, 0, 2**63, 2**64 - 1], np.uint64)
+    X = np.eye(4, dtype=np.float32)
+    inputs: Any = X
+    if kind == "npy":
+        np.save(tmp_path / "X.npy", X)
+        inputs = tmp_path / "X.npy"
+    elif kind == "parquet":
+        inputs = write_parquet(tmp_path / "t.parquet", X=X.tolist(), y=y)
+    spec = ingest(inputs, tmp_path / "s", y="y" if kind == "parquet" else y, shuffle=False)
+    assert spec.classes == ("0", str(2**63), str(2**64 - 1))
+    assert spec.class_counts == (1, 1, 2)
+
+
+def test_enormous_labels_get_a_sentence(tmp_path: Path) -> None:
+    for y in (np.array(["7" * 5000, "1"]), np.array([10**5000, 1], dtype=object)):
+        with pytest.raises(DataError, match=r"5000 characters|integer of \d+ bits"):
+            ingest(np.eye(2), tmp_path / "s", y=y)
+
+
+# --------------------------------------------------------------------------------------------- HDF5
+
+
+def make_h5(path: Path, **datasets: Any) -> Path:
+    with h5py.File(path, "w") as file:
+        for name, value in datasets.items():
+            file[name] = value
+    return path
+
+
+def test_parts_of_hdf5_never_written_are_refused(tmp_path: Path) -> None:
+    """W9."""
+    for chunks in (None, (10, 3)):
+        path = make_h5(tmp_path / "h.h5", y=np.arange(40) % 2)
+        with h5py.File(path, "a") as file:
+            X = file.create_dataset("X", (40, 3), "f8", chunks=chunks)
+            if chunks:
+                X[:30] = 1
+        with pytest.raises(
+            DataError, match=r"X of .*h\.h5 has parts that were never written.*fill"
+        ):
+            ingest(path, tmp_path / "out")
+        assert ingest(path, tmp_path / f"s{chunks}", missing="fill").n_rows == 40
+        with h5py.File(path, "a") as file:
+            file["X"][:] = 1
+        assert read(path).shape == (40, 3)
+
+
+def test_virtual_hdf5_without_its_source_is_refused(tmp_path: Path) -> None:
+    """W9."""
+    source = make_h5(tmp_path / "source.h5", data=np.ones((40, 3)))
+    path = make_h5(tmp_path / "v.h5", y=np.arange(40) % 2)
+    with h5py.File(path, "a") as file:
+        layout = h5py.VirtualLayout((40, 3), "f8")
+        layout[:] = h5py.VirtualSource("source.h5", "data", (40, 3))
+        file.create_virtual_dataset("X", layout)
+        half = h5py.VirtualLayout((40, 3), "f8")
+        half[:20] = h5py.VirtualSource("source.h5", "data", (40, 3))[:20]
+        file.create_virtual_dataset("half", half)
+    with pytest.raises(DataError, match="is made of data in other files; pass external"):
+        read(path)
+    np.testing.assert_array_equal(read(path, external=True), np.ones((40, 3)))
+    with pytest.raises(DataError, match="virtual parts without a source"):
+        read(path, x="half", external=True)
+    source.unlink()
+    with pytest.raises(DataError, match=r"source.h5, is not there"):
+        read(path, external=True)
+    assert not read(path, external=True, missing="fill").any()
+
+
+def test_hdf5_does_not_lead_to_other_files_unasked(tmp_path: Path) -> None:
+    """W9: by links, softly by way of links, and by external storage."""
+    make_h5(tmp_path / "other.h5", secret=np.ones((40, 3)))
+    path = make_h5(tmp_path / "l.h5", y=np.arange(40) % 2)
+    (tmp_path / "raw").write_bytes(np.ones((40, 3)).tobytes())
+    with h5py.File(path, "a") as file:
+        file["X"] = h5py.ExternalLink("other.h5", "/secret")
+        file["soft"] = h5py.SoftLink("/X")
+        place = [(str(tmp_path / "raw"), 0, 40 * 3 * 8)]
+        file.create_dataset("apart", (40, 3), "f8", external=place)
+    for name in ("X", "soft", "apart"):
+        with pytest.raises(DataError, match=rf"{name} of .*l\.h5 is .*other file.*external=True"):
+            read(path, x=name)
+        np.testing.assert_array_equal(read(path, x=name, external=True), np.ones((40, 3)))
+    (tmp_path / "raw").write_bytes(b"short")
+    with pytest.raises(DataError, match="lacks data in"):
+        read(path, x="apart", external=True)
+
+
+def test_the_columns_of_an_hdf5_table_have_names(tmp_path: Path) -> None:
+    """U3."""
+    rows = np.array([(1, 0.5, b"u"), (2, 1.5, b"v")], dtype=[("a", "i4"), ("b", "f8"), ("t", "S1")])
+    path = make_h5(tmp_path / "t.h5", people=rows)
+    with ExitStack() as files:
+        reader = open_reader(path, "t", files, columns=["b", "a"])
+        (block,) = reader.blocks(0, 1 << 20)
+    np.testing.assert_array_equal(block.X, [[0.5, 1], [1.5, 2]])
+    assert block.y.tolist() == [b"u", b"v"]
+    assert (reader.columns, reader.target_columns) == (("b", "a"), ("t",))
+    assert read(path, y="t", x=["a"]).shape == (2, 1)
+    with pytest.raises(DataError, match="lacks 'c'"):
+        read(path, y="t", columns=["a", "b", "c"])

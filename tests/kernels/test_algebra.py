@@ -1,0 +1,416 @@
+"""Sums, products, metrics and tables of kernels, L1 distances, and runs trained with them."""
+
+from __future__ import annotations
+
+import json
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.spatial.distance import cdist
+from sklearn.metrics.pairwise import (  # type: ignore[import-untyped, unused-ignore]
+    laplacian_kernel,
+)
+
+from streamkern.backend.base import Backend
+from streamkern.backend.numba_backend import CompiledBackend, numba_problem
+from streamkern.basics.errors import ConfigError, ResumeMismatchError
+from streamkern.centers.random_rows import median_bandwidth
+from streamkern.config.run_config import ModelConfig
+from streamkern.estimator.estimators import KernelRegressor
+from streamkern.kernels.builtin import (
+    Cauchy,
+    Dispersal,
+    Gaussian,
+    Kernel,
+    Laplace,
+    LaplaceL1,
+    Linear,
+    Matern32,
+    Matern52,
+    Polynomial,
+    Product,
+    ReluNTK,
+    Sum,
+    get_kernel,
+)
+from streamkern.kernels.products import KernelOperator
+from streamkern.train.model import load_model
+from streamkern.train.precision import resolve_precision
+from tests import runs
+from tests.maths import Array, both, rows
+from tests.runs import array_source, assert_same_bits, final, finished, stopped
+
+BACKENDS = [Backend] + [CompiledBackend] * (numba_problem() is None)
+
+
+def truth(kernel: Kernel, A: Array, B: Array) -> Array:
+    """Return K(A, B) in float64, part by part."""
+    if kernel.metric is not None:
+        A, B = (X * kernel.metric if kernel.metric.ndim == 1 else X @ kernel.metric for X in (A, B))
+    bw = kernel.bandwidth
+    r = cdist(A, B) / bw
+    match kernel:
+        case Sum():
+            parts = zip(kernel.weights, kernel.parts, strict=True)
+            return np.asarray(sum(w * truth(part, A, B) for w, part in parts))
+        case Product():
+            return reduce(np.multiply, (truth(part, A, B) for part in kernel.parts))
+        case Laplace():
+            return np.asarray(np.exp(-r))
+        case Gaussian():
+            return np.asarray(np.exp(-(r**2) / 2))
+        case Cauchy():
+            return np.asarray(1 / (1 + r**2))
+        case Matern32():
+            return np.asarray((1 + np.sqrt(3) * r) * np.exp(-np.sqrt(3) * r))
+        case Matern52():
+            return np.asarray((1 + np.sqrt(5) * r + 5 / 3 * r**2) * np.exp(-np.sqrt(5) * r))
+        case Dispersal():
+            return np.asarray(np.exp(-(r**kernel.gamma)))
+        case LaplaceL1():
+            return np.asarray(laplacian_kernel(A, B, gamma=1 / bw))
+        case Linear():
+            return np.asarray(A @ B.T)
+        case Polynomial():
+            return np.asarray((kernel.gamma * A @ B.T + kernel.c0) ** kernel.degree)
+        case ReluNTK(depth=1):
+            norms = np.linalg.norm(A, axis=1)[:, None] * np.linalg.norm(B, axis=1)
+            u = np.clip(A @ B.T / norms, -1, 1)
+            angle = np.pi - np.arccos(u)
+            return np.asarray(norms * (2 * u * angle + np.sqrt(1 - u**2)) / np.pi)
+    raise AssertionError(kernel)
+
+
+widths = st.sampled_from([0.8, 2.0, 5.0])
+RADIAL_KERNELS = st.one_of(
+    *(st.builds(kind, widths) for kind in (Laplace, Gaussian, Cauchy, Matern32, Matern52)),
+    st.builds(Dispersal, widths, st.sampled_from([0.5, 1.3, 2.0])),
+)
+INNER_KERNELS = st.one_of(
+    st.builds(Linear),
+    st.builds(ReluNTK),
+    st.builds(Polynomial, st.integers(1, 3), widths, st.sampled_from([0.0, 1.0])),
+)
+
+
+def composites(leaves: st.SearchStrategy[Kernel]) -> st.SearchStrategy[Kernel]:
+    """Return trees of sums and products."""
+
+    def grown(parts: st.SearchStrategy[Kernel]) -> st.SearchStrategy[Kernel]:
+        pairs = st.lists(parts, min_size=1, max_size=3)
+        weights = st.sampled_from([0.0, 0.5, 1.0, 2.0])
+        return st.one_of(
+            pairs.map(Product),
+            st.tuples(pairs, weights).map(lambda t: Sum(t[0], [t[1]] * (len(t[0]) - 1) + [0.3])),
+        )
+
+    return st.recursive(leaves, grown, max_leaves=5)
+
+
+ANY_KERNEL = st.one_of(
+    composites(RADIAL_KERNELS),
+    composites(st.one_of(RADIAL_KERNELS, INNER_KERNELS)),
+    composites(st.builds(LaplaceL1, widths)),
+)
+
+
+def metrics(d: int) -> st.SearchStrategy[Array | None]:
+    return st.sampled_from([None, np.abs(rows(8, d)), rows(9, d, 2), rows(9, d, d + 2)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "precision", "examples"),
+    # Compiled, every kernel is a function of its own, which takes half a second to make.
+    [(Backend, "float64", 60), (Backend, "exact", 60), (CompiledBackend, "exact", 12)],
+)
+def test_any_kernel_is_that_of_its_parts(
+    kind: type[Backend], precision: str, examples: int
+) -> None:
+    """On tiles smaller than the matrix, with a shift, from points not scaled before."""
+    if kind is CompiledBackend and numba_problem() is not None:
+        pytest.skip("Numba is not installed")
+
+    @given(kernel=ANY_KERNEL, metric=metrics(4), norms_in_columns=st.booleans())
+    @settings(max_examples=examples, deadline=None)
+    def check(kernel: Kernel, metric: Array | None, norms_in_columns: bool) -> None:
+        kernel = kernel.with_metric(metric)
+        backend = kind(1)
+        backend.tile_rows, backend.tile_cols = 16, 9
+        backend.norms_in_columns &= norms_in_columns
+        op = KernelOperator(kernel, backend, precision, shift=rows(7, 4))
+        A, B, W = rows(0, 40, 4), rows(1, 20, 4), rows(2, 20, 3).astype(op.dtype)
+        keep = np.empty((40, 20), op.dtype)
+        out = op.product(op.points(A, left=True), op.points(B, right=True), W, keep=keep)
+        K = truth(kernel, A, B)
+        # A squared distance, here below 200, is known to some eps of that; roots are taken of it.
+        size = max(1.0, float(np.abs(K).max()))
+        atol = (1e-7 if precision == "float64" else 1e-4) * size
+        np.testing.assert_allclose(keep, K, rtol=0, atol=atol)
+        np.testing.assert_allclose(out, keep @ W, rtol=0, atol=100 * np.finfo(op.dtype).eps * size)
+
+    check()
+
+
+@given(kernel=ANY_KERNEL, metric=metrics(4))
+@settings(max_examples=60, deadline=None)
+def test_a_kernel_is_made_again_from_its_description(kernel: Kernel, metric: Array | None) -> None:
+    kernel = kernel.with_metric(metric)
+    described = json.loads(json.dumps(kernel.describe()))
+    again = get_kernel(described, metric=metric)
+    assert again.describe() == kernel.describe() == described
+    assert repr(again) == repr(kernel)
+    assert (again.geometry, again.expression) == (kernel.geometry, kernel.expression)
+    assert again.bandwidth == kernel.bandwidth
+    if metric is not None:
+        with pytest.raises(ConfigError, match="has a metric, which a table does not hold; give"):
+            get_kernel(described)
+
+
+@given(kernel=ANY_KERNEL)
+@settings(max_examples=40, deadline=None)
+def test_every_kernel_is_positive_semidefinite(kernel: Kernel) -> None:
+    X = rows(0, 50, 3)
+    K = KernelOperator(kernel, Backend(1), "float64")
+    gram = K.gram(both(K, X))
+    lam = np.linalg.eigvalsh((gram + gram.T) / 2)
+    assert lam.min() > -1e-7 * lam.max()
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_same_bits_on_any_number_of_threads(kind: type[Backend]) -> None:
+    A, B, W = rows(0, 130, 9), rows(1, 90, 9), rows(2, 90, 3).astype(np.float32)
+    for kernel in (
+        LaplaceL1(2.0),
+        0.5 * Laplace(3.0, metric=rows(4, 9, 5)) + Gaussian(1, metric=rows(4, 9, 5)) * Polynomial(
+            2, metric=rows(4, 9, 5)),
+    ):  # fmt: skip
+        results = []
+        for threads in (1, 2, 3):
+            with kind(threads) as backend:
+                backend.tile_rows, backend.tile_cols = 16, 32
+                op = KernelOperator(kernel, backend, shift=A.mean(axis=0))
+                results.append((op.product(both(op, A), both(op, B), W), op.gram(both(op, A))))
+                one = op.points(A[37:38].astype(np.float32), right=True)
+                np.testing.assert_array_equal(one.right, both(op, A).right[37:38])  # type: ignore[index]
+        for other in results[1:]:
+            for left, right in zip(results[0], other, strict=True):
+                np.testing.assert_array_equal(left, right)
+
+
+def test_l1_distances_of_the_same_rows_are_zero() -> None:
+    for kind in BACKENDS:
+        op = KernelOperator(LaplaceL1(3.0), kind(1), "exact", shift=rows(2, 19))
+        X = 50 + rows(0, 300, 19)
+        X[7] = X[200]
+        K = op.matrix(both(op, X), both(op, X))
+        np.testing.assert_array_equal(K.diagonal(), 1.0)
+        assert K[7, 200] == K[200, 7] == 1.0
+        # 19 differences of numbers near 50, rounded to 4e-6 each before the shift.
+        np.testing.assert_allclose(K, truth(op.kernel, X, X), atol=1e-4)
+
+
+def test_a_description_is_plain() -> None:
+    kernel = 0.5 * Laplace(3.0) + Gaussian(1.0) * Polynomial(2)
+    assert repr(kernel) == (
+        "0.5 * Laplace(bandwidth=3) + Gaussian(bandwidth=1) * Polynomial(degree=2, gamma=1, c0=1)"
+    )
+    assert kernel.describe() == {
+        "kernel": "sum",
+        "parts": [
+            {"kernel": "laplace", "bandwidth": 3.0},
+            {
+                "kernel": "product",
+                "parts": [
+                    {"kernel": "gaussian", "bandwidth": 1.0},
+                    {"kernel": "polynomial", "degree": 2, "gamma": 1.0, "c0": 1.0},
+                ],
+            },
+        ],
+        "weights": [0.5, 1.0],
+    }
+    assert repr(np.float64(2) * (Laplace(1) + Cauchy(2))) == (
+        "2 * Laplace(bandwidth=1) + 2 * Cauchy(bandwidth=2)"
+    )
+    assert repr((Laplace(1) + Cauchy(2)) * Gaussian(3)) == (
+        "(Laplace(bandwidth=1) + Cauchy(bandwidth=2)) * Gaussian(bandwidth=3)"
+    )
+
+
+class Quartic(Kernel):
+    def profile(self, sq: Array, xp: Any) -> Array:
+        return 1 / (1 + sq * sq)  # type: ignore[no-any-return, unused-ignore]
+
+
+def test_own_kernels_take_part() -> None:
+    kernel = Quartic(2.0) * Linear() + Laplace(1.0)
+    assert kernel.expression is None
+    op = KernelOperator(kernel, Backend(1), "float64")
+    A, B = rows(0, 9, 3), rows(1, 8, 3)
+    K = A @ B.T / (1 + (cdist(A, B) / 2) ** 4) + np.exp(-cdist(A, B))
+    np.testing.assert_allclose(op.matrix(both(op, A), both(op, B)), K, atol=1e-12)
+    with pytest.raises(ConfigError, match="Quartic' is not known"):
+        get_kernel(kernel.describe())
+
+
+# --- tables -------------------------------------------------------------------------------------
+
+
+def test_tables_and_widths() -> None:
+    table = {
+        "kind": "sum",
+        "weights": [2, 1, 1],
+        "parts": ["laplace", {"kind": "gaussian", "bandwidth": 2.0}, {"kind": "polynomial"}],
+    }
+    kernel = get_kernel(table, lambda geometry: {"distance": 7.0}[geometry])
+    assert repr(kernel) == repr(2 * Laplace(7) + Gaussian(2) + Polynomial())
+    assert repr(get_kernel({"kind": "laplace", "bandwidth": "auto"}, 3.0)) == repr(Laplace(3.0))
+    assert repr(get_kernel("laplace_l1", {"l1": 4.0}.__getitem__)) == repr(LaplaceL1(4.0))
+    assert repr(get_kernel("relu_ntk", 3.0)) == "ReluNTK(depth=1)"
+
+
+def test_the_l1_median_is_that_of_l1_distances() -> None:
+    Z = rows(0, 50, 6)
+    distances = np.abs(Z[:, None] - Z).sum(axis=2)[np.triu_indices(50, 1)]
+    assert median_bandwidth(Z, "cityblock") == pytest.approx(np.median(distances))
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "name": ("rbf", "kernel='rbf' is not known; use one of laplace, .*relu_ntk, sum"),
+    "no name": ({"degree": 2}, "kernel=None is not known"),
+    "parameter": (
+        {"kind": "polynomial", "degre": 2},
+        "kernel 'polynomial' has no parameter 'degre'; it takes degree, gamma, c0",
+    ),
+    "none taken": ({"kind": "linear", "c0": 1}, "has no parameter 'c0'; it takes none"),
+    "value": ({"kind": "dispersal", "gamma": 2.5}, "gamma=2.5 must be at most 2"),
+    "text": ({"kind": "laplace", "bandwidth": "wide"}, "bandwidth='wide' must be a finite number"),
+    "truth": ({"kind": "laplace", "bandwidth": True}, "bandwidth=True must be a finite number"),
+    "no parts": ({"kind": "sum"}, "kernel 'sum' needs parts, a list"),
+    "weights": (
+        {"kind": "sum", "parts": ["laplace"], "weights": [1, 2]},
+        r"weights=\[1, 2\] must be a list of 1, one for a part",
+    ),
+    "negative": ({"kind": "sum", "parts": ["laplace"], "weights": [-1]}, "weights=-1 must be a"),
+    "all zero": ({"kind": "sum", "parts": ["laplace"], "weights": [0]}, "are all 0"),
+    "l1": ({"kind": "product", "parts": ["laplace", "laplace_l1"]}, "kernels of the L1 distance"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(BAD))
+def test_bad_tables_are_refused(name: str) -> None:
+    table, said = BAD[name]
+    with pytest.raises(ConfigError, match=said):
+        get_kernel(table)
+    if isinstance(table, dict):
+        with pytest.raises(ConfigError, match=f"^model.kernel: .*{said}"):
+            ModelConfig(kernel=table)
+
+
+def test_a_width_that_nobody_takes_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model\.bandwidth=2 is used by no part of model\.kern"):
+        ModelConfig(kernel={"kind": "polynomial"}, bandwidth=2.0)
+    assert ModelConfig(kernel="polynomial").bandwidth == "auto"
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        ([1.0, np.nan], "metric holds NaN or infinity"),
+        ([["a"]], "must be numbers: one for each feature"),
+        (np.zeros((2, 2, 2)), r"metric of shape \(2, 2, 2\)"),
+        ([], r"metric of shape \(0,\)"),
+    ],
+)
+def test_a_bad_metric_is_refused(metric: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Laplace(1.0, metric=metric)
+
+
+def test_a_metric_is_for_as_many_features_and_for_no_integers() -> None:
+    op = KernelOperator(Laplace(1.0, metric=np.ones((3, 2))), Backend(1))
+    with pytest.raises(ConfigError, match="is for 3 features, and the points have 4"):
+        op.points(rows(0, 5, 4), left=True)
+    with pytest.raises(ConfigError, match="different metrics"):
+        Laplace(1.0, metric=[1.0, 2.0]) + Laplace(1.0)
+    for kernel, wish in ((op.kernel, "integer"), (Linear(), "high"), (LaplaceL1(1.0), "fast")):
+        with pytest.raises(ConfigError, match=f"precision='{wish}' is for"):
+            resolve_precision(wish, np.dtype(np.uint8), [], Backend(1), kernel)
+    backend = Backend(1)
+    backend.tensor_cores = True
+    for kernel, precision in ((op.kernel, "high"), (Linear(), "exact"), (LaplaceL1(1.0), "exact")):
+        found = resolve_precision("auto", np.dtype(np.uint8), [], backend, kernel)
+        assert found == (precision, None)
+
+
+# --- runs ---------------------------------------------------------------------------------------
+
+RUNS: dict[str, Any] = {
+    "polynomial": {"kind": "polynomial", "degree": 2, "gamma": 0.1},
+    "linear": "linear",
+    "relu_ntk": {"kind": "relu_ntk", "depth": 2},
+    "laplace_l1": "laplace_l1",
+    "sum": {"kind": "sum", "weights": [0.5, 1], "parts": ["laplace", {"kind": "polynomial"}]},
+}
+
+
+@pytest.mark.parametrize("solver", ["block", "eigenpro3"])
+@pytest.mark.parametrize("name", sorted(RUNS))
+def test_a_run_learns_resumes_and_is_loaded(name: str, solver: str, tmp_path: Path) -> None:
+    overrides = {"model.kernel": RUNS[name], "model.bandwidth": "auto", "solver.name": solver}
+    overrides |= {"data.epochs": 3, "model.fit_intercept": False}
+    whole = finished(runs.settings(tmp_path / "whole", **overrides), source=array_source())
+    config = runs.settings(tmp_path / "cut", **overrides)
+    stopped(config, 3, source=array_source())
+    again = finished(config, source=array_source(), test=array_source(10, 5))
+    assert_same_bits(final(tmp_path / "cut"), final(tmp_path / "whole"))
+    X = runs.arrays(10, 5)[0]
+    kernel = again.model.op.kernel
+    assert json.loads(json.dumps(again.meta["kernel"])) == kernel.describe()
+    if name != "relu_ntk":
+        K = truth(kernel, X.astype(np.float64), np.float64(again.Z))
+        f = K @ np.float64(again.model.weights)
+        np.testing.assert_allclose(again.model.values(X), f, rtol=1e-3, atol=1e-3)
+    model = load_model(tmp_path / "whole", device="cpu", threads=1)
+    np.testing.assert_array_equal(model.values(X), whole.model.values(X))
+    model.backend.close()
+
+
+def test_a_metric_is_kept_with_the_run(tmp_path: Path) -> None:
+    X, d = runs.arrays(10, 5)[0], runs.D
+    kernel = 0.5 * Laplace(2.0, metric=rows(3, d, 2)) + Gaussian(1.0, metric=rows(3, d, 2))
+    config = runs.settings(tmp_path, **{"model.bandwidth": "auto", "model.fit_intercept": False})
+    stopped(config, 2, source=array_source(), kernel=kernel)
+    other = kernel.with_metric(rows(4, d, 2))
+    with pytest.raises(ResumeMismatchError, match=r"kernel\.metric\.sha256"):
+        finished(config, source=array_source(), kernel=other)
+    result = finished(config, source=array_source(), kernel=kernel, test=array_source(10, 5))
+    f = truth(kernel, np.float64(X), np.float64(result.Z)) @ np.float64(result.model.weights)
+    np.testing.assert_allclose(result.model.values(X), f, rtol=1e-3, atol=1e-3)
+    model = load_model(tmp_path, device="cpu", threads=1)
+    assert model.op.kernel.describe() == kernel.describe()
+    np.testing.assert_array_equal(model.values(X), result.model.values(X))
+    model.backend.close()
+
+
+def test_a_metric_for_other_features_stops_a_run_at_once() -> None:
+    with pytest.raises(ConfigError, match="is for 77 features"):
+        finished(runs.settings(), source=array_source(), kernel=Laplace(1.0, metric=np.ones(77)))
+
+
+def test_an_estimator_takes_tables_and_sums() -> None:
+    X = rows(0, 300, 3)
+    y = 1 + X[:, 0] * X[:, 1] - X[:, 2]
+    for kernel in ({"kind": "polynomial", "degree": 2}, Polynomial(2) + 0.1 * Linear()):
+        model = KernelRegressor(kernel, n_centers=40, device="cpu", threads=1).fit(X, y)
+        assert (
+            model.score(rows(1, 50, 3), np.array([1 + a * b - c for a, b, c in rows(1, 50, 3)]))
+            > 0.999
+        )
+    assert model.bandwidth_ == 1.0
+    with pytest.raises(ConfigError, match=r"^kernel: kernel 'linear' has no parameter 'c0'"):
+        KernelRegressor({"kind": "linear", "c0": 1}).fit(X, y)

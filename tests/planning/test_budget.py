@@ -1,0 +1,305 @@
+"""The memory plan as arithmetic: it fits, more memory never buys less, and refusals are exact."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamkern.basics.errors import ConfigError, MemoryBudgetError
+from streamkern.planning.alternatives import MAX_PROBE, block_reason, candidates, sample_sizes
+from streamkern.planning.budget import default_budget, resolve
+from streamkern.planning.gemm_time import setup, training, until_learned
+from streamkern.planning.memory import Buffers, count, loader_bytes
+from streamkern.planning.sizes import FROM_CENTERS, ON_FEATURES, MiB, Problem, Sizes, Wishes
+from tests.plans import PLAIN
+
+GiB = 1024 * MiB
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    d = draw(st.integers(1, 5000))
+    n_rows = draw(st.integers(20, 10**8))
+    return Problem(
+        n_rows=n_rows,
+        epochs=draw(st.integers(1, 50)),
+        d=d,
+        c=draw(st.integers(1, 1000)),
+        p=draw(st.integers(2, min(n_rows, 10**6))),
+        row_bytes=draw(st.integers(1, 8 * d + 8)),
+        unit_rows=draw(st.integers(1, 20_000)),
+        itemsize=draw(st.sampled_from([4, 8])),
+        threads=draw(st.integers(1, 64)),
+        width=d + 2,
+        tile_bytes=draw(st.integers(1 << 16, 64 * MiB)),
+    )
+
+
+SOLVERS = ("auto", "block", "eigenpro3", "eigenpro4", "direct", "falkon")
+wishes = st.one_of(
+    st.builds(
+        Wishes, solver=st.sampled_from(SOLVERS),
+        projection=st.sampled_from([None, "exact", "resident", "inexact"]),
+    ),
+    st.builds(
+        Wishes, solver=st.sampled_from(ON_FEATURES),
+        features=st.sampled_from(["fourier", "nystrom"]),
+    ),
+)  # fmt: skip
+shares = st.floats(0.01, 1.2)
+"""Budgets, as shares of what the best plan needs."""
+
+
+def attempt(problem: Problem, wish: Wishes, budget: int) -> tuple[Sizes, Buffers] | None:
+    try:
+        return resolve(problem, wish, budget)
+    except MemoryBudgetError:
+        return None
+
+
+@given(problems(), wishes, shares)
+def test_what_is_returned_fits(problem: Problem, wish: Wishes, share: float) -> None:
+    budget = int(share * resolve(problem, wish, 10**16)[1].peak)
+    plan = attempt(problem, wish, budget)
+    if plan is None:
+        assert share < 1
+        return
+    sizes, buffers = plan
+    assert buffers.peak <= budget
+    assert buffers.lines == count(problem, sizes).lines
+    assert buffers.peak == max(buffers.total(phase) for phase in buffers.phases)
+    assert all(size >= 0 for _, _, size in buffers.lines)
+
+
+@given(problems(), wishes, shares, shares)
+def test_more_memory_never_buys_less(
+    problem: Problem, wish: Wishes, one: float, two: float
+) -> None:
+    """Blocks first, then the batch: the batch is compared at the same block."""
+    best = resolve(problem, wish, 10**16)[1].peak
+    small, large = (attempt(problem, wish, int(s * best)) for s in sorted((one, two)))
+    if small is None:
+        return
+    assert large is not None
+    a, b = small[0], large[0]
+    assert b.block_size >= a.block_size
+    if (b.block_size, b.projection) == (a.block_size, a.projection):
+        assert b.batch_size >= a.batch_size
+        if b.batch_size == a.batch_size:
+            assert b.keep >= a.keep
+    if b == a:
+        assert large[1].peak == small[1].peak
+
+
+@given(problems(), st.integers(1, 300))
+def test_the_block_is_chosen_for_the_batch_that_is_set(problem: Problem, m: int) -> None:
+    """The soonest with such batches, or a larger one whose setup is a quarter of the run."""
+    m = min(m, problem.n_rows)
+    sizes = resolve(problem, Wishes("block", batch_size=m), 10**16)[0]
+    halved = [problem.p]
+    while halved[-1] // 2 >= min(256, problem.p):
+        halved.append(-(-halved[-1] // 2))
+    found = {
+        b: next(
+            s for s in candidates(problem, Wishes("block", batch_size=m, block_size=b))[::-1]
+            if s.keep
+        )
+        for b in halved
+    }  # fmt: skip
+    taken = [until_learned(problem, found[b]) for b in halved]
+    soonest = halved[taken.index(min(taken))]
+    affordable = [b for b in halved if 4 * setup(problem, found[b]) <= training(problem, found[b])]
+    assert sizes.block_size == max([soonest, *affordable])
+
+
+@given(problems(), wishes)
+def test_sizes_agree_with_the_data(problem: Problem, wish: Wishes) -> None:
+    sizes, _ = resolve(problem, wish, 10**16)
+    n, p = problem.n_rows, problem.p
+    assert 1 <= sizes.batch_size <= n
+    assert 1 <= sizes.block_size <= p
+    assert sizes.period >= 1
+    if sizes.solver in FROM_CENTERS:
+        assert (sizes.n_sample, sizes.n_probe, sizes.block_size) == (0, 0, p)
+        return
+    assert (sizes.solver != "sgd") <= sizes.n_sample <= n
+    assert 1 <= sizes.n_probe <= n
+    assert sizes.features == wish.features
+    # held out, or all rows, but never a part of the sample's own rows
+    assert sizes.n_sample + sizes.n_probe <= n or sizes.n_probe == n <= MAX_PROBE
+    if sizes.solver == "block":
+        assert (sizes.n_nystrom, sizes.level, sizes.projection) == (0, 0, "none")
+    elif sizes.solver == "sgd":
+        assert (sizes.n_sample, sizes.level, sizes.projection) == (0, 0, "none")
+    elif sizes.linear:
+        assert 1 <= sizes.level < sizes.n_nystrom <= n
+        assert sizes.projection == "none"
+    else:
+        assert 1 <= sizes.level < sizes.n_nystrom <= n
+        assert sizes.projection in ("exact", "resident", "inexact")
+        assert sizes.period == 1 or sizes.solver == "eigenpro4"
+
+
+@given(st.integers(2, 10**6), st.integers(1, 10**6), st.integers(1, MAX_PROBE))
+def test_probe_is_held_out_or_everything(n_rows: int, wanted: int, probe: int) -> None:
+    s, h = sample_sizes(n_rows, wanted, probe)
+    assert 1 <= s <= n_rows
+    assert 1 <= h <= n_rows
+    if wanted + probe <= n_rows:
+        assert (s, h) == (wanted, probe)
+    assert s + h <= n_rows or h == n_rows <= MAX_PROBE
+
+
+@given(problems(), wishes)
+def test_refusal_names_the_smallest_budget(problem: Problem, wish: Wishes) -> None:
+    """To the precision it is printed with, it is enough, and 1 MiB or .1 GiB less is not."""
+    with pytest.raises(MemoryBudgetError) as caught:
+        resolve(problem, wish, 1)
+    assert isinstance(caught.value, MemoryError)
+    found = re.search(r"the smallest plan needs ([\d.]+) (MiB|GiB)", str(caught.value))
+    assert found is not None
+    unit = MiB if found[2] == "MiB" else GiB
+    step = MiB if unit == MiB else GiB // 10
+    named = int(float(found[1]) * unit)
+    assert attempt(problem, wish, named + step) is not None
+    assert attempt(problem, wish, named - step - 1) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 60_001}, "batch_size=60001 must lie between 1 and n_rows=60000"),
+        ({"block_size": 10_001}, "block_size=10001 must lie between 1 and n_centers=10000"),
+        ({"n_nystrom": 60_001}, "n_nystrom=60001 must lie between 2 and n_rows=60000"),
+        ({"solver": "eigenpro2"}, "solver='eigenpro2' needs every training row as a center"),
+        ({"solver": "eigenpro3", "n_nystrom": 1}, "n_nystrom=1 must lie between 2"),
+        (
+            {"solver": "eigenpro3", "n_nystrom": 100, "level": 100},
+            "level=100 must lie between 1",
+        ),
+    ],
+)
+def test_sizes_that_contradict_the_data_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        resolve(PLAIN, Wishes(**changes), 10**13)
+    assert not isinstance(caught.value, MemoryBudgetError)
+
+
+@pytest.mark.parametrize("solver", ["block", "eigenpro3", "eigenpro4"])
+def test_fixed_sizes_are_kept(solver: str) -> None:
+    fixed = Wishes(
+        solver=solver, batch_size=123, block_size=777, n_nystrom=999, level=55, period=4,
+        projection="inexact",
+    )  # fmt: skip
+    sizes, _ = resolve(PLAIN, fixed, 10**13)
+    assert sizes.batch_size == 123
+    if solver == "block":
+        assert sizes.block_size == 777
+    else:
+        assert (sizes.n_nystrom, sizes.level, sizes.projection) == (999, 55, "inexact")
+        assert sizes.period == (4 if solver == "eigenpro4" else 1)
+    with pytest.raises(MemoryBudgetError):
+        resolve(PLAIN, fixed, 70 * MiB)
+
+
+def time_to_learn(problem: Problem, b: int) -> tuple[float, float, float]:
+    """What `alternatives` says of a block: its setup, that and its 5 p (p / b) rows, and all rows.
+
+    In FLOPs, a kernel entry at 400 and an entry of the preconditioner at 80 a step.
+    """
+    p, d, c = problem.p, problem.d, problem.c
+    s, h = sample_sizes(problem.n_rows, max(2 * b, 1024), min(max(b, 512), MAX_PROBE))
+    m = max(256, 2 ** round(np.log2(p / 4)))
+    setup = p * b * (2 * s + h + 5 * b / 3) + 4 * b**3 / 3 + p * (b + s + h) * (2 * d + 400)
+    row = p * (2 * d + 6 * c + 400 + 80 * b / m)
+    return setup, setup + 5 * p * p / b * row, problem.n_rows * problem.epochs * row
+
+
+@pytest.mark.parametrize("epochs", [1, 5, 500])
+@pytest.mark.parametrize("d", [16, 784])
+@pytest.mark.parametrize("p", [500, 2000, 8000])
+def test_block_is_there_the_soonest_or_a_quarter_of_the_run(p: int, d: int, epochs: int) -> None:
+    problem = replace(PLAIN, n_rows=10 * p, p=p, d=d, epochs=epochs, c=1, width=d + 2)
+    chosen = resolve(problem, Wishes("block"), 10**13)[0].block_size
+    halvings = [p // 2**k for k in range(6) if p // 2**k >= 256]
+    times = {b: time_to_learn(problem, b) for b in halvings}
+    soonest = min(halvings, key=lambda b: times[b][1])
+    affordable = [b for b in halvings if times[b][0] <= 0.25 * times[b][2]]
+    assert chosen == max([soonest, *affordable])
+    if epochs == 500:
+        assert chosen == p
+    why = block_reason(problem, Wishes("block"), resolve(problem, Wishes("block"), 10**13)[0])
+    assert why is not None
+    assert ("the soonest" in why, "at most 25%" in why) == (chosen == soonest, chosen > soonest)
+
+
+def test_the_reason_of_a_block_that_memory_decided() -> None:
+    best = resolve(PLAIN, Wishes("block"), 10**13)
+    sizes = resolve(PLAIN, Wishes("block"), best[1].peak * 2 // 3)[0]
+    assert sizes.block_size < best[0].block_size
+    why = block_reason(PLAIN, Wishes("block"), sizes)
+    assert why == f"what the memory allows; with more it would be {best[0].block_size}"
+
+
+@pytest.mark.parametrize("wish", [Wishes("block", block_size=200), Wishes("direct")])
+def test_no_reason_for_a_block_that_is_set_or_is_none(wish: Wishes) -> None:
+    assert block_reason(PLAIN, wish, resolve(PLAIN, wish, 10**13)[0]) is None
+
+
+def test_more_rows_or_features_never_buy_a_smaller_block() -> None:
+    sizes = {
+        (n, d): resolve(replace(PLAIN, n_rows=n, d=d, width=d + 2), Wishes("block"), 10**13)[0]
+        for n in (10**5, 10**6, 10**7)
+        for d in (10, 100, 1000)
+    }
+    for (n, d), found in sizes.items():
+        for (more_n, more_d), other in sizes.items():
+            if more_n >= n and more_d >= d:
+                assert other.block_size >= found.block_size
+
+
+def test_small_problems_get_everything() -> None:
+    sizes, buffers = resolve(replace(PLAIN, p=1000), Wishes(), 4 * GiB)
+    assert (sizes.solver, sizes.block_size, sizes.keep) == ("block", 1000, True)
+    assert buffers.peak < GiB
+
+
+@pytest.mark.parametrize("solver", ["sgd", "eigenpro1", "eigenpro2"])
+def test_some_methods_need_every_row(solver: str) -> None:
+    problem = replace(PLAIN, n_rows=10_000)
+    sizes, buffers = resolve(problem, Wishes(solver=solver), 10**13)
+    assert sizes.projection == "none"
+    assert sizes.in_place
+    if solver == "eigenpro1":
+        assert (sizes.batch_size, sizes.n_nystrom, sizes.level) == (256, 4800, 160)
+    assert not any("K(Z, Z)" in what or "K(X, Z)" in what for _, what, _ in buffers.lines)
+
+
+@given(problems(), st.integers(1, 10**9))
+def test_loader_never_holds_more_than_the_data_twice(problem: Problem, block: int) -> None:
+    plan = attempt(problem, Wishes(), 10**16)
+    assert plan is not None
+    sizes = replace(plan[0], loader_block_bytes=block)
+    larger = replace(sizes, loader_block_bytes=2 * block)
+    assert loader_bytes(problem, sizes) <= loader_bytes(problem, larger)
+    reading = 2 * problem.threads * problem.unit_rows * problem.row_bytes
+    rows = 2 * problem.n_rows + sizes.batch_size
+    assert loader_bytes(problem, sizes) <= rows * (problem.row_bytes + 16) + reading
+
+
+def test_buffers_add_up() -> None:
+    buffers = Buffers()
+    buffers.add("always", "a", 10, 20, itemsize=4)
+    buffers.add("first", "b", 100)
+    buffers.add("second", "c", 50)
+    buffers.add("second", "d", 51)
+    assert buffers.lines[0] == ("always", "a", 800)
+    assert buffers.phases == ["first", "second"]
+    assert (buffers.total("first"), buffers.total("second"), buffers.peak) == (900, 901, 901)
+    assert default_budget(1000) == 800

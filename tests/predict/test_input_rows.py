@@ -1,0 +1,494 @@
+"""Raw files predicted and evaluated as they are: in file order, as if they had been ingested."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zarr
+
+from streamkern.cli import main
+from streamkern.ingest.ingest import ingest
+from streamkern.train.model import load_model
+from tests import reference as ref
+from tests.runs import Array
+
+N, D = 240, 4
+CITIES = np.array(["Bonn", "Lima", "Oslo"])
+NAMES = ("age", "height", "speed", "weight")
+RNG = np.random.default_rng(11)
+X = RNG.standard_normal((N, D)).astype(np.float32)
+IDS = np.abs(X[:, :3]).argmax(axis=1)
+CITY = CITIES[IDS]
+DIGITS = 3 + 2 * IDS
+PRICE = (X @ [1.0, -2.0, 0.5, 3.0]).astype(np.float32)
+SETTINGS = ["model.kernel=laplace", "model.bandwidth=3", "model.n_centers=60", "data.batch_size=60"]
+# Of a row that is a center, float32 has a distance to itself of sqrt(eps), not of 0.
+CLOSE = 3e-3
+Run = Callable[..., tuple[int, str, str]]
+
+
+def write_csv(path: Path, columns: dict[str, Any]) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(
+            zip(*(np.asarray(v).astype(str).tolist() for v in columns.values()), strict=True)
+        )
+    return path
+
+
+def features(rows: slice = slice(None), names: tuple[str, ...] = NAMES) -> dict[str, Any]:
+    return {name: X[rows, NAMES.index(name)] for name in names}
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def call(*words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main.main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs trained on a table with the target city, on one with price, and on arrays."""
+    folder = tmp_path_factory.mktemp("runs")
+    sets = [word for setting in SETTINGS for word in ("--set", setting)]
+    for name, target in (("city", CITY), ("price", PRICE)):
+        table = write_csv(folder / f"{name}.csv", features() | {name: target})
+        ingest(table, folder / f"{name}.zarr", y=name, chunk_mb=1000 / 2**20)
+    ingest(X, folder / "digit.zarr", y=DIGITS, chunk_mb=1000 / 2**20)
+    for name in ("city", "price", "digit"):
+        words = ["--train", folder / f"{name}.zarr", "--run-dir", folder / name, "--epochs", 3]
+        words += ["--memory", "1 GiB", *sets]
+        assert main.main(["train", *map(str, words)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def truth(place: Path) -> dict[str, Array]:
+    """f(X) in float64 from the centers and weights of each run, by its own scaling."""
+    found = {}
+    for name in ("city", "price", "digit"):
+        model = load_model(place / name, device="cpu", threads=1)
+        with model.backend:
+            found[name] = model.values(X).astype(np.float64)
+    return found
+
+
+def answers(path: Path) -> dict[str, list[str]]:
+    with path.open(newline="") as file:
+        header, *rows = csv.reader(file)
+    return {k: list(v) for k, v in zip(header, zip(*rows, strict=True), strict=True)}
+
+
+# -- every format ---------------------------------------------------------------------------------
+
+
+def _idx(path: Path, a: Array, code: int) -> Path:
+    head = struct.pack(">BBBB", 0, 0, code, a.ndim) + struct.pack(f">{a.ndim}I", *a.shape)
+    path.write_bytes(head + a.astype(a.dtype.newbyteorder(">")).tobytes())
+    return path
+
+
+def raw_inputs(folder: Path) -> dict[str, tuple[list[Path], list[Any]]]:
+    """The rows in every format: files, and what evaluation needs besides."""
+    y = folder / "digits.npy"
+    np.save(y, DIGITS)
+    np.save(folder / "x.npy", X)
+    np.savez(folder / "x.npz", X=X, y=DIGITS)
+    with h5py.File(folder / "x.h5", "w") as file:
+        file["X"], file["y"] = X, DIGITS
+    columns = features() | {"digit": DIGITS}
+    pyarrow.parquet.write_table(pyarrow.table(columns), folder / "x.parquet")
+    write_csv(folder / "x.csv", columns)
+    parts = []
+    for k, rows in enumerate((slice(0, 100), slice(100, 101), slice(101, N))):
+        parts.append(write_csv(folder / f"p{k}.csv", features(rows) | {"digit": DIGITS[rows]}))
+    _idx(folder / "x.idx", X, 0x0D)
+    group = zarr.create_group(str(folder / "foreign.zarr"))
+    group.create_array("X", data=X, chunks=(50, D))
+    return {
+        "npy": ([folder / "x.npy"], ["--y", y]),
+        "npz": ([folder / "x.npz"], []),
+        "hdf5": ([folder / "x.h5"], []),
+        "parquet": ([folder / "x.parquet"], ["--y", "digit"]),
+        "csv": ([folder / "x.csv"], ["--y", "digit"]),
+        "several csv": (parts, ["--y", "digit"]),
+        "idx": ([folder / "x.idx"], ["--y", y]),
+        "foreign": ([folder / "foreign.zarr"], []),
+    }
+
+
+@pytest.mark.parametrize(
+    "kind", ["npy", "npz", "hdf5", "parquet", "csv", "several csv", "idx", "foreign"]
+)
+def test_raw_files_are_predicted_in_their_order(
+    kind: str, place: Path, truth: dict[str, Array], run: Run, tmp_path: Path
+) -> None:
+    """U1: as the store that was ingested from them, and with the same labels."""
+    files, more = raw_inputs(tmp_path)[kind]
+    given = more if kind in ("csv", "parquet", "several csv") else []
+    code, out, err = run("predict", place / "digit", *files, tmp_path / "p.csv", *given)
+    assert (code, err) == (0, "")
+    assert f"{N} rows predicted into" in out
+    table = answers(tmp_path / "p.csv")
+    assert list(table) == ["row", "label", "score_3", "score_5", "score_7"]
+    assert table["row"] == [str(k) for k in range(N)]
+    values = np.stack([np.array(table[f"score_{k}"], np.float64) for k in (3, 5, 7)], axis=1)
+    np.testing.assert_allclose(values, truth["digit"], atol=CLOSE)
+    assert table["label"] == (3 + 2 * truth["digit"].argmax(axis=1)).astype(str).tolist()
+    if kind != "foreign":  # it has no targets
+        code, out, err = run("evaluate", place / "digit", *files, *more, "--json")
+        assert (code, err) == (0, "")
+        found = json.loads(out)
+        assert found["rows"] == N
+        accuracy = (truth["digit"].argmax(axis=1) == IDS).mean()
+        assert found["accuracy"] == pytest.approx(accuracy, abs=1e-12)
+
+
+def test_predictions_of_a_store_are_in_the_order_of_its_files(
+    place: Path, truth: dict[str, Array], run: Run, tmp_path: Path
+) -> None:
+    """U1: of a shuffled store, of several stores, and of a store of several files."""
+    parts = [np.arange(0, 100), np.arange(100, N)]
+    for k, rows in enumerate(parts):
+        np.save(tmp_path / f"x{k}.npy", X[rows])
+        np.save(tmp_path / f"y{k}.npy", DIGITS[rows])
+        ingest(X[rows], tmp_path / f"{k}.zarr", y=DIGITS[rows], chunk_mb=500 / 2**20, seed=k)
+    files = [tmp_path / "x0.npy", tmp_path / "x1.npy"]
+    targets = [tmp_path / "y0.npy", tmp_path / "y1.npy"]
+    ingest(files, tmp_path / "both.zarr", y=targets, chunk_mb=500 / 2**20)
+    both = streamed_labels(tmp_path / "both.zarr")
+    assert (both != DIGITS).any()  # it is shuffled
+    for k, stores in enumerate(([place / "digit.zarr"], [tmp_path / "0.zarr", tmp_path / "1.zarr"],
+                                [tmp_path / "both.zarr"])):  # fmt: skip
+        code, _, err = run("predict", place / "digit", *stores, tmp_path / f"p{k}.npy", "--values")
+        assert (code, err) == (0, "")
+        np.testing.assert_allclose(np.load(tmp_path / f"p{k}.npy"), truth["digit"], atol=CLOSE)
+    words = ("predict", place / "digit", tmp_path / "both.zarr", tmp_path / "s.zarr")
+    assert run(*words, "--order", "store")[0] == 0
+    group = zarr.open_group(str(tmp_path / "s.zarr"), mode="r")
+    rows = group["row"][...]
+    np.testing.assert_array_equal(DIGITS[rows], both)
+    np.testing.assert_allclose(group["values"][...], truth["digit"][rows], atol=CLOSE)
+
+
+def streamed_labels(url: Path) -> Array:
+    group = zarr.open_group(str(url), mode="r")
+    attributes: Any = group.attrs["streamkern"]
+    return np.array(attributes["classes"], np.int64)[group["y"][...]]
+
+
+def test_the_truth_is_the_formula(place: Path, truth: dict[str, Array]) -> None:
+    """In float64, by brute force, from what the run directory holds."""
+    model = load_model(place / "digit", device="cpu", threads=1)
+    with model.backend:
+        from streamkern.rundir.run_directory import RunDirectory
+
+        with RunDirectory(place / "digit", writable=False) as directory:
+            setup, saved = directory.load_setup(), directory.load_latest()
+        assert setup is not None
+        assert saved is not None
+        Z, weights = np.float64(setup.arrays["Z"]), np.float64(model.weights)
+        rows = np.float64(X)
+        for transform in model.fixed:
+            rows = (rows - transform.mean) / transform.scale  # type: ignore[attr-defined]
+        values = ref.laplace(rows, Z, 3.0) @ weights
+    offset = truth["digit"] - values  # the mean of the targets, where it is a part of the model
+    np.testing.assert_allclose(offset, np.broadcast_to(offset[0], offset.shape), atol=CLOSE)
+
+
+# -- columns --------------------------------------------------------------------------------------
+
+
+def test_columns_in_another_order_are_put_right(
+    place: Path, truth: dict[str, Array], run: Run, tmp_path: Path
+) -> None:
+    """U3: in files and in stores, for predict and evaluate, with and without the target."""
+    names = ("weight", "age", "speed", "height")
+    moved = write_csv(tmp_path / "moved.csv", {"city": CITY} | features(names=names))
+    bare = write_csv(tmp_path / "bare.csv", features(names=names))
+    ingest(moved, tmp_path / "moved.zarr", y="city", chunk_mb=500 / 2**20)
+    expected = CITIES[truth["city"].argmax(axis=1)].tolist()
+    for k, data in enumerate((moved, bare, tmp_path / "moved.zarr")):
+        code, _, err = run("predict", place / "city", data, tmp_path / f"{k}.csv")
+        assert (code, err) == (0, "")
+        table = answers(tmp_path / f"{k}.csv")
+        assert list(table) == ["row", "city", "score_Bonn", "score_Lima", "score_Oslo"]
+        assert table["city"] == expected
+    accuracy = (truth["city"].argmax(axis=1) == IDS).mean()
+    for data in (moved, tmp_path / "moved.zarr"):
+        code, out, _ = run("evaluate", place / "city", data, "--json")
+        assert json.loads(out)["accuracy"] == pytest.approx(accuracy)
+
+
+def test_missing_and_extra_columns_are_refused_by_name(
+    place: Path, run: Run, tmp_path: Path
+) -> None:
+    """U3."""
+    extra = write_csv(tmp_path / "extra.csv", features() | {"shoe": X[:, 0], "city": CITY})
+    lacking = write_csv(tmp_path / "lacking.csv", features(names=("age", "height", "weight")))
+    ingest(extra, tmp_path / "extra.zarr", y="city")
+    for data, named in (
+        (extra, "'shoe'"),
+        (tmp_path / "extra.zarr", "'shoe'"),
+        (lacking, "'speed'"),
+    ):
+        code, _, err = run("predict", place / "city", data, tmp_path / "p.csv")
+        assert code == 2
+        assert named in err
+        assert not (tmp_path / "p.csv").exists()
+    code, _, err = run("predict", place / "city", extra, tmp_path / "p.csv", "--x", ",".join(NAMES))
+    assert (code, err) == (0, "")
+
+
+def test_stores_of_ours_go_by_the_names_of_their_columns(
+    place: Path, truth: dict[str, Array], run: Run, tmp_path: Path
+) -> None:
+    """U3: columns are chosen as of the table that the store was made from, and targets named."""
+    extra = write_csv(tmp_path / "extra.csv", {"shoe": X[:, 0]} | features() | {"price": PRICE})
+    ingest(extra, tmp_path / "extra.zarr", y="price", chunk_mb=500 / 2**20)
+    accepted: list[tuple[Path, list[object]]] = [
+        (tmp_path / "extra.zarr", ["--x", "speed,age,weight,height"]),
+        (tmp_path / "extra.zarr", ["--x", "4,1,2,3", "--y", "price"]),
+        (place / "price.zarr", ["--x", "X", "--y", "y", "--sample-weight", "w"]),
+        (place / "price.zarr", ["--y", "price"]),
+    ]
+    known = (
+        1 - np.square(truth["price"][:, 0] - PRICE).sum() / np.square(PRICE - PRICE.mean()).sum()
+    )
+    for k, (data, words) in enumerate(accepted):
+        code, _, err = run("predict", place / "price", data, tmp_path / f"{k}.npy", *words)
+        assert (code, err) == (0, "")
+        np.testing.assert_allclose(np.load(tmp_path / f"{k}.npy"), truth["price"][:, 0], atol=CLOSE)
+        code, out, _ = run("evaluate", place / "price", data, "--json", *words)
+        assert json.loads(out)["r2"] == pytest.approx(known, abs=1e-4)
+    one = write_csv(tmp_path / "one.csv", features(names=("age",)) | {"price": PRICE})
+    ingest(one, tmp_path / "one.zarr", y="price")
+    words = ["--train", tmp_path / "one.zarr", "--run-dir", tmp_path / "one", "--epochs", 1]
+    assert run("train", *words, "--memory", "1 GiB", "--set", "model.n_centers=20")[0] == 0
+    for k, data in enumerate((tmp_path / "one.zarr", place / "price.zarr")):
+        assert run("predict", tmp_path / "one", data, tmp_path / f"a{k}.npy", "--x", "age")[0] == 0
+    np.testing.assert_allclose(*(np.load(tmp_path / f"a{k}.npy") for k in (0, 1)), atol=CLOSE)
+
+
+def test_another_choice_of_columns_is_other_data(place: Path) -> None:
+    """A model without names takes them by position: unfinished answers to others do not count."""
+    from contextlib import ExitStack
+
+    from streamkern.predict.input_rows import open_rows
+
+    with ExitStack() as files:
+        prints = {
+            open_rows(
+                [str(place / "price.zarr")], files, columns=None, target_columns=None, classes=None,
+                targets=False, x=x,
+            ).fingerprint
+            for x in (None, ["age", "height"], ["height", "age"], ["age", "speed"])
+        }  # fmt: skip
+    assert len(prints) == 4
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate"])
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--x", "age,shoe"], "'shoe'"),
+        (["--x", "age,height"], "lacks 'speed', 'weight'"),
+        (["--x", "row"], "--x row"),
+        (["--y", "3"], "--y 3"),
+        (["--y", "age"], "--y age"),
+        (["--y", "price", "--y", "age"], "--y price,age"),
+        (["--sample-weight", "2"], "--sample-weight 2"),
+        (["--sample-weight", "age"], "--sample-weight age"),
+        (["--foreign", "--x", "age,height"], "--x age,height"),
+        (["--missing", "maybe"], "maybe"),
+    ],
+)
+def test_what_makes_no_sense_for_a_store_is_one_sentence(
+    words: list[str], named: str, command: str, place: Path, run: Run, tmp_path: Path
+) -> None:
+    out = [tmp_path / "p.csv"] if command == "predict" else []
+    code, _, err = run(command, place / "price", place / "price.zarr", *out, *words)
+    assert code == 2
+    assert named in err
+    assert "bug" not in err
+    assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_arrays_of_a_store_that_lost_its_mark_are_read_where_that_is_meant(
+    place: Path, truth: dict[str, Array], run: Run, tmp_path: Path
+) -> None:
+    """Also by ingest and augment."""
+    shutil.copytree(place / "digit.zarr", tmp_path / "lost.zarr")
+    zarr.open_group(str(tmp_path / "lost.zarr"), mode="r+").attrs.clear()
+    rows = zarr.open_group(str(tmp_path / "lost.zarr"), mode="r")["row"][...]  # type: ignore[index]
+    for words in (
+        ["predict", place / "digit", tmp_path / "lost.zarr", tmp_path / "p.npy", "--values"],
+        ["ingest", tmp_path / "lost.zarr", tmp_path / "i.zarr", "--no-shuffle"],
+        ["augment", tmp_path / "lost.zarr", tmp_path / "a.zarr", "--no-shuffle"],
+    ):
+        code, _, err = run(*words)
+        assert code == 3
+        assert "looks like a store" in err
+        assert run(*words, "--foreign")[0] == 0
+    np.testing.assert_allclose(np.load(tmp_path / "p.npy"), truth["digit"][rows], atol=CLOSE)
+    for name in ("i", "a"):
+        group = zarr.open_group(str(tmp_path / f"{name}.zarr"), mode="r")
+        np.testing.assert_array_equal(group["X"][...], X[rows])  # type: ignore[index]
+
+
+def test_what_a_file_never_wrote_or_has_elsewhere_is_read_where_that_is_said(
+    place: Path, run: Run, tmp_path: Path
+) -> None:
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        file.create_dataset("X", (20, D), "f4", chunks=(10, D))[:10] = X[:10]
+    with h5py.File(tmp_path / "link.h5", "w") as file:
+        file["X"] = h5py.ExternalLink("rows.h5", "X")
+    out = tmp_path / "p.npy"
+    for data, words in (("rows.h5", ["--missing", "fill"]), ("link.h5", ["--external"])):
+        code, _, err = run("predict", place / "price", tmp_path / data, out)
+        assert code == 2
+        assert words[0].removeprefix("--") in err
+    code, _, err = run(
+        "predict", place / "price", tmp_path / "link.h5", out, "--external", "--missing", "fill"
+    )
+    assert (code, err) == (0, "")
+    assert np.ptp(np.load(out)[10:]) == 0  # of rows of zeros
+
+
+def test_several_targets_go_by_name(run: Run, tmp_path: Path) -> None:
+    """U3: of tables in another order, however they are asked for."""
+    both = {"u": PRICE, "v": 10 - 3 * PRICE}
+    table = write_csv(tmp_path / "t.csv", features() | both)
+    moved = write_csv(tmp_path / "m.csv", {"v": both["v"]} | features() | {"u": PRICE})
+    other = write_csv(tmp_path / "o.csv", features() | {"u": PRICE, "w": PRICE})
+    ingest(table, tmp_path / "t.zarr", y=["u", "v"])
+    words = ["--train", tmp_path / "t.zarr", "--run-dir", tmp_path / "r", "--epochs", 2]
+    assert run("train", *words, "--memory", "1 GiB", "--set", "model.n_centers=20")[0] == 0
+    _, known, _ = run("evaluate", tmp_path / "r", tmp_path / "t.zarr", "--json")
+    for data, asked in ((table, []), (table, "vu"), (moved, "vu"), (moved, "uv"), (moved, [0, -1])):
+        words = [word for name in asked for word in ("--y", name)]
+        code, out, err = run("evaluate", tmp_path / "r", data, "--json", *words)
+        assert (code, err) == (0, "")
+        assert json.loads(out)["r2"] == pytest.approx(json.loads(known)["r2"], abs=1e-5)
+    code, _, err = run("evaluate", tmp_path / "r", other, "--y", "u", "--y", "w")
+    assert code == 2
+    assert "lacks 'v' and has 'w' besides" in err
+
+
+def test_a_file_without_names_is_not_taken_by_position_unasked(
+    place: Path, truth: dict[str, Array], run: Run, tmp_path: Path
+) -> None:
+    moved = tmp_path / "moved.csv"
+    np.savetxt(moved, X[:, [3, 0, 1, 2]], delimiter=",", fmt="%.9g")
+    words = ("predict", place / "price", moved, tmp_path / "p.npy")
+    code, _, err = run(*words)
+    assert code == 2
+    assert "no header line" in err
+    assert "'age', 'height', 'speed', 'weight'" in err
+    assert run(*words, "--x", "1,2,3,0")[0] == 0
+    np.testing.assert_allclose(np.load(tmp_path / "p.npy"), truth["price"][:, 0], atol=CLOSE)
+    assert run("predict", place / "digit", moved, tmp_path / "d.npy")[0] == 0  # it has no names
+
+
+def test_values_are_written_by_the_names_of_the_targets(
+    place: Path, truth: dict[str, Array], run: Run, tmp_path: Path
+) -> None:
+    bare = write_csv(tmp_path / "bare.csv", features())
+    assert run("predict", place / "price", bare, tmp_path / "p.parquet")[0] == 0
+    table = pyarrow.parquet.read_table(tmp_path / "p.parquet")
+    assert table.column_names == ["row", "price"]
+    np.testing.assert_allclose(table["price"].to_numpy(), truth["price"][:, 0], atol=CLOSE)
+
+
+def test_raw_rows_are_converted_as_the_store_was(place: Path, tmp_path: Path) -> None:
+    """Bit for bit what the model is given, from a CSV and from the store that was made of it."""
+    from contextlib import ExitStack
+
+    from streamkern.predict.input_rows import FileRows, open_rows
+    from streamkern.store.store import open_store
+
+    with ExitStack() as files:
+        rows = open_rows(
+            [str(place / "city.csv")], files, columns=NAMES, target_columns=("city",),
+            classes=tuple(CITIES), targets=True,
+        )  # fmt: skip
+        assert isinstance(rows, FileRows)
+        blocks = [block for _, block in rows.numbered_blocks(0)]
+    store = open_store(place / "city.zarr")
+    numbers = np.concatenate([store.source_rows(i) for i in range(store.n_chunks)]).astype(np.int64)
+    stored, y = store.read_rows(np.argsort(numbers))
+    assert np.concatenate([block.X for block in blocks]).tobytes() == stored.tobytes()
+    np.testing.assert_array_equal(np.concatenate([block.y for block in blocks]), y)
+
+
+def test_blocks_are_the_same_wherever_reading_begins(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a call that goes on computes the same bits."""
+    from contextlib import ExitStack
+
+    from streamkern.predict import input_rows
+
+    monkeypatch.setattr(input_rows, "UNIT_BYTES", 37 * 4 * D)
+    options: dict[str, Any] = {"columns": None, "target_columns": ("city",), "classes": None}
+    with ExitStack() as files:
+        rows: Any = input_rows.open_rows([str(place / "city.csv")], files, targets=False, **options)
+        whole = list(rows.numbered_blocks(0))
+        assert [place for place, _ in whole] == list(range(0, N, 37))
+        for start in (0, 36, 37, 100, N - 1):
+            tail = list(rows.numbered_blocks(start))
+            first = start // 37
+            assert [k for k, _ in tail] == [k for k, _ in whole[first:]]
+            for (_, mine), (_, own) in zip(tail, whole[first:], strict=True):
+                assert mine.X.tobytes() == own.X.tobytes()
+                np.testing.assert_array_equal(mine.rows, own.rows)
+
+
+# -- refused --------------------------------------------------------------------------------------
+
+
+def test_a_label_the_model_does_not_know_is_named(place: Path, run: Run, tmp_path: Path) -> None:
+    city = CITY.copy()
+    city[17] = "Rome"
+    data = write_csv(tmp_path / "x.csv", features() | {"city": city})
+    code, _, err = run("evaluate", place / "city", data)
+    assert code == 2
+    assert "row 17" in err
+    assert "'Rome'" in err
+
+
+def test_a_bad_row_leaves_nothing_behind(place: Path, run: Run, tmp_path: Path) -> None:
+    rows = features()
+    rows["age"] = rows["age"].copy()
+    rows["age"][200] = np.nan
+    data = write_csv(tmp_path / "x.csv", rows)
+    code, _, err = run("predict", place / "city", data, tmp_path / "p.csv")
+    assert code == 2
+    assert "row 200" in err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["x.csv"]
+
+
+def test_stores_and_files_are_not_read_together(place: Path, run: Run, tmp_path: Path) -> None:
+    code, _, err = run(
+        "predict", place / "city", place / "city.zarr", place / "city.csv", tmp_path / "p.csv"
+    )
+    assert code == 2
+    assert "give one kind" in err

@@ -1,0 +1,639 @@
+"""Predictions in every format: in the order of the data, whole or not there, and only over ours."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import tensorstore
+import zarr
+
+from streamkern.basics.errors import (
+    ConfigError,
+    CorruptChunkError,
+    DataError,
+    MissingDependencyError,
+)
+from streamkern.filesystem.scratch import Scratch, scratch_folder
+from streamkern.predict import answer_files, answer_spool
+from streamkern.predict.answer_files import Answers, class_labels
+from streamkern.predict.answer_spool import AnswerSpool
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.train import model as model_module
+from streamkern.train.model import KernelModel, load_model
+from streamkern.train.train import Result
+from tests.faults import tree
+from tests.runs import (
+    CLASSES,
+    Array,
+    C,
+    array_source,
+    arrays,
+    brute_force,
+    finished,
+    process,
+    settings,
+    stream,
+)
+
+N_TEST = 103
+FORMATS = (".zarr", ".npy", ".csv", ".parquet")
+
+
+class Shuffled(ArraySource):
+    """Rows whose numbers are another order than that of reading, as in a shuffled store."""
+
+    def __init__(self, X: Array, numbers: Array, unit_rows: int = 16) -> None:
+        super().__init__(X, unit_rows=unit_rows)
+        self.numbers = numbers.astype(np.uint64)
+
+    def source_rows(self, u: int) -> Array:
+        return self.numbers[slice(*self.unit_bounds(u))]
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("model") / "run"
+
+
+@pytest.fixture(scope="module")
+def result(run_dir: Path) -> Result:
+    return finished(settings(run_dir), source=stream())
+
+
+@pytest.fixture(scope="module")
+def model(result: Result) -> KernelModel:
+    return result.model
+
+
+@pytest.fixture(scope="module")
+def regression() -> Result:
+    X, _ = arrays()
+    return finished(settings(), source=ArraySource(X, X[:, :2], unit_rows=16))
+
+
+@pytest.fixture
+def truth(result: Result) -> Array:
+    """f(X) of the test rows in float64, from centers and weights."""
+    return brute_force(result, arrays(N_TEST, 5)[0])
+
+
+@pytest.fixture
+def small_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+    _small_slabs(monkeypatch.setattr)
+
+
+def _small_slabs(set_attribute: Any) -> None:
+    """Tiles, slabs and chunks whose borders fall inside the test rows, and not together."""
+    set_attribute(model_module, "EVALUATED_ROWS", 10)
+    set_attribute(answer_files, "CHUNK_BYTES", 17 * C * 4)
+    set_attribute(answer_spool, "SLAB_BYTES", 40 * (8 + C * 4))
+    set_attribute(answer_spool, "DEALT_BYTES", 23 * (8 + C * 4))
+    set_attribute(answer_spool, "SAVE_EVERY_S", 0.0)
+
+
+def shuffled(seed: int = 3) -> tuple[Shuffled, Array]:
+    """The test rows in another order, and their numbers."""
+    X, _ = arrays(N_TEST, 5)
+    numbers = np.random.default_rng(seed).permutation(N_TEST)
+    return Shuffled(X[numbers], numbers), numbers
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Columns of a table by name, values (n, c) under "values"."""
+    if path.suffix == ".csv":
+        with path.open(newline="", encoding="utf-8") as file:
+            header, *rows = csv.reader(file)
+        columns: dict[str, Any] = dict(zip(header, zip(*rows, strict=True), strict=True))
+    else:
+        columns = pyarrow.parquet.read_table(path).to_pydict()
+    scores = [np.array(v, np.float64) for k, v in columns.items() if k not in ("row", "label")]
+    return {
+        "row": np.array(columns["row"], np.int64),
+        "label": list(columns.get("label", ())),
+        "values": np.stack(scores, axis=1),
+    }
+
+
+# -- order ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("small_slabs")
+@pytest.mark.parametrize("ending", FORMATS)
+def test_predictions_of_shuffled_rows_are_in_the_order_of_their_source(
+    model: KernelModel, truth: Array, ending: str, tmp_path: Path
+) -> None:
+    """U1."""
+    source, _ = shuffled()
+    path = tmp_path / f"out{ending}"
+    assert model.predict_to(source, path, values=True) == N_TEST
+    if ending == ".zarr":
+        group = zarr.open_group(str(path), mode="r")
+        values, labels = group["values"][...], group["labels"][...]
+        assert set(group.keys()) == {"values", "labels"}
+    elif ending == ".npy":
+        values = np.load(path)
+        labels = np.array(CLASSES)[values.argmax(axis=1)]
+    else:
+        table = read(path)
+        values, labels = table["values"], table["label"]
+        np.testing.assert_array_equal(table["row"], np.arange(N_TEST))
+    np.testing.assert_allclose(values, truth, atol=1e-4)
+    np.testing.assert_array_equal(labels, np.array(CLASSES)[truth.argmax(axis=1)])
+    np.testing.assert_allclose(model.predict(source), truth, atol=1e-4)
+    assert os.listdir(tmp_path) == [path.name]
+
+
+@pytest.mark.usefixtures("small_slabs")
+@pytest.mark.parametrize("ending", [".zarr", ".csv", ".parquet"])
+def test_in_the_order_of_the_store_the_number_of_each_row_lies_beside(
+    model: KernelModel, truth: Array, ending: str, tmp_path: Path
+) -> None:
+    """U1."""
+    source, numbers = shuffled()
+    path = tmp_path / f"out{ending}"
+    model.predict_to(source, path, order="store")
+    if ending == ".zarr":
+        group = zarr.open_group(str(path), mode="r")
+        rows, values = group["row"][...], group["values"][...]
+    else:
+        rows, values = read(path)["row"], read(path)["values"]
+    np.testing.assert_array_equal(rows, numbers)
+    np.testing.assert_allclose(values, truth[numbers], atol=1e-4)
+
+
+@pytest.mark.parametrize("damage", ["twice", "outside"])
+def test_damaged_row_numbers_are_refused(model: KernelModel, damage: str, tmp_path: Path) -> None:
+    source, _ = shuffled()
+    source.numbers[5] = source.numbers[6] if damage == "twice" else 1 << 40
+    with pytest.raises(DataError, match="the numbers of its rows are damaged"):
+        model.predict_to(source, tmp_path / "out.csv")
+    with pytest.raises(DataError, match="the numbers of its rows are damaged"):
+        model.predict(source)
+    assert os.listdir(tmp_path) == []
+
+
+def test_predictions_are_put_in_order_in_bounded_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """40 MB of answers in random order through slabs of 1 MB."""
+    monkeypatch.setattr(answer_spool, "SLAB_BYTES", 1 << 20)
+    monkeypatch.setattr(answer_spool, "DEALT_BYTES", 1 << 20)
+    n, step = 1_000_000, 20_000
+    order = np.random.default_rng(0).permutation(n)
+    tracemalloc.start()
+    with Scratch(tmp_path / "s") as scratch:
+        spool = AnswerSpool(scratch, {}, np.dtype(np.float64), 4, numbered=False, chunk_rows=1000)
+        for start in range(0, n, step):
+            rows = order[start : start + step]
+            spool.add(rows, rows, np.repeat(rows[:, None], 4, axis=1).astype(np.float64))
+        spool.save("computed")
+        place = 0
+        for first, rows, values in spool.slabs():
+            assert first == place == rows[0]
+            assert (np.diff(rows) == 1).all()
+            np.testing.assert_array_equal(values[:, 3], rows)
+            place += len(rows)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert place == n
+    assert peak < 12 << 20
+
+
+# -- formats --------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("small_slabs")
+def test_predictions_are_plain_zarr(model: KernelModel, truth: Array, tmp_path: Path) -> None:
+    url = tmp_path / "out.zarr"
+    model.predict_to(array_source(N_TEST, 5), str(url))
+    group = zarr.open_group(str(url), mode="r")
+    assert group["labels"][...].tolist() == [CLASSES[k] for k in truth.argmax(axis=1)]
+    assert group.attrs["classes"] == list(CLASSES)
+    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(url / "values")}}
+    other_reader = tensorstore.open(spec, read=True).result().read().result()
+    np.testing.assert_array_equal(other_reader, group["values"][...])
+
+
+def test_predictions_say_where_they_come_from(
+    run_dir: Path, result: Result, tmp_path: Path
+) -> None:
+    loaded = load_model(run_dir, threads=1)
+    source = array_source(N_TEST, 5)
+    loaded.predict_to(source, tmp_path / "p.zarr")
+    loaded.predict_to(source, tmp_path / "p.parquet")
+    loaded.backend.close()
+    mark: Any = zarr.open_group(str(tmp_path / "p.zarr"), mode="r").attrs["streamkern"]
+    assert (mark["kind"], mark["status"], mark["order"]) == ("predictions", "complete", "source")
+    assert (mark["model"]["run"], mark["model"]["step"]) == (str(run_dir), 14)
+    assert mark["data"]["fingerprint"] == source.fingerprint
+    assert mark["classes"] == list(CLASSES)
+    schema = pyarrow.parquet.read_schema(tmp_path / "p.parquet")
+    record = json.loads(schema.metadata[b"streamkern"])
+    assert record["model"] == mark["model"]
+
+
+def test_npy_holds_labels_of_classes_and_values_otherwise(
+    model: KernelModel, regression: Result, tmp_path: Path
+) -> None:
+    source = array_source(N_TEST, 5)
+    model.predict_to(source, tmp_path / "labels.npy")
+    labels = np.load(tmp_path / "labels.npy", allow_pickle=False)
+    values = model.predict(source)
+    np.testing.assert_array_equal(labels, np.array(CLASSES)[values.argmax(axis=1)])
+    model.predict_to(source, tmp_path / "scores.npy", values=True)
+    np.testing.assert_array_equal(np.load(tmp_path / "scores.npy"), values)
+    regression.model.predict_to(source, tmp_path / "values.npy")
+    np.testing.assert_array_equal(
+        np.load(tmp_path / "values.npy"), regression.model.predict(source)
+    )
+
+
+def test_values_have_no_labels(regression: Result, tmp_path: Path) -> None:
+    regression.model.predict_to(array_source(N_TEST, 5), tmp_path / "out")
+    group = zarr.open_group(str(tmp_path / "out"), mode="r")
+    assert set(group.keys()) == {"values"}
+    regression.model.predict_to(array_source(N_TEST, 5), tmp_path / "out.csv")
+    assert (tmp_path / "out.csv").read_text().startswith("row,value_0,value_1\n0,")
+    written = np.float64(read(tmp_path / "out.csv")["values"])
+    np.testing.assert_array_equal(written, group["values"][:])
+
+
+@pytest.mark.parametrize(
+    ("names", "labels"),
+    [
+        (("3", "5", "-7"), np.array([3, 5, -7])),
+        (("3", "05"), np.array(["3", "05"])),
+        (("3", "x"), np.array(["3", "x"])),
+        (("9" * 30, "1"), np.array(["9" * 30, "1"])),
+    ],
+)
+def test_labels_are_whole_numbers_where_all_classes_are(names: Any, labels: Array) -> None:
+    found = class_labels(names)
+    assert (found.tolist(), found.dtype.kind) == (labels.tolist(), labels.dtype.kind)
+
+
+def test_columns_of_a_table_have_different_names() -> None:
+    plain = np.dtype(np.float32)
+    classes = np.array(["a", "b"])
+    assert Answers(9, plain, 2, classes, ("row",)).header() == ["row", "row_", "score_a", "score_b"]
+    assert Answers(9, plain, 2, None, ("y", "z")).header() == ["row", "y", "z"]
+    assert Answers(9, plain, 1, None, None).header() == ["row", "value"]
+
+
+# -- whose place it is ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", [".zarr", ".parquet"])
+def test_predictions_are_not_overwritten_unasked(
+    model: KernelModel, ending: str, tmp_path: Path
+) -> None:
+    url = tmp_path / f"out{ending}"
+    model.predict_to(array_source(20, 5), url)
+    before = tree(tmp_path)
+    with pytest.raises(ConfigError, match="exists already"):
+        model.predict_to(array_source(30, 6), url)
+    assert tree(tmp_path) == before
+    assert model.predict_to(array_source(30, 6), url, overwrite=True) == 30
+    rows = (
+        len(read(url)["row"])
+        if ending == ".parquet"
+        else zarr.open_group(str(url), mode="r")["values"].shape[0]
+    )
+    assert rows == 30
+    assert os.listdir(tmp_path) == [url.name]
+
+
+def test_only_predictions_of_ours_are_overwritten(model: KernelModel, tmp_path: Path) -> None:
+    """D2."""
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    (photos / "cat.jpg").write_bytes(b"meow")
+    zarr.create_group(str(tmp_path / "mine.zarr")).create_array("values", shape=(3,), dtype="f4")
+    zarr.create_group(str(tmp_path / "noted.zarr"), attributes={"note": "hand made"})
+    zarr.create_group(str(tmp_path / "train.zarr")).create_array("X", shape=(3,), dtype="f4")
+    zarr.create_array(str(tmp_path / "array.zarr"), shape=(3,), dtype="f4")
+    np.save(tmp_path / "mine.npy", np.arange(3))
+    (tmp_path / "mine.csv").write_text("row,label\n")
+    pyarrow.parquet.write_table(pyarrow.table({"row": [1]}), tmp_path / "mine.parquet")
+    (tmp_path / "text.parquet").write_text("not a table")
+    (tmp_path / "folder.csv").mkdir()
+    before = tree(tmp_path)
+    for place in [tmp_path, *tmp_path.iterdir(), photos / "cat"]:
+        if place.name in ("cat", "photos"):
+            continue
+        with pytest.raises((ConfigError, DataError), match=r"streamkern (did not write|wrote it)"):
+            model.predict_to(array_source(20, 5), place, overwrite=True)
+        with pytest.raises((ConfigError, DataError)):
+            model.predict_to(array_source(20, 5), place)
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_what_came_to_the_output_meanwhile_stays(
+    model: KernelModel, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what was computed stays too: the same call goes on from it when the place is free."""
+    url, other = tmp_path / f"p{ending}", tmp_path / f"other{ending}"
+    model.predict_to(array_source(20, 6), other)
+    expected = tree(tmp_path)
+
+    def comes(*_: object) -> None:
+        if other.exists():
+            other.rename(url)
+
+    with pytest.raises(ConfigError, match="exists already"):
+        model.predict_to(array_source(N_TEST, 5), url, progress=comes)
+    url.rename(other)
+    assert scratch_folder(url, ending=".predict").exists()
+    monkeypatch.setattr("streamkern.predict.predictions._compute", None)
+    assert model.predict_to(array_source(N_TEST, 5), url) == N_TEST
+    assert sorted(os.listdir(tmp_path)) == sorted([url.name, other.name])
+    assert expected.items() <= tree(tmp_path).items()
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_that_comes_at_the_last_instant_is_not_replaced(
+    model: KernelModel, links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, link = tmp_path / "p.csv", os.link
+
+    def link_late(old: Path, new: Path) -> None:
+        new.write_text("mine")
+        link(old, new)
+
+    def no_links(old: Path, new: Path) -> None:
+        raise PermissionError(1, "Operation not permitted", str(old))
+
+    monkeypatch.setattr(os, "link", link_late if links else no_links)
+    if links:
+        with pytest.raises(ConfigError, match="exists already"):
+            model.predict_to(array_source(20, 5), url)
+        assert url.read_text() == "mine"
+        url.unlink()
+        monkeypatch.undo()
+    assert model.predict_to(array_source(20, 5), url) == 20
+    assert os.listdir(tmp_path) == ["p.csv"]
+
+
+def test_a_call_killed_between_the_two_names_of_its_file_is_done(
+    run_dir: Path, result: Result, tmp_path: Path
+) -> None:
+    url = tmp_path / "p.csv"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("streamkern.predict.predictions.Path.unlink", _killed)
+        with pytest.raises(KeyboardInterrupt):
+            result.model.predict_to(array_source(20, 5), url)
+    assert url.stat().st_nlink == 2
+    before = url.read_bytes()
+    assert result.model.predict_to(array_source(20, 5), url) == 20
+    assert (os.listdir(tmp_path), url.read_bytes()) == (["p.csv"], before)
+
+
+def _killed(path: Path, missing_ok: bool = False) -> None:
+    raise KeyboardInterrupt
+
+
+def test_answers_stay_where_they_can_not_be_written(
+    model: KernelModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package that is missing is told before the computing; other errors cost no answers."""
+    url = tmp_path / "p.parquet"
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "pyarrow.parquet", None)
+        with pytest.raises(MissingDependencyError, match="pip install"):
+            model.predict_to(array_source(20, 5), url)
+    assert os.listdir(tmp_path) == []
+
+    def broken(*arguments: object) -> None:
+        raise MissingDependencyError("gone by now")
+
+    with monkeypatch.context() as patch:
+        patch.setitem(answer_files.FILES, ".parquet", broken)
+        with pytest.raises(MissingDependencyError, match="gone by now"):
+            model.predict_to(array_source(20, 5), url)
+    monkeypatch.setattr("streamkern.predict.predictions._compute", broken)
+    assert model.predict_to(array_source(20, 5), url) == 20
+    assert os.listdir(tmp_path) == ["p.parquet"]
+
+
+@pytest.mark.parametrize("classes", [["0", "1"], ["a", "<missing>"]])
+def test_what_is_lost_of_predictions_reads_as_no_answer(classes: list[str]) -> None:
+    labels = class_labels(classes)
+    answers = Answers(6, np.dtype(np.float32), 2, labels, None, numbered=True)
+    group = zarr.create_group(zarr.storage.MemoryStore())
+    answer_files.write_zarr(group, answers, [(0, np.arange(3), np.ones((3, 2), np.float32))])
+    assert group["labels"][:3].tolist() == [labels[0]] * 3
+    assert not set(group["labels"][3:].tolist()) & set(labels.tolist())
+    assert group["row"][...].tolist() == [0, 1, 2, *[2**64 - 1] * 3]
+    assert np.isnan(group["values"][3:]).all()
+
+
+def test_what_lies_beside_predictions_stays(model: KernelModel, tmp_path: Path) -> None:
+    """D2."""
+    url = tmp_path / "p.zarr"
+    model.predict_to(array_source(20, 5), url)
+    (url / "notes.txt").write_text("keep")
+    (url / "values" / "notes.txt").write_text("keep")
+    model.predict_to(array_source(30, 6), url, overwrite=True)
+    assert (url / "notes.txt").read_text() == (url / "values" / "notes.txt").read_text() == "keep"
+
+
+def test_a_folder_of_somebody_else_is_no_scratch(model: KernelModel, tmp_path: Path) -> None:
+    beside = scratch_folder(tmp_path / "p.csv", ending=".predict")
+    beside.mkdir()
+    for name in ("notes.txt", "000000000.rows"):
+        (beside / name).write_text("keep")
+        before = tree(tmp_path)
+        with pytest.raises(DataError, match="streamkern did not write"):
+            model.predict_to(array_source(20, 5), tmp_path / "p.csv")
+        assert tree(tmp_path) == before
+        (beside / name).unlink()
+    model.predict_to(array_source(20, 5), tmp_path / "p.csv")
+    assert os.listdir(tmp_path) == ["p.csv"]
+
+
+def test_one_process_at_a_time_writes_predictions(model: KernelModel, tmp_path: Path) -> None:
+    with Scratch(scratch_folder(tmp_path / "p.csv", ending=".predict")) as other:
+        other.append("000000000.rows", np.zeros(1, np.uint8))
+        with pytest.raises(DataError, match="in use by another call"):
+            model.predict_to(array_source(20, 5), tmp_path / "p.csv")
+
+
+@pytest.mark.parametrize(
+    ("place", "options", "message"),
+    [
+        ("p.txt", {}, "must be .zarr, .npy or .csv or .parquet"),
+        ("p.npy", {"order": "store"}, "room for one array"),
+        ("p.zarr", {"order": "rows"}, 'use "source" or "store"'),
+        ("memory://p/p.csv", {}, "can only go to .zarr"),
+    ],
+)
+def test_what_can_not_be_written_is_refused(
+    model: KernelModel, place: str, options: dict[str, Any], message: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        model.predict_to(array_source(20, 5), place, **options)
+    assert os.listdir(tmp_path) == []
+
+
+# -- killed ---------------------------------------------------------------------------------------
+
+
+def _predict_and_die(run_dir: Path, url: Path, event: int) -> None:
+    """Predict, and be killed before the `event`-th time that the file system is asked to change."""
+    _small_slabs(setattr)
+    model = load_model(run_dir, threads=1)
+    seen = 0
+
+    def count(name: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal seen
+        changes = name in (
+            "os.rename",
+            "os.mkdir",
+            "os.remove",
+            "os.rmdir",
+            "os.truncate",
+            "os.link",
+        )
+        if name == "open":
+            changes = isinstance(arguments[1], str) and not set(arguments[1]).isdisjoint("wax+")
+        if changes and str(url.parent) in str(arguments[0]):
+            seen += 1
+            if seen == event:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)
+    model.predict_to(shuffled()[0], url, overwrite=url.suffix in (".zarr", ".parquet"))
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_killed_predictions_go_on_to_the_same_bytes(
+    run_dir: Path, result: Result, ending: str, tmp_path: Path
+) -> None:
+    """P1, P2: killed again and again by SIGKILL, each time a little further on."""
+    once = tmp_path / "once" / f"p{ending}"
+    life = process(_predict_and_die, run_dir, once, 0)
+    life.join(60)
+    assert life.exitcode == 0
+    expected = tree(once.parent)
+    place = tmp_path / "again" / f"p{ending}"
+    folder = scratch_folder(place, ending=".predict")
+    kills, codes = 0, []
+    for event in (1, 2, 4, 9, 17, 29, 0):
+        life = process(_predict_and_die, run_dir, place, event)
+        life.join(60)
+        codes.append(life.exitcode)
+        kills += life.exitcode == -9
+        if life.exitcode == 0:
+            break
+        if ending == ".zarr" and (place / "zarr.json").exists():
+            mark: Any = zarr.open_group(str(place), mode="r").attrs["streamkern"]
+            assert mark["status"] != "complete" or folder.exists()
+        else:
+            assert not place.exists() or tree(place.parent)[place.name] == expected[place.name]
+    assert codes[-1] == 0, codes
+    assert kills >= 4
+    assert tree(place.parent) == expected
+
+
+@pytest.mark.parametrize("ending", [".zarr", ".csv"])
+def test_a_call_killed_at_its_very_end_is_done(
+    run_dir: Path, result: Result, ending: str, tmp_path: Path
+) -> None:
+    """P3: while it removed its scratch; found out by letting it remove nothing."""
+    place = tmp_path / f"p{ending}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scratch, "discard", lambda self: None)
+        assert result.model.predict_to(shuffled()[0], place) == N_TEST
+    before = tree(tmp_path)
+    assert len(os.listdir(tmp_path)) == 2
+    assert result.model.predict_to(shuffled()[0], place) == N_TEST
+    assert os.listdir(tmp_path) == [place.name]
+    left = {k: v for k, v in before.items() if k.startswith(place.name + "/") or k == place.name}
+    assert tree(tmp_path) == left
+    with pytest.raises(ConfigError, match="exists already"):
+        result.model.predict_to(shuffled()[0], place)
+
+
+def test_unfinished_predictions_of_other_rows_are_begun_anew(
+    run_dir: Path, result: Result, tmp_path: Path
+) -> None:
+    life = process(_predict_and_die, run_dir, tmp_path / "p.csv", 12)
+    life.join(60)
+    assert life.exitcode == -9
+    other = array_source(50, 6)
+    assert result.model.predict_to(other, tmp_path / "p.csv") == 50
+    np.testing.assert_allclose(read(tmp_path / "p.csv")["values"], result.model.predict(other))
+    assert os.listdir(tmp_path) == ["p.csv"]
+
+
+@pytest.mark.parametrize("where", ["filesystem.scratch", "predict.predictions"])
+def test_a_full_disk_says_so_and_predictions_go_on(
+    model: KernelModel, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it computes, and while the output is written."""
+
+    def full(path: Path) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    model.predict_to(array_source(N_TEST, 5), tmp_path / "whole.csv")
+    monkeypatch.setattr(f"streamkern.{where}.sync_file", full)
+    with pytest.raises(
+        OSError, match=r"no space left while writing .*p\.csv; .*same command again"
+    ):
+        model.predict_to(array_source(N_TEST, 5), tmp_path / "p.csv")
+    assert not (tmp_path / "p.csv").exists()
+    monkeypatch.undo()
+    assert model.predict_to(array_source(N_TEST, 5), tmp_path / "p.csv") == N_TEST
+    assert (tmp_path / "p.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    assert sorted(os.listdir(tmp_path)) == ["p.csv", "whole.csv"]
+
+
+def test_altered_scratch_is_noticed(tmp_path: Path) -> None:
+    def spool_of(scratch: Scratch) -> AnswerSpool:
+        return AnswerSpool(scratch, {}, np.dtype(np.float32), 1, numbered=False, chunk_rows=10)
+
+    with Scratch(tmp_path / "s") as scratch:
+        spool = spool_of(scratch)
+        spool.add(np.arange(9), np.arange(9), np.ones((9, 1), np.float32))
+        spool.save("computed")
+    (path,) = (tmp_path / "s").glob("*.rows")
+    data = bytearray(path.read_bytes())
+    data[9] ^= 1
+    path.write_bytes(data)
+    with Scratch(tmp_path / "s") as scratch:
+        again = spool_of(scratch)
+        assert (again.n_rows, again.stage) == (9, "computed")
+        with pytest.raises(CorruptChunkError, match=r"was altered.*run the same command again"):
+            list(again.slabs())
+    with Scratch(tmp_path / "s") as scratch:
+        assert spool_of(scratch).n_rows == 0
+
+
+def test_answers_begun_anew_are_none_after_a_kill(tmp_path: Path) -> None:
+    """P3: a call that finds its output gone begins anew, and may be killed right then."""
+    for n_rows in (9, 0):
+        with Scratch(tmp_path / "s") as scratch:
+            spool = AnswerSpool(scratch, {}, np.dtype(np.float32), 1, numbered=False, chunk_rows=10)
+            if n_rows:
+                spool.add(np.arange(9), np.arange(9), np.ones((9, 1), np.float32))
+                spool.save("computed")
+                spool.finish("done")
+            else:
+                assert (spool.n_rows, spool.stage) == (9, "done")
+                spool.restart()
+    with Scratch(tmp_path / "s") as scratch:
+        spool = AnswerSpool(scratch, {}, np.dtype(np.float32), 1, numbered=False, chunk_rows=10)
+        assert (spool.n_rows, spool.stage, list(spool.slabs())) == (0, "", [])

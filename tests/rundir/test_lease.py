@@ -1,0 +1,602 @@
+"""One writer on an object store: every interleaving of requests, and real processes."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from streamkern.basics.errors import RunLockedError, StorageAccessError, StorageError
+from streamkern.filesystem.objects import Objects
+from streamkern.filesystem.urls import open_objects
+from streamkern.rundir import documents, lease
+from streamkern.rundir.lease import Lease, current_holder
+from streamkern.rundir.run_directory import RunDirectory
+from tests.runs import process
+from tests.s3server import S3Server
+
+TTL = 60.0
+
+
+@pytest.fixture
+def objects(request: pytest.FixtureRequest) -> Objects:
+    return open_objects(f"memory://lease/{request.node.name}")
+
+
+# -- every interleaving of requests ------------------------------------------------------------
+
+
+def number_in(key: str) -> int:
+    return int(key[-17:-5])
+
+
+class Killed(BaseException):
+    """The end of a process: nothing it would do afterwards has any effect."""
+
+
+@dataclass
+class World:
+    """An object store, a clock, and writers that advance one request at a time, as told."""
+
+    now: float = 0.0
+    stored: dict[str, bytes] = field(default_factory=dict)
+    changes: dict[str, list[float]] = field(default_factory=dict)  # when each was written
+    created: list[int] = field(default_factory=list)  # numbers, in the order of creation
+    writers: list[Writer] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    def change(self, key: str, data: bytes) -> None:
+        self.stored[key] = data
+        self.changes.setdefault(key, []).append(self.now)
+
+    def longest_silence(self, key: str) -> float:
+        times = [*self.changes[key], self.now]
+        return max(b - a for a, b in itertools.pairwise(times))
+
+
+class Writer:
+    """A life of a process: a thread that runs from one request to the next and then waits.
+
+    It has the methods of `Objects` that a lease needs; each request can be made to fail.
+    """
+
+    url = "sim://run"
+    deadline_s = 120.0
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.lease = Lease(self, ttl_s=TTL, clock=lambda: world.now, wait=lambda _: self._turn())
+        self.lease._hasty = self  # type: ignore[assignment]
+        self.ended = self.dead = False
+        self.published: list[int] = []
+        self.outcome = "ok"
+        self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._live, name="writer", daemon=True)
+        self._thread.start()
+
+    def _live(self) -> None:
+        self._go.acquire()
+        try:
+            self._run()
+        except (Killed, RunLockedError, StorageError):
+            pass
+        except BaseException as error:  # for the test: this thread is not the one it watches
+            self.world.errors.append(repr(error))
+        finally:
+            self.ended = True
+            self._back.release()
+
+    def _run(self) -> None:
+        self.lease.acquire()
+        self.check_takeover()
+        for step in range(4):
+            self.lease.beat()
+            before = list(self.world.created)
+            self.lease.check()
+            assert max(before) <= self.lease.number, "published after a takeover"
+            self.published.append(step)
+        self.lease.release()
+
+    def check_takeover(self) -> None:
+        """Whoever was there before had closed, or was silent for the whole ttl at some time."""
+        mine = self.lease.number
+        assert self.highest_then < mine, "a number of the past"
+        for number in {n for n in self.world.created if n < mine}:
+            notes = [w.lease._note for w in self.world.writers if w.lease.number == number]
+            closed = any(note.get("released") for note in notes)
+            key = lease._key(number)
+            assert closed or self.world.longest_silence(key) >= TTL or not notes
+
+    def _turn(self) -> None:
+        self._back.release()
+        self._go.acquire()
+        if self.dead:
+            raise Killed
+
+    def advance(self, outcome: str = "ok") -> None:
+        """Let it do its next request."""
+        if not self.ended:
+            self.outcome = outcome
+            self._go.release()
+            self._back.acquire()
+
+    def kill(self) -> None:
+        self.dead = True
+        while not self.ended:
+            self.advance()
+        self._thread.join()
+
+    def _request(self, act: Callable[[], Any]) -> Any:
+        self._turn()
+        if self.outcome == "lost":
+            raise StorageError("the request was lost")
+        result = act()
+        if self.outcome == "unanswered":
+            raise StorageError("the answer was lost")
+        return result
+
+    def get(self, key: str) -> bytes:
+        def act() -> bytes:
+            if key not in self.world.stored:
+                raise FileNotFoundError(key)
+            return self.world.stored[key]
+
+        return bytes(self._request(act))
+
+    def put(self, key: str, data: bytes) -> None:
+        self._request(lambda: self.world.change(key, data))
+
+    def create(self, key: str, data: bytes) -> bool:
+        def act() -> bool:
+            if key in self.world.stored:
+                return False
+            self.highest_then = max((number_in(key) for key in self.world.stored), default=0)
+            self.world.change(key, data)
+            self.world.created.append(number_in(key))
+            return True
+
+        return bool(self._request(act))
+
+    def delete(self, keys: list[str]) -> None:
+        def act() -> None:
+            for key in keys:
+                self.world.stored.pop(key, None)
+
+        self._request(act)
+
+    def list(self, prefix: str) -> list[tuple[str, int]]:
+        assert prefix == "lease"
+        return list(
+            self._request(lambda: [(k, len(v)) for k, v in sorted(self.world.stored.items())])
+        )
+
+
+MOVES = st.one_of(
+    st.tuples(st.just("go"), st.integers(0, 3), st.sampled_from([1, 2, 3, 5, 8, 20])),
+    st.tuples(st.just("time"), st.sampled_from([1.0, 14.0, 31.0, 61.0]), st.just(0)),
+    st.tuples(st.just("start"), st.just(0), st.just(0)),
+    st.tuples(st.just("kill"), st.integers(0, 3), st.just(0)),
+    st.tuples(st.sampled_from(["lost", "unanswered"]), st.integers(0, 3), st.just(1)),
+)
+
+
+STOPPED_AND_WOKEN = [("go", 0, 9), ("go", 1, 4), ("time", 61.0, 0), ("go", 1, 99), ("go", 0, 99)]
+# Three free the numbers 1 and 2 while the third still believes that 1 is the newest.
+NUMBER_OF_THE_PAST = [
+    *[("start", 0, 0)] * 2,
+    *[("go", 0, 99), ("go", 2, 3), ("go", 1, 99), ("go", 3, 9), ("go", 2, 99)],
+]
+
+
+@settings(max_examples=200)
+@given(moves=st.lists(MOVES, max_size=60))
+@example(moves=STOPPED_AND_WOKEN)
+@example(moves=NUMBER_OF_THE_PAST)
+def test_any_interleaving(moves: list[tuple[str, Any, int]]) -> None:
+    """No beating holder is taken over, and who was taken over publishes nothing."""
+    world = World()
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of those who wait
+        patch.setattr(lease, "_machine", lambda: None)  # each is on a machine of its own
+        try:
+            play(world, [("start", 0, 0), ("start", 0, 0), *moves])
+            for writer in world.writers:
+                writer.kill()
+            errors = settle(world)
+        finally:
+            for writer in world.writers:
+                writer.kill()
+    assert not errors + world.errors
+
+
+def play(world: World, moves: list[tuple[str, Any, int]]) -> None:
+    for what, which, times in moves:
+        if what == "time":
+            world.now += which
+        elif what == "start" and len(world.writers) < 4:
+            world.writers.append(Writer(world))
+        elif which < len(world.writers):
+            if what == "kill":
+                world.writers[which].kill()
+            for _ in range(times):
+                world.writers[which].advance("ok" if what == "go" else what)
+
+
+def settle(world: World) -> list[str]:
+    """With everybody dead, the next one holds the run after one ttl, numbered above all."""
+    last = Writer(world)
+    world.writers.append(last)
+    began = world.now
+    while not last.ended:
+        last.advance()
+        if not last.lease.number:
+            world.now += TTL / 40
+    late = world.now - began > 2 * TTL
+    publishers = [w.lease.number for w in world.writers if w.published]
+    unique = len(set(publishers)) == len(publishers)
+    return [
+        text
+        for wrong, text in [
+            (last.published != [0, 1, 2, 3], "the last one did not publish"),
+            (late, "the last one waited for too long"),
+            (not unique, "two had the same number"),
+            (last.lease.number != max(publishers, default=0), "its number is not the highest"),
+        ]
+        if wrong
+    ]
+
+
+# -- one process -------------------------------------------------------------------------------
+
+
+def test_a_closed_holder_is_not_waited_for(objects: Objects) -> None:
+    for number in (1, 2, 3):
+        held = Lease(objects)
+        held.acquire()
+        held.check()
+        assert held.number == number
+        assert [key for key, _ in objects.list("lease")] == [f"lease/{number:012d}.json"]
+        assert current_holder(objects) == lease.describe(held._note)
+        held.release()
+        assert current_holder(objects) is None
+
+
+def test_numbers_begin_above_those_in_use(objects: Objects) -> None:
+    """As in a run that was copied here without its leases."""
+    held = Lease(objects)
+    held.acquire(beyond=7)
+    assert held.number == 8
+    held.release()
+
+
+def test_a_live_holder_of_this_machine_is_named_at_once(objects: Objects) -> None:
+    held = Lease(objects)
+    held.acquire()
+    second = Lease(objects, wait=no_waiting)
+    with pytest.raises(RunLockedError, match=rf"written by process {os.getpid()} on .* since \d"):
+        second.acquire()
+    held.release()
+    second.acquire()
+    second.release()
+
+
+def no_waiting(seconds: float) -> None:
+    raise AssertionError("it waited")
+
+
+def test_a_dead_holder_of_this_machine_is_not_waited_for(objects: Objects) -> None:
+    """Nor one whose id went to another process since."""
+    finished = process(no_waiting_child)
+    finished.join(30)
+    reused = {"pid": os.getpid(), "machine": lease._machine(), "started": "1"}
+    gone = {"pid": finished.pid, "machine": lease._machine(), "started": "1"}
+    for number, note in enumerate((reused, gone), 1):
+        key = f"lease/{2 * number - 1:012d}.json"
+        objects.put(key, documents.seal("writer", note))
+        assert current_holder(objects) is None
+        held = Lease(objects, wait=no_waiting)
+        held.acquire()
+        assert held.number == 2 * number
+        held.release()
+
+
+def no_waiting_child() -> None:
+    pass
+
+
+def test_a_beating_holder_elsewhere_is_refused_after_its_next_beat(
+    objects: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "_machine", lambda: None)
+    held = Lease(objects, ttl_s=4.0)
+    held.acquire()
+    held.start()
+    try:
+        with (
+            pytest.warns(UserWarning, match="waiting for up to 4 s to see whether it still is"),
+            pytest.raises(RunLockedError, match=f"process {os.getpid()} "),
+        ):
+            Lease(objects, ttl_s=4.0).acquire()
+        held.check()
+        assert (
+            current_holder(objects) == f"{lease.describe(held._note)} (unless it was killed there)"
+        )
+    finally:
+        held.release()
+
+
+def test_a_note_that_says_nothing_is_waited_for(objects: Objects) -> None:
+    objects.put("lease/000000000001.json", b"torn")
+    now = iter(range(0, 1000, 7))
+    held = Lease(objects, clock=lambda: float(next(now)), wait=lambda _: None)
+    with pytest.warns(UserWarning, match="a process unknown, as its note is damaged; wai"):
+        held.acquire()
+    assert held.number == 2
+    held.release()
+
+
+class Faulty:
+    """An engine that does as it is told instead of what it should."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self.put_error: Exception | None = None
+        self.answer_error: Exception | None = None  # once it is done
+        self.lies = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def put(self, key: str, data: Any, create: bool) -> None:
+        if self.put_error is not None:
+            raise self.put_error
+        await self._engine.put(key, data, create and not self.lies)
+        if self.answer_error is not None:
+            raise self.answer_error
+
+
+@pytest.fixture
+def faulty(objects: Objects) -> Iterator[Faulty]:
+    engine = Faulty(objects._engine)
+    objects._engine, objects.deadline_s = engine, 0.0
+    yield engine
+    engine.put_error = engine.answer_error = None
+
+
+def test_a_release_that_failed_does_not_lock_its_own_process_out(
+    objects: Objects, faulty: Faulty
+) -> None:
+    held = Lease(objects)
+    held.acquire()
+    faulty.put_error = ConnectionResetError("no network")
+    held.release()
+    faulty.put_error = None
+    assert_next_is(objects, 2)
+
+
+def test_a_create_without_an_answer_does_not_lock_its_own_process_out(
+    objects: Objects, faulty: Faulty
+) -> None:
+    faulty.answer_error = ConnectionResetError("no network")
+    with pytest.raises(StorageError, match="creating lease"):
+        Lease(objects).acquire()
+    faulty.answer_error = None
+    assert_next_is(objects, 2)
+
+
+@pytest.mark.parametrize("at", ["start", "_numbers"])
+def test_an_interrupted_start_does_not_lock_its_own_process_out(
+    at: str, objects: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: Any, *arguments: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Lease, at, interrupted)
+        patch.setattr(Objects, "delete", interrupted)  # nor can the note be taken back
+        with pytest.raises(KeyboardInterrupt):
+            RunDirectory(objects.url).acquire()
+    assert_next_is(objects, 2)
+
+
+def assert_next_is(objects: Objects, number: int) -> None:
+    """At once, and it is held like any other."""
+    assert current_holder(objects) is None
+    held = Lease(objects, wait=no_waiting)
+    held.acquire()
+    assert held.number == number
+    with pytest.raises(RunLockedError, match=f"written by process {os.getpid()} "):
+        Lease(objects, wait=no_waiting).acquire()
+    held.release()
+
+
+def test_a_holder_whose_beats_do_not_arrive_does_not_trust_itself(
+    objects: Objects, faulty: Faulty
+) -> None:
+    now = 0.0
+    held = Lease(objects, clock=lambda: now)
+    held.acquire()
+    faulty.put_error = ConnectionResetError("no network")
+    with pytest.raises(StorageError, match="writing lease/"):
+        held.beat()
+    now = 59.0
+    held.check()
+    now = 61.0
+    with pytest.raises(StorageError, match="writing lease/"):
+        held.check()
+    faulty.put_error = None
+    held.check()  # nobody came in between
+    assert held._alive_at == 61.0
+    held.release()
+
+
+def test_a_storage_that_lies_is_refused(objects: Objects, faulty: Faulty) -> None:
+    """And one that does not know what a conditional put is."""
+    faulty.lies = True
+    with pytest.raises(StorageAccessError, match="does not refuse to create an object that exists"):
+        Lease(objects).acquire()
+    faulty.put_error = NotImplementedError("mode")
+    with pytest.raises(StorageAccessError, match="keep runs on a local disk, on S3, or on another"):
+        Lease(objects).acquire()
+    assert objects.list() == []
+
+
+def test_a_note_holds_no_more_than_it_needs(objects: Objects) -> None:
+    held = Lease(objects)
+    held.acquire()
+    note = documents.unseal("writer", objects.get("lease/000000000001.json"))
+    held.release()
+    assert set(note) == {"pid", "host", "since", "machine", "started", "nonce", "beat"}
+
+
+# -- processes ---------------------------------------------------------------------------------
+
+
+def _hold(url: str, options: dict[str, Any], elsewhere: bool, ttl: float, conn: Any) -> None:
+    """Hold a run, and save step 2 when told to."""
+    lease.TTL_S = ttl
+    if elsewhere:
+        lease._machine = lambda: "another machine"  # type: ignore[assignment]
+    with RunDirectory(url, storage_options=options) as run:
+        run.save(1, {}, {"by": "the first"})
+        conn.send("held")
+        conn.recv()
+        try:
+            run.save(2, {}, {"by": "the first"})
+        except Exception as error:
+            conn.send(f"{type(error).__name__}: {error}")
+        else:
+            conn.send("saved")
+
+
+@pytest.fixture
+def place(s3: S3Server, bucket: str) -> tuple[str, dict[str, Any]]:
+    return f"s3://{bucket}/run", s3.options()
+
+
+def started(*arguments: Any) -> tuple[Any, Any]:
+    ours, theirs = multiprocessing.Pipe()
+    life = process(_hold, *arguments, theirs)
+    assert ours.poll(60)
+    assert ours.recv() == "held"
+    return life, ours
+
+
+def test_a_killed_holder_is_followed_at_once(place: tuple[str, dict[str, Any]]) -> None:
+    url, options = place
+    life, _ = started(url, options, False, 60.0)
+    try:
+        with pytest.raises(RunLockedError, match=f"written by process {life.pid} on "):
+            RunDirectory(url, storage_options=options).acquire()
+    finally:
+        life.kill()
+        life.join(30)
+    with RunDirectory(url, storage_options=options) as run:
+        assert run.holder() is not None
+        assert run.steps() == [1]
+        run.save(1, {}, {"by": "the second"})  # not before step 1 of the first
+        saved = run.load_latest()
+        assert saved is not None
+        assert saved.meta == {"by": "the second"}
+    assert run.holder() is None
+
+
+def test_a_stopped_holder_publishes_nothing_once_it_wakes(
+    place: tuple[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped as by a hypervisor: it does not know that time has passed."""
+    url, options = place
+    life, ours = started(url, options, True, 2.0)
+    monkeypatch.setattr(lease, "TTL_S", 2.0)
+    try:
+        os.kill(life.pid, signal.SIGSTOP)
+        run = RunDirectory(url, storage_options=options)
+        with pytest.warns(UserWarning, match=f"written by process {life.pid} .*; waiting for"):
+            run.acquire()
+        with run:
+            os.kill(life.pid, signal.SIGCONT)
+            ours.send("save")
+            assert ours.poll(60)
+            said = ours.recv()
+            assert said.startswith("RunLostError: run directory s3://")
+            assert f"was taken over by process {os.getpid()} on" in said
+            assert run.steps() == [1]
+            life.join(60)
+            assert life.exitcode == 0
+            run.save(2, {}, {"by": "the second"})
+            assert run.steps() == [1, 2]
+    finally:
+        life.kill()
+        life.join(30)
+    keys = [key for key, _ in open_objects(url, storage_options=options).list("checkpoints")]
+    assert {key.partition("/")[2].split("/")[0] for key in keys if "/000000000001-" in key} == {
+        "000000000001-000000000001",
+        "000000000001-000000000001.json",
+    }
+
+
+def test_what_a_delayed_writer_still_publishes_is_not_the_newest(
+    place: tuple[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was stopped between its check and its manifest, where no check can help."""
+    url, options = place
+    with RunDirectory(url, storage_options=options) as first:
+        first.save(1, {}, {"by": "the first"})
+        second = RunDirectory(url, storage_options=options)
+
+        def pause() -> None:
+            monkeypatch.setattr(lease, "_runs_here", lambda holder: False)
+            second.acquire()
+            second.save(2, {}, {"by": "the second"})
+
+        hold: Any = first._hold
+        check = hold.check
+        monkeypatch.setattr(hold, "check", lambda: (check(), pause()))
+        with pytest.raises(RunLockedError, match="was taken over by process"):
+            first.save(9, {}, {"by": "the first"})
+        saved = second.load_latest()
+        assert saved is not None
+        assert saved.meta == {"by": "the second"}
+        second.save(3, {}, {"by": "the second"})
+        assert second.steps()[-1] == 3
+        monkeypatch.undo()
+        with pytest.raises(RunLockedError, match="was taken over by process"):
+            first.save(10, {}, {})
+        second.close()
+
+
+def test_a_delayed_writer_does_not_retire_what_its_successor_resumed_from(
+    objects: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The successor has deleted, as a leftover, what the delayed manifest names."""
+    first, second, third = (RunDirectory(objects.url, keep=1) for _ in range(3))
+    first.acquire()
+    first.save(1, {"a": np.arange(5.0)}, {})
+    hold: Any = first._hold
+    check = hold.check
+
+    def pause() -> None:
+        check()
+        monkeypatch.setattr(lease, "_runs_here", lambda holder: False)
+        second.acquire()
+
+    monkeypatch.setattr(hold, "check", pause)
+    with pytest.raises(RunLockedError, match="was taken over by process"):
+        first.save(2, {"a": np.arange(6.0)}, {})
+    third.acquire()  # the second did not come to its first save
+    saved = third.load_latest()
+    assert saved is not None
+    np.testing.assert_array_equal(saved.arrays["a"], np.arange(5.0))
+    for run in (first, second, third):
+        run.close()

@@ -1,0 +1,540 @@
+"""What is read back from a run directory is what was written, or it is said that it is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamkern.basics.errors import (
+    CheckpointError,
+    ResumeMismatchError,
+    RunError,
+    RunLockedError,
+    RunLostError,
+)
+from streamkern.cli.overview import is_run_directory, run_overview
+from streamkern.rundir import documents
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.rundir.run_log import RunLog, read_log
+from streamkern.rundir.saver import AsyncSaver
+from streamkern.train.model import load_model
+from streamkern.tuning.records import Trials
+from tests.faults import flip_bit
+from tests.runs import (
+    STEPS,
+    array_source,
+    assert_same_bits,
+    final,
+    finished,
+    process,
+    settings,
+    stopped,
+    stream,
+)
+
+# -- documents ---------------------------------------------------------------------------------
+
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text() | FLOATS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)  # fmt: skip
+BODIES = st.dictionaries(
+    st.text().filter(lambda name: name not in documents._OWN), JSON, max_size=4
+)
+
+
+@given(body=BODIES)
+def test_a_document_comes_back_as_it_was_written(body: dict[str, Any]) -> None:
+    data = documents.seal("run", body)
+    assert repr(documents.unseal("run", data)) == repr(body)
+    assert documents.is_sealed(data)
+    # A person's tools may read it and lay it out anew.
+    plain = json.loads(data)
+    assert documents.unseal("run", json.dumps(plain, sort_keys=True).encode()) == body
+
+
+@given(body=BODIES, where=st.integers(0, 10**6))
+def test_a_document_with_a_flipped_bit_is_refused_or_says_the_same(
+    body: dict[str, Any], where: int
+) -> None:
+    data = bytearray(documents.seal("run", body))
+    data[where // 8 % len(data)] ^= 1 << where % 8
+    try:
+        found = documents.unseal("run", bytes(data))
+    except ValueError:
+        return
+    assert repr(found) == repr(body)  # white space, or the case of an escape
+
+
+@given(data=st.binary() | st.text().map(str.encode) | JSON.map(lambda x: json.dumps(x).encode()))
+def test_anything_else_is_no_document(data: bytes) -> None:
+    assert not documents.is_sealed(data)
+    with pytest.raises(ValueError, match=r"."):
+        documents.unseal("run", data)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"a": NaN, "sha256": ""}', "holds NaN"),
+        (b"[1]", "not a JSON object"),
+        (b'{"a": 1}', "no checksum"),
+        (documents.seal("search", {}), "'streamkern-search' version 2 is not known here"),
+        (documents.seal("run", {"a": 1}).replace(b"1", b"3", 1), "checksum does not match"),
+    ],
+)
+def test_why_a_document_is_refused_is_said(data: bytes, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        documents.unseal("run", data)
+
+
+# -- an older checkpoint -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that is done, with checkpoints of steps 10 and 14."""
+    path = tmp_path_factory.mktemp("rundir") / "run"
+    finished(settings(path, **{"run.checkpoint_every": 5}), source=stream())
+    assert RunDirectory(path, writable=False).steps() == [5, 10, STEPS]
+    return path
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+NEWEST = f"checkpoints/{STEPS:012d}/alpha/c/0/0"
+
+
+def again(path: Path, **more: Any) -> Any:
+    return finished(settings(path, **{"run.checkpoint_every": 5}), source=stream(), **more)
+
+
+def test_an_older_checkpoint_is_never_used_without_a_word(run: Path) -> None:
+    """W3, of everything in Python that loads one."""
+    flip_bit(run, NEWEST)
+    text = f"checkpoint of step {STEPS} .* was skipped, and that of step 10 is used"
+    with pytest.warns(UserWarning, match=text):
+        model = load_model(run)
+    model.backend.close()
+    assert len(model.skipped) == 1
+    assert f"{STEPS:012d}/alpha/c/0/0 does not match its checksum" in model.skipped[0]
+    (shown,) = run_overview(run)["warnings"]
+    assert shown == model.skipped[0]
+    warm = settings(**{"solver.warm_start": str(run), "data.epochs": 1})
+    with pytest.warns(UserWarning, match=text):
+        assert finished(warm, source=stream()).skipped == model.skipped
+
+
+def test_a_resumed_run_says_that_it_took_an_older_checkpoint(run: Path, trained: Path) -> None:
+    """W3."""
+    flip_bit(run, NEWEST)
+    with pytest.warns(UserWarning, match="that of step 10 is used"):
+        result = again(run)
+    assert len(result.skipped) == 1
+    assert_same_bits(final(run), final(trained))
+    (record,) = [r for r in read_log(run / "log.jsonl") if r["event"] == "skipped"]
+    assert record["what"] == list(result.skipped)
+    assert again(run).skipped == ()
+
+
+# -- whose run it is ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["lost", "edited", "damaged", "of another run", "old"])
+def test_run_json_is_written_again_from_what_the_setup_carries(
+    what: str, run: Path, trained: Path
+) -> None:
+    """W7."""
+    path = run / "run.json"
+    before = path.read_bytes()
+    if what == "lost":
+        path.unlink()
+    elif what == "edited":
+        path.write_bytes(before.replace(b'"batch_size": 20', b'"batch_size": 21'))
+    elif what == "damaged":
+        flip_bit(run, "run.json", 40)
+    elif what == "of another run":
+        path.write_bytes(documents.seal("run", {"identity": {}, "sizes": {}, "versions": {}}))
+    else:
+        path.write_text('{"identity": {}, "versions": {}}')
+    assert is_run_directory(run)
+    overview = run_overview(run)
+    assert "run.json is" in overview["warnings"][0]
+    assert overview["settings"]["data"]["batch_size"] == 20
+    with pytest.warns(UserWarning, match=r"run\.json .*; it is written again as its setup has it"):
+        again(run)
+    assert path.read_bytes() == before
+    assert_same_bits(final(run), final(trained))
+
+
+@pytest.mark.parametrize("lost", ["run.json", "setup.json"])
+def test_other_data_is_refused_whatever_was_lost(lost: str, tmp_path: Path) -> None:
+    """W7: with run.json, or the setup, gone the others still say whose run it is."""
+    config = settings(tmp_path / "run", **{"run.checkpoint_every": 3})
+    stopped(config, 6, source=stream())
+    (tmp_path / "run" / lost).unlink()
+    with pytest.raises(ResumeMismatchError, match="holds a run that differs: data"):
+        finished(config, source=array_source(seed=3))
+    with pytest.raises(ResumeMismatchError, match=r"run\.random_state: was 0, now 7"):
+        finished(config.with_overrides({"run.random_state": 7}), source=stream())
+
+
+def test_a_setup_that_was_deleted_is_computed_again(tmp_path: Path) -> None:
+    """The remedy that the error of a damaged one names, with run.json lost as well."""
+    config = settings(tmp_path / "run", **{"run.checkpoint_every": 3})
+    stopped(config, 6, source=stream())
+    flip_bit(tmp_path / "run", "setup/Z/c/0/0")
+    with pytest.raises(CheckpointError, match=r"delete setup\.json there to have it com"):
+        finished(config, source=stream())
+    (tmp_path / "run" / "setup.json").unlink()
+    (tmp_path / "run" / "run.json").unlink()
+    with pytest.warns(UserWarning, match=r"run\.json is missing"):
+        finished(config, source=stream())
+    finished(settings(tmp_path / "whole"), source=stream())
+    assert_same_bits(final(tmp_path / "run"), final(tmp_path / "whole"))
+
+
+def test_checkpoints_of_another_run_are_not_mixed_in(run: Path, tmp_path: Path) -> None:
+    """W7: neither trained on nor evaluated."""
+    other = tmp_path / "other"
+    finished(settings(other, **{"run.random_state": 1}), source=stream())
+    shutil.rmtree(run / "checkpoints")
+    shutil.copytree(other / "checkpoints", run / "checkpoints")
+    for use in (again, load_model):
+        with pytest.raises(ResumeMismatchError, match="made by another run than its setup"):
+            use(run)
+
+
+def test_sizes_of_another_version_are_a_sentence(run: Path) -> None:
+    """W7: whole by its checksum, and still not what is known here."""
+    for manifest in (run / "setup.json", *run.glob("checkpoints/*.json")):
+        body = documents.unseal("checkpoint", manifest.read_bytes())
+        body["run"]["sizes"]["unknown"] = 1
+        manifest.write_bytes(documents.seal("checkpoint", body))
+    with pytest.raises(RunError, match="holds a run of another version of streamkern"):
+        again(run)
+
+
+RECORD: dict[str, Any] = {"identity": {"a": 1}, "sizes": {}, "versions": {}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"{}",
+        b'{"identity": 3}',
+        json.dumps(RECORD | {"more": 1}).encode(),
+        documents.seal("run", {}),
+        documents.seal("run", {"identity": 3}),
+        documents.seal("run", RECORD | {"sizes": 3}),
+    ],
+)
+def test_any_run_json_is_a_sentence(text: bytes, run: Path, tmp_path: Path) -> None:
+    """A key missing or more, another type: never a KeyError or a TypeError."""
+    (run / "run.json").write_bytes(text)
+    assert run_overview(run)["warnings"]
+    with pytest.warns(UserWarning, match="is written again"):
+        again(run)
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    (begun / "run.json").write_bytes(text)  # and nothing that was computed
+    (begun / "writer.json").write_bytes(documents.seal("writer", {}))
+    finished(settings(begun), source=stream())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("run.json", "log.jsonl", "writer.json", "setup.json", "setup", "setup-1/X/zarr.json"),
+        *("run.lock", "checkpoints/notes.txt", "checkpoints/000000000001.json"),
+    ],
+)
+def test_no_name_of_a_file_makes_a_folder_a_run(name: str, tmp_path: Path) -> None:
+    """D1: of writer.json and 000000000001.json neither; what is there stays as it is."""
+    for mine in (name, "000000000001.json", "notes.txt"):
+        (tmp_path / mine).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / mine).write_text('{"project": "streamkern-tests"}')
+    before = {p: p.is_file() and p.read_bytes() for p in tmp_path.rglob("*")}
+    first = name.partition("/")[0]
+    with pytest.raises(RunError, match=rf"{first}.* (?:no run of|did not make)") as caught:
+        finished(settings(tmp_path), source=stream())
+    assert caught.value.exit_code == 2
+    assert {p: p.is_file() and p.read_bytes() for p in tmp_path.rglob("*")} == before
+
+
+@pytest.mark.parametrize("damaged", ["run.json", "writer.json", "setup.json", "checkpoints"])
+def test_a_run_is_known_by_any_document_of_it(damaged: str, run: Path) -> None:
+    """However little is left, and whatever somebody else has put beside it."""
+    for kept in {"run.json", "writer.json", "setup.json"} - {damaged}:
+        (run / kept).unlink()
+    if damaged != "checkpoints":
+        shutil.rmtree(run / "checkpoints")
+        flip_bit(run, damaged, -10)
+    (run / "notes.txt").write_text("mine")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of run.json, which is written again where it can be
+        RunDirectory(run).acquire()
+    assert (run / "notes.txt").read_text() == "mine"
+
+
+# -- one writer, in one place ------------------------------------------------------------------
+
+
+def test_a_run_directory_that_was_moved_ends_the_run(tmp_path: Path) -> None:
+    """W10: with exit code 3, and nothing is made where it was."""
+    path = tmp_path / "run"
+
+    def move(record: dict[str, Any]) -> None:
+        if record["step"] == 6:
+            path.rename(tmp_path / "elsewhere")
+
+    config = settings(path, **{"run.checkpoint_every": 2, "run.evaluate_every": 1})
+    with pytest.raises(RunLostError, match="is gone, it was moved or deleted") as caught:
+        finished(config, source=stream(), test=array_source(10, 5), on_evaluation=move)
+    assert caught.value.exit_code == 3
+    assert not path.exists()
+    (tmp_path / "elsewhere").rename(path)
+    finished(config, source=stream(), test=array_source(10, 5))
+    finished(settings(tmp_path / "whole", **{"run.evaluate_every": 1}), source=stream())
+    assert_same_bits(final(path), final(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("act", ["save", "save_setup", "write_config", "open_log", "log"])
+def test_nothing_is_written_where_a_run_directory_was(act: str, tmp_path: Path) -> None:
+    """W10."""
+    path, a = tmp_path / "run", {"a": np.zeros(3)}
+    directory = RunDirectory(path)
+    with directory, directory.open_log() as log:
+        directory.save(1, a, {})
+        shutil.rmtree(path)
+        acts: dict[str, Callable[[], object]] = {
+            "save": lambda: directory.save(2, a, {}),
+            "save_setup": lambda: directory.save_setup(a, {}),
+            "write_config": lambda: directory.write_config({}),
+            "open_log": directory.open_log,
+            "log": lambda: log.write(step=1, epoch=0, samples=1),
+        }
+        with pytest.raises(RunLostError, match="is gone"):
+            acts[act]()
+    assert not path.exists()
+
+
+def test_a_run_that_a_second_writer_took_ends(tmp_path: Path) -> None:
+    """W10: run.lock deleted, another process at it; only one of them ends well."""
+    path, second = tmp_path / "run", RunDirectory(tmp_path / "run")
+
+    def take(record: dict[str, Any]) -> None:
+        if record["step"] == 6:
+            (path / "run.lock").unlink()
+            second.acquire()
+
+    # No save is under way when it is taken: what both write at once, either may find gone.
+    config = settings(path, **{"run.checkpoint_every": 4, "run.evaluate_every": 1})
+    with second:
+        second.close()
+        with pytest.raises(RunLostError, match=r"was taken over by process .* run\.lock") as caught:
+            finished(config, source=stream(), test=array_source(10, 5), on_evaluation=take)
+        assert caught.value.exit_code == 3
+        steps = second.steps()
+        assert max(steps, default=0) < STEPS
+        second.save(max(steps, default=0) + 1, {"a": np.zeros(1)}, {})  # it still holds the run
+        with pytest.raises(RunLockedError, match="is being written by"):
+            RunDirectory(path).acquire()
+
+
+def write_alone(path: str, go: str) -> None:
+    config = settings(Path(path), **{"run.checkpoint_every": 1, "run.evaluate_every": 1})
+
+    def wait(record: dict[str, Any]) -> None:
+        Path(go).touch()
+        threading.Event().wait(0.05)
+
+    finished(config, source=stream(), test=array_source(10, 5), on_evaluation=wait)
+
+
+def test_two_writers_never_both_end_well(tmp_path: Path) -> None:
+    """W10, with real processes: run.lock is deleted under the first."""
+    path, go = str(tmp_path / "run"), tmp_path / "go"
+    first = process(write_alone, path, str(go))
+    while not go.exists():
+        assert first.is_alive()
+        threading.Event().wait(0.01)
+    os.unlink(tmp_path / "run" / "run.lock")
+    second = process(write_alone, path, str(go))
+    codes = []
+    for life in (first, second):
+        life.join(120)
+        codes.append(life.exitcode)
+    # Or the first was done before the second had begun, which then found nothing to do.
+    done = [r["samples"] for r in read_log(tmp_path / "run" / "log.jsonl") if r["event"] == "start"]
+    assert codes == [3, 0], done
+
+
+def test_a_damaged_note_of_the_writer_ends_the_run_and_is_shown(tmp_path: Path) -> None:
+    """Nobody could say any more who holds the run."""
+    directory = RunDirectory(tmp_path / "run")
+    with directory:
+        directory.write_config({})
+        flip_bit(tmp_path / "run", "writer.json", 30)
+        assert "writer.json is damaged" in (directory.holder() or "")
+        with pytest.raises(RunLostError, match=r"writer\.json is damaged"):
+            directory.save(1, {}, {})
+        (tmp_path / "run" / "writer.json").unlink()
+        (tmp_path / "run" / "writer.json").mkdir()
+        with pytest.raises(RunLostError, match="can not be read any more: is a directory; run th"):
+            directory.save(1, {}, {})
+        (tmp_path / "run" / "writer.json").rmdir()
+        (tmp_path / "run" / "writer.json").touch()
+    with RunDirectory(tmp_path / "run") as directory:
+        directory.save(1, {}, {})
+
+
+def test_a_new_run_directory_is_durable_with_all_above_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D3: the entry of each folder that was made is synced."""
+    synced: set[int] = set()
+    fsync = os.fsync
+
+    def note(fd: int) -> None:
+        synced.add(os.fstat(fd).st_ino)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
+    with RunDirectory(tmp_path / "a" / "b" / "run"):
+        pass
+    for folder in (tmp_path, tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "run"):
+        assert folder.stat().st_ino in synced
+
+
+# -- the log -----------------------------------------------------------------------------------
+
+
+def test_a_damaged_log_line_is_left_out_and_said(run: Path) -> None:
+    """One bit was another history, silently."""
+    lines = (run / "log.jsonl").read_bytes().splitlines(keepends=True)
+    whole = read_log(run / "log.jsonl")
+    for where in (5, len(lines[0]) + 20, -1, -2):
+        shutil.copy(run / "log.jsonl", run / "copy")
+        flip_bit(run, "copy", where)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            found = read_log(run / "copy")
+        # The newline at the end may go: then the line is whole without it.
+        assert said or found == whole
+        assert len(found) == len(whole) - len(said)
+
+
+@pytest.mark.parametrize(
+    "entry", [b'"step": 7', b'"step": "a"', b'"step": null', b'"event": "evaluation", "step": []']
+)
+def test_a_log_line_that_is_no_record_is_left_out_after_training(
+    entry: bytes, run: Path, trained: Path
+) -> None:
+    """It was a KeyError or a TypeError once the run was done."""
+    with (run / "log.jsonl").open("ab") as file:
+        file.write(b"{" + entry + b"}\n")
+    with pytest.warns(UserWarning, match=r"1 damaged line\(s\) of the run log in .*: \d+; the"):
+        result = again(run)
+    assert result.history == again_quietly(run).history
+    assert "damaged line" in run_overview(run)["warnings"][0]
+
+
+def again_quietly(path: Path) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return again(path)
+
+
+@given(data=st.binary(max_size=300), lines=st.integers(0, 2))
+def test_any_bytes_are_a_log(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes, lines: int
+) -> None:
+    path = tmp_path_factory.mktemp("log") / "log"
+    with RunLog(path) as log:
+        for step in range(lines):
+            log.write(step=step, epoch=0, samples=0)
+    with path.open("ab") as file:
+        file.write(data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        assert [r["step"] for r in read_log(path)] == [*range(lines)]
+        with RunLog(path) as log:
+            log.write(step=9, epoch=0, samples=0)
+        assert [r["step"] for r in read_log(path)][-1] == 9
+
+
+# -- records of a search -----------------------------------------------------------------------
+
+
+def test_a_damaged_record_of_a_search_is_said_and_done_again(tmp_path: Path) -> None:
+    with Trials(tmp_path, {"a": 1}) as trials:
+        trials.add(("k", 1), {"mse": 0.5})
+        trials.finish({"best": 1})
+        assert trials.get(("k", 1)) is not None
+    (name,) = [path.name for path in tmp_path.glob("trial-*.json")]
+    assert documents.unseal("result", (tmp_path / "result.json").read_bytes()) == {"best": 1}
+    with Trials(tmp_path, {"a": 1}) as trials:
+        (record,) = trials.records()
+        assert record["mse"] == 0.5
+    flip_bit(tmp_path, name, 60)
+    with pytest.warns(UserWarning, match=f"{name} is damaged .*; its training is done again"):
+        trials = Trials(tmp_path, {"a": 1})
+    with trials:
+        assert trials.records() == []
+    flip_bit(tmp_path, "search.json", 60)
+    with pytest.raises(RunError, match=r"search\.json is damaged .*restore it from a copy"):
+        Trials(tmp_path, {"a": 1})
+
+
+# -- saving ------------------------------------------------------------------------------------
+
+
+def test_without_a_thread_a_checkpoint_is_saved_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H2: it said "cannot join thread before it is started" instead."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with RunDirectory(tmp_path) as directory, AsyncSaver(directory) as saver:
+        directory.save(0, {"x": np.arange(3)}, {})  # zarr starts threads of its own once
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        saver.submit(1, {"x": np.arange(3)}, {})
+        saver.wait()
+        monkeypatch.undo()
+        assert saver.saved_step == 1
+        assert directory.steps() == [0, 1]
+        monkeypatch.setattr(RunDirectory, "save", raising(CheckpointError("disk on fire")))
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        saver.submit(2, {}, {})
+        with pytest.raises(CheckpointError, match="disk on fire"):
+            saver.wait()
+
+
+def raising(error: Exception) -> Any:
+    def act(*args: Any, **more: Any) -> None:
+        raise error
+
+    return act

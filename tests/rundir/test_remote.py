@@ -1,0 +1,734 @@
+"""Run directories on disks and on object stores behave alike."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import random
+import re
+import signal
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import HealthCheck, given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from streamkern.basics.errors import (
+    CheckpointError,
+    DataError,
+    RunError,
+    RunLockedError,
+    StorageAccessError,
+    StorageError,
+)
+from streamkern.cli import main
+from streamkern.cli.overview import is_run_directory, run_overview
+from streamkern.ingest.ingest import ingest
+from streamkern.rundir import documents, lease, sealed
+from streamkern.rundir.place import Folder, LocalFolder, ObjectFolder, open_folder
+from streamkern.rundir.run_directory import RunDirectory, Saved
+from streamkern.rundir.saver import AsyncSaver
+from streamkern.train import guard
+from streamkern.train.model import load_model
+from streamkern.train.train import train
+from tests.runs import (
+    METHODS,
+    STEPS,
+    Array,
+    array_source,
+    arrays,
+    assert_same_bits,
+    final,
+    finished,
+    process,
+    settings,
+    stream,
+)
+from tests.s3server import KEY, SECRET, S3Server
+
+
+@dataclass
+class Place:
+    """A new place for a run, and its files as they are stored."""
+
+    url: str
+    options: dict[str, Any]
+
+    @cached_property
+    def folder(self) -> Folder:
+        return open_folder(self.url, self.options)
+
+    def run(self, **more: Any) -> RunDirectory:
+        return RunDirectory(self.url, storage_options=self.options, **more)
+
+    def with_steps(self, *steps: int, keep: int = 3) -> Place:
+        with self.run(keep=keep) as run:
+            for step in steps:
+                run.save(step, state(step), meta(step))
+        return self
+
+    def latest(self) -> Saved | None:
+        return self.run(writable=False).load_latest()
+
+    def files(self, of: str = "") -> list[str]:
+        """Names of files, those of arrays too, that contain `of`."""
+        folder = self.folder
+        if isinstance(folder, ObjectFolder):
+            names = [key for key, _ in folder.objects.list()]
+        else:
+            root = Path(self.url)
+            names = [p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()]
+        return sorted(name for name in names if of in name)
+
+    def published(self) -> list[int]:
+        """Steps whose manifest and files agree, and are all there is."""
+        folder, steps, known = self.folder, [], set()
+        for name in self.files("checkpoints/"):
+            if name.endswith(".json") and name.count("/") == 1:
+                body = json.loads(folder.read(name))
+                for file, (size, digest) in body["files"].items():
+                    data = folder.read(f"checkpoints/{body['group']}/{file}")
+                    assert (len(data), hashlib.sha256(data).hexdigest()) == (size, digest)
+                    known.add(f"checkpoints/{body['group']}/{file}")
+                known.add(name)
+                steps.append(body["step"])
+        assert known == set(self.files("checkpoints/"))
+        return sorted(steps)
+
+
+KINDS = ["local", "memory", "obstore", "s3fs"]
+
+
+@pytest.fixture(params=KINDS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    if request.param == "local":
+        return Place(str(tmp_path / "run"), {})
+    if request.param == "memory":
+        return Place(f"memory://{tmp_path.name}/run", {})
+    server: S3Server = request.getfixturevalue("s3")
+    bucket = request.getfixturevalue("bucket")
+    return Place(f"s3://{bucket}/a run", server.options() | {"engine": request.param})
+
+
+@pytest.fixture
+def bucket_place(s3: S3Server, bucket: str) -> Place:
+    return Place(f"s3://{bucket}/run", s3.options())
+
+
+def state(step: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng([step, 7])
+    return {
+        "alpha": rng.standard_normal((500, 4)).astype(np.float32),
+        "t": np.array(step),
+        "zeros": np.zeros((3, 2)),
+        "X_tmp": np.empty((0, 3)),
+    }
+
+
+def meta(step: int) -> dict[str, Any]:
+    return {"step": step, "eta": 0.1 * step}
+
+
+def assert_is_state(saved: Saved | None, step: int | None = None) -> int:
+    assert saved is not None
+    assert step in (None, saved.step)
+    assert saved.meta == meta(saved.step)
+    assert_same(saved.arrays, state(saved.step))
+    return saved.step
+
+
+def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert found.keys() == expected.keys()
+    for name, x in expected.items():
+        y = found[name]
+        assert (y.dtype, y.shape, y.tobytes()) == (x.dtype, x.shape, x.tobytes())
+
+
+# -- what every place does ---------------------------------------------------------------------
+
+
+def test_every_bit_comes_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealed, "_CHUNK_BYTES", (1000, 2000))
+    rng = np.random.default_rng(0)
+    nans = np.array([0x7FF8000000000001, 0xFFF0000000000002, 1 << 63], np.uint64)
+    saved = {
+        "many": rng.standard_normal((700, 5)),
+        "strided": np.arange(60.0).reshape(6, 10)[::2, ::-3],
+        "nans": nans.view(np.float64),
+        "half": rng.standard_normal((3, 4, 5)).astype(np.float16),
+        "flags": rng.random(9) < 0.5,
+        "scalar": np.array(3 + 4j),
+        "none": np.empty((0, 7), np.uint8),
+    }
+    with place.run() as run:
+        run.save(3, saved, {"text": "\u00e9", "big": 2**70})
+        run.save_setup(saved, {})
+    assert len(place.files("/many/c/")) == 2 * 28
+    for found in (place.latest(), place.run(writable=False).load_setup()):
+        assert found is not None
+        assert_same(
+            found.arrays, {k: np.ascontiguousarray(x).reshape(x.shape) for k, x in saved.items()}
+        )
+    assert repr(place.latest().meta) == repr({"text": "\u00e9", "big": 2**70})  # type: ignore[union-attr]
+
+
+def test_the_newest_are_kept(place: Place) -> None:
+    place.with_steps(1, 2, 5, 9, 30)
+    assert place.published() == [5, 9, 30]
+    place.with_steps(31)  # another life
+    assert place.published() == [9, 30, 31]
+    assert place.run(writable=False).steps() == [9, 30, 31]
+    assert_is_state(place.latest(), 31)
+
+
+def test_a_step_may_be_saved_again_but_not_go_back(place: Place) -> None:
+    with place.run() as run:
+        for value in (3.0, 4.0):
+            run.save(2, {"x": np.array([value])}, {})
+            saved = run.load_latest()
+            assert saved is not None
+            assert saved.arrays["x"] == value
+        for step in (1, -1, 10**12):
+            with pytest.raises(CheckpointError, match=f"step={step} must be between"):
+                run.save(step, {}, {})
+    assert place.published() == [2]
+
+
+def test_setup_is_replaced_whole(place: Place) -> None:
+    assert not place.run().begun()
+    for value in (1.0, 2.0, 3.0):
+        with place.run(keep=1) as run:
+            run.save_setup({"H": np.full((4, 4), value)}, {"mu": value})
+            run.save_setup({"H": np.full((4, 4), -value)}, {"mu": value})
+            run.save(int(value), state(1), meta(1))
+            saved = run.load_setup()
+            assert saved is not None
+            assert saved.meta == {"mu": value}
+            assert saved.arrays["H"][0, 0] == -value
+    assert place.run().begun()
+    manifest = [name for name in place.files("setup") if name.endswith("setup.json")][-1]
+    group = json.loads(place.folder.read(manifest))["group"]
+    place.folder.write(f"{group}/H/c/0/0", b"\0" * 132)
+    with pytest.raises(CheckpointError, match=rf"setup .* does not verify .*{group}/H/c/0/0"):
+        place.run(writable=False).load_setup()
+
+
+def test_configuration_and_log(place: Place) -> None:
+    with place.run() as run:
+        assert run.read_config() is None
+        assert not is_run_directory(place.url, place.options)
+        run.write_config({"seed": 2**64, "shape": (1, 2)})
+        with run.open_log() as log:
+            log.write(step=1, epoch=0, samples=1)
+            run.save(1, {}, {})
+            assert [r["step"] for r in place.run(writable=False).read_log()[0]] == [1]
+            log.write(step=2, epoch=0, samples=2)
+    with place.run() as run, run.open_log() as log:
+        log.write(step=3, epoch=0, samples=3)
+    reader = place.run(writable=False)
+    assert [r["step"] for r in reader.read_log()[0]] == [1, 2, 3]
+    assert reader.read_config() == {"seed": 2**64, "shape": [1, 2]}
+    assert is_run_directory(place.url, place.options)
+    place.folder.write("run.json", b"{")
+    with pytest.raises(RunError, match=r"run\.json is damaged \("):
+        reader.read_config()
+
+
+def test_leftovers_of_a_killed_save_are_cleared(place: Place) -> None:
+    place.with_steps(1, 2)
+    folder = place.folder
+    (group, *_) = [n for n in folder.names("checkpoints/") if n.endswith("2")]
+    torn = group[:-1] + "3"
+    if isinstance(folder, ObjectFolder):
+        folder.write(f"checkpoints/{torn}/zarr.json", b"{}")
+        folder.write(f"checkpoints/{group}-1/alpha/c/0/0", b"half")
+    else:
+        for name in (torn, f"{group}-1"):
+            Path(place.url, "checkpoints", name).mkdir()
+            Path(place.url, "checkpoints", name, "zarr.json").touch()
+    with place.run():
+        assert place.published() == [1, 2]
+
+
+def test_only_the_writer_writes(place: Place) -> None:
+    place.with_steps(1)
+    for writable in (True, False):
+        run = place.run(writable=writable)
+        with pytest.raises(RunError, match="was not acquired"):
+            run.save(2, {}, {})
+        with pytest.raises(RunError, match="was not acquired"):
+            run.write_config({})
+    with place.run() as writer, place.run(writable=False) as reader:
+        with pytest.raises(RunLockedError, match=f"written by process {os.getpid()} on .* since"):
+            place.run().acquire()
+        holder = reader.holder()
+        assert holder is not None
+        assert holder.startswith(f"process {os.getpid()} on ")
+        writer.acquire()  # twice is once
+        writer.save(2, state(2), meta(2))
+        assert_is_state(reader.load_latest(), 2)
+    assert reader.holder() is None
+    with place.run():
+        pass
+
+
+def test_places_that_hold_something_else_are_refused(place: Place) -> None:
+    with pytest.raises(RunError, match="there is no run directory at"):
+        place.run(writable=False).acquire()
+    assert place.latest() is None
+
+    def store(name: str) -> Any:
+        local = isinstance(place.folder, LocalFolder)
+        return Path(place.url, name) if local else place.folder.store(name, read_only=False)
+
+    group = zarr.create_group(store("setup"))
+    assert group.attrs.asdict() == {}
+    before = place.files()
+    with pytest.raises(RunError, match="holds 'setup' but no run of streamkern"):
+        place.run().acquire()
+    zarr.create_group(store(""))
+    with pytest.raises(RunError, match="is a zarr store"):
+        place.run().acquire()
+    assert set(place.files()) == {*before, "zarr.json"}
+
+
+def test_plain_zarr_opens_a_checkpoint(place: Place) -> None:
+    if place.url.startswith("memory:"):
+        pytest.skip("zarr has memory:// URLs of its own")
+    place.with_steps(12)
+    (name,) = [n for n in place.folder.names("checkpoints/") if not n.endswith(".json")]
+    options = {k: v for k, v in place.options.items() if k != "engine"}
+    url = f"{place.url}/checkpoints/{name}"
+    opened = zarr.open_group(url, mode="r", storage_options=options or None)
+    for key, x in state(12).items():
+        np.testing.assert_array_equal(opened[key][...], x)  # type: ignore[index]
+
+
+def test_what_comes_before_the_manifest_can_stop_it(place: Place) -> None:
+    """Its own error comes out, and nothing is left behind."""
+
+    def changed() -> None:
+        assert len(place.files("/c/")) > len(before)  # the data is there
+        raise DataError("the data changed during the run")
+
+    with place.with_steps(1).run() as run, AsyncSaver(run) as saver:
+        before = place.files("/c/")
+        saver.submit(2, state(2), meta(2), changed)
+        with pytest.raises(DataError, match="the data changed during the run"):
+            saver.wait()
+        assert saver.failed
+        assert place.published() == [1]
+        saver.submit(2, state(2), meta(2), lambda: None)
+    assert place.published() == [1, 2]
+
+
+def same_json(a: bytes, b: bytes) -> bool:
+    try:
+        return bool(json.loads(a) == json.loads(b))
+    except ValueError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def two_steps() -> Place:
+    return Place("memory://damage/two-steps", {}).with_steps(1, 2)
+
+
+@examples(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damage_is_never_loaded(two_steps: Place, data: st.DataObject) -> None:
+    """Every object of the newest, changed in every way."""
+    whole = {name: two_steps.folder.read(name) for name in two_steps.files()}
+    names = [name for name in whole if re.search(r"checkpoints/\d+-0*2[./]", name)]
+    assert len(names) == 9
+    name = data.draw(st.sampled_from(names))
+    kind = data.draw(st.sampled_from(["flip", "truncate", "append", "delete"]))
+    place = Place("memory://damage/copy", {})
+    place.folder.delete(place.files())
+    for key, value in whole.items():
+        place.folder.write(key, value)
+    where = data.draw(st.integers(0, len(whole[name]) * 8 - 1))
+    damaged = bytearray(whole[name])
+    if kind == "flip":
+        damaged[where // 8] ^= 1 << where % 8
+    elif kind == "truncate":
+        del damaged[where // 8 :]
+    else:
+        damaged += b"}" * (1 + where % 7)
+    if kind == "delete":
+        place.folder.delete([name])
+    else:
+        place.folder.write(name, bytes(damaged))
+    run = place.run(writable=False)
+    saved = run.load_latest()
+    step = assert_is_state(saved)
+    manifest = name.count("/") == 1
+    gone = manifest and kind == "delete"
+    # A change in the white space of a manifest is none; anything in the data is.
+    assert step == (2 if manifest and not gone and same_json(damaged, whole[name]) else 1)
+    assert saved is not None
+    assert len(saved.skipped) == (step == 1 and not gone)
+
+
+# -- what is particular about object stores ----------------------------------------------------
+
+
+class Spied:
+    """An engine that writes down the requests, lets them wait for each other, or fail."""
+
+    keys_per_delete = 1000  # as S3 has it
+    attempt_s = 60.0
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self.requests: list[str] = []
+        self.wanted = 0  # requests for chunks that wait for each other
+        self.fail: Callable[[str], bool] = lambda request: False
+        self.running = self.most_running = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def _spied(self, what: str, key: str, *arguments: Any) -> Any:
+        self.requests.append(f"{what} {key}")
+        self.running += 1
+        self.most_running = max(self.running, self.most_running)
+        try:
+            give_up = time.monotonic() + 30
+            while "/c/" in key and self.most_running < self.wanted and time.monotonic() < give_up:
+                await asyncio.sleep(0.001)
+            if self.fail(f"{what} {key}"):
+                raise ConnectionResetError(f"no network for {key}")
+            return await getattr(self._engine, what)(*arguments)
+        finally:
+            self.running -= 1
+
+    async def get(self, key: str, start: int, stop: int | None) -> Any:
+        return await self._spied("get", key, key, start, stop)
+
+    async def put(self, key: str, data: Any, create: bool) -> None:
+        await self._spied("put", key, key, data, create)
+
+    async def delete(self, keys: Any) -> None:
+        await self._spied("delete", keys[0], keys)
+
+    async def list(self, prefix: str) -> Any:
+        return await self._spied("list", prefix, prefix)
+
+
+@pytest.fixture
+def spied(tmp_path: Path) -> Iterator[tuple[RunDirectory, Spied]]:
+    with RunDirectory(f"memory://{tmp_path.name}/spied", keep=2) as run:
+        folder: Any = run._folder
+        folder.objects._engine = spy = Spied(folder.objects._engine)
+        folder.objects.deadline_s = 0.0
+        yield run, spy
+        spy.fail = lambda request: False
+
+
+def test_requests_of_a_save_and_a_load(spied: tuple[RunDirectory, Spied]) -> None:
+    """Beside one for each file: who holds it, what is there, and what goes."""
+    run, spy = spied
+    for step in (1, 2):
+        run.save(step, state(step), meta(step))
+    with run.open_log() as log:
+        log.write(step=2, epoch=0, samples=1)
+        spy.requests.clear()
+        run.save(3, state(3), meta(3))
+    name = "checkpoints/000000000001-00000000000"
+    files = [f"{name}3{file}" for file in (
+        "/zarr.json", "/alpha/zarr.json", "/t/zarr.json", "/zeros/zarr.json", "/X_tmp/zarr.json",
+        "/alpha/c/0/0", "/t/c", "/zeros/c/0/0", ".json",
+    )]  # fmt: skip
+    assert sorted(spy.requests) == sorted([
+        "list checkpoints", *(f"put {file}" for file in files),
+        "put log/000000000001-000001.jsonl", "list lease", "list lease",
+        f"delete {name}1.json", f"list {name}1", f"delete {name}1/X_tmp/zarr.json",
+    ])  # fmt: skip
+    assert spy.requests.index("list lease") == spy.requests.index(f"put {files[-1]}") - 1
+    assert spy.requests.index(f"delete {name}1.json") == len(spy.requests) - 3
+    spy.requests.clear()
+    assert_is_state(run.load_latest(), 3)
+    assert sorted(spy.requests) == sorted(["list checkpoints", *(f"get {f}" for f in files)])
+
+
+def test_chunks_travel_together_within_bounds(spied: tuple[RunDirectory, Spied]) -> None:
+    """Eight of 8 MiB at once, and each copied twice at most."""
+    run, spy = spied
+    x = {"x": np.random.default_rng(0).random((8 << 20, 1)).reshape(-1, 16)}  # 64 MiB, twice
+    spy.wanted = 8
+    tracemalloc.start()
+    try:
+        run.save(1, {"x": x["x"], "y": x["x"]}, {})
+        saving = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert spy.most_running == 8
+    spy.most_running = 0
+    stored = 2 * x["x"].nbytes  # by the memory file system
+    assert saving < stored + 2 * (64 << 20) + (24 << 20)
+    saved = run.load_latest()
+    assert saved is not None
+    assert_same(saved.arrays, x | {"y": x["x"]})
+    assert spy.most_running == 8
+
+
+def test_a_storage_that_fails_is_not_a_damaged_checkpoint(
+    spied: tuple[RunDirectory, Spied],
+) -> None:
+    """Or a run would go back to an older one because of the network."""
+    run, spy = spied
+    for step in (1, 2):
+        run.save(step, state(step), meta(step))
+    spy.fail = lambda request: request.startswith("get") and "2/alpha/c" in request
+    with pytest.raises(StorageError, match=r"reading checkpoints/.*2/alpha/c/0/0"):
+        run.load_latest()
+    spy.fail = lambda request: False
+    saved = run.load_latest()
+    assert_is_state(saved, 2)
+    assert saved is not None
+    assert saved.skipped == ()
+
+
+@pytest.mark.parametrize("what", ["put checkpoints", "2/alpha/c", "2.json", "list lease"])
+def test_a_save_that_fails_leaves_the_last_one(
+    what: str, spied: tuple[RunDirectory, Spied]
+) -> None:
+    run, spy = spied
+    run.save(1, state(1), meta(1))
+    spy.fail = lambda request: what in request
+    with pytest.raises(CheckpointError, match=r"step 2 could not be written to memory://.*no netw"):
+        run.save(2, state(2), meta(2))
+    spy.fail = lambda request: False
+    assert_is_state(run.load_latest(), 1)
+    run.save(3, state(3), meta(3))
+    place = Place(run.place, {})
+    assert place.published() == [1, 3]
+
+
+def test_old_objects_that_can_not_be_deleted_are_said(
+    spied: tuple[RunDirectory, Spied], caplog: pytest.LogCaptureFixture
+) -> None:
+    run, spy = spied
+    spy.fail = lambda request: request.startswith("delete")
+    for step in (1, 2, 3):
+        run.save(step, state(step), meta(step))
+    assert "could not be deleted: deleting checkpoints/" in caplog.text
+    spy.fail = lambda request: False
+    run.save(4, state(4), meta(4))
+    assert Place(run.place, {}).published() == [3, 4]
+
+
+def test_what_a_later_writer_is_writing_is_not_swept(tmp_path: Path) -> None:
+    """By one that was stopped after it had become the writer, and does not know yet."""
+    place = Place(f"memory://{tmp_path.name}/run", {})
+    place.folder.write("checkpoints/000000000009-000000000001/zarr.json", b"{}")
+    place.folder.write("writer.json", documents.seal("writer", {}))
+    with place.run():
+        assert place.files("000000000009") != []
+
+
+def test_a_log_that_fails_does_not_fail_the_save(spied: tuple[RunDirectory, Spied]) -> None:
+    run, spy = spied
+    spy.fail = lambda request: "log/" in request
+    log = run.open_log()
+    log.write(step=1, epoch=0, samples=1)
+    run.save(1, state(1), meta(1))
+    with pytest.warns(UserWarning, match="the run log could not be written"):
+        log.close()
+    assert_is_state(run.load_latest(), 1)
+
+
+def test_a_run_may_move_between_places(bucket_place: Place, tmp_path: Path) -> None:
+    """Names differ, and both read and go on with either."""
+    local = Place(str(tmp_path / "run"), {}).with_steps(1, 2)
+    copy(local, bucket_place)
+    assert_is_state(bucket_place.latest(), 2)
+    bucket_place.with_steps(3)
+    assert bucket_place.run().steps() == [1, 2, 3]
+    back = Place(str(tmp_path / "back"), {})
+    copy(bucket_place, back)
+    back.with_steps(4)
+    assert back.published() == [2, 3, 4]
+    assert_is_state(back.latest(), 4)
+
+
+def copy(source: Place, target: Place) -> None:
+    for name in source.files():
+        if "lock" not in name:
+            if "://" not in target.url:
+                Path(target.url, name).parent.mkdir(parents=True, exist_ok=True)
+            target.folder.write(name, source.folder.read(name))
+
+
+@pytest.mark.parametrize("engine", ["obstore", "s3fs"])
+def test_places_that_can_not_be_used(engine: str, s3: S3Server) -> None:
+    options = s3.options() | {"engine": engine}
+    for call in (
+        lambda: RunDirectory("s3://no-such-bucket/run", storage_options=options).acquire(),
+        lambda: RunDirectory("s3://no-such-bucket/run", storage_options=options).load_latest(),
+        lambda: run_overview("s3://no-such-bucket/run", options),
+    ):
+        with pytest.raises(StorageAccessError, match="s3://no-such-bucket/run was refused") as info:
+            call()
+        assert SECRET not in str(info.value)
+    assert not is_run_directory("s3://no-such-bucket/run", options)
+
+
+# -- training ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "WINDOW", 4)
+
+
+def remote_settings(place: Place, **more: Any) -> Any:
+    overrides = {"run.run_dir": place.url, "data.storage_options": place.options}
+    return settings(None, **METHODS["eigenpro4"], **overrides, **more)
+
+
+@cache
+def undisturbed() -> dict[str, Array]:
+    with tempfile.TemporaryDirectory() as folder:
+        finished(settings(Path(folder), **METHODS["eigenpro4"]), source=stream())
+        return final(Path(folder))
+
+
+def final_of(place: Place) -> dict[str, Array]:
+    run = place.run(writable=False)
+    saved = run.load_latest()
+    assert saved is not None
+    assert saved.skipped == ()
+    assert saved.meta["position"]["done"]
+    return saved.arrays
+
+
+def test_training_is_the_same_everywhere(place: Place) -> None:
+    result = finished(
+        remote_settings(place, **{"run.evaluate_every": 4}),
+        source=stream(),
+        test=array_source(10, 5),
+    )
+    assert_same_bits(final_of(place), undisturbed())
+    assert [r["step"] for r in result.history] == [4, 8, 12, STEPS]
+    overview = run_overview(place.url, place.options)
+    assert overview["state"] == "finished"
+    assert overview["evaluations"] == 4
+    assert overview["run_dir"] == place.url
+    model = load_model(place.url, threads=1, storage_options=place.options)
+    X = arrays(7, 3)[0]
+    np.testing.assert_array_equal(model.values(X), result.model.values(X))
+    model.backend.close()
+    for name in place.files():
+        assert SECRET.encode() not in place.folder.read(name), name
+    again = finished(remote_settings(place), source=stream(), test=array_source(10, 5))
+    assert [r["step"] for r in again.history] == [4, 8, 12, STEPS]
+
+
+def _die_when(place: Place, what: str, moment: str) -> None:
+    """A life that kills itself when it publishes what ends in `what`."""
+    guard.WINDOW = 4
+    write = ObjectFolder.write
+
+    def write_and_die(self: ObjectFolder, name: str, data: bytes) -> None:
+        if moment == "after" or not name.endswith(what):
+            write(self, name, data)
+        if name.endswith(what):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    ObjectFolder.write = write_and_die  # type: ignore[method-assign]
+    train(remote_settings(place, **{"run.checkpoint_every": 4}), source=stream())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "moment"),
+    [("setup.json", "before"), ("000000000008.json", "before"), ("000000000008.json", "after")],
+)
+def test_killed_while_publishing(what: str, moment: str, bucket_place: Place) -> None:
+    life = process(_die_when, bucket_place, what, moment)
+    life.join(60)
+    assert life.exitcode == -signal.SIGKILL
+    steps = bucket_place.run(writable=False).steps()
+    assert steps == ([] if what == "setup.json" else [4] if moment == "before" else [4, 8])
+    finished(remote_settings(bucket_place), source=stream())  # at once, and without a warning
+    assert_same_bits(final_of(bucket_place), undisturbed())
+    assert bucket_place.published()[-1] == STEPS
+
+
+def _whole_run(place: Place) -> None:
+    guard.WINDOW = 4
+    train(remote_settings(place, **{"run.checkpoint_every": 1}), source=stream())
+
+
+@pytest.mark.slow
+def test_random_kills(bucket_place: Place) -> None:
+    draw = random.Random(3)
+    for _ in range(4):
+        life = process(_whole_run, bucket_place)
+        time.sleep(draw.uniform(0.1, 1.2))
+        life.kill()
+        life.join(60)
+        assert life.exitcode in (0, -signal.SIGKILL)
+    finished(remote_settings(bucket_place), source=stream())
+    assert_same_bits(final_of(bucket_place), undisturbed())
+    bucket_place.published()
+
+
+def test_a_run_that_was_taken_over_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place(f"memory://{tmp_path.name}/run", {})
+    others: list[RunDirectory] = []
+
+    def on_evaluation(record: dict[str, Any]) -> None:
+        if record["step"] == 4:
+            give_up = time.monotonic() + 30
+            while place.run(writable=False).steps() != [3]:  # it is saved in the background
+                assert time.monotonic() < give_up
+            monkeypatch.setattr(lease, "_runs_here", lambda holder: False)
+            others.append(place.run())
+            others[0].acquire()
+
+    config = remote_settings(place, **{"run.evaluate_every": 4, "run.checkpoint_every": 3})
+    with pytest.raises(RunLockedError, match="was taken over by process") as caught:
+        finished(config, source=stream(), test=array_source(10, 5), on_evaluation=on_evaluation)
+    assert caught.value.exit_code == 3
+    assert place.published() == [3]
+    others[0].close()
+    finished(config, source=stream(), test=array_source(10, 5))
+    assert_same_bits(final_of(place), undisturbed())
+
+
+def test_the_command_line(
+    s3: S3Server, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """With the credentials of the environment, which is where they belong."""
+    for name, value in zip(("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"), (KEY, SECRET), strict=True):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
+    X, y = arrays()
+    ingest(X, tmp_path / "train.zarr", y=y)
+    url, store = f"s3://{bucket}/runs/first", str(tmp_path / "train.zarr")
+    fast = "model.n_centers=20 model.bandwidth=3.0 data.batch_size=20 run.device=cpu run.threads=1"
+    sets = [word for setting in fast.split() for word in ("--set", setting)]
+    assert main.main(["train", "--train", store, "--run-dir", url, "--memory", "1 GiB", *sets]) == 0
+    assert f"the model is in {url}" in capsys.readouterr().out
+    assert main.main(["info", url, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "finished"
+    assert main.main(["evaluate", url, store, "--device", "cpu", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == len(X)
+    out = f"s3://{bucket}/predictions"
+    assert main.main(["predict", url, store, out, "--device", "cpu"]) == 0
+    assert f"{len(X)} rows predicted into {out}" in capsys.readouterr().out

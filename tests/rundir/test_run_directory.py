@@ -1,0 +1,1016 @@
+"""Crash safety of the run directory, checked on real processes that are really killed.
+
+Run as a script, this file is a fork server: it imports everything once, then forks a child per
+request, so that each of the hundred kills below costs milliseconds and not an import of zarr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import itertools
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import filelock
+import hypothesis.extra.numpy as hnp
+import numpy as np
+import pytest
+import zarr
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from streamkern.basics.errors import CheckpointError, ConfigError, RunError, RunLockedError
+from streamkern.filesystem import durable
+from streamkern.rundir import documents, run_directory, sealed
+from streamkern.rundir.place import Folder
+from streamkern.rundir.run_directory import RunDirectory, Saved
+from streamkern.rundir.saver import AsyncSaver
+
+posix = pytest.mark.skipif(os.name == "nt", reason="needs fork and signals")
+THREAD = "streamkern-checkpoint"
+
+
+def state(step: int) -> dict[str, np.ndarray]:
+    """What step `step` saves: a pure function, so that any process can check any other."""
+    rng = np.random.default_rng([step, 7])
+    return {
+        "alpha": rng.standard_normal((500, 4)).astype(np.float32),
+        "t": np.array(step),
+        "X_tmp": np.empty((0, 3)),
+    }
+
+
+def meta(step: int) -> dict[str, Any]:
+    return {"step": step, "eta": 0.1 * step}
+
+
+def assert_is_state(saved: Saved | None, step: int | None = None) -> int:
+    assert saved is not None
+    assert step in (None, saved.step)
+    assert saved.meta == meta(saved.step)
+    expected = state(saved.step)
+    assert saved.arrays.keys() == expected.keys()
+    for name, x in expected.items():
+        assert_same_bits(saved.arrays[name], x)
+    return saved.step
+
+
+def assert_same_bits(x: np.ndarray, y: np.ndarray) -> None:
+    assert isinstance(x, np.ndarray)
+    assert (x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes())
+
+
+def published(path: Path) -> list[int]:
+    """Steps whose manifest and files agree, checked without streamkern; fails if one does not."""
+    steps = []
+    for manifest in sorted((path / "checkpoints").glob("*.json")):
+        body = json.loads(manifest.read_bytes())
+        group = path / "checkpoints" / body["group"]
+        for name, (size, digest) in body["files"].items():
+            data = (group / name).read_bytes()
+            assert (len(data), hashlib.sha256(data).hexdigest()) == (size, digest)
+        files = {p.relative_to(group).as_posix() for p in group.rglob("*") if p.is_file()}
+        assert files == body["files"].keys()
+        steps.append(body["step"])
+    return steps
+
+
+def leftovers(path: Path) -> set[str]:
+    """Names in checkpoints/ that no manifest accounts for."""
+    names = {p.name for p in (path / "checkpoints").iterdir()}
+    for manifest in (path / "checkpoints").glob("*.json"):
+        names -= {manifest.name, json.loads(manifest.read_bytes())["group"]}
+    return names
+
+
+def with_steps(path: Path, *steps: int, keep: int = 3) -> Path:
+    with RunDirectory(path, keep=keep) as run:
+        for step in steps:
+            run.save(step, state(step), meta(step))
+    return path
+
+
+def latest(path: Path) -> Saved | None:
+    return RunDirectory(path, writable=False).load_latest()
+
+
+# -- children: what they do, and how they are started ------------------------------------------
+
+
+def save_forever(path: str, acks: str) -> None:
+    fd = os.open(acks, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    with RunDirectory(path) as run:
+        saved = run.load_latest()
+        for step in itertools.count(1 if saved is None else saved.step + 1):
+            run.save(step, state(step), meta(step))
+            os.write(fd, b"%d\n" % step)
+
+
+def save_and_die(path: str, at: int, step: int) -> None:
+    """Killed just before file system call number `at`; exits 0 when there are fewer.
+
+    Counts every call on the run directory and on checkpoints/, and one in five inside a group,
+    where all of them come before the manifest.
+    """
+    calls, inner = itertools.count(1), itertools.count(1)
+    watched = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate"}
+
+    def die(event: str, args: tuple[object, ...]) -> None:
+        if event not in watched:
+            return
+        name = str(args[0])
+        if os.path.isabs(name) and not name.startswith(path):
+            return  # an import, say; a name that is not absolute is rmtree at work
+        in_group = re.search(r"/checkpoints/\d{12}[-\d]*/", name)
+        if (not in_group or next(inner) % 5 == 0) and next(calls) == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(die)
+    with RunDirectory(path, keep=1) as run:
+        run.save(step, state(step), meta(step))
+
+
+def hold(path: str) -> None:
+    with RunDirectory(path):
+        Path(path, "held").touch()
+        signal.pause()
+
+
+def save_with_file_limit(path: str, out: str, step: int, n_bytes: int, note: str) -> None:
+    import resource
+
+    with RunDirectory(path) as run:
+        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+        said = error_of(lambda: run.save(step, {"x": np.ones(n_bytes, np.uint8)}, {"note": note}))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        said.append(sorted(os.listdir(Path(path, "checkpoints"))))
+        said.append(published(Path(path)))
+        assert_is_state(run.load_latest(), 1)
+        run.save(2, state(2), meta(2))
+    Path(out).write_text(json.dumps(said))
+
+
+def acquire_as_nobody(path: str, out: str) -> None:
+    file = Path(out).open("w")  # noqa: SIM115 - opened before the rights to do so are given up
+    if os.getuid() == 0:  # root writes anywhere, so the mode of a folder means nothing to it
+        os.setgid(65534)
+        os.setuid(65534)
+    said = error_of(RunDirectory(path).acquire)
+    said.append(RunDirectory(path, writable=False).load_latest() is not None)
+    file.write(json.dumps(said))
+    file.close()
+
+
+def error_of(call: Callable[[], object]) -> list[Any]:
+    try:
+        call()
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    return ["nothing", ""]
+
+
+class Children:
+    """Starts functions of this file in processes of their own."""
+
+    def __init__(self) -> None:
+        root = str(Path(run_directory.__file__).parents[2])
+        # One BLAS thread, because forking a process that has threads is asking for trouble.
+        self._server = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": root, "OPENBLAS_NUM_THREADS": "1"},
+        )
+
+    def _ask(self, *request: object) -> int:
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps(request) + "\n")
+        self._server.stdin.flush()
+        return int(self._server.stdout.readline())
+
+    def start(self, job: Callable[..., None], *args: str | int) -> int:
+        return self._ask(job.__name__, *args)
+
+    def wait(self, pid: int) -> int:
+        """Exit code of the child, negative for a signal."""
+        return self._ask("wait", pid)
+
+    def kill(self, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+        assert self.wait(pid) == -signal.SIGKILL
+
+    def close(self) -> None:
+        self._server.communicate(timeout=30)
+
+
+def serve() -> None:
+    alive = set()
+    for line in sys.stdin:
+        name, *args = json.loads(line)
+        if name == "wait":
+            _, status = os.waitpid(args[0], 0)
+            alive.discard(args[0])
+            print(os.waitstatus_to_exitcode(status), flush=True)
+        elif pid := os.fork():
+            alive.add(pid)
+            print(pid, flush=True)
+        else:
+            try:
+                globals()[name](*args)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+    for pid in alive:  # left by a test that failed half way
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def children() -> Iterator[Children]:
+    server = Children()
+    yield server
+    server.close()
+
+
+def has_grown(path: Path, size: int) -> bool:
+    return path.stat().st_size > size
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "the child did not get there"
+        time.sleep(0.002)
+
+
+# -- round trip --------------------------------------------------------------------------------
+
+DTYPES = (np.float32, np.float64, np.float16, np.int64, np.int32, np.uint64, np.uint8, np.bool_)
+ARRAYS = st.sampled_from(DTYPES).flatmap(
+    lambda d: hnp.arrays(d, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5))
+)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**200), 2**200)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    arrays=st.lists(ARRAYS, max_size=4),
+    values=st.dictionaries(st.text(), VALUES, max_size=4),
+    chunk_bytes=st.integers(16, 200),
+)
+def test_every_bit_and_every_meta_value_comes_back(
+    arrays: list[np.ndarray],
+    values: dict[str, Any],
+    chunk_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sealed, "_CHUNK_BYTES", (chunk_bytes, 2 * chunk_bytes))
+    named = {f"x{i}": x for i, x in enumerate(arrays)}
+    with tempfile.TemporaryDirectory() as place, RunDirectory(place) as run:
+        run.save(3, named, values)
+        run.save_setup(named, values)
+        for saved in (run.load_latest(), run.load_setup()):
+            assert saved is not None
+            assert saved.arrays.keys() == named.keys()
+            for name, x in named.items():
+                assert_same_bits(saved.arrays[name], x)
+            # repr also tells 1 from 1.0 from True, and 0.0 from -0.0
+            assert repr(saved.meta) == repr(values)
+
+
+def test_strided_arrays_and_nan_payloads(tmp_path: Path) -> None:
+    base = np.arange(60, dtype=np.float64).reshape(6, 10)
+    nans = np.array([0x7FF8000000000001, 0xFFF0000000000002, 1 << 63], np.uint64)
+    arrays = {"f": np.asfortranarray(base), "s": base[::2, ::-3], "n": nans.view(np.float64)}
+    with RunDirectory(tmp_path) as run:
+        run.save(0, arrays, {})
+        saved = run.load_latest()
+    assert saved is not None
+    for name, x in arrays.items():
+        assert_same_bits(saved.arrays[name], np.ascontiguousarray(x))
+
+
+def test_plain_readers_open_a_checkpoint(tmp_path: Path) -> None:
+    group = with_steps(tmp_path, 12) / "checkpoints" / "000000000012"
+    opened = zarr.open_group(group, mode="r")
+    for name, x in state(12).items():
+        array = opened[name]
+        assert isinstance(array, zarr.Array)
+        np.testing.assert_array_equal(array[...], x)
+    tensorstore = pytest.importorskip("tensorstore")
+    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{group}/alpha/"}}
+    alpha = tensorstore.open(spec, read=True).result().read().result()
+    np.testing.assert_array_equal(alpha, state(12)["alpha"])
+
+
+@pytest.mark.parametrize(
+    ("bad", "where"),
+    [
+        ({"a": [1.0, float("nan")]}, r"meta\['a'\]\[1\] is nan"),
+        ({"a": {"b": float("inf")}}, r"meta\['a'\]\['b'\] is inf"),
+        ({"a": np.int64(3)}, r"meta\['a'\] is int64"),
+        ({"a": {1: 2}}, r"meta\['a'\] has the key 1"),
+        ({"a": b"bytes"}, r"meta\['a'\] is bytes"),
+    ],
+)
+def test_meta_that_would_change_is_refused(bad: dict[str, Any], where: str, tmp_path: Path) -> None:
+    with RunDirectory(tmp_path) as run, AsyncSaver(run) as saver:
+        with pytest.raises(CheckpointError, match=where):
+            run.save(1, {}, bad)
+        with pytest.raises(CheckpointError, match=where):
+            saver.submit(1, {}, bad)
+        assert run.load_latest() is None
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"a/b": np.ones(2)},
+        {"..": np.ones(2)},
+        {"zarr.json": np.ones(2)},
+        {"h": np.ones(2), "H": np.ones(2)},
+        {"x": [1.0]},
+        {"x": np.array(["text"])},
+        {"x": np.array([object()])},
+        {"x": np.ones(2, np.dtype(np.float32).newbyteorder())},
+    ],
+)
+def test_arrays_that_would_change_are_refused(arrays: Any, tmp_path: Path) -> None:
+    with RunDirectory(tmp_path) as run:
+        with pytest.raises(CheckpointError, match="array"):
+            run.save(1, arrays, {})
+        assert os.listdir(tmp_path / "checkpoints") == []
+
+
+def test_memory_stays_within_a_few_chunks(tmp_path: Path) -> None:
+    x = np.ones((6 << 20, 2), np.float32)  # 48 MiB, chunks of 8 MiB
+    with RunDirectory(tmp_path) as run:
+        run.save(1, state(1), meta(1))
+        tracemalloc.start()
+        try:
+            run.save(2, {"x": x}, {})
+            saving = tracemalloc.get_traced_memory()[1]
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            saved = run.load_latest()
+            loading = tracemalloc.get_traced_memory()[1] - before
+        finally:
+            tracemalloc.stop()
+    assert saved is not None
+    np.testing.assert_array_equal(saved.arrays["x"], x)
+    assert saving < 30 << 20
+    assert loading < x.nbytes + (30 << 20)
+
+
+@given(
+    n_rows=st.integers(0, 10**9),
+    width=st.integers(0, 10**5),
+    itemsize=st.sampled_from([1, 2, 4, 8, 16]),
+)
+def test_chunks_are_megabytes_and_hardly_padded(n_rows: int, width: int, itemsize: int) -> None:
+    rows = sealed.chunk_rows((n_rows, width), itemsize)
+    row_bytes = width * itemsize
+    assert 1 <= rows <= max(1, n_rows)
+    assert rows * row_bytes <= max(64 << 20, row_bytes)
+    assert -(-n_rows // rows) * rows - n_rows < max(1, -(-n_rows // rows))
+    if n_rows * row_bytes > 16 << 20:
+        assert rows * row_bytes >= 4 << 20 or rows == n_rows
+
+
+# -- layout, retention, setup, configuration ---------------------------------------------------
+
+
+def test_keeps_the_newest(tmp_path: Path) -> None:
+    with_steps(tmp_path, 1, 2, 5, 9, 30, keep=3)
+    assert published(tmp_path) == [5, 9, 30]
+    assert leftovers(tmp_path) == set()
+    assert_is_state(latest(tmp_path), 30)
+    with pytest.raises(ConfigError, match="keep=0"):
+        RunDirectory(tmp_path, keep=0)
+
+
+def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
+    with_steps(tmp_path, 1, 2)
+    with RunDirectory(tmp_path) as run:
+        for value in (3.0, 4.0):
+            run.save(2, {"x": np.array([value])}, {})
+            saved = run.load_latest()
+            assert saved is not None
+            assert saved.arrays["x"] == value
+    assert published(tmp_path) == [1, 2]
+    assert leftovers(tmp_path) == set()
+
+
+def test_a_step_does_not_go_back(tmp_path: Path) -> None:
+    with_steps(tmp_path, 7)
+    with RunDirectory(tmp_path) as run:
+        for step in (6, -1, 10**12):
+            with pytest.raises(CheckpointError, match=f"step={step} must be between"):
+                run.save(step, {}, {})
+    assert_is_state(latest(tmp_path), 7)
+
+
+def test_setup_is_stored_apart_and_replaced_whole(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path, keep=1) as run:
+        assert run.load_setup() is None
+        for value in (1.0, 2.0):
+            run.save_setup({"H": np.full((4, 4), value)}, {"mu": value})
+            run.save(int(value), state(1), meta(1))
+    with RunDirectory(tmp_path) as run:
+        saved = run.load_setup()
+        assert saved is not None
+        assert saved.meta == {"mu": 2.0}
+        assert saved.arrays["H"][0, 0] == 2.0
+    assert sorted(p.name for p in tmp_path.glob("setup*")) == ["setup-1", "setup.json"]
+    flip(tmp_path / "setup-1" / "H" / "c" / "0" / "0", 5)
+    with pytest.raises(CheckpointError, match=r"setup .* does not verify .*setup-1/H/c/0/0"):
+        RunDirectory(tmp_path, writable=False).load_setup()
+
+
+def test_configuration(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path / "checkpoints") as run:  # a name that also occurs inside
+        assert run.read_config() is None
+        run.write_config({"seed": 2**64, "kernel": "laplace", "shape": (1, 2)})
+        assert run.read_config() == {"seed": 2**64, "kernel": "laplace", "shape": [1, 2]}
+        run.save(1, state(1), meta(1))
+    with RunDirectory(tmp_path / "checkpoints") as run:
+        assert_is_state(run.load_latest(), 1)
+    (tmp_path / "checkpoints" / "run.json").write_text("{")
+    with pytest.raises(RunError, match=r"run\.json is damaged \(.*restore it from a copy"):
+        run.read_config()
+
+
+def test_everything_is_on_the_disk_before_the_manifest_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[int] = set()
+    at_publication: set[int] = set()
+    real_fsync, real_replace = os.fsync, os.replace
+
+    def fsync(fd: int) -> None:
+        synced.add(os.fstat(fd).st_ino)
+        real_fsync(fd)
+
+    def replace(source: Path, target: Path) -> None:
+        if Path(target).name == "000000000004.json":
+            at_publication.update(synced)
+            assert os.stat(source).st_ino in synced
+            synced.clear()
+        real_replace(source, target)
+
+    with RunDirectory(tmp_path) as run:
+        monkeypatch.setattr(os, "fsync", fsync)
+        monkeypatch.setattr(os, "replace", replace)
+        run.save(4, state(4), meta(4))
+        monkeypatch.undo()
+    root = tmp_path / "checkpoints"
+    inodes = {p.stat().st_ino for p in (root / "000000000004").rglob("*")}
+    assert inodes | {root.stat().st_ino} <= at_publication
+    assert root.stat().st_ino in synced  # and the rename itself after it
+
+
+# -- kill -9 -----------------------------------------------------------------------------------
+
+
+@posix
+def test_killed_at_random_instants(children: Children, tmp_path: Path) -> None:
+    run, acks = tmp_path / "run", tmp_path / "acks"
+    acks.touch()
+    draw = random.Random(5)
+    step = 0
+    for turn in range(25):
+        size = acks.stat().st_size
+        pid = children.start(save_forever, str(run), str(acks))
+        if turn % 5:  # in every fifth turn the kill may fall into the acquisition
+            until(partial(has_grown, acks, size))
+        time.sleep(draw.uniform(0, 0.04))
+        children.kill(pid)
+        acknowledged = [int(line) for line in acks.read_text().split()]
+        if acknowledged:
+            # The last save of this life, or of one before it, may not have been acknowledged.
+            known = max(step, acknowledged[-1])
+            step = assert_is_state(latest(run))
+            assert step in (known, known + 1)
+    assert len(acknowledged) >= 20
+    assert acknowledged == sorted(set(acknowledged))
+    with RunDirectory(run):
+        assert leftovers(run) == set()
+
+
+@posix
+@pytest.mark.parametrize("step", [4, 3], ids=["next step", "same step again"])
+def test_killed_before_a_file_system_call(step: int, children: Children, tmp_path: Path) -> None:
+    """With keep=1, so that publishing, retiring and sweeping all happen in the one save."""
+    base = with_steps(tmp_path / "base", 3, keep=1)
+    (base / "checkpoints" / "000000000001").mkdir()  # an orphan, so that acquiring sweeps too
+    seen = set()
+    for at in itertools.count(1):
+        path = tmp_path / f"run{at}"
+        shutil.copytree(base, path)
+        code = children.wait(children.start(save_and_die, str(path), at, step))
+        seen.add(tuple(published(path)))
+        found = assert_is_state(latest(path))
+        assert found == published(path)[-1]
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+        with RunDirectory(path, keep=1) as run:
+            assert leftovers(path) == set()
+            if at % 8 == 0:
+                run.save(5, state(5), meta(5))
+                assert published(path) == [5]
+        shutil.rmtree(path)
+    assert at > 30
+    assert found == step
+    assert seen == ({(3,), (3, 4), (4,)} if step == 4 else {(3,)})
+
+
+# -- damage ------------------------------------------------------------------------------------
+
+
+def flip(path: Path, bit: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[bit // 8 % len(data)] ^= 1 << bit % 8
+    path.write_bytes(data)
+
+
+def damage(path: Path, kind: str, where: int) -> None:
+    if kind == "flip":
+        flip(path, where)
+    elif kind == "truncate":
+        os.truncate(path, where % (path.stat().st_size - 1))  # more than the last newline
+    elif kind == "zero":
+        path.write_bytes(bytes(path.stat().st_size))
+    elif kind == "append":
+        with path.open("ab") as file:
+            file.write(b"}" + bytes(where % 7))
+    else:
+        path.unlink()
+
+
+@pytest.fixture(scope="module")
+def two_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_steps(tmp_path_factory.mktemp("damage") / "run", 1, 2)
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_damage_is_never_loaded(two_steps: Path, data: st.DataObject) -> None:
+    root = two_steps / "checkpoints"
+    files = sorted(p for p in root.rglob("000000000002*/**/*") if p.is_file())
+    names = [p.relative_to(two_steps) for p in [root / "000000000002.json", *files]]
+    name = data.draw(st.sampled_from(names))
+    kind = data.draw(st.sampled_from(["flip", "truncate", "zero", "append", "delete"]))
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(shutil.copytree(two_steps, Path(place, "run")))
+        damage(path / name, kind, data.draw(st.integers(0, 10**6)))
+        run = RunDirectory(path, writable=False)
+        saved = run.load_latest()
+        step = assert_is_state(saved)
+        # A flip in the white space of a manifest changes nothing; anything in the data does.
+        assert step == 1 or (
+            kind == "flip" and name.suffix == ".json" and name.parent.name[0] == "c"
+        )
+        gone = kind == "delete" and name.name == "000000000002.json"
+        assert saved is not None
+        assert len(saved.skipped) == (step == 1 and not gone)
+        assert all("step 2 " in t and "step 1 is used" in t for t in saved.skipped)
+
+
+def test_when_nothing_verifies_it_says_so(tmp_path: Path) -> None:
+    with_steps(tmp_path, 1, 2)
+    (tmp_path / "checkpoints" / "000000000001" / "t" / "c").unlink()
+    os.truncate(tmp_path / "checkpoints" / "000000000002.json", 100)
+    with RunDirectory(tmp_path) as run:
+        with pytest.raises(CheckpointError, match=r"2 checkpoint\(s\) and none verifies") as info:
+            run.load_latest()
+        assert "step 1: 000000000001/t/c is missing" in str(info.value)
+        assert "step 2: 000000000002.json is damaged" in str(info.value)
+        assert latest_files(tmp_path) == {"000000000001", "000000000002"}  # nothing thrown away
+
+
+def latest_files(path: Path) -> set[str]:
+    return {p.name for p in (path / "checkpoints").iterdir() if p.is_dir()}
+
+
+def test_a_skipped_checkpoint_goes_once_a_newer_state_is_safe(tmp_path: Path) -> None:
+    with_steps(tmp_path, 1, 5, 9)
+    flip(tmp_path / "checkpoints" / "000000000009" / "alpha" / "c" / "0" / "0", 77)
+    with RunDirectory(tmp_path) as run:
+        assert_is_state(run.load_latest(), 5)
+        run.save(7, state(7), meta(7))
+        assert published(tmp_path) == [1, 5, 7]
+        assert leftovers(tmp_path) == set()
+        assert_is_state(run.load_latest(), 7)
+
+
+def test_a_manifest_of_another_version_or_place_is_not_read(tmp_path: Path) -> None:
+    manifest = with_steps(tmp_path, 1) / "checkpoints" / "000000000001.json"
+    original = manifest.read_bytes()
+    manifest.write_bytes(original.replace(b'"version": 2', b'"version": 1'))
+    with pytest.raises(CheckpointError, match=r"'streamkern-checkpoint' version 1 is not known"):
+        latest(tmp_path)
+    body = documents.unseal("checkpoint", original)
+    manifest.write_bytes(documents.seal("checkpoint", body | {"group": "../elsewhere"}))
+    with pytest.raises(CheckpointError, match=r"outside the run directory"):
+        latest(tmp_path)
+    manifest.write_bytes(documents.seal("other", body))
+    with pytest.raises(CheckpointError, match=r"'streamkern-other' version 2 is not known"):
+        latest(tmp_path)
+
+
+def test_data_retired_while_it_is_read_is_not_taken_for_zeros(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = with_steps(tmp_path, 1, 2) / "checkpoints"
+    real = sealed._read_arrays
+
+    def retired_meanwhile(
+        place: Folder, group: str, body: Mapping[str, Any], into: Any
+    ) -> dict[str, np.ndarray]:
+        if group.endswith("000000000002"):
+            (root / "000000000002.json").unlink()
+            (root / "000000000002" / "alpha" / "c" / "0" / "0").unlink()
+        return real(place, group, body, into)
+
+    monkeypatch.setattr(sealed, "_read_arrays", retired_meanwhile)
+    run = RunDirectory(tmp_path, writable=False)
+    saved = run.load_latest()
+    assert_is_state(saved, 1)
+    assert saved is not None
+    assert saved.skipped == ()  # it was not damaged
+
+
+def test_zeros_are_stored_like_anything_else(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path) as run:
+        run.save(1, {"x": np.zeros((3, 2))}, {})
+        chunk = tmp_path / "checkpoints" / "000000000001" / "x" / "c" / "0" / "0"
+        assert chunk.stat().st_size == 3 * 2 * 8 + 4  # with its crc32c
+        chunk.unlink()
+        with pytest.raises(CheckpointError, match="none verifies"):
+            run.load_latest()
+
+
+@posix
+def test_reading_beside_a_writer_that_keeps_one(children: Children, tmp_path: Path) -> None:
+    with_steps(tmp_path / "run", 1)
+    pid = children.start(save_forever, str(tmp_path / "run"), str(tmp_path / "acks"))
+    steps = [assert_is_state(latest(tmp_path / "run")) for _ in range(30)]
+    children.kill(pid)
+    assert steps == sorted(steps)
+
+
+# -- one writer --------------------------------------------------------------------------------
+
+
+@posix
+def test_second_writer_is_told_who_the_first_is(children: Children, tmp_path: Path) -> None:
+    path = with_steps(tmp_path / "run", 1)
+    pid = children.start(hold, str(path))
+    until((path / "held").exists)
+    with pytest.raises(RunLockedError, match=rf"written by process {pid} on .* since \d{{4}}-"):
+        RunDirectory(path).acquire()
+    assert_is_state(latest(path), 1)  # reading is free
+    children.kill(pid)
+    # Nothing to wait for or to delete.
+    with (
+        RunDirectory(path),
+        pytest.raises(RunLockedError, match=f"process {os.getpid()} "),
+    ):
+        RunDirectory(path).acquire()
+    with RunDirectory(path):
+        pass
+
+
+@posix
+def test_a_dead_holders_note_is_not_believed(children: Children, tmp_path: Path) -> None:
+    pid = children.start(hold, str(tmp_path))
+    until((tmp_path / "held").exists)
+    children.kill(pid)
+    # The next writer has the lock and has not signed yet.
+    with filelock.FileLock(tmp_path / "run.lock"):
+        with pytest.raises(RunLockedError, match="by another process") as info:
+            RunDirectory(tmp_path).acquire()
+        assert str(pid) not in str(info.value)
+
+
+def test_only_the_writer_writes(tmp_path: Path) -> None:
+    run = RunDirectory(with_steps(tmp_path, 1))
+    for writable in (True, False):
+        run = RunDirectory(tmp_path, writable=writable)
+        with pytest.raises(RunError, match="was not acquired"):
+            run.save(2, state(2), meta(2))
+        with pytest.raises(RunError, match="was not acquired"):
+            run.write_config({})
+    with run, RunDirectory(tmp_path) as writer:  # a reader takes no lock
+        writer.acquire()  # twice is once
+        writer.save(2, state(2), meta(2))
+        assert_is_state(run.load_latest(), 2)
+
+
+# -- places that can not be used ---------------------------------------------------------------
+
+
+def test_bad_places_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("text")
+    with pytest.raises(RunError, match="is a file"):
+        RunDirectory(file).acquire()
+    with pytest.raises(RunError, match="can not be written to: a file is where a fol"):
+        RunDirectory(file / "below").acquire()
+    with pytest.raises(RunError, match="no run directory at"):
+        RunDirectory(tmp_path / "missing", writable=False).acquire()
+    assert RunDirectory(tmp_path / "missing").load_latest() is None
+    assert file.read_text() == "text"
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+def test_a_file_system_that_takes_nothing() -> None:
+    with pytest.raises(RunError, match="/proc/run can not be written to"):
+        RunDirectory("/proc/run").acquire()
+
+
+def test_foreign_folders_are_not_swept(tmp_path: Path) -> None:
+    (tmp_path / "setup").mkdir()
+    with pytest.raises(RunError, match="holds 'setup' but no run of streamkern"):
+        RunDirectory(tmp_path).acquire()
+    assert (tmp_path / "setup").exists()
+
+
+def test_urls(tmp_path: Path) -> None:
+    with_steps(tmp_path / "a b", 1)
+    url = (tmp_path / "a b").as_uri()
+    assert "%20" in url
+    assert_is_state(RunDirectory(url, writable=False).load_latest(), 1)
+    with pytest.raises(RunError, match="is on another machine"):
+        RunDirectory("file://host/run")
+
+
+@posix
+def test_read_only_directory(children: Children) -> None:
+    # Not under tmp_path, which only its owner may enter.
+    with tempfile.TemporaryDirectory() as parent, contextlib.ExitStack() as undo:
+        os.chmod(parent, 0o755)
+        path, out = with_steps(Path(parent, "run"), 1), Path(parent, "out")
+        for place in (path, path / "checkpoints"):
+            os.chmod(place, 0o555)
+            undo.callback(os.chmod, place, 0o755)
+        assert children.wait(children.start(acquire_as_nobody, str(path), str(out))) == 0
+        kind, text, readable = json.loads(out.read_text())
+        assert kind == "RunError"
+        assert text == f"run directory {path} can not be written to: permission denied"
+        assert readable
+        assert published(path) == [1]
+
+
+@posix
+@pytest.mark.parametrize(
+    ("step", "n_bytes", "note"),
+    [(2, 1 << 20, ""), (2, 10, "n" * 100_000), (1, 10, "n" * 100_000)],
+    ids=["data", "manifest", "manifest of the same step"],
+)
+def test_file_size_limit(
+    step: int, n_bytes: int, note: str, children: Children, tmp_path: Path
+) -> None:
+    path, out = with_steps(tmp_path / "run", 1), tmp_path / "out"
+    pid = children.start(save_with_file_limit, str(path), str(out), step, n_bytes, note)
+    assert children.wait(pid) == 0
+    kind, text, left, whole = json.loads(out.read_text())
+    assert kind == "CheckpointError"
+    assert text.startswith(
+        f"the checkpoint of step {step} could not be written to {path}: a file would pass the"
+        " largest size allowed; earlier checkpoints are untouched"
+    )
+    assert left == ["000000000001", "000000000001.json"]
+    assert whole == [1]
+    assert_is_state(latest(path), 2)  # saved once the limit was gone
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = shutil.which("mount")
+    if mount is None or os.name == "nt" or os.getuid() != 0:
+        pytest.skip("only root mounts a tiny disk; test_file_size_limit covers the rest")
+    command = [mount, "-t", "tmpfs", "-o", "size=1m", "tiny", str(disk)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting is not allowed here; test_file_size_limit covers the rest")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_full_disk(tiny_disk: Path) -> None:
+    with RunDirectory(tiny_disk / "run") as run:
+        run.save(1, state(1), meta(1))
+        for _ in range(2):
+            with pytest.raises(CheckpointError, match=r"step 2 .*: the disk is full; earlier"):
+                run.save(2, {"x": np.ones(2 << 20, np.uint8)}, {})
+            assert published(tiny_disk / "run") == [1]
+            assert leftovers(tiny_disk / "run") == set()
+        run.save(2, state(2), meta(2))
+        assert_is_state(run.load_latest(), 2)
+        # What fits but for the last blocks: every stage of a save meets the full disk once.
+        failures = 0
+        for kib in range(0, 1024, 24):
+            try:
+                run.save(3 + kib, {"x": np.ones(kib << 10, np.uint8), **state(3)}, {})
+            except CheckpointError:
+                failures += 1
+            assert published(tiny_disk / "run")
+            assert leftovers(tiny_disk / "run") == set()
+        assert failures
+
+
+def test_a_failing_disk_after_publication_keeps_what_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = durable.sync_folder
+
+    def sync(path: Path) -> None:
+        if (path / "000000000002.json").exists():
+            raise OSError(errno.EIO, "Input/output error")
+        real(path)
+
+    with_steps(tmp_path, 1)
+    with RunDirectory(tmp_path) as run:
+        monkeypatch.setattr(durable, "sync_folder", sync)
+        with pytest.raises(CheckpointError, match=r"step 2 .* input/output error"):
+            run.save(2, state(2), meta(2))
+        monkeypatch.undo()
+        assert published(tmp_path) == [1, 2]
+
+
+def test_old_files_that_can_not_be_deleted_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with_steps(tmp_path, 1)
+    with RunDirectory(tmp_path, keep=1) as run:
+        monkeypatch.setattr("streamkern.rundir.place.remove_group", refuse)
+        run.save(2, state(2), meta(2))
+        assert "could not be deleted: permission denied" in caplog.text
+        monkeypatch.undo()
+        assert published(tmp_path) == [2]
+        run.save(3, state(3), meta(3))
+        assert leftovers(tmp_path) == set()
+
+
+# -- saving in the background ------------------------------------------------------------------
+
+
+class GatedRun(RunDirectory):
+    """Saves start when told to; counts how many run at once."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.gate = threading.Event()
+        self.started = threading.Event()
+        self.order: list[int] = []
+        self.error: BaseException | None = None
+        self.running = 0
+
+    def save(
+        self,
+        step: int,
+        arrays: Mapping[str, np.ndarray],
+        meta: Mapping[str, object],
+        before: Callable[[], object] | None = None,
+    ) -> None:
+        self.running += 1
+        assert self.running == 1
+        self.order.append(step)
+        self.started.set()
+        assert self.gate.wait(30)
+        self.running -= 1
+        if self.error is not None:
+            raise self.error
+        super().save(step, arrays, meta, before)
+
+
+def no_saver_thread() -> bool:
+    return all(t.name != THREAD for t in threading.enumerate())
+
+
+def test_one_save_in_flight(tmp_path: Path) -> None:
+    with GatedRun(tmp_path) as run, AsyncSaver(run) as saver:
+        note = meta(1)
+        saver.submit(1, state(1), note)
+        note["step"] = "changed by the loop"  # meta was copied
+        assert run.started.wait(30)
+        assert saver.saved_step is None
+        second = threading.Thread(target=saver.submit, args=(2, state(2), meta(2)))
+        second.start()
+        assert run.order == [1]
+        run.gate.set()
+        second.join(30)
+        saver.wait()
+        assert saver.saved_step == 2
+        assert run.order == published(tmp_path) == [1, 2]
+        assert no_saver_thread()
+        saver.submit(3, state(3), meta(3))
+    assert no_saver_thread()
+    assert_is_state(latest(tmp_path), 3)
+    with pytest.raises(RunError, match="after close"):
+        saver.submit(4, {}, {})
+
+
+@pytest.mark.parametrize("surfaces_at", ["submit", "wait", "close"])
+def test_errors_come_back_once(surfaces_at: str, tmp_path: Path) -> None:
+    with GatedRun(tmp_path) as run:
+        run.gate.set()
+        run.error = CheckpointError("disk on fire")
+        saver = AsyncSaver(run)
+        saver.submit(1, state(1), meta(1))
+        calls: dict[str, Callable[[], object]] = {
+            "submit": lambda: saver.submit(2, state(2), meta(2)),
+            "wait": saver.wait,
+            "close": saver.close,
+        }
+        with pytest.raises(CheckpointError, match="disk on fire"):
+            calls[surfaces_at]()
+        run.error = None
+        saver.wait()
+        assert run.order == [1]
+        saver.close()
+    assert no_saver_thread()
+
+
+def test_the_loops_error_is_not_hidden_by_the_savers(tmp_path: Path) -> None:
+    with GatedRun(tmp_path) as run:
+        run.gate.set()
+        run.error = CheckpointError("disk on fire")
+        with pytest.raises(ZeroDivisionError) as info, AsyncSaver(run) as saver:  # noqa: PT012
+            saver.submit(1, state(1), meta(1))
+            raise ZeroDivisionError
+        assert info.value.__notes__ == ["and the last checkpoint failed: disk on fire"]
+        with pytest.raises(CheckpointError, match="disk on fire"), AsyncSaver(run) as saver:
+            saver.submit(1, state(1), meta(1))
+    assert no_saver_thread()
+
+
+def test_closing_the_directory_waits_for_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, gate = threading.Event(), threading.Event()
+    real = sealed.publish
+
+    def gated(*args: Any, **more: Any) -> str:
+        started.set()
+        assert gate.wait(30)
+        return real(*args, **more)
+
+    monkeypatch.setattr(run_directory, "publish", gated)
+    run = RunDirectory(tmp_path)
+    run.acquire()
+    with AsyncSaver(run) as saver:
+        saver.submit(1, state(1), meta(1))
+        assert started.wait(30)
+        closing = threading.Thread(target=run.close)
+        closing.start()
+        closing.join(0.1)
+        assert closing.is_alive()
+        with pytest.raises(RunLockedError):
+            RunDirectory(tmp_path).acquire()
+        gate.set()
+        closing.join(30)
+    assert_is_state(latest(tmp_path), 1)
+    assert no_saver_thread()
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,608 @@
+"""Preconditioners against the dense reference, and the step each of them allows."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from streamkern.backend.base import Backend
+from streamkern.basics.errors import ConfigError
+from streamkern.kernels.products import KernelOperator
+from streamkern.planning.memory import count
+from streamkern.planning.sizes import Problem, Sizes
+from streamkern.solver.precondition import eigen
+from streamkern.solver.precondition.block import (
+    BlockPreconditioner,
+    Sample,
+    block_slices,
+    build_block,
+)
+from streamkern.solver.precondition.low_rank import build_low_rank
+from streamkern.solver.precondition.norm import jittered_cholesky
+from streamkern.solver.precondition.step_rule import StepRule, fresh_eigenvalue, top_eigenvalue
+from tests import reference as ref
+from tests.maths import Array, both, operator, rows
+
+# --- the step rule ------------------------------------------------------------------------------
+
+
+@given(st.floats(1e-2, 1e4), st.floats(1e-3, 1e2), st.integers(1, 10**6), st.floats(1e-3, 1.0))
+def test_step_rule_is_the_derived_one(
+    leverage: float, lambda_1: float, m: int, scale: float
+) -> None:
+    rule = StepRule(leverage, lambda_1)
+    assert rule.eta(m) == pytest.approx(ref.step_size(m, ref.Spectrum(leverage, lambda_1)))
+    assert StepRule(leverage, lambda_1, scale).eta(m) == pytest.approx(scale * rule.eta(m))
+    assert rule.eta(1) == pytest.approx(1 / leverage)
+    # at the critical batch the step is half of what an infinite batch allows
+    critical = rule.critical_batch
+    assert critical / (leverage + (critical - 1) * lambda_1) * 2 * lambda_1 == pytest.approx(
+        1 + lambda_1 / leverage
+    )
+
+
+def psd(values: Array, seed: int) -> Array:
+    """Return a symmetric matrix of these eigenvalues in a random basis."""
+    n = len(values)
+    Q, _ = np.linalg.qr(rows(seed, n, n))
+    return np.asarray((Q * values) @ Q.T)
+
+
+@settings(max_examples=40)
+@given(
+    n=st.integers(1, 60),
+    seed=st.integers(0, 10**6),
+    decay=st.floats(0.0, 4.0),
+    n_steps=st.sampled_from([8, 32, 100]),
+    dtype=st.sampled_from([np.float32, np.float64]),
+)
+def test_top_eigenvalue_is_an_upper_estimate(
+    n: int, seed: int, decay: float, n_steps: int, dtype: Any
+) -> None:
+    A = psd(3.0 * np.arange(1.0, n + 1) ** -decay, seed).astype(dtype)
+    start = rows(seed + 1, n).astype(dtype)
+    values, vectors = np.linalg.eigh(A.astype(np.float64))
+    # A start without the top eigenvector in it can not find it; it has none with probability 0.
+    assume(abs(vectors[:, -1] @ start) > 1e-2 * np.linalg.norm(start))
+    value, truth = top_eigenvalue(Backend(1), lambda v: A @ v, start, n_steps), float(values[-1])
+    rounding = 50 * float(np.finfo(dtype).eps)
+    assert value >= truth * (1 - rounding) - (0.0 if n_steps >= 32 else 0.05 * truth)
+    # Past n steps the whole space is searched; before, the residual is the price of the bound
+    assert value <= truth * (1 + (rounding + 2e-6 if n_steps >= n else 0.5))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.r_[5.0, np.zeros(79)],
+        np.r_[np.full(3, 5.0), np.full(77, 1e-8)],
+        np.r_[5.0, 5.0 - 1e-9, np.full(78, 4.999)],
+        np.full(80, 5.0),
+        np.r_[5.0 * np.exp(-np.arange(80.0))],
+        5.0 - 4.0 * np.linspace(0, 1, 80) ** 2,
+    ],
+    ids=["rank 1", "rank 3", "nearly equal pair", "identity", "exponential", "dense at the top"],
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_top_eigenvalue_of_hard_spectra(values: Array, dtype: Any) -> None:
+    A = psd(values, 0).astype(dtype)
+    value = top_eigenvalue(Backend(1), lambda v: A @ v, rows(1, 80).astype(dtype), 32)
+    assert 5.0 * (1 - 20 * float(np.finfo(dtype).eps)) <= value <= 5.0 * 1.05
+
+
+def test_top_eigenvalue_of_nothing_is_zero() -> None:
+    for n in (1, 10):
+        assert top_eigenvalue(Backend(1), np.zeros_like, rows(0, n), 32) == 0.0
+
+
+@pytest.mark.parametrize("spike", [1.0, 1.5, 3.0, 10.0])
+def test_an_eigenvalue_on_other_rows_is_without_their_noise(spike: float) -> None:
+    """400 rows of 400 white numbers look like a top eigenvalue of 4."""
+    for seed in range(5):
+        phi = rows(10 * seed, 400, 400)
+        phi[0] *= spike**0.5
+        largest, start = float((phi**2).sum(axis=0).max()), rows(seed + 100, 400)
+        found = fresh_eigenvalue(Backend(1), phi, largest, start)
+        # Unsafe is less than half.
+        assert spike / 1.7 < found < 1.5 * max(spike, 1.7)
+        assert (
+            top_eigenvalue(Backend(1), lambda v, phi=phi: phi @ (phi.T @ v) / 400, start, 32) > 3.7
+        )
+
+
+@pytest.mark.parametrize("row", [3, 350])
+def test_what_one_half_shows_alone_is_not_left_out(row: int) -> None:
+    """One row that is far from all others, in either half."""
+    phi = np.where(rows(1, 100, 400) > 1, 0.1, 0.0)
+    phi[0], phi[0, row] = 0.0, 100.0
+    found = fresh_eigenvalue(Backend(1), phi, 1e4, rows(2, 100))
+    assert found >= 1e4 / 400
+
+
+@pytest.mark.parametrize("h", [1, 2, 3])
+def test_few_rows_and_dimensions_have_an_eigenvalue(h: int) -> None:
+    for b in (1, 2, 5):
+        phi = rows(h, b, h)
+        largest = float((phi**2).sum(axis=0).max())
+        assert largest / h <= fresh_eigenvalue(Backend(1), phi, largest, rows(9, b)) < np.inf
+
+
+# --- block preconditioner -----------------------------------------------------------------------
+
+
+@given(st.integers(1, 10**6), st.data())
+def test_blocks_are_nearly_equal_and_none_is_too_large(p: int, data: st.DataObject) -> None:
+    block_size = data.draw(st.integers(max(1, p // 50), p))
+    blocks = block_slices(p, block_size)
+    sizes = [b.stop - b.start for b in blocks]
+    assert [b.start for b in blocks] == [0, *np.cumsum(sizes)[:-1]]
+    assert sum(sizes) == p
+    assert len(blocks) == -(-p // block_size)
+    assert max(sizes) == -(-p // len(blocks)) <= block_size
+    assert min(sizes) >= p // len(blocks) - 1 >= 0
+
+
+@pytest.mark.parametrize("block_size", [0, 11])
+def test_block_size_out_of_range_is_refused(block_size: int) -> None:
+    with pytest.raises(ConfigError, match=f"block_size={block_size} must lie between 1 and "):
+        block_slices(10, block_size)
+
+
+def targets(X: Array, seed: int, noise: float) -> Array:
+    """Two smooth functions of the rows, with noise of that deviation: (n, 2)."""
+    drawn = np.random.default_rng(seed).standard_normal((len(X), 2))
+    return np.stack([np.sin(X[:, 0]), X[:, 1]], axis=1) + noise * drawn
+
+
+def sampled(op: KernelOperator, X: Array) -> Sample:
+    """Rows with targets of zero."""
+    return Sample(both(op, X), np.zeros((len(X), 1), op.dtype))
+
+
+class Built:
+    """A block preconditioner of 30 centers, its inputs, and what it reported."""
+
+    def __init__(
+        self, op: KernelOperator, *, block_size: int = 30, Z: Array | None = None,
+        noise: float = 0.3, in_span: bool = False, **options: Any,
+    ) -> None:  # fmt: skip
+        self.op, self.Z = op, rows(1, 30, 3) if Z is None else Z
+        self.S, self.probe = rows(2, 300, 3), rows(3, 200, 3)
+        self.kernel = ref.make_kernel("laplace", op.kernel.bandwidth)
+        self.Y, self.Y_probe = (targets(X, 4, noise) for X in (self.S, self.probe))
+        if in_span:  # rough combinations of the centers' functions, without noise
+            weights = np.random.default_rng(6).standard_normal((len(self.Z), 2))
+            self.Y, self.Y_probe = (self.kernel(X, self.Z) @ weights for X in (self.S, self.probe))
+        self.events: list[dict[str, Any]] = []
+        options.setdefault("n_samples", 10**9)
+        block_size = min(block_size, len(self.Z))
+        self.pre: BlockPreconditioner = build_block(
+            op, both(op, self.Z), Sample(both(op, self.S), self.Y.astype(op.dtype)),
+            Sample(both(op, self.probe), self.Y_probe.astype(op.dtype)), block_size=block_size,
+            report=lambda event, fields: self.events.append(fields), **options,
+        )  # fmt: skip
+
+    def factors(self, b: int) -> ref.BlockFactors:
+        """Return the reference's factors of block b, at the mu and jitter that were reported."""
+        Z_b = self.Z[self.pre.blocks[b]]
+        mu, jitter = self.events[b]["mu"], self.events[b]["jitter"]
+        return ref.block_factors(self.kernel(Z_b, Z_b), self.kernel(Z_b, self.S), mu, jitter)
+
+    def features(self) -> list[ref.Array]:
+        """Return the probe's features in every block, by the reference."""
+        return [
+            self.kernel(self.probe, self.Z[block]) @ self.factors(b).H.T
+            for b, block in enumerate(self.pre.blocks)
+        ]
+
+
+@pytest.mark.parametrize("block_size", [30, 11, 1])
+@pytest.mark.parametrize("damping", [None, 1e-3])
+def test_block_factors_equal_the_reference(block_size: int, damping: float | None) -> None:
+    built = Built(operator(), block_size=block_size, damping=damping)
+    n_blocks = len(built.pre.blocks)
+    assert [e["block"] for e in built.events] == list(range(n_blocks))
+    for b in range(n_blocks):
+        H = built.factors(b).H
+        np.testing.assert_allclose(built.pre.H[b], H, rtol=0, atol=1e-9 * np.abs(H).max())
+        assert not np.triu(built.pre.H[b], 1).any()
+    assert built.pre.mu == min(e["mu"] for e in built.events)
+    assert built.pre.jitters == [e["jitter"] for e in built.events]
+    assert built.pre.jitter == max(built.pre.jitters)
+
+
+@pytest.mark.parametrize("block_size", [30, 11, 1])
+def test_block_step_is_measured_on_the_probe(block_size: int) -> None:
+    """Total leverage over the blocks, and of each block its own top eigenvalue."""
+    built = Built(operator(), block_size=block_size)
+    phi = built.features()
+    total = float(sum((f**2).sum(axis=1) for f in phi).max())
+    for rule, features in zip(built.pre.rules, phi, strict=True):
+        assert rule.leverage == pytest.approx(total, rel=1e-8)
+        low, high = ref.held_out_lambda_1(features)
+        row = float((features**2).sum(axis=1).max()) / len(features)
+        assert max(low * (1 - 1e-9), row * (1 - 1e-9)) <= rule.lambda_1
+        assert rule.lambda_1 <= max(high, row) * (1 + 1e-9)
+        assert rule.scale == 1.0
+
+
+def test_sample_larger_than_a_slab_is_accumulated() -> None:
+    """300 rows against slabs of 256."""
+    built = Built(operator(), block_size=10, damping=1e-4)
+    S = built.S
+    assert len(S) > 256 > max(10, 1)
+    for b in range(3):
+        np.testing.assert_allclose(
+            built.pre.H[b], built.factors(b).H, rtol=0, atol=1e-9 * np.abs(built.factors(b).H).max()
+        )
+
+
+def test_apply_is_h_transposed_h() -> None:
+    built = Built(operator(), block_size=11)
+    for b, block in enumerate(built.pre.blocks):
+        g = rows(9, block.stop - block.start, 2)
+        u = built.pre.apply(b, g.copy(), Backend(1), np.empty_like(g))
+        H = built.pre.H[b]
+        np.testing.assert_allclose(u, H.T @ (H @ g), rtol=1e-12, atol=1e-10)
+
+
+def test_float32_agrees_with_float64_where_mu_is_above_its_rounding() -> None:
+    single = Built(operator(precision="exact"), block_size=11, damping=1e-3)
+    double = Built(operator(), block_size=11, damping=1e-3)
+    for b in range(3):
+        H, truth = single.pre.H[b], double.pre.H[b]
+        assert H.dtype == np.float32
+        np.testing.assert_allclose(H, truth, rtol=0, atol=1e-3 * np.abs(truth).max())
+        one, two = single.pre.rules[b], double.pre.rules[b]
+        assert one.leverage == pytest.approx(two.leverage, rel=1e-3)
+        assert one.lambda_1 == pytest.approx(two.lambda_1, rel=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["exact", "float64"])
+def test_duplicate_centers_are_factored_with_a_reported_jitter(precision: str) -> None:
+    Z = rows(1, 15, 3)
+    built = Built(operator(precision=precision), Z=np.concatenate([Z, Z]), damping=1e-4)
+    assert 0 < built.pre.jitter < 1e-2
+    assert np.isfinite(built.pre.H[0]).all()
+    rule = built.pre.rules[0]
+    once = Built(operator(precision=precision), Z=Z, damping=1e-4).pre.rules[0]
+    # The same functions twice: nothing is gained, and nothing lost but the jitter.
+    assert rule.leverage == pytest.approx(once.leverage, rel=0.02)
+    assert rule.lambda_1 == pytest.approx(once.lambda_1, rel=0.02)
+
+
+@pytest.mark.parametrize("n_outputs", [1, 300])
+@pytest.mark.parametrize("n_blocks", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("b", "s", "h"),
+    [(150, 450, 150), (300, 600, 300), (300, 600, 512), (300, 1500, 150), (800, 1600, 400)],
+)
+def test_setup_holds_no_more_than_is_counted(
+    b: int, s: int, h: int, n_blocks: int, n_outputs: int
+) -> None:
+    """With many outputs, too. What is counted for all runs alike, and the inputs, are left out."""
+    op = operator(precision="exact")
+    op.backend.tile_rows = op.backend.tile_cols = 32
+    Z, S, probe = (both(op, rows(k, n, 3)) for k, n in enumerate((n_blocks * b, s, h)))
+    Y, Y_probe = (rows(k, n, n_outputs).astype(np.float32) for k, n in ((3, s), (4, h)))
+    problem = Problem(
+        n_rows=10**6, epochs=1, d=3, c=n_outputs, p=n_blocks * b, row_bytes=12, unit_rows=1,
+        itemsize=4, threads=1, width=5, tile_bytes=0,
+    )  # fmt: skip
+    sizes = Sizes("block", 1, b, True, s, h, 0, 0, 1, "none", 0, 0)
+    counted = {what: size for _, what, size in count(problem, sizes).lines}
+    names = (
+        "block factors H", "weights learned from the sample", "factors of one block, probe",
+        "products with targets, residuals", "partial sums of products", "parts of products",
+        "sketches of the leverage",
+    )  # fmt: skip
+    tracemalloc.start()
+    build_block(
+        op, Z, Sample(S, Y), Sample(probe, Y_probe), block_size=b, n_samples=10**6
+    )  # fmt: skip
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    small = 1 << 17  # tiles, vectors of the eigenvalue's iteration, Python
+    assert peak <= sum(counted.get(name, 0) for name in names) + small
+
+
+def test_all_centers_equal() -> None:
+    built = Built(operator(precision="exact"), Z=np.repeat(rows(1, 1, 3), 20, axis=0))
+    assert np.isfinite(built.pre.H[0]).all()
+    assert 0 < built.pre.rules[0].lambda_1 < 20
+
+
+def covariance_scale(built: Built, b: int) -> float:
+    """The top eigenvalue of W W^T / s."""
+    return float(np.linalg.norm(built.factors(b).W, 2) ** 2 / len(built.S))
+
+
+def learned(built: Built, b: int, mu: float) -> Array:
+    """What block b learns from the sample alone, in float64."""
+    Z_b, s = built.Z[built.pre.blocks[b]], len(built.S)
+    K_bb, K_bS = built.kernel(Z_b, Z_b), built.kernel(Z_b, built.S)
+    return np.linalg.solve(K_bS @ K_bS.T / s + mu * K_bb, K_bS @ built.Y / s)
+
+
+def held_out_error(built: Built, exponent: float) -> float:
+    """Of what block 0 learns from the sample, on the probe."""
+    Z_b = built.Z[built.pre.blocks[0]]
+    alpha = learned(built, 0, 10.0**exponent * covariance_scale(built, 0))
+    return float(((built.kernel(built.probe, Z_b) @ alpha - built.Y_probe) ** 2).sum())
+
+
+def leverage(built: Built, mu: float) -> float:
+    """The largest of block 0 at another mu."""
+    event = built.events[0]
+    kept, event["mu"] = event["mu"], mu
+    found = float((built.features()[0] ** 2).sum(axis=1).max())
+    event["mu"] = kept
+    return found
+
+
+@pytest.mark.parametrize("epochs", [1, 4])
+@pytest.mark.parametrize("block_size", [30, 20])
+def test_mu_makes_the_run_the_penalty_that_suits_its_rows(block_size: int, epochs: int) -> None:
+    """Against a fine grid of penalties, and the leverage at the mu itself."""
+    built = Built(operator(), block_size=block_size, epochs=epochs)
+    grid = np.arange(-7, -1, 0.05)
+    least = min(held_out_error(built, x) for x in grid)
+    event, n_blocks, scale = built.events[0], len(built.events), covariance_scale(built, 0)
+    assert held_out_error(built, np.log10(event["penalty"] / scale)) < 1.01 * least
+    wanted, mu = event["penalty"] * len(built.S) * epochs, event["mu"]
+    if mu < 0.099 * scale:
+        assert mu * n_blocks * leverage(built, mu) == pytest.approx(wanted, rel=0.1)
+    else:  # it is never more
+        assert mu == pytest.approx(0.1 * scale, rel=1e-3)
+        assert mu * n_blocks * leverage(built, mu) < wanted
+    for other in built.events[1:]:
+        assert other["mu"] == pytest.approx(event["mu"], rel=1e-6)
+
+
+@pytest.mark.parametrize("block_size", [30, 8])
+def test_mu_goes_up_until_the_leverage_is_affordable(block_size: int) -> None:
+    """By factors of 10, twice at most, and no further than it has to."""
+    free = Built(operator(), block_size=block_size, in_span=True, noise=0.0)
+    for n_samples in (4000, 1200, 1):
+        built = Built(
+            operator(), block_size=block_size, n_samples=n_samples, in_span=True, noise=0.0
+        )
+        affordable = n_samples / (8 * len(built.events))
+        first, event = free.events[0]["mu"], built.events[0]
+        tens = round(np.log10(event["mu"] / first))
+        assert event["mu"] == pytest.approx(first * 10**tens, rel=1e-6)
+        last = tens == 2 or event["mu"] * 10 > 0.1 * covariance_scale(built, 0)
+        assert leverage(built, event["mu"]) <= affordable or last
+        if tens:
+            assert leverage(built, event["mu"] / 10) > affordable
+        # The others begin where the first one ends.
+        for other in built.events[1:]:
+            assert other["mu"] >= event["mu"] * (1 - 1e-6)
+
+
+@pytest.mark.parametrize(("block_size", "options"), [(30, {}), (8, {}), (30, {"damping": 1e-3})])
+def test_start_is_what_the_blocks_learn_from_the_sample(
+    block_size: int, options: dict[str, Any]
+) -> None:
+    built = Built(operator(), block_size=block_size, **options)
+    expected = [learned(built, b, event["penalty"]) for b, event in enumerate(built.events)]
+    expected = np.concatenate(expected) / len(built.events)
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(built.pre.start, expected, rtol=0, atol=1e-6 * scale)
+    assert built.pre.start_rows == len(built.S)
+
+
+def test_rows_that_the_sample_holds_as_well_do_not_choose() -> None:
+    """On its own rows a sample is learned the better the less it is damped."""
+    op, Z, X = operator(), rows(1, 30, 3), rows(2, 100, 3)
+    Y = targets(X, 4, 1.0)
+    penalties = []
+    for fresh in (0, 80):
+        events: list[dict[str, Any]] = []
+        build_block(
+            op, both(op, Z), Sample(both(op, X[:80]), Y[:80]),
+            Sample(both(op, X), Y, None, fresh), block_size=30, n_samples=10**6,
+            report=lambda event, fields, events=events: events.append(fields),
+        )  # fmt: skip
+        penalties.append(events[0]["penalty"])
+    assert penalties[0] < penalties[1]
+    kernel = ref.make_kernel("laplace", op.kernel.bandwidth)
+    K_S, K_fresh, K_Z = kernel(Z, X[:80]), kernel(X[80:], Z), kernel(Z, Z)
+    L = np.linalg.cholesky(K_Z)
+    scale = np.linalg.norm(np.linalg.solve(L, K_S), 2) ** 2 / 80
+    grid = np.arange(-7, -1, 0.05)
+    errors = [
+        ((K_fresh @ np.linalg.solve(K_S @ K_S.T / 80 + 10.0**x * scale * K_Z, K_S @ Y[:80] / 80)
+          - Y[80:]) ** 2).sum()
+        for x in grid
+    ]  # fmt: skip
+    assert np.log10(penalties[1] / scale) == pytest.approx(grid[np.argmin(errors)], abs=0.4)
+
+
+class Reluctant(Backend):
+    """Refuses the third and fourth factorisation, which are of C + mu for H."""
+
+    n_calls = 0
+
+    def cholesky(self, A: Array) -> bool:
+        self.n_calls += 1
+        return super().cholesky(A) and self.n_calls not in (3, 4)
+
+
+def test_mu_in_force_is_the_mu_reported() -> None:
+    """Where rounding makes the covariance indefinite, mu goes up by itself."""
+    plain = Built(operator(), damping=1e-6)
+    built = Built(operator(backend=Reluctant(1)), damping=1e-6)
+    assert built.pre.mu == pytest.approx(100 * plain.pre.mu)
+    H = built.factors(0).H
+    np.testing.assert_allclose(built.pre.H[0], H, rtol=0, atol=1e-9 * np.abs(H).max())
+
+
+@pytest.mark.parametrize("precision", ["exact", "float64"])
+def test_no_damping_at_all_still_ends(precision: str) -> None:
+    """Centers twice and a smooth kernel: C is singular, and any mu has to come from rounding."""
+    Z = np.concatenate([rows(1, 15, 3)] * 2)
+    built = Built(operator("gaussian", 8.0, precision), Z=Z, damping=0.0)
+    assert built.pre.mu > 0
+    assert np.isfinite(built.pre.H[0]).all()
+
+
+@pytest.mark.parametrize("ridge", [0.0, 1e-2])
+def test_bandwidth_that_separates_all_rows_is_refused(ridge: float) -> None:
+    """It used to look for a mu for ever."""
+    with pytest.raises(ConfigError, match="bandwidth is too small"):
+        Built(operator(bandwidth=1e-4, precision="exact"), ridge=ridge)
+
+
+def test_probe_out_of_reach_of_the_centers_is_refused() -> None:
+    op, Z = operator(bandwidth=1e-3, precision="exact"), rows(1, 30, 3)
+    with pytest.raises(ConfigError, match="leverage 0"):
+        build_block(
+            op,
+            both(op, Z),
+            sampled(op, Z),
+            sampled(op, rows(2, 50, 3)),
+            block_size=30,
+            n_samples=10,
+        )
+
+
+@pytest.mark.parametrize("where", ["Z", "S", "probe"])
+def test_rows_that_are_not_finite_are_refused(where: str) -> None:
+    op = operator(precision="exact")
+    data = {"Z": rows(1, 30, 3), "S": rows(2, 100, 3), "probe": rows(3, 50, 3)}
+    data[where][7, 1] = np.nan
+    with pytest.raises((ConfigError, np.linalg.LinAlgError)):
+        build_block(
+            op, both(op, data["Z"]), sampled(op, data["S"]), sampled(op, data["probe"]),
+            block_size=30, n_samples=10,
+        )  # fmt: skip
+
+
+def test_half_precision_overflow_is_named() -> None:
+    op = operator(bandwidth=1e-5, precision="fast")
+    with np.errstate(over="ignore", invalid="ignore"), pytest.raises(ConfigError, match="65504"):
+        Built(op)
+
+
+def test_ridge_is_part_of_the_damping_and_of_the_step() -> None:
+    """The bound derived in the module, of the dense second moment of one block's step."""
+    ridge, n = 0.05, 4
+    built = Built(operator(), block_size=8, ridge=ridge)
+    total = max(float(sum((f**2).sum(axis=1) for f in built.features()).max()), 0.0)
+    for b, (rule, phi) in enumerate(zip(built.pre.rules, built.features(), strict=True)):
+        assert built.events[b]["mu"] >= n * ridge
+        Z_b = built.Z[built.pre.blocks[b]]
+        H = built.factors(b).H
+        S, R = phi.T @ phi / 200, ridge * H @ built.kernel(Z_b, Z_b) @ H.T
+        own = float((phi**2).sum(axis=1).max())
+        assert rule.leverage == pytest.approx(total + rule.lambda_1)
+        for m in (1, 10, 1000):
+            second = own / m * S + (m - 1) / m * S @ S + S @ R + R @ S + n * R @ R
+            assert np.linalg.eigvalsh((S + R) / rule.eta(m) - second)[0] > -1e-12
+
+
+@pytest.mark.parametrize("precision", ["exact", "float64"])
+def test_sketches_have_the_leverage_on_average(precision: str) -> None:
+    """To five deviations of the mean of 300 draws, row by row; one block needs none."""
+    leverages, truth = [], np.zeros(0)
+    for seed in range(300):
+        built = Built(operator(precision=precision), block_size=16, damping=1e-2, seed=seed)
+        K = built.kernel(built.probe[:40], built.Z[built.pre.blocks[1]])
+        assert built.pre.sketches is not None
+        leverages.append(((K @ built.pre.sketches[1]) ** 2).sum(axis=1))
+        truth = ((K @ np.float64(built.pre.H[1]).T) ** 2).sum(axis=1)
+    ratios = np.mean(leverages, axis=0) / truth
+    np.testing.assert_allclose(ratios, 1, atol=5 * (2 / 16 / 300) ** 0.5)
+    assert Built(operator(precision=precision)).pre.sketches is None
+
+
+# --- low-rank preconditioner --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", [1, 6, 39])
+def test_low_rank_eigensystem_equals_the_reference(level: int) -> None:
+    op, X_s, probe = operator(), rows(0, 40, 3), rows(1, 150, 3)
+    P = build_low_rank(op, both(op, X_s), both(op, probe), level=level)
+    kernel = ref.make_kernel("laplace", 2.0)
+    eigen = ref.eigensystem(kernel(X_s, X_s), level)
+    np.testing.assert_allclose(P.D, eigen.D, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(np.abs(np.sum(P.E * eigen.E, axis=0)), 1.0, rtol=1e-8)
+    scale = np.abs(eigen.Q).max()
+    np.testing.assert_allclose((P.E * P.D) @ P.E.T, eigen.Q, rtol=0, atol=1e-10 * scale)
+    spectrum = ref.eigenpro_spectrum(kernel, probe, X_s, eigen)
+    assert P.rule.leverage == pytest.approx(spectrum.leverage, rel=1e-9)
+    assert spectrum.lambda_1 * (1 - 1e-10) <= P.rule.lambda_1 <= spectrum.lambda_1 * 1.01
+    g = rows(2, 150, 2)
+    np.testing.assert_allclose(
+        P.correction(op, both(op, probe), g, np.empty((len(X_s), 2))),
+        eigen.Q @ kernel(X_s, probe) @ g,
+        rtol=0, atol=1e-9,
+    )  # fmt: skip
+
+
+def test_low_rank_float32_agrees_with_float64() -> None:
+    X_s, probe = rows(0, 40, 3), rows(1, 150, 3)
+    one, two = (
+        build_low_rank(op, both(op, X_s), both(op, probe), level=10)
+        for op in (operator(precision="exact"), operator())
+    )
+    np.testing.assert_allclose(one.D, two.D, rtol=1e-3)
+    assert one.rule.leverage == pytest.approx(two.rule.leverage, rel=1e-4)
+    assert one.rule.lambda_1 == pytest.approx(two.rule.lambda_1, rel=1e-3)
+
+
+@pytest.mark.parametrize(("kernel", "bandwidth"), [("laplace", 2.0), ("gaussian", 3.0)])
+@pytest.mark.parametrize("dimension", [3, 60])
+def test_krylov_eigensystem_allows_nearly_the_same_step(
+    kernel: str, bandwidth: float, dimension: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    op = operator(kernel, bandwidth * (dimension / 3) ** 0.5, "exact")
+    X_s, probe = both(op, rows(0, 700, dimension)), both(op, rows(1, 400, dimension))
+    dense = build_low_rank(op, X_s, probe, level=40)
+    monkeypatch.setattr(eigen, "DENSE_ROWS", 0)
+    iterated = build_low_rank(op, X_s, probe, level=40)
+    assert (iterated.D >= 0).all()
+    assert iterated.E.shape == dense.E.shape
+    assert iterated.rule.leverage == pytest.approx(dense.rule.leverage, rel=0.01)
+    assert iterated.rule.lambda_1 == pytest.approx(dense.rule.lambda_1, rel=0.03)
+
+
+def test_directions_at_the_level_of_rounding_are_left_alone() -> None:
+    """A smooth kernel in one dimension has a handful of eigenvalues above float32's eps."""
+    op = operator("gaussian", 3.0, "exact")
+    X_s, probe = rows(0, 100, 1), rows(1, 80, 1)
+    P = build_low_rank(op, both(op, X_s), both(op, probe), level=60)
+    assert 1 <= P.E.shape[1] < 20
+    assert P.E.shape == (100, len(P.D))
+    assert np.isfinite(P.D).all()
+    assert P.D.min() >= 0
+    assert 0 < P.rule.lambda_1 < 1e-2
+
+
+def test_constant_kernel_has_rank_one_and_is_refused() -> None:
+    op = operator("gaussian", 1e6, "exact")
+    with pytest.raises(ConfigError, match=r"n_nystrom=20: K\(X_s, X_s\) has rank 1"):
+        build_low_rank(op, both(op, rows(0, 20, 2)), both(op, rows(1, 20, 2)), level=3)
+
+
+@pytest.mark.parametrize("level", [0, -1, 20, 21])
+def test_level_out_of_range_is_refused(level: int) -> None:
+    op = operator()
+    with pytest.raises(ConfigError, match=f"level={level} must lie between 1 and n_nystrom - 1"):
+        build_low_rank(op, both(op, rows(0, 20, 2)), both(op, rows(1, 20, 2)), level=level)
+
+
+def test_kernel_that_is_not_positive_definite_is_refused() -> None:
+    class Negative(type(operator().kernel)):  # type: ignore[misc]
+        def profile(self, sq: Array, xp: Any) -> Array:
+            return -1 - sq
+
+    op = KernelOperator(Negative(1.0), Backend(1), "float64")
+    with pytest.raises(ConfigError, match="not positive definite"):
+        jittered_cholesky(op, both(op, rows(0, 5, 2)))

@@ -1,0 +1,477 @@
+"""The block solver step by step against the reference, and where it converges to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import gammaln
+
+import streamkern as sk
+from streamkern.backend.base import Backend
+from streamkern.kernels.products import KernelOperator
+from streamkern.planning.memory import SKETCH
+from streamkern.solver import build
+from streamkern.solver.block import ORDER_STAGE, BlockSolver, ridge_schedule
+from tests import reference as ref
+from tests.maths import Array, Case, computed, make_case, operator, rows, small_sizes
+
+KERNEL = ref.make_kernel("laplace", 2.0)
+
+
+def close(actual: Array, desired: Array, relative: float = 1e-10) -> None:
+    np.testing.assert_allclose(actual, desired, rtol=0, atol=relative * np.abs(desired).max())
+
+
+def block_reference(case: Case, solver: BlockSolver) -> ref.BlockReference:
+    """Return the reference with its own factors, each at the mu that setup chose for its block."""
+    events: list[dict[str, Any]] = []
+    computed(
+        case.op, case.Z, case.X_s, case.probe, case.sizes, case.choices,
+        report=lambda event, fields: events.append(fields),
+    )  # fmt: skip
+    ids = np.arange(len(case.Z))
+    blocks = [ids[b] for b in solver.preconditioner.blocks]
+    truth = ref.BlockReference(
+        KERNEL, case.Z, blocks, case.X_s, 1.0, n_outputs=case.Y.shape[1]
+    )  # fmt: skip
+    truth.factors = [
+        ref.block_factors(
+            KERNEL(case.Z[b], case.Z[b]), KERNEL(case.Z[b], case.X_s), e["mu"], e["jitter"]
+        )
+        for b, e in zip(blocks, events, strict=True)
+    ]
+    truth.sketches = solver.preconditioner.sketches
+    return truth
+
+
+@pytest.mark.parametrize("tile", [(512, 1024), (7, 5)])
+@pytest.mark.parametrize("average", [True, False])
+@pytest.mark.parametrize("name", ["block", "blocks", "blocks, recomputed"])
+def test_steps_follow_the_reference(name: str, average: bool, tile: tuple[int, int]) -> None:
+    choices = build.Choices(seed=3, average=average, step_scale=0.7)
+    case = make_case(operator(tile=tile), name, choices=choices)
+    solver = case.solver()
+    assert isinstance(solver, BlockSolver)
+    truth, state = block_reference(case, solver), solver.init()
+    truth.average_k = solver.average_k
+    assert not solver.weights(state).any()
+    truth.counted = state.averaged
+    assert state.averaged == (len(case.X_s) // 4 // len(case.batch(0)) if average else 0)
+    for t in range(12):
+        batch = case.batch(t)
+        state.scale = 1.0 if t < 6 else 0.5  # as after a back-off
+        truth.eta = [state.scale * rule.eta(len(batch)) for rule in solver.rules()]
+        order = np.random.default_rng([3, ORDER_STAGE, t]).permutation(len(truth.blocks))
+        before = truth.predict(case.X[batch]) - case.Y[batch]
+        loss = case.step(solver, state, t)
+        truth.step(case.X[batch], case.Y[batch], order.tolist())
+        assert loss == pytest.approx((before**2).sum() / len(batch), rel=1e-10)
+        close(state.alpha, truth.alpha)
+        if average:
+            close(state.average, truth.average)
+    assert solver.weights(state) is (state.average if average else state.alpha)
+    assert state.averaged == (truth.counted + 12 if average else 0)
+
+
+def test_step_sizes_are_those_of_the_rule() -> None:
+    """Of leverage and lambda_1 on the same probe, by other means."""
+    case = make_case(operator(), "blocks")
+    solver = case.solver()
+    assert isinstance(solver, BlockSolver)
+    truth = block_reference(case, solver)
+    for m in (1, 20, 1000):
+        for rule, block, factors in zip(solver.rules(), truth.blocks, truth.factors, strict=True):
+            phi = truth.kernel(case.probe, case.Z[block]) @ factors.H.T
+            assert rule.leverage == pytest.approx(truth.total_leverage(case.probe))
+            low, high = ref.held_out_lambda_1(phi)
+            etas = [m / (rule.leverage + (m - 1) * lam) for lam in (high, low)]
+            assert etas[0] * (1 - 1e-9) <= rule.eta(m) <= etas[1] * (1 + 1e-9)
+
+
+def test_blocks_are_visited_in_another_order_every_step() -> None:
+    orders = {
+        tuple(np.random.default_rng([3, ORDER_STAGE, t]).permutation(4).tolist()) for t in range(60)
+    }
+    assert len(orders) > 12
+
+
+@pytest.mark.parametrize("precision", ["float64", "exact"])
+def test_recomputing_the_kernel_changes_rounding_only(precision: str) -> None:
+    op = operator(precision=precision)
+    kept, recomputed = (make_case(op, name) for name in ("blocks", "blocks, recomputed"))
+    one, two = kept.solver(), recomputed.solver(kept.setup)
+    a, b = one.init(), two.init()
+    for t in range(20):
+        kept.step(one, a, t)
+        recomputed.step(two, b, t)
+    close(b.alpha, a.alpha, 1e-10 if precision == "float64" else 2e-3)
+
+
+@pytest.mark.parametrize("name", ["block", "blocks"])
+def test_tile_shape_changes_rounding_only(name: str) -> None:
+    """So does the number of shards that the centers are cut into: their tiles are added up."""
+    alphas = []
+    for tile in ((512, 1024), (5, 24), (20, 1), (3, 7)):
+        case = make_case(operator(tile=tile), name)
+        solver = case.solver()
+        state = solver.init()
+        for t in range(20):
+            case.step(solver, state, t)
+        alphas.append(state.alpha)
+    for alpha in alphas[1:]:
+        close(alpha, alphas[0], 1e-9)
+
+
+@pytest.mark.parametrize("name", ["block", "blocks", "blocks, recomputed"])
+def test_steps_have_the_same_bits_on_any_number_of_threads(name: str) -> None:
+    alphas = []
+    for threads in (1, 2, 3):
+        with Backend(threads) as backend:
+            backend.chunk = 8
+            case = make_case(operator(precision="exact", backend=backend, tile=(8, 8)), name)
+            solver = case.solver()
+            state = solver.init()
+            for t in range(5):
+                case.step(solver, state, t)
+            alphas.append(state.alpha)
+    for alpha in alphas[1:]:
+        np.testing.assert_array_equal(alpha, alphas[0])
+
+
+@pytest.mark.parametrize("name", ["block", "blocks"])
+def test_float32_stays_near_float64(name: str) -> None:
+    """In what it predicts; damped well above float32's eps, so that both take the same path."""
+    predictions = []
+    for precision in ("float64", "exact"):
+        choices = build.Choices(seed=3, damping=1e-3)
+        case = make_case(operator(precision=precision), name, choices=choices)
+        solver = case.solver()
+        state = solver.init()
+        for t in range(30):
+            case.step(solver, state, t)
+        predictions.append(KERNEL(case.X, case.Z) @ solver.weights(state).astype(np.float64))
+    close(predictions[1], predictions[0], 1e-3)
+
+
+@pytest.mark.parametrize(("name", "k"), [("block", 0.5), ("blocks", 0.5), ("blocks", 1)])
+@pytest.mark.parametrize("counted", [0, 5])
+def test_average_weighs_step_i_by_its_rising_factorial(name: str, k: float, counted: int) -> None:
+    """Gamma(i + k) / Gamma(i) for step i; the start has the weights of the steps it stands for."""
+    case = make_case(operator(), name)
+    solver = case.solver()
+    solver.average_k = k
+    state = solver.init()
+    state.average[...] = start = rows(7, *state.average.shape)
+    state.averaged, history = counted, [start] * counted
+    for t in range(15):
+        case.step(solver, state, t)
+        history.append(state.alpha.copy())
+        i = np.arange(1.0, counted + t + 2)
+        weights = np.exp(gammaln(i + k) - gammaln(i))
+        close(state.average, np.tensordot(weights / weights.sum(), np.array(history), 1), 1e-12)
+
+
+def test_the_start_counts_as_a_quarter_of_the_rows_it_was_learned_from() -> None:
+    for average in (True, False):
+        case = make_case(operator(), "block", choices=build.Choices(seed=3, average=average))
+        case.setup.arrays["start"][...] = start = rows(7, *case.setup.arrays["start"].shape)
+        case.setup.meta["start_rows"] = 45 * case.sizes.batch_size
+        solver = case.solver()
+        state = solver.init()
+        assert state.averaged == (11 if average else 0)
+        np.testing.assert_array_equal(solver.weights(state), start)
+        np.testing.assert_array_equal(state.alpha, start)
+        warm = solver.init(2 * start)
+        assert warm.averaged == 0
+        np.testing.assert_array_equal(solver.weights(warm), 2 * start)
+
+
+# --- where it converges to ----------------------------------------------------------------------
+
+
+def grid_case(n_blocks: int, op: KernelOperator, choices: build.Choices) -> Case:
+    """Return 200 rows on a grid of 16 centers half a spacing wide, where blocks hardly overlap."""
+    rng = np.random.default_rng(5)
+    Z = np.stack(np.meshgrid(np.arange(4.0), np.arange(4.0)), axis=-1).reshape(16, 2)
+    Z = Z[rng.permutation(16)]
+    X, S = rng.uniform(-0.5, 3.5, (200, 2)), rng.uniform(-0.5, 3.5, (80, 2))
+    Y = rows(1, 200, 2)
+    sizes = small_sizes(batch_size=200, block_size=16 // n_blocks)
+    choices = replace(choices, cycled=200)
+    setup = computed(op, Z, S, X, sizes, choices)
+    return Case(op, sizes, choices, X, Y, Z, S, X, setup, None)
+
+
+def iterate(case: Case, n_steps: int, batch: int | None = None) -> tuple[Any, list[float]]:
+    """Run on the whole data, or on random batches of it; return the state and the losses."""
+    solver = case.solver()
+    state, losses = solver.init(), []
+    for t in range(n_steps):
+        ids = np.arange(len(case.X))
+        if batch is not None:
+            ids = np.random.default_rng([9, t]).permutation(len(case.X))[:batch]
+        losses.append(float(solver.step(state, case.X[ids], case.Y[ids], ids, t)[0].sum()))
+    return state, losses
+
+
+@pytest.mark.parametrize(("n_blocks", "k"), [(1, 0.5), (4, 0.5), (8, 1)])
+def test_many_blocks_forget_faster(n_blocks: int, k: float) -> None:
+    assert grid_case(n_blocks, operator(), build.Choices()).solver().average_k == k
+
+
+@pytest.mark.parametrize("n_blocks", [1, 8])
+def test_full_batch_converges_to_least_squares(n_blocks: int) -> None:
+    op = operator(bandwidth=0.5)
+    case = grid_case(n_blocks, op, build.Choices(seed=1))
+    state, losses = iterate(case, 600)
+    exact = ref.exact_least_squares(ref.laplace(case.X, case.Z, 0.5), case.Y)
+    close(state.alpha, exact, 1e-8)
+    assert np.all(np.diff(losses) <= 1e-12 * losses[0])  # no sweep raises the loss
+
+
+def mean_step(solver: BlockSolver, X: Array, Y: Array, alpha: Array) -> Array:
+    """Of batches of one, over all rows and both orders of two blocks."""
+    orders = {
+        tuple(np.random.default_rng([3, ORDER_STAGE, t]).permutation(2).tolist()): t
+        for t in range(20)
+    }
+    assert len(orders) == 2
+    total = np.zeros_like(alpha)
+    for i in range(len(X)):
+        for t in orders.values():
+            state = solver.init(alpha)
+            solver.step(state, X[[i]], Y[[i]], np.array([i]), t)
+            total += state.alpha - alpha
+    return total / (len(X) * len(orders))
+
+
+@pytest.mark.parametrize("sketched", [False, True])
+def test_two_blocks_end_at_least_squares_if_rows_do_not_move_themselves(sketched: bool) -> None:
+    """The fixed point of the mean step. Without sketches rows of high leverage count less.
+
+    With G = H^T the leverage is exact, and what is left is of second order in the step.
+    """
+    choices = build.Choices(seed=3, average=False, damping=1e-3, step_scale=0.1)
+    case = grid_case(2, operator(), choices)
+    for b in (0, 1):
+        G = case.setup.arrays.pop(f"G.{b}")
+        assert G.shape == (8, SKETCH)
+        if sketched:
+            case.setup.arrays[f"G.{b}"] = np.ascontiguousarray(case.setup.arrays[f"H.{b}"].T)
+    solver = case.solver()
+    assert isinstance(solver, BlockSolver)
+    p, zero = len(case.Z), np.zeros((len(case.Z), 2))
+    push = mean_step(solver, case.X, case.Y, zero)
+    moved = [mean_step(solver, case.X, case.Y, zero + e[:, None]) - push for e in np.eye(p)]
+    fixed = -np.linalg.solve(np.stack([each[:, 0] for each in moved], axis=1), push)
+
+    K, pre = KERNEL(case.X, case.Z), solver.preconditioner
+    leverage = [((K[:, b] @ H.T) ** 2).sum(axis=1) for b, H in zip(pre.blocks, pre.H, strict=True)]
+    weights = [
+        1 - rule.eta(1) / 2 * other for rule, other in zip(pre.rules, leverage[::-1], strict=True)
+    ]
+    assert min(map(np.min, weights)) > 0.9
+    left = np.concatenate(
+        [(w[:, None] * K[:, b]).T for w, b in zip(weights, pre.blocks, strict=True)]
+    )
+    weighted = np.linalg.solve(left @ K, left @ case.Y)
+    squares = np.linalg.lstsq(K, case.Y, rcond=None)[0]
+    gap = np.linalg.norm(K @ (weighted - squares))
+    assert gap > 1e-4 * np.linalg.norm(K @ squares)
+    assert np.linalg.norm(K @ (fixed - (squares if sketched else weighted))) < 0.1 * gap
+
+
+@pytest.mark.parametrize("n_blocks", [1, 8])
+def test_minibatches_meet_a_realisable_target(n_blocks: int) -> None:
+    """The noise of the batches goes with the residual: no floor, to rounding."""
+    case = grid_case(n_blocks, operator(bandwidth=0.5), build.Choices(seed=1))
+    truth = rows(4, 16, 2)
+    case.Y = ref.laplace(case.X, case.Z, 0.5) @ truth
+    state, losses = iterate(case, 1500, batch=60)
+    close(state.alpha, truth, 1e-10)
+    assert losses[-1] < 1e-20 * losses[0]
+
+
+@pytest.mark.parametrize(("n_blocks", "ridge"), [(1, 0.0), (1, 0.1), (8, 0.1)])
+def test_minibatch_average_is_nearer_than_the_iterate(n_blocks: int, ridge: float) -> None:
+    """In what they predict, to the least-squares or the ridge model of noisy targets."""
+    op = operator(bandwidth=0.5)
+    case = grid_case(n_blocks, op, build.Choices(seed=1, ridge=ridge))
+    K_xz, K_zz = ref.laplace(case.X, case.Z, 0.5), ref.laplace(case.Z, case.Z, 0.5)
+    truth = ref.ridge(K_xz, case.Y, K_zz, ridge or 1e-14)
+    state, _ = iterate(case, 600, batch=40)
+    last, mean = (float(np.linalg.norm(K_xz @ (a - truth))) for a in (state.alpha, state.average))
+    assert mean < last / 3
+    assert mean < 0.25 * float(np.linalg.norm(K_xz @ truth))
+
+
+# --- ridge --------------------------------------------------------------------------------------
+
+
+def test_a_block_has_its_own_jitter_in_its_ridge() -> None:
+    """The only fixed point is that of K(Z, Z) with each block's jitter on its diagonal."""
+    case = grid_case(4, operator(bandwidth=0.5), build.Choices(seed=1, ridge=0.1))
+    solver = case.solver()
+    assert isinstance(solver, BlockSolver)
+    jitters = [0.0, 0.1, 1.0, 0.01]
+    solver.preconditioner = replace(solver.preconditioner, jitters=jitters)
+    state = solver.init(rows(5, len(case.Z), case.Y.shape[1]))
+    jittered = ref.make_kernel("laplace", 0.5)(case.Z, case.Z)
+    for b, block in enumerate(solver.preconditioner.blocks):
+        jittered[block, block] += jitters[b] * np.eye(block.stop - block.start)
+    expected = 0.1 * jittered @ state.alpha
+    for b, block in enumerate(solver.preconditioner.blocks):
+        g = np.zeros((block.stop - block.start, case.Y.shape[1]))
+        solver._add_ridge(g, state, b, step=b)
+        close(g, expected[block])
+
+
+def test_one_block_has_its_ridge_from_its_factor() -> None:
+    case = grid_case(1, operator(bandwidth=0.5), build.Choices(seed=1, ridge=0.1))
+    solver = case.solver()
+    assert isinstance(solver, BlockSolver)
+    state = solver.init(rows(5, len(case.Z), case.Y.shape[1]))
+    assert not state.pending
+    assert solver.Z.left is None  # no kernel entries of K(Z, Z)
+    jittered = ref.make_kernel("laplace", 0.5)(case.Z, case.Z)
+    L = solver.preconditioner.L
+    assert L is not None
+    close(L @ L.T, jittered + solver.preconditioner.jitter * np.eye(len(case.Z)))
+    jittered += 0.1 * np.eye(len(case.Z))
+    solver.preconditioner = replace(
+        solver.preconditioner, L=np.linalg.cholesky(jittered), jitters=[0.1]
+    )
+    g = np.ones((len(case.Z), case.Y.shape[1]))
+    solver._add_ridge(g, state, 0, step=0)
+    close(g, 1 + 0.1 * jittered @ state.alpha)
+
+
+@pytest.mark.parametrize("ridge", [1e-5, 1e-2, 10.0])
+def test_full_preconditioner_converges_to_the_ridge_solution(ridge: float) -> None:
+    case = grid_case(1, operator(bandwidth=0.5), build.Choices(seed=1, ridge=ridge))
+    state, _ = iterate(case, 900)
+    K_xz, K_zz = ref.laplace(case.X, case.Z, 0.5), ref.laplace(case.Z, case.Z, 0.5)
+    close(state.alpha, ref.ridge(K_xz, case.Y, K_zz, ridge), 1e-9)
+
+
+@pytest.mark.parametrize(("stride", "count"), [(1, 1), (3, 1), (5, 1), (1, 2), (1, 3), (1, 4)])
+def test_ridge_gradient_is_of_blocks_in_turn(stride: int, count: int) -> None:
+    """So many every `stride` steps, at the weights of that moment; a first round without pauses."""
+    choices = build.Choices(seed=1, ridge=0.3)
+    case = make_case(operator(tile=(7, 5)), "blocks", choices=choices)
+    solver = case.solver()
+    assert isinstance(solver, BlockSolver)
+    state, blocks = solver.init(), solver.preconditioner.blocks
+    n, history = len(blocks), []
+    assert n == 4
+    assert (solver.ridge_stride, solver.ridge_count) == (1, 1)
+    solver.ridge_stride, solver.ridge_count = stride, count
+    last = [-1] * n
+    for t in range(12 * stride):
+        if t < n and stride > 1:
+            last[t] = t
+        elif t % stride == 0:
+            for k in range(count):
+                last[(t // stride * count + k) % n] = t
+        state.alpha[...] = rows(100 + t, 24, 2)
+        history.append(0.3 * KERNEL(case.Z, case.Z) @ state.alpha)
+        for b, block in enumerate(blocks):
+            g = np.ones((block.stop - block.start, 2))
+            solver._add_ridge(g, state, b, t)
+            expected = history[last[b]][block] if last[b] >= 0 else np.zeros_like(g)
+            close(g, 1 + expected, 1e-12)
+
+
+def test_a_back_off_has_the_ridge_of_the_weights_it_goes_back_to() -> None:
+    case = make_case(operator(), "blocks", choices=build.Choices(seed=1, ridge=0.3))
+    solver = case.solver()
+    assert isinstance(solver, BlockSolver)
+    state, good = solver.init(), rows(5, 24, 2)
+    for t in range(3):
+        case.step(solver, state, t)
+    solver.backed_off(state, good, 0.5)
+    close(state.pending["ridge_values"], KERNEL(case.Z, case.Z) @ good)
+
+
+@given(n=st.integers(2, 64), weak=st.floats(1, 1000))
+def test_ridge_is_stable_along_a_direction_that_all_blocks_share(n: int, weak: float) -> None:
+    """Where there are no rows: f, the sum of the blocks' parts, and v, what each block has seen."""
+    share = 1 / (n * weak)  # of the step rule, with mu >= n ridge, is 1 / n at most
+    stride, count = ridge_schedule(n, share)
+    assert stride == 1 or count == 1
+    assert n * stride * share <= 0.5 or stride == 1
+    f, v, peaks = 1.0, np.ones(n), []
+    T = -(-n * stride // count)
+    for t in range(40 * T):
+        if t % stride == 0:
+            v[(t // stride * count + np.arange(count)) % n] = f
+        f -= share * v.sum()
+        if t % T == 0:
+            peaks.append(abs(f) + np.abs(v).max())
+    assert peaks[-1] < 0.2 * peaks[4]
+
+
+def test_centers_without_rows_stay_at_the_ridge_solution() -> None:
+    """Nothing but the ridge holds them, in all blocks alike. With rounds as long as a weak ridge
+    allows on its own the function there was 80 after 400 steps."""
+    rng, p, n, ridge = np.random.default_rng(0), 160, 300, 3e-2
+    X, noise, Z = (rng.standard_normal((rows, 1)) for rows in (n, n, p))
+    Y = np.sin(2 * X) + 0.1 * noise
+    Z[rng.permutation(p)[: p // 2]] += 4
+    config = sk.RunConfig.from_tables(
+        {
+            "data": {"train": "memory", "epochs": 400, "batch_size": n},
+            "model": {"kernel": "gaussian", "bandwidth": 0.7},
+            "solver": {
+                "name": "block", "block_size": p // 16, "ridge": ridge, "damping": 0.1,
+                "average": False,
+            },
+            "run": {"device": "cpu"},
+        }
+    )  # fmt: skip
+    source = sk.ArraySource(X.astype(np.float32), Y.astype(np.float32))
+    found = sk.train_model(config, source=source, centers=Z).model
+    K_xz, K_zz = ref.gaussian(X, Z, 0.7), ref.gaussian(Z, Z, 0.7)
+    truth = np.linalg.lstsq(K_xz.T @ K_xz / n + ridge * K_zz, K_xz.T @ Y / n, rcond=1e-12)[0]
+    places = np.linspace(-8, 10, 200)[:, None]
+    far = found.values(places.astype(np.float32)) - ref.gaussian(places, Z, 0.7) @ truth
+    assert np.abs(far).max() < 0.1
+
+
+@pytest.mark.parametrize("ridge", [1e-6, 1e-4, 1e-3, 0.1])
+def test_a_weak_ridge_is_seen_seldom(ridge: float) -> None:
+    """While a round is half the time in which the ridge would act, or shorter."""
+    choices = build.Choices(seed=1, ridge=ridge, damping=1e-2)
+    case = grid_case(4, operator(bandwidth=0.5), choices)
+    solver = case.solver()
+    assert isinstance(solver, BlockSolver)
+    pre, stride = solver.preconditioner, solver.ridge_stride
+    rate = max(rule.eta(solver.max_batch) for rule in pre.rules) * ridge / pre.mu
+    assert stride == 1 or 4 * stride * rate <= 0.5
+    assert 4 * (stride + 1) * rate > 0.5
+    assert case.solver().ridge_stride == stride
+    assert stride > 20 or ridge > 1e-6
+    assert stride == 1 or ridge < 0.1
+
+
+@pytest.mark.parametrize("ridge", [1e-5, 1e-4, 1e-3, 0.1, 10.0])
+@pytest.mark.parametrize("n_blocks", [2, 8])
+def test_blocks_converge_to_the_ridge_solution(n_blocks: int, ridge: float) -> None:
+    """However strong the ridge, whose values are n_blocks steps old, or weak, and they are more."""
+    case = grid_case(n_blocks, operator(bandwidth=0.5), build.Choices(seed=1, ridge=ridge))
+    state, losses = iterate(case, 600 if n_blocks == 2 and ridge >= 1e-3 else 800)
+    K_xz, K_zz = ref.laplace(case.X, case.Z, 0.5), ref.laplace(case.Z, case.Z, 0.5)
+    close(state.alpha, ref.ridge(K_xz, case.Y, K_zz, ridge), 1e-8)
+    assert max(losses) < 1.5 * losses[0]
+
+
+def test_too_many_rows_for_the_buffers_is_an_error() -> None:
+    case = make_case(operator(), "block")
+    solver = case.solver()
+    with pytest.raises(ValueError, match=r"shape|dimension|broadcast"):
+        solver.step(solver.init(), rows(0, 30, 3), rows(1, 30, 2), np.arange(30), 0)

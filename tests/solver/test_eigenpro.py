@@ -1,0 +1,392 @@
+"""EigenPro 3, 4 and 2 against the reference, and what a checkpoint of any solver has to hold."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern.backend.base import Backend
+from streamkern.basics.errors import ConfigError, DivergenceError
+from streamkern.solver import build
+from streamkern.solver.base import Solver, State
+from streamkern.solver.eigenpro import DelayedProjectionSolver
+from streamkern.solver.projection import ExactProjection
+from tests import reference as ref
+from tests.maths import RIDGED, SOLVERS, Array, Case, both, computed, make_case, operator, rows
+
+KERNEL = ref.make_kernel("laplace", 2.0)
+
+
+def close(actual: Array, desired: Array, relative: float = 1e-9) -> None:
+    np.testing.assert_allclose(actual, desired, rtol=0, atol=relative * np.abs(desired).max())
+
+
+def eigenpro_reference(case: Case, **options: Any) -> ref.EigenProReference:
+    return ref.EigenProReference(
+        KERNEL, case.Z, case.X_s, case.setup.meta["level"], 1.0, n_outputs=2, **options
+    )
+
+
+# --- EigenPro 3 and 4 ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tile", [(512, 1024), (7, 5)])
+@pytest.mark.parametrize("period", [1, 2, 5])
+def test_steps_follow_the_reference(period: int, tile: tuple[int, int]) -> None:
+    """Batches of two sizes, each with its own step; the last period is cut short."""
+    choices = build.Choices(seed=3, step_scale=0.9)
+    case = make_case(operator(tile=tile), "eigenpro3", choices=choices)
+    case.setup.meta["period"] = period
+    solver, jitter = case.solver(), case.setup.meta["jitter"]
+    truth = eigenpro_reference(case, period=period, jitter=jitter)
+    average = np.zeros_like(truth.alpha)
+    state, n_projections = solver.init(), 0
+    assert solver.name == ("eigenpro3" if period == 1 else "eigenpro4")
+    n_steps = 12
+    for t in range(n_steps):
+        batch = case.batch(t)
+        truth.eta = solver.rules()[0].eta(len(batch))
+        assert truth.eta == pytest.approx(
+            0.9 * ref.step_size(len(batch), ref.Spectrum(*measured(case)))
+        )
+        loss = case.step(solver, state, t)
+        g = truth.step(case.X[batch], case.Y[batch])
+        assert loss == pytest.approx((g**2).sum() / len(batch), rel=1e-9)
+        if (t + 1) % period == 0:
+            n_projections += 1
+            average = ref.running_average(average, truth.alpha, n_projections)
+        close(state.alpha, truth.alpha)
+        assert state.n_pending == len(truth.X_tmp)
+        if period > 1 and state.n_pending:
+            close(state.pending["delta"][: state.n_pending], truth.delta)
+            close(state.pending["gamma"], truth.gamma)
+        if average.any():
+            close(solver.weights(state), average)
+    solver.finish(state)
+    if n_steps % period:
+        truth.project()
+        average = ref.running_average(average, truth.alpha, n_projections + 1)
+    close(state.alpha, truth.alpha)
+    close(state.average, average)
+    assert state.n_pending == 0
+    assert not any(state.pending[name].any() for name in ("gamma", "h"))
+    before = state.alpha.copy()
+    solver.finish(state)  # nothing is pending any more
+    np.testing.assert_array_equal(state.alpha, before)
+
+
+def measured(case: Case) -> tuple[float, float]:
+    [rule] = case.setup.meta["rules"]
+    return rule["leverage"], rule["lambda_1"]
+
+
+def test_step_size_is_measured_on_fresh_rows() -> None:
+    case = make_case(operator(), "eigenpro3")
+    eigen = ref.eigensystem(KERNEL(case.X_s, case.X_s), 12)
+    truth = ref.eigenpro_spectrum(KERNEL, case.probe, case.X_s, eigen)
+    leverage, lambda_1 = measured(case)
+    assert leverage == pytest.approx(truth.leverage)
+    assert truth.lambda_1 * (1 - 1e-10) <= lambda_1 <= 1.01 * truth.lambda_1
+    assert case.m == int(min(20, leverage / lambda_1 + 1))
+
+
+def test_period_one_is_algorithm_2() -> None:
+    """EP3 in one formula, minibatches included."""
+    case = make_case(operator(), "eigenpro3")
+    solver, alpha = case.solver(), np.zeros((24, 2))
+    state = solver.init()
+    Q = ref.eigensystem(KERNEL(case.X_s, case.X_s), 12).Q
+    K_zz = KERNEL(case.Z, case.Z) + case.setup.meta["jitter"] * np.eye(24)
+    for t in range(8):
+        X, Y = case.X[case.batch(t)], case.Y[case.batch(t)]
+        alpha = ref.eigenpro_step(
+            alpha, KERNEL(X, case.Z), Y, K_zz, KERNEL(X, case.X_s), KERNEL(case.Z, case.X_s), Q,
+            solver.rules()[0].eta(len(X)),
+        )  # fmt: skip
+        case.step(solver, state, t)
+        close(state.alpha, alpha)
+
+
+@pytest.mark.parametrize("noisy", [True, False])
+def test_full_batch_reaches_the_fixed_point(noisy: bool) -> None:
+    """H^T (K alpha - Y) = 0; the same as least squares only if the target can be met."""
+    op = operator()
+    X, Z, X_s, Y = rows(0, 240, 3), rows(1, 24, 3), rows(2, 80, 3), rows(3, 240, 2)
+    K_xz, K_xs, K_zs = KERNEL(X, Z), KERNEL(X, X_s), KERNEL(Z, X_s)
+    if not noisy:
+        Y = K_xz @ rows(4, 24, 2)
+    sizes = make_case(op, "eigenpro3").sizes
+    setup = computed(op, Z, X_s, X, sizes, build.Choices())
+    setup.meta["batch_size"] = 240
+    case = Case(op, sizes, build.Choices(), X, Y, Z, X_s, X, setup, None)
+    solver = case.solver()
+    state = solver.init()
+    for t in range(3000):
+        solver.step(state, X, Y, np.arange(240), t)
+    Q = ref.eigensystem(KERNEL(X_s, X_s), setup.meta["level"]).Q
+    close(state.alpha, ref.projected_fixed_point(K_xz, Y, K_xs, K_zs, Q), 1e-6)
+    gap = np.linalg.norm(K_xz @ (state.alpha - ref.exact_least_squares(K_xz, Y)))
+    if noisy:
+        assert gap > 1e-3 * np.linalg.norm(Y)
+    else:
+        assert gap < 1e-6 * np.linalg.norm(Y)
+
+
+def test_projection_kept_or_evaluated_gives_the_same_results() -> None:
+    op = operator()
+    resident, inexact = (make_case(op, f"eigenpro3, {name}") for name in ("resident", "inexact"))
+    for name, a in resident.setup.arrays.items():
+        np.testing.assert_array_equal(a, inexact.setup.arrays[name])
+    one, two = resident.solver(), inexact.solver()
+    a, b = one.init(), two.init()
+    for t in range(10):
+        resident.step(one, a, t)
+        inexact.step(two, b, t)
+    close(b.alpha, a.alpha, 1e-11)
+
+
+def test_inexact_projection_tends_to_the_exact_one_with_epochs() -> None:
+    op = operator()
+    exact, inexact = (make_case(op, f"eigenpro3{name}") for name in ("", ", inexact"))
+    state = exact.solver().init()
+    solver = exact.solver()
+    for t in range(5):
+        exact.step(solver, state, t)
+    errors = []
+    for epochs in (1, 20, 300):
+        other = inexact.solver()
+        assert isinstance(other, DelayedProjectionSolver)
+        other.projection.epochs = epochs  # type: ignore[attr-defined]
+        other_state = other.init()
+        for t in range(5):
+            inexact.step(other, other_state, t)
+        errors.append(float(np.abs(other_state.alpha - state.alpha).max()))
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 1e-3 * errors[0]
+
+
+def test_period_below_one_is_refused() -> None:
+    op = operator()
+    z = both(op, rows(0, 10, 3))
+    case = make_case(op, "eigenpro3")
+    solver = case.solver()
+    assert isinstance(solver, DelayedProjectionSolver)
+    with pytest.raises(ConfigError, match="period=0 must be at least 1"):
+        DelayedProjectionSolver(
+            op, z, solver.P, ExactProjection.build(op, z), period=0, max_batch=5, n_outputs=1
+        )
+
+
+def test_setup_lowers_the_batch_to_the_critical_one_and_lengthens_the_period() -> None:
+    case = make_case(operator(), "eigenpro4", batch_size=200)
+    leverage, lambda_1 = measured(case)
+    assert case.m == int(leverage / lambda_1 + 1) < 200
+    assert case.setup.meta["period"] == round(3 * 200 / case.m)
+    assert case.solver().rules()[0].eta(case.m) < case.m / leverage
+
+
+# --- EigenPro 2 ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tile", [(512, 1024), (7, 50)])
+def test_eigenpro_2_follows_the_reference(tile: tuple[int, int]) -> None:
+    case = make_case(operator(tile=tile), "eigenpro2")
+    assert case.sample_rows is not None
+    solver = case.solver()
+    truth = ref.EigenPro2Reference(
+        KERNEL, case.X, case.sample_rows, case.setup.meta["level"], 1.0, n_outputs=2
+    )
+    state = solver.init()
+    average = np.zeros_like(truth.alpha)
+    for t in range(20):
+        batch = case.batch(t)
+        truth.eta = solver.rules()[0].eta(len(batch))
+        loss = case.step(solver, state, t)
+        g = truth.step(batch, case.Y[batch])
+        average = ref.running_average(average, truth.alpha, t + 1)
+        assert loss == pytest.approx((g**2).sum() / len(batch), rel=1e-9)
+        close(state.alpha, truth.alpha, 1e-10)
+        close(state.average, average, 1e-10)
+
+
+def test_eigenpro_2_interpolates() -> None:
+    case = make_case(operator(bandwidth=0.5), "eigenpro2", batch_size=60)
+    solver = case.solver()
+    state, t = solver.init(), 0
+    for epoch in range(150):
+        order = np.random.default_rng([1, epoch]).permutation(240)
+        for start in range(0, 240, case.m):
+            batch = order[start : start + case.m]
+            solver.step(state, case.X[batch], case.Y[batch], batch, t)
+            t += 1
+    K = ref.laplace(case.X, case.X, 0.5)
+    close(K @ state.alpha, case.Y, 1e-6)
+    close(state.alpha, np.linalg.solve(K, case.Y), 1e-4)
+
+
+# --- threads, precision, checkpoints: every solver ----------------------------------------------
+
+
+def run(case: Case, solver: Solver, state: State, start: int, stop: int) -> State:
+    """Take steps, four to a pass."""
+    for t in range(start, stop):
+        case.step(solver, state, t)
+        if t % 4 == 3:
+            solver.end_pass(state)
+    return state
+
+
+STEPLESS = ("direct", "direct, fourier", "direct, nystrom", "falkon")
+
+
+@pytest.mark.parametrize("name", sorted(SOLVERS))
+def test_float32_stays_near_float64(name: str) -> None:
+    predictions = []
+    for precision in ("float64", "exact"):
+        choices = build.Choices(seed=3, damping=1e-3)
+        case = make_case(operator(precision=precision), name, choices=choices)
+        case.setup.meta["batch_size"] = 8  # rounding may put the critical batch on either side
+        case.setup.meta["projection_batch"] = 8
+        solver = case.solver()
+        state = run(case, solver, solver.init(), 0, 10)
+        solver.finish(state)
+        assert state.alpha.dtype == case.op.dtype
+        predictions.append(case.columns(case.X) @ solver.weights(state).astype(np.float64))
+    close(predictions[1], predictions[0], 2e-3)
+
+
+def saved(solver: Solver, state: State) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Return what goes into a checkpoint, as it comes out of one."""
+    arrays = {name: np.array(a) for name, a in solver.arrays(state).items()}
+    scalars: dict[str, Any] = json.loads(json.dumps(solver.scalars(state)))
+    return arrays, scalars
+
+
+def same_bits(a: State, b: State) -> None:
+    for name in ("averaged", "scale", "n_pending", "rows", "passes"):
+        assert getattr(a, name) == getattr(b, name)
+    np.testing.assert_array_equal(a.alpha, b.alpha)
+    np.testing.assert_array_equal(a.average, b.average)
+    assert a.pending.keys() == b.pending.keys()
+
+
+@pytest.mark.parametrize("precision", ["exact", "float64"])
+@pytest.mark.parametrize(
+    ("name", "ridge"),
+    [(name, 0.0) for name in sorted(SOLVERS)]
+    + [(name, 0.1) for name in ("blocks", "sgd", "sgd, nystrom", "eigenpro1, fourier")],
+)
+def test_restored_at_any_step_the_run_goes_on_with_the_same_bits(
+    name: str, ridge: float, precision: str
+) -> None:
+    """In a solver made of host copies of the setup, on a new backend, as after a kill.
+
+    Begins behind a back-off, which is part of the state too.
+    """
+    choices, n_steps = build.Choices(seed=3, ridge=ridge), 8
+    case = make_case(operator(precision=precision), name, choices=choices)
+    arrays = {key: np.array(a) for key, a in case.setup.arrays.items()}
+    meta = json.loads(json.dumps(case.setup.meta))
+    solver = case.solver()
+    state = run(case, solver, solver.init(), 100, 104)
+    if name not in STEPLESS:
+        solver.backed_off(state, state.alpha.copy(), 0.5)
+    checkpoints = [saved(solver, state)]
+    for t in range(n_steps):
+        run(case, solver, state, t, t + 1)
+        checkpoints.append(saved(solver, state))
+    solver.finish(state)
+    assert state.scale == (1.0 if name in STEPLESS else 0.5)
+    assert np.isfinite(state.alpha).all()
+    assert state.alpha.any()
+    for step, (kept, scalars) in enumerate(checkpoints):
+        again = case.solver(
+            build.Setup({key: a.copy() for key, a in arrays.items()}, meta),
+            operator(precision=precision),
+        )
+        resumed = run(case, again, again.restore(kept, scalars), step, n_steps)
+        again.finish(resumed)
+        same_bits(resumed, state)
+
+
+@pytest.mark.parametrize("name", STEPLESS)
+def test_what_has_no_step_size_is_not_backed_off(name: str) -> None:
+    case = make_case(operator(), name)
+    solver = case.solver()
+    state = solver.init()
+    with pytest.raises(DivergenceError, match=f"{solver.name}.* not finite, and has no step size"):
+        solver.backed_off(state, state.alpha, 0.5)
+
+
+@pytest.mark.parametrize("name", sorted(SOLVERS.keys() - set(STEPLESS)))
+def test_back_off_forgets_what_was_pending(name: str) -> None:
+    case = make_case(operator(), name, choices=build.Choices(ridge=0.1 if "b" in name[:1] else 0.0))
+    solver = case.solver()
+    state = run(case, solver, solver.init(), 0, 5)
+    for a in state.pending.values():
+        a[...] = np.nan  # as a diverging run leaves it
+    state.average[...] = np.nan
+    good = rows(5, *state.alpha.shape)
+    solver.backed_off(state, good, 0.5)
+    solver.backed_off(state, good, 0.5)
+    np.testing.assert_array_equal(solver.weights(state), good)
+    assert (state.scale, state.averaged, state.n_pending) == (0.25, 0, 0)
+    run(case, solver, state, 5, 12)
+    solver.finish(state)
+    assert np.isfinite(solver.weights(state)).all()
+
+
+@pytest.mark.parametrize("name", sorted(SOLVERS))
+def test_setup_survives_the_way_over_host_and_json(name: str) -> None:
+    case = make_case(operator(precision="exact"), name)
+    op = operator(precision="exact")
+    to_host, to_device = case.op.backend.to_host, op.backend.asarray
+    copied = build.Setup(
+        {key: to_device(np.array(to_host(a))) for key, a in case.setup.arrays.items()},
+        json.loads(json.dumps(case.setup.meta)),
+    )
+    one, two = case.solver(), case.solver(copied, op)
+    assert one.name == two.name == case.sizes.solver
+    assert one.rules() == two.rules()
+    same_bits(run(case, one, one.init(), 0, 4), run(case, two, two.init(), 0, 4))
+    # and computing it again gives the same bits too
+    again = computed(
+        op, case.Z, case.X_s, case.probe, case.sizes, case.choices, n_outputs=case.Y.shape[1]
+    )
+    assert again.meta == case.setup.meta
+    for key, a in case.setup.arrays.items():
+        np.testing.assert_array_equal(again.arrays[key], a)
+
+
+@pytest.mark.parametrize("name", sorted(SOLVERS))
+def test_tile_shape_changes_rounding_only(name: str) -> None:
+    """So does the number of shards that the centers are cut into: their tiles are added up."""
+    alphas = []
+    for tile in ((512, 1024), (5, 24), (3, 7)):
+        choices = build.Choices(seed=3, ridge=0.1 if name in RIDGED else 0.0)
+        case = make_case(operator(tile=tile), name, choices=choices)
+        solver = case.solver()
+        state = run(case, solver, solver.init(), 0, 9)
+        solver.finish(state)
+        alphas.append(state.alpha)
+    for alpha in alphas[1:]:
+        close(alpha, alphas[0], 1e-8)
+
+
+@pytest.mark.parametrize("name", sorted(SOLVERS))
+def test_same_bits_on_any_number_of_threads(name: str) -> None:
+    found = []
+    for threads in (1, 3):
+        with Backend(threads) as backend:
+            backend.chunk = 8
+            choices = build.Choices(seed=3, ridge=0.1 if name in RIDGED else 0.0)
+            op = operator(precision="exact", backend=backend, tile=(8, 8))
+            case = make_case(op, name, choices=choices)
+            solver = case.solver()
+            found.append(saved(solver, run(case, solver, solver.init(), 0, 6))[0])
+    assert found[0].keys() == found[1].keys()
+    for key, a in found[0].items():
+        np.testing.assert_array_equal(found[1][key], a, err_msg=key)

@@ -1,0 +1,384 @@
+"""FALKON against a few lines of preconditioned conjugate gradient, and where it ends."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern.backend.base import Backend
+from streamkern.basics.errors import ConfigError, DivergenceError
+from streamkern.rundir.run_log import read_log
+from streamkern.solver import build
+from streamkern.solver.base import Solver, State
+from streamkern.solver.falkon import FalkonSolver
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.transforms import GaussianNoise, MixUp
+from streamkern.train import loop
+from streamkern.train.online import Online
+from tests import reference as ref
+from tests.maths import (
+    Array,
+    Case,
+    close,
+    computed,
+    make_case,
+    one_pass,
+    operator,
+    rows,
+    small_sizes,
+)
+from tests.runs import (
+    array_source,
+    arrays,
+    assert_same_bits,
+    final,
+    finished,
+    latest_step,
+    settings,
+    stopped,
+    stream,
+)
+
+KERNEL = ref.make_kernel("laplace", 2.0)
+
+
+def falkon(ridge: float = 0.0, tolerance: float = 1e-13, precision: str = "float64") -> Case:
+    choices = build.Choices(ridge=ridge, tolerance=tolerance)
+    return make_case(operator(precision=precision), "falkon", choices=choices)
+
+
+def conjugate_gradient(A: Array, b: Array, M: Array, alpha: Array, n: int) -> list[Array]:
+    """Return the iterates of one column, the textbook's way."""
+    r = b - A @ alpha
+    z = M @ r
+    v, found = z, [alpha]
+    for _ in range(n):
+        a = (r @ z) / (v @ A @ v)
+        alpha, r_new = alpha + a * v, r - a * (A @ v)
+        z_new = M @ r_new
+        v = z_new + (r_new @ z_new) / (r @ z) * v
+        r, z = r_new, z_new
+        found.append(alpha)
+    return found
+
+
+@pytest.mark.parametrize("start", ["zero", "warm"])
+@pytest.mark.parametrize("ridge", [0.0, 1e-2])
+def test_iterates_are_those_of_conjugate_gradient(ridge: float, start: str) -> None:
+    case = falkon(ridge)
+    solver = case.solver()
+    first = rows(6, 24, 2) if start == "warm" else np.zeros((24, 2))
+    state = solver.init(first if start == "warm" else None)
+    K, K_zz = KERNEL(case.X, case.Z), KERNEL(case.Z, case.Z)
+    A, b = K.T @ K / 240 + ridge * K_zz, K.T @ case.Y / 240
+    M = np.linalg.inv(K_zz @ K_zz / 24 + case.setup.meta["mu"] * K_zz)
+    assert case.setup.meta["mu"] == ridge or not ridge
+    truth = [conjugate_gradient(A, y, M, alpha, 8) for y, alpha in zip(b.T, first.T, strict=True)]
+    for k in range(9):
+        expected = np.stack([found[k] for found in truth], axis=1)
+        facts = one_pass(case, solver, state)
+        close(state.alpha, expected, 1e-8)
+        r = b - A @ expected
+        norms = [((x * (M @ x)).sum(axis=0)) for x in (r, b)]
+        assert facts["iteration"] == k
+        assert facts["residual"] == pytest.approx(np.sqrt(norms[0] / norms[1]).max(), rel=1e-5)
+        # The loss that steps report is that of these weights.
+        X, Y = case.X[:20], case.Y[:20]
+        loss = solver.step(state, X, Y, np.arange(20), 0)
+        assert loss[0].sum() == pytest.approx(((K[:20] @ expected - Y) ** 2).sum() / 20, rel=1e-7)
+        for name in ("sums", "b"):  # and forget that step
+            state.pending[name][...] = 0 if name == "sums" or k == 0 else state.pending[name]
+        state.rows = 0
+
+
+def converged(case: Case, passes: int = 60) -> tuple[Solver, State]:
+    solver = case.solver()
+    state = solver.init()
+    for _ in range(passes):
+        one_pass(case, solver, state)
+        if solver.finished(state):
+            return solver, state
+    raise AssertionError("it has not converged")
+
+
+@pytest.mark.parametrize("ridge", [0.0, 1e-4, 0.1])
+def test_it_ends_where_least_squares_is(ridge: float) -> None:
+    """And where the direct and the block solver end, on all rows at once."""
+    case = falkon(ridge)
+    _, state = converged(case)
+    K, K_zz = KERNEL(case.X, case.Z), KERNEL(case.Z, case.Z)
+    truth = ref.ridge(K, case.Y, K_zz, ridge) if ridge else ref.exact_least_squares(K, case.Y)
+    close(state.alpha, truth, 1e-9)
+    choices = build.Choices(ridge=ridge, damping=1e-6)
+    other = make_case(operator(), "direct", choices=choices)
+    solver = other.solver()
+    direct = solver.init()
+    one_pass(other, solver, direct)
+    close(state.alpha, direct.alpha, 1e-9)
+    if ridge == 1e-4:
+        return  # block needs thousands of full batches for the directions below its damping
+    other = make_case(operator(), "block", choices=choices, batch_size=240)
+    other.X_s = other.probe = other.X
+    sizes = small_sizes(batch_size=240, n_sample=240, n_probe=240)
+    other.setup = computed(other.op, other.Z, other.X, other.X, sizes, choices)
+    solver = other.solver()
+    block = solver.init()
+    for t in range(400):
+        solver.step(block, case.X, case.Y, np.arange(240), t)
+    close(block.alpha, truth, 1e-6)
+
+
+def test_float32_ends_there_to_its_precision() -> None:
+    case = falkon(1e-3, tolerance=1e-5, precision="exact")
+    _, state = converged(case)
+    K, K_zz = KERNEL(case.X, case.Z), KERNEL(case.Z, case.Z)
+    truth = ref.ridge(K, case.Y, K_zz, 1e-3)
+    close(K @ state.alpha.astype(np.float64), K @ truth, 1e-5)
+
+
+@pytest.mark.parametrize("ridge", [0.0, 1e-3])
+@pytest.mark.parametrize("bandwidth", [2.0, 0.05])
+def test_near_duplicates_in_float32_do_no_harm(bandwidth: float, ridge: float) -> None:
+    """What is predicted stays of the size of the targets, and gets better all the way."""
+    X = rows(0, 240, 3)
+    Z = np.concatenate([X[:12], X[:12] + 1e-7, X[:12], X[:12] + 1e-4])
+    case = falkon(ridge, precision="exact")
+    op = operator(precision="exact", bandwidth=bandwidth)
+    sizes = small_sizes(solver="falkon", block_size=len(Z))
+    setup = computed(op, Z, X, X, sizes, case.choices)
+    case = Case(**{**vars(case), "op": op, "Z": Z, "sizes": sizes, "setup": setup})
+    solver = case.solver()
+    state, losses = solver.init(), []
+    x = op.points(X.astype(np.float32), left=True)
+    for _ in range(25):
+        one_pass(case, solver, state)
+        error = op.product(x, solver.Z, state.alpha) - case.Y
+        losses.append(float((error**2).sum() / (case.Y**2).sum()))
+    assert losses[0] == pytest.approx(1)
+    assert max(losses[1:]) < 1
+    assert losses[-1] < 1.02 * min(losses)
+
+
+def test_units_of_the_kernel_do_not_matter() -> None:
+    """Linear, on rows 2^20 times as large or small: every number by a power of 2, to the last bit.
+
+    24 centers in 3 dimensions: what keeps their K(Z, Z) definite must grow with it.
+    """
+    op, found = operator("linear", precision="exact"), []
+    X, Z, Y = rows(0, 240, 3), rows(1, 24, 3), rows(3, 240, 2)
+    for unit in (1.0, 2.0**20, 2.0**-20):
+        sizes, choices = small_sizes(solver="falkon"), build.Choices(ridge=1e-2 * unit**2)
+        setup = computed(op, unit * Z, unit * X, unit * X, sizes, choices)
+        case = Case(op, sizes, choices, unit * X, Y, unit * Z, X, X, setup, None)
+        solver = case.solver()
+        state = solver.init()
+        for _ in range(6):
+            one_pass(case, solver, state)
+        found.append(state.alpha * np.float32(unit) ** 2)
+    assert found[0].any()
+    for alpha in found[1:]:
+        np.testing.assert_array_equal(alpha, found[0])
+
+
+def test_an_output_of_zeros_stays_zero() -> None:
+    case = falkon(1e-3)
+    case.Y = np.stack([case.Y[:, 0], np.zeros(240)], axis=1)
+    _, state = converged(case)
+    assert np.isfinite(state.alpha).all()
+    assert not state.alpha[:, 1].any()
+    case.Y = np.zeros((240, 2))
+    solver = case.solver()
+    state = solver.init()
+    one_pass(case, solver, state)
+    assert "converged in 0 iterations" in str(solver.finished(state))
+
+
+def test_values_that_are_not_finite_are_named() -> None:
+    case = falkon(1e-3)
+    case.Y[3] = np.inf
+    solver = case.solver()
+    with (
+        pytest.raises(DivergenceError, match="'falkon' has a residual that is not finite after 1"),
+        np.errstate(all="ignore"),
+    ):
+        one_pass(case, solver, solver.init())
+
+
+def test_passes_have_the_same_bits_on_any_number_of_threads() -> None:
+    found = []
+    for threads in (1, 2, 3):
+        with Backend(threads) as backend:
+            backend.chunk = 8
+            op = operator(precision="exact", backend=backend, tile=(8, 8))
+            case = make_case(op, "falkon", choices=build.Choices(ridge=1e-3))
+            solver = case.solver()
+            state = solver.init()
+            for _ in range(3):
+                one_pass(case, solver, state)
+            found.append(state.alpha)
+    for alpha in found[1:]:
+        np.testing.assert_array_equal(alpha, found[0])
+
+
+# --- runs ---------------------------------------------------------------------------------------
+
+FALKON = {"solver.name": "falkon", "solver.ridge": 1e-3, "data.epochs": 30}
+
+
+@pytest.mark.parametrize("name", ["falkon", "block"])
+def test_every_pass_brings_the_same_virtual_samples(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the same batches too: mix-up takes its partners from there. Other solvers see new ones."""
+    solver = {"falkon": FalkonSolver, "block": build.BlockSolver}[name]
+    seen, step = [], solver.step
+
+    def looking(self: Any, state: State, X: Array, Y: Array, ids: Array, t: int, w: Any) -> Any:
+        seen.append(hashlib.sha256(X.tobytes() + Y.tobytes() + ids.tobytes()).hexdigest())
+        return step(self, state, X, Y, ids, t, w)
+
+    monkeypatch.setattr(solver, "step", looking)
+    source = AugmentedSource(array_source(), 2, [GaussianNoise(0.1), MixUp(1.0)])
+    finished(settings(**{"solver.name": name, "data.epochs": 3}), source=source)
+    passes = [seen[i : i + 14] for i in range(0, 42, 14)]
+    assert len(set(seen)) == (14 if name == "falkon" else 42)
+    assert (passes[0] == passes[1] == passes[2]) == (name == "falkon")
+
+
+def test_it_stops_when_it_has_converged_and_says_so(tmp_path: Path) -> None:
+    config, test = settings(tmp_path, **FALKON), array_source(40, 5)
+    result = finished(config, source=stream(), test=test)
+    passes = result.samples // 135
+    assert 4 < passes < 20
+    assert f"converged in {passes - 1} iterations" in str(result.ended)
+    log = read_log(tmp_path / "log.jsonl")
+    residuals = [e["residual"] for e in log if e["event"] == "pass"]
+    assert len(residuals) == passes
+    assert residuals[-1] <= 1e-4 < residuals[-2]
+    assert [e["why"] for e in log if e["event"] == "finished"] == [result.ended]
+    assert [r["step"] for r in result.history] == [7 * passes]  # and is evaluated once
+    again = finished(config, source=stream(), test=test)
+    assert (again.samples, again.ended) == (result.samples, result.ended)
+    assert len(read_log(tmp_path / "log.jsonl")) <= len(log) + 2
+
+
+def test_killed_between_the_last_pass_and_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint after the last pass knows that no other one is needed."""
+    finished(settings(tmp_path / "plain", **FALKON), source=stream())
+    config = settings(tmp_path / "run", **FALKON, **{"run.checkpoint_every": 7})
+    finish = loop.Trainer._finish
+
+    def power_cut(self: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop.Trainer, "_finish", power_cut)
+    with pytest.raises(KeyboardInterrupt):
+        finished(config, source=stream())
+    monkeypatch.setattr(loop.Trainer, "_finish", finish)
+    step = latest_step(tmp_path / "run")
+    finished(config, source=stream())
+    assert latest_step(tmp_path / "run") == step
+    assert_same_bits(final(tmp_path / "run"), final(tmp_path / "plain"))
+
+
+def test_stopped_in_a_pass_and_between_two_it_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    finished(settings(tmp_path / "plain", **FALKON), source=stream())
+    config = settings(tmp_path / "run", **FALKON)
+    for step in (3, 7, 14, 18):
+        stopped(config, step, source=stream())
+    finished(config, source=stream())
+    assert_same_bits(final(tmp_path / "run"), final(tmp_path / "plain"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data.epochs": 1}, "data.epochs=1 must be at least 2 with solver 'falkon'"),
+        ({"solver.tolerance": 0.0}, "solver.tolerance=0.0 must be a number above 0"),
+        ({"solver.n_nystrom": 50}, r"n_nystrom=50 is not defined .*takes ridge, tolerance, warm"),
+    ],
+)
+def test_settings_without_sense_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        finished(settings(**(FALKON | change)), source=stream())
+
+
+def test_partial_fit_is_refused() -> None:
+    with pytest.raises(ConfigError, match="solver='falkon' needs the same rows in every pass"):
+        Online(settings(**FALKON), None, None).advance(array_source())
+
+
+# --- warm start ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the direct solver on the rows without noise, its centers given."""
+    run_dir = tmp_path_factory.mktemp("trained") / "run"
+    config = settings(run_dir, **{"solver.name": "direct", "solver.ridge": 1e-3})
+    finished(config.with_overrides({"model.n_centers": "auto"}), source=stream(), centers=CENTERS)
+    return run_dir
+
+
+CENTERS = arrays(40, 1)[0]
+VALUES = ArraySource(*(a.astype(np.float32) for a in arrays()))
+GIVEN = {"model.n_centers": "auto"}
+
+
+def test_a_warm_start_saves_iterations_and_ends_in_the_same_place(trained: Path) -> None:
+    """The centers were drawn into another order: they are matched as they were given."""
+    same = GIVEN | {"run.random_state": 5, "solver.tolerance": 1e-6}
+    config = settings(**FALKON, **same)
+    cold = finished(config, source=array_source(), centers=CENTERS)
+    warm = finished(
+        config.with_overrides({"solver.warm_start": str(trained)}),
+        source=array_source(), centers=CENTERS,
+    )  # fmt: skip
+    assert warm.samples <= cold.samples - 2 * 135
+    close(warm.model.weights, cold.model.weights, 1e-4)
+
+
+@pytest.mark.parametrize("name", ["block", "eigenpro3", "eigenpro4"])
+def test_other_solvers_start_from_there_too(name: str, trained: Path, tmp_path: Path) -> None:
+    """The first steps are those of a trained model, and a resumed run has the same bits."""
+    size = {"solver.n_nystrom": 80} if name != "block" else {}
+    shared = GIVEN | size | {"solver.name": name, "solver.warm_start": str(trained)}
+    test = array_source(100, 5)
+    mse = []
+    for warm in (None, str(trained)):
+        config = settings(**(shared | {"solver.warm_start": warm}), **{"run.evaluate_at": [20]})
+        result = finished(config, source=stream(), test=test, centers=CENTERS)
+        mse.append(result.history[0]["test_mse"])
+    assert mse[1] < 0.95 * mse[0]
+    config = settings(tmp_path, **shared)
+    stopped(config, 5, source=stream(), centers=CENTERS)
+    again = finished(config, source=stream(), centers=CENTERS)
+    plain = finished(settings(**shared), source=stream(), centers=CENTERS)
+    np.testing.assert_array_equal(again.model.weights, plain.model.weights)
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "message"),
+    [
+        ({"centers": CENTERS + 1}, {}, "has other centers than this run"),
+        ({"centers": CENTERS[:30]}, {}, "has other centers than this run"),
+        ({"source": VALUES}, {}, "trained on other targets"),
+        ({}, {"solver.warm_start": "/nowhere/run"}, "no run directory at /nowhere/run"),
+        ({}, {"solver.name": "direct"}, "solver.warm_start is not defined for solver 'direct'"),
+    ],
+    ids=["moved", "fewer", "targets", "missing", "direct"],
+)
+def test_what_can_not_be_a_start_is_refused(
+    options: dict[str, Any], change: dict[str, Any], message: str, trained: Path
+) -> None:
+    options = {"source": stream(), "centers": CENTERS} | options
+    overrides = GIVEN | {"solver.name": "block", "solver.warm_start": str(trained)} | change
+    with pytest.raises((ConfigError, RuntimeError), match=message):
+        finished(settings(**overrides), **options)

@@ -1,0 +1,349 @@
+"""Random Fourier and Nystrom features: what they approximate, and the methods that train them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamkern.basics.errors import ConfigError
+from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
+from streamkern.kernels import builtin
+from streamkern.kernels.builtin import get_kernel
+from streamkern.kernels.fourier import FourierFeatures, frequencies
+from streamkern.kernels.products import KernelOperator
+from streamkern.solver import build
+from streamkern.train.model import load_model
+from streamkern.train.opened import open_run
+from tests import reference as ref
+from tests.maths import (
+    Array,
+    Case,
+    computed,
+    make_case,
+    operator,
+    rows,
+    small_sizes,
+)
+from tests.runs import METHODS, array_source, arrays, finished, settings, stopped, stream
+
+KERNEL = ref.make_kernel("laplace", 2.0)
+SAMPLED = {
+    "gaussian": ref.gaussian,
+    "laplace": ref.laplace,
+    "laplace_l1": ref.laplace_l1,
+    "cauchy": ref.cauchy,
+    "matern32": ref.matern32,
+    "matern52": ref.matern52,
+}
+
+
+def close(actual: Array, desired: Array, relative: float = 1e-9) -> None:
+    np.testing.assert_allclose(actual, desired, rtol=0, atol=relative * np.abs(desired).max())
+
+
+def features(X: Array, Z: Array) -> Array:
+    """phi(X), (n, D), in float64."""
+    return np.asarray(np.sqrt(2 / len(Z)) * np.cos(X @ Z[:, :-1].T + Z[:, -1]))
+
+
+# --- what Fourier features approximate ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLED))
+def test_the_spectral_measure_of_every_kernel(name: str) -> None:
+    """5 standard errors of 50 000 draws: each cosine is at most 1, so 5 / sqrt(50 000) at most."""
+    A, B = rows(0, 12, 3), rows(1, 12, 3)
+    phi = [features(X, frequencies(get_kernel(name, 1.7), 3, 100_000, 1)) for X in (A, B)]
+    error = phi[0] @ phi[1].T - SAMPLED[name](A, B, 1.7)
+    assert np.abs(error).max() < 5 / math.sqrt(50_000)
+
+
+@pytest.mark.parametrize("gamma", [0.5, 1.3, 2.0])
+def test_the_spectral_measure_of_dispersal(gamma: float) -> None:
+    A, B = rows(0, 12, 3), rows(1, 12, 3)
+    kernel = builtin.Dispersal(1.7, gamma)
+    phi = [features(X, frequencies(kernel, 3, 100_000, 1)) for X in (A, B)]
+    truth = np.exp(-((ref.distances(A, B) / 1.7) ** gamma))
+    assert np.abs(phi[0] @ phi[1].T - truth).max() < 5 / math.sqrt(50_000)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "laplace", "laplace_l1"])
+def test_error_falls_as_one_over_the_root_of_their_number(name: str) -> None:
+    """The slope of log error against log D, over 8 seeds: -1/2 within a tenth."""
+    A, B = rows(0, 20, 4), rows(1, 20, 4)
+    kernel, truth = get_kernel(name, 3.0), SAMPLED[name](A, B, 3.0)
+    numbers = [2**k for k in range(4, 14)]
+    errors = []
+    for D in numbers:
+        Z = [frequencies(kernel, 4, D, seed) for seed in range(8)]
+        squares = [((features(A, z) @ features(B, z).T - truth) ** 2).mean() for z in Z]
+        errors.append(math.sqrt(np.mean(squares)))
+    slope = np.polyfit(np.log(numbers), np.log(errors), 1)[0]
+    assert -0.6 < slope < -0.4
+    # A pair has at most the variance of a cosine.
+    assert all(e < math.sqrt(2 / D) for e, D in zip(errors, numbers, strict=True))
+
+
+def test_they_are_unbiased() -> None:
+    """The mean over many seeds, within 5 of its own standard errors, with few features each."""
+    A, B = rows(0, 5, 3), rows(1, 5, 3)
+    kernel = get_kernel("gaussian", 1.5)
+    Z = [frequencies(kernel, 3, 6, seed) for seed in range(3000)]
+    products = np.array([features(A, z) @ features(B, z).T for z in Z])
+    error = products.mean(axis=0) - ref.gaussian(A, B, 1.5)
+    assert (np.abs(error) < 5 * products.std(axis=0) / math.sqrt(3000)).all()
+
+
+@given(st.integers(1, 40), st.integers(1, 6), st.integers(0, 1000))
+def test_the_operator_gives_the_columns(half: int, d: int, seed: int) -> None:
+    """Of any number, and every row has norm 1."""
+    Z = frequencies(get_kernel("laplace", 2.0), d, 2 * half, seed)
+    assert Z.shape == (2 * half, d + 1)
+    X = rows(seed, 9, d)
+    op = KernelOperator(FourierFeatures(2 * half, {"kernel": "laplace"}), operator().backend)
+    op64 = KernelOperator(op.kernel, op.backend, "float64")
+    phi = op64.matrix(op64.points(X, left=True), op64.points(Z, right=True))
+    np.testing.assert_allclose(phi, features(X, Z), atol=1e-12 * (1 + np.abs(Z).max()))
+    np.testing.assert_allclose((phi**2).sum(axis=1), 1, atol=1e-12 * (1 + np.abs(Z).max()))
+    single = op.matrix(op.points(X, left=True), op.points(Z, right=True))
+    # float32 knows x.omega to about eps |x| |omega|
+    np.testing.assert_allclose(single, phi, atol=2e-6 * (1 + np.abs(Z).max()))
+
+
+@pytest.mark.parametrize("name", ["gaussian", "laplace_l1"])
+@pytest.mark.parametrize("shape", [(3,), (3, 2)])
+def test_a_metric_is_a_part_of_the_frequencies(name: str, shape: tuple[int, ...]) -> None:
+    A, B, metric = rows(0, 8, 3), rows(1, 8, 3), rows(2, *shape)
+    kernel = get_kernel(name, 1.7, metric=metric)
+    phi = [features(X, frequencies(kernel, 3, 100_000, 1)) for X in (A, B)]
+    moved = [X * metric if metric.ndim == 1 else X @ metric for X in (A, B)]
+    error = phi[0] @ phi[1].T - SAMPLED[name](*moved, 1.7)
+    assert np.abs(error).max() < 5 / math.sqrt(50_000)
+
+
+def test_frequencies_depend_on_the_seed_alone() -> None:
+    one, two, other = (frequencies(builtin.Cauchy(2.0), 3, 10, seed) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(one, two)
+    assert not np.isclose(one[:, :-1], other[:, :-1]).any()
+    np.testing.assert_array_equal(one[:5, :-1], one[5:, :-1])
+
+
+# --- methods step by step -----------------------------------------------------------------------
+
+
+def explicit(case: Case) -> tuple[Array, Array, Array]:
+    """phi of the rows, of the sample and of the probe, in float64."""
+    if case.sizes.features == "fourier":
+        phi = [features(X, case.Z) for X in (case.X, case.X_s, case.probe)]
+    else:
+        K = KERNEL(case.Z, case.Z) + case.setup.meta["jitter"] * np.eye(len(case.Z))
+        L = np.linalg.cholesky(K)
+        phi = [
+            scipy.linalg.solve_triangular(L, KERNEL(X, case.Z).T, lower=True).T
+            for X in (case.X, case.X_s, case.probe)
+        ]
+    return phi[0], phi[1], phi[2]
+
+
+@pytest.mark.parametrize("ridge", [0.0, 0.05])
+@pytest.mark.parametrize("features", ["fourier", "nystrom"])
+@pytest.mark.parametrize("solver", ["sgd", "eigenpro1"])
+def test_steps_are_those_on_explicit_features(solver: str, features: str, ridge: float) -> None:
+    """w <- w - eta P (Phi^T (Phi w - Y) / m + ridge w), EP1 Algorithm, and what it measures."""
+    choices = build.Choices(seed=3, ridge=ridge)
+    case = make_case(operator(), f"{solver}, {features}", choices=choices)
+    phi, sample, probe = explicit(case)
+    p, q = len(case.Z), case.setup.meta["level"]
+    P = np.eye(p)
+    if solver == "eigenpro1":
+        lam, e = (a[..., ::-1] for a in np.linalg.eigh(sample.T @ sample / len(sample)))
+        P -= (e[:, :q] * (1 - 0.25 * (lam[q] + ridge) / (lam[:q] + ridge))) @ e[:, :q].T
+    solved, w = case.solver(), np.zeros((p, 2))
+    [rule] = solved.rules()
+    S = probe @ P @ probe.T
+    top = np.linalg.eigvalsh(S / len(probe))[-1]
+    assert top * (1 - 1e-9) <= rule.lambda_1 - ridge <= 1.01 * top
+    assert rule.leverage == pytest.approx(S.diagonal().max() + (rule.lambda_1 if ridge else 0))
+    state = solved.init()
+    for t in range(12):
+        batch = case.batch(t)
+        r = phi[batch] @ w - case.Y[batch]
+        w -= rule.eta(len(batch)) * P @ (phi[batch].T @ r / len(batch) + ridge * w)
+        assert case.step(solved, state, t) == pytest.approx((r**2).sum() / len(batch), rel=1e-8)
+        close(case.columns(case.X) @ state.alpha, phi @ w, 1e-8)
+    assert solved.name == solver
+    if features == "fourier":
+        close(state.alpha, w, 1e-8)
+        assert not state.pending
+
+
+@pytest.mark.parametrize(
+    ("name", "ridge"),
+    [
+        ("sgd, fourier", 0.05),
+        ("sgd, nystrom", 0.05),
+        ("eigenpro1, fourier", 0.02),
+        ("eigenpro1, nystrom", 0.02),
+        ("blocks, fourier", 0.02),
+        ("blocks, fourier", 0.0),
+    ],
+)
+def test_full_batches_reach_ridge_regression_on_the_features(name: str, ridge: float) -> None:
+    # Without a ridge all of them in one block: it is a Newton step but for the damping.
+    case = make_case(operator(), name, **({} if ridge else {"block_size": 24}))
+    n = len(case.X)
+    choices = build.Choices(seed=3, ridge=ridge, damping=None if ridge else 1e-10, cycled=n)
+    setup = computed(case.op, case.Z, case.X_s, case.X, case.sizes, choices, n_outputs=2)
+    setup.meta["batch_size"] = n
+    case = Case(case.op, case.sizes, choices, case.X, case.Y, case.Z, case.X_s, case.X, setup, None)
+    solver, phi = case.solver(), explicit(case)[0]
+    state = solver.init()
+    for t in range(1500):
+        solver.step(state, case.X, case.Y, np.arange(n), t)
+    w = np.linalg.solve(phi.T @ phi / n + ridge * np.eye(phi.shape[1]), phi.T @ case.Y / n)
+    close(case.columns(case.X) @ state.alpha, phi @ w, 1e-6)
+
+
+@pytest.mark.parametrize("ridge", [0.0, 0.02])
+def test_direct_on_features_is_ridge_regression(ridge: float) -> None:
+    case = make_case(operator(), "direct, fourier", choices=build.Choices(ridge=ridge))
+    solver, phi = case.solver(), explicit(case)[0]
+    state, n = solver.init(), len(case.X)
+    for part in np.array_split(np.arange(n), n // case.sizes.batch_size + 1):
+        solver.step(state, case.X[part], case.Y[part], part, 0)
+    solver.end_pass(state)
+    w = np.linalg.solve(phi.T @ phi / n + ridge * np.eye(phi.shape[1]), phi.T @ case.Y / n)
+    close(case.columns(case.X) @ state.alpha, phi @ w, 1e-6)
+
+
+def test_many_features_in_several_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sample's products are added up over columns that are evaluated one part at a time."""
+    whole = make_case(operator(), "eigenpro1, fourier")
+    monkeypatch.setattr("streamkern.solver.precondition.linear.FEATURE_COLUMNS", 5)
+    parts = make_case(operator(), "eigenpro1, fourier")
+    for name in ("E", "D"):
+        close(parts.setup.arrays[name], whole.setup.arrays[name], 1e-7)
+    assert parts.setup.meta["rules"][0] == pytest.approx(whole.setup.meta["rules"][0])
+
+
+def test_nystrom_features_and_centers_are_one_model() -> None:
+    """The block preconditioner measures the weights in the same norm."""
+    sizes = small_sizes(solver="block", features="nystrom")
+    case = make_case(operator(), "block")
+    other = computed(case.op, case.Z, case.X_s, case.probe, sizes, case.choices, n_outputs=2)
+    np.testing.assert_array_equal(other.arrays["H.0"], case.setup.arrays["H.0"])
+
+
+def test_features_that_see_no_row_are_refused() -> None:
+    op, far = operator(bandwidth=1e-3), 100 + rows(2, 60, 3)
+    sizes = small_sizes(solver="sgd", features="nystrom", level=0)
+    with pytest.raises(ConfigError, match="bandwidth is too small"):
+        computed(op, rows(1, 24, 3), far, far, sizes, build.Choices())
+
+
+# --- runs ---------------------------------------------------------------------------------------
+
+FOURIER = {"model.features": "fourier", "model.n_centers": "auto", "model.n_features": 80}
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_run_and_its_model(given: bool, tmp_path: Path) -> None:
+    """Its frequencies are kept with the run, and predict what they were trained for."""
+    config = settings(tmp_path, **METHODS["fourier"], **{"model.bandwidth": "auto"})
+    kernel = builtin.Gaussian(3.0) if given else None
+    stopped(config, 5, source=stream("fourier"), kernel=kernel)
+    result = finished(config, source=stream("fourier"), kernel=kernel)
+    assert result.Z.shape == (80, 6)
+    described = result.meta["kernel"]
+    width = described["of"]["bandwidth"]
+    assert (width == 3.0) is given
+    drawn = frequencies(get_kernel("gaussian", width), 5, 80, 0)[result.order]
+    np.testing.assert_array_equal(result.Z, drawn.astype(np.float32))
+    model = load_model(tmp_path, device="cpu", threads=1)
+    X, _ = arrays(20, 7)
+    with model.backend:
+        values = model.values(X)
+    Z, weights = result.Z.astype(np.float64), np.asarray(result.model.weights, np.float64)
+    expected = model.targets.mean + features(np.float64(X), Z) @ weights
+    np.testing.assert_allclose(values, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({**FOURIER, "model.n_features": 81}, "n_features=81 must be even"),
+        ({**FOURIER, "solver.name": "eigenpro3"}, "can not be trained by solver.name=.eigenpro3"),
+        ({**FOURIER, "solver.name": "eigenpro2"}, "use one of block, sgd, eigenpro1"),
+        ({"model.features": "nystrom", "solver.name": "eigenpro4"}, "can not be trained by"),
+        ({**FOURIER, "model.centers": "all"}, "has no centers; leave centers and n_centers out"),
+        ({**FOURIER, "model.n_centers": 9}, "has no centers"),
+        ({"model.n_features": 10}, 'n_features=10 is for model.features="fourier"'),
+        ({**FOURIER, "model.kernel": "polynomial"}, "not known for Polynomial"),
+        (
+            {**FOURIER, "model.kernel": {"kind": "sum", "parts": ["laplace", "cauchy"]}},
+            "not known for",
+        ),
+        ({**FOURIER, "run.precision": "high"}, "is for kernels of Euclidean distances"),
+        ({"solver.name": "sgd"}, "or features='nystrom' for chosen centers"),
+        ({"solver.name": "eigenpro1", "solver.damping": 1.5}, "must be at most 1"),
+    ],
+)
+def test_what_is_refused(overrides: dict[str, Any], message: str) -> None:
+    width = {"model.bandwidth": "auto"} if overrides.get("model.kernel") == "polynomial" else {}
+    with pytest.raises(ConfigError, match=message):
+        finished(settings(**(width | overrides)), source=array_source())
+
+
+def test_features_are_a_part_of_a_runs_identity() -> None:
+    assert settings().identity()["model"]["features"] == "kernel"
+    assert settings(**FOURIER).identity()["model"]["features"] == "fourier"
+
+
+def test_centers_in_memory_are_no_frequencies() -> None:
+    with pytest.raises(ConfigError, match="has no centers; leave centers out"):
+        finished(settings(**FOURIER), source=array_source(), centers=np.zeros((4, 5)))
+
+
+@pytest.mark.parametrize("method", ["sgd", "eigenpro1", "block"])
+@pytest.mark.parametrize("name", ["fourier", "nystrom"])
+def test_the_plan_counts_what_features_need(name: str, method: str) -> None:
+    overrides = {"model.features": name, "solver.name": method, "run.memory": "4 GiB"}
+    if name == "fourier":
+        overrides |= {"model.n_features": 80, "model.n_centers": "auto"}
+    run = open_run(settings(**overrides), source=array_source())
+    run.backend.close()
+    assert run.sizes.features == name
+    assert (run.sizes.solver, run.sizes.in_place) == (method, False)
+    squares = [what for _, what, size in run.buffers.lines if what == "L^-1" and size]
+    assert len(squares) == (name == "nystrom" and method != "block")
+
+
+def test_estimators(tmp_path: Path) -> None:
+    X, y = arrays(300)
+    options: dict[str, Any] = {
+        "features": "fourier", "bandwidth": 3.0, "threads": 1, "scale": "none",
+    }  # fmt: skip
+    model = KernelClassifier(n_features=200, solver="block", epochs=10, **options).fit(X, y)
+    Z = model.centers_.astype(np.float64)
+    np.testing.assert_array_equal(
+        model.centers_, frequencies(get_kernel("laplace", 3.0), 5, 200, 0).astype(np.float32)
+    )
+    expected = features(np.float64(X), Z) @ model.dual_coef_ + model.intercept_
+    close(model.predict_values(X), expected, 1e-3)
+    assert model.bandwidth_ == 3.0
+    assert model.score(X, y) > 0.9
+    halves = KernelClassifier(n_features=200, **options)
+    for part in (slice(0, 150), slice(150, 300)):
+        halves.partial_fit(X[part], y[part])
+    np.testing.assert_array_equal(halves.centers_, model.centers_)
+    nystrom = KernelRegressor(features="nystrom", solver="sgd", n_centers=40, epochs=3, threads=1)
+    assert nystrom.fit(X, np.eye(3)[y]).centers_.shape == (40, 5)
+    with pytest.raises(ConfigError, match=r"^features='fourier' has no centers"):
+        KernelRegressor(centers=X[:10], **options).fit(X, X[:, 0])

@@ -1,0 +1,144 @@
+"""h -> theta: exact against a dense solve, iterative step by step against EigenPro 2.0."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from streamkern.basics.errors import ConfigError
+from streamkern.solver.precondition.low_rank import build_low_rank
+from streamkern.solver.projection import ExactProjection, IterativeProjection, Projection
+from tests import reference as ref
+from tests.maths import both, operator, rows
+
+KERNEL = ref.make_kernel("laplace", 2.0)
+
+
+@pytest.mark.parametrize("c", [1, 3])
+def test_exact_projection_solves(c: int) -> None:
+    Z, h = rows(0, 50, 3), rows(1, 50, c)
+    op = operator(tile=(16, 16))
+    projection = ExactProjection.build(op, both(op, Z))
+    theta = projection.solve(h.copy())
+    truth = np.linalg.solve(KERNEL(Z, Z) + projection.jitter * np.eye(50), h)
+    np.testing.assert_allclose(theta, truth, rtol=0, atol=1e-10 * np.abs(truth).max())
+
+
+def test_exact_projection_works_in_the_memory_of_h() -> None:
+    op, h = operator(), rows(1, 50, 2)
+    theta = ExactProjection.build(op, both(op, rows(0, 50, 3))).solve(h)
+    assert theta is h
+
+
+@pytest.mark.parametrize("precision", ["exact", "float64"])
+def test_exact_projection_with_duplicate_centers_keeps_the_values(precision: str) -> None:
+    """theta is not unique then, its values at the centers are."""
+    Z = np.concatenate([rows(0, 20, 3), rows(0, 20, 3)])
+    op = operator(precision=precision)
+    projection = ExactProjection.build(op, both(op, Z))
+    assert 0 < projection.jitter < 1e-3
+    h = KERNEL(Z, Z) @ np.concatenate([rows(1, 20, 2), np.zeros((20, 2))])
+    theta = projection.solve(h.astype(op.dtype)).astype(np.float64)
+    tolerance = 1e-7 if precision == "float64" else 2e-3
+    np.testing.assert_allclose(KERNEL(Z, Z) @ theta, h, rtol=0, atol=tolerance * np.abs(h).max())
+
+
+def test_float32_projection_keeps_the_values() -> None:
+    Z, h = rows(0, 60, 3), rows(1, 60, 2)
+    op = operator(precision="exact")
+    theta = ExactProjection.build(op, both(op, Z)).solve(h.astype(np.float32))
+    np.testing.assert_allclose(KERNEL(Z, Z) @ theta.astype(np.float64), h, atol=1e-3)
+
+
+def iterative(
+    batch: int, *, epochs: int = 1, resident: bool = False, q: int = 8, s: int = 30, p: int = 50
+) -> tuple[IterativeProjection, ref.Array]:
+    """Return a projection in float64 and its centers."""
+    op, Z = operator(tile=(7, 16)), rows(0, p, 3)
+    z = both(op, Z)
+    P = build_low_rank(op, z[:s], z, level=q)
+    return IterativeProjection(op, z, P, batch=batch, epochs=epochs, resident=resident), Z
+
+
+@pytest.mark.parametrize("resident", [True, False])
+@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize("batch", [10, 16, 50])  # 16 leaves a last batch of 2, with its own step
+def test_iterative_projection_follows_the_reference(
+    batch: int, epochs: int, resident: bool
+) -> None:
+    projection, Z = iterative(batch, epochs=epochs, resident=resident)
+    solver = ref.EigenPro2Reference(KERNEL, Z, np.arange(30), 8, 1.0, n_outputs=2)
+    h = rows(1, 50, 2)
+    for _ in range(epochs):
+        for start in range(0, 50, batch):
+            batch_rows = np.arange(start, min(start + batch, 50))
+            solver.eta = projection.P.rule.eta(len(batch_rows))
+            solver.step(batch_rows, h[batch_rows])
+    theta = projection.solve(h.copy())
+    np.testing.assert_allclose(theta, solver.alpha, rtol=0, atol=1e-10 * np.abs(theta).max())
+
+
+def test_one_batch_size_equals_the_reference_function() -> None:
+    projection, Z = iterative(10)
+    batches = np.split(np.arange(50), 5)
+    eta = projection.P.rule.eta(10)
+    project = ref.inexact_projection(KERNEL, Z, np.arange(30), 8, eta, batches)
+    h = rows(1, 50, 2)
+    np.testing.assert_allclose(projection.solve(h.copy()), project(h), rtol=0, atol=1e-10)
+
+
+def test_iterative_projection_leaves_h_alone_and_repeats_itself() -> None:
+    projection, _ = iterative(16)
+    h = rows(1, 50, 2)
+    first = projection.solve(h)
+    np.testing.assert_array_equal(h, rows(1, 50, 2))
+    np.testing.assert_array_equal(projection.solve(h), first)
+
+
+def test_iterative_projection_tends_to_the_exact_one_with_epochs() -> None:
+    op, Z = operator(), rows(0, 24, 3)
+    h = rows(1, 24, 2)
+    exact = np.linalg.solve(KERNEL(Z, Z), h)
+    errors = []
+    for epochs in (1, 10, 100, 1000):
+        projection = IterativeProjection.build(
+            op, both(op, Z), level=12, n_nystrom=24, max_batch=24, epochs=epochs
+        )
+        errors.append(float(np.abs(projection.solve(h) - exact).max() / np.abs(exact).max()))
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 1e-8
+
+
+def test_build_measures_the_step_on_all_centers_if_they_are_few() -> None:
+    op, Z = operator(), rows(0, 60, 3)
+    projection = IterativeProjection.build(op, both(op, Z), level=10, n_nystrom=40, max_batch=1000)
+    spectrum = ref.eigenpro_spectrum(KERNEL, Z, Z[:40], ref.eigensystem(KERNEL(Z[:40], Z[:40]), 10))
+    rule = projection.P.rule
+    assert rule.leverage == pytest.approx(spectrum.leverage)
+    assert spectrum.lambda_1 * (1 - 1e-10) <= rule.lambda_1 <= 1.01 * spectrum.lambda_1
+    assert projection.batch == int(min(rule.critical_batch, 60))
+    assert projection.K is None
+
+
+def test_a_level_that_is_too_high_is_lowered_and_a_single_center_is_refused() -> None:
+    op = operator()
+    projection = IterativeProjection.build(
+        op, both(op, rows(0, 9, 3)), level=50, n_nystrom=50, max_batch=4
+    )
+    assert projection.P.E.shape == (9, 8)
+    assert projection.batch <= 4
+    with pytest.raises(ConfigError, match="level=0"):
+        IterativeProjection.build(op, both(op, rows(0, 1, 3)), level=5, n_nystrom=5, max_batch=4)
+
+
+def test_all_projections_have_one_interface() -> None:
+    op, h = operator(), rows(1, 24, 2)
+    z = both(op, rows(0, 24, 3))
+    projections: list[Projection] = [
+        ExactProjection.build(op, z),
+        IterativeProjection.build(op, z, level=5, n_nystrom=24, max_batch=8, resident=True),
+        IterativeProjection.build(op, z, level=5, n_nystrom=24, max_batch=8),
+    ]
+    thetas = [projection.solve(h.copy()) for projection in projections]
+    assert all(theta.shape == h.shape for theta in thetas)
+    np.testing.assert_allclose(thetas[1], thetas[2], rtol=0, atol=1e-11)

@@ -1,0 +1,385 @@
+"""Whatever happens to the files of a store: what is read is what was written, or it is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+import tracemalloc
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import google_crc32c
+import numpy as np
+import pytest
+import zarr
+from numcodecs.zstd import Zstd
+from zarr.storage import MemoryStore
+
+from streamkern.basics.errors import ConfigError, CorruptChunkError, DataError, StreamkernError
+from streamkern.cli.overview import store_text
+from streamkern.filesystem.cache import Cache
+from streamkern.ingest.ingest import ingest
+from streamkern.store.describe import describe_store, describe_unfinished
+from streamkern.store.store import Store, open_store
+from streamkern.store.zarr_json import sealed_mark
+from tests import damage
+
+N = 300
+
+
+def rows(dtype: str, seed: int = 0) -> Any:
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 250, (N, 6)).astype(dtype)
+
+
+def float32_store(place: Any, seed: int = 0) -> Any:
+    """Float rows, classes by name, sample weights, names of columns: six chunks."""
+    X = rows("float32", seed)
+    y = np.array(["Oslo", "Rome", "Lima"])[np.arange(N) % 3]
+    ingest(X, place, y=y, sample_weight=X[:, 0], chunk_mb=1200 / 2**20)
+    return place
+
+
+def uint8_store(place: Any, seed: int = 0) -> Any:
+    """Compressed rows of integers, and values."""
+    ingest(rows("uint8", seed), place, y=rows("float32", 7)[:, :2] * 1.5, chunk_mb=300 / 2**20)
+    return place
+
+
+def everything(place: Any, **how: Any) -> str:
+    """A hash of all that anyone learns from a store."""
+    store = open_store(place, **how)
+    spec = store.spec
+    told = hashlib.sha256(repr(vars(spec)).encode())
+    for values in (spec.mean, spec.scale, spec.target_mean, spec.target_scale):
+        told.update(b"" if values is None else values.tobytes())
+    for i in range(store.n_chunks):
+        for part in (*store.read_weighted_chunk(i), store.source_rows(i)):
+            told.update(b"" if part is None else part.tobytes())
+        told.update(store.read_targets(i).tobytes())
+    return told.hexdigest()
+
+
+STORES = [float32_store, uint8_store]
+
+
+def memory_url() -> str:
+    return f"memory://damage/{uuid.uuid4().hex}"
+
+
+# -------------------------------------------------------------------------------------- bit flips
+
+
+@pytest.mark.parametrize("make", STORES)
+@pytest.mark.parametrize(
+    "n", [pytest.param(250, id="some"), pytest.param(5000, id="many", marks=pytest.mark.full)]
+)
+def test_a_flipped_bit_anywhere_is_an_error_or_harmless(
+    tmp_path: Path, make: Callable[[Path], Path], n: int
+) -> None:
+    """W4, W6 and "Unclear messages": over all files of a store, in both kinds of arrays."""
+    root = make(tmp_path / "s")
+    use = partial(everything, root)
+    counts = damage.survey(root, n, seed=1, use=use, peak_bytes=16 << 20)
+    print(dict(counts))
+    assert counts["CorruptChunkError"] > n // 2
+    assert set(counts) <= {"same", "CorruptChunkError", "DataError", "StoreNotFoundError"}
+
+
+def test_every_bit_of_the_metadata_may_flip(tmp_path: Path) -> None:
+    """W6, fill_value, codecs, chunk keys: each bit of the group's zarr.json and of one array's."""
+    root = float32_store(tmp_path / "s")
+    truth, counts = everything(root), Counter[str]()
+    for name in ("zarr.json", "X/zarr.json"):
+        for byte in range(0, (root / name).stat().st_size, 3):
+            flip = damage.Flip(root / name, byte, byte % 7)
+            with damage.flipped(flip):
+                counts[damage.outcome(partial(everything, root), truth, flip)] += 1
+    assert counts.keys() <= {"same", "CorruptChunkError", "DataError", "StoreNotFoundError"}
+
+
+# ------------------------------------------------------------------------- chunks and their place
+
+
+def swapped(root: Path, a: str, b: str) -> None:
+    one, other = (root / a).read_bytes(), (root / b).read_bytes()
+    (root / a).write_bytes(other)
+    (root / b).write_bytes(one)
+
+
+@pytest.mark.parametrize("make", STORES)
+@pytest.mark.parametrize("array", ["X", "y", "row"])
+def test_chunks_in_each_others_place_are_refused(
+    tmp_path: Path, make: Callable[[Path], Path], array: str
+) -> None:
+    """W4: whole chunks of the right size and with right checksums of their own."""
+    root = make(tmp_path / "s")
+    tail = "" if array == "row" or (array == "y" and make is float32_store) else "/0"
+    swapped(root, f"{array}/c/0{tail}", f"{array}/c/1{tail}")
+    store = open_store(root)
+    read = store.source_rows if array == "row" else store.read_chunk
+    with pytest.raises(CorruptChunkError, match=rf"chunk {array}/c/1{tail} of .*s .*not the chunk"):
+        read(1)
+    if array == "y":
+        with pytest.raises(CorruptChunkError, match="not the chunk that was written there"):
+            store.read_targets(0)
+
+
+def test_a_chunk_of_another_store_is_refused(tmp_path: Path) -> None:
+    """W4: the same layout, other rows."""
+    root, other = float32_store(tmp_path / "s"), float32_store(tmp_path / "o", seed=1)
+    shutil.copy(other / "X/c/2/0", root / "X/c/2/0")
+    store = open_store(root)
+    store.read_chunk(1)
+    with pytest.raises(CorruptChunkError, match=r"chunk X/c/2/0 of .*s .*not the chunk"):
+        store.read_chunk(2)
+
+
+def test_chunks_out_of_place_are_refused_on_remote_storage_and_in_its_cache(tmp_path: Path) -> None:
+    """W4: every read is compared, and nothing wrong is kept."""
+    url, cache = float32_store(memory_url()), Cache(tmp_path / "cache", 64 << 20)
+    memory, root = fsspec.filesystem("memory"), url.removeprefix("memory:/")
+    one, other = memory.cat(f"{root}/X/c/0/0"), memory.cat(f"{root}/X/c/1/0")
+    memory.pipe(f"{root}/X/c/0/0", other)
+    for options in ({}, {"cache": cache}):
+        with pytest.raises(CorruptChunkError, match="not the chunk that was written there"):
+            open_store(url, **options).read_chunk(0)
+    memory.pipe(f"{root}/X/c/0/0", one)
+    store = open_store(url, cache=cache)
+    assert np.array_equal(store.read_chunk(0)[0], open_store(url).read_chunk(0)[0])
+
+
+def test_chunks_out_of_place_are_refused_in_a_group_of_any_zarr_store(tmp_path: Path) -> None:
+    """W4: where chunks are neither files nor objects."""
+    root, held = float32_store(tmp_path / "s"), MemoryStore()
+    for path in root.rglob("*"):
+        if path.is_file():
+            key = path.relative_to(root).as_posix()
+            held._store_dict[key] = zarr.core.buffer.cpu.Buffer.from_bytes(path.read_bytes())
+    group = zarr.open_group(held, mode="r")
+    assert everything(group) == everything(group)
+    held._store_dict["X/c/0/0"] = held._store_dict["X/c/1/0"]
+    with pytest.raises(CorruptChunkError, match=r"chunk X/c/0/0 .*not the chunk"):
+        open_store(group).read_chunk(0)
+
+
+def test_the_table_of_checksums_is_checked_itself(tmp_path: Path) -> None:
+    """W4: whole, and not the table that was written."""
+    root = float32_store(tmp_path / "s")
+    zarr.open_group(root, mode="r+")["crc"][0, 0] ^= 1
+    with pytest.raises(CorruptChunkError, match="checksums in crc of"):
+        open_store(root).read_chunk(0)
+
+
+# -------------------------------------------------------------------------- ours and somebody's
+
+
+def renamed(text: str) -> str:
+    return text.replace('"streamkern": {', '"strdamkern": {', 1)
+
+
+def without_attributes(text: str) -> str:
+    return json.dumps({**json.loads(text), "attributes": {}})
+
+
+@pytest.mark.parametrize("alter", [renamed, without_attributes])
+def test_a_store_whose_attribute_is_damaged_is_not_somebody_elses(
+    tmp_path: Path, alter: Callable[[str], str]
+) -> None:
+    """W6: refused by name, with the way to read it all the same."""
+    root = float32_store(tmp_path / "s")
+    (root / "zarr.json").write_text(alter((root / "zarr.json").read_text()))
+    with pytest.raises(
+        CorruptChunkError, match=r"looks like a store .*s .*foreign=True \(data.for"
+    ):
+        open_store(root)
+    store = open_store(root, foreign=True)
+    assert (store.spec.foreign, store.spec.classes) == (True, ("0", "1", "2"))
+
+
+@pytest.mark.parametrize("x", ["X/", "../X", ".", "", "X//", "a/../X"])
+def test_array_names_lead_nowhere_else(tmp_path: Path, x: str) -> None:
+    """ "X/" was our store as a foreign one, "../X" and "." an error of zarr."""
+    with pytest.raises(ConfigError, match="is no name of an array"):
+        open_store(float32_store(tmp_path / "s"), x=x)
+
+
+def test_other_names_in_a_store_of_ours_need_the_word(tmp_path: Path) -> None:
+    """W6: not silently without classes and weights."""
+    root = float32_store(tmp_path / "s")
+    with pytest.raises(DataError, match=r"rows in 'X' and targets in 'y', and 'X', 'w' were asked"):
+        open_store(root, y="w")
+    assert open_store(root, y="w", foreign=True).spec.n_outputs == 1
+
+
+def test_older_stores_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    root = float32_store(tmp_path / "s")
+    group: Any = zarr.open_group(root, mode="r+")
+    group.attrs["streamkern"] = {"kind": "store", "schema": 1, "status": "complete"}
+    with pytest.raises(DataError, match="schema 1 and this version reads 3 alone; ingest the data"):
+        open_store(root)
+
+
+def test_ingest_and_centers_read_a_store_of_ours_as_training_does(tmp_path: Path) -> None:
+    """W4, W6: where a store is the input of something else."""
+    root = float32_store(tmp_path / "s")
+    swapped(root, "X/c/0/0", "X/c/1/0")
+    with pytest.raises(CorruptChunkError, match="not the chunk that was written there"):
+        ingest(root, tmp_path / "o")
+    with pytest.raises(CorruptChunkError, match="not the chunk that was written there"):
+        np.asarray(open_store(root, y=None).rows["X"])
+    (root / "zarr.json").write_text(without_attributes((root / "zarr.json").read_text()))
+    with pytest.raises(CorruptChunkError, match="looks like a store"):
+        ingest(root, tmp_path / "o")
+
+
+def test_slices_of_a_store_are_its_rows(tmp_path: Path) -> None:
+    root = float32_store(tmp_path / "s")
+    plain: Any = zarr.open_group(root, mode="r")["X"]
+    read = open_store(root).rows["X"]
+    for rows in (slice(None), slice(3, 7), slice(40, 160), slice(299, 400), slice(5, 5)):
+        np.testing.assert_array_equal(read[rows], plain[rows])
+
+
+def test_names_of_classes_reach_the_terminal_as_escapes(tmp_path: Path) -> None:
+    """ESC in a class name was sent to the terminal by info and ingest."""
+    X = rows("float32")
+    ingest(X, tmp_path / "s", y=np.array(["a", "\x1b[31mred", "b\n"])[np.arange(N) % 3])
+    text = store_text(describe_store(open_store(tmp_path / "s")))
+    assert "\x1b" not in text
+    assert r"\x1b[31mred" in text
+
+
+# ------------------------------------------------------------------------------ hostile contents
+
+
+def replaced_chunk(root: Path, data: bytes) -> Store:
+    """The uint8 store with other bytes in a chunk, and all checksums right."""
+    crc = int(google_crc32c.value(data)).to_bytes(4, "little")
+    (root / "X/c/1/0").write_bytes(data + crc)
+    damage.reseal(root)
+    return open_store(root)
+
+
+def frame(size: int) -> bytes:
+    """A zstd frame that says it holds `size` bytes."""
+    return b"\x28\xb5\x2f\xfd\xe0" + size.to_bytes(8, "little") + bytes(40)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        Zstd(level=3).encode(np.zeros(256 << 20, np.uint8)),
+        Zstd(level=3).encode(np.zeros(299, np.uint8)),
+        frame(2**62),
+        frame(300),
+        b"\x28\xb5\x2f\xfd\x00\x58" + bytes(30),  # which does not say
+        b"\x28\xb5\x2f\xfd",
+        bytes(64 << 20),
+        b"",
+    ],
+)
+def test_a_chunk_takes_no_more_memory_than_its_rows(tmp_path: Path, data: bytes) -> None:
+    """R2: what a frame claims is believed only as far as the array goes."""
+    root = uint8_store(tmp_path / "s")
+    store = replaced_chunk(root, data)
+    store.read_chunk(0)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptChunkError, match=r"chunk X/c/1/0 of .*s does not decode"):
+            store.read_chunk(1)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+# ------------------------------------------------------------------------------ fuzz of zarr.json
+
+_VALUES: list[Any] = [
+    None, True, -1, 0, 1, 7, 2**70, 1e308, float("nan"), "", "X", "\x1b[31m", [], {}, [[]],
+    [0], [-3, 6], ["a"], {"name": "blosc2"}, {"name": "bytes"}, "float32", "int128", "zstd",
+]  # fmt: skip
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The paths of all that is in a JSON value."""
+    items = value.items() if isinstance(value, dict) else ()
+    items = enumerate(value) if isinstance(value, list) else items
+    return [path, *(p for key, item in items for p in places(item, (*path, key)))]
+
+
+def mutated(document: Any, rng: np.random.Generator) -> bytes:
+    """A JSON document with a value replaced, left out, doubled or nested, or its text cut."""
+    document = json.loads(json.dumps(document))
+    known = places(document)[1:]
+    for _ in range(int(rng.integers(1, 4))):
+        *above, last = known[rng.integers(len(known))]
+        try:
+            holder = document
+            for key in above:
+                holder = holder[key]
+            how = rng.integers(4)
+            if how == 0:
+                del holder[last]
+            elif how == 1:
+                holder[last] = _VALUES[rng.integers(len(_VALUES))]
+            elif how == 2:
+                holder[last] = [holder[last]]
+            else:
+                holder[str(_VALUES[rng.integers(len(_VALUES))])] = holder[last]
+        except (KeyError, IndexError, TypeError):
+            continue
+    text = json.dumps(document).encode()
+    if rng.integers(8) == 0:
+        text = text[: rng.integers(len(text))]
+    if rng.integers(50) == 0:
+        text = b'{"attributes":' + b"[" * 100_000
+    return text
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+@pytest.mark.parametrize(
+    "n", [pytest.param(150, id="some"), pytest.param(50_000, id="many", marks=pytest.mark.full)]
+)
+def test_any_zarr_json_opens_or_is_refused_in_one_sentence(
+    tmp_path: Path, foreign: bool, n: int
+) -> None:
+    """ "Unclear messages": nothing outside of errors.py, whatever zarr.json says."""
+    root = uint8_store(tmp_path / "s")
+    truth = everything(root)
+    rng = np.random.default_rng(5)
+    names = ["zarr.json", "X/zarr.json", "y/zarr.json", "row/zarr.json", "crc/zarr.json"]
+    documents = {name: json.loads((root / name).read_text()) for name in names}
+    for _ in range(n):
+        name = names[rng.integers(3 if foreign else len(names))]
+        text = mutated(documents[name], rng)
+        with damage.replaced(root / name, text):
+            if foreign:
+                with contextlib.suppress(StreamkernError):
+                    open_store(root, foreign=True)
+            else:
+                damage.outcome(partial(everything, root), truth, text[:3000])
+                describe_unfinished(root)
+
+
+def test_metadata_that_make_no_sense_are_said_whatever_their_digests(tmp_path: Path) -> None:
+    """Right digests over what is wrong: a fault of ours, or somebody's who means harm."""
+    root = uint8_store(tmp_path / "s")
+    document = json.loads((root / "X/zarr.json").read_text())
+    for name, value in [("shape", [-3, 6]), ("shape", "text"), ("codecs", [{"name": "nobody"}])]:
+        (root / "X/zarr.json").write_text(json.dumps({**document, name: value}))
+        mark: Any = json.loads((root / "zarr.json").read_text())
+        kept = mark["attributes"]["streamkern"]
+        store = zarr.storage.LocalStore(root)
+        mark["attributes"]["streamkern"] = sealed_mark(kept, store, "", str(root))
+        (root / "zarr.json").write_text(json.dumps(mark))
+        with pytest.raises(DataError, match=r"the metadata of .*s are as they were written and"):
+            open_store(root)

@@ -1,0 +1,137 @@
+"""What is said about a store: its layout, what will be slow, how far an unfinished one is."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from streamkern.basics.text import size_text
+from streamkern.cli.overview import store_text
+from streamkern.ingest.ingest import ingest
+from streamkern.store.describe import describe_store, describe_unfinished
+from streamkern.store.store import StoreWriter, open_store
+from tests.faultproxy import FaultProxy
+from tests.s3server import S3Server
+
+rng = np.random.default_rng(0)
+X = rng.integers(0, 256, size=(600, 40)).astype(np.uint8)
+Y = rng.integers(0, 3, 600)
+
+
+def foreign(path: Path, y: np.ndarray = Y, y_rows: int = 50, **layout: Any) -> list[str]:
+    """The warnings of a store that zarr wrote, but the one that says so."""
+    group = zarr.create_group(path)
+    group.create_array("X", shape=X.shape, dtype=X.dtype, **{"chunks": (50, 40), **layout})[:] = X
+    group.create_array("y", data=y, chunks=(y_rows,))
+    said: list[str] = describe_store(open_store(path))["warnings"]
+    others = [text for text in said if not text.startswith("streamkern did not write this store")]
+    assert len(others) == len(said) - 1
+    return others
+
+
+def test_layouts_that_cost_something(tmp_path: Path) -> None:
+    small = foreign(tmp_path / "plain")
+    assert small == []
+    (said,) = foreign(tmp_path / "shards", chunks=(10, 40), shards=(50, 40))
+    assert said.startswith("X is sharded: rows are read a shard at a time, 1.95 KiB in 5 pieces")
+    (said,) = foreign(tmp_path / "columns", chunks=(50, 16))
+    assert said.startswith("X is cut into 3 pieces along its features")
+    (said,) = foreign(tmp_path / "mixture", y_rows=200)
+    assert said.startswith("X has chunks of 50 rows and y of 200: parts of y are read more than")
+
+
+def test_rows_that_would_compress(tmp_path: Path) -> None:
+    sparse = X * (X > 230)
+    ingest(sparse, tmp_path / "none", y=Y, compress="none")
+    (said,) = describe_store(open_store(tmp_path / "none"))["warnings"]
+    assert said.startswith("uint8 rows are stored as they are; zstd would make them ")
+    assert said.endswith(" times smaller: ingest with compress zstd")
+    for name, rows, compress in (("zstd", sparse, "zstd"), ("random", X, "none")):
+        ingest(rows, tmp_path / name, y=Y, compress=compress)
+        assert describe_store(open_store(tmp_path / name))["warnings"] == []
+
+
+def test_small_chunks_sorted_rows_and_rare_classes(tmp_path: Path) -> None:
+    wide = np.zeros((2000, 900), np.float32)
+    y = np.repeat([0, 1], [1990, 10])
+    ingest(wide, tmp_path / "s", y=y, chunk_mb=90 / 1024, shuffle=False)
+    told = describe_store(open_store(tmp_path / "s"))
+    chunks, ordered, rare = told["warnings"]
+    assert chunks.startswith("chunks of 87.9 KiB are small: every read costs a request")
+    assert ordered.startswith("rows are sorted or grouped by label")
+    assert rare == (
+        "classes are unbalanced: class '1' has 0.5% of the rows and class '0' 99.5%; set "
+        'class_weight = "balanced" if both matter alike'
+    )
+    text = store_text(told)
+    assert "rows per class: 1 10 (0.5%) to 0 1,990 (99.5%)" in text
+    assert text.count("  note: ") == 3
+
+
+def test_a_large_store_on_s3_costs_a_few_requests(
+    s3: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"s3://{bucket}/s.zarr"
+    ingest(X, url, y=Y, chunk_mb=10 * 40 / 2**20, storage_options=s3.options())
+    with FaultProxy(upstream=s3.endpoint) as proxy:
+        store = open_store(url, storage_options=s3.options(proxy.endpoint))
+
+        def described(**how: bool) -> tuple[dict[str, Any], Counter[str]]:
+            proxy.log()
+            told = describe_store(store, **how)
+            return told, Counter(
+                "list" if "list-type" in path else method for method, path, _ in proxy.log()
+            )
+
+        told, asked = described()
+        assert asked == {"list": 2, "GET": 9}  # also the checksums, once
+        assert (told["n_chunks"], told["stored_bytes_estimated"]) == (60, False)
+        exact = told["stored_bytes"]
+        monkeypatch.setattr("streamkern.store.describe._LISTED_CHUNKS", 10)
+        told, asked = described()
+        assert asked == {"HEAD": 8, "GET": 8}
+        assert told["stored_bytes_estimated"]
+        # Without the 4 bytes of each checksum of y, and what zstd saves or costs.
+        assert told["stored_bytes"] == pytest.approx(exact, rel=0.1)
+        assert "about " in store_text(told)
+        told, asked = described(exact=True)
+        assert asked["list"] == 2
+        assert (told["stored_bytes"], told["stored_bytes_estimated"]) == (exact, False)
+
+
+def test_an_unfinished_store_says_how_far_it_is(tmp_path: Path) -> None:
+    place = tmp_path / "s"
+    assert describe_unfinished(place) is None
+    with StoreWriter(
+        place, row_shape=(40,), x_dtype=np.uint8, n_outputs=3, classes="abc", chunk_rows=100,
+        n_rows=550,
+    ) as writer:  # fmt: skip
+        for i in (0, 3):
+            writer.write_chunk(i, X[:100], Y[:100])
+    told = describe_unfinished(place)
+    assert told is not None
+    assert json.loads(json.dumps(told)) == told
+    assert (told["chunks_written"], told["n_chunks"], told["n_rows"]) == (2, 6, 550)
+    assert "unfinished: 2 of 6 chunks are written, 33%; 550 rows in all" in store_text(told)
+    ingest(X, tmp_path / "done", y=Y)
+    assert describe_unfinished(tmp_path / "done") is None
+    group = zarr.create_group(tmp_path / "foreign")
+    group.create_array("X", data=X)
+    assert describe_unfinished(tmp_path / "foreign") is None
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "text"),
+    [
+        (0, "0 bytes"), (999, "999 bytes"), (1000, "0.977 KiB"), (90 * 1024, "90 KiB"),
+        (8 << 20, "8 MiB"), (3 << 29, "1.5 GiB"), (5 << 40, "5 TiB"),
+    ],
+)  # fmt: skip
+def test_sizes_in_words(n_bytes: int, text: str) -> None:
+    assert size_text(n_bytes) == text

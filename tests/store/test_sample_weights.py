@@ -1,0 +1,721 @@
+"""Sample weights: whole numbers against repeated rows, 0 against absent rows, formulas, bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.utils.class_weight import compute_class_weight
+
+from streamkern import ConfigError, DataError, KernelClassifier, KernelRegressor, MixUp
+from streamkern.backend.base import Backend
+from streamkern.basics.errors import ResumeMismatchError
+from streamkern.cli.main import main
+from streamkern.filesystem.cache import Cache
+from streamkern.ingest.ingest import ingest
+from streamkern.solver.block import ORDER_STAGE, BlockSolver
+from streamkern.solver.eigenpro import EigenPro1Solver
+from streamkern.solver.precondition.block import Sample, build_block
+from streamkern.solver.precondition.low_rank import build_low_rank
+from streamkern.store.sample_weights import as_weights, weight_factors
+from streamkern.store.store import open_store
+from streamkern.stream.feed import Feed
+from streamkern.stream.loader import Loader
+from streamkern.stream.materialise import materialise
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.base import Source
+from streamkern.stream.sources.generator import GeneratorSource
+from streamkern.stream.sources.mixture import MixtureSource
+from streamkern.stream.sources.sampling import sample_rows
+from streamkern.stream.sources.stores import ZarrSource
+from streamkern.train.model import load_model
+from tests import maths
+from tests import reference as ref
+from tests.conftest import MakeZarr
+from tests.faults import content
+from tests.runs import METHODS, arrays, assert_same_bits, final, finished, settings, stopped
+from tests.s3server import S3Server
+
+N = 60
+X = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32)
+IDS = np.arange(N) % 3
+W = np.round(np.abs(np.float64(X[:, 0])) * 4) / 4  # told from the row it belongs to; some are 0
+VALUES = np.stack([X[:, 0] ** 2, X[:, 1]], axis=1)
+CLASSES = ("a", "b", "c")
+# Of a store without weights, which another release must give again.
+PLAIN_FINGERPRINT = "d199b6146d8be239841fe4718e50720e3faae5e95e7f11061265f193019ff250"
+
+
+def weighted(**options: Any) -> ArraySource:
+    return ArraySource(X, IDS, classes=CLASSES, sample_weight=W, **options)
+
+
+def of(rows: np.ndarray) -> np.ndarray:
+    """The weights that rows of X were given."""
+    return np.asarray(np.round(np.abs(rows[:, 0]) * 4) / 4, np.float32)
+
+
+# ------------------------------------------------------------------------- what is minimised
+
+KERNEL_ROWS, CENTERS = maths.rows(0, 240, 3), maths.rows(1, 10, 3)
+TARGETS = np.stack([np.sin(KERNEL_ROWS[:, 0]), KERNEL_ROWS[:, 2] ** 2], axis=1)
+TARGETS += 0.3 * maths.rows(3, 240, 2)
+COUNTS = np.random.default_rng(4).integers(0, 4, 240)
+
+
+def repeated_rows() -> np.ndarray:
+    """Normal equations of the problem in which row i is there COUNTS[i] times."""
+    K = np.repeat(ref.laplace(KERNEL_ROWS, CENTERS, 2.0), COUNTS, axis=0)
+    Y = np.repeat(TARGETS, COUNTS, axis=0)
+    return np.asarray(np.linalg.solve(K.T @ K, K.T @ Y))
+
+
+def test_whole_weights_are_repeated_rows() -> None:
+    """The block solver at its end, set up on the weighted rows and stepping with all of them."""
+    op, w = maths.operator(), COUNTS / COUNTS.mean()
+    root = np.sqrt(w)
+    Z = maths.both(op, CENTERS)
+    sizes = maths.small_sizes(block_size=10, batch_size=240, n_sample=240, n_probe=240)
+    choices = maths.build.Choices(seed=3, average=False)
+    both = maths.build.Rows(KERNEL_ROWS, TARGETS, root)
+    setup = maths.build.compute(
+        op, Z, lambda: (both, both), sizes, choices, n_samples=10**6, report=maths.quiet,
+    )  # fmt: skip
+    solver = maths.build.assemble(op, Z, setup, sizes, choices, n_outputs=2)
+    state = solver.init()
+    for t in range(100):
+        loss = solver.step(state, KERNEL_ROWS, TARGETS, np.arange(240), t, w)
+    K, truth = ref.laplace(KERNEL_ROWS, CENTERS, 2.0), repeated_rows()
+    np.testing.assert_allclose(state.alpha, truth, rtol=1e-8)
+    # The loss, too, is that of the repeated rows.
+    residual = np.repeat((K @ truth - TARGETS) ** 2, COUNTS, axis=0)
+    np.testing.assert_allclose(loss[0].sum(), residual.sum() / COUNTS.sum(), rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", [name for name in maths.SOLVERS if name not in maths.IN_PLACE])
+def test_steps_of_weighted_rows_are_those_of_repeated_rows(name: str) -> None:
+    """But for what rows move themselves by, in several blocks: each of two copies is itself.
+
+    Three passes over two batches: direct and FALKON have no weights before a pass ends, and FALKON
+    only from the second one on.
+    """
+    case = maths.make_case(maths.operator(), name)
+    for sketch in [key for key in case.setup.arrays if key.startswith("G.")]:
+        del case.setup.arrays[sketch]
+    # Steps as long as the top eigenvalue allows, whatever the number of rows is.
+    rules = [rule | {"leverage": rule["lambda_1"]} for rule in case.setup.meta["rules"]]
+    case.setup.meta |= {"rules": rules, "batch_size": 80}
+    one, many = case.solver(), case.solver()
+    a, b = one.init(), many.init()
+    for t in range(6):
+        # Batches of the same total weight: a sum over a pass, too, is that of repeated rows.
+        batch, counts = np.arange(20) + 20 * (t % 2), np.roll(COUNTS[:20], 7 * (t % 2))
+        repeated = np.repeat(batch, counts)
+        w = counts / counts.mean()
+        left = one.step(a, case.X[batch], case.Y[batch], batch, t, w)
+        right = many.step(b, case.X[repeated], case.Y[repeated], repeated, t)
+        np.testing.assert_allclose(left, right, rtol=1e-9)
+        if t % 2:
+            facts, truth = one.end_pass(a), many.end_pass(b)
+            np.testing.assert_allclose(
+                facts.get("residual", 0), truth.get("residual", 0), rtol=1e-6
+            )
+    one.finish(a)
+    many.finish(b)
+    assert (a.alpha != 0).all()
+    np.testing.assert_allclose(a.alpha, b.alpha, rtol=1e-7, atol=1e-9)
+
+
+def test_a_weighted_row_moves_itself_by_its_weight() -> None:
+    """The formula of a step in several blocks, in float64."""
+    case = maths.make_case(maths.operator(), "blocks")
+    solver = case.solver()
+    assert isinstance(solver, BlockSolver)
+    batch, w = np.array([1, 2, 3, 5, 6]), np.array([0.0, 0.5, 1.0, 2.0, 1.5])
+    pre, state = solver.preconditioner, solver.init()
+    solver.step(state, case.X[batch], case.Y[batch], batch, 0, w)
+    K = ref.laplace(case.X[batch], case.Z, 2.0)
+    r, alpha = -case.Y[batch], np.zeros((len(case.Z), 2))
+    assert pre.sketches is not None
+    for b in np.random.default_rng([3, ORDER_STAGE, 0]).permutation(len(pre.blocks)):
+        K_b, H, eta = K[:, pre.blocks[b]], pre.H[b], pre.rules[b].eta(5)
+        u = eta / 5 * H.T @ H @ K_b.T @ (w[:, None] * r)
+        alpha[pre.blocks[b]] -= u
+        leverage = ((K_b @ pre.sketches[b]) ** 2).sum(axis=1)
+        r = r + (eta / 5 * w * leverage)[:, None] * r - K_b @ u
+    np.testing.assert_allclose(state.alpha, alpha, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["eigenpro2", "sgd"])
+def test_rows_are_moved_by_their_weights(name: str) -> None:
+    """The formula of the step, in float64; rows outside the sample get no correction."""
+    case = maths.make_case(maths.operator(), name)
+    solver, batch = case.solver(), np.array([1, 2, 3, 5, 6])
+    assert case.sample_rows is not None
+    assert not set(batch) & set(case.sample_rows)
+    state, w = solver.init(), np.array([0.0, 0.5, 1.0, 2.0, 1.5])
+    solver.step(state, case.X[batch], case.Y[batch], batch, 0, w)
+    eta = solver.rules()[0].eta(5)
+    np.testing.assert_allclose(state.alpha[batch], eta / 5 * w[:, None] * case.Y[batch], rtol=1e-12)
+
+
+def test_eigenpro1_moves_all_rows_by_the_weights_of_the_batch() -> None:
+    """The formula of two steps, in float64, with the preconditioner that was built.
+
+    The second one has residuals of weights that are not zero.
+    """
+    case = maths.make_case(maths.operator(), "eigenpro1")
+    solver, w = case.solver(), np.array([0.0, 0.5, 1.0, 2.0, 1.5])
+    assert isinstance(solver, EigenPro1Solver)
+    K, (E, D) = ref.laplace(case.X, case.X, 2.0), (solver.P.E, solver.P.D)
+    state, alpha, step = solver.init(), np.zeros((240, 2)), solver.rules()[0].eta(5) / 5
+    for t, batch in enumerate((np.array([1, 2, 3, 5, 6]), np.array([2, 6, 40, 41, 200]))):
+        solver.step(state, case.X[batch], case.Y[batch], batch, t, w)
+        g = step * w[:, None] * (K[batch] @ alpha - case.Y[batch])
+        alpha[batch] -= g
+        alpha += E @ (D[:, None] * (E.T @ (K[:, batch] @ g)))
+        np.testing.assert_allclose(state.alpha, alpha, rtol=1e-9, atol=1e-12)
+    assert (state.alpha != 0).all()
+
+
+@pytest.mark.parametrize("name", maths.SOLVERS)
+def test_weights_of_one_change_nothing(name: str) -> None:
+    case = maths.make_case(maths.operator(), name)
+    plain, with_ones = case.solver(), case.solver()
+    a, b = plain.init(), with_ones.init()
+    for t in range(4):
+        batch = case.batch(t)
+        left = plain.step(a, case.X[batch], case.Y[batch], batch, t)
+        ones = np.ones(len(batch))
+        right = with_ones.step(b, case.X[batch], case.Y[batch], batch, t, ones)
+        np.testing.assert_array_equal(left, right)
+    for name_, array in plain.arrays(a).items():
+        np.testing.assert_array_equal(array, with_ones.arrays(b)[name_])
+
+
+@pytest.mark.parametrize("name", maths.SOLVERS)
+def test_rows_of_weight_zero_are_not_there(name: str) -> None:
+    """Up to the number of rows of the batch, which decides the step: eta(m) / m is that of m."""
+    case = maths.make_case(maths.operator(), name)
+    batch = case.batch(0)
+    w = np.ones(len(batch))
+    w[3:7] = 0
+    one, two = case.solver(), case.solver()
+    a, b = one.init(), two.init()
+    wild = case.Y[batch].copy()
+    wild[3:7] = 1e6
+    one.step(a, case.X[batch], case.Y[batch], batch, 0, w)
+    two.step(b, case.X[batch], wild, batch, 0, w)
+    for key, array in one.arrays(a).items():
+        np.testing.assert_array_equal(array, two.arrays(b)[key])
+
+
+def test_step_rules_are_those_of_the_weighted_stream() -> None:
+    """Leverage and top eigenvalue in float64, from the rows scaled by the root of their weights."""
+    op, w = maths.operator(), COUNTS / COUNTS.mean()
+    root, sample = np.sqrt(w), maths.rows(9, 300, 3)
+    ones = np.ones(300)
+    Z, S, P = (maths.both(op, A) for A in (CENTERS, sample, KERNEL_ROWS))
+    first, second = Sample(S, np.ones((300, 2)), ones), Sample(P, TARGETS, root)
+    block = build_block(op, Z, first, second, block_size=10, n_samples=10**9, damping=1e-4)
+    phi = ref.laplace(KERNEL_ROWS, CENTERS, 2.0) @ block.H[0].T * root[:, None]
+    np.testing.assert_allclose(block.rules[0].leverage, (phi**2).sum(1).max(), rtol=1e-9)
+    low, high = ref.held_out_lambda_1(phi)
+    assert low * (1 - 1e-9) <= block.rules[0].lambda_1 <= high * (1 + 1e-9)
+    # Where the probe is all rows, there are no others.
+    whole = build_block(
+        op, Z, first, replace(second, fresh=100), block_size=10, n_samples=10**9, damping=1e-4
+    )
+    np.testing.assert_allclose(
+        whole.rules[0].lambda_1, np.linalg.norm(phi, 2) ** 2 / 240, rtol=1e-6
+    )
+
+
+def test_the_start_is_what_the_weighted_sample_teaches() -> None:
+    op, w = maths.operator(), COUNTS / COUNTS.mean()
+    Z, S = maths.both(op, CENTERS), maths.both(op, KERNEL_ROWS)
+    sample = Sample(S, TARGETS, np.sqrt(w))
+    block = build_block(op, Z, sample, sample, block_size=10, n_samples=10**9, damping=1e-3)
+    K = ref.laplace(KERNEL_ROWS, CENTERS, 2.0)
+    covariance = K.T @ (w[:, None] * K) / 240 + block.mu * ref.laplace(CENTERS, CENTERS, 2.0)
+    truth = np.linalg.solve(covariance, K.T @ (w[:, None] * TARGETS) / 240)
+    assert block.start is not None
+    np.testing.assert_allclose(block.start, truth, rtol=1e-7)
+
+
+def test_the_eigensystem_is_that_of_repeated_rows() -> None:
+    op = maths.operator()
+    root, R = np.sqrt(COUNTS / COUNTS.mean()), np.repeat(KERNEL_ROWS, COUNTS, axis=0)
+    P = maths.both(op, KERNEL_ROWS)
+    low = build_low_rank(op, P, P, level=20, roots=(root, root))
+    lam, E = (a[..., ::-1] for a in np.linalg.eigh(ref.laplace(R, R, 2.0) / len(R)))
+    D = (1 - lam[20] / lam[:20]) / lam[:20] / len(R)
+    E = ref.laplace(CENTERS, R, 2.0) @ E[:, :20]
+    ours = ref.laplace(CENTERS, KERNEL_ROWS, 2.0) @ low.E
+    np.testing.assert_allclose(ours * low.D @ ours.T, E * D @ E.T, rtol=1e-4, atol=1e-6)
+    # On the rows it was made from, every direction above the tail is brought down to the tail.
+    np.testing.assert_allclose(low.rule.lambda_1, lam[20], rtol=1e-3)
+
+
+# ------------------------------------------------------------------------------ on the way
+
+
+def batches(source: Source, threads: int = 2, class_weight: Any = None) -> list[Any]:
+    factors = weight_factors(source, class_weight)
+    found = []
+    with (
+        Loader(source, batch_size=13, seed=1, threads=threads, block_bytes=600) as loader,
+        Feed(loader, Backend(threads=1), dtype=np.float64, seed=1, factors=factors) as feed,
+    ):
+        for b in feed.epoch(0):
+            w = None if b.w is None else b.w.copy()
+            found.append(b._replace(X=b.X.copy(), Y=b.Y.copy(), rows=b.rows.copy(), w=w))
+    return found
+
+
+def test_the_mean_over_an_epoch_is_one_and_rows_keep_their_weights() -> None:
+    sources: list[Source] = [
+        weighted(unit_rows=7),
+        ArraySource(X, VALUES, sample_weight=W, unit_rows=7),
+        AugmentedSource(weighted(unit_rows=7), 3, []),
+        MixtureSource([weighted(unit_rows=7), weighted(unit_rows=20)]),
+        MixtureSource([weighted(unit_rows=6), weighted(unit_rows=6)], [2, 1], n_rows=180),
+    ]
+    for source in sources:
+        found = batches(source)
+        w = np.concatenate([b.w for b in found])
+        rows = np.concatenate([b.X for b in found])
+        np.testing.assert_allclose(w.mean(), 1, rtol=1e-12)
+        own = np.float64(of(rows))
+        np.testing.assert_allclose(w / w.sum(), own / own.sum(), rtol=1e-12)
+
+
+def test_any_number_of_threads_gives_the_same_weights() -> None:
+    one, four = (batches(weighted(unit_rows=7), threads=k, class_weight="balanced") for k in (1, 4))
+    for a, b in zip(one, four, strict=True):
+        assert a.w.tobytes() == b.w.tobytes()
+        assert a.X.tobytes() == b.X.tobytes()
+
+
+def test_without_weights_there_are_none() -> None:
+    assert weight_factors(ArraySource(X, IDS, classes=CLASSES)) is None
+    assert all(b.w is None for b in batches(ArraySource(X, IDS, classes=CLASSES)))
+
+
+def test_mixup_mixes_weights_like_targets() -> None:
+    """A target that is the weight itself comes out as the weight does."""
+    source = ArraySource(X, W[:, None], [MixUp(0.5)], sample_weight=W, unit_rows=7)
+    for b in batches(source):
+        np.testing.assert_allclose(b.w * W.mean(), b.Y[:, 0], rtol=1e-12)
+
+
+def test_a_sample_has_the_weights_of_its_rows() -> None:
+    block = sample_rows(weighted(unit_rows=7), 25, 3)
+    np.testing.assert_array_equal(block.w, of(block.X))
+
+
+# --------------------------------------------------------------------------- class weights
+
+labels = st.lists(st.integers(0, 3), min_size=1, max_size=40).map(np.array)
+
+
+@given(labels)
+def test_balanced_is_scikit_learns(y: np.ndarray) -> None:
+    source = ArraySource(np.zeros((len(y), 1)), y, classes=("a", "b", "c", "d"))
+    factors = weight_factors(source, "balanced")
+    assert factors is not None
+    present = np.unique(y)
+    expected = compute_class_weight("balanced", classes=present, y=y)
+    np.testing.assert_allclose(factors[present], expected, rtol=1e-12)
+
+
+def test_class_weights_multiply_sample_weights() -> None:
+    w = W + 0.5
+    source = ArraySource(X, IDS, classes=CLASSES, sample_weight=w)
+    found = batches(source, class_weight={"a": 3.0, "c": 0.0})
+    expected = (w * np.array([3.0, 1.0, 0.0])[IDS]).astype(np.float32)
+    rows = np.concatenate([b.rows for b in found])
+    np.testing.assert_allclose(
+        np.concatenate([b.w for b in found]), expected[rows] / expected.mean(), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "class_weight", "message"),
+    [
+        (ArraySource(X, VALUES), "balanced", "is for classes, and the targets are values"),
+        (
+            weighted(),
+            {"d": 1.0},
+            "class 'd', which the data has not; its classes are 'a',",
+        ),
+        (weighted(), {"a": 0.0, "b": 0.0, "c": 0.0}, "all sample weights are 0"),
+        (ArraySource(X, IDS, sample_weight=np.zeros(N)), None, "all sample weights are 0"),
+    ],
+)
+def test_class_weights_that_make_no_sense(source: Any, class_weight: Any, message: str) -> None:
+    with pytest.raises((ConfigError, DataError), match=message):
+        weight_factors(source, class_weight)
+
+
+@pytest.mark.parametrize(
+    "w", [np.ones(3), np.ones((4, 1)), np.array(["a"] * 4), [1, 2, -1, 0], [1, np.nan, 1, 1]]
+)
+def test_weights_that_make_no_sense(w: Any) -> None:
+    with pytest.raises(DataError, match="weight"):
+        as_weights(w, 4, "X")
+    with pytest.raises(DataError, match="weight"):
+        ArraySource(X[:4], IDS[:4], sample_weight=w)
+    with pytest.raises(DataError, match="row 0, is 1e\\+300"):
+        as_weights(np.array([1e300]), 1, "X")
+
+
+# ---------------------------------------------------------------------------------- stores
+
+
+def written(tmp_path: Path, **options: Any) -> Any:
+    return ingest(
+        X, tmp_path / "s", y=options.pop("y", IDS), sample_weight=W, chunk_mb=2**-13, **options
+    )
+
+
+@pytest.mark.parametrize("y", [IDS, VALUES], ids=["classes", "values"])
+def test_a_store_keeps_weights_beside_their_rows(tmp_path: Path, y: np.ndarray) -> None:
+    spec = written(tmp_path, y=y)
+    store = open_store(tmp_path / "s")
+    store.verify()
+    assert store.n_chunks > 3
+    plain = zarr.open_group(str(tmp_path / "s"), mode="r")
+    w: Any = plain["w"]
+    assert (w.shape, w.dtype, w.chunks) == ((N,), np.float32, plain["y"].chunks[:1])  # type: ignore[union-attr]
+    assert w.metadata.dimension_names == ("row",)
+    np.testing.assert_array_equal(w[:], of(np.asarray(plain["X"])))  # type: ignore[arg-type]
+    total = [W[k == IDS].sum() for k in range(3)] if y is IDS else [W.sum()]
+    np.testing.assert_allclose(spec.weight_totals, total)
+    assert spec.fingerprint == store.spec.fingerprint
+    for i in range(store.n_chunks):
+        rows, _, weights = store.read_weighted_chunk(i)
+        np.testing.assert_array_equal(weights, of(rows))
+    assert open_store(tmp_path / "s", y=None).read_weighted_chunk(0)[2] is None
+
+
+def test_stores_without_weights_have_no_array_of_them(tmp_path: Path) -> None:
+    rows = (np.arange(240).reshape(60, 4) % 251).astype(np.uint8)
+    spec = ingest(rows, tmp_path / "s", y=np.arange(60) % 3, chunk_mb=2**-14)
+    assert spec.fingerprint == PLAIN_FINGERPRINT
+    assert not (tmp_path / "s" / "w").exists()
+
+
+def test_an_altered_weight_is_noticed(tmp_path: Path) -> None:
+    first = written(tmp_path)
+    other = ingest(X, tmp_path / "o", y=IDS, sample_weight=2 * W, chunk_mb=2**-13)
+    assert other.fingerprint != first.fingerprint
+    array: Any = zarr.open_group(str(tmp_path / "s"), mode="r+")["w"]
+    array[3] = array[3] + 1
+    with pytest.raises(DataError, match=r"w/c/0 of .* not the chunk that was written there"):
+        open_store(tmp_path / "s").verify()
+
+
+def csv(path: Path) -> dict[str, Any]:
+    table = np.column_stack([X, W, IDS])
+    fmt = ["%.9g"] * 4 + ["%d"]
+    np.savetxt(path / "d.csv", table, fmt, ",", header="p,q,r,weight,y", comments="")
+    return {"inputs": path / "d.csv", "sample_weight": "weight", "dtype": "f4"}
+
+
+def parquet(path: Path) -> dict[str, Any]:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet as files
+
+    columns = {"p": X[:, 0], "q": X[:, 1], "weight": W, "r": X[:, 2], "y": IDS}
+    files.write_table(pyarrow.table(columns), path / "d.parquet")
+    return {"inputs": path / "d.parquet", "sample_weight": 2}
+
+
+def npy(path: Path) -> dict[str, Any]:
+    for name, array in (("X", X), ("y", IDS), ("w", W)):
+        np.save(path / f"{name}.npy", array)
+    return {"inputs": path / "X.npy", "y": path / "y.npy", "sample_weight": path / "w.npy"}
+
+
+def npz(path: Path) -> dict[str, Any]:
+    np.savez(path / "d.npz", X=X, y=IDS, importance=W)
+    return {"inputs": path / "d.npz", "sample_weight": "importance"}
+
+
+def hdf5(path: Path) -> dict[str, Any]:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(path / "d.h5", "w") as file:
+        file["X"], file["y"], file["importance"] = X, IDS, W
+    return {"inputs": path / "d.h5", "sample_weight": "importance"}
+
+
+def foreign(path: Path) -> dict[str, Any]:
+    group = zarr.create_group(str(path / "d.zarr"))
+    for name, array in (("X", X), ("y", IDS), ("importance", W)):
+        group.create_array(name, data=array)
+    return {"inputs": path / "d.zarr", "sample_weight": "importance"}
+
+
+def blocks(path: Path) -> dict[str, Any]:
+    return {"inputs": [(X[k : k + 25], IDS[k : k + 25], W[k : k + 25]) for k in (0, 25, 50)]}
+
+
+@pytest.mark.parametrize("form", [csv, parquet, npy, npz, hdf5, foreign, blocks])
+def test_every_format_gives_the_same_store(
+    tmp_path: Path, form: Callable[[Path], dict[str, Any]]
+) -> None:
+    whole = written(tmp_path)
+    spec = ingest(out_url=tmp_path / "other", chunk_mb=2**-13, **form(tmp_path))
+    assert spec.fingerprint == whole.fingerprint
+    assert content(tmp_path / "other") == content(tmp_path / "s")
+    again = ingest(tmp_path / "other", tmp_path / "again", shuffle=False, chunk_mb=2**-13)
+    assert again.weight_totals == spec.weight_totals
+
+
+def test_an_interrupted_ingest_goes_on_with_its_weights(tmp_path: Path) -> None:
+    class StopError(Exception):
+        pass
+
+    def stop(phase: str, done: int, rows: int | None) -> None:
+        if phase == "write" and done > 30:
+            raise StopError
+
+    whole = written(tmp_path)
+    settings_: dict[str, Any] = {"y": IDS, "chunk_mb": 2**-13}
+    with pytest.raises(StopError):
+        ingest(X, tmp_path / "cut", sample_weight=W, progress=stop, **settings_)
+    with pytest.raises(ResumeMismatchError, match="inputs differ"):
+        ingest(X, tmp_path / "cut", **settings_)
+    spec = ingest(X, tmp_path / "cut", sample_weight=W, **settings_)
+    assert spec.fingerprint == whole.fingerprint
+
+
+@pytest.mark.parametrize("value", ["-0.5", "nan", "much"])
+def test_a_bad_weight_is_named(tmp_path: Path, value: str) -> None:
+    (tmp_path / "d.csv").write_text(f"a,w,y\n1,0.5,0\n2,{value},1\n")
+    with pytest.raises(DataError, match="weight"):
+        ingest(tmp_path / "d.csv", tmp_path / "s", sample_weight="w")
+    assert not (tmp_path / "s").exists()
+
+
+def test_weights_that_are_elsewhere_or_something_else(tmp_path: Path) -> None:
+    table, arrays_ = csv(tmp_path)["inputs"], npz(tmp_path)["inputs"]
+    for given_, name, message in [
+        (table, "y", "column 'y' of .* is asked for twice"),
+        (table, "age", "has no column 'age'"),
+        (arrays_, "age", "has no array 'age'; it has X, y, importance"),
+        (arrays_, W, "the sample weights of .* are in it: give the name"),
+        ([(X, IDS)], W, "blocks must be pairs"),
+        ([(X[:9], IDS[:9], W[:9]), (X, IDS)], None, "some blocks of rows have sample weights"),
+    ]:
+        with pytest.raises((ConfigError, DataError), match=message):
+            ingest(given_, tmp_path / "s", sample_weight=name)
+    with pytest.raises(DataError, match=r"sample weights of the array have shape \(3,\)"):
+        ingest(X, tmp_path / "s", y=IDS, sample_weight=W[:3])
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_materialised_store_keeps_weights(tmp_path: Path) -> None:
+    written(tmp_path)
+    source = AugmentedSource(ZarrSource(tmp_path / "s"), 2, [MixUp(1.0)])
+    spec = materialise(source, tmp_path / "m", chunk_mb=2**-13)
+    assert spec.weight_totals is not None
+    plain = AugmentedSource(ZarrSource(tmp_path / "s"), 2, [])
+    materialise(plain, tmp_path / "p", chunk_mb=2**-13)
+    for i in range((store := open_store(tmp_path / "p")).n_chunks):
+        rows, _, w = store.read_weighted_chunk(i)
+        np.testing.assert_array_equal(w, of(rows))
+
+
+def test_foreign_stores_name_their_weights(make_zarr: MakeZarr) -> None:
+    path = make_zarr({"X": X, "y": IDS, "importance": W})
+    assert not ZarrSource(path).weighted
+    source = ZarrSource(path, w="importance")
+    np.testing.assert_allclose(source.totals, [W[k == IDS].sum() for k in range(3)])
+    np.testing.assert_array_equal(source.read_unit(0, 0, 0).w, of(source.read_unit(0, 0, 0).X))
+    source.store.check_unchanged()
+    config = settings(**{"data.train": str(path), "data.sample_weight": "importance"})
+    plain = settings(**{"data.train": str(path)})
+    small = {"model.n_centers": 20, "data.epochs": 1}
+    with_weights, without = (finished(c.with_overrides(small)) for c in (config, plain))
+    assert not np.array_equal(with_weights.model.weights, without.model.weights)
+
+
+def test_the_command_line_ingests_weights(tmp_path: Path) -> None:
+    whole = written(tmp_path)
+    table, out = csv(tmp_path)["inputs"], tmp_path / "out"
+    chosen = ("--sample-weight", "weight", "--chunk-mb", str(2**-13))
+    assert main(["ingest", str(table), str(out), *chosen]) == 0
+    assert open_store(out).spec.fingerprint == whole.fingerprint
+    assert main(["info", "--verify", str(out)]) == 0
+
+
+def test_weights_travel_through_a_cache(s3: S3Server, bucket: str, tmp_path: Path) -> None:
+    url, cache = f"s3://{bucket}/weighted.zarr", Cache(tmp_path / "cache")
+    ingest(
+        X, url, y=IDS, sample_weight=W, chunk_mb=2**-13, storage_options=s3.options()
+    )  # fmt: skip
+    for _ in range(2):
+        store = open_store(url, storage_options=s3.options(), cache=cache)
+        for i in range(store.n_chunks):
+            rows, _, w = store.read_weighted_chunk(i)
+            np.testing.assert_array_equal(w, of(rows))
+
+
+def test_a_mixture_is_weighted_as_a_whole_or_not(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="source 2 of the mixture has weighted False and"):
+        MixtureSource([weighted(), ArraySource(X, IDS, classes=CLASSES)])
+
+
+# ------------------------------------------------------------------------------------ runs
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_resumed_run_ends_with_the_same_bits(method: str, tmp_path: Path) -> None:
+    def source() -> Source:
+        base = ArraySource(
+            *arrays(), classes=("ant", "bee", "cat"), unit_rows=16, sample_weight=np.arange(135) % 4
+        )
+        return base if method in maths.IN_PLACE else AugmentedSource(base, 1, [MixUp(0.3)])
+
+    chosen = METHODS[method] | {"data.class_weight": "balanced"}
+    finished(settings(tmp_path / "whole", **chosen), source=source())
+    stopped(settings(tmp_path / "cut", **chosen), 5, source=source())
+    finished(settings(tmp_path / "cut", **chosen), source=source())
+    assert_same_bits(final(tmp_path / "cut"), final(tmp_path / "whole"))
+
+
+def test_evaluation_is_weighted_by_the_data_alone(tmp_path: Path) -> None:
+    written(tmp_path)
+    config = settings(tmp_path / "run", **{"data.train": str(tmp_path / "s"), "data.epochs": 1})
+    config = config.with_overrides({"model.n_centers": 20, "data.class_weight": {"0": 5.0}})
+    finished(config)
+    model = load_model(tmp_path / "run")
+    store = ZarrSource(tmp_path / "s")
+    block = sample_rows(store, N, 0)
+    F, Y = model.values(block.X), np.eye(3)[block.y]
+    w = of(block.X) / of(block.X).sum()
+    metrics = model.evaluate(store)
+    np.testing.assert_allclose(metrics["mse"], (w @ (F - Y) ** 2).mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["accuracy"], w @ (F.argmax(1) == block.y), rtol=1e-6)
+    model.backend.close()
+
+
+# ------------------------------------------------------------------------------ generators
+
+
+def generated(w: Any = None, totals: Any = None, y: Any = IDS, **options: Any) -> GeneratorSource:
+    """The rows of X, y and w, made in units of 16."""
+
+    def fn(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, ...]:
+        return tuple(a[start:stop] for a in (X, y, w) if a is not None)
+
+    c = 3 if y is IDS else 2
+    return GeneratorSource(
+        fn, N, X.shape[1:], X.dtype, c, CLASSES if y is IDS else None, block_rows=16,
+        weight_totals=totals, **options,
+    )  # fmt: skip
+
+
+def test_a_generator_brings_weights_along() -> None:
+    """Its run has the bits of one on arrays, with augmentation and class weights, too."""
+    array = weighted(unit_rows=16)
+    totals = np.bincount(IDS, W, minlength=3)
+    config = settings(**{"model.n_centers": 20, "data.class_weight": "balanced"})
+    for make in (lambda s: s, lambda s: AugmentedSource(s, 2, [MixUp(0.3)])):
+        alike = [
+            finished(config, source=make(source)).model.weights
+            for source in (array, generated(W, totals))
+        ]
+        np.testing.assert_array_equal(*alike)
+    mixed = MixtureSource([array, generated(W, totals)])
+    np.testing.assert_allclose(mixed.totals, 2 * totals)
+    values = generated(W, W.sum(), VALUES)
+    assert values.describe()["weight_totals"] == [W.sum()]
+    assert "weight_totals" not in generated().describe()
+    block = sample_rows(values, 30, 0)
+    np.testing.assert_array_equal(block.w, np.float32(W)[block.rows])
+
+
+@pytest.mark.parametrize(
+    ("totals", "message"),
+    [
+        ([1.0, 2.0], "must be 3 numbers, one for each class, 0 or above and not all 0"),
+        (7.0, "must be 3 numbers"),
+        ([1, -1, 1], "must be 3 numbers"),
+        ([0, 0, 0], "not all 0"),
+        ([1, np.nan, 1], "0 or above"),
+        (["a", "b", "c"], "must be 3 numbers"),
+    ],
+)
+def test_totals_of_a_generator_that_make_no_sense(totals: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        generated(W, totals)
+
+
+def test_weights_of_a_generator_are_checked() -> None:
+    with pytest.raises(
+        DataError, match=r"\(rows 16 to 31\) gave 3 arrays; it must give \(X, y, w\)"
+    ):
+        generated(W).read_unit(1, 0, 0)
+    with pytest.raises(DataError, match=r"gave 2 arrays; it must give \(X, y, w\) with weight_tot"):
+        generated(None, [1, 1, 1]).read_unit(1, 0, 0)
+    wrong = np.where(np.arange(N) == 18, -1.0, 1.0)
+    with pytest.raises(DataError, match=r"sample weight of unit 1 of generator .* row 18, is -1"):
+        generated(wrong, [1, 1, 1]).read_unit(1, 0, 0)
+    with pytest.raises(DataError, match=r"have shape \(16, 1\)"):
+        generated(wrong[:, None], [1, 1, 1]).read_unit(1, 0, 0)
+
+
+# ------------------------------------------------------------------------------ estimators
+
+
+def test_an_array_and_a_store_with_weights_train_alike(tmp_path: Path) -> None:
+    ingest(X, tmp_path / "s", y=VALUES, sample_weight=W, shuffle=False)
+    make = KernelRegressor(bandwidth=2.0, epochs=5, threads=1, n_centers=20, batch_size=20)
+    from_store = make.fit(tmp_path / "s").dual_coef_
+    np.testing.assert_array_equal(from_store, make.fit(X, VALUES, W).dual_coef_)
+    assert not np.array_equal(from_store, make.fit(X, VALUES).dual_coef_)
+    # One number for all rows is none at all, up to rounding; so is another scale.
+    plain = make.fit(X, VALUES).dual_coef_
+    np.testing.assert_allclose(make.fit(X, VALUES, 7.0).dual_coef_, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_a_balanced_classifier_is_one_with_balanced_weights() -> None:
+    y = np.where(X[:, 0] > 0.7, "rare", "common")
+    options: dict[str, Any] = {"bandwidth": 2.0, "epochs": 5, "threads": 1, "n_centers": 20}
+    balanced = KernelClassifier(class_weight="balanced", **options).fit(X, y)
+    weights = compute_class_weight("balanced", classes=balanced.classes_, y=y)
+    table = dict(zip(balanced.classes_, weights, strict=True))
+    by_table = KernelClassifier(class_weight=table, **options).fit(X, y)
+    by_row = KernelClassifier(**options).fit(X, y, [table[label] for label in y])
+    for other in (by_table, by_row):
+        np.testing.assert_allclose(other.dual_coef_, balanced.dual_coef_, rtol=1e-3, atol=1e-4)
+    plain = KernelClassifier(**options).fit(X, y)
+    rare = y == "rare"
+    assert (balanced.predict(X)[rare] == "rare").mean() >= (plain.predict(X)[rare] == "rare").mean()
+
+
+@pytest.mark.parametrize("w", [np.ones(3), -np.ones(N), np.full(N, np.nan), np.zeros(N)])
+def test_an_estimator_refuses_bad_weights(w: np.ndarray) -> None:
+    with pytest.raises(ValueError, match=r"(?i)weight|NaN"):
+        KernelRegressor(epochs=1, threads=1).fit(X, VALUES, w)
+
+
+def test_what_an_estimator_can_not_weigh_is_refused(tmp_path: Path) -> None:
+    written(tmp_path)
+    with pytest.raises(ConfigError, match="sample_weight must be None where X is a store"):
+        KernelClassifier().fit(tmp_path / "s", sample_weight=W)
+    with pytest.raises(ConfigError, match="class_weight can not be used with partial_fit"):
+        KernelClassifier(class_weight="balanced").partial_fit(X, IDS)
+    with pytest.raises(ConfigError, match=r'^class_weight=.* must be "balanced" or a table'):
+        KernelClassifier(class_weight="fair").fit(X, IDS)

@@ -1,0 +1,788 @@
+from __future__ import annotations
+
+import errno
+import json
+import pickle
+import tracemalloc
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorstore
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from zarr.storage import LocalStore, MemoryStore
+
+from streamkern.basics.errors import (
+    ConfigError,
+    CorruptChunkError,
+    DataError,
+    NonFiniteError,
+    ResumeMismatchError,
+    StoreNotFoundError,
+    StreamkernError,
+)
+from streamkern.filesystem import ownership
+from streamkern.filesystem.durable import disk_full_hint
+from streamkern.filesystem.urls import StrictStore, redact, zarr_store
+from streamkern.ingest.ingest import ingest
+from streamkern.store.describe import describe_store, looks_sorted
+from streamkern.store.statistics import RunningStatistics
+from streamkern.store.store import Store, StoreWriter, open_store
+from tests import damage, faults
+
+DTYPES = ["uint8", "uint16", "float16", "float32", "float64"]
+
+
+def sample(
+    n: int, row_shape: tuple[int, ...], dtype: str, c: int = 3, seed: int = 0
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    rng = np.random.default_rng(seed)
+    X = rng.normal(100.0, 30.0, (n, *row_shape)).clip(0, 250).astype(dtype)
+    return X, rng.integers(0, c, n)
+
+
+def write(
+    url: Any, X: NDArray[Any], y: NDArray[Any], chunk_rows: int = 7, **settings: Any
+) -> Store:
+    c = 3 if y.ndim == 1 else y.shape[1]
+    classes = ["a", "b", "c"] if y.ndim == 1 else None
+    stats = RunningStatistics(int(np.prod(X.shape[1:])), 3 if y.ndim == 1 else None)
+    with StoreWriter(
+        url, X.shape[1:], X.dtype, c, classes, chunk_rows, n_rows=len(X), **settings
+    ) as writer:
+        for i in range(writer.n_chunks):
+            rows = slice(i * writer.chunk_rows, (i + 1) * writer.chunk_rows)
+            writer.write_chunk(i, X[rows], y[rows])
+            stats.add(X[rows], y[rows])
+        writer.finish(stats.result())
+    return open_store(url, storage_options=settings.get("storage_options"))
+
+
+def memory_url() -> str:
+    return f"memory://tests/{uuid.uuid4().hex}"
+
+
+# ------------------------------------------------------------------------------------ round trip
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    n=st.integers(1, 40),
+    row_shape=st.one_of(st.tuples(st.integers(1, 9)), st.tuples(*[st.integers(1, 4)] * 3)),
+    dtype=st.sampled_from(DTYPES),
+    chunk_rows=st.integers(1, 50),
+    values=st.booleans(),
+    compress=st.sampled_from(["auto", "zstd", "none"]),
+)
+def test_reads_back_what_was_written(
+    n: int, row_shape: tuple[int, ...], dtype: str, chunk_rows: int, values: bool, compress: str
+) -> None:
+    X, y = sample(n, row_shape, dtype)
+    targets = np.random.default_rng(1).normal(size=(n, 2)).astype(np.float32) if values else y
+    store = write(memory_url(), X, targets, chunk_rows, compress=compress)
+    assert (store.spec.n_rows, store.spec.row_shape) == (n, row_shape)
+    assert store.spec.x_dtype == X.dtype
+    chunks = [store.read_chunk(i) for i in range(store.n_chunks)]
+    np.testing.assert_array_equal(np.concatenate([k[0] for k in chunks]), X)
+    np.testing.assert_array_equal(np.concatenate([k[1] for k in chunks]), targets)
+    assert chunks[0][0].dtype == X.dtype
+    assert values or chunks[0][1].dtype == np.int64
+    rows = np.random.default_rng(2).integers(0, n, 13)
+    picked, labels = store.read_rows(rows)
+    np.testing.assert_array_equal(picked, X[rows])
+    np.testing.assert_array_equal(labels, targets[rows])
+    assert store.spec.scale is not None
+    # Two passes over all rows at once, against slabs merged: the same up to rounding.
+    np.testing.assert_allclose(
+        store.spec.scale, X.reshape(n, -1).astype(np.float64).std(axis=0), rtol=1e-9, atol=1e-9
+    )
+    store.verify()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("row_shape", [(5,), (3, 2, 1)])
+def test_plain_zarr_and_tensorstore_open_it(
+    tmp_path: Path, dtype: str, row_shape: tuple[int, ...]
+) -> None:
+    X, y = sample(30, row_shape, dtype)
+    write(tmp_path / "s", X, y)
+    plain = zarr.open_group(tmp_path / "s", mode="r")
+    np.testing.assert_array_equal(plain["X"][:], X)
+    np.testing.assert_array_equal(plain["y"][:], y)
+    assert plain["X"].metadata.dimension_names[0] == plain["y"].metadata.dimension_names[0]
+    for name, expected in (("X", X), ("y", y)):
+        kvstore = {"driver": "file", "path": f"{tmp_path}/s/{name}/"}
+        array = tensorstore.open({"driver": "zarr3", "kvstore": kvstore}).result()
+        np.testing.assert_array_equal(array.read().result(), expected)
+
+
+def test_codecs_and_attributes(tmp_path: Path) -> None:
+    X, y = sample(30, (5,), "uint8")
+    store = write(tmp_path / "s", X, y)
+    assert store.codec_names() == ["bytes", "zstd", "crc32c"]
+    assert write(tmp_path / "f", X.astype("f4"), y).codec_names() == ["bytes", "crc32c"]
+    state = json.loads((tmp_path / "s" / "zarr.json").read_text())["attributes"]["streamkern"]
+    assert state["classes"] == ["a", "b", "c"]
+    assert state["class_counts"] == np.bincount(y, minlength=3).tolist()
+    np.testing.assert_allclose(state["mean"], X.mean(axis=0), rtol=1e-12)
+    assert state["global_mean"] == pytest.approx(X.mean(), rel=1e-12)
+    assert state["global_scale"] == pytest.approx(X.astype(float).std(), rel=1e-12)
+    assert len(state["fingerprint"]) == 64
+    assert not any("digests" in key for key in state)
+
+
+def test_default_chunks_are_eight_mebibytes() -> None:
+    writer = StoreWriter(memory_url(), (28, 28, 1), "uint8", 2, ["a", "b"], n_rows=100_000)
+    assert writer.chunk_rows == (8 << 20) // 784
+
+
+def test_fingerprint_is_the_content_and_nothing_else(tmp_path: Path) -> None:
+    X, y = sample(30, (5,), "uint8")
+    reference = write(tmp_path / "a", X, y).spec.fingerprint
+    assert write(memory_url(), X, y, compress="none").spec.fingerprint == reference
+    changed = X.copy()
+    changed[29, 4] ^= 1
+    assert write(memory_url(), changed, y).spec.fingerprint != reference
+    labels = y.copy()
+    labels[0] = (labels[0] + 1) % 3
+    assert write(memory_url(), X, labels).spec.fingerprint != reference
+    assert write(memory_url(), X, y, chunk_rows=8).spec.fingerprint != reference
+    # The digests are plain sha256 of the decoded chunk, for anyone to check.
+    import hashlib
+
+    digest = zarr.open_group(tmp_path / "a", mode="r")["digests"][1]
+    assert bytes(digest[:32]) == hashlib.sha256(X[7:14].tobytes()).digest()
+    assert bytes(digest[32:64]) == hashlib.sha256(y[7:14].astype("u1").tobytes()).digest()
+    assert bytes(digest[64:]) == hashlib.sha256(np.arange(7, 14, dtype="<u8").tobytes()).digest()
+
+
+def test_the_same_store_by_path_file_url_memory_and_group(tmp_path: Path) -> None:
+    X, y = sample(30, (5,), "float32")
+    by_path = write(tmp_path / "s", X, y)
+    by_url = open_store((tmp_path / "s").as_uri())
+    by_group = open_store(zarr.open_group(tmp_path / "s", mode="r"))
+    in_memory = write(memory_url(), X, y)
+    for store in (by_path, by_url, by_group, in_memory):
+        assert store.spec.fingerprint == by_path.spec.fingerprint
+        np.testing.assert_array_equal(store.read_chunk(1)[0], X[7:14])
+
+
+def test_a_nested_group_opens_and_names_its_keys() -> None:
+    X, y = sample(20, (5,), "float32")
+    root = zarr.create_group(MemoryStore())
+    inner = root.create_group("data/train")
+    inner.create_array("X", data=X, chunks=(7, 5), config={"write_empty_chunks": True})
+    inner.create_array("y", data=y, chunks=(7,), config={"write_empty_chunks": True})
+    store = open_store(inner)
+    np.testing.assert_array_equal(store.read_rows(np.arange(20))[0], X)
+
+
+def test_a_worker_reopens_it_by_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    X, y = sample(30, (5,), "float32")
+    write(tmp_path / "s", X, y)
+    monkeypatch.chdir(tmp_path)
+    travelled = pickle.dumps(open_store("s"))  # what a Dask cluster does with a task's arguments
+    monkeypatch.chdir("/")
+    np.testing.assert_array_equal(pickle.loads(travelled).read_chunk(4)[0], X[28:])
+    with pytest.raises(TypeError, match="open it by URL"):
+        pickle.dumps(open_store(zarr.open_group(tmp_path / "s", mode="r")))
+
+
+def test_reading_without_targets(tmp_path: Path) -> None:
+    X, y = sample(30, (5,), "float32")
+    write(tmp_path / "s", X, y)
+    store = open_store(tmp_path / "s", y=None)
+    assert (store.spec.n_outputs, store.spec.classes) == (0, None)
+    assert store.spec.mean is not None
+    assert store.read_chunk(0)[1].shape == (7, 0)
+    assert store.read_rows(np.array([29, 0]))[1].shape == (2, 0)
+
+
+def test_read_rows_refuses_rows_that_are_not_there(tmp_path: Path) -> None:
+    store = write(tmp_path / "s", *sample(30, (5,), "float32"))
+    for rows in (np.array([0, 30]), np.array([-1])):
+        with pytest.raises(ConfigError, match=r"outside 0\.\.29"):
+            store.read_rows(rows)
+    with pytest.raises(ConfigError, match="integers"):
+        store.read_rows(np.array([0.5]))
+    assert store.read_rows(np.array([], dtype=np.int64))[0].shape == (0, 5)
+    with pytest.raises(IndexError):
+        store.read_chunk(5)
+
+
+def test_reading_a_chunk_allocates_a_chunk_not_the_store(tmp_path: Path) -> None:
+    X, y = sample(4096, (512,), "float32")
+    store = write(tmp_path / "s", X, y, chunk_rows=512)
+    store.read_chunk(0)
+    tracemalloc.start()
+    try:
+        store.read_chunk(3)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # The stored bytes, their copy without the checksum or its view, and the result.
+    assert peak < 3.5 * 512 * 512 * 4
+
+
+# ---------------------------------------------------------------------------------------- faults
+
+
+@pytest.mark.parametrize("key", ["X/c/2/0", "y/c/2"])
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+@pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "remove"])
+@pytest.mark.parametrize("by_zarr", [False, True])
+def test_damage_is_an_error_that_names_the_key(
+    tmp_path: Path, key: str, dtype: str, damage: str, by_zarr: bool
+) -> None:
+    store = write(tmp_path / "s", *sample(30, (5,), dtype))
+    if by_zarr:
+        plain = _Raiser(LocalStore(tmp_path / "s", read_only=True))
+        store = open_store(zarr.open_group(plain, mode="r"))
+    match damage:
+        case "flip":
+            faults.flip_bit(tmp_path / "s", key, byte=2)
+        case "truncate":
+            faults.truncate(tmp_path / "s", key)
+        case "empty":
+            faults.truncate(tmp_path / "s", key, keep=0)
+        case "remove":
+            faults.remove(tmp_path / "s", key)
+    with pytest.raises(CorruptChunkError, match=f"chunk {key} .*ingest the data again"):
+        store.read_chunk(2)
+    with pytest.raises(CorruptChunkError, match=key):
+        store.verify()
+    store.read_chunk(1)
+
+
+def test_every_bit_flip_is_caught(tmp_path: Path) -> None:
+    store = write(tmp_path / "s", *sample(7, (3,), "uint8"))
+    path = tmp_path / "s" / "X/c/0/0"
+    data = path.read_bytes()
+    for bit in range(8 * len(data)):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        with pytest.raises(CorruptChunkError):
+            store.read_chunk(0)
+
+
+def test_chunks_of_zeros_are_written(tmp_path: Path) -> None:
+    X, y = np.zeros((30, 5), np.uint8), np.zeros(30, np.int64)
+    store = write(tmp_path / "s", X, y)
+    assert (tmp_path / "s" / "X/c/3/0").exists()
+    assert (tmp_path / "s" / "y/c/3").exists()
+    np.testing.assert_array_equal(store.read_chunk(3)[0], 0)
+
+
+def test_verify_finds_a_chunk_that_was_replaced(tmp_path: Path) -> None:
+    write(tmp_path / "s", *sample(30, (5,), "uint8"))
+    zarr.open_group(tmp_path / "s", mode="r+")["X"][8, 3] = 251
+    damage.reseal(tmp_path / "s")
+    store = open_store(tmp_path / "s")
+    store.read_chunk(1)  # all its checksums are right
+    with pytest.raises(CorruptChunkError, match=r"X/c/1/0 .* does not match its digest"):
+        store.verify()
+
+
+def test_nonfinite_and_foreign_ids_name_chunk_and_row(tmp_path: Path) -> None:
+    X, y = sample(30, (5,), "float32")
+    write(tmp_path / "s", X, y)
+
+    def altered(array: str, place: Any, value: float) -> Store:
+        zarr.open_group(tmp_path / "s", mode="r+")[array][place] = value
+        damage.reseal(tmp_path / "s")
+        return open_store(tmp_path / "s")
+
+    store = altered("X", (9, 3), np.nan)
+    with pytest.raises(NonFiniteError, match=r"nan in X/c/1/0 \(chunk 1\).*row 9, column 3"):
+        store.read_chunk(1)
+    store = altered("X", (9, 3), -np.inf)
+    with pytest.raises(NonFiniteError, match="-inf"):
+        store.read_rows(np.array([10]))
+    store = altered("y", 20, 3)
+    with pytest.raises(DataError, match="class id 3 in y/c/2, row 20"):
+        store.read_chunk(2)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_large_finite_values_are_not_taken_for_infinity(dtype: str) -> None:
+    X = np.full((4, 3), np.finfo(dtype).max, dtype)
+    writer = StoreWriter(memory_url(), (3,), dtype, 2, ["a", "b"], 4, n_rows=4)
+    writer.write_chunk(0, X, np.zeros(4, np.int64))
+    writer.finish()
+    np.testing.assert_array_equal(open_store(writer.url).read_chunk(0)[0], X)
+
+
+class _Raiser(StrictStore):
+    """Fails on chunks only, as storage does on a bad day."""
+
+    def __init__(self, inner: Any, error: Exception | None = None) -> None:
+        super().__init__(inner)
+        self._error = error
+
+    async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
+        if "/c/" in key and self._error is not None:
+            raise self._error
+        return await self._store.get(key, prototype, byte_range)
+
+    def with_read_only(self, read_only: bool = False) -> _Raiser:
+        return _Raiser(self._store.with_read_only(read_only), self._error)
+
+
+def test_storage_faults_stay_oserrors(tmp_path: Path) -> None:
+    write(tmp_path / "s", *sample(30, (5,), "float32"))
+    inner = LocalStore(tmp_path / "s", read_only=True)
+    timeout = TimeoutError("no answer in 15 s")
+    with pytest.raises(TimeoutError) as caught:
+        open_store(zarr.open_group(_Raiser(inner, timeout), mode="r")).read_chunk(0)
+    assert caught.value is timeout
+    with pytest.raises(OSError, match=r"reading crc/c/0/0 failed: RuntimeError: 503") as wrapped:
+        open_store(zarr.open_group(_Raiser(inner, RuntimeError("503")), mode="r")).read_chunk(0)
+    assert not isinstance(wrapped.value, CorruptChunkError)
+
+
+def test_what_is_not_a_store_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for missing in ("nowhere", "empty"):
+        with pytest.raises(StoreNotFoundError, match="there is no zarr store at"):
+            open_store(tmp_path / missing)
+    with pytest.raises(FileNotFoundError):
+        open_store(memory_url())
+    zarr.create_array(LocalStore(tmp_path / "array"), shape=(3,), dtype="u1")
+    with pytest.raises(DataError, match="single zarr array"):
+        open_store(tmp_path / "array")
+    zarr.create_group(LocalStore(tmp_path / "group")).create_array("x", shape=(3,), dtype="u1")
+    with pytest.raises(StoreNotFoundError, match="no array 'X'; it has x"):
+        open_store(tmp_path / "group")
+    (tmp_path / "group" / "zarr.json").write_text("{not json")
+    with pytest.raises(DataError, match=r"zarr.json of .*group is not JSON"):
+        open_store(tmp_path / "group")
+    with pytest.raises(ConfigError, match="nosuch"):
+        open_store("nosuch://a/b")
+
+
+def test_newer_schema_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "s", *sample(30, (5,), "float32"))
+    group = zarr.open_group(tmp_path / "s", mode="r+")
+    group.attrs["streamkern"] = {**group.attrs["streamkern"], "schema": 99}
+    with pytest.raises(DataError, match=r"schema 99 .* ingest the data again"):
+        open_store(tmp_path / "s")
+
+
+# --------------------------------------------------------------------------------------- secrets
+
+
+def test_secrets_never_show(tmp_path: Path) -> None:
+    url, options = memory_url(), {"skip_instance_cache": True, "token": "hunter2"}
+    store = write(url, *sample(30, (5,), "float32"), storage_options=options)
+    shown = [repr(store), str(store.spec), json.dumps(describe_store(store))]
+    faults_seen = []
+    for bad in (url + "x", url):
+        try:
+            open_store(bad, x="nothing", storage_options=options)
+        except DataError as error:
+            faults_seen.append(str(error))
+    assert len(faults_seen) == 2
+    assert not [text for text in shown + faults_seen if "hunter2" in text]
+    assert redact("https://me:pw@host/a.zarr?sig=abc#x") == "https://host/a.zarr"
+    with pytest.raises(ConfigError, match="local path") as caught:
+        zarr_store(tmp_path, storage_options={"key": "hunter2"})
+    assert "hunter2" not in str(caught.value)
+
+
+def test_missing_chunks_are_errors_on_the_synchronous_path_too(tmp_path: Path) -> None:
+    write(tmp_path / "s", *sample(30, (5,), "float32"))
+    store = StrictStore(LocalStore(tmp_path / "s", read_only=True))
+    assert store.get_sync("X/zarr.json") is not None
+    assert store.get_sync("nothing/zarr.json") is None
+    with pytest.raises(CorruptChunkError, match="X/c/9/0"):
+        store.get_sync("X/c/9/0")
+
+
+# ------------------------------------------------------------------------------------- statistics
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    cuts=st.lists(st.integers(1, 400), min_size=1, max_size=6),
+    offset=st.sampled_from([0.0, 1e6]),
+    dtype=st.sampled_from(["uint8", "float32", "float64"]),
+)
+def test_running_statistics_match_two_passes(cuts: list[int], offset: float, dtype: str) -> None:
+    rng = np.random.default_rng(sum(cuts))
+    X = rng.uniform(0, 200, (sum(cuts), 6))
+    X = (X if dtype == "uint8" else X + offset).astype(dtype)
+    y = rng.integers(0, 4, len(X))
+    running = RunningStatistics(6, 4)
+    for part, labels in zip(
+        np.split(X, np.cumsum(cuts)[:-1]), np.split(y, np.cumsum(cuts)[:-1]), strict=True
+    ):
+        running.add(part, labels)
+    stats = running.result()
+    exact = X.astype(np.longdouble)
+    # Rounding of float64 sums relative to the offset; the naive sum of squares would lose 1e-4.
+    np.testing.assert_allclose(stats.mean, exact.mean(axis=0).astype(float), rtol=1e-13)
+    np.testing.assert_allclose(stats.scale, exact.std(axis=0).astype(float), rtol=1e-9, atol=1e-12)
+    assert stats.global_mean == pytest.approx(float(exact.mean()), rel=1e-13)
+    assert stats.global_scale == pytest.approx(float(exact.std()), rel=1e-9)
+    assert stats.class_counts == tuple(np.bincount(y, minlength=4).tolist())
+
+
+def test_statistics_that_overflow_are_refused() -> None:
+    running = RunningStatistics(1)
+    running.add(np.array([[1e200], [-1e200]]), np.zeros((2, 1)))
+    with pytest.raises(DataError, match="overflows"):
+        running.result()
+
+
+# ----------------------------------------------------------------------------------------- writer
+
+
+def test_unfinished_is_refused_and_resumed(tmp_path: Path) -> None:
+    X, y = sample(30, (5,), "uint8")
+    write(tmp_path / "whole", X, y)
+
+    def start(plan: int = 1, **settings: Any) -> StoreWriter:
+        return StoreWriter(
+            tmp_path / "s", (5,), "u1", 3, ["a", "b", "c"], 7,
+            n_rows=30, plan={"source": plan}, **settings,
+        )  # fmt: skip
+
+    writer = start()
+    for i in (0, 3):
+        writer.write_chunk(i, X[i * 7 : i * 7 + 7], y[i * 7 : i * 7 + 7])
+    with pytest.raises(DataError, match="chunk 1 of 5 was not written"):
+        writer.finish()
+    with pytest.raises(DataError, match="unfinished store; run the same ingest again"):
+        open_store(tmp_path / "s")
+    with pytest.raises(ResumeMismatchError, match="source differ"):
+        start(plan=2)
+    again = start()
+    assert again.resumed
+    assert again.done.tolist() == [True, False, False, True, False]
+    faults.flip_bit(tmp_path / "s", "X/c/3/0", byte=2)
+    kept = again.stored(0)
+    assert kept is not None
+    np.testing.assert_array_equal(kept[0], X[:7])
+    assert again.stored(1) is None
+    assert again.stored(3) is None  # damaged after it was journaled
+    for i in (1, 2, 3, 4):
+        again.write_chunk(i, X[i * 7 : i * 7 + 7], y[i * 7 : i * 7 + 7])
+    stats = RunningStatistics(5, 3)
+    for i in range(5):
+        stats.add(X[i * 7 : i * 7 + 7], y[i * 7 : i * 7 + 7])
+    again.finish(stats.result())
+    assert faults.content(tmp_path / "s") == faults.content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("done", [False, True])
+def test_who_was_taken_for_dead_does_not_publish(overwrite: bool, done: bool) -> None:
+    """Another one began anew, or went on, and may have finished."""
+    url = memory_url()
+    X, y = sample(14, (5,), "uint8")
+
+    def start(**settings: Any) -> StoreWriter:
+        return StoreWriter(
+            url, (5,), "u1", 3, ["a", "b", "c"], 7, n_rows=14, plan={"seed": 1}, **settings
+        )
+
+    first = start()
+    first.write_chunk(0, X[:7], y[:7])
+    second = start(overwrite=overwrite)
+    assert second.resumed
+    for i in (0, 1):
+        second.write_chunk(i, X[i * 7 : i * 7 + 7], y[i * 7 : i * 7 + 7])
+    first.write_chunk(1, X[7:], y[7:])
+    if done:
+        spec = second.finish()
+    with pytest.raises(DataError, match="can not be finished: another writer has begun there"):
+        first.finish()
+    if not done:
+        spec = second.finish()
+    assert open_store(url).spec.fingerprint == spec.fingerprint
+    open_store(url).verify()
+
+
+def test_who_lost_the_place_during_the_sync_does_not_publish(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    X, y = sample(7, (5,), "uint8")
+
+    def start() -> StoreWriter:
+        return StoreWriter(tmp_path / "s", (5,), "u1", 3, ["a", "b", "c"], 7, n_rows=7)
+
+    first = start()
+    first.write_chunk(0, X, y)
+    monkeypatch.setattr(ownership, "sync_store", lambda store: start())
+    with pytest.raises(DataError, match="another writer has begun there"):
+        first.finish()
+    with pytest.raises(DataError, match="unfinished store"):
+        open_store(tmp_path / "s")
+
+
+@pytest.mark.parametrize("status", ["complete", "writing"])
+def test_a_store_of_an_older_version_is_replaced_only_when_told(
+    tmp_path: Path, status: str
+) -> None:
+    """Such a one has a schema and no kind."""
+    X, y = np.zeros((20, 3), np.uint8), np.arange(20) % 2
+    ingest(X, tmp_path / "s", y=y)
+    mark = {"schema": 2, "status": status, "plan": {}}
+    zarr.open_group(tmp_path / "s", mode="r+").attrs["streamkern"] = mark
+    before = faults.tree(tmp_path / "s")
+    refusal = "already holds a store" if status == "complete" else "unfinished store made"
+    with pytest.raises(StreamkernError, match=refusal):
+        ingest(X, tmp_path / "s", y=y)
+    with pytest.raises(StreamkernError, match=refusal):
+        StoreWriter(tmp_path / "s", (3,), "u1", 2, ["0", "1"], 20, n_rows=20)
+    assert faults.tree(tmp_path / "s") == before
+    ingest(X, tmp_path / "s", y=y, overwrite=True)
+    open_store(tmp_path / "s").verify()
+
+
+def test_no_store_is_made_of_two(tmp_path: Path) -> None:
+    """The first one's plan is gone, and with it the right to publish."""
+    X, y = sample(14, (5,), "uint8")
+
+    def start(seed: int, **settings: Any) -> StoreWriter:
+        return StoreWriter(
+            tmp_path / "s", (5,), "u1", 3, ["a", "b", "c"], 7, plan={"seed": seed}, **settings
+        )
+
+    first = start(1)
+    first.write_chunk(0, X[:7], y[:7])
+    second = start(2, overwrite=True)
+    before = faults.tree(tmp_path / "s")
+    with pytest.raises(DataError, match="let only one write at a time"):
+        first.finish()
+    assert faults.tree(tmp_path / "s") == before
+    with pytest.raises(DataError, match="unfinished store"):
+        open_store(tmp_path / "s")
+    second.write_chunk(0, X[7:], y[7:])
+    second.finish()
+    np.testing.assert_array_equal(open_store(tmp_path / "s").read_chunk(0)[0], X[7:])
+
+
+def test_nothing_is_overwritten_without_being_told(tmp_path: Path) -> None:
+    X, y = sample(30, (5,), "uint8")
+    write(tmp_path / "s", X, y)
+    before = faults.tree(tmp_path / "s")
+    with pytest.raises(DataError, match="already holds a store; overwrite=True"):
+        write(tmp_path / "s", X, y)
+    assert faults.tree(tmp_path / "s") == before
+    store = write(tmp_path / "s", X[:10, :3].copy(), y[:10], overwrite=True)
+    assert store.spec.row_shape == (3,)
+    assert not (tmp_path / "s" / "X/c/3").exists()
+    store.verify()
+
+
+def test_what_streamkern_did_not_write_is_never_deleted(tmp_path: Path) -> None:
+    X, y = sample(30, (5,), "uint8")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "thesis.tex").write_text("three years")
+    zarr.create_group(LocalStore(tmp_path / "climate")).create_array("t", data=X)
+    zarr.create_array(LocalStore(tmp_path / "array"), data=X)
+    before = faults.tree(tmp_path)
+    for name in ("notes", "climate", "array"):
+        with pytest.raises(DataError, match="did not write; choose another place"):
+            write(tmp_path / name, X, y, overwrite=True)
+    assert faults.tree(tmp_path) == before
+
+
+def test_an_interrupted_overwrite_does_not_keep_old_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    X, y = sample(30, (5,), "uint8")
+    write(tmp_path / "s", X, y, plan={"source": 1})
+
+    def stop(self: Path, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", stop)
+        with pytest.raises(KeyboardInterrupt):
+            write(tmp_path / "s", X, y, plan={"source": 2}, overwrite=True)
+    with pytest.raises(DataError, match="unfinished"):
+        open_store(tmp_path / "s")
+    with pytest.raises(ResumeMismatchError, match="source differ"):
+        write(tmp_path / "s", X, y, plan={"source": 3})
+    other = X[::-1].copy()
+    store = write(tmp_path / "s", other, y, plan={"source": 2})  # goes on where it was
+    np.testing.assert_array_equal(store.read_chunk(0)[0], other[:7])
+
+
+@pytest.mark.parametrize("n", [1, 6, 7, 8, 49, 50])
+def test_rows_need_not_be_known_in_advance(tmp_path: Path, n: int) -> None:
+    X, y = sample(n, (5,), "uint8")
+    with StoreWriter(tmp_path / "s", (5,), "u1", 3, ["a", "b", "c"], 7) as writer:
+        for i, start in enumerate(range(0, n, 7)):
+            writer.write_chunk(i, X[start : start + 7], y[start : start + 7])
+        assert writer.finish().n_rows == n
+    store = open_store(tmp_path / "s")
+    np.testing.assert_array_equal(store.read_rows(np.arange(n))[0], X)
+    store.verify()
+    known = write(tmp_path / "known", X, y)
+    if n >= 7:
+        assert store.spec.fingerprint == known.spec.fingerprint
+
+
+def test_the_writer_refuses_chunks_that_do_not_fit() -> None:
+    X, y = sample(30, (5,), "float32")
+    writer = StoreWriter(memory_url(), (5,), "f4", 3, ["a", "b", "c"], 7, n_rows=30)
+    bad: list[tuple[int, Any, Any, str]] = [
+        (0, X[:6], y[:6], "chunk 0 has 6 rows; it needs 7"),
+        (4, X[:7], y[:7], "chunk 4 has 7 rows; it needs 2"),
+        (5, X[:7], y[:7], "does not fit"),
+        (0, X[:7, :4], y[:7], r"rows of \(5,\) float32"),
+        (0, X[:7].astype("f8"), y[:7], "float64"),
+        (0, X[:7], y[:6], "7 rows of X and 6 of y"),
+        (0, X[:7], y[:7] + 3, "outside its 3 classes"),
+        (0, X[:7], y[:7].astype("f4"), "class ids are"),
+        (0, np.full((7, 5), np.inf, "f4"), y[:7], "inf in X of chunk 0, row 0"),
+    ]
+    for i, block, labels, message in bad:
+        with pytest.raises(DataError, match=message):
+            writer.write_chunk(i, block, labels)
+    assert not writer.done.any()
+
+
+def test_writer_settings_are_checked_before_anything_is_written(tmp_path: Path) -> None:
+    url = tmp_path / "s"
+    with pytest.raises(DataError, match="dtype int64"):
+        StoreWriter(url, (5,), "i8", 3, None)
+    with pytest.raises(DataError, match="every dimension at least 1"):
+        StoreWriter(url, (5, 0, 1), "u1", 3, None)
+    with pytest.raises(ConfigError, match="2 class names for n_outputs=3"):
+        StoreWriter(url, (5,), "u1", 3, ["a", "b"])
+    with pytest.raises(ConfigError, match="zip"):
+        StoreWriter(url, (5,), "u1", 1, None, compress="zip")
+    assert not url.exists()
+
+
+def test_a_full_disk_names_the_place_and_the_remedy(tmp_path: Path) -> None:
+    with (
+        pytest.raises(OSError, match=r"no space left.*s3://bucket/x.*again") as caught,
+        disk_full_hint("s3://user:pw@bucket/x"),
+    ):
+        raise OSError(errno.ENOSPC, "No space left on device", "/data/X/c/0/0")
+    assert caught.value.errno == errno.ENOSPC
+    with pytest.raises(PermissionError, match=r"^denied$"), disk_full_hint("x"):
+        raise PermissionError("denied")
+
+
+# ---------------------------------------------------------------------------------------- foreign
+
+
+def foreign(path: Path, X: NDArray[Any], y: NDArray[Any], **settings: Any) -> Path:
+    group = zarr.create_group(LocalStore(path), zarr_format=settings.pop("zarr_format", 3))
+    chunks = settings.pop("chunks", 7)
+    group.create_array("X", data=X, chunks=(chunks, *X.shape[1:]), **settings)
+    group.create_array("y", data=y, chunks=(chunks, *y.shape[1:]))
+    return path
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_foreign_stores_are_read(tmp_path: Path, zarr_format: int) -> None:
+    X, y = sample(30, (5,), "float32")
+    store = open_store(foreign(tmp_path / "f", X, y + 1, zarr_format=zarr_format), missing="fill")
+    assert store.spec.classes == ("0", "1", "2", "3")
+    assert store.spec.class_counts == tuple(np.bincount(y + 1).tolist())
+    assert store.spec.mean is None
+    assert store.spec.foreign
+    assert store.spec.fingerprint.startswith("meta:")
+    np.testing.assert_array_equal(store.read_rows(np.arange(30)[::-1])[0], X[::-1])
+    with pytest.raises(DataError, match="no digests"):
+        store.verify()
+
+
+def test_foreign_targets(tmp_path: Path) -> None:
+    X, y = sample(30, (5,), "float32")
+    values = np.linspace(0, 1, 30)
+    store = open_store(foreign(tmp_path / "one", X, values))
+    assert (store.spec.n_outputs, store.spec.classes) == (1, None)
+    assert store.read_chunk(0)[1].shape == (7, 1)
+    matrix = np.stack([values, -values], axis=1).astype("f4")
+    assert open_store(foreign(tmp_path / "two", X, matrix)).spec.n_outputs == 2
+    with pytest.raises(DataError, match="holds the integer -1"):
+        open_store(foreign(tmp_path / "minus", X, y - 1))
+    with pytest.raises(DataError, match=r"holds the integer 90210.*ingest"):
+        open_store(foreign(tmp_path / "zip", X, np.full(30, 90210)))
+    with pytest.raises(DataError, match="30 rows of X need"):
+        open_store(foreign(tmp_path / "short", X, y[:20]))
+
+
+def test_absent_foreign_chunks_are_errors_unless_said_otherwise(tmp_path: Path) -> None:
+    X, y = sample(30, (5,), "float32")
+    X[7:14] = 0.0  # zarr leaves this chunk out
+    path = foreign(tmp_path / "f", X, y + 0.5)
+    assert not (path / "X/c/1").exists()
+    store = open_store(path)
+    with pytest.raises(CorruptChunkError, match=r'X/c/1/0 is missing.*missing="fill"'):
+        store.read_chunk(1)
+    assert any("1 chunks are absent" in text for text in describe_store(store)["warnings"])
+    np.testing.assert_array_equal(open_store(path, missing="fill").read_chunk(1)[0], 0.0)
+    own = write(tmp_path / "own", X, y)
+    faults.remove(tmp_path / "own", "X/c/1/0")
+    with pytest.raises(CorruptChunkError):  # ours have every chunk: "fill" changes nothing
+        open_store(tmp_path / "own", missing="fill").read_chunk(1)
+    assert not own.spec.foreign
+
+
+def test_foreign_shards_are_read_whole(tmp_path: Path) -> None:
+    X, y = sample(30, (5,), "float32")
+    store = open_store(foreign(tmp_path / "f", X, y + 0.5, chunks=2, shards=(8, 5)))
+    assert store.spec.chunk_rows == 8
+    np.testing.assert_array_equal(store.read_chunk(3)[0], X[24:])
+    assert store.absent_chunks() == 0
+    faults.remove(tmp_path / "f", "X/c/3/0")
+    with pytest.raises(CorruptChunkError, match="X/c/3/0"):
+        store.read_chunk(3)
+
+
+def test_foreign_chunks_over_columns_and_byte_order(tmp_path: Path) -> None:
+    X, y = sample(30, (6,), "float32")
+    group = zarr.create_group(LocalStore(tmp_path / "f"))
+    codec = zarr.codecs.BytesCodec(endian="big")
+    group.create_array("X", shape=X.shape, dtype="f4", chunks=(7, 4), serializer=codec)[:] = X
+    group.create_array("y", data=y + 0.5, chunks=(30,))
+    store = open_store(tmp_path / "f")
+    block, targets = store.read_chunk(2)
+    np.testing.assert_array_equal(block, X[14:21])
+    np.testing.assert_array_equal(targets[:, 0], y[14:21] + 0.5)
+    assert block.dtype.isnative
+
+
+# --------------------------------------------------------------------------------------- describe
+
+
+def test_describe_is_json_and_adds_up(tmp_path: Path) -> None:
+    X, y = sample(30, (4, 2, 1), "uint8")
+    told = json.loads(json.dumps(describe_store(write(tmp_path / "s", X, y))))
+    assert told["decoded_bytes"] == X.nbytes + 30
+    on_disk = sum(
+        len(data) for key, data in faults.tree(tmp_path / "s").items() if key[:2] in ("X/", "y/")
+    )
+    assert told["stored_bytes"] == on_disk
+    assert told["compression_ratio"] == pytest.approx((X.nbytes + 30) / on_disk)
+    assert told["class_counts"] == np.bincount(y, minlength=3).tolist()
+    assert told["warnings"] == []
+
+
+def test_describe_warns() -> None:
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 3000)
+    X = np.zeros((3000, 400), np.uint8)
+    mixed, ordered = (write(memory_url(), X, t, chunk_rows=300) for t in (y, np.sort(y)))
+    assert not looks_sorted(mixed)
+    assert looks_sorted(ordered)
+    warnings = " ".join(describe_store(ordered)["warnings"])
+    assert "sorted" in warnings
+    assert "small" in warnings
+    rare = np.where(np.arange(3000) < 3, y, 0)
+    assert "unbalanced" in " ".join(describe_store(write(memory_url(), X, rare))["warnings"])

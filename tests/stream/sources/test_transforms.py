@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.lib.stride_tricks import sliding_window_view
+from scipy import stats
+
+from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.randomness import RowRandom
+from streamkern.stream.sources.transforms import (
+    SETUP_EPOCH,
+    GaussianNoise,
+    MixUp,
+    RandomCrop,
+    RandomFlip,
+    Scale,
+    apply_transforms,
+    bind_transforms,
+    describe_transform,
+    from_config,
+    host_transform,
+)
+from tests.strategies import seeds, splits
+
+
+class Data:
+    """A source as transforms see it."""
+
+    def __init__(self, X: np.ndarray, known: bool = True) -> None:
+        self.row_shape = X.shape[1:]
+        flat = X.reshape(len(X), -1).astype(np.float64)
+        self._moments = (flat.mean(), flat.std(), flat.mean(0), flat.std(0)) if known else None
+
+    def statistics(self) -> Any:
+        return self._moments or (None, None, None, None)
+
+
+def run(
+    transform: Any, X: np.ndarray, Y: np.ndarray, rows: np.ndarray, seed: int = 3, epoch: int = 1
+) -> Any:
+    dtype = X.dtype if X.dtype.kind == "f" else np.float32
+    X, Y, _ = apply_transforms(
+        np, [transform], X, Y, rows=rows, seed=seed, epoch=epoch, stage=(9,), dtype=dtype
+    )
+    return X, Y
+
+
+def twin(rows: np.ndarray, dtype: Any = np.float32, seed: int = 3) -> RowRandom:
+    """The draws that the transform in `run` sees."""
+    return RowRandom(np, seed, 1, (9, 0), rows, dtype)
+
+
+@pytest.fixture
+def batch() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    X = rng.normal(5, 3, (40, 6)).astype(np.float32)
+    X[:, 2] = 4  # a constant feature
+    return X, np.eye(40, dtype=np.float32), rng.permutation(1000)[:40]
+
+
+@pytest.mark.parametrize("mode", ["global", "feature", "none"])
+def test_scale_against_float64(batch: Any, mode: str) -> None:
+    X, Y, rows = batch
+    exact = X.astype(np.float64)
+    if mode == "global":
+        exact = (exact - exact.mean()) / exact.std()
+    if mode == "feature":
+        deviation = exact.std(0)
+        deviation[2] = 1
+        exact = (exact - exact.mean(0)) / deviation
+    before = X.copy()
+    scaled, same = run(Scale(mode).bind(Data(X)), X, Y, rows)
+    assert scaled.dtype == np.float32
+    # float32 subtraction and division round once each, at values up to 15.
+    np.testing.assert_allclose(scaled, exact, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(X, before)
+    assert same is Y
+
+
+def test_scale_takes_its_own_numbers_and_shapes_them_like_rows() -> None:
+    X = np.zeros((2, 3, 2, 1))
+    scale = Scale("feature", mean=np.arange(6.0), scale=np.full(6, 2.0)).bind(Data(X, known=False))
+    assert scale.mean.shape == (3, 2, 1)
+    Y = np.zeros((2, 1))
+    np.testing.assert_array_equal(run(scale, X, Y, np.arange(2))[0][0].ravel(), -np.arange(6.0) / 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda d: Scale("pixel"), "pixel"),
+        (lambda d: Scale("global", mean=1.0), "both"),
+        (lambda d: Scale("feature").bind(Data(np.ones((2, 3)), known=False)), "has none"),
+        (lambda d: Scale("feature", mean=np.ones(4), scale=np.ones(4)).bind(d), r"\(4,\)"),
+        (lambda d: GaussianNoise(-1.0), "sigma=-1"),
+        (lambda d: GaussianNoise(float("nan")), "sigma=nan"),
+        (lambda d: MixUp(0), "alpha=0"),
+        (lambda d: RandomCrop(-1), "padding=-1"),
+        (lambda d: RandomCrop(1).bind(d), "needs images"),
+        (lambda d: RandomFlip().bind(d), "needs images"),
+        (lambda d: bind_transforms([3], d), "not callable"),
+    ],
+)
+def test_wrong_settings_say_what_is_wrong(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(Data(np.ones((2, 3))))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_noise_adds_the_rows_own_normals(batch: Any, dtype: Any) -> None:
+    X, Y, rows = batch
+    X = X.astype(dtype)
+    before = X.copy()
+    noisy, _ = run(GaussianNoise(0.5), X, Y, rows)
+    assert noisy.dtype == dtype
+    expected = before + 0.5 * twin(rows, dtype).normal((6,)).astype(np.float64)
+    np.testing.assert_allclose(noisy, expected, rtol=2 * np.finfo(dtype).eps)
+    np.testing.assert_array_equal(X, before)
+    assert run(GaussianNoise(0.0), X, Y, rows)[0] is X
+
+
+@pytest.mark.parametrize("alpha", [0.2, 1.0, 4.0])
+def test_mixup_mixes_features_and_targets_alike(alpha: float) -> None:
+    n = 600
+    rows = np.arange(n) * 7
+    X = np.random.default_rng(1).normal(size=(n, 3))
+    # One-hot targets show both weights of a row: w at its own place, 1 - w at its partner's.
+    mixed, targets = run(MixUp(alpha), X, np.eye(n), rows)
+    np.testing.assert_allclose(targets.sum(1), 1, atol=1e-15)
+    assert ((targets > 0).sum(1) <= 2).all()
+    np.testing.assert_allclose(mixed, targets @ X, atol=1e-14)
+    others = targets - np.diag(np.diag(targets))
+    partners = others.argmax(1)[others.max(1) > 0]
+    assert len(partners) > n - 20
+    assert len(np.unique(partners)) == len(partners)
+    # The law: the weights are inverse-CDF draws, and those follow the exact Beta.
+    weights = np.interp(twin(rows, np.float64).uniform(), *quantiles(alpha))
+    has_partner = others.max(1) > 0
+    np.testing.assert_allclose(np.diag(targets)[has_partner], weights[has_partner], atol=1e-12)
+    many = np.interp(twin(np.arange(4000), np.float64).uniform(), *quantiles(alpha))
+    assert stats.kstest(many, stats.beta(alpha, alpha).cdf).pvalue > 1e-3
+
+
+def quantiles(alpha: float) -> tuple[np.ndarray, np.ndarray]:
+    levels = np.linspace(0, 1, 4097)
+    return levels, stats.beta(alpha, alpha).ppf(levels)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_crop_picks_a_window_of_the_padded_image(dtype: Any) -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(1, 255, (300, 5, 4, 2)).astype(dtype)
+    rows = np.arange(300) + 11
+    cropped, _ = run(RandomCrop(2), images, np.zeros(300), rows)
+    assert cropped.dtype == dtype
+    seen = set()
+    for image, crop in zip(images, cropped, strict=True):
+        padded = np.zeros((9, 8, 2), dtype)
+        padded[2:7, 2:6] = image
+        windows = sliding_window_view(padded, (5, 4), axis=(0, 1))  # (5, 5, ch, h, w)
+        hits = (windows == np.moveaxis(crop, -1, 0)).all(axis=(2, 3, 4))
+        assert hits.sum() == 1
+        seen.add(tuple(np.argwhere(hits)[0].tolist()))
+    assert len(seen) == 25
+    np.testing.assert_array_equal(run(RandomCrop(0), images, np.zeros(300), rows)[0], images)
+
+
+def test_flip_mirrors_about_half_of_the_images() -> None:
+    images = np.random.default_rng(0).integers(0, 255, (400, 3, 4, 1)).astype(np.uint8)
+    flipped, _ = run(RandomFlip(), images, np.zeros(400), np.arange(400))
+    mirrored = (flipped == images[:, :, ::-1]).all(axis=(1, 2, 3))
+    assert ((flipped == images).all(axis=(1, 2, 3)) | mirrored).all()
+    assert 150 < mirrored.sum() < 250  # 5 standard deviations
+    assert flipped.dtype == np.uint8
+
+
+@given(st.data(), seeds)
+def test_a_row_is_transformed_alike_in_any_batch(data: Any, seed: int) -> None:
+    n = data.draw(st.integers(1, 30))
+    rng = np.random.default_rng(n)
+    rows = rng.permutation(10_000)[:n]
+    images, Y = rng.integers(0, 255, (n, 4, 3, 2)).astype(np.uint8), rng.normal(size=(n, 2))
+    for transform in (RandomCrop(2), RandomFlip(), GaussianNoise(2.0)):
+        X = images.astype(np.float32) if isinstance(transform, GaussianNoise) else images
+        whole, _ = run(transform, X, Y, rows, seed)
+        for part in data.draw(splits(n)):
+            np.testing.assert_array_equal(
+                run(transform, X[part], Y[part], rows[part], seed)[0], whole[part]
+            )
+
+
+def test_two_of_a_kind_draw_differently(batch: Any) -> None:
+    X, Y, rows = batch
+    noise = GaussianNoise(1.0)
+    twice, *_ = apply_transforms(
+        np, [noise, noise], X, Y, rows=rows, seed=3, epoch=1, stage=(9,), dtype=np.float32
+    )
+    once, _ = run(noise, X, Y, rows)
+    assert np.abs((twice - once) - (once - X)).max() > 0.1
+
+
+@host_transform
+def invert(X: Any, Y: Any, rng: RowRandom) -> Any:
+    return 255 - X, Y
+
+
+def test_host_transforms_end_at_the_first_float_one() -> None:
+    data = Data(np.zeros((4, 3, 3, 1)))
+    crop, flip, noise = RandomCrop(1), RandomFlip(), GaussianNoise(1.0)
+    assert bind_transforms([crop, invert, noise, flip], data) == ((crop, invert), (noise, flip))
+    assert bind_transforms([noise, crop], data) == ((), (noise, crop))
+    assert bind_transforms([crop, noise], data, host=False) == ((), (crop, noise))
+
+
+def test_failures_of_user_functions_name_the_function(batch: Any) -> None:
+    X, Y, rows = batch
+
+    def typo(X: Any, Y: Any, rng: RowRandom) -> Any:
+        return X + undefined, Y  # type: ignore[name-defined]  # noqa: F821
+
+    def doubles(X: Any, Y: Any, rng: RowRandom) -> Any:
+        return X.astype(np.float64), Y
+
+    def drops(X: Any, Y: Any, rng: RowRandom) -> Any:
+        return X[1:], Y[1:]
+
+    with pytest.raises(DataError, match=r'"test_failures.*typo" failed in epoch 1: NameError'):
+        run(typo, X, Y, rows)
+    with pytest.raises(DataError, match=r'typo" failed in the setup sample: NameError'):
+        run(typo, X, Y, rows, epoch=SETUP_EPOCH)
+    with pytest.raises(DataError, match=r'doubles" turned X \(40, 6\) float32 .*float64'):
+        run(doubles, X, Y, rows)
+    with pytest.raises(DataError, match=r"drops.*\(39, 6\)"):
+        run(drops, X, Y, rows)
+
+
+def test_settings_make_transforms_and_descriptions_make_settings() -> None:
+    settings = [
+        {"kind": "crop", "padding": 2},
+        {"kind": "flip"},
+        {"kind": "noise", "sigma": 0.5},
+        {"kind": "mixup", "alpha": 0.4},
+    ]
+    assert [describe_transform(t) for t in from_config(settings)] == settings
+    scale = Scale("feature").bind(Data(np.arange(6.0).reshape(2, 3)))
+    text = json.dumps([describe_transform(t) for t in (scale, invert)])
+    assert "invert" in text
+    assert "sha256:" in text
+    other = Scale("feature").bind(Data(np.arange(6.0).reshape(2, 3) + 1))
+    assert describe_transform(other) != describe_transform(scale)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"kind": "rotate"}, "kind='rotate'; use one of scale"),
+        ({}, "kind=None"),
+        ({"kind": "noise", "width": 2}, r"transform 1 \(noise\)"),
+    ],
+)
+def test_unknown_settings_are_refused(entry: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        from_config([entry])

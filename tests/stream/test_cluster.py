@@ -1,0 +1,471 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from streamkern.basics.errors import (
+    ClusterError,
+    ConfigError,
+    CorruptChunkError,
+    MissingDependencyError,
+)
+from streamkern.config.run_config import RunConfig
+from streamkern.rundir.run_log import read_log
+from streamkern.stream import cluster_reader
+from streamkern.stream.cluster import check_cluster, connect, dashboard_link
+from streamkern.stream.cluster_reader import Recipe, opened
+from streamkern.stream.loader import HostBatch, Loader
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.base import Source
+from streamkern.stream.sources.stores import ZarrSource
+from streamkern.train.train import train
+from tests import clusters
+from tests.clusters import Cluster, Dies, Fails, Misbehaving, Waits, eventually
+from tests.conftest import MakeZarr
+from tests.runs import (
+    array_source,
+    assert_same_bits,
+    final,
+    finished,
+    latest_step,
+    settings,
+    stream,
+)
+
+pytest.importorskip("distributed")
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two workers; a test that kills one starts another."""
+    with Cluster(tmp_path_factory.mktemp("cluster")) as started:
+        started.worker()
+        started.worker()
+        yield started
+
+
+@pytest.fixture
+def client(cluster: Cluster) -> Iterator[Any]:
+    with connect(cluster.address) as connected:
+        connected.wait_for_workers(2)
+        yield connected
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Cluster]:
+    """A cluster without workers yet, to be destroyed."""
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    with Cluster(folder) as started:
+        yield started
+
+
+def epochs(source: Source, n: int = 2, **options: Any) -> list[HostBatch]:
+    """Batches of n epochs."""
+    with Loader(source, **{"batch_size": 23, "seed": 3, "block_bytes": 5000, **options}) as loader:
+        found = [
+            HostBatch(b.X.copy(), b.y.copy(), b.rows.copy(), b.epoch, b.index)
+            for b in loader.epochs(0, n)
+        ]
+        assert loader.stats.bytes_in_flight == 0
+    return found
+
+
+def assert_same(first: list[HostBatch], second: list[HostBatch]) -> None:
+    assert len(first) == len(second)
+    for a, b in zip(first, second, strict=True):
+        assert a[3:] == b[3:]
+        for left, right in zip(a[:3], b[:3], strict=True):
+            np.testing.assert_array_equal(left, right)
+            assert left.dtype == right.dtype
+
+
+def tasks(client: Any) -> int:
+    """How many tasks and results the scheduler knows."""
+    return int(client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)))
+
+
+# ---------------------------------------------------------------------------------- reading
+
+
+def test_workers_read_what_threads_read(client: Any, make_zarr: MakeZarr, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    X, y = rng.integers(0, 99, (240, 8)).astype(np.uint8), rng.integers(0, 3, 240)
+    path = make_zarr({"X": X, "y": y}, chunk_rows=16)
+    large = ArraySource(rng.normal(size=(240, 300)).astype(np.float32), y.astype(float))
+    assert len(Recipe(large).data) > cluster_reader.INLINE_BYTES
+    for source in (ZarrSource(path), large, clusters.source()):
+        source_epochs = epochs(source)
+        assert_same(epochs(source, client=client), source_epochs)
+        np.testing.assert_array_equal(
+            np.sort(np.concatenate([b.rows for b in source_epochs[:11]])), np.arange(240)
+        )
+    eventually(lambda: tasks(client) == 0)  # nothing is left there
+    (path / "X" / "c" / "7" / "0").unlink()
+    with pytest.raises(CorruptChunkError, match="X/c/7/0") as caught:
+        epochs(ZarrSource(path), client=client)
+    assert "while reading unit" in caught.value.__notes__[0]
+
+
+def test_an_answer_that_comes_as_the_waiting_ends_is_taken(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late(Future):  # type: ignore[type-arg]
+        def result(self, timeout: float | None = None) -> Any:
+            answer = super().result()
+            if timeout is not None:
+                raise TimeoutError
+            return answer
+
+    def run_on(loop: Any, coroutine: Any) -> Any:
+        answer = asyncio.run_coroutine_threadsafe(coroutine, loop.asyncio_loop)
+        answer.__class__ = Late
+        return answer
+
+    source = clusters.source()
+    reader = cluster_reader.ClusterReader(source, client, 60.0)
+    monkeypatch.setattr(cluster_reader, "run_on", run_on)
+    for ours, theirs in zip(
+        reader.read(0, 3, 0, threading.Event()), source.read_unit(0, 3, 0), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+    reader.close()
+
+
+def test_the_window_bounds_what_is_out(client: Any, tmp_path: Path) -> None:
+    """With every read held up, no more tasks are out than the bytes in flight allow."""
+    source = clusters.source(Misbehaving(tmp_path, Waits(), at=0))
+    unit_bytes = 10 * (4 * 4 + 8 + 8)
+    with Loader(
+        source, batch_size=10, seed=0, client=client, in_flight_bytes=3 * unit_bytes
+    ) as loader:
+        assert loader.threads == 3
+        batches = loader.epoch(0)
+        consumer = threading.Thread(target=lambda: list(batches))
+        consumer.start()
+        eventually((tmp_path / "waiting").exists)
+        # What was read and handed on is forgotten a moment later; without a window all 24 stay.
+        eventually(lambda: 0 < tasks(client) <= 3)
+        assert loader.stats.bytes_in_flight <= 3 * unit_bytes
+        (tmp_path / "go").touch()
+        consumer.join()
+        assert 0 < loader.stats.bytes_in_flight_peak <= 3 * unit_bytes
+        assert loader.stats.bytes_read == 24 * unit_bytes
+
+
+def test_a_source_is_opened_once_in_each_process(client: Any, tmp_path: Path) -> None:
+    fn = Misbehaving(tmp_path, Waits(), at=-1)
+    epochs(clusters.source(fn), client=client)
+    opened_by = fn.notes("opened")
+    assert len(opened_by) == len(set(opened_by)) <= 2
+    epochs(clusters.source(fn), client=client)  # another loader is another source
+    assert len(fn.notes("opened")) > len(opened_by)
+
+
+def test_a_process_keeps_few_sources_open() -> None:
+    recipes = [Recipe(clusters.source()) for _ in range(6)]
+    sources = [opened(recipe) for recipe in recipes]
+    assert opened(recipes[5]) is sources[5]
+    assert opened(recipes[0]) is not sources[0]
+    assert len(cluster_reader._open) == 4
+
+
+# ------------------------------------------------------------------------- workers that die
+
+
+def test_a_worker_killed_in_the_middle(client: Any, cluster: Cluster, tmp_path: Path) -> None:
+    fn = Misbehaving(tmp_path, Dies(1), at=50)
+    source = clusters.source(fn)
+    loader = epochs(source, client=client)
+    assert len(fn.notes("deaths")) == 3  # the one that died of it, and one an epoch
+    assert_same(loader, epochs(clusters.source()))
+    cluster.worker()
+
+
+def test_results_lost_with_their_worker(client: Any, cluster: Cluster) -> None:
+    client.wait_for_workers(2)
+    found = []
+    with Loader(
+        clusters.source(), batch_size=23, seed=3, block_bytes=5000, client=client
+    ) as loader:
+        for batch in loader.epochs(0, 2):
+            if len(found) == 4:
+                pid = next(iter(client.run(clusters.os.getpid).values()))
+                psutil.Process(pid).send_signal(signal.SIGKILL)
+                cluster.worker()
+            found.append(
+                HostBatch(
+                    batch.X.copy(), batch.y.copy(), batch.rows.copy(), batch.epoch, batch.index
+                )
+            )
+    assert_same(found, epochs(clusters.source()))
+
+
+def test_a_task_that_too_many_workers_died_of_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES", "0")  # one is too many
+    fn = Misbehaving(tmp_path, Dies(1), at=50)
+    with Cluster(tmp_path) as cluster:
+        cluster.worker()
+        cluster.worker()
+        with connect(cluster.address) as client:
+            client.wait_for_workers(2)
+            with Loader(
+                clusters.source(fn), batch_size=23, seed=3, block_bytes=5000, client=client
+            ) as loader:
+                found = [b.rows.copy() for b in loader.epoch(0)]
+                assert loader.stats.retries >= 1
+    assert len(fn.notes("deaths")) == 2
+    expected = [b.rows for b in epochs(clusters.source(), 1)]
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_without_workers_a_read_waits_and_then_gives_up(own: Cluster) -> None:
+    with connect(own.address) as client:
+        check_cluster(client, clusters.source())  # they may join later
+        with pytest.raises(ClusterError, match=r"tcp://127.*has had no worker for .*same command"):
+            epochs(clusters.source(), client=client, retry_s=1)
+        with Loader(clusters.source(), batch_size=23, seed=3, client=client) as loader:
+            batches = loader.epoch(0)
+            threading.Timer(0.5, own.worker).start()
+            assert len(next(batches).rows) == 23  # of a worker that joined in the meantime
+
+
+# --------------------------------------------------------------------- a scheduler that dies
+
+
+def test_a_run_outlives_its_scheduler(
+    own: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It fails with one sentence, saved, and goes on without a cluster to the same weights."""
+    own.worker()
+    run_dir = tmp_path / "run"
+    # An epoch is a block here, and two blocks are read ahead.
+    changes = {"run.evaluate_every": 1, "data.epochs": 4}
+    config = settings(run_dir, **changes, **{"data.dask": own.address})
+
+    def kill(record: dict[str, Any]) -> None:
+        if record["step"] == 4:
+            own.scheduler.kill()
+            own.scheduler.wait()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(connect.__wrapped__.__kwdefaults__, "wait_s", 1.0)
+        options = {"source": stream(), "test": array_source(10, 5)}
+        with pytest.raises(ClusterError, match=f"{own.address} .*same command") as caught:
+            train(config, on_evaluation=kill, **options)
+    assert caught.value.exit_code == 3
+    assert not [r for r in caplog.records if r.exc_info and r.levelno >= logging.WARNING]
+    assert not [t for t in threading.enumerate() if t.name.startswith("streamkern")]
+    assert 4 <= latest_step(run_dir) < 28
+    (record,) = [r for r in read_log(run_dir / "log.jsonl") if r["event"] == "start"]
+    assert record["dashboard"].startswith("http://127.0.0.1:")
+    finished(config.with_overrides({"data.dask": None}), source=stream(), test=array_source(10, 5))
+    plain = settings(tmp_path / "plain", **changes)
+    finished(plain, source=stream(), test=array_source(10, 5))
+    assert_same_bits(final(run_dir), final(tmp_path / "plain"))
+
+
+def test_a_hung_scheduler_is_no_hang(own: Cluster, tmp_path: Path) -> None:
+    worker = own.worker()
+    fn = Misbehaving(tmp_path, Waits(), at=100)
+    with connect(own.address, wait_s=2) as client:
+        client.wait_for_workers(1)
+        with Loader(clusters.source(fn), batch_size=23, seed=3, client=client, retry_s=1) as loader:
+            threading.Thread(
+                target=lambda: (
+                    eventually(lambda: fn.notes("waiting")),
+                    own.scheduler.send_signal(signal.SIGSTOP),
+                )
+            ).start()
+            with pytest.raises(ClusterError, match="has not answered for"):
+                next(loader.epoch(0))
+    assert worker.poll() is None
+
+
+def test_closing_does_not_wait_for_the_workers(client: Any, tmp_path: Path) -> None:
+    fn = Misbehaving(tmp_path, Waits(), at=0)
+    loader = Loader(clusters.source(fn), batch_size=240, seed=0, client=client)
+    ended: list[BaseException] = []
+
+    def consume() -> None:
+        try:
+            next(loader.epoch(0))
+        except BaseException as error:
+            ended.append(error)
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    eventually(lambda: fn.notes("waiting"))
+    loader.close()  # the read is still held up
+    consumer.join()
+    assert len(ended) == 1
+    assert loader.stats.bytes_in_flight == 0
+    (tmp_path / "go").touch()
+    eventually(lambda: tasks(client) == 0)
+
+
+# ---------------------------------------------------------------------------------- failures
+
+
+def test_errors_cross_as_they_are(client: Any, tmp_path: Path) -> None:
+    fn = Misbehaving(tmp_path, Fails(KeyError("a bug")), at=30)
+    with pytest.raises(KeyError, match="a bug"):
+        epochs(clusters.source(fn), client=client)
+    assert len(fn.notes("failures")) == 1
+    (tmp_path / "again").mkdir()
+    fn = Misbehaving(tmp_path / "again", Fails(TimeoutError("slow"), times=2), at=30)
+    found = epochs(clusters.source(fn), 1, client=client)  # not mistaken for our own waiting
+    assert_same(found, epochs(clusters.source(), 1))
+    assert len(fn.notes("failures")) == 3
+    fn.act.times = 10**9  # type: ignore[attr-defined]
+    with pytest.raises(TimeoutError, match="slow"):
+        epochs(clusters.source(fn), client=client, retry_s=0.01)
+
+
+class OnlyHere:
+    """What no worker can import: they do not know this file."""
+
+    def __call__(self, *arguments: int) -> Any:
+        return clusters.rows(*arguments)
+
+
+def test_what_a_worker_can_not_import_is_named(client: Any) -> None:
+    with pytest.raises(
+        ClusterError, match=r"can not import what the source needs .*install it there"
+    ):
+        epochs(clusters.source(OnlyHere()), client=client)
+
+
+def test_secrets_travel_in_the_source_only(own: Cluster, tmp_path: Path) -> None:
+    own.worker()
+    fn = Misbehaving(tmp_path, Fails(OSError("refused")), at=30, storage_options="hunter2")
+    source = clusters.source(fn)
+    with connect(own.address) as client:
+        client.wait_for_workers(1)
+        with pytest.raises(OSError, match="refused") as caught:
+            epochs(source, client=client, retry_s=0.1)
+        known = client.run_on_scheduler(
+            lambda dask_scheduler: repr(
+                [(t, t.run_spec, t.annotations) for t in dask_scheduler.tasks.values()]
+                + list(dask_scheduler.transition_log)
+            )
+        )
+        logs = repr((client.get_worker_logs(), client.get_scheduler_logs()))
+    assert b"hunter2" in Recipe(source).data
+    assert "read_unit" in known
+    for text in (known, logs, own.log(), repr(Recipe(source)), repr(caught.value)):
+        assert "hunter2" not in text
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('__version__ = "0.0.1"', "has streamkern 0.0.1; install streamkern"),
+        ("raise ImportError('none here')", "lacks streamkern .*none here.*install streamkern"),
+    ],
+)
+def test_other_code_on_a_worker(content: str, said: str, own: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "streamkern").mkdir()
+    (tmp_path / "streamkern" / "__init__.py").write_text(content)
+    run_dir = tmp_path / "run"
+    config = settings(run_dir, **{"data.dask": own.address})
+    own.worker(tmp_path)
+    with connect(own.address) as client:
+        client.wait_for_workers(1)
+    with pytest.raises(ConfigError, match=said) as caught:
+        train(config, source=stream())
+    assert "\n" not in str(caught.value)
+    assert not run_dir.exists() or not any(run_dir.iterdir())
+
+
+def test_what_can_not_travel_is_named() -> None:
+    with pytest.raises(ConfigError, match="can not travel to the workers"):
+        Recipe(clusters.source(threading.Lock().acquire_lock))
+
+
+# -------------------------------------------------------------------------------- connecting
+
+
+def resources() -> tuple[set[threading.Thread], set[Any], set[int]]:
+    """Threads, sockets and child processes of this process."""
+    gc.collect()
+    me = psutil.Process()
+    sockets = {(c.laddr, c.raddr) for c in me.net_connections() if c.status != "CLOSE_WAIT"}
+    return set(threading.enumerate()), sockets, {child.pid for child in me.children()}
+
+
+def test_nothing_outlives_a_connection(cluster: Cluster) -> None:
+    epochs(clusters.source())
+    before = resources()
+    with connect(cluster.address) as client:
+        epochs(clusters.source(), client=client)
+        assert resources()[1] != before[1]
+    after = resources()
+    assert {t.name for t in after[0] - before[0]} <= {"Profile", "Dask-Offload_0"}
+    assert after[1:] == before[1:]
+
+
+@pytest.mark.parametrize("listening", [False, True])
+def test_nobody_there(listening: bool, tmp_path: Path) -> None:
+    before = resources()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        if listening:
+            other.listen()
+        address = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+        with (
+            pytest.raises(ConfigError, match=f"no scheduler answers at {address}"),
+            connect(address, wait_s=0.5),
+        ):
+            pass
+    assert resources() == before
+
+
+@pytest.mark.parametrize("address", ["here", "tcp://host", "http://host:1", "tcp://u:pw@host:1"])
+def test_an_address_is_checked(address: str) -> None:
+    with pytest.raises(ConfigError, match="tcp://host:8786") as caught, connect(address):
+        pass
+    assert "pw" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"data\.dask=.* must be the address of a Dask"):
+        RunConfig.from_tables({"data": {"train": "a", "dask": address}})
+
+
+def test_without_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with (
+        pytest.raises(MissingDependencyError, match=r'pip install "streamkern\[cluster\]"'),
+        connect("tcp://127.0.0.1:1"),
+    ):
+        pass
+
+
+def test_a_client_that_was_given_stays_open(client: Any, tmp_path: Path) -> None:
+    finished(settings(tmp_path / "cluster"), source=stream(), client=client)
+    assert client.status == "running"
+    finished(settings(tmp_path / "plain"), source=stream())
+    assert_same_bits(final(tmp_path / "cluster"), final(tmp_path / "plain"))
+
+
+def test_the_dashboard(cluster: Cluster) -> None:
+    with connect(cluster.address) as client:
+        link = dashboard_link(client)
+    assert link is not None
+    assert link.startswith("http://127.0.0.1:")
+    assert dashboard_link(client) is None  # which is closed by now

@@ -1,0 +1,222 @@
+"""The same samples, whoever reads them: any number of threads or workers, changed at any resume."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from streamkern.backend.base import Backend
+from streamkern.backend.devices import get_backend
+from streamkern.stream.cluster import connect
+from streamkern.stream.feed import Feed
+from streamkern.stream.loader import Loader
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.base import Source
+from streamkern.stream.sources.stores import ZarrSource
+from streamkern.stream.sources.transforms import GaussianNoise, MixUp, RandomCrop, RandomFlip
+from tests import clusters
+from tests.clusters import Cluster
+from tests.runs import (
+    STEPS,
+    array_source,
+    assert_same_bits,
+    final,
+    finished,
+    stopped,
+    stream,
+)
+from tests.runs import settings as run_settings
+
+ROWS, BATCH, EPOCHS = 90, 16, 2
+IMAGES = np.random.default_rng(0).integers(0, 255, (ROWS, 6, 6, 1)).astype(np.uint8)
+LABELS = np.random.default_rng(1).integers(0, 3, ROWS)
+
+
+def zarr_store(folder: Path) -> Path:
+    group = zarr.create_group(str(folder / "images.zarr"))
+    group.create_array("X", data=IMAGES, chunks=(7, 6, 6, 1))
+    group.create_array("y", data=LABELS, chunks=(7,))
+    return folder / "images.zarr"
+
+
+def augmented(base: Source) -> AugmentedSource:
+    """Host transforms below and above, float transforms at the feed; units of single replicas."""
+    made = AugmentedSource(base, 3, [RandomFlip(), RandomCrop(1), GaussianNoise(0.3), MixUp(0.4)])
+    made._replicas = 0
+    return made
+
+
+SOURCES: dict[str, Callable[[Path], Source]] = {
+    "zarr": lambda path: ZarrSource(path, [RandomFlip()]),
+    "augmented": lambda path: augmented(ZarrSource(path)),
+    "arrays": lambda path: augmented(
+        ArraySource(IMAGES, LABELS, classes=("a", "b", "c"), unit_rows=11)
+    ),
+    "generator": lambda path: clusters.source(n_rows=ROWS, transforms=[GaussianNoise(0.2)]),
+}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return zarr_store(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[Backend]:
+    with get_backend("cpu", accelerator="none") as made:
+        yield made
+
+
+class Reader:
+    """Hashes of every batch of a source, before and after the feed."""
+
+    def __init__(self, source: Source, backend: Backend) -> None:
+        self.source, self.backend = source, backend
+        sizes = (source.unit_bounds(u) for u in range(source.n_units))
+        unit_rows = max(stop - start for start, stop in sizes)
+        self.block_bytes = 3 * unit_rows * (source.read_unit(0, 0, 0).X[0].nbytes + 8 + 16)
+        with self.loader() as loader:
+            self.n_batches = loader.n_batches
+        self.whole = self.read(0)
+
+    def loader(self, **options: Any) -> Loader:
+        return Loader(
+            self.source, batch_size=BATCH, seed=5, block_bytes=self.block_bytes, **options
+        )
+
+    def read(self, first: int, n: int | None = None, **options: Any) -> list[str]:
+        """Batches first, first + 1, … of both epochs, at most n, as hashes."""
+        epoch, start = divmod(first, self.n_batches)
+        found = []
+        with (
+            self.loader(**options) as loader,
+            Feed(loader, self.backend, dtype=np.float32, seed=5) as feed,
+        ):
+            host = loader.epochs(epoch, EPOCHS, start)
+            hashes = [digest(b.X, b.y, b.rows, b.epoch, b.index) for b in limited(host, n)]
+            fed = feed.epochs(epoch, EPOCHS, start)
+            found = [digest(b.X, b.Y, b.rows, b.epoch, b.index) for b in limited(fed, n)]
+        return [a + b for a, b in zip(hashes, found, strict=True)]
+
+
+def limited(batches: Iterator[Any], n: int | None) -> Iterator[Any]:
+    for i, batch in enumerate(batches):
+        if i == n:
+            break
+        yield batch
+
+
+def digest(*parts: Any) -> str:
+    made = hashlib.sha256()
+    for part in parts:
+        a = np.ascontiguousarray(part)
+        made.update(f"{a.dtype.str}{a.shape}".encode())
+        made.update(a.tobytes())
+    return made.hexdigest()
+
+
+@cache
+def reader(name: str, path: Path, backend: Backend) -> Reader:
+    return Reader(SOURCES[name](path), backend)
+
+
+def stages() -> Any:
+    """Where a run is stopped, and how many threads each part has."""
+    return st.lists(st.tuples(st.integers(1, 30), st.integers(1, 16)), max_size=5)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(stages=stages())
+def test_threads_change_nothing_at_any_resume(
+    name: str, store: Path, backend: Backend, stages: list[tuple[int, int]]
+) -> None:
+    read = reader(name, store, backend)
+    found: list[str] = []
+    for n, threads in stages:
+        found += read.read(len(found), n, threads=threads)
+    found += read.read(len(found), threads=2)
+    assert found == read.whole
+
+
+def test_the_hashes_see_every_byte(store: Path, backend: Backend) -> None:
+    """Otherwise the test above would show nothing."""
+    read = reader("augmented", store, backend)
+    assert len(set(read.whole)) == len(read.whole) == EPOCHS * read.n_batches
+    with read.loader() as loader:
+        batch = next(loader.epoch(0))
+        parts = [a.copy() for a in batch[:3]]
+    plain = digest(*parts)
+    for a in parts:
+        a.reshape(-1).view(np.uint8)[-1] ^= 1
+        assert digest(*parts) != plain
+        a.reshape(-1).view(np.uint8)[-1] ^= 1
+
+
+@pytest.mark.slow
+def test_workers_change_nothing_at_any_resume(
+    store: Path, backend: Backend, tmp_path: Path
+) -> None:
+    """Threads, one worker, two, three of which one is killed, threads again; within an epoch."""
+    pytest.importorskip("distributed")
+    with Cluster(tmp_path) as cluster:
+        cluster.worker()
+        with connect(cluster.address) as client:
+            client.wait_for_workers(1)
+            for workers in (1, 2, 3):
+                for name in SOURCES:
+                    read = reader(name, store, backend)
+                    for first in (0, read.n_batches - 1, 2 * read.n_batches - 1):
+                        part = read.read(first, 4, client=client, in_flight_bytes=1 << (10 + first))
+                        assert part == read.whole[first : first + 4]
+                if workers < 3:
+                    cluster.worker()
+                    client.wait_for_workers(workers + 1)
+            read = reader("augmented", store, backend)
+            found = read.read(0, 5, threads=3)
+            found += read.read(len(found), 4, client=client)
+            cluster.processes[-1].kill()
+            found += read.read(len(found), 4, client=client)
+            found += read.read(len(found), threads=1)
+            assert found == read.whole
+
+
+@pytest.mark.parametrize("threads", [(1, 16, 3), (7, 1, 2)])
+def test_a_run_ends_with_the_same_weights(threads: tuple[int, ...], tmp_path: Path) -> None:
+    """Stopped twice within an epoch and once in the next, each time with other threads."""
+    config = run_settings(tmp_path / "run")
+    steps = (2, 5, STEPS - 3)
+    for step, n in zip(steps, threads, strict=True):
+        changed = config.with_overrides({"data.prefetch_threads": n})
+        stopped(changed, step, source=stream())
+    finished(config, source=stream())
+    finished(run_settings(tmp_path / "plain"), source=stream())
+    assert_same_bits(final(tmp_path / "run"), final(tmp_path / "plain"))
+
+
+@pytest.mark.slow
+def test_a_run_on_a_cluster_ends_with_the_same_weights(tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    config = run_settings(tmp_path / "run")
+    with Cluster(folder) as cluster:
+        cluster.worker()
+        on_cluster = config.with_overrides({"data.dask": cluster.address})
+        stopped(on_cluster, 2, source=stream())
+        stopped(config, 4, source=stream())
+        cluster.worker()
+        stopped(on_cluster, STEPS - 2, source=stream())
+    finished(config, source=stream(), test=array_source(10, 5))
+    finished(run_settings(tmp_path / "plain"), source=stream())
+    assert_same_bits(final(tmp_path / "run"), final(tmp_path / "plain"))

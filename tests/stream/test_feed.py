@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern.backend.base import Backend
+from streamkern.basics.errors import ConfigError
+from streamkern.stream.feed import DeviceBatch, Feed, prepare
+from streamkern.stream.loader import Loader
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.base import Source
+from streamkern.stream.sources.sampling import sample_rows
+from streamkern.stream.sources.transforms import GaussianNoise, MixUp, RandomCrop, Scale
+
+rng = np.random.default_rng(0)
+IMAGES = rng.integers(0, 256, (90, 4, 5, 2)).astype(np.uint8)
+LABELS = rng.integers(0, 3, 90)
+FLOATS = rng.normal(size=(90, 6)).astype(np.float32)
+VALUES = rng.normal(size=(90, 2))
+
+
+@pytest.fixture
+def backend() -> Any:
+    with Backend(threads=2) as made:
+        yield made
+
+
+def kept(batches: Any) -> list[DeviceBatch]:
+    return [DeviceBatch(b.X.copy(), b.Y.copy(), b.rows.copy(), b.epoch, b.index) for b in batches]
+
+
+def collect(
+    source: Source, backend: Backend, batch_size: int = 20, dtype: Any = np.float32
+) -> list[DeviceBatch]:
+    with (
+        Loader(source, batch_size=batch_size, seed=1) as loader,
+        Feed(loader, backend, dtype=dtype, seed=1) as feed,
+    ):
+        return kept(feed.epoch(2))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_images_become_flat_floats_and_ids_one_hot(backend: Backend, dtype: Any) -> None:
+    batches = collect(ArraySource(IMAGES, LABELS), backend, dtype=dtype)
+    assert [len(b.rows) for b in batches] == [20, 20, 20, 20, 10]
+    for b in batches:
+        assert b.X.dtype == b.Y.dtype == dtype
+        np.testing.assert_array_equal(b.X, IMAGES[b.rows].reshape(len(b.rows), 40))
+        np.testing.assert_array_equal(b.Y, np.eye(3)[LABELS[b.rows]])
+
+
+def test_values_and_missing_targets(backend: Backend) -> None:
+    """Values in float64 keep it: their mean is still in them."""
+    for b in collect(ArraySource(FLOATS, VALUES), backend):
+        np.testing.assert_array_equal(b.Y, VALUES[b.rows])
+        assert b.Y.dtype == VALUES.dtype
+    for b in collect(ArraySource(FLOATS), backend):
+        assert b.Y.shape == (len(b.rows), 0)
+
+
+def test_transforms_against_their_formulas(backend: Backend) -> None:
+    source = ArraySource(IMAGES, LABELS, [Scale("global")])
+    exact = (IMAGES - IMAGES.mean(dtype=np.float64)) / IMAGES.std(dtype=np.float64)
+    for b in collect(source, backend):
+        # one rounding each in the subtraction and the division, values below 3
+        np.testing.assert_allclose(b.X, exact[b.rows].reshape(-1, 40), rtol=1e-6, atol=1e-6)
+
+
+def everything() -> Source:
+    transforms = [RandomCrop(1), Scale("feature"), GaussianNoise(0.3)]
+    return AugmentedSource(ArraySource(IMAGES, LABELS), 3, transforms)
+
+
+def test_a_row_comes_out_alike_in_every_batch_size(backend: Backend) -> None:
+    by_row = {}
+    for batch_size in (7, 270):
+        batches = collect(everything(), backend, batch_size)
+        rows = np.concatenate([b.rows for b in batches])
+        by_row[batch_size] = np.concatenate([b.X for b in batches])[np.argsort(rows)]
+    np.testing.assert_array_equal(by_row[7], by_row[270])
+
+
+def test_prepare_gives_the_rows_of_the_feed(backend: Backend) -> None:
+    source = everything()
+    batches = collect(source, backend)
+    rows = np.concatenate([b.rows for b in batches])
+    X = np.concatenate([b.X for b in batches])[np.argsort(rows)]
+    Y = np.concatenate([b.Y for b in batches])[np.argsort(rows)]
+    block = sample_rows(source, 60, 1, epoch=2)
+    sample_X, sample_Y, _ = prepare(
+        backend,
+        block,
+        transforms=source.feed_transforms,
+        dtype=np.float32,
+        seed=1,
+        epoch=2,
+        n_outputs=3,
+        classes=source.classes,
+    )
+    np.testing.assert_array_equal(sample_X, X[block.rows])
+    np.testing.assert_array_equal(sample_Y, Y[block.rows])
+
+
+def test_resuming_anywhere_gives_the_rest(backend: Backend) -> None:
+    source = AugmentedSource(everything(), 1, [MixUp(0.5)])
+    with (
+        Loader(source, batch_size=40, seed=1, block_bytes=1) as loader,
+        Feed(loader, backend, dtype=np.float32, seed=1) as feed,
+    ):
+        whole = kept(feed.epochs(0, 2))
+        assert len(whole) == 2 * loader.n_batches
+        for start in range(loader.n_batches + 1):
+            rest = kept(feed.epochs(0, 2, start))
+            assert len(rest) == len(whole) - start
+            for a, b in zip(rest, whole[start:], strict=True):
+                np.testing.assert_array_equal(a.X, b.X)
+                np.testing.assert_array_equal(a.Y, b.Y)
+                assert (a.epoch, a.index) == (b.epoch, b.index)
+
+
+def test_nothing_is_copied_without_need(backend: Backend) -> None:
+    with Loader(ArraySource(FLOATS, VALUES), batch_size=30, seed=0) as loader:
+        feed = Feed(loader, backend, dtype=np.float32, seed=0)
+        for b in feed.epoch(0):
+            assert np.shares_memory(b.X, loader._buffers[0].held.X)
+        assert b.index == 2
+    with Loader(ArraySource(IMAGES, LABELS), batch_size=30, seed=0) as loader:
+        feed = Feed(loader, backend, dtype=np.float32, seed=0)
+        first, *others = (b.X.ctypes.data for b in feed.epoch(0))
+        assert others == [first, first]
+
+
+def test_every_batch_gets_the_same_memory(backend: Backend) -> None:
+    transforms = [Scale("feature"), GaussianNoise(0.3)]
+    source = AugmentedSource(ArraySource(IMAGES, LABELS), 2, transforms)
+    with (
+        Loader(source, batch_size=40, seed=0) as loader,
+        Feed(loader, backend, dtype=np.float32, seed=0) as feed,
+    ):
+        places = {(b.X.ctypes.data, b.Y.ctypes.data) for b in feed.epochs(0, 3)}
+        assert len(places) == 1
+        assert len(feed._arrays._held) == 4  # X cast, scaled and noisy, Y
+
+
+def test_transforms_never_write_into_the_loader(backend: Backend) -> None:
+    source = ArraySource(FLOATS, VALUES, [Scale("feature"), GaussianNoise(1.0), MixUp(1.0)])
+    with (
+        Loader(source, batch_size=30, seed=0) as loader,
+        Feed(loader, backend, dtype=np.float32, seed=0) as feed,
+    ):
+        for _ in feed.epoch(0):
+            pass
+        held = loader._buffers[0].held
+        np.testing.assert_array_equal(held.X, FLOATS[held.rows])
+        np.testing.assert_array_equal(held.y, VALUES[held.rows])
+
+
+def test_leaving_the_feed_ends_the_reading(backend: Backend) -> None:
+    with (
+        Loader(ArraySource(FLOATS, VALUES), batch_size=10, seed=0) as loader,
+        Feed(loader, backend, dtype=np.float32, seed=0) as feed,
+    ):
+        batches = feed.epoch(0)
+        next(batches)
+        run = loader._run
+        assert run is not None
+        assert not run.stopped.is_set()
+        batches.close()  # type: ignore[attr-defined]
+        assert run.stopped.is_set()
+
+
+def test_half_precision_is_refused(backend: Backend) -> None:
+    with (
+        Loader(ArraySource(FLOATS), batch_size=10, seed=0) as loader,
+        pytest.raises(ConfigError, match="float16"),
+    ):
+        Feed(loader, backend, dtype=np.float16, seed=0)

@@ -1,0 +1,431 @@
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamkern.basics.errors import (
+    ConfigError,
+    CorruptChunkError,
+    DataError,
+    RunError,
+    StorageError,
+)
+from streamkern.stream import local_reader
+from streamkern.stream.loader import HostBatch, Loader
+from streamkern.stream.order import EpochPlan
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.base import BaseSource, Block, Source, unit_sizes
+from streamkern.stream.sources.generator import GeneratorSource
+from streamkern.stream.sources.stores import ZarrSource
+from streamkern.stream.sources.transforms import RandomCrop, RandomFlip
+
+X = np.random.default_rng(0).normal(size=(101, 3)).astype(np.float32)
+Y = np.random.default_rng(1).normal(size=(101, 2))
+
+
+def array_source(unit_rows: int = 8) -> ArraySource:
+    return ArraySource(X, Y, unit_rows=unit_rows)
+
+
+def small_blocks(source: Source, n_units: int) -> int:
+    """block_bytes that hold n_units of `source`."""
+    rows = int(unit_sizes(source).max())
+    return n_units * rows * (source.read_unit(0, 0, 0).X[0].nbytes + 2 * 8 + 16)
+
+
+def kept(batches: Iterator[HostBatch]) -> list[HostBatch]:
+    """The batches copied, since their memory is reused."""
+    return [HostBatch(b.X.copy(), b.y.copy(), b.rows.copy(), b.epoch, b.index) for b in batches]
+
+
+def assert_same(first: list[HostBatch], second: list[HostBatch]) -> None:
+    assert len(first) == len(second)
+    for a, b in zip(first, second, strict=True):
+        assert a[3:] == b[3:]
+        for left, right in zip(a[:3], b[:3], strict=True):
+            np.testing.assert_array_equal(left, right)
+            assert left.dtype == right.dtype
+
+
+def expected_rows(loader: Loader, epoch: int) -> np.ndarray:
+    """The order of an epoch, the obvious way."""
+    sizes = unit_sizes(loader.source)
+    starts = np.concatenate(([0], np.cumsum(sizes)))
+    key = loader.order_key()
+    plan = EpochPlan(sizes, seed=key["seed"], epoch=epoch, batch_size=1, mix_units=key["mix_units"])
+    order = []
+    for k in range(plan.n_blocks):
+        read = np.concatenate([np.arange(starts[u], starts[u + 1]) for u in plan.block_units(k)[0]])
+        places = np.empty(len(read), np.int64)
+        plan.shuffle(k, places)
+        shuffled = np.empty_like(read)
+        shuffled[places] = read
+        order.append(shuffled)
+    return np.concatenate(order)
+
+
+@settings(max_examples=40)
+@given(
+    unit_rows=st.integers(1, 120),
+    mix=st.integers(1, 6),
+    batch_size=st.integers(1, 130),
+    threads=st.integers(1, 4),
+    epoch=st.integers(0, 5),
+)
+def test_batches_follow_the_plan(
+    unit_rows: int, mix: int, batch_size: int, threads: int, epoch: int
+) -> None:
+    source = array_source(unit_rows)
+    with Loader(
+        source,
+        batch_size=batch_size,
+        seed=7,
+        threads=threads,
+        block_bytes=small_blocks(source, mix),
+    ) as loader:
+        assert loader.mix_units == min(mix, source.n_units)
+        batches = kept(loader.epoch(epoch))
+        rows = np.concatenate([b.rows for b in batches])
+        np.testing.assert_array_equal(rows, expected_rows(loader, epoch))
+    np.testing.assert_array_equal(np.sort(rows), np.arange(101))
+    assert [b.index for b in batches] == list(range(loader.n_batches))
+    assert {len(b.rows) for b in batches[:-1]} <= {batch_size}
+    for b in batches:
+        np.testing.assert_array_equal(b.X, X[b.rows])
+        np.testing.assert_array_equal(b.y, Y[b.rows])
+
+
+@pytest.mark.parametrize("batch_size", [3, 16, 40])
+def test_resuming_anywhere_gives_the_rest(batch_size: int) -> None:
+    source = array_source()
+    with Loader(
+        source, batch_size=batch_size, seed=1, block_bytes=small_blocks(source, 3)
+    ) as loader:
+        whole = kept(loader.epochs(2, 4))
+        assert_same(whole, kept(loader.epoch(2)) + kept(loader.epoch(3)))
+        for start in range(loader.n_batches + 1):
+            assert_same(kept(loader.epoch(2, start)), whole[start : loader.n_batches])
+            assert_same(kept(loader.epochs(2, 4, start)), whole[start:])
+
+
+def test_threads_delays_and_budgets_do_not_change_a_bit() -> None:
+    delays = np.random.default_rng(3)
+
+    def slow(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        time.sleep(delays.uniform(0, 0.004))
+        rows = np.arange(start, stop)
+        return (rows[:, None] * (epoch + 1) + np.zeros(4)).astype(np.uint16), rows % 3
+
+    source = AugmentedSource(
+        GeneratorSource(slow, 60, (4,), np.uint16, 3, ("a", "b", "c"), block_rows=6), 3
+    )
+    source._replicas = 0  # a unit of a replica, as for large bases
+    results = []
+    for threads, in_flight in [(1, 1 << 20), (2, 1 << 20), (8, 1 << 20), (8, 1)]:
+        with Loader(
+            source,
+            batch_size=25,
+            seed=1,
+            threads=threads,
+            in_flight_bytes=in_flight,
+            block_bytes=small_blocks(source, 4),
+        ) as loader:
+            assert loader.threads == (1 if in_flight == 1 else threads)
+            results.append(kept(loader.epochs(0, 2)))
+    for other in results[1:]:
+        assert_same(results[0], other)
+
+
+def test_the_order_key_names_what_decides_the_order() -> None:
+    def key(**changes: Any) -> dict[str, int]:
+        source = array_source(changes.pop("unit_rows", 8))
+        with Loader(source, **{"batch_size": 9, "seed": 1, **changes}) as loader:
+            return loader.order_key()
+
+    assert key() == key(threads=3, in_flight_bytes=1)
+    for change in ({"batch_size": 8}, {"seed": 2}, {"block_bytes": 500}, {"unit_rows": 9}):
+        assert key(**change) != key()
+
+
+# --------------------------------------------------------------------------------- resources
+
+
+def our_threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith("streamkern-prefetch")]
+
+
+def test_no_thread_outlives_close() -> None:
+    with Loader(array_source(), batch_size=10, seed=0, threads=4) as loader:
+        next(loader.epoch(0))
+        assert our_threads()
+    assert not our_threads()
+    loader.close()
+    with pytest.raises(RunError, match="closed"):
+        next(loader.epoch(0))
+
+
+def test_a_forgotten_loader_leaves_no_thread() -> None:
+    loader = Loader(array_source(), batch_size=10, seed=0, threads=4)
+    next(loader.epoch(0))
+    del loader
+    gc.collect()
+    give_up = time.monotonic() + 10
+    while our_threads() and time.monotonic() < give_up:
+        time.sleep(0.01)
+    assert not our_threads()
+
+
+def test_an_abandoned_iterator_stops_reading() -> None:
+    gate, reads = threading.Event(), []
+    first_block: set[int] = set()
+
+    def fn(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        reads.append(start)
+        assert start // 10 in first_block or gate.wait(60)
+        return np.zeros((stop - start, 3), np.float32), np.zeros(stop - start)
+
+    source = GeneratorSource(fn, 1000, (3,), np.float32, 1, block_rows=10)
+    with Loader(
+        source, batch_size=10, seed=0, threads=2, block_bytes=5 * 10 * (12 + 4 + 16)
+    ) as loader:
+        first_block.update(loader._plan(0).block_units(0)[0].tolist())
+        assert len(first_block) == 5
+        batches = loader.epoch(0)
+        next(batches)
+        threading.Timer(0.05, gate.set).start()
+        del batches  # waits for the reads under way, drops those queued
+        assert loader.stats.bytes_in_flight == 0
+        assert len(reads) <= 5 + 2
+        assert len(kept(loader.epoch(0))) == loader.n_batches
+
+
+def test_an_iterator_ends_when_another_starts_or_the_loader_closes() -> None:
+    with Loader(array_source(), batch_size=10, seed=0) as loader:
+        first = loader.epoch(0)
+        next(first)
+        second = loader.epoch(1)
+        next(second)
+        with pytest.raises(RunError, match="another one was started"):
+            next(first)
+        next(second)
+    with pytest.raises(RunError, match="closed"):
+        next(second)
+
+
+def chunked(path: Path, n_rows: int) -> ZarrSource:
+    rng = np.random.default_rng(0)
+    group = zarr.create_group(str(path))
+    images = rng.integers(0, 60, (n_rows, 16, 16, 3)).astype(np.uint8)
+    group.create_array("X", data=images, chunks=(1500, 16, 16, 3))
+    group.create_array("y", data=rng.integers(0, 9, n_rows), chunks=(1500,))
+    return ZarrSource(path, [RandomCrop(2), RandomFlip()])
+
+
+def traced_peak(run: Callable[[], None]) -> int:
+    gc.collect()
+    tracemalloc.start()
+    try:
+        run()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_memory_keeps_its_promise_and_is_flat_in_n(tmp_path: Path, threads: int) -> None:
+    with Loader(chunked(tmp_path / "warm.zarr", 3000), batch_size=700, seed=0) as loader:
+        kept(loader.epoch(0))  # imports of Dask and zarr that come late are not ours to promise
+    promises = []
+    for n_rows in (9_000, 27_000):
+        source = chunked(tmp_path / f"{n_rows}.zarr", n_rows)
+        with Loader(source, batch_size=700, seed=0, threads=threads, block_bytes=4 << 20) as loader:
+            peak = traced_peak(lambda loader=loader: [None for _ in loader.epoch(0)])
+            promises.append(loader.peak_bytes())
+            # Below: buffers and at least one read are always there, so the promise is not idle.
+            assert 0.5 * promises[-1] < peak <= promises[-1]
+    assert promises[1] - promises[0] == 64 * 12  # the plan of 12 units more
+
+
+def test_bytes_in_flight_stay_within_their_bound() -> None:
+    source = array_source(5)
+    unit = 5 * (3 * 4 + 2 * 8 + 8)
+    with Loader(source, batch_size=10, seed=0, threads=64, in_flight_bytes=3 * unit) as loader:
+        assert loader.threads == 3
+        kept(loader.epoch(0))
+        stats = loader.stats
+    assert 0 < stats.bytes_in_flight_peak <= 3 * unit
+    assert stats.bytes_in_flight == 0
+    assert stats.bytes_read == 101 * (3 * 4 + 2 * 8 + 8)
+    assert (stats.batches, stats.rows) == (11, 101)
+    assert stats.stall_s >= stats.longest_wait_s >= stats.last_wait_s >= 0
+
+
+def test_threads_suit_the_source() -> None:
+    source = array_source(5)
+    with Loader(source, batch_size=10, seed=0) as loader:
+        local = loader.threads
+    source.remote = True
+    with Loader(source, batch_size=10, seed=0) as loader:
+        assert loader.threads == 64 >= local
+
+
+# ----------------------------------------------------------------------------------- failures
+
+
+class Faulty(BaseSource):
+    """Raises on some units, a number of times."""
+
+    kind = "faulty"
+
+    def __init__(self, error: Callable[[], Exception], units: set[int], times: int) -> None:
+        self.base = array_source()
+        self.error, self.left = error, dict.fromkeys(units, times)
+        for name in ("n_rows", "row_shape", "dtype", "n_outputs", "classes", "y_dtype", "_edges"):
+            setattr(self, name, getattr(self.base, name))
+
+    @property
+    def fingerprint(self) -> str:
+        return "faulty"
+
+    def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        if self.left.get(u, 0):
+            self.left[u] -= 1
+            raise self.error()
+        return self.base._read(u, seed, epoch)
+
+
+@pytest.fixture(autouse=True)
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_reader, "FIRST_RETRY_S", 0.001)
+
+
+@pytest.mark.parametrize("error", [OSError, TimeoutError, ConnectionResetError])
+def test_passing_faults_are_retried(error: Any) -> None:
+    with Loader(Faulty(error, {0, 5, 12}, 3), batch_size=10, seed=0) as loader:
+        batches = kept(loader.epoch(0))
+        assert loader.stats.retries == 9
+    with Loader(array_source(), batch_size=10, seed=0) as plain:
+        assert_same(batches, kept(plain.epoch(0)))
+
+
+def test_a_fault_that_stays_surfaces_as_it_is() -> None:
+    source = Faulty(lambda: OSError(5, "the disk"), {4}, 10**9)
+    with Loader(source, batch_size=10, seed=0, retry_s=0.05) as loader:
+        with pytest.raises(OSError, match="the disk") as caught:
+            kept(loader.epoch(3))
+        (note,) = caught.value.__notes__
+        assert "unit 4 (rows 32 to 39) of epoch 3, " in note
+        stats = loader.stats
+        assert f", {stats.retries + 1} tries" in note  # counted though no read came of them
+        assert stats.retries > 0
+        assert stats.bytes_in_flight == 0
+        assert stats.bytes_read <= 93 * (3 * 4 + 2 * 8 + 8)  # all units but that one
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError("gone"),
+        PermissionError("closed"),
+        CorruptChunkError("chunk X/c/4/0"),
+        StorageError("tried for a minute"),
+        KeyError("a bug"),
+    ],
+)
+def test_lasting_faults_are_not_retried(error: Exception) -> None:
+    source = Faulty(lambda: error, {4}, 1)
+    with Loader(source, batch_size=10, seed=0) as loader:
+        with pytest.raises(type(error)) as caught:
+            kept(loader.epoch(0))
+        assert caught.value is error
+        assert "unit 4 (rows 32 to 39) of epoch 0" in error.__notes__[0]
+        assert source.left == {4: 0}
+        assert len(kept(loader.epoch(0))) == loader.n_batches  # and the loader goes on
+
+
+def test_the_first_failure_in_plan_order_is_raised_where_it_belongs() -> None:
+    source = Faulty(lambda: KeyError("a bug"), {1, 6, 11}, 10**9)
+    notes = set()
+    for threads in (1, 4):
+        with Loader(
+            source, batch_size=4, seed=2, threads=threads, block_bytes=small_blocks(source, 3)
+        ) as loader:
+            seen: list[np.ndarray] = []
+            with pytest.raises(KeyError) as caught:
+                seen.extend(b.rows.copy() for b in loader.epoch(0))
+            notes.add(caught.value.__notes__[0])
+            order = expected_rows(loader, 0)
+            rows = np.concatenate(seen) if seen else np.array([], int)
+            np.testing.assert_array_equal(rows, order[: len(rows)])
+    assert len(notes) == 1
+
+
+def test_close_interrupts_a_retry() -> None:
+    source = Faulty(OSError, set(range(13)), 10**9)
+    loader = Loader(source, batch_size=10, seed=0, retry_s=3600)
+    caught: list[BaseException] = []
+
+    def consume() -> None:
+        try:
+            next(loader.epoch(0))
+        except BaseException as error:
+            caught.append(error)
+
+    consumer = threading.Thread(target=consume, name="streamkern-test")
+    consumer.start()
+    while not any(left < 10**9 for left in source.left.values()):
+        time.sleep(0.001)
+    loader.close()
+    consumer.join(10)
+    assert not consumer.is_alive()
+    assert len(caught) == 1
+
+
+class Liar(Faulty):
+    def read_unit(self, u: int, seed: int, epoch: int) -> Block:
+        block = super().read_unit(u, seed, epoch)
+        return block._replace(X=block.X.astype(np.float64))
+
+
+def test_a_source_that_breaks_its_promise_is_named() -> None:
+    with (
+        Loader(Liar(OSError, set(), 0), batch_size=10, seed=0) as loader,
+        pytest.raises(DataError, match=r"gave X \(8, 3\) float64; .* float32"),
+    ):
+        kept(loader.epoch(0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"seed": -1}, "seed=-1"),
+        ({"threads": 0}, "threads=0"),
+        ({"threads": "many"}, "threads='many'"),
+        ({"block_bytes": 0}, "block_bytes=0"),
+        ({"in_flight_bytes": 0}, "in_flight_bytes=0"),
+    ],
+)
+def test_impossible_settings_are_named(changes: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Loader(array_source(), **{"batch_size": 10, "seed": 0, **changes})
+
+
+def test_a_start_outside_the_epoch_is_refused() -> None:
+    with Loader(array_source(), batch_size=10, seed=0) as loader:
+        for epoch, start in ((0, 12), (0, -1), (-1, 0)):
+            with pytest.raises(ConfigError, match=f"batch {start} of epoch {epoch}"):
+                loader.epoch(epoch, start)
+        assert list(loader.epochs(3, 3)) == []

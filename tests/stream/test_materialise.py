@@ -1,0 +1,486 @@
+"""Augmented sets written to stores: the rows of an epoch, whatever happened on the way."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from threadpoolctl import threadpool_info
+
+from streamkern.basics.errors import ConfigError, DataError, NonFiniteError, ResumeMismatchError
+from streamkern.basics.randomness import RowRandom, Stage
+from streamkern.ingest.ingest import ingest
+from streamkern.store.statistics import RunningStatistics
+from streamkern.store.store import Store, open_store
+from streamkern.stream.loader import Loader
+from streamkern.stream.materialise import augment_store, materialise
+from streamkern.stream.order import EpochPlan
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.base import Source, unit_sizes
+from streamkern.stream.sources.mixture import MixtureSource
+from streamkern.stream.sources.stores import ZarrSource
+from streamkern.stream.sources.transforms import (
+    GaussianNoise,
+    MixUp,
+    RandomFlip,
+    Scale,
+    apply_transforms,
+    from_config,
+    host_transform,
+)
+from tests.faults import flip_bit, tree
+from tests.streams import epoch_rows, everything
+
+rng = np.random.default_rng(0)
+N, COPIES = 170, 4
+IMAGES = rng.integers(0, 256, (N, 3, 4, 1)).astype(np.uint8)
+LABELS = rng.integers(0, 3, N)
+CHUNK_MB = 31 * 48 / 2**20  # 31 rows of float32, 22 chunks, the last one short
+
+
+def base(**options: Any) -> ArraySource:
+    return ArraySource(IMAGES, LABELS, classes=("a", "b", "c"), unit_rows=20, **options)
+
+
+def augmented(*transforms: Any) -> AugmentedSource:
+    return AugmentedSource(base(), COPIES, transforms)
+
+
+NOISY = (RandomFlip(), Scale("global"), GaussianNoise(0.3))
+
+
+def contents(store: Store) -> tuple[np.ndarray, np.ndarray]:
+    parts = [store.read_chunk(i) for i in range(store.n_chunks)]
+    return np.concatenate([X for X, _ in parts]), np.concatenate([y for _, y in parts])
+
+
+def order(source: Source, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
+    """The virtual rows of each batch of an epoch, from the plan alone."""
+    with Loader(source, batch_size=batch_size, seed=seed) as loader:
+        mix_units = loader.mix_units
+    sizes = unit_sizes(source)
+    plan = EpochPlan(
+        sizes, seed=seed, epoch=epoch, batch_size=batch_size, mix_units=mix_units,
+        strata=getattr(source, "strata", None),
+    )  # fmt: skip
+    return epoch_rows(plan, sizes)
+
+
+def one_hot(y: np.ndarray) -> np.ndarray:
+    return np.eye(3, dtype=np.float32)[y]
+
+
+# ------------------------------------------------------------------------------------- the rows
+
+
+@pytest.mark.parametrize("threads", ["auto", 1])
+@pytest.mark.parametrize(
+    "source",
+    [augmented(*NOISY), base(transforms=NOISY), MixtureSource([base(), base()], transforms=NOISY)],
+    ids=["one unit", "units", "mixture"],
+)
+def test_rows_are_those_of_an_epoch(tmp_path: Path, source: Source, threads: int | str) -> None:
+    """Against the plan's order and the transforms applied to all rows at once."""
+    seed, epoch = 5, 2
+    done: list[tuple[str, int, int | None]] = []
+    spec = materialise(
+        source, tmp_path / "a.zarr", seed=seed, epoch=epoch, chunk_mb=CHUNK_MB, threads=threads,
+        progress=lambda *state: done.append(state),
+    )  # fmt: skip
+    assert (spec.n_rows, spec.chunk_rows, spec.x_dtype) == (source.n_rows, 31, np.float32)
+    assert (spec.classes, spec.row_shape) == (("a", "b", "c"), (3, 4, 1))
+    X, y = everything(source, seed, epoch)  # the flips are in it
+    X, *_ = apply_transforms(
+        np, source.feed_transforms, X.astype(np.float32), one_hot(y), rows=np.arange(len(X)),
+        seed=seed, epoch=epoch, stage=(Stage.FEED_TRANSFORM,),
+    )  # fmt: skip
+    rows = np.concatenate(order(source, 31, seed, epoch))
+    assert not np.array_equal(rows, np.arange(len(rows)))
+    stored = contents(open_store(tmp_path / "a.zarr"))
+    np.testing.assert_array_equal(stored[0], X[rows])
+    np.testing.assert_array_equal(stored[1], y[rows])
+    assert [rows for _, rows, _ in done] == [*range(31, source.n_rows, 31), source.n_rows]
+    np.testing.assert_allclose(
+        [spec.global_mean, spec.global_scale], [X.mean(), X.std()], rtol=1e-5
+    )
+    np.testing.assert_allclose(spec.mean, X.reshape(len(X), -1).mean(0), atol=1e-6)
+    assert spec.class_counts == tuple(np.bincount(y).tolist())
+
+
+def test_without_feed_transforms_the_dtype_stays(tmp_path: Path) -> None:
+    source = augmented(RandomFlip())
+    spec = materialise(source, tmp_path / "a.zarr", chunk_mb=CHUNK_MB, shuffle=False)
+    assert (spec.x_dtype, spec.chunk_rows) == (np.uint8, 124)
+    for stored, expected in zip(
+        contents(open_store(tmp_path / "a.zarr")), everything(source), strict=True
+    ):
+        np.testing.assert_array_equal(stored, expected)
+
+
+def test_mixed_targets_become_values(tmp_path: Path) -> None:
+    """Partners are drawn within a chunk, as they are within a batch of training."""
+    mixup = MixUp(0.7)
+    source = augmented(Scale("global"), mixup)
+    spec = materialise(source, tmp_path / "a.zarr", seed=3, chunk_mb=CHUNK_MB)
+    assert (spec.classes, spec.n_outputs, spec.y_dtype) == (None, 3, np.float32)
+    X, y = everything(source, 3)
+    stored = contents(open_store(tmp_path / "a.zarr"))
+    start = 0
+    for rows in order(source, 31, 3, 0):
+        part = slice(start, start + len(rows))
+        (scale, _) = source.feed_transforms
+        scaled, Y = scale(
+            X[rows].astype(np.float32), one_hot(y[rows]), RowRandom(np, 3, 0, 1, rows)
+        )
+        stage = (Stage.FEED_TRANSFORM, 1)
+        mixed = mixup(scaled, Y, RowRandom(np, 3, 0, stage, rows))
+        np.testing.assert_array_equal(stored[0][part], mixed[0])
+        np.testing.assert_array_equal(stored[1][part], mixed[1])
+        start += len(rows)
+
+
+def test_values_stay_as_they_are(tmp_path: Path) -> None:
+    values = rng.normal(size=(50, 2))
+    source = ArraySource(rng.normal(size=(50, 4)).astype(np.float32), values, [GaussianNoise(1.0)])
+    spec = materialise(source, tmp_path / "a.zarr", shuffle=False)
+    assert spec.y_dtype == np.float64
+    np.testing.assert_array_equal(contents(open_store(tmp_path / "a.zarr"))[1], values)
+
+
+def test_names_of_columns_go_along(tmp_path: Path) -> None:
+    """Those of targets where the targets stay what they are."""
+    (tmp_path / "t.csv").write_text("b,u,a,v\n" + "1,2,3,4\n5,6,7,9\n" * 5)
+    ingest(tmp_path / "t.csv", tmp_path / "in", y=["v", "u"], targets="values")
+    tables: tuple[dict[str, Any], ...] = ({"kind": "noise", "sigma": 0.5}, {"kind": "mixup"})
+    for table, targets in zip(tables, (("v", "u"), None), strict=True):
+        out = tmp_path / str(table["kind"])
+        augment_store(tmp_path / "in", out, copies=2, transforms=[table])
+        spec = open_store(out).spec
+        assert (spec.columns, spec.target_columns) == (("b", "a"), targets)
+
+
+@pytest.mark.parametrize("prefix", ["name:", "meta:"])
+def test_data_that_was_not_read_is_not_taken_for_the_same(tmp_path: Path, prefix: str) -> None:
+    class Named(ArraySource):
+        kind = "mine"
+
+        @property
+        def fingerprint(self) -> str:
+            return prefix + "data"
+
+    materialise(Named(np.zeros((9, 2)), np.zeros(9)), tmp_path / "out")
+    with pytest.raises(DataError, match="already holds a store"):
+        materialise(Named(np.ones((9, 2)), np.zeros(9)), tmp_path / "out")
+
+
+def test_a_mixture_of_stores(tmp_path: Path) -> None:
+    for k, n in enumerate((60, 90)):
+        ingest(IMAGES[:n], tmp_path / f"{k}.zarr", y=LABELS[:n], chunk_mb=0.0005, seed=k)
+    urls = [tmp_path / f"{k}.zarr" for k in range(2)]
+    tables = [{"kind": "flip"}, {"kind": "noise", "sigma": 0.5}]
+    augment_store(
+        urls, tmp_path / "out.zarr", copies=3, transforms=tables, weights=[1, 2], seed=4,
+        chunk_mb=CHUNK_MB,
+    )  # fmt: skip
+    mixture = MixtureSource([ZarrSource(url) for url in urls], [1, 2])
+    source = AugmentedSource(mixture, 3, from_config(tables))
+    X, y = everything(source, 4)
+    X, *_ = apply_transforms(
+        np, source.feed_transforms, X.astype(np.float32), one_hot(y), rows=np.arange(len(X)),
+        seed=4, epoch=0, stage=(Stage.FEED_TRANSFORM,),
+    )  # fmt: skip
+    rows = np.concatenate(order(source, 31, 4, 0))
+    stored = contents(open_store(tmp_path / "out.zarr"))
+    np.testing.assert_array_equal(stored[0], X[rows])
+    np.testing.assert_array_equal(stored[1], y[rows])
+
+
+def test_one_store_as_it_is(tmp_path: Path) -> None:
+    """Without copies and transforms: the rows again, in another order."""
+    ingest(IMAGES, tmp_path / "in.zarr", y=LABELS, chunk_mb=0.0005)
+    augment_store(str(tmp_path / "in.zarr"), tmp_path / "out.zarr", seed=1, chunk_mb=0.001)
+    first, again = (contents(open_store(tmp_path / f"{k}.zarr")) for k in ("in", "out"))
+    assert not np.array_equal(first[0], again[0])
+    pairs = [
+        sorted(zip(X.reshape(N, -1).tolist(), y.tolist(), strict=True)) for X, y in (first, again)
+    ]
+    assert pairs[0] == pairs[1]
+
+
+# ------------------------------------------------------------------------------------- resuming
+
+CHILD = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from tests.stream.test_materialise import CHUNK_MB, NOISY, augmented, materialise
+
+def show(stage, done, total):
+    print(done, flush=True)
+    if done > {stop}:
+        sys.stdin.read()  # for ever: the other threads go on until the kill
+
+materialise(augmented(*NOISY), Path({out!r}), seed=5, chunk_mb=CHUNK_MB, progress=show)
+"""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Every byte of a store that was written without interruption."""
+    out = tmp_path_factory.mktemp("whole") / "out.zarr"
+    materialise(augmented(*NOISY), out, seed=5, chunk_mb=CHUNK_MB)
+    return tree(out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kill_at", [0, 31, 300])
+def test_killed_and_gone_on_with(tmp_path: Path, whole: dict[str, bytes], kill_at: int) -> None:
+    out = tmp_path / "out.zarr"
+    root = str(Path(__file__).parents[2])
+    code = CHILD.format(root=root, out=str(out), stop=kill_at + 100)
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    with child:
+        while int(child.stdout.readline()) <= kill_at:
+            pass
+        child.kill()
+        assert child.wait() == -signal.SIGKILL
+    with pytest.raises(DataError, match="unfinished"):
+        open_store(out)
+    assert 0 < zarr.open_array(out / "digests", mode="r")[:].any(axis=1).sum() < 22
+    materialise(augmented(*NOISY), out, seed=5, chunk_mb=CHUNK_MB)
+    assert tree(out) == whole
+
+
+class Stop(Exception):
+    pass
+
+
+def interrupted(out: Path, after: int = 400, source: Source | None = None) -> None:
+    """A write that ends with an exception in its progress call."""
+
+    def stop(stage: str, done: int, total: int | None) -> None:
+        if done > after:
+            raise Stop
+
+    with pytest.raises(Stop):
+        materialise(source or augmented(*NOISY), out, seed=5, chunk_mb=CHUNK_MB, progress=stop)
+
+
+def test_holes_and_damage_are_mended(tmp_path: Path, whole: dict[str, bytes]) -> None:
+    out = tmp_path / "out.zarr"
+    interrupted(out)
+    journal: Any = zarr.open_array(out / "digests", mode="r+")
+    journal[2] = 0  # a hole before the end
+    (out / f"X/c/9/0/0/.0.{0:032x}.streamkern").write_bytes(b"what a kill left")
+    flip_bit(out, "X/c/5/0/0/0")
+    (out / "y/c/7").unlink()
+    before = (out / "X/c/4/0/0/0").stat().st_mtime_ns
+    materialise(augmented(*NOISY), out, seed=5, chunk_mb=CHUNK_MB)
+    assert tree(out) == whole
+    assert (out / "X/c/4/0/0/0").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"seed": 6}, "seed"),
+        ({"epoch": 1}, "epoch"),
+        ({"shuffle": False}, "shuffle"),
+        ({"chunk_mb": 2 * CHUNK_MB}, "batch_size"),
+        ({"compress": "zstd"}, "compress"),
+        ({"dtype": "float64"}, "x_dtype"),
+    ],
+)
+def test_other_settings_are_refused_by_name(
+    tmp_path: Path, changed: dict[str, Any], named: str
+) -> None:
+    out = tmp_path / "out.zarr"
+    interrupted(out, after=0)
+    settings = {"seed": 5, "chunk_mb": CHUNK_MB, **changed}
+    with pytest.raises(ResumeMismatchError, match=rf"\(.*{named}.* differ\)"):
+        materialise(augmented(*NOISY), out, **settings)
+    with pytest.raises(ResumeMismatchError, match="source"):
+        materialise(augmented(*NOISY[:2]), out, seed=5, chunk_mb=CHUNK_MB)
+
+
+def test_memory_is_refused_where_it_changes_the_order(tmp_path: Path) -> None:
+    """9 units in a shuffle block, or the 8 that fit."""
+    out, source = tmp_path / "out.zarr", base(transforms=NOISY)
+    interrupted(out, after=0, source=source)
+    with pytest.raises(ResumeMismatchError, match=r"\(memory differ\)"):
+        materialise(source, out, seed=5, chunk_mb=CHUNK_MB, memory=32 * int(CHUNK_MB * 2**20))
+    materialise(source, out, seed=5, chunk_mb=CHUNK_MB, memory=1 << 29)
+
+
+def test_blas_is_limited_once_for_all_threads(tmp_path: Path) -> None:
+    """Threads that each set the limit and take it back would leave it behind."""
+
+    def limits() -> list[int]:
+        return [lib["num_threads"] for lib in threadpool_info() if lib["user_api"] == "blas"]
+
+    before, seen = limits(), []
+    materialise(
+        augmented(*NOISY), tmp_path / "a.zarr", chunk_mb=CHUNK_MB,
+        progress=lambda *state: seen.extend(limits()),
+    )  # fmt: skip
+    assert set(seen) == {1}
+    assert limits() == before
+
+
+def test_a_place_that_is_no_file(whole: dict[str, bytes]) -> None:
+    materialise(augmented(*NOISY), "memory://materialise/out.zarr", seed=5, chunk_mb=CHUNK_MB)
+    store = open_store("memory://materialise/out.zarr")
+    attributes = json.loads(whole["zarr.json"])["attributes"]
+    assert store.spec.fingerprint == attributes["streamkern"]["fingerprint"]
+
+
+def test_overwriting(tmp_path: Path, whole: dict[str, bytes]) -> None:
+    out = tmp_path / "out.zarr"
+    materialise(augmented(*NOISY), out, seed=1, chunk_mb=CHUNK_MB)
+    with pytest.raises(DataError, match="already holds a store"):
+        materialise(augmented(*NOISY), out, seed=5, chunk_mb=CHUNK_MB)
+    materialise(augmented(*NOISY), out, seed=5, chunk_mb=CHUNK_MB, overwrite=True)
+    assert tree(out) == whole
+
+
+# --------------------------------------------------------------------------------------- memory
+
+MEASURED = """
+import sys
+from pathlib import Path
+import dask.local, numpy as np  # all imports come before the baseline
+from streamkern import ArraySource, AugmentedSource, GaussianNoise, RandomFlip, materialise_store
+
+def status(key):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key + ":"))
+
+X = np.random.default_rng(0).integers(0, 256, (20_000, 14, 14, 1), np.uint8)
+base = ArraySource(X, np.arange(20_000) % 10)
+source = AugmentedSource(base, 12, [RandomFlip(), GaussianNoise(1)])
+source.fingerprint
+Path("/proc/self/clear_refs").write_text("5")
+baseline = status("VmRSS")
+materialise_store(source, sys.argv[1], memory=int(sys.argv[2]), chunk_mb=1)
+print(status("VmHWM") - baseline)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
+def test_memory_stays_within_what_is_given(tmp_path: Path) -> None:
+    """188 MB of float32 rows, written within 96 MiB."""
+    out = tmp_path / "out.zarr"
+    command = [sys.executable, "-c", MEASURED, str(out), str(96 << 20)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert open_store(out).spec.n_rows == 240_000
+    assert int(done.stdout) <= 96 << 20
+
+
+# ------------------------------------------------------------------------------------- refusals
+
+
+def test_dtypes_that_would_lose_values_are_refused(tmp_path: Path) -> None:
+    out = tmp_path / "out.zarr"
+    wide = ArraySource(IMAGES.astype(np.uint16), LABELS)
+    for source, dtype in (
+        (augmented(*NOISY), "uint8"),
+        (wide, "uint8"),
+        (wide, "float16"),
+    ):
+        with pytest.raises(ConfigError, match=f"dtype={dtype} would lose values"):
+            materialise(source, out, dtype=dtype)
+    with pytest.raises(ConfigError, match="int32 can not be stored"):
+        materialise(wide, out, dtype="int32")
+    with pytest.raises(ConfigError, match="is not a dtype"):
+        materialise(wide, out, dtype="number")
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "dtype", "expected"),
+    [
+        (augmented(*NOISY), None, "float32"),
+        (augmented(*NOISY), "float16", "float16"),
+        (augmented(*NOISY), "float64", "float64"),
+        (augmented(RandomFlip()), "float32", "float32"),
+        (augmented(RandomFlip()), "uint16", "uint16"),
+        (ArraySource(IMAGES.astype(np.float64), LABELS, [GaussianNoise(1.0)]), None, "float64"),
+    ],
+)
+def test_dtypes_that_hold_them(tmp_path: Path, source: Source, dtype: Any, expected: str) -> None:
+    spec = materialise(source, tmp_path / "out.zarr", dtype=dtype, compress="none")
+    assert spec.x_dtype == expected
+
+
+def test_values_that_overflow_are_refused(tmp_path: Path) -> None:
+    source = ArraySource(np.full((5, 2), 1e6, np.float32), np.zeros(5))
+    with pytest.raises(NonFiniteError, match="inf in X of chunk 0"):
+        materialise(source, tmp_path / "out.zarr", dtype="float16")
+
+
+def sometimes(X: Any, Y: Any, rng: RowRandom) -> tuple[Any, Any]:
+    """Changes targets, but not those of the first rows."""
+    return X, Y if rng.rows.max() < 100 else Y * 0.5
+
+
+@host_transform
+def broken(X: Any, Y: Any, rng: RowRandom) -> tuple[Any, Any]:
+    raise ValueError("no such luck")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda out: materialise(augmented(sometimes), out), "changed targets of chunk 0"),
+        (lambda out: materialise(augmented(broken), out), "no such luck"),
+        (lambda out: materialise(ArraySource(IMAGES), out), "no targets"),
+        (lambda out: materialise(base(), out, chunk_mb=0), "chunk_mb=0"),
+        (lambda out: materialise(base(), out, memory=1 << 20), "memory=1 MiB"),
+        (lambda out: materialise(base(), out, seed=-1), "seed=-1"),
+        (lambda out: materialise(base(), out, epoch=-1), "epoch=-1"),
+        (lambda out: materialise(base(), out, compress="lz4"), "lz4"),
+        (lambda out: materialise(base(), out, threads=0), "threads=0"),
+        (lambda out: augment_store([], out), "mixture of 0 sources"),
+        (lambda out: augment_store(out.parent / "no.zarr", out), "no.zarr"),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, call: Callable[[Path], Any], message: str) -> None:
+    with pytest.raises((ConfigError, DataError), match=message):
+        call(tmp_path / "out.zarr")
+
+
+def test_the_input_is_never_the_output(tmp_path: Path) -> None:
+    ingest(IMAGES, tmp_path / "in.zarr", y=LABELS)
+    before = tree(tmp_path)
+    for place in (tmp_path / "in.zarr", f"{tmp_path}/../{tmp_path.name}/in.zarr/"):
+        with pytest.raises(ConfigError, match="both input and output"):
+            augment_store(tmp_path / "in.zarr", place, copies=2, overwrite=True)
+    assert tree(tmp_path) == before
+
+
+def test_the_store_is_described_as_what_it_is(tmp_path: Path) -> None:
+    """Nothing of the plan is left in it: an ingest of the same rows gives the same attributes."""
+    materialise(augmented(*NOISY), tmp_path / "a.zarr", chunk_mb=CHUNK_MB)
+    X, y = contents(open_store(tmp_path / "a.zarr"))
+    running = RunningStatistics(12, 3)
+    for start in range(0, len(X), 31):
+        chunk = running.empty()  # the chunks are counted apart, and added in their order
+        chunk.add(X[start : start + 31], y[start : start + 31])
+        running.merge(chunk)
+    attributes = json.loads((tmp_path / "a.zarr" / "zarr.json").read_text())["attributes"]
+    assert attributes["streamkern"]["mean"] == running.result().mean.tolist()
+    assert "plan" not in attributes["streamkern"]

@@ -1,0 +1,109 @@
+"""What the progress line and the run log say about the data: counted by hand, and on a real run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamkern.filesystem.cache import COUNTS, Cache
+from streamkern.filesystem.objects import TRAFFIC
+from streamkern.ingest.ingest import ingest
+from streamkern.rundir.run_log import read_log
+from streamkern.stream.loader import Loader
+from streamkern.stream.meter import Flow, Meter
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.stores import ZarrSource
+from tests.faultproxy import FaultProxy
+from tests.runs import finished, settings
+from tests.s3server import S3Server
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_rates_are_of_the_last_seconds_and_counts_of_the_run() -> None:
+    source = ArraySource(np.zeros((4, 2), np.float32), np.zeros(4))
+    with Loader(source, batch_size=2, seed=0) as loader:
+        clock, stats = Clock(), loader.stats
+        stats.retries = 5
+        meter = Meter(loader, 1000, clock)
+        flow = meter.flow(1000)
+        assert (flow.samples_per_s, flow.retries) == (0, 0)
+        assert set(flow.fields()) == {
+            "samples_per_s", "stall_share", "read_bytes_per_s", "bytes_in_flight", "retries",
+        }  # fmt: skip
+        for _ in range(20):
+            clock.now += 1.0
+            stats.stall_s += 0.25
+            stats.bytes_read += 3_000_000
+            flow = meter.flow(1000 + 50 * int(clock.now - 100))
+        assert (flow.samples_per_s, flow.stall_share) == (50, 0.25)
+        assert flow.read_bytes_per_s == 3e6
+        for _ in range(10):  # the past is forgotten after ten seconds
+            clock.now += 1.0
+            flow = meter.flow(2000)
+        assert (flow.samples_per_s, flow.stall_share, flow.read_bytes_per_s) == (0, 0, 0)
+        clock.now += 100.0  # one step longer than that
+        assert meter.flow(3000).samples_per_s == pytest.approx(1000 / 109, rel=0.1)
+        stats.retries += 2
+        stats.bytes_in_flight = 123
+        TRAFFIC.add(retries=3, requests=7, bytes_in=10_000)
+        COUNTS.add("misses")
+        clock.now += 10.0
+        flow = meter.flow(3000)
+        assert (flow.retries, flow.requests, flow.bytes_in_flight) == (5, 7, 123)
+        assert flow.cache_share == 0
+        assert flow.stored_bytes_per_s is not None
+        assert 0 < flow.stored_bytes_per_s <= 1000
+
+
+def test_the_words_fit_the_line() -> None:
+    flow = Flow(48_234.0, 0.021, 151_400_000.0, 64_000_000, 0)
+    assert flow.words() == "48.2k samples/s  151 MB/s  64 MB in flight  stall 2%"
+    flow = Flow(1_234_567.0, 1.0, 1_510_000.0, 999_999, 12_345, 10, 1e6, 0.987)
+    assert flow.words() == (
+        "1.23M samples/s  1.51 MB/s  1 MB in flight  stall 100%  cache 99%  retries 12.3k"
+    )
+    assert Flow(7.0, 0.0, 0.0, 0, 0).words().startswith("7 samples/s  0 MB/s")
+
+
+def test_a_run_says_what_its_storage_does(s3: S3Server, bucket: str, tmp_path: Path) -> None:
+    X = np.random.default_rng(0).normal(size=(400, 5)).astype(np.float32)
+    url = f"s3://{bucket}/train.zarr"
+    ingest(X, url, y=X[:, :2], chunk_mb=20 * 20 / 2**20, storage_options=s3.options())
+    with FaultProxy(upstream=s3.endpoint, seed=0) as proxy:
+        options = s3.options(proxy.endpoint)
+
+        def last_record(name: str, source: ZarrSource) -> dict[str, float]:
+            config = settings(
+                tmp_path / name,
+                **{"data.batch_size": 20, "data.epochs": 3, "solver.name": "block"},
+            )
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("streamkern.train.loop.LOG_EVERY_S", 0.0)
+                finished(config, source=source)
+            records = read_log(tmp_path / name / "log.jsonl")
+            return [r for r in records if r["event"] == "train"][-1]
+
+        source = ZarrSource(url, storage_options=options)
+        proxy.set(faults={"error503": 0.3}, keys="X/c/", limit=60, max_consecutive=2)
+        record = last_record("faults", source)
+        assert 0 < record["retries"] <= proxy.stats()["faults"]["error503"]
+        assert record["requests"] > record["retries"]
+        assert record["samples_per_s"] > 0
+        assert record["read_bytes_per_s"] > 0
+        assert record["stored_bytes_per_s"] > 0
+        assert 0 <= record["stall_share"] <= 1
+        assert "cache_share" not in record
+        proxy.set(faults={})
+        cache = Cache(tmp_path / "cache", 1 << 30)
+        record = last_record("cached", ZarrSource(url, storage_options=options, cache=cache))
+        # The sample for the setup has read every chunk before the loop.
+        assert (record["cache_share"], record["retries"]) == (1, 0)
+        assert "requests" not in record

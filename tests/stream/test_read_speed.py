@@ -1,0 +1,138 @@
+"""What a store can deliver: the counting, whatever the speed, and what is concluded from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from streamkern.basics.errors import ConfigError, CorruptChunkError, StoreNotFoundError
+from streamkern.ingest.ingest import ingest
+from streamkern.stream.read_speed import Row, conclusion, read_speed, speed_text
+from tests.faultproxy import FaultProxy
+from tests.faults import flip_bit
+from tests.s3server import S3Server
+
+X = np.random.default_rng(0).normal(size=(400, 6)).astype(np.float32)
+Y = np.arange(400) % 3
+
+
+def check(told: dict[str, Any], object_bytes: float, chunk_bytes: float, counts: list[int]) -> None:
+    """Every row counts the same objects, chunks of 50 rows."""
+    assert json.loads(json.dumps(told)) == told
+    *rows, batches = told["rows"]
+    assert [(r["what"], r["connections"]) for r in rows] == [
+        (what, n) for what in ("objects", "chunks") for n in counts
+    ]
+    for row in rows:
+        size = object_bytes if row["what"] == "objects" else chunk_bytes
+        assert row["bytes_per_s"] / row["requests_per_s"] == pytest.approx(size)
+        assert row["samples_per_s"] / row["requests_per_s"] == pytest.approx(50)
+        assert 0 < row["median_ms"] <= row["p95_ms"]
+    assert batches["what"] == "batches"
+    assert batches["samples_per_s"] > 0
+    assert len(speed_text(told["rows"]).splitlines()) == 2 + len(told["rows"])
+
+
+def test_a_store_on_s3_is_read_whole_objects_at_a_time(s3: S3Server, bucket: str) -> None:
+    url = f"s3://{bucket}/train.zarr"
+    ingest(X, url, y=Y, chunk_mb=50 * 24 / 2**20, storage_options=s3.options())
+    seen: list[Row] = []
+    with FaultProxy(upstream=s3.endpoint) as proxy:
+        told = read_speed(
+            url, seconds=0.1, connections=(4, 1), progress=seen.append,
+            storage_options=s3.options(proxy.endpoint),
+        )  # fmt: skip
+        asked = [path for method, path, _ in proxy.log() if "/c/" in path]
+    check(told, 50 * 24 + 4, 50 * (24 + 8), [1, 4])
+    assert told["url"] == url
+    assert seen == told["rows"]
+    assert set(asked) >= {f"/{bucket}/train.zarr/X/c/{i}/0" for i in range(8)}
+    assert told["chunk_bytes"] == 1200
+
+
+def test_foreign_layouts_are_read_in_all_their_pieces(tmp_path: Path) -> None:
+    group = zarr.create_group(tmp_path / "f.zarr")
+    group.create_array("rows", shape=X.shape, dtype="f4", chunks=(50, 4), compressors=None)[:] = X
+    group.create_array("labels", data=Y + 0.5, chunks=(50,))
+    told = read_speed(tmp_path / "f.zarr", x="rows", y="labels", seconds=0.05, connections=[2])
+    check(told, 2 * 50 * 16, 50 * (24 + 8), [2])
+    group = zarr.create_group(tmp_path / "s.zarr")
+    group.create_array(
+        "X", shape=X.shape, dtype="f4", chunks=(10, 6), shards=(50, 6), compressors=None
+    )[:] = X
+    told = read_speed(tmp_path / "s.zarr", y=None, seconds=0.05, connections=[1])
+    shard = (tmp_path / "s.zarr/X/c/0/0").stat().st_size
+    *rows, _ = told["rows"]
+    assert rows[0]["bytes_per_s"] / rows[0]["requests_per_s"] == pytest.approx(shard)
+
+
+def test_not_more_in_flight_than_the_memory_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ingest(X, tmp_path / "s.zarr", y=Y, chunk_mb=50 * 24 / 2**20)
+    monkeypatch.setattr("streamkern.stream.read_speed._MOST_IN_FLIGHT", 3000)
+    told = read_speed(tmp_path / "s.zarr", seconds=0.02, connections=(1, 2, 4))
+    check(told, 1204, 50 * (24 + 8), [1, 2])
+    told = read_speed(tmp_path / "s.zarr", seconds=0.02, connections=(8,))
+    check(told, 1204, 50 * (24 + 8), [1])
+
+
+def test_what_is_wrong_is_said(tmp_path: Path) -> None:
+    store = tmp_path / "s.zarr"
+    ingest(X, store, y=Y, chunk_mb=50 * 24 / 2**20)
+    for seconds in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match=r"seconds=.* must be above 0"):
+            read_speed(store, seconds=seconds)
+    for connections in ((), (0, 4)):
+        with pytest.raises(ConfigError, match=r"connections=.* must be whole numbers"):
+            read_speed(store, connections=connections)
+    with pytest.raises(StoreNotFoundError, match="there is no zarr store"):
+        read_speed(tmp_path / "none.zarr")
+    flip_bit(store, "X/c/3/0")
+    with pytest.raises(CorruptChunkError, match="X/c/3/0"):
+        read_speed(store, seconds=0.1, connections=(2,))
+
+
+def rows(objects: list[float], chunks: list[float], batches: float) -> list[Row]:
+    """Samples/s at 1, 4, 8, ... connections, 100 bytes each; then the loader's."""
+
+    def row(what: str, n: int, speed: float) -> Row:
+        return {
+            "what": what, "connections": n, "samples_per_s": speed, "bytes_per_s": 100 * speed,
+        }  # fmt: skip
+
+    made = [
+        row(what, n, speed)
+        for what, speeds in (("objects", objects), ("chunks", chunks))
+        for n, speed in zip((1, 4, 8, 16), speeds, strict=False)
+    ]
+    return [*made, row("batches", 5, batches)]
+
+
+@pytest.mark.parametrize(
+    ("objects", "chunks", "said"),
+    [
+        (
+            [1e6, 4e6, 4.1e6, 4e6], [1e6, 3.9e6, 4e6, 4e6],
+            "Bandwidth is the slow side: 410 MB/s, reached with 4 connections, 32 MiB in flight.",
+        ),
+        ([4e6], [3.9e6], "Bandwidth is the slow side: 400 MB/s, reached with 1 connection,"),
+        (
+            [1e6, 4e6, 8e6, 16e6], [1e6, 4e6, 8e6, 15e6],
+            "Latency is the slow side: reads still get faster at 16 connections, 128 MiB",
+        ),
+        (
+            [1e6, 4e6, 8e6, 16e6], [1e6, 2e6, 2e6, 2e6],
+            "Decoding is the slow side: 2,000,000 samples/s, where the storage gives 16,000,000;",
+        ),
+    ],
+)  # fmt: skip
+def test_conclusions(objects: list[float], chunks: list[float], said: str) -> None:
+    text = conclusion(rows(objects, chunks, max(objects) / 2), 8 << 20)
+    assert text.startswith(said)
+    assert f"with 5 readers, {max(objects) / 2:,.0f} samples/s arrive (50% of the best)" in text

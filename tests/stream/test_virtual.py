@@ -1,0 +1,305 @@
+"""What a GPU would be asked to do, on the device of `virtual`: how often, and in a safe order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamkern.backend.base import Backend
+from streamkern.backend.staging_ring import Ring, Transfers
+from streamkern.config.run_config import RunConfig
+from streamkern.solver import build
+from streamkern.solver.base import Solver, State
+from streamkern.stream.feed import Feed
+from streamkern.stream.loader import Loader
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.train import opened as opening
+from streamkern.train.train import train
+from tests.maths import GRID, IN_PLACE, RIDGED, SOLVERS, Case, both, make_case, operator, rows
+from tests.virtual import Counts, DeviceArray, Event, PlainBackend, Stream, VirtualBackend
+
+CASES = {
+    **{name: (name, {}) for name in SOLVERS if name not in IN_PLACE},
+    "eigenpro4, resident": ("eigenpro4", {"projection": "resident"}),
+    "eigenpro4, inexact": ("eigenpro4", {"projection": "inexact"}),
+}
+WARM, STEADY = 7, 9
+"""Steps: two periods and a bit, in which every buffer is made; then those that are counted."""
+
+
+def case_of(name: str, precision: str, choices: build.Choices) -> Case:
+    """Return a solver of CASES with its setup made by NumPy."""
+    op = operator(precision=precision, backend=PlainBackend())
+    solver, changes = CASES[name]
+    return make_case(op, solver, choices=choices, **changes)
+
+
+def on_device(case: Case, precision: str, seed: int) -> tuple[VirtualBackend, Solver]:
+    """Return a virtual device and the solver of `case` on it."""
+    backend = VirtualBackend(seed)
+    arrays = {key: backend.asarray(a) for key, a in case.setup.arrays.items()}
+    op = operator(precision=precision, backend=backend)
+    return backend, case.solver(build.Setup(arrays, case.setup.meta), op)
+
+
+def take(case: Case, solver: Solver, state: State, upload: list[Any], steps: range) -> None:
+    """Queue steps on uploaded batches; a pass ends after the fourth."""
+    for t in steps:
+        ids = case.batch(t)
+        host = (case.X[ids].astype(solver.op.dtype), case.Y[ids].astype(solver.op.dtype))
+        X, Y = (send(a) for send, a in zip(upload, host, strict=True))
+        solver.step(state, X, Y, ids, t)
+        if t == 3:
+            solver.end_pass(state)
+
+
+@pytest.mark.parametrize("precision", ["float64", "exact", "high", "integer"])
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_steps_allocate_read_and_wait_for_nothing(name: str, precision: str) -> None:
+    """And give the bits that NumPy gives, in whatever order the streams run."""
+    choices = build.Choices(seed=3, damping=1e-3, ridge=0.01 if name in RIDGED else 0.0)
+    case = case_of(name, precision, choices)
+    plain = case.solver()
+    state = plain.init()
+    take(case, plain, state, [np.asarray] * 2, range(WARM + STEADY))
+    for seed in range(3):
+        backend, solver = on_device(case, precision, seed)
+        rings = [backend.uploader() for _ in "XY"]
+        upload = [ring.upload for ring in rings]
+        there = solver.init()
+        take(case, solver, there, upload, range(WARM))
+        backend.device.counts = counts = Counts()
+        take(case, solver, there, upload, range(WARM, WARM + STEADY))
+        assert counts == Counts(sent=2 * STEADY)
+        for name_, a in plain.arrays(state).items():
+            np.testing.assert_array_equal(backend.to_host(solver.arrays(there)[name_]), a)
+        np.testing.assert_array_equal(backend.to_host(solver.losses), plain.losses)
+        for ring in rings:
+            ring.close()
+
+
+class FloatOperands(PlainBackend):
+    """The same walk with operands of float32, as on the CPU."""
+
+    operand_dtype = Backend.operand_dtype
+    gemm = Backend.gemm
+
+
+@pytest.mark.parametrize("precision", ["high", "fast", "integer"])
+def test_half_operands_lose_nothing(precision: str) -> None:
+    """What the modes put into a product fits half precision: float32 emulates them exactly."""
+    results = []
+    for backend in (PlainBackend(), FloatOperands()):
+        op = operator(precision=precision, backend=backend, shift=rows(2, 9))
+        A, B = (both(op, GRID.offset + GRID.step * np.rint(40 * rows(i, 50, 9))) for i in (0, 1))
+        results.append((op.matrix(A, B), op.gram(A)))
+    for half, single in zip(*results, strict=True):
+        np.testing.assert_array_equal(half, single)
+
+
+@pytest.mark.parametrize("classes", [True, False])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_a_batch_travels_once_and_is_made_in_place(dtype: Any, classes: bool) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.integers(0, 256, (200, 2, 2, 3)).astype(dtype)
+    y = rng.integers(0, 3, 200) if classes else rng.normal(size=(200, 3)).astype(np.float32)
+    for seed in range(5):
+        backend = VirtualBackend(seed)
+        totals = [backend.device.empty((20, 15), np.float32) for _ in range(10)]
+        with (
+            Loader(ArraySource(X, y), batch_size=20, seed=0) as loader,
+            Feed(loader, backend, dtype=np.float32, seed=0) as feed,
+        ):
+            seen = []
+            for i, batch in enumerate(feed.epoch(0)):
+                if i == 2:
+                    backend.device.counts = counts = Counts()
+                totals[i][:, :12] = batch.X
+                totals[i][:, 12:] = batch.Y
+                seen.append(batch.rows.copy())
+        assert counts == Counts(sent=3 * 7, syncs=3)  # a wait for each ring's copies at the end
+        for ids, total in zip(seen, totals, strict=True):
+            Y = np.eye(3)[y[ids]] if classes else y[ids]
+            truth = np.concatenate([X[ids].reshape(20, 12), Y], axis=1)
+            np.testing.assert_array_equal(backend.to_host(total), truth.astype(np.float32))
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+class Measured(VirtualBackend):
+    """With tiles that are not small beside the problem, and a look at what is held in training."""
+
+    tile_rows, prepare_rows = 512, 256
+    tile_cols = wide_tile_cols = 512
+    training = 0
+
+    def memory_available(self) -> int:
+        return 1 << 30
+
+    def uploader(self, depth: int = 3) -> Ring:
+        ring = super().uploader(depth)
+        upload = ring.upload
+
+        def looking(host: np.ndarray) -> Any:
+            self.training = max(self.training, self.device.live_bytes)
+            return upload(host)
+
+        ring.upload = looking  # type: ignore[method-assign]
+        return ring
+
+
+@pytest.mark.parametrize("precision", ["exact", "integer"])
+@pytest.mark.parametrize(
+    "solver",
+    [
+        {"name": "block"},
+        {"name": "block", "ridge": 1e-3},
+        {"name": "block", "block_size": 300},
+        {"name": "direct"},
+        {"name": "falkon"},
+        {"name": "eigenpro4", "n_nystrom": 500, "projection": "exact"},
+        {"name": "eigenpro4", "n_nystrom": 500, "projection": "resident"},
+        {"name": "eigenpro4", "n_nystrom": 500, "projection": "inexact"},
+    ],
+    ids=lambda solver: " ".join(map(str, solver.values())),
+)
+def test_a_device_holds_what_the_plan_lists(
+    solver: dict[str, Any], precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole run, its evaluations too: the peak is kept, and training meets its share."""
+    backends: list[Measured] = []
+
+    def get_backend(*settings: Any) -> Measured:
+        backends.append(Measured())
+        return backends[-1]
+
+    monkeypatch.setattr(opening, "get_backend", get_backend)
+    rng = np.random.default_rng(0)
+    X, y = rng.integers(0, 256, (9000, 12, 12, 1)).astype(np.uint8), rng.integers(0, 10, 9000)
+    source, test = ArraySource(X, y), ArraySource(X[:2000], y[:2000])
+    config = RunConfig.from_tables(
+        {
+            "data": {"train": "-", "epochs": 2},
+            "model": {"bandwidth": 800.0, "n_centers": 1500},
+            "solver": solver,
+            "run": {"device": "gpu", "precision": precision},
+        }
+    )
+    planned = opening.open_run(config, source=source).buffers
+    train(config, source=source, test=test)
+    # The contract is 10 %. The plan of a setup may be larger than it: its parts follow each other.
+    assert backends[-1].device.peak <= 1.1 * planned.peak
+    if solver["name"] == "block":
+        assert backends[-1].device.peak >= 0.9 * planned.peak
+    # Looked at in training: rows being evaluated come at other times. And not all that is planned
+    # for is held at once: the left side of centers.
+    evaluated = [size for _, what, size in planned.lines if what == "rows being evaluated"]
+    wanted = planned.total("train") - evaluated[0]
+    assert backends[-1].training <= 1.1 * wanted
+    # These have their largest moments between two passes, or in setup.
+    between = solver["name"] in ("direct", "falkon")
+    most = backends[-1].device.peak if between else backends[-1].training
+    assert most >= 0.8 * wanted
+    on_host = {what for phase, what, _ in planned.lines if phase == "host"}
+    assert on_host >= {"loader", "staging, pinned"}
+
+
+# --- the ring -----------------------------------------------------------------------------------
+
+
+def run_ring(backend: VirtualBackend, transfers: Transfers, depth: int, sizes: list[int]) -> bool:
+    """Whether every batch was whole when the steps that use it ran."""
+    ring = Ring(backend, transfers, depth)
+    rng = np.random.default_rng(1)
+    batches = [rng.normal(size=(size, 3)).astype(np.float32) for size in sizes]
+    results = [backend.device.empty((2, size, 3), np.float32) for size in sizes]
+    for host, result in zip(batches, results, strict=True):
+        given = host.copy()
+        X = ring.upload(given)
+        given[...] = np.nan  # the caller's memory is free again
+        for part in result:  # two things a step does with the batch, one after the other
+            np.multiply(X, 2, out=part)
+    ring.close()
+    found = [backend.to_host(result) for result in results]
+    return all(np.array_equal(a, [2 * b] * 2) for a, b in zip(found, batches, strict=True))
+
+
+@given(
+    seed=st.integers(0, 2**32), depth=st.integers(1, 4),
+    sizes=st.lists(st.integers(0, 9), min_size=1, max_size=20),
+)  # fmt: skip
+@settings(max_examples=60)
+def test_a_ring_is_safe_in_any_order(seed: int, depth: int, sizes: list[int]) -> None:
+    """Batches that grow, too, and empty ones."""
+    backend = VirtualBackend(seed)
+    assert run_ring(backend, backend.transfers(), depth, sizes)
+
+
+class Careless:
+    """A stream or an event that forgets to wait."""
+
+    def __init__(self, real: Stream | Event) -> None:
+        self._real = real
+
+    def wait_event(self, event: Any) -> None:
+        """Forgotten."""
+
+    def synchronize(self) -> None:
+        """Forgotten."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "_real":
+            super().__setattr__(name, value)
+        else:
+            setattr(self._real, name, value)
+
+
+MUTANTS: dict[str, Callable[[Transfers], Transfers]] = {
+    "a step before its copy": lambda t: t._replace(computing=Careless(t.computing)),
+    "a copy into a batch in use": lambda t: t._replace(copying=Careless(t.copying)),
+    "a pinned buffer in use": lambda t: t._replace(event=lambda: Careless(t.event())),
+}
+
+
+@pytest.mark.parametrize("mutant", sorted(MUTANTS))
+def test_what_a_ring_must_not_forget(mutant: str) -> None:
+    """Each of the three waits is needed, and the virtual device shows it."""
+    right = []
+    for seed in range(20):
+        backend = VirtualBackend(seed)
+        transfers = MUTANTS[mutant](backend.transfers())
+        right.append(run_ring(backend, transfers, 2, [5] * 30))
+    assert not all(right)
+
+
+def test_host_reads_and_slips_are_noticed() -> None:
+    """The counters and refusals that the tests above lean on."""
+    backend = VirtualBackend()
+    xp, counts = backend.xp, backend.device.counts
+    a = backend.asarray(np.arange(6.0))
+    assert (counts.uploads, counts.allocations) == (1, 1)
+    b = a + 1
+    assert counts.allocations == 2
+    np.add(a, b, out=a)
+    a[2:] *= 2
+    assert (counts.allocations, counts.host_reads) == (2, 0)
+    assert float(a.sum()) == 1 + 3 + 2 * (5 + 7 + 9 + 11)
+    assert bool(a[0] == 1)
+    assert counts.host_reads == counts.syncs == 2
+    for implicit in (lambda: a + np.ones(6), lambda: np.asarray(a)):
+        with pytest.raises(TypeError, match="host"):
+            implicit()
+    assert np.isnan(backend.to_host(xp.empty(3))).all()
+    live = backend.device.live_bytes
+    del b
+    assert backend.device.live_bytes == live - 48
+    assert isinstance(a.T, DeviceArray)

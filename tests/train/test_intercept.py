@@ -1,0 +1,472 @@
+"""The mean and the scale of the targets: taken before, put back after, and a part of the model.
+
+What is right is said by float64 least squares on targets that are centred here by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern import KernelClassifier, KernelRegressor
+from streamkern.backend.base import Backend
+from streamkern.basics.errors import ConfigError, DataError, ResumeMismatchError
+from streamkern.store.sample_weights import weight_factors
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.base import Source
+from streamkern.stream.sources.generator import GeneratorSource
+from streamkern.stream.sources.mixture import MixtureSource
+from streamkern.stream.sources.stores import ZarrSource
+from streamkern.stream.sources.transforms import GaussianNoise, MixUp
+from streamkern.stream.target_scale import TargetScale
+from streamkern.train.intercept import target_scale
+from streamkern.train.model import load_model
+from streamkern.train.warm_start import WarmStart
+from tests import reference as ref
+from tests.maths import Array
+from tests.runs import METHODS, brute_force, final, finished, settings, stopped
+
+BANDWIDTH, RIDGE = 3.0, 1e-3
+
+
+def data(n: int = 200, seed: int = 0) -> tuple[Array, Array]:
+    """Return X (n, 5) float64 and two smooth, noisy functions of it (n, 2) with means far from 0.
+
+    X and y have few bits, so that float32 holds them, and sums with whole numbers round nothing.
+    """
+    rng = np.random.default_rng([seed, 23])
+    X = np.round(rng.standard_normal((n, 5)) * 256) / 256
+    y = np.stack([np.sin(X[:, 0]), X[:, 1] * X[:, 2]], axis=1) + 0.1 * rng.normal(size=(n, 2))
+    return X, np.round(y * 1024) / 1024 + [40.0, -7.0]
+
+
+def least_squares(
+    X: Array, y: Array, Z: Array, ridge: float = 0.0, w: Array | None = None
+) -> tuple[Array, Array]:
+    """Return the weighted mean of y, and the weights of ridge regression on y without it."""
+    w = np.ones(len(X)) if w is None else w / w.mean()
+    mean = (w[:, None] * y).mean(axis=0)
+    K = ref.laplace(X, Z, BANDWIDTH)
+    A = K.T @ (w[:, None] * K) / len(X) + ridge * ref.laplace(Z, Z, BANDWIDTH)
+    return mean, np.linalg.solve(A, K.T @ (w[:, None] * (y - mean)) / len(X))
+
+
+def estimator(cls: Any = KernelRegressor, **changes: Any) -> Any:
+    """Return one with the settings of this file: direct, in float64."""
+    plain = {
+        "bandwidth": BANDWIDTH,
+        "centers": data(30, 1)[0],
+        "solver": "direct",
+        "ridge": RIDGE,
+        "precision": "float64",
+        "memory": "256 MiB",
+        "device": "cpu",
+        "scale": "none",
+    }
+    return cls(**plain | changes)
+
+
+# -- every solver ----------------------------------------------------------------------------------
+
+CENTERS = [
+    m for m in METHODS if METHODS[m].get("solver.name") not in ("sgd", "eigenpro1", "eigenpro2")
+]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_constant_and_a_unit_change_the_answers_by_just_that(method: str) -> None:
+    """U2, W5. In float32: targets far from 0, of 1e39 and of 1e-30, side by side."""
+    X, y = data(135)
+    unit, constant = 2.0 ** np.array([130, -100]), np.array([0.0, 2.0**20])
+    found = []
+    for targets in (y, (y + constant) * unit):
+        result = finished(settings(**METHODS[method]), source=ArraySource(np.float32(X), targets))
+        found.append(result.model.values(np.float32(data(50, 2)[0])))
+    # The float64 means differ in their last bits, and float32 steps carry those on.
+    np.testing.assert_allclose(found[1] / unit - constant, found[0], rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_without_intercept_the_constant_is_left_to_the_kernels(method: str) -> None:
+    """And scaled targets give the same bits: the scale is a power of two."""
+    X, y = data(135)
+    config = settings(**METHODS[method], **{"model.fit_intercept": False})
+    plain, scaled = (
+        finished(config, source=ArraySource(np.float32(X), y * unit)).model for unit in (1, 2.0**70)
+    )
+    assert not plain.targets.mean.any()
+    np.testing.assert_array_equal(plain.weights, scaled.weights)
+    np.testing.assert_array_equal(plain.targets.scale * 2.0**70, scaled.targets.scale)
+    centred = finished(settings(**METHODS[method]), source=ArraySource(np.float32(X), y)).model
+    np.testing.assert_allclose(centred.targets.mean, y.mean(axis=0), rtol=1e-14)
+    far = np.full((1, 5), 200.0, np.float32)  # where kernels have no say, unless they are features
+    if "fourier" not in method and "nystrom" not in method:
+        np.testing.assert_allclose(centred.values(far), y.mean(axis=0)[None], atol=1e-3)
+        np.testing.assert_allclose(plain.values(far), 0, atol=1e-2)
+
+
+@pytest.mark.parametrize("solver", ["direct", "falkon", "block"])
+def test_solvers_end_at_least_squares_of_the_centred_targets(solver: str) -> None:
+    X, y = data()
+    more: dict[str, Any] = {"tolerance": 1e-10} if solver == "falkon" else {}
+    epochs = 40 if solver in ("direct", "falkon") else 400
+    fitted = estimator(solver=solver, epochs=epochs, batch_size=200, random_state=1, **more).fit(
+        X, y
+    )
+    mean, alpha = least_squares(X, y, data(30, 1)[0], RIDGE)
+    np.testing.assert_allclose(fitted.intercept_, mean, rtol=1e-14)
+    test = data(60, 2)[0]
+    exact = mean + ref.laplace(test, data(30, 1)[0], BANDWIDTH) @ alpha
+    # Of iterations that go on for ever, what 400 passes leave.
+    atol = {"direct": 1e-9, "falkon": 1e-7}.get(solver, 2e-3)
+    np.testing.assert_allclose(fitted.predict(test), exact, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("solver", ["sgd", "eigenpro1", "eigenpro2", "eigenpro3", "eigenpro4"])
+def test_solvers_on_all_rows_end_at_kernel_regression_of_the_centred_targets(solver: str) -> None:
+    X, y = data(80)
+    ridge = 0.02 if solver == "sgd" else 0.0
+    fitted = estimator(
+        solver=solver, centers="all", ridge=ridge, epochs=600, batch_size=80, average=False
+    ).fit(X, y)
+    K = ref.laplace(X, X, BANDWIDTH)
+    alpha = np.linalg.solve(K + len(X) * ridge * np.eye(len(X)), y - y.mean(axis=0))
+    test = data(60, 2)[0]
+    exact = y.mean(axis=0) + ref.laplace(test, X, BANDWIDTH) @ alpha
+    np.testing.assert_allclose(fitted.predict(test), exact, rtol=0, atol=5e-3)
+
+
+# -- weights and classes ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("solver", ["direct", "falkon"])
+def test_sample_weights_count_in_the_mean(solver: str) -> None:
+    X, y = data()
+    w = np.float32(np.random.default_rng(3).integers(0, 4, len(X)))
+    more: dict[str, Any] = {"tolerance": 1e-10} if solver == "falkon" else {}
+    fitted = estimator(solver=solver, epochs=60, **more).fit(X, y, sample_weight=w)
+    mean, alpha = least_squares(X, y, data(30, 1)[0], RIDGE, np.float64(w))
+    np.testing.assert_allclose(fitted.intercept_, mean, rtol=1e-14)
+    np.testing.assert_allclose(fitted.dual_coef_, alpha, rtol=0, atol=1e-6 * np.abs(alpha).max())
+
+
+@pytest.mark.parametrize("class_weight", [None, "balanced", {"1": 3.0}])
+def test_classes_have_the_mean_of_their_weighted_counts(class_weight: Any) -> None:
+    """Three classes, of 5, 20 and 75 % of the rows."""
+    X, rng = data()[0], np.random.default_rng(4)
+    labels = rng.choice(3, len(X), p=[0.05, 0.2, 0.75])
+    fitted = estimator(KernelClassifier, class_weight=class_weight).fit(X, labels)
+    counts = np.bincount(labels)
+    of_class = {"balanced": len(X) / (3 * counts)}.get(str(class_weight), np.ones(3))
+    if isinstance(class_weight, dict):
+        of_class = np.array([1.0, 3.0, 1.0])
+    mean, alpha = least_squares(X, np.eye(3)[labels], data(30, 1)[0], RIDGE, of_class[labels])
+    np.testing.assert_allclose(fitted.intercept_, mean, rtol=1e-12)
+    np.testing.assert_allclose(fitted.dual_coef_, alpha, rtol=0, atol=1e-7 * np.abs(alpha).max())
+    far = np.full((1, 5), 500.0)
+    np.testing.assert_allclose(fitted.predict_values(far), mean[None], atol=1e-12)
+
+
+# -- numbers ---------------------------------------------------------------------------------------
+
+
+def test_the_constant_of_the_papers_is_none() -> None:
+    X, y = data()
+    fitted = estimator(fit_intercept=False).fit(X, y)
+    Z = data(30, 1)[0]
+    K = ref.laplace(X, Z, BANDWIDTH)
+    alpha = np.linalg.solve(
+        K.T @ K / len(X) + RIDGE * ref.laplace(Z, Z, BANDWIDTH), K.T @ y / len(X)
+    )
+    np.testing.assert_array_equal(fitted.intercept_, [0, 0])
+    np.testing.assert_allclose(fitted.dual_coef_, alpha, rtol=0, atol=1e-8 * np.abs(alpha).max())
+
+
+@pytest.mark.parametrize("constant", [1e3, 1e5, 1e6])
+def test_float32_loses_of_shifted_targets_what_their_own_rounding_loses(constant: float) -> None:
+    """U2. R^2 was -22.8 at 1e3, and -236 423 at 1e5."""
+    X, y = data()
+    test = np.float32(data(60, 2)[0])
+    shifted = np.float32(y + constant)
+    plain, far, near = (
+        estimator(precision="exact").fit(np.float32(X), targets).predict(test)
+        for targets in (y, shifted, np.float64(shifted) - constant)
+    )
+    assert far.dtype == np.float64
+    # The same numbers but for the constant: float32 products of centred targets, alike to rounding.
+    np.testing.assert_allclose(far - constant, near, rtol=0, atol=1e-5)
+    # The fit is linear in the targets: it moves by no more than a few times what they were rounded.
+    assert np.abs(far - constant - plain).max() <= 3 * np.abs(shifted - constant - y).max() + 1e-5
+
+
+def test_outputs_of_any_size_are_fitted_alike() -> None:
+    """W5: float32, whose largest number is 3e38 and whose smallest is 1e-38."""
+    X, y = data()
+    unit = np.array([1e39, 1e-45])
+    fitted, plain = (
+        estimator(precision="exact").fit(np.float32(X), targets) for targets in (y * unit, y)
+    )
+    test = np.float32(data(60, 2)[0])
+    np.testing.assert_allclose(fitted.predict(test) / unit, plain.predict(test), rtol=1e-5)
+    K = ref.laplace(np.float64(test), fitted.centers_, BANDWIDTH)
+    np.testing.assert_allclose(
+        (fitted.intercept_ + K @ fitted.dual_coef_) / unit, plain.predict(test), rtol=1e-4
+    )
+    assert fitted.score(np.float32(X), y * unit) == pytest.approx(plain.score(X, y), abs=1e-6)
+
+
+def test_targets_whose_variance_is_beyond_float64_are_refused() -> None:
+    X, y = data()
+    with pytest.raises(DataError, match="variance of target 1 overflows float64; give the targets"):
+        estimator().fit(X, y * [1, 1e200])
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, -1e30])
+def test_a_constant_target_is_learned_without_a_kernel(value: float) -> None:
+    X, _ = data()
+    for solver in ("direct", "falkon", "block"):
+        fitted = estimator(solver=solver, precision="exact", epochs=2).fit(
+            X, np.full(len(X), value)
+        )
+        np.testing.assert_allclose(fitted.predict(X[:9]), value, rtol=1e-12)
+
+
+def test_no_figure_of_a_run_is_infinite(tmp_path: Path) -> None:
+    """W5: neither in the log nor in the guard of a checkpoint, which JSON could not hold."""
+    X, y = data()
+    config = settings(
+        tmp_path / "run",
+        **METHODS["blocks"] | {"data.epochs": 40, "run.checkpoint_every": 30, "data.batch_size": 5},
+    )
+    source = ArraySource(np.float32(X), y * 1e39)
+    result = finished(config, source=source, test=ArraySource(*(a[:50] for a in (X, y * 1e39))))
+    text = (tmp_path / "run" / "log.jsonl").read_text()
+    for record in map(json.loads, text.splitlines()):
+        assert np.isfinite([v for v in record.values() if isinstance(v, float)]).all()
+    window = final(tmp_path / "run")["window"]
+    assert np.isfinite(window).all()
+    errors = (result.model.values(np.float32(X[:50])) - y[:50] * 1e39) / 1e39
+    assert result.metrics["test_mse"] / 1e78 == pytest.approx(float((errors**2).mean()))
+
+
+def test_errors_of_a_model_far_from_zero_are_those_of_float64() -> None:
+    X, y = data()
+    found = []
+    for constant in (0, 1e8):
+        source = ArraySource(np.float32(X), y + constant)
+        result = finished(settings(**METHODS["direct"]), source=source, test=source)
+        errors = result.model.values(np.float32(X)) - (y + constant)
+        found.append(result.metrics["test_mse"])
+        assert found[-1] == pytest.approx(float((errors**2).mean()), rel=1e-12)
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
+
+
+# -- the model goes on -----------------------------------------------------------------------------
+
+
+def test_blocks_that_arrive_later_have_the_mean_of_the_first() -> None:
+    """`partial_fit`: what the later rows differ by is learned."""
+    X, y = data()
+    y[100:] += 5
+    fitted = estimator()
+    fitted.partial_fit(X[:100], y[:100]).partial_fit(X[100:], y[100:])
+    mean = y[:100].mean(axis=0)
+    np.testing.assert_allclose(fitted.intercept_, mean, rtol=1e-14)
+    Z = data(30, 1)[0]
+    K = ref.laplace(X, Z, BANDWIDTH)
+    A = K.T @ K / len(X) + RIDGE * ref.laplace(Z, Z, BANDWIDTH)
+    alpha = np.linalg.solve(A, K.T @ (y - mean) / len(X))
+    np.testing.assert_allclose(fitted.dual_coef_, alpha, rtol=0, atol=1e-7 * np.abs(alpha).max())
+
+
+@pytest.mark.parametrize("solver", ["block", "eigenpro3", "eigenpro4"])
+def test_a_warm_start_goes_on_from_the_function_whatever_the_new_mean(solver: str) -> None:
+    """With steps of next to no length the second fit is the first one."""
+    X, y = data()
+    fitted = estimator(solver=solver, ridge=0, epochs=5, warm_start=True, average=False).fit(X, y)
+    test = data(60, 2)[0]
+    before, mean = fitted.predict(test), fitted.intercept_
+    fitted.set_params(step_scale=1e-9).fit(X, 3 * y + 1000)
+    np.testing.assert_array_equal(fitted.intercept_, mean)
+    np.testing.assert_allclose(fitted.predict(test), before, rtol=0, atol=1e-4)
+
+
+def test_a_warm_start_from_a_run_keeps_its_mean(tmp_path: Path) -> None:
+    X, y = data()
+    shared: dict[str, Any] = {"solver": "falkon", "epochs": 60, "tolerance": 1e-10}
+    first = estimator(**shared, run_dir=str(tmp_path / "a")).fit(X, y)
+    again = estimator(**shared, warm_start=str(tmp_path / "a")).fit(X, y + 1)
+    np.testing.assert_array_equal(again.intercept_, first.intercept_)
+    Z = data(30, 1)[0]
+    K = ref.laplace(X, Z, BANDWIDTH)
+    A = K.T @ K / len(X) + RIDGE * ref.laplace(Z, Z, BANDWIDTH)
+    alpha = np.linalg.solve(A, K.T @ (y + 1 - y.mean(axis=0)) / len(X))
+    np.testing.assert_allclose(again.dual_coef_, alpha, rtol=0, atol=1e-5 * np.abs(alpha).max())
+
+
+def test_a_warm_start_that_changed_since_the_setup_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where centers, mean and scale of the targets are alike: only the weights differ."""
+    X, y = data()
+    start = estimator(solver="block", epochs=1, run_dir=str(tmp_path / "a")).fit(X, y)
+    begun = estimator(
+        solver="block", epochs=1, run_dir=str(tmp_path / "b"), warm_start=str(tmp_path / "a")
+    )
+    with monkeypatch.context() as patch:  # an end between the setup and the first checkpoint
+        patch.setattr(WarmStart, "weights", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            begun.fit(X, y)
+    shutil.move(tmp_path / "a", tmp_path / "aside")
+    estimator(solver="block", epochs=1, ridge=0.5, run_dir=str(tmp_path / "a")).fit(X, y)
+    with pytest.raises(ConfigError, match="has been replaced, or trained on, since the setup"):
+        begun.fit(X, y)
+    shutil.rmtree(tmp_path / "a")
+    shutil.move(tmp_path / "aside", tmp_path / "a")
+    np.testing.assert_array_equal(begun.fit(X, y).intercept_, start.intercept_)
+
+
+def test_a_warm_start_of_the_other_convention_is_refused(tmp_path: Path) -> None:
+    X, y = data()
+    shared: dict[str, Any] = {"solver": "block", "epochs": 2}
+    estimator(**shared, run_dir=str(tmp_path / "a"), fit_intercept=False).fit(X, y)
+    with pytest.raises(ConfigError, match="was trained with fit_intercept=false; give this run"):
+        estimator(**shared, warm_start=str(tmp_path / "a")).fit(X, y)
+    fitted = estimator(**shared, warm_start=True).fit(X, y)
+    with pytest.raises(ConfigError, match="was trained with fit_intercept=true"):
+        fitted.set_params(fit_intercept=False).fit(X, y)
+
+
+@pytest.mark.parametrize("method", ["block", "eigenpro4", "direct", "falkon", "sgd"])
+def test_a_resumed_run_has_the_stored_mean_and_the_same_bits(method: str, tmp_path: Path) -> None:
+    X, y = data(135)
+    config = {**METHODS[method]}
+    source = ArraySource(np.float32(X), y)
+    held_out = {"test": ArraySource(np.float32(X[:10]), y[:10])}
+    whole = finished(settings(tmp_path / "whole", **config), source=source, **held_out)
+    stopped(settings(tmp_path / "cut", **config), 4, source=source, **held_out)
+    finished(settings(tmp_path / "cut", **config), source=source, **held_out)
+    expected, found = final(tmp_path / "whole"), final(tmp_path / "cut")
+    for name in ("alpha", "average"):
+        np.testing.assert_array_equal(found[name], expected[name])
+    loaded = load_model(tmp_path / "cut", device="cpu")
+    test = np.float32(data(40, 2)[0])
+    with loaded.backend:
+        np.testing.assert_array_equal(loaded.values(test), whole.model.values(test))
+        np.testing.assert_array_equal(loaded.targets.mean, whole.model.targets.mean)
+    np.testing.assert_allclose(loaded.values(test), brute_force(whole, test), atol=1e-4)
+
+
+def test_the_setting_may_not_change_in_a_run(tmp_path: Path) -> None:
+    X, y = data(135)
+    source = ArraySource(np.float32(X), y)
+    stopped(settings(tmp_path, **METHODS["block"]), 3, source=source, test=source)
+    with pytest.raises(ResumeMismatchError, match="fit_intercept: was True, now False"):
+        finished(
+            settings(tmp_path, **METHODS["block"] | {"model.fit_intercept": False}), source=source
+        )
+
+
+# -- where the mean comes from ---------------------------------------------------------------------
+
+
+def found(source: Source, class_weight: Any = None, **options: Any) -> TargetScale:
+    """Return what a run on `source` takes from its targets."""
+    plain = {"fit_intercept": True, "seed": 0, "dtype": np.dtype(np.float32)}
+    factors = weight_factors(source, class_weight)
+    return target_scale(Backend(threads=1), source, factors, **plain | options)
+
+
+def values_of(source: Source, epoch: int = 0) -> tuple[Array, Array]:
+    """Return the targets and the sample weights (or ones) of an epoch, read block by block."""
+    blocks = [source.read_unit(u, 0, epoch) for u in range(source.n_units)]
+    y = np.concatenate([np.float64(b.y) for b in blocks])
+    return y, np.concatenate([np.ones(len(b.y)) if b.w is None else b.w for b in blocks])
+
+
+def parts(weighted: bool) -> list[ArraySource]:
+    """Return two sources with means and spreads of their own."""
+    X, y = data(300)
+    w = np.random.default_rng(5).integers(0, 5, 300) if weighted else None
+    return [
+        ArraySource(
+            X[rows], y[rows] * (k + 1) + 100 * k, unit_rows=17,
+            sample_weight=None if w is None else w[rows],
+        )
+        for k, rows in enumerate((slice(0, 90), slice(90, 300)))
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", ["array", "mixture", "shares", "augmented", "copies in a mixture"])
+def test_the_mean_is_that_of_an_epoch(kind: str, weighted: bool) -> None:
+    a, b = parts(weighted)
+    source: Source = {
+        "array": lambda: a,
+        "mixture": lambda: MixtureSource([a, b]),
+        # 90 and 210 rows in passes: of 6 units of 17 rows each and 4 of those twice.
+        "shares": lambda: MixtureSource([a, b], [1, 3], n_rows=4 * 90 * 210),
+        "augmented": lambda: AugmentedSource(a, 3, [GaussianNoise(0.1), MixUp()]),
+        "copies in a mixture": lambda: MixtureSource([AugmentedSource(a, 5), b]),
+    }[kind]()
+    y, w = values_of(source)
+    mean = w @ y / w.sum()
+    spread = np.sqrt(w @ (y - mean) ** 2 / w.sum())
+    scale = found(source)
+    # Shares are those of whole passes, and an epoch ends in the midst of one.
+    np.testing.assert_allclose(scale.mean, mean, rtol=1e-3 if kind == "shares" else 1e-12)
+    assert np.all((scale.scale > spread * 0.99) & (scale.scale < 2.02 * spread))
+    np.testing.assert_array_equal(np.frexp(scale.scale)[0], 0.5)
+
+
+def test_the_mean_of_a_foreign_store_is_read(tmp_path: Path) -> None:
+    import zarr
+
+    X, y = data(500)
+    w = np.float32(np.random.default_rng(6).integers(0, 3, 500))
+    group = zarr.create_group(tmp_path / "theirs.zarr")
+    for name, values in (("X", np.float32(X)), ("y", y), ("w", w)):
+        group.create_array(name, data=values, chunks=(64, *values.shape[1:]))
+    source = ZarrSource(str(tmp_path / "theirs.zarr"), w="w")
+    np.testing.assert_allclose(found(source).mean, np.float64(w) @ y / w.sum(), rtol=1e-12)
+    plain = ZarrSource(str(tmp_path / "theirs.zarr"))
+    np.testing.assert_allclose(found(plain).mean, y.mean(axis=0), rtol=1e-12)
+
+
+def test_the_mean_of_rows_that_are_made_is_that_of_a_sample_and_always_the_same() -> None:
+    def make(seed: int, epoch: int, start: int, stop: int) -> tuple[Array, Array]:
+        ids = np.arange(start, stop)
+        return np.float32(ids[:, None] % [7, 11]), np.float32(1e4 + np.sin(ids * 0.7)[:, None])
+
+    source = GeneratorSource(make, 100_000, (2,), np.float32, 1, block_rows=500)
+    first, again, other = found(source), found(source), found(source, seed=1)
+    np.testing.assert_array_equal(first.mean, again.mean)
+    assert first.mean[0] != other.mean[0]
+    assert abs(first.mean[0] - 1e4) < 0.1  # sin has the mean 0 and 8000 rows are looked at
+
+
+def test_targets_that_a_function_changes_are_seen_after_it() -> None:
+    def log(X: Array, Y: Array, rng: Any) -> tuple[Array, Array]:
+        return X, rng.xp.log(Y)
+
+    X, _ = data()
+    y = np.exp(np.linspace(50, 60, len(X)))
+    source = AugmentedSource(ArraySource(X, y), 1, [log])
+    np.testing.assert_allclose(found(source).mean, [55.0], rtol=1e-12)
+
+
+def test_classes_have_a_mean_and_no_scale() -> None:
+    X, _ = data()
+    labels = np.repeat([0, 1, 1, 1, 2], 40)
+    source = ArraySource(X, labels)
+    scale = found(source)
+    np.testing.assert_allclose(scale.mean, [0.2, 0.6, 0.2], rtol=1e-15)
+    np.testing.assert_array_equal(scale.scale, 1)
+    np.testing.assert_allclose(found(source, "balanced").mean, [1 / 3] * 3, rtol=1e-15)
+    assert not found(source, fit_intercept=False).mean.any()

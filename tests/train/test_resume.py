@@ -1,0 +1,589 @@
+"""A run stopped or killed anywhere, and resumed, ends with the bits of one that was not."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern.backend.base import Backend
+from streamkern.backend.numba_backend import numba_problem
+from streamkern.basics.errors import ConfigError, ResumeMismatchError, RunLockedError
+from streamkern.config.run_config import RunConfig
+from streamkern.ingest.ingest import ingest
+from streamkern.kernels.builtin import get_kernel
+from streamkern.planning import auto_solver
+from streamkern.planning.memory import Buffers
+from streamkern.planning.sizes import Sizes
+from streamkern.rundir import sealed
+from streamkern.rundir.place import open_folder
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.rundir.run_log import read_log
+from streamkern.rundir.sealed import load
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.base import Source
+from streamkern.stream.sources.stores import ZarrSource
+from streamkern.stream.sources.transforms import GaussianNoise, MixUp
+from streamkern.train import guard
+from streamkern.train import loop as train_module
+from streamkern.train.train import train
+from tests.conftest import MakeZarr
+from tests.faults import tree
+from tests.runs import (
+    CLASSES,
+    METHODS,
+    STEPS,
+    Array,
+    Checkpoint,
+    array_source,
+    arrays,
+    assert_same_bits,
+    checkpoint,
+    final,
+    finished,
+    latest_step,
+    process,
+    settings,
+    stopped,
+    stream,
+)
+
+
+@pytest.fixture(autouse=True)
+def small_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of the guard that end inside these short runs, and a disk that never loses power."""
+    shorten_windows(monkeypatch.setattr)
+
+
+def shorten_windows(setattr_: Callable[..., None] = setattr) -> None:
+    setattr_(guard, "WINDOW", 4)
+    setattr_(os, "fsync", lambda fd: None)
+
+
+@cache
+def undisturbed(method: str) -> tuple[dict[str, Array], Checkpoint]:
+    """The arrays a run of `method` ends with, and the checkpoint of the step before."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder) / "run"
+        config = settings(run_dir, **METHODS[method], **{"run.checkpoint_every": STEPS - 1})
+        finished(config, source=stream(method))
+        return final(run_dir), checkpoint(run_dir, STEPS - 1)
+
+
+def uninterrupted(method: str) -> dict[str, Array]:
+    """The arrays a run of `method` ends with."""
+    return undisturbed(method)[0]
+
+
+# -- stopped between two steps --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_stops_at_chosen_steps_leave_no_trace(method: str, tmp_path: Path) -> None:
+    """Twice in an epoch, inside a period, at the border of the epochs, before the last step."""
+    config = settings(tmp_path / "run", **METHODS[method])
+    for step in (1, 2, 7, 11, STEPS - 1):
+        stopped(config, step, source=stream(method))
+        assert latest_step(tmp_path / "run") == step
+    finished(config, source=stream(method))
+    assert_same_bits(final(tmp_path / "run"), uninterrupted(method))
+    # Before the end as well, where a window is open and everything else that will matter later.
+    arrays, scalars = checkpoint(tmp_path / "run", STEPS - 1)
+    expected, expected_scalars = undisturbed(method)[1]
+    assert len(expected["window"]) == (STEPS - 1) % 4
+    assert_same_bits(arrays, expected)
+    assert scalars == expected_scalars
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["blocks", "eigenpro4"])
+def test_a_stop_after_any_step_leaves_no_trace(method: str, tmp_path: Path) -> None:
+    for step in range(1, STEPS):
+        config = settings(tmp_path / str(step), **METHODS[method])
+        stopped(config, step, source=stream(method))
+        finished(config, source=stream(method))
+        assert_same_bits(final(tmp_path / str(step)), uninterrupted(method))
+
+
+def test_pending_centers_are_part_of_a_checkpoint(tmp_path: Path) -> None:
+    """Step 11 of periods of 3 is inside one: two batches wait for their projection."""
+    stopped(settings(tmp_path, **METHODS["eigenpro4"]), 11, source=stream())
+    with RunDirectory(tmp_path, writable=False) as run:
+        saved = run.load_latest()
+    assert saved is not None
+    assert saved.meta["state"]["n_pending"] > 0
+    assert len(saved.arrays["points"]) == len(saved.arrays["delta"])
+    assert len(saved.arrays["points"]) == saved.meta["state"]["n_pending"]
+
+
+def test_kernel_recomputed_per_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """keep=False, which a small budget brings about."""
+    resolve = auto_solver.resolve
+
+    def without_keeping(*arguments: Any) -> tuple[Sizes, Buffers]:
+        sizes, buffers = resolve(*arguments)
+        return replace(sizes, keep=False), buffers
+
+    monkeypatch.setattr(auto_solver, "resolve", without_keeping)
+    method = METHODS["blocks"]
+    finished(settings(tmp_path / "plain", **method), source=stream())
+    config = settings(tmp_path / "run", **method)
+    stopped(config, 3, source=stream())
+    monkeypatch.undo()
+    shorten_windows(monkeypatch.setattr)
+    finished(config, source=stream())  # the recorded sizes say it
+    assert_same_bits(final(tmp_path / "run"), final(tmp_path / "plain"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data.prefetch_threads": 1},
+        {"data.prefetch_threads": 3, "run.checkpoint_every": 2, "run.keep_checkpoints": 1},
+        {"run.evaluate_every": 3, "run.log": False},
+        {"run.memory": "200 MiB", "run.checkpoint_every": "1 s"},
+        {"run.threads": 2},
+    ],
+    ids=lambda changes: ", ".join(changes),
+)
+def test_what_a_resume_may_change_changes_no_bit(changes: dict[str, Any], tmp_path: Path) -> None:
+    config = settings(tmp_path, **METHODS["blocks"])
+    stopped(config, 5, source=stream())
+    finished(config.with_overrides(changes), source=stream(), test=array_source(10, 5))
+    assert_same_bits(final(tmp_path), uninterrupted("blocks"))
+
+
+def test_sizes_are_those_of_the_first_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory 'auto' on a machine that has less of it must not change batches or blocks."""
+    auto = {"run.memory": "auto", "data.batch_size": "auto"}
+    finished(settings(tmp_path / "plain", **auto), source=stream())
+    config = settings(tmp_path / "run", **auto)
+    finished_setup = train_module.Trainer._resume
+
+    def fail_after_setup(*args: object) -> None:
+        raise ConfigError("stopped after setup")
+
+    monkeypatch.setattr(train_module.Trainer, "_resume", fail_after_setup)
+    with pytest.raises(ConfigError, match="stopped after setup"):
+        train(config, source=stream())
+    monkeypatch.setattr(train_module.Trainer, "_resume", finished_setup)
+    monkeypatch.setattr(Backend, "memory_available", lambda self: 100 << 20)
+    finished(config, source=stream())
+    assert_same_bits(final(tmp_path / "run"), final(tmp_path / "plain"))
+
+
+def test_back_to_an_older_checkpoint(tmp_path: Path) -> None:
+    """The newest one is torn; the one before gives the same end."""
+    config = settings(tmp_path, **METHODS["eigenpro4"], **{"run.checkpoint_every": 2})
+    stopped(config, 7, source=stream())
+    next((tmp_path / "checkpoints").glob("*07/alpha/c/*/*")).unlink()
+    with pytest.warns(UserWarning, match="step 7 .* was skipped, and that of step 6 is used"):
+        finished(config, source=stream())
+    with RunDirectory(tmp_path, writable=False) as run:
+        saved = run.load_latest()
+    assert saved is not None
+    assert_same_bits(saved.arrays, uninterrupted("eigenpro4"))
+
+
+def test_a_store_resumed_from_where_it_was_moved_to(tmp_path: Path) -> None:
+    X, y = arrays()
+    ingest(X, tmp_path / "a.zarr", y=y, chunk_mb=0.001)
+    scaled = {
+        "data.transforms": [{"kind": "scale", "mode": "feature"}, {"kind": "noise", "sigma": 0.1}],
+        "data.scale": "auto",
+        "data.copies": 2,
+        "data.epochs": 1,
+    }
+    finished(settings(tmp_path / "plain", **{"data.train": str(tmp_path / "a.zarr")}, **scaled))
+    config = settings(tmp_path / "run", **{"data.train": str(tmp_path / "a.zarr")}, **scaled)
+    stopped(config, 6, test=ArraySource(*arrays(10, 5), classes="012"))
+    shutil.move(tmp_path / "a.zarr", tmp_path / "b.zarr")
+    finished(config.with_overrides({"data.train": str(tmp_path / "b.zarr")}))
+    assert_same_bits(final(tmp_path / "run"), final(tmp_path / "plain"))
+
+
+# -- real processes, real signals -----------------------------------------------------------------
+
+
+def _run_and_wait(run_dir: Path, at: int, conn: Any) -> None:
+    """A life that tells its parent when it is at step `at`, and waits for an answer."""
+    shorten_windows()
+
+    def on_evaluation(record: dict[str, Any]) -> None:
+        if record["step"] == at:
+            conn.send("here")
+            conn.recv()
+
+    config = settings(run_dir, **METHODS["blocks"], **{"run.evaluate_every": 1})
+    train(config, source=stream(), test=array_source(10, 5), on_evaluation=on_evaluation)
+
+
+@pytest.mark.parametrize(
+    ("signals", "exit_code", "steps"),
+    [
+        ([signal.SIGTERM], 75, 5),
+        ([signal.SIGINT], 75, 5),
+        ([signal.SIGTERM, signal.SIGTERM], -signal.SIGTERM, 0),
+    ],
+    ids=["TERM", "INT", "the second TERM is not waited for"],
+)
+def test_signals(signals: list[signal.Signals], exit_code: int, steps: int, tmp_path: Path) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    life = process(_run_and_wait, tmp_path, 5, theirs)
+    assert ours.poll(60)
+    for number in signals:
+        os.kill(life.pid, number)
+        time.sleep(0.05)  # two at once would be delivered as one
+    ours.send("go on")
+    life.join(60)
+    assert life.exitcode == exit_code
+    assert latest_step(tmp_path) == steps
+    finished(settings(tmp_path, **METHODS["blocks"]), source=stream())
+    assert_same_bits(final(tmp_path), uninterrupted("blocks"))
+
+
+class Held(ArraySource):
+    """Rows held out, of which one evaluation in a process waits in its middle for a while."""
+
+    conn: Any = None
+    evaluations = 0
+
+    def _read(self, u: int, seed: int, epoch: int) -> tuple[Array, Array]:
+        Held.evaluations += u == 0
+        if self.conn is not None and u == 1 and Held.evaluations == self.waits_in:
+            self.conn.send("here")
+            self.conn.poll(2)
+        return super()._read(u, seed, epoch)
+
+
+def _evaluate_and_wait(run_dir: Path, waits_in: int, conn: Any) -> None:
+    shorten_windows()
+    held = Held(*arrays(40, 5), classes=CLASSES, unit_rows=16)
+    held.conn, held.waits_in = conn, waits_in
+    train(evaluated(run_dir), source=stream(), test=held)
+
+
+def evaluated(run_dir: Path) -> RunConfig:
+    """Evaluations after 5, 10 and all 14 steps."""
+    return settings(run_dir, **METHODS["blocks"], **{"run.evaluate_every": 5})
+
+
+@pytest.mark.parametrize(
+    ("waits_in", "steps"),
+    [((1,), [5]), ((1, 1), [5, 5]), ((2, 1, 2), [10, 10, 14]), ((3, 1, 1), [14, 14, 14])],
+)
+def test_a_signal_ends_an_evaluation_and_the_next_process_makes_it_again(
+    waits_in: tuple[int, ...], steps: list[int], tmp_path: Path
+) -> None:
+    """In a run of theirs, signals arrive in these evaluations, counted by each process."""
+    whole = finished(evaluated(tmp_path / "w"), source=stream(), test=array_source(40, 5))
+    found = []
+    for count in waits_in:
+        ours, theirs = multiprocessing.Pipe()
+        life = process(_evaluate_and_wait, tmp_path / "run", count, theirs)
+        assert ours.poll(60)
+        os.kill(life.pid, signal.SIGTERM)
+        life.join(60)
+        assert life.exitcode == 75
+        found.append(latest_step(tmp_path / "run"))
+    assert found == steps
+    result = finished(evaluated(tmp_path / "run"), source=stream(), test=array_source(40, 5))
+    assert (result.metrics, result.history) == (whole.metrics, whole.history)
+    key = f"checkpoints/{STEPS:012d}.json"
+    resumed, at_once = (load(open_folder(tmp_path / name), key) for name in ("run", "w"))
+    assert_same_bits(resumed.arrays, at_once.arrays)
+    assert resumed.meta == at_once.meta
+
+
+def _die_in_step(run_dir: Path, method: str, at: int) -> None:
+    """A life that kills itself in step `at`, between its products and what they change."""
+    shorten_windows()
+    step = train_module.Trainer._step
+
+    def step_or_die(trainer: train_module.Trainer, batch: Any) -> None:
+        if trainer.position.step == at:
+            assert trainer.saver is not None
+            trainer.saver.wait()  # or it would be chance which checkpoint is the last
+            vars(trainer.solver)["_measure"] = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+        step(trainer, batch)
+
+    train_module.Trainer._step = step_or_die  # type: ignore[method-assign]
+    train(uncompiled(run_dir, method, **{"run.checkpoint_every": 2}), source=stream(method))
+
+
+def uncompiled(run_dir: Path, method: str, **overrides: Any) -> RunConfig:
+    """Without compiled tiles: every process would compile them anew, for a second."""
+    return settings(run_dir, **METHODS[method], **{"run.accelerator": "none"}, **overrides)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_killed_in_the_middle_of_passes(method: str, tmp_path: Path) -> None:
+    """Twice, in the first pass and, resumed, in the second; both times inside a period, too."""
+    for at, published in ((5, 4), (11, 10)):
+        life = process(_die_in_step, tmp_path / "run", method, at)
+        life.join(60)
+        assert life.exitcode == -signal.SIGKILL
+        assert latest_step(tmp_path / "run") == published
+    for name in ("run", "plain"):
+        finished(uncompiled(tmp_path / name, method), source=stream(method))
+    assert_same_bits(final(tmp_path / "run"), final(tmp_path / "plain"))
+
+
+def _die_when(run_dir: Path, method: str, what: str, moment: str) -> None:
+    """A life that kills itself around the rename that publishes `what`, or while it writes it."""
+    shorten_windows()
+    rename, write_arrays = os.replace, sealed._write_arrays
+
+    def replace_and_die(source: Any, target: Any) -> None:
+        if Path(target).name != what:
+            rename(source, target)
+            return
+        if moment == "after":
+            rename(source, target)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def write_half_and_die(folder: Any, group: str, checked: Any) -> dict[str, list[Any]]:
+        if what.startswith(group.rpartition("/")[2]):
+            names = sorted(checked)
+            write_arrays(folder, group, {name: checked[name] for name in names[: len(names) // 2]})
+            os.kill(os.getpid(), signal.SIGKILL)
+        return write_arrays(folder, group, checked)
+
+    if moment == "inside":
+        sealed._write_arrays = write_half_and_die
+    else:
+        os.replace = replace_and_die  # type: ignore[assignment]
+    config = settings(run_dir, **METHODS[method], **{"run.checkpoint_every": 4})
+    train(config, source=stream(method))
+
+
+@pytest.mark.parametrize("moment", ["inside", "before", "after"])
+@pytest.mark.parametrize("what", ["setup.json", "000000000008.json"])
+def test_killed_while_saving(what: str, moment: str, tmp_path: Path) -> None:
+    method = "eigenpro4"
+    life = process(_die_when, tmp_path, method, what, moment)
+    life.join(60)
+    assert life.exitcode == -signal.SIGKILL
+    published = {"inside": 4, "before": 4, "after": 8}[moment]
+    assert latest_step(tmp_path) == (0 if what == "setup.json" else published)
+    assert (tmp_path / "setup.json").exists() == (what != "setup.json" or moment == "after")
+    finished(settings(tmp_path, **METHODS[method]), source=stream(method))
+    assert_same_bits(final(tmp_path), uninterrupted(method))
+    leftovers = [p.name for p in (tmp_path / "checkpoints").iterdir() if "tmp" in p.name]
+    assert leftovers == []
+
+
+def _whole_run(run_dir: Path, method: str) -> None:
+    shorten_windows()
+    config = settings(run_dir, **METHODS[method], **{"run.checkpoint_every": 1})
+    train(config, source=stream(method), test=array_source(10, 5))
+
+
+@pytest.mark.parametrize("method", ["blocks", "eigenpro4", "direct", "falkon"])
+def test_random_kills(method: str, tmp_path: Path) -> None:
+    draw = random.Random(method)
+    codes = []
+    for _ in range(3):
+        life = process(_whole_run, tmp_path, method)
+        time.sleep(draw.uniform(0.05, 1.0))
+        life.kill()
+        life.join(60)
+        codes.append(life.exitcode)
+    assert set(codes) <= {0, -signal.SIGKILL}
+    finished(settings(tmp_path, **METHODS[method]), source=stream(method))
+    assert_same_bits(final(tmp_path), uninterrupted(method))
+
+
+def test_a_second_writer_is_refused(tmp_path: Path) -> None:
+    def on_evaluation(record: dict[str, Any]) -> None:
+        with pytest.raises(RunLockedError, match=f"process {os.getpid()}"):
+            finished(config, source=stream())
+
+    config = settings(tmp_path, **METHODS["block"])
+    finished(config, source=stream(), test=array_source(10, 5), on_evaluation=on_evaluation)
+    assert_same_bits(final(tmp_path), uninterrupted("block"))
+
+
+# -- refused, and accepted ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def half_done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory at step 5, with centers given."""
+    run_dir = tmp_path_factory.mktemp("half") / "run"
+    stopped(settings(run_dir), 5, source=stream(), centers=CENTERS, kernel=KERNEL)
+    return run_dir
+
+
+CENTERS = arrays(40, 1)[0]
+KERNEL = get_kernel("laplace", 3.0)
+
+
+def changed_content() -> Source:
+    X, y = arrays()
+    X[-1, 0] += 1
+    return AugmentedSource(
+        ArraySource(X, y, classes=CLASSES, unit_rows=16), 1, [GaussianNoise(0.1)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"source": changed_content()}, "fingerprint"),
+        ({"source": AugmentedSource(array_source(), 1, [GaussianNoise(0.2)])}, "transforms"),
+        ({"source": AugmentedSource(array_source(), 1, [MixUp(1.0)])}, "transforms"),
+        ({"source": AugmentedSource(array_source(), 2, [GaussianNoise(0.1)])}, "copies"),
+        ({"source": array_source(134)}, "n_rows"),
+        ({"data.batch_size": 10}, r"data\.batch_size: was 20, now 10"),
+        ({"data.epochs": 3}, r"data\.epochs: was 2, now 3"),
+        ({"run.random_state": 1}, r"run\.random_state: was 0, now 1"),
+        ({"run.precision": "float64"}, r"run\.precision"),
+        ({"solver.name": "eigenpro3"}, r"solver\.name: was 'auto', now 'eigenpro3'"),
+        ({"kernel": get_kernel("laplace", 2.0)}, r"kernel\.bandwidth: was 3.0, now 2.0"),
+        ({"kernel": get_kernel("gaussian", 3.0)}, r"kernel\.kernel"),
+        ({"kernel": None}, r"kernel\.bandwidth: was 3.0, now not set"),
+        ({"centers": CENTERS[::-1]}, r"centers\.sha256"),
+        ({"centers": CENTERS[:-1]}, r"centers\.shape"),
+        ({"centers": None}, r"centers\.shape: was .*, now not set"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_changed_run_is_refused_and_left_alone(
+    change: dict[str, Any], named: str, half_done: Path
+) -> None:
+    before = tree(half_done)
+    overrides = {key: value for key, value in change.items() if "." in key}
+    options = {"source": stream(), "centers": CENTERS, "kernel": KERNEL}
+    options |= {key: value for key, value in change.items() if "." not in key}
+    with pytest.raises(ResumeMismatchError, match=named) as caught:
+        finished(settings(half_done, **overrides), **options)
+    assert caught.value.exit_code == 2
+    assert tree(half_done) == before
+
+
+def test_other_units_are_another_order(tmp_path: Path) -> None:
+    """The arrays are the same, but rows would come in other batches than before."""
+    stopped(settings(tmp_path), 5, source=array_source())
+    with pytest.raises(ResumeMismatchError, match=r"another order: .*n_units: was 9, now 14"):
+        finished(settings(tmp_path), source=array_source(unit_rows=10))
+    finished(settings(tmp_path), source=array_source())
+
+
+class Shift:
+    """A transform whose description JSON gives back in another type."""
+
+    deterministic = True
+
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def __call__(self, X: Array, Y: Array, rng: Any) -> tuple[Array, Array]:
+        return X + X.dtype.type(self.by), Y
+
+    def describe(self) -> dict[str, object]:
+        return {"kind": "shift", "by": (self.by, np.float64(self.by))}
+
+
+def test_a_description_with_tuples_is_no_change(tmp_path: Path) -> None:
+    stopped(settings(tmp_path), 5, source=array_source(transforms=[Shift(2.0)]))
+    with pytest.raises(ResumeMismatchError, match="transforms"):
+        finished(settings(tmp_path), source=array_source(transforms=[Shift(1.0)]))
+    finished(settings(tmp_path), source=array_source(transforms=[Shift(2.0)]))
+
+
+def test_foreign_stores_may_move_too(make_zarr: MakeZarr, tmp_path: Path) -> None:
+    X, y = arrays()
+    path = make_zarr({"X": X, "y": y}, chunk_rows=16)
+    stopped(settings(tmp_path / "run"), 5, source=ZarrSource(path), test=ZarrSource(path))
+    moved = path.rename(tmp_path / "moved.zarr")
+    finished(settings(tmp_path / "run"), source=ZarrSource(moved))
+    finished(settings(tmp_path / "plain"), source=ZarrSource(moved))
+    assert_same_bits(final(tmp_path / "run"), final(tmp_path / "plain"))
+
+
+class Counted(ArraySource):
+    reads = 0
+
+    def _read(self, u: int, seed: int, epoch: int) -> tuple[Array, Array]:
+        Counted.reads += 1
+        return super()._read(u, seed, epoch)
+
+
+def test_a_finished_run_returns_its_result_at_once(tmp_path: Path) -> None:
+    def source() -> Source:
+        return Counted(*arrays(), classes=CLASSES, unit_rows=16)
+
+    config, test = settings(tmp_path, **{"run.evaluate_every": 4}), array_source(40, 5)
+    first = finished(config, source=source(), test=test)
+    saved, reads = final(tmp_path), Counted.reads
+    second = finished(config, source=source(), test=test)
+    assert Counted.reads == reads
+    assert_same_bits(final(tmp_path), saved)
+    assert second.metrics == first.metrics
+    assert [r["step"] for r in second.history] == [4, 8, 12, 14]
+    assert second.history == first.history
+    assert second.samples == first.samples == 2 * len(arrays()[0])
+    np.testing.assert_array_equal(second.model.weights, first.model.weights)
+    np.testing.assert_array_equal(second.Z, first.Z)
+    np.testing.assert_array_equal(second.order, first.order)
+
+
+def test_a_setup_that_failed_binds_nothing(tmp_path: Path) -> None:
+    """A bandwidth that is too small shows in setup; the remedy must work in the same place."""
+    config = settings(tmp_path, **METHODS["block"])
+    with pytest.raises(ConfigError, match="bandwidth is too small"):
+        finished(config.with_overrides({"model.bandwidth": 1e-6}), source=stream())
+    finished(config, source=stream())
+    assert_same_bits(final(tmp_path), uninterrupted("block"))
+
+
+@pytest.mark.skipif(numba_problem() is not None, reason=str(numba_problem()))
+@pytest.mark.parametrize("method", sorted(set(METHODS) - {"sgd", "eigenpro1", "eigenpro2"}))
+@pytest.mark.parametrize("order", [("none", "numba"), ("numba", "none")])
+def test_a_run_goes_on_with_another_accelerator(
+    order: tuple[str, str], method: str, tmp_path: Path
+) -> None:
+    """Between two projections too, and to what it would have been but for rounding."""
+    first, second = (
+        settings(tmp_path, **METHODS[method], **{"run.accelerator": name}) for name in order
+    )
+    stopped(first, 5, source=stream(method))
+    with pytest.warns(UserWarning, match="accelerator: was"):
+        finished(second, source=stream(method))
+    expected, _ = undisturbed(method)
+    for name in ("alpha", "average"):
+        actual = final(tmp_path)[name]
+        np.testing.assert_allclose(actual, expected[name], rtol=0, atol=2e-3, err_msg=name)
+
+
+def test_other_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = settings(tmp_path)
+    stopped(config, 3, source=stream())
+    stopped(config, 4, source=stream())  # the same ones: no warning, which would be an error
+    describe = Backend.describe
+    monkeypatch.setattr(Backend, "describe", lambda self: {**describe(self), "numpy": "9.9"})
+    monkeypatch.setattr("streamkern.train.same_run.__version__", "99.0")
+    for _ in range(2):  # and again: the run goes on with what it was started with in mind
+        with pytest.warns(UserWarning, match=r"streamkern: was '.*', now '99\.0'") as caught:
+            stopped(config, latest_step(tmp_path) + 1, source=stream())
+        assert "numpy: was" in str(caught[0].message)
+        assert "same to rounding only" in str(caught[0].message)
+        assert Path(caught[0].filename).name == "runs.py"  # whoever called train
+    events = [record["event"] for record in read_log(tmp_path / "log.jsonl")]
+    assert events.count("changed") == 2

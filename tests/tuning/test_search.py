@@ -1,0 +1,1045 @@
+"""The search of kernel, bandwidth and ridge: what it finds, what it reads, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.linalg import cho_factor, cho_solve
+from scipy.spatial.distance import cdist, pdist
+
+import streamkern
+from streamkern.basics.errors import (
+    ConfigError,
+    DataError,
+    ResumeMismatchError,
+    RunError,
+    RunLockedError,
+    StreamkernError,
+    TrainingInterrupted,
+)
+from streamkern.basics.stop import Stopped, StopRequest
+from streamkern.cli import main
+from streamkern.config.run_config import RunConfig, load_run_file
+from streamkern.config.toml import run_file_text, toml
+from streamkern.ingest.ingest import ingest
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.train.train import train
+from streamkern.train.training_data import open_data
+from streamkern.tuning import plot, search, trainings
+from streamkern.tuning.candidates import RIDGES, Candidates, Wishes, copies_and_epochs
+from streamkern.tuning.holdout import draw, parts_of
+from streamkern.tuning.search import Tuned, tune
+from tests.runs import array_source, settings
+
+Array = npt.NDArray[Any]
+DONE, USAGE, TRY_AGAIN = 0, 2, 75
+# Settings for a search that takes a second: 108 rows to fit, 27 held out, 3 trainings.
+QUICK: dict[str, Any] = {"bandwidths": [1.0, 3.0, 9.0], "ridges": [0.0], "refine": 0, "epochs": 2}
+
+
+def config(**overrides: Any) -> RunConfig:
+    """Settings of a search: those of small runs, but for what a search chooses itself."""
+    return settings(**{"model.bandwidth": "auto", "data.batch_size": "auto", **overrides})
+
+
+def counted(report: list[dict[str, Any]]) -> Callable[[str, dict[str, Any]], None]:
+    """Appends the record of every training that is done now."""
+    return lambda event, fields: report.append(fields) if event == "trial" else None
+
+
+def essence(tuned: Tuned) -> list[dict[str, Any]]:
+    """The table without times."""
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in tuned.table]
+
+
+# -- what is found ---------------------------------------------------------------------------------
+
+
+def gaussian_process(n: int, width: float, noise: float) -> tuple[Array, Array]:
+    """X (n, 2) and a sample of the process with Gaussian kernel of this bandwidth, with noise."""
+    rng = np.random.default_rng(4)
+    X = rng.uniform(-1, 1, (n, 2))
+    K = np.exp(-cdist(X, X, "sqeuclidean") / (2 * width**2))
+    lam, E = np.linalg.eigh(K)
+    f = E @ (np.sqrt(np.maximum(lam, 0)) * rng.standard_normal(n))
+    return X.astype(np.float32), (f + noise * rng.standard_normal(n)).astype(np.float32)
+
+
+def smooth() -> tuple[RunConfig, ArraySource]:
+    """A problem whose best bandwidth is 0.3; half of the usual step is what float32 can hold."""
+    run = config(
+        **{"model.kernel": "gaussian", "model.n_centers": "auto", "solver.step_scale": 0.5}
+    )
+    return run, ArraySource(*gaussian_process(600, 0.3, 0.5))
+
+
+@pytest.mark.slow
+def test_the_bandwidth_of_a_gaussian_process_is_found() -> None:
+    """As exact ridge regression finds it, with all rows to fit as centers."""
+    (run, source), grid, ridge = smooth(), [0.075, 0.15, 0.3, 0.6, 1.2], 0.5**2 / 480
+    options: dict[str, Any] = {"centers": 480, "epochs": 40}
+    found = tune(run, source=source, bandwidths=grid, ridges=[ridge], refine=0, **options)
+    made = Candidates(run, open_data(run, source), Wishes(**options), folds=1)
+    fit, held_out = (part.read_unit(0, 0, 0) for part in made.split(0))
+    exact = {}
+    for width in grid:
+        K, K_new = (
+            np.exp(-cdist(A, fit.X, "sqeuclidean") / (2 * width**2)) for A in (fit.X, held_out.X)
+        )
+        factor = cho_factor(K + len(fit.X) * ridge * np.eye(len(fit.X)))
+        F = K_new @ cho_solve(factor, np.float64(fit.y))
+        exact[width] = float(np.mean((F - held_out.y) ** 2))
+    assert found.best["bandwidth"] == min(exact, key=exact.__getitem__) == 0.3
+    assert not found.edge
+    assert found.best["held_out_mse"] == pytest.approx(exact[0.3], rel=0.05)  # of 40 passes
+
+
+def test_the_refinement_goes_towards_a_minimum_beyond_the_grid() -> None:
+    run, source = smooth()
+    more: list[dict[str, Any]] = []
+    found = tune(
+        run, source=source, bandwidths=[0.05, 0.1], ridges=[5e-4], refine=3, centers=200,
+        report=counted(more),
+    )  # fmt: skip
+    assert [r["bandwidth"] for r in more[:6]] == [0.05, 0.1, 0.07071, 0.2, 0.1414, 0.4]
+    assert len(more) == 8
+    assert 0.2 <= found.best["bandwidth"] <= 0.4
+    assert found.config.model.bandwidth == found.best["bandwidth"]
+    assert found.config.solver.ridge == 5e-4
+
+
+@pytest.mark.parametrize(
+    ("best", "tried", "more"),
+    [
+        (2.0, [1.0, 2.0, 4.0], [1.414, 2.828]),
+        (1.0, [1.0, 2.0, 4.0], [0.5, 1.414]),
+        (4.0, [1.0, 2.0, 4.0], [2.828, 8.0]),
+        (3.0, [3.0], []),
+        (None, [], []),
+        (1.0, [0.9999, 1.0, 1.0001], []),
+    ],
+)
+def test_neighbours_are_half_way_or_as_far_out(
+    best: float | None, tried: list[float], more: list[float]
+) -> None:
+    assert search._neighbours(best, tried) == more
+
+
+@pytest.mark.parametrize(
+    ("best", "tried", "more"),
+    [
+        (1e-4, [0.0, 1e-6, 1e-4], [1e-2]),
+        (1e-6, [0.0, 1e-6, 1e-4], []),
+        (0.0, [0.0, 1e-6, 1e-4], []),
+        (1e-6, [1e-6, 1e-5, 1e-4], [1e-7]),
+        (1e-4, [0.0, 1e-4], []),
+    ],
+)
+def test_one_more_ridge_is_as_far_out_again(
+    best: float, tried: list[float], more: list[float]
+) -> None:
+    assert search._beyond(best, tried) == more
+
+
+@pytest.mark.parametrize("kernel", ["laplace", "linear"])
+def test_the_refinement_goes_towards_a_larger_ridge(kernel: str) -> None:
+    """Targets are noise, of which the best model is 0, but for what the rows held out bring."""
+    rng = np.random.default_rng(4)
+    source = ArraySource(rng.standard_normal((1500, 4)), rng.standard_normal((1500, 1)))
+    more: list[dict[str, Any]] = []
+    widths = "auto" if kernel == "linear" else [1.0, 4.0]
+    run = config(**{"model.kernel": kernel, "solver.name": "direct", "model.n_centers": "auto"})
+    found = tune(
+        run, source=source, bandwidths=widths, ridges=[0, 1e-3, 1e-2], refine=2,
+        report=counted(more),
+    )  # fmt: skip
+    ridges = sorted({row["ridge"] for row in found.table})
+    assert ridges == pytest.approx([0, 1e-3, 1e-2, 0.1, 1])
+    assert found.best["ridge"] == found.config.solver.ridge == ridges[-1]
+    assert found.ridge_edge
+    assert len(more) == len(found.table) == found.search["trainings"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("classes", [True, False])
+def test_the_table_holds_what_single_trainings_give(classes: bool) -> None:
+    """Bit for bit, for every split, with augmentation and scaling."""
+    rng = np.random.default_rng(1)
+    X = rng.integers(0, 255, (120, 6), dtype=np.uint8)
+    y: Array = X[:, 0] // 90 if classes else X[:, :2] / 255
+    transforms = [streamkern.Scale("feature"), streamkern.GaussianNoise(0.2)]
+    source = AugmentedSource(ArraySource(X, y), 3, transforms)
+    asked: dict[str, Any] = {
+        "kernels": ["laplace", "gaussian"], "bandwidths": [2, 4], "ridges": [1e-3],
+    }  # fmt: skip
+    run = config(**{"model.n_centers": "auto", "data.scale": "auto"})
+    found = tune(run, source=source, epochs=6, refine=1, folds=2, **asked)
+    assert len(found.table) == 2 * 2 + 2
+
+    data = open_data(run, source)
+    sample = draw(data, 120, 0)
+    assert sorted(map(bytes, sample.X)) == sorted(map(bytes, X))
+    part = parts_of(sample.stratum, 5, 0)
+    errors, accuracies = [], []
+    for row in (found.best, found.table[3], found.table[-1]):
+        for fold in range(2):
+            fit, held_out = sample.X[part != fold], sample.X[part == fold]
+            targets = sample.y[part != fold], sample.y[part == fold]
+            # Scaling is that of the run: from the statistics of all of its data.
+            bound = [t.bind(source.base) if isinstance(t, streamkern.Scale) else t
+                     for t in transforms]  # fmt: skip
+            one = run.with_overrides(
+                {
+                    "model.kernel": row["kernel"], "model.bandwidth": row["bandwidth"],
+                    "model.n_centers": 50, "solver.ridge": row["ridge"], "data.epochs": 2,
+                }
+            )  # fmt: skip
+            made = train(
+                one,
+                source=AugmentedSource(
+                    ArraySource(fit, targets[0], classes=source.classes), 3, bound
+                ),
+                test=ArraySource(held_out, targets[1], classes=source.classes),
+            )
+            made.model.backend.close()
+            errors.append(made.metrics["test_mse"])
+            accuracies.append(made.metrics.get("test_accuracy"))
+        a, b = errors[-2:]
+        assert row["held_out_mse"] == (a + b) / 2
+        # The standard deviation of two numbers is |a - b| / sqrt(2), and of their mean |a - b| / 2.
+        assert row["se"] == pytest.approx(abs(a - b) / 2, rel=1e-12)
+        if classes:
+            assert row["held_out_accuracy"] == pytest.approx(sum(accuracies[-2:]) / 2, rel=1e-12)
+        else:
+            assert "held_out_accuracy" not in row
+        assert row["within"] == (
+            row["held_out_mse"] <= found.best["held_out_mse"] + found.best["se"]
+        )
+
+
+def test_the_automatic_grid_is_around_the_median_distance() -> None:
+    X = np.random.default_rng(2).standard_normal((60, 4)).astype(np.float32)
+    found = tune(
+        config(**{"model.n_centers": "auto"}), source=ArraySource(X, X[:, :1]), ridges=[0.0],
+        refine=0, centers=48, epochs=1,
+    )  # fmt: skip
+    widths = sorted(row["bandwidth"] for row in found.table)
+    sample = draw(open_data(config(), ArraySource(X, X[:, :1])), 60, 0)
+    fit = np.float64(sample.X[parts_of(sample.stratum, 5, 0) != 0])  # all of them are centers
+    median = float(np.median(pdist(fit)))
+    assert widths[2] == pytest.approx(median, rel=1e-12)
+    assert widths == pytest.approx(
+        [median / 4, median / 2, median, 2 * median, 4 * median], rel=1e-3
+    )
+
+
+# -- the sample and its splits -------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.integers(0, 6), min_size=2, max_size=200), st.integers(2, 9), st.integers(0, 2**40)
+)
+def test_parts_are_disjoint_even_and_stratified(labels: list[int], n_parts: int, seed: int) -> None:
+    stratum = np.array(labels)
+    part = parts_of(stratum, n_parts, seed)
+    np.testing.assert_array_equal(part, parts_of(stratum, n_parts, seed))
+    single = np.isin(stratum, [k for k in set(labels) if labels.count(k) == 1])
+    assert (part[single] == -1).all()
+    assert ((part[~single] >= 0) & (part[~single] < n_parts)).all()
+    sizes = np.bincount(part[~single], minlength=n_parts)
+    assert np.ptp(sizes) <= 1
+    for label in set(np.array(labels)[~single].tolist()):
+        counts = np.bincount(part[stratum == label], minlength=n_parts)
+        assert np.ptp(counts) <= 1
+
+
+def rows_of(source: Any) -> set[bytes]:
+    return {bytes(row) for u in range(source.n_units) for row in source.read_unit(u, 0, 0).X}
+
+
+def test_no_row_is_fitted_and_held_out_and_a_sorted_store_gives_all_classes(
+    tmp_path: Path,
+) -> None:
+    """From the stored rows, not from the augmented ones, which are all different."""
+    rng = np.random.default_rng(3)
+    X, y = rng.standard_normal((2000, 3)).astype(np.float32), np.arange(2000) // 500
+    ingest(X, tmp_path / "sorted.zarr", y=y, shuffle=False, chunk_mb=240 / 2**20)  # 20 rows
+    run = config(
+        **{
+            "data.train": str(tmp_path / "sorted.zarr"), "data.copies": 4,
+            "data.transforms": [{"kind": "noise", "sigma": 0.1}],
+        }
+    )  # fmt: skip
+    made = Candidates(run, open_data(run), Wishes(rows=500, epochs=9), folds=7)
+    seen: list[bytes] = []
+    for fold in range(7):
+        fit, held_out = made.split(fold)
+        assert isinstance(fit, AugmentedSource)
+        assert (fit.copies, made.trial.data.epochs) == (4, 3)  # nine passes, rounded up
+        assert fit.n_rows == 4 * (500 - held_out.n_rows)
+        assert not held_out.feed_transforms
+        assert not rows_of(fit) & rows_of(held_out)
+        assert rows_of(fit) | rows_of(held_out) <= {bytes(row) for row in X}
+        seen += rows_of(held_out)
+        ids = held_out.read_unit(0, 0, 0).y
+        shares = np.bincount(made.sample.y, minlength=4) / 7
+        assert (np.abs(np.bincount(ids, minlength=4) - shares) < 1).all()
+    assert len(seen) == len(set(seen)) == 500  # each row is held out once
+
+
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        ((7, 1, 1), (1, 7)),
+        ((7, 50, 1), (7, 1)),
+        ((7, 3, 1), (3, 3)),
+        ((7, 50, 20), (1, 7)),
+        ((7, 50, 2), (4, 2)),
+        ((1, 5, 5), (1, 1)),
+    ],
+)
+def test_passes_are_copies_or_epochs_as_in_the_run(
+    given: tuple[int, int, int], made: tuple[int, int]
+) -> None:
+    assert copies_and_epochs(*given) == made
+
+
+def test_a_weighted_mixture_is_sampled_in_its_shares(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    for name, shift in (("a", 0.0), ("b", 100.0)):
+        X = (rng.standard_normal((200, 2)) + shift).astype(np.float32)
+        ingest(X, tmp_path / name, y=X[:, :1].astype(np.float64))
+    run = config(
+        **{"data.train": [str(tmp_path / "a"), str(tmp_path / "b")], "data.weights": [3, 1]}
+    )
+    data = open_data(run)
+    assert (draw(data, 100, 0).X[:, 0] > 50).sum() == 25
+    # A store that is used up bounds the sample, or its share would be wrong.
+    sample = draw(data, 400, 0)
+    assert (len(sample.X), (sample.X[:, 0] > 50).sum()) == (266, 66)
+    made = Candidates(run, data, Wishes(), folds=1)
+    assert ((made.split(0)[1].read_unit(0, 0, 0).X[:, 0] > 50).sum()) in (13, 14)
+
+
+def test_rows_augmented_while_they_are_read_are_refused() -> None:
+    X = np.zeros((20, 4, 4, 1), np.uint8)
+    source = ArraySource(X, np.arange(20) % 2, [streamkern.RandomFlip()])
+    with pytest.raises(ConfigError, match=r"augmented by .*by an AugmentedSource around it"):
+        tune(config(), source=source)
+
+
+def test_a_large_sample_stays_within_the_memory(tmp_path: Path) -> None:
+    X = np.zeros((2000, 20_000), np.uint8)  # 40 MB
+    source = ArraySource(X, np.arange(2000) % 2)
+    run = config(**{"run.memory": 100 * 2**20})
+    made = Candidates(run, open_data(run, source), Wishes(), folds=1)
+    assert len(made.sample.X) == 25 * 2**20 // 20_008
+    assert made.trial.run.memory == 100 * 2**20 - 2 * made.sample.X.nbytes
+    with pytest.raises(ConfigError, match=r"rows=1500 of 19.5 KiB need .* take at most 1310"):
+        tune(run, source=source, rows=1500)
+
+
+# -- odd data ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [5, 20])
+@pytest.mark.parametrize("kind", ["classes", "values"])
+def test_tiny_data(n: int, kind: str) -> None:
+    X = np.random.default_rng(0).standard_normal((n, 3)).astype(np.float32)
+    y: Array = {"classes": np.arange(n) % 2, "values": X @ X[:3].T}[kind]
+    run = config(**{"model.n_centers": "auto"})
+    found = tune(run, source=ArraySource(X, y), bandwidths=[1.0, 4.0], refine=1)
+    beyond = [row for row in found.table if row["ridge"] > max(RIDGES)]
+    assert (len(found.table), len(beyond)) in ((8, 0), (9, 1))
+    assert found.search["fit"] + found.search["held_out"] == n
+    assert all(math.isfinite(row["held_out_mse"]) for row in found.table)
+
+
+def test_sample_weights_count_in_what_is_fitted_and_held_out() -> None:
+    """Rows of weight 0 may hold anything."""
+    X = np.random.default_rng(0).standard_normal((60, 3)).astype(np.float32)
+    y, w = X[:, :1].copy(), np.tile([1.0, 2.0, 0.0], 20)
+    wild = np.where(w[:, None] > 0, y, 1e3)
+    run = config(**{"model.n_centers": "auto"})
+    tables = [
+        tune(run, source=ArraySource(X, t, sample_weight=w), bandwidths=[1.0, 4.0], refine=0).table
+        for t in (y, wild)
+    ]
+    errors = [[row["held_out_mse"] for row in table] for table in tables]
+    np.testing.assert_allclose(*errors, rtol=1e-4)
+
+
+def test_data_that_can_not_be_split() -> None:
+    X = np.random.default_rng(0).standard_normal((20, 3)).astype(np.float32)
+    with pytest.raises(DataError, match="all rows are of class '0'"):
+        tune(config(**{"model.n_centers": "auto"}), source=ArraySource(X, np.zeros(20, int)))
+    with pytest.raises(DataError, match="20 rows in 20 classes are too few"):
+        tune(config(), source=ArraySource(X, np.arange(20)))
+    with pytest.raises(DataError, match="a sample of 4 rows can not be split"):
+        tune(config(), source=ArraySource(X[:4], np.arange(4) % 2))
+
+
+def test_every_solver(recwarn: pytest.WarningsRecorder) -> None:
+    in_place = ("sgd", "eigenpro1", "eigenpro2")
+    for name in ("auto", "block", *in_place, "eigenpro3", "eigenpro4", "direct", "falkon"):
+        more = {} if name in in_place else {"model.n_centers": 20}
+        run = config(**{"model.n_centers": "auto", **more, "solver.name": name})
+        found = tune(run, source=array_source(), bandwidths=[2.0, 4.0], refine=0, epochs=2)
+        ridges = {row["ridge"] for row in found.table}
+        assert ridges == ({0.0} if name.startswith("eigenpro") else {0.0, 1e-6, 1e-4})
+        assert found.search["centers"] == ("auto" if name in in_place else 20)
+
+
+# -- kernels with parts, and how centers are chosen -----------------------------------------------
+
+SUM = {
+    "kind": "sum",
+    "weights": [0.7, 0.3],
+    "parts": [
+        {"kind": "laplace", "bandwidth": 4.0},
+        {"kind": "product", "parts": [{"kind": "gaussian", "bandwidth": 2}, "linear"]},
+    ],
+}
+
+
+def widths_of(run: RunConfig) -> list[float]:
+    """The two bandwidths of `SUM` in settings."""
+    first, second = run.model.kernel["parts"]  # type: ignore[index]
+    return [first["bandwidth"], second["parts"][0]["bandwidth"]]
+
+
+def test_the_parts_of_a_kernel_are_scaled_alike() -> None:
+    """Around the bandwidths it says, and as single trainings measure them."""
+    run, source = config(**{"model.kernel": SUM}), array_source()
+    found = tune(run, source=source, ridges=[1e-4], refine=1, epochs=2, centers=40)
+    widths = sorted(row["bandwidth"] for row in found.table)
+    assert set(widths) > {1.0, 2.0, 4.0, 8.0, 16.0}
+    assert len(widths) == 7
+    assert all(row["kernel"] == SUM for row in found.table)
+    assert len({row["held_out_mse"] for row in found.table}) == 7
+    large, small = widths_of(found.config)
+    assert (large, small) == (found.best["bandwidth"], pytest.approx(large / 2, rel=1e-12))
+    assert found.config.model.bandwidth == "auto"
+    import tomllib
+
+    pasted = tomllib.loads(found.toml)
+    assert pasted["model"] == {"kernel": found.config.model.kernel}
+
+    made = Candidates(run, open_data(run, source), Wishes(None, 40, 2), folds=1)
+    fit, held_out = made.split(0)
+    settings = {"data.epochs": 2, "model.n_centers": 40, "run.evaluate_every": 0}
+    result = train(found.config.with_overrides(settings), source=fit, test=held_out)
+    result.model.backend.close()
+    assert result.metrics["test_mse"] == found.best["held_out_mse"]
+
+
+def test_parts_that_do_not_say_their_bandwidth_keep_their_ratio_to_those_that_do(
+    tmp_path: Path,
+) -> None:
+    mixed = {**SUM, "parts": ["laplace", SUM["parts"][1]]}
+    report: list[dict[str, Any]] = []
+    options: dict[str, Any] = {
+        "source": array_source(), "ridges": [1e-4], "refine": 0, "epochs": 1, "centers": 40,
+        "out": tmp_path, "report": counted(report),
+    }  # fmt: skip
+    found = tune(config(**{"model.kernel": mixed}), **options)
+    assert (len(report), report[0]["given"], found.search["trainings"]) == (5, mixed, 5)
+    median, second = widths_of(settings(**{"model.kernel": found.best["kernel"],
+                                           "model.bandwidth": "auto"}))  # fmt: skip
+    assert (second, median) != (2, "auto")
+    assert second == 2
+    assert [r["bandwidth"] for r in report[1:]] == pytest.approx(
+        [max(median, 2) * k for k in (0.25, 0.5, 2, 4)], rel=1e-3
+    )
+    large, small = widths_of(found.config)
+    assert large / small == pytest.approx(median / 2, rel=1e-9)
+    assert tune(config(**{"model.kernel": mixed}), **options) == found
+    assert len(report) == 5
+
+
+def test_kernels_with_and_without_bandwidths_in_one_search() -> None:
+    kernels = ["laplace", "linear", {"kind": "sum", "parts": ["gaussian", "linear"]}, SUM]
+    found = tune(
+        config(), source=array_source(), kernels=kernels, bandwidths=[2, 4], ridges=[1e-4],
+        refine=0, epochs=1,
+    )  # fmt: skip
+    tried = [(kernels.index(row["kernel"]), row["bandwidth"]) for row in found.table]
+    assert sorted(tried, key=str) == [
+        (0, 2), (0, 4), (1, None), (2, 2), (2, 4), (3, 2), (3, 4)
+    ]  # fmt: skip
+    assert found.search["trainings"] == 7
+    linear = tune(config(), source=array_source(), kernels=["linear"], epochs=1, ridges=[0.0])
+    assert (len(linear.table), linear.search["trainings"]) == (1, 1)
+    assert linear.config.model.kernel == "linear"
+
+
+@pytest.mark.parametrize("method", ["balanced", "kmeans", "rpcholesky"])
+def test_centers_are_chosen_as_in_the_run(method: str) -> None:
+    run, source = config(**{"model.centers": method, "model.n_centers": 30}), array_source()
+    found = tune(run, source=source, bandwidths=[2.0], ridges=[1e-4], epochs=1)
+    made = Candidates(run, open_data(run, source), Wishes(epochs=1), folds=1)
+    assert (made.trial.model.centers, made.trial.model.n_centers) == (method, 30)
+    errors = []
+    for choice in (method, "random"):
+        one = made.config("laplace", 2.0, 1e-4).with_overrides({"model.centers": choice})
+        result = train(one, source=made.split(0)[0], test=made.split(0)[1])
+        result.model.backend.close()
+        errors.append(result.metrics["test_mse"])
+    assert found.best["held_out_mse"] == errors[0] != errors[1]
+
+
+def test_fourier_features_are_few_as_centers_are() -> None:
+    plain = {"model.features": "fourier", "model.n_centers": "auto", "model.kernel": "gaussian"}
+    for own, wished, made in (("auto", None, 50), (20, None, 20), ("auto", 64, 64)):
+        run = config(**plain, **{"model.n_features": own})
+        found = tune(run, source=array_source(), centers=wished, ridges=[1e-4], refine=0, epochs=1)
+        assert found.search["centers"] == made
+        assert len(found.table) == 5
+        assert found.config.model.n_features == own
+    with pytest.raises(ConfigError, match="n_features=7 must be even"):
+        tune(run, source=array_source(), centers=7)
+
+
+def test_a_warm_start_is_left_to_the_run(tmp_path: Path) -> None:
+    run = config(**{"solver.name": "falkon", "solver.warm_start": str(tmp_path / "none")})
+    found = tune(run, source=array_source(), bandwidths=[2.0], ridges=[1e-4])
+    assert found.search["epochs"] == 20
+    assert found.config.solver.warm_start == str(tmp_path / "none")
+
+
+# -- recorded, and gone on with --------------------------------------------------------------------
+
+
+def test_a_search_goes_on_and_may_grow(tmp_path: Path) -> None:
+    report: list[dict[str, Any]] = []
+    options: dict[str, Any] = {
+        **QUICK, "source": array_source(), "out": tmp_path / "t", "report": counted(report),
+    }  # fmt: skip
+    first = tune(config(), **options)
+    assert len(report) == 3
+    assert [r["left"] for r in report] == [2, 1, 0]
+    files = {path.name: path.read_bytes() for path in (tmp_path / "t").iterdir()}
+    assert json.loads(files["result.json"])["table"] == first.table
+    report.clear()
+    again = tune(config(), **options)
+    assert (report, again) == ([], first)
+    # More of everything that is searched: nothing is trained twice.
+    more: dict[str, Any] = {
+        "bandwidths": [3.0, 27.0], "ridges": [0, 1e-4], "folds": 2,
+        "kernels": ["laplace", "cauchy"],
+    }  # fmt: skip
+    wide = tune(config(), **options | more)
+    assert len(report) == 2 * 2 * 2 * 2 - 1
+    row = next(r for r in first.table if r["bandwidth"] == 3)
+    known = next(
+        r for r in wide.table if (r["kernel"], r["bandwidth"], r["ridge"]) == ("laplace", 3, 0)
+    )
+    assert min(known["held_out_mse"], row["held_out_mse"]) > 0
+    for name, content in files.items():
+        if name != "result.json":
+            assert (tmp_path / "t" / name).read_bytes() == content
+
+
+def test_another_place_of_the_same_data_goes_on(tmp_path: Path) -> None:
+    X = np.random.default_rng(0).standard_normal((60, 3)).astype(np.float32)
+    ingest(X, tmp_path / "a.zarr", y=X[:, :1].astype(np.float64))
+    run = config(**{"data.train": str(tmp_path / "a.zarr"), "model.n_centers": "auto"})
+    report: list[dict[str, Any]] = []
+    tune(run, **QUICK, out=tmp_path / "t", report=counted(report))
+    (tmp_path / "a.zarr").rename(tmp_path / "b.zarr")
+    run = run.with_overrides({"data.train": str(tmp_path / "b.zarr"), "data.prefetch_threads": 1})
+    tune(run, **QUICK, out=tmp_path / "t", report=counted(report))
+    assert len(report) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "named"),
+    [
+        ({"run.random_state": 1}, {}, "run.random_state: was 0, now 1"),
+        ({"solver.damping": 0.1}, {}, "solver.damping: was 'auto', now 0.1"),
+        ({}, {"epochs": 3}, "data.epochs: was 2, now 3"),
+        ({}, {"centers": 10}, "model.n_centers: was 50, now 10"),
+        ({}, {"rows": 100}, "sample.rows: was 135, now 100"),
+        ({}, {"folds": 6}, "sample.parts: was 5, now 6"),
+        ({}, {"source": array_source(seed=1)}, "data.fingerprint: was '"),
+        ({}, {"source": AugmentedSource(array_source(), 2)}, "data.kind: was 'array', now 'augm"),
+    ],
+)
+def test_a_search_that_differs_is_refused(
+    changes: dict[str, Any], options: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    plain: dict[str, Any] = {**QUICK, "source": array_source(), "out": tmp_path}
+    tune(config(), **plain)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ResumeMismatchError) as caught:
+        tune(config(**changes), **plain | options)
+    assert named in str(caught.value)
+    assert str(caught.value).endswith("restore these, or give another folder")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("...")
+    with pytest.raises(RunError, match=r"holds 'thesis.tex' but no search of streamkern"):
+        tune(config(), **QUICK, source=array_source(), out=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_two_at_one_search(tmp_path: Path) -> None:
+    options: dict[str, Any] = {**QUICK, "source": array_source(), "out": tmp_path}
+
+    def second(event: str, fields: dict[str, Any]) -> None:
+        with pytest.raises(RunLockedError, match="another process is at the search in"):
+            tune(config(), **options)
+
+    tune(config(), **options, report=second)
+    tune(config(), **options)
+
+
+def test_a_damaged_record_is_trained_again(tmp_path: Path) -> None:
+    report: list[dict[str, Any]] = []
+    options: dict[str, Any] = {"source": array_source(), "out": tmp_path, "report": counted(report)}
+    first = tune(config(), **QUICK, **options)
+    next(tmp_path.glob("trial-*")).write_text('{"held_out_mse": 0.')
+    with pytest.warns(UserWarning, match="is damaged .*; its training is done again"):
+        again = tune(config(), **QUICK, **options)
+    assert essence(again) == essence(first)
+    assert len(report) == 4
+
+
+def test_a_search_on_object_storage(bucket: str, s3: Any, tmp_path: Path) -> None:
+    report: list[dict[str, Any]] = []
+    run = config(**{"data.storage_options": s3.options()})
+    place: dict[str, Any] = {
+        "source": array_source(), "out": f"s3://{bucket}/search", "report": counted(report),
+    }  # fmt: skip
+    first = tune(run, **QUICK, **place)
+    assert tune(run, **QUICK, **place) == first
+    assert len(report) == 3
+    with pytest.raises(ResumeMismatchError, match="random_state"):
+        tune(run.with_overrides({"run.random_state": 1}), **QUICK, **place)
+
+
+def test_a_signal_during_a_training_ends_the_search(tmp_path: Path) -> None:
+    report: list[dict[str, Any]] = []
+
+    def stop_at_the_second(event: str, fields: dict[str, Any]) -> None:
+        counted(report)(event, fields)
+        if len(report) == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    options: dict[str, Any] = {**QUICK, "source": array_source(), "out": tmp_path}
+    with pytest.raises(
+        TrainingInterrupted, match=r"by SIGTERM with 2 of 3 .* run the same"
+    ) as caught:
+        tune(config(), **options, report=stop_at_the_second)
+    assert caught.value.exit_code == TRY_AGAIN
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    tune(config(), **options, report=counted(report))
+    assert len(report) == 3
+
+
+def test_a_signal_during_a_training_is_noticed_at_the_next_step(tmp_path: Path) -> None:
+    """The way from the caller's request through the loop of a run that keeps nothing."""
+    stop, seen = StopRequest(install=False), list[int]()
+
+    def ask(record: dict[str, Any]) -> None:
+        seen.append(record["step"])
+        stop.requested = "SIGTERM" if record["step"] == 3 else None
+
+    run = settings(**{"run.evaluate_every": 1})
+    with pytest.raises(Stopped, match="stopped by SIGTERM"):
+        train(run, source=array_source(), test=array_source(9), on_evaluation=ask, stop=stop)
+    assert seen == [1, 2, 3]
+
+
+def test_a_candidate_that_diverges_is_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training does not diverge on its own here, so one is made to."""
+    real = trainings.train
+
+    def broken(one: RunConfig, **options: Any) -> Any:
+        if one.model.bandwidth == 3.0:
+            raise streamkern.DivergenceError("made to")
+        return real(one, **options)
+
+    monkeypatch.setattr(trainings, "train", broken)
+    found = tune(config(), **QUICK, source=array_source())
+    assert (found.table[-1]["bandwidth"], found.table[-1]["held_out_mse"]) == (3.0, None)
+    with pytest.raises(streamkern.DivergenceError, match="every candidate diverged"):
+        tune(config(), **QUICK | {"bandwidths": [3.0]}, source=array_source())
+
+
+# -- bad options -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"folds": 0}, "folds=0 must be a whole number, at least 1, at most 20"),
+        ({"folds": 2.5}, "folds=2.5 must be a whole number"),
+        ({"refine": -1}, "refine=-1 must be a whole number, at least 0"),
+        ({"rows": 4}, "rows=4 can not be split; take 5 at least"),
+        ({"centers": 0}, "centers=0 must be a whole number, at least 1"),
+        ({"centers": 109}, "centers=109 can not be drawn from the 108 rows to fit"),
+        ({"epochs": True}, "epochs=True must be a whole number"),
+        ({"bandwidths": []}, r'bandwidths=\[\] must be "auto" or a list of numbers above 0'),
+        ({"bandwidths": [0.0, 1]}, "must be .* above 0"),
+        ({"bandwidths": "wide"}, "bandwidths='wide' must be"),
+        ({"bandwidths": 3.0}, "bandwidths=3.0 must be"),
+        ({"ridges": [-1e-3]}, "must be .* 0 or above"),
+        ({"ridges": [math.nan]}, "must be .* 0 or above"),
+        ({"kernels": "laplace"}, "kernels='laplace' must be a list of kernels"),
+        ({"kernels": ["linear"], "bandwidths": [1]}, r"bandwidths=\[1\] but no kernel has one"),
+        (
+            {
+                "kernels": [
+                    {"kind": "product", "parts": ["laplace", {"kind": "cauchy", "bandwidth": 2}]}
+                ],
+                "bandwidths": [1],
+            },
+            r"kernel laplace \* cauchy\(bandwidth 2\) has parts that say .* and others that do not",
+        ),
+        ({"kernels": ["triangle"]}, "model.kernel='triangle' must be one of"),
+        ({"config": "eigenpro3", "ridges": [1e-3]}, "ridge=0.001 is not defined for solver"),
+        ({"config": "eigenpro2", "centers": 20}, "centers=20 but solver 'eigenpro2' takes all"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_is_written(
+    options: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    solver = options.pop("config", "auto")
+    run = config(**{"solver.name": solver, "model.n_centers": "auto"})
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        tune(run, source=array_source(), out=tmp_path / "t", **options)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "t").exists()
+
+
+# -- the text of a run file ----------------------------------------------------------------------
+
+TEXT = st.text(st.characters(codec="utf-8"))
+VALUES = st.recursive(
+    st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=5,
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.sampled_from(["a", "b-1"]), st.dictionaries(TEXT, VALUES, max_size=3)))
+def test_toml_is_read_back_as_it_was(tables: dict[str, Any]) -> None:
+    import tomllib
+
+    assert tomllib.loads(toml(tables)) == tables
+
+
+def test_a_run_file_says_what_the_settings_are(tmp_path: Path) -> None:
+    run = config(
+        **{
+            "data.train": ["a.zarr", 's3://b/"c"'], "data.weights": [1, 2.5], "data.copies": 3,
+            "data.transforms": [{"kind": "scale"}, {"kind": "noise", "sigma": 0.1}],
+            "data.storage_options": {"secret": "hush"}, "run.checkpoint_every": "5 min",
+            "run.evaluate_at": [10, 100], "solver.average": False, "solver.ridge": 1e-6,
+        }
+    )  # fmt: skip
+    text = run_file_text(run)
+    assert "hush" not in text
+    assert "storage_options" not in text
+    (tmp_path / "run.toml").write_text(text, encoding="utf-8")
+    assert load_run_file(tmp_path / "run.toml") == run.with_overrides({"data.storage_options": {}})
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [("1 GiB", "1 GiB"), ("1.5 GiB", "1536 MiB"), ("2 TiB", "2 TiB"), (2**20 + 1, 2**20 + 1)],
+)
+def test_a_run_file_has_memory_as_one_writes_it(size: str | int, text: str | int) -> None:
+    run = config(**{"run.memory": size})
+    assert f"memory = {json.dumps(text)}\n" in run_file_text(run)
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+Command = Callable[..., tuple[int, str, str]]
+WORDS = ("--bandwidths", "0.7,1.4", "--ridges", "0", "--epochs", 2, "--refine", 1)
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    """run.toml beside train.zarr."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((600, 5)).astype(np.float32)
+    ingest(X, tmp_path / "train.zarr", y=(X[:, 0] > 0).astype(int))
+    path = tmp_path / "run.toml"
+    path.write_text(
+        f"[data]\ntrain = {json.dumps(str(tmp_path / 'train.zarr'))}\n"
+        '[model]\nn_centers = 60\n[run]\nthreads = 1\ndevice = "cpu"\n'
+    )
+    return path
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Command:
+    def call(*words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main.main(["tune", *map(str, words)])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def test_the_command(call: Command, run_file: Path) -> None:
+    pytest.importorskip("matplotlib")
+    best = run_file.with_name("best.toml")
+    code, out, err = call(run_file, *WORDS, "--write", best)
+    assert code == DONE, err
+    lines = err.splitlines()
+    assert lines[0] == (
+        "streamkern: 4 trainings at most: 480 rows to fit, 120 held out, 60 centers, 2 passes"
+    )
+    assert sum("laplace, bandwidth" in line for line in lines) == 4
+    assert "3 left, about" in lines[1]
+    header, _, first, *_ = out.splitlines()
+    assert header.split() == [
+        "kernel",
+        "bandwidth",
+        "ridge",
+        "held_out_mse",
+        "held_out_accuracy",
+        "seconds",
+    ]
+    folder = run_file.with_name("run-tune")
+    result = json.loads((folder / "result.json").read_text())
+    assert first.split()[:2] == ["laplace", f"{result['best']['bandwidth']:.4g}"]
+    assert result["toml"] in out
+    assert (folder / "tune.png").read_bytes().startswith(b"\x89PNG")
+    written = load_run_file(best)
+    assert written.model.bandwidth == result["best"]["bandwidth"]
+    plain = load_run_file(run_file)
+    assert written == plain.with_overrides({"model.bandwidth": written.model.bandwidth})
+    # Again: nothing is trained, and no file is replaced.
+    code, out, err = call(run_file, *WORDS, "--json")
+    assert (code, json.loads(out)["table"]) == (DONE, result["table"])
+    assert "4 recorded already" in err
+    assert "bandwidth" not in err.replace("best bandwidth", "")
+    code, _, err = call(run_file, *WORDS, "--write", best)
+    assert (code, err) == (
+        USAGE,
+        f"streamkern: --write '{best}' exists already and is not replaced; name another file\n",
+    )
+    code, _, err = call(run_file, *WORDS, "--set", "solver.damping=0.1")
+    assert code == USAGE
+    assert "solver.damping: was 'auto', now 0.1" in err
+
+
+def test_the_written_file_is_of_a_run_beside_the_old(
+    call: Command, run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After which both can be trained."""
+    old, best = run_file.with_name("run"), run_file.with_name("best.toml")
+    with run_file.open("a") as file:
+        file.write(f"run_dir = {json.dumps(str(old))}\n")
+    assert main.main(["train", str(run_file)]) == DONE
+    code, _, err = call(run_file, *WORDS, "--write", best)
+    assert code == DONE
+    assert f"wrote {best}, for a run in {old}-best" in err
+    assert load_run_file(best).run.run_dir == f"{old}-best"
+    assert main.main(["train", str(best)]) == DONE, capsys.readouterr().err
+    assert (old / "run.json").exists()
+
+
+def test_the_bandwidth_is_written_with_six_digits(call: Command, run_file: Path) -> None:
+    """Of a median distance, or what was given: more of them decide nothing."""
+    best = run_file.with_name("best.toml")
+    words = ("--bandwidths", "1.23456789", "--ridges", "0", "--epochs", 1, "--write", best)
+    code, out, _ = call(run_file, *words)
+    assert code == DONE
+    assert load_run_file(best).model.bandwidth == 1.23457
+    assert "bandwidth = 1.23457\n" in out
+
+
+def test_the_plan_explains_the_automatic_bandwidth(
+    run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["plan", str(run_file)]) == DONE
+    out = capsys.readouterr().out
+    assert "laplace kernel, bandwidth auto: the median distance between 1,000 centers" in out
+    assert main.main(["plan", str(run_file), "--set", "model.bandwidth=2.5"]) == DONE
+    assert "laplace kernel, bandwidth 2.5\n" in capsys.readouterr().out
+    assert main.main(["plan", str(run_file), "--json"]) == DONE
+    kernel = json.loads(capsys.readouterr().out)["kernel"]
+    assert kernel == {"kernel": "laplace", "bandwidth": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (["model.kernel=linear"], "linear kernel\n"),
+        (["model.kernel={kind='polynomial', degree=2, c0=0.5}"],
+         "polynomial(degree 2, c0 0.5) kernel\n"),
+        (["model.kernel={kind='sum', parts=[{kind='laplace', bandwidth=8.0}, {kind='gaussian', "
+          "bandwidth=4.0}], weights=[0.7, 0.3]}"],
+         "0.7 laplace(bandwidth 8) + 0.3 gaussian(bandwidth 4) kernel\n"),
+        (["model.kernel={kind='sum', parts=['laplace', {kind='gaussian', bandwidth=4}]}",
+          "model.bandwidth=2"],
+         "laplace + gaussian(bandwidth 4) kernel, other bandwidths 2\n"),
+        (["model.kernel={kind='product', parts=['linear', {kind='sum', parts=['laplace', "
+          "'gaussian'], weights=[1, 0.5]}]}"],
+         "linear * (laplace + 0.5 gaussian) kernel, bandwidth auto: the median distance"),
+    ],
+)  # fmt: skip
+def test_the_plan_has_a_kernel_in_words(
+    settings: list[str], line: str, run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word for setting in settings for word in ("--set", setting)]
+    assert main.main(["plan", str(run_file), *words]) == DONE
+    assert f"\n\n{line}" in capsys.readouterr().out
+
+
+def test_a_run_shows_its_kernel_in_words(
+    run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernel = "model.kernel={kind='sum', parts=['laplace', 'gaussian'], weights=[0.7, 0.3]}"
+    words = ("--set", kernel, "--set", "model.bandwidth=2", "--run-dir", str(tmp_path / "run"))
+    assert main.main(["train", str(run_file), *words]) == DONE
+    capsys.readouterr()
+    assert main.main(["info", str(tmp_path / "run")]) == DONE
+    out = " ".join(capsys.readouterr().out.split())
+    assert " kernel 0.7 laplace(bandwidth 2) + 0.3 gaussian(bandwidth 2) " in out
+    assert " model.kernel 0.7 laplace + 0.3 gaussian " in out
+    assert "parts" not in out
+
+
+def test_the_help(call: Command) -> None:
+    code, out, _ = call("--help")
+    assert code == DONE
+    for words in ("median distance between centers", "a fifth of the rows", "RUN-tune beside"):
+        assert words in " ".join(out.split())
+
+
+def test_several_splits_have_standard_errors(call: Command, run_file: Path) -> None:
+    code, out, _ = call(run_file, *WORDS, "--folds", 2, "--kernels", "laplace, gaussian")
+    assert code == DONE
+    assert "within 1 se" in out
+    assert " yes " in out
+
+
+def test_without_matplotlib_there_is_no_plot(
+    call: Command, run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, out, err = call(run_file, *WORDS)
+    assert code == DONE
+    assert "note: the plot needs matplotlib: pip install streamkern[report]" in err
+    assert "[model]" in out
+    names = {path.name for path in run_file.with_name("run-tune").iterdir()}
+    assert "result.json" in names
+    assert "tune.png" not in names
+
+
+def test_the_plot_of_odd_tables() -> None:
+    """What diverged, kernels without a bandwidth, and one row."""
+    pytest.importorskip("matplotlib")
+    rows: list[dict[str, Any]] = [
+        {"kernel": {"kind": "linear"}, "bandwidth": None, "ridge": 0.0, "held_out_mse": 0.3},
+        {"kernel": "laplace", "bandwidth": 2.0, "ridge": 0.0, "held_out_mse": 0.5},
+        {"kernel": "laplace", "bandwidth": 4.0, "ridge": 0.0, "held_out_mse": None},
+        {"kernel": "cauchy", "bandwidth": 4.0, "ridge": 0.0, "held_out_mse": None},
+    ]
+    for table in (rows, rows[:1], rows[1:2], rows[1:]):
+        assert plot.plot_png(table, table[0]).startswith(b"\x89PNG")
+
+
+def test_bad_words_are_one_sentence(call: Command, run_file: Path) -> None:
+    for words, sentence in (
+        (("--bandwidths", "wide"), "--bandwidths 'wide' must be numbers with commas"),
+        (("--kernels", "triangle"), "model.kernel='triangle' must be one of"),
+        (("--folds", 0), "--folds 0 must be a whole number"),
+        (("--write", run_file.parent / "no" / "x.toml"), "is in a folder that does not exist"),
+    ):
+        code, out, err = call(run_file, *words)
+        assert (code, out, len(err.splitlines())) == (USAGE, "", 1)
+        assert sentence in err
+    assert not run_file.with_name("run-tune").exists()
+    assert call()[0] == USAGE
+
+
+LONG = ("--ridges", "0", "--epochs", "40")
+
+
+def start(run_file: Path, folder: Path) -> subprocess.Popen[str]:
+    """The command in a process of its own: 5 trainings of some tenths of a second, then 4."""
+    words = (*LONG, "--out", str(folder))
+    return subprocess.Popen(
+        [sys.executable, "-m", "streamkern.cli.main", "tune", str(run_file), *words],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(streamkern.__file__).parent.parent)},
+    )  # fmt: skip
+
+
+def wait_for(folder: Path, n: int) -> set[Path]:
+    """The records, once there are n."""
+    deadline = time.monotonic() + 60
+    while len(found := set(folder.glob("trial-*.json"))) < n:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return found
+
+
+@pytest.mark.slow
+def test_killed_stopped_and_gone_on_with(call: Command, run_file: Path, tmp_path: Path) -> None:
+    folder, whole = tmp_path / "t", tmp_path / "whole"
+    process = start(run_file, folder)
+    wait_for(folder, 2)
+    process.kill()
+    _, trained = process.communicate()
+    found = wait_for(folder, 2)
+    bits = {path: path.read_bytes() for path in found}
+    assert not (folder / "result.json").exists()
+
+    process = start(run_file, folder)
+    wait_for(folder, len(found) + 2)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate()
+    assert process.returncode == TRY_AGAIN
+    assert "stopped by SIGTERM with" in err.splitlines()[-1]
+    trained += err
+
+    code, _, err = call(run_file, *LONG, "--out", folder)
+    assert code == DONE, err
+    trained += err
+    # Nothing twice: a training is reported once it is recorded, but for one that was killed there.
+    records = len(set(folder.glob("trial-*.json")))
+    assert records == 9
+    assert records - 1 <= sum(" laplace, bandwidth" in line for line in trained.splitlines())
+    assert sum(" laplace, bandwidth" in line for line in trained.splitlines()) <= records
+    assert all(path.read_bytes() == content for path, content in bits.items())
+
+    assert call(run_file, *LONG, "--out", whole)[0] == DONE
+    tables = [json.loads((place / "result.json").read_text())["table"] for place in (folder, whole)]
+    for table in tables:
+        for row in table:
+            del row["seconds"]
+    assert tables[0] == tables[1]
+
+
+def test_the_error_tree_is_one_sentence_each() -> None:
+    with pytest.raises(StreamkernError, match=r"run file 'no.toml' can not be read"):
+        tune("no.toml")

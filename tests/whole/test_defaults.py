@@ -1,0 +1,93 @@
+"""U6: the command line and the estimators have the same defaults, resolved in the same place."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import streamkern as sk
+from streamkern.config.run_config import RunConfig
+from streamkern.estimator.base import _SETTINGS, KernelEstimator
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.train import training_data
+from streamkern.train.opened import open_run
+from streamkern.train.train import train
+from streamkern.train.training_data import auto_epochs
+from tests.runs import stopped
+
+X = np.random.default_rng(0).standard_normal((400, 3)).astype(np.float32)
+Y = X[:, :1] ** 2
+
+# What an object can be and a file can not, or says in another word.
+OTHER = {"warm_start": (False, None)}
+
+
+def run_default(path: str) -> Any:
+    section, _, key = path.partition(".")
+    config = RunConfig.from_tables({"data": {"train": "a"}})
+    return getattr(getattr(config, section), key)
+
+
+@pytest.mark.parametrize("name", inspect.signature(KernelEstimator.__init__).parameters)
+def test_estimators_and_run_files_share_their_defaults(name: str) -> None:
+    if name == "self":
+        return
+    default = inspect.signature(KernelEstimator.__init__).parameters[name].default
+    path = "data.transforms" if name == "transforms" else _SETTINGS[name]
+    assert (default, run_default(path)) in ((default, default), OTHER.get(name))
+
+
+def test_class_weight_and_memory_share_their_defaults() -> None:
+    parameters = sk.KernelClassifier().get_params()
+    assert parameters["class_weight"] is run_default("data.class_weight")
+    assert parameters["memory"] == run_default("run.device_memory")
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "epochs"), [(1, 20), (5000, 20), (40_000, 3), (100_000, 1), (10**8, 1)]
+)
+def test_auto_epochs(n_rows: int, epochs: int) -> None:
+    assert auto_epochs("auto", n_rows) == epochs
+    assert auto_epochs("falkon", n_rows) == 20
+
+
+def config(tmp_path: Path | None = None, **data: Any) -> RunConfig:
+    run_dir = {} if tmp_path is None else {"run_dir": str(tmp_path / "run"), "checkpoint_every": 1}
+    return RunConfig.from_tables(
+        {
+            "data": {"train": "memory", "batch_size": 50, **data},
+            "model": {"n_centers": 40},
+            "run": {"threads": 1, "memory": "1 GiB", **run_dir},
+        }
+    )
+
+
+def test_auto_epochs_count_copies() -> None:
+    for copies, epochs in ((1, 20), (100, 3), (1000, 1)):
+        run = open_run(config(), source=AugmentedSource(ArraySource(X, Y), copies))
+        run.backend.close()
+        assert (run.config.data.passes, run.problem.epochs) == (epochs, epochs)
+
+
+def test_the_same_samples_from_both_front_ends() -> None:
+    result = train(config(), source=ArraySource(X, Y))
+    result.model.backend.close()
+    model = sk.KernelRegressor(n_centers=40, batch_size=50, threads=1).fit(X, Y)
+    assert result.samples == model.report_["samples"] == 20 * 400
+
+
+def test_a_resumed_run_has_the_epochs_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where "auto" has come to mean another number since."""
+    source = ArraySource(X, Y)
+    stopped(config(tmp_path), 3, source=source, test=source)
+    monkeypatch.setattr(training_data, "MAX_AUTO_EPOCHS", 3)
+    result = train(config(tmp_path), source=source)
+    result.model.backend.close()
+    assert result.samples == 20 * 400

@@ -1,0 +1,212 @@
+"""Settings and data that make no sense are named; data that are only odd train to the right end."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.spatial.distance import cdist
+
+from streamkern import ConfigError, DataError, KernelClassifier, KernelRegressor
+from streamkern.cli.main import main
+from streamkern.ingest.ingest import ingest
+from streamkern.store.describe import describe_store
+from streamkern.store.store import open_store
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.stores import ZarrSource
+from streamkern.stream.sources.transforms import Scale
+from streamkern.train.train import train
+from tests.runs import settings
+
+N, P = 120, 30
+X = np.random.default_rng(0).normal(size=(N, 4)).astype(np.float32)
+Y = np.stack([np.sin(X[:, 0]) + X[:, 1], X[:, 2] ** 2], axis=1)
+LABELS = np.arange(N) % 3
+FIT: dict[str, Any] = {"threads": 1, "n_centers": P, "bandwidth": 2.0}
+
+# ---------------------------------------------------------------------------- what is refused
+
+AT_LEAST = r'must be "auto" or a whole number, at least 1'
+# name: (other settings, value, what the message says of the range)
+RANGES: list[tuple[str, dict[str, Any], Any, str]] = [
+    *(
+        (name, {}, value, AT_LEAST)
+        for name in ("batch_size", "block_size", "n_nystrom", "level", "period", "n_centers")
+        for value in (0, -3, 2.5)
+    ),
+    ("batch_size", {}, N + 1, rf"must lie between 1 and n_rows={N}; lower it"),
+    ("block_size", {}, P + 1, rf"must lie between 1 and n_centers={P}; lower it"),
+    ("n_centers", {}, N + 1, rf"must lie between 1 and {N}: .*lower n_centers"),
+    ("n_nystrom", {"solver": "eigenpro4"}, N + 1, rf"must lie between 2 and n_rows={N}; lower it"),
+    ("n_nystrom", {"solver": "eigenpro3"}, 1, rf"must lie between 2 and n_rows={N}; raise it"),
+    ("level", {"solver": "eigenpro4"}, 96, r"must lie between 1 and n_nystrom - 1 = 95; lower it"),
+    ("level", {"solver": "eigenpro2", "n_nystrom": 50, "n_centers": "auto"}, 50,
+     r"must lie between 1 and .*n_nystrom - 1 = 49.*; lower level or raise n_nystrom"),
+    ("period", {"solver": "eigenpro4", "batch_size": 20, "epochs": 2}, 13,
+     r"must lie between 1 and the steps of the run, 12; lower it"),
+    ("period", {"solver": "eigenpro3"}, 2, r"must be 1 with solver"),
+    ("epochs", {}, 0, AT_LEAST),
+    ("ridge", {}, -1.0, r"must be a number, 0 or above"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "others", "value", "message"), RANGES)
+def test_an_estimator_names_the_allowed_range(
+    name: str, others: dict[str, Any], value: Any, message: str
+) -> None:
+    estimator = KernelRegressor(**(FIT | {"epochs": 2} | others | {name: value}))
+    with pytest.raises(ConfigError, match=rf"^{name}={value} {message}") as caught:
+        estimator.fit(X, Y)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "s.zarr"
+    ingest(X, path, y=Y)
+    return path
+
+
+SECTIONS = {"batch_size": "data", "epochs": "data", "n_centers": "model", "bandwidth": "model"}
+
+
+@pytest.mark.parametrize(
+    ("name", "others", "value", "message"), [case for case in RANGES if case[2] not in (-3, 2.5)]
+)
+def test_so_does_the_command_line(
+    store: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    others: dict[str, Any],
+    value: Any,
+    message: str,
+) -> None:
+    given = {"n_centers": P, "bandwidth": 2.0, "epochs": 2} | others | {name: value}
+    arguments = ["plan", "--train", str(store)]
+    for key, setting in given.items():
+        key = "name" if key == "solver" else key
+        arguments += ["--set", f"{SECTIONS.get(key, 'solver')}.{key}={setting}"]
+    assert main(arguments) == 2
+    words = " ".join(capsys.readouterr().err.split())
+    assert re.search(rf"{name}={value} {message}", words)
+
+
+# ------------------------------------------------------------------ odd rows, and right answers
+
+
+def least_squares(Z: np.ndarray, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Values at `rows` of the mean and the least-squares function of the centers, in float64."""
+    K, mean = np.exp(-cdist(rows, Z) / 2.0), values.mean(axis=0)
+    return np.asarray(mean + K @ np.linalg.lstsq(K, values - mean, rcond=1e-10)[0])
+
+
+EXACT: dict[str, Any] = {
+    "bandwidth": 2.0, "threads": 1, "precision": "float64", "epochs": 600, "batch_size": N,
+    "scale": "none",
+}  # fmt: skip
+
+
+def test_centers_that_are_there_twice() -> None:
+    Z = np.repeat(X[:10], 3, axis=0).astype(np.float64)
+    model = KernelRegressor(centers=Z, block_size=30, **EXACT).fit(X.astype(np.float64), Y)
+    assert np.isfinite(model.dual_coef_).all()
+    truth = least_squares(Z, np.float64(X), Y)
+    np.testing.assert_allclose(model.predict(np.float64(X)), truth, atol=1e-3)
+
+
+@pytest.mark.parametrize("solver", ["block", "eigenpro2", "eigenpro3", "eigenpro4"])
+def test_rows_that_are_there_many_times(solver: str) -> None:
+    """A tenth of the rows are different, and the random centers coincide."""
+    rows, values = np.repeat(X[:12], 10, axis=0), np.repeat(Y[:12], 10, axis=0)
+    options = {"n_centers": "auto"} if solver == "eigenpro2" else {"n_centers": 60}
+    model = KernelRegressor(
+        solver=solver, bandwidth=2.0, threads=1, epochs=40, batch_size=20, **options
+    ).fit(rows, values)
+    error = np.mean((model.predict(X[:12]) - Y[:12]) ** 2) / np.mean(Y[:12] ** 2)
+    assert error < 0.05
+
+
+def test_a_constant_feature_is_no_feature(tmp_path: Path) -> None:
+    """0.1 is no binary number: its mean over 50 000 rows is off, and its deviation not 0."""
+    wide = np.full((50_000, 3), 0.1)
+    wide[:, 1] = np.random.default_rng(1).normal(size=50_000)
+    source = ArraySource(wide, wide[:, 1])
+    bound = Scale("feature").bind(source)
+    deviation = source.statistics()[3]
+    assert deviation is not None
+    np.testing.assert_array_equal(bound.scale[[0, 2]], 1.0)
+    np.testing.assert_allclose(bound.scale[1], deviation[1])
+    transforms = [{"kind": "scale", "mode": "feature"}]
+    padded = np.column_stack([X, np.full(N, 0.1), np.zeros(N)]).astype(np.float32)
+    make = KernelRegressor(transforms=transforms, epochs=3, **FIT)
+    plain, constant = (make.fit(rows, Y).predict(rows) for rows in (X, padded))
+    np.testing.assert_allclose(constant, plain, rtol=1e-3, atol=1e-3)
+    ingest(padded, tmp_path / "s", y=Y)
+    assert describe_store(open_store(tmp_path / "s"))["constant_features"] == 2
+
+
+def test_rows_that_are_all_alike() -> None:
+    """The best function is the mean of the targets; no bandwidth can be told from such rows."""
+    same = np.full((N, 4), 3.0, np.float32)
+    make = KernelRegressor(n_centers=P, bandwidth=2.0, threads=1, epochs=50, batch_size=N)
+    np.testing.assert_allclose(make.fit(same, Y).predict(same[:1])[0], Y.mean(axis=0), rtol=1e-3)
+    scaled = make.set_params(transforms=[{"kind": "scale", "mode": "feature"}]).fit(same, Y)
+    np.testing.assert_allclose(scaled.predict(same[:1])[0], Y.mean(axis=0), rtol=1e-3)
+    with pytest.raises(DataError, match="all of them coincide; give a bandwidth"):
+        make.set_params(bandwidth="auto").fit(same, Y)
+    with pytest.raises(ConfigError, match="has rank 1 to working precision"):
+        make.set_params(bandwidth=2.0, solver="eigenpro4").fit(same, Y)
+
+
+# ------------------------------------------------------------------------------ odd classes
+
+
+def labelled(counts: tuple[int, ...]) -> np.ndarray:
+    return np.repeat(np.arange(len(counts)), counts)
+
+
+def test_one_class_is_nothing_to_learn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = "all rows are of class '0', so there is nothing to learn; add rows of another class"
+    ingest(X, tmp_path / "s", y=np.zeros(N, int))
+    assert said in describe_store(open_store(tmp_path / "s"))["warnings"]
+    assert main(["info", str(tmp_path / "s")]) == 0
+    assert said in capsys.readouterr().out
+    with pytest.raises(DataError, match=said):
+        train(settings(**{"data.train": str(tmp_path / "s")}))
+    with pytest.raises(DataError, match="all rows are of class 'b'"):
+        KernelClassifier(**FIT).fit(X, np.full(N, "b"))
+    weights = (LABELS == 1).astype(float)
+    with pytest.raises(DataError, match="all weight is of class '1'"):
+        KernelClassifier(**FIT).fit(X, LABELS, weights)
+
+
+def test_rare_classes_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows, y = np.random.default_rng(2).normal(size=(1010, 3)), labelled((1000, 5, 5))
+    said = "class '1' has 0.5% of the rows and class '0' 99%; set class_weight"
+    small: dict[str, Any] = {"n_centers": 20, "epochs": 1, "threads": 1, "bandwidth": 2.0}
+    with pytest.warns(UserWarning, match=said):
+        KernelClassifier(**small).fit(rows, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        KernelClassifier(class_weight="balanced", **small).fit(rows, y)
+    ingest(rows, tmp_path / "s", y=y)
+    assert main(["plan", "--train", str(tmp_path / "s")]) == 0
+    assert said in capsys.readouterr().out
+
+
+def test_classes_without_rows_are_reported() -> None:
+    rows = np.random.default_rng(2).normal(size=(60, 3))
+    source = ArraySource(rows, np.arange(60) % 2, classes=("a", "b", "c", "d"))
+    overrides: dict[str, Any] = {"model.n_centers": 10, "data.epochs": 1}
+    with pytest.warns(UserWarning, match="class 'c' and 1 more have no rows, and will not"):
+        train(settings(**overrides), source=source).model.backend.close()
+
+
+def test_targets_that_are_values_have_no_classes(store: Path) -> None:
+    assert ZarrSource(store).totals is None
+    with pytest.raises(ConfigError, match="is for classes, and the targets are values"):
+        train(settings(**{"data.train": str(store), "data.class_weight": "balanced"}))

@@ -1,0 +1,578 @@
+"""The tests' own tools: the fault proxy in front of a real S3 server, and the file server."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import obstore
+import psutil
+import pytest
+import s3fs
+from botocore.exceptions import ClientError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from obstore.store import S3Store
+
+from benchmarks.s3_files import FileServer, raw_ceiling
+from tests.faultproxy import FaultProxy
+from tests.s3server import KEY, REGION, SECRET, S3Server
+
+BODY = bytes(range(256)) * 2000
+# The server looks at who asks, not at the signature.
+SIGNED = {
+    "Authorization": f"AWS4-HMAC-SHA256 Credential={KEY}/20260101/{REGION}/s3/aws4_request, "
+    "SignedHeaders=host, Signature=0"
+}
+PATIENCE_S = 30.0
+
+MakeProxy = Callable[..., FaultProxy]
+
+
+@pytest.fixture
+def make_proxy(s3: S3Server) -> Iterator[MakeProxy]:
+    with contextlib.ExitStack() as stack:
+        yield lambda **changes: stack.enter_context(FaultProxy(s3.endpoint, **changes))
+
+
+@contextlib.contextmanager
+def connected(server: FaultProxy | FileServer, timeout: float = PATIENCE_S) -> Iterator[Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=timeout)
+    with contextlib.closing(connection):
+        yield connection
+
+
+def ask(
+    connection: http.client.HTTPConnection, method: str, path: str, body: Any = None, **more: Any
+) -> tuple[int, bytes]:
+    connection.request(method, path, body, headers=SIGNED, **more)
+    with connection.getresponse() as answer:
+        return answer.status, answer.read()
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + PATIENCE_S
+    while not happened():
+        assert time.monotonic() < give_up, "it did not happen"
+        time.sleep(0.01)
+
+
+# ----------------------------------------------------------------------------- without a fault
+
+
+@settings(max_examples=25)
+@given(n_bytes=st.one_of(st.integers(0, 3), st.integers(0, 1 << 20)), chunked=st.booleans())
+def test_bytes_pass_unchanged_on_one_connection(
+    s3: S3Server, plain: FaultProxy, n_bytes: int, chunked: bool
+) -> None:
+    sent = os.urandom(n_bytes)
+    path = f"/{s3.bucket}/passed"
+    before = plain.stats()["connections"]
+    with connected(plain) as connection:
+        if chunked:
+            pieces = (sent[at : at + 100_000] for at in range(0, n_bytes, 100_000))
+            status, _ = ask(connection, "PUT", path, pieces, encode_chunked=True)
+        else:
+            status, _ = ask(connection, "PUT", path, sent)
+        assert status == 200
+        assert ask(connection, "GET", path) == (200, sent)
+        assert ask(connection, "HEAD", path) == (200, b"")
+        assert ask(connection, "DELETE", path)[0] == 204
+        assert ask(connection, "GET", path)[0] == 404
+    stats = plain.stats()
+    assert stats["connections"] == before + 1
+    assert stats["upstream_errors"] == 0
+    assert stats["faults"] == {}
+
+
+@pytest.fixture(scope="module")
+def plain(s3: S3Server) -> Iterator[FaultProxy]:
+    with FaultProxy(s3.endpoint) as proxy:
+        yield proxy
+
+
+def test_a_client_that_waits_for_100_continue_gets_it(s3: S3Server, make_proxy: MakeProxy) -> None:
+    proxy = make_proxy()
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=PATIENCE_S) as sock:
+        head = f"PUT /{s3.bucket}/k HTTP/1.1\r\nHost: here\r\nContent-Length: 5\r\n"
+        fields = "".join(f"{name}: {value}\r\n" for name, value in SIGNED.items())
+        sock.sendall(f"{head}{fields}Expect: 100-continue\r\n\r\n".encode())
+        assert sock.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        sock.sendall(b"12345")
+        assert sock.recv(1000).startswith(b"HTTP/1.1 200 ")
+    assert s3.client().get_object(Bucket=s3.bucket, Key="k")["Body"].read() == b"12345"
+
+
+def test_the_host_field_arrives_as_it_was_sent() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with FaultProxy(f"http://127.0.0.1:{port}") as proxy, connected(proxy) as connection:
+            connection.request("GET", "/a/b", headers={"Host": "name.example"})
+            behind, _ = listener.accept()
+            with behind:
+                head = behind.recv(10_000)
+                # No length: the answer ends with the connection, for the client too.
+                behind.sendall(b"HTTP/1.1 200 OK\r\n\r\nto the end")
+            assert b"Host: name.example\r\n" in head
+            assert connection.getresponse().read() == b"to the end"
+
+
+def test_a_server_that_leaves_is_counted_and_not_called_a_fault() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with FaultProxy(f"http://127.0.0.1:{port}") as proxy, connected(proxy) as connection:
+            connection.request("GET", "/a/b")
+            behind, _ = listener.accept()
+            behind.recv(10_000)
+            behind.close()
+            with pytest.raises(ConnectionResetError):
+                connection.getresponse()
+            stats = proxy.stats()
+    assert (stats["upstream_errors"], stats["faults"]) == (1, {})
+
+
+def test_latency_and_bandwidth_are_at_least_what_was_asked(
+    s3: S3Server, make_proxy: MakeProxy
+) -> None:
+    # Lower bounds only: a busy machine makes this later, never wrong.
+    proxy = make_proxy(latency_s=0.2, bandwidth=4 * len(BODY))
+    began = time.monotonic()
+    with connected(proxy) as connection:
+        assert ask(connection, "PUT", f"/{s3.bucket}/k", BODY)[0] == 200
+        assert ask(connection, "GET", f"/{s3.bucket}/k") == (200, BODY)
+    assert time.monotonic() - began >= 2 * 0.2 + 2 * 0.25 - 0.01
+
+
+# ---------------------------------------------------------------------------- one fault at a time
+
+
+@pytest.fixture
+def faulty(s3: S3Server, bucket: str, make_proxy: MakeProxy) -> Callable[..., FaultProxy]:
+    """Return a function that starts a proxy with one certain fault, once, over an object `k`."""
+    s3.client().put_object(Bucket=bucket, Key="k", Body=BODY)
+    return lambda fault, **more: make_proxy(faults={fault: 1.0}, **{"limit": 1} | more)
+
+
+def faults_of(proxy: FaultProxy) -> dict[str, int]:
+    found: dict[str, int] = proxy.stats()["faults"]
+    return found
+
+
+def test_refuse(faulty: Callable[..., FaultProxy], bucket: str) -> None:
+    proxy = faulty("refuse", refuse_s=1.0)
+    with connected(proxy) as connection, pytest.raises(http.client.RemoteDisconnected):
+        ask(connection, "GET", f"/{bucket}/k")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", proxy.port), timeout=PATIENCE_S).close()
+
+    def works_again() -> bool:
+        with connected(proxy) as connection, contextlib.suppress(ConnectionRefusedError):
+            return ask(connection, "GET", f"/{bucket}/k") == (200, BODY)
+        return False
+
+    wait_until(works_again)
+    assert faults_of(proxy) == {"refuse": 1}
+
+
+def test_reset(faulty: Callable[..., FaultProxy], bucket: str) -> None:
+    proxy = faulty("reset", limit=2)
+    with connected(proxy) as connection:
+        with pytest.raises(ConnectionResetError):
+            ask(connection, "GET", f"/{bucket}/k")
+        connection.close()
+        with pytest.raises(ConnectionResetError):
+            ask(connection, "DELETE", f"/{bucket}/other")
+        connection.close()
+        assert ask(connection, "GET", f"/{bucket}/k") == (200, BODY)
+    assert faults_of(proxy) == {"reset": 2}
+
+
+def test_truncate(faulty: Callable[..., FaultProxy], bucket: str) -> None:
+    proxy = faulty("truncate", limit=2)
+    with connected(proxy) as connection:
+        with pytest.raises(http.client.IncompleteRead) as caught:
+            ask(connection, "GET", f"/{bucket}/k")
+        assert caught.value.partial == BODY[: len(BODY) // 2]
+        connection.close()
+        with pytest.raises(http.client.BadStatusLine):
+            ask(connection, "HEAD", f"/{bucket}/k")
+    assert faults_of(proxy) == {"truncate": 2}
+
+
+def test_shorten_looks_like_a_whole_answer(faulty: Callable[..., FaultProxy], bucket: str) -> None:
+    proxy = faulty("shorten")
+    with connected(proxy) as connection:
+        assert ask(connection, "GET", f"/{bucket}/k") == (200, BODY[: len(BODY) // 2])
+        assert ask(connection, "GET", f"/{bucket}/k") == (200, BODY)
+    assert proxy.stats()["connections"] == 1
+
+
+def test_badbytes_keep_the_length(faulty: Callable[..., FaultProxy], bucket: str) -> None:
+    proxy = faulty("badbytes")
+    with connected(proxy) as connection:
+        status, got = ask(connection, "GET", f"/{bucket}/k")
+        assert (status, len(got)) == (200, len(BODY))
+        assert sum(a != b for a, b in zip(got, BODY, strict=True)) == 2
+        assert ask(connection, "GET", f"/{bucket}/k") == (200, BODY)
+
+
+def test_stall(faulty: Callable[..., FaultProxy], bucket: str) -> None:
+    proxy = faulty("stall", stall_s=1000.0)
+    with connected(proxy, timeout=0.5) as connection:
+        connection.request("GET", f"/{bucket}/k", headers=SIGNED)
+        answer = connection.getresponse()
+        half = answer.read(len(BODY) // 2)
+        assert half == BODY[: len(half)]
+        with pytest.raises(TimeoutError), answer:
+            answer.read()
+    proxy.set(stall_s=0.01)
+    with connected(proxy) as connection, pytest.raises(ConnectionResetError):
+        ask(connection, "GET", f"/{bucket}/k")
+    assert faults_of(proxy) == {"stall": 2}
+
+
+def test_slowdns_holds_the_request(faulty: Callable[..., FaultProxy], bucket: str) -> None:
+    proxy = faulty("slowdns", slow_s=1000.0)
+    with connected(proxy, timeout=0.2) as connection, pytest.raises(TimeoutError):
+        ask(connection, "GET", f"/{bucket}/k")
+    proxy.set(slow_s=0.01)
+    with connected(proxy) as connection:
+        assert ask(connection, "GET", f"/{bucket}/k") == (200, BODY)
+    assert faults_of(proxy) == {"slowdns": 2}
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "says"),
+    [
+        ("error500", 500, b"Internal Server Error"),
+        ("error503", 503, b"Service Unavailable"),
+        ("slowdown", 503, b"<Code>SlowDown</Code>"),
+        ("expired", 400, b"<Code>ExpiredToken</Code>"),
+        ("badupload", 400, b"<Code>XAmzContentSHA256Mismatch</Code>"),
+    ],
+)
+def test_answers_of_the_proxy_alone(
+    faulty: Callable[..., FaultProxy],
+    s3: S3Server,
+    bucket: str,
+    fault: str,
+    status: int,
+    says: bytes,
+) -> None:
+    proxy = faulty(fault, max_consecutive=1, limit=None)
+    with connected(proxy) as connection:
+        got, body = ask(connection, "PUT", f"/{bucket}/new", BODY)
+        assert got == status
+        assert says in body
+        with pytest.raises(ClientError, match="NoSuchKey"):
+            s3.client().get_object(Bucket=bucket, Key="new")
+        if fault != "badupload":
+            assert ask(connection, "HEAD", f"/{bucket}/k") == (status, b"")
+            assert ask(connection, "GET", f"/{bucket}/k")[0] == status
+        assert ask(connection, "GET", f"/{bucket}/k") == (200, BODY)
+        assert ask(connection, "PUT", f"/{bucket}/new", BODY)[0] == 200
+    assert proxy.stats()["connections"] == 1
+    assert proxy.stats()["bytes_out"] >= len(BODY)
+
+
+@pytest.mark.parametrize("fault", ["shorten", "badbytes", "badupload"])
+def test_wrong_bytes_happen_to_objects_alone(
+    faulty: Callable[..., FaultProxy], bucket: str, fault: str
+) -> None:
+    proxy = faulty(fault)
+    with connected(proxy) as connection:
+        assert b"<Key>k</Key>" in ask(connection, "GET", f"/{bucket}?list-type=2")[1]
+        assert ask(connection, "GET", f"/{bucket}/missing")[0] == 404
+        assert ask(connection, "DELETE", f"/{bucket}/missing")[0] == 204
+        assert faults_of(proxy) == {}
+        # What could not happen does not count towards the limit.
+        ask(connection, "PUT" if fault == "badupload" else "GET", f"/{bucket}/k")
+        assert faults_of(proxy) == {fault: 1}
+
+
+def test_lostreply_takes_effect(
+    faulty: Callable[..., FaultProxy], s3: S3Server, bucket: str
+) -> None:
+    proxy = faulty("lostreply")
+    with connected(proxy) as connection, pytest.raises(ConnectionResetError):
+        ask(connection, "PUT", f"/{bucket}/new", b"mine")
+    assert s3.client().get_object(Bucket=bucket, Key="new")["Body"].read() == b"mine"
+
+
+def test_a_conditional_create_sent_again_after_a_lost_reply_is_refused(
+    faulty: Callable[..., FaultProxy], s3: S3Server, bucket: str
+) -> None:
+    """The reason for lostreply: the second try of a create sees its own object as another's."""
+    proxy = faulty("lostreply")
+    client = s3.client(proxy.endpoint, retries={"total_max_attempts": 3})
+    with pytest.raises(ClientError) as caught:
+        client.put_object(Bucket=bucket, Key="new", Body=b"mine", IfNoneMatch="*")
+    assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 412
+    assert s3.client().get_object(Bucket=bucket, Key="new")["Body"].read() == b"mine"
+    assert [entry[2] for entry in proxy.log()] == ["lostreply", None]
+
+
+# ------------------------------------------------------------------------------- which and when
+
+TABLE = {"error500": 0.2, "slowdown": 0.2, "badbytes": 0.2}
+
+
+def outcomes(proxy: FaultProxy, bucket: str, keys: list[str]) -> list[str | None]:
+    """Return the fault of each of a series of requests by one client, as the log has them."""
+    with connected(proxy) as connection:
+        for key in keys:
+            ask(connection, "GET", f"/{bucket}/{key}")
+    return [fault for _, _, fault in proxy.log()]
+
+
+def test_the_same_seed_gives_the_same_faults(s3: S3Server, make_proxy: MakeProxy) -> None:
+    keys = ["a", "b", "a"] * 40
+    found = []
+    for seed in (1, 1, 2):
+        bucket = s3.make_bucket()
+        for key in ("a", "b"):
+            s3.client().put_object(Bucket=bucket, Key=key, Body=b"content")
+        proxy = make_proxy(seed=seed, faults=TABLE)
+        found.append(outcomes(proxy, bucket, keys))
+        counted = Counter(fault for fault in found[-1] if fault)
+        assert faults_of(proxy) == counted
+        assert proxy.stats()["requests"] == {"GET": len(keys)}
+        assert set(counted) == set(TABLE)
+        # One key's faults do not depend on the requests for others in between.
+        proxy.set(seed=seed)
+        alone = outcomes(proxy, bucket, ["b"] * 40)
+        assert alone == found[-1][1::3]
+    assert found[0] == found[1]
+    assert found[0] != found[2]
+
+
+def test_a_retry_succeeds_after_at_most_max_consecutive(
+    faulty: Callable[..., FaultProxy], bucket: str
+) -> None:
+    proxy = faulty("error503", limit=None, max_consecutive=2)
+    assert outcomes(proxy, bucket, ["k"] * 6) == ["error503", "error503", None] * 2
+
+
+def test_methods_keys_and_limit_choose_where(
+    faulty: Callable[..., FaultProxy], bucket: str
+) -> None:
+    proxy = faulty("error503", methods=["GET"], keys="wanted", limit=2, max_consecutive=9)
+    with connected(proxy) as connection:
+        statuses = [
+            ask(connection, method, f"/{bucket}/{key}")[0]
+            for method, key in [
+                ("PUT", "wanted"), ("GET", "wanted"), ("GET", "k"), ("GET", "wanted"),
+                ("GET", "wanted"),
+            ]
+        ]  # fmt: skip
+    assert statuses == [200, 503, 200, 503, 200]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"faults": {"error404": 0.1}}, "unknown faults"),
+        ({"faults": {"reset": 0.6, "stall": 0.6}}, "add up"),
+        ({"faults": {"reset": -0.1}}, "add up"),
+    ],
+)
+def test_a_wrong_table_is_refused(plain: FaultProxy, wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        FaultProxy("http://127.0.0.1:1", **wrong)
+    with pytest.raises(ValueError, match=says):
+        plain.set(**wrong)
+
+
+# ------------------------------------------------------------------------- through real libraries
+
+
+def test_libraries_that_retry_get_the_right_bytes(
+    s3: S3Server, bucket: str, make_proxy: MakeProxy
+) -> None:
+    proxy = make_proxy(seed=3, faults=dict.fromkeys(("error500", "error503", "slowdown"), 0.15))
+    store = S3Store(
+        bucket,
+        endpoint=proxy.endpoint,
+        access_key_id=KEY,
+        secret_access_key=SECRET,
+        region=REGION,
+        client_options={"allow_http": True},
+        retry_config={"backoff": {"init_backoff": timedelta(milliseconds=10)}},
+    )
+    fs = s3fs.S3FileSystem(**s3.options(proxy.endpoint), skip_instance_cache=True)
+    for k in range(2):
+        obstore.put(store, f"by-obstore-{k}", BODY)
+        fs.pipe_file(f"{bucket}/by-s3fs-{k}", BODY)
+        assert fs.cat_file(f"{bucket}/by-obstore-{k}") == BODY
+        assert bytes(obstore.get(store, f"by-s3fs-{k}").bytes()) == BODY
+    assert len(fs.ls(bucket)) == 4
+    assert faults_of(proxy)
+    assert proxy.stats()["upstream_errors"] == 0
+
+
+# ----------------------------------------------------------------------------- nothing left over
+
+OWNER = """
+import sys
+from tests.s3server import S3Server
+from tests.faultproxy import FaultProxy
+s3 = S3Server()
+proxy = FaultProxy(s3.endpoint)
+print(s3.pid, proxy.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_servers_die_with_a_killed_owner() -> None:
+    path = str(Path(__file__).parents[2])
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+    with owner:
+        assert owner.stdout is not None
+        pids = [int(pid) for pid in owner.stdout.readline().split()]
+        assert len(pids) == 2
+        assert not any(map(is_gone, pids))
+        owner.send_signal(signal.SIGKILL)
+    wait_until(lambda: all(map(is_gone, pids)))
+
+
+def test_stop_ends_the_process_in_the_middle_of_a_request(
+    faulty: Callable[..., FaultProxy], bucket: str
+) -> None:
+    proxy = faulty("stall", stall_s=1000.0)
+    with connected(proxy) as connection:
+        connection.request("GET", f"/{bucket}/k", headers=SIGNED)
+        with connection.getresponse():
+            proxy.stop()
+            proxy.stop()
+            assert is_gone(proxy.pid)
+
+
+# -------------------------------------------------------------------------------- the file server
+
+KEYS = ["a.txt", "deep/er/empty", "deep/er/k", "deep/one", "deep-est", "with space&more"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("served")
+    for k, key in enumerate(KEYS):
+        path = root / "bucket" / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"" if key.endswith("empty") else BODY[k:])
+    (root / "secret").write_bytes(b"outside")
+    return root
+
+
+@pytest.fixture(scope="module")
+def files(folder: Path) -> Iterator[FileServer]:
+    with FileServer(folder) as server:
+        yield server
+
+
+@settings(max_examples=40)
+@given(start=st.integers(0, 2000), length=st.integers(1, 2000), form=st.sampled_from("-+="))
+def test_ranges_are_slices(files: FileServer, start: int, length: int, form: str) -> None:
+    text, expected = {
+        "-": (f"bytes=-{length}", BODY[-length:]),
+        "+": (f"bytes={start}-", BODY[start:]),
+        "=": (f"bytes={start}-{start + length - 1}", BODY[start : start + length]),
+    }[form]
+    with connected(files) as connection:
+        connection.request("GET", "/bucket/a.txt", headers={"Range": text})
+        answer = connection.getresponse()
+        assert (answer.status, answer.read()) == (206, expected)
+        first, _, rest = answer.headers["Content-Range"].removeprefix("bytes ").partition("-")
+        last, _, size = rest.partition("/")
+        assert BODY[int(first) : int(last) + 1] == expected
+        assert int(size) == len(BODY)
+        assert ask(connection, "GET", "/bucket/a.txt") == (200, BODY)
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "code"),
+    [
+        ("/bucket/none", 404, b"NoSuchKey"),
+        ("/bucket/deep", 404, b"NoSuchKey"),
+        ("/none/k", 404, b"NoSuchBucket"),
+        ("/bucket/../secret", 404, b"NoSuchKey"),
+        ("/..", 404, b"NoSuchBucket"),
+        ("/", 404, b"NoSuchBucket"),
+    ],
+)
+def test_what_is_not_there(files: FileServer, path: str, status: int, code: bytes) -> None:
+    with connected(files) as connection:
+        found, body = ask(connection, "GET", path)
+        assert found == status
+        assert b"<Code>" + code + b"</Code>" in body
+        assert ask(connection, "HEAD", path) == (status, b"")
+        assert ask(connection, "HEAD", "/bucket/a.txt") == (200, b"")
+
+
+def test_obstore_and_s3fs_list_and_read_the_same_files(files: FileServer) -> None:
+    store = S3Store(
+        "bucket", endpoint=files.endpoint, skip_signature=True, client_options={"allow_http": True}
+    )
+    assert [entry["path"] for page in store.list() for entry in page] == sorted(KEYS)
+    found = store.list_with_delimiter("deep")
+    assert found["common_prefixes"] == ["deep/er"]
+    assert [entry["path"] for entry in found["objects"]] == ["deep/one"]
+    fs = s3fs.S3FileSystem(anon=True, endpoint_url=files.endpoint, skip_instance_cache=True)
+    assert fs.find("bucket") == [f"bucket/{key}" for key in sorted(KEYS)]
+    assert sorted(fs.ls("bucket/deep", detail=False)) == ["bucket/deep/er", "bucket/deep/one"]
+    for k, key in enumerate(KEYS):
+        expected = b"" if key.endswith("empty") else BODY[k:]
+        assert bytes(obstore.get(store, key).bytes()) == expected
+        assert fs.cat_file(f"bucket/{key}") == expected
+    assert bytes(obstore.get_range(store, "a.txt", start=5, length=9)) == BODY[5:14]
+
+
+def test_long_lists_come_in_pages(files: FileServer, s3: S3Server) -> None:
+    pages = s3.client(files.endpoint).get_paginator("list_objects_v2")
+    found = list(pages.paginate(Bucket="bucket", PaginationConfig={"PageSize": 2}))
+    assert [entry["Key"] for page in found for entry in page["Contents"]] == sorted(KEYS)
+    assert len(found) == 3
+
+
+def test_the_ceiling_is_measured_and_short_reads_are_errors(
+    files: FileServer, make_proxy: MakeProxy
+) -> None:
+    assert raw_ceiling(files.endpoint, "bucket", ["a.txt", "deep/one"] * 3, connections=2) > 0
+    with FaultProxy(files.endpoint, faults={"shorten": 1.0}) as proxy:  # noqa: SIM117
+        with pytest.raises(RuntimeError, match=r"a\.txt"):
+            raw_ceiling(proxy.endpoint, "bucket", ["a.txt"], connections=2)
+
+
+def test_the_command_prints_its_port(folder: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.s3_files", str(folder), "--latency-ms", "1"]
+    root = str(Path(__file__).parents[2])
+    with subprocess.Popen(
+        command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as server:
+        assert server.stdout is not None
+        port = int(server.stdout.readline())
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
+            assert ask(connection, "GET", "/bucket/a.txt") == (200, BODY)
+        server.terminate()

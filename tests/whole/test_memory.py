@@ -1,0 +1,159 @@
+"""Memory of a run in a process of its own: what the plan says, and no more for more rows.
+
+The peak is VmHWM above the resident size after all imports, so this runs on Linux only.
+Checkpoints, the log and an evaluation are part of it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern.backend.numba_backend import numba_problem
+from streamkern.store.store import StoreWriter
+
+needs_numba = pytest.mark.skipif(numba_problem() is not None, reason=str(numba_problem()))
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status"),
+]
+
+D, C, P, UNIT = 300, 10, 1000, 3495  # units of 4 MiB of float32
+
+CHILD = """
+import json, sys
+from pathlib import Path
+import dask, sklearn.utils.validation  # all imports come before the baseline
+from streamkern.config.run_config import RunConfig
+from streamkern.train.opened import open_run
+from streamkern.train.train import train
+
+def status(key):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key + ":"))
+
+config = RunConfig.from_tables(json.loads(sys.argv[1]))
+planned = open_run(config)
+planned.backend.close()
+Path("/proc/self/clear_refs").write_text("5")  # the imports had a peak of their own
+baseline = status("VmRSS")
+result = train(config)
+result.model.backend.close()
+peak = status("VmHWM") - baseline
+phases = {name: planned.buffers.total(name) for name in planned.buffers.phases}
+print(json.dumps({"planned": planned.buffers.peak, "peak": peak, "phases": phases,
+                  "sizes": str(planned.sizes), "steps": result.samples}))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("memory")
+
+
+@cache
+def make_store(folder: Path, rows: int) -> Path:
+    """Random rows that do not compress, labels of the first feature."""
+    url = folder / f"{rows}.zarr"
+    classes = [str(k) for k in range(C)]
+    rng = np.random.default_rng(0)
+    with StoreWriter(
+        url, (D,), np.float32, C, classes, chunk_rows=UNIT, n_rows=rows, compress="none"
+    ) as writer:
+        for i, start in enumerate(range(0, rows, UNIT)):
+            X = rng.standard_normal((min(UNIT, rows - start), D), dtype=np.float32)
+            writer.write_chunk(i, X, np.clip(X[:, 0] * 2 + 5, 0, 9).astype(np.int64))
+        writer.finish()
+    return url
+
+
+@cache
+def measured(
+    folder: Path,
+    rows: int,
+    solver: str,
+    memory: str,
+    accelerator: str = "none",
+    centers: str = "random",
+) -> dict[str, Any]:
+    """Peak and plan of one run, from a fresh process. solver : its name, and that of features."""
+    name, _, features = solver.partition(", ")
+    tables: dict[str, dict[str, Any]] = {
+        "data": {
+            "train": str(make_store(folder, rows)),
+            "test": str(make_store(folder, 4000)),
+            "transforms": [{"kind": "noise", "sigma": 0.1}],
+            "epochs": 2 if solver == "falkon" else 1,
+        },
+        "model": {"bandwidth": 20.0, "n_centers": P, "centers": centers},
+        "solver": {"name": name} | ({"n_nystrom": 500} if name.startswith("eigenpro") else {}),
+        "run": {
+            "memory": memory,
+            "device": "cpu",
+            "accelerator": accelerator,
+            "run_dir": str(folder / f"run-{rows}-{solver}-{memory}-{accelerator}-{centers}"),
+            "checkpoint_every": 50,
+        },
+    }
+    if features:
+        tables["model"]["features"] = features
+    if features == "fourier":
+        tables["model"] |= {"n_features": 4 * P, "n_centers": "auto"}
+    command = [sys.executable, "-c", CHILD, json.dumps(tables)]
+    child = subprocess.run(
+        command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False
+    )
+    assert child.returncode == 0, child.stderr
+    report: dict[str, Any] = json.loads(child.stdout)
+    return report
+
+
+@pytest.mark.parametrize(
+    ("rows", "solver", "memory", "accelerator"),
+    [
+        (60_000, "block", "160 MiB", "none"),
+        (120_000, "block", "160 MiB", "none"),
+        (60_000, "eigenpro4", "170 MiB", "none"),
+        (60_000, "direct", "200 MiB", "none"),
+        (60_000, "falkon", "170 MiB", "none"),
+        (60_000, "eigenpro1, fourier", "170 MiB", "none"),
+        (60_000, "sgd, nystrom", "170 MiB", "none"),
+        pytest.param(60_000, "block", "300 MiB", "numba", marks=needs_numba),
+    ],
+)
+def test_the_peak_is_what_was_planned(
+    rows: int, solver: str, memory: str, accelerator: str, folder: Path
+) -> None:
+    """From 72 and 144 MB of rows. A plan that is kept, but half empty, would be wrong too."""
+    given = int(memory.split()[0]) << 20
+    report = measured(folder, rows, solver, memory, accelerator)
+    assert report["planned"] <= given
+    # The contract: the memory given is kept, and the plan is met within 10 %.
+    assert report["peak"] <= min(given, 1.1 * report["planned"]), report
+    assert report["peak"] >= 0.5 * report["planned"], report
+
+
+@pytest.mark.parametrize("centers", ["balanced", "kmeans", "rpcholesky"])
+def test_choosing_centers_is_planned_too(centers: str, folder: Path) -> None:
+    report = measured(folder, 60_000, "block", "200 MiB", centers=centers)
+    assert report["planned"] <= 200 << 20
+    assert report["peak"] <= min(200 << 20, 1.1 * report["planned"]), report
+    assert report["peak"] >= 0.5 * report["planned"], report
+
+
+def test_twice_the_rows_take_the_same_memory(folder: Path) -> None:
+    once, twice = (measured(folder, n, "block", "160 MiB") for n in (60_000, 120_000))
+    assert once["planned"] == twice["planned"]
+    # Whether two reads, a checkpoint and an evaluation meet at one instant is chance: a few units
+    # either way, where rows that stayed would be 72 MB. At full size (benchmarks.out_of_core,
+    # 800 MiB) the same few units are 1 %.
+    chance = 4 * UNIT * D * 4
+    assert abs(twice["peak"] - once["peak"]) < 0.05 * once["peak"] + chance, (once, twice)

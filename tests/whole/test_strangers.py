@@ -1,0 +1,194 @@
+"""D1, D2: every command, with every flag that may delete, over folders full of others' files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from streamkern.cli import main
+from streamkern.filesystem.cache import COUNTS
+from streamkern.ingest.ingest import ingest
+from tests.s3server import S3Server
+
+# Names that some command gives to files of its own, and such that none does.
+PLAIN = (
+    *("notes.txt", "state.json", "scratch.json", "0.rows", "lock", "total", "CACHEDIR.TAG"),
+    *("run.json", "log.jsonl", "writer.json", "run.lock", "setup.json", "000000000001.json"),
+    *("search.json", "search.lock", "result.json", "tune.png", "a.json.tmp", "new/0a1b2c"),
+    *("checkpoints/notes.txt", "checkpoints/000000000001.json", "lease/000000000001.json"),
+    *("setup/zarr.json", "setup/X/c/0/0", "log/000000000001-000001.jsonl", "X/c/0/0"),
+    *("values/c/0/0", "x.partial", "1.answers", "mine.npy", "mine.csv", "mine.parquet"),
+)
+TRAIN = (
+    "--set", "model.n_centers=20", "--set", "data.epochs=1", "--set", "run.device=cpu",
+    "--set", "run.memory=512 MiB",
+)  # fmt: skip
+SEARCH = (
+    "--bandwidths", "1,2", "--ridges", "0", "--rows", "100", "--centers", "10", "--epochs", "1",
+    "--refine", "0",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data, a store and a trained run."""
+    folder = tmp_path_factory.mktemp("given")
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((200, 4)).astype(np.float32)
+    np.savez(folder / "d.npz", X=X, y=(X[:, 0] > 0).astype(int))
+    assert main.main(["ingest", str(folder / "d.npz"), str(folder / "s.zarr")]) == 0
+    words = ["train", "--train", str(folder / "s.zarr"), *TRAIN, "--run-dir", str(folder / "run")]
+    assert main.main(words) == 0
+    return folder
+
+
+def words(given: Path, place: Path) -> dict[str, list[Any]]:
+    data, store, run = given / "d.npz", given / "s.zarr", given / "run"
+    beside = place.parent / "beside"
+    train, tune = ["train", "--train", store, *TRAIN], ["tune", "--train", store, *TRAIN, *SEARCH]
+    return {
+        "ingest": ["ingest", data, place],
+        "ingest --overwrite": ["ingest", data, place, "--overwrite"],
+        "ingest --scratch": ["ingest", data, beside, "--overwrite", "--scratch", place],
+        "augment": ["augment", store, place, "--overwrite"],
+        "predict": ["predict", run, store, place, "--overwrite"],
+        "predict .npy": ["predict", run, store, place / "mine.npy", "--overwrite"],
+        "predict .csv": ["predict", run, store, place / "mine.csv", "--overwrite"],
+        "predict .parquet": ["predict", run, store, place / "mine.parquet", "--overwrite"],
+        "train --run-dir": [*train, "--run-dir", place],
+        "train --cache": [*train, "--cache", place],
+        "tune --out": [*tune, "--out", place],
+        "tune --write": [*tune, "--out", beside, "--write", place / "notes.txt"],
+    }
+
+
+def plain(folder: Path) -> None:
+    for name in PLAIN:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"{name} of mine")
+
+
+def documents(folder: Path) -> None:
+    """JSON of another program, which even speaks of streamkern."""
+    for name in PLAIN:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(json.dumps({"format": "mine", "project": "streamkern-run"}))
+
+
+def group(folder: Path) -> None:
+    """A zarr group of somebody else, with an array of our names, beside such files."""
+    zarr.create_group(folder, attributes={"note": "hand made"}).create_array(
+        "values", data=np.arange(3)
+    )
+    (folder / "notes.txt").write_text("mine")
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("fill", [plain, documents, group])
+@pytest.mark.parametrize("command", list(words(Path("a"), Path("b/c"))))
+def test_no_command_touches_strangers_files(
+    command: str, fill: Callable[[Path], None], given: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "place.zarr"
+    fill(place)
+    before = files(place)
+    code = main.main([str(word) for word in words(given, place)[command]])
+    after = files(place)
+    assert {name: after.get(name) for name in before} == before
+    # With a place of its own inside, or a free name: all others refuse, and leave nothing.
+    if code != 0:
+        assert (code, after.keys()) == (2, before.keys())
+    else:
+        assert command == "ingest --scratch" or (fill is group and " ." in command)
+
+
+@pytest.mark.parametrize("command", list(words(Path("a"), Path("b/c"))))
+def test_no_command_touches_strangers_files_in_what_it_made(
+    command: str, given: Path, tmp_path: Path
+) -> None:
+    """Whatever is replaced, swept or evicted there, in every folder of it."""
+    place = tmp_path / "place.zarr"
+    place.mkdir()
+    call = [str(word) for word in words(given, place)[command]]
+    assert main.main(call) == 0
+    for folder in [place, *(path for path in place.rglob("*") if path.is_dir())]:
+        for name in ("mine.txt", "7.mine", "c/mine", "0.answers", "mine.json", ".mine.streamkern"):
+            if not (folder / name).exists() and not folder.joinpath(name).parent.is_file():
+                (folder / name).parent.mkdir(exist_ok=True)
+                (folder / name).write_text("mine")
+    mine = {name: data for name, data in files(place).items() if data == b"mine"}
+    assert main.main(call) in (0, 2)
+    after = files(place)
+    assert {name: after.get(name) for name in mine} == mine
+
+
+@pytest.mark.parametrize("fill", [plain, documents, group, None])
+def test_a_cache_of_a_remote_store_leaves_strangers_files(
+    fill: Callable[[Path], None] | None, s3: S3Server, bucket: str, tmp_path: Path
+) -> None:
+    """A folder of theirs is refused; in one of ours, theirs stay while all of ours is evicted."""
+    rng = np.random.default_rng(0)
+    for name in ("one", "two"):
+        X, url = rng.standard_normal((4000, 8)).astype(np.float32), f"s3://{bucket}/{name}.zarr"
+        ingest(X, url, y=X[:, :1], chunk_mb=0.02, storage_options=s3.options())
+    place, options = tmp_path / "place", [
+        word for k, v in s3.options().items() for word in ("--storage-option", f"{k}={v}")
+    ]  # fmt: skip
+
+    def train(name: str, size: int) -> int:
+        words = ["train", "--train", f"s3://{bucket}/{name}.zarr", *TRAIN, *options]
+        return main.main([*words, "--cache", str(place), "--cache-size", str(size)])
+
+    if fill is None:
+        assert train("one", 1 << 30) == 0
+        (kept,) = [p for p in place.iterdir() if len(p.name) == 32]
+        entries = {p for p in kept.iterdir() if len(p.name) == 64}
+        assert len(entries) > 4
+        for folder in (place, place / "new", kept, place / "mine", place / ("0" * 32)):
+            folder.mkdir(exist_ok=True)
+            for name in ("mine.txt", "0a1b", "1"):
+                (folder / name).write_text("mine")
+                os.utime(folder / name, (0, 0))
+        os.utime(kept / "used", (0, 0))
+        before = {name: data for name, data in files(place).items() if data == b"mine"}
+    else:
+        fill(place)
+        before = files(place)
+    asked = COUNTS.misses
+    assert train("two", 30_000) == (0 if fill is None else 2)
+    after = files(place)
+    assert {name: after.get(name) for name in before} == before
+    if fill is None:
+        assert COUNTS.misses > asked
+        assert not any(path.exists() for path in entries)
+    else:
+        assert after.keys() == before.keys()
+
+
+def test_a_run_on_s3_leaves_strangers_objects(s3: S3Server, bucket: str, given: Path) -> None:
+    """By their keys as by names of files: refused, and nothing is written or deleted."""
+    options = [word for k, v in s3.options().items() for word in ("--storage-option", f"{k}={v}")]
+    client = s3.client()
+    for name in ("run.json", "log/1.jsonl", "lease/000000000007.json", "setup/X/c/0", "setup.json"):
+        for key in (f"{name}/{name}", f"{name}/000000000001.json", f"{name}/notes.txt"):
+            client.put_object(Bucket=bucket, Key=key, Body=b"mine")
+        before = _objects(client, bucket)
+        train = ["train", "--train", str(given / "s.zarr"), *TRAIN, *options]
+        assert main.main([*train, "--run-dir", f"s3://{bucket}/{name}"]) == 2
+        assert _objects(client, bucket) == before
+
+
+def _objects(client: Any, bucket: str) -> dict[str, bytes]:
+    listed = client.list_objects_v2(Bucket=bucket)["Contents"]
+    keys = [item["Key"] for item in listed]
+    return {key: client.get_object(Bucket=bucket, Key=key)["Body"].read() for key in keys}
