@@ -213,7 +213,7 @@ def test_a_state_that_is_not_what_was_written_begins_anew(how: str, tmp_path: Pa
     name = scratch_folder(out) / "scratch.json"
     whole = json.loads(name.read_bytes())
     body = json.loads(whole["body"])
-    lost = [p for p in keys(body) if len(p) == 1 or p[0] == "state" and p[1] != "leaves"]
+    lost = [p for p in keys(body) if len(p) == 1 or (p[0] == "state" and p[1] != "leaves")]
     assert ("state", "bits") in lost
     before = files(scratch_folder(out))
     for path in lost:
