@@ -48,6 +48,7 @@ from streamkern.filesystem.urls import open_objects
 from streamkern.rundir import lease
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import RunLog
+from tests.powerloss import CUTS, RECORDER
 
 TTL = lease.TTL_S
 KEEP = 2
@@ -257,6 +258,7 @@ class Writer:
         self.step = 0
         self.silent = False
         self.lost = False  # taken over, or nobody can tell
+        self.beaten = 0.0
 
 
 def whole_steps(files: dict[str, bytes]) -> tuple[list[int], list[int]]:
@@ -298,6 +300,7 @@ class Machine(RuleBasedStateMachine):
         self.acked = 0  # the highest step a save returned for, as long as it is whole
         self.logged: set[int] = set()
         self.hurt: set[str] = set()  # small files that were damaged
+        self.cuts = 0
         self.patch = pytest.MonkeyPatch()
         self.in_place = InPlace()
         self.patch.setattr(objects, "result_of", self.in_place)
@@ -347,7 +350,10 @@ class Machine(RuleBasedStateMachine):
         self.now += seconds
         for writer in self.writers:
             held: Any = writer.run._hold
-            if isinstance(held, self.real_lease) and not writer.silent and not writer.lost:
+            due = (self.now - writer.beaten) * writer.rate >= TTL / lease._BEATS
+            beats = isinstance(held, self.real_lease) and not writer.silent and not writer.lost
+            if due and beats:
+                writer.beaten = self.now
                 with contextlib.suppress(StorageError, Killed):
                     held.beat()
 
@@ -566,6 +572,33 @@ class Machine(RuleBasedStateMachine):
         self.stolen = True
         happened("run.lock deleted")
 
+    @precondition(
+        lambda self: isinstance(self.place, Disk) and self.holder is not None and self.cuts < 2
+    )
+    @rule(back=st.just(0) | st.integers(0, 60), cut=st.sampled_from(CUTS))
+    def power_cut(self, back: int, cut: str) -> None:
+        """In a save or right after it: all processes end, and what was not synced may be lost.
+
+        A manifest that is left has its group.
+        """
+        assert self.holder is not None
+        self.cuts += 1
+        found, whole = whole_steps(self.place.files())
+        torn = {*found} - {*whole}
+        root, acked = Path(self.place.place), self.acked
+        with RECORDER.watching(root, root.with_name(f"kept-{self.cuts}")) as instants:
+            self.save(self.holder, None, None)
+        for writer in list(self.writers):
+            self.end(writer)
+        back %= len(instants)
+        instants[-1 - back].rebuild(root, cut, back)
+        if back:
+            self.acked = acked
+        found, whole = whole_steps(self.place.files())
+        assert {*found} - {*whole} <= torn, "a manifest is there before what it names"
+        happened("power cut")
+        self.look()
+
     @precondition(lambda self: isinstance(self.place, Bucket) and bool(self.writers))
     @rule(which=WHICH, silent=st.booleans())
     def stop_or_wake(self, which: int, silent: bool) -> None:
@@ -591,6 +624,12 @@ class Machine(RuleBasedStateMachine):
     PARTS = st.sampled_from(["newest", "any", "manifest"])
     hurts = rule(kind=KINDS, what=PARTS, where=WHERE)
     has_saved = precondition(lambda self: self.acked > 0)
+
+    @has_saved
+    @rule(where=WHERE)
+    def edit_manifest(self, where: int) -> None:
+        self.damage("edit", "manifest", where)
+
     hurt_1 = has_saved(hurts(hurt_checkpoint))
     hurt_2 = has_saved(hurts(hurt_checkpoint))
 
@@ -624,8 +663,8 @@ class Machine(RuleBasedStateMachine):
             return
         name = names[where % len(names)]
         data = bytearray(files[name])
-        digits = [at for at, byte in enumerate(data) if 48 <= byte < 58]
-        if kind == "edit" and digits:  # JSON stays JSON
+        digits = [match.start() for match in re.finditer(rb"(?<=[ T:-])\d", data)]
+        if kind == "edit" and digits:  # of a number or a time: JSON stays JSON
             at = digits[where // 7 % len(digits)]
             data[at] = 48 + (data[at] - 48 + 1 + where % 9) % 10
         elif kind in ("flip", "edit") and data:
@@ -667,6 +706,7 @@ class Machine(RuleBasedStateMachine):
             assert not self.acked
             happened("a reader finds nothing yet")
             return
+        assert saved.step in whole, "what does not verify is loaded"
         assert saved.step == whole[-1] >= self.acked
         assert same(saved.arrays, state(saved.step))
         assert saved.run == RUN
@@ -748,7 +788,7 @@ COMMON = [
     "nothing verifies, and it says so", "cache: evicted", "cache: damaged",
 ]  # fmt: skip
 OWN = {
-    OnDisk: ["run.lock deleted", "a log line of who lost the run was refused"],
+    OnDisk: ["power cut", "run.lock deleted", "a log line of who lost the run was refused"],
     OnObjects: ["stopped", "woken", "a lost request", "a lost answer"],
 }
 
