@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from types import FrameType
 
-EXIT_INTERRUPTED = 130
+EXIT_TRY_AGAIN, EXIT_INTERRUPTED = 75, 130
 
 
 @contextlib.contextmanager
@@ -41,7 +41,11 @@ def stand_in() -> None:
 def main() -> int:
     """Run the command and return its exit code."""
     with nothing_begun():  # the run file is read before there are handlers for it
-        return run()
+        code = run()
+    if code in (EXIT_TRY_AGAIN, EXIT_INTERRUPTED):
+        # Libraries clear up what a signal may have found them half-way through making.
+        sys.unraisablehook = lambda failure: None
+    return code
 
 
 stand_in()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import threading
@@ -27,7 +28,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="also run the tests marked full")
 
 
+# Every extra of streamkern[dev]: where one is missing, its tests are skipped, but not in CI.
+EXTRAS = ["distributed", "h5py", "matplotlib", "moto", "numba", "obstore", "pyarrow", "s3fs"]
+EXTRAS += ["tensorstore"]
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    missing = [name for name in EXTRAS if importlib.util.find_spec(name) is None]
+    if missing and os.environ.get("CI"):
+        raise pytest.UsageError(f"CI skips no test for want of {', '.join(missing)}; install them")
     # What a shell starts in the background ignores Ctrl-C, and so would all the processes below.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

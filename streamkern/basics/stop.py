@@ -188,13 +188,33 @@ def watched(stop: StopRequest, explain: Callable[[BaseException], int]) -> Itera
 
     watcher = _on_a_thread(watch)
     try:
-        yield
+        with _unheard(stop):
+            yield
     finally:
         signal.set_wakeup_fd(before)
         os.close(writing)
         watcher.join(timeout=_GRACE_S)
         if not watcher.is_alive():
             os.close(reading)
+
+
+@contextlib.contextmanager
+def _unheard(stop: StopRequest) -> Iterator[None]:
+    """Inside, what fails in clearing up is not shown once a signal came.
+
+    It found libraries half-way through making what they clear up then.
+    """
+    before = sys.unraisablehook
+
+    def show(failure: Any) -> None:
+        if stop.requested is None:
+            before(failure)
+
+    sys.unraisablehook = show
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def _on_a_thread(work: Callable[..., None], *arguments: Any) -> threading.Thread:

@@ -351,13 +351,14 @@ def test_ctrl_c_while_the_run_file_is_read_shows_no_traceback(tmp_path: Path) ->
 
 
 STUCK = """
-import ctypes, sys
-from streamkern.cli import console
+import ctypes, functools, sys
 from streamkern.basics import stop
+from streamkern.cli import console
 stop._GRACE_S = 0.2
 lock, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
 request = stop.StopRequest(install=True)
-with stop.watched(request, console.explain), request, {inside}:
+explain = functools.partial(console.explain, options={{}})
+with stop.watched(request, explain), request, {inside}:
     libc.pthread_mutex_lock(lock)
     print("here", flush=True)
     print("buffered", end="")
@@ -403,6 +404,28 @@ def test_a_process_ends_in_a_library_as_it_would_outside(
     assert process.stdout.read() == "buffered"
     _, err = process.communicate()
     assert err == f"streamkern: stopped by {number.name}{sentence}\n"
+
+
+@posix
+def test_what_a_signal_left_half_made_is_cleared_up_in_silence() -> None:
+    code = """
+import os, signal
+from streamkern.basics import stop
+class Half:
+    def __del__(self): raise AttributeError("_ssock")
+request = stop.StopRequest(install=True)
+try:
+    with stop.watched(request, lambda error: 1), request:
+        Half()  # nothing came yet: this is shown
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            Half()
+except stop.Stopped:
+    Half()  # the process goes on
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.count("AttributeError: _ssock") == 2, done.stderr
 
 
 @posix

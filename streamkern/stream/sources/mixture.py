@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import ConfigError
 from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.urls import local_path
@@ -112,7 +112,7 @@ class MixtureSource(BaseSource):
     def fingerprint(self) -> str:
         prints = [part.fingerprint for part in self.parts]
         unread = any(p.startswith(("meta:", "name:")) for p in prints)
-        return ("meta:" if unread else "") + hashlib.sha256(json.dumps(prints).encode()).hexdigest()
+        return ("meta:" if unread else "") + json_digest(prints)
 
     def statistics(self) -> Moments:
         """Of the rows of an epoch: sum(p m), and sum(p (v + (m - mean)^2)), p being the shares."""
