@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import streamkern
 from streamkern.basics import errors
+from tools.layout import PAGE, Layout
 
 ROOT = Path(streamkern.__file__).parent
 FILES = {
@@ -223,6 +225,25 @@ def test_no_file_of_tests_imports_another() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
     }
     assert not {name: found for name, found in importing.items() if found}
+
+
+def test_the_page_on_the_architecture_is_that_of_the_code() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert text == Layout(ROOT).page(text), "run `python tools/layout.py --write`"
+
+
+def test_the_page_names_modules_that_there_are() -> None:
+    named = set(re.findall(r"`([\w/]+\.py)`", PAGE.read_text(encoding="utf-8")))
+    assert named
+    here = {name for name in named if (ROOT / name).is_file() or (ROOT.parent / name).is_file()}
+    assert named == here
+
+
+def test_the_way_of_a_setting_is_through_modules_that_name_it() -> None:
+    way = PAGE.read_text(encoding="utf-8").split("## The way of a setting")[1].split("## ")[0]
+    named = re.findall(r"`([\w/]+\.py)`", way)
+    assert named
+    assert [n for n in named if "block_size" not in (ROOT / n).read_text(encoding="utf-8")] == []
 
 
 def test_types_are_shipped() -> None:
