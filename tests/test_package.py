@@ -246,5 +246,20 @@ def test_the_way_of_a_setting_is_through_modules_that_name_it() -> None:
     assert [n for n in named if "block_size" not in (ROOT / n).read_text(encoding="utf-8")] == []
 
 
+def test_the_readme_lists_the_rooms_from_the_ground_up() -> None:
+    text = (ROOT.parent / "README.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^    (\w+)  ", text.split("```text\nstreamkern/\n")[1], re.MULTILINE)
+    upwards: dict[str, int] = {}
+    for own, floor in FLOORS.items():
+        top = own.partition(".")[0]
+        upwards[top] = max(upwards.get(top, 0), floor)
+    del upwards["__main__"]
+    assert sorted(listed) == sorted(upwards)
+    above = {name: listed[: listed.index(name)] for name in listed}
+    for name in MODULES:
+        own, needed = name.partition(".")[0], {n.partition(".")[0] for n in NEEDS[name]}
+        assert own == "__main__" or needed <= {own, *above[own]}, name
+
+
 def test_types_are_shipped() -> None:
     assert (ROOT / "py.typed").is_file()
