@@ -230,7 +230,7 @@ class DeviceArray(np.lib.mixins.NDArrayOperatorsMixin):
         return np.all(self)
 
     def copy(self) -> Any:
-        return self._call(np.array, (self,), {})
+        return self._call(np.array, (self,), {"order": "C"})
 
     def astype(self, dtype: Any) -> Any:
         return self._call(np.ndarray.astype, (self, dtype), {})
