@@ -6,8 +6,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,9 +39,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     problem = gpu_problem() if needs_gpu else None
     for item in items:
         if item.get_closest_marker("full") and not config.getoption("--full"):
-            item.add_marker(pytest.mark.skip(reason="runs only with --full"))
+            item.add_marker(pytest.mark.skip(reason="needs --full"))
         if item.get_closest_marker("gpu") and problem:
-            item.add_marker(pytest.mark.skip(reason=problem))
+            item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {problem}"))
+
+
+def _must_run(report: Any) -> Any:
+    """In CI a skip is a failure, unless it says what of the machine it "needs"."""
+    if os.environ.get("CI") and report.skipped and not hasattr(report, "wasxfail"):
+        reason = str(report.longrepr[2]).removeprefix("Skipped: ")
+        if not reason.startswith("needs "):
+            report.outcome, report.longrepr = "failed", f"skipped, which CI does not take: {reason}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, Any, Any]:
+    return _must_run((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, Any, Any]:
+    return _must_run((yield))
 
 
 def _is_ours(thread: threading.Thread) -> bool:

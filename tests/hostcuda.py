@@ -1,8 +1,4 @@
-"""CUDA text run by a C++ compiler on the host, and compiled by NVRTC for a GPU that is not there.
-
-`RawModule` stands in for CuPy's: a block's threads are threads, and a warp meets at a barrier where
-it shuffles. It runs the very text that a GPU gets, slowly.
-"""
+"""CUDA text run by a C++ compiler on the host, or compiled by NVRTC for a GPU elsewhere."""
 
 from __future__ import annotations
 
@@ -13,75 +9,21 @@ import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
 
 # -ffp-contract=off: NumPy has no fused multiply-add to compare with.
 FLAGS = ("-std=c++20", "-O2", "-ffp-contract=off", "-shared", "-fPIC", "-pthread", "-w")
 
-# What the text expects of CUDA. One warp at a time is inside `launch`, its lanes all at once.
+# What the text expects of CUDA.
 _SHIM = r"""
 #include <math.h>
-#include <barrier>
-#include <thread>
-#include <vector>
 #define __device__
 #define __global__
 struct Index { int x, y; };
 static thread_local Index threadIdx, blockIdx;
 static Index blockDim;
-struct Warp { std::barrier<> meet{32}; float values[32]; };
-static Warp* warp;
-static float __shfl_xor_sync(unsigned, float value, int step) {
-    const int lane = threadIdx.x % 32;
-    warp->values[lane] = value;
-    warp->meet.arrive_and_wait();
-    const float other = warp->values[lane ^ step];
-    warp->meet.arrive_and_wait();
-    return other;
-}
-template <typename Kernel> static void launch(int gx, int gy, int threads, Kernel kernel) {
-    blockDim = {threads, 1};
-    for (int y = 0; y < gy; ++y)
-        for (int x = 0; x < gx; ++x)
-            for (int first = 0; first < threads; first += 32) {
-                Warp now;
-                warp = &now;
-                std::vector<std::thread> lanes;
-                for (int lane = 0; lane < 32; ++lane)
-                    lanes.emplace_back([=] {
-                        threadIdx = {first + lane, 0};
-                        blockIdx = {x, y};
-                        kernel();
-                    });
-                for (auto& lane : lanes) lane.join();
-            }
-}
 """
-
-# A launcher of each kernel, by name; Python passes arrays as pointers and scalars by their type.
-_LAUNCHERS = {
-    "half_fused": r"""
-extern "C" void run_half_fused(
-    int gx, int gy, int threads, float* tile, float* row_norms, float* col_norms, float scale,
-    float* Wt, float* shares, int rows, int cols, long long stride, int keep)
-{
-    launch(gx, gy, threads, [=] {
-        half_fused(tile, row_norms, col_norms, scale, Wt, shares, rows, cols, stride, keep);
-    });
-}
-""",
-    "add_shares": r"""
-extern "C" void run_add_shares(
-    int gx, int gy, int threads, float* shares, float* out, long long n, int splits)
-{
-    launch(gx, gy, threads, [=] { add_shares(shares, out, n, splits); });
-}
-""",
-}
 
 
 @cache
@@ -92,27 +34,6 @@ def library(text: str) -> ctypes.CDLL:
         source.write_text(_SHIM + text)
         subprocess.run([str(COMPILER), *FLAGS, str(source), "-o", str(target)], check=True)
         return ctypes.CDLL(str(target))
-
-
-class RawModule:
-    """CuPy's, as far as `fused` uses it."""
-
-    def __init__(self, code: str, options: tuple[str, ...] = ()) -> None:
-        self._library = library(code + "".join(_LAUNCHERS.values()))
-
-    def get_function(self, name: str) -> Any:
-        function = getattr(self._library, f"run_{name}")
-
-        def run(grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]) -> None:
-            function(*(*grid, 1)[:2], *block, *(_argument(a) for a in args))
-
-        return run
-
-
-def _argument(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.ctypes.data_as(ctypes.c_void_p)
-    return np.ctypeslib.as_ctypes_type(value.dtype)(value.item())
 
 
 # --- NVRTC ----------------------------------------------------------------------------------------

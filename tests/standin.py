@@ -203,7 +203,6 @@ def modules() -> dict[str, ModuleType]:
         asnumpy=lambda a: np.array(_here(a)),
         ElementwiseKernel=ElementwiseKernel,
         ReductionKernel=ReductionKernel,
-        RawModule=hostcuda.RawModule,
         get_default_memory_pool=lambda: pool,
         get_default_pinned_memory_pool=lambda: pool,
         cuda=SimpleNamespace(

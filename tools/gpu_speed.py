@@ -5,7 +5,7 @@ GPU. Every part is guarded: one that fails says so in the report and does not st
 
 The floor of the two products of a step, K W and K^T r with K kept, is the larger of GEMM and the
 writing of K, plus 16 bytes an entry: one element-wise pass in place, and K read by either product.
-Half-fused, 8 bytes are left. Rates are those measured here, at the run's own shapes.
+Rates are those measured here, at the run's own shapes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from streamkern.backend.fused import HalfFused
 from streamkern.kernels.builtin import Laplace
 from streamkern.kernels.points import Grid, Points
 from streamkern.kernels.products import KernelOperator
@@ -200,11 +199,9 @@ def _mode(
     rate = report["copy"].get("gb_per_s")
     if rate:
         gemm, write = figures["gemm_ms"], 4 * gb / rate * 1e3
-        for name, nbytes in (("products", 16), ("half_fused", 8)):
-            if f"{name}_ms" in figures:
-                floor = max(gemm, write) + nbytes * gb / rate * 1e3
-                figures[f"{name}_floor_ms"] = floor
-                figures[f"{name}_fraction_of_floor"] = floor / figures[f"{name}_ms"]
+        floor = max(gemm, write) + 16 * gb / rate * 1e3
+        figures["products_floor_ms"] = floor
+        figures["products_fraction_of_floor"] = floor / figures["products_ms"]
     if "products_ms" in entry["torch"]:
         figures["ratio_to_torch"] = entry["torch"]["products_ms"] / figures["products_ms"]
     figures["step"] = guarded(lambda: _step(clock, op, z, host_X, c))
@@ -212,7 +209,7 @@ def _mode(
 
 
 def _products(clock: Clock, op: KernelOperator, x: Points, z: Points, c: int) -> Figures:
-    """GEMM alone, then K W and K^T r with K kept, by the primary path and half-fused."""
+    """GEMM alone, then K W and K^T r with K kept, by the backend."""
     backend, (m, p) = clock.backend, (len(x), len(z))
     rng = np.random.default_rng(3)
     W = backend.asarray(rng.standard_normal((p, c), np.float32))
@@ -229,13 +226,6 @@ def _products(clock: Clock, op: KernelOperator, x: Points, z: Points, c: int) ->
     flops = 2 * m * p * x.width
     figures = {"gemm_ms": gemm_ms, "gemm_tflops": flops / gemm_ms / 1e9}
     figures["products_ms"] = clock.median_ms(products)
-    if hasattr(backend, "fused"):
-        was, backend.fused = backend.fused, HalfFused(backend)
-        try:
-            if backend.fused.takes(op.kernel, K, W):
-                figures["half_fused_ms"] = clock.median_ms(products)
-        finally:
-            backend.fused = was
     return figures
 
 

@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from streamkern.backend import cuda_text
 from streamkern.backend.base import Array, Backend, Uploader, tiles
-from streamkern.backend.fused import HalfFused
 from streamkern.backend.row_major import RowMajor
 from streamkern.backend.staging_ring import Ring, Transfers
 from streamkern.basics.errors import BackendError
@@ -83,8 +82,6 @@ class CupyBackend(Backend):
     Parameters
     ----------
     index : of the device.
-    use_fused : take K @ W for few outputs with `cuda_text.half_fused`, where its result agrees with
-        the library's at first use. Off until it has been measured to win.
     """
 
     tile_rows = 8192
@@ -96,7 +93,7 @@ class CupyBackend(Backend):
     kept_in_place = True
     norms_in_columns = False
 
-    def __init__(self, index: int = 0, *, use_fused: bool = False) -> None:
+    def __init__(self, index: int = 0) -> None:
         super().__init__(threads=1)
         import cupy
         import cupyx
@@ -121,7 +118,6 @@ class CupyBackend(Backend):
             np.dtype(np.float64): runtime.CUDA_R_64F,
         }
         self.blas = RowMajor(cupy.cuda.cublas, types, cupy.cuda.device.get_cublas_handle)
-        self.fused = HalfFused(self) if use_fused else None
         self._epilogues: dict[str, Any] = {}
         self._square_norms = {n: self._norm_kernel(n) for n in (1, 2)}
 
@@ -184,7 +180,6 @@ class CupyBackend(Backend):
             "cusolver": list(cuda_api.cusolver._getVersion()),
             "nvrtc": list(cuda_api.nvrtc.getVersion()),
             "accelerators": os.environ.get("CUPY_ACCELERATORS", ""),
-            "half_fused": self.fused is not None,
         }
 
     # -- data in and out -------------------------------------------------------------------
@@ -295,16 +290,6 @@ class CupyBackend(Backend):
         """As on the CPU. What is kept is the tile itself, which the GEMM has written in place."""
         assert norms is not None
         assert keep is None or keep is tile
-        if W is not None and self.fused is not None and self.fused.takes(kernel, tile, W):
-            self.fused.add(kernel, tile, norms, scale, W, out, keep=keep is not None)
-        else:
-            self.finish_plainly(kernel, tile, norms, scale, W, out)
-
-    def finish_plainly(
-        self, kernel: Any, tile: Array, norms: tuple[Array, Array], scale: float, W: Array | None,
-        out: Array | None,
-    ) -> None:  # fmt: skip
-        """An element-wise pass, then out += tile @ W by the library."""
         self._epilogue(kernel, tile, norms, scale)
         if W is not None:
             self.blas.gemm(tile, W, out, beta=1)

@@ -15,6 +15,7 @@ from streamkern.kernels.notation import bandwidths, kernel_text
 from streamkern.planning.sizes import Sizes, SolverName
 from streamkern.rundir.place import open_folder
 from streamkern.rundir.run_directory import RunDirectory
+from streamkern.rundir.sealed import as_saved
 from streamkern.solver.flops import flops
 from streamkern.solver.precondition.step_rule import largest
 from streamkern.store.describe import describe_store
@@ -259,6 +260,9 @@ def is_run_directory(
     return True
 
 
+_NOWHERE = {"step": 0, "epoch": 0, "samples": 0, "done": False}
+
+
 def run_overview(
     path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
@@ -271,8 +275,12 @@ def run_overview(
         setup, saved = directory.load_setup(), directory.load_latest()
         records, lines = directory.read_log()
         writer = directory.holder()
-        position = {} if saved is None else saved.meta["position"]
-        if position.get("done"):
+        with as_saved(directory.place):
+            place = _NOWHERE if saved is None else saved.meta["position"]
+            position = {name: place[name] for name in _NOWHERE}
+            metrics = {} if saved is None else saved.meta["metrics"] or {}
+            solver = None if setup is None else _solver(setup.meta)
+        if position["done"]:
             state = "finished"
         elif writer is not None:
             state = f"being written by {writer}"
@@ -281,13 +289,13 @@ def run_overview(
         return {
             "run_dir": directory.place,
             "state": state,
-            "step": position.get("step", 0),
-            "epoch": position.get("epoch", 0),
-            "samples": position.get("samples", 0),
-            "metrics": {} if saved is None else saved.meta["metrics"] or {},
+            "step": position["step"],
+            "epoch": position["epoch"],
+            "samples": position["samples"],
+            "metrics": metrics,
             "evaluations": len({r["step"] for r in records if r.get("event") == "evaluation"}),
             "checkpoints": directory.steps(),
-            "solver": None if setup is None else _solver(setup.meta),
+            "solver": solver,
             "settings": config.get("identity", {}).get("settings", {}),
             "data": config.get("identity", {}).get("data", {}),
             "versions": config.get("versions", {}),

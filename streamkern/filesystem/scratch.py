@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 _STATE, _LOCK = "scratch.json", ".streamkern.lock"
 _DATA = re.compile(r"\d+\.(?:rows|keys)")
 _MARK = {"streamkern": "scratch"}
+# Of the entries of the state, and of all that the callers of `save` put into it.
+SCHEMA = 1
 
 
 def scratch_folder(
@@ -110,7 +112,7 @@ class Scratch:
         self._check_ours()
         self._hold()
         saved = self._saved()
-        if saved is None or saved.get("identity") != identity or not self._cut(saved):
+        if not saved or saved["identity"] != identity or not self._cut(saved):
             self._sizes, self._crcs = {}, {}
             self.sweep()
             self.save(None, wait=True)
@@ -122,7 +124,7 @@ class Scratch:
         if not self.folder.is_dir():
             return
         saved = self._saved()
-        ours = saved is not None and str(saved.get("identity")).startswith(identity)
+        ours = saved and saved["identity"].startswith(identity)
         if ours or not self._names():
             self._hold()
             self.discard()
@@ -184,12 +186,13 @@ class Scratch:
         """Make what was appended so far survive, with the caller's JSON; soon, or on return."""
         self._saved_now()
         changed, self._changed = self._changed, set()
-        text = json.dumps(
+        body = json.dumps(
             {
-                **_MARK, "identity": self._identity, "sizes": self._sizes, "crcs": self._crcs,
+                "identity": self._identity, "sizes": self._sizes, "crcs": self._crcs,
                 "state": state,
             }
         )  # fmt: skip
+        text = json.dumps({**_MARK, "schema": SCHEMA, "crc": _crc(body), "body": body})
         self._saving = self._saver.submit(self._write, changed, text)
         if wait:
             self._saved_now()
@@ -241,12 +244,20 @@ class Scratch:
             ) from None
 
     def _saved(self) -> dict[str, Any] | None:
+        """What the state says: nothing where it was altered, or is of another schema; None where
+        it is not ours.
+        """
         try:
-            saved = json.loads((self.folder / _STATE).read_bytes())
+            found = json.loads((self.folder / _STATE).read_bytes())
         except (FileNotFoundError, ValueError):
             return None
-        ours = isinstance(saved, dict) and _MARK.items() <= saved.items()
-        return saved if ours else None
+        if not isinstance(found, dict) or not _MARK.items() <= found.items():
+            return None
+        body = str(found.get("body"))
+        if (found.get("schema"), found.get("crc")) != (SCHEMA, _crc(body)):
+            return {}
+        saved: dict[str, Any] = json.loads(body)
+        return saved
 
     def _cut(self, saved: dict[str, Any]) -> bool:
         """Undo what came after the last `save`; False where something of it is missing."""
@@ -270,3 +281,7 @@ class Scratch:
                 sync_file(self.folder / name)
             sync_folder(self.folder)
             write_durably(self.folder / _STATE, text.encode())
+
+
+def _crc(text: str) -> int:
+    return zlib.crc32(text.encode())

@@ -11,7 +11,6 @@ where they were last saved, and chunks in the store's journal are read back, ver
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import (
     ConfigError,
     DataError,
@@ -171,7 +171,7 @@ def ingest(
             "dtype": None if dtype is None else str(np.dtype(dtype)),
         }
         plan = {"source": source, "chunk_bytes": chunk_bytes}
-        identity = hashlib.sha256(json.dumps(source, sort_keys=True).encode()).hexdigest()
+        identity = json_digest(source)
         if found is not None and not overwrite:
             if is_made_from(found, plan, compress):
                 own.clear(identity)  # what a call left that was killed after it had published

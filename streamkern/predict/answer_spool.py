@@ -9,14 +9,13 @@ survives a crash, and the same work goes on from it.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import DataError
 from streamkern.filesystem.scratch import Scratch
 
@@ -65,8 +64,8 @@ class AnswerSpool:
         self._saved = time.monotonic()
         self._scratch = scratch
         self.begun = scratch.folder.exists()
-        work = json.dumps([identity, self._slab_rows, str(self._record.descr)], sort_keys=True)
-        state = scratch.restore(hashlib.sha256(work.encode()).hexdigest()) or {}
+        work = json_digest([identity, self._slab_rows, str(self._record.descr)])
+        state = scratch.restore(work) or {}
         self.n_rows, self.stage = int(state.get("n_rows", 0)), str(state.get("stage", ""))
 
     def add(self, places: NDArray[Any], rows: NDArray[Any], values: NDArray[Any]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.text import some
 from streamkern.filesystem.urls import check_missing, local_path, redact
@@ -71,8 +70,7 @@ class FileRows:
     @property
     def fingerprint(self) -> str:
         """Of the names, sizes and dates of the files."""
-        text = json.dumps(self._reader.identity, sort_keys=True)
-        return "name:" + hashlib.sha256(text.encode()).hexdigest()
+        return "name:" + json_digest(self._reader.identity)
 
     def numbered_blocks(self, start: int) -> Iterator[tuple[int, Block]]:
         """As `sources.base.numbered_blocks`; blocks are as long wherever it starts."""

@@ -10,8 +10,6 @@ durable; a Zarr group says from its first file on whose it is and whether it is 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +21,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
+from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import ConfigError, CorruptChunkError, StorageError, StreamkernError
 from streamkern.basics.optional import need
 from streamkern.filesystem.durable import disk_full_hint, sync_file, sync_folder
@@ -159,8 +158,7 @@ def _kept(answers: Answers, ending: str, order: str, values: bool) -> Answers:
     if only_ids:
         answers = replace(answers, dtype=np.dtype(np.int32), width=1)
     record = {**answers.record, "kind": PREDICTIONS, "order": order, "ids": only_ids}
-    text = json.dumps(record, sort_keys=True)
-    record["identity"] = hashlib.sha256(text.encode()).hexdigest()
+    record["identity"] = json_digest(record)
     return replace(answers, only_ids=only_ids, numbered=order == "store", record=record)
 
 

@@ -8,11 +8,11 @@ read and re-indent a document, and none can change what it says unnoticed.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from streamkern.basics.digest import json_digest
 from streamkern.filesystem.objects import Bytes
 
 VERSION = 2
@@ -23,7 +23,8 @@ def seal(kind: str, body: Mapping[str, Any]) -> bytes:
     """`body`, JSON values with finite numbers, as the bytes of a document of this kind."""
     assert not _OWN & body.keys()
     document = {"format": f"streamkern-{kind}", "version": VERSION, **body}
-    return json.dumps(document | {"sha256": _digest(document)}, indent=1).encode() + b"\n"
+    sealed = document | {"sha256": json_digest(document)}
+    return json.dumps(sealed, indent=1, allow_nan=False).encode() + b"\n"
 
 
 def unseal(kind: str, data: Bytes) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def unseal(kind: str, data: Bytes) -> dict[str, Any]:
     found = document.get("format"), document.get("version")
     if found != (f"streamkern-{kind}", VERSION):
         raise ValueError(f"{found[0]!r} version {found[1]!r} is not known here")
-    if _digest(document) != recorded:
+    if json_digest(document) != recorded:
         raise ValueError("its checksum does not match")
     return {name: value for name, value in document.items() if name not in _OWN}
 
@@ -46,7 +47,7 @@ def is_sealed(data: Bytes) -> bool:
     """Whether the bytes are a document, of any kind, as it was written."""
     try:
         document = _parsed(data)
-        return isinstance(document, dict) and document.pop("sha256", None) == _digest(document)
+        return isinstance(document, dict) and document.pop("sha256", None) == json_digest(document)
     except ValueError:
         return False
 
@@ -60,8 +61,3 @@ def _parsed(data: Bytes) -> Any:
 
 def _refuse(name: str) -> NoReturn:
     raise ValueError(f"it holds {name}, which is no JSON")
-
-
-def _digest(document: Mapping[str, Any]) -> str:
-    text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,7 @@ import numpy as np
 import zarr
 from zarr.codecs import Crc32cCodec
 
-from streamkern.basics.errors import CheckpointError, StorageError
+from streamkern.basics.errors import CheckpointError, StorageError, StreamkernError
 from streamkern.basics.text import utc_now
 from streamkern.planning.memory import SAVED_CHUNK
 from streamkern.rundir import documents
@@ -81,6 +81,24 @@ class Saved:
     meta: dict[str, Any]
     run: dict[str, Any] | None = None
     skipped: tuple[str, ...] = ()
+
+
+@contextlib.contextmanager
+def as_saved(place: str) -> Iterator[None]:
+    """CheckpointError where the meta of a group in `place` lacks what is looked up in it.
+
+    A checksum is no signature: who edits a manifest can seal it again.
+    """
+    try:
+        yield
+    except StreamkernError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise CheckpointError(
+            f"{place} holds a setup or a checkpoint that was edited and sealed again "
+            f"({type(error).__name__}: {error}); restore it from a copy, or start again in a new "
+            "run directory"
+        ) from error
 
 
 def publish(
@@ -213,8 +231,9 @@ def _checked_json(value: object, where: str) -> Any:
 # -- arrays in a group -------------------------------------------------------------------------
 
 
-def checked_arrays(arrays: Mapping[str, Parts]) -> dict[str, Parts]:
+def checked_arrays(arrays: Mapping[str, object]) -> dict[str, Parts]:
     """The same arrays, not copied; CheckpointError for a name or dtype that can not be kept."""
+    checked: dict[str, Parts] = {}
     lower: set[str] = set()
     for name, x in arrays.items():
         if not _NAME.fullmatch(name) or name == "zarr.json" or name.lower() in lower:
@@ -229,7 +248,8 @@ def checked_arrays(arrays: Mapping[str, Parts]) -> dict[str, Parts]:
                 f"array {name!r} is {kind}; a checkpoint takes NumPy arrays of native bool,"
                 " integer, float or complex dtype"
             )
-    return dict(arrays)
+        checked[name] = x
+    return checked
 
 
 def chunk_rows(shape: tuple[int, ...], itemsize: int) -> int:
@@ -268,6 +288,8 @@ def _write_arrays(folder: Folder, group: str, arrays: Mapping[str, Parts]) -> di
 
 def _read_arrays(folder: Folder, group: str, body: Mapping[str, Any], into: Into) -> dict[str, Any]:
     """The arrays that a manifest promises; UnverifiedError unless every file is as it says."""
+    if {key.partition("/")[0] for key in body["files"]} != {"zarr.json", *body["arrays"]}:
+        raise UnverifiedError(f"the arrays and the files of {_base(group)} are not the same")
     store = CheckedStore(folder.store(group, read_only=True), body["files"], _base(group))
     root = zarr.open_group(store, mode="r", zarr_format=3)
     places = {

@@ -186,7 +186,7 @@ class Solver:
     def restore(self, arrays: dict[str, npt.NDArray[Any]], scalars: dict[str, Any]) -> State:
         """The state they came from."""
         state = self.init()
-        state = replace(state, **scalars)
+        state = replace(state, **{name: scalars[name] for name in self.scalars(state)})
         for name, target in self.arrays(state).items():
             target[...] = self.backend.asarray(arrays[name], target.dtype)
         return state

@@ -182,6 +182,7 @@ def _compute_linear(
         "mu": 0.0,
         "jitter": pre.jitter,
         "jitters": pre.jitters,
+        "start_rows": pre.start_rows,
         "level": level,
         "batch_size": sizes.batch_size,
         "period": 1,
@@ -293,11 +294,9 @@ def assemble(
         blocks = block_slices(len(Z), sizes.block_size)
         H = [arrays.get(f"H.{b}") for b in range(len(blocks))]
         damped = (arrays["E"], arrays["D"]) if "E" in arrays else None
-        # Runs of earlier versions had the largest in all blocks.
-        jitters = setup.meta.get("jitters", [setup.meta["jitter"]] * len(blocks))
         pre = BlockPreconditioner(
-            blocks, H, rules, setup.meta["mu"], jitters, arrays.get("start"),
-            setup.meta.get("start_rows", 0),
+            blocks, H, rules, setup.meta["mu"], setup.meta["jitters"], arrays.get("start"),
+            setup.meta["start_rows"],
             [arrays[f"G.{b}"] for b in range(len(blocks))] if "G.0" in arrays else None,
             arrays.get("L"), damped,
         )  # fmt: skip

@@ -7,8 +7,6 @@ array `digests` is the journal.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import threading
 import uuid
 from collections.abc import Mapping
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import zarr
 
+from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import DataError, ResumeMismatchError
 from streamkern.filesystem.ownership import ATTRIBUTE, STORE, begin, mark_at, sweep
 from streamkern.filesystem.urls import redact
@@ -125,8 +124,7 @@ class Journal:
 
 def made_from(plan: Mapping[str, Any], compress: str) -> str | None:
     """sha256 of all that a store follows from; None where `plan` does not tell data from others."""
-    text = json.dumps([plan, compress], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest() if _tells_data(plan) else None
+    return json_digest([plan, compress]) if _tells_data(plan) else None
 
 
 def is_made_from(mark: Mapping[str, Any], plan: Mapping[str, Any], compress: str) -> bool:

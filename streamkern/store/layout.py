@@ -21,13 +21,13 @@ down tells a chunk of another place or store.
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from zarr.codecs import Crc32cCodec, ZstdCodec
 
+from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -193,17 +193,12 @@ def content_fingerprint(spec: StoreSpec, n_rows: int, digests: NDArray[np.uint8]
         "n_outputs": spec.n_outputs,
         "classes": None if spec.classes is None else list(spec.classes),
     }
-    return _sha256(header, np.ascontiguousarray(digests).tobytes())
+    return json_digest(header, np.ascontiguousarray(digests).tobytes())
 
 
 def metadata_fingerprint(description: object) -> str:
     """``meta:`` + sha256 of what is known about a foreign store without reading it."""
-    return "meta:" + _sha256(description, b"")
-
-
-def _sha256(header: object, tail: bytes) -> str:
-    text = json.dumps(header, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode() + b"\n" + tail).hexdigest()
+    return "meta:" + json_digest(description, b"")
 
 
 def spec_from_attributes(X: Any, y: Any, w: Any, state: Mapping[str, Any]) -> StoreSpec:

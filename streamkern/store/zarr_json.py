@@ -9,7 +9,6 @@ attribute is lost is a damaged store, and not somebody else's.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import StorePath
 
+from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import CorruptChunkError, DataError
 from streamkern.basics.text import redact
 from streamkern.filesystem.ownership import ATTRIBUTE, STORE
@@ -116,7 +116,7 @@ def open_array(store: Any, path: str, name: str, documents: Documents) -> Any:
 
 def document_digest(document: Mapping[str, Any]) -> str:
     """sha256 of what an array's zarr.json says, but for attributes, which anyone may add."""
-    return _sha256({name: value for name, value in document.items() if name != "attributes"})
+    return json_digest({name: value for name, value in document.items() if name != "attributes"})
 
 
 _OWN = "metadata_digest"
@@ -125,12 +125,7 @@ _OWN = "metadata_digest"
 def _digest(root: Mapping[str, Any], mark: Mapping[str, Any]) -> str:
     """sha256 over what the group's zarr.json says of itself, and the attribute but for this."""
     rest = {name: value for name, value in mark.items() if name != _OWN}
-    return _sha256([root.get("zarr_format"), root.get("node_type"), rest])
-
-
-def _sha256(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+    return json_digest([root.get("zarr_format"), root.get("node_type"), rest])
 
 
 def _check_state(mark: Mapping[str, Any], url: str) -> None:

@@ -85,8 +85,8 @@ class Guard:
     @classmethod
     def restore(cls, scalars: dict[str, Any]) -> Guard:
         """The guard that `scalars` came from."""
-        best = scalars["best"]
-        return cls(**scalars | {"best": math.inf if best is None else best})
+        kept = {name: scalars[name] for name in asdict(cls())}
+        return cls(**kept | {"best": math.inf if kept["best"] is None else kept["best"]})
 
 
 class Watch:

@@ -36,6 +36,7 @@ from streamkern.predict.figures import named
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import RunLog
 from streamkern.rundir.saver import AsyncSaver
+from streamkern.rundir.sealed import as_saved
 from streamkern.solver.precondition.step_rule import largest
 from streamkern.stream.cluster import dashboard_link
 from streamkern.stream.feed import DeviceBatch, Feed
@@ -155,8 +156,10 @@ class Trainer:
                 arrays = {name: by_parts(a) for name, a in self.made.arrays.items()}
                 self.directory.save_setup(arrays, self.made.meta)
         else:
-            self.made = reassemble(self.run, arriving.arrays(setup), setup.meta, kernel=kernel)
-            self._warn_of_changes(setup.meta["backend"], record)
+            assert self.directory is not None
+            with as_saved(self.directory.place):
+                self.made = reassemble(self.run, arriving.arrays(setup), setup.meta, kernel=kernel)
+                self._warn_of_changes(setup.meta["backend"], record)
         del setup, arriving
         self.solver = self.made.solver
         self._resume(warm)
@@ -172,21 +175,25 @@ class Trainer:
             self._report("start", {"setup": _summary(self.made.meta), **self.cluster})
             self._keep_skipped(() if warm is None else warm.skipped)
             return
-        arrays = arriving.arrays(saved)
-        self.state = self.solver.restore(arrays, saved.meta["state"])
-        good = self.run.backend.asarray(arrays["good"])
-        guard = Guard.restore(saved.meta["guard"])
-        self.watch = self._watching(good, guard, saved.arrays["window"])
-        self.position = Position(**saved.meta["position"])
-        metrics = saved.meta["metrics"]
-        self.owed = metrics is None
-        self.metrics = {k: math.nan if v is None else v for k, v in (metrics or {}).items()}
-        self.order = saved.meta["order"]
+        assert self.directory is not None
+        with as_saved(self.directory.place):
+            self._restore(saved.meta, arriving.arrays(saved))
         self.ended = self._finished()
         self._report("resume", self.cluster)
         for text in saved.skipped:
             warnings.warn(text, stacklevel=6)  # the caller of `train`
         self._keep_skipped(saved.skipped)
+
+    def _restore(self, meta: dict[str, Any], arrays: dict[str, Any]) -> None:
+        """Everything that `_checkpoint` saved."""
+        self.state = self.solver.restore(arrays, meta["state"])
+        good = self.run.backend.asarray(arrays["good"])
+        self.watch = self._watching(good, Guard.restore(meta["guard"]), arrays["window"])
+        self.position = Position(**{name: meta["position"][name] for name in asdict(Position())})
+        metrics = meta["metrics"]
+        self.owed = metrics is None
+        self.metrics = {k: math.nan if v is None else v for k, v in (metrics or {}).items()}
+        self.order = meta["order"]
 
     def _keep_skipped(self, skipped: tuple[str, ...]) -> None:
         self.skipped = skipped

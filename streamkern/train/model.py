@@ -28,6 +28,7 @@ from streamkern.predict.figures import Figures
 from streamkern.predict.input_rows import FileRows
 from streamkern.predict.predictions import Progress, Question, write_predictions
 from streamkern.rundir.run_directory import RunDirectory
+from streamkern.rundir.sealed import Saved, as_saved
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.base import Block, Source, all_blocks, numbered_blocks
 from streamkern.stream.sources.column_order import in_columns
@@ -304,22 +305,27 @@ def load_model(
         warnings.warn(text, stacklevel=2)
     backend = get_backend(device, threads)
     try:
-        op = operator(backend, setup.arrays, setup.meta)
-        classes = setup.meta["classes"]
-        with backend.active():
-            Z = op.points(backend.asarray(setup.arrays["Z"]), right=True)
-        return KernelModel(
-            op,
-            Z,
-            backend.asarray(saved.arrays[saved.meta["evaluated"]]),
-            None if classes is None else tuple(classes),
-            tuple(setup.meta["row_shape"]),
-            load_scaling(setup.arrays, setup.meta["scaling"]),
-            TargetScale.from_arrays(setup.arrays),
-            skipped=saved.skipped,
-            **column_names(setup.meta),
-            origin={"run": run.place, "step": saved.step},
-        )
+        with as_saved(run.place):
+            return _model_of(run.place, backend, setup, saved)
     except BaseException:
         backend.close()
         raise
+
+
+def _model_of(place: str, backend: Backend, setup: Saved, saved: Saved) -> KernelModel:
+    op = operator(backend, setup.arrays, setup.meta)
+    classes = setup.meta["classes"]
+    with backend.active():
+        Z = op.points(backend.asarray(setup.arrays["Z"]), right=True)
+    return KernelModel(
+        op,
+        Z,
+        backend.asarray(saved.arrays[saved.meta["evaluated"]]),
+        None if classes is None else tuple(classes),
+        tuple(setup.meta["row_shape"]),
+        load_scaling(setup.arrays, setup.meta["scaling"]),
+        TargetScale.from_arrays(setup.arrays),
+        skipped=saved.skipped,
+        **column_names(setup.meta),
+        origin={"run": place, "step": saved.step},
+    )

@@ -33,6 +33,10 @@ from streamkern.train.intercept import target_scale
 from streamkern.train.opened import Run
 
 SAMPLE_STAGE = 2
+_META = (
+    "kernel", "sizes", "setup", "classes", "row_shape", "columns", "target_columns", "n_outputs",
+    "fit_intercept", "precision", "grid", "scaling", "scale", "backend", "warm_start",
+)  # fmt: skip
 
 
 @dataclass
@@ -122,6 +126,7 @@ def start(
         "scaling": scale_meta,
         "scale": data.scale,
         "backend": run.backend.describe(),
+        "warm_start": None,
     }
     return Assembled(solver, op, arrays | scale_arrays, meta)
 
@@ -138,7 +143,8 @@ def reassemble(
     *,
     kernel: Kernel | None = None,
 ) -> Assembled:
-    """The same solver from what `start` returned."""
+    """The same solver from what `start` returned; KeyError where an entry of meta is gone."""
+    meta = {name: meta[name] for name in _META}
     op = operator(run.backend, arrays, meta, kernel)
     device = {name: run.backend.asarray(a) for name, a in arrays.items() if is_computed_with(name)}
     points = op.points(run.backend.asarray(arrays["Z"]), left=True, right=True)

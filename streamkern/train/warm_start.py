@@ -15,6 +15,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.text import redact, some
 from streamkern.config.run_config import RunConfig
 from streamkern.rundir.run_directory import RunDirectory
+from streamkern.rundir.sealed import as_saved
 from streamkern.stream.sources.base import Source
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.setup import load_trained
@@ -111,10 +112,11 @@ def load_warm_start(config: RunConfig) -> WarmStart | None:
         )
     for text in saved.skipped:
         warnings.warn(text, stacklevel=5)  # the caller of `train`
-    chosen = np.argsort(setup.arrays["order"])
-    return WarmStart(
-        redact(run.place), setup.arrays["Z"][chosen],
-        saved.arrays[saved.meta["evaluated"]][chosen], setup.meta["classes"],
-        TargetScale.from_arrays(setup.arrays), setup.meta["fit_intercept"],
-        setup.meta["target_columns"], saved.skipped,
-    )  # fmt: skip
+    with as_saved(run.place):
+        chosen = np.argsort(setup.arrays["order"])
+        return WarmStart(
+            redact(run.place), setup.arrays["Z"][chosen],
+            saved.arrays[saved.meta["evaluated"]][chosen], setup.meta["classes"],
+            TargetScale.from_arrays(setup.arrays), setup.meta["fit_intercept"],
+            setup.meta["target_columns"], saved.skipped,
+        )  # fmt: skip

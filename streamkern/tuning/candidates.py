@@ -212,10 +212,13 @@ def numbers_or_auto(name: str, values: Any, *, above: bool) -> list[float] | Non
     return numbers
 
 
-def check_whole(name: str, value: int | None, low: int, high: int | None) -> None:
+def check_whole(name: str, value: object, low: int, high: int | None) -> None:
+    """Return where the value is None or a whole number in the range; else ConfigError."""
     if value is None:
         return
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not whole or value < low or (high is not None and value > high):
-        upto = "" if high is None else f", at most {high}"
-        raise ConfigError(f"{name}={value!r} must be a whole number, at least {low}{upto}")
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        number = int(value)
+        if low <= number and (high is None or number <= high):
+            return
+    upto = "" if high is None else f", at most {high}"
+    raise ConfigError(f"{name}={value!r} must be a whole number, at least {low}{upto}")

@@ -12,7 +12,6 @@ the same. Without a place everything stays in memory.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import warnings
@@ -22,6 +21,7 @@ from typing import Any, Self
 
 import filelock
 
+from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import ResumeMismatchError, RunError, RunLockedError, StorageError
 from streamkern.basics.text import utc_now
 from streamkern.filesystem.durable import is_temporary, make_folders
@@ -172,5 +172,4 @@ def _check_ours(folder: Folder) -> None:
 
 
 def _digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return json_digest(value)[:16]

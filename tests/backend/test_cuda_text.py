@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-import re
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from streamkern.backend import cuda_text
-from streamkern.backend.fused import HalfFused
 from streamkern.kernels.builtin import Dispersal, Gaussian, Kernel, Laplace, Polynomial, get_kernel
 from tests import hostcuda
 from tests.maths import RADIAL
-from tests.virtual import PlainBackend
 
-needs_compiler = pytest.mark.skipif(hostcuda.COMPILER is None, reason="there is no C++ compiler")
+needs_compiler = pytest.mark.skipif(hostcuda.COMPILER is None, reason="needs a C++ compiler")
 needs_nvrtc = pytest.mark.skipif(
     hostcuda.nvrtc() is None, reason="NVRTC is not installed (pip install nvidia-cuda-nvrtc)"
 )
@@ -104,56 +100,6 @@ def test_epilogue_keeps_nan_and_takes_marked_rows_for_the_same(name: str) -> Non
     np.testing.assert_array_equal(value, [[np.nan, 1.0, 1.0, 1.0]])
 
 
-def stand_in() -> Any:
-    """Return a backend on NumPy whose CUDA modules are compiled for the host."""
-    backend: Any = PlainBackend()
-    backend.xp = SimpleNamespace(**vars(np), RawModule=hostcuda.RawModule)
-    backend.finish_plainly = lambda *args: backend.finish_tile(*args, None)
-    return backend
-
-
-@needs_compiler
-@pytest.mark.parametrize("keep", [True, False])
-@pytest.mark.parametrize(("r", "t", "c"), [(1, 1, 1), (9, 4100, 1), (6, 40, 10), (17, 300, 16)])
-def test_half_fused_product(r: int, t: int, c: int, keep: bool) -> None:
-    """With ragged ends of rows, columns and splits; nothing else is written."""
-    rng = np.random.default_rng([r, t, c])
-    backend, kernel = stand_in(), get_kernel("laplace")
-    fused = HalfFused(backend)
-    fused._agrees = lambda kernel, c: True  # type: ignore[method-assign]
-    room = rng.normal(size=(r + 1, t)).astype(np.float32)
-    tile, before = room[:r], room.copy()
-    W, start = (rng.normal(size=shape).astype(np.float32) for shape in ((t, c), (r, c)))
-    norms = tuple(rng.uniform(2, 5, n).astype(np.float32) for n in (r, t))
-    K = epilogue("laplace", np.float32, tile, *norms, scale=1.5)
-    out = start + K.astype(np.float64) @ W
-    result = start.copy()
-    assert fused.takes(kernel, tile, W)
-    fused.add(kernel, tile, norms, 1.5, W, result, keep=keep)
-    rounding = 1e-7 * (np.sqrt(t) + 8) * np.abs(W).max()
-    np.testing.assert_allclose(result, out, rtol=0, atol=rounding)
-    np.testing.assert_array_equal(tile, K if keep else before[:r])
-    np.testing.assert_array_equal(room[r], before[r])
-
-
-@needs_compiler
-def test_half_fused_checks_itself_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    tile, W = np.ones((2, 3), np.float32), np.ones((3, 1), np.float32)
-    assert HalfFused(stand_in()).takes(get_kernel("cauchy"), tile, W)
-    wrong = cuda_text._HALF_FUSED.replace("j += 32", "j += 33")
-    monkeypatch.setattr(cuda_text, "_HALF_FUSED", wrong)
-    assert not HalfFused(stand_in()).takes(get_kernel("cauchy"), tile, W)
-
-
-def test_half_fused_leaves_alone_what_it_has_no_form_for() -> None:
-    fused, laplace = HalfFused(stand_in()), get_kernel("laplace")
-    tile, W = np.ones((2, 3), np.float32), np.ones((3, 1), np.float32)
-    assert not fused.takes(SimpleNamespace(expression=None), tile, W)
-    assert not fused.takes(laplace, tile.astype(np.float64), W)
-    assert not fused.takes(laplace, tile, W.repeat(cuda_text.MAX_OUTPUTS + 1, axis=1))
-    assert not fused.takes(laplace, tile[:0], W)
-
-
 @needs_nvrtc
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_epilogue_compiles(architecture: str) -> None:
@@ -171,21 +117,6 @@ def test_epilogue_of_floats_computes_in_float(architecture: str) -> None:
     for expression in EXPRESSIONS.values():
         text = EPILOGUE.format(text=cuda_text.kernel_value(expression), T="float")
         assert ".f64" not in hostcuda.ptx_for(architecture, text)
-
-
-@needs_nvrtc
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("c", [1, 2, 8, 9, 10, cuda_text.MAX_OUTPUTS])
-def test_half_fused_fits_the_registers(architecture: str, c: int) -> None:
-    """Two blocks of four warps on a multiprocessor at least, and nothing spilled to memory."""
-    text = cuda_text.half_fused(EXPRESSIONS["matern52"], c)
-    code, log = hostcuda.compile_for(architecture, text)
-    assert b"half_fused" in code
-    assert b"add_shares" in code
-    spilled = [int(n) for n in re.findall(r"(\d+) bytes spill", log)]
-    assert len(spilled) == 4
-    assert not any(spilled)
-    assert max(int(n) for n in re.findall(r"Used (\d+) registers", log)) <= 128
 
 
 @needs_nvrtc

@@ -484,7 +484,8 @@ def test_no_checkpoint_is_made_of_two_stores(s3: S3Server, bucket: str) -> None:
     place = RunDirectory(f"s3://{bucket}/run", storage_options=s3.options(), writable=False)
     with place:
         saved = place.load_latest()
-    assert saved is None or saved.step <= seen[0]
+    assert saved is not None
+    assert 0 < saved.step <= seen[0]
 
 
 # ---------------------------------------------------------------------- stopping, forks, caches

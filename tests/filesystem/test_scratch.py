@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -174,3 +176,57 @@ def test_a_scratch_parent_that_takes_no_file_is_refused_before_anything_is_writt
     with pytest.raises(ConfigError, match=r"scratch '.*' cannot be written to"):
         ingest(np.zeros((9, 2), "f4"), tmp_path / "o.zarr", scratch=parents.get(place, Path(place)))
     assert not (tmp_path / "o.zarr").exists()
+
+
+def stopped_ingest(folder: Path) -> tuple[Path, Path]:
+    """Data, and an output whose ingest was stopped once rows were in scratch."""
+    data, out = table(folder), folder / "a.zarr"
+
+    def stop(what: str, done: int, total: int | None) -> None:
+        if what == "write":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ingest(data, out, progress=stop, **SMALL)
+    return data, out
+
+
+def keys(document: Any, *above: str) -> Iterator[tuple[str, ...]]:
+    for name, value in document.items():
+        yield (*above, name)
+        if isinstance(value, dict):
+            yield from keys(value, *above, name)
+
+
+def without(document: Any, path: tuple[str, ...]) -> Any:
+    name, *below = path
+    if not below:
+        return {key: value for key, value in document.items() if key != name}
+    return document | {name: without(document[name], tuple(below))}
+
+
+@pytest.mark.parametrize("how", ["schema", "altered"])
+def test_a_state_that_is_not_what_was_written_begins_anew(how: str, tmp_path: Path) -> None:
+    """Of another revision, with any of its entries gone; or damaged."""
+    data, out = stopped_ingest(tmp_path)
+    expected = ingest(data, tmp_path / "whole.zarr", **SMALL).fingerprint
+    name = scratch_folder(out) / "scratch.json"
+    whole = json.loads(name.read_bytes())
+    body = json.loads(whole["body"])
+    lost = [p for p in keys(body) if len(p) == 1 or (p[0] == "state" and p[1] != "leaves")]
+    assert ("state", "bits") in lost
+    before = files(scratch_folder(out))
+    for path in lost:
+        with Scratch(scratch_folder(out)) as scratch:
+            scratch.restore("nobody's")  # so that the folder is there, and empty
+        for file, content in before.items():
+            (scratch_folder(out) / file).write_bytes(content)
+        text = json.dumps(without(body, path))
+        sealed = {"schema": 0, "crc": zlib.crc32(text.encode())} if how == "schema" else {}
+        name.write_text(json.dumps({**whole, **sealed, "body": text}))
+        with Scratch(scratch_folder(out)) as scratch:
+            assert scratch.restore(body["identity"]) is None
+            assert not scratch.sizes
+    name.write_text(json.dumps({**whole, **sealed, "body": text}))
+    assert ingest(data, out, **SMALL).fingerprint == expected
+    assert not scratch_folder(out).exists()

@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from streamkern.basics.errors import (
     RunError,
     RunLockedError,
     RunLostError,
+    StreamkernError,
 )
 from streamkern.cli.overview import is_run_directory, run_overview
 from streamkern.rundir import documents
@@ -29,6 +30,7 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import RunLog, read_log
 from streamkern.rundir.saver import AsyncSaver
 from streamkern.train.model import load_model
+from streamkern.train.warm_start import load_warm_start
 from streamkern.tuning.records import Trials
 from tests.faults import flip_bit
 from tests.runs import (
@@ -538,3 +540,78 @@ def raising(error: Exception) -> Any:
         raise error
 
     return act
+
+
+# -- documents that were edited, and sealed again ----------------------------------------------
+
+
+def keys(value: Any, *above: Any) -> Iterator[tuple[Any, ...]]:
+    """The ways to all entries of JSON objects, at any depth."""
+    if isinstance(value, dict | list):
+        for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            if isinstance(value, dict):
+                yield (*above, name)
+            yield from keys(inner, *above, name)
+
+
+def without(value: Any, way: tuple[Any, ...]) -> Any:
+    if len(way) == 1:
+        return {name: inner for name, inner in value.items() if name != way[0]}
+    copy = value.copy()
+    copy[way[0]] = without(value[way[0]], way[1:])
+    return copy
+
+
+def warm_started(run: Path) -> None:
+    load_warm_start(settings(**{"solver.warm_start": str(run)}))
+
+
+def resumed(run: Path) -> None:
+    copy = Path(shutil.copytree(run, run.with_name("copy")))
+    try:
+        finished(config(copy), source=stream())
+    finally:
+        shutil.rmtree(copy)
+
+
+def config(run: Path) -> Any:
+    return settings(run, **{"run.checkpoint_every": 4, "run.evaluate_every": 4})
+
+
+@pytest.fixture(scope="module")
+def half_done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("sealed") / "run"
+    stopped(config(run), 8, source=stream(), test=array_source(10, 5))
+    return run
+
+
+LOOKS = [
+    pytest.param(run_overview, id="info"),
+    pytest.param(lambda run: load_model(run, device="cpu", threads=1).backend.close(), id="model"),
+    pytest.param(warm_started, id="warm start"),
+    pytest.param(resumed, id="resume", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("name", ["setup.json", f"checkpoints/{8:012d}.json"])
+def test_a_manifest_that_lacks_an_entry_is_refused_or_has_what_is_needed(
+    name: str, look: Callable[[Path], object], half_done: Path
+) -> None:
+    """Each in turn is deleted by hand, and the document sealed again: never a KeyError."""
+    whole = (half_done / name).read_bytes()
+    body = documents.unseal("checkpoint", whole)
+    refused = 0
+    try:
+        for way in keys({k: v for k, v in body.items() if k != "files"}):
+            (half_done / name).write_bytes(documents.seal("checkpoint", without(body, way)))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # of an older checkpoint
+                try:
+                    look(half_done)
+                except StreamkernError:
+                    refused += 1
+    finally:
+        (half_done / name).write_bytes(whole)
+    print(f"{name}: {refused} refused")
+    assert refused or name != "setup.json"

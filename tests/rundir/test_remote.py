@@ -306,7 +306,7 @@ def test_places_that_hold_something_else_are_refused(place: Place) -> None:
 
 def test_plain_zarr_opens_a_checkpoint(place: Place) -> None:
     if place.url.startswith("memory:"):
-        pytest.skip("zarr has memory:// URLs of its own")
+        pytest.skip("needs a place that zarr finds by its URL; it has memory:// URLs of its own")
     place.with_steps(12)
     (name,) = [n for n in place.folder.names("checkpoints/") if not n.endswith(".json")]
     options = {k: v for k, v in place.options.items() if k != "engine"}

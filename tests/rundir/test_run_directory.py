@@ -822,10 +822,10 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     disk.mkdir()
     mount = shutil.which("mount")
     if mount is None or os.name == "nt" or os.getuid() != 0:
-        pytest.skip("only root mounts a tiny disk; test_file_size_limit covers the rest")
+        pytest.skip("needs root, to mount a tiny disk; test_file_size_limit covers the rest")
     command = [mount, "-t", "tmpfs", "-o", "size=1m", "tiny", str(disk)]
     if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("mounting is not allowed here; test_file_size_limit covers the rest")
+        pytest.skip("needs the right to mount; test_file_size_limit covers the rest")
     try:
         yield disk
     finally:

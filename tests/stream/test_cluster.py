@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -334,13 +335,19 @@ def test_errors_cross_as_they_are(client: Any, tmp_path: Path) -> None:
 
 
 class OnlyHere:
-    """What no worker can import: they do not know this file."""
+    """What no worker can import, once it says that it is from a module of this process alone."""
 
     def __call__(self, *arguments: int) -> Any:
         return clusters.rows(*arguments)
 
 
-def test_what_a_worker_can_not_import_is_named(client: Any) -> None:
+def test_what_a_worker_can_not_import_is_named(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OnlyHere, "__module__", "known_here_only")
+    module = ModuleType("known_here_only")
+    vars(module)["OnlyHere"] = OnlyHere
+    monkeypatch.setitem(sys.modules, module.__name__, module)
     with pytest.raises(
         ClusterError, match=r"can not import what the source needs .*install it there"
     ):

@@ -380,7 +380,7 @@ print(status("VmHWM") - baseline)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/self/status")
 def test_memory_stays_within_what_is_given(tmp_path: Path) -> None:
     """188 MB of float32 rows, written within 96 MiB."""
     out = tmp_path / "out.zarr"

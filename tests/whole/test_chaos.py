@@ -23,7 +23,7 @@ from streamkern.filesystem.urls import open_objects
 from tests.faultproxy import FAULTS, FaultProxy
 from tests.s3server import KEY, SECRET, S3Server
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/self/status")
 
 
 @pytest.mark.slow

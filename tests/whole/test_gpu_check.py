@@ -71,7 +71,7 @@ def test_two_backends_agree() -> None:
         assert report["passed"], (name, report)
 
 
-@pytest.mark.skipif(gpu_problem() is None, reason="there is a GPU")
+@pytest.mark.skipif(gpu_problem() is None, reason="needs a machine without a GPU")
 def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert gpu_check.main([]) == 2
     assert capsys.readouterr().err == f"gpu_check: {gpu_problem()}\n"

@@ -12,7 +12,7 @@ from benchmarks import hundred_million as subject
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status"),
+    pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/self/status"),
 ]
 
 

@@ -23,7 +23,7 @@ needs_numba = pytest.mark.skipif(numba_problem() is not None, reason=str(numba_p
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status"),
+    pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/self/status"),
 ]
 
 D, C, P, UNIT = 300, 10, 1000, 3495  # units of 4 MiB of float32

@@ -361,6 +361,7 @@ class _BlockFactor:
         start = backend.asarray(rng.standard_normal(len(self.Z)), self.op.dtype)
 
         largest = float(leverage.max())
+        check_overlap(self.op, largest, "leverage")
         if not probe.fresh:
             return leverage, fresh_eigenvalue(backend, phi, largest, start)
         # All rows there are: their covariance is that of the stream.

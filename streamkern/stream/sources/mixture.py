@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import ConfigError
 from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.urls import local_path
@@ -112,7 +112,7 @@ class MixtureSource(BaseSource):
     def fingerprint(self) -> str:
         prints = [part.fingerprint for part in self.parts]
         unread = any(p.startswith(("meta:", "name:")) for p in prints)
-        return ("meta:" if unread else "") + hashlib.sha256(json.dumps(prints).encode()).hexdigest()
+        return ("meta:" if unread else "") + json_digest(prints)
 
     def statistics(self) -> Moments:
         """Of the rows of an epoch: sum(p m), and sum(p (v + (m - mean)^2)), p being the shares."""
@@ -237,12 +237,12 @@ class _Passes:
             start = first + part.stop
 
 
-def _check(sources: Sequence[Source], weights: Sequence[float] | None, n_rows: int | None) -> None:
+def _check(sources: Sequence[Source], weights: Sequence[object] | None, n_rows: int | None) -> None:
     if not 1 <= len(sources) <= 65_535:
         raise ConfigError(f"a mixture of {len(sources)} sources; give 1 to 65535 of them")
     if weights is not None and (
         len(weights) != len(sources)
-        or not all(isinstance(w, Real) and 0 < w < math.inf for w in weights)
+        or not all(isinstance(w, Real) and 0 < float(w) < math.inf for w in weights)
     ):
         raise ConfigError(
             f"weights={list(weights)} for {len(sources)} sources; give one finite number above 0 "

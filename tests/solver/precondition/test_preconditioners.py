@@ -477,7 +477,7 @@ def test_rows_that_are_not_finite_are_refused(where: str) -> None:
     op = operator(precision="exact")
     data = {"Z": rows(1, 30, 3), "S": rows(2, 100, 3), "probe": rows(3, 50, 3)}
     data[where][7, 1] = np.nan
-    with pytest.raises((ConfigError, np.linalg.LinAlgError)):
+    with pytest.raises(ConfigError, match="not finite"):
         build_block(
             op, both(op, data["Z"]), sampled(op, data["S"]), sampled(op, data["probe"]),
             block_size=30, n_samples=10,

@@ -1,0 +1,70 @@
+"""In CI nothing is left out unseen: what is skipped there for want of a package fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+MODULE = """
+import pytest
+
+def test_of_a_package():
+    pytest.importorskip("there_is_no_such_package")
+
+@pytest.mark.skipif(True, reason="Numba is not installed")
+def test_of_an_extra():
+    pass
+
+@pytest.mark.skipif(True, reason="needs prlimit, as Linux has it")
+def test_of_the_machine():
+    pass
+
+@pytest.mark.xfail(reason="known", strict=True)
+def test_expected_to_fail():
+    assert False
+"""
+
+FILE = 'import pytest; pytest.importorskip("there_is_no_such_package")'
+
+
+@pytest.mark.parametrize(
+    ("ci", "code", "ended"),
+    [
+        ("", 0, "4 skipped, 1 xfailed"),
+        ("true", 2, "1 error"),
+    ],
+)
+def test_a_file_without_its_package_fails_in_ci(
+    tmp_path: Path, ci: str, code: int, ended: str
+) -> None:
+    (tmp_path / "test_file.py").write_text(FILE)
+    (tmp_path / "test_module.py").write_text(MODULE)
+    assert_ends(tmp_path, ci, code, ended)
+
+
+def test_a_test_without_its_package_fails_in_ci(tmp_path: Path) -> None:
+    (tmp_path / "test_module.py").write_text(MODULE)
+    said = assert_ends(tmp_path, "true", 1, "1 failed, 1 skipped, 1 xfailed, 1 error")
+    assert "skipped, which CI does not take: Numba is not installed" in said
+
+
+def assert_ends(folder: Path, ci: str, code: int, ended: str) -> str:
+    """What pytest says of the tests in a folder under our conftest."""
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder), str(folder)],
+        env=os.environ | {"CI": ci, "PYTHONPATH": str(ROOT)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert ended in done.stdout
+    return done.stdout
