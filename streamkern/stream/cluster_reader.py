@@ -6,14 +6,15 @@ often, changes no bit. A lost worker's tasks run elsewhere, a lost cluster ends 
 
 When it pays (`python -m benchmarks cluster`; client, scheduler and two workers on two cores): a
 task costs about 2.5 ms (the second one of a unit, where host transforms are apart, 1 ms), and its
-rows 1 ms or more per MB through the scheduler, half of that or less fetched from the workers. Threads of this process hand over the same rows at 0.1 to 0.3 ms per
-MB. So a cluster does not pay for plain reads. It does for transforms and generators that need more
-than some 5 ms per MB of cores that other machines have (with 5 ms of Python per MB, two workers on
-the same two cores came to 0.95 of the threads' speed, 0.68 through the scheduler). Units of 4 to
-8 MB are best: below, the task costs more than its rows; at 32 MB the scheduler slows down. Several
-units in one task would help below 4 MB only, which sources hardly have. A client made with
-`direct_to_workers=True`, or DASK_DISTRIBUTED__CLIENT__DIRECT_TO_WORKERS=true, fetches from the
-workers; it has to be able to reach them.
+rows 1 ms or more per MB through the scheduler, half of that or less fetched from the workers.
+Threads of this process hand over the same rows at 0.1 to 0.3 ms per MB. So a cluster does not pay
+for plain reads. It does for transforms and generators that need more than some 5 ms per MB of cores
+that other machines have (with 5 ms of Python per MB, two workers on the same two cores came to 0.95
+of the threads' speed, 0.68 through the scheduler). Units of 4 to 8 MB are best: below, the task
+costs more than its rows; at 32 MB the scheduler slows down. Several units in one task would help
+below 4 MB only, which sources hardly have. A client made with `direct_to_workers=True`, or
+DASK_DISTRIBUTED__CLIENT__DIRECT_TO_WORKERS=true, fetches from the workers; it has to be able to
+reach them.
 """
 
 from __future__ import annotations
