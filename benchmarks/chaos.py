@@ -18,7 +18,7 @@ byte:
 A workload that is not done within `--limit` seconds ends the run with the stack of every thread.
 The same rounds without faults, in another process, say what memory the work takes: with faults it
 may be a tenth and 32 MiB more. The exit code is 1 if anything was wrong. Needs the packages of
-`pip install streamkern[dev]`, and Linux for the figures of memory.
+`pip install -e . --group dev`, and Linux for the figures of memory.
 """
 
 from __future__ import annotations

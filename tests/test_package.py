@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import streamkern
 from streamkern.basics import errors
+from tools.layout import PAGE, Layout
 
 ROOT = Path(streamkern.__file__).parent
 FILES = {
@@ -223,6 +225,40 @@ def test_no_file_of_tests_imports_another() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
     }
     assert not {name: found for name, found in importing.items() if found}
+
+
+def test_the_page_on_the_architecture_is_that_of_the_code() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert text == Layout(ROOT).page(text), "run `python tools/layout.py --write`"
+
+
+def test_the_page_names_modules_that_there_are() -> None:
+    named = set(re.findall(r"`([\w/]+\.py)`", PAGE.read_text(encoding="utf-8")))
+    assert named
+    here = {name for name in named if (ROOT / name).is_file() or (ROOT.parent / name).is_file()}
+    assert named == here
+
+
+def test_the_way_of_a_setting_is_through_modules_that_name_it() -> None:
+    way = PAGE.read_text(encoding="utf-8").split("## The way of a setting")[1].split("## ")[0]
+    named = re.findall(r"`([\w/]+\.py)`", way)
+    assert named
+    assert [n for n in named if "block_size" not in (ROOT / n).read_text(encoding="utf-8")] == []
+
+
+def test_the_readme_lists_the_rooms_from_the_ground_up() -> None:
+    text = (ROOT.parent / "README.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^    (\w+)  ", text.split("```text\nstreamkern/\n")[1], re.MULTILINE)
+    upwards: dict[str, int] = {}
+    for own, floor in FLOORS.items():
+        top = own.partition(".")[0]
+        upwards[top] = max(upwards.get(top, 0), floor)
+    del upwards["__main__"]
+    assert sorted(listed) == sorted(upwards)
+    above = {name: listed[: listed.index(name)] for name in listed}
+    for name in MODULES:
+        own, needed = name.partition(".")[0], {n.partition(".")[0] for n in NEEDS[name]}
+        assert own == "__main__" or needed <= {own, *above[own]}, name
 
 
 def test_types_are_shipped() -> None:

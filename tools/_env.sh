@@ -25,10 +25,16 @@ find_python() {
     fail "no Python 3.11 or newer with venv and ensurepip was found; install one, or set PYTHON to its path."
 }
 
-# Make the environment where it is missing, and install this checkout with the extras $1, unless
-# the same was installed from the same pyproject.toml before.
+pip_install() {
+    "$python" -m pip install --quiet --disable-pip-version-check "$@"
+}
+
+# Make the environment where it is missing, and install this checkout with the extras $1 and the
+# dependency group $2, if any, unless the same was installed from the same pyproject.toml before.
 ensure_env() {
     extras=$1
+    group=${2:-}
+    what=streamkern${extras:+[$extras]}${group:+ with the group $group}
     if [ ! -e "$venv" ]; then
         find_python
         echo "${0##*/}: making $venv with $("$PYTHON" --version)"
@@ -42,15 +48,17 @@ ensure_env() {
     python=$venv/bin/python
     "$python" -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 ||
         fail "$venv is not a working environment of Python 3.11 or newer; remove it and run this again."
-    stamp=$venv/.streamkern-$extras
+    stamp=$venv/.streamkern-$extras-$group
     wanted=$("$python" -c '
 import hashlib, os
 print(hashlib.sha256(open("pyproject.toml", "rb").read()).hexdigest(), os.getcwd())
 ') || fail "could not read pyproject.toml."
     if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
-        echo "${0##*/}: installing streamkern[$extras] into $venv"
-        "$python" -m pip install --quiet --disable-pip-version-check -e ".[$extras]" ||
-            fail "could not install streamkern[$extras]; see pip's message above."
+        echo "${0##*/}: installing $what into $venv"
+        # The pip that comes with Python 3.11 to 3.13 may know no dependency groups.
+        [ -z "$group" ] || pip_install "pip>=25.1" || fail "could not install pip 25.1 or newer."
+        pip_install -e ".${extras:+[$extras]}" ${group:+--group "$group"} ||
+            fail "could not install $what; see pip's message above."
         printf '%s\n' "$wanted" >"$stamp"
     fi
 }

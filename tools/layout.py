@@ -1,6 +1,7 @@
 """Print how the package is laid out: its size, its rooms, and who imports whom.
 
     python tools/layout.py [FOLDER]        streamkern by default; also for another checkout
+    python tools/layout.py --write         the list of rooms in docs/architecture.md
 
 An arrow from room to room is there where any of their files import each other, also in functions
 and for types. A circle is a group of files that import each other. A hidden import is one of our
@@ -15,7 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+ROOT = Path(__file__).parents[1]
 LONG_FILE, LONG_FUNCTION = 400, 60
+PAGE = ROOT / "docs" / "architecture.md"
+BEGIN, END = "<!-- rooms: by tools/layout.py --write -->\n", "<!-- end of rooms -->\n"
 SKIPPED = "__pycache__"
 
 
@@ -76,6 +80,30 @@ class Layout:
         pairs = {(self.room(a), self.room(b)) for a, found in self.needs().items() for b in found}
         return {(a, b) for a, b in pairs if a and b and a != b}
 
+    def floors(self) -> dict[str, int]:
+        """Room -> the length of the longest way down from it, lowest floor first."""
+        below: dict[str, set[str]] = {room: set() for room in self.packages if room}
+        for a, b in self.arrows():
+            if a in below and b in below:
+                below[a].add(b)
+        floors: dict[str, int] = {}
+        while free := [r for r in sorted(below) if r not in floors and below[r] <= floors.keys()]:
+            floor = 1 + max(floors.values(), default=0)
+            floors |= dict.fromkeys(free, floor)
+        return floors
+
+    def page(self, text: str) -> str:
+        """The text of docs/architecture.md with the list of rooms as it is now."""
+        before, rest = text.split(BEGIN)
+        _, after = rest.split(END)
+        rows = ["| floor | room | what belongs there | imports |", "|---|---|---|---|"]
+        arrows = self.arrows()
+        for room, floor in self.floors().items():
+            what = (ast.get_docstring(self.trees[room]) or "").partition("\n")[0]
+            others = ", ".join(b for b in self.floors() if (room, b) in arrows)
+            rows.append(f"| {floor} | `{room}` | {what} | {others} |")
+        return before + BEGIN + "\n" + "\n".join(rows) + "\n\n" + END + after
+
     def circles(self) -> list[str]:
         """What is left when modules that import nothing that is left are taken away."""
         left = {name: found for name, found in self.needs().items() if name}
@@ -123,9 +151,13 @@ def _length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the figures, and what is behind those that should be 0."""
-    root = Path(arguments[0]) if arguments else Path(__file__).parents[1] / "streamkern"
+    """Print the figures, and what is behind those that should be 0; or write the list of rooms."""
+    write = arguments == ["--write"]
+    root = Path(arguments[0]) if arguments and not write else ROOT / "streamkern"
     layout = Layout(root.resolve())
+    if write:
+        PAGE.write_text(layout.page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        return 0
     entries = [path.name for path in root.iterdir() if path.name != SKIPPED]
     lines = sum(len(path.read_text().splitlines()) for path in layout.files.values())
     print(f"{len(entries):6} entries in {root.name}/")

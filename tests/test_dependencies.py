@@ -1,0 +1,83 @@
+"""What is imported is declared: no package is here only because another one has it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+# Packages that are not called as their modules are.
+CALLED = {
+    "cupy": "cupy-cuda12x",
+    "cupyx": "cupy-cuda12x",
+    "nvidia": "nvidia-cuda-nvrtc",
+    "pydantic_core": "pydantic",  # made for it, and only of use with the version that it pins
+    "sklearn": "scikit-learn",
+}
+# Functions that import the module whose name they are given.
+IMPORTERS = {"__import__", "find_spec", "import_module", "importorskip", "need", "on_demand"}
+
+
+def packages(requirements: Iterable[object]) -> set[str]:
+    """The names in a list of requirements, in lower case with dashes."""
+    found = (re.match(r"[\w.-]+", text) for text in requirements if isinstance(text, str))
+    return {re.sub(r"[-_.]+", "-", match.group()).lower() for match in found if match}
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The first parts of the names that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [str(node.module)]
+        elif isinstance(node, ast.Call) and called(node) in IMPORTERS:
+            given = [a.value for a in node.args if isinstance(a, ast.Constant)]
+            names = [value for value in given[:1] if isinstance(value, str)]
+        else:
+            continue
+        yield from (name.partition(".")[0] for name in names)
+
+
+def called(node: ast.Call) -> str:
+    return node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+
+
+def undeclared(folder: str, declared: set[str]) -> dict[str, list[str]]:
+    """Package -> the files of a folder that import it, of those that are not declared."""
+    ours = {"streamkern", "tests", "benchmarks", "examples", "tools"}
+    ours |= {path.stem for path in (ROOT / folder).glob("*.py")} if folder == "examples" else set()
+    found: dict[str, list[str]] = {}
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for name in set(imported(path)) - ours - sys.stdlib_module_names:
+            package = CALLED.get(name, name.replace("_", "-").lower())
+            if package not in declared:
+                found.setdefault(package, []).append(str(path.relative_to(ROOT)))
+    return found
+
+
+def for_users() -> set[str]:
+    extras = PROJECT["project"]["optional-dependencies"]
+    return packages(PROJECT["project"]["dependencies"]).union(*map(packages, extras.values()))
+
+
+def test_the_package_imports_what_it_declares() -> None:
+    assert undeclared("streamkern", for_users()) == {}
+
+
+@pytest.mark.parametrize("folder", ["tests", "benchmarks", "examples", "tools"])
+def test_what_goes_with_it_imports_what_is_declared(folder: str) -> None:
+    declared = for_users() | packages(PROJECT["dependency-groups"]["test"])
+    assert undeclared(folder, declared) == {}
+
+
+def test_an_import_of_a_package_that_another_brings_is_found() -> None:
+    assert list(undeclared("streamkern", for_users() - {"filelock"})) == ["filelock"]
