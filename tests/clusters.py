@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from streamkern.basics.randomness import RowRandom
 from streamkern.stream.sources.generator import GeneratorSource
+from streamkern.stream.sources.transforms import host_transform
 
 ROOT = Path(__file__).parent.parent
 PATIENCE_S = 60.0
@@ -115,6 +117,12 @@ def source(fn: Any = rows, n_rows: int = 240, **options: Any) -> GeneratorSource
     """`fn` in units of 10 rows."""
     classes = ("a", "b", "c")
     return GeneratorSource(fn, n_rows, (4,), np.float32, 3, classes, 10, name="rows", **options)
+
+
+@host_transform
+def noisy(X: np.ndarray, y: np.ndarray, rng: RowRandom) -> tuple[np.ndarray, np.ndarray]:
+    """A host transform whose draws belong to the rows, and another target."""
+    return X + rng.integers(0, 100, X.shape[1:]).astype(X.dtype), (y + 1) % 3
 
 
 class Dies:

@@ -14,8 +14,9 @@ from typing import Any
 from streamkern.basics.errors import ConfigError, MissingDependencyError
 from streamkern.basics.text import redact
 from streamkern.config.rules import SCHEDULER_ADDRESS
-from streamkern.stream.cluster_reader import Recipe, address_of, mismatch, run_on, versions
+from streamkern.stream.cluster_reader import address_of, run_on
 from streamkern.stream.sources.base import Source
+from streamkern.stream.unit_graph import Recipe, mismatch, versions
 
 CONNECT_S = 10.0
 

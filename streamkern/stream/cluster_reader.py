@@ -5,15 +5,16 @@ was restarted needs nothing else; it opens the stores itself. Which worker reads
 often, changes no bit. A lost worker's tasks run elsewhere, a lost cluster ends the run.
 
 When it pays (`python -m benchmarks cluster`; client, scheduler and two workers on two cores): a
-task costs about 2.5 ms, and its rows 1 ms or more per MB through the scheduler, half of that or
-less fetched from the workers. Threads of this process hand over the same rows at 0.1 to 0.3 ms per
-MB. So a cluster does not pay for plain reads. It does for transforms and generators that need more
-than some 5 ms per MB of cores that other machines have (with 5 ms of Python per MB, two workers on
-the same two cores came to 0.95 of the threads' speed, 0.68 through the scheduler). Units of 4 to
-8 MB are best: below, the task costs more than its rows; at 32 MB the scheduler slows down. Several
-units in one task would help below 4 MB only, which sources hardly have. A client made with
-`direct_to_workers=True`, or DASK_DISTRIBUTED__CLIENT__DIRECT_TO_WORKERS=true, fetches from the
-workers; it has to be able to reach them.
+task costs about 2.5 ms (the second one of a unit, where host transforms are apart, 1 ms), and its
+rows 1 ms or more per MB through the scheduler, half of that or less fetched from the workers.
+Threads of this process hand over the same rows at 0.1 to 0.3 ms per MB. So a cluster does not pay
+for plain reads. It does for transforms and generators that need more than some 5 ms per MB of cores
+that other machines have (with 5 ms of Python per MB, two workers on the same two cores came to 0.95
+of the threads' speed, 0.68 through the scheduler). Units of 4 to 8 MB are best: below, the task
+costs more than its rows; at 32 MB the scheduler slows down. Several units in one task would help
+below 4 MB only, which sources hardly have. A client made with `direct_to_workers=True`, or
+DASK_DISTRIBUTED__CLIENT__DIRECT_TO_WORKERS=true, fetches from the workers; it has to be able to
+reach them.
 """
 
 from __future__ import annotations
@@ -22,24 +23,19 @@ import asyncio
 import contextlib
 import threading
 import time
-import uuid
-from collections import OrderedDict
 from concurrent.futures import CancelledError, Future, wait
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
 import dask
-import numpy as np
 
-from streamkern.basics.errors import ClusterError, ConfigError
+from streamkern.basics.errors import ClusterError
 from streamkern.basics.text import redact
-from streamkern.basics.version import __version__
 from streamkern.stream.sources.base import Block, Source
+from streamkern.stream.unit_graph import Recipe, UnitWork, hold
 
 INLINE_BYTES = 64 << 10  # a source up to this size travels with every task, a larger one apart
 _POLL_S = 0.25
 _ASK_S = 2.0
-_KEPT = 4
 _GO_ON = "run the same command again and a run with a run_dir goes on where it was saved"
 
 
@@ -48,78 +44,15 @@ def address_of(client: Any) -> str:
     return "the cluster" if scheduler is None else f"the cluster at {redact(scheduler.address)}"
 
 
-def versions() -> dict[str, str]:
-    """What must be the same everywhere: NumPy's draws may change with its version."""
-    return {"streamkern": __version__, "numpy": np.__version__}
-
-
-def mismatch(name: str, ours: str, theirs: object, where: str) -> str:
-    shown = f"has {name} {theirs}" if isinstance(theirs, str) else f"lacks {name} ({theirs})"
-    return f"{where} {shown}; install {name} {ours} there, the version used here"
-
-
 def run_on(loop: Any, coroutine: Any) -> Future[Any]:
     """Run `coroutine` on the thread of `loop`."""
     return asyncio.run_coroutine_threadsafe(coroutine, loop.asyncio_loop)
 
 
-# ------------------------------------------------------------------------------- on a worker
-
-
-class Recipe:
-    """A source as it travels; its repr, which dashboards and logs may show, says nothing of it."""
-
-    def __init__(self, source: Source) -> None:
-        self.token = uuid.uuid4().hex
-        self.versions = versions()
-        try:
-            self.data: bytes = cloudpickle.dumps(source)
-        except Exception as error:
-            raise ConfigError(
-                f"the source can not travel to the workers of a cluster: {error}; make it of "
-                "things that can be pickled, and open stores by URL"
-            ) from error
-
-    def __repr__(self) -> str:
-        return f"Recipe({self.token})"
-
-
-_open: OrderedDict[str, Source] = OrderedDict()  # of this process, the last used at the end
-_opening = threading.Lock()
-
-
-def opened(recipe: Recipe) -> Source:
-    """The source of `recipe`, opened once per process; the last four are kept."""
-    with _opening:
-        source = _open.pop(recipe.token, None)
-        if source is None:
-            for name, theirs in versions().items():
-                if theirs != recipe.versions[name]:
-                    where = "a worker of the cluster"
-                    raise ClusterError(mismatch(name, recipe.versions[name], theirs, where))
-            source = cloudpickle.loads(recipe.data)
-        _open[recipe.token] = source
-        while len(_open) > _KEPT:
-            _open.popitem(last=False)
-    return source
-
-
-def read_unit(recipe: Recipe, u: int, seed: int, epoch: int) -> Block:
-    return opened(recipe).read_unit(u, seed, epoch)
-
-
-def hold(recipe: Recipe) -> Recipe:
-    """A large source as a task's result: fetched from its peers, made again when they are lost."""
-    return recipe
-
-
-# -------------------------------------------------------------------------------- on the client
-
-
 class ClusterReader:
     """Runs units on the workers of a `distributed.Client`; the calling thread waits.
 
-    Each thread has one task out and drops its result as it is fetched, so no more rows than the
+    Each thread has one graph out and drops its result as it is fetched, so no more rows than the
     threads wait for are ever on the workers or the scheduler. KilledWorker (a task that several
     workers died of) is an OSError here, which `read_patiently` retries.
 
@@ -136,7 +69,7 @@ class ClusterReader:
         self._killed = KilledWorker
         self._client, self._patience_s = client, patience_s
         self._address = address_of(client)
-        self._recipe = Recipe(source)
+        self._work, self._recipe = UnitWork(source), Recipe(source)
         self._held: Any = None
         self._lock = threading.Lock()
         self._asking = threading.Lock()
@@ -148,9 +81,9 @@ class ClusterReader:
         while True:
             future = None
             try:
-                future = self._client.submit(
-                    read_unit, self._argument(), u, seed, epoch, pure=False
-                )
+                tasks, key = self._work.graph(self._argument(), u, seed, epoch)
+                # Without a time-out a worker reads all the units it has, before it transforms one.
+                future = self._client.get(tasks, key, sync=False, fifo_timeout="0s")
                 return self._wait(future, began, stopped)
             except CancelledError:  # the scheduler was lost, or restarted its workers
                 if stopped.wait(_POLL_S):

@@ -91,7 +91,7 @@ def _repeats(source: Source) -> bool:
 def host_transforms(source: Source) -> list[Transform]:
     """Transforms that run with the read, of a source and of those below it."""
     below = [t for part in getattr(source, "parts", ()) for t in host_transforms(part)]
-    return [*below, *getattr(source, "_host", ())]
+    return [*below, *getattr(source, "host_transforms", ())]
 
 
 def open_data(config: RunConfig, source: Source | None = None) -> Data:

@@ -134,7 +134,7 @@ def _like(source: Source, rows: ArraySource, max_copies: int) -> Source:
     """`rows` with the augmentation and the scaling of `source`."""
     if isinstance(source, AugmentedSource):
         below = _like(source.base, rows, max_copies)
-        transforms = [*source._host, *source._own_feed()]
+        transforms = [*source.host_transforms, *source._own_feed()]
         return AugmentedSource(below, min(source.copies, max_copies), transforms)
     return AugmentedSource(rows, 1, source.feed_transforms) if source.feed_transforms else rows
 

@@ -70,7 +70,7 @@ class ArraySource(BaseSource):
         if self.weighted:
             w = _as_array(sample_weight)
             self._w = as_weights(w if w.ndim != 1 else _rows_of(w, 0, None), self.n_rows, "X")
-        self._host, self.feed_transforms = bind_transforms(transforms, self)
+        self.host_transforms, self.feed_transforms = bind_transforms(transforms, self)
 
     def _set_targets(self, classes: Sequence[str] | None) -> None:
         y = self._y

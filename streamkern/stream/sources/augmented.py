@@ -59,8 +59,8 @@ class AugmentedSource(BaseSource):
         strata = getattr(base, "strata", None)
         if strata is not None and not self._replicas:
             self.strata = np.tile(strata, copies)
-        self._host, feed = bind_transforms(transforms, self, host=not base.feed_transforms)
-        self.feed_transforms = (*base.feed_transforms, *feed)
+        host, feed = bind_transforms(transforms, self, host=not base.feed_transforms)
+        self.host_transforms, self.feed_transforms = host, (*base.feed_transforms, *feed)
 
     @property
     def n_units(self) -> int:

@@ -69,7 +69,7 @@ class GeneratorSource(BaseSource):
         if rows < 1:
             raise ConfigError(f"block_rows={block_rows} must be at least 1")
         self._edges = regular_edges(n_rows, rows)
-        self._host, self.feed_transforms = bind_transforms(transforms, self)
+        self.host_transforms, self.feed_transforms = bind_transforms(transforms, self)
         self.weighted = weight_totals is not None
         if weight_totals is not None:
             self.totals = self._checked_totals(weight_totals)

@@ -106,7 +106,7 @@ class MixtureSource(BaseSource):
         uses = [self.n_rows * k / p.n_rows for k, p in zip(self.shares, self.parts, strict=True)]
         scaled = [n * t for n, t in zip(uses, known, strict=True) if t is not None]
         self.totals = np.sum(scaled, axis=0) if len(scaled) == len(known) else None
-        self._host, self.feed_transforms = bind_transforms(transforms, self)
+        self.host_transforms, self.feed_transforms = bind_transforms(transforms, self)
 
     @property
     def fingerprint(self) -> str:

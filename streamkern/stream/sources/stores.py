@@ -64,7 +64,7 @@ class ZarrSource(BaseSource):
         self.remote = local_path(store.url) is None
         self._grouped = max(1, SMALL_CHUNK_BYTES // (spec.chunk_rows * self.row_bytes))
         self._edges = regular_edges(self.n_rows, spec.chunk_rows * self._grouped)
-        self._host, self.feed_transforms = bind_transforms(transforms, self)
+        self.host_transforms, self.feed_transforms = bind_transforms(transforms, self)
 
     @property
     def fingerprint(self) -> str:
