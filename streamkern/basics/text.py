@@ -104,9 +104,12 @@ def _rich_bar(stream: TextIO) -> RichProgress:
     return RichProgress(*columns, console=Console(file=stream), auto_refresh=False)
 
 
+_MOST = 2**1000  # what damaged headers declare may be more than a float can be
+
+
 def size_text(n_bytes: int) -> str:
     """Bytes as "90 KiB" or "8 MiB", to three digits."""
-    size, unit = float(n_bytes), "bytes"
+    size, unit = float(min(n_bytes, _MOST)), "bytes"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if size < 1000:
             break

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamkern.basics.text import Progress, redact, table
+from streamkern.basics.text import Progress, redact, size_text, table
 
 
 class Terminal(io.StringIO):
@@ -103,3 +103,14 @@ def test_table() -> None:
         "save s3://b/x      0.5",
     ]
     assert table([], ["a"]) == "a\n-"
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "text"), [(90 * 2**10, "90 KiB"), (2**23, "8 MiB"), (2**70, "1.07e+09 TiB")]
+)
+def test_sizes_are_short(n_bytes: int, text: str) -> None:
+    assert size_text(n_bytes) == text
+
+
+def test_a_size_of_a_damaged_header_has_a_text() -> None:
+    assert size_text(2**8000) == size_text(2**1000)
