@@ -432,6 +432,8 @@ class Machine(RuleBasedStateMachine):
             self.holder = None
         if ended == "killed":
             happened("killed while starting")
+            if writer.held is None and before is not None and self.may_take(before):
+                self.hurt.add("writer")  # it may have put its note there, and died at once
             return
         if ended == "locked":
             assert before is not None
