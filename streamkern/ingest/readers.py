@@ -1,9 +1,10 @@
 """Reads blocks of rows from the formats training data comes in, one small reader for each.
 
 A reader yields `RawBlock`s of consecutive rows in source order, of about the bytes asked for,
-starting at any row, and tells what it reads by an `identity` (sizes and times, no content) so
-that an interrupted ingest is not continued with other data. Arrays on disk are streamed, not
-mapped: the same code reads local, compressed and remote files, and memory stays bounded.
+starting at any row, and tells what it reads by an `identity` (sizes and times; of arrays in memory
+a checksum) so that an interrupted ingest is not continued with other data. Arrays on disk are
+streamed, not mapped: the same code reads local, compressed and remote files, and memory stays
+bounded.
 """
 
 from __future__ import annotations
