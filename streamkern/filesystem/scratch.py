@@ -126,7 +126,8 @@ class Scratch:
         saved = self._saved()
         ours = saved and saved["identity"].startswith(identity)
         if ours or not self._names():
-            self._hold()
+            with contextlib.suppress(DataError):  # another call is clearing it away
+                self._hold()
             self.discard()
 
     def append(self, name: str, data: NDArray[Any]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import filelock
 import numpy as np
 import pytest
 
@@ -118,6 +119,16 @@ def test_the_same_command_again_clears_a_folder_that_was_being_cleared(tmp_path:
     scratch_folder(out).mkdir()
     ingest(data, out, **SMALL)
     assert not scratch_folder(out).exists()
+
+
+def test_a_call_that_is_done_leaves_alone_what_another_one_is_clearing(tmp_path: Path) -> None:
+    data, out = table(tmp_path), tmp_path / "o.zarr"
+    ingest(data, out, **SMALL)
+    folder = scratch_folder(out)
+    folder.mkdir()
+    with filelock.FileLock(folder / ".streamkern.lock"):
+        ingest(data, out, **SMALL)
+        assert folder.is_dir()
 
 
 def test_a_call_that_is_done_keeps_the_scratch_of_another_one(tmp_path: Path) -> None:
