@@ -28,7 +28,7 @@ from streamkern.cli.options import options_for, parse_options
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir import documents
 from streamkern.rundir.run_directory import RunDirectory, Saved
-from streamkern.store.store import StoreWriter
+from streamkern.store.writer import StoreWriter
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.train.model import load_model
 from tests import damage
@@ -592,11 +592,11 @@ def test_bad_augmentations(
 def test_info_of_an_unfinished_store_and_of_a_verified_one(
     run: Run, store: Path, tmp_path: Path
 ) -> None:
-    with StoreWriter(
+    writer = StoreWriter(
         tmp_path / "u.zarr", row_shape=(5,), x_dtype=np.float32, n_outputs=3, classes="abc",
         chunk_rows=100, n_rows=500,
-    ) as writer:  # fmt: skip
-        writer.write_chunk(0, X[:100], np.zeros(100, np.int64))
+    )  # fmt: skip
+    writer.write_chunk(0, X[:100], np.zeros(100, np.int64))
     code, out, _ = run("info", tmp_path / "u.zarr")
     assert code == DONE
     assert "unfinished: 1 of 5 chunks are written, 20%" in out

@@ -32,7 +32,8 @@ from streamkern.filesystem.urls import StrictStore, redact, zarr_store
 from streamkern.ingest.ingest import ingest
 from streamkern.store.describe import describe_store, looks_sorted
 from streamkern.store.statistics import RunningStatistics
-from streamkern.store.store import Store, StoreWriter, open_store
+from streamkern.store.store import Store, open_store
+from streamkern.store.writer import StoreWriter
 from tests import damage, faults
 
 DTYPES = ["uint8", "uint16", "float16", "float32", "float64"]
@@ -52,14 +53,15 @@ def write(
     c = 3 if y.ndim == 1 else y.shape[1]
     classes = ["a", "b", "c"] if y.ndim == 1 else None
     stats = RunningStatistics(int(np.prod(X.shape[1:])), 3 if y.ndim == 1 else None)
-    with StoreWriter(
-        url, X.shape[1:], X.dtype, c, classes, chunk_rows, n_rows=len(X), **settings
-    ) as writer:
-        for i in range(writer.n_chunks):
-            rows = slice(i * writer.chunk_rows, (i + 1) * writer.chunk_rows)
-            writer.write_chunk(i, X[rows], y[rows])
-            stats.add(X[rows], y[rows])
-        writer.finish(stats.result())
+    writer = StoreWriter(
+        url, X.shape[1:], X.dtype, c, classes, chunk_rows,
+        n_rows=len(X), y_dtype=y.dtype, **settings,
+    )  # fmt: skip
+    for i in range(writer.spec.n_chunks):
+        rows = slice(i * writer.spec.chunk_rows, (i + 1) * writer.spec.chunk_rows)
+        writer.write_chunk(i, X[rows], y[rows])
+        stats.add(X[rows], y[rows])
+    writer.finish(stats.result())
     return open_store(url, storage_options=settings.get("storage_options"))
 
 
@@ -134,11 +136,6 @@ def test_codecs_and_attributes(tmp_path: Path) -> None:
     assert state["global_scale"] == pytest.approx(X.astype(float).std(), rel=1e-12)
     assert len(state["fingerprint"]) == 64
     assert not any("digests" in key for key in state)
-
-
-def test_default_chunks_are_eight_mebibytes() -> None:
-    writer = StoreWriter(memory_url(), (28, 28, 1), "uint8", 2, ["a", "b"], n_rows=100_000)
-    assert writer.chunk_rows == (8 << 20) // 784
 
 
 def test_fingerprint_is_the_content_and_nothing_else(tmp_path: Path) -> None:
@@ -552,8 +549,9 @@ def test_no_store_is_made_of_two(tmp_path: Path) -> None:
 
     def start(seed: int, **settings: Any) -> StoreWriter:
         return StoreWriter(
-            tmp_path / "s", (5,), "u1", 3, ["a", "b", "c"], 7, plan={"seed": seed}, **settings
-        )
+            tmp_path / "s", (5,), "u1", 3, ["a", "b", "c"], 7,
+            n_rows=7, plan={"seed": seed}, **settings,
+        )  # fmt: skip
 
     first = start(1)
     first.write_chunk(0, X[:7], y[:7])
@@ -617,28 +615,13 @@ def test_an_interrupted_overwrite_does_not_keep_old_chunks(
     np.testing.assert_array_equal(store.read_chunk(0)[0], other[:7])
 
 
-@pytest.mark.parametrize("n", [1, 6, 7, 8, 49, 50])
-def test_rows_need_not_be_known_in_advance(tmp_path: Path, n: int) -> None:
-    X, y = sample(n, (5,), "uint8")
-    with StoreWriter(tmp_path / "s", (5,), "u1", 3, ["a", "b", "c"], 7) as writer:
-        for i, start in enumerate(range(0, n, 7)):
-            writer.write_chunk(i, X[start : start + 7], y[start : start + 7])
-        assert writer.finish().n_rows == n
-    store = open_store(tmp_path / "s")
-    np.testing.assert_array_equal(store.read_rows(np.arange(n))[0], X)
-    store.verify()
-    known = write(tmp_path / "known", X, y)
-    if n >= 7:
-        assert store.spec.fingerprint == known.spec.fingerprint
-
-
 def test_the_writer_refuses_chunks_that_do_not_fit() -> None:
     X, y = sample(30, (5,), "float32")
     writer = StoreWriter(memory_url(), (5,), "f4", 3, ["a", "b", "c"], 7, n_rows=30)
     bad: list[tuple[int, Any, Any, str]] = [
         (0, X[:6], y[:6], "chunk 0 has 6 rows; it needs 7"),
         (4, X[:7], y[:7], "chunk 4 has 7 rows; it needs 2"),
-        (5, X[:7], y[:7], "does not fit"),
+        (5, X[:7], y[:7], "chunk 5 does not fit a store of 5 chunks"),
         (0, X[:7, :4], y[:7], r"rows of \(5,\) float32"),
         (0, X[:7].astype("f8"), y[:7], "float64"),
         (0, X[:7], y[:6], "7 rows of X and 6 of y"),
@@ -655,13 +638,13 @@ def test_the_writer_refuses_chunks_that_do_not_fit() -> None:
 def test_writer_settings_are_checked_before_anything_is_written(tmp_path: Path) -> None:
     url = tmp_path / "s"
     with pytest.raises(DataError, match="dtype int64"):
-        StoreWriter(url, (5,), "i8", 3, None)
+        StoreWriter(url, (5,), "i8", 3, None, 7, n_rows=7)
     with pytest.raises(DataError, match="every dimension at least 1"):
-        StoreWriter(url, (5, 0, 1), "u1", 3, None)
+        StoreWriter(url, (5, 0, 1), "u1", 3, None, 7, n_rows=7)
     with pytest.raises(ConfigError, match="2 class names for n_outputs=3"):
-        StoreWriter(url, (5,), "u1", 3, ["a", "b"])
+        StoreWriter(url, (5,), "u1", 3, ["a", "b"], 7, n_rows=7)
     with pytest.raises(ConfigError, match="zip"):
-        StoreWriter(url, (5,), "u1", 1, None, compress="zip")
+        StoreWriter(url, (5,), "u1", 1, None, 7, n_rows=7, compress="zip")
     assert not url.exists()
 
 
