@@ -518,7 +518,7 @@ def test_a_bug_is_one_line_too(run: Run, stores: Path, monkeypatch: Any) -> None
     def broken(*args: object, **more: object) -> None:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr("streamkern.cli.main.open_run", broken)
+    monkeypatch.setattr("streamkern.cli.runs.open_run", broken)
     words = ("plan", "--train", stores / "train.zarr")
     said = sentence(run(*words), FAILED)
     assert said == "ZeroDivisionError: division by zero (this is a bug; --debug shows where)"
@@ -529,7 +529,7 @@ def test_a_bug_is_one_line_too(run: Run, stores: Path, monkeypatch: Any) -> None
     def interrupted(*args: object, **more: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("streamkern.cli.main.open_run", interrupted)
+    monkeypatch.setattr("streamkern.cli.runs.open_run", interrupted)
     assert sentence(run(*words), 130) == "interrupted"
 
     def offline(*args: object, **more: object) -> None:
@@ -537,7 +537,7 @@ def test_a_bug_is_one_line_too(run: Run, stores: Path, monkeypatch: Any) -> None
         error.add_note("unit 3")
         raise error
 
-    monkeypatch.setattr("streamkern.cli.main.open_run", offline)
+    monkeypatch.setattr("streamkern.cli.runs.open_run", offline)
     assert sentence(run(*words), FAILED) == "s3://host/x did not answer; unit 3"
 
 
