@@ -113,6 +113,21 @@ def test_version_and_help(run: Run) -> None:
     assert "Commands:" in err
 
 
+def test_the_list_of_commands_is_told_without_loading_them() -> None:
+    code = "import sys; from streamkern.cli.main import main; main(['--help']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert not loaded & {"numpy", "zarr", "dask", "pydantic", "scipy"}
+    assert set(main.COMMANDS) <= set(done.stdout.split())
+
+
+@pytest.mark.parametrize("name", main.COMMANDS)
+def test_every_command_of_the_list_is_there(run: Run, name: str) -> None:
+    code, out, _ = run(name, "--help")
+    assert code == DONE
+    assert out.startswith(f"Usage: streamkern {name} ")
+
+
 def test_ingest_info_and_the_library_agree(run: Run, tmp_path: Path) -> None:
     np.save(tmp_path / "X.npy", X)
     np.save(tmp_path / "y.npy", Y)
