@@ -24,12 +24,10 @@ from streamkern.basics.errors import (
     NonFiniteError,
     ResumeMismatchError,
     StoreNotFoundError,
-    StreamkernError,
 )
 from streamkern.filesystem import ownership
 from streamkern.filesystem.durable import disk_full_hint
 from streamkern.filesystem.urls import StrictStore, redact, zarr_store
-from streamkern.ingest.ingest import ingest
 from streamkern.store.describe import describe_store, looks_sorted
 from streamkern.store.statistics import RunningStatistics
 from streamkern.store.store import Store, open_store
@@ -521,26 +519,6 @@ def test_who_lost_the_place_during_the_sync_does_not_publish(
         first.finish()
     with pytest.raises(DataError, match="unfinished store"):
         open_store(tmp_path / "s")
-
-
-@pytest.mark.parametrize("status", ["complete", "writing"])
-def test_a_store_of_an_older_version_is_replaced_only_when_told(
-    tmp_path: Path, status: str
-) -> None:
-    """Such a one has a schema and no kind."""
-    X, y = np.zeros((20, 3), np.uint8), np.arange(20) % 2
-    ingest(X, tmp_path / "s", y=y)
-    mark = {"schema": 2, "status": status, "plan": {}}
-    zarr.open_group(tmp_path / "s", mode="r+").attrs["streamkern"] = mark
-    before = faults.tree(tmp_path / "s")
-    refusal = "already holds a store" if status == "complete" else "unfinished store made"
-    with pytest.raises(StreamkernError, match=refusal):
-        ingest(X, tmp_path / "s", y=y)
-    with pytest.raises(StreamkernError, match=refusal):
-        StoreWriter(tmp_path / "s", (3,), "u1", 2, ["0", "1"], 20, n_rows=20)
-    assert faults.tree(tmp_path / "s") == before
-    ingest(X, tmp_path / "s", y=y, overwrite=True)
-    open_store(tmp_path / "s").verify()
 
 
 def test_no_store_is_made_of_two(tmp_path: Path) -> None:
