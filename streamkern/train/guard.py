@@ -110,14 +110,10 @@ class Watch:
         self.solver, self.state, self.good, self.guard = solver, state, good, guard
         self._units = np.stack([np.ones_like(scale), scale**2], axis=1) / len(scale)
         self._window = np.empty((0, 4)) if window is None else window
-        self._steps = list[int]()
+        self._read = state.steps  # the losses of later ones wait in the solver
 
     def __len__(self) -> int:
-        return len(self._window) + len(self._steps)
-
-    def add(self, step: int) -> None:
-        """The loss of `step`, just taken, waits in the solver."""
-        self._steps.append(step)
+        return len(self._window) + self.state.steps - self._read
 
     @property
     def full(self) -> bool:
@@ -131,13 +127,13 @@ class Watch:
 
     def read(self) -> npt.NDArray[np.float64]:
         """The window, on the host; waits for the device."""
-        if self._steps:
+        if self._read < self.state.steps:
             losses = self.solver.backend.to_host(self.solver.losses)  # (LOSSES, 2, c)
-            new = losses[np.array(self._steps) % LOSSES]
+            new = losses[np.arange(self._read, self.state.steps) % LOSSES]
             with np.errstate(over="ignore", invalid="ignore"):  # they may have overflowed
                 means = (new @ self._units).swapaxes(1, 2).reshape(-1, 4)
             self._window = np.concatenate([self._window, means])
-            self._steps.clear()
+            self._read = self.state.steps
         return self._window
 
     def judge(self, *, finite: bool = True) -> tuple[float, float, bool]:

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from streamkern.backend.batch import Batch
 from streamkern.basics.errors import (
     EXIT_FAILED,
     DivergenceError,
@@ -39,7 +40,7 @@ from streamkern.rundir.saver import AsyncSaver
 from streamkern.rundir.sealed import as_saved
 from streamkern.solver.precondition.step_rule import largest
 from streamkern.stream.cluster import dashboard_link
-from streamkern.stream.feed import DeviceBatch, Feed
+from streamkern.stream.feed import Feed
 from streamkern.stream.loader import Loader
 from streamkern.stream.meter import Meter
 from streamkern.stream.sources.base import Source
@@ -292,7 +293,7 @@ class Trainer:
         self.run.backend.synchronize()
         self.loop_s = time.perf_counter() - began
 
-    def _next(self, batches: Iterator[DeviceBatch]) -> DeviceBatch | None:
+    def _next(self, batches: Iterator[Batch]) -> Batch | None:
         """The next batch; a signal that comes while storage is waited for is granted here."""
         with self._stoppable():
             return next(batches, None)
@@ -301,12 +302,11 @@ class Trainer:
         """Between two steps, where a signal ends the run, which saves them."""
         return self.stop.at_once(saves=self.saver is not None)
 
-    def _step(self, batch: DeviceBatch) -> None:
+    def _step(self, batch: Batch) -> None:
         position = self.position
         self.whole = False
         with np.errstate(over="ignore", invalid="ignore"):  # the guard sees it, and acts
-            self.solver.step(self.state, batch.X, batch.Y, batch.rows, position.step, batch.w)
-        self.watch.add(position.step)
+            self.solver.step(self.state, batch)
         position.step += 1
         position.samples += len(batch.rows)
         self.taken = len(batch.rows)

@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from streamkern.backend.batch import Batch
 from streamkern.basics.errors import ConfigError, DivergenceError
 from streamkern.config.run_config import RunConfig
 from streamkern.kernels.builtin import Kernel
 from streamkern.planning.sizes import IN_PLACE, Sizes
 from streamkern.solver.base import State
-from streamkern.stream.feed import DeviceBatch, Feed
+from streamkern.stream.feed import Feed
 from streamkern.stream.loader import Loader
 from streamkern.stream.sources.base import Source
 from streamkern.train.guard import Guard, Watch
@@ -48,7 +49,6 @@ class Online:
     good: npt.NDArray[Any] | None = None
     guard: Guard = field(default_factory=Guard)
     window: npt.NDArray[np.float64] | None = None
-    step: int = 0
     samples: int = 0
     epochs_done: int = 0
 
@@ -109,7 +109,7 @@ class _Block:
             self.solver, self.state, good.copy(), replace(online.guard), self.made.targets.scale,
             online.window,
         )  # fmt: skip
-        self.step, self.samples = online.step, online.samples
+        self.samples = online.samples
 
     def train(self) -> Result:
         """Every batch, then the state to the host."""
@@ -147,11 +147,9 @@ class _Block:
             )
         return self._keep()
 
-    def _step(self, batch: DeviceBatch) -> None:
+    def _step(self, batch: Batch) -> None:
         with np.errstate(over="ignore", invalid="ignore"):  # the guard sees it, and acts
-            self.solver.step(self.state, batch.X, batch.Y, batch.rows, self.step, batch.w)
-        self.watch.add(self.step)
-        self.step += 1
+            self.solver.step(self.state, batch)
         self.samples += len(batch.rows)
         if self.watch.full:
             self.watch.judge()
@@ -165,7 +163,7 @@ class _Block:
         online.saved = saved, solver.scalars(self.state)
         online.good, online.guard = host(self.watch.good), self.watch.guard
         online.window = self.watch.read()
-        online.step, online.samples = self.step, self.samples
+        online.samples = self.samples
         online.epochs_done += self.run.config.data.passes
         data = self.run.data
         model = KernelModel(

@@ -13,6 +13,7 @@ from scipy.special import gammaln
 
 import streamkern as sk
 from streamkern.backend.base import Backend
+from streamkern.backend.batch import Batch
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import SKETCH
 from streamkern.solver import build
@@ -215,7 +216,7 @@ def iterate(case: Case, n_steps: int, batch: int | None = None) -> tuple[Any, li
         ids = np.arange(len(case.X))
         if batch is not None:
             ids = np.random.default_rng([9, t]).permutation(len(case.X))[:batch]
-        losses.append(float(solver.step(state, case.X[ids], case.Y[ids], ids, t)[0].sum()))
+        losses.append(float(solver.step(state, Batch(case.X[ids], case.Y[ids], ids))[0].sum()))
     return state, losses
 
 
@@ -245,7 +246,8 @@ def mean_step(solver: BlockSolver, X: Array, Y: Array, alpha: Array) -> Array:
     for i in range(len(X)):
         for t in orders.values():
             state = solver.init(alpha)
-            solver.step(state, X[[i]], Y[[i]], np.array([i]), t)
+            state.steps = t
+            solver.step(state, Batch(X[[i]], Y[[i]], np.array([i])))
             total += state.alpha - alpha
     return total / (len(X) * len(orders))
 
@@ -474,4 +476,4 @@ def test_too_many_rows_for_the_buffers_is_an_error() -> None:
     case = make_case(operator(), "block")
     solver = case.solver()
     with pytest.raises(ValueError, match=r"shape|dimension|broadcast"):
-        solver.step(solver.init(), rows(0, 30, 3), rows(1, 30, 2), np.arange(30), 0)
+        solver.step(solver.init(), Batch(rows(0, 30, 3), rows(1, 30, 2), np.arange(30)))
