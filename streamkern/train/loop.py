@@ -12,9 +12,9 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from typing import Any, NoReturn
 
 import numpy as np
@@ -30,8 +30,9 @@ from streamkern.basics.errors import (
     StreamkernError,
     TrainingInterrupted,
 )
+from streamkern.basics.progress import Line
 from streamkern.basics.stop import Stopped, StopRequest
-from streamkern.basics.text import Progress
+from streamkern.basics.warning import warn
 from streamkern.kernels.builtin import Kernel
 from streamkern.predict.figures import named
 from streamkern.rundir.run_directory import RunDirectory
@@ -112,7 +113,7 @@ class Trainer:
         self.log = stack.enter_context(RunLog(None) if logged is None else logged.open_log())
         self.saver = None if directory is None else stack.enter_context(AsyncSaver(directory))
         self.stop = stop
-        self.progress = progress
+        self.line = stack.enter_context(Line(enabled=progress))
         self.history: list[dict[str, Any]] = []
         self.metrics: dict[str, float] = {}
         self.owed = False  # whether an evaluation was begun that did not end
@@ -182,7 +183,7 @@ class Trainer:
         self.ended = self._finished()
         self._report("resume", self.cluster)
         for text in saved.skipped:
-            warnings.warn(text, stacklevel=6)  # the caller of `train`
+            warn(text)
         self._keep_skipped(saved.skipped)
 
     def _restore(self, meta: dict[str, Any], arrays: dict[str, Any]) -> None:
@@ -237,7 +238,7 @@ class Trainer:
         changed += changed_versions(self.directory, record)
         if changed:
             text = f"resumed with other libraries: {'; '.join(changed)}; same to rounding only"
-            warnings.warn(text, stacklevel=5)  # the caller of `train`
+            warn(text)
             self._report("changed", {"what": changed})
 
     # -- the loop --------------------------------------------------------------------------
@@ -271,25 +272,23 @@ class Trainer:
 
     def _loop(self) -> None:
         position, epochs = self.position, self.run.config.data.passes
-        total = self.run.data.source.n_rows * epochs
         began = time.perf_counter()
         self.meter = Meter(self.loader, position.samples)
         first = epochs if self.ended else position.epoch
-        with Progress(total, start=position.samples, enabled=self.progress) as bar:
-            try:
-                batches = self.feed.epochs(first, epochs, position.batch)
-                while (batch := self._next(batches)) is not None:
-                    self._step(batch)
-                    self._watch(bar)
-                    if self.ended:
-                        break
-            except (RunError, DivergenceError, TrainingInterrupted):
-                raise
-            except Exception:
-                # Bad data or a lost network at batch i + 1 does not take batch i away.
-                if self.whole and self.saver is not None and not self.saver.failed:
-                    self._checkpoint()
-                raise
+        try:
+            batches = self.feed.epochs(first, epochs, position.batch)
+            while (batch := self._next(batches)) is not None:
+                self._step(batch)
+                self._watch()
+                if self.ended:
+                    break
+        except (RunError, DivergenceError, TrainingInterrupted):
+            raise
+        except Exception:
+            # Bad data or a lost network at batch i + 1 does not take batch i away.
+            if self.whole and self.saver is not None and not self.saver.failed:
+                self._checkpoint()
+            raise
         self.run.backend.synchronize()
         self.loop_s = time.perf_counter() - began
 
@@ -321,7 +320,7 @@ class Trainer:
         if facts:
             self._report("pass", facts)
         if "note" in facts:
-            warnings.warn(facts["note"], stacklevel=7)  # the caller of `train`
+            warn(facts["note"])
         self.ended = self._finished()
         if self.ended:
             self._report("finished", {"why": self.ended})
@@ -331,12 +330,12 @@ class Trainer:
         left = self.position.epoch < self.run.config.data.passes
         return self.solver.finished(self.state) if left else None
 
-    def _watch(self, bar: Progress) -> None:
+    def _watch(self) -> None:
         """What happens between two steps: judge, evaluate, save, show."""
         position = self.position
         if self.watch.full:
             loss = self._judge()
-            self._log_training(loss, bar)
+            self._log_training(loss)
         last = position.epoch == self.run.config.data.passes or self.ended is not None
         if self._evaluation_due() and not last:
             self._evaluate()  # the end has its own
@@ -452,9 +451,12 @@ class Trainer:
         self._report("evaluation", self.metrics)
         self.on_evaluation(record)
 
-    def _log_training(self, loss: float, bar: Progress) -> None:
-        flow, now = self.meter.flow(self.position.samples), time.monotonic()
-        bar.update(self.position.samples, f"train mse {loss:.4g}  {flow.words()}")
+    def _log_training(self, loss: float) -> None:
+        done, now = self.position.samples, time.monotonic()
+        total = self.run.data.source.n_rows * self.run.config.data.passes
+        flow = self.meter.flow(done)
+        left = timedelta(seconds=round((total - done) / max(flow.samples_per_s, 1e-3)))
+        self.line.draw(f"{done / total:.0%}  {left} left  train mse {loss:.4g}  {flow.words()}")
         if now - self.logged >= LOG_EVERY_S:
             self._report("train", {"train_mse": loss, **flow.fields()})
             self.logged = now
@@ -478,7 +480,7 @@ class Trainer:
         self.log.flush()
         records, damage = directory.read_log()
         if damage is not None:
-            warnings.warn(f"{damage}; the history lacks what they held", stacklevel=6)
+            warn(f"{damage}; the history lacks what they held")
         seen = {r["step"]: r for r in records if r.get("event") == "evaluation"}
         drop = ("time", "event", "epoch")
         self.history = [

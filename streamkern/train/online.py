@@ -9,7 +9,6 @@ values, so it can be pickled, and no thread or device memory is held.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 from streamkern.backend.batch import Batch
 from streamkern.basics.errors import ConfigError, DivergenceError
+from streamkern.basics.warning import warn
 from streamkern.config.run_config import RunConfig
 from streamkern.kernels.builtin import Kernel
 from streamkern.planning.sizes import IN_PLACE, Sizes
@@ -139,7 +139,7 @@ class _Block:
                 if batch.index + 1 == loader.n_batches:
                     facts = self.solver.end_pass(self.state)
                     if "note" in facts:
-                        warnings.warn(facts["note"], stacklevel=3)  # the caller of `advance`
+                        warn(facts["note"])
         self.solver.finish(self.state)
         if not self.run.backend.xp.isfinite(self.solver.weights(self.state)).all():
             raise DivergenceError(

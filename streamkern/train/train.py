@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy.typing as npt
 
 from streamkern.basics.stop import StopRequest, resumable
+from streamkern.basics.warning import warn
 from streamkern.centers.random_rows import as_centers, check_features
 from streamkern.config.run_config import RunConfig
 from streamkern.kernels.builtin import Kernel
@@ -109,7 +109,7 @@ def _train(
         if given is not None:
             check_features(given, run.data.source.row_shape)
         for note in checked_classes(run.data):
-            warnings.warn(note, stacklevel=3)
+            warn(note)
         held_out = open_test(config, run.data, test)
         record = run_record(run, kernel, given)
         check_same_run(directory, record)
