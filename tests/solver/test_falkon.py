@@ -239,9 +239,10 @@ def test_every_pass_brings_the_same_virtual_samples(
     solver = {"falkon": FalkonSolver, "block": build.BlockSolver}[name]
     seen, step = [], solver.step
 
-    def looking(self: Any, state: State, X: Array, Y: Array, ids: Array, t: int, w: Any) -> Any:
-        seen.append(hashlib.sha256(X.tobytes() + Y.tobytes() + ids.tobytes()).hexdigest())
-        return step(self, state, X, Y, ids, t, w)
+    def looking(self: Any, state: State, batch: Batch) -> Any:
+        parts = (batch.X, batch.Y, batch.rows)
+        seen.append(hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest())
+        return step(self, state, batch)
 
     monkeypatch.setattr(solver, "step", looking)
     source = AugmentedSource(array_source(), 2, [GaussianNoise(0.1), MixUp(1.0)])
