@@ -15,8 +15,8 @@ class Batch:
     """Valid until the next one is asked for, so copy what must stay.
 
     X : (m, d), float32 or float64. Y : (m, c), of the dtype of X. rows : (m,) int64 row numbers,
-    on the host. w : (m,) sample weights in the dtype of X, or None, which are all 1. epoch, index :
-    its place in the stream.
+    on the host. w : (m,) sample weights in the dtype of X, or None, which are all 1. epoch, index,
+    last : its place in the stream, and whether its epoch ends with it.
     On the CPU, X is a view of the loader's memory where nothing had to be cast.
     """
 
@@ -26,3 +26,4 @@ class Batch:
     w: Array | None = None
     epoch: int = 0
     index: int = 0
+    last: bool = False

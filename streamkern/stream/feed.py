@@ -160,7 +160,8 @@ class Feed:
                 up = {name: ring.upload(getattr(batch, name)) for name, ring in self._rings.items()}
                 self._arrays.restart()
                 X, Y, w = self._path.take(up["X"], up["y"], up["rows"], batch.epoch, up.get("w"))
-                yield Batch(X, Y, batch.rows, w, batch.epoch, batch.index)
+                last = batch.index + 1 == self.loader.n_batches
+                yield Batch(X, Y, batch.rows, w, batch.epoch, batch.index, last)
         finally:
             batches.close()  # type: ignore[attr-defined]  # at once, not when collected
 

@@ -16,7 +16,8 @@ from streamkern.kernels.builtin import Kernel
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.cluster import check_cluster, connect
 from streamkern.stream.sources.base import Source
-from streamkern.train.loop import Result, Trainer
+from streamkern.train.evaluations import Evaluations
+from streamkern.train.loop import Trainer
 from streamkern.train.opened import open_run
 from streamkern.train.same_run import (
     as_recorded,
@@ -25,6 +26,7 @@ from streamkern.train.same_run import (
     recorded_sizes,
     run_record,
 )
+from streamkern.train.steps import Result
 from streamkern.train.training_data import checked_classes, open_test
 from streamkern.train.warm_start import WarmStart
 
@@ -126,7 +128,8 @@ def _train(
                 check_same_run(directory, record)  # nobody else wrote in between
                 if recorded_run(directory) is None:
                     directory.write_config(record)
-            trainer = Trainer(run, directory, held_out, stack, progress, on_evaluation, request)
+            evaluations = Evaluations(config.run, held_out, on_evaluation)
+            trainer = Trainer(run, directory, evaluations, stack, request, progress=progress)
             with request.at_once():
                 trainer.begin(kernel, given, client, record, warm)
             return trainer.run_to_end()
