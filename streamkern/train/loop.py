@@ -13,6 +13,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy.typing as npt
@@ -72,6 +73,8 @@ class Trainer:
         self.saver = None if directory is None else stack.enter_context(AsyncSaver(directory))
         self.line = stack.enter_context(Line(enabled=progress))
         self.position = Position()
+        # No method of this object, which would hold itself and all of the memory.
+        self._report = partial(_report, self.log, self.position)
         self.logged = self.saved = time.monotonic()
         self.loop_s = self.stood_still_s = 0.0
         self.ended: str | None = None
@@ -302,13 +305,6 @@ class Trainer:
             self._report("train", {"train_mse": loss, **flow.fields()})
             self.logged = now
 
-    def _report(self, event: str, fields: dict[str, Any]) -> None:
-        position = self.position
-        self.log.write(
-            step=position.step, epoch=position.epoch, samples=position.samples, event=event,
-            **fields,
-        )  # fmt: skip
-
     def _result(self) -> Result:
         if self.directory is not None and self.settings.log:
             with contextlib.suppress(StorageError):  # the run is done, with its log or without
@@ -325,6 +321,12 @@ class Trainer:
             ended=self.ended,
             skipped=self.skipped,
         )
+
+
+def _report(log: RunLog, position: Position, event: str, fields: dict[str, Any]) -> None:
+    log.write(
+        step=position.step, epoch=position.epoch, samples=position.samples, event=event, **fields
+    )
 
 
 def _summary(meta: dict[str, Any]) -> dict[str, Any]:

@@ -329,7 +329,8 @@ def test_a_block_has_its_own_jitter_in_its_ridge() -> None:
     expected = 0.1 * jittered @ state.alpha
     for b, block in enumerate(solver.preconditioner.blocks):
         g = np.zeros((block.stop - block.start, case.Y.shape[1]))
-        solver._add_ridge(g, state, b, step=b)
+        state.steps = b
+        solver._add_ridge(g, state, b)
         close(g, expected[block])
 
 
@@ -349,7 +350,7 @@ def test_one_block_has_its_ridge_from_its_factor() -> None:
         solver.preconditioner, L=np.linalg.cholesky(jittered), jitters=[0.1]
     )
     g = np.ones((len(case.Z), case.Y.shape[1]))
-    solver._add_ridge(g, state, 0, step=0)
+    solver._add_ridge(g, state, 0)
     close(g, 1 + 0.1 * jittered @ state.alpha)
 
 
@@ -380,11 +381,11 @@ def test_ridge_gradient_is_of_blocks_in_turn(stride: int, count: int) -> None:
         elif t % stride == 0:
             for k in range(count):
                 last[(t // stride * count + k) % n] = t
-        state.alpha[...] = rows(100 + t, 24, 2)
+        state.steps, state.alpha[...] = t, rows(100 + t, 24, 2)
         history.append(0.3 * KERNEL(case.Z, case.Z) @ state.alpha)
         for b, block in enumerate(blocks):
             g = np.ones((block.stop - block.start, 2))
-            solver._add_ridge(g, state, b, t)
+            solver._add_ridge(g, state, b)
             expected = history[last[b]][block] if last[b] >= 0 else np.zeros_like(g)
             close(g, 1 + expected, 1e-12)
 

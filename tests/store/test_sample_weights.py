@@ -278,7 +278,7 @@ def batches(source: Source, threads: int = 2, class_weight: Any = None) -> list[
     ):
         for b in feed.epoch(0):
             w = None if b.w is None else b.w.copy()
-            found.append(b._replace(X=b.X.copy(), Y=b.Y.copy(), rows=b.rows.copy(), w=w))
+            found.append(replace(b, X=b.X.copy(), Y=b.Y.copy(), rows=b.rows.copy(), w=w))
     return found
 
 
