@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from streamkern.basics.progress import Line
 from streamkern.basics.redaction import redact
 from streamkern.basics.stop import resumable
-from streamkern.cli.console import Line, as_text, say
+from streamkern.cli.console import as_text, say
 from streamkern.cli.described import store_text
 from streamkern.cli.options import (
     AsJson,
@@ -81,7 +81,7 @@ def ingest(
     """Make a store from .npy, .npz, IDX, CSV, Parquet, HDF5 or Zarr files."""
     columns = [number_or_text(name) for name in y or ()]
     options = parse_options(storage_option)
-    with resumable(context.obj, kept=True), Line(sys.stderr) as line:
+    with resumable(context.obj, kept=True), Line() as line:
         run_ingest(
             inputs[0] if len(inputs) == 1 else inputs,
             out,
@@ -152,7 +152,7 @@ def augment(
         "foreign": foreign,
     }
     data = DataConfig(**settings)
-    with resumable(context.obj, kept=True), Line(sys.stderr) as line:
+    with resumable(context.obj, kept=True), Line() as line:
         augment_store(
             inputs,
             out,
@@ -191,7 +191,7 @@ def bench_read(
     On a local disk, what was read before comes from memory, where it fits.
     """
     options = options_for(parse_options(storage_option), store)
-    with Line(sys.stderr) as line:
+    with Line() as line:
         found = read_speed(
             store,
             x=x,

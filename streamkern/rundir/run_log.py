@@ -16,7 +16,6 @@ import math
 import os
 import re
 import threading
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -27,6 +26,7 @@ import numpy as np
 from streamkern.basics.digest import parsed_json
 from streamkern.basics.errors import RunError
 from streamkern.basics.text import redact, utc_now
+from streamkern.basics.warning import warn
 from streamkern.filesystem.objects import Bytes, Objects
 
 _SECRET_NAME = re.compile(r"secret|passw|token|credential|signature|(api|access)_?key", re.I)
@@ -232,10 +232,9 @@ class ObjectLines:
         """Warn, once, on a thread that the user knows."""
         if self._failure is not None and not self._warned:
             self._warned = True
-            warnings.warn(
+            warn(
                 f"the run log could not be written ({self._failure}); the run goes on, and it is "
-                "tried again",
-                stacklevel=4,
+                "tried again"
             )
 
     def close(self) -> None:
@@ -312,5 +311,5 @@ def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     except OSError as error:
         raise RunError(f"run log {path} can not be read: {error.strerror}") from error
     if damage is not None:
-        warnings.warn(damage, stacklevel=2)
+        warn(damage)
     return records

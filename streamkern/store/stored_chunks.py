@@ -8,7 +8,6 @@ written down for its place, so that one of another place or store is never taken
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from streamkern.basics.errors import CorruptChunkError, StreamkernError
+from streamkern.basics.warning import warn
 from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.cached_objects import CachedObjects
 from streamkern.filesystem.objects import READS, TRAFFIC
@@ -188,10 +188,9 @@ class StoredChunks:
     def _keep_chunks(self, cache: Cache) -> None:
         """Read the chunks of a remote store through `cache`; local ones are near enough."""
         if self.spec.foreign and self._remote:
-            warnings.warn(
+            warn(
                 f"{redact(self.url)} is not cached: streamkern did not write it, and a change of "
-                "its chunks would not be noticed; ingest it",
-                stacklevel=4,
+                "its chunks would not be noticed; ingest it"
             )
             return
         for array in self.arrays:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 import re
@@ -23,7 +22,7 @@ from threadpoolctl import threadpool_limits
 
 import streamkern
 from streamkern.cli import main
-from streamkern.cli.console import Line, in_options
+from streamkern.cli.console import in_options
 from streamkern.cli.options import options_for, parse_options
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir import documents
@@ -145,25 +144,6 @@ def test_ingest_info_and_the_library_agree(run: Run, tmp_path: Path) -> None:
     assert "is complete already, made by the same command" in err
     assert "already holds a store" in sentence(run(*words), USAGE)
     assert run(*words, "--overwrite")[0] == DONE
-
-
-def test_the_progress_line_is_for_terminals(monkeypatch: Any) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    terminal = Terminal()
-    monkeypatch.setattr(Line, "PERIOD_S", 0.0)
-    line = Line(terminal)
-    line.show("read", 1000, None)
-    line.show("write", 1000, 2000)
-    line.close()
-    assert terminal.getvalue().replace("\r\x1b[K", "|") == (
-        "|read 1,000 rows|write 1,000 of 2,000 rows|"
-    )
-    file = io.StringIO()
-    Line(file).show("read", 1000, None)
-    assert file.getvalue() == ""
 
 
 def test_ingest_of_a_table_by_columns(run: Run, tmp_path: Path) -> None:
