@@ -11,14 +11,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import zarr
-from threadpoolctl import threadpool_limits
 
 import streamkern
 from streamkern.cli import main
@@ -35,6 +34,8 @@ from tests.clusters import Cluster
 from tests.faults import flip_bit, remove, tree
 from tests.s3server import SECRET, S3Server
 
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
+
 DONE, USAGE, FAILED, TRY_AGAIN = 0, 2, 3, 75
 SETTINGS = ("model.n_centers=40", "data.batch_size=50", "run.threads=1", "run.device=cpu")
 FAST = [word for setting in SETTINGS for word in ("--set", setting)]
@@ -42,12 +43,6 @@ FAST = [word for setting in SETTINGS for word in ("--set", setting)]
 rng = np.random.default_rng(0)
 X = rng.normal(size=(600, 5)).astype(np.float32)
 Y = np.array(["a", "b", "c"])[np.digitize(X[:, 0] + X[:, 1], [-0.6, 0.6])]
-
-
-@pytest.fixture(autouse=True)
-def one_blas_thread() -> Iterator[None]:
-    with threadpool_limits(1):
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -18,14 +19,14 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import SKETCH
 from streamkern.solver import build
 from streamkern.solver.block import ORDER_STAGE, BlockSolver, ridge_schedule
+from tests import maths
 from tests import reference as ref
 from tests.maths import Array, Case, computed, make_case, operator, rows, small_sizes
 
+close = functools.partial(maths.close, relative=1e-10)
+
+
 KERNEL = ref.make_kernel("laplace", 2.0)
-
-
-def close(actual: Array, desired: Array, relative: float = 1e-10) -> None:
-    np.testing.assert_allclose(actual, desired, rtol=0, atol=relative * np.abs(desired).max())
 
 
 def block_reference(case: Case, solver: BlockSolver) -> ref.BlockReference:
