@@ -116,7 +116,7 @@ def start(
 
 
 def _meta(
-    run: Run, kernel: Kernel, setup: Mapping[str, Any], scaling: Mapping[str, Any]
+    run: Run, kernel: Kernel, setup: Mapping[str, Any], scaling: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """What is known of a run once it is set up, as JSON."""
     data = run.data
