@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streamkern.basics.errors import DataError
+from streamkern.basics.errors import CheckpointError, DataError
 from streamkern.basics.redaction import redact
 from streamkern.basics.stop import resumable
 from streamkern.cli import overview
@@ -32,6 +32,9 @@ from streamkern.cli.overview import store_text
 from streamkern.config.rules import parse_bytes
 from streamkern.config.run_config import DataConfig
 from streamkern.ingest.ingest import ingest as run_ingest
+from streamkern.rundir.sealed import as_saved
+from streamkern.rundir.verification import WHOLE
+from streamkern.rundir.verification import verify as verify_run
 from streamkern.store.describe import describe_store, describe_unfinished
 from streamkern.store.store import open_store
 from streamkern.stream.materialise import augment_store
@@ -185,7 +188,7 @@ def info(
     x: XName = "X",
     y: YName = "y",
     verify: Annotated[
-        bool, typer.Option("--verify", help="Read every chunk and compare it with its digest.")
+        bool, typer.Option("--verify", help="Read every byte and compare it with its digest.")
     ] = False,
     foreign: Foreign = False,
     as_json: AsJson = False,
@@ -194,8 +197,7 @@ def info(
     """Describe a store, finished or not, or the state of a run."""
     options = options_for(parse_options(storage_option), place)
     if overview.is_run_directory(place, options):
-        run = overview.run_overview(place, options)
-        typer.echo(as_text(run) if as_json else overview.run_text(run))
+        _show_run(place, options, verified=verify, as_json=as_json)
         return
     try:
         store = open_store(place, x=x, y=y, storage_options=options, foreign=foreign)
@@ -209,6 +211,24 @@ def info(
             store.verify()
             found["verified"] = True
     typer.echo(as_text(found) if as_json else overview.store_text(found))
+
+
+def _show_run(
+    place: str, options: Mapping[str, Any] | None, *, verified: bool, as_json: bool
+) -> None:
+    """The overview of a run; where something is damaged only what was verified, and exit code 3."""
+    found: dict[str, Any] = {"verified": verify_run(place, options)} if verified else {}
+    damaged = [name for name, how in found.get("verified", {}).items() if how != WHOLE]
+    run = {} if damaged else overview.run_overview(place, options)
+    with as_saved(redact(place)):
+        text = as_text(run | found) if as_json else overview.run_text(run | found)
+    typer.echo(text)
+    if damaged:
+        raise CheckpointError(
+            f"{len(damaged)} of the {len(found['verified'])} groups in {redact(place)} are damaged "
+            f"({', '.join(damaged)}); training goes on from the newest whole checkpoint, and "
+            "computes a setup anew whose manifest was deleted"
+        )
 
 
 def bench_read(

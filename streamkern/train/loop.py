@@ -76,7 +76,7 @@ class Result:
     center i is center order[i] of those chosen. meta : what setup decided and measured. timing :
     seconds of the loop in this process, and of it waiting for data. ended : why it took fewer
     epochs than were allowed, or None. skipped : a sentence for each damaged checkpoint in whose
-    place an older one was taken, here or in the run of solver.warm_start.
+    place an older one was taken, here or in the run of solver.warm_start, and for a damaged log.
     """
 
     model: KernelModel
@@ -189,7 +189,8 @@ class Trainer:
         self.state = self.solver.restore(arrays, meta["state"])
         good = self.run.backend.asarray(arrays["good"])
         self.watch = self._watching(good, Guard.restore(meta["guard"]), arrays["window"])
-        self.position = Position(**{name: meta["position"][name] for name in asdict(Position())})
+        place = {name: type(x)(meta["position"][name]) for name, x in asdict(Position()).items()}
+        self.position = Position(**place)
         metrics = meta["metrics"]
         self.owed = metrics is None
         self.metrics = {k: math.nan if v is None else v for k, v in (metrics or {}).items()}
@@ -475,20 +476,24 @@ class Trainer:
 
     def _read_history(self, directory: RunDirectory) -> None:
         """The evaluations of all processes that worked on the run."""
-        self.log.flush()
-        records, damage = directory.read_log()
+        try:
+            self.log.flush()
+            records, damage = directory.read_log()
+        except (RunError, StorageError) as error:  # the run is done, with its log or without
+            damage = str(error)
+        else:
+            seen = {r["step"]: r for r in records if r.get("event") == "evaluation"}
+            drop = ("time", "event", "epoch")
+            self.history = [
+                {k: v for k, v in seen[step].items() if k not in drop} for step in sorted(seen)
+            ]
         if damage is not None:
-            warnings.warn(f"{damage}; the history lacks what they held", stacklevel=6)
-        seen = {r["step"]: r for r in records if r.get("event") == "evaluation"}
-        drop = ("time", "event", "epoch")
-        self.history = [
-            {k: v for k, v in seen[step].items() if k not in drop} for step in sorted(seen)
-        ]
+            warnings.warn(f"{damage}; the history lacks what it held", stacklevel=6)
+            self.skipped += (damage,)
 
     def _result(self) -> Result:
         if self.directory is not None and self.settings.log:
-            with contextlib.suppress(StorageError):  # the run is done, with its log or without
-                self._read_history(self.directory)
+            self._read_history(self.directory)
         to_host = self.run.backend.to_host
         return Result(
             self._model(), self.metrics, self.history, to_host(self.made.arrays["Z"]),
