@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamkern.basics.errors import RunLockedError, StreamkernError
-from streamkern.cli.overview import run_overview, run_text
+from streamkern.cli.described import run_overview, run_text
 from streamkern.filesystem.urls import open_objects
 from streamkern.rundir import documents
 from streamkern.rundir.lease import Lease, current_holder

@@ -987,15 +987,16 @@ SIGNALLED = """
 import os, sys
 from pathlib import Path
 from streamkern.cli import main
-from streamkern.train.loop import Trainer
-left, number, step = int(sys.argv.pop(1)), int(sys.argv.pop(1)), Trainer._step
-def step_and_stop(*arguments):
+from streamkern.train.steps import Steps
+left, number, take = int(sys.argv.pop(1)), int(sys.argv.pop(1)), Steps.take
+def take_and_stop(*arguments):
     global left
-    step(*arguments)
+    found = take(*arguments)
     if len(list(Path(sys.argv[-1]).glob("trial-*.json"))) == left:
         left = None
         os.kill(os.getpid(), number)
-Trainer._step = step_and_stop
+    return found
+Steps.take = take_and_stop
 sys.exit(main.main())
 """
 

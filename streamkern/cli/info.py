@@ -1,0 +1,75 @@
+"""The command `info`: what is at a place, a store or a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from streamkern.basics.errors import CheckpointError, DataError
+from streamkern.basics.text import redact
+from streamkern.cli.console import as_text
+from streamkern.cli.described import is_run_directory, run_overview, run_text, store_text
+from streamkern.cli.options import (
+    AsJson,
+    Foreign,
+    StorageOption,
+    XName,
+    YName,
+    options_for,
+    parse_options,
+)
+from streamkern.rundir.sealed import as_saved
+from streamkern.rundir.verification import WHOLE
+from streamkern.rundir.verification import verify as verify_run
+from streamkern.store.describe import describe_store, describe_unfinished
+from streamkern.store.store import open_store
+
+
+def info(
+    place: Annotated[str, typer.Argument(metavar="STORE_OR_RUN_DIR")],
+    x: XName = "X",
+    y: YName = "y",
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read every byte and compare it with its digest.")
+    ] = False,
+    foreign: Foreign = False,
+    as_json: AsJson = False,
+    storage_option: StorageOption = None,
+) -> None:
+    """Describe a store, finished or not, or the state of a run."""
+    options = options_for(parse_options(storage_option), place)
+    if is_run_directory(place, options):
+        _show_run(place, options, verified=verify, as_json=as_json)
+        return
+    try:
+        store = open_store(place, x=x, y=y, storage_options=options, foreign=foreign)
+    except DataError:
+        found = describe_unfinished(place, storage_options=options)
+        if found is None:
+            raise
+    else:
+        found = describe_store(store, exact=verify)
+        if verify:
+            store.verify()
+            found["verified"] = True
+    typer.echo(as_text(found) if as_json else store_text(found))
+
+
+def _show_run(
+    place: str, options: Mapping[str, Any] | None, *, verified: bool, as_json: bool
+) -> None:
+    """The overview of a run; where something is damaged only what was verified, and exit code 3."""
+    found: dict[str, Any] = {"verified": verify_run(place, options)} if verified else {}
+    damaged = [name for name, how in found.get("verified", {}).items() if how != WHOLE]
+    run = {} if damaged else run_overview(place, options)
+    with as_saved(redact(place)):
+        text = as_text(run | found) if as_json else run_text(run | found)
+    typer.echo(text)
+    if damaged:
+        raise CheckpointError(
+            f"{len(damaged)} of the {len(found['verified'])} groups in {redact(place)} are damaged "
+            f"({', '.join(damaged)}); training goes on from the newest whole checkpoint, and "
+            "computes a setup anew whose manifest was deleted"
+        )
