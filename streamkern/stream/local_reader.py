@@ -17,7 +17,7 @@ from tenacity import (
 
 from streamkern.basics.errors import StreamkernError
 from streamkern.filesystem.waiting import until
-from streamkern.stream.sources.base import Block, Source
+from streamkern.stream.sources.base import BaseSource, Block
 from streamkern.stream.unit_graph import UnitWork, run
 
 FIRST_RETRY_S = 0.1
@@ -44,7 +44,7 @@ class UnitReader(Protocol):
 class LocalReader:
     """Runs the graphs of units on the calling threads."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: BaseSource) -> None:
         self._source, self._work = source, UnitWork(source)
 
     def read(self, u: int, seed: int, epoch: int, stopped: threading.Event) -> Block:

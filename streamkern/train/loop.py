@@ -42,7 +42,7 @@ from streamkern.stream.cluster import dashboard_link
 from streamkern.stream.feed import DeviceBatch, Feed
 from streamkern.stream.loader import Loader
 from streamkern.stream.meter import Meter
-from streamkern.stream.sources.base import Source
+from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.stores import stores_of
 from streamkern.train.guard import Guard, Watch
 from streamkern.train.model import KernelModel, column_names
@@ -98,7 +98,7 @@ class Trainer:
         self,
         run: Run,
         directory: RunDirectory | None,
-        test: Source | None,
+        test: BaseSource | None,
         stack: contextlib.ExitStack,
         progress: bool,
         on_evaluation: Callable[[dict[str, Any]], None] | None,

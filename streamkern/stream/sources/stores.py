@@ -14,7 +14,7 @@ from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.urls import local_path
 from streamkern.store.statistics import ColumnMoments
 from streamkern.store.store import Store, open_store
-from streamkern.stream.sources.base import BaseSource, Source, ahead, regular_edges
+from streamkern.stream.sources.base import BaseSource, ahead, regular_edges
 from streamkern.stream.sources.transforms import Moments, Transform, bind_transforms
 
 # Foreign stores may have tiny chunks: group them up to this size, one task for several.
@@ -102,7 +102,7 @@ class ZarrSource(BaseSource):
         return moments
 
 
-def stores_of(source: Source) -> list[Store]:
+def stores_of(source: BaseSource) -> list[Store]:
     """Every store that a source is made from."""
     own = [source.store] if isinstance(source, ZarrSource) else []
-    return own + [store for part in getattr(source, "parts", ()) for store in stores_of(part)]
+    return own + [store for part in source.parts for store in stores_of(part)]
