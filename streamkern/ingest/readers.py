@@ -377,8 +377,9 @@ def _entry(archive: zipfile.ZipFile, name: str, where: str) -> Any:
 def _hdf5_reader(url: Url, asked: Asked, place: Place) -> Reader:
     where, identity = redact(url), [place.identity(url), asked.json()]
     h5py = need("h5py")
+    given = place.fetched(url)
     try:
-        opened = place.keep(h5py.File(place.file(url), "r"))
+        opened = place.keep(h5py.File(given, "r"))
         file = Hdf5File(opened, where, fill=place.missing == "fill", external=place.external)
         table = file.table(asked)
         if table is None:
