@@ -36,11 +36,10 @@ class AugmentedSource(BaseSource):
         if copies < 1:
             raise ConfigError(f"copies={copies} must be at least 1")
         base = as_source(base)
-        self.base, self.copies = base, copies
+        self.parts, self.copies = (base,), copies
         self.n_rows = copies * base.n_rows
         self._set_rows_like(base)
         self.remote, self.level = base.remote, base.level + 1
-        self.parts = (base,)
         self.totals = None if base.totals is None else copies * base.totals
         base_bytes = base.n_rows * self.row_bytes
         # Whole replicas in a unit, or 0: a unit of a replica.
@@ -54,6 +53,11 @@ class AugmentedSource(BaseSource):
             self.strata = np.tile(base.strata, copies)
         host, feed = bind_transforms(transforms, self, host=not base.feed_transforms)
         self.host_transforms, self.feed_transforms = host, (*base.feed_transforms, *feed)
+
+    @property
+    def base(self) -> BaseSource:
+        """What is replicated."""
+        return self.parts[0]
 
     @property
     def n_units(self) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import threading
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -153,6 +155,15 @@ class BaseSource(ABC):
     def row_bytes(self) -> int:
         """Bytes of one row of X in the storage dtype."""
         return math.prod(self.row_shape) * self.dtype.itemsize
+
+    def until(self, stopped: threading.Event) -> BaseSource:
+        """The same source, for a reader who gives requests of its stores up once `stopped`."""
+        parts = tuple(part.until(stopped) for part in self.parts)
+        if all(a is b for a, b in zip(parts, self.parts, strict=True)):
+            return self
+        again = copy.copy(self)
+        again.parts = parts
+        return again
 
     def unit_bounds(self, u: int) -> tuple[int, int]:
         return int(self._edges[u]), int(self._edges[u + 1])

@@ -79,7 +79,7 @@ class _Ordered(BaseSource):
         columns: tuple[str, ...] | None,
         target_columns: tuple[str, ...] | None,
     ) -> None:
-        self.base, self.parts = base, (base,)
+        self.parts = (base,)
         self._set_rows_like(base)
         self.n_rows, self.strata, self.totals = base.n_rows, base.strata, base.totals
         self.remote, self.level, self.feed_transforms = (
@@ -91,6 +91,11 @@ class _Ordered(BaseSource):
         self.columns, self.target_columns = columns, target_columns
         self._places = places(base.columns, columns)
         self._target_places = places(base.target_columns, target_columns)
+
+    @property
+    def base(self) -> BaseSource:
+        """The rows in the order they have."""
+        return self.parts[0]
 
     @property
     def n_units(self) -> int:

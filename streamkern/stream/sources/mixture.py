@@ -86,8 +86,8 @@ class MixtureSource(BaseSource):
         if self.weights is not None:
             rows = sum(part.n_rows for part in self.parts) if n_rows is None else n_rows
             total = math.fsum(self.weights)
-            for part, own, weight in zip(self.parts, sizes, self.weights, strict=True):
-                self._passes.append(_Passes(part, own, rows * weight / total))
+            for own, weight in zip(sizes, self.weights, strict=True):
+                self._passes.append(_Passes(own, rows * weight / total))
             sizes = [np.full(p.n_units, p.unit_rows) for p in self._passes]
         counts = [len(own) for own in sizes]
         self.strata = np.repeat(np.arange(len(counts), dtype=np.uint16), counts)
@@ -151,7 +151,7 @@ class MixtureSource(BaseSource):
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         k, j, own_seed = self._place(u, seed)
         if self._passes:
-            return self._passes[k].read(j, own_seed, epoch)
+            return self._passes[k].read(self.parts[k], j, own_seed, epoch)
         return self.parts[k].read_unit(j, own_seed, epoch).read
 
 
@@ -200,31 +200,33 @@ class _Passes:
     size of a unit : that of the source's largest; n_units : of an epoch, for `wanted` rows
     """
 
-    def __init__(self, source: BaseSource, sizes: np.ndarray, wanted: float) -> None:
-        self.source, self.unit_rows = source, int(sizes.max())
+    def __init__(self, sizes: np.ndarray, wanted: float) -> None:
+        self.unit_rows = int(sizes.max())
         self.n_units = max(1, math.floor(wanted / self.unit_rows + 0.5))
         self._edges = np.concatenate(([0], np.cumsum(sizes)))
         self._lacking = np.concatenate(([0], np.cumsum(self.unit_rows - sizes)))  # before unit u
 
-    def read(self, j: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
+    def read(self, source: BaseSource, j: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         """Unit j of an epoch."""
-        turn, u = divmod(epoch * self.n_units + j, self.source.n_units)
-        block = self.source.read_unit(u, seed, turn)
+        turn, u = divmod(epoch * self.n_units + j, source.n_units)
+        block = source.read_unit(u, seed, turn)
         lacking = int(self._lacking[u + 1] - self._lacking[u])
         if not lacking:
             return block.read
         start = turn * int(self._lacking[-1]) + int(self._lacking[u])
-        blocks = [block, *self._in_turn(start, lacking, seed, turn)]
+        blocks = [block, *self._in_turn(source, start, lacking, seed, turn)]
         return joined(blocks).read
 
-    def _in_turn(self, start: int, count: int, seed: int, turn: int) -> Iterator[Block]:
+    def _in_turn(
+        self, source: BaseSource, start: int, count: int, seed: int, turn: int
+    ) -> Iterator[Block]:
         """Rows start, start + 1, … of the source, which begins again at its end."""
         while count:
-            start %= self.source.n_rows
+            start %= source.n_rows
             u = int(np.searchsorted(self._edges, start, side="right")) - 1
             first, last = int(self._edges[u]), int(self._edges[u + 1])
             part = slice(start - first, min(start + count, last) - first)
-            yield self.source.read_unit(u, seed, turn).take(part)
+            yield source.read_unit(u, seed, turn).take(part)
             count -= part.stop - part.start
             start = first + part.stop
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -65,6 +67,11 @@ class ZarrSource(BaseSource):
         self._grouped = max(1, SMALL_CHUNK_BYTES // (spec.chunk_rows * self.row_bytes))
         self._edges = regular_edges(self.n_rows, spec.chunk_rows * self._grouped)
         self.host_transforms, self.feed_transforms = bind_transforms(transforms, self)
+
+    def until(self, stopped: threading.Event) -> ZarrSource:
+        again = copy.copy(self)
+        again.store = self.store.until(stopped)
+        return again if self.remote else self
 
     @property
     def fingerprint(self) -> str:
