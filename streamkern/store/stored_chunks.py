@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from streamkern.basics.errors import CorruptChunkError, StreamkernError
+from streamkern.basics.warning import warn
 from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.cached_objects import CachedObjects
 from streamkern.filesystem.objects import READS, Traffic
@@ -83,15 +83,10 @@ class StoredChunks:
         }
         return again
 
-    @property
-    def n_chunks(self) -> int:
-        """Row chunks of X; the last may be shorter."""
-        return -(-self.spec.n_rows // self.spec.chunk_rows)
-
     def bounds(self, i: int) -> tuple[int, int]:
         """First row of chunk `i`, and the row after its last."""
-        if not 0 <= i < self.n_chunks:
-            raise IndexError(f"chunk {i} is outside 0..{self.n_chunks - 1} of {self!r}")
+        if not 0 <= i < self.spec.n_chunks:
+            raise IndexError(f"chunk {i} is outside 0..{self.spec.n_chunks - 1} of {self!r}")
         start = i * self.spec.chunk_rows
         return start, min(start + self.spec.chunk_rows, self.spec.n_rows)
 
@@ -110,7 +105,7 @@ class StoredChunks:
     def read_digests(self) -> Any:
         """(n_chunks, 96) uint8, or (n_chunks, 128) with sample weights, checked."""
         digests, spec = self._read_table(self.found.digests), self.spec
-        if layout.content_fingerprint(spec, spec.n_rows, digests) != spec.fingerprint:
+        if layout.content_fingerprint(spec, digests) != spec.fingerprint:
             raise CorruptChunkError(f"the digests of {self!r} do not match its fingerprint")
         return digests
 
@@ -211,10 +206,9 @@ class StoredChunks:
     def _keep_chunks(self, cache: Cache) -> None:
         """Read the chunks of a remote store through `cache`; local ones are near enough."""
         if self.spec.foreign and self._remote:
-            warnings.warn(
+            warn(
                 f"{redact(self.url)} is not cached: streamkern did not write it, and a change of "
-                "its chunks would not be noticed; ingest it",
-                stacklevel=4,
+                "its chunks would not be noticed; ingest it"
             )
             return
         for array in self.arrays:
