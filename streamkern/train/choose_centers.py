@@ -117,8 +117,7 @@ def _rows(run: Run, method: str, given: npt.ArrayLike | None) -> tuple[Block, in
         n = _selection(run).rows if method == "rpcholesky" else p
         block = random_rows.random_centers(base, n, seed)
     else:
-        columns = getattr(base, "columns", None)
-        array = open_centers(run.config, columns) if given is None else given
+        array = open_centers(run.config, base.columns) if given is None else given
         block = random_rows.given_centers(array, base.row_shape, base.n_outputs)
     return block, len(block.X)
 

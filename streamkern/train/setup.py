@@ -24,9 +24,8 @@ from streamkern.rundir.sealed import Parts, Saved, on_host
 from streamkern.solver.base import Solver
 from streamkern.solver.build import Choices, Rows, Setup, assemble, compute
 from streamkern.stream.feed import prepare
-from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.sampling import sample_rows
-from streamkern.stream.sources.transforms import SETUP_EPOCH, Scale, Transform
+from streamkern.stream.sources.transforms import SETUP_EPOCH, Scale, Transform, transform_name
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.choose_centers import Report, choose
 from streamkern.train.intercept import target_scale
@@ -126,8 +125,8 @@ def _meta(
         "setup": setup,
         "classes": None if data.source.classes is None else list(data.source.classes),
         "row_shape": list(data.source.row_shape),
-        "columns": _names(data.source, "columns"),
-        "target_columns": _names(data.source, "target_columns"),
+        "columns": _listed(data.source.columns),
+        "target_columns": _listed(data.source.target_columns),
         "n_outputs": data.source.n_outputs,
         "fit_intercept": run.config.model.fit_intercept,
         "precision": run.precision,
@@ -139,8 +138,7 @@ def _meta(
     }
 
 
-def _names(source: Source, which: str) -> list[str] | None:
-    names = getattr(source, which, None)
+def _listed(names: tuple[str, ...] | None) -> list[str] | None:
     return None if names is None else list(names)
 
 
@@ -279,7 +277,7 @@ def save_scaling(
                 arrays[f"scaling.{i}.mean"] = np.asarray(transform.mean, np.float64)
                 arrays[f"scaling.{i}.scale"] = np.asarray(transform.scale, np.float64)
         else:
-            meta.append({"kind": "function", "name": getattr(transform, "__qualname__", "?")})
+            meta.append({"kind": "function", "name": transform_name(transform)})
     return arrays, meta
 
 
