@@ -189,15 +189,13 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         if test is not None:
             pair = test if isinstance(test, tuple) else (test, None)
             held_out = self._source(pair[0], pair[1], None, first=False)
-        kernel, centers = self._given()
+        centers = self._given_centers()
         with own_names():
             config, warm = self._config(self.epochs), self._last_fit()
             # Weights mean something in the scale they were fitted in.
             kept = self._found if warm is not None and config.data.scale == "auto" else []
             stream = self._transformed(source, [*self._transforms(source), *kept])
-            result = train(
-                config, source=stream, test=held_out, kernel=kernel, centers=centers, warm=warm
-            )
+            result = train(config, source=stream, test=held_out, centers=centers, warm=warm)
             self._keep(result)
             self._found = kept or _found(result, stream)
         return self
@@ -208,7 +206,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         with own_names():
             if first:
                 config = self._config(1 if self.epochs == "auto" else self.epochs)
-                online, bound = Online(config, *self._given()), self._transforms(source)
+                online, bound = Online(config, self._given_centers()), self._transforms(source)
             else:
                 online, bound = self._online
                 check_same_rows(source, self._row_shape, "X")
@@ -290,32 +288,24 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
     def _array_source(self, X: npt.NDArray[Any], y: Any, w: Any, first: bool) -> ArraySource:
         raise NotImplementedError
 
-    def _given(self) -> tuple[Kernel | None, npt.NDArray[Any] | None]:
-        """The kernel and the centers that are objects rather than settings."""
-        kernel = self.kernel if isinstance(self.kernel, Kernel) else None
-        if kernel is not None and not _is_auto(self.bandwidth):
-            raise ConfigError(
-                f"bandwidth={self.bandwidth!r} is given twice: kernel={kernel!r} has its own; "
-                "leave bandwidth out"
-            )
+    def _given_centers(self) -> npt.NDArray[Any] | None:
+        """The centers that are rows rather than a setting."""
         if isinstance(self.centers, str | os.PathLike):
-            return kernel, None
+            return None
         centers = as_centers(self.centers)
         if not _is_auto(self.n_centers) and self.n_centers != len(centers):
             raise ConfigError(
                 f"n_centers={self.n_centers} but centers holds {len(centers)} rows; leave "
                 "n_centers out"
             )
-        return kernel, centers
+        return centers
 
     def _config(self, epochs: Any) -> RunConfig:
         values = {name: getattr(self, name) for name in _SETTINGS} | {"epochs": epochs}
-        if isinstance(self.kernel, Kernel):
-            values["kernel"] = "laplace"  # not used
-        if not isinstance(self.centers, str | os.PathLike):
-            values |= {"centers": "random", "n_centers": "auto"}  # not used
-        elif isinstance(self.centers, os.PathLike):
+        if isinstance(self.centers, str | os.PathLike):
             values["centers"] = os.fspath(self.centers)
+        else:
+            del values["centers"]
         start = self.warm_start
         values["warm_start"] = start if isinstance(start, str | os.PathLike) else None
         if values["warm_start"] is None and not isinstance(start, bool | np.bool_):
@@ -331,9 +321,9 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         if isinstance(class_weight, Mapping):
             class_weight = {str(label): w for label, w in class_weight.items()}
         tables: dict[str, dict[str, Any]] = {"data": {"train": "X", "class_weight": class_weight}}
-        for name, path in _SETTINGS.items():
-            section, _, key = path.partition(".")
-            tables.setdefault(section, {})[key] = values[name]
+        for name, value in values.items():
+            section, _, key = _SETTINGS[name].partition(".")
+            tables.setdefault(section, {})[key] = value
         tables["run"]["device_memory"] = self.memory
         return RunConfig.from_tables(tables)
 

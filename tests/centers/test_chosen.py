@@ -34,7 +34,7 @@ from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip, Scale, host_transform
 from streamkern.train import choose_centers
-from streamkern.train.opened import Run, open_run
+from streamkern.train.opened import Given, Run, open_run
 from tests import reference as ref
 from tests import runs
 from tests.runs import array_source, arrays, finished, stream
@@ -205,7 +205,7 @@ def test_means_without_rows_are_moved_to_some() -> None:
 
 
 def opened(source: Source | None = None, **overrides: Any) -> Run:
-    run = open_run(runs.settings(**overrides), source=stream() if source is None else source)
+    run = open_run(runs.settings(**overrides), Given(stream() if source is None else source))
     run.backend.close()
     return run
 
@@ -213,9 +213,7 @@ def opened(source: Source | None = None, **overrides: Any) -> Run:
 def chosen(run: Run) -> tuple[choose_centers.Chosen, dict[str, Any]]:
     events: list[tuple[str, dict[str, Any]]] = []
     dtype = np.dtype(np.float64 if run.precision == "float64" else np.float32)
-    found = choose_centers.choose(
-        run, kernel=None, given=None, dtype=dtype, report=lambda *event: events.append(event)
-    )
+    found = choose_centers.choose(run, dtype, lambda *event: events.append(event))
     assert [name for name, _ in events] == ["centers"]
     return found, events[0][1]
 
