@@ -6,10 +6,9 @@ reach a log.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-
-import numpy as np
 
 from streamkern.basics.redaction import redact as redact
 
@@ -43,9 +42,7 @@ def table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> str:
     """Plain text table: one line per row, numbers to the right, floats to four digits."""
     cells = [[_cell(row.get(name)) for name in columns] for row in rows]
     widths = [max([len(name), *(len(line[j]) for line in cells)]) for j, name in enumerate(columns)]
-    right = [
-        any(isinstance(row.get(name), int | float | np.number) for row in rows) for name in columns
-    ]
+    right = [any(isinstance(row.get(name), numbers.Real) for row in rows) for name in columns]
 
     def line(texts: Sequence[str]) -> str:
         padded = (
@@ -60,6 +57,6 @@ def table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> str:
 def _cell(value: object) -> str:
     if value is None:
         return ""
-    if isinstance(value, float | np.floating):
+    if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
         return f"{float(value):.4g}"
     return " ".join(redact(str(value)).split())

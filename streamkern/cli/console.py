@@ -17,7 +17,6 @@ from streamkern.basics.errors import EXIT_FAILED, EXIT_USAGE, StreamkernError
 from streamkern.basics.progress import WIPE
 from streamkern.basics.stop import Stopped
 from streamkern.basics.text import redact
-from streamkern.predict.figures import in_words
 
 EXIT_INTERRUPTED = 130
 
@@ -32,12 +31,6 @@ def say(text: str) -> None:
 def as_text(value: Mapping[str, Any]) -> str:
     """JSON with a line for each entry."""
     return json.dumps(value, indent=1)
-
-
-def show_evaluation(record: Mapping[str, Any]) -> None:
-    """An evaluation during a run."""
-    figures = {k: v for k, v in record.items() if k not in ("step", "samples")}
-    say(f"{record['samples']:,} samples: {in_words(figures)}")
 
 
 def in_options(text: str, options: Mapping[str, str]) -> str:

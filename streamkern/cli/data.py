@@ -1,4 +1,4 @@
-"""The commands about data: ingest | augment | info | bench-read."""
+"""The commands about data: ingest | augment | bench-read."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streamkern.basics.errors import DataError
 from streamkern.basics.progress import Line
 from streamkern.basics.redaction import redact
 from streamkern.basics.stop import resumable
-from streamkern.cli import overview
 from streamkern.cli.console import as_text, say
+from streamkern.cli.described import store_text
 from streamkern.cli.options import (
     AsJson,
     External,
@@ -28,11 +27,10 @@ from streamkern.cli.options import (
     parse_options,
     parse_transform,
 )
-from streamkern.cli.overview import store_text
 from streamkern.config.rules import parse_bytes
 from streamkern.config.run_config import DataConfig
 from streamkern.ingest.ingest import ingest as run_ingest
-from streamkern.store.describe import describe_store, describe_unfinished
+from streamkern.store.describe import describe_store
 from streamkern.store.store import open_store
 from streamkern.stream.materialise import augment_store
 from streamkern.stream.read_speed import read_speed, speed_text
@@ -178,37 +176,6 @@ def augment(
             storage_options=options_for(options, out),
         )
     _show_store(out, options, made=line.shown)
-
-
-def info(
-    place: Annotated[str, typer.Argument(metavar="STORE_OR_RUN_DIR")],
-    x: XName = "X",
-    y: YName = "y",
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Read every chunk and compare it with its digest.")
-    ] = False,
-    foreign: Foreign = False,
-    as_json: AsJson = False,
-    storage_option: StorageOption = None,
-) -> None:
-    """Describe a store, finished or not, or the state of a run."""
-    options = options_for(parse_options(storage_option), place)
-    if overview.is_run_directory(place, options):
-        run = overview.run_overview(place, options)
-        typer.echo(as_text(run) if as_json else overview.run_text(run))
-        return
-    try:
-        store = open_store(place, x=x, y=y, storage_options=options, foreign=foreign)
-    except DataError:
-        found = describe_unfinished(place, storage_options=options)
-        if found is None:
-            raise
-    else:
-        found = describe_store(store, exact=verify)
-        if verify:
-            store.verify()
-            found["verified"] = True
-    typer.echo(as_text(found) if as_json else overview.store_text(found))
 
 
 def bench_read(

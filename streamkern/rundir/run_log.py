@@ -23,6 +23,7 @@ from typing import Any, Protocol, Self
 import google_crc32c
 import numpy as np
 
+from streamkern.basics.digest import parsed_json
 from streamkern.basics.errors import RunError
 from streamkern.basics.text import redact, utc_now
 from streamkern.basics.warning import warn
@@ -272,8 +273,8 @@ def _record(line: bytes) -> dict[str, Any] | None:
     if found is None or google_crc32c.value(found[1] + b"}") != int(found[2], 16):
         return None
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
+        value = parsed_json(line)
+    except ValueError:
         return None
     numbers = [value.get(name) for name in ("step", "epoch", "samples")]
     if not all(isinstance(number, int) for number in numbers):
