@@ -8,6 +8,17 @@ from streamkern.stream.order import EpochPlan
 from streamkern.stream.sources.base import Source, y_shape
 
 
+class Plain:
+    """A user's source: what the protocol asks for and no more."""
+
+    def __init__(self, base: Source) -> None:
+        for name in (
+            "n_rows", "row_shape", "dtype", "n_outputs", "classes", "y_dtype", "feed_transforms",
+            "n_units", "fingerprint", "unit_bounds", "read_unit", "describe", "statistics",
+        ):  # fmt: skip
+            setattr(self, name, getattr(base, name))
+
+
 def everything(source: Source, seed: int = 0, epoch: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """All rows in order; checks on the way what every unit must keep."""
     X, y = [], []

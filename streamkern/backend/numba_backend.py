@@ -83,21 +83,21 @@ class CompiledBackend(Backend):
         if out.dtype != np.float32:
             super().l1_distances(A, B, out)
             return
-        Bt = self.workspace("Bt", B.shape[::-1], B.dtype)
-        Bt[...] = B.T
-        out[...] = 0
-        for first in range(0, A.shape[1], L1_FEATURES):
-            features = slice(first, first + L1_FEATURES)
-            _l1_part(len(Bt[features]))(A[:, features], Bt[features], out)
+        with self.workspace(B.shape[::-1], B.dtype) as Bt:
+            Bt[...] = B.T
+            out[...] = 0
+            for first in range(0, A.shape[1], L1_FEATURES):
+                features = slice(first, first + L1_FEATURES)
+                _l1_part(len(Bt[features]))(A[:, features], Bt[features], out)
 
     def add_product(self, tile: Array, W: Array, out: Array) -> None:
         """Thin products row by row: the BLAS is made for wider ones."""
         if W.shape[1] > THIN or tile.dtype != np.float32:
             super().add_product(tile, W, out)
             return
-        Wt = self.workspace("Wt", W.shape[::-1], W.dtype)
-        Wt[...] = W.T
-        _thin_product(len(Wt))(tile, Wt, out)
+        with self.workspace(W.shape[::-1], W.dtype) as Wt:
+            Wt[...] = W.T
+            _thin_product(len(Wt))(tile, Wt, out)
 
 
 @cache

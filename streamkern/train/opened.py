@@ -174,7 +174,7 @@ def _problem(
 ) -> Problem:  # fmt: skip
     source, run_dir = data.source, config.run.run_dir
     # For a network or a cluster, rather than for this machine.
-    waits = on_cluster or config.data.dask is not None or bool(getattr(source, "remote", False))
+    waits = on_cluster or config.data.dask is not None or source.remote
     width = point_width(data.d, precision, backend, kernel)
     itemsize = 8 if precision == "float64" else 4
     row_bytes = data.d * source.dtype.itemsize + target_bytes(source)

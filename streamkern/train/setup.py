@@ -21,9 +21,8 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import Solver
 from streamkern.solver.build import Choices, Rows, Setup, assemble, compute
 from streamkern.stream.feed import prepare
-from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.sampling import sample_rows
-from streamkern.stream.sources.transforms import SETUP_EPOCH, Scale, Transform
+from streamkern.stream.sources.transforms import SETUP_EPOCH, Scale, Transform, transform_name
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.arrivals import is_computed_with
 from streamkern.train.choose_centers import Report, choose
@@ -108,8 +107,8 @@ def start(run: Run, report: Report, targets: TargetScale | None = None) -> Assem
         "setup": setup.meta,
         "classes": None if data.source.classes is None else list(data.source.classes),
         "row_shape": list(data.source.row_shape),
-        "columns": _names(data.source, "columns"),
-        "target_columns": _names(data.source, "target_columns"),
+        "columns": _listed(data.source.columns),
+        "target_columns": _listed(data.source.target_columns),
         "n_outputs": data.source.n_outputs,
         "fit_intercept": fit_intercept,
         "precision": run.precision,
@@ -122,8 +121,7 @@ def start(run: Run, report: Report, targets: TargetScale | None = None) -> Assem
     return Assembled(solver, op, arrays | scale_arrays, meta)
 
 
-def _names(source: Source, which: str) -> list[str] | None:
-    names = getattr(source, which, None)
+def _listed(names: tuple[str, ...] | None) -> list[str] | None:
     return None if names is None else list(names)
 
 
@@ -215,7 +213,7 @@ def save_scaling(
                 arrays[f"scaling.{i}.mean"] = np.asarray(transform.mean, np.float64)
                 arrays[f"scaling.{i}.scale"] = np.asarray(transform.scale, np.float64)
         else:
-            meta.append({"kind": "function", "name": getattr(transform, "__qualname__", "?")})
+            meta.append({"kind": "function", "name": transform_name(transform)})
     return arrays, meta
 
 

@@ -604,6 +604,26 @@ def test_info_of_an_unfinished_store_and_of_a_verified_one(
     assert "X/c/2/0" in sentence(run("info", store, "--verify"), FAILED)
 
 
+def test_info_verifies_every_checkpoint_of_a_run(run: Run, stores: Path, tmp_path: Path) -> None:
+    """The newest alone is what it reads without being asked."""
+    words = ("--run-dir", tmp_path / "run", *FAST, "--set", "run.checkpoint_every=1")
+    assert run("train", "--train", stores / "train.zarr", *words)[0] == DONE
+    code, out, _ = run("info", tmp_path / "run", "--verify", "--json")
+    checked = json.loads(out)["verified"]
+    setup, *saves = checked
+    assert (code, setup, len(saves)) == (DONE, "setup", 3)
+    assert set(checked.values()) == {"whole"}
+    flip_bit(tmp_path / "run", f"{saves[0]}/alpha/c/0/0")
+    code, out, _ = run("info", tmp_path / "run")
+    assert (code, "damaged" in out) == (DONE, False)
+    answer = run("info", tmp_path / "run", "--verify")
+    assert f"1 of the 4 groups in {tmp_path / 'run'} are damaged" in sentence(answer, FAILED)
+    lines = [line.split(maxsplit=1) for line in answer[1].splitlines()]
+    assert [name for name, _ in lines] == [setup, *saves]
+    assert [how == "whole" for _, how in lines] == [True, False, True, True]
+    assert "does not match its checksum" in lines[1][1]
+
+
 def test_bench_read_prints_a_table_and_a_conclusion(run: Run, stores: Path) -> None:
     code, out, err = run("bench-read", stores / "train.zarr", "--seconds", 0.02)
     assert (code, err) == (DONE, "")

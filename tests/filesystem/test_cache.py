@@ -27,7 +27,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamkern.basics.errors import ConfigError
-from streamkern.filesystem.cache import COUNTS, Cache, Name
+from streamkern.filesystem.cache import Cache, Name
 from streamkern.filesystem.cached_objects import CachedObjects
 from streamkern.filesystem.objects import Objects, Outcome
 from streamkern.ingest.ingest import ingest
@@ -96,15 +96,14 @@ ENTRY = 4 * BLOCK  # what 3 blocks and a header take
 
 
 def test_an_object_is_fetched_once(tmp_path: Path) -> None:
-    library, before = Library(), COUNTS.counts()
-    objects = opened(Cache(tmp_path, 1 << 30), library)
+    library, cache = Library(), Cache(tmp_path, 1 << 30)
+    objects = opened(cache, library)
     for _ in range(3):
         read(objects, library, keys(5))
     assert library.asked == dict.fromkeys(keys(5), 1)
     read(objects, library, ["X/c/5/0", *keys(2)])
     assert library.asked == dict.fromkeys(keys(6), 1)
-    found = {name: count - before[name] for name, count in COUNTS.counts().items()}
-    assert found == {"hits": 12, "misses": 6, "dropped": 0}
+    assert cache.counts.counts() == {"hits": 12, "misses": 6, "dropped": 0}
     # Another process, or another day.
     read(opened(Cache(tmp_path, 1 << 30), library), library, keys(6))
     assert library.asked == dict.fromkeys(keys(6), 1)
@@ -158,8 +157,8 @@ def test_a_damaged_entry_is_dropped_and_fetched_again(
     tmp_path_factory: pytest.TempPathFactory, n_bytes: int, damage: tuple[str, int, int]
 ) -> None:
     folder = tmp_path_factory.mktemp("cache")
-    library, before = Library(n_bytes=n_bytes), COUNTS.dropped
-    objects = opened(Cache(folder, 1 << 30), library)
+    library, cache = Library(n_bytes=n_bytes), Cache(folder, 1 << 30)
+    objects = opened(cache, library)
     read(objects, library, keys(2))
     victim, other = sorted(entries(folder))
     data, (kind, place, bit) = bytearray(victim.read_bytes()), damage
@@ -175,7 +174,7 @@ def test_a_damaged_entry_is_dropped_and_fetched_again(
         data = bytearray(other.read_bytes())
     victim.write_bytes(data)
     read(objects, library, keys(2))
-    assert COUNTS.dropped == before + 1
+    assert cache.counts.dropped == 1
     assert sum(library.asked.values()) == 3
     read(objects, library, keys(2))
     assert sum(library.asked.values()) == 3
@@ -239,15 +238,15 @@ def test_a_folder_that_took_its_place_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_store_in_use_keeps_what_it_has(tmp_path: Path) -> None:
-    library = Library()
-    objects = opened(Cache(tmp_path, 5 * ENTRY), library)
+    library, cache = Library(), Cache(tmp_path, 5 * ENTRY)
+    objects = opened(cache, library)
     order = random.Random(0)
     for epoch in range(4):
-        before, wanted = COUNTS.hits, order.sample(keys(10), 10)
+        before, wanted = cache.counts.hits, order.sample(keys(10), 10)
         for key in wanted:
             read(objects, library, [key])
         # A half fits, and in any order a half is found.
-        assert COUNTS.hits - before == (5 if epoch else 0)
+        assert cache.counts.hits - before == (5 if epoch else 0)
         assert len(entries(tmp_path)) == 5
     assert held(tmp_path) <= 5 * ENTRY
 

@@ -246,6 +246,37 @@ def test_configuration_and_log(place: Place) -> None:
         reader.read_config()
 
 
+def test_a_log_that_ends_too_early_is_said_wherever_it_ends(place: Place) -> None:
+    """Bound by the newest checkpoint; and a gap is told from its lines alone."""
+    with place.run() as run, run.open_log() as log:
+        for step in (1, 2, 3):
+            log.write(step=step, epoch=0, samples=0)
+            run.save(step, {}, {})
+        log.write(step=4, epoch=0, samples=0)  # which no checkpoint knows of
+    (name,) = place.files("jsonl")
+    data, reader = place.folder.read(name), place.run(writable=False)
+    starts = [0, *(at + 1 for at, byte in enumerate(data) if byte == 10)]
+    near = {min(max(0, at + k), len(data)) for at in starts for k in (-2, -1, 0, 1)}
+    for cut in range(len(data) + 1) if place.options == {} else sorted(near):
+        place.folder.write(name, data[:cut])
+        records, said = reader.read_log()
+        whole = sum(cut >= at - 1 for at in starts[1:])
+        assert [r["step"] for r in records] == [1, 2, 3, 4][:whole]
+        lost = f"{3 - whole} line(s) of the run log in {reader.place} are lost"
+        assert said == (None if whole >= 3 else lost)
+    # Another life does not cover it, and neither does one that keeps no log.
+    place.folder.write(name, data[: starts[1]])
+    with place.run() as run:
+        run.save(4, {}, {})
+    with place.run() as run, run.open_log() as log:
+        log.write(step=5, epoch=0, samples=0)
+    records, said = reader.read_log()
+    assert [r["step"] for r in records] == [1, 5]
+    assert str(said).startswith("2 line(s) of the run log in")
+    place.folder.delete(place.files("jsonl"))
+    assert reader.read_log() == ([], f"3 line(s) of the run log in {reader.place} are lost")
+
+
 def test_leftovers_of_a_killed_save_are_cleared(place: Place) -> None:
     place.with_steps(1, 2)
     folder = place.folder

@@ -491,10 +491,14 @@ def test_everything_is_on_the_disk_before_the_manifest_names_it(
     with RunDirectory(tmp_path) as run:
         monkeypatch.setattr(os, "fsync", fsync)
         monkeypatch.setattr(os, "replace", replace)
-        run.save(4, state(4), meta(4))
+        with run.open_log() as log:
+            assert tmp_path.stat().st_ino in synced  # the name of a new log
+            log.write(step=4, epoch=0, samples=4)
+            run.save(4, state(4), meta(4))
         monkeypatch.undo()
     root = tmp_path / "checkpoints"
     inodes = {p.stat().st_ino for p in (root / "000000000004").rglob("*")}
+    inodes.add((tmp_path / "log.jsonl").stat().st_ino)
     assert inodes | {root.stat().st_ino} <= at_publication
     assert root.stat().st_ino in synced  # and the rename itself after it
 

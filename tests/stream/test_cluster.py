@@ -34,7 +34,7 @@ from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.unit_graph import Recipe
 from streamkern.train.train import train
 from tests import clusters
-from tests.clusters import Cluster, Dies, Fails, Misbehaving, Waits, eventually
+from tests.clusters import PATIENCE_S, Cluster, Dies, Fails, Misbehaving, Waits, eventually
 from tests.conftest import MakeZarr
 from tests.runs import (
     array_source,
@@ -61,7 +61,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def client(cluster: Cluster) -> Iterator[Any]:
-    with connect(cluster.address) as connected:
+    with connect(cluster.address, wait_s=PATIENCE_S) as connected:
         connected.wait_for_workers(2)
         yield connected
 
