@@ -11,14 +11,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import zarr
-from threadpoolctl import threadpool_limits
 
 import streamkern
 from streamkern.cli import main
@@ -35,6 +34,8 @@ from tests.clusters import Cluster
 from tests.faults import flip_bit, remove, tree
 from tests.s3server import SECRET, S3Server
 
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
+
 DONE, USAGE, FAILED, TRY_AGAIN = 0, 2, 3, 75
 SETTINGS = ("model.n_centers=40", "data.batch_size=50", "run.threads=1", "run.device=cpu")
 FAST = [word for setting in SETTINGS for word in ("--set", setting)]
@@ -42,12 +43,6 @@ FAST = [word for setting in SETTINGS for word in ("--set", setting)]
 rng = np.random.default_rng(0)
 X = rng.normal(size=(600, 5)).astype(np.float32)
 Y = np.array(["a", "b", "c"])[np.digitize(X[:, 0] + X[:, 1], [-0.6, 0.6])]
-
-
-@pytest.fixture(autouse=True)
-def one_blas_thread() -> Iterator[None]:
-    with threadpool_limits(1):
-        yield
 
 
 @pytest.fixture(scope="session")
@@ -564,13 +559,13 @@ def test_augment_is_the_library_function(run: Run, stores: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--copies", "0"], "data.copies=0 must be a whole number, at least 1"),
+        (["--copies", "0"], "--copies 0 must be a whole number, at least 1"),
         (["--transform", "flip"], "--transform 'flip' must be a table as in a run file"),
-        (["--transform", '{kind = "noise"}'], "data.transforms[0].sigma is missing"),
+        (["--transform", '{kind = "noise"}'], "--transform[0].sigma is missing"),
         (["--transform", '{kind = "blur"}'], "must be a table with kind = one of"),
         (["--weights", "a,b"], "--weights 'a,b' must be numbers with commas"),
-        (["--weights", "1,2"], "data.weights has 2 numbers for 1 stores"),
-        (["--threads", "0"], "data.prefetch_threads=0 must be"),
+        (["--weights", "1,2"], "--weights has 2 numbers for 1 stores"),
+        (["--threads", "0"], "--threads 0 must be"),
         (["--dtype", "int3"], "--dtype int3 is not a dtype"),
         (["--memory", "none"], "--memory none must be"),
         (["--storage-option", "secret"], "--storage-option number 1 must be KEY=VALUE"),

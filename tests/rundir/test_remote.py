@@ -43,6 +43,7 @@ from streamkern.rundir.saver import AsyncSaver
 from streamkern.train import guard
 from streamkern.train.model import load_model
 from streamkern.train.train import train
+from tests.checkpoints import assert_is_state, meta, state
 from tests.runs import (
     METHODS,
     STEPS,
@@ -127,35 +128,6 @@ def bucket_place(s3: S3Server, bucket: str) -> Place:
     return Place(f"s3://{bucket}/run", s3.options())
 
 
-def state(step: int) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng([step, 7])
-    return {
-        "alpha": rng.standard_normal((500, 4)).astype(np.float32),
-        "t": np.array(step),
-        "zeros": np.zeros((3, 2)),
-        "X_tmp": np.empty((0, 3)),
-    }
-
-
-def meta(step: int) -> dict[str, Any]:
-    return {"step": step, "eta": 0.1 * step}
-
-
-def assert_is_state(saved: Saved | None, step: int | None = None) -> int:
-    assert saved is not None
-    assert step in (None, saved.step)
-    assert saved.meta == meta(saved.step)
-    assert_same(saved.arrays, state(saved.step))
-    return saved.step
-
-
-def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
-    assert found.keys() == expected.keys()
-    for name, x in expected.items():
-        y = found[name]
-        assert (y.dtype, y.shape, y.tobytes()) == (x.dtype, x.shape, x.tobytes())
-
-
 # -- what every place does ---------------------------------------------------------------------
 
 
@@ -178,7 +150,7 @@ def test_every_bit_comes_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(place.files("/many/c/")) == 2 * 28
     for found in (place.latest(), place.run(writable=False).load_setup()):
         assert found is not None
-        assert_same(
+        assert_same_bits(
             found.arrays, {k: np.ascontiguousarray(x).reshape(x.shape) for k, x in saved.items()}
         )
     assert repr(place.latest().meta) == repr({"text": "\u00e9", "big": 2**70})  # type: ignore[union-attr]
@@ -512,7 +484,7 @@ def test_chunks_travel_together_within_bounds(spied: tuple[RunDirectory, Spied])
     assert saving < stored + 2 * (64 << 20) + (24 << 20)
     saved = run.load_latest()
     assert saved is not None
-    assert_same(saved.arrays, x | {"y": x["x"]})
+    assert_same_bits(saved.arrays, x | {"y": x["x"]})
     assert spy.most_running == 8
 
 

@@ -7,7 +7,6 @@ import hashlib
 import json
 import shutil
 import tracemalloc
-import uuid
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -30,6 +29,7 @@ from streamkern.store.describe import describe_store, describe_unfinished
 from streamkern.store.store import Store, open_store
 from streamkern.store.zarr_json import sealed_mark
 from tests import damage
+from tests.rawfiles import memory_url
 
 N = 300
 
@@ -68,10 +68,6 @@ def everything(place: Any, **how: Any) -> str:
 
 
 STORES = [float32_store, uint8_store]
-
-
-def memory_url() -> str:
-    return f"memory://damage/{uuid.uuid4().hex}"
 
 
 # -------------------------------------------------------------------------------------- bit flips
