@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Backend
 from streamkern.backend.batch import Batch
-from streamkern.kernels.builtin import get_kernel
+from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures, frequencies
 from streamkern.kernels.points import Grid, Points
 from streamkern.kernels.products import KernelOperator
@@ -210,7 +210,7 @@ def computed(
     return build.compute(op, both(op, Z), samples, sizes, choices, n_samples=100_000, report=report)
 
 
-def close(actual: Array, desired: Array, relative: float) -> None:
+def close(actual: Array, desired: Array, relative: float = 1e-9) -> None:
     np.testing.assert_allclose(actual, desired, rtol=0, atol=relative * np.abs(desired).max())
 
 
@@ -222,3 +222,10 @@ def one_pass(case: Case, solver: Solver, state: State, ids: Array | None = None)
         X, Y = (a[batch].astype(solver.op.dtype) for a in (case.X, case.Y))
         solver.step(state, Batch(X, Y, batch))
     return solver.end_pass(state)
+
+
+class Quartic(Kernel):
+    """A kernel of a user's own."""
+
+    def profile(self, sq: Array, xp: Any) -> Array:
+        return 1 / (1 + sq * sq)

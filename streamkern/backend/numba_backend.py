@@ -115,9 +115,7 @@ def _thin_product(c: int) -> Callable[[Array, Array, Array], None]:
         + "".join(f"            a{k} += v * w{k}[j]\n" for k in each)
         + "".join(f"        out[i, {k}] += a{k}\n" for k in each)
     )
-    names: dict[str, Any] = {"f4": f4}
-    exec(compile(source, f"<product with {c} columns>", "exec"), names)
-    return jit(names["product"], _FLAGS | {"reassoc"})
+    return _jit_text("product", source, _FLAGS | {"reassoc"})
 
 
 @cache
@@ -133,9 +131,16 @@ def _l1_part(n: int) -> Callable[[Array, Array, Array], None]:
         + "        for j in range(row.size):\n"
         f"            row[j] += {' + '.join(f'abs(a{k} - b{k}[j])' for k in each)}\n"
     )
-    names: dict[str, Any] = {}
-    exec(compile(source, f"<L1 distances of {n} features>", "exec"), names)
-    return jit(names["part"])
+    return _jit_text("part", source, _FLAGS)
+
+
+def _jit_text(
+    name: str, source: str, flags: frozenset[str]
+) -> Callable[[Array, Array, Array], None]:
+    """The function of this name in `source`, compiled; f4 is float32 there."""
+    names: dict[str, Any] = {"f4": f4}
+    exec(compile(source, f"<{name}>", "exec"), names)
+    return jit(names[name], flags)
 
 
 @cache

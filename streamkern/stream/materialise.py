@@ -201,7 +201,7 @@ class _Maker:
     def __init__(self, source: BaseSource, seed: int, epoch: int, dtype: Any) -> None:
         self.source, self.seed, self.epoch = source, seed, epoch
         self.backend = Backend(threads=1)
-        wanted = None if dtype is None else _as_dtype(dtype)
+        wanted = None if dtype is None else layout.wanted_dtype(dtype)
         wide = np.float64 in (source.dtype, wanted)
         self._computed = np.dtype(np.float64 if wide else np.float32)
         given = self._computed if source.feed_transforms else source.dtype
@@ -275,17 +275,6 @@ class _Maker:
             dtype=self._computed,
         )
         return returned is not given
-
-
-def _as_dtype(dtype: Any) -> np.dtype[Any]:
-    try:
-        wanted: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
-    except TypeError as error:
-        raise ConfigError(f"dtype={dtype!r} is not a dtype: {error}") from error
-    if wanted not in layout.X_DTYPES:
-        names = ", ".join(t.name for t in layout.X_DTYPES)
-        raise ConfigError(f"dtype={wanted.name} can not be stored; use one of {names}")
-    return wanted
 
 
 def _check(

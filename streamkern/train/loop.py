@@ -305,14 +305,21 @@ class Trainer:
             self._report("train", {"train_mse": loss, **flow.fields()})
             self.logged = now
 
+    def _recall(self, directory: RunDirectory) -> None:
+        """The evaluations of all processes that worked on the run."""
+        try:
+            self.log.flush()
+            records, damage = directory.read_log()
+            self.evaluations.recall(records)
+        except (RunError, StorageError) as error:  # the run is done, with its log or without
+            damage = str(error)
+        if damage is not None:
+            warn(f"{damage}; the history lacks what it held")
+            self.skipped += (damage,)
+
     def _result(self) -> Result:
         if self.directory is not None and self.settings.log:
-            with contextlib.suppress(StorageError):  # the run is done, with its log or without
-                self.log.flush()
-                records, damage = self.directory.read_log()
-                if damage is not None:
-                    warn(f"{damage}; the history lacks what they held")
-                self.evaluations.recall(records)
+            self._recall(self.directory)
         stall_s = self.feed.loader.stats.stall_s
         return self.steps.result(
             metrics=self.evaluations.metrics,

@@ -6,7 +6,7 @@ All of it is returned as arrays and JSON values (`Assembled.arrays`, `.meta`), w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -110,24 +110,32 @@ def start(
     arrays |= inside.arrays() | setup.arrays
     if kernel.metric is not None:
         arrays["metric"] = kernel.metric
-    meta = {
+    meta = _meta(run, kernel, setup.meta, scale_meta)
+    return Assembled(solver, op, arrays | scale_arrays, meta)
+
+
+def _meta(
+    run: Run, kernel: Kernel, setup: Mapping[str, Any], scaling: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """What is known of a run once it is set up, as JSON."""
+    data = run.data
+    return {
         "kernel": kernel.describe(),
         "sizes": asdict(run.sizes),
-        "setup": setup.meta,
+        "setup": setup,
         "classes": None if data.source.classes is None else list(data.source.classes),
         "row_shape": list(data.source.row_shape),
         "columns": _listed(data.source.columns),
         "target_columns": _listed(data.source.target_columns),
         "n_outputs": data.source.n_outputs,
-        "fit_intercept": fit_intercept,
+        "fit_intercept": run.config.model.fit_intercept,
         "precision": run.precision,
         "grid": None if run.grid is None else asdict(run.grid),
-        "scaling": scale_meta,
+        "scaling": scaling,
         "scale": data.scale,
         "backend": run.backend.describe(),
         "warm_start": None,
     }
-    return Assembled(solver, op, arrays | scale_arrays, meta)
 
 
 def _listed(names: tuple[str, ...] | None) -> list[str] | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import signal
 import unittest
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
-from threadpoolctl import threadpool_limits
 
 import streamkern
 from streamkern import (
@@ -39,18 +37,13 @@ from streamkern import (
 from streamkern.basics.errors import DivergenceError, RunError, TrainingInterrupted
 from streamkern.kernels.builtin import Kernel
 
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
+
 rng = np.random.default_rng(0)
 X = rng.normal(size=(300, 4))
 Y = np.stack([np.sin(X[:, 0]) + X[:, 1] ** 2, X[:, 2] * X[:, 3]], axis=1)
 LABELS = np.array(["low", "mid", "high"])[np.digitize(X[:, 0] + X[:, 1], [-0.7, 0.7])]
 SMALL: dict[str, Any] = {"threads": 1}
-
-
-@pytest.fixture(autouse=True)
-def one_blas_thread() -> Iterator[None]:
-    """Tiny problems on a busy machine: BLAS threads cost a hundred times what they give."""
-    with threadpool_limits(1):
-        yield
 
 
 def laplace(A: np.ndarray, B: np.ndarray, bandwidth: float) -> np.ndarray:

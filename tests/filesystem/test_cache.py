@@ -34,6 +34,7 @@ from streamkern.ingest.ingest import ingest
 from streamkern.stream.loader import Loader
 from streamkern.stream.sources.stores import ZarrSource
 from tests.faultproxy import FaultProxy
+from tests.faults import tree
 from tests.s3server import S3Server
 
 ROOT = Path(__file__).parents[2]
@@ -189,20 +190,16 @@ def test_bad_settings(tmp_path: Path) -> None:
             Cache(tmp_path, size)  # type: ignore[arg-type]
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
 @pytest.mark.parametrize("name", ["notes.txt", "total", "lock", "CACHEDIR.TAG", "new/0a1b"])
 def test_a_folder_of_something_else_is_refused(name: str, tmp_path: Path) -> None:
     """D1: no name makes a folder a cache."""
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("Signature: 8a477f597d28d172789f06886806bc55\n# of mine\n")
-    before = files(tmp_path)
+    before = tree(tmp_path)
     first = re.escape(name.partition("/")[0])
     with pytest.raises(ConfigError, match=f"holds '{first}' and is no cache of streamkern"):
         Cache(tmp_path)
-    assert files(tmp_path) == before
+    assert tree(tmp_path) == before
 
 
 def test_strangers_files_in_a_cache_are_never_evicted(tmp_path: Path) -> None:
@@ -215,10 +212,10 @@ def test_strangers_files_in_a_cache_are_never_evicted(tmp_path: Path) -> None:
         for name in ("notes.txt", "0a1b"):
             (folder / name).write_text("mine")
             os.utime(folder / name, (0, 0))
-    before = {name: data for name, data in files(tmp_path).items() if data == b"mine"}
+    before = {name: data for name, data in tree(tmp_path).items() if data == b"mine"}
     read(opened(Cache(tmp_path, ENTRY, idle_s=0.0), library), library, keys(8))
     assert len([p for p in entries(tmp_path) if len(p.name) == 64]) <= 1
-    after = files(tmp_path)
+    after = tree(tmp_path)
     assert {name: after.get(name) for name in before} == before
 
 
@@ -231,7 +228,7 @@ def test_a_folder_that_took_its_place_is_left_alone(tmp_path: Path) -> None:
     (folder / "total").write_text("mine")
     with pytest.warns(UserWarning, match="moved, deleted or replaced"):
         read(objects, library, keys(2))
-    assert files(folder) == {"total": b"mine"}
+    assert tree(folder) == {"total": b"mine"}
 
 
 # -- the limit ---------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tracemalloc
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -51,13 +50,9 @@ from streamkern.store.describe import looks_sorted
 from streamkern.store.fill import n_writers
 from streamkern.store.store import Store, open_store
 from tests import faults
-from tests.rawfiles import write_idx
+from tests.rawfiles import memory_url, write_idx
 
 SMALL = 16 << 14  # the least memory that chunks of 16 KiB allow
-
-
-def memory_url() -> str:
-    return f"memory://tests/{uuid.uuid4().hex}"
 
 
 def digits(n: int = 600, side: int = 8) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

@@ -42,7 +42,7 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.train.model import load_model
 from streamkern.train.precision import resolve_precision
 from tests import runs
-from tests.maths import Array, both, rows
+from tests.maths import Array, Quartic, both, rows
 from tests.runs import array_source, assert_same_bits, final, finished, stopped
 
 BACKENDS = [Backend] + [CompiledBackend] * (numba_problem() is None)
@@ -239,11 +239,6 @@ def test_a_description_is_plain() -> None:
     assert repr((Laplace(1) + Cauchy(2)) * Gaussian(3)) == (
         "(Laplace(bandwidth=1) + Cauchy(bandwidth=2)) * Gaussian(bandwidth=3)"
     )
-
-
-class Quartic(Kernel):
-    def profile(self, sq: Array, xp: Any) -> Array:
-        return 1 / (1 + sq * sq)  # type: ignore[no-any-return, unused-ignore]
 
 
 def test_own_kernels_take_part() -> None:

@@ -23,15 +23,7 @@ from streamkern.solver import build
 from streamkern.train.model import load_model
 from streamkern.train.opened import open_run
 from tests import reference as ref
-from tests.maths import (
-    Array,
-    Case,
-    computed,
-    make_case,
-    operator,
-    rows,
-    small_sizes,
-)
+from tests.maths import Array, Case, close, computed, make_case, operator, rows, small_sizes
 from tests.runs import METHODS, array_source, arrays, finished, settings, stopped, stream
 
 KERNEL = ref.make_kernel("laplace", 2.0)
@@ -43,10 +35,6 @@ SAMPLED = {
     "matern32": ref.matern32,
     "matern52": ref.matern52,
 }
-
-
-def close(actual: Array, desired: Array, relative: float = 1e-9) -> None:
-    np.testing.assert_allclose(actual, desired, rtol=0, atol=relative * np.abs(desired).max())
 
 
 def features(X: Array, Z: Array) -> Array:

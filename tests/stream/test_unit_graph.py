@@ -21,7 +21,7 @@ from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.user import as_source
 from streamkern.stream.unit_graph import Recipe, UnitWork, opened
 from tests import clusters
-from tests.clusters import Cluster
+from tests.clusters import PATIENCE_S, Cluster
 from tests.streams import Plain
 
 N_UNITS = 24
@@ -33,7 +33,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
         for _ in range(2):
             cluster.worker()
-        with connect(cluster.address) as connected:
+        with connect(cluster.address, wait_s=PATIENCE_S) as connected:
             connected.wait_for_workers(2)
             yield connected
 

@@ -259,7 +259,7 @@ def test_signals(signals: list[signal.Signals], exit_code: int, steps: int, tmp_
 
 
 class Held(ArraySource):
-    """Rows held out, of which one evaluation in a process waits in its middle for a while."""
+    """Rows held out, of which one evaluation in a process waits in its middle."""
 
     conn: Any = None
     evaluations = 0
@@ -268,7 +268,7 @@ class Held(ArraySource):
         Held.evaluations += u == 0
         if self.conn is not None and u == 1 and Held.evaluations == self.waits_in:
             self.conn.send("here")
-            self.conn.poll(2)
+            self.conn.recv()
         return super()._read(u, seed, epoch)
 
 
@@ -299,6 +299,7 @@ def test_a_signal_ends_an_evaluation_and_the_next_process_makes_it_again(
         life = process(_evaluate_and_wait, tmp_path / "run", count, theirs)
         assert ours.poll(60)
         os.kill(life.pid, signal.SIGTERM)
+        ours.send("go on")
         life.join(60)
         assert life.exitcode == 75
         found.append(latest_step(tmp_path / "run"))

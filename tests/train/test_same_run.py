@@ -12,8 +12,6 @@ import pytest
 from streamkern.basics.errors import CheckpointError, ResumeMismatchError, RunError
 from streamkern.kernels.builtin import get_kernel
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.stream.sources.base import Source
-from streamkern.train.opened import Run, open_run
 from streamkern.train.same_run import (
     changed_backend,
     changed_versions,
@@ -22,13 +20,7 @@ from streamkern.train.same_run import (
     recorded_sizes,
     run_record,
 )
-from tests.runs import Array, array_source, arrays, settings, stream
-
-
-def opened(source: Source | None = None, **overrides: Any) -> Run:
-    run = open_run(settings(**overrides), source=source or stream())
-    run.backend.close()
-    return run
+from tests.runs import Array, array_source, arrays, opened
 
 
 def written(path: Path, record: dict[str, Any], *, setup: bool = True) -> RunDirectory:

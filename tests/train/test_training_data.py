@@ -32,18 +32,11 @@ from streamkern.stream.sources.transforms import (
     deterministic,
     host_transform,
 )
-from streamkern.train.opened import Run, open_run
+from streamkern.train.opened import open_run
 from streamkern.train.train import train
 from streamkern.train.training_data import DEFAULT_CENTERS, count_centers, open_centers, open_data
-from tests.runs import CLASSES, Array, D, N, P, array_source, arrays, settings, stream
+from tests.runs import CLASSES, Array, D, N, P, array_source, arrays, opened, settings, stream
 from tests.s3server import S3Server
-
-
-def opened(source: Source | None = None, **overrides: Any) -> Run:
-    run = open_run(settings(**overrides), source=source or stream())
-    run.backend.close()
-    return run
-
 
 # -- data -----------------------------------------------------------------------------------------
 
