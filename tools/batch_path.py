@@ -82,7 +82,8 @@ def passed(folder: Path) -> set[str]:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-    assert found["first"] and found["last"]
+    assert found["first"]
+    assert found["last"]
     return modules
 
 
