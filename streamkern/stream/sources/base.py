@@ -169,7 +169,8 @@ class BaseSource(ABC):
         return int(self._edges[u]), int(self._edges[u + 1])
 
     def read_unit(self, u: int, seed: int, epoch: int) -> Block:
-        return self.transform(self.read_rows(u, seed, epoch), seed, epoch)
+        rows = self.read_rows(u, seed, epoch)
+        return self.transform(rows, seed, epoch) if self.host_transforms else rows
 
     def read_rows(self, u: int, seed: int, epoch: int) -> Block:
         """The rows of unit u, decoded, before the host transforms."""
