@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +20,6 @@ from streamkern.solver.base import Solver, State
 from tests import reference as ref
 
 Array = npt.NDArray[Any]
-MakeBackend = Callable[[], AbstractContextManager[Backend]]
 
 
 RADIAL = ["cauchy", "gaussian", "laplace", "matern32", "matern52"]
