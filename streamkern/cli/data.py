@@ -29,8 +29,8 @@ from streamkern.cli.options import (
     parse_transform,
 )
 from streamkern.cli.overview import store_text
+from streamkern.config.data import DataConfig
 from streamkern.config.rules import parse_bytes
-from streamkern.config.run_config import DataConfig
 from streamkern.ingest.ingest import ingest as run_ingest
 from streamkern.store.describe import describe_store, describe_unfinished
 from streamkern.store.store import open_store

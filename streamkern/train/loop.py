@@ -32,6 +32,7 @@ from streamkern.basics.errors import (
 from streamkern.basics.stop import Stopped, StopRequest
 from streamkern.basics.text import Progress
 from streamkern.kernels.builtin import Kernel
+from streamkern.planning.sizes import own_sizes
 from streamkern.predict.figures import named
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import RunLog
@@ -216,7 +217,7 @@ class Trainer:
             in_flight_bytes=sizes.loader_in_flight_bytes,
             threads=data.prefetch_threads,
             client=client,
-            repeat=self.solver.same_rows,
+            repeat=self.run.method.same_rows,
         )
         self.loader = self.stack.enter_context(loader)
         changes = difference(self.order or loader.order_key(), loader.order_key())
@@ -501,9 +502,9 @@ def _summary(meta: dict[str, Any]) -> dict[str, Any]:
     """What setup decided, short enough for a line of the log."""
     setup = meta["setup"]
     return {
-        **{k: v for k, v in setup.items() if k not in ("rules", "projection_rule", "jitters")},
         "solver": meta["sizes"]["solver"],
-        "block_size": meta["sizes"]["block_size"],
+        **own_sizes(meta["sizes"]),
+        **{k: v for k, v in setup.items() if k not in ("rules", "projection_rule", "jitters")},
         **largest(setup["rules"]),
         **meta["kernel"],
     }
