@@ -16,7 +16,8 @@ from benchmarks.harness import Figure, check, figure, in_turns, rates
 from benchmarks.out_of_core import D, blocks
 from benchmarks.pipeline import Epoch
 from benchmarks.s3_files import FileServer, raw_ceiling
-from streamkern.store.store import Store, StoreWriter
+from streamkern.store.store import Store
+from streamkern.store.writer import StoreWriter
 from streamkern.stream.loader import Loader
 from streamkern.train.opened import open_run
 from streamkern.train.setup import start
@@ -63,10 +64,10 @@ def _write(root: Path, chunk_mb: float, rows: int) -> Path:
     path, size = root / BUCKET / f"{chunk_mb}-{rows}.zarr", int(chunk_mb * 2**20 / (4 * D))
     if not path.exists():
         classes = [str(k) for k in range(10)]
-        with StoreWriter(path, (D,), np.float32, 10, classes, size, n_rows=rows) as writer:
-            for i, (X, y) in enumerate(blocks(rows, writer.chunk_rows)):
-                writer.write_chunk(i, X, y)
-            writer.finish()
+        writer = StoreWriter(path, (D,), np.float32, 10, classes, size, n_rows=rows)
+        for i, (X, y) in enumerate(blocks(rows, writer.spec.chunk_rows)):
+            writer.write_chunk(i, X, y)
+        writer.finish()
     return path
 
 

@@ -38,17 +38,17 @@ def blocks(rows: int, size: int = 10_000):
 
 def make_store(folder: Path, rows: int) -> Path:
     """The store, made once."""
-    from streamkern.store.store import StoreWriter
+    from streamkern.store.writer import StoreWriter
 
     url = folder / f"train-{rows}.zarr"
     if url.exists():
         return url
     size = 2675  # 8 MiB of float32
     classes = [str(k) for k in range(C)]
-    with StoreWriter(url, (D,), np.float32, C, classes, chunk_rows=size, n_rows=rows) as writer:
-        for i, (X, y) in enumerate(blocks(rows, size)):
-            writer.write_chunk(i, X, y)
-        writer.finish()
+    writer = StoreWriter(url, (D,), np.float32, C, classes, chunk_rows=size, n_rows=rows)
+    for i, (X, y) in enumerate(blocks(rows, size)):
+        writer.write_chunk(i, X, y)
+    writer.finish()
     return url
 
 

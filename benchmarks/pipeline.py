@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ import numpy as np
 import streamkern as sk
 from benchmarks.harness import Figure, check, figure, in_turns, rates
 from benchmarks.out_of_core import make_store
-from streamkern.stream.feed import DeviceBatch, Feed
+from streamkern.backend.batch import Batch
+from streamkern.stream.feed import Feed
 from streamkern.stream.loader import Loader
 from streamkern.train.opened import Run, open_run
 from streamkern.train.setup import Assembled, start
@@ -63,7 +65,7 @@ class Epoch:
         self.run, self.made = run, made
         self.stalls: list[float] = []
         self.weights: dict[str, np.ndarray] = {}
-        self.kept: list[DeviceBatch] = []
+        self.kept: list[Batch] = []
 
     def keep(self) -> None:
         """Hold all batches in memory, for `from_memory`."""
@@ -73,7 +75,7 @@ class Epoch:
         """Read, decode, shuffle, cast, step."""
         state, solver = self.made.solver.init(), self.made.solver
         began = time.perf_counter()
-        stalled = self._through_store(lambda b: solver.step(state, b.X, b.Y, b.rows, b.index))
+        stalled = self._through_store(lambda b: solver.step(state, b))
         self.stalls.append(stalled / (time.perf_counter() - began))
         self.weights["store"] = solver.weights(state).copy()
 
@@ -81,10 +83,10 @@ class Epoch:
         """Step."""
         state, solver = self.made.solver.init(), self.made.solver
         for b in self.kept:
-            solver.step(state, b.X, b.Y, b.rows, b.index)
+            solver.step(state, b)
         self.weights["memory"] = solver.weights(state).copy()
 
-    def _through_store(self, use: Callable[[DeviceBatch], object]) -> float:
+    def _through_store(self, use: Callable[[Batch], object]) -> float:
         """Seconds that the consumer waited for data."""
         sizes = self.run.sizes
         loader = Loader(
@@ -100,5 +102,5 @@ class Epoch:
             return loader.stats.stall_s
 
 
-def _copy(batch: DeviceBatch) -> DeviceBatch:
-    return batch._replace(X=batch.X.copy(), Y=batch.Y.copy(), rows=batch.rows.copy())
+def _copy(batch: Batch) -> Batch:
+    return replace(batch, X=batch.X.copy(), Y=batch.Y.copy(), rows=batch.rows.copy())

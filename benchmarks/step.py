@@ -27,6 +27,7 @@ from benchmarks.harness import (
 )
 from benchmarks.plain import TorchBlockStep
 from streamkern.backend.base import Backend
+from streamkern.backend.batch import Batch
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import Solver
 from streamkern.solver.block_step import ORDER_STAGE, BlockSolver
@@ -83,14 +84,12 @@ class Steps:
         self.solver, self.X, self.Y, self.a_round = solver, X, Y, a_round
         self.rows = np.arange(len(X))
         self.state = solver.init()
-        self.done = 0
         self.losses: list[float] = []
 
     def __call__(self) -> None:
         for _ in range(self.a_round):
-            loss = self.solver.step(self.state, self.X, self.Y, self.rows, self.done)
+            loss = self.solver.step(self.state, Batch(self.X, self.Y, self.rows))
             self.losses.append(float(loss[0].sum()))
-            self.done += 1
 
     def check(self, what: str) -> None:
         """The loss has fallen and nothing has overflowed."""

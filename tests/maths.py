@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Backend
+from streamkern.backend.batch import Batch
 from streamkern.kernels.builtin import get_kernel
 from streamkern.kernels.fourier import FourierFeatures, frequencies
 from streamkern.kernels.points import Grid, Points
@@ -157,7 +158,7 @@ class Case:
         batch = self.batch(t)
         on_device, dtype = solver.backend.asarray, solver.op.dtype
         X, Y = on_device(self.X[batch], dtype), on_device(self.Y[batch], dtype)
-        return float(solver.step(state, X, Y, batch, t)[0].sum())
+        return float(solver.step(state, Batch(X, Y, batch))[0].sum())
 
 
 def problem_of(Z: Array, c: int, features: str = "kernel", cycled: int | None = None) -> Problem:
@@ -236,8 +237,8 @@ def close(actual: Array, desired: Array, relative: float) -> None:
 def one_pass(case: Case, solver: Solver, state: State, ids: Array | None = None) -> dict[str, Any]:
     """Bring all rows, or `ids`, in batches, the last one short, and end the pass."""
     ids = np.arange(len(case.X)) if ids is None else ids
-    for t, start in enumerate(range(0, len(ids), case.m)):
+    for start in range(0, len(ids), case.m):
         batch = ids[start : start + case.m]
         X, Y = (a[batch].astype(solver.op.dtype) for a in (case.X, case.Y))
-        solver.step(state, X, Y, batch, t)
+        solver.step(state, Batch(X, Y, batch))
     return solver.end_pass(state)

@@ -135,6 +135,7 @@ def kernels(cpu: Any, gpu: Any) -> dict[str, Any]:
 
 def solvers(cpu: Any, gpu: Any) -> dict[str, Any]:
     """Twenty steps of every solver from the same setup arrays on both devices."""
+    from streamkern.backend.batch import Batch
     from streamkern.kernels.builtin import Laplace
     from streamkern.kernels.products import KernelOperator
     from streamkern.planning.problem import Problem
@@ -180,7 +181,7 @@ def solvers(cpu: Any, gpu: Any) -> dict[str, Any]:
             for step in range(20):
                 rows = slice(step * 90, step * 90 + 90)
                 x, y = (backend.asarray(a[rows]) for a in (X, Y))
-                solver.step(state, x, y, np.arange(90), step)
+                solver.step(state, Batch(x, y, np.arange(90)))
             solver.finish(state)
             made.append(backend.to_host(state.alpha).copy())
         errors[name] = _relative(made[1], made[0])
@@ -229,7 +230,7 @@ def long_run(seconds: float) -> dict[str, Any]:
 
 
 def _progress(folder: Path) -> dict[str, Any]:
-    from streamkern.cli.overview import run_overview
+    from streamkern.cli.described import run_overview
 
     run = run_overview(folder)
     return {key: run[key] for key in ("step", "samples", "metrics", "solver")}

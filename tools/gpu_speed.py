@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from streamkern.backend.batch import Batch
 from streamkern.kernels.builtin import Laplace
 from streamkern.kernels.points import Grid, Points
 from streamkern.kernels.products import KernelOperator
@@ -253,22 +254,22 @@ def _step(clock: Clock, op: KernelOperator, z: Points, host_X: np.ndarray, c: in
     X, ring = xp.empty(host_X.shape, np.float32), backend.uploader()
     starts, ends = [], []
 
-    def step(t: int) -> None:
+    def step() -> None:
         batch = ring.upload(host_X)
         starts.append(clock.mark())
         X[...] = batch
-        solver.step(state, X, Y, ids, t)
+        solver.step(state, Batch(X, Y, ids))
         ends.append(clock.mark())
 
-    for t in range(3):
-        step(t)
+    for _ in range(3):
+        step()
     backend.synchronize()
     took = clock.between(starts[-1], ends[-1]) / 1e3
     repeats = min(MOST, max(LEAST, int(SECONDS / max(took, 1e-6))))
     starts.clear(), ends.clear()
     began = time.perf_counter()
-    for t in range(3, 3 + repeats):
-        step(t)
+    for _ in range(repeats):
+        step()
     backend.synchronize()
     wall = (time.perf_counter() - began) * 1e3
     ring.close()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-
 from streamkern.backend.base import Backend
 from streamkern.backend.cupy_backend import NOT_INSTALLED, CupyBackend, gpu_problem
 from streamkern.backend.numba_backend import CompiledBackend, numba_problem
 from streamkern.basics.errors import BackendError, ConfigError
+from streamkern.basics.warning import warn
 
 ACCELERATORS = ("auto", "numba", "none")
 
@@ -29,9 +28,8 @@ def get_backend(
         if problem is None:
             return CupyBackend(0)
         if problem != NOT_INSTALLED:  # who installs CuPy wants a GPU
-            warnings.warn(
-                f"device='auto' is the CPU here: {problem}; device='cpu' says so without a warning",
-                stacklevel=2,
+            warn(
+                f"device='auto' is the CPU here: {problem}; device='cpu' says so without a warning"
             )
         return _cpu(threads, accelerator)
     kind, _, index = device.partition(":")

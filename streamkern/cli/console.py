@@ -7,73 +7,30 @@ from __future__ import annotations
 
 import json
 import re
-import time
+import sys
 from collections.abc import Mapping
-from typing import Any, Self, TextIO
+from typing import Any, TextIO
 
 import typer
 
 from streamkern.basics.errors import EXIT_FAILED, EXIT_USAGE, StreamkernError
+from streamkern.basics.progress import WIPE
 from streamkern.basics.stop import Stopped
 from streamkern.basics.text import redact
-from streamkern.predict.figures import in_words
 
 EXIT_INTERRUPTED = 130
 
 
 def say(text: str) -> None:
     """A sentence (or several, one a line) on stderr."""
+    wipe = WIPE if sys.stderr.isatty() else ""
     for line in redact(text).splitlines():
-        typer.echo(f"streamkern: {line}", err=True)
+        typer.echo(f"{wipe}streamkern: {line}", err=True)
 
 
 def as_text(value: Mapping[str, Any]) -> str:
     """JSON with a line for each entry."""
     return json.dumps(value, indent=1)
-
-
-def show_evaluation(record: Mapping[str, Any]) -> None:
-    """An evaluation during a run."""
-    figures = {k: v for k, v in record.items() if k not in ("step", "samples")}
-    say(f"{record['samples']:,} samples: {in_words(figures)}")
-
-
-class Line:
-    """One line on the terminal, drawn over and over; nothing where there is no terminal."""
-
-    PERIOD_S = 0.1
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream if stream.isatty() else None
-        self._drawn = 0.0
-        self.shown = False  # whether there was anything to do
-
-    def show(self, what: str, done: int, total: int | None) -> None:
-        """`done` of `total` rows read or written."""
-        self.shown = True
-        of = "" if total is None else f" of {total:,}"
-        self.draw(f"{what} {done:,}{of} rows")
-
-    def draw(self, text: str) -> None:
-        """`text` in the place of what is there, at most ten times a second."""
-        now = time.monotonic()
-        if self._stream is None or now - self._drawn < self.PERIOD_S:
-            return
-        self._drawn = now
-        self._stream.write(f"\r\x1b[K{text}")
-        self._stream.flush()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Wipe it."""
-        if self._stream is not None:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
 
 
 def in_options(text: str, options: Mapping[str, str]) -> str:

@@ -1,17 +1,16 @@
-"""The commands about data: ingest | augment | info | bench-read."""
+"""The commands about data: ingest | augment | bench-read."""
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streamkern.basics.errors import DataError
+from streamkern.basics.progress import Line
 from streamkern.basics.redaction import redact
 from streamkern.basics.stop import resumable
-from streamkern.cli import overview
-from streamkern.cli.console import Line, as_text, say
+from streamkern.cli.console import as_text, say
+from streamkern.cli.described import store_text
 from streamkern.cli.options import (
     AsJson,
     External,
@@ -28,11 +27,10 @@ from streamkern.cli.options import (
     parse_options,
     parse_transform,
 )
-from streamkern.cli.overview import store_text
 from streamkern.config.data import DataConfig
 from streamkern.config.rules import parse_bytes
 from streamkern.ingest.ingest import ingest as run_ingest
-from streamkern.store.describe import describe_store, describe_unfinished
+from streamkern.store.describe import describe_store
 from streamkern.store.store import open_store
 from streamkern.stream.materialise import augment_store
 from streamkern.stream.read_speed import read_speed, speed_text
@@ -83,7 +81,7 @@ def ingest(
     """Make a store from .npy, .npz, IDX, CSV, Parquet, HDF5 or Zarr files."""
     columns = [number_or_text(name) for name in y or ()]
     options = parse_options(storage_option)
-    with resumable(context.obj, kept=True), Line(sys.stderr) as line:
+    with resumable(context.obj, kept=True), Line() as line:
         run_ingest(
             inputs[0] if len(inputs) == 1 else inputs,
             out,
@@ -154,7 +152,7 @@ def augment(
         "foreign": foreign,
     }
     data = DataConfig(**settings)
-    with resumable(context.obj, kept=True), Line(sys.stderr) as line:
+    with resumable(context.obj, kept=True), Line() as line:
         augment_store(
             inputs,
             out,
@@ -180,37 +178,6 @@ def augment(
     _show_store(out, options, made=line.shown)
 
 
-def info(
-    place: Annotated[str, typer.Argument(metavar="STORE_OR_RUN_DIR")],
-    x: XName = "X",
-    y: YName = "y",
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Read every chunk and compare it with its digest.")
-    ] = False,
-    foreign: Foreign = False,
-    as_json: AsJson = False,
-    storage_option: StorageOption = None,
-) -> None:
-    """Describe a store, finished or not, or the state of a run."""
-    options = options_for(parse_options(storage_option), place)
-    if overview.is_run_directory(place, options):
-        run = overview.run_overview(place, options)
-        typer.echo(as_text(run) if as_json else overview.run_text(run))
-        return
-    try:
-        store = open_store(place, x=x, y=y, storage_options=options, foreign=foreign)
-    except DataError:
-        found = describe_unfinished(place, storage_options=options)
-        if found is None:
-            raise
-    else:
-        found = describe_store(store, exact=verify)
-        if verify:
-            store.verify()
-            found["verified"] = True
-    typer.echo(as_text(found) if as_json else overview.store_text(found))
-
-
 def bench_read(
     store: Annotated[str, typer.Argument(metavar="STORE")],
     seconds: Annotated[float, typer.Option(help="For each row of the table.")] = 3.0,
@@ -224,7 +191,7 @@ def bench_read(
     On a local disk, what was read before comes from memory, where it fits.
     """
     options = options_for(parse_options(storage_option), store)
-    with Line(sys.stderr) as line:
+    with Line() as line:
         found = read_speed(
             store,
             x=x,

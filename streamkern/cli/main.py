@@ -1,4 +1,4 @@
-"""The `streamkern` command: plan | train, and those of `model`, `data` and `tune`.
+"""The `streamkern` command: which commands there are, and how they end.
 
 Exit codes: 0 done; 2 wrong usage or input, found before anything was written; 3 failed, and a run
 can be resumed; 75 stopped by SIGTERM, SIGINT or SIGHUP and saved; 130 stopped, with nothing to
@@ -8,156 +8,79 @@ command again goes on where it was.
 
 from __future__ import annotations
 
-import contextlib
+import functools
+import importlib
 import sys
-import time
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from streamkern.basics.errors import EXIT_DONE, EXIT_FAILED
 from streamkern.basics.stop import Stopped, StopRequest, watched
-from streamkern.basics.text import table
 from streamkern.basics.version import __version__
-from streamkern.cli import data, model, tune
-from streamkern.cli.console import (
-    EXIT_INTERRUPTED,
-    as_text,
-    explain,
-    say,
-    show_evaluation,
-    show_warning,
-)
-from streamkern.cli.options import (
-    AsJson,
-    CacheFolder,
-    CacheSize,
-    Epochs,
-    Memory,
-    RunDir,
-    RunFile,
-    Scaling,
-    Scheduler,
-    Set,
-    Solver,
-    StorageOption,
-    Test,
-    Train,
-    run_config,
-)
+from streamkern.cli.console import EXIT_INTERRUPTED, explain, say, show_warning
 from streamkern.cli.outlet import guarded
-from streamkern.cli.overview import plan_overview, plan_text
-from streamkern.stream.cluster import connect, dashboard_link
-from streamkern.train.opened import open_run
-from streamkern.train.train import train as run_training
-from streamkern.train.training_data import open_test
 
 DEBUG = "--debug"
 ANSWERS = ("plan", "info", "evaluate")  # what they print is all that they make
+# Where each command is, and what the list of them says. A command is loaded when it is given: all
+# of them take a second.
+COMMANDS = {
+    "ingest": ("data", "Make a store from files of raw data."),
+    "augment": ("data", "Write augmented copies of the rows of stores to a new one."),
+    "tune": ("tune", "Find kernel, bandwidth and ridge by short trainings."),
+    "plan": ("runs", "Show the sizes, the memory and the work of a run."),
+    "train": ("runs", "Train, or go on with, the run of a run file."),
+    "evaluate": ("model", "Evaluate a trained model on stores or files."),
+    "predict": ("model", "Write what a model predicts for every row."),
+    "info": ("info", "Describe a store, finished or not, or the state of a run."),
+    "bench-read": ("data", "Measure what the storage of a store can deliver."),
+}
+STYLE: dict[str, Any] = {
+    "add_completion": False,
+    "rich_markup_mode": None,
+    "pretty_exceptions_enable": False,
+}
+
+
+class Commands(TyperGroup):
+    """The commands of `COMMANDS`."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        names: dict[str, Any] = dict.fromkeys(COMMANDS)
+        self.commands = names  # which a wrong one is compared with
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        return _command(name) if name in COMMANDS else None
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@functools.cache
+def _command(name: str) -> Any:
+    """The command of this name, loaded."""
+    module = importlib.import_module(f"streamkern.cli.{COMMANDS[name][0]}")
+    one = typer.Typer(**STYLE)
+    one.command(name)(getattr(module, name.replace("-", "_")))
+    return typer.main.get_command(one)
+
+
 app = typer.Typer(
-    add_completion=False,
+    **STYLE,
+    cls=Commands,
     no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
     help="Train large kernel models out of core, streaming from Zarr.",
 )
-app.command()(data.ingest)
-app.command()(data.augment)
-app.command()(tune.tune)
-
-
-# ------------------------------------------------------------------------------------ commands
-
-
-@app.command()
-def plan(
-    run_file: RunFile = None,
-    train: Train = None,
-    test: Test = None,
-    run_dir: RunDir = None,
-    solver: Solver = None,
-    memory: Memory = None,
-    epochs: Epochs = None,
-    scale: Scaling = None,
-    dask: Scheduler = None,
-    cache: CacheFolder = None,
-    cache_size: CacheSize = None,
-    settings: Set = None,
-    storage_option: StorageOption = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show the sizes, the memory and the work of a run without starting it."""
-    config = run_config(
-        run_file,
-        _given(train, test, run_dir, solver, epochs, scale, dask, cache),
-        memory=memory,
-        cache_size=cache_size,
-        settings=settings,
-        storage_options=storage_option,
-    )
-    run = open_run(config)
-    try:
-        open_test(config, run.data)
-        overview = plan_overview(run)
-    finally:
-        run.backend.close()
-    typer.echo(as_text(overview) if as_json else plan_text(overview))
-
-
-@app.command()
-def train(
-    context: typer.Context,
-    run_file: RunFile = None,
-    train: Train = None,
-    test: Test = None,
-    run_dir: RunDir = None,
-    solver: Solver = None,
-    memory: Memory = None,
-    epochs: Epochs = None,
-    scale: Scaling = None,
-    dask: Scheduler = None,
-    cache: CacheFolder = None,
-    cache_size: CacheSize = None,
-    settings: Set = None,
-    storage_option: StorageOption = None,
-    as_json: AsJson = False,
-) -> None:
-    """Train, or go on with, the run of a run file."""
-    config = run_config(
-        run_file,
-        _given(train, test, run_dir, solver, epochs, scale, dask, cache),
-        memory=memory,
-        cache_size=cache_size,
-        settings=settings,
-        storage_options=storage_option,
-    )
-    if config.run.run_dir is None:
-        say("note: without run.run_dir the model is not kept and the run can not be resumed")
-    began = time.perf_counter()
-    with _cluster(config.data.dask) as client:
-        result = run_training(
-            config, client=client, progress=True, on_evaluation=show_evaluation, stop=context.obj
-        )
-    result.model.backend.close()
-    seconds = time.perf_counter() - began
-    summary: dict[str, Any] = {"samples": result.samples, "seconds": seconds, **result.metrics}
-    if as_json:
-        summary |= {"history": result.history, "run_dir": config.run.run_dir}
-        typer.echo(as_text(summary | model.skipped(result.skipped)))
-        return
-    typer.echo(table([summary], list(summary)))
-    if config.run.run_dir is not None:
-        typer.echo(f"the model is in {config.run.run_dir}")
-
-
-app.command()(model.evaluate)
-app.command()(model.predict)
-app.command()(data.info)
-app.command("bench-read")(data.bench_read)
 
 
 def _version(wanted: bool) -> None:
@@ -176,51 +99,13 @@ def _options(
     pass
 
 
-# ------------------------------------------------------------------------------- the arguments
-
-
-def _given(
-    train: str | None,
-    test: str | None,
-    run_dir: str | None,
-    solver: str | None,
-    epochs: int | None,
-    scale: str | None,
-    dask: str | None,
-    cache: str | None,
-) -> dict[str, Any]:
-    """The options of `plan` and `train` by the setting that each of them is."""
-    return {
-        "data.train": train,
-        "data.test": test,
-        "data.epochs": epochs,
-        "data.scale": scale,
-        "data.dask": dask,
-        "data.cache": cache,
-        "solver.name": solver,
-        "run.run_dir": run_dir,
-    }
-
-
-@contextlib.contextmanager
-def _cluster(address: str | None) -> Iterator[Any]:
-    """A client of the scheduler, and a sentence that says where to watch it."""
-    if address is None:
-        yield None
-        return
-    with connect(address) as client:
-        say(f"note: reading on the cluster at {address}, dashboard {dashboard_link(client)}")
-        yield client
-
-
 # ----------------------------------------------------------------------------------- the entry
 
 
 def _options_of(words: Sequence[str]) -> dict[str, str]:
     """The options of the command that was given, by the names of their parameters."""
-    commands: Any = getattr(typer.main.get_command(app), "commands", {})
-    command = next((commands[word] for word in words if word in commands), None)
-    params = [] if command is None else command.params
+    name = next((word for word in words if word in COMMANDS), None)
+    params = [] if name is None else _command(name).params
     options = {str(param.name): param.opts[0] for param in params}
     return {name: word for name, word in options.items() if word.startswith("--")}
 
@@ -232,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = [word for word in words if word != DEBUG]
     stop = StopRequest(install=True)
     options = _options_of(words)
-    explained = partial(explain, options=options)
+    explained = functools.partial(explain, options=options)
     with (
         guarded(words) as out,
         warnings.catch_warnings(),
@@ -242,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.simplefilter("default", UserWarning)  # a search trains, and would warn, many times
         # Of a request that a signal came before.
         warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
-        warnings.showwarning = partial(show_warning, options=options)
+        warnings.showwarning = functools.partial(show_warning, options=options)
         try:
             code = app(words, prog_name="streamkern", standalone_mode=False, obj=stop)
         except (Exception, KeyboardInterrupt, Stopped) as error:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
+from streamkern.basics.progress import Line
 from streamkern.basics.stop import resumable
 from streamkern.basics.text import redact, table
-from streamkern.cli.console import Line, as_text
+from streamkern.cli.console import as_text
 from streamkern.cli.options import (
     AsJson,
     DeviceName,
@@ -99,7 +99,7 @@ def predict(
     with (
         resumable(context.obj, kept=True),
         _rows_and_model(run_dir, inputs, device, options, asked, targets=False) as (source, model),
-        Line(sys.stderr) as line,
+        Line() as line,
     ):
         n_rows = model.predict_to(
             source,

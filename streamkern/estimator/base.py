@@ -7,7 +7,6 @@ closed after it, so estimators can be pickled, cloned and sent to other processe
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
@@ -15,15 +14,12 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 from sklearn.base import BaseEstimator
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from streamkern.backend.devices import get_backend
-from streamkern.basics.errors import ConfigError, DataError, StreamkernError
-from streamkern.centers.random_rows import as_centers
-from streamkern.config.run_config import RunConfig
+from streamkern.basics.errors import ConfigError, DataError
 from streamkern.estimator import inputs
-from streamkern.kernels.builtin import Kernel
+from streamkern.estimator.parameters import Parameters, own_names
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.sizes import own_sizes
 from streamkern.solver.methods import METHODS, options_of
@@ -39,133 +35,9 @@ from streamkern.train.train import Result, train
 from streamkern.train.training_data import check_same_rows
 from streamkern.train.warm_start import WarmStart
 
-# Where a parameter goes in a `RunConfig`. Messages name it the other way round.
-_SETTINGS = {
-    "scale": "data.scale",
-    "epochs": "data.epochs",
-    "batch_size": "data.batch_size",
-    "kernel": "model.kernel",
-    "bandwidth": "model.bandwidth",
-    "n_centers": "model.n_centers",
-    "centers": "model.centers",
-    "features": "model.features",
-    "n_features": "model.n_features",
-    "fit_intercept": "model.fit_intercept",
-    "solver": "solver.name",
-    "block_size": "solver.block_size",
-    "ridge": "solver.ridge",
-    "n_nystrom": "solver.n_nystrom",
-    "level": "solver.level",
-    "period": "solver.period",
-    "projection": "solver.projection",
-    "damping": "solver.damping",
-    "average": "solver.average",
-    "step_scale": "solver.step_scale",
-    "tolerance": "solver.tolerance",
-    "warm_start": "solver.warm_start",
-    "precision": "run.precision",
-    "device": "run.device",
-    "accelerator": "run.accelerator",
-    "memory": "run.memory",  # and run.device_memory
-    "threads": "run.threads",
-    "random_state": "run.random_state",
-    "checkpoint_every": "run.checkpoint_every",
-    "run_dir": "run.run_dir",
-}
 
-
-@contextlib.contextmanager
-def own_names() -> Iterator[None]:
-    """Errors that name settings of a run file name the parameters instead."""
-    try:
-        yield
-    except StreamkernError as error:
-        text = str(error).replace("run.device_memory", "memory")
-        for name in ("class_weight", "transforms"):
-            text = text.replace(f"data.{name}", name)
-        for name, path in _SETTINGS.items():
-            text = text.replace(path, name)
-        if text != str(error):
-            error.args = ("\n".join(dict.fromkeys(text.splitlines())),)
-        raise
-
-
-def with_parameter(init: Any, name: str) -> inspect.Signature:
-    """The signature of `init` with one more keyword, None by default."""
-    signature = inspect.signature(init)
-    more = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
-    return signature.replace(parameters=[*signature.parameters.values(), more])
-
-
-class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type hints
+class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it has no type hints
     """What both estimators share; `KernelRegressor` documents the parameters."""
-
-    def __init__(
-        self,
-        kernel: str | Mapping[str, Any] | Kernel = "laplace",
-        *,
-        bandwidth: float | str = "auto",
-        n_centers: int | str = "auto",
-        centers: Any = "random",
-        features: str = "kernel",
-        n_features: int | str = "auto",
-        fit_intercept: bool = True,
-        solver: str = "auto",
-        block_size: int | str = "auto",
-        ridge: float = 0.0,
-        n_nystrom: int | str = "auto",
-        level: int | str = "auto",
-        period: int | str = "auto",
-        projection: str = "auto",
-        damping: float | str = "auto",
-        average: bool = True,
-        step_scale: float = 1.0,
-        tolerance: float | None = None,
-        epochs: int | str = "auto",
-        batch_size: int | str = "auto",
-        transforms: Any = (),
-        scale: str = "auto",
-        precision: str = "auto",
-        device: str = "auto",
-        accelerator: str = "auto",
-        memory: int | str = "auto",
-        threads: int | str = "auto",
-        random_state: Any = 0,
-        warm_start: bool | str | os.PathLike[str] = False,
-        run_dir: str | os.PathLike[str] | None = None,
-        checkpoint_every: int | str = "auto",
-    ) -> None:
-        self.kernel = kernel
-        self.bandwidth = bandwidth
-        self.n_centers = n_centers
-        self.centers = centers
-        self.features = features
-        self.n_features = n_features
-        self.fit_intercept = fit_intercept
-        self.solver = solver
-        self.block_size = block_size
-        self.ridge = ridge
-        self.n_nystrom = n_nystrom
-        self.level = level
-        self.period = period
-        self.projection = projection
-        self.damping = damping
-        self.average = average
-        self.step_scale = step_scale
-        self.tolerance = tolerance
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.transforms = transforms
-        self.scale = scale
-        self.precision = precision
-        self.device = device
-        self.accelerator = accelerator
-        self.memory = memory
-        self.threads = threads
-        self.random_state = random_state
-        self.warm_start = warm_start
-        self.run_dir = run_dir
-        self.checkpoint_every = checkpoint_every
 
     # -- fitting ---------------------------------------------------------------------------
 
@@ -292,53 +164,6 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
     def _array_source(self, X: npt.NDArray[Any], y: Any, w: Any, first: bool) -> ArraySource:
         raise NotImplementedError
 
-    def _given(self) -> tuple[Kernel | None, npt.NDArray[Any] | None]:
-        """The kernel and the centers that are objects rather than settings."""
-        kernel = self.kernel if isinstance(self.kernel, Kernel) else None
-        if kernel is not None and not _is_auto(self.bandwidth):
-            raise ConfigError(
-                f"bandwidth={self.bandwidth!r} is given twice: kernel={kernel!r} has its own; "
-                "leave bandwidth out"
-            )
-        if isinstance(self.centers, str | os.PathLike):
-            return kernel, None
-        centers = as_centers(self.centers)
-        if not _is_auto(self.n_centers) and self.n_centers != len(centers):
-            raise ConfigError(
-                f"n_centers={self.n_centers} but centers holds {len(centers)} rows; leave "
-                "n_centers out"
-            )
-        return kernel, centers
-
-    def _config(self, epochs: Any) -> RunConfig:
-        values = {name: getattr(self, name) for name in _SETTINGS} | {"epochs": epochs}
-        if isinstance(self.kernel, Kernel):
-            values["kernel"] = "laplace"  # not used
-        if not isinstance(self.centers, str | os.PathLike):
-            values |= {"centers": "random", "n_centers": "auto"}  # not used
-        elif isinstance(self.centers, os.PathLike):
-            values["centers"] = os.fspath(self.centers)
-        start = self.warm_start
-        values["warm_start"] = start if isinstance(start, str | os.PathLike) else None
-        if values["warm_start"] is None and not isinstance(start, bool | np.bool_):
-            raise ConfigError(f"warm_start={start!r} must be True, False or a run directory")
-        if not isinstance(self.random_state, int | np.integer):
-            if self.run_dir is not None:
-                raise ConfigError(
-                    f"random_state={self.random_state!r} must be a whole number with run_dir, so "
-                    "that the run can be resumed"
-                )
-            values["random_state"] = int(check_random_state(self.random_state).randint(2**31 - 1))
-        class_weight = getattr(self, "class_weight", None)
-        if isinstance(class_weight, Mapping):
-            class_weight = {str(label): w for label, w in class_weight.items()}
-        tables: dict[str, dict[str, Any]] = {"data": {"train": "X", "class_weight": class_weight}}
-        for name, path in _SETTINGS.items():
-            section, _, key = path.partition(".")
-            tables.setdefault(section, {})[key] = values[name]
-        tables["run"]["device_memory"] = self.memory
-        return RunConfig.from_tables(tables)
-
     def _transforms(self, source: Source) -> list[Any]:
         """The transforms, scaling bound to the statistics of this source."""
         built = [from_config([t])[0] if isinstance(t, Mapping) else t for t in self.transforms]
@@ -429,10 +254,6 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
 def _found(result: Result, stream: Source) -> list[Transform]:
     """The scaling that a run put behind the transforms of its source."""
     return list(result.model.fixed[sum(map(is_deterministic, stream.feed_transforms)) :])
-
-
-def _is_auto(value: Any) -> bool:
-    return isinstance(value, str) and value == "auto"
 
 
 def _report(meta: Mapping[str, Any]) -> dict[str, Any]:

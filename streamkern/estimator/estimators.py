@@ -5,6 +5,7 @@ Data are arrays, or anything streamed: a store, its URL, a source, zarr and Dask
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -15,8 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.text import some
 from streamkern.estimator import inputs
-from streamkern.estimator.base import KernelEstimator, with_parameter
-from streamkern.kernels.builtin import Kernel
+from streamkern.estimator.base import KernelEstimator
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.base import Source
 
@@ -171,6 +171,7 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
         return ArraySource(X, y, sample_weight=w)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
     """Least-squares classification: regression on one-hot targets, prediction by the largest.
 
@@ -187,16 +188,7 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
         of them are.
     """
 
-    def __init__(
-        self, kernel: str | Kernel = "laplace", *, class_weight: Any = None, **shared: Any
-    ) -> None:
-        super().__init__(kernel, **shared)
-        self.class_weight = class_weight
-
-    # scikit-learn takes the parameters from here, and does not look into **shared.
-    __init__.__signature__ = with_parameter(  # type: ignore[attr-defined]
-        KernelEstimator.__init__, "class_weight"
-    )
+    class_weight: Any = None
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, test: Any = None) -> Self:
         """See `KernelRegressor.fit`. y : (n,) labels."""

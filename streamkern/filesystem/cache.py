@@ -28,7 +28,6 @@ import struct
 import threading
 import time
 import uuid
-import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -41,6 +40,7 @@ import numpy as np
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.text import redact
+from streamkern.basics.warning import warn
 from streamkern.filesystem.durable import is_temporary, write_durably
 from streamkern.filesystem.objects import Bytes
 from streamkern.filesystem.urls import local_path
@@ -224,10 +224,9 @@ class Cache:
         with self._threads:
             first, self._off = not self._off, True
         if first:
-            warnings.warn(
+            warn(
                 f"the cache {self.folder} can not be used ({error.strerror or error}); chunks are "
-                "read from the storage every time",
-                stacklevel=3,
+                "read from the storage every time"
             )
 
     # -- the limit -------------------------------------------------------------------------

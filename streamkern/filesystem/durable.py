@@ -74,12 +74,12 @@ def sync_tree(folder: Path) -> None:
     sync_folder(folder.parent)
 
 
-def make_folders(folder: Path, mode: int = 0o777) -> None:
+def make_folders(folder: Path) -> None:
     """Make `folder` and its parents where they are missing; their names are durable."""
     if folder.is_dir():
         return
     make_folders(folder.parent)
-    folder.mkdir(mode=mode, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     sync_folder(folder.parent)
 
 

@@ -68,8 +68,7 @@ def mark_at(store: Any, url: str) -> dict[str, Any] | None:
     mark = group.attrs.get(ATTRIBUTE)
     if not isinstance(mark, Mapping):
         raise refusal
-    old_store = "schema" in mark and "kind" not in mark  # older versions marked only stores
-    return {"kind": STORE, **mark} if old_store else dict(mark)
+    return dict(mark)
 
 
 def begin(store: Any, url: str, mark: Mark) -> zarr.Group:

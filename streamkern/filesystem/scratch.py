@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import filelock
 
+from streamkern.basics.digest import parsed_json
 from streamkern.basics.errors import ConfigError, CorruptChunkError, DataError
 from streamkern.filesystem.durable import (
     disk_full_hint,
@@ -249,7 +250,7 @@ class Scratch:
         it is not ours.
         """
         try:
-            found = json.loads((self.folder / _STATE).read_bytes())
+            found = parsed_json((self.folder / _STATE).read_bytes())
         except (FileNotFoundError, ValueError):
             return None
         if not isinstance(found, dict) or not _MARK.items() <= found.items():

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Any
 
 from zarr.abc.store import OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 
+from streamkern.basics.digest import parsed_json
 from streamkern.filesystem.objects import Objects
 from streamkern.filesystem.waiting import on_storage_loop
 
@@ -123,7 +123,7 @@ def _bounds(byte_range: ByteRequest | None) -> tuple[int, int | None]:
 def is_json(data: Any) -> bool:
     """Whether the bytes parse as JSON."""
     try:
-        json.loads(bytes(data))
-    except (ValueError, RecursionError):
+        parsed_json(data)
+    except ValueError:
         return False
     return True

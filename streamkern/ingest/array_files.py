@@ -1,4 +1,4 @@
-"""Arrays read by row slices: what is in memory, in Zarr and HDF5, and .npy and IDX files.
+"""Files that are arrays: .npy and IDX, with y and weights in files of their own, and .npz.
 
 Files are streamed, not mapped, so the same code reads local, compressed and remote ones.
 """
@@ -8,17 +8,17 @@ from __future__ import annotations
 import math
 import struct
 import tokenize
-from collections.abc import Iterator, Sequence
+import zipfile
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamkern.basics.errors import DataError, MemoryBudgetError, StreamkernError
-from streamkern.basics.text import size_text
-from streamkern.ingest.columns import Files
-from streamkern.ingest.conform import RawBlock
-from streamkern.ingest.decompress import DAMAGE
+from streamkern.basics.errors import ConfigError, DataError
+from streamkern.filesystem.urls import redact
+from streamkern.ingest.array_reader import ArrayReader, array_names, digest, no_array
+from streamkern.ingest.columns import Asked
+from streamkern.ingest.input_files import IDX_DTYPES, Place, Url, is_idx, is_path
 
 # Version 3 differs from 2 in the names of fields alone, which are no plain dtype.
 _NPY_HEADERS = {
@@ -26,102 +26,6 @@ _NPY_HEADERS = {
     (2, 0): np.lib.format.read_array_header_2_0,
     (3, 0): np.lib.format.read_array_header_2_0,
 }
-_IDX_DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-
-
-class ArrayReader:
-    """X, y and perhaps sample weights as anything with ``shape``, ``dtype`` and row slices.
-
-    Parameters
-    ----------
-    arrays : X; X and y; or X, y and w
-    where : str
-        Name in messages.
-    identity : JSON
-    aligned : int
-        Rows per block are a multiple of this where possible (chunks of Zarr and HDF5).
-    names : sequence of str, optional
-        Class names; y then holds their positions.
-    columns, target_columns : sequences of str, optional
-        Names of the columns of X, as they are handed on, and of y.
-    order : sequence of int, optional
-        The columns of X to hand on; by default all as they are.
-    """
-
-    def __init__(
-        self,
-        arrays: Sequence[Any],
-        where: str,
-        identity: Any,
-        *,
-        aligned: int = 1,
-        names: Sequence[str] | None = None,
-        columns: Sequence[str] | None = None,
-        target_columns: Sequence[str] | None = None,
-        order: Sequence[int] | None = None,
-    ) -> None:
-        X, y, w = (*arrays, None, None)[:3]
-        if len(X.shape) < 2:
-            raise DataError(f"X of {where} has shape {tuple(X.shape)}; it must be (n, ...)")
-        if y is not None and (len(y.shape) < 1 or X.shape[0] != y.shape[0]):
-            raise DataError(
-                f"X of {where} has {X.shape[0]} rows and y has shape {tuple(y.shape)}; "
-                "they must have the same rows"
-            )
-        if w is not None and tuple(w.shape) != (X.shape[0],):
-            raise DataError(
-                f"the sample weights of {where} have shape {tuple(w.shape)}; give one number for "
-                f"each of its {X.shape[0]} rows"
-            )
-        self.n_rows: int | None = int(X.shape[0])
-        self.natural_dtype: np.dtype[Any] | None = None
-        self.identity = identity
-        self._X, self._y, self._w, self._where = X, y, w, where
-        self._aligned, self._names = aligned, None if names is None else np.array(names)
-        self._order = None if order is None else np.array(order)
-        self.files: Files = ()
-        self.columns = None if columns is None else tuple(columns)
-        self.target_columns = None if target_columns is None else tuple(target_columns)
-
-    def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
-        assert self.n_rows is not None
-        held = [a for a in (self._X, self._y, self._w) if a is not None]
-        row_bytes = max(1, sum(math.prod(a.shape[1:]) * a.dtype.itemsize for a in held))
-        # At least a chunk at a time: a smaller slice would decode the same chunk again.
-        rows = max(block_bytes // row_bytes, self._aligned, 1)
-        rows -= rows % self._aligned
-        check_row_bytes(row_bytes, min(self._aligned, self.n_rows), self._where, block_bytes)
-        while start < self.n_rows:
-            stop = min(start - start % rows + rows, self.n_rows)
-            try:
-                X = np.asarray(self._X[start:stop])
-                y = np.empty((len(X), 0)) if self._y is None else np.asarray(self._y[start:stop])
-                w = None if self._w is None else np.asarray(self._w[start:stop])
-            except (OSError, MemoryError, StreamkernError, *DAMAGE):
-                raise
-            except Exception as error:  # a codec, a truncated file: whatever the library raises
-                raise DataError(
-                    f"{self._where}, rows {start} to {stop - 1}, can not be read: {error}"
-                ) from error
-            if self._order is not None:
-                X = X[:, self._order]
-            if y.dtype.kind == "T":  # numpy's variable-width strings
-                y = y.astype(str)
-            if self._names is not None:
-                y = self._names[y.astype(np.int64)]
-            yield RawBlock(X, y, self._where, start, w=w)
-            start = stop
-
-
-def check_row_bytes(row_bytes: int, rows: int, where: str, block_bytes: int) -> None:
-    """MemoryBudgetError where so many rows, which are read at once, take far more than a block."""
-    limit = 8 * block_bytes
-    if row_bytes * rows > limit:
-        what = "a row" if rows == 1 else f"a chunk ({rows} rows)"
-        raise MemoryBudgetError(
-            f"{what} of {where} takes {size_text(row_bytes * rows)}, and the memory given allows "
-            f"{size_text(limit)}; raise memory=, or make it smaller"
-        )
 
 
 class FileArray:
@@ -190,9 +94,75 @@ def idx_array(file: IO[bytes], where: str) -> FileArray:
     if len(sizes) != 4 * head[3]:
         raise DataError(f"{where} ends inside its header; the file is truncated")
     shape = struct.unpack(f">{head[3]}I", sizes)
-    return FileArray(file, where, shape, np.dtype(_IDX_DTYPES[head[2]]))
+    return FileArray(file, where, shape, np.dtype(IDX_DTYPES[head[2]]))
 
 
-def is_idx(head: bytes) -> bool:
-    """Whether a file beginning with these four bytes is an IDX file."""
-    return len(head) == 4 and head[:2] == b"\0\0" and head[2] in _IDX_DTYPES and head[3] > 0
+# What holds one array: y and w are apart from X.
+APART = {"npy": npy_array, "idx": idx_array}
+
+
+def open_apart(kind: str, url: Url, asked: Asked, place: Place) -> ArrayReader:
+    """A .npy or IDX file of X, with y and w in other such files or in memory."""
+    where = redact(url)
+    found = [_array_in(url, kind, place)]
+    if asked.targets:
+        target = _labels_beside(url) if kind == "idx" and asked.y is None else asked.y
+        if target is None:
+            raise ConfigError(f"{where} holds X alone; give y=, a file or an array")
+        found.append(_array_beside(target, "y", place, where))
+    if asked.weighted:
+        found.append(_array_beside(asked.w, "sample_weight", place, where))
+    arrays, identities = zip(*found, strict=True)
+    return ArrayReader(arrays, where, list(identities))
+
+
+def _array_in(url: Url, kind: str, place: Place) -> tuple[Any, Any]:
+    """The array of a .npy or IDX file, and its identity."""
+    identity = place.identity(url)
+    return APART[kind](place.open(url), redact(url)), identity
+
+
+def _array_beside(given: Any, name: str, place: Place, where: str) -> tuple[Any, Any]:
+    """The same of `given`, which may also be in memory."""
+    if not is_path(given):
+        array = np.asarray(given)
+        return array, digest(array)
+    kind = place.kind(given)
+    if kind not in APART:
+        raise ConfigError(f"{name}={redact(given)} must be a .npy or IDX file like {where}")
+    return _array_in(given, kind, place)
+
+
+def _labels_beside(url: Url) -> str | None:
+    """The labels file by MNIST's naming, if the images file follows it."""
+    text = str(url)
+    for old, new in (("images-idx3", "labels-idx1"), ("images.idx3", "labels.idx1")):
+        if old in text:
+            return text.replace(old, new)
+    return None
+
+
+def open_npz(url: Url, asked: Asked, place: Place) -> ArrayReader:
+    """The arrays X, y and w of a .npz archive, by name."""
+    where, names = redact(url), array_names(asked, redact(url))
+    identity = [place.identity(url), *names]
+    try:
+        archive = place.keep(zipfile.ZipFile(place.open(url)))
+    except (zipfile.BadZipFile, NotImplementedError) as error:  # or of a version to come
+        raise DataError(f"{where} is not a .npz file: {error}") from error
+    held = [k.removesuffix(".npy") for k in archive.namelist() if k.endswith(".npy")]
+    for name in names:
+        if name not in held:
+            raise no_array(name, held, where)
+    arrays = [
+        npy_array(place.keep(_entry(archive, name, where)), f"{name} of {where}") for name in names
+    ]
+    return ArrayReader(arrays, where, identity)
+
+
+def _entry(archive: zipfile.ZipFile, name: str, where: str) -> Any:
+    """An array's file in an archive, open."""
+    try:
+        return archive.open(f"{name}.npy")
+    except (RuntimeError, NotImplementedError) as error:  # encrypted; a compression of others
+        raise DataError(f"{name} of {where} can not be read: {error}; save it again") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, StreamkernError
 from streamkern.basics.optional import need
-from streamkern.ingest.array_files import check_row_bytes
+from streamkern.filesystem.urls import redact
+from streamkern.ingest.array_reader import check_row_bytes
 from streamkern.ingest.columns import Asked, Files, split_columns
 from streamkern.ingest.conform import RawBlock
+from streamkern.ingest.input_files import Place, Url
 
 
 def _is_lists(kind: Any) -> bool:
@@ -165,6 +167,14 @@ class ParquetReader(_ArrowReader):
         groups = map(metadata.row_group, range(metadata.num_row_groups))
         sizes = [group.total_byte_size // max(group.num_rows, 1) for group in groups]
         return int(max(8 * n_values, *sizes, 0))
+
+
+def open_parquet(url: Url, asked: Asked, place: Place) -> ParquetReader:
+    """A Parquet file, closed with the rest."""
+    identity = [place.identity(url), asked.json()]
+    reader = ParquetReader(redact(url), place.file(url), asked, identity)
+    place.keep(closing(reader))
+    return reader
 
 
 class FrameReader(_ArrowReader):

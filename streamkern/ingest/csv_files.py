@@ -14,6 +14,7 @@ import io
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from typing import IO, Any, NoReturn
 
 import numpy as np
@@ -22,8 +23,10 @@ from numpy.typing import NDArray
 from streamkern.basics.errors import DataError, MissingDependencyError
 from streamkern.basics.optional import need
 from streamkern.basics.text import size_text
+from streamkern.filesystem.urls import redact
 from streamkern.ingest.columns import Asked, Files, split_columns
 from streamkern.ingest.conform import MAX_LABEL, RawBlock
+from streamkern.ingest.input_files import Place, Url
 
 _DELIMITERS = ",;\t|"
 _FIRST_LINES = 4 << 20  # bytes of the first two lines: they are read before any memory is given
@@ -220,6 +223,12 @@ class CsvReader:
 _UNCLOSED = (
     "has a quote that is not closed on its line; remove it, or the line break inside the field"
 )
+
+
+def open_csv(url: Url, asked: Asked, place: Place) -> CsvReader:
+    """A CSV file, opened anew for every pass over it."""
+    opened = partial(place.open_once, url)
+    return CsvReader(redact(url), opened, asked, [place.identity(url), asked.json()])
 
 
 def _explained(error: csv.Error) -> str:

@@ -14,11 +14,43 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamkern.basics.errors import DataError, StoreNotFoundError
+from streamkern.basics.errors import DataError, StoreNotFoundError, StreamkernError
 from streamkern.basics.optional import need
+from streamkern.filesystem.urls import redact
+from streamkern.ingest.array_reader import ArrayReader, array_names, no_array
 from streamkern.ingest.columns import Asked, Split, split_columns
+from streamkern.ingest.input_files import Place, Url
 
 _DEPTH = 8  # of virtual datasets in virtual datasets
+
+
+def open_hdf5(url: Url, asked: Asked, place: Place) -> ArrayReader:
+    """Datasets of an HDF5 file by name, or the columns of its table."""
+    where, identity = redact(url), [place.identity(url), asked.json()]
+    h5py = need("h5py")
+    try:
+        opened = place.keep(h5py.File(place.file(url), "r"))
+        file = Hdf5File(opened, where, fill=place.missing == "fill", external=place.external)
+        table = file.table(asked)
+        if table is None:
+            arrays, columns, targets = file.arrays(array_names(asked, where)), None, None
+        else:
+            arrays, columns, targets = table[0], table[1].features, table[1].targets
+    except (StreamkernError, MemoryError):
+        raise
+    except FileNotFoundError as error:
+        raise StoreNotFoundError(f"there is no file {where}") from error
+    except Exception as error:  # whatever the library raises for damage
+        raise DataError(f"{where} is not a readable HDF5 file: {error}") from error
+    chunks = arrays[0].chunks
+    return ArrayReader(
+        arrays,
+        where,
+        identity,
+        aligned=chunks[0] if chunks else 1,
+        columns=columns,
+        target_columns=targets,
+    )
 
 
 class Hdf5File:
@@ -74,10 +106,7 @@ class Hdf5File:
     def _dataset(self, name: str) -> Any:
         member = self._file.get(name)
         if member is None or not hasattr(member, "shape"):
-            held = ", ".join(sorted(self._file)) or "none"
-            raise StoreNotFoundError(
-                f"{self._where} has no array {name!r}; it has {held}: name them with x= and y="
-            )
+            raise no_array(name, sorted(self._file), self._where)
         number = need("h5py").h5o.get_info
         if number(member.id).fileno != number(self._file.id).fileno:
             self._refuse_external(name, "is a link to another file")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,9 +154,7 @@ def ingest(
     chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 16)
     if scratch is not None:
         check_parent(scratch)
-    found = mark_at(zarr_store(out_url, storage_options=storage_options), str(out_url))
-    if found is not None:
-        check_kind(found, STORE, str(out_url))
+    found = _store_at(out_url, storage_options)
     with ExitStack() as files, Scratch(scratch_folder(out_url, scratch)) as own:
         reader = open_reader(
             inputs, y, files, x=x, sample_weight=sample_weight,
@@ -165,11 +163,9 @@ def ingest(
         paths = inputs if isinstance(inputs, list | tuple) else [inputs]
         refuse_same_place((k for k in paths if isinstance(k, str | os.PathLike)), out_url)
         source = {
-            "inputs": reader.identity,
-            "targets": targets,
-            "seed": int(seed) if shuffle else None,
+            "inputs": reader.identity, "targets": targets, "seed": int(seed) if shuffle else None,
             "dtype": None if dtype is None else str(np.dtype(dtype)),
-        }
+        }  # fmt: skip
         plan = {"source": source, "chunk_bytes": chunk_bytes}
         identity = json_digest(source)
         if found is not None and not overwrite:
@@ -177,34 +173,27 @@ def ingest(
                 own.clear(identity)  # what a call left that was killed after it had published
                 return open_store(out_url, storage_options=storage_options).spec
             _check_place(found, source, out_url)
-        spool, values, parts = _spool_rows(
+        rows = _spool_rows(
             reader, files, source["seed"], identity, own, targets, dtype, memory, progress
         )
-        classes, ranks = values.ranks() if values.are_classes else (None, None)
-        row_bytes = int(np.prod(spool.row_shape)) * spool.x_dtype.itemsize
-        with StoreWriter(
-            out_url,
-            row_shape=spool.row_shape,
-            x_dtype=spool.x_dtype,
-            n_outputs=values.shape[0] if classes is None else len(classes),
-            classes=classes,
-            chunk_rows=layout.default_chunk_rows(row_bytes, chunk_bytes),
-            overwrite=overwrite,
-            compress=compress,
-            n_rows=spool.n_rows,
-            y_dtype=None if values.are_classes else values.dtype,
+        begin = partial(
+            StoreWriter, out_url, plan=plan, overwrite=overwrite, compress=compress,
             storage_options=storage_options,
-            plan=plan,
-            weighted=spool.weighted,
-            columns=reader.columns,
-            target_columns=reader.target_columns,
-            files=parts.counts if reader.files else (),
-        ) as writer:
-            chunks_from = partial(_chunks_from, spool, ranks, writer.chunk_rows)
-            n_ahead = n_writers(out_url, memory // 4, chunk_bytes)
-            spec = fill(writer, chunks_from, n_ahead, progress)
-        spool.discard()
+        )  # fmt: skip
+        n_ahead = n_writers(out_url, memory // 4, chunk_bytes)
+        spec = _write_chunks(rows, reader, begin, chunk_bytes, n_ahead, progress)
+        rows.spool.discard()
     return spec
+
+
+def _store_at(
+    url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None
+) -> dict[str, Any] | None:
+    """The mark of the store that is there; None where the place is free."""
+    found = mark_at(zarr_store(url, storage_options=storage_options), str(url))
+    if found is not None:
+        check_kind(found, STORE, str(url))
+    return found
 
 
 def _check_place(
@@ -238,8 +227,8 @@ def _spool_rows(
     dtype: Any,
     memory: int,
     progress: Progress | None,
-) -> tuple[Spool, Targets, _Files]:
-    """All rows of the reader, checked and converted, in a sealed spool; where they came from."""
+) -> _Rows:
+    """All rows of the reader, checked and converted, in a sealed spool."""
     block_bytes = int(np.clip(memory // 32, 1 << 20, 64 << 20))
     first = next(reader.blocks(0, block_bytes), None)
     if first is None or len(first.X) == 0:
@@ -264,7 +253,7 @@ def _spool_rows(
     parts = _Files(notes["files"])
     if spool.sealed:
         spool.seal(spool.notes)  # a split of a bucket may have been interrupted
-        return spool, values, parts
+        return _Rows(spool, values, parts)
     try:
         blocks = reader.blocks(spool.n_rows, block_bytes)
         # One thread reads and checks blocks, another one deals the rows of the last one out.
@@ -286,7 +275,7 @@ def _spool_rows(
     except StreamkernError:
         spool.discard()  # the data itself is wrong: there is nothing to go on from
         raise
-    return spool, values, parts
+    return _Rows(spool, values, parts)
 
 
 class _Files:
@@ -300,6 +289,14 @@ class _Files:
             self.counts.append((block.where, 0))
         name, n_rows = self.counts[-1]
         self.counts[-1] = (name, n_rows + len(block.X))
+
+
+class _Rows(NamedTuple):
+    """What pass 1 leaves: rows, how their targets were converted, and where they came from."""
+
+    spool: Spool
+    values: Targets
+    files: _Files
 
 
 def _appends(
@@ -328,6 +325,34 @@ def _append(spool: Spool, rows: tuple[Any, ...], notes: Mapping[str, Any]) -> in
 
 
 # ------------------------------------------------------------------------- pass 2: write chunks
+
+
+def _write_chunks(
+    rows: _Rows,
+    reader: Reader,
+    begin: Callable[..., StoreWriter],
+    chunk_bytes: int,
+    n_ahead: int,
+    progress: Progress | None,
+) -> StoreSpec:
+    """The spec of the store that `begin` makes where the caller wants it."""
+    spool, values = rows.spool, rows.values
+    classes, ranks = values.ranks() if values.are_classes else (None, None)
+    writer = begin(
+        row_shape=spool.row_shape,
+        x_dtype=spool.x_dtype,
+        n_outputs=values.shape[0] if classes is None else len(classes),
+        classes=classes,
+        chunk_rows=layout.rows_per_chunk(spool.row_shape, spool.x_dtype, chunk_bytes),
+        n_rows=spool.n_rows,
+        y_dtype=values.dtype,
+        weighted=spool.weighted,
+        columns=reader.columns,
+        target_columns=reader.target_columns,
+        files=rows.files.counts if reader.files else (),
+    )
+    chunks_from = partial(_chunks_from, spool, ranks, writer.spec.chunk_rows)
+    return fill(writer, chunks_from, n_ahead, progress)
 
 
 def _chunks_from(

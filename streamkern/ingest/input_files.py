@@ -19,7 +19,6 @@ from streamkern.basics.errors import (
 )
 from streamkern.filesystem.remote_file import is_object, open_object, split_object
 from streamkern.filesystem.urls import local_path, redact
-from streamkern.ingest.array_files import is_idx
 from streamkern.ingest.decompress import DAMAGE, decompressed
 
 Url = str | os.PathLike[str]
@@ -29,6 +28,7 @@ _KINDS = {
     ".parquet": "parquet", ".pq": "parquet", ".h5": "hdf5", ".hdf5": "hdf5", ".hdf": "hdf5",
     ".idx": "idx", ".zarr": "zarr",
 }  # fmt: skip
+IDX_DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 
 @contextmanager
@@ -143,3 +143,13 @@ class Place:
             f"can not tell the format of {redact(url)}; known endings are {', '.join(_KINDS)}, "
             "also compressed, and IDX files by their content"
         )
+
+
+def is_idx(head: bytes) -> bool:
+    """Whether a file beginning with these four bytes is an IDX file."""
+    return len(head) == 4 and head[:2] == b"\0\0" and head[2] in IDX_DTYPES and head[3] > 0
+
+
+def is_path(value: Any) -> bool:
+    """Whether it is a path or a URL."""
+    return isinstance(value, str | os.PathLike)

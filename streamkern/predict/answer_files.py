@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from zarr.codecs import Crc32cCodec
 
+from streamkern.basics.digest import parsed_json
 from streamkern.basics.optional import need
 from streamkern.filesystem.ownership import ATTRIBUTE
 
@@ -187,8 +188,8 @@ def parquet_record(path: Path) -> Any:
     parquet = need("pyarrow.parquet", "reading Parquet")
     try:
         found = parquet.read_schema(path).metadata or {}
-        return json.loads(found[ATTRIBUTE.encode()])
-    except (ValueError, KeyError, RecursionError):  # pyarrow.ArrowInvalid is a ValueError
+        return parsed_json(found[ATTRIBUTE.encode()])
+    except (ValueError, KeyError):  # pyarrow.ArrowInvalid is a ValueError
         return None
 
 

@@ -13,10 +13,12 @@ from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.text import some
 from streamkern.filesystem.urls import check_missing, local_path, redact
+from streamkern.ingest.array_reader import array_names
 from streamkern.ingest.columns import Asked
 from streamkern.ingest.conform import Features, RawBlock, Targets
 from streamkern.ingest.input_files import Place
-from streamkern.ingest.readers import Reader, array_names, open_reader, own_columns, own_state
+from streamkern.ingest.readers import Reader, open_reader
+from streamkern.ingest.zarr_groups import own_columns, own_state
 from streamkern.stream.sources.base import UNIT_BYTES, Block, Source, joined
 from streamkern.stream.sources.column_order import chosen_columns, places, targets_in_order
 from streamkern.stream.sources.mixture import MixtureSource

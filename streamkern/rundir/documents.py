@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
-from streamkern.basics.digest import json_digest
+from streamkern.basics.digest import json_digest, parsed_json
 from streamkern.filesystem.objects import Bytes
 
 VERSION = 2
@@ -29,7 +29,7 @@ def seal(kind: str, body: Mapping[str, Any]) -> bytes:
 
 def unseal(kind: str, data: Bytes) -> dict[str, Any]:
     """The body of a document of this kind; ValueError, saying why, unless it is as written."""
-    document = _parsed(data)
+    document = parsed_json(data, finite=True)
     if not isinstance(document, dict):
         raise ValueError("it is not a JSON object")
     recorded = document.pop("sha256", None)
@@ -46,18 +46,7 @@ def unseal(kind: str, data: Bytes) -> dict[str, Any]:
 def is_sealed(data: Bytes) -> bool:
     """Whether the bytes are a document, of any kind, as it was written."""
     try:
-        document = _parsed(data)
+        document = parsed_json(data, finite=True)
         return isinstance(document, dict) and document.pop("sha256", None) == json_digest(document)
     except ValueError:
         return False
-
-
-def _parsed(data: Bytes) -> Any:
-    try:
-        return json.loads(bytes(data), parse_constant=_refuse)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"it holds {name}, which is no JSON")

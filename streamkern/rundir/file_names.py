@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import re
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from streamkern.basics.errors import RunError, StorageError
+from streamkern.basics.warning import warn
 from streamkern.filesystem.objects import Bytes
 from streamkern.rundir import documents
 from streamkern.rundir.checksums import UnverifiedError
@@ -114,4 +114,4 @@ def mend_config(folder: Folder, run: Mapping[str, Any]) -> None:
     if found != run:
         write_config(folder, run)
         text = f"{folder.place}/run.json {what}; it is written again as its setup has it"
-        warnings.warn(text, stacklevel=4)
+        warn(text)

@@ -20,7 +20,6 @@ import socket
 import threading
 import time
 import uuid
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from streamkern.basics.errors import (
     StorageError,
 )
 from streamkern.basics.text import redact, utc_now
+from streamkern.basics.warning import warn
 from streamkern.filesystem.objects import Objects
 from streamkern.rundir import documents
 
@@ -143,10 +143,9 @@ class Lease:
         )
 
     def _say_why(self, holder: dict[str, Any]) -> None:
-        warnings.warn(
+        warn(
             f"{self._place} is, or was, being written by {describe(holder)}; waiting for up to "
-            f"{self._ttl:.0f} s to see whether it still is",
-            stacklevel=2,
+            f"{self._ttl:.0f} s to see whether it still is"
         )
 
     # -- holding it ------------------------------------------------------------------------

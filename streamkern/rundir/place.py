@@ -7,7 +7,6 @@ and a lock for that. An object store does it all with the put, which is why it h
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import os
@@ -16,7 +15,7 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import filelock
@@ -25,16 +24,19 @@ from zarr.storage import LocalStore
 
 from streamkern.basics.errors import RunError, RunLostError, StreamkernError
 from streamkern.basics.text import redact, utc_now
-from streamkern.filesystem.durable import make_folders, sync_folder, sync_tree, write_durably
+from streamkern.filesystem.durable import (
+    LocalFiles,
+    make_folders,
+    sync_folder,
+    sync_tree,
+    write_durably,
+)
 from streamkern.filesystem.objects import Objects
 from streamkern.filesystem.ownership import file_lock, is_of_group, remove_group
 from streamkern.filesystem.urls import local_path, open_objects
 from streamkern.filesystem.zarr_store import ObjectsStore
 from streamkern.rundir import documents, lease
 from streamkern.rundir.run_log import FileLines, Lines, ObjectLines, read_parts
-
-if TYPE_CHECKING:
-    from zarr.core.buffer import Buffer
 
 _REASONS = {
     errno.EEXIST: "a file is where a folder should be",
@@ -253,20 +255,20 @@ class LocalFolder:
             return b""
 
 
-class _NewGroup(LocalStore):
-    """Writes below a folder that is there, and never makes it again where it was moved away."""
+class _NewGroup(LocalFiles):
+    """Writes below a folder that is there, and never makes it again where it was moved away.
 
-    async def set(self, key: str, value: Buffer) -> None:
-        await asyncio.to_thread(self._write, key, value)
+    Nothing is read before all of it is made durable, so that files are written in their places.
+    """
 
-    def _write(self, key: str, value: Buffer) -> None:
+    def write(self, key: str, data: Any, *, exclusive: bool = False) -> None:
         *folders, name = key.split("/")
         folder = self.root
         for part in folders:
             folder /= part
             folder.mkdir(exist_ok=True)
-        with (folder / name).open("wb") as file:
-            file.write(value.as_numpy_array().data)
+        with (folder / name).open("xb" if exclusive else "wb") as file:
+            file.write(data)
 
 
 class _Lock:

@@ -23,7 +23,6 @@ what a writer that was taken for dead may still publish comes before all that it
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -38,27 +37,23 @@ from streamkern.basics.errors import (
     RunError,
     StorageError,
 )
-from streamkern.filesystem.durable import is_temporary
 from streamkern.rundir import file_names
 from streamkern.rundir.checksums import UnverifiedError
-from streamkern.rundir.file_names import CHECKPOINTS, Rank, ranks, stem_of, writer_of
+from streamkern.rundir.file_names import CHECKPOINTS, Rank, ranks, stem_of
+from streamkern.rundir.leftovers import Leftovers
 from streamkern.rundir.place import Hold, open_folder, reason
 from streamkern.rundir.run_log import RunLog, read_lines
 from streamkern.rundir.sealed import (
-    STEM,
     Into,
     Parts,
     Saved,
     checked_meta,
     load,
-    named_group,
     on_host,
     publish,
 )
 
 __all__ = ["RunDirectory", "Saved"]
-
-_log = logging.getLogger("streamkern")
 
 
 class RunDirectory:
@@ -88,12 +83,10 @@ class RunDirectory:
             raise ConfigError(f"keep={keep} must be at least 1, or no checkpoint would remain")
         self._folder = open_folder(path, storage_options)
         self.place = self._folder.place
-        self.keep = keep
         self.writable = writable
         self._run: dict[str, Any] | None = None  # what setup and checkpoints belong to
         self._run_is_known = False
-        self._broken: set[str] = set()
-        self._groups: dict[str, str] = {}  # what manifests name, as far as known
+        self._leftovers = Leftovers(self._folder, keep)
         self._hold: Hold | None = None
         self._log = RunLog(None)
         self._saving = threading.Lock()
@@ -122,8 +115,7 @@ class RunDirectory:
         with self._using():
             hold = self._folder.hold(self._highest_writer())
             try:
-                for where in ("", CHECKPOINTS):
-                    self._tidy(hold, where)
+                self._leftovers.tidy(hold)
                 self._run, self._run_is_known = self.recorded(), True
                 if self._run is not None:
                     file_names.mend_config(self._folder, self._run)
@@ -131,17 +123,6 @@ class RunDirectory:
                 hold.release()
                 raise
         self._hold = hold
-
-    def _tidy(self, hold: Hold, where: str) -> None:
-        try:
-            self._sweep(hold, where, self._folder.names(where))
-        except StorageError:
-            raise
-        except OSError as error:  # who lost the run may be at the same files
-            self._say_left(error)
-
-    def _say_left(self, error: OSError) -> None:
-        _log.warning("old files in %s could not be deleted: %s", self.place, reason(error))
 
     @contextlib.contextmanager
     def _using(self) -> Iterator[None]:
@@ -220,7 +201,7 @@ class RunDirectory:
         with self._writing("the setup") as hold:
             names = self._folder.names()
             self._publish(hold, "", stem_of(hold.number, "setup"), 0, arrays, meta, names)
-            self._clear(hold, "", names)
+            self._leftovers.retire(hold, "", names)
 
     def save(
         self,
@@ -238,7 +219,7 @@ class RunDirectory:
         """
         with self._writing(f"the checkpoint of step {step}") as hold:
             names = self._folder.names(CHECKPOINTS)
-            good = [r for r in ranks(names) if stem_of(*r) not in self._broken]
+            good = [r for r in ranks(names) if stem_of(*r) not in self._leftovers.broken]
             newest, rank = max(good, default=(0, 0)), (hold.number, step)
             if newest[0] > hold.number:
                 hold.check()  # says who took over
@@ -248,8 +229,8 @@ class RunDirectory:
                     f" {self.place}, and 10^12; resume from that one or give a new run directory"
                 )
             self._publish(hold, CHECKPOINTS, stem_of(*rank), step, arrays, meta, names, before)
-            self._broken.discard(stem_of(*rank))
-            self._clear(hold, CHECKPOINTS, names)
+            self._leftovers.broken.discard(stem_of(*rank))
+            self._leftovers.retire(hold, CHECKPOINTS, names)
 
     def _publish(
         self,
@@ -274,7 +255,7 @@ class RunDirectory:
             self._folder, where + stem, step, arrays, meta, run=self._run, taken=names, ready=ready
         )
         names |= {group, f"{stem}.json"}
-        self._groups[f"{where}{stem}.json"] = group
+        self._leftovers.named(f"{where}{stem}.json", group)
 
     @contextlib.contextmanager
     def _writing(self, what: str) -> Iterator[Hold]:
@@ -292,45 +273,6 @@ class RunDirectory:
                     f"{what} could not be written to {self.place}: {reason(error)}; earlier"
                     " checkpoints are untouched, so run the same command again once that is solved"
                 ) from error
-
-    def _clear(self, hold: Hold, where: str, names: set[str]) -> None:
-        """Retire what is too old. The save is already safe, so a failure is only logged.
-
-        RunLockedError if the run was taken over: the new writer may have resumed from what is too
-        old here, and may have deleted what was just saved before its manifest was there.
-        """
-        try:
-            hold.check()
-            if where == CHECKPOINTS:
-                old = [stem_of(*rank) for rank in ranks(names)]
-                good = [stem for stem in old if stem not in self._broken]
-                retired = {f"{stem}.json" for stem in (*good[: -self.keep], *self._broken)}
-                self._folder.delete([where + name for name in sorted(retired)])
-                names -= retired
-                self._broken.clear()
-            self._sweep(hold, where, names)
-        except OSError as error:
-            self._say_left(error)
-
-    def _sweep(self, hold: Hold, where: str, names: set[str]) -> None:
-        """Delete temporary files, and groups of this writer or before that no manifest names."""
-        for name in names:
-            match = STEM.fullmatch(name)
-            if is_temporary(name):
-                self._folder.delete([where + name])
-            elif match and ("setup" in name) == (not where) and writer_of(name) <= hold.number:
-                manifest = f"{match[1]}.json"
-                # An unreadable manifest names nothing and keeps everything.
-                if manifest not in names or self._group(where + manifest) not in (None, name):
-                    self._folder.delete_group(where + name)
-
-    def _group(self, manifest: str) -> str | None:
-        if manifest not in self._groups:
-            group = named_group(self._folder, manifest)
-            if group is None:
-                return None
-            self._groups[manifest] = group
-        return self._groups[manifest]
 
     # -- loading -------------------------------------------------------------------------------
 
@@ -362,7 +304,7 @@ class RunDirectory:
                 damaged += left[-1:] if left[-1] in self._published() else []
                 continue
             self._check_same_run(saved)
-            self._broken.update(stem_of(*rank) for rank in damaged)
+            self._leftovers.broken.update(stem_of(*rank) for rank in damaged)
             skipped = tuple(
                 f"checkpoint of step {rank[1]} in {self.place} was skipped, and that of step "
                 f"{saved.step} is used: {failed[rank]}"

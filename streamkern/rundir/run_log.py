@@ -16,7 +16,6 @@ import math
 import os
 import re
 import threading
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -24,8 +23,10 @@ from typing import Any, Protocol, Self
 import google_crc32c
 import numpy as np
 
+from streamkern.basics.digest import parsed_json
 from streamkern.basics.errors import RunError
 from streamkern.basics.text import redact, utc_now
+from streamkern.basics.warning import warn
 from streamkern.filesystem.objects import Bytes, Objects
 
 _SECRET_NAME = re.compile(r"secret|passw|token|credential|signature|(api|access)_?key", re.I)
@@ -231,10 +232,9 @@ class ObjectLines:
         """Warn, once, on a thread that the user knows."""
         if self._failure is not None and not self._warned:
             self._warned = True
-            warnings.warn(
+            warn(
                 f"the run log could not be written ({self._failure}); the run goes on, and it is "
-                "tried again",
-                stacklevel=4,
+                "tried again"
             )
 
     def close(self) -> None:
@@ -273,8 +273,8 @@ def _record(line: bytes) -> dict[str, Any] | None:
     if found is None or google_crc32c.value(found[1] + b"}") != int(found[2], 16):
         return None
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
+        value = parsed_json(line)
+    except ValueError:
         return None
     numbers = [value.get(name) for name in ("step", "epoch", "samples")]
     if not all(isinstance(number, int) for number in numbers):
@@ -311,5 +311,5 @@ def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     except OSError as error:
         raise RunError(f"run log {path} can not be read: {error.strerror}") from error
     if damage is not None:
-        warnings.warn(damage, stacklevel=2)
+        warn(damage)
     return records

@@ -3,11 +3,11 @@
 A solver has no loop, no input and no clock: `train` owns those. It supplies
 
     init(alpha) -> State
-    step(state, X, Y, rows, step, w) -> loss     moves the state by one batch
-    end_pass(state) -> facts                     after the last batch of every epoch
-    finished(state) -> reason                    whether further passes would change nothing
-    finish(state)                                brings pending parts home at the end of a run
-    weights(state) -> (p, c)                     what is evaluated
+    step(state, batch) -> loss      moves the state by one batch
+    end_pass(state) -> facts        after the last batch of every epoch
+    finished(state) -> reason       whether further passes would change nothing
+    finish(state)                   brings pending parts home at the end of a run
+    weights(state) -> (p, c)        what is evaluated
 
 Sample weights enter a step in one place: the gradient of half the mean of w_i |f(x_i) - y_i|^2 is
 K^T (w r) / m, so `_weigh` turns the residual r into w r before anything is done with it. Step rules
@@ -20,10 +20,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array
+from streamkern.backend.batch import Batch
 from streamkern.basics.errors import DivergenceError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
@@ -37,7 +37,7 @@ LOSSES = 32
 class State:
     """What changes from step to step, all of it on the device.
 
-    alpha, average : (p, c) the iterate and its running average.
+    alpha, average : (p, c) the iterate and its running average. steps : taken so far.
     averaged : iterates in the average. scale : factor on every step size, below 1 after a
     back-off. pending : parts of the function outside the span of the centers, `n_pending` of
     their rows in use, or sums over the rows of a pass. rows, passes : rows in those sums, and
@@ -46,6 +46,7 @@ class State:
 
     alpha: Array
     average: Array
+    steps: int = 0
     averaged: int = 0
     scale: float = 1.0
     n_pending: int = 0
@@ -90,21 +91,16 @@ class Solver:
         """The step rules in force, one per block; none where a step has no size."""
         return []
 
-    def step(
-        self,
-        state: State,
-        X: Array,
-        Y: Array,
-        rows: npt.NDArray[np.int64],
-        step: int,
-        w: Array | None = None,
-    ) -> Array:
+    def step(self, state: State, batch: Batch) -> Array:
         """Move `state` by one batch and return its loss: see `_measure`.
 
-        X : (m, d), Y : (m, c), on the device. rows : (m,) row numbers, on the host. w : (m,)
-        sample weights on the device, or None, which are all 1.
         Nothing is allocated and nothing is read back: both would stall the queue.
         """
+        loss = self._step(state, batch)
+        state.steps += 1
+        return loss
+
+    def _step(self, state: State, batch: Batch) -> Array:
         raise NotImplementedError
 
     def end_pass(self, state: State) -> dict[str, Any]:
@@ -133,17 +129,15 @@ class Solver:
             r *= w[:, None]
         return r
 
-    def _measure(
-        self, r: Array, Y: Array, squares: Array, step: int, w: Array | None = None
-    ) -> Array:
+    def _measure(self, state: State, batch: Batch, r: Array, squares: Array) -> Array:
         """(2, c) float64 on the device, good for `LOSSES` steps: mean of w r^2, and that of f = 0.
 
-        r, Y : (m, c), r before `_weigh`. squares : (m, c), overwritten.
+        r : (m, c), before `_weigh`. squares : (m, c), overwritten.
         """
-        losses = self.losses[step % LOSSES]
-        for values, loss in ((r, losses[0, ...]), (Y, losses[1, ...])):
+        losses = self.losses[state.steps % LOSSES]
+        for values, loss in ((r, losses[0, ...]), (batch.Y, losses[1, ...])):
             self.backend.xp.multiply(values, values, out=squares)
-            self._weigh(squares, w).sum(axis=0, dtype=loss.dtype, out=loss)
+            self._weigh(squares, batch.w).sum(axis=0, dtype=loss.dtype, out=loss)
         losses *= 1 / len(r)
         return losses
 
@@ -178,7 +172,7 @@ class Solver:
         """The numbers that a checkpoint keeps."""
         return {
             name: getattr(state, name)
-            for name in ("averaged", "scale", "n_pending", "rows", "passes")
+            for name in ("steps", "averaged", "scale", "n_pending", "rows", "passes")
         }
 
     def restore(self, arrays: dict[str, npt.NDArray[Any]], scalars: dict[str, Any]) -> State:

@@ -38,9 +38,9 @@ import math
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from streamkern.backend.base import Array
+from streamkern.backend.batch import Batch
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import Solver, State
@@ -145,39 +145,30 @@ class BlockSolver(Solver):
         """One per block."""
         return self.preconditioner.rules
 
-    def step(
-        self,
-        state: State,
-        X: Array,
-        Y: Array,
-        rows: npt.NDArray[np.int64],
-        step: int,
-        w: Array | None = None,
-    ) -> Array:
-        """See the module's first lines."""
-        m = len(X)
-        blocks = self.preconditioner.blocks
-        order = np.random.default_rng([self.seed, ORDER_STAGE, step]).permutation(len(blocks))
+    def _step(self, state: State, batch: Batch) -> Array:
+        m, w, blocks = len(batch.X), batch.w, self.preconditioner.blocks
+        rng = np.random.default_rng([self.seed, ORDER_STAGE, state.steps])
+        order = rng.permutation(len(blocks))
         with self.backend.single_threaded_blas():
-            x = self.op.points(X, out=self.x[:m])
-            r = self._residual(state, x, Y)
-            loss = self._measure(r, Y, self.Ku[:m], step, w)
+            x = self.op.points(batch.X, out=self.x[:m])
+            r = self._residual(state, x, batch.Y)
+            loss = self._measure(state, batch, r, self.Ku[:m])
             self._weigh(r, w)
             for i, b in enumerate(order.tolist()):
                 K_b = self.K[b][:m] if self.keep else self._recomputed(x, blocks[b])
-                u = self._block_step(state, b, K_b, r, step)
+                u = self._block_step(state, b, K_b, r)
                 if i + 1 < len(order):
                     self._leave(r, state, b, K_b, u, w)
             self._average(state)
         return loss
 
-    def _block_step(self, state: State, b: int, K_b: Array, r: Array, step: int) -> Array:
+    def _block_step(self, state: State, b: int, K_b: Array, r: Array) -> Array:
         block, m = self.preconditioner.blocks[b], len(r)
         width = block.stop - block.start
         g = self.backend.matmul_t(K_b, r, self.g[:width])
         g *= 1 / m
         if self.ridge:
-            self._add_ridge(g, state, b, step)
+            self._add_ridge(g, state, b)
         u = self.preconditioner.apply(b, g, self.backend, self.u[:width])
         u *= state.scale * self.preconditioner.rules[b].eta(m)
         alpha = state.alpha[block]
@@ -208,7 +199,7 @@ class BlockSolver(Solver):
             return {}
         return {"ridge_values": self.backend.xp.zeros(shape, self.op.dtype)}
 
-    def _add_ridge(self, g: Array, state: State, b: int, step: int) -> None:
+    def _add_ridge(self, g: Array, state: State, b: int) -> None:
         """g += ridge v_b, v = K(Z, Z) alpha, K(Z, Z) with the jitter of each block's factor.
 
         The jitter is part of the ridge: where centers nearly coincide, rounding leaves K(Z, Z) with
@@ -231,7 +222,7 @@ class BlockSolver(Solver):
             return
         block = pre.blocks[b]
         values = state.alpha if self.op.kernel.explicit else state.pending["ridge_values"]
-        if not self.op.kernel.explicit and self._is_due(b, step):
+        if not self.op.kernel.explicit and self._is_due(b, state.steps):
             self._see_ridge(state, b)
         xp.multiply(values[block], self.ridge, out=part)
         g += part

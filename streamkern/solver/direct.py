@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array, tiles
+from streamkern.backend.batch import Batch
 from streamkern.basics.errors import DivergenceError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
@@ -96,23 +97,16 @@ class DirectSolver(Solver):
         p, c = len(self.Z), self.n_outputs
         return {name: self.backend.xp.zeros((p, k)) for name, k in (("G", p), ("B", c))}
 
-    def step(
-        self,
-        state: State,
-        X: Array,
-        Y: Array,
-        rows: npt.NDArray[np.int64],
-        step: int,
-        w: Array | None = None,
-    ) -> Array:
+    def _step(self, state: State, batch: Batch) -> Array:
         """Add a batch to the sums. The loss is that of `state.alpha`."""
-        m, backend = len(X), self.backend
+        X, Y, w, backend = batch.X, batch.Y, batch.w, self.backend
+        m = len(X)
         K, wide_Y = self.wide_K[:m], self.wide_Y[:m]
         with backend.single_threaded_blas():
             x = self.op.points(X, out=self.x[:m])
             r = self.op.product(x, self.Z, state.alpha, out=self.r[:m], keep=self.K[:m])
             r -= Y
-            loss = self._measure(r, Y, self.squares[:m], step, w)
+            loss = self._measure(state, batch, r, self.squares[:m])
             if self.wide_K is not self.K:
                 K[...] = self.K[:m]
             wide_Y[...] = Y

@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array
+from streamkern.backend.batch import Batch
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
@@ -126,27 +127,18 @@ class DelayedProjectionSolver(Solver):
         """One."""
         return [self.P.rule]
 
-    def step(
-        self,
-        state: State,
-        X: Array,
-        Y: Array,
-        rows: npt.NDArray[np.int64],
-        step: int,
-        w: Array | None = None,
-    ) -> Array:
-        """See the module's first lines."""
-        op, m, pending = self.op, len(X), state.pending
-        x = op.points(X, out=self.x[:m])
+    def _step(self, state: State, batch: Batch) -> Array:
+        op, m, pending = self.op, len(batch.X), state.pending
+        x = op.points(batch.X, out=self.x[:m])
         g = self._values(state, x)
-        g -= Y
-        loss = self._measure(g, Y, self.part[:m], step, w)
-        self._weigh(g, w)
+        g -= batch.Y
+        loss = self._measure(state, batch, g, self.part[:m])
+        self._weigh(g, batch.w)
         g *= state.scale * self.P.rule.eta(m) / m
         gamma, h = pending["gamma"], pending["h"]
         gamma += self.P.correction(op, x, g, self.correction)
         h -= self.backend.matmul_t(self.K[:m], g, self.h)
-        if (step + 1) % self.period == 0:
+        if (state.steps + 1) % self.period == 0:
             self._project(state)
         else:
             self._remember(state, x, g)

@@ -34,6 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array, tiles
+from streamkern.backend.batch import Batch
 from streamkern.basics.errors import ConfigError, DivergenceError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
@@ -108,23 +109,16 @@ class FalkonSolver(Solver):
         wide = {name: xp.zeros((p, c)) for name in ("alpha64", "v", "r", "b", "sums")}
         return wide | {"squares": xp.zeros((2, c)), "both": xp.zeros((p, 2 * c), self.op.dtype)}
 
-    def step(
-        self,
-        state: State,
-        X: Array,
-        Y: Array,
-        rows: npt.NDArray[np.int64],
-        step: int,
-        w: Array | None = None,
-    ) -> Array:
+    def _step(self, state: State, batch: Batch) -> Array:
         """Add a batch to the sums."""
+        X, Y, w = batch.X, batch.Y, batch.w
         m, c, xp, pending = len(X), self.n_outputs, self.backend.xp, state.pending
         K, r, Kv = self.K[:m], self.r[:m], self.Kv[:m]
         with self.backend.single_threaded_blas():
             x = self.op.points(X, out=self.x[:m])
             values = self.op.product(x, self.Z, pending["both"], out=self.values[:m], keep=K)
             xp.subtract(values[:, :c], Y, out=r)
-            loss = self._measure(r, Y, Kv, step, w)
+            loss = self._measure(state, batch, r, Kv)
             if state.passes:
                 Kv[...] = values[:, c:]
                 self._add(K, self._weigh(Kv, w), pending["sums"])

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array
+from streamkern.backend.batch import Batch
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import Buffers, Needs
@@ -56,23 +57,15 @@ class SGDSolver(Solver):
         """One."""
         return [self.rule]
 
-    def step(
-        self,
-        state: State,
-        X: Array,
-        Y: Array,
-        rows: npt.NDArray[np.int64],
-        step: int,
-        w: Array | None = None,
-    ) -> Array:
+    def _step(self, state: State, batch: Batch) -> Array:
         """See the first lines of the class; then `_correct`."""
-        m = len(X)
-        x = self.op.points(X, out=self.x[:m])
+        m, rows = len(batch.X), batch.rows
+        x = self.op.points(batch.X, out=self.x[:m])
         # A row and the center made from it are the same point: their distance is exactly zero.
         g = self.op.product(x, self.Z, state.alpha, out=self.f[:m], same=(np.arange(m), rows))
-        g -= Y
-        loss = self._measure(g, Y, self.squares[:m], step, w)
-        self._weigh(g, w)
+        g -= batch.Y
+        loss = self._measure(state, batch, g, self.squares[:m])
+        self._weigh(g, batch.w)
         eta = state.scale * self.rule.eta(m)
         g *= eta / m
         if self.ridge:

@@ -71,7 +71,6 @@ def fill(
 
     Parameters
     ----------
-    writer : of a known number of rows
     chunks_from : gives for i, in order, the calls that make chunk i and those after it. Each call
         runs on some thread, up to `n_ahead` behind the one waited for.
     progress : called with ("write", rows done, rows in all) after each chunk
@@ -114,7 +113,7 @@ def _written(
         return counted(chunk)
 
     first = 0
-    stored = (partial(keep, i) for i in range(writer.n_chunks))
+    stored = (partial(keep, i) for i in range(writer.spec.n_chunks))
     with closing(in_turn(pool, stored, n_ahead)) as kept:
         for stats in kept:
             if stats is None:

@@ -113,14 +113,6 @@ class Journal:
             self.digests[i] = digest
             self._chunks.write(slab // DIGEST_CHUNK, self.digests[rows])
 
-    def resize(self, n_chunks: int) -> None:
-        """Make room for `n_chunks`, or cut what is behind them."""
-        grown = np.zeros((n_chunks, self.digests.shape[1]), np.uint8)
-        keep = min(n_chunks, len(self.digests))
-        grown[:keep] = self.digests[:keep]
-        self._array.resize(grown.shape)
-        self.digests = grown
-
 
 def made_from(plan: Mapping[str, Any], compress: str) -> str | None:
     """sha256 of all that a store follows from; None where `plan` does not tell data from others."""

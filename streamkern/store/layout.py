@@ -40,7 +40,6 @@ SCHEMA = 3
 ROW = np.dtype(np.uint64)
 DIGEST_BYTES = 32
 DIGEST_CHUNK = 1024  # rows of `digests` written at once: 64 KiB
-DEFAULT_CHUNK_BYTES = 8 << 20
 CRC_CHUNK = 1 << 16  # rows of `crc` in a chunk
 ZSTD_LEVEL = 3
 X_DTYPES = tuple(np.dtype(t) for t in ("uint8", "uint16", "float16", "float32", "float64"))
@@ -105,6 +104,11 @@ class StoreSpec:
         return int(np.prod(self.row_shape))
 
     @property
+    def n_chunks(self) -> int:
+        """Chunks of each array of rows."""
+        return -(-self.n_rows // self.chunk_rows)
+
+    @property
     def row_bytes(self) -> int:
         """Decoded bytes of one row of X."""
         return self.n_features * self.x_dtype.itemsize
@@ -127,11 +131,9 @@ def check_row_layout(row_shape: Sequence[int], dtype: np.dtype[Any], name: str =
         raise DataError(f"{name} has dtype {dtype}; a store holds {names}: convert it with dtype=")
 
 
-def default_chunk_rows(row_bytes: int, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> int:
-    """floor(chunk_bytes / row_bytes), at least 1."""
-    if chunk_bytes < 1:
-        raise ConfigError(f"chunk bytes {chunk_bytes} must be at least 1")
-    return max(1, chunk_bytes // row_bytes)
+def rows_per_chunk(row_shape: Sequence[int], dtype: np.dtype[Any], chunk_bytes: int) -> int:
+    """floor(chunk_bytes / bytes of a row), at least 1."""
+    return max(1, chunk_bytes // (int(np.prod(row_shape)) * dtype.itemsize))
 
 
 def id_dtype(n_classes: int) -> np.dtype[Any]:
@@ -181,11 +183,11 @@ def array_digest(array: NDArray[Any]) -> NDArray[np.uint8]:
     return np.frombuffer(hashlib.sha256(canonical(array).data).digest(), np.uint8)
 
 
-def content_fingerprint(spec: StoreSpec, n_rows: int, digests: NDArray[np.uint8]) -> str:
+def content_fingerprint(spec: StoreSpec, digests: NDArray[np.uint8]) -> str:
     """sha256 over the layout and every chunk digest; codec and location do not enter."""
     header = {
         "schema": SCHEMA,
-        "n_rows": n_rows,
+        "n_rows": spec.n_rows,
         "row_shape": list(spec.row_shape),
         "x_dtype": spec.x_dtype.name,
         "y_dtype": None if spec.y_dtype is None else spec.y_dtype.name,

@@ -20,19 +20,14 @@ from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.objects import READS
 from streamkern.filesystem.urls import check_missing, local_path, zarr_store
 from streamkern.store import layout
-from streamkern.store.layout import StoreSpec
 from streamkern.store.metadata import fingerprint_now, read_metadata
 from streamkern.store.sample_weights import as_weights
 from streamkern.store.stored_chunks import StoredChunks, StoredRows
-from streamkern.store.writer import StoreWriter
 
 if TYPE_CHECKING:
     import os
 
     from numpy.typing import NDArray
-
-
-__all__ = ["Store", "StoreSpec", "StoreWriter", "open_store"]
 
 
 class Store:
@@ -71,7 +66,7 @@ class Store:
     @property
     def n_chunks(self) -> int:
         """Row chunks of X; the last may be shorter."""
-        return self.stored.n_chunks
+        return self.spec.n_chunks
 
     def chunk_bounds(self, i: int) -> tuple[int, int]:
         """First row of chunk `i`, and the row after its last."""

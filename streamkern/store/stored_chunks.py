@@ -8,7 +8,6 @@ written down for its place, so that one of another place or store is never taken
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from streamkern.basics.errors import CorruptChunkError, StreamkernError
+from streamkern.basics.warning import warn
 from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.cached_objects import CachedObjects
 from streamkern.filesystem.objects import READS, TRAFFIC
@@ -65,15 +65,10 @@ class StoredChunks:
         shape = "x".join(str(k) for k in (self.spec.n_rows, *self.spec.row_shape))
         return f"Store({redact(self.url)!r}, {shape} {self.spec.x_dtype.name})"
 
-    @property
-    def n_chunks(self) -> int:
-        """Row chunks of X; the last may be shorter."""
-        return -(-self.spec.n_rows // self.spec.chunk_rows)
-
     def bounds(self, i: int) -> tuple[int, int]:
         """First row of chunk `i`, and the row after its last."""
-        if not 0 <= i < self.n_chunks:
-            raise IndexError(f"chunk {i} is outside 0..{self.n_chunks - 1} of {self!r}")
+        if not 0 <= i < self.spec.n_chunks:
+            raise IndexError(f"chunk {i} is outside 0..{self.spec.n_chunks - 1} of {self!r}")
         start = i * self.spec.chunk_rows
         return start, min(start + self.spec.chunk_rows, self.spec.n_rows)
 
@@ -92,7 +87,7 @@ class StoredChunks:
     def read_digests(self) -> Any:
         """(n_chunks, 96) uint8, or (n_chunks, 128) with sample weights, checked."""
         digests, spec = self._read_table(self.found.digests), self.spec
-        if layout.content_fingerprint(spec, spec.n_rows, digests) != spec.fingerprint:
+        if layout.content_fingerprint(spec, digests) != spec.fingerprint:
             raise CorruptChunkError(f"the digests of {self!r} do not match its fingerprint")
         return digests
 
@@ -193,10 +188,9 @@ class StoredChunks:
     def _keep_chunks(self, cache: Cache) -> None:
         """Read the chunks of a remote store through `cache`; local ones are near enough."""
         if self.spec.foreign and self._remote:
-            warnings.warn(
+            warn(
                 f"{redact(self.url)} is not cached: streamkern did not write it, and a change of "
-                "its chunks would not be noticed; ingest it",
-                stacklevel=4,
+                "its chunks would not be noticed; ingest it"
             )
             return
         for array in self.arrays:

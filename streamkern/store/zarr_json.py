@@ -18,7 +18,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import StorePath
 
-from streamkern.basics.digest import json_digest
+from streamkern.basics.digest import json_digest, parsed_json
 from streamkern.basics.errors import CorruptChunkError, DataError
 from streamkern.basics.text import redact
 from streamkern.filesystem.ownership import ATTRIBUTE, STORE
@@ -165,8 +165,8 @@ def _read(store: Any, path: str, names: Iterable[str]) -> list[bytes | None]:
 
 def _parsed(data: bytes, where: str) -> Mapping[str, Any]:
     try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        document = parsed_json(data)
+    except ValueError as error:
         raise CorruptChunkError(f"{where} is not JSON ({error}); {_REMEDY}") from error
     if not isinstance(document, Mapping):
         raise CorruptChunkError(f"{where} is no JSON object; {_REMEDY}")

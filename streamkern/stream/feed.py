@@ -14,29 +14,13 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from streamkern.backend.base import Array, Backend
+from streamkern.backend.batch import Batch
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.randomness import Empty, Stage
 from streamkern.stream.loader import HostBatch, Loader
 from streamkern.stream.sources.base import is_weighted
 from streamkern.stream.sources.transforms import Transform, apply_transforms
 from streamkern.stream.target_scale import TargetScale
-
-
-class DeviceBatch(NamedTuple):
-    """One batch on the device; valid until the next one is asked for, so copy what must stay.
-
-    X : (m, d), float32 or float64; Y : (m, c), of the dtype of X with targets centred and scaled,
-    else as `prepare` gives them; rows : (m,) int64 virtual row ids, host;
-    w : (m,) sample weights with mean 1 over the stream, in the dtype of X, or None.
-    On the CPU, X is a view of the loader's memory where nothing had to be cast.
-    """
-
-    X: Array
-    Y: Array
-    rows: np.ndarray
-    epoch: int
-    index: int  # type: ignore[assignment]  # hides tuple.index
-    w: Array | None = None
 
 
 class Rows(Protocol):
@@ -162,21 +146,22 @@ class Feed:
         for ring in self._rings.values():
             ring.close()
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[DeviceBatch]:
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Batches start, start + 1, … of one epoch."""
         return self.epochs(epoch, epoch + 1, start)
 
-    def epochs(self, first: int, stop: int, start: int = 0) -> Iterator[DeviceBatch]:
+    def epochs(self, first: int, stop: int, start: int = 0) -> Iterator[Batch]:
         """Batches of epochs first … stop - 1, from batch `start` of the first one on."""
         return self._iterate(self.loader.epochs(first, stop, start))
 
-    def _iterate(self, batches: Iterator[HostBatch]) -> Iterator[DeviceBatch]:
+    def _iterate(self, batches: Iterator[HostBatch]) -> Iterator[Batch]:
         try:
             for batch in batches:
                 up = {name: ring.upload(getattr(batch, name)) for name, ring in self._rings.items()}
                 self._arrays.restart()
                 X, Y, w = self._path.take(up["X"], up["y"], up["rows"], batch.epoch, up.get("w"))
-                yield DeviceBatch(X, Y, batch.rows, batch.epoch, batch.index, w)
+                last = batch.index + 1 == self.loader.n_batches
+                yield Batch(X, Y, batch.rows, w, batch.epoch, batch.index, last)
         finally:
             batches.close()  # type: ignore[attr-defined]  # at once, not when collected
 

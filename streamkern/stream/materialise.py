@@ -125,10 +125,10 @@ def materialise(
     """
     chunk_bytes = _check(source, out_url, epoch, chunk_mb, memory)
     maker = _Maker(source, seed, epoch, dtype)
-    row_bytes = int(np.prod(source.row_shape)) * maker.dtype.itemsize
+    chunk_rows = layout.rows_per_chunk(source.row_shape, maker.dtype, chunk_bytes)
     loader = Loader(
         source,
-        batch_size=min(layout.default_chunk_rows(row_bytes, chunk_bytes), source.n_rows),
+        batch_size=min(chunk_rows, source.n_rows),
         seed=seed,
         block_bytes=min(128 << 20, memory // 8),
         in_flight_bytes=min(64 << 20, memory // 12),
@@ -146,7 +146,7 @@ def materialise(
         }  # fmt: skip
         if not overwrite and _is_there(out_url, storage_options, plan, compress):
             return open_store(out_url, storage_options=storage_options).spec
-        with StoreWriter(
+        writer = StoreWriter(
             out_url,
             row_shape=source.row_shape,
             x_dtype=maker.dtype,
@@ -162,10 +162,10 @@ def materialise(
             weighted=is_weighted(source),
             columns=getattr(source, "columns", None),
             target_columns=maker.target_columns,
-        ) as writer:
-            n = n_writers(out_url, memory // 2, chunk_bytes)
-            n = n if threads == "auto" else min(n, int(threads))
-            return fill(writer, partial(_chunks_from, maker, loader), n, progress)
+        )
+        n = n_writers(out_url, memory // 2, chunk_bytes)
+        n = n if threads == "auto" else min(n, int(threads))
+        return fill(writer, partial(_chunks_from, maker, loader), n, progress)
 
 
 def _is_there(
@@ -191,7 +191,8 @@ def _chunks_from(maker: _Maker, loader: Loader, first: int) -> Iterator[Callable
 class _Maker:
     """Makes what is stored from what the loader gives.
 
-    dtype, y_dtype : as stored; classes : None where targets are stored as values;
+    dtype, y_dtype : of X, and of targets that are values
+    classes : None where targets are stored as values
     target_columns : None where a transform makes other targets
     """
 
@@ -215,11 +216,9 @@ class _Maker:
         self.classes = None if self._new_targets else source.classes
         named = getattr(source, "target_columns", None)
         self.target_columns = None if self._new_targets else named
-        self.y_dtype = None if self.classes is not None else source.y_dtype
+        self.y_dtype = self._values_dtype if self._new_targets else source.y_dtype
         # As they are: training divides them by their mean.
         self._factors = np.ones(source.n_outputs if source.classes is not None else 1)
-        if self._new_targets:
-            self.y_dtype = self._values_dtype
 
     def chunk(self, i: int, rows: Block) -> Chunk:
         """Chunk i as stored; its rows are virtual ones."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -92,10 +92,10 @@ class Guard:
 class Watch:
     """The losses since the last verdict, the weights to go back to, and what a verdict does.
 
-    good : (p, c) device array. scale : (c,) of the targets. window : (n, 4), of the steps that are
-    not judged yet the mean over outputs of the loss and of that of predicting zero, first in the
-    scale of each, then as squares of the user's targets. Losses stay on the device until they are
-    needed, and come over in one piece.
+    good : (p, c) device array. scale : (c,) of the targets. report : hears of back-offs. window :
+    (n, 4), of the steps that are not judged yet the mean over outputs of the loss and of that of
+    predicting zero, first in the scale of each, then as squares of the user's targets. Losses stay
+    on the device until they are needed, and come over in one piece.
     """
 
     def __init__(
@@ -105,44 +105,37 @@ class Watch:
         good: Array,
         guard: Guard,
         scale: npt.NDArray[np.float64],
+        report: Callable[[str, dict[str, Any]], None],
         window: npt.NDArray[np.float64] | None = None,
     ) -> None:
         self.solver, self.state, self.good, self.guard = solver, state, good, guard
+        self._report = report
         self._units = np.stack([np.ones_like(scale), scale**2], axis=1) / len(scale)
         self._window = np.empty((0, 4)) if window is None else window
-        self._steps = list[int]()
+        self._read = state.steps  # the losses of later ones wait in the solver
 
     def __len__(self) -> int:
-        return len(self._window) + len(self._steps)
-
-    def add(self, step: int) -> None:
-        """The loss of `step`, just taken, waits in the solver."""
-        self._steps.append(step)
+        return len(self._window) + self.state.steps - self._read
 
     @property
     def full(self) -> bool:
         """Whether it is time to judge. Before the solver writes over the oldest loss."""
         return len(self) >= WINDOW
 
-    @property
-    def short(self) -> bool:
-        """Whether the mean of so few steps says little."""
-        return len(self) < WINDOW // 4
-
     def read(self) -> npt.NDArray[np.float64]:
         """The window, on the host; waits for the device."""
-        if self._steps:
+        if self._read < self.state.steps:
             losses = self.solver.backend.to_host(self.solver.losses)  # (LOSSES, 2, c)
-            new = losses[np.array(self._steps) % LOSSES]
+            new = losses[np.arange(self._read, self.state.steps) % LOSSES]
             with np.errstate(over="ignore", invalid="ignore"):  # they may have overflowed
                 means = (new @ self._units).swapaxes(1, 2).reshape(-1, 4)
             self._window = np.concatenate([self._window, means])
-            self._steps.clear()
+            self._read = self.state.steps
         return self._window
 
-    def judge(self, *, finite: bool = True) -> tuple[float, float, bool]:
-        """Mean loss and that of predicting the mean, both in squares of the user's targets, means
-        over the outputs; and whether the solver was backed off.
+    def judge(self, *, finite: bool = True) -> float:
+        """Mean loss of the window, and a back-off if it is bad; in squares of the user's targets,
+        mean over the outputs.
 
         finite : False condemns the window whatever its losses are. Of a solver whose steps have no
         size nothing else does: its weights are those of least loss, or on their way there.
@@ -158,6 +151,29 @@ class Watch:
             bad = not math.isfinite(loss)
         if bad:
             self.solver.backed_off(self.state, self.good, FACTOR)
+            fields = {"loss": shown[0], "zero_loss": shown[1], "scale": self.state.scale}
+            self._report("back-off", fields)
         elif self.guard.trusts(window[:, :2].tolist()):
             self.good[...] = self.state.alpha
-        return shown[0], shown[1], bad
+        return shown[0]
+
+    def judge_rest(self) -> None:
+        """Judge the window that the end of the run cuts short.
+
+        The mean of a few steps says little, unless there are no others; NaN and infinity say all.
+        """
+        window, xp, steps = self.read(), self.solver.backend.xp, self.state.steps
+        n, arrays = len(window), self.solver.arrays(self.state).values()
+        finite = bool(np.isfinite(window).all()) and all(bool(xp.isfinite(a).all()) for a in arrays)
+        if not steps or (finite and n < min(steps, WINDOW // 4)):
+            return
+        before = self.guard.back_offs
+        loss = self.judge(finite=finite)
+        if self.guard.back_offs == before:
+            return
+        # Back at weights that no step has moved: the run was for nothing.
+        if not bool((self.good != self.solver.init().alpha).any()):
+            raise DivergenceError(
+                f"training diverged within its {steps} steps (loss {loss:.3g}); check the data for "
+                f"outliers, lower solver.step_scale or set {self.solver.remedy}"
+            )

@@ -9,7 +9,6 @@ import functools
 import hashlib
 import json
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -20,6 +19,7 @@ import numpy.typing as npt
 from streamkern.backend.base import Array, Backend, tiles
 from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import ConfigError, DataError, RunError
+from streamkern.basics.warning import warn
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import EVALUATED_ROWS
@@ -302,7 +302,7 @@ def load_model(
     if setup is None or saved is None:
         raise RunError(f"{run.place} has no checkpoint yet; train first")
     for text in saved.skipped:
-        warnings.warn(text, stacklevel=2)
+        warn(text)
     backend = get_backend(device, threads)
     try:
         with as_saved(run.place):

@@ -9,48 +9,36 @@ values, so it can be pickled, and no thread or device memory is held.
 
 from __future__ import annotations
 
-import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError, DivergenceError
 from streamkern.config.run_config import RunConfig
 from streamkern.kernels.builtin import Kernel
 from streamkern.planning.sizes import Sizes
-from streamkern.solver.base import State
-from streamkern.stream.feed import DeviceBatch, Feed
-from streamkern.stream.loader import Loader
 from streamkern.stream.sources.base import Source
-from streamkern.train.guard import Guard, Watch
-from streamkern.train.model import KernelModel, column_names
 from streamkern.train.opened import Run, open_run
 from streamkern.train.setup import reassemble, start
-from streamkern.train.train import Result
+from streamkern.train.steps import Position, Result, Steps
+
+Saved = tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
 
 
 @dataclass
 class Online:
     """A run without an end: `advance` trains on one more block.
 
-    setup : what the first block decided, arrays and JSON values. saved : the solver's arrays and
-    scalars. window : losses of the steps the guard has not judged yet, see `guard.Watch`.
+    setup : what the first block decided, arrays and JSON values. kept : see `Steps.kept`.
     """
 
     config: RunConfig
     kernel: Kernel | None
     centers: npt.NDArray[Any] | None
     sizes: Sizes | None = None
-    setup: tuple[dict[str, npt.NDArray[Any]], dict[str, Any]] | None = None
-    saved: tuple[dict[str, npt.NDArray[Any]], dict[str, Any]] | None = None
-    good: npt.NDArray[Any] | None = None
-    guard: Guard = field(default_factory=Guard)
-    window: npt.NDArray[np.float64] | None = None
-    step: int = 0
-    samples: int = 0
-    epochs_done: int = 0
+    setup: Saved | None = None
+    kept: Saved | None = None
 
     def advance(self, source: Source) -> Result:
         """data.epochs passes over the rows of `source`. The caller closes `Result.model.backend`.
@@ -86,99 +74,38 @@ class Online:
         )  # fmt: skip
         try:
             with run.backend.active():
-                return _Block(self, run).train()
+                return self._train(run)
         except BaseException:
             run.backend.close()
             raise
 
-
-class _Block:
-    """One call of `Online.advance`; what it changed is kept at its end."""
-
-    def __init__(self, online: Online, run: Run) -> None:
-        self.online, self.run = online, run
-        if online.setup is None:
-            self.made = start(run, kernel=online.kernel, given=online.centers, report=_ignore)
+    def _train(self, run: Run) -> Result:
+        if self.setup is None:
+            made = start(run, kernel=self.kernel, given=self.centers, report=_ignore)
         else:
-            self.made = reassemble(run, *online.setup, kernel=online.kernel)
-        self.solver = self.made.solver
-        self.state: State = (
-            self.solver.init() if online.saved is None else self.solver.restore(*online.saved)
-        )
-        backend = run.backend
-        good = self.state.alpha if online.good is None else backend.asarray(online.good)
-        self.watch = Watch(
-            self.solver, self.state, good.copy(), replace(online.guard), self.made.targets.scale,
-            online.window,
-        )  # fmt: skip
-        self.step, self.samples = online.step, online.samples
-
-    def train(self) -> Result:
-        """Every batch, then the state to the host."""
-        source, config, sizes = self.run.data.source, self.run.config, self.run.sizes
-        seed, first = config.run.random_state, self.online.epochs_done
-        with (
-            Loader(
-                source,
-                batch_size=min(self.made.batch_size, source.n_rows),
-                seed=seed,
-                block_bytes=sizes.loader_block_bytes,
-                in_flight_bytes=sizes.loader_in_flight_bytes,
-                threads=config.data.prefetch_threads,
-            ) as loader,
-            Feed(
-                loader,
-                self.run.backend,
-                dtype=self.made.op.dtype,
-                seed=seed,
-                factors=self.run.data.weight_factors,
-                targets=self.made.targets,
-            ) as feed,
-        ):
-            # Epoch numbers go on, so that no block is shuffled and augmented like another.
-            for batch in feed.epochs(first, first + config.data.passes):
-                self._step(batch)
-                if batch.index + 1 == loader.n_batches:
-                    facts = self.solver.end_pass(self.state)
-                    if "note" in facts:
-                        warnings.warn(facts["note"], stacklevel=3)  # the caller of `advance`
-        self.solver.finish(self.state)
-        if not self.run.backend.xp.isfinite(self.solver.weights(self.state)).all():
+            made = reassemble(run, *self.setup, kernel=self.kernel)
+        steps = Steps(run, made, Position(), _ignore)
+        if self.kept is None:
+            steps.begin()
+        else:
+            arrays, meta = self.kept
+            steps.restore(arrays | {"good": arrays["good"].copy()}, meta)
+        # Epoch numbers go on, so that no block is shuffled and augmented like another.
+        first = steps.position.epoch
+        with steps.feed() as feed:
+            for batch in feed.epochs(first, first + run.config.data.passes):
+                steps.take(batch)
+        steps.solver.finish(steps.state)
+        result = steps.result()
+        if not run.backend.xp.isfinite(result.model.weights).all():
             raise DivergenceError(
                 "training diverged on this block; check it for outliers, or give a larger bandwidth"
             )
-        return self._keep()
-
-    def _step(self, batch: DeviceBatch) -> None:
-        with np.errstate(over="ignore", invalid="ignore"):  # the guard sees it, and acts
-            self.solver.step(self.state, batch.X, batch.Y, batch.rows, self.step, batch.w)
-        self.watch.add(self.step)
-        self.step += 1
-        self.samples += len(batch.rows)
-        if self.watch.full:
-            self.watch.judge()
-
-    def _keep(self) -> Result:
-        online, made, solver, host = self.online, self.made, self.solver, self._host
-        if online.setup is None:
-            online.setup = {name: host(a) for name, a in made.arrays.items()}, made.meta
-            online.sizes = self.run.sizes
-        saved = {name: host(a) for name, a in solver.arrays(self.state).items()}
-        online.saved = saved, solver.scalars(self.state)
-        online.good, online.guard = host(self.watch.good), self.watch.guard
-        online.window = self.watch.read()
-        online.step, online.samples = self.step, self.samples
-        online.epochs_done += self.run.config.data.passes
-        data = self.run.data
-        model = KernelModel(
-            made.op, solver.Z, solver.weights(self.state), data.source.classes,
-            data.source.row_shape, data.fixed, made.targets, **column_names(made.meta),
-        )  # fmt: skip
-        Z, order = (online.setup[0][name] for name in ("Z", "order"))
-        return Result(model, {}, [], Z, order, made.meta, self.samples, {})
-
-    def _host(self, a: Any) -> npt.NDArray[Any]:
-        return np.array(self.run.backend.to_host(a))
+        if self.setup is None:
+            arrays = {name: run.backend.copy_to_host(a) for name, a in made.arrays.items()}
+            self.setup, self.sizes = (arrays, made.meta), run.sizes
+        self.kept = steps.kept()
+        return result
 
 
 def _ignore(event: str, fields: dict[str, Any]) -> None:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy.typing as npt
 
 from streamkern.basics.stop import StopRequest, resumable
+from streamkern.basics.warning import warn
 from streamkern.centers.random_rows import as_centers, check_features
 from streamkern.config.run_config import RunConfig
 from streamkern.kernels.builtin import Kernel
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.cluster import check_cluster, connect
 from streamkern.stream.sources.base import Source
-from streamkern.train.loop import Result, Trainer
+from streamkern.train.evaluations import Evaluations
+from streamkern.train.loop import Trainer
 from streamkern.train.opened import open_run
 from streamkern.train.same_run import (
     as_recorded,
@@ -25,6 +26,7 @@ from streamkern.train.same_run import (
     recorded_sizes,
     run_record,
 )
+from streamkern.train.steps import Result
 from streamkern.train.training_data import checked_classes, open_test
 from streamkern.train.warm_start import WarmStart
 
@@ -109,7 +111,7 @@ def _train(
         if given is not None:
             check_features(given, run.data.source.row_shape)
         for note in checked_classes(run.data):
-            warnings.warn(note, stacklevel=3)
+            warn(note)
         held_out = open_test(config, run.data, test)
         record = run_record(run, kernel, given)
         check_same_run(directory, record)
@@ -126,7 +128,8 @@ def _train(
                 check_same_run(directory, record)  # nobody else wrote in between
                 if recorded_run(directory) is None:
                     directory.write_config(record)
-            trainer = Trainer(run, directory, held_out, stack, progress, on_evaluation, request)
+            evaluations = Evaluations(config.run, held_out, on_evaluation)
+            trainer = Trainer(run, directory, evaluations, stack, request, progress=progress)
             with request.at_once():
                 trainer.begin(kernel, given, client, record, warm)
             return trainer.run_to_end()

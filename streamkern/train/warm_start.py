@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.text import redact, some
+from streamkern.basics.warning import warn
 from streamkern.config.run_config import RunConfig
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.sealed import as_saved
@@ -111,7 +111,7 @@ def load_warm_start(config: RunConfig) -> WarmStart | None:
             "leave warm_start out"
         )
     for text in saved.skipped:
-        warnings.warn(text, stacklevel=5)  # the caller of `train`
+        warn(text)
     with as_saved(run.place):
         chosen = np.argsort(setup.arrays["order"])
         return WarmStart(

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -24,6 +23,7 @@ import filelock
 from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import ResumeMismatchError, RunError, RunLockedError, StorageError
 from streamkern.basics.text import utc_now
+from streamkern.basics.warning import warn
 from streamkern.filesystem.durable import is_temporary, make_folders
 from streamkern.filesystem.ownership import file_lock
 from streamkern.filesystem.urls import local_path
@@ -103,7 +103,7 @@ class Trials:
                 self._found[name] = documents.unseal("trial", folder.read(name))
             except ValueError as error:
                 text = f"{folder.place}/{name} is damaged ({error}); its training is done again"
-                warnings.warn(text, stacklevel=5)
+                warn(text)
 
     @contextlib.contextmanager
     def _using(self, folder: Folder) -> Iterator[None]:

@@ -1,21 +1,11 @@
 from __future__ import annotations
 
-import io
-import re
-import threading
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamkern.basics.text import Progress, redact, size_text, table
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
+from streamkern.basics.text import redact, size_text, table
 
 # -- redact ------------------------------------------------------------------------------------
 
@@ -50,45 +40,7 @@ def test_no_secret_passes(key: str, secret: str) -> None:
         assert marked not in redact(f"failed at {url} and {url}")
 
 
-# -- progress, tables --------------------------------------------------------------------------
-
-
-def test_progress_draws_on_a_terminal_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setattr(Progress, "_PERIOD_S", 0.0)
-    before = threading.active_count()
-    terminal, note = Terminal(), "loss 0.1235  [all] " + "x" * 50 + " end"
-    with Progress(1000, start=100, stream=terminal) as progress:
-        assert progress.enabled
-        for done in range(100, 600, 50):
-            progress.update(done, note)
-        assert threading.active_count() == before
-    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue()).replace("\r", "\n")
-    drawn = [line for line in lines.split("\n") if note in line]
-    assert [line for line in drawn if "55%" in line]
-    assert max(map(len, drawn)) <= 100
-    progress.update(1000)
-    progress.close()
-
-
-@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
-def test_progress_stays_off(stream: io.StringIO) -> None:
-    with Progress(10, enabled=not stream.isatty(), stream=stream) as progress:
-        assert not progress.enabled
-        progress.update(5, "loss 1")
-    assert stream.getvalue() == ""
-
-
-def test_progress_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Progress, "_PERIOD_S", 0.0)
-    terminal = Terminal()
-    progress = Progress(10, stream=terminal)
-    terminal.close()
-    progress.update(5)
-    progress.update(6)
-    progress.close()
-    assert not Progress(10, stream=terminal).enabled
+# -- tables --------------------------------------------------------------------------------------
 
 
 def test_table() -> None:

@@ -21,7 +21,8 @@ from streamkern.centers import balanced
 from streamkern.centers.kmeans import KMEANS_STAGE, kmeans
 from streamkern.centers.random_rows import all_rows
 from streamkern.centers.rpcholesky import PIVOT_STAGE, rpcholesky
-from streamkern.cli.overview import plan_overview, plan_text, run_overview
+from streamkern.cli.described import run_overview
+from streamkern.cli.overview import plan_overview, plan_text
 from streamkern.ingest.ingest import ingest
 from streamkern.kernels.builtin import Laplace
 from streamkern.kernels.products import KernelOperator

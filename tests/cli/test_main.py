@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 import re
@@ -23,12 +22,12 @@ from threadpoolctl import threadpool_limits
 
 import streamkern
 from streamkern.cli import main
-from streamkern.cli.console import Line, in_options
+from streamkern.cli.console import in_options
 from streamkern.cli.options import options_for, parse_options
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir import documents
 from streamkern.rundir.run_directory import RunDirectory, Saved
-from streamkern.store.store import StoreWriter
+from streamkern.store.writer import StoreWriter
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.train.model import load_model
 from tests import damage
@@ -113,6 +112,21 @@ def test_version_and_help(run: Run) -> None:
     assert "Commands:" in err
 
 
+def test_the_list_of_commands_is_told_without_loading_them() -> None:
+    code = "import sys; from streamkern.cli.main import main; main(['--help']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert not loaded & {"numpy", "zarr", "dask", "pydantic", "scipy"}
+    assert set(main.COMMANDS) <= set(done.stdout.split())
+
+
+@pytest.mark.parametrize("name", main.COMMANDS)
+def test_every_command_of_the_list_is_there(run: Run, name: str) -> None:
+    code, out, _ = run(name, "--help")
+    assert code == DONE
+    assert out.startswith(f"Usage: streamkern {name} ")
+
+
 def test_ingest_info_and_the_library_agree(run: Run, tmp_path: Path) -> None:
     np.save(tmp_path / "X.npy", X)
     np.save(tmp_path / "y.npy", Y)
@@ -130,25 +144,6 @@ def test_ingest_info_and_the_library_agree(run: Run, tmp_path: Path) -> None:
     assert "is complete already, made by the same command" in err
     assert "already holds a store" in sentence(run(*words), USAGE)
     assert run(*words, "--overwrite")[0] == DONE
-
-
-def test_the_progress_line_is_for_terminals(monkeypatch: Any) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    terminal = Terminal()
-    monkeypatch.setattr(Line, "PERIOD_S", 0.0)
-    line = Line(terminal)
-    line.show("read", 1000, None)
-    line.show("write", 1000, 2000)
-    line.close()
-    assert terminal.getvalue().replace("\r\x1b[K", "|") == (
-        "|read 1,000 rows|write 1,000 of 2,000 rows|"
-    )
-    file = io.StringIO()
-    Line(file).show("read", 1000, None)
-    assert file.getvalue() == ""
 
 
 def test_ingest_of_a_table_by_columns(run: Run, tmp_path: Path) -> None:
@@ -498,7 +493,7 @@ def test_a_chunk_lost_during_the_run(
         if record["step"] == 10:
             damage(store, "X/c/2/0")
 
-    monkeypatch.setattr(main, "show_evaluation", lose)
+    monkeypatch.setattr("streamkern.cli.runs._show_evaluation", lose)
     place = ("--run-dir", tmp_path / "run")
     said = sentence(run("train", "--train", store, *tested, *place, *words), FAILED)
     assert "X/c/2/0" in said
@@ -518,7 +513,7 @@ def test_a_bug_is_one_line_too(run: Run, stores: Path, monkeypatch: Any) -> None
     def broken(*args: object, **more: object) -> None:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr("streamkern.cli.main.open_run", broken)
+    monkeypatch.setattr("streamkern.cli.runs.open_run", broken)
     words = ("plan", "--train", stores / "train.zarr")
     said = sentence(run(*words), FAILED)
     assert said == "ZeroDivisionError: division by zero (this is a bug; --debug shows where)"
@@ -529,7 +524,7 @@ def test_a_bug_is_one_line_too(run: Run, stores: Path, monkeypatch: Any) -> None
     def interrupted(*args: object, **more: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("streamkern.cli.main.open_run", interrupted)
+    monkeypatch.setattr("streamkern.cli.runs.open_run", interrupted)
     assert sentence(run(*words), 130) == "interrupted"
 
     def offline(*args: object, **more: object) -> None:
@@ -537,7 +532,7 @@ def test_a_bug_is_one_line_too(run: Run, stores: Path, monkeypatch: Any) -> None
         error.add_note("unit 3")
         raise error
 
-    monkeypatch.setattr("streamkern.cli.main.open_run", offline)
+    monkeypatch.setattr("streamkern.cli.runs.open_run", offline)
     assert sentence(run(*words), FAILED) == "s3://host/x did not answer; unit 3"
 
 
@@ -592,11 +587,11 @@ def test_bad_augmentations(
 def test_info_of_an_unfinished_store_and_of_a_verified_one(
     run: Run, store: Path, tmp_path: Path
 ) -> None:
-    with StoreWriter(
+    writer = StoreWriter(
         tmp_path / "u.zarr", row_shape=(5,), x_dtype=np.float32, n_outputs=3, classes="abc",
         chunk_rows=100, n_rows=500,
-    ) as writer:  # fmt: skip
-        writer.write_chunk(0, X[:100], np.zeros(100, np.int64))
+    )  # fmt: skip
+    writer.write_chunk(0, X[:100], np.zeros(100, np.int64))
     code, out, _ = run("info", tmp_path / "u.zarr")
     assert code == DONE
     assert "unfinished: 1 of 5 chunks are written, 20%" in out

@@ -11,7 +11,7 @@ from sklearn.metrics import accuracy_score, mean_squared_error, r2_score
 
 import streamkern as sk
 from streamkern.backend.devices import get_backend
-from streamkern.cli.overview import run_overview, run_text
+from streamkern.cli.described import run_overview, run_text
 from streamkern.predict.figures import Figures, in_words, named
 from streamkern.rundir.run_log import read_log
 from streamkern.stream.sources.arrays import ArraySource

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamkern.basics.errors import StreamkernError
-from streamkern.cli.overview import run_overview
+from streamkern.cli.described import run_overview
 from streamkern.filesystem.urls import open_objects
 from streamkern.rundir.lease import Lease, current_holder
 from streamkern.rundir.run_directory import RunDirectory

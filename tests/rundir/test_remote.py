@@ -34,7 +34,7 @@ from streamkern.basics.errors import (
     StorageError,
 )
 from streamkern.cli import main
-from streamkern.cli.overview import is_run_directory, run_overview
+from streamkern.cli.described import is_run_directory, run_overview
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir import documents, lease, sealed
 from streamkern.rundir.place import Folder, LocalFolder, ObjectFolder, open_folder

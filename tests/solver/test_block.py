@@ -13,6 +13,7 @@ from scipy.special import gammaln
 
 import streamkern as sk
 from streamkern.backend.base import Backend
+from streamkern.backend.batch import Batch
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.sizes import Options
 from streamkern.solver.block_step import ORDER_STAGE, BlockSolver, ridge_schedule
@@ -214,7 +215,7 @@ def iterate(case: Case, n_steps: int, batch: int | None = None) -> tuple[Any, li
         ids = np.arange(len(case.X))
         if batch is not None:
             ids = np.random.default_rng([9, t]).permutation(len(case.X))[:batch]
-        losses.append(float(solver.step(state, case.X[ids], case.Y[ids], ids, t)[0].sum()))
+        losses.append(float(solver.step(state, Batch(case.X[ids], case.Y[ids], ids))[0].sum()))
     return state, losses
 
 
@@ -244,7 +245,8 @@ def mean_step(solver: BlockSolver, X: Array, Y: Array, alpha: Array) -> Array:
     for i in range(len(X)):
         for t in orders.values():
             state = solver.init(alpha)
-            solver.step(state, X[[i]], Y[[i]], np.array([i]), t)
+            state.steps = t
+            solver.step(state, Batch(X[[i]], Y[[i]], np.array([i])))
             total += state.alpha - alpha
     return total / (len(X) * len(orders))
 
@@ -326,7 +328,8 @@ def test_a_block_has_its_own_jitter_in_its_ridge() -> None:
     expected = 0.1 * jittered @ state.alpha
     for b, block in enumerate(solver.preconditioner.blocks):
         g = np.zeros((block.stop - block.start, case.Y.shape[1]))
-        solver._add_ridge(g, state, b, step=b)
+        state.steps = b
+        solver._add_ridge(g, state, b)
         close(g, expected[block])
 
 
@@ -346,7 +349,7 @@ def test_one_block_has_its_ridge_from_its_factor() -> None:
         solver.preconditioner, L=np.linalg.cholesky(jittered), jitters=[0.1]
     )
     g = np.ones((len(case.Z), case.Y.shape[1]))
-    solver._add_ridge(g, state, 0, step=0)
+    solver._add_ridge(g, state, 0)
     close(g, 1 + 0.1 * jittered @ state.alpha)
 
 
@@ -377,11 +380,11 @@ def test_ridge_gradient_is_of_blocks_in_turn(stride: int, count: int) -> None:
         elif t % stride == 0:
             for k in range(count):
                 last[(t // stride * count + k) % n] = t
-        state.alpha[...] = rows(100 + t, 24, 2)
+        state.steps, state.alpha[...] = t, rows(100 + t, 24, 2)
         history.append(0.3 * KERNEL(case.Z, case.Z) @ state.alpha)
         for b, block in enumerate(blocks):
             g = np.ones((block.stop - block.start, 2))
-            solver._add_ridge(g, state, b, t)
+            solver._add_ridge(g, state, b)
             expected = history[last[b]][block] if last[b] >= 0 else np.zeros_like(g)
             close(g, 1 + expected, 1e-12)
 
@@ -473,4 +476,4 @@ def test_too_many_rows_for_the_buffers_is_an_error() -> None:
     case = make_case(operator(), "block")
     solver = case.solver()
     with pytest.raises(ValueError, match=r"shape|dimension|broadcast"):
-        solver.step(solver.init(), rows(0, 30, 3), rows(1, 30, 2), np.arange(30), 0)
+        solver.step(solver.init(), Batch(rows(0, 30, 3), rows(1, 30, 2), np.arange(30)))

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamkern.backend.batch import Batch
 from streamkern.basics.errors import DivergenceError, MemoryBudgetError
 from streamkern.config.run_config import RunConfig
 from streamkern.kernels.builtin import get_kernel
@@ -88,7 +89,7 @@ def test_how_rows_come_in_batches_and_passes_does_not_matter(cuts: list[int], se
     close(solver.weights(state), ref.exact_least_squares(K, case.Y), 1e-9)
     np.testing.assert_array_equal(state.alpha, solver.weights(state))
     X, Y = case.X[:20], case.Y[:20]
-    loss = solver.step(state, X, Y, np.arange(20), 0)
+    loss = solver.step(state, Batch(X, Y, np.arange(20)))
     expected = ((K[:20] @ state.alpha - Y) ** 2).sum() / 20
     np.testing.assert_allclose(loss.sum(axis=1), [expected, (Y**2).sum() / 20], rtol=1e-10)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from streamkern.backend.base import Backend
+from streamkern.backend.batch import Batch
 from streamkern.basics.errors import ConfigError, DivergenceError
 from streamkern.planning.sizes import Options
 from streamkern.solver.base import Solver, State
@@ -125,8 +126,8 @@ def test_full_batch_reaches_the_fixed_point(noisy: bool) -> None:
     case = Case(op, sizes, Options(), X, Y, Z, X_s, X, setup, None)
     solver = case.solver()
     state = solver.init()
-    for t in range(3000):
-        solver.step(state, X, Y, np.arange(240), t)
+    for _ in range(3000):
+        solver.step(state, Batch(X, Y, np.arange(240)))
     Q = ref.eigensystem(KERNEL(X_s, X_s), setup.meta["level"]).Q
     close(state.alpha, ref.projected_fixed_point(K_xz, Y, K_xs, K_zs, Q), 1e-6)
     gap = np.linalg.norm(K_xz @ (state.alpha - ref.exact_least_squares(K_xz, Y)))
@@ -216,13 +217,12 @@ def test_eigenpro_2_follows_the_reference(tile: tuple[int, int]) -> None:
 def test_eigenpro_2_interpolates() -> None:
     case = make_case(operator(bandwidth=0.5), "eigenpro2", batch_size=60)
     solver = case.solver()
-    state, t = solver.init(), 0
+    state = solver.init()
     for epoch in range(150):
         order = np.random.default_rng([1, epoch]).permutation(240)
         for start in range(0, 240, case.m):
             batch = order[start : start + case.m]
-            solver.step(state, case.X[batch], case.Y[batch], batch, t)
-            t += 1
+            solver.step(state, Batch(case.X[batch], case.Y[batch], batch))
     K = ref.laplace(case.X, case.X, 0.5)
     close(K @ state.alpha, case.Y, 1e-6)
     close(state.alpha, np.linalg.solve(K, case.Y), 1e-4)

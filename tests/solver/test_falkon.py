@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from streamkern.backend.base import Backend
+from streamkern.backend.batch import Batch
 from streamkern.basics.errors import ConfigError, DivergenceError
 from streamkern.planning.sizes import Options
 from streamkern.rundir.run_log import read_log
@@ -91,7 +92,7 @@ def test_iterates_are_those_of_conjugate_gradient(ridge: float, start: str) -> N
         assert facts["residual"] == pytest.approx(np.sqrt(norms[0] / norms[1]).max(), rel=1e-5)
         # The loss that steps report is that of these weights.
         X, Y = case.X[:20], case.Y[:20]
-        loss = solver.step(state, X, Y, np.arange(20), 0)
+        loss = solver.step(state, Batch(X, Y, np.arange(20)))
         assert loss[0].sum() == pytest.approx(((K[:20] @ expected - Y) ** 2).sum() / 20, rel=1e-7)
         for name in ("sums", "b"):  # and forget that step
             state.pending[name][...] = 0 if name == "sums" or k == 0 else state.pending[name]
@@ -130,8 +131,8 @@ def test_it_ends_where_least_squares_is(ridge: float) -> None:
     other.setup = computed(other.op, other.Z, other.X, other.X, sizes, options)
     solver = other.solver()
     block = solver.init()
-    for t in range(400):
-        solver.step(block, case.X, case.Y, np.arange(240), t)
+    for _ in range(400):
+        solver.step(block, Batch(case.X, case.Y, np.arange(240)))
     close(block.alpha, truth, 1e-6)
 
 
@@ -239,9 +240,10 @@ def test_every_pass_brings_the_same_virtual_samples(
     solver = {"falkon": FalkonSolver, "block": BlockSolver}[name]
     seen, step = [], solver.step
 
-    def looking(self: Any, state: State, X: Array, Y: Array, ids: Array, t: int, w: Any) -> Any:
-        seen.append(hashlib.sha256(X.tobytes() + Y.tobytes() + ids.tobytes()).hexdigest())
-        return step(self, state, X, Y, ids, t, w)
+    def looking(self: Any, state: State, batch: Batch) -> Any:
+        parts = (batch.X, batch.Y, batch.rows)
+        seen.append(hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest())
+        return step(self, state, batch)
 
     monkeypatch.setattr(solver, "step", looking)
     source = AugmentedSource(array_source(), 2, [GaussianNoise(0.1), MixUp(1.0)])

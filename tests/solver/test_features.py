@@ -13,6 +13,7 @@ import scipy.linalg
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamkern.backend.batch import Batch
 from streamkern.basics.errors import ConfigError
 from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
 from streamkern.kernels import builtin
@@ -209,8 +210,8 @@ def test_full_batches_reach_ridge_regression_on_the_features(name: str, ridge: f
     case = replace(case, options=options, probe=case.X, setup=setup, cycled=n)
     solver, phi = case.solver(), explicit(case)[0]
     state = solver.init()
-    for t in range(1500):
-        solver.step(state, case.X, case.Y, np.arange(n), t)
+    for _ in range(1500):
+        solver.step(state, Batch(case.X, case.Y, np.arange(n)))
     w = np.linalg.solve(phi.T @ phi / n + ridge * np.eye(phi.shape[1]), phi.T @ case.Y / n)
     close(case.columns(case.X) @ state.alpha, phi @ w, 1e-6)
 
@@ -221,7 +222,7 @@ def test_direct_on_features_is_ridge_regression(ridge: float) -> None:
     solver, phi = case.solver(), explicit(case)[0]
     state, n = solver.init(), len(case.X)
     for part in np.array_split(np.arange(n), n // case.sizes.batch_size + 1):
-        solver.step(state, case.X[part], case.Y[part], part, 0)
+        solver.step(state, Batch(case.X[part], case.Y[part], part))
     solver.end_pass(state)
     w = np.linalg.solve(phi.T @ phi / n + ridge * np.eye(phi.shape[1]), phi.T @ case.Y / n)
     close(case.columns(case.X) @ state.alpha, phi @ w, 1e-6)

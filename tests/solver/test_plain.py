@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 
+from streamkern.backend.batch import Batch
 from streamkern.basics.errors import ConfigError
 from streamkern.planning.sizes import Options
 from streamkern.solver.precondition.eigenfunctions import build_extended
@@ -65,8 +66,8 @@ def test_full_batches_reach_kernel_ridge_or_interpolate(name: str, ridge: float)
     case.setup.meta["batch_size"] = 60
     solver = case.solver()
     state, every = solver.init(), np.arange(60)
-    for t in range(3000):
-        solver.step(state, case.X, case.Y, every, t)
+    for _ in range(3000):
+        solver.step(state, Batch(case.X, case.Y, every))
     K = ref.laplace(case.X, case.X, 0.5)
     close(state.alpha, np.linalg.solve(K + 60 * ridge * np.eye(60), case.Y), 1e-7)
 
@@ -100,12 +101,11 @@ def test_eigenpro_1_from_a_sample_interpolates() -> None:
     case = make_case(op, "eigenpro1", batch_size=60)
     assert case.m == 60  # not cut to the critical batch
     solver = case.solver()
-    state, t = solver.init(), 0
+    state = solver.init()
     for epoch in range(200):
         order = np.random.default_rng([1, epoch]).permutation(240)
         for batch in np.split(order, 4):
-            solver.step(state, X[batch], case.Y[batch], batch, t)
-            t += 1
+            solver.step(state, Batch(X[batch], case.Y[batch], batch))
     K = ref.laplace(X, X, 0.5)
     close(K @ state.alpha, case.Y, 1e-6)
     assert len(sample) == len(case.X_s)

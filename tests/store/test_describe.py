@@ -12,10 +12,11 @@ import pytest
 import zarr
 
 from streamkern.basics.text import size_text
-from streamkern.cli.overview import store_text
+from streamkern.cli.described import store_text
 from streamkern.ingest.ingest import ingest
 from streamkern.store.describe import describe_store, describe_unfinished
-from streamkern.store.store import StoreWriter, open_store
+from streamkern.store.store import open_store
+from streamkern.store.writer import StoreWriter
 from tests.faultproxy import FaultProxy
 from tests.s3server import S3Server
 
@@ -108,12 +109,12 @@ def test_a_large_store_on_s3_costs_a_few_requests(
 def test_an_unfinished_store_says_how_far_it_is(tmp_path: Path) -> None:
     place = tmp_path / "s"
     assert describe_unfinished(place) is None
-    with StoreWriter(
+    writer = StoreWriter(
         place, row_shape=(40,), x_dtype=np.uint8, n_outputs=3, classes="abc", chunk_rows=100,
         n_rows=550,
-    ) as writer:  # fmt: skip
-        for i in (0, 3):
-            writer.write_chunk(i, X[:100], Y[:100])
+    )  # fmt: skip
+    for i in (0, 3):
+        writer.write_chunk(i, X[:100], Y[:100])
     told = describe_unfinished(place)
     assert told is not None
     assert json.loads(json.dumps(told)) == told

@@ -16,6 +16,7 @@ from sklearn.utils.class_weight import compute_class_weight
 
 from streamkern import ConfigError, DataError, KernelClassifier, KernelRegressor, MixUp
 from streamkern.backend.base import Backend
+from streamkern.backend.batch import Batch
 from streamkern.basics.errors import ResumeMismatchError
 from streamkern.cli.main import main
 from streamkern.filesystem.cache import Cache
@@ -91,8 +92,8 @@ def test_whole_weights_are_repeated_rows() -> None:
     setup = Block().compute(work, lambda: (both, both), maths.quiet)
     solver = Block().assemble(work, setup)
     state = solver.init()
-    for t in range(100):
-        loss = solver.step(state, KERNEL_ROWS, TARGETS, np.arange(240), t, w)
+    for _ in range(100):
+        loss = solver.step(state, Batch(KERNEL_ROWS, TARGETS, np.arange(240), w))
     K, truth = ref.laplace(KERNEL_ROWS, CENTERS, 2.0), repeated_rows()
     np.testing.assert_allclose(state.alpha, truth, rtol=1e-8)
     # The loss, too, is that of the repeated rows.
@@ -120,8 +121,8 @@ def test_steps_of_weighted_rows_are_those_of_repeated_rows(name: str) -> None:
         batch, counts = np.arange(20) + 20 * (t % 2), np.roll(COUNTS[:20], 7 * (t % 2))
         repeated = np.repeat(batch, counts)
         w = counts / counts.mean()
-        left = one.step(a, case.X[batch], case.Y[batch], batch, t, w)
-        right = many.step(b, case.X[repeated], case.Y[repeated], repeated, t)
+        left = one.step(a, Batch(case.X[batch], case.Y[batch], batch, w))
+        right = many.step(b, Batch(case.X[repeated], case.Y[repeated], repeated))
         np.testing.assert_allclose(left, right, rtol=1e-9)
         if t % 2:
             facts, truth = one.end_pass(a), many.end_pass(b)
@@ -141,7 +142,7 @@ def test_a_weighted_row_moves_itself_by_its_weight() -> None:
     assert isinstance(solver, BlockSolver)
     batch, w = np.array([1, 2, 3, 5, 6]), np.array([0.0, 0.5, 1.0, 2.0, 1.5])
     pre, state = solver.preconditioner, solver.init()
-    solver.step(state, case.X[batch], case.Y[batch], batch, 0, w)
+    solver.step(state, Batch(case.X[batch], case.Y[batch], batch, w))
     K = ref.laplace(case.X[batch], case.Z, 2.0)
     r, alpha = -case.Y[batch], np.zeros((len(case.Z), 2))
     assert pre.sketches is not None
@@ -162,7 +163,7 @@ def test_rows_are_moved_by_their_weights(name: str) -> None:
     assert case.sample_rows is not None
     assert not set(batch) & set(case.sample_rows)
     state, w = solver.init(), np.array([0.0, 0.5, 1.0, 2.0, 1.5])
-    solver.step(state, case.X[batch], case.Y[batch], batch, 0, w)
+    solver.step(state, Batch(case.X[batch], case.Y[batch], batch, w))
     eta = solver.rules()[0].eta(5)
     np.testing.assert_allclose(state.alpha[batch], eta / 5 * w[:, None] * case.Y[batch], rtol=1e-12)
 
@@ -177,8 +178,8 @@ def test_eigenpro1_moves_all_rows_by_the_weights_of_the_batch() -> None:
     assert isinstance(solver, EigenPro1Solver)
     K, (E, D) = ref.laplace(case.X, case.X, 2.0), (solver.P.E, solver.P.D)
     state, alpha, step = solver.init(), np.zeros((240, 2)), solver.rules()[0].eta(5) / 5
-    for t, batch in enumerate((np.array([1, 2, 3, 5, 6]), np.array([2, 6, 40, 41, 200]))):
-        solver.step(state, case.X[batch], case.Y[batch], batch, t, w)
+    for batch in (np.array([1, 2, 3, 5, 6]), np.array([2, 6, 40, 41, 200])):
+        solver.step(state, Batch(case.X[batch], case.Y[batch], batch, w))
         g = step * w[:, None] * (K[batch] @ alpha - case.Y[batch])
         alpha[batch] -= g
         alpha += E @ (D[:, None] * (E.T @ (K[:, batch] @ g)))
@@ -193,9 +194,9 @@ def test_weights_of_one_change_nothing(name: str) -> None:
     a, b = plain.init(), with_ones.init()
     for t in range(4):
         batch = case.batch(t)
-        left = plain.step(a, case.X[batch], case.Y[batch], batch, t)
+        left = plain.step(a, Batch(case.X[batch], case.Y[batch], batch))
         ones = np.ones(len(batch))
-        right = with_ones.step(b, case.X[batch], case.Y[batch], batch, t, ones)
+        right = with_ones.step(b, Batch(case.X[batch], case.Y[batch], batch, ones))
         np.testing.assert_array_equal(left, right)
     for name_, array in plain.arrays(a).items():
         np.testing.assert_array_equal(array, with_ones.arrays(b)[name_])
@@ -212,8 +213,8 @@ def test_rows_of_weight_zero_are_not_there(name: str) -> None:
     a, b = one.init(), two.init()
     wild = case.Y[batch].copy()
     wild[3:7] = 1e6
-    one.step(a, case.X[batch], case.Y[batch], batch, 0, w)
-    two.step(b, case.X[batch], wild, batch, 0, w)
+    one.step(a, Batch(case.X[batch], case.Y[batch], batch, w))
+    two.step(b, Batch(case.X[batch], wild, batch, w))
     for key, array in one.arrays(a).items():
         np.testing.assert_array_equal(array, two.arrays(b)[key])
 
@@ -277,7 +278,7 @@ def batches(source: Source, threads: int = 2, class_weight: Any = None) -> list[
     ):
         for b in feed.epoch(0):
             w = None if b.w is None else b.w.copy()
-            found.append(b._replace(X=b.X.copy(), Y=b.Y.copy(), rows=b.rows.copy(), w=w))
+            found.append(replace(b, X=b.X.copy(), Y=b.Y.copy(), rows=b.rows.copy(), w=w))
     return found
 
 

@@ -24,15 +24,14 @@ from streamkern.basics.errors import (
     NonFiniteError,
     ResumeMismatchError,
     StoreNotFoundError,
-    StreamkernError,
 )
 from streamkern.filesystem import ownership
 from streamkern.filesystem.durable import disk_full_hint
 from streamkern.filesystem.urls import StrictStore, redact, zarr_store
-from streamkern.ingest.ingest import ingest
 from streamkern.store.describe import describe_store, looks_sorted
 from streamkern.store.statistics import RunningStatistics
-from streamkern.store.store import Store, StoreWriter, open_store
+from streamkern.store.store import Store, open_store
+from streamkern.store.writer import StoreWriter
 from tests import damage, faults
 
 DTYPES = ["uint8", "uint16", "float16", "float32", "float64"]
@@ -52,14 +51,15 @@ def write(
     c = 3 if y.ndim == 1 else y.shape[1]
     classes = ["a", "b", "c"] if y.ndim == 1 else None
     stats = RunningStatistics(int(np.prod(X.shape[1:])), 3 if y.ndim == 1 else None)
-    with StoreWriter(
-        url, X.shape[1:], X.dtype, c, classes, chunk_rows, n_rows=len(X), **settings
-    ) as writer:
-        for i in range(writer.n_chunks):
-            rows = slice(i * writer.chunk_rows, (i + 1) * writer.chunk_rows)
-            writer.write_chunk(i, X[rows], y[rows])
-            stats.add(X[rows], y[rows])
-        writer.finish(stats.result())
+    writer = StoreWriter(
+        url, X.shape[1:], X.dtype, c, classes, chunk_rows,
+        n_rows=len(X), y_dtype=y.dtype, **settings,
+    )  # fmt: skip
+    for i in range(writer.spec.n_chunks):
+        rows = slice(i * writer.spec.chunk_rows, (i + 1) * writer.spec.chunk_rows)
+        writer.write_chunk(i, X[rows], y[rows])
+        stats.add(X[rows], y[rows])
+    writer.finish(stats.result())
     return open_store(url, storage_options=settings.get("storage_options"))
 
 
@@ -134,11 +134,6 @@ def test_codecs_and_attributes(tmp_path: Path) -> None:
     assert state["global_scale"] == pytest.approx(X.astype(float).std(), rel=1e-12)
     assert len(state["fingerprint"]) == 64
     assert not any("digests" in key for key in state)
-
-
-def test_default_chunks_are_eight_mebibytes() -> None:
-    writer = StoreWriter(memory_url(), (28, 28, 1), "uint8", 2, ["a", "b"], n_rows=100_000)
-    assert writer.chunk_rows == (8 << 20) // 784
 
 
 def test_fingerprint_is_the_content_and_nothing_else(tmp_path: Path) -> None:
@@ -526,34 +521,15 @@ def test_who_lost_the_place_during_the_sync_does_not_publish(
         open_store(tmp_path / "s")
 
 
-@pytest.mark.parametrize("status", ["complete", "writing"])
-def test_a_store_of_an_older_version_is_replaced_only_when_told(
-    tmp_path: Path, status: str
-) -> None:
-    """Such a one has a schema and no kind."""
-    X, y = np.zeros((20, 3), np.uint8), np.arange(20) % 2
-    ingest(X, tmp_path / "s", y=y)
-    mark = {"schema": 2, "status": status, "plan": {}}
-    zarr.open_group(tmp_path / "s", mode="r+").attrs["streamkern"] = mark
-    before = faults.tree(tmp_path / "s")
-    refusal = "already holds a store" if status == "complete" else "unfinished store made"
-    with pytest.raises(StreamkernError, match=refusal):
-        ingest(X, tmp_path / "s", y=y)
-    with pytest.raises(StreamkernError, match=refusal):
-        StoreWriter(tmp_path / "s", (3,), "u1", 2, ["0", "1"], 20, n_rows=20)
-    assert faults.tree(tmp_path / "s") == before
-    ingest(X, tmp_path / "s", y=y, overwrite=True)
-    open_store(tmp_path / "s").verify()
-
-
 def test_no_store_is_made_of_two(tmp_path: Path) -> None:
     """The first one's plan is gone, and with it the right to publish."""
     X, y = sample(14, (5,), "uint8")
 
     def start(seed: int, **settings: Any) -> StoreWriter:
         return StoreWriter(
-            tmp_path / "s", (5,), "u1", 3, ["a", "b", "c"], 7, plan={"seed": seed}, **settings
-        )
+            tmp_path / "s", (5,), "u1", 3, ["a", "b", "c"], 7,
+            n_rows=7, plan={"seed": seed}, **settings,
+        )  # fmt: skip
 
     first = start(1)
     first.write_chunk(0, X[:7], y[:7])
@@ -617,28 +593,13 @@ def test_an_interrupted_overwrite_does_not_keep_old_chunks(
     np.testing.assert_array_equal(store.read_chunk(0)[0], other[:7])
 
 
-@pytest.mark.parametrize("n", [1, 6, 7, 8, 49, 50])
-def test_rows_need_not_be_known_in_advance(tmp_path: Path, n: int) -> None:
-    X, y = sample(n, (5,), "uint8")
-    with StoreWriter(tmp_path / "s", (5,), "u1", 3, ["a", "b", "c"], 7) as writer:
-        for i, start in enumerate(range(0, n, 7)):
-            writer.write_chunk(i, X[start : start + 7], y[start : start + 7])
-        assert writer.finish().n_rows == n
-    store = open_store(tmp_path / "s")
-    np.testing.assert_array_equal(store.read_rows(np.arange(n))[0], X)
-    store.verify()
-    known = write(tmp_path / "known", X, y)
-    if n >= 7:
-        assert store.spec.fingerprint == known.spec.fingerprint
-
-
 def test_the_writer_refuses_chunks_that_do_not_fit() -> None:
     X, y = sample(30, (5,), "float32")
     writer = StoreWriter(memory_url(), (5,), "f4", 3, ["a", "b", "c"], 7, n_rows=30)
     bad: list[tuple[int, Any, Any, str]] = [
         (0, X[:6], y[:6], "chunk 0 has 6 rows; it needs 7"),
         (4, X[:7], y[:7], "chunk 4 has 7 rows; it needs 2"),
-        (5, X[:7], y[:7], "does not fit"),
+        (5, X[:7], y[:7], "chunk 5 does not fit a store of 5 chunks"),
         (0, X[:7, :4], y[:7], r"rows of \(5,\) float32"),
         (0, X[:7].astype("f8"), y[:7], "float64"),
         (0, X[:7], y[:6], "7 rows of X and 6 of y"),
@@ -655,13 +616,13 @@ def test_the_writer_refuses_chunks_that_do_not_fit() -> None:
 def test_writer_settings_are_checked_before_anything_is_written(tmp_path: Path) -> None:
     url = tmp_path / "s"
     with pytest.raises(DataError, match="dtype int64"):
-        StoreWriter(url, (5,), "i8", 3, None)
+        StoreWriter(url, (5,), "i8", 3, None, 7, n_rows=7)
     with pytest.raises(DataError, match="every dimension at least 1"):
-        StoreWriter(url, (5, 0, 1), "u1", 3, None)
+        StoreWriter(url, (5, 0, 1), "u1", 3, None, 7, n_rows=7)
     with pytest.raises(ConfigError, match="2 class names for n_outputs=3"):
-        StoreWriter(url, (5,), "u1", 3, ["a", "b"])
+        StoreWriter(url, (5,), "u1", 3, ["a", "b"], 7, n_rows=7)
     with pytest.raises(ConfigError, match="zip"):
-        StoreWriter(url, (5,), "u1", 1, None, compress="zip")
+        StoreWriter(url, (5,), "u1", 1, None, 7, n_rows=7, compress="zip")
     assert not url.exists()
 
 

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from streamkern.backend.base import Backend
+from streamkern.backend.batch import Batch
 from streamkern.basics.errors import ConfigError
-from streamkern.stream.feed import DeviceBatch, Feed, prepare
+from streamkern.stream.feed import Feed, prepare
 from streamkern.stream.loader import Loader
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
@@ -28,13 +30,13 @@ def backend() -> Any:
         yield made
 
 
-def kept(batches: Any) -> list[DeviceBatch]:
-    return [DeviceBatch(b.X.copy(), b.Y.copy(), b.rows.copy(), b.epoch, b.index) for b in batches]
+def kept(batches: Any) -> list[Batch]:
+    return [replace(b, X=b.X.copy(), Y=b.Y.copy(), rows=b.rows.copy(), w=None) for b in batches]
 
 
 def collect(
     source: Source, backend: Backend, batch_size: int = 20, dtype: Any = np.float32
-) -> list[DeviceBatch]:
+) -> list[Batch]:
     with (
         Loader(source, batch_size=batch_size, seed=1) as loader,
         Feed(loader, backend, dtype=dtype, seed=1) as feed,

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamkern.backend.base import Backend
+from streamkern.backend.batch import Batch
 from streamkern.backend.staging_ring import Ring, Transfers
 from streamkern.config.run_config import RunConfig
 from streamkern.planning.sizes import Options
@@ -54,7 +55,7 @@ def take(case: Case, solver: Solver, state: State, upload: list[Any], steps: ran
         ids = case.batch(t)
         host = (case.X[ids].astype(solver.op.dtype), case.Y[ids].astype(solver.op.dtype))
         X, Y = (send(a) for send, a in zip(upload, host, strict=True))
-        solver.step(state, X, Y, ids, t)
+        solver.step(state, Batch(X, Y, ids))
         if t == 3:
             solver.end_pass(state)
 

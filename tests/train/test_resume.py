@@ -9,7 +9,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from streamkern.backend.base import Backend
+from streamkern.backend.batch import Batch
 from streamkern.backend.numba_backend import numba_problem
 from streamkern.basics.errors import ConfigError, ResumeMismatchError, RunLockedError
 from streamkern.config.run_config import RunConfig
@@ -311,16 +312,17 @@ def test_a_signal_ends_an_evaluation_and_the_next_process_makes_it_again(
 def _die_in_step(run_dir: Path, method: str, at: int) -> None:
     """A life that kills itself in step `at`, between its products and what they change."""
     shorten_windows()
-    step = train_module.Trainer._step
+    following = train_module.Trainer._next
 
-    def step_or_die(trainer: train_module.Trainer, batch: Any) -> None:
+    def next_or_die(trainer: train_module.Trainer, batches: Iterator[Batch]) -> Batch | None:
         if trainer.position.step == at:
             assert trainer.saver is not None
             trainer.saver.wait()  # or it would be chance which checkpoint is the last
-            vars(trainer.solver)["_measure"] = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
-        step(trainer, batch)
+            solver = vars(trainer.steps.solver)
+            solver["_measure"] = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+        return following(trainer, batches)
 
-    train_module.Trainer._step = step_or_die  # type: ignore[method-assign]
+    train_module.Trainer._next = next_or_die  # type: ignore[method-assign]
     train(uncompiled(run_dir, method, **{"run.checkpoint_every": 2}), source=stream(method))
 
 

@@ -17,8 +17,8 @@ import streamkern as sk
 from benchmarks import chaos, chaos_workloads
 from streamkern.basics.errors import CorruptChunkError, StorageAccessError, StreamkernError
 from streamkern.cli.console import explain
+from streamkern.cli.described import run_overview
 from streamkern.cli.main import main as cli
-from streamkern.cli.overview import run_overview
 from streamkern.filesystem.urls import open_objects
 from tests.faultproxy import FAULTS, FaultProxy
 from tests.s3server import KEY, SECRET, S3Server

@@ -11,7 +11,8 @@ import pytest
 
 import streamkern as sk
 from streamkern.config.run_config import RunConfig
-from streamkern.estimator.base import _SETTINGS, KernelEstimator
+from streamkern.estimator.base import KernelEstimator
+from streamkern.estimator.parameters import SETTINGS
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.train import training_data
@@ -38,7 +39,7 @@ def test_estimators_and_run_files_share_their_defaults(name: str) -> None:
     if name == "self":
         return
     default = inspect.signature(KernelEstimator.__init__).parameters[name].default
-    path = "data.transforms" if name == "transforms" else _SETTINGS[name]
+    path = "data.transforms" if name == "transforms" else SETTINGS[name]
     assert (default, run_default(path)) in ((default, default), OTHER.get(name))
 
 

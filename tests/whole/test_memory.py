@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from streamkern.backend.numba_backend import numba_problem
-from streamkern.store.store import StoreWriter
+from streamkern.store.writer import StoreWriter
 
 needs_numba = pytest.mark.skipif(numba_problem() is not None, reason=str(numba_problem()))
 
@@ -65,13 +65,13 @@ def make_store(folder: Path, rows: int) -> Path:
     url = folder / f"{rows}.zarr"
     classes = [str(k) for k in range(C)]
     rng = np.random.default_rng(0)
-    with StoreWriter(
+    writer = StoreWriter(
         url, (D,), np.float32, C, classes, chunk_rows=UNIT, n_rows=rows, compress="none"
-    ) as writer:
-        for i, start in enumerate(range(0, rows, UNIT)):
-            X = rng.standard_normal((min(UNIT, rows - start), D), dtype=np.float32)
-            writer.write_chunk(i, X, np.clip(X[:, 0] * 2 + 5, 0, 9).astype(np.int64))
-        writer.finish()
+    )
+    for i, start in enumerate(range(0, rows, UNIT)):
+        X = rng.standard_normal((min(UNIT, rows - start), D), dtype=np.float32)
+        writer.write_chunk(i, X, np.clip(X[:, 0] * 2 + 5, 0, 9).astype(np.int64))
+    writer.finish()
     return url
 
 

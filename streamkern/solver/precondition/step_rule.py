@@ -33,13 +33,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from streamkern.backend.base import Array, Backend
+if TYPE_CHECKING:
+    from streamkern.backend.base import Array, Backend
+
+    Operator = Callable[[Array], Array]
 
 EIGENVALUE_STEPS = 32
-Operator = Callable[[Array], Array]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,140 @@
+"""The commands that work on a run as its run file describes it: plan | train."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import typer
+
+from streamkern.basics.text import table
+from streamkern.cli.console import as_text, say
+from streamkern.cli.model import skipped
+from streamkern.cli.options import (
+    AsJson,
+    CacheFolder,
+    CacheSize,
+    Epochs,
+    Memory,
+    RunDir,
+    RunFile,
+    Scaling,
+    Scheduler,
+    Set,
+    Solver,
+    StorageOption,
+    Test,
+    Train,
+    run_config,
+)
+from streamkern.cli.overview import plan_overview, plan_text
+from streamkern.config.run_config import RunConfig
+from streamkern.predict.figures import in_words
+from streamkern.stream.cluster import connect, dashboard_link
+from streamkern.train.opened import open_run
+from streamkern.train.train import train as run_training
+from streamkern.train.training_data import open_test
+
+
+def _configured(
+    run_file: RunFile = None,
+    train: Train = None,
+    test: Test = None,
+    run_dir: RunDir = None,
+    solver: Solver = None,
+    memory: Memory = None,
+    epochs: Epochs = None,
+    scale: Scaling = None,
+    dask: Scheduler = None,
+    cache: CacheFolder = None,
+    cache_size: CacheSize = None,
+    settings: Set = None,
+    storage_option: StorageOption = None,
+) -> RunConfig:
+    """The run file, and what was given beside it by the setting that each option is."""
+    given = {
+        "data.train": train,
+        "data.test": test,
+        "data.epochs": epochs,
+        "data.scale": scale,
+        "data.dask": dask,
+        "data.cache": cache,
+        "solver.name": solver,
+        "run.run_dir": run_dir,
+    }
+    return run_config(
+        run_file, given, memory=memory, cache_size=cache_size, settings=settings,
+        storage_options=storage_option,
+    )  # fmt: skip
+
+
+def _of_a_run(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with the options of `_configured` in the place of its `config`."""
+    shared = inspect.signature(_configured, eval_str=True).parameters
+    own = dict(inspect.signature(command, eval_str=True).parameters)
+    del own["config"]
+
+    def run(**words: Any) -> None:
+        command(_configured(**{name: words.pop(name) for name in shared}), **words)
+
+    options = sorted(  # those without a default first
+        [*shared.values(), *own.values()], key=lambda option: option.default is not option.empty
+    )
+    run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]  # typer reads it
+    run.__annotations__ = {option.name: option.annotation for option in options}
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    return run
+
+
+@_of_a_run
+def plan(config: RunConfig, as_json: AsJson = False) -> None:
+    """Show the sizes, the memory and the work of a run without starting it."""
+    run = open_run(config)
+    try:
+        open_test(config, run.data)
+        overview = plan_overview(run)
+    finally:
+        run.backend.close()
+    typer.echo(as_text(overview) if as_json else plan_text(overview))
+
+
+@_of_a_run
+def train(config: RunConfig, context: typer.Context, as_json: AsJson = False) -> None:
+    """Train, or go on with, the run of a run file."""
+    if config.run.run_dir is None:
+        say("note: without run.run_dir the model is not kept and the run can not be resumed")
+    began = time.perf_counter()
+    with _cluster(config.data.dask) as client:
+        result = run_training(
+            config, client=client, progress=True, on_evaluation=_show_evaluation, stop=context.obj
+        )
+    result.model.backend.close()
+    seconds = time.perf_counter() - began
+    summary: dict[str, Any] = {"samples": result.samples, "seconds": seconds, **result.metrics}
+    if as_json:
+        summary |= {"history": result.history, "run_dir": config.run.run_dir}
+        typer.echo(as_text(summary | skipped(result.skipped)))
+        return
+    typer.echo(table([summary], list(summary)))
+    if config.run.run_dir is not None:
+        typer.echo(f"the model is in {config.run.run_dir}")
+
+
+def _show_evaluation(record: Mapping[str, Any]) -> None:
+    """An evaluation during a run."""
+    figures = {k: v for k, v in record.items() if k not in ("step", "samples")}
+    say(f"{record['samples']:,} samples: {in_words(figures)}")
+
+
+@contextlib.contextmanager
+def _cluster(address: str | None) -> Iterator[Any]:
+    """A client of the scheduler, and a sentence that says where to watch it."""
+    if address is None:
+        yield None
+        return
+    with connect(address) as client:
+        say(f"note: reading on the cluster at {address}, dashboard {dashboard_link(client)}")
+        yield client

@@ -1,0 +1,156 @@
+"""The parameters of the estimators, and the settings of a run that they stand for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.utils import check_random_state
+
+from streamkern.basics.errors import ConfigError, StreamkernError
+from streamkern.centers.random_rows import as_centers
+from streamkern.config.run_config import RunConfig
+from streamkern.kernels.builtin import Kernel
+
+# Where a parameter goes in a `RunConfig`. Messages name it the other way round.
+SETTINGS = {
+    "scale": "data.scale",
+    "epochs": "data.epochs",
+    "batch_size": "data.batch_size",
+    "kernel": "model.kernel",
+    "bandwidth": "model.bandwidth",
+    "n_centers": "model.n_centers",
+    "centers": "model.centers",
+    "features": "model.features",
+    "n_features": "model.n_features",
+    "fit_intercept": "model.fit_intercept",
+    "solver": "solver.name",
+    "block_size": "solver.block_size",
+    "ridge": "solver.ridge",
+    "n_nystrom": "solver.n_nystrom",
+    "level": "solver.level",
+    "period": "solver.period",
+    "projection": "solver.projection",
+    "damping": "solver.damping",
+    "average": "solver.average",
+    "step_scale": "solver.step_scale",
+    "tolerance": "solver.tolerance",
+    "warm_start": "solver.warm_start",
+    "precision": "run.precision",
+    "device": "run.device",
+    "accelerator": "run.accelerator",
+    "memory": "run.memory",  # and run.device_memory
+    "threads": "run.threads",
+    "random_state": "run.random_state",
+    "checkpoint_every": "run.checkpoint_every",
+    "run_dir": "run.run_dir",
+}
+
+
+@contextlib.contextmanager
+def own_names() -> Iterator[None]:
+    """Errors that name settings of a run file name the parameters instead."""
+    try:
+        yield
+    except StreamkernError as error:
+        text = str(error).replace("run.device_memory", "memory")
+        for name in ("class_weight", "transforms"):
+            text = text.replace(f"data.{name}", name)
+        for name, path in SETTINGS.items():
+            text = text.replace(path, name)
+        if text != str(error):
+            error.args = ("\n".join(dict.fromkeys(text.splitlines())),)
+        raise
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Parameters:
+    """What both estimators share; `KernelRegressor` documents them. They are kept as given."""
+
+    kernel: str | Mapping[str, Any] | Kernel = field(default="laplace", kw_only=False)
+    bandwidth: float | str = "auto"
+    n_centers: int | str = "auto"
+    centers: Any = "random"
+    features: str = "kernel"
+    n_features: int | str = "auto"
+    fit_intercept: bool = True
+    solver: str = "auto"
+    block_size: int | str = "auto"
+    ridge: float = 0.0
+    n_nystrom: int | str = "auto"
+    level: int | str = "auto"
+    period: int | str = "auto"
+    projection: str = "auto"
+    damping: float | str = "auto"
+    average: bool = True
+    step_scale: float = 1.0
+    tolerance: float | None = None
+    epochs: int | str = "auto"
+    batch_size: int | str = "auto"
+    transforms: Any = ()
+    scale: str = "auto"
+    precision: str = "auto"
+    device: str = "auto"
+    accelerator: str = "auto"
+    memory: int | str = "auto"
+    threads: int | str = "auto"
+    random_state: Any = 0
+    warm_start: bool | str | os.PathLike[str] = False
+    run_dir: str | os.PathLike[str] | None = None
+    checkpoint_every: int | str = "auto"
+
+    def _given(self) -> tuple[Kernel | None, npt.NDArray[Any] | None]:
+        """The kernel and the centers that are objects rather than settings."""
+        kernel = self.kernel if isinstance(self.kernel, Kernel) else None
+        if kernel is not None and not _is_auto(self.bandwidth):
+            raise ConfigError(
+                f"bandwidth={self.bandwidth!r} is given twice: kernel={kernel!r} has its own; "
+                "leave bandwidth out"
+            )
+        if isinstance(self.centers, str | os.PathLike):
+            return kernel, None
+        centers = as_centers(self.centers)
+        if not _is_auto(self.n_centers) and self.n_centers != len(centers):
+            raise ConfigError(
+                f"n_centers={self.n_centers} but centers holds {len(centers)} rows; leave "
+                "n_centers out"
+            )
+        return kernel, centers
+
+    def _config(self, epochs: Any) -> RunConfig:
+        values = {name: getattr(self, name) for name in SETTINGS} | {"epochs": epochs}
+        if isinstance(self.kernel, Kernel):
+            values["kernel"] = "laplace"  # not used
+        if not isinstance(self.centers, str | os.PathLike):
+            values |= {"centers": "random", "n_centers": "auto"}  # not used
+        elif isinstance(self.centers, os.PathLike):
+            values["centers"] = os.fspath(self.centers)
+        start = self.warm_start
+        values["warm_start"] = start if isinstance(start, str | os.PathLike) else None
+        if values["warm_start"] is None and not isinstance(start, bool | np.bool_):
+            raise ConfigError(f"warm_start={start!r} must be True, False or a run directory")
+        if not isinstance(self.random_state, int | np.integer):
+            if self.run_dir is not None:
+                raise ConfigError(
+                    f"random_state={self.random_state!r} must be a whole number with run_dir, so "
+                    "that the run can be resumed"
+                )
+            values["random_state"] = int(check_random_state(self.random_state).randint(2**31 - 1))
+        class_weight = getattr(self, "class_weight", None)
+        if isinstance(class_weight, Mapping):
+            class_weight = {str(label): w for label, w in class_weight.items()}
+        tables: dict[str, dict[str, Any]] = {"data": {"train": "X", "class_weight": class_weight}}
+        for name, path in SETTINGS.items():
+            section, _, key = path.partition(".")
+            tables.setdefault(section, {})[key] = values[name]
+        tables["run"]["device_memory"] = self.memory
+        return RunConfig.from_tables(tables)
+
+
+def _is_auto(value: Any) -> bool:
+    return isinstance(value, str) and value == "auto"

@@ -1,0 +1,183 @@
+"""Rows of arrays, whatever they are in: anything with ``shape``, ``dtype`` and row slices."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from streamkern.basics.errors import (
+    ConfigError,
+    DataError,
+    MemoryBudgetError,
+    StoreNotFoundError,
+    StreamkernError,
+)
+from streamkern.basics.text import size_text
+from streamkern.ingest.columns import Asked, Files
+from streamkern.ingest.conform import RawBlock
+from streamkern.ingest.decompress import DAMAGE
+
+_ENDS = (slice(0, 256), slice(-256, None))
+_SLAB = 2**20  # bytes of an array that are made contiguous and digested at a time
+
+
+class ArrayReader:
+    """X, y and perhaps sample weights as anything with ``shape``, ``dtype`` and row slices.
+
+    Parameters
+    ----------
+    arrays : X; X and y; or X, y and w
+    where : str
+        Name in messages.
+    identity : JSON
+    aligned : int
+        Rows per block are a multiple of this where possible (chunks of Zarr and HDF5).
+    names : sequence of str, optional
+        Class names; y then holds their positions.
+    columns, target_columns : sequences of str, optional
+        Names of the columns of X, as they are handed on, and of y.
+    order : sequence of int, optional
+        The columns of X to hand on; by default all as they are.
+    """
+
+    def __init__(
+        self,
+        arrays: Sequence[Any],
+        where: str,
+        identity: Any,
+        *,
+        aligned: int = 1,
+        names: Sequence[str] | None = None,
+        columns: Sequence[str] | None = None,
+        target_columns: Sequence[str] | None = None,
+        order: Sequence[int] | None = None,
+    ) -> None:
+        X, y, w = (*arrays, None, None)[:3]
+        if len(X.shape) < 2:
+            raise DataError(f"X of {where} has shape {tuple(X.shape)}; it must be (n, ...)")
+        if y is not None and (len(y.shape) < 1 or X.shape[0] != y.shape[0]):
+            raise DataError(
+                f"X of {where} has {X.shape[0]} rows and y has shape {tuple(y.shape)}; "
+                "they must have the same rows"
+            )
+        if w is not None and tuple(w.shape) != (X.shape[0],):
+            raise DataError(
+                f"the sample weights of {where} have shape {tuple(w.shape)}; give one number for "
+                f"each of its {X.shape[0]} rows"
+            )
+        self.n_rows: int | None = int(X.shape[0])
+        self.natural_dtype: np.dtype[Any] | None = None
+        self.identity = identity
+        self._X, self._y, self._w, self._where = X, y, w, where
+        self._aligned, self._names = aligned, None if names is None else np.array(names)
+        self._order = None if order is None else np.array(order)
+        self.files: Files = ()
+        self.columns = None if columns is None else tuple(columns)
+        self.target_columns = None if target_columns is None else tuple(target_columns)
+
+    def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
+        assert self.n_rows is not None
+        held = [a for a in (self._X, self._y, self._w) if a is not None]
+        row_bytes = max(1, sum(math.prod(a.shape[1:]) * a.dtype.itemsize for a in held))
+        # At least a chunk at a time: a smaller slice would decode the same chunk again.
+        rows = max(block_bytes // row_bytes, self._aligned, 1)
+        rows -= rows % self._aligned
+        check_row_bytes(row_bytes, min(self._aligned, self.n_rows), self._where, block_bytes)
+        while start < self.n_rows:
+            stop = min(start - start % rows + rows, self.n_rows)
+            try:
+                X = np.asarray(self._X[start:stop])
+                y = np.empty((len(X), 0)) if self._y is None else np.asarray(self._y[start:stop])
+                w = None if self._w is None else np.asarray(self._w[start:stop])
+            except (OSError, MemoryError, StreamkernError, *DAMAGE):
+                raise
+            except Exception as error:  # a codec, a truncated file: whatever the library raises
+                raise DataError(
+                    f"{self._where}, rows {start} to {stop - 1}, can not be read: {error}"
+                ) from error
+            if self._order is not None:
+                X = X[:, self._order]
+            if y.dtype.kind == "T":  # numpy's variable-width strings
+                y = y.astype(str)
+            if self._names is not None:
+                y = self._names[y.astype(np.int64)]
+            yield RawBlock(X, y, self._where, start, w=w)
+            start = stop
+
+
+def check_row_bytes(row_bytes: int, rows: int, where: str, block_bytes: int) -> None:
+    """MemoryBudgetError where so many rows, which are read at once, take far more than a block."""
+    limit = 8 * block_bytes
+    if row_bytes * rows > limit:
+        what = "a row" if rows == 1 else f"a chunk ({rows} rows)"
+        raise MemoryBudgetError(
+            f"{what} of {where} takes {size_text(row_bytes * rows)}, and the memory given allows "
+            f"{size_text(limit)}; raise memory=, or make it smaller"
+        )
+
+
+def array_names(asked: Asked, where: str) -> list[str]:
+    """The names of X, y and w; ConfigError for one that is none."""
+    for what, name in zip(("x", "y", "sample_weight"), asked.arrays, strict=False):
+        if not isinstance(name, str):
+            given = name if isinstance(name, int | list | tuple) else type(name).__name__
+            raise ConfigError(f"{what}={given} must be the name of an array of {where}")
+    return asked.arrays
+
+
+def no_array(name: str, held: Sequence[str], where: str) -> StoreNotFoundError:
+    """What to raise where an array of this name is asked for, and those are held."""
+    return StoreNotFoundError(
+        f"{where} has no array {name!r}; it has {', '.join(held) or 'none'}: name them with x= and "
+        "y="
+    )
+
+
+def open_memory(X: Any, asked: Asked) -> ArrayReader:
+    """X with y and w in memory, or X in anything with slices, such as Zarr and Dask."""
+    if asked.y is None and asked.targets:
+        raise ConfigError("X is an array, so y must be given too")
+    beside = [k for k in (asked.y, asked.w) if k is not None and asked.targets]
+    arrays = [X, *(a if hasattr(a, "shape") else np.asarray(a) for a in beside)]
+    identity: dict[str, Any] = {
+        "kind": "arrays",
+        "arrays": [[list(a.shape), str(a.dtype)] for a in arrays],
+    }
+    if all(type(a) is np.ndarray for a in arrays):
+        identity |= {"kind": "arrays in memory", "contents": [_contents(a) for a in arrays]}
+    else:  # reading them may take as long as the ingest
+        identity["ends"] = digest(*(np.asarray(a[part]) for a in arrays[:2] for part in _ENDS))
+        if asked.weighted:
+            identity["w"] = digest(np.asarray(arrays[2]))
+    chunks = getattr(X, "chunks", None)
+    rows = np.ravel(chunks[0])[0] if chunks else 1  # zarr and h5py: (k, ...); dask: ((k, ...), ...)
+    return ArrayReader(arrays, "the array", identity, aligned=max(int(rows), 1))
+
+
+def _contents(array: NDArray[Any]) -> str:
+    """What tells all that is in an array from something else, at the speed of memory."""
+    if array.dtype.hasobject or not array.ndim:
+        return digest(array)
+    crc, rows = 0, max(1, _SLAB // max(1, array[:1].nbytes))
+    for start in range(0, len(array), rows):
+        slab = np.ascontiguousarray(array[start : start + rows])
+        crc = google_crc32c.extend(crc, slab.reshape(-1).view(np.uint8))
+    return f"crc32c:{crc:08x}"
+
+
+def digest(*arrays: NDArray[Any]) -> str:
+    """A hash of a few rows of arrays, whatever their dtype."""
+    found = hashlib.sha256()
+    for array in arrays:
+        plain = array
+        if array.dtype.kind == "O":  # hex: a long integer has no decimal text
+            plain = np.array([hex(k) if type(k) is int else str(k) for k in array.ravel().tolist()])
+        found.update(f"{plain.shape} {plain.dtype}".encode())
+        found.update(np.ascontiguousarray(plain).tobytes())
+    return found.hexdigest()

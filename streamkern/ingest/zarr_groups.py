@@ -1,0 +1,99 @@
+"""Arrays of Zarr groups: of any, and of a store of ours with all that it knows of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import zarr
+
+from streamkern.basics.errors import StoreNotFoundError
+from streamkern.filesystem.ownership import ATTRIBUTE, STORE
+from streamkern.filesystem.urls import StrictStore, redact, zarr_store
+from streamkern.ingest.array_reader import ArrayReader, array_names, no_array
+from streamkern.ingest.columns import Asked, listed, split_columns
+from streamkern.ingest.input_files import Place, Url
+from streamkern.store.store import open_store
+from streamkern.store.zarr_json import own_mark, without_mark
+
+
+def open_zarr(url: Url, asked: Asked, place: Place) -> ArrayReader:
+    """The arrays X, y and w of a group; of a store of ours checked, with its classes."""
+    where = redact(url)
+    store = zarr_store(url, storage_options=place.options or None)
+    state = own_state(url, place)
+    # Of ours the metadata are checked, and chunks bound to their places.
+    opened = None if state is None else open_store(url, storage_options=place.options or None)
+    try:
+        group = zarr.open_group(store if place.missing == "fill" else StrictStore(store), mode="r")
+    except FileNotFoundError as error:
+        raise StoreNotFoundError(f"there is no zarr group at {where}") from error
+    columns = target_columns = order = None
+    if state is not None:
+        asked, columns, target_columns, order = own_columns(state, asked, where)
+    names, own = array_names(asked, where), {} if opened is None else opened.rows
+    own_targets = opened is not None and asked.targets and asked.y is None
+    if own_targets and asked.w is None and "w" in own:
+        names.append("w")  # our own weights go along
+    members = {name: _member(group, name, where) for name in names if name not in own}
+    signed = (array.attrs.get(ATTRIBUTE) == STORE for array in members.values())
+    if state is None and not place.foreign and any(signed):
+        raise without_mark(str(url))
+    arrays = [own[name] if name in own else members[name] for name in names]
+    identity: dict[str, Any] = {"kind": "zarr", "url": where, "asked": asked.json()}
+    if opened is not None:
+        identity["fingerprint"] = opened.spec.fingerprint
+    else:
+        identity["arrays"] = [[list(a.shape), str(a.dtype), list(a.chunks)] for a in arrays]
+    return ArrayReader(
+        arrays,
+        where,
+        identity,
+        aligned=int((arrays[0].shards or arrays[0].chunks)[0]),
+        names=opened.spec.classes if opened is not None and own_targets else None,
+        columns=columns,
+        target_columns=target_columns,
+        order=order,
+    )
+
+
+def own_state(url: Url, place: Place) -> Mapping[str, Any] | None:
+    """The attribute of a store of ours; None for another group, or what is to be taken for one."""
+    if place.foreign:
+        return None
+    store = StrictStore(zarr_store(url, storage_options=place.options or None))
+    state = own_mark(store, "", str(url))
+    # Of another kind are predictions, say, whose arrays are asked for by their names.
+    return state if state is not None and state.get("kind") == STORE else None
+
+
+def own_columns(
+    state: Mapping[str, Any], asked: Asked, where: str
+) -> tuple[Asked, Any, Any, list[int] | None]:
+    """What to ask of a store of ours, whose columns have the names of the table they came from.
+
+    x and y are left in it where they are no columns of these names but, perhaps, arrays. Also the
+    names of the columns of X and y, and which columns of X those are.
+    """
+    names, targets = state.get("columns"), state.get("target_columns")
+    if _is_name(asked.y) and listed(asked.y) in (["y"], list(targets or ())):
+        asked = asked._replace(y=None)
+    x = None if asked.x == "X" else asked.x
+    if names is None or (isinstance(x, str) and x not in names):
+        return asked, None, targets, None
+    wish = Asked(x, (), targets=False, columns=asked.columns)
+    columns = split_columns(names, wish, where).features
+    order = [names.index(name) for name in columns]
+    whole = order == list(range(len(names)))
+    return asked._replace(x=None), columns, targets, None if whole else order
+
+
+def _member(group: Any, name: str, where: str) -> Any:
+    member = group.get(name)
+    if member is None or not hasattr(member, "shape"):
+        raise no_array(name, sorted(group), where)
+    return member
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str | list | tuple)

@@ -1,0 +1,169 @@
+"""Batches into steps, watched by the guard: what a run and `partial_fit` have in common.
+
+    made by `setup` -> (begin | restore) -> for batch in feed: take -> result
+
+The state after batch i is a pure function of the settings, the data and i.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.batch import Batch
+from streamkern.basics.warning import warn
+from streamkern.solver.base import State
+from streamkern.stream.feed import Feed
+from streamkern.stream.loader import Loader
+from streamkern.train.choose_centers import Report
+from streamkern.train.guard import Guard, Watch
+from streamkern.train.model import KernelModel, column_names
+from streamkern.train.opened import Run
+from streamkern.train.setup import Assembled
+
+
+@dataclass
+class Position:
+    """Where a run stands: the next batch, and what was counted."""
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    samples: int = 0
+    done: bool = False
+
+
+@dataclass
+class Result:
+    """A finished run; the caller closes `model.backend`.
+
+    history : the evaluations, oldest first. Z : (p, d) transformed centers, kept order; kept
+    center i is center order[i] of those chosen. meta : what setup decided and measured. timing :
+    seconds of the loop in this process, and of it waiting for data. ended : why it took fewer
+    epochs than were allowed, or None. skipped : a sentence for each damaged checkpoint in whose
+    place an older one was taken, here or in the run of solver.warm_start.
+    """
+
+    model: KernelModel
+    Z: npt.NDArray[Any]
+    order: npt.NDArray[np.int64]
+    meta: dict[str, Any]
+    samples: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    timing: dict[str, float] = field(default_factory=dict)
+    ended: str | None = None
+    skipped: tuple[str, ...] = ()
+
+
+class Steps:
+    """A solver at work. `position` is kept up to date; `report` hears of passes and back-offs."""
+
+    def __init__(self, run: Run, made: Assembled, position: Position, report: Report) -> None:
+        self.run, self.made, self.solver = run, made, made.solver
+        self.position, self.report = position, report
+        self.whole = True  # no step has begun that did not end
+
+    def begin(self, alpha: npt.NDArray[Any] | None = None) -> None:
+        """From the zero function, or the one with the weights `alpha` (p, c)."""
+        made = self.made
+        start = None if alpha is None else self.run.backend.asarray(alpha, made.op.dtype)
+        self._go_on(self.solver.init(start), Guard())
+
+    def restore(self, arrays: dict[str, Any], meta: dict[str, Any]) -> None:
+        """From where `kept` was called. arrays["good"] is written to from now on."""
+        state = self.solver.restore(arrays, meta["state"])
+        self._go_on(state, Guard.restore(meta["guard"]), arrays["good"], arrays["window"])
+        for name in asdict(self.position):
+            setattr(self.position, name, meta["position"][name])
+
+    def _go_on(self, state: State, guard: Guard, good: Any = None, window: Any = None) -> None:
+        good = state.alpha.copy() if good is None else self.run.backend.asarray(good)
+        self.state = state
+        self.watch = Watch(
+            self.solver, state, good, guard, self.made.targets.scale, self.report, window
+        )
+
+    def kept(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+        """Host arrays and JSON values that `restore` goes on with, and a model is made of."""
+        averaged = self.solver.weights(self.state) is self.state.average  # may bring it up to date
+        arrays = self.solver.arrays(self.state) | {"good": self.watch.good}
+        kept = {name: self.run.backend.copy_to_host(a) for name, a in arrays.items()}
+        # As an array, because a diverging run has losses that JSON can not hold.
+        kept["window"] = self.watch.read().copy()
+        return kept, {
+            "position": asdict(self.position),
+            "state": self.solver.scalars(self.state),
+            "guard": self.watch.guard.scalars(),
+            "evaluated": "average" if averaged else "alpha",
+        }
+
+    @contextlib.contextmanager
+    def feed(self, client: Any = None) -> Iterator[Feed]:
+        """The rows of the run, in batches on the device. client : to read on, or None."""
+        config, data, sizes = self.run.config, self.run.data, self.run.sizes
+        seed = config.run.random_state
+        with (
+            Loader(
+                data.source,
+                batch_size=min(self.made.batch_size, data.source.n_rows),
+                seed=seed,
+                block_bytes=sizes.loader_block_bytes,
+                in_flight_bytes=sizes.loader_in_flight_bytes,
+                threads=config.data.prefetch_threads,
+                client=client,
+                repeat=self.run.method.same_rows,
+            ) as loader,
+            Feed(
+                loader,
+                self.run.backend,
+                dtype=self.made.op.dtype,
+                seed=seed,
+                factors=data.weight_factors,
+                targets=self.made.targets,
+            ) as feed,
+        ):
+            yield feed
+
+    def take(self, batch: Batch) -> float | None:
+        """One step, and what follows the last one of a pass or of a window: its mean loss."""
+        position = self.position
+        self.whole = False
+        with np.errstate(over="ignore", invalid="ignore"):  # the guard sees it, and acts
+            self.solver.step(self.state, batch)
+        position.step = self.state.steps
+        position.samples += len(batch.rows)
+        position.batch = batch.index + 1
+        if batch.last:
+            position.epoch, position.batch = position.epoch + 1, 0
+            self._end_pass()
+        self.whole = True
+        return self.watch.judge() if self.watch.full else None
+
+    def _end_pass(self) -> None:
+        facts = self.solver.end_pass(self.state)
+        if facts:
+            self.report("pass", facts)
+        if "note" in facts:
+            warn(facts["note"])
+
+    def model(self) -> KernelModel:
+        """What the weights are now."""
+        data, solver = self.run.data, self.solver
+        return KernelModel(
+            self.made.op, solver.Z, solver.weights(self.state), data.source.classes,
+            data.source.row_shape, data.fixed, self.made.targets, **column_names(self.made.meta),
+        )  # fmt: skip
+
+    def result(self, **of_the_run: Any) -> Result:
+        """What was reached. of_the_run : the entries of `Result` that have defaults."""
+        made, to_host = self.made, self.run.backend.to_host
+        return Result(
+            self.model(), to_host(made.arrays["Z"]), np.asarray(made.arrays["order"]), made.meta,
+            self.position.samples, **of_the_run,
+        )  # fmt: skip

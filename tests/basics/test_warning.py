@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import contextlib
+import linecache
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import pytest
+
+import streamkern
+from streamkern.basics.warning import warn
+from streamkern.rundir.run_log import read_log
+
+
+def ours(function: Callable[..., Any]) -> FunctionType:
+    """The function as if it stood in a module of the package."""
+    return FunctionType(function.__code__, globals() | {"__name__": "streamkern.some.module"})
+
+
+def warning() -> Iterator[None]:
+    warn("now")
+    yield
+
+
+def enter(manager: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+    with manager():
+        pass
+
+
+# Between the two, contextlib.
+entry, manager = ours(enter), contextlib.contextmanager(ours(warning))
+
+
+def test_a_warning_is_of_the_line_that_called_the_package() -> None:
+    with pytest.warns(UserWarning, match="now") as caught:
+        entry(manager)  # here
+    assert [w.filename for w in caught] == [__file__]
+    assert linecache.getline(__file__, caught[0].lineno).endswith("# here\n")
+
+
+def test_a_damaged_log_warns_whoever_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text("{}\n{}\n")
+    with pytest.warns(UserWarning, match="run log") as caught:
+        read_log(tmp_path / "log.jsonl")
+    assert [w.filename for w in caught] == [__file__]
+
+
+def test_the_same_words_are_shown_once_for_a_line() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            entry(manager)
+    assert len(caught) == 1
+
+
+def test_nothing_in_the_package_counts_frames() -> None:
+    files = Path(streamkern.__file__).parent.rglob("*.py")
+    assert [f.name for f in files if "warnings.warn" in f.read_text()] == ["warning.py"]
