@@ -36,7 +36,7 @@ from streamkern.solver.precondition.block import BlockPreconditioner, block_slic
 from streamkern.solver.precondition.low_rank import LowRankPreconditioner
 from streamkern.solver.precondition.step_rule import StepRule
 from streamkern.solver.projection import ExactProjection
-from streamkern.train.opened import Run, open_run
+from streamkern.train.opened import Given, Run, open_run
 
 REPEATS = 7
 RUN_SAMPLES = 1_000_000
@@ -68,7 +68,7 @@ def planned(p: int, d: int, solver: str = "block") -> Run:
         "solver": {"name": solver},
         "run": {"device": "cpu"},
     }
-    run = open_run(sk.RunConfig.from_tables(tables), source=source)
+    run = open_run(sk.RunConfig.from_tables(tables), Given(source))
     run.backend.close()
     return run
 

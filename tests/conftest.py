@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import zarr
 from hypothesis import HealthCheck, settings
+from threadpoolctl import threadpool_limits
 
 from streamkern.backend.cupy_backend import gpu_problem
 from tests.s3server import AWS_ENVIRONMENT, S3Server
@@ -126,3 +127,16 @@ def s3(no_real_aws: None) -> Iterator[S3Server]:
 def bucket(s3: S3Server) -> str:
     """The name of a bucket that no other test has seen."""
     return s3.make_bucket()
+
+
+@pytest.fixture
+def no_power_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that never loses power: runs of a few steps would spend their time on it."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+@pytest.fixture
+def one_blas_thread() -> Iterator[None]:
+    """Tiny problems on a busy machine: BLAS threads cost a hundred times what they give."""
+    with threadpool_limits(1):
+        yield

@@ -6,7 +6,9 @@ failure is repeated by its number. The file is put back as it was afterwards.
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import json
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -65,6 +67,48 @@ def replaced(path: Path, data: bytes) -> Iterator[None]:
         yield
     finally:
         path.write_bytes(whole)
+
+
+# -- JSON ------------------------------------------------------------------------------------------
+
+_VALUES: list[Any] = [
+    None, True, -1, 0, 1, 7, 2**70, 1e308, float("nan"), "", "X", "\x1b[31m", [], {}, [[]],
+    [0], [-3, 6], ["a"], {"name": "blosc2"}, {"name": "bytes"}, "float32", "int128", "zstd",
+]  # fmt: skip
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The paths of all that is in a JSON value."""
+    items = value.items() if isinstance(value, dict) else ()
+    items = enumerate(value) if isinstance(value, list) else items
+    return [path, *(p for key, item in items for p in places(item, (*path, key)))]
+
+
+def edited(document: Any, rng: np.random.Generator) -> Any:
+    """A JSON document with one to three values replaced, left out, doubled or nested."""
+    document = json.loads(json.dumps(document))
+    known = places(document)[1:]
+    for _ in range(int(rng.integers(1, 4))):
+        *above, last = known[rng.integers(len(known))]
+        try:
+            holder = document
+            for key in above:
+                holder = holder[key]
+            how = rng.integers(4)
+            if how == 0:
+                del holder[last]
+            elif how == 1:
+                holder[last] = copy.deepcopy(_VALUES[rng.integers(len(_VALUES))])
+            elif how == 2:
+                holder[last] = [holder[last]]
+            else:
+                holder[str(_VALUES[rng.integers(len(_VALUES))])] = holder[last]
+        except (KeyError, IndexError, TypeError):
+            continue
+    return document
+
+
+# -- outcomes --------------------------------------------------------------------------------------
 
 
 class Silent(AssertionError):

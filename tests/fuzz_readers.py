@@ -34,6 +34,7 @@ from streamkern.basics.errors import StreamkernError
 from streamkern.config.run_config import load_run_file
 from streamkern.ingest.conform import Features, Targets
 from streamkern.ingest.readers import open_reader
+from tests.rawfiles import npy
 
 SECONDS = 20
 BLOCK_BYTES = 1 << 16
@@ -49,12 +50,6 @@ INTEGERS = [0, 1, 0x7F, 0x80, 0xFF, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**6
 
 
 # ---------------------------------------------------------------------------------------- seeds
-
-
-def npy(array: Any) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
 
 
 def npz() -> bytes:

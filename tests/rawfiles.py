@@ -1,12 +1,15 @@
-"""Raw files that no library writes."""
+"""Raw files, and places in memory."""
 
 from __future__ import annotations
 
 import gzip
+import io
 import struct
+import uuid
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 
@@ -17,3 +20,14 @@ def write_idx(path: Path, array: NDArray[Any]) -> None:
     )
     data = head + array.astype(array.dtype.newbyteorder(">")).tobytes()
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+
+
+def memory_url() -> str:
+    """A place in memory that no other test has seen."""
+    return f"memory://tests/{uuid.uuid4().hex}"
+
+
+def npy(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()

@@ -22,6 +22,7 @@ from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.transforms import GaussianNoise
+from streamkern.train.opened import Given, Run, open_run
 from streamkern.train.train import Result, train
 from tests import reference as ref
 
@@ -164,9 +165,12 @@ def checkpoint(run_dir: Path, step: int) -> Checkpoint:
 
 def assert_same_bits(actual: dict[str, Array], expected: dict[str, Array]) -> None:
     """Raise unless both hold the same arrays bit for bit."""
-    assert actual.keys() == expected.keys()
-    different = [k for k in expected if actual[k].tobytes() != expected[k].tobytes()]
-    assert not different
+    found, wanted = (
+        {name: (a.dtype, a.shape, a.tobytes()) for name, a in arrays.items()}
+        for arrays in (actual, expected)
+    )
+    assert found.keys() == wanted.keys()
+    assert not [name for name in wanted if found[name] != wanted[name]]
 
 
 def latest_step(run_dir: Path) -> int:
@@ -207,3 +211,11 @@ def process(target: Callable[..., None], *arguments: Any) -> Any:
     life = context.Process(target=_life, args=(target, arguments))
     life.start()
     return life
+
+
+def opened(source: Source | None = None, centers: Array | None = None, **overrides: Any) -> Run:
+    """A run that is opened and not begun."""
+    given = Given(stream() if source is None else source, centers=centers)
+    run = open_run(settings(**overrides), given)
+    run.backend.close()
+    return run

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from types import TracebackType
 from typing import Any
 
 from benchmarks.serverprocess import ServerProcess, end_with_parent
@@ -73,12 +72,7 @@ class S3Server:
     def __enter__(self) -> S3Server:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
 

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
+from streamkern.stream.loader import HostBatch
 from streamkern.stream.order import EpochPlan
 from streamkern.stream.sources.base import Source, y_shape
+
+
+class Plain:
+    """A user's source: what the protocol asks for and no more."""
+
+    def __init__(self, base: Source) -> None:
+        for name in (
+            "n_rows", "row_shape", "dtype", "n_outputs", "classes", "y_dtype", "feed_transforms",
+            "n_units", "fingerprint", "unit_bounds", "read_unit", "describe", "statistics",
+        ):  # fmt: skip
+            setattr(self, name, getattr(base, name))
 
 
 def everything(source: Source, seed: int = 0, epoch: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -42,3 +56,17 @@ def epoch_rows(plan: EpochPlan, sizes: np.ndarray) -> list[np.ndarray]:
         np.concatenate([blocks[p.block][p.start : p.stop] for p in plan.batch(i)])
         for i in range(plan.n_batches)
     ]
+
+
+def kept(batches: Iterable[HostBatch]) -> list[HostBatch]:
+    """The batches copied, since their memory is reused."""
+    return [HostBatch(b.X.copy(), b.y.copy(), b.rows.copy(), b.epoch, b.index) for b in batches]
+
+
+def assert_same(first: list[HostBatch], second: list[HostBatch]) -> None:
+    assert len(first) == len(second)
+    for a, b in zip(first, second, strict=True):
+        assert a[3:] == b[3:]
+        for left, right in zip(a[:3], b[:3], strict=True):
+            np.testing.assert_array_equal(left, right)
+            assert left.dtype == right.dtype

@@ -13,25 +13,25 @@ the same bit for bit on one thread or sixteen.
 from __future__ import annotations
 
 import ctypes
-import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 from threadpoolctl import ThreadpoolController
 
-from streamkern.backend import lapack
+from streamkern.backend.arrays import Array, tiles
+from streamkern.backend.blas_threads import one_thread
+from streamkern.backend.dense import DenseAlgebra
+from streamkern.backend.workspaces import Workspaces
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.machine import available_cpus, available_memory
 from streamkern.basics.randomness import Fills
-from streamkern.planning.memory import CHUNK
 
-Array = Any
-"""An array of `backend.xp`: numpy.ndarray on the CPU, cupy.ndarray on a GPU."""
+__all__ = ["Array", "Backend", "Uploader", "tiles"]
 
 T = TypeVar("T")
 
@@ -44,51 +44,7 @@ except (AttributeError, OSError, TypeError):  # another C library than glibc
 WIDE = 128
 
 
-class _OneThread:
-    """The limit of one thread per BLAS call, shared by all backends: it is the process's own.
-
-    The first to come saves what was there and the last to go restores it, whoever they are.
-    """
-
-    def __init__(self) -> None:
-        self._lock, self._users = threading.Lock(), 0
-        self._limit: Any = None
-
-    @contextmanager
-    def __call__(self, blas: ThreadpoolController) -> Iterator[None]:
-        with self._lock:
-            if self._users == 0:
-                _disown(blas)
-                self._limit = blas.limit(limits=1, user_api="blas")
-            self._users += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._users -= 1
-                if self._users == 0:
-                    _disown(blas)
-                    self._limit.restore_original_limits()
-                    _disown(blas)
-
-
-_one_thread = _OneThread()
-
-
-def _disown(blas: ThreadpoolController) -> None:
-    """Newer threadpoolctl lets the first thread alone set limits, and drops those of others."""
-    for library in blas.lib_controllers:
-        clear = getattr(library, "clear_controlling_thread", None)
-        if clear is not None:
-            clear(force=True)
-
-
-def tiles(n: int, size: int) -> list[slice]:
-    """Consecutive slices of at most `size` that cover range(n)."""
-    return [slice(i, min(i + size, n)) for i in range(0, n, size)]
-
-
-class Backend:
+class Backend(DenseAlgebra):
     """NumPy on `threads` threads. Use as a context manager, or call `close`.
 
     Parameters
@@ -121,7 +77,6 @@ class Backend:
     """Memory that code loaded for this backend takes, beside what `import streamkern` does."""
     float64 = 2.0
     """Time of a FLOP in float64 over that of one in float32."""
-    chunk = CHUNK
     l1_entries = 1 << 15
     """Of a tile of L1 distances, summed up feature by feature before the next ones: what stays in
     the nearest cache, with as many differences."""
@@ -138,6 +93,7 @@ class Backend:
             else None
         )
         self._local = threading.local()
+        self._workspaces = Workspaces()
 
     def __enter__(self) -> Backend:
         return self
@@ -234,7 +190,7 @@ class Backend:
             return
         self._local.limited = True
         try:
-            with _one_thread(self._blas):
+            with one_thread(self._blas):
                 yield
         finally:
             self._local.limited = False
@@ -275,16 +231,11 @@ class Backend:
             for future in futures:
                 future.result()
 
-    def workspace(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        """A scratch array of the calling thread; what it held before is lost."""
-        store: dict[tuple[str, np.dtype[Any]], Array] | None = getattr(self._local, "store", None)
-        if store is None:
-            store = self._local.store = {}
-        key = (name, np.dtype(dtype))
-        size = math.prod(shape)
-        if key not in store or store[key].size < size:
-            store[key] = self.xp.empty(size, dtype)
-        return store[key][:size].reshape(shape)
+    def workspace(
+        self, shape: tuple[int, ...], dtype: npt.DTypeLike
+    ) -> AbstractContextManager[Array]:
+        """A scratch array of the calling thread, for a `with` block; see `Workspaces`."""
+        return self._workspaces.lend(self.xp, shape, dtype)
 
     def operand_dtype(self, precision: str) -> np.dtype[Any]:
         """Of the points in a GEMM. Half precision has no fast GEMM here: float32 emulates it."""
@@ -297,11 +248,13 @@ class Backend:
             return
         # A single row would be a matrix-vector product, whose order of additions is far from that
         # of a matrix product: a row that is a center would be seen to move, alone or among others.
-        pair = self.workspace("pair", (2, A.shape[1]), A.dtype)
-        both = self.workspace("both", (2, len(B)), out.dtype)
-        pair[...] = A
-        np.matmul(pair, B.T, out=both)
-        out[...] = both[: len(A)]
+        with (
+            self.workspace((2, A.shape[1]), A.dtype) as pair,
+            self.workspace((2, len(B)), out.dtype) as both,
+        ):
+            pair[...] = A
+            np.matmul(pair, B.T, out=both)
+            out[...] = both[: len(A)]
 
     def l1_distances(self, A: Array, B: Array, out: Array) -> None:
         """out <- sums of |a - b| over the features. A : (r, d), B : (t, d), out : (r, t).
@@ -310,25 +263,25 @@ class Backend:
         """
         for rows in tiles(len(A), max(1, self.l1_entries // max(1, len(B)))):
             a, total = A[rows], out[rows]
-            part = self.workspace("difference", total.shape, total.dtype)
             total[...] = 0
-            for k in range(A.shape[1]):
-                self.xp.subtract(a[:, k, None], B[:, k], out=part)
-                self.xp.absolute(part, out=part)
-                total += part
+            with self.workspace(total.shape, total.dtype) as part:
+                for k in range(A.shape[1]):
+                    self.xp.subtract(a[:, k, None], B[:, k], out=part)
+                    self.xp.absolute(part, out=part)
+                    total += part
 
     def square_norms(self, parts: list[Array], out: Array) -> None:
         """out = |sum of parts|^2 per row, in float64 on the way. parts : (r, d) each, out : (r,).
 
         float64 norms cost nothing next to the product and take their error out of the distance.
         """
-        values = parts[0]
-        if len(parts) > 1:
-            values = self.workspace("sum", values.shape, values.dtype)
-            np.add(parts[0], parts[1], out=values)
-        norms = self.workspace("norms64", out.shape, np.float64)
-        np.einsum("ij,ij->i", values, values, dtype=np.float64, out=norms)
-        out[...] = norms
+        first, *rest = parts
+        lent = self.workspace(first.shape, first.dtype) if rest else nullcontext(first)
+        with lent as values, self.workspace(out.shape, np.float64) as norms:
+            if rest:
+                np.add(first, rest[0], out=values)
+            np.einsum("ij,ij->i", values, values, dtype=np.float64, out=norms)
+            out[...] = norms
 
     def finish_tile(
         self,
@@ -355,9 +308,9 @@ class Backend:
 
     def add_product(self, tile: Array, W: Array, out: Array) -> None:
         """out += tile @ W on this thread. tile : (r, t), W : (t, c), out : (r, c)."""
-        share = self.workspace("share", out.shape, out.dtype)
-        np.matmul(tile, W, out=share)
-        out += share
+        with self.workspace(out.shape, out.dtype) as share:
+            np.matmul(tile, W, out=share)
+            out += share
 
     def apply_profile(
         self, kernel: Any, tile: Array, scale: float, norms: tuple[Array, Array] | None
@@ -377,9 +330,9 @@ class Backend:
             tile *= -2
             tile += norms[0][:, None]
             tile += norms[1]
-        zeros = self.workspace("zeros", tile.shape[1:], tile.dtype)
-        zeros[...] = 0
-        self.xp.maximum(tile, zeros, out=tile)  # a third of the time of maximum(tile, 0)
+        with self.workspace(tile.shape[1:], tile.dtype) as zeros:
+            zeros[...] = 0
+            self.xp.maximum(tile, zeros, out=tile)  # a third of the time of maximum(tile, 0)
         if scale != 1:
             tile *= scale
         self._set(tile, kernel.profile(tile, self.xp))
@@ -388,116 +341,6 @@ class Backend:
     def _set(tile: Array, value: Array) -> None:
         if value is not tile:
             tile[...] = value
-
-    # -- dense algebra, written for C-ordered arrays ------------------------------------------
-
-    def matmul(self, A: Array, B: Array, out: Array, *, lower: bool = False) -> Array:
-        """out = A @ B, rows of A in fixed chunks over the threads. A : (m, k), B : (k, c).
-
-        lower : A is lower triangular, and the zeros are not read.
-        """
-
-        def rows_of(rows: slice) -> None:
-            end = rows.stop if lower else A.shape[1]
-            self.xp.matmul(A[rows, :end], B[:end], out=out[rows])
-
-        # The longest rows first: threads are done at about the same time.
-        self.run(rows_of, tiles(len(A), self.chunk // 2 if lower else self.chunk)[::-1])
-        return out
-
-    def matmul_t(self, A: Array, B: Array, out: Array, *, lower: bool = False) -> Array:
-        """out = A.T @ B, columns of A in fixed chunks over the threads. A : (k, m), B : (k, c)."""
-
-        # (Bᵀ A)ᵀ reads the rows of A in memory order: 1.3 times as fast as Aᵀ B for thin B.
-        Bt = self.workspace("Bt", B.shape[::-1], B.dtype)
-        Bt[...] = B.T
-
-        def columns_of(cols: slice) -> None:
-            start, width = cols.start if lower else 0, cols.stop - cols.start
-            part = self.workspace("BtA", (len(Bt), width), B.dtype)
-            np.matmul(Bt[:, start:], A[start:, cols], out=part)
-            out[cols] = part.T
-
-        self.run(columns_of, tiles(A.shape[1], self.chunk))
-        return out
-
-    def cholesky(self, A: Array) -> bool:
-        """Lower Cholesky factor of A in its own memory, upper part zeroed. False: not positive.
-
-        A : (b, b), C-ordered, symmetric; only its lower part is read. b^3/3 FLOPs.
-        """
-        if not lapack.potrf(A):
-            return False
-        for i, row in enumerate(A):
-            row[i + 1 :] = 0
-        return bool(np.isfinite(A.diagonal()).all())
-
-    def solve_lower(self, L: Array, B: Array, transposed: bool = False) -> Array:
-        """B <- L^-1 B (or L^-T B) in place. L : (b, b) lower, B : (b, k), both C-ordered."""
-        lapack.trsm(L, B, transposed=transposed)
-        return B
-
-    def solve_lower_triangular(self, L: Array, B: Array) -> Array:
-        """B <- L^-1 B in place for a lower triangular B, whose zeros are not read.
-
-        L, B : (b, b), C-ordered. b^3/3 FLOPs, a third of what `solve_lower` takes: forward
-        substitution by square blocks, columns of blocks over the threads.
-        """
-        # Half of a block on the diagonal is zeros that do take time, so the blocks are small.
-        blocks = tiles(len(L), self.chunk // 2)
-        eyes = [self.xp.eye(i.stop - i.start, dtype=L.dtype) for i in blocks]
-        inverses = [self.solve_lower(L[i, i], eye) for i, eye in zip(blocks, eyes, strict=True)]
-
-        def substitute(j: slice) -> None:
-            for i, inverse in zip(blocks, inverses, strict=True):
-                if i.start < j.start:
-                    continue
-                X = B[i, j]
-                if i.start > j.start:
-                    X -= L[i, j.start : i.start] @ B[j.start : i.start, j]
-                X[...] = inverse @ X
-
-        self.run(substitute, blocks)
-        return B
-
-    def solve_lower_right(self, L: Array, B: Array) -> Array:
-        """B <- B L^-T in place: every row of B (k, b) solved with L (b, b), both C-ordered."""
-        lapack.trsm(L, B, right=True)
-        return B
-
-    def add_gram(self, C: Array, W: Array, scale: float) -> None:
-        """Lower part of C += scale * W.T @ W, by tiles over the threads.
-
-        C : (b, b), of which some of the upper part is written as well. W : (k, b). k b^2 FLOPs.
-        With tiles of 512 up to 1.7 times as fast as the library's own on two threads.
-        """
-
-        def add(tile: tuple[slice, slice]) -> None:
-            i, j = tile
-            part = self.workspace("gram", (i.stop - i.start, j.stop - j.start), C.dtype)
-            np.matmul(W[:, i].T, W[:, j], out=part)
-            if scale != 1:
-                part *= scale
-            C[i, j] += part
-
-        parts = tiles(len(C), self.chunk)
-        self.run(add, [(i, j) for i in parts for j in parts if j.start <= i.start])
-
-    def mirror_lower(self, C: Array) -> None:
-        """Copy the lower triangle of a square C onto the upper one, in place, in blocks."""
-        for rows in tiles(len(C), 256):
-            for cols in tiles(rows.start, 256):
-                C[cols, rows] = C[rows, cols].T
-            square = C[rows, rows]
-            square[...] = self.xp.tril(square) + self.xp.tril(square, -1).T
-
-    def top_eigh(self, A: Array, k: int) -> tuple[Array, Array]:
-        """The k largest eigenpairs of a symmetric matrix, descending: (k,), (b, k)."""
-        b = len(A)
-        w, v = lapack.syevr(A, k)
-        if len(w) < k:  # bisection may miss eigenvalues that are equal but for rounding
-            w, v = (part[..., b - k :] for part in np.linalg.eigh(A))
-        return w[::-1].copy(), v[:, ::-1]
 
 
 class Uploader:

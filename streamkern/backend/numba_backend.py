@@ -83,21 +83,21 @@ class CompiledBackend(Backend):
         if out.dtype != np.float32:
             super().l1_distances(A, B, out)
             return
-        Bt = self.workspace("Bt", B.shape[::-1], B.dtype)
-        Bt[...] = B.T
-        out[...] = 0
-        for first in range(0, A.shape[1], L1_FEATURES):
-            features = slice(first, first + L1_FEATURES)
-            _l1_part(len(Bt[features]))(A[:, features], Bt[features], out)
+        with self.workspace(B.shape[::-1], B.dtype) as Bt:
+            Bt[...] = B.T
+            out[...] = 0
+            for first in range(0, A.shape[1], L1_FEATURES):
+                features = slice(first, first + L1_FEATURES)
+                _l1_part(len(Bt[features]))(A[:, features], Bt[features], out)
 
     def add_product(self, tile: Array, W: Array, out: Array) -> None:
         """Thin products row by row: the BLAS is made for wider ones."""
         if W.shape[1] > THIN or tile.dtype != np.float32:
             super().add_product(tile, W, out)
             return
-        Wt = self.workspace("Wt", W.shape[::-1], W.dtype)
-        Wt[...] = W.T
-        _thin_product(len(Wt))(tile, Wt, out)
+        with self.workspace(W.shape[::-1], W.dtype) as Wt:
+            Wt[...] = W.T
+            _thin_product(len(Wt))(tile, Wt, out)
 
 
 @cache
@@ -115,9 +115,7 @@ def _thin_product(c: int) -> Callable[[Array, Array, Array], None]:
         + "".join(f"            a{k} += v * w{k}[j]\n" for k in each)
         + "".join(f"        out[i, {k}] += a{k}\n" for k in each)
     )
-    names: dict[str, Any] = {"f4": f4}
-    exec(compile(source, f"<product with {c} columns>", "exec"), names)
-    return jit(names["product"], _FLAGS | {"reassoc"})
+    return _jit_text("product", source, _FLAGS | {"reassoc"})
 
 
 @cache
@@ -133,9 +131,16 @@ def _l1_part(n: int) -> Callable[[Array, Array, Array], None]:
         + "        for j in range(row.size):\n"
         f"            row[j] += {' + '.join(f'abs(a{k} - b{k}[j])' for k in each)}\n"
     )
-    names: dict[str, Any] = {}
-    exec(compile(source, f"<L1 distances of {n} features>", "exec"), names)
-    return jit(names["part"])
+    return _jit_text("part", source, _FLAGS)
+
+
+def _jit_text(
+    name: str, source: str, flags: frozenset[str]
+) -> Callable[[Array, Array, Array], None]:
+    """The function of this name in `source`, compiled; f4 is float32 there."""
+    names: dict[str, Any] = {"f4": f4}
+    exec(compile(source, f"<{name}>", "exec"), names)
+    return jit(names[name], flags)
 
 
 @cache

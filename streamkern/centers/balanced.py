@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.randomness import Stage, words
-from streamkern.stream.sources.base import Block, Source, read_labels, unit_sizes
+from streamkern.stream.sources.base import BaseSource, Block, read_labels, unit_sizes
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.sampling import read_rows
 from streamkern.stream.sources.stores import ZarrSource
@@ -21,7 +21,7 @@ MAX_UNITS = 256
 Ints = npt.NDArray[np.int64]
 
 
-def balanced_centers(source: Source, p: int, seed: int) -> tuple[Block, int]:
+def balanced_centers(source: BaseSource, p: int, seed: int) -> tuple[Block, int]:
     """p distinct random rows, of every class equally many or all there are; and rows looked at.
 
     What p / c leaves over goes to classes drawn at random. The labels of 256 random units are
@@ -75,9 +75,9 @@ def quotas(counts: Ints, p: int, favoured: Ints) -> Ints:
     return shares
 
 
-def _class_counts(source: Source) -> Ints | None:
+def _class_counts(source: BaseSource) -> Ints | None:
     """Rows of each class, (c,), where stores know them; None where they would be counted."""
-    if getattr(source, "_host", ()):  # which may change y
+    if source.host_transforms:  # which may change y
         return None
     if isinstance(source, ZarrSource):
         counts = source.store.spec.class_counts
@@ -111,7 +111,7 @@ class _Pool(NamedTuple):
         return _Pool(*(part[order[place < limit[labels]]] for part in self))
 
 
-def _labels(source: Source, order: Ints, seed: int) -> Iterator[tuple[int, Ints]]:
+def _labels(source: BaseSource, order: Ints, seed: int) -> Iterator[tuple[int, Ints]]:
     return zip((int(u) for u in order), read_labels(source, order, seed, 0), strict=True)
 
 

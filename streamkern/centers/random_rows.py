@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError, DataError, NonFiniteError
 from streamkern.basics.optional import on_demand
-from streamkern.stream.sources.base import Block, Source, joined, read_units
+from streamkern.stream.sources.base import BaseSource, Block, joined, read_units
 from streamkern.stream.sources.sampling import sample_rows
 
 CENTERS_STAGE = 1
@@ -20,12 +20,12 @@ MAX_UNITS = 256
 BANDWIDTH_ROWS = 1000
 
 
-def random_centers(source: Source, p: int, seed: int) -> Block:
+def random_centers(source: BaseSource, p: int, seed: int) -> Block:
     """p distinct rows of `source` in random order."""
     return sample_rows(source, p, seed, stage=CENTERS_STAGE, max_units=MAX_UNITS)
 
 
-def all_rows(source: Source, seed: int) -> Block:
+def all_rows(source: BaseSource, seed: int) -> Block:
     """Every row of `source`, in its order."""
     return joined(list(read_units(source, range(source.n_units), seed, 0)))
 

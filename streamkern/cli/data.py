@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from streamkern.basics.errors import ConfigError
 from streamkern.basics.progress import Line
 from streamkern.basics.redaction import redact
 from streamkern.basics.stop import resumable
@@ -139,43 +140,42 @@ def augment(
 ) -> None:
     """Write augmented copies of the rows of one store, or of several, to a new store."""
     options = parse_options(storage_option)
-    # The settings of a run, so that the same mistakes get the same answers.
-    settings: dict[str, Any] = {
-        "train": inputs,
-        "copies": copies,
-        "transforms": [parse_transform(text) for text in transform or ()],
-        "weights": None if weights is None else parse_numbers(weights, "--weights"),
-        "prefetch_threads": "auto" if threads is None else threads,
-        "x": x,
-        "y": y,
-        "sample_weight": sample_weight,
-        "foreign": foreign,
-    }
-    data = DataConfig(**settings)
+    data = _checked(
+        train=inputs, copies=copies, x=x, y=y, sample_weight=sample_weight, foreign=foreign,
+        transforms=[parse_transform(text) for text in transform or ()],
+        weights=None if weights is None else parse_numbers(weights, "--weights"),
+        prefetch_threads="auto" if threads is None else threads,
+    )  # fmt: skip
     with resumable(context.obj, kept=True), Line() as line:
         augment_store(
-            inputs,
-            out,
-            copies=data.copies,
-            transforms=data.transform_tables,
-            weights=data.weights,
-            x=data.x,
-            y=data.y,
-            sample_weight=data.sample_weight,
-            foreign=data.foreign,
-            input_options=options_for(options, *inputs),
-            seed=seed,
-            shuffle=shuffle,
-            chunk_mb=chunk_mb,
-            dtype=dtype,
-            memory=parse_bytes(memory, "memory"),
-            compress=compress,
-            threads=data.prefetch_threads,
-            overwrite=overwrite,
-            progress=line.show,
+            inputs, out, copies=data.copies, transforms=data.transform_tables, weights=data.weights,
+            x=data.x, y=data.y, sample_weight=data.sample_weight, foreign=data.foreign,
+            input_options=options_for(options, *inputs), seed=seed, shuffle=shuffle,
+            chunk_mb=chunk_mb, dtype=dtype, memory=parse_bytes(memory, "memory"), compress=compress,
+            threads=data.prefetch_threads, overwrite=overwrite, progress=line.show,
             storage_options=options_for(options, out),
-        )
+        )  # fmt: skip
     _show_store(out, options, made=line.shown)
+
+
+# The settings of `augment` by the option that each of them is.
+_OPTIONS = {
+    "data.copies=": "--copies ",
+    "data.transforms": "--transform",
+    "data.weights": "--weights",
+    "data.prefetch_threads=": "--threads ",
+}
+
+
+def _checked(**settings: Any) -> DataConfig:
+    """The settings as those of a run, so that the same mistakes get the same answers."""
+    try:
+        return DataConfig(**settings)
+    except ConfigError as error:
+        text = str(error)
+        for setting, option in _OPTIONS.items():
+            text = text.replace(setting, option)
+        raise ConfigError(text) from None
 
 
 def bench_read(

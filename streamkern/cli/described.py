@@ -13,7 +13,7 @@ from streamkern.kernels.notation import kernel_text
 from streamkern.planning.sizes import own_sizes
 from streamkern.rundir.place import open_folder
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.rundir.sealed import as_saved
+from streamkern.rundir.sealed import as_saved, unkept
 from streamkern.solver.precondition.step_rule import largest
 
 
@@ -104,7 +104,7 @@ def run_overview(
     """
     with RunDirectory(path, writable=False, storage_options=storage_options) as directory:
         config, damage = _recorded(directory)
-        setup, saved = directory.load_setup(), directory.load_latest()
+        setup, saved = directory.load_setup(unkept), directory.load_latest(unkept)
         records, lines = directory.read_log()
         writer = directory.holder()
         with as_saved(directory.place):
@@ -112,30 +112,30 @@ def run_overview(
             position = {name: place[name] for name in _NOWHERE}
             metrics = {} if saved is None else saved.meta["metrics"] or {}
             solver = None if setup is None else _solver(setup.meta)
-        if position["done"]:
-            state = "finished"
-        elif writer is not None:
-            state = f"being written by {writer}"
-        else:
-            state = "stopped; the same command again resumes it"
-        return {
-            "run_dir": directory.place,
-            "state": state,
-            "step": position["step"],
-            "epoch": position["epoch"],
-            "samples": position["samples"],
-            "metrics": metrics,
-            "evaluations": len({r["step"] for r in records if r.get("event") == "evaluation"}),
-            "checkpoints": directory.steps(),
-            "solver": solver,
-            "settings": config.get("identity", {}).get("settings", {}),
-            "data": config.get("identity", {}).get("data", {}),
-            "versions": config.get("versions", {}),
-            "warnings": [
-                *(() if saved is None else saved.skipped),
-                *(text for text in (damage, lines) if text is not None),
-            ],
-        }
+            if position["done"]:
+                state = "finished"
+            elif writer is not None:
+                state = f"being written by {writer}"
+            else:
+                state = "stopped; the same command again resumes it"
+            return {
+                "run_dir": directory.place,
+                "state": state,
+                "step": position["step"],
+                "epoch": position["epoch"],
+                "samples": position["samples"],
+                "metrics": metrics,
+                "evaluations": len({r["step"] for r in records if r.get("event") == "evaluation"}),
+                "checkpoints": directory.steps(),
+                "solver": solver,
+                "settings": config.get("identity", {}).get("settings", {}),
+                "data": config.get("identity", {}).get("data", {}),
+                "versions": config.get("versions", {}),
+                "warnings": [
+                    *(() if saved is None else saved.skipped),
+                    *(text for text in (damage, lines) if text is not None),
+                ],
+            }
 
 
 def _recorded(directory: RunDirectory) -> tuple[dict[str, Any], str | None]:
@@ -166,7 +166,10 @@ def _solver(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_text(run: Mapping[str, Any]) -> str:
-    """The same for people."""
+    """The same for people; a line for each group that was verified."""
+    verified = pairs(run.get("verified", {}))
+    if "state" not in run:
+        return verified
     data = run["data"]
     head = {
         "state": run["state"],
@@ -181,7 +184,7 @@ def run_text(run: Mapping[str, Any]) -> str:
         for key, value in entries.items()
     }
     parts = [run["run_dir"], pairs(head), pairs(run["metrics"]), pairs(_in_words(run["solver"]))]
-    parts += [pairs(settings), *(f"note: {warning}" for warning in run["warnings"])]
+    parts += [pairs(settings), verified, *(f"note: {warning}" for warning in run["warnings"])]
     return "\n\n".join(part for part in parts if part)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
-from streamkern.basics.errors import DataError
+from streamkern.basics.errors import CheckpointError, DataError
+from streamkern.basics.text import redact
 from streamkern.cli.console import as_text
 from streamkern.cli.described import is_run_directory, run_overview, run_text, store_text
 from streamkern.cli.options import (
@@ -18,6 +20,9 @@ from streamkern.cli.options import (
     options_for,
     parse_options,
 )
+from streamkern.rundir.sealed import as_saved
+from streamkern.rundir.verification import WHOLE
+from streamkern.rundir.verification import verify as verify_run
 from streamkern.store.describe import describe_store, describe_unfinished
 from streamkern.store.store import open_store
 
@@ -27,7 +32,7 @@ def info(
     x: XName = "X",
     y: YName = "y",
     verify: Annotated[
-        bool, typer.Option("--verify", help="Read every chunk and compare it with its digest.")
+        bool, typer.Option("--verify", help="Read every byte and compare it with its digest.")
     ] = False,
     foreign: Foreign = False,
     as_json: AsJson = False,
@@ -36,8 +41,7 @@ def info(
     """Describe a store, finished or not, or the state of a run."""
     options = options_for(parse_options(storage_option), place)
     if is_run_directory(place, options):
-        run = run_overview(place, options)
-        typer.echo(as_text(run) if as_json else run_text(run))
+        _show_run(place, options, verified=verify, as_json=as_json)
         return
     try:
         store = open_store(place, x=x, y=y, storage_options=options, foreign=foreign)
@@ -51,3 +55,21 @@ def info(
             store.verify()
             found["verified"] = True
     typer.echo(as_text(found) if as_json else store_text(found))
+
+
+def _show_run(
+    place: str, options: Mapping[str, Any] | None, *, verified: bool, as_json: bool
+) -> None:
+    """The overview of a run; where something is damaged only what was verified, and exit code 3."""
+    found: dict[str, Any] = {"verified": verify_run(place, options)} if verified else {}
+    damaged = [name for name, how in found.get("verified", {}).items() if how != WHOLE]
+    run = {} if damaged else run_overview(place, options)
+    with as_saved(redact(place)):
+        text = as_text(run | found) if as_json else run_text(run | found)
+    typer.echo(text)
+    if damaged:
+        raise CheckpointError(
+            f"{len(damaged)} of the {len(found['verified'])} groups in {redact(place)} are damaged "
+            f"({', '.join(damaged)}); training goes on from the newest whole checkpoint, and "
+            "computes a setup anew whose manifest was deleted"
+        )

@@ -6,22 +6,27 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import BeforeValidator, InstanceOf, PlainSerializer, model_validator
 
 from streamkern.basics.errors import ConfigError
 from streamkern.config.rules import AutoCount, AutoPositive, Centers, Flag, Rule, Table
-from streamkern.kernels.builtin import KERNELS, get_kernel
+from streamkern.kernels.builtin import KERNELS, Kernel, get_kernel
 
 
 def _kernel(value: object) -> object:
-    if value in KERNELS if isinstance(value, str) else isinstance(value, Mapping):
+    if value in KERNELS if isinstance(value, str) else isinstance(value, Mapping | Kernel):
         return value
     raise ValueError("not a kernel")
 
 
+def _described(kernel: object) -> object:
+    return kernel.describe() if isinstance(kernel, Kernel) else kernel
+
+
 KernelChoice = Annotated[
-    str | dict[str, Any],
+    str | dict[str, Any] | InstanceOf[Kernel],
     BeforeValidator(_kernel),
+    PlainSerializer(_described, when_used="json"),
     Rule(
         f"one of {', '.join(json.dumps(name) for name in KERNELS)}, or a table with kind = one of "
         'these, "sum" or "product"'
@@ -33,7 +38,8 @@ class ModelConfig(Table):
     """[model]: the kernel and its centers.
 
     kernel : a name, or a table: `{kind = "polynomial", degree = 2}`, or a sum or product of
-    kernels, `{kind = "sum", parts = ["laplace", {kind = "gaussian", bandwidth = 2.0}]}`.
+    kernels, `{kind = "sum", parts = ["laplace", {kind = "gaussian", bandwidth = 2.0}]}`. In Python
+    it may be a `Kernel`, with its own bandwidth.
     bandwidth : of the kernel, or of those parts that do not say theirs.
     features : "kernel": f is a sum of kernels at the centers. "nystrom": the same f, trained as
     a linear model of L^-1 k(Z, x), K(Z, Z) = L L^T. "fourier": a linear model of `n_features`

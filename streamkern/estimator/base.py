@@ -20,15 +20,21 @@ from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.estimator import inputs
 from streamkern.estimator.parameters import Parameters, own_names
+from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.sizes import own_sizes
 from streamkern.solver.methods import METHODS, options_of
 from streamkern.solver.precondition.step_rule import StepRule, largest
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.base import Source
+from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.column_order import in_columns
-from streamkern.stream.sources.transforms import Transform, from_config, is_deterministic
+from streamkern.stream.sources.transforms import (
+    Transform,
+    bind_transform,
+    from_config,
+    is_deterministic,
+)
 from streamkern.train.model import KernelModel
 from streamkern.train.online import Online
 from streamkern.train.train import Result, train
@@ -63,15 +69,13 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
         if test is not None:
             pair = test if isinstance(test, tuple) else (test, None)
             held_out = self._source(pair[0], pair[1], None, first=False)
-        kernel, centers = self._given()
+        centers = self._given_centers()
         with own_names():
             config, warm = self._config(self.epochs), self._last_fit()
             # Weights mean something in the scale they were fitted in.
             kept = self._found if warm is not None and config.data.scale == "auto" else []
             stream = self._transformed(source, [*self._transforms(source), *kept])
-            result = train(
-                config, source=stream, test=held_out, kernel=kernel, centers=centers, warm=warm
-            )
+            result = train(config, source=stream, test=held_out, centers=centers, warm=warm)
             self._keep(result)
             self._found = kept or _found(result, stream)
         return self
@@ -82,7 +86,7 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
         with own_names():
             if first:
                 config = self._config(1 if self.epochs == "auto" else self.epochs)
-                online, bound = Online(config, *self._given()), self._transforms(source)
+                online, bound = Online(config, self._given_centers()), self._transforms(source)
             else:
                 online, bound = self._online
                 check_same_rows(source, self._row_shape, "X")
@@ -95,7 +99,7 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
         self._online = online, bound
         return self
 
-    def _source(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> Source:
+    def _source(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> BaseSource:
         """Checked training data; `first` : it decides features and classes."""
         if inputs.is_stream(X):
             source = self._stream(X, y, sample_weight)
@@ -106,10 +110,9 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
             self._flat = y is not None and np.ndim(y) == 1
             if hasattr(self, "feature_names_in_"):
                 del self.feature_names_in_
-            columns = getattr(source, "columns", None)
-            if columns is not None:
-                self.feature_names_in_ = np.array(columns, dtype=object)
-            self._target_columns = getattr(source, "target_columns", None)
+            if source.columns is not None:
+                self.feature_names_in_ = np.array(source.columns, dtype=object)
+            self._target_columns = source.target_columns
             self._named_by_store = True
             return source
         if y is None:
@@ -158,19 +161,19 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
     _named_by_store = False
     _online: tuple[Online, list[Any]]
 
-    def _stream(self, X: Any, y: Any, sample_weight: Any = None) -> Source:
+    def _stream(self, X: Any, y: Any, sample_weight: Any = None) -> BaseSource:
         raise NotImplementedError
 
     def _array_source(self, X: npt.NDArray[Any], y: Any, w: Any, first: bool) -> ArraySource:
         raise NotImplementedError
 
-    def _transforms(self, source: Source) -> list[Any]:
+    def _transforms(self, source: BaseSource) -> list[Any]:
         """The transforms, scaling bound to the statistics of this source."""
         built = [from_config([t])[0] if isinstance(t, Mapping) else t for t in self.transforms]
-        return [t.bind(source) if hasattr(t, "bind") else t for t in built]
+        return [bind_transform(t, source) for t in built]
 
     @staticmethod
-    def _transformed(source: Source, transforms: list[Any]) -> Source:
+    def _transformed(source: BaseSource, transforms: list[Any]) -> BaseSource:
         return AugmentedSource(source, 1, transforms) if transforms else source
 
     def _keep(self, result: Result) -> None:
@@ -195,8 +198,8 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
         )
         self.kernel_ = model.op.kernel
         # Fourier features have that of the kernel they stand for.
-        described = getattr(model.op.kernel, "of", {})
-        self.bandwidth_ = described.get("bandwidth", model.op.kernel.bandwidth)
+        described = self.kernel_.of if isinstance(self.kernel_, FourierFeatures) else {}
+        self.bandwidth_ = described.get("bandwidth", self.kernel_.bandwidth)
         self._precision, self._grid = model.op.precision, model.op.grid
         self._fixed = model.fixed
         self.history_ = result.history
@@ -251,7 +254,7 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
             model.predict_to(source, out, overwrite=overwrite, order=order)
 
 
-def _found(result: Result, stream: Source) -> list[Transform]:
+def _found(result: Result, stream: BaseSource) -> list[Transform]:
     """The scaling that a run put behind the transforms of its source."""
     return list(result.model.fixed[sum(map(is_deterministic, stream.feed_transforms)) :])
 

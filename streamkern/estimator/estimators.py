@@ -18,7 +18,7 @@ from streamkern.basics.text import some
 from streamkern.estimator import inputs
 from streamkern.estimator.base import KernelEstimator
 from streamkern.stream.sources.arrays import ArraySource
-from streamkern.stream.sources.base import Source
+from streamkern.stream.sources.base import BaseSource
 
 __all__ = ["KernelClassifier", "KernelRegressor"]
 
@@ -151,7 +151,7 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
         with self._model() as model:
             return model.evaluate(source)["r2"]
 
-    def _stream(self, X: Any, y: Any, sample_weight: Any = None) -> Source:
+    def _stream(self, X: Any, y: Any, sample_weight: Any = None) -> BaseSource:
         source = inputs.open_stream(X, inputs.floating(y), sample_weight)
         if source.classes is not None:
             raise DataError(
@@ -254,7 +254,7 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
     def _names(self) -> tuple[str, ...]:
         return inputs.names_of(self.classes_)
 
-    def _stream(self, X: Any, y: Any, sample_weight: Any = None) -> Source:
+    def _stream(self, X: Any, y: Any, sample_weight: Any = None) -> BaseSource:
         known = hasattr(self, "classes_")
         if y is not None and known:
             ids = inputs.streamed_ids(y, self.classes_)

@@ -16,8 +16,9 @@ from sklearn.utils.validation import _check_sample_weight, check_array, validate
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.store.store import Store
 from streamkern.stream.sources.arrays import ArraySource
-from streamkern.stream.sources.base import Source
+from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.stores import ZarrSource
+from streamkern.stream.sources.user import as_source, is_source
 
 # What is stored as it comes; anything else becomes float64.
 DTYPES = [np.float64, np.float32, np.float16, np.uint8, np.uint16]
@@ -27,7 +28,7 @@ def is_stream(X: Any) -> bool:
     """Whether X is read piece by piece: a store, its URL, a source, or a zarr or Dask array."""
     return (
         isinstance(X, str | os.PathLike | Store | zarr.Group | zarr.Array)
-        or hasattr(X, "read_unit")
+        or is_source(X)
         or hasattr(X, "__dask_graph__")
     )
 
@@ -39,7 +40,7 @@ def open_stream(
     *,
     classes: Sequence[str] | None = None,
     targets: bool = True,
-) -> Source:
+) -> BaseSource:
     """The source behind what `is_stream` accepts.
 
     classes : names, where y holds numbers into them. targets : whether y of a store is wanted.
@@ -53,8 +54,7 @@ def open_stream(
             )
     if isinstance(X, zarr.Group | str | os.PathLike):
         return ZarrSource(X) if targets else ZarrSource(X, y=None)
-    source: Source = ZarrSource(X) if isinstance(X, Store) else X
-    return source
+    return ZarrSource(X) if isinstance(X, Store) else as_source(X)
 
 
 def checked_rows(

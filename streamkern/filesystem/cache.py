@@ -69,9 +69,9 @@ _LEFTOVER_S = 600.0  # an entry not finished after this long belongs to a killed
 
 @dataclass
 class Counts:
-    """Chunks asked for in this process, by what became of them; additions from many threads.
+    """Chunks asked for, by what became of them; additions from many threads.
 
-    hits : found in a cache. misses : fetched. dropped : entries that disagreed with themselves.
+    hits : found. misses : fetched. dropped : entries that disagreed with themselves.
     """
 
     hits: int = 0
@@ -88,9 +88,6 @@ class Counts:
     def counts(self) -> dict[str, int]:
         with self._lock:
             return asdict(self)
-
-
-COUNTS = Counts()
 
 
 class Name(NamedTuple):
@@ -113,6 +110,8 @@ class Cache:
     size : bytes of all entries, or "auto": half of what is free on the disk when it is opened,
         counting what the cache holds as free. Processes may give different sizes.
     idle_s : entries of stores not read for this long may be evicted
+
+    `counts` is what was asked of this object.
     """
 
     def __init__(
@@ -124,6 +123,7 @@ class Cache:
         if size != "auto" and (not isinstance(size, int) or size < 1):
             raise ConfigError(f'cache_size={size!r} must be "auto" or bytes, at least 1')
         self.folder, self.size, self.idle_s = path.absolute(), size, idle_s
+        self.counts = Counts()
         self._lock = filelock.FileLock(self.folder / "lock")
         self._threads = threading.Lock()  # the file lock is waited for by asking again and again
         self._off = self._counted = False
@@ -176,7 +176,7 @@ class Cache:
             self._switch_off(error)
             return None
         if data is None:
-            COUNTS.add("dropped")
+            self.counts.add("dropped")
             self.drop(name)
             return None
         self._mark(name.store)

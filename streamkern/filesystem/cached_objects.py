@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 
 from streamkern.basics.text import redact
-from streamkern.filesystem.cache import COUNTS, Cache, Name
+from streamkern.filesystem.cache import Cache, Name
 from streamkern.filesystem.objects import Bytes, Objects, Test
 
 
@@ -32,7 +32,7 @@ class CachedObjects(Objects):
         is_written: Callable[[str, Bytes], bool],
     ) -> None:
         super().__init__(objects.url, objects._engine, deadline_s=objects.deadline_s)
-        self._is_written = is_written
+        self.traffic, self._is_written = objects.traffic, is_written
         self._cache, self._identity = cache, f"{fingerprint}\n{redact(objects.url)}"
         self._store = hashlib.sha256(self._identity.encode()).hexdigest()[:32]
 
@@ -46,13 +46,13 @@ class CachedObjects(Objects):
                 self._cache.drop(self._name(key))
             elif (kept := self._cache.read(self._name(key))) is not None:
                 data[key] = kept
-                COUNTS.add("hits")
+                self._cache.counts.add("hits")
         missing = [key for key in keys if key not in data]
         if missing:
             fetched = super().get_many(missing, fresh=fresh, good=good)
             for key, value in zip(missing, fetched, strict=True):
                 data[key] = value
-                COUNTS.add("misses")
+                self._cache.counts.add("misses")
                 if self._is_written(key, value):
                     self._cache.write(self._name(key), value)
         return [data[key] for key in keys]

@@ -15,6 +15,7 @@ Neither engine retries on its own, so both behave alike and every retry is count
 from __future__ import annotations
 
 import asyncio
+import copy
 import enum
 import logging
 import os
@@ -22,13 +23,16 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, stop_before_delay, wait_random_exponential
 
 from streamkern.basics.errors import StorageAccessError, StorageError, StreamkernError
 from streamkern.basics.text import redact
 from streamkern.filesystem.waiting import at_once, result_of
+
+if TYPE_CHECKING:
+    from typing import Self
 
 STALL_S = 20.0
 # A request body has to arrive within the stall limit and a second for every 256 KiB.
@@ -95,7 +99,7 @@ class Engine(Protocol):
 
 @dataclass
 class Traffic:
-    """What this process moved; additions from many threads."""
+    """What was moved; additions from many threads."""
 
     requests: int = 0
     bytes_in: int = 0
@@ -115,7 +119,11 @@ class Traffic:
             return asdict(self)
 
 
-TRAFFIC = Traffic()
+class _Renewals:
+    """How often credentials were read again, one at a time."""
+
+    def __init__(self) -> None:
+        self.lock, self.count = asyncio.Lock(), 0
 
 
 class Objects:
@@ -126,18 +134,27 @@ class Objects:
     url : shown in messages, without secrets
     deadline_s : after this long no further attempt is begun
 
-    Every method raises `StorageError` naming URL, key and the original error once the deadline is
-    over, and `StorageAccessError` at once for what retrying can not cure.
+    `traffic` is what they moved. Every method raises `StorageError` naming URL, key and the
+    original error once the deadline is over, and `StorageAccessError` at once for what retrying can
+    not cure.
     """
 
     def __init__(self, url: str, engine: Engine, *, deadline_s: float = DEADLINE_S) -> None:
         self.url, self.deadline_s = url, deadline_s
         self._pid = os.getpid()
         self._engine = engine
-        self._renewing, self._renewals = asyncio.Lock(), 0
+        self._renewals = _Renewals()
+        self._stopped: threading.Event | None = None
+        self.traffic = Traffic()
 
     def __repr__(self) -> str:
         return f"Objects({redact(self.url)!r})"
+
+    def until(self, stopped: threading.Event) -> Self:
+        """The same objects, for a reader who gives requests up, by StorageError, once `stopped`."""
+        again = copy.copy(self)
+        again._stopped = stopped
+        return again
 
     # -- for callers on any thread ---------------------------------------------------------
 
@@ -195,10 +212,10 @@ class Objects:
         """See `get`."""
         for reads_left in reversed(range(READS)):
             data = await self._patiently("reading", key, lambda: self._engine.get(key, start, stop))
-            TRAFFIC.add(bytes_in=len(data))
+            self.traffic.add(bytes_in=len(data))
             if good is None or not reads_left or good(data):
                 break
-            TRAFFIC.add(retries=1)
+            self.traffic.add(retries=1)
         return data
 
     async def put_async(self, key: str, data: Bytes) -> None:
@@ -207,7 +224,7 @@ class Objects:
         await self._patiently(
             "writing", key, lambda: asyncio.wait_for(self._engine.put(key, data, False), limit)
         )
-        TRAFFIC.add(bytes_out=len(data))
+        self.traffic.add(bytes_out=len(data))
 
     async def create_async(self, key: str, data: Bytes) -> bool:
         """See `create`."""
@@ -223,7 +240,7 @@ class Objects:
             return True
 
         if await self._patiently("creating", key, attempt):
-            TRAFFIC.add(bytes_out=len(data))
+            self.traffic.add(bytes_out=len(data))
             return True
         # It may be ours: the reply to an attempt before the last was lost on its way back.
         ours = bytes(data)
@@ -269,7 +286,7 @@ class Objects:
                 f"{redact(self.url)} was opened before this process was forked, and connections do "
                 "not survive that; start processes with the method 'spawn'"
             )
-        return result_of(request())
+        return result_of(request(), self._stopped)
 
     async def _patiently(self, doing: str, key: str, attempt: Callable[[], Awaitable[T]]) -> T:
         """The result of `attempt`, repeated while its errors may pass."""
@@ -278,8 +295,8 @@ class Objects:
 
         async def once() -> T:
             nonlocal renewed
-            TRAFFIC.add(requests=1)
-            renewals = self._renewals
+            self.traffic.add(requests=1)
+            renewals = self._renewals.count
             limit = self._engine.attempt_s
             try:
                 return await asyncio.wait_for(attempt(), limit)
@@ -300,7 +317,7 @@ class Objects:
 
         def before_sleep(state: RetryCallState) -> None:
             nonlocal told
-            TRAFFIC.add(retries=1)
+            self.traffic.add(retries=1)
             error = state.outcome.exception() if state.outcome is not None else None
             if (state.seconds_since_start or 0) > _SILENT_S and not told and error is not None:
                 told = True
@@ -338,10 +355,10 @@ class Objects:
 
         They expire for all that is in flight at once, and a new client costs 15 MB and 0.2 s.
         """
-        async with self._renewing:
-            if self._renewals == seen:
+        async with self._renewals.lock:
+            if self._renewals.count == seen:
                 await self._engine.renew()
-                self._renewals += 1
+                self._renewals.count += 1
 
     def _explained(
         self, where: str, key: str, error: Exception, statistics: Mapping[str, Any]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import io
-import threading
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -44,33 +42,6 @@ def open_object(url: str, storage_options: Mapping[str, Any]) -> Any:
     objects, name = split_object(url, storage_options)
     size, version = objects.stat(name)
     return _Checked(_ObjectFile(objects, name, size, version), _RANGE)
-
-
-class _NoCollection:
-    """While any thread is inside, no garbage is collected.
-
-    h5py reads a file while it holds a lock that the finalisers of its objects want. On the thread
-    that answers the request they would wait for the reader, and the reader for the answer.
-    """
-
-    def __init__(self) -> None:
-        self._lock, self._inside, self._enabled = threading.Lock(), 0, False
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if self._inside == 0:
-                self._enabled = gc.isenabled()
-                gc.disable()
-            self._inside += 1
-
-    def __exit__(self, *error: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if self._inside == 0 and self._enabled:
-                gc.enable()
-
-
-_NO_COLLECTION = _NoCollection()
 
 
 class _Checked(io.BufferedReader):
@@ -119,8 +90,7 @@ class _ObjectFile(io.RawIOBase):
         stop = self._position + wanted
         self._unchecked = False  # an error of the storage is enough, without one of the check
         for _ in range(_READS):
-            with _NO_COLLECTION:
-                data = self._objects.get(self._name, self._position, stop)
+            data = self._objects.get(self._name, self._position, stop)
             if len(data) == wanted:
                 buffer[:wanted] = data
                 self._position = stop
@@ -135,8 +105,7 @@ class _ObjectFile(io.RawIOBase):
         unchecked, self._unchecked = self._unchecked, False
         if not unchecked:
             return
-        with _NO_COLLECTION:
-            found = self._objects.stat(self._name)
+        found = self._objects.stat(self._name)
         if found != (self._size, self._version):
             raise DataError(
                 f"{redact(self._objects.url)}/{self._name} was replaced while it was read; run the "

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar, cast
 
@@ -24,11 +23,14 @@ _POLL_S, _CANCEL_S = 0.1, 5.0
 T = TypeVar("T")
 
 
-def result_of(request: Coroutine[Any, Any, T]) -> T:
-    """Run on fsspec's event loop and wait; what ends the waiting ends the request."""
+def result_of(request: Coroutine[Any, Any, T], stopped: threading.Event | None = None) -> T:
+    """Run on fsspec's event loop and wait; what ends the waiting ends the request.
+
+    StorageError once `stopped` is set.
+    """
     future = _begin(request)
     try:
-        return _result(future)
+        return _result(future, stopped)
     except BaseException:
         if not future.done():
             future.cancel()
@@ -54,22 +56,8 @@ async def at_once(requests: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
         raise
 
 
-_waiting = threading.local()
-
-
-@contextlib.contextmanager
-def until(stopped: threading.Event) -> Iterator[None]:
-    """Requests of this thread are given up, with a StorageError, once `stopped` is set."""
-    before, _waiting.stopped = getattr(_waiting, "stopped", None), stopped
-    try:
-        yield
-    finally:
-        _waiting.stopped = before
-
-
-def _result(future: Future[T]) -> T:
+def _result(future: Future[T], stopped: threading.Event | None) -> T:
     """The result, or a StorageError if the caller is told to stop."""
-    stopped = getattr(_waiting, "stopped", None)
     while stopped is not None and not future.done():
         wait([future], timeout=_POLL_S)
         if stopped.is_set() and not future.done():

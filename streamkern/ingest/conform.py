@@ -77,7 +77,7 @@ class Features:
         self.row_shape: tuple[int, ...] = (*shape, 1) if len(shape) == 2 else shape
         source = first.X.dtype.newbyteorder("=")
         self.dtype: np.dtype[Any] = (
-            _storage_dtype(source, first.where) if dtype is None else _wish(dtype)
+            _storage_dtype(source, first.where) if dtype is None else layout.wanted_dtype(dtype)
         )
         layout.check_row_layout(self.row_shape, self.dtype, f"X of {first.where}")
 
@@ -135,17 +135,6 @@ def _storage_dtype(source: np.dtype[Any], where: str) -> np.dtype[Any]:
     if source.kind == "b":
         return np.dtype(np.uint8)
     return np.dtype(np.float32 if source.itemsize <= 2 else np.float64)
-
-
-def _wish(dtype: Any) -> np.dtype[Any]:
-    try:
-        wish: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
-    except TypeError as error:
-        raise ConfigError(f"dtype={dtype!r} is not a dtype: {error}") from error
-    if wish not in layout.X_DTYPES:
-        names = ", ".join(t.name for t in layout.X_DTYPES)
-        raise ConfigError(f"dtype={wish.name} can not be stored; use one of {names}")
-    return wish
 
 
 class Targets:

@@ -28,8 +28,9 @@ def open_hdf5(url: Url, asked: Asked, place: Place) -> ArrayReader:
     """Datasets of an HDF5 file by name, or the columns of its table."""
     where, identity = redact(url), [place.identity(url), asked.json()]
     h5py = need("h5py")
+    given = place.fetched(url)
     try:
-        opened = place.keep(h5py.File(place.file(url), "r"))
+        opened = place.keep(h5py.File(given, "r"))
         file = Hdf5File(opened, where, fill=place.missing == "fill", external=place.external)
         table = file.table(asked)
         if table is None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -17,12 +19,14 @@ from streamkern.basics.errors import (
     StoreNotFoundError,
     StreamkernError,
 )
+from streamkern.filesystem.durable import disk_full_hint
 from streamkern.filesystem.remote_file import is_object, open_object, split_object
 from streamkern.filesystem.urls import local_path, redact
 from streamkern.ingest.decompress import DAMAGE, decompressed
 
 Url = str | os.PathLike[str]
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+_PIECE = 8 << 20
 _KINDS = {
     ".npy": "npy", ".npz": "npz", ".csv": "csv", ".tsv": "csv", ".txt": "csv",
     ".parquet": "parquet", ".pq": "parquet", ".h5": "hdf5", ".hdf5": "hdf5", ".hdf": "hdf5",
@@ -96,6 +100,20 @@ class Place:
         """What a library opens: a path where it can, else the open file."""
         path = local_path(url)
         return path if path is not None else self.open(url)
+
+    def fetched(self, url: Url) -> Any:
+        """A path, or a temporary copy of all that is at a URL, closed with the rest.
+
+        For h5py, which reads while it holds a lock that the finalisers of its objects want: on the
+        thread that answers a request they would wait for the reader, and that for the answer.
+        """
+        path = local_path(url)
+        if path is not None:
+            return path
+        copy = self.keep(tempfile.TemporaryFile(prefix="streamkern-"))  # noqa: SIM115  kept open
+        with self.open_once(url) as file, disk_full_hint(tempfile.gettempdir()):
+            shutil.copyfileobj(file, copy, _PIECE)
+        return copy
 
     def keep(self, file: Any) -> Any:
         """Close `file`, a context manager, with the rest."""

@@ -23,6 +23,7 @@ additions, and every bit of the result, is the same for any number of threads.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -144,21 +145,28 @@ class KernelOperator:
 
     def _prepare(self, X: Array, out: Points) -> None:
         """Shift, scale, round and extend a few rows, small enough to stay in cache."""
-        backend, d = self.backend, self.kernel.features(X.shape[1])
-        values = backend.workspace("values", (len(X), d), self.dtype)
-        self._transform(X, values)
-        parts = self._split(values)
-        norms = out.norms
-        if norms is None:
-            norms = backend.workspace("norms", (len(X),), self.dtype)
-        backend.square_norms(parts, norms)
+        backend, shape = self.backend, (len(X), self.kernel.features(X.shape[1]))
+        splits, own = self.precision not in ("exact", "float64"), out.norms
+        with (
+            backend.workspace(shape, self.dtype) as values,
+            backend.workspace(shape, self.dtype) if splits else nullcontext() as high,
+            backend.workspace(shape[:1], self.dtype) if own is None else nullcontext(own) as norms,
+        ):
+            self._transform(X, values)
+            parts = [values] if high is None else self._split(values, high)
+            backend.square_norms(parts, norms)
+            self._write_sides(parts, norms, out)
+
+    def _write_sides(self, parts: list[Array], norms: Array, out: Points) -> None:
+        """parts : summands of the rows, in float32. norms : (n,)."""
+        d = parts[0].shape[1]
         # Apart from the norms, products stay as they are: -2 a would overflow half precision first.
         doubled = -2 if self.norms_in_columns else 1
         for side, factor, first in ((out.left, doubled, -2), (out.right, 1, -1)):
             if side is None:
                 continue
             for i, part in enumerate(self._columns(parts, left=side is out.left)):
-                backend.xp.multiply(part, factor, out=side[:, i * d : (i + 1) * d])
+                self.backend.xp.multiply(part, factor, out=side[:, i * d : (i + 1) * d])
             if self.norms_in_columns:
                 side[:, -2:] = 1
                 side[:, first] = norms
@@ -176,45 +184,47 @@ class KernelOperator:
             if self.shift is not None:
                 out -= self.shift
             return
-        shifted = out
         if self.metric is not None and self.metric.ndim == 2:
-            shifted = self.backend.workspace("shifted", X.shape, self.dtype)
-        if self.shift is None:
-            shifted[...] = X
-        else:
-            xp.subtract(X, self.shift, out=shifted)
-        if shifted is not out:
-            self.backend.gemm(shifted, self.metric, out)
-        elif self.metric is not None:
+            with self.backend.workspace(X.shape, self.dtype) as shifted:
+                self._shift(X, shifted)
+                self.backend.gemm(shifted, self.metric, out)
+            return
+        self._shift(X, out)
+        if self.metric is not None:
             out *= self.metric
         elif self.kernel.bandwidth != 1:
             out *= 1 / self.kernel.bandwidth
 
+    def _shift(self, X: Array, out: Array) -> None:
+        if self.shift is None:
+            out[...] = X
+        else:
+            self.backend.xp.subtract(X, self.shift, out=out)
+
     def _snap(self, X: Array) -> None:
         """To the integer that a number was before it was scaled in float32; others stay."""
-        xp, backend = self.backend.xp, self.backend
-        whole = backend.workspace("whole", X.shape, self.dtype)
-        distance = backend.workspace("distance", X.shape, self.dtype)
-        far = backend.workspace("far", X.shape, np.bool_)
-        xp.rint(X, out=whole)
-        X -= whole
-        xp.greater(xp.absolute(X, out=distance), SNAP, out=far)
-        X *= far
-        X += whole
+        xp, lent = self.backend.xp, self.backend.workspace
+        with (
+            lent(X.shape, self.dtype) as whole,
+            lent(X.shape, self.dtype) as distance,
+            lent(X.shape, np.bool_) as far,
+        ):
+            xp.rint(X, out=whole)
+            X -= whole
+            xp.greater(xp.absolute(X, out=distance), SNAP, out=far)
+            X *= far
+            X += whole
 
-    def _split(self, X: Array) -> list[Array]:
-        """The summands of the points, in float32; X may be overwritten."""
-        if self.precision in ("exact", "float64"):
-            return [X]
-        half = self.backend.workspace("half", X.shape, np.float16)
-        high = self.backend.workspace("high", X.shape, self.dtype)
-        half[...] = X
-        high[...] = half
-        if self.precision != "high":
-            return [high]
-        X -= high
-        half[...] = X
-        X[...] = half
+    def _split(self, X: Array, high: Array) -> list[Array]:
+        """The summands of the points, in float32: `high`, and X itself where there are two."""
+        with self.backend.workspace(X.shape, np.float16) as half:
+            half[...] = X
+            high[...] = half
+            if self.precision != "high":
+                return [high]
+            X -= high
+            half[...] = X
+            X[...] = half
         return [high, X]
 
     @staticmethod
@@ -252,25 +262,28 @@ class KernelOperator:
         width = p if in_place else backend.tile_width(B.width)
         slabs = tiles(m, backend.tile_rows)
         groups = self._column_groups(p, width, len(slabs), 1 if W is None else W.shape[1])
-        sums = None
-        if W is not None:
-            shape = (len(groups), m, W.shape[1])
-            assert out is not None
-            sums = out[None] if len(groups) == 1 else backend.workspace("sums", shape, self.dtype)
-            sums[...] = 0
 
-        def slab(item: tuple[slice, int]) -> None:
-            rows, g = item
-            share = None if sums is None else sums[g, rows]
-            for cols in groups[g]:
-                self._tile(A[rows], B[cols], rows, cols, W, share, keep, same)
+        def walk(sums: Array | None) -> None:
+            def slab(item: tuple[slice, int]) -> None:
+                rows, g = item
+                share = None if sums is None else sums[g, rows]
+                for cols in groups[g]:
+                    self._tile(A[rows], B[cols], rows, cols, W, share, keep, same)
 
-        backend.run(slab, [(rows, g) for g in range(len(groups)) for rows in slabs])
+            if sums is not None:
+                sums[...] = 0
+            backend.run(slab, [(rows, g) for g in range(len(groups)) for rows in slabs])
+
         if W is None:
+            walk(None)
             return keep
-        if len(groups) > 1:
-            backend.xp.sum(sums, axis=0, out=out)
-        return out
+        assert out is not None
+        if len(groups) == 1:
+            walk(out[None])
+            return out
+        with backend.workspace((len(groups), m, W.shape[1]), self.dtype) as sums:
+            walk(sums)
+            return backend.xp.sum(sums, axis=0, out=out)
 
     def _column_groups(self, p: int, width: int, slabs: int, c: int) -> list[list[slice]]:
         """Tiles in groups of at least `group_tiles`: no more groups than there is use for."""
@@ -292,22 +305,23 @@ class KernelOperator:
     ) -> None:
         """K of one tile's points: share += K @ W[cols], keep[rows, cols] <- K."""
         backend = self.backend
+        assert A.left is not None
+        assert B.right is not None
         if keep is not None:
             keep = keep[rows, cols]
         in_place = keep is not None and backend.kept_in_place
-        tile = keep if in_place else backend.workspace("tile", (len(A), len(B)), self.dtype)
-        assert A.left is not None
-        assert B.right is not None
-        if self.kernel.geometry == "l1":
-            backend.l1_distances(A.left, B.right, tile)
-        else:
-            backend.gemm(A.left, B.right, tile)
-        if same is not None:
-            self._mark_same(tile, A, rows, cols, same)
         norms = None if A.norms is None else (A.norms, B.norms)
-        backend.finish_tile(
-            self.kernel, tile, norms, self.scale, None if W is None else W[cols], share, keep
-        )
+        lent = nullcontext(keep) if in_place else backend.workspace((len(A), len(B)), self.dtype)
+        with lent as tile:
+            if self.kernel.geometry == "l1":
+                backend.l1_distances(A.left, B.right, tile)
+            else:
+                backend.gemm(A.left, B.right, tile)
+            if same is not None:
+                self._mark_same(tile, A, rows, cols, same)
+            backend.finish_tile(
+                self.kernel, tile, norms, self.scale, None if W is None else W[cols], share, keep
+            )
 
     def matrix(self, A: Points, B: Points, out: Array | None = None) -> Array:
         """K(A, B), (m, p), all of it."""

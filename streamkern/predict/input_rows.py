@@ -19,7 +19,7 @@ from streamkern.ingest.conform import Features, RawBlock, Targets
 from streamkern.ingest.input_files import Place
 from streamkern.ingest.readers import Reader, open_reader
 from streamkern.ingest.zarr_groups import own_columns, own_state
-from streamkern.stream.sources.base import UNIT_BYTES, Block, Source, joined
+from streamkern.stream.sources.base import UNIT_BYTES, BaseSource, Block, joined
 from streamkern.stream.sources.column_order import chosen_columns, places, targets_in_order
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.stores import ZarrSource
@@ -74,8 +74,12 @@ class FileRows:
         """Of the names, sizes and dates of the files."""
         return "name:" + json_digest(self._reader.identity)
 
+    def blocks(self) -> Iterator[Block]:
+        """All rows in their order."""
+        return (block for _, block in self.numbered_blocks(0))
+
     def numbered_blocks(self, start: int) -> Iterator[tuple[int, Block]]:
-        """As `sources.base.numbered_blocks`; blocks are as long wherever it starts."""
+        """As those of `BaseSource`; blocks are as long wherever it starts."""
         place = end = start - start % self._unit_rows
         waiting: list[Block] = []
         for raw in self._reader.blocks(place, UNIT_BYTES):
@@ -131,7 +135,7 @@ def open_rows(
     missing: str = "error",
     external: bool = False,
     foreign: bool = False,
-) -> Source | FileRows:
+) -> BaseSource | FileRows:
     """The rows of one store or of several, or of raw files as `ingest` takes them.
 
     Parameters
@@ -171,7 +175,7 @@ def open_rows(
     return FileRows(reader, classes, targets=targets, target_columns=target_columns)
 
 
-def _open_store(url: str, asked: Asked, place: Place) -> Source:
+def _open_store(url: str, asked: Asked, place: Place) -> BaseSource:
     """A store of ours by the names of its columns, another one by those of its arrays."""
     options = place.options if local_path(url) is None else {}
     mark = own_state(url, place)

@@ -75,12 +75,29 @@ def recorded(folder: Folder) -> dict[str, Any] | None:
 
     None where there is neither: then nothing was computed that another one could contradict.
     """
+    setups, saves = published(folder)
+    body = _first_good(folder, [*reversed(setups), *reversed(saves)])
+    return None if body is None else body["run"]
+
+
+def logged(folder: Folder) -> int:
+    """How many lines of the run log the newest good checkpoint, or else the setup, knows of."""
+    setups, saves = published(folder)
+    body = _first_good(folder, [*reversed(saves), *reversed(setups)])
+    return 0 if body is None else int(body["log"])
+
+
+def published(folder: Folder) -> tuple[list[str], list[str]]:
+    """The manifests of setups and those of checkpoints, each oldest first."""
     setups = [stem_of(writer, "setup") for writer, _ in ranks(folder.names())]
     saves = [CHECKPOINTS + stem_of(*rank) for rank in ranks(folder.names(CHECKPOINTS))]
-    for name in (*reversed(setups), *reversed(saves)):
+    return [f"{name}.json" for name in setups], [f"{name}.json" for name in saves]
+
+
+def _first_good(folder: Folder, names: list[str]) -> dict[str, Any] | None:
+    for name in names:
         with contextlib.suppress(UnverifiedError):  # said by who loads it
-            run: dict[str, Any] | None = promised(folder, f"{name}.json")["run"]
-            return run
+            return promised(folder, name)
     return None
 
 

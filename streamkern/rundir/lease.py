@@ -293,7 +293,7 @@ def _parsed(data: bytes) -> dict[str, Any]:
     """What a note says; nothing where it is damaged, so that its writer is waited for."""
     try:
         note = documents.unseal("writer", data)
-        return {**note, "pid": int(note["pid"])}
+        return {**note, "pid": int(note["pid"]), "nonce": str(note["nonce"])}
     except (ValueError, KeyError, TypeError):
         return {}
 
@@ -322,7 +322,7 @@ def _runs_here(holder: dict[str, Any]) -> bool:
         return False
     try:
         os.kill(holder["pid"], 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         pass

@@ -233,12 +233,12 @@ class LocalFolder:
             pid, host, since = int(note["pid"]), str(note["host"]), str(note["since"])
         except (OSError, KeyError):
             return None
-        except ValueError:
+        except (ValueError, TypeError):
             return "a process unknown, as writer.json is damaged"
         if host == socket.gethostname() and os.name != "nt":  # there, signal 0 is Ctrl-C
             try:
                 os.kill(pid, 0)
-            except ProcessLookupError:
+            except (ProcessLookupError, OverflowError):
                 return None
             except PermissionError:
                 pass

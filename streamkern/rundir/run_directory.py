@@ -42,7 +42,7 @@ from streamkern.rundir.checksums import UnverifiedError
 from streamkern.rundir.file_names import CHECKPOINTS, Rank, ranks, stem_of
 from streamkern.rundir.leftovers import Leftovers
 from streamkern.rundir.place import Hold, open_folder, reason
-from streamkern.rundir.run_log import RunLog, read_lines
+from streamkern.rundir.run_log import RunLog, last_line, read_lines
 from streamkern.rundir.sealed import (
     Into,
     Parts,
@@ -119,6 +119,7 @@ class RunDirectory:
                 self._run, self._run_is_known = self.recorded(), True
                 if self._run is not None:
                     file_names.mend_config(self._folder, self._run)
+                self._log = RunLog(None, file_names.logged(self._folder))
             except BaseException:
                 hold.release()
                 raise
@@ -184,13 +185,15 @@ class RunDirectory:
     def open_log(self) -> RunLog:
         """The run log, to be closed by the caller; it is stored before every checkpoint."""
         with self._writing("the run log") as hold:
-            self._log = RunLog(self._folder.open_log(hold))
+            after = last_line(self._folder.read_log(), self._log.flush())
+            self._log = RunLog(self._folder.open_log(hold), after)
             return self._log
 
     def read_log(self) -> tuple[list[dict[str, Any]], str | None]:
-        """The records of the run log in order, and a sentence if damaged ones are left out."""
+        """The records of the run log in order, and a sentence if any are damaged or lost."""
         try:
-            return read_lines(self._folder.read_log(), f"the run log in {self.place}")
+            stored = file_names.logged(self._folder)  # before the log, which only grows
+            return read_lines(self._folder.read_log(), f"the run log in {self.place}", stored)
         except StorageError:
             raise
         except OSError as error:
@@ -245,11 +248,12 @@ class RunDirectory:
     ) -> None:
         """Publish, and add to `names`, what is in `where`."""
 
-        def ready() -> None:
-            self._log.flush()
+        def ready() -> int:
+            logged = self._log.flush()
             if before is not None:
                 before()
             hold.check()
+            return logged
 
         group = publish(
             self._folder, where + stem, step, arrays, meta, run=self._run, taken=names, ready=ready

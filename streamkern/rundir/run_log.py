@@ -1,10 +1,12 @@
 """The log of a run: one JSON object per line, in a file or in objects.
 
-    {"time": "...", "step": 40, "epoch": 0, "samples": 20480, ..., "crc32c": "6a9f1c03"}
+    {"line": 7, "time": "...", "step": 40, "epoch": 0, "samples": 20480, ..., "crc32c": "6a9f1c03"}
 
-The last entry is the checksum of the line without it. A file is appended to. Objects can not be:
-`ObjectLines` collects lines in parts of a MiB, ``log/<writer's number>-<part>.jsonl``, and
-rewrites the newest part every few seconds.
+The last entry is the checksum of the line without it. Lines are numbered through all lives of a
+run, and every checkpoint says how many were stored before it, so that none is lost unnoticed.
+
+A file is appended to. Objects can not be: `ObjectLines` collects lines in parts of a MiB,
+``log/<writer's number>-<part>.jsonl``, and rewrites the newest part every few seconds.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from streamkern.basics.digest import parsed_json
 from streamkern.basics.errors import RunError
 from streamkern.basics.text import redact, utc_now
 from streamkern.basics.warning import warn
+from streamkern.filesystem.durable import sync_folder
 from streamkern.filesystem.objects import Bytes, Objects
 
 _SECRET_NAME = re.compile(r"secret|passw|token|credential|signature|(api|access)_?key", re.I)
@@ -41,29 +44,40 @@ class Lines(Protocol):
 
     def append(self, line: bytes) -> None: ...
 
-    def flush(self) -> None:
-        """Store what was appended, where `append` does not."""
+    def flush(self) -> bool:
+        """Make durable what was appended; whether that went well."""
         ...
 
     def close(self) -> None: ...
 
 
 class RunLog:
-    """Writes records to a file or to `Lines`; with ``None`` it does nothing."""
+    """Writes records to a file or to `Lines`; with ``None`` it does nothing.
 
-    def __init__(self, lines: Lines | str | os.PathLike[str] | None) -> None:
+    after : the number of the last line that was written before, in this life or another.
+    """
+
+    def __init__(self, lines: Lines | str | os.PathLike[str] | None, after: int = 0) -> None:
         self._lines = FileLines(lines) if isinstance(lines, str | os.PathLike) else lines
+        self._last = self._stored = after
+        self._writing = threading.Lock()
 
     def write(self, *, step: int, epoch: int, samples: int, **fields: object) -> None:
         """Append one record: the time, the position of the run, and `fields`."""
-        if self._lines is not None:
-            record = {"time": utc_now(), "step": step, "epoch": epoch, "samples": samples, **fields}
-            self._lines.append(_sealed(json.dumps(_plain(record), allow_nan=False).encode()))
+        if self._lines is None:
+            return
+        place = {"time": utc_now(), "step": step, "epoch": epoch, "samples": samples}
+        with self._writing:
+            record = _plain({"line": self._last + 1, **place, **fields})
+            self._lines.append(_sealed(json.dumps(record, allow_nan=False).encode()))
+            self._last += 1
 
-    def flush(self) -> None:
-        """Store what was written so far."""
-        if self._lines is not None:
-            self._lines.flush()
+    def flush(self) -> int:
+        """Make durable what was written so far; the number of the last line that is."""
+        last = self._last
+        if self._lines is not None and self._lines.flush():
+            self._stored = last
+        return self._stored
 
     def close(self) -> None:
         """Store what was written and close; harmless when repeated."""
@@ -105,7 +119,7 @@ class FileLines:
     """Lines at the end of a file.
 
     A line goes out in one unbuffered write, so a kill tears at most the last one. Opening the
-    log again repairs that. Lines are not fsynced: losing some to a power cut costs nothing.
+    log again repairs that.
 
     check : called before each line; what it raises is raised.
     """
@@ -115,10 +129,10 @@ class FileLines:
     ) -> None:
         self.path, self._check = Path(path), check
         self._fd: int | None = None
-        self._lock = threading.Lock()
         try:
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
             _mend_tail(self._fd)
+            sync_folder(self.path.parent)
         except OSError as error:
             self.close()
             raise RunError(f"run log {self.path} can not be opened: {error.strerror}") from error
@@ -128,18 +142,23 @@ class FileLines:
         if self._fd is None:
             return
         self._check()
-        with self._lock:
-            end = os.fstat(self._fd).st_size
-            try:
-                if os.write(self._fd, line) != len(line):
-                    raise OSError(0, "only a part of a line could be written (disk full?)")
-            except OSError as error:
-                with contextlib.suppress(OSError):
-                    os.ftruncate(self._fd, end)
-                raise RunError(f"run log {self.path}: {error.strerror}") from error
+        end = os.fstat(self._fd).st_size
+        try:
+            if os.write(self._fd, line) != len(line):
+                raise OSError(0, "only a part of a line could be written (disk full?)")
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, end)
+            raise RunError(f"run log {self.path}: {error.strerror}") from error
 
-    def flush(self) -> None:
-        """Nothing is kept back."""
+    def flush(self) -> bool:
+        """Sync the file; RunError where that fails."""
+        try:
+            if self._fd is not None:
+                os.fsync(self._fd)
+        except OSError as error:
+            raise RunError(f"run log {self.path} can not be stored: {error.strerror}") from error
+        return True
 
     def close(self) -> None:
         """Close the file; harmless when repeated."""
@@ -204,12 +223,12 @@ class ObjectLines:
             self._unsaved = True
         self._say_failure()
 
-    def flush(self) -> None:
-        """Write the parts that changed. Returns normally where that fails."""
+    def flush(self) -> bool:
+        """Write the parts that changed; False, and no error, where that fails."""
         with self._saving:
             with self._adding:
                 if not self._unsaved:
-                    return
+                    return True
                 parts = {number: bytes(part) for number, part in self._parts.items()}
                 self._unsaved = False
             try:
@@ -218,11 +237,12 @@ class ObjectLines:
                     self._objects.put(key, part)
             except Exception as error:  # a log is not worth a run
                 self._failure, self._unsaved = error, True
-                return
+                return False
             with self._adding:
                 for number in parts:
                     if number < max(parts):
                         del self._parts[number]
+            return True
 
     def _work(self) -> None:
         while not self._closing.wait(self._period):
@@ -276,33 +296,50 @@ def _record(line: bytes) -> dict[str, Any] | None:
         value = parsed_json(line)
     except ValueError:
         return None
-    numbers = [value.get(name) for name in ("step", "epoch", "samples")]
+    numbers = [value.get(name) for name in ("line", "step", "epoch", "samples")]
     if not all(isinstance(number, int) for number in numbers):
         return None
     return {name: entry for name, entry in value.items() if name != "crc32c"}
 
 
-def read_lines(data: bytes, where: str) -> tuple[list[dict[str, Any]], str | None]:
-    """The records of a log in order, and a sentence if damaged ones are left out.
-
-    A last line without a newline is torn by a kill, or being written: it is no damage.
-    """
+def _found(data: bytes) -> list[dict[str, Any] | None]:
+    """What each line of a log is; a torn last one is left out."""
     *lines, tail = data.split(b"\n")
     whole = _unfinished(tail)
-    found = [_record(line) for line in (*lines, *([whole] if whole else []))]
+    return [_record(line) for line in (*lines, *([whole] if whole else []))]
+
+
+def last_line(data: bytes, stored: int) -> int:
+    """The number of the last line of a log that has, or had, at least so many."""
+    numbers = [int(record["line"]) for record in _found(data) if record is not None]
+    return max([stored, *numbers])
+
+
+def read_lines(data: bytes, where: str, stored: int = 0) -> tuple[list[dict[str, Any]], str | None]:
+    """The records of a log in order, and a sentence if any are damaged or lost.
+
+    stored : how many lines a checkpoint says there are. A last line after these that has no
+    newline is torn by a kill, or being written: it is no damage.
+    """
+    found = _found(data)
     damaged = [number for number, record in enumerate(found, 1) if record is None]
     records = [record for record in found if record is not None]
-    if not damaged:
-        return records, None
-    shown = ", ".join(map(str, damaged[:5])) + (", ..." if len(damaged) > 5 else "")
-    text = f"{len(damaged)} damaged line(s) of {where} are left out: {shown}"
-    return records, text
+    numbers = {record.pop("line") for record in records}
+    lost = max({stored, *numbers}) - len(numbers) - len(damaged)
+    said = []
+    if damaged:
+        shown = ", ".join(map(str, damaged[:5])) + (", ..." if len(damaged) > 5 else "")
+        said.append(f"{len(damaged)} damaged line(s) of {where} are left out: {shown}")
+    if lost > 0:
+        said.append(f"{lost} line(s) of {where} are lost")
+    return records, "; ".join(said) or None
 
 
 def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The records of a log file in order; a missing file is empty.
 
-    Damaged lines are left out with a warning, and a torn last one without.
+    Damaged lines are left out with a warning, and a torn last one without. Whether the end is lost
+    is known to `RunDirectory.read_log` alone.
     """
     try:
         records, damage = read_lines(Path(path).read_bytes(), f"the run log {path}")

@@ -33,7 +33,7 @@ from streamkern.rundir.checksums import CheckedStore, RecordingStore, Unverified
 from streamkern.rundir.place import Folder, reason
 
 KIND = "checkpoint"
-_KEYS = {"step", "group", "saved", "arrays", "files", "meta", "run"}
+_KEYS = {"step", "group", "saved", "arrays", "files", "meta", "run", "log"}
 # The number of the writer where there are such, the step or "setup", the attempt after the first.
 STEM = re.compile(r"((?:\d{12}-)?(?:\d{12}|setup))(-\d{1,3})?")
 _NAME = re.compile(r"(?!__)[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -69,6 +69,29 @@ def on_host(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Parts:
 
 
 @dataclass(frozen=True)
+class _Unkept:
+    """Parts that are checked on their way, and let go."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __getitem__(self, part: Any) -> Any:
+        raise KeyError(part)
+
+    def __setitem__(self, part: Any, host: Any) -> None:
+        pass
+
+
+def unkept(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Parts:
+    """An array of which nothing is kept: for the meta alone, and for whether all is whole."""
+    return _Unkept(shape, dtype)
+
+
+@dataclass(frozen=True)
 class Saved:
     """What a save stored: arrays with their dtypes and bits, and the meta as it was given.
 
@@ -85,9 +108,9 @@ class Saved:
 
 @contextlib.contextmanager
 def as_saved(place: str) -> Iterator[None]:
-    """CheckpointError where the meta of a group in `place` lacks what is looked up in it.
+    """CheckpointError where a document of the run in `place` lacks what is looked up in it.
 
-    A checksum is no signature: who edits a manifest can seal it again.
+    A checksum is no signature: who edits a document can seal it again.
     """
     try:
         yield
@@ -95,7 +118,7 @@ def as_saved(place: str) -> Iterator[None]:
         raise
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise CheckpointError(
-            f"{place} holds a setup or a checkpoint that was edited and sealed again "
+            f"{place} holds a document that was edited and sealed again "
             f"({type(error).__name__}: {error}); restore it from a copy, or start again in a new "
             "run directory"
         ) from error
@@ -110,13 +133,13 @@ def publish(
     *,
     run: Mapping[str, Any] | None,
     taken: Collection[str],
-    ready: Callable[[], None],
+    ready: Callable[[], int],
 ) -> str:
     """Write a fresh group, seal it, and only then let the manifest ``stem.json`` name it.
 
     Returns the name of the group. stem : with its folder. run : JSON. taken : names that are there
-    already. ready : called when all that is missing is the manifest; what it raises stops the
-    publication.
+    already. ready : called when all that is missing is the manifest; gives the lines of the run
+    log that are stored. What it raises stops the publication.
     """
     plain, manifest = checked_meta(meta, "meta"), f"{stem}.json"
     checked = checked_arrays(arrays)
@@ -133,9 +156,9 @@ def publish(
             "files": files,
             "meta": plain,
             "run": run,
+            "log": ready(),
         }
         document = documents.seal(KIND, body)
-        ready()
     except StorageError:
         raise  # deleting would wait for the same storage again; the next sweep does it
     except BaseException:
@@ -169,7 +192,7 @@ def load(folder: Folder, manifest: str, into: Into = on_host) -> Saved:
         raise
     except OSError as error:
         raise UnverifiedError(f"{_base(manifest)}: {reason(error)}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise UnverifiedError(f"{_base(manifest)} is damaged ({error})") from error
     return Saved(body["step"], arrays, body["meta"], body["run"])
 
@@ -184,7 +207,7 @@ def promised(folder: Folder, manifest: str) -> dict[str, Any]:
         raise UnverifiedError(f"{_base(manifest)}: {reason(error)}") from error
     except ValueError as error:
         raise UnverifiedError(f"{_base(manifest)} is damaged ({error})") from error
-    if body.keys() != _KEYS:
+    if body.keys() != _KEYS or not isinstance(body["log"], int):
         raise UnverifiedError(f"{_base(manifest)} is not what a manifest is here")
     if not STEM.fullmatch(str(body["group"])):
         raise UnverifiedError(f"{_base(manifest)} names a group outside the run directory")

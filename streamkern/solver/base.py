@@ -178,7 +178,8 @@ class Solver:
     def restore(self, arrays: dict[str, npt.NDArray[Any]], scalars: dict[str, Any]) -> State:
         """The state they came from."""
         state = self.init()
-        state = replace(state, **{name: scalars[name] for name in self.scalars(state)})
+        numbers = {name: type(x)(scalars[name]) for name, x in self.scalars(state).items()}
+        state = replace(state, **numbers)
         for name, target in self.arrays(state).items():
             target[...] = self.backend.asarray(arrays[name], target.dtype)
         return state

@@ -214,9 +214,9 @@ class BlockSolver(Solver):
         """
         pre, xp, part = self.preconditioner, self.backend.xp, self.u[: len(g)]
         if pre.L is not None:
-            half = self.backend.workspace("half", g.shape, g.dtype)
-            self.backend.matmul_t(pre.L, state.alpha, half, lower=True)
-            part = self.backend.matmul(pre.L, half, part, lower=True)
+            with self.backend.workspace(g.shape, g.dtype) as half:
+                self.backend.matmul_t(pre.L, state.alpha, half, lower=True)
+                part = self.backend.matmul(pre.L, half, part, lower=True)
             part *= self.ridge
             g += part
             return

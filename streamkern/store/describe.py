@@ -18,7 +18,6 @@ from zarr.codecs import Crc32cCodec
 
 from streamkern.basics.errors import DataError, StreamkernError
 from streamkern.basics.text import size_text
-from streamkern.filesystem.objects import Objects
 from streamkern.filesystem.urls import local_path, redact, zarr_store
 from streamkern.store.sample_weights import class_notes
 from streamkern.store.zarr_json import own_mark
@@ -145,13 +144,8 @@ def _of_some_chunks(store: Store, read: Callable[[int], T]) -> list[T]:
         return list(pool.map(read, chunks))
 
 
-def _objects(store: Store) -> Objects | None:
-    found: Objects | None = getattr(store.stored.x.store_path.store, "objects", None)
-    return found
-
-
 def _listed_bytes(store: Store) -> int | None:
-    objects, arrays = _objects(store), store.stored.arrays
+    objects, arrays = store.stored.objects, store.stored.arrays
     try:
         if objects is None:
             return store.stored_bytes()
@@ -161,7 +155,7 @@ def _listed_bytes(store: Store) -> int | None:
 
 
 def _estimated_bytes(store: Store) -> int | None:
-    objects = _objects(store)
+    objects = store.stored.objects
     if objects is None:
         return None
 

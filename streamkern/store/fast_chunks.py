@@ -9,6 +9,7 @@ which is also what the tests compare with.
 
 from __future__ import annotations
 
+import copy
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ from streamkern.filesystem.urls import StrictStore
 from streamkern.store.layout import ZSTD_LEVEL
 
 if TYPE_CHECKING:
+    import threading
+
     from numpy.typing import NDArray
 
     from streamkern.filesystem.objects import Objects
@@ -127,6 +130,12 @@ class ChunkObjects(Chunks):
     def __init__(self, objects: Objects, array: Any) -> None:
         super().__init__(array)
         self.objects = objects
+
+    def until(self, stopped: threading.Event) -> ChunkObjects:
+        """The same, see `Objects.until`."""
+        again = copy.copy(self)
+        again.objects = self.objects.until(stopped)
+        return again
 
 
 class ChunkValues(Chunks):

@@ -131,6 +131,18 @@ def check_row_layout(row_shape: Sequence[int], dtype: np.dtype[Any], name: str =
         raise DataError(f"{name} has dtype {dtype}; a store holds {names}: convert it with dtype=")
 
 
+def wanted_dtype(dtype: Any) -> np.dtype[Any]:
+    """The dtype of X that is asked for; ConfigError for one that a store can not hold."""
+    try:
+        wanted: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
+    except TypeError as error:
+        raise ConfigError(f"dtype={dtype!r} is not a dtype: {error}") from error
+    if wanted not in X_DTYPES:
+        names = ", ".join(t.name for t in X_DTYPES)
+        raise ConfigError(f"dtype={wanted.name} can not be stored; use one of {names}")
+    return wanted
+
+
 def rows_per_chunk(row_shape: Sequence[int], dtype: np.dtype[Any], chunk_bytes: int) -> int:
     """floor(chunk_bytes / bytes of a row), at least 1."""
     return max(1, chunk_bytes // (int(np.prod(row_shape)) * dtype.itemsize))

@@ -132,6 +132,8 @@ def _foreign_arrays(group: zarr.Group, names: Names, url: str) -> Arrays:
     for name in names:
         with _explained(f"the metadata of {name!r} of {redact(url)}"):
             array = None if name is None else group.get(name)
+            if isinstance(array, zarr.Array):
+                dict(array.attrs)  # zarr takes them as they come, and looks into them later
         if name is not None and not isinstance(array, zarr.Array):
             raise StoreNotFoundError(
                 f"{redact(url)} has no array {name!r}; it has {_array_names(group)}"

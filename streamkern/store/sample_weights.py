@@ -13,7 +13,7 @@ their rows come.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -64,12 +64,21 @@ def add_totals(
         totals += len(y) if w is None else w.sum(dtype=np.float64)
 
 
+class Weighed(Protocol):
+    """What is asked of a source, see `BaseSource`."""
+
+    n_rows: int
+    classes: tuple[str, ...] | None
+    weighted: bool
+
+    @property
+    def totals(self) -> NDArray[np.float64] | None: ...
+
+
 def weight_factors(
-    source: Any, class_weight: ClassWeight | None = None
+    source: Weighed, class_weight: ClassWeight | None = None
 ) -> NDArray[np.float64] | None:
     """What to multiply the weights of rows with, so that their mean is 1; None without weights.
-
-    source : a `Source`, of which `n_rows`, `classes`, `weighted` and `totals` are asked.
 
     (c,) for the rows of each class, (1,) where targets are values. "balanced" gives every class
     that has rows the same weight in all, n / (classes * rows of the class), as in scikit-learn; of
@@ -82,8 +91,8 @@ def weight_factors(
     DataError
         All weights are 0.
     """
-    totals = getattr(source, "totals", None)
-    if class_weight is None and not getattr(source, "weighted", False):
+    totals = source.totals
+    if class_weight is None and not source.weighted:
         return None
     if class_weight is not None and source.classes is None:
         raise ConfigError(

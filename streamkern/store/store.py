@@ -26,6 +26,7 @@ from streamkern.store.stored_chunks import StoredChunks, StoredRows
 
 if TYPE_CHECKING:
     import os
+    import threading
 
     from numpy.typing import NDArray
 
@@ -56,6 +57,10 @@ class Store:
                 f"{self!r} was opened from a zarr Group and can not travel; open it by URL"
             )
         return self._reopen, ()
+
+    def until(self, stopped: threading.Event) -> Store:
+        """The same store, for a reader who gives requests up, by StorageError, once `stopped`."""
+        return Store(self.stored.until(stopped), self._reopen)
 
     @property
     def rows(self) -> dict[str, StoredRows]:

@@ -7,6 +7,7 @@ written down for its place, so that one of another place or store is never taken
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,8 +19,8 @@ from streamkern.basics.errors import CorruptChunkError, StreamkernError
 from streamkern.basics.warning import warn
 from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.cached_objects import CachedObjects
-from streamkern.filesystem.objects import READS, TRAFFIC
-from streamkern.filesystem.urls import local_path, redact
+from streamkern.filesystem.objects import READS, Traffic
+from streamkern.filesystem.urls import StrictStore, local_path, redact
 from streamkern.store import layout
 from streamkern.store.fast_chunks import ChunkObjects, chunk_reader
 from streamkern.store.metadata import Found, chunk_rows
@@ -46,13 +47,19 @@ class StoredChunks:
     found : what the group holds. url, spec : as of the store.
     x, y, w : zarr arrays; y and w may be None. arrays : those that are there, in this order.
     row : zarr array of the numbers that rows have in their source; None in foreign stores.
+    objects : where the chunks are objects, or None. traffic : what they moved.
+    cache : where chunks are kept, or None.
     """
 
     def __init__(self, found: Found, url: str, cache: Cache | None = None) -> None:
         self.found, self.url, self.spec = found, url, found.spec
         self.x, self.y, self.w, self.row = found.x, found.y, found.w, found.row
         self.arrays = [a for a in (self.x, self.y, self.w) if a is not None]
-        self._known_crcs: Any = None
+        place = found.x.store_path.store
+        self.objects = place.objects if isinstance(place, StrictStore) else None
+        self.traffic = Traffic() if self.objects is None else self.objects.traffic
+        self.cache: Cache | None = None
+        self._known_crcs: list[Any] = []  # read when they are first wanted
         self._lock = threading.Lock()
         self._remote = local_path(url) is None
         tables = (found.row, found.digests, found.crc)
@@ -64,6 +71,17 @@ class StoredChunks:
     def __repr__(self) -> str:
         shape = "x".join(str(k) for k in (self.spec.n_rows, *self.spec.row_shape))
         return f"Store({redact(self.url)!r}, {shape} {self.spec.x_dtype.name})"
+
+    def until(self, stopped: threading.Event) -> StoredChunks:
+        """The same, for a reader who gives requests up once `stopped`; what zarr asks for ends."""
+        if self.objects is None:
+            return self
+        again = copy.copy(self)
+        again._readers = {
+            path: reader.until(stopped) if isinstance(reader, ChunkObjects) else reader
+            for path, reader in self._readers.items()
+        }
+        return again
 
     def bounds(self, i: int) -> tuple[int, int]:
         """First row of chunk `i`, and the row after its last."""
@@ -99,16 +117,16 @@ class StoredChunks:
         if self.found.crc is None:
             return None
         with self._lock:
-            if self._known_crcs is None:
+            if not self._known_crcs:
                 table = self._read_table(self.found.crc)
                 if layout.array_digest(table).tobytes().hex() != self.found.mark["crc"]:
                     raise CorruptChunkError(
                         f"the checksums in crc of {self!r} do not match their digest; "
                         f"{self._remedy()}"
                     )
-                self._known_crcs = table
-        names = layout.row_arrays(self._known_crcs.shape[1] == 4)
-        return int(self._known_crcs[i, names.index(array.basename)])
+                self._known_crcs.append(table)
+        (known,) = self._known_crcs
+        return int(known[i, layout.row_arrays(known.shape[1] == 4).index(array.basename)])
 
     def _read_table(self, array: Any) -> NDArray[Any]:
         """All of a small array of ours."""
@@ -169,7 +187,7 @@ class StoredChunks:
             raise
         except Exception as error:  # whatever a codec raises on bytes it does not understand
             if retry:
-                TRAFFIC.add(retries=1)
+                self.traffic.add(retries=1)
                 return
             raise CorruptChunkError(
                 f"chunk {key} of {redact(self.url)} does not decode ({error}); {self._remedy()}"
@@ -196,6 +214,7 @@ class StoredChunks:
         for array in self.arrays:
             reader = self._readers.get(array.path)
             if isinstance(reader, ChunkObjects):
+                self.cache = cache
                 reader.objects = CachedObjects(
                     reader.objects, cache, self.spec.fingerprint, self._is_written
                 )

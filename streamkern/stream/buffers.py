@@ -7,15 +7,14 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from streamkern.basics.errors import DataError
 from streamkern.stream.order import EpochPlan
-from streamkern.stream.sources.base import Block, Source, empty_rows
+from streamkern.stream.sources.base import BaseSource, Block, check_promise, empty_rows
 
 
 class Buffer:
     """Room for the rows of a block, and for the places they are shuffled to."""
 
-    def __init__(self, source: Source, n_rows: int) -> None:
+    def __init__(self, source: BaseSource, n_rows: int) -> None:
         self.held = empty_rows(source, n_rows)
         self.places = np.empty(n_rows, np.int64)
 
@@ -40,17 +39,9 @@ class Fill:
                 self.plan.shuffle(self.block, self.buffer.places[: self.n_rows])
                 self._shuffled = True
         places = self.buffer.places[offset : offset + len(block.rows)]
-        for name, target, part in zip(Block._fields, self.buffer.held, block, strict=True):
-            if target is None and part is None:
-                continue
-            if target is None or part is None:
-                there = "no" if part is None else "unexpected"
-                raise DataError(f"unit {u} gave {there} sample weights; the source promised other")
-            if part.dtype != target.dtype or part.shape != (len(places), *target.shape[1:]):
-                raise DataError(
-                    f"unit {u} gave {name} {part.shape} {part.dtype}; the source promised "
-                    f"{(len(places), *target.shape[1:])} {target.dtype}"
-                )
+        held = self.buffer.held
+        check_promise(block, held, len(places), u)
+        for target, part in zip((*held.read, held.rows), (*block.read, block.rows), strict=True):
             _scatter(target, places, part)
 
 

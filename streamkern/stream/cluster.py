@@ -14,7 +14,7 @@ from typing import Any
 from streamkern.basics.errors import ConfigError, MissingDependencyError
 from streamkern.basics.text import SCHEDULER_ADDRESS, redact
 from streamkern.stream.cluster_reader import address_of, run_on
-from streamkern.stream.sources.base import Source
+from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.unit_graph import Recipe, mismatch, versions
 
 CONNECT_S = 10.0
@@ -111,7 +111,7 @@ def _event_loop() -> Iterator[Any]:
         thread.join(CONNECT_S)  # a name look-up may hold it up
 
 
-def check_cluster(client: Any, source: Source) -> None:
+def check_cluster(client: Any, source: BaseSource) -> None:
     """Raise a ConfigError unless the source can travel and the cluster runs the same code.
 
     A cluster without workers passes: those that join are checked when they get the source.

@@ -30,7 +30,7 @@ import dask
 
 from streamkern.basics.errors import ClusterError
 from streamkern.basics.text import redact
-from streamkern.stream.sources.base import Block, Source
+from streamkern.stream.sources.base import BaseSource, Block
 from streamkern.stream.unit_graph import Recipe, UnitWork, hold
 
 INLINE_BYTES = 64 << 10  # a source up to this size travels with every task, a larger one apart
@@ -63,7 +63,7 @@ class ClusterReader:
         did not answer or had no worker.
     """
 
-    def __init__(self, source: Source, client: Any, patience_s: float) -> None:
+    def __init__(self, source: BaseSource, client: Any, patience_s: float) -> None:
         from distributed import KilledWorker
 
         self._killed = KilledWorker

@@ -18,7 +18,6 @@ from streamkern.backend.batch import Batch
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.randomness import Empty, Stage
 from streamkern.stream.loader import HostBatch, Loader
-from streamkern.stream.sources.base import is_weighted
 from streamkern.stream.sources.transforms import Transform, apply_transforms
 from streamkern.stream.target_scale import TargetScale
 
@@ -131,7 +130,7 @@ class Feed:
             _on_device(backend, targets, source.classes is None, self.dtype),
         )
         # A ring each: one upload per batch and ring is what their reuse counts on.
-        weighted = factors is not None and is_weighted(source)
+        weighted = factors is not None and source.weighted
         names = ("X", "y", "rows", "w") if weighted else ("X", "y", "rows")
         self._rings = {name: backend.uploader() for name in names}
 

@@ -31,6 +31,7 @@ from streamkern.stream.cluster_reader import ClusterReader
 from streamkern.stream.local_reader import LocalReader, UnitReader, read_patiently
 from streamkern.stream.order import PLAN_VERSION, EpochPlan
 from streamkern.stream.sources.base import Source, target_bytes, unit_sizes
+from streamkern.stream.sources.user import as_source
 
 MAX_THREADS = 64
 # Copies of a unit that a thread holds while reading it: compressed bytes, zarr's chunk and its
@@ -108,6 +109,7 @@ class Loader:
         for name, value in (("block_bytes", block_bytes), ("in_flight_bytes", in_flight_bytes)):
             if value < 1:
                 raise ConfigError(f"{name}={value} must be at least 1")
+        source = as_source(source)
         self.source, self.batch_size, self.seed, self.retry_s = source, batch_size, seed, retry_s
         self.in_order, self.repeat = in_order, repeat
         self.stats = LoaderStats()
@@ -121,7 +123,7 @@ class Loader:
         self.mix_units = max(1, min(fit, source.n_units))
         self._block_rows = min(self.mix_units * unit_rows, source.n_rows)
         self.n_batches = self._plan(0).n_batches  # also checks seed and batch_size
-        waits = client is not None or getattr(source, "remote", False)
+        waits = client is not None or source.remote
         self.threads = _n_threads(threads, in_flight_bytes // self._unit_bytes, waits)
         self._reader: UnitReader = LocalReader(source)
         if client is not None:
@@ -224,7 +226,7 @@ class Loader:
             epoch=0 if self.repeat else epoch,
             batch_size=self.batch_size,
             mix_units=self.mix_units,
-            strata=getattr(self.source, "strata", None),
+            strata=self.source.strata,
             in_order=self.in_order,
         )
 

@@ -16,8 +16,7 @@ from tenacity import (
 )
 
 from streamkern.basics.errors import StreamkernError
-from streamkern.filesystem.waiting import until
-from streamkern.stream.sources.base import Block, Source
+from streamkern.stream.sources.base import BaseSource, Block
 from streamkern.stream.unit_graph import UnitWork, run
 
 FIRST_RETRY_S = 0.1
@@ -44,13 +43,16 @@ class UnitReader(Protocol):
 class LocalReader:
     """Runs the graphs of units on the calling threads."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: BaseSource) -> None:
         self._source, self._work = source, UnitWork(source)
+        self._bound: tuple[threading.Event | None, BaseSource] = (None, source)
 
     def read(self, u: int, seed: int, epoch: int, stopped: threading.Event) -> Block:
-        tasks, _ = self._work.graph(self._source, u, seed, epoch)
-        with until(stopped):  # closing does not wait for a network that is gone
-            return run(tasks)
+        bound = self._bound  # one value, so that threads need no lock
+        if bound[0] is not stopped:  # closing does not wait for a network that is gone
+            bound = self._bound = stopped, self._source.until(stopped)
+        tasks, _ = self._work.graph(bound[1], u, seed, epoch)
+        return run(tasks)
 
     def close(self) -> None:
         pass

@@ -38,10 +38,11 @@ from streamkern.store.writer import Chunk, StoreWriter
 from streamkern.stream.feed import prepare
 from streamkern.stream.loader import Loader
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.base import Block, Source, is_weighted
+from streamkern.stream.sources.base import BaseSource, Block, Source
 from streamkern.stream.sources.mixture import open_stores
 from streamkern.stream.sources.stores import stores_of
 from streamkern.stream.sources.transforms import apply_transforms, from_config
+from streamkern.stream.sources.user import as_source
 
 _TRIED_ROWS = 8
 
@@ -123,6 +124,7 @@ def materialise(
     ResumeMismatchError
         An unfinished store is there, made of other data or settings.
     """
+    source = as_source(source)
     chunk_bytes = _check(source, out_url, epoch, chunk_mb, memory)
     maker = _Maker(source, seed, epoch, dtype)
     chunk_rows = layout.rows_per_chunk(source.row_shape, maker.dtype, chunk_bytes)
@@ -159,8 +161,8 @@ def materialise(
             y_dtype=maker.y_dtype,
             storage_options=storage_options,
             plan=plan,
-            weighted=is_weighted(source),
-            columns=getattr(source, "columns", None),
+            weighted=source.weighted,
+            columns=source.columns,
             target_columns=maker.target_columns,
         )
         n = n_writers(out_url, memory // 2, chunk_bytes)
@@ -196,10 +198,10 @@ class _Maker:
     target_columns : None where a transform makes other targets
     """
 
-    def __init__(self, source: Source, seed: int, epoch: int, dtype: Any) -> None:
+    def __init__(self, source: BaseSource, seed: int, epoch: int, dtype: Any) -> None:
         self.source, self.seed, self.epoch = source, seed, epoch
         self.backend = Backend(threads=1)
-        wanted = None if dtype is None else _as_dtype(dtype)
+        wanted = None if dtype is None else layout.wanted_dtype(dtype)
         wide = np.float64 in (source.dtype, wanted)
         self._computed = np.dtype(np.float64 if wide else np.float32)
         given = self._computed if source.feed_transforms else source.dtype
@@ -214,8 +216,7 @@ class _Maker:
         self._values_dtype = np.promote_types(values, self._computed)
         self._new_targets = self._changes_targets()
         self.classes = None if self._new_targets else source.classes
-        named = getattr(source, "target_columns", None)
-        self.target_columns = None if self._new_targets else named
+        self.target_columns = None if self._new_targets else source.target_columns
         self.y_dtype = self._values_dtype if self._new_targets else source.y_dtype
         # As they are: training divides them by their mean.
         self._factors = np.ones(source.n_outputs if source.classes is not None else 1)
@@ -276,19 +277,8 @@ class _Maker:
         return returned is not given
 
 
-def _as_dtype(dtype: Any) -> np.dtype[Any]:
-    try:
-        wanted: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
-    except TypeError as error:
-        raise ConfigError(f"dtype={dtype!r} is not a dtype: {error}") from error
-    if wanted not in layout.X_DTYPES:
-        names = ", ".join(t.name for t in layout.X_DTYPES)
-        raise ConfigError(f"dtype={wanted.name} can not be stored; use one of {names}")
-    return wanted
-
-
 def _check(
-    source: Source, out_url: str | os.PathLike[str], epoch: int, chunk_mb: float, memory: int
+    source: BaseSource, out_url: str | os.PathLike[str], epoch: int, chunk_mb: float, memory: int
 ) -> int:
     """Bytes of a chunk; refuses what can not be done, before anything is written."""
     if epoch < 0:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-from streamkern.filesystem.cache import COUNTS
-from streamkern.filesystem.objects import TRAFFIC
+from streamkern.filesystem.cache import Counts
+from streamkern.filesystem.objects import Traffic
 from streamkern.stream.loader import Loader
+from streamkern.stream.sources.stores import stores_of
 
 WINDOW_S = 10.0
 _APART_S = 0.25
@@ -28,7 +29,7 @@ class Flow:
     read_bytes_per_s : decoded rows that arrived, from wherever
     bytes_in_flight : decoded, of what is being read at the moment
     retries : reads and requests begun again after a fault
-    requests, stored_bytes_per_s : of remote storage; None where there was none
+    requests, stored_bytes_per_s : of the stores, where they are remote; else None
     cache_share : of the chunks asked for, found in the cache; None without a cache
     """
 
@@ -75,8 +76,11 @@ class Meter:
         self, loader: Loader, samples: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._loader, self._clock = loader, clock
-        self._traffic, self._cache = TRAFFIC.counts(), COUNTS.counts()
-        self._retries = loader.stats.retries
+        stored = [store.stored for store in stores_of(loader.source)]
+        caches = dict.fromkeys(chunks.cache for chunks in stored if chunks.cache is not None)
+        self._counted: list[Traffic | Counts] = [chunks.traffic for chunks in stored]
+        self._counted += [cache.counts for cache in caches]
+        self._before, self._retries = self._moved(), loader.stats.retries
         self._readings = deque([self._reading(samples)])
 
     def flow(self, samples: int) -> Flow:
@@ -88,24 +92,31 @@ class Meter:
         if now.at - readings[-1].at >= _APART_S:
             readings.append(now)
         seconds = max(now.at - before.at, 1e-9)
-        traffic, cache = TRAFFIC.counts(), COUNTS.counts()
-        requests = traffic["requests"] - self._traffic["requests"]
-        hits, misses = (cache[name] - self._cache[name] for name in ("hits", "misses"))
+        moved = self._moved()
+        moved.subtract(self._before)
+        requests, hits, misses = (moved[name] for name in ("requests", "hits", "misses"))
         stats = self._loader.stats
         return Flow(
             samples_per_s=(now.samples - before.samples) / seconds,
             stall_share=min(1.0, (now.stall_s - before.stall_s) / seconds),
             read_bytes_per_s=(now.bytes_read - before.bytes_read) / seconds,
             bytes_in_flight=stats.bytes_in_flight,
-            retries=stats.retries - self._retries + traffic["retries"] - self._traffic["retries"],
+            retries=stats.retries - self._retries + moved["retries"],
             requests=requests or None,
             stored_bytes_per_s=(now.bytes_in - before.bytes_in) / seconds if requests else None,
             cache_share=hits / (hits + misses) if hits + misses else None,
         )
 
+    def _moved(self) -> Counter[str]:
+        """What the stores and their caches have counted."""
+        total = Counter[str]()
+        for part in self._counted:
+            total.update(part.counts())
+        return total
+
     def _reading(self, samples: int) -> _Reading:
-        stats = self._loader.stats
-        return _Reading(self._clock(), samples, stats.stall_s, stats.bytes_read, TRAFFIC.bytes_in)
+        stats, stored = self._loader.stats, self._moved()["bytes_in"]
+        return _Reading(self._clock(), samples, stats.stall_s, stats.bytes_read, stored)
 
 
 def _short(number: float) -> str:

@@ -25,7 +25,7 @@ from dask.typing import Key
 
 from streamkern.basics.errors import ClusterError, ConfigError
 from streamkern.basics.version import __version__
-from streamkern.stream.sources.base import BaseSource, Block, Source
+from streamkern.stream.sources.base import BaseSource, Block
 
 _KEPT = 4
 
@@ -37,11 +37,11 @@ class UnitWork:
     as one "read" and one "transform". No two graphs share a key, not those of two tries either.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: BaseSource) -> None:
         self._token, self._numbers = uuid.uuid4().hex, itertools.count()
         # Only where `read_unit` is what the two tasks do one after the other.
-        ours = getattr(source.read_unit, "__func__", None) is BaseSource.read_unit
-        self._in_two = ours and bool(getattr(source, "host_transforms", ()))
+        ours = type(source).read_unit is BaseSource.read_unit
+        self._in_two = ours and bool(source.host_transforms)
 
     def graph(self, held: Any, u: int, seed: int, epoch: int) -> tuple[dict[Key, Task], Key]:
         """The tasks of unit u, and the key of its `Block`.
@@ -67,7 +67,7 @@ def run(tasks: dict[Key, Task]) -> Block:
     return block
 
 
-def _ask(held: Source | Recipe, method: str, *arguments: Any) -> Block:
+def _ask(held: BaseSource | Recipe, method: str, *arguments: Any) -> Block:
     block: Block = getattr(opened(held), method)(*arguments)
     return block
 
@@ -88,7 +88,7 @@ def mismatch(name: str, ours: str, theirs: object, where: str) -> str:
 class Recipe:
     """A source as it travels; its repr, which dashboards and logs may show, says nothing of it."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: BaseSource) -> None:
         self.token = uuid.uuid4().hex
         self.versions = versions()
         try:
@@ -106,11 +106,11 @@ class Recipe:
         return self.token  # not a digest of all the data, with every graph
 
 
-_open: OrderedDict[str, Source] = OrderedDict()  # of this process, the last used at the end
+_open: OrderedDict[str, BaseSource] = OrderedDict()  # of this process, the last used at the end
 _opening = threading.Lock()
 
 
-def opened(held: Source | Recipe) -> Source:
+def opened(held: BaseSource | Recipe) -> BaseSource:
     """The source itself, or that of a recipe, opened once per process; the last four are kept."""
     if not isinstance(held, Recipe):
         return held

@@ -11,7 +11,7 @@ import numpy as np
 
 from streamkern.config.run_config import ExecutionConfig
 from streamkern.predict.figures import named
-from streamkern.stream.sources.base import Source
+from streamkern.stream.sources.base import BaseSource
 from streamkern.train.model import KernelModel
 from streamkern.train.steps import Position
 
@@ -26,7 +26,7 @@ class Evaluations:
     def __init__(
         self,
         settings: ExecutionConfig,
-        test: Source | None,
+        test: BaseSource | None,
         heard: Callable[[dict[str, Any]], None] | None,
     ) -> None:
         self._settings, self._test, self._heard = settings, test, heard

@@ -11,7 +11,7 @@ from streamkern.backend.base import Backend
 from streamkern.basics.randomness import Stage
 from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.feed import prepare
-from streamkern.stream.sources.base import Source, read_units
+from streamkern.stream.sources.base import BaseSource, read_units
 from streamkern.stream.sources.transforms import KINDS
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.training_data import host_transforms
@@ -23,7 +23,7 @@ SAMPLED_UNITS = 16
 
 def target_scale(
     backend: Backend,
-    source: Source,
+    source: BaseSource,
     factors: npt.NDArray[np.float64] | None,
     *,
     fit_intercept: bool,
@@ -50,29 +50,28 @@ def target_scale(
     return found
 
 
-def changes_targets(source: Source) -> bool:
+def changes_targets(source: BaseSource) -> bool:
     """Whether a transform may, which only a function of the user's own does."""
     own = tuple(kind for kind in KINDS.values() if isinstance(kind, type))
     return not all(isinstance(t, own) for t in (*host_transforms(source), *source.feed_transforms))
 
 
-def known_moments(source: Source, factors: npt.NDArray[np.float64] | None) -> ColumnMoments | None:
+def known_moments(
+    source: BaseSource, factors: npt.NDArray[np.float64] | None
+) -> ColumnMoments | None:
     """From the weight of each class, or what the source knows of its values; else None."""
     if source.classes is None:
-        ask: Any = getattr(source, "target_moments", lambda: None)
-        moments: ColumnMoments | None = ask()
-        return moments
-    totals = getattr(source, "totals", None)
-    if totals is None:
+        return source.target_moments()
+    if source.totals is None:
         return None
-    weights = totals if factors is None else totals * factors
+    weights = source.totals if factors is None else source.totals * factors
     shares = weights / weights.sum()
     return ColumnMoments.of(1.0, shares, np.sqrt(shares * (1 - shares)))
 
 
 def sampled_moments(
     backend: Backend,
-    source: Source,
+    source: BaseSource,
     factors: npt.NDArray[np.float64] | None,
     seed: int,
     dtype: Any,

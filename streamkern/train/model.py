@@ -30,12 +30,14 @@ from streamkern.predict.predictions import Progress, Question, write_predictions
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.sealed import Saved, as_saved
 from streamkern.stream.feed import prepare
-from streamkern.stream.sources.base import Block, Source, all_blocks, numbered_blocks
+from streamkern.stream.sources.base import BaseSource, Block, Source
 from streamkern.stream.sources.column_order import in_columns
 from streamkern.stream.sources.stores import stores_of
 from streamkern.stream.sources.transforms import Transform, describe_transform
+from streamkern.stream.sources.user import as_source
 from streamkern.stream.target_scale import TargetScale
-from streamkern.train.setup import load_scaling, load_trained, operator
+from streamkern.train.arrivals import load_trained
+from streamkern.train.setup import load_scaling, operator
 from streamkern.train.training_data import check_evaluable, targets
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -105,18 +107,20 @@ class KernelModel:
 
         f(X) and Y are on the device: compute with them inside `backend.active()`.
         """
-        source = self._checked(source, self.target_columns)
-        classes = self.classes if source.classes is not None else None
-        for block in all_blocks(source):
+        rows_of = self._checked(source, self.target_columns)
+        classes = self.classes if rows_of.classes is not None else None
+        for block in rows_of.blocks():
             for rows in tiles(len(block.rows), EVALUATED_ROWS):
                 part = block.take(rows)
-                yield part, *self._block_values(part, classes, source.n_outputs)
+                yield part, *self._block_values(part, classes, rows_of.n_outputs)
 
     def _checked(self, source: Any, target_columns: tuple[str, ...] | None = None) -> Any:
         """Rows like those of the training data, their columns in the same order.
 
         target_columns : where the targets are used
         """
+        if not isinstance(source, FileRows):
+            source = as_source(source)
         source = in_columns(source, self.columns, "the data", target_columns)
         check_evaluable(source, self.row_shape, "the data")
         return source
@@ -171,7 +175,7 @@ class KernelModel:
         From place `start` on. Numbers are those of the files or arrays that the data was made from,
         see `BaseSource.source_rows`.
         """
-        for place, block in numbered_blocks(self._checked(source), start):
+        for place, block in self._checked(source).numbered_blocks(start):
             for rows in tiles(len(block.rows), EVALUATED_ROWS):
                 if place + rows.stop > start:
                     part = block.take(rows)
@@ -237,18 +241,18 @@ class KernelModel:
         OSError
             Also when the disk is full: the same call goes on.
         """
-        source = self._checked(source)
+        checked = self._checked(source)
         labels = None if self.classes is None else class_labels(self.classes)
         answers = Answers(
-            0, self.dtype, self.n_outputs, labels, self.target_columns, record=self._record(source)
+            0, self.dtype, self.n_outputs, labels, self.target_columns, record=self._record(checked)
         )
-        compute = functools.partial(self.answers, source)
+        compute = functools.partial(self.answers, checked)
         return write_predictions(
-            Question(answers, source.n_rows, compute), url, order=order, values=values,
+            Question(answers, checked.n_rows, compute), url, order=order, values=values,
             overwrite=overwrite, storage_options=storage_options, progress=progress,
         )  # fmt: skip
 
-    def _record(self, source: Source | FileRows) -> dict[str, Any]:
+    def _record(self, source: BaseSource | FileRows) -> dict[str, Any]:
         """Where predictions come from, JSON."""
         files = (
             source.files

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from streamkern.backend.base import Backend
 from streamkern.backend.devices import get_backend
@@ -30,19 +31,43 @@ from streamkern.stream.loader import MAX_THREADS
 from streamkern.stream.sources.base import Source, read_ahead, target_bytes, unit_sizes
 from streamkern.train.precision import resolve_precision
 from streamkern.train.training_data import Data, count_centers, open_data, with_epochs
+from streamkern.train.warm_start import WarmStart
 
 SAVING = 128 << 20  # beside the arrays, while `checksums` has chunks of them on their way
+
+
+IN_MEMORY = "in memory"
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the caller of a run hands over in place of what its settings name.
+
+    source, test : of data.train and data.test. centers : (p, d) or (p, *row_shape) rows in storage
+    form, of model.centers. client : of data.dask, a `distributed.Client`. warm : of
+    solver.warm_start.
+    """
+
+    source: Source | None = None
+    test: Source | None = None
+    centers: npt.NDArray[Any] | None = None
+    client: Any = None
+    warm: WarmStart | None = None
+
+
+NOTHING = Given()
 
 
 @dataclass(frozen=True)
 class Run:
     """Everything `plan` prints and `train` needs before the first row is read.
 
-    config : with the epochs as a number.
+    config : with the epochs as a number. given : in place of what the settings name.
     reason : why it is this method. sizes_reason : why it has these sizes, where that is to be said.
     """
 
     config: RunConfig
+    given: Given
     data: Data
     problem: Problem
     method: Method[Any]
@@ -56,26 +81,17 @@ class Run:
     grid: Grid | None
 
 
-def open_run(
-    config: RunConfig,
-    *,
-    source: Source | None = None,
-    n_centers: int | None = None,
-    fixed_sizes: Sizes | None = None,
-    on_cluster: bool = False,
-    kernel: Kernel | None = None,
-) -> Run:
+def open_run(config: RunConfig, given: Given = NOTHING, *, fixed_sizes: Sizes | None = None) -> Run:
     """Open the data and resolve the sizes.
 
-    n_centers : of centers handed over in memory. fixed_sizes : those a run was started with.
-    on_cluster : the reading is done on a cluster that is handed over. kernel : in place of
-    model.kernel.
-    The caller closes `Run.backend`.
+    fixed_sizes : those a run was started with. The caller closes `Run.backend`.
     """
-    kernel = get_kernel(config.model.kernel) if kernel is None else kernel
-    data = open_data(config, source)
+    kernel, centers = get_kernel(config.model.kernel), given.centers
+    if centers is not None:
+        config = config.with_overrides({"model.centers": IN_MEMORY})
+    data = open_data(config, given.source)
     config = with_epochs(config, data.source.n_rows)
-    p = n_centers if n_centers is not None else count_centers(config, data)
+    p = count_centers(config, data) if centers is None else len(centers)
     settings = config.run
     threads = None if settings.threads == "auto" else settings.threads
     backend = get_backend(settings.device, threads, settings.accelerator)
@@ -83,7 +99,7 @@ def open_run(
         budget = settings.memory if backend.name == "cpu" else settings.device_memory
         budget_bytes = default_budget(backend.memory_available()) if budget == "auto" else budget
         transforms = data.source.feed_transforms
-        own = n_centers is None and config.model.centers in (*ROW_METHODS, "all")
+        own = config.model.centers in (*ROW_METHODS, "all")
         # Centers from elsewhere need not be integers, and means are none.
         integers = own or settings.precision == "integer"
         dtype = data.source.dtype if integers else np.dtype(np.float32)
@@ -91,19 +107,20 @@ def open_run(
             check_sampled(kernel)
             kernel = FourierFeatures(p, kernel.describe())
         precision = resolve_precision(settings.precision, dtype, transforms, backend, kernel)
+        on_cluster = given.client is not None
         problem = _problem(config, data, p, backend, precision[0], on_cluster, kernel)
-        if n_centers is None and config.model.features != "fourier":
+        if config.model.features != "fourier":
             problem = replace(problem, selection=_selection(config, data, problem, budget_bytes))
         if fixed_sizes is None:
             chosen = resolve(problem, config.options, int(budget_bytes))
             why = chosen[0].reason(problem, config.options, chosen[1])
         else:
             chosen, why = _as_started(problem, config.options, fixed_sizes), None
-        _check_centers(config, data, chosen[0], n_centers is not None)
+        _check_centers(config, data, chosen[0])
     except BaseException:
         backend.close()
         raise
-    return Run(config, data, problem, *chosen, why, int(budget_bytes), backend, *precision)
+    return Run(config, given, data, problem, *chosen, why, int(budget_bytes), backend, *precision)
 
 
 def _as_started(
@@ -114,11 +131,7 @@ def _as_started(
     return method, sizes, method.count(problem, sizes), "as when the run was started"
 
 
-def _check_centers(config: RunConfig, data: Data, method: Method[Any], given: bool) -> None:
-    if config.model.features == "fourier" and given:
-        raise ConfigError(
-            "model.features='fourier' has no centers; leave centers out, or set features='nystrom'"
-        )
+def _check_centers(config: RunConfig, data: Data, method: Method[Any]) -> None:
     if not method.in_place:
         return
     if data.augmented:
@@ -127,7 +140,7 @@ def _check_centers(config: RunConfig, data: Data, method: Method[Any], given: bo
             f"used with random transforms, copies or weights; use {method.instead}"
         )
     model, n = config.model, data.base.n_rows
-    if given or model.centers not in ("random", "all") or model.n_centers not in ("auto", n):
+    if model.centers not in ("random", "all") or model.n_centers not in ("auto", n):
         count = "" if model.n_centers == "auto" else f"n_centers={model.n_centers}: "
         raise ConfigError(
             f"{count}solver={method.name!r} takes all {n} training rows as centers; leave centers "
@@ -151,7 +164,7 @@ def _problem(
 ) -> Problem:  # fmt: skip
     source, run_dir = data.source, config.run.run_dir
     # For a network or a cluster, rather than for this machine.
-    waits = on_cluster or config.data.dask is not None or bool(getattr(source, "remote", False))
+    waits = on_cluster or config.data.dask is not None or source.remote
     width = point_width(data.d, precision, backend, kernel)
     itemsize = 8 if precision == "float64" else 4
     row_bytes = data.d * source.dtype.itemsize + target_bytes(source)

@@ -10,14 +10,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import zarr
 from pydantic import TypeAdapter, ValidationError
 
 from streamkern.basics.errors import ConfigError, ResumeMismatchError, RunError
 from streamkern.basics.version import __version__
 from streamkern.config.run_config import RunConfig
-from streamkern.kernels.builtin import Kernel
 from streamkern.planning.sizes import Sizes
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.sealed import checked_meta
@@ -37,14 +35,13 @@ class Record:
 _RECORD = TypeAdapter(Record)
 
 
-def run_record(run: Run, kernel: Kernel | None, centers: npt.NDArray[Any] | None) -> dict[str, Any]:
+def run_record(run: Run) -> dict[str, Any]:
     """What a run is bound to: settings and data that must not change, sizes, versions."""
     identity: dict[str, Any] = {"settings": run.config.identity()}
     # A store may move: its contents count, not its address.
     identity["settings"]["data"].pop("train", None)
     identity["data"] = run.data.source.describe()
-    if kernel is not None:
-        identity["kernel"] = kernel.describe()
+    centers = run.given.centers
     if centers is not None:
         digest = hashlib.sha256(np.ascontiguousarray(centers).tobytes()).hexdigest()
         identity["centers"] = {"shape": list(centers.shape), "sha256": digest}

@@ -15,7 +15,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.randomness import Stage
 from streamkern.store.statistics import RunningStatistics
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.base import Source
+from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.mixture import MixtureSource, mixed_moments
 from streamkern.stream.sources.sampling import sample_rows
 from streamkern.stream.sources.transforms import (
@@ -49,7 +49,7 @@ _WORDS = {
 }
 
 
-def find_scale(source: Source, wish: str, seed: int) -> tuple[Scale | None, str]:
+def find_scale(source: BaseSource, wish: str, seed: int) -> tuple[Scale | None, str]:
     """What to put behind the transforms of `source`, or None; and what is done, in words.
 
     wish : "auto", "feature", "global" or "none". Reads a sample of the rows where neither a store
@@ -117,21 +117,21 @@ def _like_pixels(mean: np.ndarray | None, scale: np.ndarray | None) -> bool:
     return bool(small.any() and dark[small].all())
 
 
-def _moments(source: Source, fixed: Sequence[Transform], seed: int) -> tuple[Moments, int]:
+def _moments(source: BaseSource, fixed: Sequence[Transform], seed: int) -> tuple[Moments, int]:
     """Statistics of the rows behind the transforms `fixed`, and how many were read for them."""
     while isinstance(source, AugmentedSource):
         source = source.base
     if isinstance(source, MixtureSource):
         found = [_moments(part, fixed, seed) for part in source.parts]
         return mixed_moments([m for m, _ in found], source.shares), sum(n for _, n in found)
-    if not fixed and not getattr(source, "statistics_read", False):
+    if not fixed and not source.statistics_read:
         known = source.statistics()
         if known[0] is not None and known[2] is not None:
             return known, 0
     return _sampled(source, fixed, seed)
 
 
-def _sampled(source: Source, fixed: Sequence[Transform], seed: int) -> tuple[Moments, int]:
+def _sampled(source: BaseSource, fixed: Sequence[Transform], seed: int) -> tuple[Moments, int]:
     row_bytes = int(np.prod(source.row_shape)) * source.dtype.itemsize
     wanted = max(MIN_SAMPLE_ROWS, min(SAMPLE_ROWS, SAMPLE_BYTES // row_bytes))
     block = sample_rows(

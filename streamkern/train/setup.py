@@ -6,7 +6,7 @@ All of it is returned as arrays and JSON values (`Assembled.arrays`, `.meta`), w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,15 +19,13 @@ from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.points import Grid
 from streamkern.kernels.products import KernelOperator
-from streamkern.rundir.run_directory import RunDirectory
-from streamkern.rundir.sealed import Parts, Saved, on_host
 from streamkern.solver.base import Solver
 from streamkern.solver.method import Rows, Setup, Work
 from streamkern.stream.feed import prepare
-from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.sampling import sample_rows
-from streamkern.stream.sources.transforms import SETUP_EPOCH, Scale, Transform
+from streamkern.stream.sources.transforms import SETUP_EPOCH, Scale, Transform, transform_name
 from streamkern.stream.target_scale import TargetScale
+from streamkern.train.arrivals import is_computed_with
 from streamkern.train.choose_centers import Report, choose
 from streamkern.train.intercept import target_scale
 from streamkern.train.opened import Run
@@ -63,20 +61,13 @@ class Assembled:
         return int(self.meta["setup"]["batch_size"])
 
 
-def start(
-    run: Run,
-    *,
-    kernel: Kernel | None = None,
-    given: npt.ArrayLike | None = None,
-    targets: TargetScale | None = None,
-    report: Report,
-) -> Assembled:
+def start(run: Run, report: Report, targets: TargetScale | None = None) -> Assembled:
     """Choose, sample, factor and measure. Reads the centers and one sample of the stream, and the
     targets where their mean is not known; targets : of the run whose weights are gone on from.
     """
     config, data = run.config, run.data
     dtype = np.dtype(np.float64 if run.precision == "float64" else np.float32)
-    host_Z, order, kernel = choose(run, kernel=kernel, given=given, dtype=dtype, report=report)
+    host_Z, order, kernel = choose(run, dtype, report)
     Z = run.backend.asarray(host_Z)
     fit_intercept = config.model.fit_intercept
     inside = targets or target_scale(
@@ -105,88 +96,48 @@ def start(
     arrays |= inside.arrays() | setup.arrays
     if kernel.metric is not None:
         arrays["metric"] = kernel.metric
-    meta = {
+    meta = _meta(run, kernel, setup.meta, scale_meta)
+    return Assembled(solver, op, arrays | scale_arrays, meta)
+
+
+def _meta(
+    run: Run, kernel: Kernel, setup: Mapping[str, Any], scaling: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """What is known of a run once it is set up, as JSON."""
+    data = run.data
+    return {
         "kernel": kernel.describe(),
         "sizes": asdict(run.sizes),
-        "setup": setup.meta,
+        "setup": setup,
         "classes": None if data.source.classes is None else list(data.source.classes),
         "row_shape": list(data.source.row_shape),
-        "columns": _names(data.source, "columns"),
-        "target_columns": _names(data.source, "target_columns"),
+        "columns": _listed(data.source.columns),
+        "target_columns": _listed(data.source.target_columns),
         "n_outputs": data.source.n_outputs,
-        "fit_intercept": fit_intercept,
+        "fit_intercept": run.config.model.fit_intercept,
         "precision": run.precision,
         "grid": None if run.grid is None else asdict(run.grid),
-        "scaling": scale_meta,
+        "scaling": scaling,
         "scale": data.scale,
         "backend": run.backend.describe(),
         "warm_start": None,
     }
-    return Assembled(solver, op, arrays | scale_arrays, meta)
 
 
-def _names(source: Source, which: str) -> list[str] | None:
-    names = getattr(source, which, None)
+def _listed(names: tuple[str, ...] | None) -> list[str] | None:
     return None if names is None else list(names)
 
 
-def reassemble(
-    run: Run,
-    arrays: dict[str, npt.NDArray[Any]],
-    meta: dict[str, Any],
-    *,
-    kernel: Kernel | None = None,
-) -> Assembled:
+def reassemble(run: Run, arrays: dict[str, npt.NDArray[Any]], meta: dict[str, Any]) -> Assembled:
     """The same solver from what `start` returned; KeyError where an entry of meta is gone."""
     meta = {name: meta[name] for name in _META}
-    op = operator(run.backend, arrays, meta, kernel)
+    kernel = run.config.model.kernel
+    op = operator(run.backend, arrays, meta, kernel if isinstance(kernel, Kernel) else None)
     device = {name: run.backend.asarray(a) for name, a in arrays.items() if is_computed_with(name)}
     points = op.points(run.backend.asarray(arrays["Z"]), left=True, right=True)
     work = Work(op, points, run.problem, run.sizes, run.config.options)
     solver = run.method.assemble(work, Setup(device, meta["setup"]), arrays["sample_rows"])
     return Assembled(solver, op, dict(arrays), meta)
-
-
-def is_computed_with(name: str) -> bool:
-    """Whether it is an array of the solver's, which lies on the device; the others describe the
-    model, and stay on the host."""
-    described = ("Z", "order", "shift", "sample_rows", "metric")
-    return name not in described and not name.startswith(("scaling", "target_"))
-
-
-def load_trained(run: RunDirectory) -> tuple[Saved | None, Saved | None]:
-    """Of setup and newest checkpoint, what a model is made of; p^2 numbers stay where they are."""
-
-    def described(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Parts | None:
-        return None if is_computed_with(name) else on_host(name, shape, dtype)
-
-    def weights(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Parts | None:
-        return on_host(name, shape, dtype) if name in ("alpha", "average") else None
-
-    return run.load_setup(described), run.load_latest(weights)
-
-
-class Arrivals:
-    """Takes arrays from a run directory straight to the device, part by part (`sealed.Into`).
-
-    A setup of p^2 numbers would otherwise be on the host as a whole first. chosen : which.
-    """
-
-    def __init__(self, backend: Backend, chosen: Callable[[str], bool]) -> None:
-        self._backend, self._chosen = backend, chosen
-        self._there: dict[str, Array] = {}
-
-    def __call__(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Parts:
-        if not self._chosen(name):
-            return on_host(name, shape, dtype)
-        with self._backend.active():
-            self._there[name] = self._backend.xp.empty(shape, dtype)
-        by_parts: Parts = self._backend.by_parts(self._there[name])
-        return by_parts
-
-    def arrays(self, saved: Saved) -> dict[str, Array]:
-        """All that was saved, each where it arrived."""
-        return saved.arrays | self._there
 
 
 def operator(
@@ -250,7 +201,7 @@ def save_scaling(
                 arrays[f"scaling.{i}.mean"] = np.asarray(transform.mean, np.float64)
                 arrays[f"scaling.{i}.scale"] = np.asarray(transform.scale, np.float64)
         else:
-            meta.append({"kind": "function", "name": getattr(transform, "__qualname__", "?")})
+            meta.append({"kind": "function", "name": transform_name(transform)})
     return arrays, meta
 
 

@@ -46,7 +46,7 @@ class Result:
     center i is center order[i] of those chosen. meta : what setup decided and measured. timing :
     seconds of the loop in this process, and of it waiting for data. ended : why it took fewer
     epochs than were allowed, or None. skipped : a sentence for each damaged checkpoint in whose
-    place an older one was taken, here or in the run of solver.warm_start.
+    place an older one was taken, here or in the run of solver.warm_start, and for a damaged log.
     """
 
     model: KernelModel
@@ -79,8 +79,8 @@ class Steps:
         """From where `kept` was called. arrays["good"] is written to from now on."""
         state = self.solver.restore(arrays, meta["state"])
         self._go_on(state, Guard.restore(meta["guard"]), arrays["good"], arrays["window"])
-        for name in asdict(self.position):
-            setattr(self.position, name, meta["position"][name])
+        for name, now in asdict(self.position).items():
+            setattr(self.position, name, type(now)(meta["position"][name]))
 
     def _go_on(self, state: State, guard: Guard, good: Any = None, window: Any = None) -> None:
         good = state.alpha.copy() if good is None else self.run.backend.asarray(good)

@@ -25,7 +25,7 @@ from streamkern.planning.center_costs import METHODS
 from streamkern.store.sample_weights import class_notes, weight_factors
 from streamkern.store.store import Store, open_store
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.base import Source
+from streamkern.stream.sources.base import BaseSource, Source
 from streamkern.stream.sources.column_order import in_columns
 from streamkern.stream.sources.mixture import open_stores, stored_rows
 from streamkern.stream.sources.stores import ZarrSource
@@ -35,6 +35,7 @@ from streamkern.stream.sources.transforms import (
     is_deterministic,
     transform_name,
 )
+from streamkern.stream.sources.user import as_source
 from streamkern.train.scaling import find_scale
 
 DEFAULT_CENTERS = 10_000
@@ -54,8 +55,8 @@ class Data:
     weight_factors : see `sample_weights.weight_factors`; None where rows have no sample weights.
     """
 
-    source: Source
-    base: Source
+    source: BaseSource
+    base: BaseSource
     fixed: tuple[Transform, ...]
     scale: str
     cache: Cache | None = None
@@ -82,15 +83,14 @@ class Data:
         return not self.augmented and _repeats(self.source)
 
 
-def _repeats(source: Source) -> bool:
-    parts = getattr(source, "parts", ())
-    return getattr(source, "repeats", False) and all(map(_repeats, parts))
+def _repeats(source: BaseSource) -> bool:
+    return source.repeats and all(map(_repeats, source.parts))
 
 
-def host_transforms(source: Source) -> list[Transform]:
+def host_transforms(source: BaseSource) -> list[Transform]:
     """Transforms that run with the read, of a source and of those below it."""
-    below = [t for part in getattr(source, "parts", ()) for t in host_transforms(part)]
-    return [*below, *getattr(source, "host_transforms", ())]
+    below = [t for part in source.parts for t in host_transforms(part)]
+    return [*below, *source.host_transforms]
 
 
 def open_data(config: RunConfig, source: Source | None = None) -> Data:
@@ -116,6 +116,7 @@ def open_data(config: RunConfig, source: Source | None = None) -> Data:
         if settings.copies > 1 or settings.transforms:
             transforms = from_config(settings.transform_tables)
             source = AugmentedSource(source, settings.copies, transforms)
+    source = as_source(source)
     if source.n_outputs < 1:
         raise ConfigError("the training data has no targets y; training needs them")
     for transform in host_transforms(source):
@@ -148,7 +149,7 @@ def auto_epochs(config: RunConfig, n_rows: int) -> int:
     return max(1, min(MAX_AUTO_EPOCHS, math.ceil(AUTO_SAMPLES / n_rows)))
 
 
-def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Source | None:
+def open_test(config: RunConfig, data: Data, test: Source | None = None) -> BaseSource | None:
     """The held-out rows, checked against the training rows."""
     settings = config.data
     if test is None and settings.test is not None:
@@ -162,17 +163,15 @@ def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Sour
         )
     if test is None:
         return None
-    columns, target_columns = (
-        getattr(data.source, name, None) for name in ("columns", "target_columns")
-    )
-    test = in_columns(test, columns, "data.test", target_columns)
-    check_evaluable(test, data.source.row_shape, "data.test")
-    if test.n_outputs != data.source.n_outputs or test.classes != data.source.classes:
+    own = data.source
+    held_out = in_columns(as_source(test), own.columns, "data.test", own.target_columns)
+    check_evaluable(held_out, own.row_shape, "data.test")
+    if held_out.n_outputs != own.n_outputs or held_out.classes != own.classes:
         raise ConfigError(
-            f"data.test has {targets(test.classes, test.n_outputs)} and data.train "
-            f"{targets(data.source.classes, data.source.n_outputs)}; use data with the same targets"
+            f"data.test has {targets(held_out.classes, held_out.n_outputs)} and data.train "
+            f"{targets(own.classes, own.n_outputs)}; use data with the same targets"
         )
-    return test
+    return held_out
 
 
 def options_for(config: RunConfig, *urls: str) -> dict[str, Any]:
@@ -186,7 +185,7 @@ def options_for(config: RunConfig, *urls: str) -> dict[str, Any]:
     return config.data.storage_options if wanted else {}
 
 
-def check_same_rows(source: Source, row_shape: tuple[int, ...], name: str) -> None:
+def check_same_rows(source: BaseSource, row_shape: tuple[int, ...], name: str) -> None:
     """Raise unless the rows of `source` have the shape the model was trained on."""
     if np.prod(source.row_shape) != np.prod(row_shape):
         raise ConfigError(
@@ -195,7 +194,7 @@ def check_same_rows(source: Source, row_shape: tuple[int, ...], name: str) -> No
         )
 
 
-def check_evaluable(source: Source, row_shape: tuple[int, ...], name: str) -> None:
+def check_evaluable(source: BaseSource, row_shape: tuple[int, ...], name: str) -> None:
     """Raise unless `source` can be evaluated: rows of that shape, and no augmentation of its own.
 
     Evaluated rows go through the model's own fixed transforms and no others.
@@ -216,10 +215,9 @@ def checked_classes(data: Data) -> list[str]:
     up their mind about the rest.
     """
     source, factors = data.source, data.weight_factors
-    totals = getattr(source, "totals", None)
-    if source.classes is None or totals is None:
+    if source.classes is None or source.totals is None:
         return []
-    weighed = totals if factors is None else totals * factors
+    weighed = source.totals if factors is None else source.totals * factors
     notes = class_notes(source.classes, weighed, "rows" if factors is None else "weight")
     if np.count_nonzero(weighed) < 2:
         raise DataError(notes[0])
@@ -246,7 +244,7 @@ def count_centers(config: RunConfig, data: Data) -> int:
             "centers = 'random', or another way to choose"
         )
     if model.centers not in METHODS:
-        array = open_centers(config, getattr(data.source, "columns", None))
+        array = open_centers(config, data.source.columns)
         if int(np.prod(array.shape[1:])) != data.d:
             raise ConfigError(
                 f"model.centers has rows of shape {array.shape[1:]}, the data has "

@@ -16,9 +16,9 @@ from streamkern.basics.warning import warn
 from streamkern.config.run_config import RunConfig
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.sealed import as_saved
-from streamkern.stream.sources.base import Source
+from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.target_scale import TargetScale
-from streamkern.train.setup import load_trained
+from streamkern.train.arrivals import load_trained
 from streamkern.train.training_data import options_for
 
 
@@ -40,7 +40,7 @@ class WarmStart:
     target_columns: list[str] | None = None
     skipped: tuple[str, ...] = ()
 
-    def check(self, config: RunConfig, source: Source) -> None:
+    def check(self, config: RunConfig, source: BaseSource) -> None:
         """Raise ConfigError unless both runs have the same outputs in the same order, and an
         intercept or none.
         """
@@ -50,7 +50,7 @@ class WarmStart:
                 f"solver.warm_start={self.place} was trained on other targets than this run; use "
                 "data with the same targets, or leave warm_start out"
             )
-        own, names = self.target_columns, getattr(source, "target_columns", None)
+        own, names = self.target_columns, source.target_columns
         if own is not None and names is not None and len(own) > 1 and own != list(names):
             raise ConfigError(
                 f"solver.warm_start={self.place} was trained on the targets {some(own)} and this "

@@ -22,7 +22,7 @@ from streamkern.planning.center_costs import METHODS
 from streamkern.planning.memory import default_budget
 from streamkern.planning.sizes import OF_THE_WHOLE
 from streamkern.stream.sources.base import Source
-from streamkern.train.opened import open_run
+from streamkern.train.opened import Given, open_run
 from streamkern.train.training_data import Data, auto_epochs, with_epochs
 from streamkern.tuning.holdout import HELD_OUT, MIN_ROWS, Sample, draw, row_bytes
 
@@ -111,7 +111,7 @@ class Candidates:
         """The ridges to try; ConfigError for one, or a kernel, that no training would accept."""
 
         def check(kernel: Any, ridge: float) -> None:
-            open_run(self.config(kernel, bandwidth, ridge), source=self.split(0)[0]).backend.close()
+            open_run(self.config(kernel, bandwidth, ridge), Given(self.split(0)[0])).backend.close()
 
         own = self.trial.solver.ridge
         for kernel in kernels:

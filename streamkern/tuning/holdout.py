@@ -16,7 +16,7 @@ import numpy.typing as npt
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.base import Source, joined, target_bytes
+from streamkern.stream.sources.base import BaseSource, joined, target_bytes
 from streamkern.stream.sources.mixture import MixtureSource, stored_rows
 from streamkern.stream.sources.sampling import sample_rows
 from streamkern.stream.sources.transforms import transform_name
@@ -42,12 +42,12 @@ class Sample:
     X: npt.NDArray[Any]
     y: npt.NDArray[Any]
     stratum: npt.NDArray[np.int64]
-    source: Source
+    source: BaseSource
     w: npt.NDArray[Any] | None = None
 
     def split(
         self, fold: int, n_parts: int, seed: int, max_copies: int
-    ) -> tuple[Source, ArraySource]:
+    ) -> tuple[BaseSource, ArraySource]:
         """(rows to train on, rows held out) of split `fold`; those of two splits are disjoint.
 
         max_copies : at most so many replicas of an augmented source. Raises DataError where
@@ -72,7 +72,7 @@ class Sample:
         return _like(self.source, fit, max_copies), held_out
 
 
-def row_bytes(source: Source) -> int:
+def row_bytes(source: BaseSource) -> int:
     """Bytes of a row of X and y in storage, and of its sample weight."""
     d = np.prod(source.row_shape, dtype=int)
     return int(d * source.dtype.itemsize) + target_bytes(source)
@@ -119,7 +119,7 @@ def parts_of(stratum: npt.NDArray[np.int64], n_parts: int, seed: int) -> npt.NDA
     return part
 
 
-def _parts(data: Data) -> tuple[list[Source], list[float]]:
+def _parts(data: Data) -> tuple[list[BaseSource], list[float]]:
     """The stores that are drawn from, and the share of each."""
     source = data.source
     while isinstance(source, AugmentedSource):
@@ -130,7 +130,7 @@ def _parts(data: Data) -> tuple[list[Source], list[float]]:
     return [stored_rows(part) for part in source.parts], [w / total for w in source.weights]
 
 
-def _like(source: Source, rows: ArraySource, max_copies: int) -> Source:
+def _like(source: BaseSource, rows: ArraySource, max_copies: int) -> BaseSource:
     """`rows` with the augmentation and the scaling of `source`."""
     if isinstance(source, AugmentedSource):
         below = _like(source.base, rows, max_copies)
@@ -145,7 +145,7 @@ def _check_plain(data: Data) -> None:
     source = data.source
     while isinstance(source, AugmentedSource):
         source = source.base
-    inner = [part for part in getattr(source, "parts", ()) if isinstance(part, AugmentedSource)]
+    inner = [part for part in source.parts if isinstance(part, AugmentedSource)]
     if done or inner:
         what = f"by {transform_name(done[0])!r}" if done else "in a part of the mixture"
         raise ConfigError(

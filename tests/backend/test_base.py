@@ -287,24 +287,6 @@ def test_close_ends_the_threads_and_leaves_a_working_backend() -> None:
     assert seen == [0, 1, 2]
 
 
-def test_workspace_is_reused_per_thread_name_and_dtype() -> None:
-    backend = Backend(1)
-    a = backend.workspace("a", (10, 20), np.float32)
-    assert a.shape == (10, 20)
-    assert a.dtype == np.float32
-    assert np.shares_memory(a, backend.workspace("a", (4, 5), np.float32))
-    assert not np.shares_memory(a, backend.workspace("b", (4, 5), np.float32))
-    assert not np.shares_memory(a, backend.workspace("a", (4, 5), np.float64))
-    assert backend.workspace("a", (100, 100), np.float32).shape == (100, 100)
-    others: list[Array] = []
-    thread = threading.Thread(
-        target=lambda: others.append(backend.workspace("a", (4, 5), np.float32))
-    )
-    thread.start()
-    thread.join()
-    assert not np.shares_memory(others[0], backend.workspace("a", (4, 5), np.float32))
-
-
 # --- names --------------------------------------------------------------------------------------
 
 

@@ -46,6 +46,7 @@ from tests.maths import (
     Array,
     Case,
     both,
+    close,
     make_case,
     operator,
     rows,
@@ -70,10 +71,6 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
             monkeypatch.setitem(sys.modules, name, module)
     with get_backend("gpu") as backend, backend.active():
         yield backend
-
-
-def close(actual: Array, desired: Array, relative: float) -> None:
-    np.testing.assert_allclose(actual, desired, rtol=0, atol=relative * np.abs(desired).max())
 
 
 class OwnKernel(Kernel):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
@@ -375,7 +376,7 @@ def stuck(inside: str) -> subprocess.Popen[str]:
     )  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.readline() == "here\n"
-    time.sleep(0.2)
+    wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING, process)
     return process
 
 

@@ -29,16 +29,15 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.planning.center_costs import KMEANS_BATCH, selection
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip, Scale, host_transform
 from streamkern.train import choose_centers
-from streamkern.train.opened import Run, open_run
+from streamkern.train.opened import Run
 from tests import reference as ref
 from tests import runs
-from tests.runs import array_source, arrays, finished, stream
+from tests.runs import array_source, arrays, finished, opened, stream
 
 Array = npt.NDArray[Any]
 CHOSEN = ("random", "balanced", "kmeans", "rpcholesky")
@@ -205,18 +204,10 @@ def test_means_without_rows_are_moved_to_some() -> None:
     assert distortion(X, Z) < 4
 
 
-def opened(source: Source | None = None, **overrides: Any) -> Run:
-    run = open_run(runs.settings(**overrides), source=stream() if source is None else source)
-    run.backend.close()
-    return run
-
-
 def chosen(run: Run) -> tuple[choose_centers.Chosen, dict[str, Any]]:
     events: list[tuple[str, dict[str, Any]]] = []
     dtype = np.dtype(np.float64 if run.precision == "float64" else np.float32)
-    found = choose_centers.choose(
-        run, kernel=None, given=None, dtype=dtype, report=lambda *event: events.append(event)
-    )
+    found = choose_centers.choose(run, dtype, lambda *event: events.append(event))
     assert [name for name, _ in events] == ["centers"]
     return found, events[0][1]
 

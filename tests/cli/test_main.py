@@ -11,14 +11,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import zarr
-from threadpoolctl import threadpool_limits
 
 import streamkern
 from streamkern.cli import main
@@ -35,6 +34,8 @@ from tests.clusters import Cluster
 from tests.faults import flip_bit, remove, tree
 from tests.s3server import SECRET, S3Server
 
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
+
 DONE, USAGE, FAILED, TRY_AGAIN = 0, 2, 3, 75
 SETTINGS = ("model.n_centers=40", "data.batch_size=50", "run.threads=1", "run.device=cpu")
 FAST = [word for setting in SETTINGS for word in ("--set", setting)]
@@ -42,12 +43,6 @@ FAST = [word for setting in SETTINGS for word in ("--set", setting)]
 rng = np.random.default_rng(0)
 X = rng.normal(size=(600, 5)).astype(np.float32)
 Y = np.array(["a", "b", "c"])[np.digitize(X[:, 0] + X[:, 1], [-0.6, 0.6])]
-
-
-@pytest.fixture(autouse=True)
-def one_blas_thread() -> Iterator[None]:
-    with threadpool_limits(1):
-        yield
 
 
 @pytest.fixture(scope="session")
@@ -564,13 +559,13 @@ def test_augment_is_the_library_function(run: Run, stores: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--copies", "0"], "data.copies=0 must be a whole number, at least 1"),
+        (["--copies", "0"], "--copies 0 must be a whole number, at least 1"),
         (["--transform", "flip"], "--transform 'flip' must be a table as in a run file"),
-        (["--transform", '{kind = "noise"}'], "data.transforms[0].sigma is missing"),
+        (["--transform", '{kind = "noise"}'], "--transform[0].sigma is missing"),
         (["--transform", '{kind = "blur"}'], "must be a table with kind = one of"),
         (["--weights", "a,b"], "--weights 'a,b' must be numbers with commas"),
-        (["--weights", "1,2"], "data.weights has 2 numbers for 1 stores"),
-        (["--threads", "0"], "data.prefetch_threads=0 must be"),
+        (["--weights", "1,2"], "--weights has 2 numbers for 1 stores"),
+        (["--threads", "0"], "--threads 0 must be"),
         (["--dtype", "int3"], "--dtype int3 is not a dtype"),
         (["--memory", "none"], "--memory none must be"),
         (["--storage-option", "secret"], "--storage-option number 1 must be KEY=VALUE"),
@@ -602,6 +597,26 @@ def test_info_of_an_unfinished_store_and_of_a_verified_one(
     assert (code, "every chunk matches its digest" in out) == (DONE, True)
     flip_bit(store, "X/c/2/0")
     assert "X/c/2/0" in sentence(run("info", store, "--verify"), FAILED)
+
+
+def test_info_verifies_every_checkpoint_of_a_run(run: Run, stores: Path, tmp_path: Path) -> None:
+    """The newest alone is what it reads without being asked."""
+    words = ("--run-dir", tmp_path / "run", *FAST, "--set", "run.checkpoint_every=1")
+    assert run("train", "--train", stores / "train.zarr", *words)[0] == DONE
+    code, out, _ = run("info", tmp_path / "run", "--verify", "--json")
+    checked = json.loads(out)["verified"]
+    setup, *saves = checked
+    assert (code, setup, len(saves)) == (DONE, "setup", 3)
+    assert set(checked.values()) == {"whole"}
+    flip_bit(tmp_path / "run", f"{saves[0]}/alpha/c/0/0")
+    code, out, _ = run("info", tmp_path / "run")
+    assert (code, "damaged" in out) == (DONE, False)
+    answer = run("info", tmp_path / "run", "--verify")
+    assert f"1 of the 4 groups in {tmp_path / 'run'} are damaged" in sentence(answer, FAILED)
+    lines = [line.split(maxsplit=1) for line in answer[1].splitlines()]
+    assert [name for name, _ in lines] == [setup, *saves]
+    assert [how == "whole" for _, how in lines] == [True, False, True, True]
+    assert "does not match its checksum" in lines[1][1]
 
 
 def test_bench_read_prints_a_table_and_a_conclusion(run: Run, stores: Path) -> None:

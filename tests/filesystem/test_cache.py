@@ -27,13 +27,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamkern.basics.errors import ConfigError
-from streamkern.filesystem.cache import COUNTS, Cache, Name
+from streamkern.filesystem.cache import Cache, Name
 from streamkern.filesystem.cached_objects import CachedObjects
 from streamkern.filesystem.objects import Objects, Outcome
 from streamkern.ingest.ingest import ingest
 from streamkern.stream.loader import Loader
 from streamkern.stream.sources.stores import ZarrSource
 from tests.faultproxy import FaultProxy
+from tests.faults import tree
 from tests.s3server import S3Server
 
 ROOT = Path(__file__).parents[2]
@@ -96,15 +97,14 @@ ENTRY = 4 * BLOCK  # what 3 blocks and a header take
 
 
 def test_an_object_is_fetched_once(tmp_path: Path) -> None:
-    library, before = Library(), COUNTS.counts()
-    objects = opened(Cache(tmp_path, 1 << 30), library)
+    library, cache = Library(), Cache(tmp_path, 1 << 30)
+    objects = opened(cache, library)
     for _ in range(3):
         read(objects, library, keys(5))
     assert library.asked == dict.fromkeys(keys(5), 1)
     read(objects, library, ["X/c/5/0", *keys(2)])
     assert library.asked == dict.fromkeys(keys(6), 1)
-    found = {name: count - before[name] for name, count in COUNTS.counts().items()}
-    assert found == {"hits": 12, "misses": 6, "dropped": 0}
+    assert cache.counts.counts() == {"hits": 12, "misses": 6, "dropped": 0}
     # Another process, or another day.
     read(opened(Cache(tmp_path, 1 << 30), library), library, keys(6))
     assert library.asked == dict.fromkeys(keys(6), 1)
@@ -158,8 +158,8 @@ def test_a_damaged_entry_is_dropped_and_fetched_again(
     tmp_path_factory: pytest.TempPathFactory, n_bytes: int, damage: tuple[str, int, int]
 ) -> None:
     folder = tmp_path_factory.mktemp("cache")
-    library, before = Library(n_bytes=n_bytes), COUNTS.dropped
-    objects = opened(Cache(folder, 1 << 30), library)
+    library, cache = Library(n_bytes=n_bytes), Cache(folder, 1 << 30)
+    objects = opened(cache, library)
     read(objects, library, keys(2))
     victim, other = sorted(entries(folder))
     data, (kind, place, bit) = bytearray(victim.read_bytes()), damage
@@ -175,7 +175,7 @@ def test_a_damaged_entry_is_dropped_and_fetched_again(
         data = bytearray(other.read_bytes())
     victim.write_bytes(data)
     read(objects, library, keys(2))
-    assert COUNTS.dropped == before + 1
+    assert cache.counts.dropped == 1
     assert sum(library.asked.values()) == 3
     read(objects, library, keys(2))
     assert sum(library.asked.values()) == 3
@@ -190,20 +190,16 @@ def test_bad_settings(tmp_path: Path) -> None:
             Cache(tmp_path, size)  # type: ignore[arg-type]
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
 @pytest.mark.parametrize("name", ["notes.txt", "total", "lock", "CACHEDIR.TAG", "new/0a1b"])
 def test_a_folder_of_something_else_is_refused(name: str, tmp_path: Path) -> None:
     """D1: no name makes a folder a cache."""
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("Signature: 8a477f597d28d172789f06886806bc55\n# of mine\n")
-    before = files(tmp_path)
+    before = tree(tmp_path)
     first = re.escape(name.partition("/")[0])
     with pytest.raises(ConfigError, match=f"holds '{first}' and is no cache of streamkern"):
         Cache(tmp_path)
-    assert files(tmp_path) == before
+    assert tree(tmp_path) == before
 
 
 def test_strangers_files_in_a_cache_are_never_evicted(tmp_path: Path) -> None:
@@ -216,10 +212,10 @@ def test_strangers_files_in_a_cache_are_never_evicted(tmp_path: Path) -> None:
         for name in ("notes.txt", "0a1b"):
             (folder / name).write_text("mine")
             os.utime(folder / name, (0, 0))
-    before = {name: data for name, data in files(tmp_path).items() if data == b"mine"}
+    before = {name: data for name, data in tree(tmp_path).items() if data == b"mine"}
     read(opened(Cache(tmp_path, ENTRY, idle_s=0.0), library), library, keys(8))
     assert len([p for p in entries(tmp_path) if len(p.name) == 64]) <= 1
-    after = files(tmp_path)
+    after = tree(tmp_path)
     assert {name: after.get(name) for name in before} == before
 
 
@@ -232,22 +228,22 @@ def test_a_folder_that_took_its_place_is_left_alone(tmp_path: Path) -> None:
     (folder / "total").write_text("mine")
     with pytest.warns(UserWarning, match="moved, deleted or replaced"):
         read(objects, library, keys(2))
-    assert files(folder) == {"total": b"mine"}
+    assert tree(folder) == {"total": b"mine"}
 
 
 # -- the limit ---------------------------------------------------------------------------------
 
 
 def test_a_store_in_use_keeps_what_it_has(tmp_path: Path) -> None:
-    library = Library()
-    objects = opened(Cache(tmp_path, 5 * ENTRY), library)
+    library, cache = Library(), Cache(tmp_path, 5 * ENTRY)
+    objects = opened(cache, library)
     order = random.Random(0)
     for epoch in range(4):
-        before, wanted = COUNTS.hits, order.sample(keys(10), 10)
+        before, wanted = cache.counts.hits, order.sample(keys(10), 10)
         for key in wanted:
             read(objects, library, [key])
         # A half fits, and in any order a half is found.
-        assert COUNTS.hits - before == (5 if epoch else 0)
+        assert cache.counts.hits - before == (5 if epoch else 0)
         assert len(entries(tmp_path)) == 5
     assert held(tmp_path) <= 5 * ENTRY
 

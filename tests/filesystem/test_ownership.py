@@ -19,6 +19,7 @@ from streamkern.filesystem.ownership import (
     remove_group,
 )
 from streamkern.filesystem.urls import zarr_store
+from tests.faults import tree
 
 MARK = {"kind": PREDICTIONS, "status": "writing"}
 STRANGERS = ("notes.txt", "values/notes.txt", "values/c/0/notes", "mine/c/0", "mine/zarr.json", "7")
@@ -35,14 +36,10 @@ def predictions(url: str) -> None:
     publish(group, {**MARK, "status": "complete"})
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
 def test_the_mark_is_there_from_the_first_file_on(tmp_path: Path) -> None:
     url = str(tmp_path / "p")
     begin(store_at(url), url, MARK)
-    assert files(tmp_path / "p").keys() == {"zarr.json"}
+    assert tree(tmp_path / "p").keys() == {"zarr.json"}
     assert mark_at(store_at(url), url) == MARK
 
 
@@ -62,7 +59,7 @@ def test_what_is_replaced_goes_and_strangers_files_stay(local: bool, tmp_path: P
     assert "values" not in group
     assert group.attrs[ATTRIBUTE] == MARK
     if local:
-        left = files(tmp_path / "p")
+        left = tree(tmp_path / "p")
     else:
         left = {key: bytes(store.objects.get(key)) for key, _ in store.objects.list()}
     assert left.pop("zarr.json")
@@ -76,7 +73,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere/0").write_text("mine")
     (tmp_path / "p/values/c/5").symlink_to(tmp_path / "elsewhere")
     begin(store_at(url), url, MARK)
-    assert files(tmp_path / "elsewhere") == {"0": b"mine"}
+    assert tree(tmp_path / "elsewhere") == {"0": b"mine"}
 
 
 @pytest.mark.parametrize("what", ["file", "array", "group", "attributes", "unreadable", "folder"])
@@ -91,10 +88,10 @@ def test_what_does_not_say_that_it_is_ours_is_refused(what: str, tmp_path: Path)
     else:
         place.mkdir()
         (place / ("zarr.json" if what == "unreadable" else "notes.txt")).write_text("{")
-    before = files(tmp_path)
+    before = tree(tmp_path)
     with pytest.raises(DataError, match="holds something streamkern did not write"):
         begin(store_at(str(place)), str(place), MARK)
-    assert files(tmp_path) == before
+    assert tree(tmp_path) == before
 
 
 def test_one_kind_does_not_replace_another(tmp_path: Path) -> None:
@@ -122,4 +119,4 @@ def test_a_groups_files_go_and_strangers_files_stay(tmp_path: Path) -> None:
     zarr.create_group(root).create_array("alpha", data=np.ones(3))
     (root / "alpha/notes.txt").write_text("mine")
     remove_group(root)
-    assert files(tmp_path) == {"g/alpha/notes.txt": b"mine"}
+    assert tree(tmp_path) == {"g/alpha/notes.txt": b"mine"}

@@ -16,6 +16,7 @@ from streamkern.basics.errors import ConfigError, DataError
 from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.ingest.ingest import ingest
 from streamkern.store.store import open_store
+from tests.faults import tree
 
 SMALL: dict[str, Any] = {"chunk_mb": 2**-6, "memory": 1 << 18}
 
@@ -32,11 +33,7 @@ def strangers(folder: Path) -> dict[str, bytes]:
     for name in ("notes.txt", "state.json", "scratch.json", "0.rows", "000000000000.rows"):
         (folder / name).write_text(f"{name} of mine")
         (folder / "sub" / name).write_text(f"{name} of mine")
-    return files(folder)
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    return tree(folder)
 
 
 @pytest.mark.parametrize("spilled", [True, False])
@@ -48,7 +45,7 @@ def test_scratch_folder_keeps_strangers_files(tmp_path: Path, spilled: bool) -> 
     ingest(data, tmp_path / "a.zarr", scratch=precious, **settings)
     with pytest.raises(DataError, match="no array 'Z'"):
         ingest(data, tmp_path / "b.zarr", scratch=precious, x="Z", **settings)
-    assert files(precious) == before
+    assert tree(precious) == before
     assert sorted(p.name for p in precious.iterdir() if p.is_dir()) == ["sub"]
 
 
@@ -59,7 +56,7 @@ def test_a_scratch_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
         before = strangers(scratch_folder(tmp_path / "a.zarr", parent))
         with pytest.raises(DataError, match="which streamkern did not write; move it away"):
             ingest(data, tmp_path / "a.zarr", scratch=parent, **SMALL)
-        assert files(scratch_folder(tmp_path / "a.zarr", parent)) == before
+        assert tree(scratch_folder(tmp_path / "a.zarr", parent)) == before
         assert not (tmp_path / "a.zarr").exists()
 
 
@@ -72,7 +69,7 @@ def test_strangers_files_in_a_scratch_folder_of_ours_stay(tmp_path: Path) -> Non
     (folder / "notes.txt").write_text("mine")
     (folder / "0.rows.txt").write_text("mine")
     ingest(data, tmp_path / "a.zarr", **SMALL)
-    assert files(folder) == {"notes.txt": b"mine", "0.rows.txt": b"mine"}
+    assert tree(folder) == {"notes.txt": b"mine", "0.rows.txt": b"mine"}
 
 
 def test_two_ingests_with_one_scratch_do_not_touch_each_other(tmp_path: Path) -> None:
@@ -100,11 +97,11 @@ def test_the_same_command_again_clears_what_a_kill_after_publishing_left(
     with monkeypatch.context() as patch:
         patch.setattr(Scratch, "discard", lambda self: None)  # as if killed before it
         spec = ingest(data, out, **SMALL)
-    assert files(scratch_folder(out))
-    before = {name: (out / name).stat().st_mtime_ns for name in files(out)}
+    assert tree(scratch_folder(out))
+    before = {name: (out / name).stat().st_mtime_ns for name in tree(out)}
     assert ingest(data, out, **SMALL).fingerprint == spec.fingerprint
     assert not scratch_folder(out).exists()
-    assert before == {name: (out / name).stat().st_mtime_ns for name in files(out)}
+    assert before == {name: (out / name).stat().st_mtime_ns for name in tree(out)}
     for other in ({"seed": 1}, {"chunk_mb": 2**-7}, {"compress": "none"}, {"dtype": "float32"}):
         with pytest.raises(DataError, match="already holds a store"):
             ingest(data, out, **{**SMALL, **other})
@@ -144,9 +141,9 @@ def test_a_call_that_is_done_keeps_the_scratch_of_another_one(tmp_path: Path) ->
         ingest(data, tmp_path / "b.zarr", seed=1, progress=stop, scratch=tmp_path / "s", **SMALL)
     # As the scratch of an overwrite that had not yet come to its first chunk.
     scratch_folder(tmp_path / "b.zarr", tmp_path / "s").rename(scratch_folder(out))
-    before = files(scratch_folder(out))
+    before = tree(scratch_folder(out))
     ingest(data, out, **SMALL)
-    assert files(scratch_folder(out)) == before
+    assert tree(scratch_folder(out)) == before
 
 
 @pytest.mark.parametrize("mapped", [False, True], ids=["in memory", "mapped"])
@@ -226,7 +223,7 @@ def test_a_state_that_is_not_what_was_written_begins_anew(how: str, tmp_path: Pa
     body = json.loads(whole["body"])
     lost = [p for p in keys(body) if len(p) == 1 or (p[0] == "state" and p[1] != "leaves")]
     assert ("state", "bits") in lost
-    before = files(scratch_folder(out))
+    before = tree(scratch_folder(out))
     for path in lost:
         with Scratch(scratch_folder(out)) as scratch:
             scratch.restore("nobody's")  # so that the folder is there, and empty

@@ -29,7 +29,7 @@ from streamkern.basics.errors import DataError, MemoryBudgetError
 from streamkern.ingest.decompress import decompressed
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.readers import open_reader
-from tests.rawfiles import write_idx
+from tests.rawfiles import npy, write_idx
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,
@@ -40,12 +40,6 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
 ENDINGS = pytest.mark.parametrize("ending", PACK)
 ROWS = np.random.default_rng(5).integers(0, 256, (300, 7)).astype(np.uint8)
 LABELS = np.arange(300) % 3
-
-
-def npy(array: Any) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
 
 
 def read(inputs: Any, y: Any = None, block_bytes: int = 1 << 20, **wish: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,14 +21,9 @@ from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.points import Grid
 from streamkern.kernels.products import PRECISIONS, KernelOperator
 from tests import reference as ref
-from tests.maths import RADIAL, Array, both, operator, rows
+from tests.maths import RADIAL, Array, Quartic, both, operator, rows
 
 EPS = {"float64": float(np.finfo(np.float64).eps), "exact": float(np.finfo(np.float32).eps)}
-
-
-class Quartic(Kernel):
-    def profile(self, sq: Array, xp: Any) -> Array:
-        return 1 / (1 + sq * sq)  # type: ignore[no-any-return, unused-ignore]
 
 
 def dense(op: KernelOperator, A: Array, B: Array) -> ref.Array:

@@ -462,6 +462,21 @@ def test_a_log_line_that_is_no_record_is_left_out_after_training(
     assert "damaged line" in run_overview(run)["warnings"][0]
 
 
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_a_log_that_lost_its_end_is_said_with_the_history(left: int, run: Path) -> None:
+    """On stderr, in the result and by `info`: each evaluation is a line."""
+    config = settings(run, **{"run.checkpoint_every": 5, "run.evaluate_every": 5})
+    whole = finished(config, source=stream(), test=array_source(10, 5))
+    assert (whole.skipped, run_overview(run)["warnings"]) == ((), [])
+    lines = (run / "log.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "log.jsonl").write_bytes(b"".join(lines[:left]))
+    (said,) = run_overview(run)["warnings"]
+    with pytest.warns(UserWarning, match=r"line\(s\) of the run log in .* are lost; the history"):
+        result = finished(config, source=stream(), test=array_source(10, 5))
+    assert result.skipped == (said,)
+    assert run_overview(run)["warnings"] == [said]  # also after another life
+
+
 def again_quietly(path: Path) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
@@ -591,6 +606,17 @@ LOOKS = [
     pytest.param(warm_started, id="warm start"),
     pytest.param(resumed, id="resume", marks=pytest.mark.slow),
 ]
+
+
+@pytest.mark.parametrize("entry", ["", [], None, 3, [1], {}])
+def test_a_list_of_files_that_makes_no_sense_is_damage(entry: Any, run: Path) -> None:
+    manifest = run / f"checkpoints/{STEPS:012d}.json"
+    body = documents.unseal("checkpoint", manifest.read_bytes())
+    body["files"] = dict.fromkeys(body["files"], entry)
+    manifest.write_bytes(documents.seal("checkpoint", body))
+    saved = RunDirectory(run, writable=False).load_latest()
+    assert saved is not None
+    assert (saved.step, len(saved.skipped)) == (10, 1)
 
 
 @pytest.mark.parametrize("look", LOOKS)

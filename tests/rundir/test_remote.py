@@ -43,6 +43,7 @@ from streamkern.rundir.saver import AsyncSaver
 from streamkern.train import guard
 from streamkern.train.model import load_model
 from streamkern.train.train import train
+from tests.checkpoints import assert_is_state, meta, state
 from tests.runs import (
     METHODS,
     STEPS,
@@ -127,35 +128,6 @@ def bucket_place(s3: S3Server, bucket: str) -> Place:
     return Place(f"s3://{bucket}/run", s3.options())
 
 
-def state(step: int) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng([step, 7])
-    return {
-        "alpha": rng.standard_normal((500, 4)).astype(np.float32),
-        "t": np.array(step),
-        "zeros": np.zeros((3, 2)),
-        "X_tmp": np.empty((0, 3)),
-    }
-
-
-def meta(step: int) -> dict[str, Any]:
-    return {"step": step, "eta": 0.1 * step}
-
-
-def assert_is_state(saved: Saved | None, step: int | None = None) -> int:
-    assert saved is not None
-    assert step in (None, saved.step)
-    assert saved.meta == meta(saved.step)
-    assert_same(saved.arrays, state(saved.step))
-    return saved.step
-
-
-def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
-    assert found.keys() == expected.keys()
-    for name, x in expected.items():
-        y = found[name]
-        assert (y.dtype, y.shape, y.tobytes()) == (x.dtype, x.shape, x.tobytes())
-
-
 # -- what every place does ---------------------------------------------------------------------
 
 
@@ -178,7 +150,7 @@ def test_every_bit_comes_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(place.files("/many/c/")) == 2 * 28
     for found in (place.latest(), place.run(writable=False).load_setup()):
         assert found is not None
-        assert_same(
+        assert_same_bits(
             found.arrays, {k: np.ascontiguousarray(x).reshape(x.shape) for k, x in saved.items()}
         )
     assert repr(place.latest().meta) == repr({"text": "\u00e9", "big": 2**70})  # type: ignore[union-attr]
@@ -244,6 +216,37 @@ def test_configuration_and_log(place: Place) -> None:
     place.folder.write("run.json", b"{")
     with pytest.raises(RunError, match=r"run\.json is damaged \("):
         reader.read_config()
+
+
+def test_a_log_that_ends_too_early_is_said_wherever_it_ends(place: Place) -> None:
+    """Bound by the newest checkpoint; and a gap is told from its lines alone."""
+    with place.run() as run, run.open_log() as log:
+        for step in (1, 2, 3):
+            log.write(step=step, epoch=0, samples=0)
+            run.save(step, {}, {})
+        log.write(step=4, epoch=0, samples=0)  # which no checkpoint knows of
+    (name,) = place.files("jsonl")
+    data, reader = place.folder.read(name), place.run(writable=False)
+    starts = [0, *(at + 1 for at, byte in enumerate(data) if byte == 10)]
+    near = {min(max(0, at + k), len(data)) for at in starts for k in (-2, -1, 0, 1)}
+    for cut in range(len(data) + 1) if place.options == {} else sorted(near):
+        place.folder.write(name, data[:cut])
+        records, said = reader.read_log()
+        whole = sum(cut >= at - 1 for at in starts[1:])
+        assert [r["step"] for r in records] == [1, 2, 3, 4][:whole]
+        lost = f"{3 - whole} line(s) of the run log in {reader.place} are lost"
+        assert said == (None if whole >= 3 else lost)
+    # Another life does not cover it, and neither does one that keeps no log.
+    place.folder.write(name, data[: starts[1]])
+    with place.run() as run:
+        run.save(4, {}, {})
+    with place.run() as run, run.open_log() as log:
+        log.write(step=5, epoch=0, samples=0)
+    records, said = reader.read_log()
+    assert [r["step"] for r in records] == [1, 5]
+    assert str(said).startswith("2 line(s) of the run log in")
+    place.folder.delete(place.files("jsonl"))
+    assert reader.read_log() == ([], f"3 line(s) of the run log in {reader.place} are lost")
 
 
 def test_leftovers_of_a_killed_save_are_cleared(place: Place) -> None:
@@ -481,7 +484,7 @@ def test_chunks_travel_together_within_bounds(spied: tuple[RunDirectory, Spied])
     assert saving < stored + 2 * (64 << 20) + (24 << 20)
     saved = run.load_latest()
     assert saved is not None
-    assert_same(saved.arrays, x | {"y": x["x"]})
+    assert_same_bits(saved.arrays, x | {"y": x["x"]})
     assert spy.most_running == 8
 
 

@@ -42,39 +42,11 @@ from streamkern.rundir import documents, run_directory, sealed
 from streamkern.rundir.place import Folder
 from streamkern.rundir.run_directory import RunDirectory, Saved
 from streamkern.rundir.saver import AsyncSaver
+from tests.checkpoints import assert_is_state, meta, state
+from tests.runs import assert_same_bits
 
 posix = pytest.mark.skipif(os.name == "nt", reason="needs fork and signals")
 THREAD = "streamkern-checkpoint"
-
-
-def state(step: int) -> dict[str, np.ndarray]:
-    """What step `step` saves: a pure function, so that any process can check any other."""
-    rng = np.random.default_rng([step, 7])
-    return {
-        "alpha": rng.standard_normal((500, 4)).astype(np.float32),
-        "t": np.array(step),
-        "X_tmp": np.empty((0, 3)),
-    }
-
-
-def meta(step: int) -> dict[str, Any]:
-    return {"step": step, "eta": 0.1 * step}
-
-
-def assert_is_state(saved: Saved | None, step: int | None = None) -> int:
-    assert saved is not None
-    assert step in (None, saved.step)
-    assert saved.meta == meta(saved.step)
-    expected = state(saved.step)
-    assert saved.arrays.keys() == expected.keys()
-    for name, x in expected.items():
-        assert_same_bits(saved.arrays[name], x)
-    return saved.step
-
-
-def assert_same_bits(x: np.ndarray, y: np.ndarray) -> None:
-    assert isinstance(x, np.ndarray)
-    assert (x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes())
 
 
 def published(path: Path) -> list[int]:
@@ -301,9 +273,7 @@ def test_every_bit_and_every_meta_value_comes_back(
         run.save_setup(named, values)
         for saved in (run.load_latest(), run.load_setup()):
             assert saved is not None
-            assert saved.arrays.keys() == named.keys()
-            for name, x in named.items():
-                assert_same_bits(saved.arrays[name], x)
+            assert_same_bits(saved.arrays, named)
             # repr also tells 1 from 1.0 from True, and 0.0 from -0.0
             assert repr(saved.meta) == repr(values)
 
@@ -316,8 +286,7 @@ def test_strided_arrays_and_nan_payloads(tmp_path: Path) -> None:
         run.save(0, arrays, {})
         saved = run.load_latest()
     assert saved is not None
-    for name, x in arrays.items():
-        assert_same_bits(saved.arrays[name], np.ascontiguousarray(x))
+    assert_same_bits(saved.arrays, {k: np.ascontiguousarray(x) for k, x in arrays.items()})
 
 
 def test_plain_readers_open_a_checkpoint(tmp_path: Path) -> None:
@@ -491,10 +460,14 @@ def test_everything_is_on_the_disk_before_the_manifest_names_it(
     with RunDirectory(tmp_path) as run:
         monkeypatch.setattr(os, "fsync", fsync)
         monkeypatch.setattr(os, "replace", replace)
-        run.save(4, state(4), meta(4))
+        with run.open_log() as log:
+            assert tmp_path.stat().st_ino in synced  # the name of a new log
+            log.write(step=4, epoch=0, samples=4)
+            run.save(4, state(4), meta(4))
         monkeypatch.undo()
     root = tmp_path / "checkpoints"
     inodes = {p.stat().st_ino for p in (root / "000000000004").rglob("*")}
+    inodes.add((tmp_path / "log.jsonl").stat().st_ino)
     assert inodes | {root.stat().st_ino} <= at_publication
     assert root.stat().st_ino in synced  # and the rename itself after it
 

@@ -19,13 +19,9 @@ from streamkern.planning.sizes import Options
 from streamkern.solver.block_step import ORDER_STAGE, BlockSolver, ridge_schedule
 from streamkern.solver.precondition.block import SKETCH
 from tests import reference as ref
-from tests.maths import Array, Case, computed, make_case, operator, rows, small_sizes
+from tests.maths import Array, Case, close, computed, make_case, operator, rows, small_sizes
 
 KERNEL = ref.make_kernel("laplace", 2.0)
-
-
-def close(actual: Array, desired: Array, relative: float = 1e-10) -> None:
-    np.testing.assert_allclose(actual, desired, rtol=0, atol=relative * np.abs(desired).max())
 
 
 def block_reference(case: Case, solver: BlockSolver) -> ref.BlockReference:
@@ -72,9 +68,9 @@ def test_steps_follow_the_reference(name: str, average: bool, tile: tuple[int, i
         loss = case.step(solver, state, t)
         truth.step(case.X[batch], case.Y[batch], order.tolist())
         assert loss == pytest.approx((before**2).sum() / len(batch), rel=1e-10)
-        close(state.alpha, truth.alpha)
+        close(state.alpha, truth.alpha, 1e-10)
         if average:
-            close(state.average, truth.average)
+            close(state.average, truth.average, 1e-10)
     assert solver.weights(state) is (state.average if average else state.alpha)
     assert state.averaged == (truth.counted + 12 if average else 0)
 
@@ -330,7 +326,7 @@ def test_a_block_has_its_own_jitter_in_its_ridge() -> None:
         g = np.zeros((block.stop - block.start, case.Y.shape[1]))
         state.steps = b
         solver._add_ridge(g, state, b)
-        close(g, expected[block])
+        close(g, expected[block], 1e-10)
 
 
 def test_one_block_has_its_ridge_from_its_factor() -> None:
@@ -343,14 +339,14 @@ def test_one_block_has_its_ridge_from_its_factor() -> None:
     jittered = ref.make_kernel("laplace", 0.5)(case.Z, case.Z)
     L = solver.preconditioner.L
     assert L is not None
-    close(L @ L.T, jittered + solver.preconditioner.jitter * np.eye(len(case.Z)))
+    close(L @ L.T, jittered + solver.preconditioner.jitter * np.eye(len(case.Z)), 1e-10)
     jittered += 0.1 * np.eye(len(case.Z))
     solver.preconditioner = replace(
         solver.preconditioner, L=np.linalg.cholesky(jittered), jitters=[0.1]
     )
     g = np.ones((len(case.Z), case.Y.shape[1]))
     solver._add_ridge(g, state, 0)
-    close(g, 1 + 0.1 * jittered @ state.alpha)
+    close(g, 1 + 0.1 * jittered @ state.alpha, 1e-10)
 
 
 @pytest.mark.parametrize("ridge", [1e-5, 1e-2, 10.0])
@@ -397,7 +393,7 @@ def test_a_back_off_has_the_ridge_of_the_weights_it_goes_back_to() -> None:
     for t in range(3):
         case.step(solver, state, t)
     solver.backed_off(state, good, 0.5)
-    close(state.pending["ridge_values"], KERNEL(case.Z, case.Z) @ good)
+    close(state.pending["ridge_values"], KERNEL(case.Z, case.Z) @ good, 1e-10)
 
 
 @given(n=st.integers(2, 64), weak=st.floats(1, 1000))

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from streamkern.backend.batch import Batch
 from streamkern.basics.errors import DivergenceError, MemoryBudgetError
 from streamkern.config.run_config import RunConfig
-from streamkern.kernels.builtin import get_kernel
 from streamkern.planning.sizes import Options
 from streamkern.rundir.run_log import read_log
 from streamkern.solver.methods import resolve
@@ -199,7 +198,7 @@ def test_so_does_a_run_with_too_few_rows_for_its_features() -> None:
 def test_so_does_partial_fit() -> None:
     config, centers = doubled()
     with pytest.warns(UserWarning, match=SINGULAR.format("centers")):
-        result = Online(config, get_kernel("laplace", 3.0), centers).advance(array_source())
+        result = Online(config, centers).advance(array_source())
     result.model.backend.close()
 
 
@@ -321,13 +320,10 @@ def test_blocks_of_partial_fit_add_up() -> None:
         return ArraySource(X[part], y[part], classes=CLASSES)
 
     config = settings(**DIRECT, **{"data.epochs": 1, "model.fit_intercept": False})
-    online = Online(config.with_overrides({"model.n_centers": "auto"}), get_kernel("laplace", 3.0),
-                    centers)  # fmt: skip
+    config = config.with_overrides({"model.n_centers": "auto"})
+    online = Online(config, centers)
     for part in (slice(0, 80), slice(80, None)):
         result = online.advance(source(part))
         result.model.backend.close()
-    whole = finished(
-        config.with_overrides({"model.n_centers": "auto"}), source=source(slice(None)),
-        centers=centers, kernel=get_kernel("laplace", 3.0),
-    )  # fmt: skip
+    whole = finished(config, source=source(slice(None)), centers=centers)
     close(result.model.weights, whole.model.weights, 1e-4)

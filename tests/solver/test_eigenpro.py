@@ -17,13 +17,20 @@ from streamkern.solver.eigenpro import DelayedProjectionSolver
 from streamkern.solver.method import Setup
 from streamkern.solver.projection import ExactProjection
 from tests import reference as ref
-from tests.maths import RIDGED, SOLVERS, Array, Case, both, computed, make_case, operator, rows
+from tests.maths import (
+    RIDGED,
+    SOLVERS,
+    Array,
+    Case,
+    both,
+    close,
+    computed,
+    make_case,
+    operator,
+    rows,
+)
 
 KERNEL = ref.make_kernel("laplace", 2.0)
-
-
-def close(actual: Array, desired: Array, relative: float = 1e-9) -> None:
-    np.testing.assert_allclose(actual, desired, rtol=0, atol=relative * np.abs(desired).max())
 
 
 def eigenpro_reference(case: Case, **options: Any) -> ref.EigenProReference:

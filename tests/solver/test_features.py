@@ -22,17 +22,9 @@ from streamkern.kernels.fourier import FourierFeatures, frequencies
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.sizes import Options
 from streamkern.train.model import load_model
-from streamkern.train.opened import open_run
+from streamkern.train.opened import Given, open_run
 from tests import reference as ref
-from tests.maths import (
-    Array,
-    Case,
-    computed,
-    make_case,
-    operator,
-    rows,
-    small_sizes,
-)
+from tests.maths import Array, Case, close, computed, make_case, operator, rows, small_sizes
 from tests.runs import METHODS, array_source, arrays, finished, settings, stopped, stream
 
 KERNEL = ref.make_kernel("laplace", 2.0)
@@ -44,10 +36,6 @@ SAMPLED = {
     "matern32": ref.matern32,
     "matern52": ref.matern52,
 }
-
-
-def close(actual: Array, desired: Array, relative: float = 1e-9) -> None:
-    np.testing.assert_allclose(actual, desired, rtol=0, atol=relative * np.abs(desired).max())
 
 
 def features(X: Array, Z: Array) -> Array:
@@ -261,9 +249,10 @@ FOURIER = {"model.features": "fourier", "model.n_centers": "auto", "model.n_feat
 def test_a_run_and_its_model(given: bool, tmp_path: Path) -> None:
     """Its frequencies are kept with the run, and predict what they were trained for."""
     config = settings(tmp_path, **METHODS["fourier"], **{"model.bandwidth": "auto"})
-    kernel = builtin.Gaussian(3.0) if given else None
-    stopped(config, 5, source=stream("fourier"), kernel=kernel)
-    result = finished(config, source=stream("fourier"), kernel=kernel)
+    if given:
+        config = config.with_overrides({"model.kernel": builtin.Gaussian(3.0)})
+    stopped(config, 5, source=stream("fourier"))
+    result = finished(config, source=stream("fourier"))
     assert result.Z.shape == (80, 6)
     described = result.meta["kernel"]
     width = described["of"]["bandwidth"]
@@ -311,7 +300,7 @@ def test_features_are_a_part_of_a_runs_identity() -> None:
 
 
 def test_centers_in_memory_are_no_frequencies() -> None:
-    with pytest.raises(ConfigError, match="has no centers; leave centers out"):
+    with pytest.raises(ConfigError, match="has no centers; leave centers and n_centers out"):
         finished(settings(**FOURIER), source=array_source(), centers=np.zeros((4, 5)))
 
 
@@ -321,7 +310,7 @@ def test_the_plan_counts_what_features_need(name: str, method: str) -> None:
     overrides = {"model.features": name, "solver.name": method, "run.memory": "4 GiB"}
     if name == "fourier":
         overrides |= {"model.n_features": 80, "model.n_centers": "auto"}
-    run = open_run(settings(**overrides), source=array_source())
+    run = open_run(settings(**overrides), Given(array_source()))
     run.backend.close()
     assert (run.sizes.solver, run.method.in_place) == (method, False)
     squares = [what for _, what, size in run.buffers.lines if what == "L^-1" and size]

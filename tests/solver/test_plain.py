@@ -11,14 +11,10 @@ from streamkern.basics.errors import ConfigError
 from streamkern.planning.sizes import Options
 from streamkern.solver.precondition.eigenfunctions import build_extended
 from tests import reference as ref
-from tests.maths import Array, Case, both, computed, make_case, operator, rows, small_sizes
+from tests.maths import Case, both, close, computed, make_case, operator, rows, small_sizes
 from tests.runs import METHODS, array_source, arrays, brute_force, finished, settings
 
 KERNEL = ref.make_kernel("laplace", 2.0)
-
-
-def close(actual: Array, desired: Array, relative: float = 1e-9) -> None:
-    np.testing.assert_allclose(actual, desired, rtol=0, atol=relative * np.abs(desired).max())
 
 
 def exact_case(name: str, n: int = 120, bandwidth: float = 2.0, **options: float) -> Case:

@@ -7,7 +7,6 @@ import hashlib
 import json
 import shutil
 import tracemalloc
-import uuid
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -30,6 +29,7 @@ from streamkern.store.describe import describe_store, describe_unfinished
 from streamkern.store.store import Store, open_store
 from streamkern.store.zarr_json import sealed_mark
 from tests import damage
+from tests.rawfiles import memory_url
 
 N = 300
 
@@ -68,10 +68,6 @@ def everything(place: Any, **how: Any) -> str:
 
 
 STORES = [float32_store, uint8_store]
-
-
-def memory_url() -> str:
-    return f"memory://damage/{uuid.uuid4().hex}"
 
 
 # -------------------------------------------------------------------------------------- bit flips
@@ -303,41 +299,10 @@ def test_a_chunk_takes_no_more_memory_than_its_rows(tmp_path: Path, data: bytes)
 
 # ------------------------------------------------------------------------------ fuzz of zarr.json
 
-_VALUES: list[Any] = [
-    None, True, -1, 0, 1, 7, 2**70, 1e308, float("nan"), "", "X", "\x1b[31m", [], {}, [[]],
-    [0], [-3, 6], ["a"], {"name": "blosc2"}, {"name": "bytes"}, "float32", "int128", "zstd",
-]  # fmt: skip
-
-
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The paths of all that is in a JSON value."""
-    items = value.items() if isinstance(value, dict) else ()
-    items = enumerate(value) if isinstance(value, list) else items
-    return [path, *(p for key, item in items for p in places(item, (*path, key)))]
-
 
 def mutated(document: Any, rng: np.random.Generator) -> bytes:
-    """A JSON document with a value replaced, left out, doubled or nested, or its text cut."""
-    document = json.loads(json.dumps(document))
-    known = places(document)[1:]
-    for _ in range(int(rng.integers(1, 4))):
-        *above, last = known[rng.integers(len(known))]
-        try:
-            holder = document
-            for key in above:
-                holder = holder[key]
-            how = rng.integers(4)
-            if how == 0:
-                del holder[last]
-            elif how == 1:
-                holder[last] = _VALUES[rng.integers(len(_VALUES))]
-            elif how == 2:
-                holder[last] = [holder[last]]
-            else:
-                holder[str(_VALUES[rng.integers(len(_VALUES))])] = holder[last]
-        except (KeyError, IndexError, TypeError):
-            continue
-    text = json.dumps(document).encode()
+    """A JSON document with other entries, cut short, or nested deeply."""
+    text = json.dumps(damage.edited(document, rng)).encode()
     if rng.integers(8) == 0:
         text = text[: rng.integers(len(text))]
     if rng.integers(50) == 0:
@@ -368,6 +333,15 @@ def test_any_zarr_json_opens_or_is_refused_in_one_sentence(
             else:
                 damage.outcome(partial(everything, root), truth, text[:3000])
                 describe_unfinished(root)
+
+
+def test_attributes_of_foreign_arrays_that_are_no_object_are_said(tmp_path: Path) -> None:
+    root = uint8_store(tmp_path / "s")
+    document = json.loads((root / "X/zarr.json").read_text())
+    for attributes in ([{"streamkern": "store"}], [1], "text", 3):
+        (root / "X/zarr.json").write_text(json.dumps({**document, "attributes": attributes}))
+        with pytest.raises(DataError, match=r"the metadata of 'X' of .*s can not be read"):
+            open_store(root, foreign=True)
 
 
 def test_metadata_that_make_no_sense_are_said_whatever_their_digests(tmp_path: Path) -> None:

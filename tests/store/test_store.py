@@ -4,7 +4,6 @@ import errno
 import json
 import pickle
 import tracemalloc
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from streamkern.store.statistics import RunningStatistics
 from streamkern.store.store import Store, open_store
 from streamkern.store.writer import StoreWriter
 from tests import damage, faults
+from tests.rawfiles import memory_url
 
 DTYPES = ["uint8", "uint16", "float16", "float32", "float64"]
 
@@ -61,10 +61,6 @@ def write(
         stats.add(X[rows], y[rows])
     writer.finish(stats.result())
     return open_store(url, storage_options=settings.get("storage_options"))
-
-
-def memory_url() -> str:
-    return f"memory://tests/{uuid.uuid4().hex}"
 
 
 # ------------------------------------------------------------------------------------ round trip

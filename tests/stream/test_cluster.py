@@ -34,7 +34,7 @@ from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.unit_graph import Recipe
 from streamkern.train.train import train
 from tests import clusters
-from tests.clusters import Cluster, Dies, Fails, Misbehaving, Waits, eventually
+from tests.clusters import PATIENCE_S, Cluster, Dies, Fails, Misbehaving, Waits, eventually
 from tests.conftest import MakeZarr
 from tests.runs import (
     array_source,
@@ -45,6 +45,7 @@ from tests.runs import (
     settings,
     stream,
 )
+from tests.streams import assert_same, kept
 
 pytest.importorskip("distributed")
 pytestmark = pytest.mark.slow
@@ -61,7 +62,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def client(cluster: Cluster) -> Iterator[Any]:
-    with connect(cluster.address) as connected:
+    with connect(cluster.address, wait_s=PATIENCE_S) as connected:
         connected.wait_for_workers(2)
         yield connected
 
@@ -78,21 +79,9 @@ def own(tmp_path: Path) -> Iterator[Cluster]:
 def epochs(source: Source, n: int = 2, **options: Any) -> list[HostBatch]:
     """Batches of n epochs."""
     with Loader(source, **{"batch_size": 23, "seed": 3, "block_bytes": 5000, **options}) as loader:
-        found = [
-            HostBatch(b.X.copy(), b.y.copy(), b.rows.copy(), b.epoch, b.index)
-            for b in loader.epochs(0, n)
-        ]
+        found = kept(loader.epochs(0, n))
         assert loader.stats.bytes_in_flight == 0
     return found
-
-
-def assert_same(first: list[HostBatch], second: list[HostBatch]) -> None:
-    assert len(first) == len(second)
-    for a, b in zip(first, second, strict=True):
-        assert a[3:] == b[3:]
-        for left, right in zip(a[:3], b[:3], strict=True):
-            np.testing.assert_array_equal(left, right)
-            assert left.dtype == right.dtype
 
 
 def tasks(client: Any) -> int:

@@ -4,7 +4,7 @@ import gc
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from streamkern.basics.errors import (
     StorageError,
 )
 from streamkern.stream import local_reader
-from streamkern.stream.loader import HostBatch, Loader
+from streamkern.stream.loader import Loader
 from streamkern.stream.order import EpochPlan
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
@@ -30,6 +30,7 @@ from streamkern.stream.sources.base import BaseSource, Block, Source, unit_sizes
 from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import RandomCrop, RandomFlip
+from tests.streams import assert_same, kept
 
 X = np.random.default_rng(0).normal(size=(101, 3)).astype(np.float32)
 Y = np.random.default_rng(1).normal(size=(101, 2))
@@ -43,20 +44,6 @@ def small_blocks(source: Source, n_units: int) -> int:
     """block_bytes that hold n_units of `source`."""
     rows = int(unit_sizes(source).max())
     return n_units * rows * (source.read_unit(0, 0, 0).X[0].nbytes + 2 * 8 + 16)
-
-
-def kept(batches: Iterator[HostBatch]) -> list[HostBatch]:
-    """The batches copied, since their memory is reused."""
-    return [HostBatch(b.X.copy(), b.y.copy(), b.rows.copy(), b.epoch, b.index) for b in batches]
-
-
-def assert_same(first: list[HostBatch], second: list[HostBatch]) -> None:
-    assert len(first) == len(second)
-    for a, b in zip(first, second, strict=True):
-        assert a[3:] == b[3:]
-        for left, right in zip(a[:3], b[:3], strict=True):
-            np.testing.assert_array_equal(left, right)
-            assert left.dtype == right.dtype
 
 
 def expected_rows(loader: Loader, epoch: int) -> np.ndarray:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from streamkern.filesystem.cache import COUNTS, Cache
-from streamkern.filesystem.objects import TRAFFIC
+from streamkern.filesystem.cache import Cache
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_log import read_log
 from streamkern.stream.loader import Loader
 from streamkern.stream.meter import Flow, Meter
-from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.stores import ZarrSource
 from tests.faultproxy import FaultProxy
 from tests.runs import finished, settings
@@ -27,8 +26,12 @@ class Clock:
         return self.now
 
 
-def test_rates_are_of_the_last_seconds_and_counts_of_the_run() -> None:
-    source = ArraySource(np.zeros((4, 2), np.float32), np.zeros(4))
+def test_rates_are_of_the_last_seconds_and_counts_of_the_run(tmp_path: Path) -> None:
+    url = f"memory://{uuid.uuid4().hex}/a.zarr"
+    ingest(np.zeros((4, 2), np.float32), url, y=np.zeros(4))
+    cache = Cache(tmp_path, 1 << 30)
+    source = ZarrSource(url, cache=cache)
+    traffic = source.store.stored.traffic
     with Loader(source, batch_size=2, seed=0) as loader:
         clock, stats = Clock(), loader.stats
         stats.retries = 5
@@ -53,8 +56,8 @@ def test_rates_are_of_the_last_seconds_and_counts_of_the_run() -> None:
         assert meter.flow(3000).samples_per_s == pytest.approx(1000 / 109, rel=0.1)
         stats.retries += 2
         stats.bytes_in_flight = 123
-        TRAFFIC.add(retries=3, requests=7, bytes_in=10_000)
-        COUNTS.add("misses")
+        traffic.add(retries=3, requests=7, bytes_in=10_000)
+        cache.counts.add("misses")
         clock.now += 10.0
         flow = meter.flow(3000)
         assert (flow.retries, flow.requests, flow.bytes_in_flight) == (5, 7, 123)

@@ -18,9 +18,11 @@ from streamkern.stream.loader import Loader
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import Block, Source
 from streamkern.stream.sources.generator import GeneratorSource
+from streamkern.stream.sources.user import as_source
 from streamkern.stream.unit_graph import Recipe, UnitWork, opened
 from tests import clusters
-from tests.clusters import Cluster
+from tests.clusters import PATIENCE_S, Cluster
+from tests.streams import Plain
 
 N_UNITS = 24
 
@@ -31,7 +33,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
         for _ in range(2):
             cluster.worker()
-        with connect(cluster.address) as connected:
+        with connect(cluster.address, wait_s=PATIENCE_S) as connected:
             connected.wait_for_workers(2)
             yield connected
 
@@ -139,23 +141,12 @@ class Own(GeneratorSource):
         return block._replace(X=-block.X)
 
 
-class Plain:
-    """A user's source: what the protocol asks for and no more."""
-
-    def __init__(self, base: Source) -> None:
-        for name in (
-            "n_rows", "row_shape", "dtype", "n_outputs", "classes", "y_dtype", "feed_transforms",
-            "n_units", "fingerprint", "unit_bounds", "read_unit", "describe", "statistics",
-        ):  # fmt: skip
-            setattr(self, name, getattr(base, name))
-
-
 def test_a_read_unit_that_is_not_ours_is_one_task() -> None:
     classes = ("a", "b", "c")
     own: Any = Own(
         clusters.rows, 240, (4,), np.float32, 3, classes, 10, transforms=[clusters.noisy]
     )
-    plain: Any = Plain(clusters.source())
+    plain = as_source(Plain(clusters.source()))
     for source in (own, plain):
         tasks, _ = UnitWork(source).graph(source, 7, 3, 1)
         assert names(tasks) == ["read"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,8 @@ from tests.runs import (
     stopped,
     stream,
 )
+
+pytestmark = pytest.mark.usefixtures("no_power_cuts")
 
 losses = st.floats(0, 1e30)
 broken = st.sampled_from([math.nan, math.inf, -math.inf])
@@ -129,11 +130,6 @@ def test_it_survives_json(best: float, back_offs: int) -> None:
 
 
 # -- in a run -------------------------------------------------------------------------------------
-
-
-@pytest.fixture(autouse=True)
-def no_power_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
 class Inflated:

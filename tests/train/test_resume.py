@@ -257,7 +257,7 @@ def test_signals(signals: list[signal.Signals], exit_code: int, steps: int, tmp_
 
 
 class Held(ArraySource):
-    """Rows held out, of which one evaluation in a process waits in its middle for a while."""
+    """Rows held out, of which one evaluation in a process waits in its middle."""
 
     conn: Any = None
     evaluations = 0
@@ -266,7 +266,7 @@ class Held(ArraySource):
         Held.evaluations += u == 0
         if self.conn is not None and u == 1 and Held.evaluations == self.waits_in:
             self.conn.send("here")
-            self.conn.poll(2)
+            self.conn.recv()
         return super()._read(u, seed, epoch)
 
 
@@ -297,6 +297,7 @@ def test_a_signal_ends_an_evaluation_and_the_next_process_makes_it_again(
         life = process(_evaluate_and_wait, tmp_path / "run", count, theirs)
         assert ours.poll(60)
         os.kill(life.pid, signal.SIGTERM)
+        ours.send("go on")
         life.join(60)
         assert life.exitcode == 75
         found.append(latest_step(tmp_path / "run"))
@@ -426,12 +427,12 @@ def test_a_second_writer_is_refused(tmp_path: Path) -> None:
 def half_done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run directory at step 5, with centers given."""
     run_dir = tmp_path_factory.mktemp("half") / "run"
-    stopped(settings(run_dir), 5, source=stream(), centers=CENTERS, kernel=KERNEL)
+    stopped(settings(run_dir, **KERNEL), 5, source=stream(), centers=CENTERS)
     return run_dir
 
 
 CENTERS = arrays(40, 1)[0]
-KERNEL = get_kernel("laplace", 3.0)
+KERNEL = {"model.kernel": get_kernel("laplace", 3.0), "model.bandwidth": "auto"}
 
 
 def changed_content() -> Source:
@@ -455,9 +456,9 @@ def changed_content() -> Source:
         ({"run.random_state": 1}, r"run\.random_state: was 0, now 1"),
         ({"run.precision": "float64"}, r"run\.precision"),
         ({"solver.name": "eigenpro3"}, r"solver\.name: was 'auto', now 'eigenpro3'"),
-        ({"kernel": get_kernel("laplace", 2.0)}, r"kernel\.bandwidth: was 3.0, now 2.0"),
-        ({"kernel": get_kernel("gaussian", 3.0)}, r"kernel\.kernel"),
-        ({"kernel": None}, r"kernel\.bandwidth: was 3.0, now not set"),
+        ({"model.kernel": get_kernel("laplace", 2.0)}, r"kernel\.bandwidth: was 3.0, now 2.0"),
+        ({"model.kernel": get_kernel("gaussian", 3.0)}, r"kernel\.kernel"),
+        ({"model.kernel": "laplace"}, r"kernel\.bandwidth: was 3.0, now not set"),
         ({"centers": CENTERS[::-1]}, r"centers\.sha256"),
         ({"centers": CENTERS[:-1]}, r"centers\.shape"),
         ({"centers": None}, r"centers\.shape: was .*, now not set"),
@@ -468,8 +469,8 @@ def test_a_changed_run_is_refused_and_left_alone(
     change: dict[str, Any], named: str, half_done: Path
 ) -> None:
     before = tree(half_done)
-    overrides = {key: value for key, value in change.items() if "." in key}
-    options = {"source": stream(), "centers": CENTERS, "kernel": KERNEL}
+    overrides = KERNEL | {key: value for key, value in change.items() if "." in key}
+    options = {"source": stream(), "centers": CENTERS}
     options |= {key: value for key, value in change.items() if "." not in key}
     with pytest.raises(ResumeMismatchError, match=named) as caught:
         finished(settings(half_done, **overrides), **options)

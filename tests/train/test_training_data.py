@@ -32,18 +32,11 @@ from streamkern.stream.sources.transforms import (
     deterministic,
     host_transform,
 )
-from streamkern.train.opened import Run, open_run
+from streamkern.train.opened import Given, open_run
 from streamkern.train.train import train
 from streamkern.train.training_data import DEFAULT_CENTERS, count_centers, open_centers, open_data
-from tests.runs import CLASSES, Array, D, N, P, array_source, arrays, settings, stream
+from tests.runs import CLASSES, Array, D, N, P, array_source, arrays, opened, settings, stream
 from tests.s3server import S3Server
-
-
-def opened(source: Source | None = None, **overrides: Any) -> Run:
-    run = open_run(settings(**overrides), source=source or stream())
-    run.backend.close()
-    return run
-
 
 # -- data -----------------------------------------------------------------------------------------
 
@@ -120,7 +113,7 @@ def test_fixed_sizes_are_kept() -> None:
 
 def test_sizes_given_are_not_resolved_again() -> None:
     first = opened()
-    again = open_run(settings(**{"run.memory": "1 MiB"}), source=stream(), fixed_sizes=first.sizes)
+    again = open_run(settings(**{"run.memory": "1 MiB"}), Given(stream()), fixed_sizes=first.sizes)
     again.backend.close()
     assert again.sizes == first.sizes
     assert again.buffers == first.buffers

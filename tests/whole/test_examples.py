@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gzip
 import importlib
 import importlib.util
 import json
@@ -11,7 +10,6 @@ import math
 import os
 import re
 import shlex
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,6 +25,7 @@ from scipy.spatial.distance import cdist
 import streamkern as sk
 from streamkern.cli.main import main
 from streamkern.config.run_config import load_run_file
+from tests.rawfiles import write_idx
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "examples" / "digits.py"
@@ -92,13 +91,6 @@ def augmented() -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def write_idx(path: Path, array: np.ndarray) -> None:
-    """An IDX file of uint8 values, compressed if its name ends in .gz."""
-    head = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
-    raw = head + array.tobytes()
-    path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
 
 
 N_IMAGES, N_HELD_OUT = 300, 100

@@ -110,18 +110,23 @@ class BlockPreconditioner:
     def apply(self, b: int, g: Array, backend: Backend, out: Array) -> Array:
         """H_b^T H_b g. g, out : (b, c)."""
         H = self.H[b]
-        half = out if H is None else backend.workspace("half", g.shape, g.dtype)
         if H is None:
-            half[...] = g
-        else:
-            backend.matmul(H, g, half, lower=True)
+            out[...] = g
+            return self._damp(out, backend)
+        with backend.workspace(g.shape, g.dtype) as half:
+            self._damp(backend.matmul(H, g, half, lower=True), backend)
+            return backend.matmul_t(H, half, out, lower=True)
+
+    def _damp(self, half: Array, backend: Backend) -> Array:
+        """half <- (I - E D E^T) half."""
         if self.damped is not None:
             E, D = self.damped
-            along = backend.workspace("along", (E.shape[1], g.shape[1]), g.dtype)
-            backend.matmul_t(E, half, along)
-            along *= D[:, None]
-            half -= backend.matmul(E, along, backend.workspace("damped", g.shape, g.dtype))
-        return half if H is None else backend.matmul_t(H, half, out, lower=True)
+            shape, lent = (E.shape[1], half.shape[1]), backend.workspace
+            with lent(shape, half.dtype) as along, lent(half.shape, half.dtype) as part:
+                backend.matmul_t(E, half, along)
+                along *= D[:, None]
+                half -= backend.matmul(E, along, part)
+        return half
 
 
 def block_slices(p: int, block_size: int) -> list[slice]:

@@ -60,10 +60,10 @@ class LowRankPreconditioner:
         """
         op.product(self.X_s, x, g, out=out, same=same)
         shape = (self.E.shape[1], g.shape[1])
-        damped = op.backend.workspace("damped", shape, op.dtype)
-        op.backend.matmul_t(self.E, out, damped)
-        damped *= self.D[:, None]
-        return op.backend.matmul(self.E, damped, out)
+        with op.backend.workspace(shape, op.dtype) as damped:
+            op.backend.matmul_t(self.E, out, damped)
+            damped *= self.D[:, None]
+            return op.backend.matmul(self.E, damped, out)
 
 
 def build_low_rank(

@@ -14,10 +14,9 @@ from streamkern.stream.sources.base import (
     BaseSource,
     Source,
     empty_rows,
-    is_weighted,
-    source_rows,
 )
 from streamkern.stream.sources.transforms import Moments, Transform, bind_transforms
+from streamkern.stream.sources.user import as_source
 
 MAX_UNITS = 1 << 21  # 8 TiB: the order of an epoch is drawn at once, for 200 bytes of each unit
 
@@ -36,18 +35,12 @@ class AugmentedSource(BaseSource):
     def __init__(self, base: Source, copies: int, transforms: Sequence[Transform] = ()) -> None:
         if copies < 1:
             raise ConfigError(f"copies={copies} must be at least 1")
-        self.base, self.copies = base, copies
+        base = as_source(base)
+        self.parts, self.copies = (base,), copies
         self.n_rows = copies * base.n_rows
-        self.row_shape, self.dtype = base.row_shape, base.dtype
-        self.n_outputs, self.classes, self.y_dtype = base.n_outputs, base.classes, base.y_dtype
-        self.remote = getattr(base, "remote", False)
-        self.level = getattr(base, "level", 0) + 1
-        self.parts = (base,)
-        self.weighted = is_weighted(base)
-        self.columns = getattr(base, "columns", None)
-        self.target_columns = getattr(base, "target_columns", None)
-        totals = getattr(base, "totals", None)
-        self.totals = None if totals is None else copies * totals
+        self._set_rows_like(base)
+        self.remote, self.level = base.remote, base.level + 1
+        self.totals = None if base.totals is None else copies * base.totals
         base_bytes = base.n_rows * self.row_bytes
         # Whole replicas in a unit, or 0: a unit of a replica.
         self._replicas = min(copies, UNIT_BYTES // max(1, base_bytes))
@@ -56,11 +49,15 @@ class AugmentedSource(BaseSource):
                 f"copies={copies} makes {self.n_units} units of rows in an epoch, {MAX_UNITS} are "
                 "allowed; lower copies, and raise epochs instead"
             )
-        strata = getattr(base, "strata", None)
-        if strata is not None and not self._replicas:
-            self.strata = np.tile(strata, copies)
+        if base.strata is not None and not self._replicas:
+            self.strata = np.tile(base.strata, copies)
         host, feed = bind_transforms(transforms, self, host=not base.feed_transforms)
         self.host_transforms, self.feed_transforms = host, (*base.feed_transforms, *feed)
+
+    @property
+    def base(self) -> BaseSource:
+        """What is replicated."""
+        return self.parts[0]
 
     @property
     def n_units(self) -> int:
@@ -81,7 +78,7 @@ class AugmentedSource(BaseSource):
         n, per = self.base.n_rows, self.base.n_units
         start, stop = self.unit_bounds(u)
         units = range(per) if self._replicas else [u % per]
-        numbers = np.concatenate([source_rows(self.base, unit) for unit in units])
+        numbers = np.concatenate([self.base.source_rows(unit) for unit in units])
         first = np.arange(start // n, -(-stop // n), dtype=np.uint64) * np.uint64(n)
         rows: np.ndarray = (first[:, None] + numbers).reshape(-1)
         return rows
@@ -94,8 +91,7 @@ class AugmentedSource(BaseSource):
         return self.base.statistics()
 
     def target_moments(self) -> ColumnMoments | None:
-        ask: Any = getattr(self.base, "target_moments", lambda: None)
-        own: ColumnMoments | None = ask()
+        own = self.base.target_moments()
         if own is None:
             return None
         moments = ColumnMoments(self.n_outputs)

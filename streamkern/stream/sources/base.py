@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import threading
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -62,11 +64,12 @@ class Block(NamedTuple):
 
 
 class Source(Protocol):
-    """What the plan, the prefetcher and the feed need of a data set.
+    """What a source of the user's own has at least; `user.as_source` makes it one of ours.
 
-    y is (k,) int64 ids 0..c-1 where there are `classes`, else (k, c) of `y_dtype`. More attributes
-    are optional, as in `BaseSource`: `remote`, `strata`, `parts`, `weighted`, `totals`, `repeats`,
-    `read_targets` and `target_moments`.
+    y is (k,) int64 ids 0..c-1 where there are `classes`, else (k, c) of `y_dtype`. More is
+    optional, and means what it does in `BaseSource`: `remote`, `level`, `strata`, `parts`,
+    `weighted`, `repeats` (False if not given), `statistics_read`, `totals`, `columns`,
+    `target_columns`, `source_rows`, `read_targets` and `target_moments`.
     """
 
     n_rows: int
@@ -114,13 +117,13 @@ class BaseSource(ABC):
     y_dtype: np.dtype[Any]
     host_transforms: tuple[Transform, ...] = ()
     feed_transforms: tuple[Transform, ...] = ()
-    remote = False  # whether a read waits on a network; decides the number of threads
-    level = 0  # how many sources are below; part of the key of the draws
+    remote: bool = False  # whether a read waits on a network; decides the number of threads
+    level: int = 0  # how many sources are below; part of the key of the draws
     strata: np.ndarray | None = None  # (n_units,) what the plan spreads evenly over an epoch
-    parts: tuple[Source, ...] = ()  # the sources this one is made from
-    weighted = False  # whether blocks have sample weights
-    repeats = True  # whether every epoch has the same rows, but for transforms and `parts`
-    statistics_read = False  # whether `statistics` reads rows that are not in memory
+    parts: tuple[BaseSource, ...] = ()  # the sources this one is made from
+    weighted: bool = False  # whether blocks have sample weights
+    repeats: bool = True  # whether every epoch has the same rows, but for transforms and `parts`
+    statistics_read: bool = False  # whether `statistics` reads rows that are not in memory
     # Sum of the weights (without any: the number) of the rows of an epoch, of each class (c,), or
     # of all where y are values (1,); None where it is not known without reading the data.
     totals: np.ndarray | None = None
@@ -142,16 +145,32 @@ class BaseSource(ABC):
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         """X and y of unit u, and w where the source is `weighted`."""
 
+    def _set_rows_like(self, other: BaseSource) -> None:
+        """Rows and targets are of the kind that `other` has."""
+        self.row_shape, self.dtype, self.weighted = other.row_shape, other.dtype, other.weighted
+        self.n_outputs, self.classes, self.y_dtype = other.n_outputs, other.classes, other.y_dtype
+        self.columns, self.target_columns = other.columns, other.target_columns
+
     @property
     def row_bytes(self) -> int:
         """Bytes of one row of X in the storage dtype."""
         return math.prod(self.row_shape) * self.dtype.itemsize
 
+    def until(self, stopped: threading.Event) -> BaseSource:
+        """The same source, for a reader who gives requests of its stores up once `stopped`."""
+        parts = tuple(part.until(stopped) for part in self.parts)
+        if all(a is b for a, b in zip(parts, self.parts, strict=True)):
+            return self
+        again = copy.copy(self)
+        again.parts = parts
+        return again
+
     def unit_bounds(self, u: int) -> tuple[int, int]:
         return int(self._edges[u]), int(self._edges[u + 1])
 
     def read_unit(self, u: int, seed: int, epoch: int) -> Block:
-        return self.transform(self.read_rows(u, seed, epoch), seed, epoch)
+        rows = self.read_rows(u, seed, epoch)
+        return self.transform(rows, seed, epoch) if self.host_transforms else rows
 
     def read_rows(self, u: int, seed: int, epoch: int) -> Block:
         """The rows of unit u, decoded, before the host transforms."""
@@ -208,38 +227,66 @@ class BaseSource(ABC):
     def _own_feed(self) -> tuple[Transform, ...]:
         return self.feed_transforms
 
+    def blocks(self) -> Iterator[Block]:
+        """All units in order, with the rows and draws of epoch 0 and seed 0."""
+        return read_units(self, range(self.n_units), 0, 0)
 
-def y_shape(source: Source) -> tuple[int, ...]:
+    def numbered_blocks(self, start: int) -> Iterator[tuple[int, Block]]:
+        """(place of its first row, block) from the block that holds place `start` to the last one.
+
+        The `rows` of these are those of `source_rows`.
+        """
+        units = range(self.n_units)
+        first = bisect_right(units, start, key=lambda u: self.unit_bounds(u)[1])
+        yield from ahead(self, (partial(self._numbered, u) for u in units[first:]))
+
+    def _numbered(self, u: int) -> tuple[int, Block]:
+        block = self.read_unit(u, 0, 0)._replace(rows=self.source_rows(u))
+        return self.unit_bounds(u)[0], block
+
+
+def y_shape(source: BaseSource) -> tuple[int, ...]:
     """Shape of one row's target as read."""
     return () if source.classes is not None else (source.n_outputs,)
 
 
-def is_weighted(source: Source) -> bool:
-    """Whether the rows of `source` bring sample weights."""
-    return bool(getattr(source, "weighted", False))
-
-
-def target_bytes(source: Source) -> int:
+def target_bytes(source: BaseSource) -> int:
     """Bytes of one row's target as read, and of its sample weight."""
-    weight = WEIGHT.itemsize if is_weighted(source) else 0
+    weight = WEIGHT.itemsize if source.weighted else 0
     return math.prod(y_shape(source)) * source.y_dtype.itemsize + weight
 
 
 def joined(blocks: Sequence[Block]) -> Block:
     """The rows of several blocks, one after the other."""
-    X, y, rows = (np.concatenate([getattr(b, name) for b in blocks]) for name in ("X", "y", "rows"))
+    X, y, rows = (np.concatenate(parts) for parts in zip(*(b[:3] for b in blocks), strict=True))
     weights = [b.w for b in blocks if b.w is not None]
     return Block(X, y, rows, np.concatenate(weights) if weights else None)
 
 
-def empty_rows(source: Source, n_rows: int) -> Block:
+def empty_rows(source: BaseSource, n_rows: int) -> Block:
     """Room for rows of `source`, uninitialised."""
     return Block(
         np.empty((n_rows, *source.row_shape), source.dtype),
         np.empty((n_rows, *y_shape(source)), source.y_dtype),
         np.empty(n_rows, np.int64),
-        np.empty(n_rows, WEIGHT) if is_weighted(source) else None,
+        np.empty(n_rows, WEIGHT) if source.weighted else None,
     )
+
+
+def check_promise(block: Block, promised: Block, n_rows: int, u: int) -> None:
+    """DataError unless unit u is `n_rows` rows of the kind of those promised."""
+    for name, target, part in zip(Block._fields, promised, block, strict=True):
+        if (target is None) != (part is None):
+            there = "no" if part is None else "unexpected"
+            raise DataError(f"unit {u} gave {there} sample weights; the source promised other")
+        if part is None or target is None:
+            continue
+        wanted = (n_rows, *target.shape[1:])
+        if part.dtype != target.dtype or part.shape != wanted:
+            raise DataError(
+                f"unit {u} gave {name} {part.shape} {part.dtype}; the source promised {wanted} "
+                f"{target.dtype}"
+            )
 
 
 def read_ahead(waits: bool) -> int:
@@ -247,65 +294,23 @@ def read_ahead(waits: bool) -> int:
     return 8 if waits else 3
 
 
-def read_units(source: Source, units: Iterable[int], seed: int, epoch: int) -> Iterator[Block]:
+def read_units(source: BaseSource, units: Iterable[int], seed: int, epoch: int) -> Iterator[Block]:
     """The blocks of `units`, in order, a few of them read ahead by threads that end with it."""
     calls = (partial(source.read_unit, int(u), seed, epoch) for u in units)
     return ahead(source, calls)
 
 
-def all_blocks(source: Any) -> Iterator[Block]:
-    """The blocks of a source, or of `FileRows`, in order."""
-    if hasattr(source, "numbered_blocks"):
-        return (block for _, block in source.numbered_blocks(0))
-    return read_units(source, range(source.n_units), 0, 0)
-
-
-def numbered_blocks(source: Any, start: int) -> Iterator[tuple[int, Block]]:
-    """(place of its first row, block) from the block that holds place `start` to the last one.
-
-    The `rows` of these are numbers as in `BaseSource.source_rows`.
-    """
-    if hasattr(source, "numbered_blocks"):
-        yield from source.numbered_blocks(start)
-        return
-    units = range(source.n_units)
-    first = bisect_right(units, start, key=lambda u: source.unit_bounds(u)[1])
-    calls = (partial(_numbered, source, u) for u in units[first:])
-    yield from ahead(source, calls)
-
-
-def _numbered(source: Source, u: int) -> tuple[int, Block]:
-    block = source.read_unit(u, 0, 0)._replace(rows=source_rows(source, u))
-    return source.unit_bounds(u)[0], block
-
-
-def source_rows(source: Source, u: int) -> np.ndarray:
-    """As `BaseSource.source_rows`; positions where a source has nothing to say."""
-    numbers: Any = getattr(source, "source_rows", None)
-    if numbers is None:
-        return np.arange(*source.unit_bounds(u), dtype=np.uint64)
-    rows: np.ndarray = numbers(u)
-    return rows
-
-
-def read_targets(source: Source, u: int, seed: int, epoch: int) -> np.ndarray:
-    """y of unit u, without X where the source can."""
-    read: Any = getattr(source, "read_targets", None)
-    y: np.ndarray = source.read_unit(u, seed, epoch).y if read is None else read(u, seed, epoch)
-    return y
-
-
 def read_labels(
-    source: Source, units: Iterable[int], seed: int, epoch: int
+    source: BaseSource, units: Iterable[int], seed: int, epoch: int
 ) -> Iterator[np.ndarray]:
     """y of `units`, as `read_units` gives them."""
-    calls = (partial(read_targets, source, int(u), seed, epoch) for u in units)
+    calls = (partial(source.read_targets, int(u), seed, epoch) for u in units)
     return ahead(source, calls)
 
 
-def ahead(source: Source, calls: Iterable[Callable[[], T]]) -> Iterator[T]:
+def ahead(source: BaseSource, calls: Iterable[Callable[[], T]]) -> Iterator[T]:
     """What the calls return, in order, a few made ahead by threads that end with it."""
-    n = read_ahead(getattr(source, "remote", False)) - 1
+    n = read_ahead(source.remote) - 1
     with (
         ThreadPoolExecutor(n, thread_name_prefix="streamkern-read") as pool,
         closing(in_turn(pool, calls, n)) as results,
@@ -348,7 +353,7 @@ def encode_labels(y: np.ndarray, labels: np.ndarray, first_row: int) -> np.ndarr
     return ids
 
 
-def unit_sizes(source: Source) -> np.ndarray:
+def unit_sizes(source: Source | BaseSource) -> np.ndarray:
     """Rows in each unit: (n_units,) int64. The units must tile range(n_rows) in order."""
     bounds = np.array([source.unit_bounds(u) for u in range(source.n_units)], dtype=np.int64)
     starts, stops = bounds.reshape(-1, 2).T

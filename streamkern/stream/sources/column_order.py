@@ -15,25 +15,16 @@ from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.sources.base import (
     BaseSource,
     Block,
-    Source,
-    is_weighted,
-    read_targets,
-    source_rows,
 )
 from streamkern.stream.sources.transforms import Moments
 
-_SAME = (
-    "n_rows", "dtype", "row_shape", "n_outputs", "classes", "y_dtype", "feed_transforms", "remote",
-    "strata", "repeats", "totals", "statistics_read",
-)  # fmt: skip
-
 
 def in_columns(
-    source: Source,
+    source: BaseSource,
     columns: Sequence[str] | None,
     where: str,
     target_columns: Sequence[str] | None = None,
-) -> Source:
+) -> BaseSource:
     """`source` with its columns in the order of `columns`, and those of its targets in that of
     `target_columns`; `source` itself where they have it.
 
@@ -41,7 +32,7 @@ def in_columns(
     one; None : the order does not matter. Raises DataError naming what is missing or not among the
     expected ones, ConfigError where transforms of its own came first.
     """
-    found, own = (_names(source, name) for name in ("columns", "target_columns"))
+    found, own = source.columns, source.target_columns
     wanted = _in_order(found, columns, where, "x")
     wanted_targets = targets_in_order(own, target_columns, where)
     if (wanted, wanted_targets) == (found, own):
@@ -63,14 +54,9 @@ def targets_in_order(
     return _in_order(found, expected if several else None, f"y of {where}", "y")
 
 
-def chosen_columns(source: Source, columns: Sequence[str]) -> Source:
+def chosen_columns(source: BaseSource, columns: Sequence[str]) -> BaseSource:
     """`source`, whose columns have names, with these of them alone, in this order."""
     return _Chosen(source, columns)
-
-
-def _names(source: Any, which: str) -> tuple[str, ...] | None:
-    names = getattr(source, which, None)
-    return None if names is None else tuple(names)
 
 
 def _in_order(
@@ -89,36 +75,44 @@ class _Ordered(BaseSource):
 
     def __init__(
         self,
-        base: Any,
+        base: BaseSource,
         columns: tuple[str, ...] | None,
         target_columns: tuple[str, ...] | None,
     ) -> None:
-        self.base, self.parts = base, (base,)
-        for name in _SAME:
-            setattr(self, name, getattr(base, name, getattr(BaseSource, name, None)))
-        self.weighted = is_weighted(base)
-        self.level = getattr(base, "level", 0)
+        self.parts = (base,)
+        self._set_rows_like(base)
+        self.n_rows, self.strata, self.totals = base.n_rows, base.strata, base.totals
+        self.remote, self.level, self.feed_transforms = (
+            base.remote,
+            base.level,
+            base.feed_transforms,
+        )
+        self.repeats, self.statistics_read = base.repeats, base.statistics_read
         self.columns, self.target_columns = columns, target_columns
-        self._places = places(_names(base, "columns"), columns)
-        self._target_places = places(_names(base, "target_columns"), target_columns)
+        self._places = places(base.columns, columns)
+        self._target_places = places(base.target_columns, target_columns)
+
+    @property
+    def base(self) -> BaseSource:
+        """The rows in the order they have."""
+        return self.parts[0]
 
     @property
     def n_units(self) -> int:
-        return int(self.base.n_units)
+        return self.base.n_units
 
     @property
     def fingerprint(self) -> str:
-        return str(self.base.fingerprint)
+        return self.base.fingerprint
 
     def unit_bounds(self, u: int) -> tuple[int, int]:
-        start, stop = self.base.unit_bounds(u)
-        return start, stop
+        return self.base.unit_bounds(u)
 
     def source_rows(self, u: int) -> np.ndarray:
-        return source_rows(self.base, u)
+        return self.base.source_rows(u)
 
     def read_unit(self, u: int, seed: int, epoch: int) -> Block:
-        block: Block = self.base.read_unit(u, seed, epoch)
+        block = self.base.read_unit(u, seed, epoch)
         X = np.ascontiguousarray(block.X[:, self._places])
         return block._replace(X=X, y=self._ordered_targets(block.y))
 
@@ -129,7 +123,7 @@ class _Ordered(BaseSource):
         return self.read_unit(u, seed, epoch).read
 
     def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
-        return self._ordered_targets(read_targets(self.base, u, seed, epoch))
+        return self._ordered_targets(self.base.read_targets(u, seed, epoch))
 
     def statistics(self) -> Moments:
         mean, scale, *features = self.base.statistics()
@@ -137,8 +131,7 @@ class _Ordered(BaseSource):
         return mean, scale, of_each, spread
 
     def target_moments(self) -> ColumnMoments | None:
-        ask: Any = getattr(self.base, "target_moments", lambda: None)
-        moments: ColumnMoments | None = ask()
+        moments = self.base.target_moments()
         return None if moments is None else moments.take(self._target_places)
 
     def describe(self) -> dict[str, Any]:
@@ -152,8 +145,8 @@ class _Chosen(_Ordered):
 
     kind = "chosen"
 
-    def __init__(self, base: Source, columns: Sequence[str]) -> None:
-        super().__init__(base, tuple(columns), _names(base, "target_columns"))
+    def __init__(self, base: BaseSource, columns: Sequence[str]) -> None:
+        super().__init__(base, tuple(columns), base.target_columns)
         self.row_shape = (len(columns),)
 
     @property

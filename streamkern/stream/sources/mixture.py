@@ -21,15 +21,13 @@ from streamkern.stream.sources.base import (
     BaseSource,
     Block,
     Source,
-    is_weighted,
     joined,
-    read_targets,
-    source_rows,
     unit_sizes,
 )
 from streamkern.stream.sources.column_order import in_columns
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import Moments, Transform, bind_transforms, transform_name
+from streamkern.stream.sources.user import as_source
 
 _MUST_AGREE = ("row_shape", "dtype", "n_outputs", "classes", "y_dtype", "weighted")
 
@@ -72,28 +70,24 @@ class MixtureSource(BaseSource):
         n_rows: int | None = None,
         transforms: Sequence[Transform] = (),
     ) -> None:
-        self.columns, self.target_columns = (
-            getattr(sources[0], name, None) if len(sources) else None
-            for name in ("columns", "target_columns")
-        )
+        _check_counts(sources, weights, n_rows)
+        given = [as_source(source) for source in sources]
+        self._set_rows_like(given[0])
         self.parts = tuple(
             in_columns(part, self.columns, f"source {k} of the mixture", self.target_columns)
-            for k, part in enumerate(sources, start=1)
+            for k, part in enumerate(given, start=1)
         )
-        _check(self.parts, weights, n_rows)
+        _check_alike(self.parts)
         self.weights = None if weights is None else tuple(float(w) for w in weights)
-        first = self.parts[0]
-        self.row_shape, self.dtype = first.row_shape, first.dtype
-        self.n_outputs, self.classes, self.y_dtype = first.n_outputs, first.classes, first.y_dtype
-        self.remote = any(getattr(part, "remote", False) for part in self.parts)
-        self.level = max(getattr(part, "level", 0) for part in self.parts) + 1
+        self.remote = any(part.remote for part in self.parts)
+        self.level = max(part.level for part in self.parts) + 1
         sizes = [unit_sizes(part) for part in self.parts]
         self._passes: list[_Passes] = []
         if self.weights is not None:
             rows = sum(part.n_rows for part in self.parts) if n_rows is None else n_rows
             total = math.fsum(self.weights)
-            for part, own, weight in zip(self.parts, sizes, self.weights, strict=True):
-                self._passes.append(_Passes(part, own, rows * weight / total))
+            for own, weight in zip(sizes, self.weights, strict=True):
+                self._passes.append(_Passes(own, rows * weight / total))
             sizes = [np.full(p.n_units, p.unit_rows) for p in self._passes]
         counts = [len(own) for own in sizes]
         self.strata = np.repeat(np.arange(len(counts), dtype=np.uint16), counts)
@@ -101,8 +95,7 @@ class MixtureSource(BaseSource):
         self._edges = np.cumsum(np.concatenate([[0], *sizes]), dtype=np.int64)
         self.n_rows = int(self._edges[-1])
         self.shares = tuple(int(own.sum()) / self.n_rows for own in sizes)
-        self.weighted = is_weighted(first)
-        known = [getattr(part, "totals", None) for part in self.parts]
+        known = [part.totals for part in self.parts]
         uses = [self.n_rows * k / p.n_rows for k, p in zip(self.shares, self.parts, strict=True)]
         scaled = [n * t for n, t in zip(uses, known, strict=True) if t is not None]
         self.totals = np.sum(scaled, axis=0) if len(scaled) == len(known) else None
@@ -122,8 +115,7 @@ class MixtureSource(BaseSource):
         """Those of the sources, each as often as its rows come in an epoch."""
         moments = ColumnMoments(self.n_outputs)
         for share, part in zip(self.shares, self.parts, strict=True):
-            ask: Any = getattr(part, "target_moments", lambda: None)
-            own: ColumnMoments | None = ask()
+            own = part.target_moments()
             if own is None:
                 return None
             moments.merge(own, self.n_rows * share / part.n_rows)
@@ -143,13 +135,13 @@ class MixtureSource(BaseSource):
             return super().source_rows(u)
         k, j, _ = self._place(u, 0)
         before = sum(part.n_rows for part in self.parts[:k])
-        return source_rows(self.parts[k], j) + np.uint64(before)
+        return self.parts[k].source_rows(j) + np.uint64(before)
 
     def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
         k, j, own_seed = self._place(u, seed)
         if self._passes:
             return super()._read_targets(u, seed, epoch)
-        return read_targets(self.parts[k], j, own_seed, epoch)
+        return self.parts[k].read_targets(j, own_seed, epoch)
 
     def _place(self, u: int, seed: int) -> tuple[int, int, int]:
         """The source that unit u is of, its number and its seed there."""
@@ -159,7 +151,7 @@ class MixtureSource(BaseSource):
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         k, j, own_seed = self._place(u, seed)
         if self._passes:
-            return self._passes[k].read(j, own_seed, epoch)
+            return self._passes[k].read(self.parts[k], j, own_seed, epoch)
         return self.parts[k].read_unit(j, own_seed, epoch).read
 
 
@@ -173,7 +165,7 @@ def open_stores(
     foreign: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     cache: Cache | None = None,
-) -> Source:
+) -> BaseSource:
     """The rows of one store, or the mixture of several.
 
     weights : shares, see `MixtureSource`. w : name of the sample weights in foreign stores;
@@ -191,7 +183,7 @@ def open_stores(
     return stores[0] if len(stores) == 1 and weights is None else MixtureSource(stores, weights)
 
 
-def stored_rows(source: Source) -> Source:
+def stored_rows(source: BaseSource) -> BaseSource:
     """The rows that a source is made from, each once: no copies and no weights."""
     while isinstance(source, AugmentedSource):
         source = source.base
@@ -208,36 +200,40 @@ class _Passes:
     size of a unit : that of the source's largest; n_units : of an epoch, for `wanted` rows
     """
 
-    def __init__(self, source: Source, sizes: np.ndarray, wanted: float) -> None:
-        self.source, self.unit_rows = source, int(sizes.max())
+    def __init__(self, sizes: np.ndarray, wanted: float) -> None:
+        self.unit_rows = int(sizes.max())
         self.n_units = max(1, math.floor(wanted / self.unit_rows + 0.5))
         self._edges = np.concatenate(([0], np.cumsum(sizes)))
         self._lacking = np.concatenate(([0], np.cumsum(self.unit_rows - sizes)))  # before unit u
 
-    def read(self, j: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
+    def read(self, source: BaseSource, j: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         """Unit j of an epoch."""
-        turn, u = divmod(epoch * self.n_units + j, self.source.n_units)
-        block = self.source.read_unit(u, seed, turn)
+        turn, u = divmod(epoch * self.n_units + j, source.n_units)
+        block = source.read_unit(u, seed, turn)
         lacking = int(self._lacking[u + 1] - self._lacking[u])
         if not lacking:
             return block.read
         start = turn * int(self._lacking[-1]) + int(self._lacking[u])
-        blocks = [block, *self._in_turn(start, lacking, seed, turn)]
+        blocks = [block, *self._in_turn(source, start, lacking, seed, turn)]
         return joined(blocks).read
 
-    def _in_turn(self, start: int, count: int, seed: int, turn: int) -> Iterator[Block]:
+    def _in_turn(
+        self, source: BaseSource, start: int, count: int, seed: int, turn: int
+    ) -> Iterator[Block]:
         """Rows start, start + 1, … of the source, which begins again at its end."""
         while count:
-            start %= self.source.n_rows
+            start %= source.n_rows
             u = int(np.searchsorted(self._edges, start, side="right")) - 1
             first, last = int(self._edges[u]), int(self._edges[u + 1])
             part = slice(start - first, min(start + count, last) - first)
-            yield self.source.read_unit(u, seed, turn).take(part)
+            yield source.read_unit(u, seed, turn).take(part)
             count -= part.stop - part.start
             start = first + part.stop
 
 
-def _check(sources: Sequence[Source], weights: Sequence[object] | None, n_rows: int | None) -> None:
+def _check_counts(
+    sources: Sequence[Source], weights: Sequence[object] | None, n_rows: int | None
+) -> None:
     if not 1 <= len(sources) <= 65_535:
         raise ConfigError(f"a mixture of {len(sources)} sources; give 1 to 65535 of them")
     if weights is not None and (
@@ -253,9 +249,12 @@ def _check(sources: Sequence[Source], weights: Sequence[object] | None, n_rows: 
             f"n_rows={n_rows} of a mixture must be at least 1, and needs weights; without them an "
             "epoch is every row once"
         )
+
+
+def _check_alike(sources: Sequence[BaseSource]) -> None:
     for number, source in enumerate(sources, start=1):
         for name in _MUST_AGREE:
-            wanted, found = (getattr(k, name, False) for k in (sources[0], source))
+            wanted, found = (getattr(k, name) for k in (sources[0], source))
             if wanted != found:
                 raise ConfigError(
                     f"source {number} of the mixture has {name} {found} and source 1 has {wanted}; "

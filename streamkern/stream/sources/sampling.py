@@ -7,11 +7,11 @@ import numpy as np
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.randomness import Stage
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.base import Block, Source, empty_rows, read_units, unit_sizes
+from streamkern.stream.sources.base import BaseSource, Block, empty_rows, read_units, unit_sizes
 
 
 def sample_rows(
-    source: Source, n: int, seed: int, stage: int = 0, max_units: int = 64, epoch: int = 0
+    source: BaseSource, n: int, seed: int, stage: int = 0, max_units: int = 64, epoch: int = 0
 ) -> Block:
     """n distinct random rows in random order, read from at most `max_units` random units.
 
@@ -33,7 +33,7 @@ def sample_rows(
     return read_rows(source, rows, seed, epoch)
 
 
-def read_rows(source: Source, rows: np.ndarray, seed: int, epoch: int = 0) -> Block:
+def read_rows(source: BaseSource, rows: np.ndarray, seed: int, epoch: int = 0) -> Block:
     """The given rows (n,), in that order; each unit that holds one is read once."""
     edges = np.concatenate(([0], np.cumsum(unit_sizes(source))))
     sample = empty_rows(source, len(rows))
@@ -45,7 +45,7 @@ def read_rows(source: Source, rows: np.ndarray, seed: int, epoch: int = 0) -> Bl
     return sample
 
 
-def _base_rows(source: Source) -> int:
+def _base_rows(source: BaseSource) -> int:
     """Rows before any augmentation; virtual row v is made from base row v mod this."""
     while isinstance(source, AugmentedSource):
         source = source.base

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -14,7 +16,7 @@ from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.urls import local_path
 from streamkern.store.statistics import ColumnMoments
 from streamkern.store.store import Store, open_store
-from streamkern.stream.sources.base import BaseSource, Source, ahead, regular_edges
+from streamkern.stream.sources.base import BaseSource, ahead, regular_edges
 from streamkern.stream.sources.transforms import Moments, Transform, bind_transforms
 
 # Foreign stores may have tiny chunks: group them up to this size, one task for several.
@@ -66,6 +68,11 @@ class ZarrSource(BaseSource):
         self._edges = regular_edges(self.n_rows, spec.chunk_rows * self._grouped)
         self.host_transforms, self.feed_transforms = bind_transforms(transforms, self)
 
+    def until(self, stopped: threading.Event) -> ZarrSource:
+        again = copy.copy(self)
+        again.store = self.store.until(stopped)
+        return again if self.remote else self
+
     @property
     def fingerprint(self) -> str:
         return self.store.spec.fingerprint
@@ -102,7 +109,7 @@ class ZarrSource(BaseSource):
         return moments
 
 
-def stores_of(source: Source) -> list[Store]:
+def stores_of(source: BaseSource) -> list[Store]:
     """Every store that a source is made from."""
     own = [source.store] if isinstance(source, ZarrSource) else []
-    return own + [store for part in getattr(source, "parts", ()) for store in stores_of(part)]
+    return own + [store for part in source.parts for store in stores_of(part)]

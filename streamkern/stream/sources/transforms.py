@@ -280,6 +280,12 @@ def from_config(settings: Sequence[Mapping[str, Any]]) -> tuple[Transform, ...]:
     return tuple(built)
 
 
+def bind_transform(transform: Transform, data: BaseData) -> Transform:
+    """The same transform with what it takes from the data, if it takes anything."""
+    bind: Callable[[BaseData], Transform] | None = getattr(transform, "bind", None)
+    return transform if bind is None else bind(data)
+
+
 def bind_transforms(
     transforms: Sequence[Transform], data: BaseData, *, host: bool = True
 ) -> tuple[tuple[Transform, ...], tuple[Transform, ...]]:
@@ -291,8 +297,7 @@ def bind_transforms(
     for transform in transforms:
         if not callable(transform):
             raise ConfigError(f"transform {transform!r} is not callable as (X, Y, rng) -> (X, Y)")
-        bind = getattr(transform, "bind", None)
-        bound.append(bind(data) if bind is not None else transform)
+        bound.append(bind_transform(transform, data))
     split = 0
     while host and split < len(bound) and getattr(bound[split], "keeps_dtype", False):
         split += 1

@@ -1,0 +1,142 @@
+"""Products, factors and eigenpairs of whole matrices, in chunks over the threads of a backend."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend import lapack
+from streamkern.backend.arrays import Array, tiles
+from streamkern.planning.memory import CHUNK
+
+T = TypeVar("T")
+
+
+class DenseAlgebra(ABC):
+    """Linear algebra of C-ordered arrays. Every sum has an order that the shapes alone decide."""
+
+    xp: Any
+    chunk = CHUNK
+
+    @abstractmethod
+    def run(self, fn: Callable[[T], None], items: Iterable[T]) -> None:
+        """Call `fn` on every item, in any order."""
+
+    @abstractmethod
+    def workspace(
+        self, shape: tuple[int, ...], dtype: npt.DTypeLike
+    ) -> AbstractContextManager[Array]:
+        """A scratch array."""
+
+    def matmul(self, A: Array, B: Array, out: Array, *, lower: bool = False) -> Array:
+        """out = A @ B, rows of A in fixed chunks over the threads. A : (m, k), B : (k, c).
+
+        lower : A is lower triangular, and the zeros are not read.
+        """
+
+        def rows_of(rows: slice) -> None:
+            end = rows.stop if lower else A.shape[1]
+            self.xp.matmul(A[rows, :end], B[:end], out=out[rows])
+
+        # The longest rows first: threads are done at about the same time.
+        self.run(rows_of, tiles(len(A), self.chunk // 2 if lower else self.chunk)[::-1])
+        return out
+
+    def matmul_t(self, A: Array, B: Array, out: Array, *, lower: bool = False) -> Array:
+        """out = A.T @ B, columns of A in fixed chunks over the threads. A : (k, m), B : (k, c)."""
+
+        # (Bᵀ A)ᵀ reads the rows of A in memory order: 1.3 times as fast as Aᵀ B for thin B.
+        with self.workspace(B.shape[::-1], B.dtype) as Bt:
+            Bt[...] = B.T
+
+            def columns_of(cols: slice) -> None:
+                start, width = cols.start if lower else 0, cols.stop - cols.start
+                with self.workspace((len(Bt), width), B.dtype) as part:
+                    np.matmul(Bt[:, start:], A[start:, cols], out=part)
+                    out[cols] = part.T
+
+            self.run(columns_of, tiles(A.shape[1], self.chunk))
+        return out
+
+    def cholesky(self, A: Array) -> bool:
+        """Lower Cholesky factor of A in its own memory, upper part zeroed. False: not positive.
+
+        A : (b, b), C-ordered, symmetric; only its lower part is read. b^3/3 FLOPs.
+        """
+        if not lapack.potrf(A):
+            return False
+        for i, row in enumerate(A):
+            row[i + 1 :] = 0
+        return bool(np.isfinite(A.diagonal()).all())
+
+    def solve_lower(self, L: Array, B: Array, transposed: bool = False) -> Array:
+        """B <- L^-1 B (or L^-T B) in place. L : (b, b) lower, B : (b, k), both C-ordered."""
+        lapack.trsm(L, B, transposed=transposed)
+        return B
+
+    def solve_lower_triangular(self, L: Array, B: Array) -> Array:
+        """B <- L^-1 B in place for a lower triangular B, whose zeros are not read.
+
+        L, B : (b, b), C-ordered. b^3/3 FLOPs, a third of what `solve_lower` takes: forward
+        substitution by square blocks, columns of blocks over the threads.
+        """
+        # Half of a block on the diagonal is zeros that do take time, so the blocks are small.
+        blocks = tiles(len(L), self.chunk // 2)
+        eyes = [self.xp.eye(i.stop - i.start, dtype=L.dtype) for i in blocks]
+        inverses = [self.solve_lower(L[i, i], eye) for i, eye in zip(blocks, eyes, strict=True)]
+
+        def substitute(j: slice) -> None:
+            for i, inverse in zip(blocks, inverses, strict=True):
+                if i.start < j.start:
+                    continue
+                X = B[i, j]
+                if i.start > j.start:
+                    X -= L[i, j.start : i.start] @ B[j.start : i.start, j]
+                X[...] = inverse @ X
+
+        self.run(substitute, blocks)
+        return B
+
+    def solve_lower_right(self, L: Array, B: Array) -> Array:
+        """B <- B L^-T in place: every row of B (k, b) solved with L (b, b), both C-ordered."""
+        lapack.trsm(L, B, right=True)
+        return B
+
+    def add_gram(self, C: Array, W: Array, scale: float) -> None:
+        """Lower part of C += scale * W.T @ W, by tiles over the threads.
+
+        C : (b, b), of which some of the upper part is written as well. W : (k, b). k b^2 FLOPs.
+        With tiles of 512 up to 1.7 times as fast as the library's own on two threads.
+        """
+
+        def add(tile: tuple[slice, slice]) -> None:
+            i, j = tile
+            with self.workspace((i.stop - i.start, j.stop - j.start), C.dtype) as part:
+                np.matmul(W[:, i].T, W[:, j], out=part)
+                if scale != 1:
+                    part *= scale
+                C[i, j] += part
+
+        parts = tiles(len(C), self.chunk)
+        self.run(add, [(i, j) for i in parts for j in parts if j.start <= i.start])
+
+    def mirror_lower(self, C: Array) -> None:
+        """Copy the lower triangle of a square C onto the upper one, in place, in blocks."""
+        for rows in tiles(len(C), 256):
+            for cols in tiles(rows.start, 256):
+                C[cols, rows] = C[rows, cols].T
+            square = C[rows, rows]
+            square[...] = self.xp.tril(square) + self.xp.tril(square, -1).T
+
+    def top_eigh(self, A: Array, k: int) -> tuple[Array, Array]:
+        """The k largest eigenpairs of a symmetric matrix, descending: (k,), (b, k)."""
+        b = len(A)
+        w, v = lapack.syevr(A, k)
+        if len(w) < k:  # bisection may miss eigenvalues that are equal but for rounding
+            w, v = (part[..., b - k :] for part in np.linalg.eigh(A))
+        return w[::-1].copy(), v[:, ::-1]

@@ -1,0 +1,36 @@
+"""Whether all that a run directory keeps is whole: every byte is read, and none is kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
+
+from streamkern.rundir.checksums import UnverifiedError
+from streamkern.rundir.file_names import published
+from streamkern.rundir.place import open_folder
+from streamkern.rundir.sealed import load, unkept
+
+WHOLE = "whole"
+
+
+def verify(
+    place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
+) -> dict[str, str]:
+    """`WHOLE`, or what is damaged, of every setup and then every checkpoint, oldest first.
+
+    Holds a chunk of 8 to 64 MiB, or on an object store 64 MiB of them. StorageError where it can
+    not be told.
+    """
+    folder = open_folder(place, storage_options)
+    found = {}
+    for name in chain(*published(folder)):
+        try:
+            load(folder, name, unkept)
+            found[name] = WHOLE
+        except UnverifiedError as error:
+            found[name] = str(error)
+    # A writer beside us may have retired what we were reading.
+    kept = set(chain(*published(folder)))
+    return {n.removesuffix(".json"): how for n, how in found.items() if how == WHOLE or n in kept}

@@ -1,0 +1,33 @@
+"""What tests of run directories save: small states, each a pure function of its step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from streamkern.rundir.run_directory import Saved
+from tests.runs import assert_same_bits
+
+
+def state(step: int) -> dict[str, np.ndarray]:
+    """What step `step` saves: any process can check any other."""
+    rng = np.random.default_rng([step, 7])
+    return {
+        "alpha": rng.standard_normal((500, 4)).astype(np.float32),
+        "t": np.array(step),
+        "zeros": np.zeros((3, 2)),
+        "X_tmp": np.empty((0, 3)),
+    }
+
+
+def meta(step: int) -> dict[str, Any]:
+    return {"step": step, "eta": 0.1 * step}
+
+
+def assert_is_state(saved: Saved | None, step: int | None = None) -> int:
+    assert saved is not None
+    assert step in (None, saved.step)
+    assert saved.meta == meta(saved.step)
+    assert_same_bits(saved.arrays, state(saved.step))
+    return saved.step

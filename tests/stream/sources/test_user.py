@@ -1,0 +1,132 @@
+"""A source of the user's own: checked at every door, and then worth as much as ours."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern import KernelRegressor
+from streamkern.basics.errors import ConfigError, DataError
+from streamkern.store.store import open_store
+from streamkern.stream.materialise import materialise
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.base import BaseSource, Block
+from streamkern.stream.sources.mixture import MixtureSource
+from streamkern.stream.sources.user import as_source
+from tests.runs import array_source
+from tests.streams import Plain
+
+
+def given(**changes: Any) -> Any:
+    plain = Plain(array_source())
+    for name, value in changes.items():
+        setattr(plain, name, value)
+    return plain
+
+
+def test_ours_are_left_as_they_are() -> None:
+    source = array_source()
+    assert as_source(source) is source
+
+
+def test_what_the_protocol_asks_for_is_enough(tmp_path: Path) -> None:
+    source = as_source(given())
+    assert (source.remote, source.level, source.parts, source.weighted) == (False, 0, (), False)
+    assert source.totals is None
+    assert not source.repeats
+    np.testing.assert_array_equal(source.source_rows(1), np.arange(*source.unit_bounds(1)))
+    np.testing.assert_array_equal(source.read_targets(1, 0, 0), source.read_unit(1, 0, 0).y)
+    spec = materialise(given(), tmp_path / "a.zarr", shuffle=False)
+    assert spec.n_rows == source.n_rows
+    X, _ = open_store(tmp_path / "a.zarr").read_chunk(0)
+    np.testing.assert_array_equal(X[:5], source.read_unit(0, 0, 0).X[:5])
+
+
+def test_what_else_it_says_is_used() -> None:
+    base = ArraySource(np.eye(6, dtype=np.float32), np.arange(6.0), unit_rows=2)
+    plain: Any = Plain(base)
+    plain.source_rows = lambda u: np.arange(2, dtype=np.uint64) + np.uint64(10 * u)
+    plain.read_targets = lambda u, seed, epoch: np.full((2, 1), u, np.float64)
+    plain.target_moments = base.target_moments
+    plain.remote, plain.columns = True, tuple("abcdef")
+    for source in (as_source(plain), AugmentedSource(plain, 1), MixtureSource([plain])):
+        assert source.remote
+        assert source.columns == tuple("abcdef")
+        moments = source.target_moments()
+        assert moments is not None
+        np.testing.assert_allclose(moments.mean, [2.5])
+    source = as_source(plain)
+    np.testing.assert_array_equal(source.source_rows(2), [20, 21])
+    np.testing.assert_array_equal(source.read_targets(2, 0, 0), [[2], [2]])
+
+
+def test_it_travels() -> None:
+    source: BaseSource = pickle.loads(pickle.dumps(as_source(given())))
+    np.testing.assert_array_equal(source.read_unit(0, 0, 0).X, array_source().read_unit(0, 0, 0).X)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_rows": 2.5}, "n_rows=2.5; it must be a whole number"),
+        ({"n_rows": 10}, "do not cover its 10 rows"),
+        ({"row_shape": (2, 2)}, r"row_shape=\(2, 2\); it must be \(d,\) or"),
+        ({"dtype": "int64"}, "dtype='int64'; it must be one of uint8"),
+        ({"dtype": None}, "dtype=None"),
+        ({"n_outputs": -1}, "n_outputs=-1"),
+        ({"classes": ("a", "a")}, "classes=.*names that differ"),
+        ({"y_dtype": "int32"}, "y_dtype='int32'; it must be int64 where there are classes"),
+        ({"feed_transforms": (3,)}, r"feed_transforms=\(3,\); it must be a tuple of transforms"),
+        ({"strata": np.zeros(2)}, "strata=.*a whole number for each unit"),
+        ({"totals": [1.0]}, "totals=.*the rows of each class"),
+        ({"totals": "many"}, "totals='many'"),
+        ({"columns": ("a",)}, "columns=.*a name for each feature"),
+        ({"columns": "ab"}, "columns='ab'"),
+        ({"level": "low"}, "level='low'"),
+        ({"parts": (3,)}, r"parts=\(3,\); it must be a tuple of sources"),
+    ],
+)
+def test_what_can_not_be_is_refused_before_anything_is_read(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        as_source(given(**changes))
+
+
+def test_what_is_lacking_is_named_wherever_it_comes_in(tmp_path: Path) -> None:
+    broken = given()
+    del broken.statistics
+    doors: list[Callable[[], object]] = [
+        lambda: AugmentedSource(broken, 2),
+        lambda: MixtureSource([array_source(), broken]),
+        lambda: materialise(broken, tmp_path / "a.zarr"),
+        lambda: KernelRegressor().fit(broken),
+    ]
+    for door in doors:
+        with pytest.raises(ConfigError, match="a Plain can not be streamed: it has no statistics"):
+            door()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda b: tuple(b), "is a tuple, not a Block"),
+        (lambda b: b._replace(X=b.X.astype(np.float64)), "gave X .* float64; the source promised"),
+        (lambda b: b._replace(y=b.y[:-1]), "gave y"),
+        (lambda b: b._replace(rows=b.rows[::-1].copy()), "rows that are not 0 to"),
+        (lambda b: b._replace(w=np.ones(len(b.X), np.float32)), "unexpected sample weights"),
+    ],
+)
+def test_a_block_other_than_promised_is_refused(
+    change: Callable[[Block], Any], message: str
+) -> None:
+    base = array_source()
+    source = as_source(given(read_unit=lambda u, s, e: change(base.read_unit(u, s, e))))
+    with pytest.raises(DataError, match=message):
+        source.read_unit(0, 0, 0)
