@@ -41,9 +41,9 @@ class SolverConfig(Table):
     """[solver]: the method, and what of it the user wants to fix by hand.
 
     ridge : coefficient of tr(alpha^T K(Z, Z) alpha) / 2 beside half the mean squared error.
-    tolerance : conjugate gradient stops at this residual, relative to that of the zero function, in the norm
-    of its preconditioner; left out it is 1e-4. warm_start : run directory whose newest weights
-    training starts from; its centers must be the same.
+    tolerance : conjugate gradient stops at this residual, relative to that of the zero function, in
+    the norm of its preconditioner; left out it is 1e-4. warm_start : run directory whose newest
+    weights training starts from; its centers must be the same.
     """
 
     table = "solver"
