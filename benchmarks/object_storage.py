@@ -136,7 +136,7 @@ def _training(repeats: int, server: FileServer, path: Path, centers: int) -> lis
         data |= {"scale": "none", "epochs": 1}
         tables = {"data": data, "model": model, "run": {"device": "cpu"}}
         runs.append(run := open_run(sk.RunConfig.from_tables(tables)))
-        made = start(run, report=lambda event, fields: None)
+        made = start(run, lambda event, fields: None)
         epochs[name] = Epoch(run, made)
     try:
         taken = in_turns({name: e.from_store for name, e in epochs.items()}, repeats)

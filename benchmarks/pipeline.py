@@ -38,7 +38,7 @@ def measure(repeats: int, *, rows: int = 60_000, centers: int = 10_000) -> list[
         }  # fmt: skip
         run = open_run(sk.RunConfig.from_tables(tables))
         with run.backend:
-            return _measure(repeats, run, start(run, report=lambda event, fields: None))
+            return _measure(repeats, run, start(run, lambda event, fields: None))
 
 
 def _measure(repeats: int, run: Run, made: Assembled) -> list[Figure]:

@@ -22,7 +22,7 @@ from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.transforms import GaussianNoise
-from streamkern.train.opened import Run, open_run
+from streamkern.train.opened import Given, Run, open_run
 from streamkern.train.train import Result, train
 from tests import reference as ref
 
@@ -213,8 +213,9 @@ def process(target: Callable[..., None], *arguments: Any) -> Any:
     return life
 
 
-def opened(source: Source | None = None, **overrides: Any) -> Run:
+def opened(source: Source | None = None, centers: Array | None = None, **overrides: Any) -> Run:
     """A run that is opened and not begun."""
-    run = open_run(settings(**overrides), source=stream() if source is None else source)
+    given = Given(stream() if source is None else source, centers=centers)
+    run = open_run(settings(**overrides), given)
     run.backend.close()
     return run

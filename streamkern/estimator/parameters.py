@@ -104,32 +104,24 @@ class Parameters:
     run_dir: str | os.PathLike[str] | None = None
     checkpoint_every: int | str = "auto"
 
-    def _given(self) -> tuple[Kernel | None, npt.NDArray[Any] | None]:
-        """The kernel and the centers that are objects rather than settings."""
-        kernel = self.kernel if isinstance(self.kernel, Kernel) else None
-        if kernel is not None and not _is_auto(self.bandwidth):
-            raise ConfigError(
-                f"bandwidth={self.bandwidth!r} is given twice: kernel={kernel!r} has its own; "
-                "leave bandwidth out"
-            )
+    def _given_centers(self) -> npt.NDArray[Any] | None:
+        """The centers that are rows rather than a setting."""
         if isinstance(self.centers, str | os.PathLike):
-            return kernel, None
+            return None
         centers = as_centers(self.centers)
-        if not _is_auto(self.n_centers) and self.n_centers != len(centers):
+        if self.n_centers not in ("auto", len(centers)):
             raise ConfigError(
                 f"n_centers={self.n_centers} but centers holds {len(centers)} rows; leave "
                 "n_centers out"
             )
-        return kernel, centers
+        return centers
 
     def _config(self, epochs: Any) -> RunConfig:
         values = {name: getattr(self, name) for name in SETTINGS} | {"epochs": epochs}
-        if isinstance(self.kernel, Kernel):
-            values["kernel"] = "laplace"  # not used
-        if not isinstance(self.centers, str | os.PathLike):
-            values |= {"centers": "random", "n_centers": "auto"}  # not used
-        elif isinstance(self.centers, os.PathLike):
+        if isinstance(self.centers, str | os.PathLike):
             values["centers"] = os.fspath(self.centers)
+        else:
+            del values["centers"]
         start = self.warm_start
         values["warm_start"] = start if isinstance(start, str | os.PathLike) else None
         if values["warm_start"] is None and not isinstance(start, bool | np.bool_):
@@ -145,12 +137,8 @@ class Parameters:
         if isinstance(class_weight, Mapping):
             class_weight = {str(label): w for label, w in class_weight.items()}
         tables: dict[str, dict[str, Any]] = {"data": {"train": "X", "class_weight": class_weight}}
-        for name, path in SETTINGS.items():
-            section, _, key = path.partition(".")
-            tables.setdefault(section, {})[key] = values[name]
+        for name, value in values.items():
+            section, _, key = SETTINGS[name].partition(".")
+            tables.setdefault(section, {})[key] = value
         tables["run"]["device_memory"] = self.memory
         return RunConfig.from_tables(tables)
-
-
-def _is_auto(value: Any) -> bool:
-    return isinstance(value, str) and value == "auto"

@@ -274,7 +274,7 @@ def get_kernel(
     if shape is not None and metric is None:
         raise ConfigError(
             f"kernel {table} has a metric, which a table does not hold; give metric= beside it, or "
-            "a Kernel object with its metric to the estimator or to train_model"
+            "a Kernel object with its metric as the estimator's kernel or as model.kernel"
         )
     made = _made(table, bandwidth)
     return made if metric is None else made.with_metric(metric)

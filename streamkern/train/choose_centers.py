@@ -41,14 +41,7 @@ class Chosen(NamedTuple):
     kernel: Kernel
 
 
-def choose(
-    run: Run,
-    *,
-    kernel: Kernel | None,
-    given: npt.ArrayLike | None,
-    dtype: np.dtype[Any],
-    report: Report,
-) -> Chosen:
+def choose(run: Run, dtype: np.dtype[Any], report: Report) -> Chosen:
     """Centers by the method of `model.centers`, or those given.
 
     They go through the fixed transforms, whether they are rows or, like the rows that k-means
@@ -57,12 +50,12 @@ def choose(
     rpcholesky, random rows they are made of. Fourier features have random frequencies and phases
     in the place of centers.
     """
-    if run.sizes.features == "fourier":
-        return _frequencies(run, kernel, dtype, report)
+    if run.problem.features == "fourier":
+        return _frequencies(run, dtype, report)
     began = time.perf_counter()
-    seed, method = run.config.run.random_state, _method(run, given)
-    block, n_read = _rows(run, method, given)
-    in_order = run.sizes.in_place
+    seed, method = run.config.run.random_state, _method(run)
+    block, n_read = _rows(run, method)
+    in_order = run.method.in_place
     many = method in ("kmeans", "rpcholesky")
     p = run.problem.p if many else len(block.X)
     order = np.arange(p) if in_order else random_rows.random_order(p, seed)
@@ -70,7 +63,7 @@ def choose(
         block = block.take(order)
     X = run.backend.to_host(transformed(run, block, run.data.fixed, dtype, epoch=0)[0])
     del block
-    kernel = kernel or _kernel(run, X, in_order)
+    kernel = _kernel(run, X, in_order)
     fields: dict[str, Any] = {"method": method, "centers": p, "rows": n_read}
     if method == "kmeans":
         X = kmeans(X, _batches(run, dtype), seed, run.backend.threads)[order]
@@ -96,17 +89,17 @@ def transformed(
     )[:2]  # fmt: skip
 
 
-def _method(run: Run, given: npt.ArrayLike | None) -> str:
+def _method(run: Run) -> str:
     """One of `METHODS`, "all", "given" or "file"."""
-    if given is not None:
+    if run.given.centers is not None:
         return "given"
     wanted = run.config.model.centers
-    if wanted == "all" or run.sizes.in_place:
+    if wanted == "all" or run.method.in_place:
         return "all"
     return wanted if wanted in METHODS else "file"
 
 
-def _rows(run: Run, method: str, given: npt.ArrayLike | None) -> tuple[Block, int]:
+def _rows(run: Run, method: str) -> tuple[Block, int]:
     """The rows that are centers, or that a method begins with; and how many were looked at."""
     base, p, seed = run.data.base, run.problem.p, run.config.run.random_state
     if method == "balanced":
@@ -117,7 +110,9 @@ def _rows(run: Run, method: str, given: npt.ArrayLike | None) -> tuple[Block, in
         n = _selection(run).rows if method == "rpcholesky" else p
         block = random_rows.random_centers(base, n, seed)
     else:
-        array = open_centers(run.config, base.columns) if given is None else given
+        array = run.given.centers
+        if array is None:
+            array = open_centers(run.config, base.columns)
         block = random_rows.given_centers(array, base.row_shape, base.n_outputs)
     return block, len(block.X)
 
@@ -144,12 +139,12 @@ def _kernel(run: Run, X: Host, in_order: bool) -> Kernel:
     return get_kernel(model.kernel, width)
 
 
-def _frequencies(run: Run, kernel: Kernel | None, dtype: np.dtype[Any], report: Report) -> Chosen:
+def _frequencies(run: Run, dtype: np.dtype[Any], report: Report) -> Chosen:
     """Frequencies and phases (D, d + 1) in the place of centers, and features for the kernel."""
     began = time.perf_counter()
     base, seed, n_features = run.data.base, run.config.run.random_state, run.problem.p
-    n_read = 0
-    if kernel is None:
+    n_read, kernel = 0, run.config.model.kernel
+    if not isinstance(kernel, Kernel):
         block = random_rows.random_centers(base, min(random_rows.BANDWIDTH_ROWS, base.n_rows), seed)
         X, _ = transformed(run, block, run.data.fixed, dtype, epoch=0)
         kernel, n_read = _kernel(run, run.backend.to_host(X), False), len(block.X)

@@ -16,8 +16,6 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, NoReturn
 
-import numpy.typing as npt
-
 from streamkern.backend.batch import Batch
 from streamkern.basics.errors import (
     EXIT_FAILED,
@@ -31,7 +29,7 @@ from streamkern.basics.errors import (
 from streamkern.basics.progress import Line
 from streamkern.basics.stop import Stopped, StopRequest
 from streamkern.basics.warning import warn
-from streamkern.kernels.builtin import Kernel
+from streamkern.planning.sizes import own_sizes
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import RunLog
 from streamkern.rundir.saver import AsyncSaver
@@ -40,10 +38,11 @@ from streamkern.solver.precondition.step_rule import largest
 from streamkern.stream.cluster import dashboard_link
 from streamkern.stream.meter import Meter
 from streamkern.stream.sources.stores import stores_of
+from streamkern.train.arrivals import Arrivals, is_computed_with
 from streamkern.train.evaluations import Evaluations
 from streamkern.train.opened import Run
 from streamkern.train.same_run import changed_backend, changed_versions, difference
-from streamkern.train.setup import Arrivals, Assembled, is_computed_with, reassemble, start
+from streamkern.train.setup import Assembled, reassemble, start
 from streamkern.train.steps import Position, Result, Steps
 from streamkern.train.warm_start import WarmStart, load_warm_start
 
@@ -82,44 +81,28 @@ class Trainer:
 
     # -- begin -----------------------------------------------------------------------------
 
-    def begin(
-        self,
-        kernel: Kernel | None,
-        centers: npt.NDArray[Any] | None,
-        client: Any,
-        record: dict[str, Any],
-        warm: WarmStart | None = None,
-    ) -> None:
+    def begin(self, client: Any, record: dict[str, Any]) -> None:
         """Make the solver and its state, new or from the run directory, and the pipeline."""
-        if self.directory is not None and self.directory.steps():
-            warm = None
-        elif warm is None:
-            warm = load_warm_start(self.run.config)
+        begun = self.directory is not None and bool(self.directory.steps())
+        warm = None if begun else self.run.given.warm or load_warm_start(self.run.config)
         if warm is not None:
             warm.check(self.run.config, self.run.data.source)
-        made = self._setup(kernel, centers, record, warm)
+        made = self._setup(record, warm)
         self.steps = Steps(self.run, made, self.position, self._report)
         order = self._resume(warm, {} if client is None else {"dashboard": dashboard_link(client)})
         self.feed = self.stack.enter_context(self.steps.feed(client))
         self._check_order(order)
 
-    def _setup(
-        self,
-        kernel: Kernel | None,
-        centers: npt.NDArray[Any] | None,
-        record: dict[str, Any],
-        warm: WarmStart | None,
-    ) -> Assembled:
+    def _setup(self, record: dict[str, Any], warm: WarmStart | None) -> Assembled:
         directory, backend = self.directory, self.run.backend
         arriving = Arrivals(backend, is_computed_with)
         setup = None if directory is None else directory.load_setup(arriving)
         if directory is not None and setup is not None:
             with as_saved(directory.place):
-                made = reassemble(self.run, arriving.arrays(setup), setup.meta, kernel=kernel)
+                made = reassemble(self.run, arriving.arrays(setup), setup.meta)
                 self._warn_of_changes(setup.meta["backend"], record)
             return made
-        targets = None if warm is None else warm.targets
-        made = start(self.run, kernel=kernel, given=centers, report=self._report, targets=targets)
+        made = start(self.run, self._report, None if warm is None else warm.targets)
         made.meta["warm_start"] = None if warm is None else warm.digest
         if directory is not None:
             arrays = {name: backend.by_parts(a) for name, a in made.arrays.items()}
@@ -340,9 +323,9 @@ def _summary(meta: dict[str, Any]) -> dict[str, Any]:
     """What setup decided, short enough for a line of the log."""
     setup = meta["setup"]
     return {
-        **{k: v for k, v in setup.items() if k not in ("rules", "projection_rule", "jitters")},
         "solver": meta["sizes"]["solver"],
-        "block_size": meta["sizes"]["block_size"],
+        **own_sizes(meta["sizes"]),
+        **{k: v for k, v in setup.items() if k not in ("rules", "projection_rule", "jitters")},
         **largest(setup["rules"]),
         **meta["kernel"],
     }

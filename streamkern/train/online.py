@@ -16,10 +16,9 @@ import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError, DivergenceError
 from streamkern.config.run_config import RunConfig
-from streamkern.kernels.builtin import Kernel
-from streamkern.planning.sizes import IN_PLACE, Sizes
+from streamkern.planning.sizes import Sizes
 from streamkern.stream.sources.base import Source
-from streamkern.train.opened import Run, open_run
+from streamkern.train.opened import Given, Run, open_run
 from streamkern.train.setup import reassemble, start
 from streamkern.train.steps import Position, Result, Steps
 
@@ -34,7 +33,6 @@ class Online:
     """
 
     config: RunConfig
-    kernel: Kernel | None
     centers: npt.NDArray[Any] | None
     sizes: Sizes | None = None
     setup: Saved | None = None
@@ -51,25 +49,24 @@ class Online:
                 "keeps its state in the estimator; leave run_dir out, or use fit"
             )
         name, model = self.config.solver.name, self.config.model
-        in_place = name in IN_PLACE and model.features == "kernel"
+        in_place = self.config.method.in_place
         if in_place or model.centers == "all":
             what = f"solver={name!r}" if in_place else "centers='all'"
             raise ConfigError(
                 f"{what} needs all rows at once and can not be used with partial_fit; use fit, or "
                 "random centers and another solver"
             )
-        if self.config.solver.name == "falkon" or self.config.solver.warm_start is not None:
+        if self.config.method.same_rows or self.config.solver.warm_start is not None:
+            what = "warm_start needs a run of its own"
+            if self.config.method.same_rows:
+                what = f"solver={name!r} needs the same rows in every pass"
             raise ConfigError(
-                "solver='falkon' needs the same rows in every pass, and warm_start a run of its "
-                "own; neither can be used with partial_fit: use fit, or another solver"
+                f"{what} and can not be used with partial_fit; use fit, or another solver"
             )
-        n_centers = None if self.centers is None else len(self.centers)
+        centers = self.centers
         if self.setup is not None and model.features != "fourier":
-            n_centers = len(self.setup[0]["Z"])
-        run = open_run(
-            self.config, source=source, n_centers=n_centers, fixed_sizes=self.sizes,
-            kernel=self.kernel,
-        )  # fmt: skip
+            centers = self.setup[0]["Z"]
+        run = open_run(self.config, Given(source, centers=centers), fixed_sizes=self.sizes)
         try:
             with run.backend.active():
                 return self._train(run)
@@ -78,10 +75,7 @@ class Online:
             raise
 
     def _train(self, run: Run) -> Result:
-        if self.setup is None:
-            made = start(run, kernel=self.kernel, given=self.centers, report=_ignore)
-        else:
-            made = reassemble(run, *self.setup, kernel=self.kernel)
+        made = start(run, _ignore) if self.setup is None else reassemble(run, *self.setup)
         steps = Steps(run, made, Position(), _ignore)
         if self.kept is None:
             steps.begin()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from streamkern.backend.base import Backend
 from streamkern.backend.devices import get_backend
@@ -19,63 +20,78 @@ from streamkern.filesystem.urls import local_path
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures, check_sampled
 from streamkern.kernels.points import Grid, point_bytes, point_width, scratch_bytes
-from streamkern.planning.alternatives import block_reason
-from streamkern.planning.auto_solver import choose
-from streamkern.planning.budget import default_budget
 from streamkern.planning.center_costs import ROW_METHODS, Selection, selection
-from streamkern.planning.memory import Buffers, count
-from streamkern.planning.sizes import ON_FEATURES, Problem, Sizes, Wishes
+from streamkern.planning.memory import Buffers, default_budget
+from streamkern.planning.problem import Problem
+from streamkern.planning.sizes import Options, Sizes
+from streamkern.solver.method import Method
+from streamkern.solver.methods import find, resolve
 from streamkern.stream.feed import transform_dtype
 from streamkern.stream.loader import MAX_THREADS
 from streamkern.stream.sources.base import Source, read_ahead, target_bytes, unit_sizes
 from streamkern.train.precision import resolve_precision
 from streamkern.train.training_data import Data, count_centers, open_data, with_epochs
+from streamkern.train.warm_start import WarmStart
 
-OF_STEPS = ("damping", "average", "step_scale")  # of the block solver, and not of "direct"
 SAVING = 128 << 20  # beside the arrays, while `checksums` has chunks of them on their way
+
+
+IN_MEMORY = "in memory"
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the caller of a run hands over in place of what its settings name.
+
+    source, test : of data.train and data.test. centers : (p, d) or (p, *row_shape) rows in storage
+    form, of model.centers. client : of data.dask, a `distributed.Client`. warm : of
+    solver.warm_start.
+    """
+
+    source: Source | None = None
+    test: Source | None = None
+    centers: npt.NDArray[Any] | None = None
+    client: Any = None
+    warm: WarmStart | None = None
+
+
+NOTHING = Given()
 
 
 @dataclass(frozen=True)
 class Run:
     """Everything `plan` prints and `train` needs before the first row is read.
 
-    config : with the epochs as a number.
-    reason : why it is this solver. block_reason : why its blocks have this size, if it was chosen.
+    config : with the epochs as a number. given : in place of what the settings name.
+    reason : why it is this method. sizes_reason : why it has these sizes, where that is to be said.
     """
 
     config: RunConfig
+    given: Given
     data: Data
     problem: Problem
+    method: Method[Any]
     sizes: Sizes
     buffers: Buffers
     reason: str
-    block_reason: str | None
+    sizes_reason: str | None
     budget_bytes: int
     backend: Backend
     precision: str
     grid: Grid | None
 
 
-def open_run(
-    config: RunConfig,
-    *,
-    source: Source | None = None,
-    n_centers: int | None = None,
-    fixed_sizes: Sizes | None = None,
-    on_cluster: bool = False,
-    kernel: Kernel | None = None,
-) -> Run:
+def open_run(config: RunConfig, given: Given = NOTHING, *, fixed_sizes: Sizes | None = None) -> Run:
     """Open the data and resolve the sizes.
 
-    n_centers : of centers handed over in memory. fixed_sizes : those a run was started with.
-    on_cluster : the reading is done on a cluster that is handed over. kernel : in place of
-    model.kernel.
-    The caller closes `Run.backend`.
+    fixed_sizes : those a run was started with. The caller closes `Run.backend`.
     """
-    kernel = get_kernel(config.model.kernel) if kernel is None else kernel
-    data = open_data(config, source)
+    kernel, centers = get_kernel(config.model.kernel), given.centers
+    if centers is not None:
+        config = config.with_overrides({"model.centers": IN_MEMORY})
+    data = open_data(config, given.source)
     config = with_epochs(config, data.source.n_rows)
-    p = n_centers if n_centers is not None else count_centers(config, data)
+    p = count_centers(config, data) if centers is None else len(centers)
     settings = config.run
     threads = None if settings.threads == "auto" else settings.threads
     backend = get_backend(settings.device, threads, settings.accelerator)
@@ -83,7 +99,7 @@ def open_run(
         budget = settings.memory if backend.name == "cpu" else settings.device_memory
         budget_bytes = default_budget(backend.memory_available()) if budget == "auto" else budget
         transforms = data.source.feed_transforms
-        own = n_centers is None and config.model.centers in (*ROW_METHODS, "all")
+        own = config.model.centers in (*ROW_METHODS, "all")
         # Centers from elsewhere need not be integers, and means are none.
         integers = own or settings.precision == "integer"
         dtype = data.source.dtype if integers else np.dtype(np.float32)
@@ -91,56 +107,44 @@ def open_run(
             check_sampled(kernel)
             kernel = FourierFeatures(p, kernel.describe())
         precision = resolve_precision(settings.precision, dtype, transforms, backend, kernel)
+        on_cluster = given.client is not None
         problem = _problem(config, data, p, backend, precision[0], on_cluster, kernel)
-        if n_centers is None and config.model.features != "fourier":
+        if config.model.features != "fourier":
             problem = replace(problem, selection=_selection(config, data, problem, budget_bytes))
         if fixed_sizes is None:
-            wishes, ridge = _wishes(config), config.solver.ridge
-            sizes, buffers, reason = choose(problem, wishes, ridge, int(budget_bytes))
-            block = block_reason(problem, wishes, sizes)
+            chosen = resolve(problem, config.options, int(budget_bytes))
+            why = chosen[0].reason(problem, config.options, chosen[1])
         else:
-            sizes, buffers = fixed_sizes, count(problem, fixed_sizes)
-            reason, block = "as when the run was started", None
-        _check_method(config, data, sizes, n_centers is not None)
+            chosen, why = _as_started(problem, config.options, fixed_sizes), None
+        _check_centers(config, data, chosen[0])
     except BaseException:
         backend.close()
         raise
-    return Run(
-        config, data, problem, sizes, buffers, reason, block, int(budget_bytes), backend, *precision
-    )
+    return Run(config, given, data, problem, *chosen, why, int(budget_bytes), backend, *precision)
 
 
-def _check_method(config: RunConfig, data: Data, sizes: Sizes, given: bool) -> None:
-    if sizes.features == "fourier" and given:
-        raise ConfigError(
-            "model.features='fourier' has no centers; leave centers out, or set features='nystrom'"
-        )
-    if config.solver.ridge and sizes.solver == "eigenpro1" and not sizes.linear:
-        raise ConfigError(
-            f"solver.ridge={config.solver.ridge:g} is not defined for solver "
-            f"{sizes.solver!r} on a kernel; set it to 0 or use solver 'block', 'direct' or 'falkon'"
-        )
-    if sizes.solver == "falkon" and config.data.passes < 2:
-        raise ConfigError(
-            f"data.epochs={config.data.passes} must be at least 2 with solver 'falkon', whose "
-            "first pass is no iteration yet; set it to the iterations wished for and 1 more"
-        )
-    if not sizes.in_place:
+def _as_started(
+    problem: Problem, options: Options, sizes: Sizes
+) -> tuple[Method[Any], Sizes, Buffers, str]:
+    method = find(sizes.solver, problem.features)
+    method.check(problem, options)
+    return method, sizes, method.count(problem, sizes), "as when the run was started"
+
+
+def _check_centers(config: RunConfig, data: Data, method: Method[Any]) -> None:
+    if not method.in_place:
         return
-    instead = "another solver"
-    if sizes.solver in ON_FEATURES:
-        instead += ", or features='nystrom' for chosen centers"
     if data.augmented:
         raise ConfigError(
-            f"solver={sizes.solver!r} takes the training rows themselves as centers and can not be "
-            f"used with random transforms, copies or weights; use {instead}"
+            f"solver={method.name!r} takes the training rows themselves as centers and can not be "
+            f"used with random transforms, copies or weights; use {method.instead}"
         )
     model, n = config.model, data.base.n_rows
-    if given or model.centers not in ("random", "all") or model.n_centers not in ("auto", n):
+    if model.centers not in ("random", "all") or model.n_centers not in ("auto", n):
         count = "" if model.n_centers == "auto" else f"n_centers={model.n_centers}: "
         raise ConfigError(
-            f"{count}solver={sizes.solver!r} takes all {n} training rows as centers; leave centers "
-            f"and n_centers out, or use {instead}"
+            f"{count}solver={method.name!r} takes all {n} training rows as centers; leave centers "
+            f"and n_centers out, or use {method.instead}"
         )
 
 
@@ -193,23 +197,5 @@ def _problem(
         repeats=data.repeats,
         ridge=config.solver.ridge > 0,
         float64=1.0 if itemsize == 8 else backend.float64,
-    )
-
-
-def _wishes(config: RunConfig) -> Wishes:
-    solver = config.solver
-
-    def fixed(value: Any) -> Any:
-        return None if value == "auto" else value
-
-    return Wishes(
-        solver=solver.name,
         features=config.model.features,
-        batch_size=fixed(config.data.batch_size),
-        block_size=fixed(solver.block_size),
-        n_nystrom=fixed(solver.n_nystrom),
-        level=fixed(solver.level),
-        period=fixed(solver.period),
-        projection=fixed(solver.projection),
-        steps=next((name for name in OF_STEPS if name in solver.changed), None),
     )

@@ -6,7 +6,7 @@ All of it is returned as arrays and JSON values (`Assembled.arrays`, `.meta`), w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,14 +19,13 @@ from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.points import Grid
 from streamkern.kernels.products import KernelOperator
-from streamkern.rundir.run_directory import RunDirectory
-from streamkern.rundir.sealed import Parts, Saved, on_host
 from streamkern.solver.base import Solver
-from streamkern.solver.build import Choices, Rows, Setup, assemble, compute
+from streamkern.solver.method import Rows, Setup, Work
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.sampling import sample_rows
 from streamkern.stream.sources.transforms import SETUP_EPOCH, Scale, Transform, transform_name
 from streamkern.stream.target_scale import TargetScale
+from streamkern.train.arrivals import is_computed_with
 from streamkern.train.choose_centers import Report, choose
 from streamkern.train.intercept import target_scale
 from streamkern.train.opened import Run
@@ -62,20 +61,13 @@ class Assembled:
         return int(self.meta["setup"]["batch_size"])
 
 
-def start(
-    run: Run,
-    *,
-    kernel: Kernel | None = None,
-    given: npt.ArrayLike | None = None,
-    targets: TargetScale | None = None,
-    report: Report,
-) -> Assembled:
+def start(run: Run, report: Report, targets: TargetScale | None = None) -> Assembled:
     """Choose, sample, factor and measure. Reads the centers and one sample of the stream, and the
     targets where their mean is not known; targets : of the run whose weights are gone on from.
     """
     config, data = run.config, run.data
     dtype = np.dtype(np.float64 if run.precision == "float64" else np.float32)
-    host_Z, order, kernel = choose(run, kernel=kernel, given=given, dtype=dtype, report=report)
+    host_Z, order, kernel = choose(run, dtype, report)
     Z = run.backend.asarray(host_Z)
     fit_intercept = config.model.fit_intercept
     inside = targets or target_scale(
@@ -94,16 +86,10 @@ def start(
         sample, probe, rows = _samples(run, dtype, inside)
         return sample, probe
 
-    setup = compute(
-        op, points, samples, run.sizes, _choices(run),
-        n_samples=data.source.n_rows * config.data.passes,
-        epochs=config.data.passes if data.repeats else 1, report=report,
-    )  # fmt: skip
-    solver = assemble(
-        op, points, setup, run.sizes, _choices(run),
-        n_outputs=data.source.n_outputs, sample_rows=rows,
-    )  # fmt: skip
-    del points
+    work = Work(op, points, run.problem, run.sizes, config.options)
+    setup = run.method.compute(work, samples, report)
+    solver = run.method.assemble(work, setup, rows)
+    del points, work
     run.backend.release()
     scale_arrays, scale_meta = save_scaling(data.fixed)
     arrays = {"Z": host_Z, "order": order, "shift": shift, "sample_rows": rows}
@@ -142,65 +128,16 @@ def _listed(names: tuple[str, ...] | None) -> list[str] | None:
     return None if names is None else list(names)
 
 
-def reassemble(
-    run: Run,
-    arrays: dict[str, npt.NDArray[Any]],
-    meta: dict[str, Any],
-    *,
-    kernel: Kernel | None = None,
-) -> Assembled:
+def reassemble(run: Run, arrays: dict[str, npt.NDArray[Any]], meta: dict[str, Any]) -> Assembled:
     """The same solver from what `start` returned; KeyError where an entry of meta is gone."""
     meta = {name: meta[name] for name in _META}
-    op = operator(run.backend, arrays, meta, kernel)
+    kernel = run.config.model.kernel
+    op = operator(run.backend, arrays, meta, kernel if isinstance(kernel, Kernel) else None)
     device = {name: run.backend.asarray(a) for name, a in arrays.items() if is_computed_with(name)}
     points = op.points(run.backend.asarray(arrays["Z"]), left=True, right=True)
-    solver = assemble(
-        op, points, Setup(device, meta["setup"]), run.sizes, _choices(run),
-        n_outputs=meta["n_outputs"], sample_rows=arrays["sample_rows"],
-    )  # fmt: skip
+    work = Work(op, points, run.problem, run.sizes, run.config.options)
+    solver = run.method.assemble(work, Setup(device, meta["setup"]), arrays["sample_rows"])
     return Assembled(solver, op, dict(arrays), meta)
-
-
-def is_computed_with(name: str) -> bool:
-    """Whether it is an array of the solver's, which lies on the device; the others describe the
-    model, and stay on the host."""
-    described = ("Z", "order", "shift", "sample_rows", "metric")
-    return name not in described and not name.startswith(("scaling", "target_"))
-
-
-def load_trained(run: RunDirectory) -> tuple[Saved | None, Saved | None]:
-    """Of setup and newest checkpoint, what a model is made of; p^2 numbers stay where they are."""
-
-    def described(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Parts | None:
-        return None if is_computed_with(name) else on_host(name, shape, dtype)
-
-    def weights(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Parts | None:
-        return on_host(name, shape, dtype) if name in ("alpha", "average") else None
-
-    return run.load_setup(described), run.load_latest(weights)
-
-
-class Arrivals:
-    """Takes arrays from a run directory straight to the device, part by part (`sealed.Into`).
-
-    A setup of p^2 numbers would otherwise be on the host as a whole first. chosen : which.
-    """
-
-    def __init__(self, backend: Backend, chosen: Callable[[str], bool]) -> None:
-        self._backend, self._chosen = backend, chosen
-        self._there: dict[str, Array] = {}
-
-    def __call__(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Parts:
-        if not self._chosen(name):
-            return on_host(name, shape, dtype)
-        with self._backend.active():
-            self._there[name] = self._backend.xp.empty(shape, dtype)
-        by_parts: Parts = self._backend.by_parts(self._there[name])
-        return by_parts
-
-    def arrays(self, saved: Saved) -> dict[str, Array]:
-        """All that was saved, each where it arrived."""
-        return saved.arrays | self._there
 
 
 def operator(
@@ -223,19 +160,6 @@ def operator(
     return KernelOperator(kernel, backend, meta["precision"], arrays["shift"], grid)
 
 
-def _choices(run: Run) -> Choices:
-    solver = run.config.solver
-    return Choices(
-        ridge=solver.ridge,
-        damping=None if solver.damping == "auto" else solver.damping,
-        tolerance=solver.tolerance,
-        average=solver.average,
-        step_scale=solver.step_scale,
-        seed=run.config.run.random_state,
-        cycled=run.data.source.n_rows if run.data.repeats else None,
-    )
-
-
 def _samples(
     run: Run, dtype: np.dtype[Any], targets: TargetScale
 ) -> tuple[Rows, Rows, npt.NDArray[np.int64]]:
@@ -243,7 +167,7 @@ def _samples(
     source, sizes, seed = run.data.source, run.sizes, run.config.run.random_state
     wanted = min(sizes.n_sample + sizes.n_probe, source.n_rows)
     block = sample_rows(source, wanted, seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
-    if sizes.in_place:  # no augmentation: the rows are what the stream delivers
+    if run.method.in_place:  # no augmentation: the rows are what the stream delivers
         first = np.argsort(block.rows[: sizes.n_sample])
         order = np.concatenate([first, np.arange(sizes.n_sample, wanted)])
         block = block.take(order)
@@ -254,7 +178,7 @@ def _samples(
     )  # fmt: skip
     root = None if w is None else run.backend.xp.sqrt(w)
     # Fewer rows than sample and probe together: the probe is all of them
-    # (`alternatives.sample_sizes`).
+    # (`sizes.sample_sizes`).
     s, h = slice(sizes.n_sample), slice(wanted - sizes.n_probe, None)
     shared = max(0, sizes.n_sample - h.start)
     sample, probe = (

@@ -12,13 +12,12 @@ from streamkern.basics.stop import StopRequest, resumable
 from streamkern.basics.warning import warn
 from streamkern.centers.random_rows import as_centers, check_features
 from streamkern.config.run_config import RunConfig
-from streamkern.kernels.builtin import Kernel
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.cluster import check_cluster, connect
 from streamkern.stream.sources.base import Source
 from streamkern.train.evaluations import Evaluations
 from streamkern.train.loop import Trainer
-from streamkern.train.opened import open_run
+from streamkern.train.opened import Given, open_run
 from streamkern.train.same_run import (
     as_recorded,
     check_same_run,
@@ -38,7 +37,6 @@ def train(
     *,
     source: Source | None = None,
     test: Source | None = None,
-    kernel: Kernel | None = None,
     centers: npt.ArrayLike | None = None,
     client: Any = None,
     progress: bool = False,
@@ -51,8 +49,7 @@ def train(
     Parameters
     ----------
     source, test : in place of data.train and data.test.
-    kernel : in place of model.kernel. centers : (p, d) or (p, *row_shape) rows in storage form, in
-        place of model.centers.
+    centers : (p, d) or (p, *row_shape) rows in storage form, in place of model.centers.
     client : a `distributed.Client` to read on, in place of data.dask; it stays open.
     progress : draw a line on the terminal.
     on_evaluation : called with every evaluation record.
@@ -72,7 +69,8 @@ def train(
     DivergenceError, CorruptChunkError, CheckpointError
         The run failed; its last checkpoint is good.
     """
-    directory = None
+    rows = None if centers is None else as_centers(centers)
+    given, directory = Given(source, test, rows, client, warm), None
     if config.run.run_dir is not None:
         directory = RunDirectory(
             config.run.run_dir,
@@ -81,42 +79,30 @@ def train(
         )
     kept = directory is not None
     with resumable(stop, kept=kept, where=lambda: "before the next step") as request:
-        return _train(
-            config, directory, request, source=source, test=test, kernel=kernel, centers=centers,
-            client=client, progress=progress, on_evaluation=on_evaluation, warm=warm,
-        )  # fmt: skip
+        return _train(config, given, directory, request, progress, on_evaluation)
 
 
 def _train(
     config: RunConfig,
+    given: Given,
     directory: RunDirectory | None,
     request: StopRequest,
-    *,
-    source: Source | None,
-    test: Source | None,
-    kernel: Kernel | None,
-    centers: npt.ArrayLike | None,
-    client: Any,
     progress: bool,
     on_evaluation: Callable[[dict[str, Any]], None] | None,
-    warm: WarmStart | None,
 ) -> Result:
-    given = None if centers is None else as_centers(centers)
     config = as_recorded(config, directory)
-    run = open_run(
-        config, source=source, n_centers=None if given is None else len(given),
-        fixed_sizes=recorded_sizes(directory), on_cluster=client is not None, kernel=kernel,
-    )  # fmt: skip
+    run = open_run(config, given, fixed_sizes=recorded_sizes(directory))
     try:
-        if given is not None:
-            check_features(given, run.data.source.row_shape)
+        if given.centers is not None:
+            check_features(given.centers, run.data.source.row_shape)
         for note in checked_classes(run.data):
             warn(note)
-        held_out = open_test(config, run.data, test)
-        record = run_record(run, kernel, given)
+        held_out = open_test(config, run.data, given.test)
+        record = run_record(run)
         check_same_run(directory, record)
         with contextlib.ExitStack() as stack:
             stack.enter_context(run.backend.active())
+            client = given.client
             if client is None and config.data.dask is not None:
                 client = stack.enter_context(connect(config.data.dask))
             if client is not None:
@@ -131,7 +117,7 @@ def _train(
             evaluations = Evaluations(config.run, held_out, on_evaluation)
             trainer = Trainer(run, directory, evaluations, stack, request, progress=progress)
             with request.at_once():
-                trainer.begin(kernel, given, client, record, warm)
+                trainer.begin(client, record)
             return trainer.run_to_end()
     except BaseException:
         run.backend.close()

@@ -18,7 +18,7 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.sealed import as_saved
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.target_scale import TargetScale
-from streamkern.train.setup import load_trained
+from streamkern.train.arrivals import load_trained
 from streamkern.train.training_data import options_for
 
 

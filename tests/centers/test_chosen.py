@@ -207,9 +207,7 @@ def test_means_without_rows_are_moved_to_some() -> None:
 def chosen(run: Run) -> tuple[choose_centers.Chosen, dict[str, Any]]:
     events: list[tuple[str, dict[str, Any]]] = []
     dtype = np.dtype(np.float64 if run.precision == "float64" else np.float32)
-    found = choose_centers.choose(
-        run, kernel=None, given=None, dtype=dtype, report=lambda *event: events.append(event)
-    )
+    found = choose_centers.choose(run, dtype, lambda *event: events.append(event))
     assert [name for name, _ in events] == ["centers"]
     return found, events[0][1]
 

@@ -161,7 +161,10 @@ def test_a_kernel_of_ones_own() -> None:
     assert (model.bandwidth_, model.kernel.bandwidth) == (3.0, 3.0)
     F = (1 + (cdist(X, model.centers_) / 3) ** 2) ** -2 @ model.dual_coef_ + model.intercept_
     np.testing.assert_allclose(model.predict(X), F, atol=2e-3)
-    with pytest.raises(ConfigError, match="bandwidth=2 is given twice"):
+    with pytest.raises(
+        ConfigError,
+        match=r"bandwidth=2 is used by no part of kernel=Laplace\(bandwidth=1\); leave it out",
+    ):
         KernelRegressor(Laplace(1.0), bandwidth=2).fit(X, Y)
 
 

@@ -20,7 +20,7 @@ from streamkern.backend.base import Backend
 from streamkern.backend.numba_backend import CompiledBackend, numba_problem
 from streamkern.basics.errors import ConfigError, ResumeMismatchError
 from streamkern.centers.random_rows import median_bandwidth
-from streamkern.config.run_config import ModelConfig
+from streamkern.config.model import ModelConfig
 from streamkern.estimator.estimators import KernelRegressor
 from streamkern.kernels.builtin import (
     Cauchy,
@@ -378,12 +378,13 @@ def test_a_run_learns_resumes_and_is_loaded(name: str, solver: str, tmp_path: Pa
 def test_a_metric_is_kept_with_the_run(tmp_path: Path) -> None:
     X, d = runs.arrays(10, 5)[0], runs.D
     kernel = 0.5 * Laplace(2.0, metric=rows(3, d, 2)) + Gaussian(1.0, metric=rows(3, d, 2))
-    config = runs.settings(tmp_path, **{"model.bandwidth": "auto", "model.fit_intercept": False})
-    stopped(config, 2, source=array_source(), kernel=kernel)
-    other = kernel.with_metric(rows(4, d, 2))
+    given = {"model.kernel": kernel, "model.bandwidth": "auto"}
+    config = runs.settings(tmp_path, **given, **{"model.fit_intercept": False})
+    stopped(config, 2, source=array_source())
+    other = config.with_overrides({"model.kernel": kernel.with_metric(rows(4, d, 2))})
     with pytest.raises(ResumeMismatchError, match=r"kernel\.metric\.sha256"):
-        finished(config, source=array_source(), kernel=other)
-    result = finished(config, source=array_source(), kernel=kernel, test=array_source(10, 5))
+        finished(other, source=array_source())
+    result = finished(config, source=array_source(), test=array_source(10, 5))
     f = truth(kernel, np.float64(X), np.float64(result.Z)) @ np.float64(result.model.weights)
     np.testing.assert_allclose(result.model.values(X), f, rtol=1e-3, atol=1e-3)
     model = load_model(tmp_path, device="cpu", threads=1)
@@ -393,8 +394,9 @@ def test_a_metric_is_kept_with_the_run(tmp_path: Path) -> None:
 
 
 def test_a_metric_for_other_features_stops_a_run_at_once() -> None:
+    given = {"model.kernel": Laplace(1.0, metric=np.ones(77)), "model.bandwidth": "auto"}
     with pytest.raises(ConfigError, match="is for 77 features"):
-        finished(runs.settings(), source=array_source(), kernel=Laplace(1.0, metric=np.ones(77)))
+        finished(runs.settings(**given), source=array_source())
 
 
 def test_an_estimator_takes_tables_and_sums() -> None:

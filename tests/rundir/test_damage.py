@@ -34,21 +34,6 @@ from streamkern.tuning.records import Trials
 from tests import damage
 from tests.runs import array_source, finished, settings, stopped, stream
 
-Flip = tuple[str, int, int]  # file, byte, bit
-
-
-def flips(root: Path, n: int, seed: int) -> list[Flip]:
-    """Half of them by file, half by byte: small files are where damage is subtle."""
-    rng = np.random.default_rng(seed)
-    files = [p for p in sorted(root.rglob("*")) if p.is_file() and p.stat().st_size]
-    sizes = np.array([p.stat().st_size for p in files], float)
-    found = []
-    for k in range(n):
-        path = files[rng.choice(len(files), p=None if k % 2 else sizes / sizes.sum())]
-        byte, bit = int(rng.integers(path.stat().st_size)), int(rng.integers(8))
-        found.append((path.relative_to(root).as_posix(), byte, bit))
-    return found
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -98,15 +83,15 @@ def says(found: Any) -> bool:
     return isinstance(found, dict) and bool(found["warnings"] or "damaged" in found["state"])
 
 
-def outcome(run: Path, flip: Flip | None, look: Look, expected: Any) -> str:
+def outcome(run: Path, flip: damage.Flip | None, look: Look, expected: Any) -> str:
     path = Path("run")
     shutil.rmtree(path, ignore_errors=True)
     shutil.copytree(run, path)
     if flip is not None:
-        name, byte, bit = flip
-        data = bytearray((path / name).read_bytes())
-        data[byte] ^= 1 << bit
-        (path / name).write_bytes(data)
+        file = path / flip.path.relative_to(run)
+        data = bytearray(file.read_bytes())
+        data[flip.byte] ^= 1 << flip.bit
+        file.write_bytes(data)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
@@ -123,7 +108,7 @@ def survey(run: Path, look: Look, n: int, seed: int) -> Counter[str]:
     assert outcome(run, None, look, expected) == "the same"
     count: Counter[str] = Counter()
     silent = []
-    for flip in flips(run, n, seed):
+    for flip in damage.flips(run, n, seed):
         how = outcome(run, flip, look, expected)
         count[how] += 1
         if how == "SILENT":

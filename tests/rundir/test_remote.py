@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 
 from streamkern.basics.errors import (
     CheckpointError,
+    ConfigError,
     DataError,
     RunError,
     RunLockedError,
@@ -137,6 +138,7 @@ def test_every_bit_comes_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> 
     nans = np.array([0x7FF8000000000001, 0xFFF0000000000002, 1 << 63], np.uint64)
     saved = {
         "many": rng.standard_normal((700, 5)),
+        "fortran": np.asfortranarray(np.arange(60.0).reshape(6, 10)),
         "strided": np.arange(60.0).reshape(6, 10)[::2, ::-3],
         "nans": nans.view(np.float64),
         "half": rng.standard_normal((3, 4, 5)).astype(np.float16),
@@ -157,6 +159,8 @@ def test_every_bit_comes_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_newest_are_kept(place: Place) -> None:
+    with pytest.raises(ConfigError, match="keep=0"):
+        place.run(keep=0)
     place.with_steps(1, 2, 5, 9, 30)
     assert place.published() == [5, 9, 30]
     place.with_steps(31)  # another life
@@ -180,6 +184,7 @@ def test_a_step_may_be_saved_again_but_not_go_back(place: Place) -> None:
 
 def test_setup_is_replaced_whole(place: Place) -> None:
     assert not place.run().begun()
+    assert place.run(writable=False).load_setup() is None
     for value in (1.0, 2.0, 3.0):
         with place.run(keep=1) as run:
             run.save_setup({"H": np.full((4, 4), value)}, {"mu": value})

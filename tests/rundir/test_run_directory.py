@@ -36,7 +36,7 @@ import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streamkern.basics.errors import CheckpointError, ConfigError, RunError, RunLockedError
+from streamkern.basics.errors import CheckpointError, RunError, RunLockedError
 from streamkern.filesystem import durable
 from streamkern.rundir import documents, run_directory, sealed
 from streamkern.rundir.place import Folder
@@ -278,17 +278,6 @@ def test_every_bit_and_every_meta_value_comes_back(
             assert repr(saved.meta) == repr(values)
 
 
-def test_strided_arrays_and_nan_payloads(tmp_path: Path) -> None:
-    base = np.arange(60, dtype=np.float64).reshape(6, 10)
-    nans = np.array([0x7FF8000000000001, 0xFFF0000000000002, 1 << 63], np.uint64)
-    arrays = {"f": np.asfortranarray(base), "s": base[::2, ::-3], "n": nans.view(np.float64)}
-    with RunDirectory(tmp_path) as run:
-        run.save(0, arrays, {})
-        saved = run.load_latest()
-    assert saved is not None
-    assert_same_bits(saved.arrays, {k: np.ascontiguousarray(x) for k, x in arrays.items()})
-
-
 def test_plain_readers_open_a_checkpoint(tmp_path: Path) -> None:
     group = with_steps(tmp_path, 12) / "checkpoints" / "000000000012"
     opened = zarr.open_group(group, mode="r")
@@ -377,53 +366,6 @@ def test_chunks_are_megabytes_and_hardly_padded(n_rows: int, width: int, itemsiz
 
 
 # -- layout, retention, setup, configuration ---------------------------------------------------
-
-
-def test_keeps_the_newest(tmp_path: Path) -> None:
-    with_steps(tmp_path, 1, 2, 5, 9, 30, keep=3)
-    assert published(tmp_path) == [5, 9, 30]
-    assert leftovers(tmp_path) == set()
-    assert_is_state(latest(tmp_path), 30)
-    with pytest.raises(ConfigError, match="keep=0"):
-        RunDirectory(tmp_path, keep=0)
-
-
-def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
-    with_steps(tmp_path, 1, 2)
-    with RunDirectory(tmp_path) as run:
-        for value in (3.0, 4.0):
-            run.save(2, {"x": np.array([value])}, {})
-            saved = run.load_latest()
-            assert saved is not None
-            assert saved.arrays["x"] == value
-    assert published(tmp_path) == [1, 2]
-    assert leftovers(tmp_path) == set()
-
-
-def test_a_step_does_not_go_back(tmp_path: Path) -> None:
-    with_steps(tmp_path, 7)
-    with RunDirectory(tmp_path) as run:
-        for step in (6, -1, 10**12):
-            with pytest.raises(CheckpointError, match=f"step={step} must be between"):
-                run.save(step, {}, {})
-    assert_is_state(latest(tmp_path), 7)
-
-
-def test_setup_is_stored_apart_and_replaced_whole(tmp_path: Path) -> None:
-    with RunDirectory(tmp_path, keep=1) as run:
-        assert run.load_setup() is None
-        for value in (1.0, 2.0):
-            run.save_setup({"H": np.full((4, 4), value)}, {"mu": value})
-            run.save(int(value), state(1), meta(1))
-    with RunDirectory(tmp_path) as run:
-        saved = run.load_setup()
-        assert saved is not None
-        assert saved.meta == {"mu": 2.0}
-        assert saved.arrays["H"][0, 0] == 2.0
-    assert sorted(p.name for p in tmp_path.glob("setup*")) == ["setup-1", "setup.json"]
-    flip(tmp_path / "setup-1" / "H" / "c" / "0" / "0", 5)
-    with pytest.raises(CheckpointError, match=r"setup .* does not verify .*setup-1/H/c/0/0"):
-        RunDirectory(tmp_path, writable=False).load_setup()
 
 
 def test_configuration(tmp_path: Path) -> None:
@@ -695,20 +637,6 @@ def test_a_dead_holders_note_is_not_believed(children: Children, tmp_path: Path)
         with pytest.raises(RunLockedError, match="by another process") as info:
             RunDirectory(tmp_path).acquire()
         assert str(pid) not in str(info.value)
-
-
-def test_only_the_writer_writes(tmp_path: Path) -> None:
-    run = RunDirectory(with_steps(tmp_path, 1))
-    for writable in (True, False):
-        run = RunDirectory(tmp_path, writable=writable)
-        with pytest.raises(RunError, match="was not acquired"):
-            run.save(2, state(2), meta(2))
-        with pytest.raises(RunError, match="was not acquired"):
-            run.write_config({})
-    with run, RunDirectory(tmp_path) as writer:  # a reader takes no lock
-        writer.acquire()  # twice is once
-        writer.save(2, state(2), meta(2))
-        assert_is_state(run.load_latest(), 2)
 
 
 # -- places that can not be used ---------------------------------------------------------------

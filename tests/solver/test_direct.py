@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,9 @@ from hypothesis import strategies as st
 from streamkern.backend.batch import Batch
 from streamkern.basics.errors import DivergenceError, MemoryBudgetError
 from streamkern.config.run_config import RunConfig
-from streamkern.kernels.builtin import get_kernel
-from streamkern.planning.budget import resolve
-from streamkern.planning.sizes import Wishes
+from streamkern.planning.sizes import Options
 from streamkern.rundir.run_log import read_log
-from streamkern.solver import build
+from streamkern.solver.methods import resolve
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.generator import GeneratorSource
@@ -38,7 +37,6 @@ from tests.maths import (
     one_pass,
     operator,
     rows,
-    small_sizes,
 )
 from tests.plans import PLAIN
 from tests.runs import CLASSES, array_source, arrays, finished, settings, stopped, stream
@@ -50,14 +48,13 @@ DIRECT = {"solver.name": "direct"}
 def case_with(Z: Array, precision: str = "float64", bandwidth: float = 2.0) -> Case:
     """Return the problem of `make_case` with other centers."""
     case = make_case(operator(precision=precision, bandwidth=bandwidth), "direct")
-    sizes = small_sizes(solver="direct", block_size=len(Z))
-    setup = computed(case.op, Z, case.X_s, case.probe, sizes, case.choices)
-    return Case(**{**vars(case), "Z": Z, "sizes": sizes, "setup": setup})
+    setup = computed(case.op, Z, case.X_s, case.probe, case.sizes, case.options)
+    return replace(case, Z=Z, setup=setup)
 
 
 @pytest.mark.parametrize("ridge", [0.0, 1e-4, 0.1, 10.0])
 def test_it_is_least_squares(ridge: float) -> None:
-    case = make_case(operator(), "direct", choices=build.Choices(ridge=ridge))
+    case = make_case(operator(), "direct", options=Options(ridge=ridge))
     solver = case.solver()
     state = solver.init()
     facts = one_pass(case, solver, state)
@@ -70,7 +67,7 @@ def test_it_is_least_squares(ridge: float) -> None:
 @pytest.mark.parametrize("ridge", [0.0, 1e-3])
 def test_float32_values_cost_float32_digits(ridge: float) -> None:
     """In what it predicts. Sums in float32 as well would cost the square root of these."""
-    case = make_case(operator(precision="exact"), "direct", choices=build.Choices(ridge=ridge))
+    case = make_case(operator(precision="exact"), "direct", options=Options(ridge=ridge))
     solver = case.solver()
     state = solver.init()
     one_pass(case, solver, state)
@@ -201,7 +198,7 @@ def test_so_does_a_run_with_too_few_rows_for_its_features() -> None:
 def test_so_does_partial_fit() -> None:
     config, centers = doubled()
     with pytest.warns(UserWarning, match=SINGULAR.format("centers")):
-        result = Online(config, get_kernel("laplace", 3.0), centers).advance(array_source())
+        result = Online(config, centers).advance(array_source())
     result.model.backend.close()
 
 
@@ -254,8 +251,8 @@ def test_a_run_on_values_at_the_end_of_float32_is_as_good_as_any(tmp_path: Path)
 
 
 def test_what_does_not_fit_names_the_alternative() -> None:
-    wish = Wishes(solver="direct")
-    needed = resolve(PLAIN, wish, 10**15)[1]
+    wish = Options(solver="direct")
+    needed = resolve(PLAIN, wish, 10**15)[2]
     assert needed.peak > 2 * PLAIN.p**2 * 8
     with pytest.raises(MemoryBudgetError, match=re.escape("use solver='block' instead of 'dir")):
         resolve(PLAIN, wish, PLAIN.p**2 * 8)
@@ -323,13 +320,10 @@ def test_blocks_of_partial_fit_add_up() -> None:
         return ArraySource(X[part], y[part], classes=CLASSES)
 
     config = settings(**DIRECT, **{"data.epochs": 1, "model.fit_intercept": False})
-    online = Online(config.with_overrides({"model.n_centers": "auto"}), get_kernel("laplace", 3.0),
-                    centers)  # fmt: skip
+    config = config.with_overrides({"model.n_centers": "auto"})
+    online = Online(config, centers)
     for part in (slice(0, 80), slice(80, None)):
         result = online.advance(source(part))
         result.model.backend.close()
-    whole = finished(
-        config.with_overrides({"model.n_centers": "auto"}), source=source(slice(None)),
-        centers=centers, kernel=get_kernel("laplace", 3.0),
-    )  # fmt: skip
+    whole = finished(config, source=source(slice(None)), centers=centers)
     close(result.model.weights, whole.model.weights, 1e-4)

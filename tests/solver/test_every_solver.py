@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from streamkern.basics.errors import ConfigError
-from streamkern.config.run_config import SOLVER_OPTIONS
+from streamkern.solver.methods import METHODS as BY_NAME
+from streamkern.solver.methods import options_of
 from streamkern.stream.sources.arrays import ArraySource
-from streamkern.train.opened import open_run
+from streamkern.train.opened import Given, open_run
 from tests import reference as ref
 from tests.maths import Array
 from tests.runs import FOURIER, METHODS, array_source, arrays, finished, settings, stream
@@ -267,7 +268,7 @@ def mistakes(solver: str) -> list[tuple[str, Any, str]]:
     """Return setting, value and what the message must say of the range."""
     found = list(OF_ALL)
     for name, (fine, wrong) in OF_ONE.items():
-        if name not in SOLVER_OPTIONS[solver]:
+        if name not in options_of(solver):
             found.append((f"solver.{name}", fine, f"not defined for solver '{solver}'; .* takes "))
         else:
             found += [(f"solver.{name}", value, words) for value, words in wrong]
@@ -285,14 +286,14 @@ def mistakes(solver: str) -> list[tuple[str, Any, str]]:
 
 @pytest.mark.parametrize(
     ("solver", "name", "value", "words"),
-    [(solver, *mistake) for solver in SOLVER_OPTIONS for mistake in mistakes(solver)],
+    [(solver, *mistake) for solver in BY_NAME for mistake in mistakes(solver)],
 )
 def test_a_setting_out_of_range_is_named_with_its_range(
     solver: str, name: str, value: Any, words: str
 ) -> None:
     plain = {"solver.name": solver, "model.n_centers": METHODS[solver].get("model.n_centers", 60)}
     with pytest.raises(ConfigError) as caught:
-        open_run(settings(**(plain | {name: value})), source=array_source())
+        open_run(settings(**(plain | {name: value})), Given(array_source()))
     said = str(caught.value)
     assert "\n" not in said
     assert re.search(words, said)
@@ -313,5 +314,5 @@ def test_a_setting_out_of_range_is_named_with_its_range(
 def test_so_is_one_of_features(name: str, value: Any, words: str) -> None:
     config = {"solver.name": "eigenpro1"} | FOURIER | {name: value}
     with pytest.raises(ConfigError, match=words) as caught:
-        open_run(settings(**config), source=array_source())
+        open_run(settings(**config), Given(array_source()))
     assert str(value) in str(caught.value)

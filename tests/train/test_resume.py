@@ -25,14 +25,13 @@ from streamkern.basics.errors import ConfigError, ResumeMismatchError, RunLocked
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.kernels.builtin import get_kernel
-from streamkern.planning import auto_solver
-from streamkern.planning.memory import Buffers
-from streamkern.planning.sizes import Sizes
 from streamkern.rundir import sealed
 from streamkern.rundir.place import open_folder
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import read_log
 from streamkern.rundir.sealed import load
+from streamkern.solver.block import Block
+from streamkern.solver.block_sizes import BlockSizes
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import Source
@@ -132,13 +131,12 @@ def test_pending_centers_are_part_of_a_checkpoint(tmp_path: Path) -> None:
 
 def test_kernel_recomputed_per_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """keep=False, which a small budget brings about."""
-    resolve = auto_solver.resolve
+    candidates = Block.candidates
 
-    def without_keeping(*arguments: Any) -> tuple[Sizes, Buffers]:
-        sizes, buffers = resolve(*arguments)
-        return replace(sizes, keep=False), buffers
+    def without_keeping(*arguments: Any) -> list[BlockSizes]:
+        return [replace(sizes, keep=False) for sizes in candidates(*arguments)]
 
-    monkeypatch.setattr(auto_solver, "resolve", without_keeping)
+    monkeypatch.setattr(Block, "candidates", without_keeping)
     method = METHODS["blocks"]
     finished(settings(tmp_path / "plain", **method), source=stream())
     config = settings(tmp_path / "run", **method)
@@ -429,12 +427,12 @@ def test_a_second_writer_is_refused(tmp_path: Path) -> None:
 def half_done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run directory at step 5, with centers given."""
     run_dir = tmp_path_factory.mktemp("half") / "run"
-    stopped(settings(run_dir), 5, source=stream(), centers=CENTERS, kernel=KERNEL)
+    stopped(settings(run_dir, **KERNEL), 5, source=stream(), centers=CENTERS)
     return run_dir
 
 
 CENTERS = arrays(40, 1)[0]
-KERNEL = get_kernel("laplace", 3.0)
+KERNEL = {"model.kernel": get_kernel("laplace", 3.0), "model.bandwidth": "auto"}
 
 
 def changed_content() -> Source:
@@ -458,9 +456,9 @@ def changed_content() -> Source:
         ({"run.random_state": 1}, r"run\.random_state: was 0, now 1"),
         ({"run.precision": "float64"}, r"run\.precision"),
         ({"solver.name": "eigenpro3"}, r"solver\.name: was 'auto', now 'eigenpro3'"),
-        ({"kernel": get_kernel("laplace", 2.0)}, r"kernel\.bandwidth: was 3.0, now 2.0"),
-        ({"kernel": get_kernel("gaussian", 3.0)}, r"kernel\.kernel"),
-        ({"kernel": None}, r"kernel\.bandwidth: was 3.0, now not set"),
+        ({"model.kernel": get_kernel("laplace", 2.0)}, r"kernel\.bandwidth: was 3.0, now 2.0"),
+        ({"model.kernel": get_kernel("gaussian", 3.0)}, r"kernel\.kernel"),
+        ({"model.kernel": "laplace"}, r"kernel\.bandwidth: was 3.0, now not set"),
         ({"centers": CENTERS[::-1]}, r"centers\.sha256"),
         ({"centers": CENTERS[:-1]}, r"centers\.shape"),
         ({"centers": None}, r"centers\.shape: was .*, now not set"),
@@ -471,8 +469,8 @@ def test_a_changed_run_is_refused_and_left_alone(
     change: dict[str, Any], named: str, half_done: Path
 ) -> None:
     before = tree(half_done)
-    overrides = {key: value for key, value in change.items() if "." in key}
-    options = {"source": stream(), "centers": CENTERS, "kernel": KERNEL}
+    overrides = KERNEL | {key: value for key, value in change.items() if "." in key}
+    options = {"source": stream(), "centers": CENTERS}
     options |= {key: value for key, value in change.items() if "." not in key}
     with pytest.raises(ResumeMismatchError, match=named) as caught:
         finished(settings(half_done, **overrides), **options)

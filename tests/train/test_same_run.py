@@ -37,32 +37,36 @@ def written(path: Path, record: dict[str, Any], *, setup: bool = True) -> RunDir
 
 
 def test_a_record_is_what_json_gives_back() -> None:
-    record = run_record(opened(), get_kernel("laplace", 2.0), arrays(4)[0])
+    laplace = get_kernel("laplace", 2.0)
+    kernel = {"model.kernel": laplace, "model.bandwidth": "auto"}
+    record = run_record(opened(centers=arrays(4)[0], **kernel))
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert record["identity"]["centers"]["shape"] == [4, 5]
+    model = record["identity"]["settings"]["model"]
+    assert (model["kernel"], model["centers"]) == (laplace.describe(), "in memory")
     assert {"streamkern", "python", "numpy", "zarr"} <= set(record["versions"])
 
 
 def test_the_same_call_has_the_same_record() -> None:
-    assert run_record(opened(), None, None) == run_record(opened(), None, None)
+    assert run_record(opened()) == run_record(opened())
 
 
 def test_places_are_not_part_of_it() -> None:
     """Nor is anything that a resume may change."""
-    plain = run_record(opened(), None, None)["identity"]
+    plain = run_record(opened())["identity"]
     moved = opened(
         **{"data.train": "elsewhere", "run.memory": "500 MiB", "run.checkpoint_every": 7}
     )
-    assert run_record(moved, None, None)["identity"] == plain
+    assert run_record(moved)["identity"] == plain
 
 
 @pytest.mark.parametrize("order", ["C", "F", "strided"])
 def test_centers_count_by_their_values(order: str) -> None:
     Z = arrays(6)[0]
     same = {"C": Z.copy(), "F": np.asfortranarray(Z), "strided": np.repeat(Z, 2, axis=0)[::2]}
-    plain = run_record(opened(), None, Z)["identity"]["centers"]
-    assert run_record(opened(), None, same[order])["identity"]["centers"] == plain
-    assert run_record(opened(), None, Z + 1)["identity"]["centers"] != plain
+    plain = run_record(opened(centers=Z))["identity"]["centers"]
+    assert run_record(opened(centers=same[order]))["identity"]["centers"] == plain
+    assert run_record(opened(centers=Z + 1))["identity"]["centers"] != plain
 
 
 def odd(X: Array, Y: Array, rng: Any) -> tuple[Array, Array]:
@@ -74,18 +78,18 @@ odd.describe = lambda: {"kind": "odd", "by": {1, 2}}  # type: ignore[attr-define
 
 def test_a_description_that_can_not_be_kept_is_named() -> None:
     with pytest.raises(CheckpointError, match=r"\['by'\] is set, not JSON"):
-        run_record(opened(array_source(transforms=[odd])), None, None)
+        run_record(opened(array_source(transforms=[odd])))
 
 
 # -- the comparison -------------------------------------------------------------------------------
 
 
 def test_all_differences_are_named(tmp_path: Path) -> None:
-    directory = written(tmp_path, run_record(opened(), None, None))
-    check_same_run(directory, run_record(opened(), None, None))
+    directory = written(tmp_path, run_record(opened()))
+    check_same_run(directory, run_record(opened()))
     other = opened(**{"run.random_state": 5, "data.epochs": 7})
     with pytest.raises(ResumeMismatchError) as caught:
-        check_same_run(directory, run_record(other, None, None))
+        check_same_run(directory, run_record(other))
     text = str(caught.value)
     assert str(tmp_path) in text
     assert "run.random_state: was 0, now 5" in text
@@ -97,7 +101,7 @@ def test_only_a_setup_binds(tmp_path: Path) -> None:
     """Without one nothing was computed that other settings could contradict."""
     assert recorded_run(None) is None
     assert recorded_run(RunDirectory(tmp_path / "none")) is None
-    record = run_record(opened(), None, None)
+    record = run_record(opened())
     directory = written(tmp_path / "run", record, setup=False)
     assert recorded_run(directory) is None
     assert recorded_sizes(directory) is None
@@ -130,13 +134,13 @@ def changed(record: dict[str, Any], **sizes: Any) -> dict[str, Any]:
 )
 def test_a_record_of_another_version_is_a_sentence(change: Any, tmp_path: Path) -> None:
     """W7: whole by its checksum, with a key missing or more, or a value of another type."""
-    directory = written(tmp_path, change(run_record(opened(), None, None)))
+    directory = written(tmp_path, change(run_record(opened())))
     with pytest.raises(RunError, match="holds a run of another version of streamkern; go on wi"):
         recorded_sizes(directory)
 
 
 def test_versions_are_compared(tmp_path: Path) -> None:
-    record = run_record(opened(), None, None)
+    record = run_record(opened())
     directory = written(tmp_path, record)
     assert changed_versions(directory, record) == []
     newer = record | {"versions": record["versions"] | {"zarr": "99"}}

@@ -32,7 +32,7 @@ from streamkern.stream.sources.transforms import (
     deterministic,
     host_transform,
 )
-from streamkern.train.opened import open_run
+from streamkern.train.opened import Given, open_run
 from streamkern.train.train import train
 from streamkern.train.training_data import DEFAULT_CENTERS, count_centers, open_centers, open_data
 from tests.runs import CLASSES, Array, D, N, P, array_source, arrays, opened, settings, stream
@@ -107,13 +107,13 @@ def test_fixed_sizes_are_kept() -> None:
     other = {"solver.name": "eigenpro4", "solver.n_nystrom": 50, "solver.level": 9,
              "solver.period": 4, "solver.projection": "inexact"}  # fmt: skip
     sizes = opened(**other).sizes
-    assert (sizes.n_nystrom, sizes.level, sizes.period) == (50, 9, 4)
+    assert (sizes.n_sample, sizes.level, sizes.period) == (50, 9, 4)
     assert sizes.projection == "inexact"
 
 
 def test_sizes_given_are_not_resolved_again() -> None:
     first = opened()
-    again = open_run(settings(**{"run.memory": "1 MiB"}), source=stream(), fixed_sizes=first.sizes)
+    again = open_run(settings(**{"run.memory": "1 MiB"}), Given(stream()), fixed_sizes=first.sizes)
     again.backend.close()
     assert again.sizes == first.sizes
     assert again.buffers == first.buffers

@@ -16,7 +16,7 @@ from streamkern.estimator.parameters import SETTINGS
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.train import training_data
-from streamkern.train.opened import open_run
+from streamkern.train.opened import Given, open_run
 from streamkern.train.train import train
 from streamkern.train.training_data import auto_epochs
 from tests.runs import stopped
@@ -70,7 +70,7 @@ def config(tmp_path: Path | None = None, **data: Any) -> RunConfig:
 
 def test_auto_epochs_count_copies() -> None:
     for copies, epochs in ((1, 20), (100, 3), (1000, 1)):
-        run = open_run(config(), source=AugmentedSource(ArraySource(X, Y), copies))
+        run = open_run(config(), Given(AugmentedSource(ArraySource(X, Y), copies)))
         run.backend.close()
         assert (run.config.data.passes, run.problem.epochs) == (epochs, epochs)
 
