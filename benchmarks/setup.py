@@ -21,9 +21,9 @@ from benchmarks.step import RUN_SAMPLES, Steps, operator, planned
 from streamkern.backend.base import Backend
 from streamkern.backend.devices import get_backend
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.alternatives import LEVEL_SHARE
-from streamkern.planning.sizes import Sizes
-from streamkern.solver.build import Choices, Rows, assemble, compute
+from streamkern.solver.block_sizes import BlockSizes
+from streamkern.solver.low_rank import LEVEL_SHARE, LowRankSizes
+from streamkern.solver.method import Rows, Work
 from streamkern.solver.precondition.block import block_slices
 from streamkern.solver.precondition.low_rank import LowRankPreconditioner, build_low_rank
 
@@ -58,7 +58,8 @@ def measure(
 
 
 def _run(repeats: int, backend: Backend, solver: str, p: int, d: int, sgemm: Sgemm) -> Figure:
-    sizes = planned(p, d, solver)
+    run = planned(p, d, solver)
+    method, sizes = run.method, run.sizes
     Z = points(p, d, 1)
     op = operator(backend, Z)
     z = op.points(Z, left=True, right=True)
@@ -66,32 +67,30 @@ def _run(repeats: int, backend: Backend, solver: str, p: int, d: int, sgemm: Sge
         Rows(X := points(n, d, seed), np.sin(X[:, :C]))
         for n, seed in ((sizes.n_sample, 2), (sizes.n_probe, 3))
     )
+    work = Work(op, z, run.problem, sizes, run.config.options)
     made: dict[str, Any] = {}
 
     def build() -> None:
         made.clear()  # as in a run, the memory is there once
-        made["setup"] = compute(
-            op, z, lambda: (sample, probe), sizes, Choices(), n_samples=RUN_SAMPLES,
-            report=lambda event, fields: None,
-        )  # fmt: skip
+        made["setup"] = method.compute(work, lambda: (sample, probe), lambda event, fields: None)
 
     taken = in_turns({"setup": build, "SGEMM": sgemm}, repeats, warm_up=False)
     setup = made["setup"]
-    m, period = setup.meta["batch_size"], setup.meta["period"]
+    m, period = setup.meta["batch_size"], setup.meta.get("period", 1)
     X = points(m, d, 4)
-    steps = Steps(assemble(op, z, setup, sizes, Choices(), n_outputs=C), X, one_hot(X), period)
+    steps = Steps(method.assemble(work, setup), X, one_hot(X), period)
     rate = m * period / np.median(in_turns({"": steps}, STEPS)[""])
     steps.check(f"the setup of {solver} at p={p}")
     flops = _block_flops(sizes, p, d) if solver == "block" else _eigenpro_flops(sizes, p, d)
     seconds = float(np.median(taken["setup"]))
     return figure(
-        f"{solver}, p={p}, d={d}, b={sizes.block_size}, s={sizes.n_sample}", "streamkern", "s",
+        f"{solver}, p={p}, d={d}, s={sizes.n_sample}", "streamkern", "s",
         taken["setup"], floor=flops / sgemm.speed(taken["SGEMM"]),
         share=seconds / (seconds + RUN_SAMPLES / rate), samples_per_s=float(rate),
     )  # fmt: skip
 
 
-def _block_flops(sizes: Sizes, p: int, d: int) -> float:
+def _block_flops(sizes: BlockSizes, p: int, d: int) -> float:
     """The algebra of `BlockPreconditioner` in its cheapest order, halves of symmetric products."""
     s, h, total = sizes.n_sample, sizes.n_probe, 0.0
     for block in block_slices(p, sizes.block_size):
@@ -103,7 +102,7 @@ def _block_flops(sizes: Sizes, p: int, d: int) -> float:
     return total
 
 
-def _eigenpro_flops(sizes: Sizes, p: int, d: int) -> float:
+def _eigenpro_flops(sizes: LowRankSizes, p: int, d: int) -> float:
     """The eigensystem, K(Z, Z) and its Cholesky factor."""
     low_rank = _low_rank_flops(sizes.n_sample, sizes.n_probe, sizes.level, d)
     return low_rank + p * p * d + p**3 / 3

@@ -29,15 +29,14 @@ from benchmarks.plain import TorchBlockStep
 from streamkern.backend.base import Backend
 from streamkern.backend.batch import Batch
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.sizes import Sizes
 from streamkern.solver.base import Solver
-from streamkern.solver.block import ORDER_STAGE, BlockSolver
-from streamkern.solver.eigenpro import DelayedProjectionSolver
+from streamkern.solver.block_step import ORDER_STAGE, BlockSolver
+from streamkern.solver.eigenpro import DelayedProjectionSolver, ProjectedSizes
 from streamkern.solver.precondition.block import BlockPreconditioner, block_slices
 from streamkern.solver.precondition.low_rank import LowRankPreconditioner
 from streamkern.solver.precondition.step_rule import StepRule
 from streamkern.solver.projection import ExactProjection
-from streamkern.train.opened import Given, open_run
+from streamkern.train.opened import Given, Run, open_run
 
 REPEATS = 7
 RUN_SAMPLES = 1_000_000
@@ -60,8 +59,8 @@ def measure(
     return [*found, *_eigenpro(repeats, eigenpro, d, sgemm)]
 
 
-def planned(p: int, d: int, solver: str = "block") -> Sizes:
-    """The sizes that a run of 10^6 samples with p centers gets."""
+def planned(p: int, d: int, solver: str = "block") -> Run:
+    """A run of 10^6 samples with p centers."""
     source = sk.GeneratorSource(_no_rows, RUN_SAMPLES, (d,), np.float32, C, name="no rows")
     tables = {
         "data": {"train": "made up", "scale": "none", "epochs": 1},
@@ -71,7 +70,7 @@ def planned(p: int, d: int, solver: str = "block") -> Sizes:
     }
     run = open_run(sk.RunConfig.from_tables(tables), Given(source))
     run.backend.close()
-    return run.sizes
+    return run
 
 
 def _no_rows(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
@@ -114,7 +113,7 @@ def _default_solver(
 
 
 def _block(repeats: int, p: int, d: int, sgemm: Sgemm) -> list[Figure]:
-    sizes = planned(p, d)
+    sizes = planned(p, d).sizes
     m = sizes.batch_size
     Z, X = points(p, d, 1), points(m, d, 2)
     Y, pre = one_hot(X), _made_up(p, sizes.block_size)
@@ -183,7 +182,7 @@ def _eigenpro(repeats: int, p: int, d: int, sgemm: Sgemm) -> list[Figure]:
     Z = points(p, d, 1)
     found = []
     for name in ("eigenpro4", "eigenpro3"):
-        sizes = planned(p, d, name)
+        sizes = planned(p, d, name).sizes
         m, period = sizes.batch_size, sizes.period
         X = points(m, d, 2)
         Y = one_hot(X)
@@ -203,10 +202,10 @@ def _eigenpro(repeats: int, p: int, d: int, sgemm: Sgemm) -> list[Figure]:
     return found
 
 
-def _eigenpro_solver(backend: Backend, Z: np.ndarray, sizes: Sizes) -> Solver:
+def _eigenpro_solver(backend: Backend, Z: np.ndarray, sizes: ProjectedSizes) -> Solver:
     """EigenPro with an orthonormal E, little damping and a factor near the identity."""
     op = operator(backend, Z)
-    rng, s, p = np.random.default_rng(5), sizes.n_nystrom, len(Z)
+    rng, s, p = np.random.default_rng(5), sizes.n_sample, len(Z)
     E = np.linalg.qr(rng.standard_normal((s, sizes.level), dtype=np.float32))[0]
     D = np.full(sizes.level, 1e-3 / s, np.float32)
     X_s = op.points(points(s, Z.shape[1], 3), left=True, right=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,13 +14,14 @@ from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures, frequencies
 from streamkern.kernels.points import Grid, Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.sizes import Sizes
-from streamkern.solver import build
+from streamkern.planning.problem import Problem
+from streamkern.planning.sizes import Options, Sizes
 from streamkern.solver.base import Solver, State
+from streamkern.solver.method import Method, Report, Rows, Setup, Work
+from streamkern.solver.methods import find
 from tests import reference as ref
 
 Array = npt.NDArray[Any]
-MakeBackend = Callable[[], AbstractContextManager[Backend]]
 
 
 RADIAL = ["cauchy", "gaussian", "laplace", "matern32", "matern52"]
@@ -92,10 +91,17 @@ IN_PLACE = ("sgd", "eigenpro1", "eigenpro2")
 """Those whose centers are the training rows."""
 
 
-def small_sizes(**changes: Any) -> Sizes:
-    """Return sizes for 24 centers."""
-    plain = Sizes("block", 20, 24, True, 120, 100, 60, 12, 1, "none", 1 << 20, 1 << 20)
-    return replace(plain, **changes)
+_SMALL = {
+    "batch_size": 20, "block_size": 24, "keep": True, "n_probe": 100, "level": 12, "period": 1,
+    "projection": "none", "loader_block_bytes": 1 << 20, "loader_in_flight_bytes": 1 << 20,
+}  # fmt: skip
+
+
+def small_sizes(solver: str = "block", features: str = "kernel", **changes: Any) -> Any:
+    """Return sizes for 24 centers, of the kind that the method has."""
+    kind = find(solver, features).sizes
+    plain = {**_SMALL, "solver": solver, "n_sample": 120 if solver == "block" else 60, **changes}
+    return kind(**{name: plain[name] for name in kind.__dataclass_fields__})
 
 
 @dataclass
@@ -104,36 +110,36 @@ class Case:
 
     op: KernelOperator
     sizes: Sizes
-    choices: build.Choices
+    options: Options
     X: Array
     Y: Array
     Z: Array
     X_s: Array
     probe: Array
-    setup: build.Setup
+    setup: Setup
     sample_rows: npt.NDArray[np.int64] | None
+    features: str = "kernel"
+    cycled: int | None = None
 
     @property
     def m(self) -> int:
         """Largest batch."""
         return int(self.setup.meta["batch_size"])
 
-    def solver(self, setup: build.Setup | None = None, op: KernelOperator | None = None) -> Solver:
+    @property
+    def method(self) -> Method[Any]:
+        return find(self.sizes.solver, self.features)
+
+    def solver(self, setup: Setup | None = None, op: KernelOperator | None = None) -> Solver:
         """Assemble a new solver, of other setup arrays or on another operator if given."""
-        op = featured(op or self.op, self.sizes, len(self.Z))
-        return build.assemble(
-            op,
-            both(op, self.Z),
-            setup or self.setup,
-            self.sizes,
-            self.choices,
-            n_outputs=self.Y.shape[1],
-            sample_rows=self.sample_rows,
-        )
+        op = featured(op or self.op, self.features, len(self.Z))
+        problem = problem_of(self.Z, self.Y.shape[1], self.features, self.cycled)
+        work = Work(op, both(op, self.Z), problem, self.sizes, self.options)
+        return self.method.assemble(work, setup or self.setup, self.sample_rows)
 
     def columns(self, X: Array) -> Array:
         """Return K(X, Z), or what stands in its place, in float64."""
-        if self.sizes.features != "fourier":
+        if self.features != "fourier":
             return ref.laplace(X, self.Z, 2.0)
         omega, phases = self.Z[:, :-1], self.Z[:, -1]
         return np.asarray(np.sqrt(2 / len(phases)) * np.cos(X @ omega.T + phases))
@@ -152,12 +158,22 @@ class Case:
         return float(solver.step(state, Batch(X, Y, batch))[0].sum())
 
 
-def featured(op: KernelOperator, sizes: Sizes, n_features: int) -> KernelOperator:
-    """Return the operator of Fourier features of the kernel of `op`, where `sizes` asks for them.
+def problem_of(Z: Array, c: int, features: str = "kernel", cycled: int | None = None) -> Problem:
+    """Return the problem of training Z's functions on `cycled` rows, or on 100 000 new ones."""
+    p, d = Z.shape
+    return Problem(
+        n_rows=cycled or 100_000, epochs=1, d=d, c=c, p=p, row_bytes=8 * d, unit_rows=100,
+        itemsize=8, threads=1, width=d + 2, tile_bytes=1 << 16, repeats=cycled is not None,
+        features=features,
+    )  # fmt: skip
+
+
+def featured(op: KernelOperator, features: str, n_features: int) -> KernelOperator:
+    """Return the operator of Fourier features of the kernel of `op`, where they are asked for.
 
     Their precision is that of the arithmetic alone.
     """
-    if sizes.features != "fourier" or isinstance(op.kernel, FourierFeatures):
+    if features != "fourier" or isinstance(op.kernel, FourierFeatures):
         return op
     precision = "float64" if op.precision == "float64" else "exact"
     return KernelOperator(
@@ -166,24 +182,23 @@ def featured(op: KernelOperator, sizes: Sizes, n_features: int) -> KernelOperato
 
 
 def make_case(
-    op: KernelOperator, name: str, *, choices: build.Choices | None = None, **changes: Any
+    op: KernelOperator, name: str, *, options: Options | None = None, **changes: Any
 ) -> Case:
     """Compute the setup of a solver named in SOLVERS on a problem of 240 rows in 3 dimensions."""
-    sizes = small_sizes(**(SOLVERS[name] | changes))
-    choices = choices or build.Choices(seed=3)
+    asked = SOLVERS[name] | changes
+    features, sizes = asked.get("features", "kernel"), small_sizes(**asked)
+    options = options or Options(seed=3)
     X, fresh = rows(0, 240, 3), rows(2, 300, 3)
     Y = np.stack([np.sin(X[:, 0]) + X[:, 1], X[:, 2] ** 2], axis=1) + 0.3 * rows(3, 240, 2)
     Z, X_s = rows(1, 24, 3), fresh[: sizes.n_sample]
     probe, sample_rows = fresh[-sizes.n_probe :], None
-    if sizes.features == "fourier":
+    if features == "fourier":
         Z = frequencies(op.kernel, 3, len(Z), 3)
-    if sizes.in_place:
+    if find(sizes.solver, features).in_place:
         sample_rows = np.arange(0, 240, 4)
         Z, X_s, probe = X, X[sample_rows], X
-    elif sizes.solver != "block":
-        X_s = fresh[: sizes.n_nystrom]
-    setup = computed(op, Z, X_s, probe, sizes, choices, n_outputs=Y.shape[1])
-    return Case(op, sizes, choices, X, Y, Z, X_s, probe, setup, sample_rows)
+    setup = computed(op, Z, X_s, probe, sizes, options, n_outputs=Y.shape[1], features=features)
+    return Case(op, sizes, options, X, Y, Z, X_s, probe, setup, sample_rows, features)
 
 
 def computed(
@@ -192,22 +207,24 @@ def computed(
     X_s: Array,
     probe: Array,
     sizes: Sizes,
-    choices: build.Choices,
-    report: build.Report = quiet,
+    options: Options,
+    report: Report = quiet,
     n_outputs: int = 1,
-) -> build.Setup:
+    features: str = "kernel",
+    cycled: int | None = None,
+) -> Setup:
     """Compute a setup from host arrays, with targets of zero: the solver starts from nothing."""
-    op = featured(op, sizes, len(Z))
+    op = featured(op, features, len(Z))
 
-    def samples() -> tuple[build.Rows, build.Rows]:
+    def samples() -> tuple[Rows, Rows]:
         asarray = op.backend.asarray
         arrays = [asarray(a, op.dtype) for a in (X_s, probe)]
-        first, second = (
-            build.Rows(a, asarray(np.zeros((len(a), n_outputs)), op.dtype)) for a in arrays
-        )
+        first, second = (Rows(a, asarray(np.zeros((len(a), n_outputs)), op.dtype)) for a in arrays)
         return first, second
 
-    return build.compute(op, both(op, Z), samples, sizes, choices, n_samples=100_000, report=report)
+    problem = replace(problem_of(Z, n_outputs, features, cycled), n_rows=100_000)
+    work = Work(op, both(op, Z), problem, sizes, options)
+    return find(sizes.solver, features).compute(work, samples, report)
 
 
 def close(actual: Array, desired: Array, relative: float = 1e-9) -> None:

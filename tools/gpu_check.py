@@ -138,38 +138,45 @@ def solvers(cpu: Any, gpu: Any) -> dict[str, Any]:
     from streamkern.backend.batch import Batch
     from streamkern.kernels.builtin import Laplace
     from streamkern.kernels.products import KernelOperator
-    from streamkern.planning.sizes import Sizes
-    from streamkern.solver.build import Choices, Rows, Setup, assemble, compute
+    from streamkern.planning.problem import Problem
+    from streamkern.planning.sizes import Options
+    from streamkern.solver.method import Rows, Setup, Work
+    from streamkern.solver.methods import find
 
     Z, X, Y = _problem(600, 4000, 32, 5)
     S, P = Z.repeat(3, axis=0) + 0.3 * X[:1800], X[2000:3000]
-    common = {"keep": True, "n_probe": 1000, "loader_block_bytes": 1, "loader_in_flight_bytes": 1}
-    cases = {
-        "block": Sizes("block", 200, 600, n_sample=1800, n_nystrom=0, level=0, period=1,
-                       projection="none", **common),
-        "4 blocks": Sizes("block", 200, 150, n_sample=1800, n_nystrom=0, level=0, period=1,
-                          projection="none", **common),
-        "eigenpro3": Sizes("eigenpro3", 200, 600, n_sample=1800, n_nystrom=1800, level=60,
-                           period=1, projection="exact", **common),
-        "eigenpro4": Sizes("eigenpro4", 200, 600, n_sample=1800, n_nystrom=1800, level=60,
-                           period=3, projection="inexact", **common),
+    problem = Problem(
+        n_rows=10**6, epochs=1, d=32, c=5, p=600, row_bytes=148, unit_rows=1000, itemsize=4,
+        threads=1, width=34, tile_bytes=1 << 20, repeats=False,
+    )  # fmt: skip
+    common = {
+        "batch_size": 200, "n_sample": 1800, "n_probe": 1000, "loader_block_bytes": 1,
+        "loader_in_flight_bytes": 1,
     }  # fmt: skip
+    cases: dict[str, tuple[str, dict[str, Any]]] = {
+        "block": ("block", {"block_size": 600, "keep": True}),
+        "4 blocks": ("block", {"block_size": 150, "keep": True}),
+        "eigenpro3": ("eigenpro3", {"level": 60, "period": 1, "projection": "exact"}),
+        "eigenpro4": ("eigenpro4", {"level": 60, "period": 3, "projection": "inexact"}),
+    }
     errors: dict[str, float] = {}
-    for name, sizes in cases.items():
+    for name, (solver_name, own) in cases.items():
+        method = find(solver_name, "kernel")
+        sizes = method.sizes(solver=solver_name, **common, **own)
         made: list[np.ndarray] = []
         setup = None
         for backend in (cpu, gpu):
             op = KernelOperator(Laplace(6.0), backend)
             z = op.points(backend.asarray(Z), left=True, right=True)
+            work = Work(op, z, problem, sizes, Options())
             if setup is None:
                 first, second = (
                     Rows(backend.asarray(a), backend.asarray(a[:, :5])) for a in (S, P)
                 )
                 samples = (first, second)
-                setup = compute(op, z, lambda pair=samples: pair, sizes, Choices(), n_samples=10**6,
-                                report=lambda event, fields: None)  # fmt: skip
+                setup = method.compute(work, lambda pair=samples: pair, lambda *event: None)
             arrays = {k: backend.asarray(cpu.to_host(a)) for k, a in setup.arrays.items()}
-            solver = assemble(op, z, Setup(arrays, setup.meta), sizes, Choices(), n_outputs=5)
+            solver = method.assemble(work, Setup(arrays, setup.meta))
             state = solver.init()
             for step in range(20):
                 rows = slice(step * 90, step * 90 + 90)

@@ -22,7 +22,7 @@ from streamkern.backend.batch import Batch
 from streamkern.kernels.builtin import Laplace
 from streamkern.kernels.points import Grid, Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.solver.block import BlockSolver
+from streamkern.solver.block_step import BlockSolver
 from streamkern.solver.precondition.block import BlockPreconditioner, block_slices
 from streamkern.solver.precondition.step_rule import StepRule
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.linalg import cython_blas, cython_lapack
+
+from streamkern.basics.optional import on_demand
 
 Matrix = npt.NDArray[np.floating[Any]]
 _LETTERS = {np.dtype(np.float32): "s", np.dtype(np.float64): "d"}
@@ -33,7 +34,7 @@ def potrf(A: Matrix) -> bool:
     """
     info = ctypes.c_int()
     # To LAPACK, which has columns for rows, it is the upper factor.
-    _call(cython_lapack, "potrf", A.dtype, b"U", len(A), A, _row_length(A), info)
+    _call("lapack", "potrf", A.dtype, b"U", len(A), A, _row_length(A), info)
     return info.value == 0
 
 
@@ -45,7 +46,7 @@ def trsm(L: Matrix, B: Matrix, *, transposed: bool = False, right: bool = False)
     side, turned = (b"L", b"T") if right else (b"R", b"T" if transposed else b"N")
     n_rows, n_columns = B.shape
     _call(
-        cython_blas, "trsm", B.dtype, side, b"U", turned, b"N", n_columns, n_rows,
+        "blas", "trsm", B.dtype, side, b"U", turned, b"N", n_columns, n_rows,
         np.ones(1, B.dtype), _like(L, B), _row_length(L), B, _row_length(B),
     )  # fmt: skip
 
@@ -64,7 +65,7 @@ def syevr(A: Matrix, k: int) -> tuple[Matrix, Matrix]:
     for sizes in ((-1, -1), None):  # first it says how much room it needs
         lwork, liwork = sizes or (len(work), len(iwork))
         _call(
-            cython_lapack, "syevr", A.dtype, b"V", b"I", b"L", n, A, n, zero, zero, n - k + 1, n,
+            "lapack", "syevr", A.dtype, b"V", b"I", b"L", n, A, n, zero, zero, n - k + 1, n,
             zero, found, values, vectors, n, support, work, lwork, iwork, liwork, info,
         )  # fmt: skip
         if sizes:
@@ -88,9 +89,9 @@ def _like(L: Matrix, B: Matrix) -> Matrix:
     return L
 
 
-def _call(module: Any, name: str, dtype: np.dtype[Any], *arguments: Any) -> None:
+def _call(library: str, name: str, dtype: np.dtype[Any], *arguments: Any) -> None:
     """Fortran wants the address of everything."""
-    function = _function(module, _LETTERS[dtype] + name, len(arguments))
+    function = _function(library, _LETTERS[dtype] + name, len(arguments))
     function(*(_address(argument) for argument in arguments))
 
 
@@ -103,8 +104,8 @@ def _address(argument: Any) -> Any:
 
 
 @functools.cache
-def _function(module: Any, name: str, count: int) -> Callable[..., None]:
-    capsule = module.__pyx_capi__[name]
+def _function(library: str, name: str, count: int) -> Callable[..., None]:
+    capsule = on_demand(f"scipy.linalg.cython_{library}").__pyx_capi__[name]
     signature = _name_of(capsule)
     assert signature.count(b"*") == count, (name, signature)
     address = _pointer_of(capsule, signature)

@@ -7,7 +7,11 @@ import math
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from typing import Self, TextIO
+
+Progress = Callable[[str, int, int | None], None]
+"""Called with what is done ("read", "write"), how many rows are, and of how many, if known."""
 
 WIPE = "\r\x1b[K"
 

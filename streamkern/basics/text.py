@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from streamkern.basics.redaction import redact as redact
 
 _SHOWN = 12  # names in a message
+SCHEDULER_ADDRESS = r"^(tcp|tls|ws|wss|ucx)://[^/@\s]+:\d{1,5}$"
+"""What the address of a Dask scheduler looks like."""
 
 
 def some(names: Sequence[str]) -> str:

@@ -28,8 +28,8 @@ from streamkern.cli.options import (
     parse_options,
     parse_transform,
 )
+from streamkern.config.data import DataConfig
 from streamkern.config.rules import parse_bytes
-from streamkern.config.run_config import DataConfig
 from streamkern.ingest.ingest import ingest as run_ingest
 from streamkern.store.describe import describe_store
 from streamkern.store.store import open_store

@@ -10,6 +10,7 @@ from typing import Any
 from streamkern.basics.errors import RunError, StorageAccessError
 from streamkern.basics.text import redact, size_text
 from streamkern.kernels.notation import kernel_text
+from streamkern.planning.sizes import own_sizes
 from streamkern.rundir.place import open_folder
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.sealed import as_saved, unkept
@@ -158,10 +159,9 @@ def _solver(meta: Mapping[str, Any]) -> dict[str, Any]:
         "solver": sizes["solver"],
         "scale": meta["scale"],
         **meta["kernel"],
-        "batch_size": setup["batch_size"],
-        "block_size": sizes["block_size"],
+        **own_sizes(sizes),
         **largest(setup["rules"]),
-        **{k: v for k, v in setup.items() if isinstance(v, int | float) and k != "batch_size"},
+        **{k: v for k, v in setup.items() if isinstance(v, int | float)},
     }
 
 

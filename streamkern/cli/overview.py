@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from streamkern.basics.text import redact, size_text, table
 from streamkern.centers.random_rows import BANDWIDTH_ROWS
 from streamkern.cli.described import pairs, store_text
 from streamkern.kernels.notation import bandwidths, kernel_text
-from streamkern.planning.sizes import Sizes, SolverName
-from streamkern.solver.flops import flops
+from streamkern.planning.sizes import Sizes
 from streamkern.store.describe import describe_store
 from streamkern.stream.sources.stores import stores_of
 from streamkern.train.opened import Run
@@ -21,26 +21,13 @@ _WORDS = {
     "nystrom": "centers of Nystrom features",
     "fourier": "random Fourier features",
 }
-_LOW_RANK = ("n_sample", "n_probe", "n_nystrom", "level")
-# What each solver has beside the sizes of its batches and of the reading.
-_SIZES: Mapping[SolverName, tuple[str, ...]] = {
-    "block": ("block_size", "keep", "n_sample", "n_probe"),
-    "sgd": ("n_probe",),
-    "eigenpro1": _LOW_RANK,
-    "eigenpro2": _LOW_RANK,
-    "eigenpro3": (*_LOW_RANK, "period", "projection"),
-    "eigenpro4": (*_LOW_RANK, "period", "projection"),
-    "direct": (),
-    "falkon": (),
-}
 
 
 def plan_overview(run: Run) -> dict[str, Any]:
     """What a run will take: sizes, memory by phase, FLOPs, batches, and how its data is stored."""
     problem, sizes, model = run.problem, run.sizes, run.config.model
     batches = math.ceil(problem.n_rows / sizes.batch_size)
-    passes = problem.summed // problem.n_rows if sizes.solver == "direct" else problem.epochs
-    setup, training = flops(problem, sizes)
+    setup, training = run.method.flops(problem, sizes)
     spent = {"setup": setup, "training": training}
     if problem.selection is not None:
         spent = {"centers": problem.selection.flops, **spent}
@@ -52,15 +39,16 @@ def plan_overview(run: Run) -> dict[str, Any]:
             "outputs": problem.c,
             "centers": problem.p,
         },
-        "features": sizes.features,
+        "features": problem.features,
         "centers": _choice(run),
         "scale": run.data.scale,
         "kernel": {"kernel": model.kernel, "bandwidth": model.bandwidth},
         "solver": {"name": sizes.solver, "reason": run.reason},
         "sizes": _chosen(sizes),
-        "block_reason": run.block_reason,
+        "sizes_reason": run.sizes_reason,
         "batches_per_epoch": batches,
-        "batches": batches * passes,
+        "batches": batches * run.method.passes(problem),
+        "until_converged": run.method.same_rows,
         "device": run.backend.name,
         "precision": run.precision,
         "accelerator": run.backend.accelerator,
@@ -86,9 +74,9 @@ def _choice(run: Run) -> dict[str, Any]:
     Empty where there are none.
     """
     selection = run.problem.selection
-    if run.sizes.features == "fourier":
+    if run.problem.features == "fourier":
         return {}
-    if run.sizes.in_place:
+    if run.method.in_place:
         return {"method": "all"}
     method = redact(run.config.model.centers)
     return {"method": method} if selection is None else {"method": method, "rows": selection.rows}
@@ -100,10 +88,8 @@ def _in_order(phases: list[str]) -> list[str]:
 
 
 def _chosen(sizes: Sizes) -> dict[str, Any]:
-    """The sizes that mean something for the solver."""
-    loader = ("loader_block_bytes", "loader_in_flight_bytes")
-    names = ("solver", "batch_size", *_SIZES[sizes.solver], *loader)
-    return {name: getattr(sizes, name) for name in names}
+    """Without rows of a setup that there is none of."""
+    return {k: v for k, v in asdict(sizes).items() if v or k not in ("n_sample", "n_probe")}
 
 
 def plan_text(plan: Mapping[str, Any]) -> str:
@@ -122,7 +108,7 @@ def plan_text(plan: Mapping[str, Any]) -> str:
         f"accelerator {plan['accelerator']}",
         f"scale: {plan['scale']}",
         _kernel_text(**plan["kernel"]),
-        _solver_text(**plan["solver"], block=plan["block_reason"]),
+        _solver_text(**plan["solver"], sizes=plan["sizes_reason"]),
         pairs(_sizes_in_words(plan["sizes"]) | {"batches": _batches_text(plan)}),
         table(rows, ["", "buffer", "MiB"]),
         pairs({phase: f"{mib(size)} MiB" for phase, size in memory["phases"].items()}),
@@ -146,8 +132,8 @@ def _choice_text(choice: Mapping[str, Any]) -> str:
     return f" ({choice['method']}{'' if rows is None else f', from {rows:,} rows'})"
 
 
-def _solver_text(name: str, reason: str, block: str | None) -> str:
-    return f"solver {name}: {reason}" + ("" if block is None else f"\nblock_size: {block}")
+def _solver_text(name: str, reason: str, sizes: str | None) -> str:
+    return f"solver {name}: {reason}" + ("" if sizes is None else f"\n{sizes}")
 
 
 def _sizes_in_words(sizes: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,7 +149,7 @@ def _batches_text(plan: Mapping[str, Any]) -> str:
     batches, epochs = plan["batches"], plan["problem"]["epochs"]
     if batches < plan["batches_per_epoch"] * epochs:
         return f"{batches:,}, of one epoch: the others bring the same rows"
-    return f"{batches:,}" + (" at most" if plan["solver"]["name"] == "falkon" else "")
+    return f"{batches:,}" + (" at most" if plan["until_converged"] else "")
 
 
 def _kernel_text(kernel: Any, bandwidth: float | str) -> str:

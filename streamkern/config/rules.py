@@ -27,6 +27,7 @@ from pydantic_core import ErrorDetails
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.redaction import redact
+from streamkern.basics.text import SCHEDULER_ADDRESS
 
 BYTE_UNITS: Final = {"": 1, "b": 1} | {
     unit: base**power
@@ -197,7 +198,6 @@ Counts: TypeAlias = Annotated[
 Seed: TypeAlias = Annotated[
     int, Field(strict=True, ge=0, lt=2**63), Rule("a whole number, 0 or above")
 ]
-SCHEDULER_ADDRESS: Final = r"^(tcp|tls|ws|wss|ucx)://[^/@\s]+:\d{1,5}$"
 Scheduler: TypeAlias = Annotated[
     Annotated[str, Field(pattern=SCHEDULER_ADDRESS)] | None,
     Rule('the address of a Dask scheduler, such as "tcp://host:8786"'),

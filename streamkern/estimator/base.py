@@ -18,11 +18,12 @@ from sklearn.utils.validation import check_is_fitted
 
 from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import ConfigError, DataError
-from streamkern.config.run_config import SOLVER_OPTIONS
 from streamkern.estimator import inputs
 from streamkern.estimator.parameters import Parameters, own_names
 from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.products import KernelOperator
+from streamkern.planning.sizes import own_sizes
+from streamkern.solver.methods import METHODS, options_of
 from streamkern.solver.precondition.step_rule import StepRule, largest
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
@@ -140,7 +141,7 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
         """The weights that `warm_start=True` stands for; None where nothing was fitted yet."""
         if isinstance(self.warm_start, str | os.PathLike) or not self.warm_start:
             return None
-        if "warm_start" not in SOLVER_OPTIONS.get(self.solver, ("warm_start",)):
+        if self.solver in METHODS and "warm_start" not in options_of(self.solver):
             raise ConfigError(
                 f"warm_start=True is not defined for solver {self.solver!r}, which has no start; "
                 "leave it out, or use another solver"
@@ -264,7 +265,7 @@ def _report(meta: Mapping[str, Any]) -> dict[str, Any]:
     rules = [StepRule(**rule) for rule in setup["rules"]]
     return {
         "solver": sizes["solver"],
-        "block_size": sizes["block_size"],
+        **own_sizes(sizes),
         "scale": meta["scale"],
         **largest(setup["rules"]),
         **({"step_size": min(rule.eta(setup["batch_size"]) for rule in rules)} if rules else {}),

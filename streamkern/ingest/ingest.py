@@ -31,6 +31,7 @@ from streamkern.basics.errors import (
     StreamkernError,
 )
 from streamkern.basics.parallel import in_turn
+from streamkern.basics.progress import Progress
 from streamkern.filesystem.ownership import STORE, check_kind, mark_at
 from streamkern.filesystem.scratch import Scratch, check_parent, scratch_folder
 from streamkern.filesystem.urls import check_missing, redact, zarr_store
@@ -40,7 +41,6 @@ from streamkern.ingest.shuffle import Spool
 from streamkern.store import layout
 from streamkern.store.fill import (
     DEFAULT_MEMORY,
-    Progress,
     checked_chunk_bytes,
     fill,
     n_writers,

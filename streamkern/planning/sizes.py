@@ -1,127 +1,118 @@
-"""What a plan is made of: the data and the machine, what the user fixed, and the sizes of a run.
+"""What every method's sizes are made of: what the user set, batches, samples, reading ahead.
 
 Pure integers, no arrays.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Final
 
-from streamkern.planning.center_costs import Selection
+from streamkern.basics.errors import ConfigError
+from streamkern.planning.problem import MiB, Problem
 
-MiB = 1 << 20
-SolverName = Literal[
-    "block", "sgd", "eigenpro1", "eigenpro2", "eigenpro3", "eigenpro4", "direct", "falkon"
-]
-IN_PLACE = ("sgd", "eigenpro1", "eigenpro2")
-"""The methods whose centers, with a kernel, are the rows of the training set."""
-ON_FEATURES = ("block", "sgd", "eigenpro1", "direct")
-"""The methods that train explicit features."""
-FROM_CENTERS = ("direct", "falkon")
-"""Solvers whose setup takes no sample of the stream, and which hold p x p matrices."""
-INNER_NYSTROM = 2000
-"""Rows of the sample of an iterative projection."""
+OF_THE_WHOLE: Final = ("block_size", "n_nystrom", "level")
+"""Settings that mean nothing for a run of another size."""
+MIN_PROBE, MAX_PROBE = 512, 4096
+MIN_BATCH, MAX_BATCH = 256, 4096
+LOADERS = ((128 * MiB, 68 * MiB), (64 * MiB, 32 * MiB), (32 * MiB, 16 * MiB))
+"""Bytes of a shuffled block and of the reads under way: 64 MiB of rows and what goes with them, in
+whole numbers of chunks of 4, 8 and 16 MiB; then less."""
 
 
 @dataclass(frozen=True)
-class Problem:
-    """What is given: sizes of the data, the model and the machine.
+class Options:
+    """What the user set, as `SolverConfig` explains it; None where the method may choose.
 
-    n_rows : rows per epoch (virtual ones included). d, c : features and outputs.
-    row_bytes : a row of X and y in storage. unit_rows : rows that one read brings.
-    itemsize : 4 or 8. threads : tile threads. width : columns of a prepared row.
-    tile_bytes : a thread's tile. library_bytes : code that the backend loads.
-    feed_arrays : of a batch that the feed holds: the cast rows, and what each transform makes.
-    transformed : bytes of an entry of X while it goes through the transforms.
-    point_bytes : a prepared row, if it does not hold `width` of `itemsize`. scratch_bytes : to
-    prepare rows in. staging : batches in the ring that feeds a device with memory of its own.
-    readers : units read at once at most while training; 0 is one for each thread.
-    units_in_hand : units read ahead, and in use, where they are read one after the other.
-    saving : at most this much more is held while arrays go to remote storage. kept : whether
-    there are checkpoints. selection : of the centers, where that takes memory and time of its own.
-    repeats : whether every epoch brings the same rows. ridge : whether there is one.
-    float64 : time of a FLOP in it over that of one in the precision of the run.
+    warm_start : whether training goes on from weights. seed : of every draw of the setup.
     """
 
-    n_rows: int
-    epochs: int
-    d: int
-    c: int
-    p: int
-    row_bytes: int
-    unit_rows: int
-    itemsize: int
-    threads: int
-    width: int
-    tile_bytes: int
-    library_bytes: int = 0
-    feed_arrays: int = 2
-    transformed: int = 4
-    point_bytes: int | None = None
-    scratch_bytes: int = 0
-    staging: int = 0
-    readers: int = 0
-    units_in_hand: int = 3
-    saving: int = 0
-    selection: Selection | None = None
-    kept: bool = True
-    repeats: bool = True
-    ridge: bool = True
-    float64: float = 2.0
-
-    @property
-    def summed(self) -> int:
-        """Rows that the direct solver sums: it stops where the same ones would come again."""
-        return self.n_rows if self.repeats else self.n_rows * self.epochs
-
-    @property
-    def point(self) -> int:
-        """Bytes of a prepared row."""
-        return self.point_bytes or self.width * self.itemsize
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """What the user fixed; None where the program may choose. features : see `ModelConfig`.
-    steps : a setting of the block solver's steps that is set."""
-
     solver: str = "auto"
-    features: str = "kernel"
     batch_size: int | None = None
     block_size: int | None = None
+    ridge: float = 0.0
     n_nystrom: int | None = None
     level: int | None = None
     period: int | None = None
     projection: str | None = None
-    steps: str | None = None
+    average: bool = True
+    damping: float | None = None
+    step_scale: float = 1.0
+    tolerance: float | None = None
+    warm_start: bool = False
+    seed: int = 0
+
+    def first_set(self, names: Sequence[str]) -> str | None:
+        """The first of these settings that is not at its default."""
+        return next((name for name in names if getattr(self, name) != getattr(Options, name)), None)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The numbers a run is made of. Batch and period of EigenPro are upper bounds until its
-    setup has measured the critical batch."""
+    """The numbers a run is made of, whatever its method; methods add their own.
 
-    solver: SolverName
+    n_sample, n_probe : rows of the stream that setup works with, and others that it measures on.
+    """
+
+    solver: str
     batch_size: int
-    block_size: int
-    keep: bool
     n_sample: int
     n_probe: int
-    n_nystrom: int
-    level: int
-    period: int
-    projection: str
     loader_block_bytes: int
     loader_in_flight_bytes: int
-    features: str = "kernel"
 
-    @property
-    def in_place(self) -> bool:
-        """Whether the centers are the rows of the training set, in store order."""
-        return self.solver in IN_PLACE and self.features == "kernel"
 
-    @property
-    def linear(self) -> bool:
-        """Whether explicit features are trained by steps without a block preconditioner."""
-        return self.features != "kernel" and self.solver in IN_PLACE
+def own_sizes(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Of sizes as a table, those that its method added."""
+    return {name: value for name, value in saved.items() if name not in Sizes.__dataclass_fields__}
+
+
+def check_between(name: str, value: int | None, low: int, high: int, bound: str) -> None:
+    """Raise ConfigError unless a size that is set is possible; bound : what `high` is."""
+    if value is not None and not low <= value <= high:
+        remedy = "lower" if value > high else "raise"
+        raise ConfigError(f"{name}={value} must lie between {low} and {bound}{high}; {remedy} it")
+
+
+def halvings(fixed: int | None, start: int, end: int) -> list[int]:
+    """What is set, or else `start` and its halves down to `end`."""
+    if fixed is not None:
+        return [fixed]
+    sizes = [start]
+    while sizes[-1] // 2 >= end:
+        sizes.append(-(-sizes[-1] // 2))
+    return sizes
+
+
+def auto_batch(problem: Problem) -> int:
+    """The power of two nearest to p / 4, between 256 and 4096 and at most n.
+
+    A step costs 2 p b c FLOPs and two passes over H whatever m is; with m = p / 4 that is a few
+    per cent of the kernel product, and m stays below the critical batch, where every row counts.
+    """
+    m = min((1 << k for k in range(20)), key=lambda size: abs(size - problem.p / 4))
+    return min(max(MIN_BATCH, min(m, MAX_BATCH)), problem.n_rows)
+
+
+def batches(problem: Problem, options: Options, best: int | None = None) -> list[int]:
+    """Rows per step, from the best to the smallest."""
+    return halvings(options.batch_size, best or auto_batch(problem), min(64, problem.n_rows))
+
+
+def steps(problem: Problem, options: Options) -> int:
+    """Of the whole run, with the batch that is set or the best one."""
+    return -(-problem.n_rows // (options.batch_size or auto_batch(problem))) * problem.epochs
+
+
+def sample_sizes(n_rows: int, wanted: int, probe: int) -> tuple[int, int]:
+    """Rows of the setup sample and of the probe; together more than n_rows if they overlap.
+
+    With too few rows to hold `probe` of them out, the sample is four fifths of them. The probe is
+    then all rows, if they are few: the stream cycles over exactly these, and what is measured on
+    all of them is not an estimate but the bound itself. Otherwise it is the fifth left over.
+    """
+    if wanted + probe <= n_rows:
+        return wanted, probe
+    sample = max(1, n_rows * 4 // 5)
+    return sample, n_rows if n_rows <= MAX_PROBE else min(n_rows - sample, MAX_PROBE)

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import ConfigError, CorruptChunkError, StorageError, StreamkernError
 from streamkern.basics.optional import need
+from streamkern.basics.progress import Progress
 from streamkern.filesystem.durable import disk_full_hint, sync_file, sync_folder
 from streamkern.filesystem.ownership import PREDICTIONS, begin, check_kind, mark_at, publish
 from streamkern.filesystem.scratch import Scratch, scratch_folder
@@ -33,7 +34,6 @@ from streamkern.predict.answer_spool import AnswerSpool
 
 ORDERS = ("source", "store")
 _COMPUTED, _PUBLISHING, _DONE = "computed", "publishing", "done"  # stages, after computing
-Progress = Callable[[str, int, int | None], None]
 
 
 @dataclass(frozen=True)

@@ -64,8 +64,6 @@ class Solver:
     """The pending arrays of which only the first `n_pending` rows are in use."""
     remedy = "a larger bandwidth"
     """What may be set where steps diverge however short they are."""
-    same_rows = False
-    """Whether every pass must bring the same rows in the same batches, with the same draws."""
 
     def __init__(
         self, op: KernelOperator, Z: Points, *, n_outputs: int, average: bool = True

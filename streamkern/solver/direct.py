@@ -6,7 +6,7 @@ Every batch X (m, d), Y (m, c) is added to two sums, with K = K(X, Z):
 
 and at the end of a pass (G / n + ridge K(Z, Z)) alpha = B / n is solved by a Cholesky factor: the
 minimum of |K alpha - Y|^2 / (2 n) + ridge / 2 tr(alpha^T K(Z, Z) alpha), the fixed point of
-`solver.block`. Another epoch is more rows: with random transforms fresh ones, without them the
+`solver.block_step`. Another epoch is more rows: with random transforms fresh ones, without them the
 same again, which would change nothing, and is left out.
 
 Why float64: G has the square of the condition number of K. Sums in float32 lose every direction
@@ -22,16 +22,22 @@ float64 for G, and again while it is solved.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from streamkern.backend.base import Array, tiles
 from streamkern.backend.batch import Batch
 from streamkern.basics.errors import DivergenceError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
+from streamkern.planning.memory import CHUNK, Buffers, Needs
+from streamkern.planning.problem import ENTRY, Problem
+from streamkern.planning.sizes import LOADERS, Options, Sizes, batches
 from streamkern.solver.base import Solver, State
+from streamkern.solver.method import Method, Report, Samples, Setup, Work
 from streamkern.solver.precondition.norm import eps
 
 SLAB = 1024
@@ -225,3 +231,68 @@ class DirectSolver(Solver):
             op.product(self.Z[rows], self.Z, keep=slab, same=(ids - rows.start, ids))
             slab *= self.ridge
             A[rows] += slab
+
+
+class Direct(Method[Sizes]):
+    """The method above, with what it takes."""
+
+    name = "direct"
+    options = ("ridge",)
+    sizes = Sizes
+    features = ("kernel", "nystrom", "fourier")
+    leaner = f", or use solver='block' instead of {name!r}, which holds p x p matrices"
+
+    def candidates(self, problem: Problem, options: Options) -> Sequence[Sizes]:
+        """Without a sample of the stream."""
+        sizes = batches(problem, options)
+        return [Sizes(self.name, m, 0, 0, *loader) for m in sizes for loader in LOADERS]
+
+    def passes(self, problem: Problem) -> int:
+        """One where the others would bring the same rows."""
+        return 1 if problem.repeats else problem.epochs
+
+    def _summed(self, problem: Problem) -> int:
+        return problem.n_rows * self.passes(problem)
+
+    def flops(self, problem: Problem, sizes: Sizes) -> tuple[int, int]:
+        """See the module's first lines."""
+        p, d, c = problem.p, problem.d, problem.c
+        return 0, (p * p + 2 * p * (d + 2 * c)) * self._summed(problem) + p**3 // 3
+
+    def time(self, problem: Problem) -> int:
+        """Until it is done, in FLOPs at the speed of a GEMM: see `block_sizes`."""
+        p, d, c, double = problem.p, problem.d, problem.c, problem.float64
+        sums = double * p * p + p * (ENTRY + 2 * d + 2 * double * c)
+        return int(self._summed(problem) * sums + double * p**3 / 3)
+
+    def needs(self, problem: Problem, sizes: Sizes) -> Needs:
+        """A ridge evaluates K(Z, Z); G is a part of every checkpoint."""
+        return Needs(not problem.ridge, sizes.batch_size, problem.c, sums=8 * problem.p**2)
+
+    def add_buffers(self, buffers: Buffers, problem: Problem, sizes: Sizes) -> None:
+        """The sums, and what solves them."""
+        add, item, p, c, m = buffers.add, problem.itemsize, problem.p, problem.c, sizes.batch_size
+        add("train", "K(X, Z)", m, p, itemsize=item)
+        add("always", "tiles of a p x p matrix", problem.threads, CHUNK, CHUNK, itemsize=8)
+        if item < 8:
+            add("train", "K(X, Z) in float64", m, p, itemsize=8)
+        add("train", "normal equations", p, p + 3 * c, itemsize=8)
+        add("train", "their factor", p, p, itemsize=8)
+        add("train", "part of K(Z, Z)", min(p, SLAB), p, itemsize=item)
+        if problem.kept:
+            apart = problem.staging > 0
+            add("host" if apart else "train", "their copy for a checkpoint", p, p + c, itemsize=8)
+
+    def compute(self, work: Work[Sizes], samples: Samples, report: Report) -> Setup:
+        """Nothing is."""
+        return Setup({}, {"rules": [], "batch_size": work.sizes.batch_size})
+
+    def assemble(
+        self, work: Work[Sizes], setup: Setup, sample_rows: npt.NDArray[np.int64] | None = None
+    ) -> Solver:
+        """The sums, of nothing yet."""
+        ridge = work.options.ridge
+        return DirectSolver(
+            work.op, work.Z if ridge else work.Z.columns(), max_batch=setup.meta["batch_size"],
+            ridge=ridge, repeats=work.problem.repeats, **work.shared,
+        )  # fmt: skip

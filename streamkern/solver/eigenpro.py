@@ -1,4 +1,4 @@
-"""EigenPro 3.0, delayed projection (EigenPro 4), EigenPro 2.0 and 1.0, and plain SGD.
+"""EigenPro 3.0, and delayed projection (EigenPro 4).
 
 EP3 and EP4 are one loop. A step on a fresh batch X (m, d), Y (m, c):
 
@@ -17,13 +17,12 @@ matrix of the papers never exists.
 
 Differs from EP3/EP4: the step size (see `step_rule`), which the papers take from lam_{q+1},
 and the running average, which helps these methods too.
-
-SGD, EP1 and EP2 have all rows of the training set for Z: a row is its own center and alpha moves in
-place.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -34,10 +33,32 @@ from streamkern.backend.batch import Batch
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
+from streamkern.planning.memory import Buffers, Needs
+from streamkern.planning.problem import Problem
+from streamkern.planning.sizes import LOADERS, Options, batches, check_between, steps
 from streamkern.solver.base import Solver, State
+from streamkern.solver.low_rank import (
+    MANY_CENTERS,
+    OPTIONS,
+    LowRank,
+    LowRankSizes,
+    build,
+    cut,
+    default_sample,
+    rebuilt,
+    sample_bytes,
+    sampled,
+    summary,
+)
+from streamkern.solver.method import STEPS, Report, Samples, Setup, Work
 from streamkern.solver.precondition.low_rank import LowRankPreconditioner
 from streamkern.solver.precondition.step_rule import StepRule
-from streamkern.solver.projection import Projection
+from streamkern.solver.projection import (
+    INNER_NYSTROM,
+    ExactProjection,
+    IterativeProjection,
+    Projection,
+)
 
 
 class DelayedProjectionSolver(Solver):
@@ -158,112 +179,146 @@ class DelayedProjectionSolver(Solver):
             self._project(state)
 
 
-class SGDSolver(Solver):
-    """Plain SGD on the rows of the training set, which EigenPro 1 and 2 precondition.
+@dataclass(frozen=True)
+class ProjectedSizes(LowRankSizes):
+    """period : steps from one projection to the next. projection : see `projection`. Batch and
+    period are upper bounds until setup has measured the critical batch."""
 
-    f <- f - eta ((1/m) sum_i (f(x_i) - y_i) k(x_i, .) + ridge f), which in weights is
-
-        alpha <- (1 - eta ridge) alpha,   alpha_rows -= eta/m g.
-
-    Pegasos (Shalev-Shwartz et al. 2007) shrinks f in the same way. Differs: squared loss, as in
-    EP1, and a constant step with a running average in place of eta = 1 / (ridge t), which needs a
-    ridge. The fixed point is kernel ridge regression, (K + n ridge I) alpha = Y.
-
-    rule : measured on rows of the training set. Cost per step 2 m n (d + c) FLOPs, a tile of
-    memory.
-    """
-
-    name = "sgd"
-    remedy = "solver.ridge or a larger bandwidth"
-
-    def __init__(
-        self, op: KernelOperator, Z: Points, rule: StepRule, *, max_batch: int,
-        ridge: float = 0.0, **shared: Any,
-    ) -> None:  # fmt: skip
-        super().__init__(op, Z, **shared)
-        self.rule, self.ridge = rule, ridge
-        xp, c = op.backend.xp, self.n_outputs
-        self.f, self.squares = (xp.empty((max_batch, c), op.dtype) for _ in range(2))
-        self.x = op.empty_points(max_batch, Z.width, left=True, right=True)
-
-    def rules(self) -> list[StepRule]:
-        """One."""
-        return [self.rule]
-
-    def _step(self, state: State, batch: Batch) -> Array:
-        """See the first lines of the class; then `_correct`."""
-        m, rows = len(batch.X), batch.rows
-        x = self.op.points(batch.X, out=self.x[:m])
-        # A row and the center made from it are the same point: their distance is exactly zero.
-        g = self.op.product(x, self.Z, state.alpha, out=self.f[:m], same=(np.arange(m), rows))
-        g -= batch.Y
-        loss = self._measure(state, batch, g, self.squares[:m])
-        self._weigh(g, batch.w)
-        eta = state.scale * self.rule.eta(m)
-        g *= eta / m
-        if self.ridge:
-            state.alpha *= 1 - eta * self.ridge
-        state.alpha[self.backend.xp.asarray(rows)] -= g
-        self._correct(state, x, g, rows)
-        self._average(state)
-        return loss
-
-    def _correct(self, state: State, x: Points, g: Array, rows: npt.NDArray[np.int64]) -> None:
-        """What a preconditioner adds. g : (m, c), the change of the rows' weights."""
+    period: int
+    projection: str
 
 
-class EigenPro2Solver(SGDSolver):
-    """EP2: alpha_rows -= eta/m g;  alpha_sample += eta/m E D E^T K(X_s, X) g.
+class EigenPro3(LowRank[ProjectedSizes]):
+    """The method above with a projection after every step, and what it takes."""
 
-    sample : (s,) ascending row numbers of the Nystrom sample.
-    Cost per step that of `SGDSolver` and 2 m s (d + c) FLOPs.
-    """
+    name = "eigenpro3"
+    options = (*OPTIONS, "period", "projection", *STEPS, "warm_start")
+    sizes = ProjectedSizes
 
-    name = "eigenpro2"
-    remedy = Solver.remedy
+    def check_options(self, options: Options) -> None:
+        """It knows one period."""
+        super().check_options(options)
+        if options.period not in (None, 1):
+            raise ConfigError(
+                f'solver.period={options.period} must be 1 with solver.name="{self.name}", which '
+                'projects after every step; set name = "eigenpro4" to delay the projection'
+            )
 
-    def __init__(
-        self, op: KernelOperator, Z: Points, preconditioner: LowRankPreconditioner, *,
-        sample: npt.NDArray[np.int64], **shared: Any,
-    ) -> None:  # fmt: skip
-        super().__init__(op, Z, preconditioner.rule, **shared)
-        self.P, self.sample_rows = preconditioner, sample
-        self.sample = op.backend.xp.asarray(sample)
-        self.correction = op.backend.xp.empty((len(sample), self.n_outputs), op.dtype)
+    def check(self, problem: Problem, options: Options) -> None:
+        """With the period."""
+        super().check(problem, options)
+        total = steps(problem, options)
+        check_between("period", options.period, 1, total, "the steps of the run, ")
 
-    def _correct(self, state: State, x: Points, g: Array, rows: npt.NDArray[np.int64]) -> None:
-        in_sample = np.intersect1d(self.sample_rows, rows, return_indices=True)[1:]
-        state.alpha[self.sample] += self.P.correction(
-            self.op, x, g, self.correction, same=in_sample
-        )
+    def _period(self, problem: Problem, options: Options, m: int) -> int:
+        return 1
+
+    def candidates(self, problem: Problem, options: Options) -> Sequence[ProjectedSizes]:
+        """A projection that needs little memory is the last resort."""
+        s, h, level = sampled(problem, options, default_sample(problem.p))
+        best = "exact" if problem.p <= MANY_CENTERS else "resident"
+        projections = [best, "inexact"] if options.projection is None else [options.projection]
+        return [
+            ProjectedSizes(
+                self.name, m, s, h, *loader, level=level,
+                period=self._period(problem, options, m), projection=projection,
+            )
+            for projection in projections
+            for m in batches(problem, options)
+            for loader in LOADERS
+        ]  # fmt: skip
+
+    def flops(self, problem: Problem, sizes: ProjectedSizes) -> tuple[int, int]:
+        """An eigensystem and the factor of K(Z, Z); per row K(X, Z), three times K(X, X_s) and half
+        a period of temporary centers; per period a projection."""
+        n, p, d, c = problem.n_rows * problem.epochs, problem.p, problem.d, problem.c
+        before, row = self.setup_flops(problem, sizes), self.row_flops(problem, sizes)
+        row += 2 * sizes.n_sample * (d + c)
+        row += (sizes.period - 1) * sizes.batch_size // 2 * 2 * (d + c)
+        width = c + d if sizes.projection == "inexact" else c
+        if sizes.projection == "exact":
+            before += p**3 // 3 + 2 * p * p * d
+        projections = -(-n // sizes.batch_size) // sizes.period
+        return before, row * n + 2 * p * p * width * projections
+
+    def needs(self, problem: Problem, sizes: ProjectedSizes) -> Needs:
+        """A projection evaluates K(Z, X_s), and K(Z, Z)."""
+        m, s, h, p = sizes.batch_size, sizes.n_sample, sizes.n_probe, problem.p
+        factor = p * p if sizes.projection == "exact" else 0
+        saved = s * (problem.d + sizes.level) + factor
+        return Needs(False, max(m, h, s, p), problem.c, setup=saved)
+
+    def add_buffers(self, buffers: Buffers, problem: Problem, sizes: ProjectedSizes) -> None:
+        """The sample, the projection, the temporary centers."""
+        add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
+        add("always", "Nystrom rows, eigenvectors", sample_bytes(problem, sizes))
+        super().add_buffers(buffers, problem, sizes)
+        if sizes.projection != "inexact":
+            add("always", "K(Z, Z)", p, p, itemsize=item)
+        if sizes.projection != "exact":
+            inner, probed = min(INNER_NYSTROM, p), min(2 * INNER_NYSTROM, p)
+            add("setup", "eigensystem of the projection", 3 * inner, inner, itemsize=item)
+            add("setup", "K(probe, probe) of the projection", probed, probed, itemsize=item)
+        add("train", "K(X, Z)", sizes.batch_size, p, itemsize=item)
+        # Cut to the critical batch, a period has more steps but no more rows than before.
+        rows = sizes.period * sizes.batch_size if sizes.period > 1 else 0
+        add("train", "temporary centers", rows, problem.point + c * item)
+        add("train", "values at the centers", 3 * p, c, itemsize=item)
+
+    def compute(self, work: Work[ProjectedSizes], samples: Samples, report: Report) -> Setup:
+        """The preconditioner, the batch that it allows, the projection."""
+        sizes = work.sizes
+        P, arrays = build(work, samples)
+        projected, meta = _compute_projection(work)
+        batch, period = cut(sizes.batch_size, P.rule), sizes.period
+        if period > 1:
+            period = max(1, round(period * sizes.batch_size / batch))
+        meta |= summary(P, report, batch_size=batch, period=period)
+        return Setup(arrays | projected, meta)
+
+    def assemble(
+        self, work: Work[ProjectedSizes], setup: Setup,
+        sample_rows: npt.NDArray[np.int64] | None = None,
+    ) -> Solver:  # fmt: skip
+        """The step and the projection."""
+        return DelayedProjectionSolver(
+            work.op, work.Z, rebuilt(work, setup), _assemble_projection(work, setup),
+            period=setup.meta["period"], max_batch=setup.meta["batch_size"], **work.shared,
+        )  # fmt: skip
 
 
-class EigenPro1Solver(EigenPro2Solver):
-    """EP1, the kernel form: alpha -= eta/m (g on the batch's rows - E D E^T K(X, X_m) g).
+class EigenPro4(EigenPro3):
+    """The same with a projection after as many rows as there are centers."""
 
-    EP1 and EP2 take the same step in the RKHS, f <- f - eta P (gradient). What differs between the
-    two in the papers:
+    name = "eigenpro4"
 
-    * Where the correction lives. The eigenfunctions of EP1 are combinations of all n rows, from a
-      sample by Nystrom's extension, so every step moves all of alpha and E is n x q; those of EP2
-      are combinations of the sample, E is s x q.
-    * Damping. EP1 has D_i = (1 - tau lam_{q+1} / lam_i), tau <= 1 against eigenvectors that spill
-      into the rest: 1 with a kernel, 1/4 with random features. (Its formula in alpha has another
-      1 / lam_i: that of the extension, which is a part of E here. Its public code takes the square
-      root of the ratio with kernels.) EP2 has no tau, but the exponent .95 in its public code.
-    * Batch and step. EP1 fixes m = 256, q = 160 and s = 4800, and takes eta ~ 1 / sqrt(lam_{q+1}),
-      the leading term of its bound on |P H_m|. EP2 takes the critical batch, about
-      max k(x, x) / lam_{q+1}, where the step and the hardware are both used in full.
+    def check_options(self, options: Options) -> None:
+        """Any period."""
+        LowRank.check_options(self, options)
 
-    Differs from EP1: the step comes from what is measured, as everywhere here (`step_rule`), and
-    the extended eigenfunctions are made orthonormal, see `eigenfunctions`.
-    Cost per step that of `SGDSolver` twice and 4 n q c FLOPs: K(X, X_m) is evaluated again for the
-    correction, where one pass could do, at the price of a second code path.
-    """
+    def _period(self, problem: Problem, options: Options, m: int) -> int:
+        return options.period or max(1, round(problem.p / m))
 
-    name = "eigenpro1"
 
-    def __init__(
-        self, op: KernelOperator, Z: Points, preconditioner: LowRankPreconditioner, **shared: Any
-    ) -> None:
-        super().__init__(op, Z, preconditioner, sample=np.arange(len(Z)), **shared)
+def _compute_projection(work: Work[ProjectedSizes]) -> tuple[dict[str, Array], dict[str, Any]]:
+    op, Z = work.op, work.Z
+    if work.sizes.projection == "exact":
+        exact = ExactProjection.build(op, Z)
+        return {"projection.L": exact.L}, {"jitter": exact.jitter}
+    # Not resident: `assemble` evaluates K(Z, Z), here it would be dropped unused.
+    inner = IterativeProjection.build(
+        op, Z, level=max(1, min(INNER_NYSTROM, len(Z)) // 10), n_nystrom=INNER_NYSTROM,
+        max_batch=work.sizes.batch_size, seed=work.options.seed,
+    )  # fmt: skip
+    arrays = {"projection.E": inner.P.E, "projection.D": inner.P.D}
+    return arrays, {"projection_rule": asdict(inner.P.rule), "projection_batch": inner.batch}
+
+
+def _assemble_projection(work: Work[ProjectedSizes], setup: Setup) -> Projection:
+    op, Z, arrays, meta = work.op, work.Z, setup.arrays, setup.meta
+    if work.sizes.projection == "exact":
+        return ExactProjection(op, arrays["projection.L"], meta["jitter"])
+    E, D = arrays["projection.E"], arrays["projection.D"]
+    P = LowRankPreconditioner(Z[: len(E)], E, D, StepRule(**meta["projection_rule"]))
+    resident = work.sizes.projection == "resident"
+    return IterativeProjection(op, Z, P, batch=meta["projection_batch"], resident=resident)

@@ -20,7 +20,8 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.low_rank import LowRankPreconditioner, build_low_rank
 from streamkern.solver.precondition.norm import jittered_cholesky
 
-PROBE_ROWS = 2000
+INNER_NYSTROM, PROBE_ROWS = 2000, 2000
+"""Centers that an iterative projection takes for its sample, and others that it measures on."""
 
 
 class Projection(Protocol):

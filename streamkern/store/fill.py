@@ -14,6 +14,7 @@ from functools import partial
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.machine import available_cpus
 from streamkern.basics.parallel import in_turn
+from streamkern.basics.progress import Progress
 from streamkern.basics.text import size_text
 from streamkern.filesystem.urls import local_path, redact
 from streamkern.store.layout import StoreSpec
@@ -25,8 +26,6 @@ _REMOTE_WRITERS = 16
 # Of a chunk being made and written: the rows as they came, the cast, what two transforms make of
 # them, and five for digesting, compressing and writing it, less what is gone by then.
 COPIES_OF_A_CHUNK = 8
-
-Progress = Callable[[str, int, int | None], None]
 
 
 def checked_chunk_bytes(chunk_mb: float, memory: int, n_chunks: int) -> int:

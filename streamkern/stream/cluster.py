@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from streamkern.basics.errors import ConfigError, MissingDependencyError
-from streamkern.basics.text import redact
-from streamkern.config.rules import SCHEDULER_ADDRESS
+from streamkern.basics.text import SCHEDULER_ADDRESS, redact
 from streamkern.stream.cluster_reader import address_of, run_on
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.unit_graph import Recipe, mismatch, versions

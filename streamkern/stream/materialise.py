@@ -18,6 +18,7 @@ import numpy as np
 
 from streamkern.backend.base import Backend
 from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.progress import Progress
 from streamkern.basics.randomness import Stage
 from streamkern.filesystem.ownership import mark_at
 from streamkern.filesystem.urls import zarr_store
@@ -25,7 +26,6 @@ from streamkern.store import layout
 from streamkern.store.fill import (
     COPIES_OF_A_CHUNK,
     DEFAULT_MEMORY,
-    Progress,
     checked_chunk_bytes,
     fill,
     n_writers,

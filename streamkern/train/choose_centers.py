@@ -50,12 +50,12 @@ def choose(run: Run, dtype: np.dtype[Any], report: Report) -> Chosen:
     rpcholesky, random rows they are made of. Fourier features have random frequencies and phases
     in the place of centers.
     """
-    if run.sizes.features == "fourier":
+    if run.problem.features == "fourier":
         return _frequencies(run, dtype, report)
     began = time.perf_counter()
     seed, method = run.config.run.random_state, _method(run)
     block, n_read = _rows(run, method)
-    in_order = run.sizes.in_place
+    in_order = run.method.in_place
     many = method in ("kmeans", "rpcholesky")
     p = run.problem.p if many else len(block.X)
     order = np.arange(p) if in_order else random_rows.random_order(p, seed)
@@ -94,7 +94,7 @@ def _method(run: Run) -> str:
     if run.given.centers is not None:
         return "given"
     wanted = run.config.model.centers
-    if wanted == "all" or run.sizes.in_place:
+    if wanted == "all" or run.method.in_place:
         return "all"
     return wanted if wanted in METHODS else "file"
 

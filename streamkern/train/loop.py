@@ -29,6 +29,7 @@ from streamkern.basics.errors import (
 from streamkern.basics.progress import Line
 from streamkern.basics.stop import Stopped, StopRequest
 from streamkern.basics.warning import warn
+from streamkern.planning.sizes import own_sizes
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import RunLog
 from streamkern.rundir.saver import AsyncSaver
@@ -322,9 +323,9 @@ def _summary(meta: dict[str, Any]) -> dict[str, Any]:
     """What setup decided, short enough for a line of the log."""
     setup = meta["setup"]
     return {
-        **{k: v for k, v in setup.items() if k not in ("rules", "projection_rule", "jitters")},
         "solver": meta["sizes"]["solver"],
-        "block_size": meta["sizes"]["block_size"],
+        **own_sizes(meta["sizes"]),
+        **{k: v for k, v in setup.items() if k not in ("rules", "projection_rule", "jitters")},
         **largest(setup["rules"]),
         **meta["kernel"],
     }

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from streamkern.backend.base import Array, Backend, tiles
 from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import ConfigError, DataError, RunError
+from streamkern.basics.progress import Progress
 from streamkern.basics.warning import warn
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
@@ -26,7 +27,7 @@ from streamkern.planning.memory import EVALUATED_ROWS
 from streamkern.predict.answer_files import Answers, class_labels
 from streamkern.predict.figures import Figures
 from streamkern.predict.input_rows import FileRows
-from streamkern.predict.predictions import Progress, Question, write_predictions
+from streamkern.predict.predictions import Question, write_predictions
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.sealed import Saved, as_saved
 from streamkern.stream.feed import prepare

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError, DivergenceError
 from streamkern.config.run_config import RunConfig
-from streamkern.planning.sizes import IN_PLACE, Sizes
+from streamkern.planning.sizes import Sizes
 from streamkern.stream.sources.base import Source
 from streamkern.train.opened import Given, Run, open_run
 from streamkern.train.setup import reassemble, start
@@ -49,17 +49,19 @@ class Online:
                 "keeps its state in the estimator; leave run_dir out, or use fit"
             )
         name, model = self.config.solver.name, self.config.model
-        in_place = name in IN_PLACE and model.features == "kernel"
+        in_place = self.config.method.in_place
         if in_place or model.centers == "all":
             what = f"solver={name!r}" if in_place else "centers='all'"
             raise ConfigError(
                 f"{what} needs all rows at once and can not be used with partial_fit; use fit, or "
                 "random centers and another solver"
             )
-        if self.config.solver.name == "falkon" or self.config.solver.warm_start is not None:
+        if self.config.method.same_rows or self.config.solver.warm_start is not None:
+            what = "warm_start needs a run of its own"
+            if self.config.method.same_rows:
+                what = f"solver={name!r} needs the same rows in every pass"
             raise ConfigError(
-                "solver='falkon' needs the same rows in every pass, and warm_start a run of its "
-                "own; neither can be used with partial_fit: use fit, or another solver"
+                f"{what} and can not be used with partial_fit; use fit, or another solver"
             )
         centers = self.centers
         if self.setup is not None and model.features != "fourier":

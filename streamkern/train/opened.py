@@ -20,12 +20,12 @@ from streamkern.filesystem.urls import local_path
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures, check_sampled
 from streamkern.kernels.points import Grid, point_bytes, point_width, scratch_bytes
-from streamkern.planning.alternatives import block_reason
-from streamkern.planning.auto_solver import choose
-from streamkern.planning.budget import default_budget
 from streamkern.planning.center_costs import ROW_METHODS, Selection, selection
-from streamkern.planning.memory import Buffers, count
-from streamkern.planning.sizes import ON_FEATURES, Problem, Sizes, Wishes
+from streamkern.planning.memory import Buffers, default_budget
+from streamkern.planning.problem import Problem
+from streamkern.planning.sizes import Options, Sizes
+from streamkern.solver.method import Method
+from streamkern.solver.methods import find, resolve
 from streamkern.stream.feed import transform_dtype
 from streamkern.stream.loader import MAX_THREADS
 from streamkern.stream.sources.base import Source, read_ahead, target_bytes, unit_sizes
@@ -33,7 +33,6 @@ from streamkern.train.precision import resolve_precision
 from streamkern.train.training_data import Data, count_centers, open_data, with_epochs
 from streamkern.train.warm_start import WarmStart
 
-OF_STEPS = ("damping", "average", "step_scale")  # of the block solver, and not of "direct"
 SAVING = 128 << 20  # beside the arrays, while `checksums` has chunks of them on their way
 
 
@@ -64,17 +63,18 @@ class Run:
     """Everything `plan` prints and `train` needs before the first row is read.
 
     config : with the epochs as a number. given : in place of what the settings name.
-    reason : why it is this solver. block_reason : why its blocks have this size, if it was chosen.
+    reason : why it is this method. sizes_reason : why it has these sizes, where that is to be said.
     """
 
     config: RunConfig
     given: Given
     data: Data
     problem: Problem
+    method: Method[Any]
     sizes: Sizes
     buffers: Buffers
     reason: str
-    block_reason: str | None
+    sizes_reason: str | None
     budget_bytes: int
     backend: Backend
     precision: str
@@ -112,49 +112,39 @@ def open_run(config: RunConfig, given: Given = NOTHING, *, fixed_sizes: Sizes | 
         if config.model.features != "fourier":
             problem = replace(problem, selection=_selection(config, data, problem, budget_bytes))
         if fixed_sizes is None:
-            wishes, ridge = _wishes(config), config.solver.ridge
-            sizes, buffers, reason = choose(problem, wishes, ridge, int(budget_bytes))
-            block = block_reason(problem, wishes, sizes)
+            chosen = resolve(problem, config.options, int(budget_bytes))
+            why = chosen[0].reason(problem, config.options, chosen[1])
         else:
-            sizes, buffers = fixed_sizes, count(problem, fixed_sizes)
-            reason, block = "as when the run was started", None
-        _check_method(config, data, sizes)
+            chosen, why = _as_started(problem, config.options, fixed_sizes), None
+        _check_centers(config, data, chosen[0])
     except BaseException:
         backend.close()
         raise
-    return Run(
-        config, given, data, problem, sizes, buffers, reason, block, int(budget_bytes), backend,
-        *precision,
-    )  # fmt: skip
+    return Run(config, given, data, problem, *chosen, why, int(budget_bytes), backend, *precision)
 
 
-def _check_method(config: RunConfig, data: Data, sizes: Sizes) -> None:
-    if config.solver.ridge and sizes.solver == "eigenpro1" and not sizes.linear:
-        raise ConfigError(
-            f"solver.ridge={config.solver.ridge:g} is not defined for solver "
-            f"{sizes.solver!r} on a kernel; set it to 0 or use solver 'block', 'direct' or 'falkon'"
-        )
-    if sizes.solver == "falkon" and config.data.passes < 2:
-        raise ConfigError(
-            f"data.epochs={config.data.passes} must be at least 2 with solver 'falkon', whose "
-            "first pass is no iteration yet; set it to the iterations wished for and 1 more"
-        )
-    if not sizes.in_place:
+def _as_started(
+    problem: Problem, options: Options, sizes: Sizes
+) -> tuple[Method[Any], Sizes, Buffers, str]:
+    method = find(sizes.solver, problem.features)
+    method.check(problem, options)
+    return method, sizes, method.count(problem, sizes), "as when the run was started"
+
+
+def _check_centers(config: RunConfig, data: Data, method: Method[Any]) -> None:
+    if not method.in_place:
         return
-    instead = "another solver"
-    if sizes.solver in ON_FEATURES:
-        instead += ", or features='nystrom' for chosen centers"
     if data.augmented:
         raise ConfigError(
-            f"solver={sizes.solver!r} takes the training rows themselves as centers and can not be "
-            f"used with random transforms, copies or weights; use {instead}"
+            f"solver={method.name!r} takes the training rows themselves as centers and can not be "
+            f"used with random transforms, copies or weights; use {method.instead}"
         )
     model, n = config.model, data.base.n_rows
     if model.centers not in ("random", "all") or model.n_centers not in ("auto", n):
         count = "" if model.n_centers == "auto" else f"n_centers={model.n_centers}: "
         raise ConfigError(
-            f"{count}solver={sizes.solver!r} takes all {n} training rows as centers; leave centers "
-            f"and n_centers out, or use {instead}"
+            f"{count}solver={method.name!r} takes all {n} training rows as centers; leave centers "
+            f"and n_centers out, or use {method.instead}"
         )
 
 
@@ -207,23 +197,5 @@ def _problem(
         repeats=data.repeats,
         ridge=config.solver.ridge > 0,
         float64=1.0 if itemsize == 8 else backend.float64,
-    )
-
-
-def _wishes(config: RunConfig) -> Wishes:
-    solver = config.solver
-
-    def fixed(value: Any) -> Any:
-        return None if value == "auto" else value
-
-    return Wishes(
-        solver=solver.name,
         features=config.model.features,
-        batch_size=fixed(config.data.batch_size),
-        block_size=fixed(solver.block_size),
-        n_nystrom=fixed(solver.n_nystrom),
-        level=fixed(solver.level),
-        period=fixed(solver.period),
-        projection=fixed(solver.projection),
-        steps=next((name for name in OF_STEPS if name in solver.changed), None),
     )

@@ -13,12 +13,13 @@ import numpy as np
 import zarr
 from pydantic import TypeAdapter, ValidationError
 
-from streamkern.basics.errors import ResumeMismatchError, RunError
+from streamkern.basics.errors import ConfigError, ResumeMismatchError, RunError
 from streamkern.basics.version import __version__
 from streamkern.config.run_config import RunConfig
 from streamkern.planning.sizes import Sizes
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.sealed import checked_meta
+from streamkern.solver.methods import find
 from streamkern.train.opened import Run
 
 
@@ -27,7 +28,7 @@ class Record:
     """What makes a run the same one. Everything is JSON."""
 
     identity: dict[str, Any]
-    sizes: Sizes
+    sizes: dict[str, Any]
     versions: dict[str, str]
 
 
@@ -65,9 +66,10 @@ def recorded_run(directory: RunDirectory | None) -> dict[str, Any] | None:
     if recorded is None:
         return None
     assert directory is not None
-    with contextlib.suppress(ValidationError):
+    with contextlib.suppress(ValidationError, KeyError, TypeError, ConfigError):
         # Entries that are not known, or were made to fit, would not come back.
-        if asdict(_RECORD.validate_python(recorded)) == recorded:
+        record = asdict(_RECORD.validate_python(recorded)) | {"sizes": asdict(_sizes(recorded))}
+        if record == recorded:
             return recorded
     raise RunError(
         f"{directory.place} holds a run of another version of streamkern; go on with that one, "
@@ -88,7 +90,14 @@ def as_recorded(config: RunConfig, directory: RunDirectory | None) -> RunConfig:
 def recorded_sizes(directory: RunDirectory | None) -> Sizes | None:
     """The sizes a run was started with, so that another machine's memory does not change them."""
     recorded = recorded_run(directory)
-    return None if recorded is None else Sizes(**recorded["sizes"])
+    return None if recorded is None else _sizes(recorded)
+
+
+def _sizes(recorded: Mapping[str, Any]) -> Sizes:
+    saved, model = recorded["sizes"], recorded["identity"]["settings"]["model"]
+    kind: Any = find(saved["solver"], model["features"]).sizes
+    sizes: Sizes = TypeAdapter(kind).validate_python(saved)
+    return sizes
 
 
 def changed_versions(directory: RunDirectory | None, record: dict[str, Any]) -> list[str]:

@@ -20,7 +20,7 @@ from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.points import Grid
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import Solver
-from streamkern.solver.build import Choices, Rows, Setup, assemble, compute
+from streamkern.solver.method import Rows, Setup, Work
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.sampling import sample_rows
 from streamkern.stream.sources.transforms import SETUP_EPOCH, Scale, Transform, transform_name
@@ -86,16 +86,10 @@ def start(run: Run, report: Report, targets: TargetScale | None = None) -> Assem
         sample, probe, rows = _samples(run, dtype, inside)
         return sample, probe
 
-    setup = compute(
-        op, points, samples, run.sizes, _choices(run),
-        n_samples=data.source.n_rows * config.data.passes,
-        epochs=config.data.passes if data.repeats else 1, report=report,
-    )  # fmt: skip
-    solver = assemble(
-        op, points, setup, run.sizes, _choices(run),
-        n_outputs=data.source.n_outputs, sample_rows=rows,
-    )  # fmt: skip
-    del points
+    work = Work(op, points, run.problem, run.sizes, config.options)
+    setup = run.method.compute(work, samples, report)
+    solver = run.method.assemble(work, setup, rows)
+    del points, work
     run.backend.release()
     scale_arrays, scale_meta = save_scaling(data.fixed)
     arrays = {"Z": host_Z, "order": order, "shift": shift, "sample_rows": rows}
@@ -141,10 +135,8 @@ def reassemble(run: Run, arrays: dict[str, npt.NDArray[Any]], meta: dict[str, An
     op = operator(run.backend, arrays, meta, kernel if isinstance(kernel, Kernel) else None)
     device = {name: run.backend.asarray(a) for name, a in arrays.items() if is_computed_with(name)}
     points = op.points(run.backend.asarray(arrays["Z"]), left=True, right=True)
-    solver = assemble(
-        op, points, Setup(device, meta["setup"]), run.sizes, _choices(run),
-        n_outputs=meta["n_outputs"], sample_rows=arrays["sample_rows"],
-    )  # fmt: skip
+    work = Work(op, points, run.problem, run.sizes, run.config.options)
+    solver = run.method.assemble(work, Setup(device, meta["setup"]), arrays["sample_rows"])
     return Assembled(solver, op, dict(arrays), meta)
 
 
@@ -168,19 +160,6 @@ def operator(
     return KernelOperator(kernel, backend, meta["precision"], arrays["shift"], grid)
 
 
-def _choices(run: Run) -> Choices:
-    solver = run.config.solver
-    return Choices(
-        ridge=solver.ridge,
-        damping=None if solver.damping == "auto" else solver.damping,
-        tolerance=solver.tolerance,
-        average=solver.average,
-        step_scale=solver.step_scale,
-        seed=run.config.run.random_state,
-        cycled=run.data.source.n_rows if run.data.repeats else None,
-    )
-
-
 def _samples(
     run: Run, dtype: np.dtype[Any], targets: TargetScale
 ) -> tuple[Rows, Rows, npt.NDArray[np.int64]]:
@@ -188,7 +167,7 @@ def _samples(
     source, sizes, seed = run.data.source, run.sizes, run.config.run.random_state
     wanted = min(sizes.n_sample + sizes.n_probe, source.n_rows)
     block = sample_rows(source, wanted, seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
-    if sizes.in_place:  # no augmentation: the rows are what the stream delivers
+    if run.method.in_place:  # no augmentation: the rows are what the stream delivers
         first = np.argsort(block.rows[: sizes.n_sample])
         order = np.concatenate([first, np.arange(sizes.n_sample, wanted)])
         block = block.take(order)
@@ -199,7 +178,7 @@ def _samples(
     )  # fmt: skip
     root = None if w is None else run.backend.xp.sqrt(w)
     # Fewer rows than sample and probe together: the probe is all of them
-    # (`alternatives.sample_sizes`).
+    # (`sizes.sample_sizes`).
     s, h = slice(sizes.n_sample), slice(wanted - sizes.n_probe, None)
     shared = max(0, sizes.n_sample - h.start)
     sample, probe = (

@@ -117,7 +117,7 @@ class Steps:
                 in_flight_bytes=sizes.loader_in_flight_bytes,
                 threads=config.data.prefetch_threads,
                 client=client,
-                repeat=self.solver.same_rows,
+                repeat=self.run.method.same_rows,
             ) as loader,
             Feed(
                 loader,

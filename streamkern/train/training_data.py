@@ -22,7 +22,6 @@ from streamkern.filesystem.remote_file import open_object
 from streamkern.filesystem.urls import local_path, zarr_store
 from streamkern.ingest.columns import in_order
 from streamkern.planning.center_costs import METHODS
-from streamkern.planning.sizes import IN_PLACE
 from streamkern.store.sample_weights import class_notes, weight_factors
 from streamkern.store.store import Store, open_store
 from streamkern.stream.sources.augmented import AugmentedSource
@@ -139,12 +138,13 @@ def with_epochs(config: RunConfig, n_rows: int) -> RunConfig:
     """The settings with data.epochs as a number. n_rows : of an epoch, copies included."""
     if config.data.epochs != "auto":
         return config
-    return config.with_overrides({"data.epochs": auto_epochs(config.solver.name, n_rows)})
+    return config.with_overrides({"data.epochs": auto_epochs(config, n_rows)})
 
 
-def auto_epochs(solver: str, n_rows: int) -> int:
-    """What "auto" epochs are. FALKON needs its passes on any data, and stops by itself."""
-    if solver == "falkon":
+def auto_epochs(config: RunConfig, n_rows: int) -> int:
+    """What "auto" epochs are. Where all passes are of the same rows, they are iterations, which are
+    needed on any data and end by themselves."""
+    if config.method.same_rows:
         return MAX_AUTO_EPOCHS
     return max(1, min(MAX_AUTO_EPOCHS, math.ceil(AUTO_SAMPLES / n_rows)))
 
@@ -236,8 +236,7 @@ def count_centers(config: RunConfig, data: Data) -> int:
     model, n = config.model, data.base.n_rows
     if model.features == "fourier":
         return DEFAULT_CENTERS if model.n_features == "auto" else model.n_features
-    in_place = config.solver.name in IN_PLACE and model.features == "kernel"
-    if model.centers == "all" or in_place:
+    if model.centers == "all" or config.method.in_place:
         return n
     if model.centers == "balanced" and data.base.classes is None:
         raise ConfigError(

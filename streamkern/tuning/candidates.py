@@ -18,9 +18,9 @@ from streamkern.basics.machine import available_memory
 from streamkern.basics.text import size_text
 from streamkern.config.run_config import RunConfig
 from streamkern.kernels.notation import in_settings
-from streamkern.planning.budget import default_budget
 from streamkern.planning.center_costs import METHODS
-from streamkern.planning.sizes import IN_PLACE
+from streamkern.planning.memory import default_budget
+from streamkern.planning.sizes import OF_THE_WHOLE
 from streamkern.stream.sources.base import Source
 from streamkern.train.opened import Given, open_run
 from streamkern.train.training_data import Data, auto_epochs, with_epochs
@@ -30,9 +30,7 @@ ROWS, SAMPLE_BYTES = 20_000, 512 << 20
 CENTERS, MIN_CENTERS = 2000, 50
 RIDGES = (0.0, 1e-6, 1e-4)
 # Sizes that a run file fixes for the whole run mean nothing for a small one.
-_OF_THE_WHOLE = (
-    "data.batch_size", "solver.block_size", "solver.n_nystrom", "solver.level",
-)  # fmt: skip
+_OF_THE_WHOLE = ("data.batch_size", *(f"solver.{name}" for name in OF_THE_WHOLE))
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class Candidates:
         self.sample = _sampled(config, data, wishes.rows)
         n = len(self.sample.X)
         n_fit = n - -(-n // self.n_parts)  # at least, in any split
-        passes = wishes.epochs or auto_epochs(config.solver.name, n_fit)
+        passes = wishes.epochs or auto_epochs(config, n_fit)
         replicas = max(1, data.source.n_rows // data.base.n_rows)
         asked = with_epochs(config, data.source.n_rows).data.passes
         self.copies, epochs = copies_and_epochs(passes, replicas, asked)
@@ -158,7 +156,7 @@ def _centers(config: RunConfig, n: int, n_fit: int, wished: int | None) -> dict[
         most = min(CENTERS, n_fit, CENTERS if model.n_features == "auto" else model.n_features)
         few = min(most, max(n // 5, MIN_CENTERS))
         return {"model.n_features": wished or max(2, few - few % 2)}
-    if name in IN_PLACE and model.features == "kernel":
+    if config.method.in_place:
         if wished is not None:
             raise ConfigError(
                 f"centers={wished} but solver {name!r} takes all rows it is trained on; leave "

@@ -31,8 +31,9 @@ from streamkern.kernels.builtin import (
     get_kernel,
 )
 from streamkern.kernels.products import KernelOperator
+from streamkern.planning.sizes import Options
 from streamkern.rundir import sealed
-from streamkern.solver import build
+from streamkern.solver.method import Setup
 from streamkern.train.model import load_model
 from streamkern.train.same_run import changed_backend
 from tests import columnmajor, standin
@@ -230,11 +231,11 @@ def test_uploads_arrive_in_order(gpu: Backend) -> None:
 @pytest.mark.parametrize("name", sorted(SOLVERS))
 def test_solvers_agree(name: str, precision: str, gpu: Backend) -> None:
     """From one setup, so that only the steps differ."""
-    choices = build.Choices(seed=3, damping=1e-3, ridge=0.01 if name in RIDGED else 0.0)
-    on_cpu = make_case(operator(precision=precision), name, choices=choices)
+    options = Options(seed=3, damping=1e-3, ridge=0.01 if name in RIDGED else 0.0)
+    on_cpu = make_case(operator(precision=precision), name, options=options)
     op = operator(precision=precision, backend=gpu)
     arrays = {key: gpu.asarray(a) for key, a in on_cpu.setup.arrays.items()}
-    on_gpu = Case(**{**vars(on_cpu), "op": op, "setup": build.Setup(arrays, on_cpu.setup.meta)})
+    on_gpu = Case(**{**vars(on_cpu), "op": op, "setup": Setup(arrays, on_cpu.setup.meta)})
     weights = []
     for case in (on_cpu, on_gpu):
         solver = case.solver()

@@ -17,17 +17,12 @@ from hypothesis import strategies as st
 
 from streamkern.basics.errors import ConfigError
 from streamkern.config import run_config as config_module
+from streamkern.config.data import DataConfig
+from streamkern.config.model import ModelConfig
 from streamkern.config.rules import parse_bytes, parse_seconds
-from streamkern.config.run_config import (
-    FREE_AT_RESUME,
-    SOLVER_OPTIONS,
-    DataConfig,
-    ExecutionConfig,
-    ModelConfig,
-    RunConfig,
-    SolverConfig,
-    load_run_file,
-)
+from streamkern.config.run_config import FREE_AT_RESUME, ExecutionConfig, RunConfig, load_run_file
+from streamkern.config.solver import SolverConfig
+from streamkern.solver.methods import METHODS, options_of
 from streamkern.train.same_run import difference
 
 SECRET = "hunter2/and+more"
@@ -196,12 +191,12 @@ def test_all_settings_in_a_run_file(solver: str, tmp_path: Path) -> None:
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
     for name in ("data", "model", "run"):
         assert set(tables[name]) == set(type(getattr(made, name)).model_fields)
-    assert set(tables["solver"]) == {"name", *SOLVER_OPTIONS[made.solver.name]}
+    assert set(tables["solver"]) == {"name", *options_of(made.solver.name)}
     assert all(getattr(made.solver, key) == value for key, value in tables["solver"].items())
 
 
 def test_every_setting_is_of_some_solver() -> None:
-    taken = {name for names in SOLVER_OPTIONS.values() for name in names}
+    taken = {name for method in METHODS for name in options_of(method)}
     assert taken == set(SolverConfig.model_fields) - {"name"}
 
 

@@ -20,7 +20,7 @@ from streamkern.backend.base import Backend
 from streamkern.backend.numba_backend import CompiledBackend, numba_problem
 from streamkern.basics.errors import ConfigError, ResumeMismatchError
 from streamkern.centers.random_rows import median_bandwidth
-from streamkern.config.run_config import ModelConfig
+from streamkern.config.model import ModelConfig
 from streamkern.estimator.estimators import KernelRegressor
 from streamkern.kernels.builtin import (
     Cauchy,

@@ -15,9 +15,9 @@ import streamkern as sk
 from streamkern.backend.base import Backend
 from streamkern.backend.batch import Batch
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.memory import SKETCH
-from streamkern.solver import build
-from streamkern.solver.block import ORDER_STAGE, BlockSolver, ridge_schedule
+from streamkern.planning.sizes import Options
+from streamkern.solver.block_step import ORDER_STAGE, BlockSolver, ridge_schedule
+from streamkern.solver.precondition.block import SKETCH
 from tests import reference as ref
 from tests.maths import Array, Case, close, computed, make_case, operator, rows, small_sizes
 
@@ -28,7 +28,7 @@ def block_reference(case: Case, solver: BlockSolver) -> ref.BlockReference:
     """Return the reference with its own factors, each at the mu that setup chose for its block."""
     events: list[dict[str, Any]] = []
     computed(
-        case.op, case.Z, case.X_s, case.probe, case.sizes, case.choices,
+        case.op, case.Z, case.X_s, case.probe, case.sizes, case.options,
         report=lambda event, fields: events.append(fields),
     )  # fmt: skip
     ids = np.arange(len(case.Z))
@@ -50,8 +50,8 @@ def block_reference(case: Case, solver: BlockSolver) -> ref.BlockReference:
 @pytest.mark.parametrize("average", [True, False])
 @pytest.mark.parametrize("name", ["block", "blocks", "blocks, recomputed"])
 def test_steps_follow_the_reference(name: str, average: bool, tile: tuple[int, int]) -> None:
-    choices = build.Choices(seed=3, average=average, step_scale=0.7)
-    case = make_case(operator(tile=tile), name, choices=choices)
+    options = Options(seed=3, average=average, step_scale=0.7)
+    case = make_case(operator(tile=tile), name, options=options)
     solver = case.solver()
     assert isinstance(solver, BlockSolver)
     truth, state = block_reference(case, solver), solver.init()
@@ -145,8 +145,8 @@ def test_float32_stays_near_float64(name: str) -> None:
     """In what it predicts; damped well above float32's eps, so that both take the same path."""
     predictions = []
     for precision in ("float64", "exact"):
-        choices = build.Choices(seed=3, damping=1e-3)
-        case = make_case(operator(precision=precision), name, choices=choices)
+        options = Options(seed=3, damping=1e-3)
+        case = make_case(operator(precision=precision), name, options=options)
         solver = case.solver()
         state = solver.init()
         for t in range(30):
@@ -175,7 +175,7 @@ def test_average_weighs_step_i_by_its_rising_factorial(name: str, k: float, coun
 
 def test_the_start_counts_as_a_quarter_of_the_rows_it_was_learned_from() -> None:
     for average in (True, False):
-        case = make_case(operator(), "block", choices=build.Choices(seed=3, average=average))
+        case = make_case(operator(), "block", options=Options(seed=3, average=average))
         case.setup.arrays["start"][...] = start = rows(7, *case.setup.arrays["start"].shape)
         case.setup.meta["start_rows"] = 45 * case.sizes.batch_size
         solver = case.solver()
@@ -191,7 +191,7 @@ def test_the_start_counts_as_a_quarter_of_the_rows_it_was_learned_from() -> None
 # --- where it converges to ----------------------------------------------------------------------
 
 
-def grid_case(n_blocks: int, op: KernelOperator, choices: build.Choices) -> Case:
+def grid_case(n_blocks: int, op: KernelOperator, options: Options) -> Case:
     """Return 200 rows on a grid of 16 centers half a spacing wide, where blocks hardly overlap."""
     rng = np.random.default_rng(5)
     Z = np.stack(np.meshgrid(np.arange(4.0), np.arange(4.0)), axis=-1).reshape(16, 2)
@@ -199,9 +199,8 @@ def grid_case(n_blocks: int, op: KernelOperator, choices: build.Choices) -> Case
     X, S = rng.uniform(-0.5, 3.5, (200, 2)), rng.uniform(-0.5, 3.5, (80, 2))
     Y = rows(1, 200, 2)
     sizes = small_sizes(batch_size=200, block_size=16 // n_blocks)
-    choices = replace(choices, cycled=200)
-    setup = computed(op, Z, S, X, sizes, choices)
-    return Case(op, sizes, choices, X, Y, Z, S, X, setup, None)
+    setup = computed(op, Z, S, X, sizes, options)
+    return Case(op, sizes, options, X, Y, Z, S, X, setup, None, cycled=200)
 
 
 def iterate(case: Case, n_steps: int, batch: int | None = None) -> tuple[Any, list[float]]:
@@ -218,13 +217,13 @@ def iterate(case: Case, n_steps: int, batch: int | None = None) -> tuple[Any, li
 
 @pytest.mark.parametrize(("n_blocks", "k"), [(1, 0.5), (4, 0.5), (8, 1)])
 def test_many_blocks_forget_faster(n_blocks: int, k: float) -> None:
-    assert grid_case(n_blocks, operator(), build.Choices()).solver().average_k == k
+    assert grid_case(n_blocks, operator(), Options()).solver().average_k == k
 
 
 @pytest.mark.parametrize("n_blocks", [1, 8])
 def test_full_batch_converges_to_least_squares(n_blocks: int) -> None:
     op = operator(bandwidth=0.5)
-    case = grid_case(n_blocks, op, build.Choices(seed=1))
+    case = grid_case(n_blocks, op, Options(seed=1))
     state, losses = iterate(case, 600)
     exact = ref.exact_least_squares(ref.laplace(case.X, case.Z, 0.5), case.Y)
     close(state.alpha, exact, 1e-8)
@@ -254,8 +253,8 @@ def test_two_blocks_end_at_least_squares_if_rows_do_not_move_themselves(sketched
 
     With G = H^T the leverage is exact, and what is left is of second order in the step.
     """
-    choices = build.Choices(seed=3, average=False, damping=1e-3, step_scale=0.1)
-    case = grid_case(2, operator(), choices)
+    options = Options(seed=3, average=False, damping=1e-3, step_scale=0.1)
+    case = grid_case(2, operator(), options)
     for b in (0, 1):
         G = case.setup.arrays.pop(f"G.{b}")
         assert G.shape == (8, SKETCH)
@@ -287,7 +286,7 @@ def test_two_blocks_end_at_least_squares_if_rows_do_not_move_themselves(sketched
 @pytest.mark.parametrize("n_blocks", [1, 8])
 def test_minibatches_meet_a_realisable_target(n_blocks: int) -> None:
     """The noise of the batches goes with the residual: no floor, to rounding."""
-    case = grid_case(n_blocks, operator(bandwidth=0.5), build.Choices(seed=1))
+    case = grid_case(n_blocks, operator(bandwidth=0.5), Options(seed=1))
     truth = rows(4, 16, 2)
     case.Y = ref.laplace(case.X, case.Z, 0.5) @ truth
     state, losses = iterate(case, 1500, batch=60)
@@ -299,7 +298,7 @@ def test_minibatches_meet_a_realisable_target(n_blocks: int) -> None:
 def test_minibatch_average_is_nearer_than_the_iterate(n_blocks: int, ridge: float) -> None:
     """In what they predict, to the least-squares or the ridge model of noisy targets."""
     op = operator(bandwidth=0.5)
-    case = grid_case(n_blocks, op, build.Choices(seed=1, ridge=ridge))
+    case = grid_case(n_blocks, op, Options(seed=1, ridge=ridge))
     K_xz, K_zz = ref.laplace(case.X, case.Z, 0.5), ref.laplace(case.Z, case.Z, 0.5)
     truth = ref.ridge(K_xz, case.Y, K_zz, ridge or 1e-14)
     state, _ = iterate(case, 600, batch=40)
@@ -313,7 +312,7 @@ def test_minibatch_average_is_nearer_than_the_iterate(n_blocks: int, ridge: floa
 
 def test_a_block_has_its_own_jitter_in_its_ridge() -> None:
     """The only fixed point is that of K(Z, Z) with each block's jitter on its diagonal."""
-    case = grid_case(4, operator(bandwidth=0.5), build.Choices(seed=1, ridge=0.1))
+    case = grid_case(4, operator(bandwidth=0.5), Options(seed=1, ridge=0.1))
     solver = case.solver()
     assert isinstance(solver, BlockSolver)
     jitters = [0.0, 0.1, 1.0, 0.01]
@@ -331,7 +330,7 @@ def test_a_block_has_its_own_jitter_in_its_ridge() -> None:
 
 
 def test_one_block_has_its_ridge_from_its_factor() -> None:
-    case = grid_case(1, operator(bandwidth=0.5), build.Choices(seed=1, ridge=0.1))
+    case = grid_case(1, operator(bandwidth=0.5), Options(seed=1, ridge=0.1))
     solver = case.solver()
     assert isinstance(solver, BlockSolver)
     state = solver.init(rows(5, len(case.Z), case.Y.shape[1]))
@@ -352,7 +351,7 @@ def test_one_block_has_its_ridge_from_its_factor() -> None:
 
 @pytest.mark.parametrize("ridge", [1e-5, 1e-2, 10.0])
 def test_full_preconditioner_converges_to_the_ridge_solution(ridge: float) -> None:
-    case = grid_case(1, operator(bandwidth=0.5), build.Choices(seed=1, ridge=ridge))
+    case = grid_case(1, operator(bandwidth=0.5), Options(seed=1, ridge=ridge))
     state, _ = iterate(case, 900)
     K_xz, K_zz = ref.laplace(case.X, case.Z, 0.5), ref.laplace(case.Z, case.Z, 0.5)
     close(state.alpha, ref.ridge(K_xz, case.Y, K_zz, ridge), 1e-9)
@@ -361,8 +360,8 @@ def test_full_preconditioner_converges_to_the_ridge_solution(ridge: float) -> No
 @pytest.mark.parametrize(("stride", "count"), [(1, 1), (3, 1), (5, 1), (1, 2), (1, 3), (1, 4)])
 def test_ridge_gradient_is_of_blocks_in_turn(stride: int, count: int) -> None:
     """So many every `stride` steps, at the weights of that moment; a first round without pauses."""
-    choices = build.Choices(seed=1, ridge=0.3)
-    case = make_case(operator(tile=(7, 5)), "blocks", choices=choices)
+    options = Options(seed=1, ridge=0.3)
+    case = make_case(operator(tile=(7, 5)), "blocks", options=options)
     solver = case.solver()
     assert isinstance(solver, BlockSolver)
     state, blocks = solver.init(), solver.preconditioner.blocks
@@ -387,7 +386,7 @@ def test_ridge_gradient_is_of_blocks_in_turn(stride: int, count: int) -> None:
 
 
 def test_a_back_off_has_the_ridge_of_the_weights_it_goes_back_to() -> None:
-    case = make_case(operator(), "blocks", choices=build.Choices(seed=1, ridge=0.3))
+    case = make_case(operator(), "blocks", options=Options(seed=1, ridge=0.3))
     solver = case.solver()
     assert isinstance(solver, BlockSolver)
     state, good = solver.init(), rows(5, 24, 2)
@@ -445,8 +444,8 @@ def test_centers_without_rows_stay_at_the_ridge_solution() -> None:
 @pytest.mark.parametrize("ridge", [1e-6, 1e-4, 1e-3, 0.1])
 def test_a_weak_ridge_is_seen_seldom(ridge: float) -> None:
     """While a round is half the time in which the ridge would act, or shorter."""
-    choices = build.Choices(seed=1, ridge=ridge, damping=1e-2)
-    case = grid_case(4, operator(bandwidth=0.5), choices)
+    options = Options(seed=1, ridge=ridge, damping=1e-2)
+    case = grid_case(4, operator(bandwidth=0.5), options)
     solver = case.solver()
     assert isinstance(solver, BlockSolver)
     pre, stride = solver.preconditioner, solver.ridge_stride
@@ -462,7 +461,7 @@ def test_a_weak_ridge_is_seen_seldom(ridge: float) -> None:
 @pytest.mark.parametrize("n_blocks", [2, 8])
 def test_blocks_converge_to_the_ridge_solution(n_blocks: int, ridge: float) -> None:
     """However strong the ridge, whose values are n_blocks steps old, or weak, and they are more."""
-    case = grid_case(n_blocks, operator(bandwidth=0.5), build.Choices(seed=1, ridge=ridge))
+    case = grid_case(n_blocks, operator(bandwidth=0.5), Options(seed=1, ridge=ridge))
     state, losses = iterate(case, 600 if n_blocks == 2 and ridge >= 1e-3 else 800)
     K_xz, K_zz = ref.laplace(case.X, case.Z, 0.5), ref.laplace(case.Z, case.Z, 0.5)
     close(state.alpha, ref.ridge(K_xz, case.Y, K_zz, ridge), 1e-8)

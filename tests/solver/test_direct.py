@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,9 @@ from hypothesis import strategies as st
 from streamkern.backend.batch import Batch
 from streamkern.basics.errors import DivergenceError, MemoryBudgetError
 from streamkern.config.run_config import RunConfig
-from streamkern.planning.budget import resolve
-from streamkern.planning.sizes import Wishes
+from streamkern.planning.sizes import Options
 from streamkern.rundir.run_log import read_log
-from streamkern.solver import build
+from streamkern.solver.methods import resolve
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.generator import GeneratorSource
@@ -37,7 +37,6 @@ from tests.maths import (
     one_pass,
     operator,
     rows,
-    small_sizes,
 )
 from tests.plans import PLAIN
 from tests.runs import CLASSES, array_source, arrays, finished, settings, stopped, stream
@@ -49,14 +48,13 @@ DIRECT = {"solver.name": "direct"}
 def case_with(Z: Array, precision: str = "float64", bandwidth: float = 2.0) -> Case:
     """Return the problem of `make_case` with other centers."""
     case = make_case(operator(precision=precision, bandwidth=bandwidth), "direct")
-    sizes = small_sizes(solver="direct", block_size=len(Z))
-    setup = computed(case.op, Z, case.X_s, case.probe, sizes, case.choices)
-    return Case(**{**vars(case), "Z": Z, "sizes": sizes, "setup": setup})
+    setup = computed(case.op, Z, case.X_s, case.probe, case.sizes, case.options)
+    return replace(case, Z=Z, setup=setup)
 
 
 @pytest.mark.parametrize("ridge", [0.0, 1e-4, 0.1, 10.0])
 def test_it_is_least_squares(ridge: float) -> None:
-    case = make_case(operator(), "direct", choices=build.Choices(ridge=ridge))
+    case = make_case(operator(), "direct", options=Options(ridge=ridge))
     solver = case.solver()
     state = solver.init()
     facts = one_pass(case, solver, state)
@@ -69,7 +67,7 @@ def test_it_is_least_squares(ridge: float) -> None:
 @pytest.mark.parametrize("ridge", [0.0, 1e-3])
 def test_float32_values_cost_float32_digits(ridge: float) -> None:
     """In what it predicts. Sums in float32 as well would cost the square root of these."""
-    case = make_case(operator(precision="exact"), "direct", choices=build.Choices(ridge=ridge))
+    case = make_case(operator(precision="exact"), "direct", options=Options(ridge=ridge))
     solver = case.solver()
     state = solver.init()
     one_pass(case, solver, state)
@@ -253,8 +251,8 @@ def test_a_run_on_values_at_the_end_of_float32_is_as_good_as_any(tmp_path: Path)
 
 
 def test_what_does_not_fit_names_the_alternative() -> None:
-    wish = Wishes(solver="direct")
-    needed = resolve(PLAIN, wish, 10**15)[1]
+    wish = Options(solver="direct")
+    needed = resolve(PLAIN, wish, 10**15)[2]
     assert needed.peak > 2 * PLAIN.p**2 * 8
     with pytest.raises(MemoryBudgetError, match=re.escape("use solver='block' instead of 'dir")):
         resolve(PLAIN, wish, PLAIN.p**2 * 8)

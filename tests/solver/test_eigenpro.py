@@ -11,9 +11,10 @@ import pytest
 from streamkern.backend.base import Backend
 from streamkern.backend.batch import Batch
 from streamkern.basics.errors import ConfigError, DivergenceError
-from streamkern.solver import build
+from streamkern.planning.sizes import Options
 from streamkern.solver.base import Solver, State
 from streamkern.solver.eigenpro import DelayedProjectionSolver
+from streamkern.solver.method import Setup
 from streamkern.solver.projection import ExactProjection
 from tests import reference as ref
 from tests.maths import (
@@ -45,8 +46,8 @@ def eigenpro_reference(case: Case, **options: Any) -> ref.EigenProReference:
 @pytest.mark.parametrize("period", [1, 2, 5])
 def test_steps_follow_the_reference(period: int, tile: tuple[int, int]) -> None:
     """Batches of two sizes, each with its own step; the last period is cut short."""
-    choices = build.Choices(seed=3, step_scale=0.9)
-    case = make_case(operator(tile=tile), "eigenpro3", choices=choices)
+    options = Options(seed=3, step_scale=0.9)
+    case = make_case(operator(tile=tile), "eigenpro3", options=options)
     case.setup.meta["period"] = period
     solver, jitter = case.solver(), case.setup.meta["jitter"]
     truth = eigenpro_reference(case, period=period, jitter=jitter)
@@ -127,9 +128,9 @@ def test_full_batch_reaches_the_fixed_point(noisy: bool) -> None:
     if not noisy:
         Y = K_xz @ rows(4, 24, 2)
     sizes = make_case(op, "eigenpro3").sizes
-    setup = computed(op, Z, X_s, X, sizes, build.Choices())
+    setup = computed(op, Z, X_s, X, sizes, Options())
     setup.meta["batch_size"] = 240
-    case = Case(op, sizes, build.Choices(), X, Y, Z, X_s, X, setup, None)
+    case = Case(op, sizes, Options(), X, Y, Z, X_s, X, setup, None)
     solver = case.solver()
     state = solver.init()
     for _ in range(3000):
@@ -253,8 +254,8 @@ STEPLESS = ("direct", "direct, fourier", "direct, nystrom", "falkon")
 def test_float32_stays_near_float64(name: str) -> None:
     predictions = []
     for precision in ("float64", "exact"):
-        choices = build.Choices(seed=3, damping=1e-3)
-        case = make_case(operator(precision=precision), name, choices=choices)
+        options = Options(seed=3, damping=1e-3)
+        case = make_case(operator(precision=precision), name, options=options)
         case.setup.meta["batch_size"] = 8  # rounding may put the critical batch on either side
         case.setup.meta["projection_batch"] = 8
         solver = case.solver()
@@ -293,8 +294,8 @@ def test_restored_at_any_step_the_run_goes_on_with_the_same_bits(
 
     Begins behind a back-off, which is part of the state too.
     """
-    choices, n_steps = build.Choices(seed=3, ridge=ridge), 8
-    case = make_case(operator(precision=precision), name, choices=choices)
+    options, n_steps = Options(seed=3, ridge=ridge), 8
+    case = make_case(operator(precision=precision), name, options=options)
     arrays = {key: np.array(a) for key, a in case.setup.arrays.items()}
     meta = json.loads(json.dumps(case.setup.meta))
     solver = case.solver()
@@ -311,7 +312,7 @@ def test_restored_at_any_step_the_run_goes_on_with_the_same_bits(
     assert state.alpha.any()
     for step, (kept, scalars) in enumerate(checkpoints):
         again = case.solver(
-            build.Setup({key: a.copy() for key, a in arrays.items()}, meta),
+            Setup({key: a.copy() for key, a in arrays.items()}, meta),
             operator(precision=precision),
         )
         resumed = run(case, again, again.restore(kept, scalars), step, n_steps)
@@ -330,7 +331,7 @@ def test_what_has_no_step_size_is_not_backed_off(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(SOLVERS.keys() - set(STEPLESS)))
 def test_back_off_forgets_what_was_pending(name: str) -> None:
-    case = make_case(operator(), name, choices=build.Choices(ridge=0.1 if "b" in name[:1] else 0.0))
+    case = make_case(operator(), name, options=Options(ridge=0.1 if "b" in name[:1] else 0.0))
     solver = case.solver()
     state = run(case, solver, solver.init(), 0, 5)
     for a in state.pending.values():
@@ -351,7 +352,7 @@ def test_setup_survives_the_way_over_host_and_json(name: str) -> None:
     case = make_case(operator(precision="exact"), name)
     op = operator(precision="exact")
     to_host, to_device = case.op.backend.to_host, op.backend.asarray
-    copied = build.Setup(
+    copied = Setup(
         {key: to_device(np.array(to_host(a))) for key, a in case.setup.arrays.items()},
         json.loads(json.dumps(case.setup.meta)),
     )
@@ -361,7 +362,14 @@ def test_setup_survives_the_way_over_host_and_json(name: str) -> None:
     same_bits(run(case, one, one.init(), 0, 4), run(case, two, two.init(), 0, 4))
     # and computing it again gives the same bits too
     again = computed(
-        op, case.Z, case.X_s, case.probe, case.sizes, case.choices, n_outputs=case.Y.shape[1]
+        op,
+        case.Z,
+        case.X_s,
+        case.probe,
+        case.sizes,
+        case.options,
+        n_outputs=case.Y.shape[1],
+        features=case.features,
     )
     assert again.meta == case.setup.meta
     for key, a in case.setup.arrays.items():
@@ -373,8 +381,8 @@ def test_tile_shape_changes_rounding_only(name: str) -> None:
     """So does the number of shards that the centers are cut into: their tiles are added up."""
     alphas = []
     for tile in ((512, 1024), (5, 24), (3, 7)):
-        choices = build.Choices(seed=3, ridge=0.1 if name in RIDGED else 0.0)
-        case = make_case(operator(tile=tile), name, choices=choices)
+        options = Options(seed=3, ridge=0.1 if name in RIDGED else 0.0)
+        case = make_case(operator(tile=tile), name, options=options)
         solver = case.solver()
         state = run(case, solver, solver.init(), 0, 9)
         solver.finish(state)
@@ -389,9 +397,9 @@ def test_same_bits_on_any_number_of_threads(name: str) -> None:
     for threads in (1, 3):
         with Backend(threads) as backend:
             backend.chunk = 8
-            choices = build.Choices(seed=3, ridge=0.1 if name in RIDGED else 0.0)
+            options = Options(seed=3, ridge=0.1 if name in RIDGED else 0.0)
             op = operator(precision="exact", backend=backend, tile=(8, 8))
-            case = make_case(op, name, choices=choices)
+            case = make_case(op, name, options=options)
             solver = case.solver()
             found.append(saved(solver, run(case, solver, solver.init(), 0, 6))[0])
     assert found[0].keys() == found[1].keys()

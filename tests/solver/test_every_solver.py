@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from streamkern.basics.errors import ConfigError
-from streamkern.config.run_config import SOLVER_OPTIONS
+from streamkern.solver.methods import METHODS as BY_NAME
+from streamkern.solver.methods import options_of
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.train.opened import Given, open_run
 from tests import reference as ref
@@ -267,7 +268,7 @@ def mistakes(solver: str) -> list[tuple[str, Any, str]]:
     """Return setting, value and what the message must say of the range."""
     found = list(OF_ALL)
     for name, (fine, wrong) in OF_ONE.items():
-        if name not in SOLVER_OPTIONS[solver]:
+        if name not in options_of(solver):
             found.append((f"solver.{name}", fine, f"not defined for solver '{solver}'; .* takes "))
         else:
             found += [(f"solver.{name}", value, words) for value, words in wrong]
@@ -285,7 +286,7 @@ def mistakes(solver: str) -> list[tuple[str, Any, str]]:
 
 @pytest.mark.parametrize(
     ("solver", "name", "value", "words"),
-    [(solver, *mistake) for solver in SOLVER_OPTIONS for mistake in mistakes(solver)],
+    [(solver, *mistake) for solver in BY_NAME for mistake in mistakes(solver)],
 )
 def test_a_setting_out_of_range_is_named_with_its_range(
     solver: str, name: str, value: Any, words: str

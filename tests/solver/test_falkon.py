@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import pytest
 from streamkern.backend.base import Backend
 from streamkern.backend.batch import Batch
 from streamkern.basics.errors import ConfigError, DivergenceError
+from streamkern.planning.sizes import Options
 from streamkern.rundir.run_log import read_log
-from streamkern.solver import build
 from streamkern.solver.base import Solver, State
+from streamkern.solver.block_step import BlockSolver
 from streamkern.solver.falkon import FalkonSolver
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
@@ -49,8 +51,8 @@ KERNEL = ref.make_kernel("laplace", 2.0)
 
 
 def falkon(ridge: float = 0.0, tolerance: float = 1e-13, precision: str = "float64") -> Case:
-    choices = build.Choices(ridge=ridge, tolerance=tolerance)
-    return make_case(operator(precision=precision), "falkon", choices=choices)
+    options = Options(ridge=ridge, tolerance=tolerance)
+    return make_case(operator(precision=precision), "falkon", options=options)
 
 
 def conjugate_gradient(A: Array, b: Array, M: Array, alpha: Array, n: int) -> list[Array]:
@@ -115,18 +117,18 @@ def test_it_ends_where_least_squares_is(ridge: float) -> None:
     K, K_zz = KERNEL(case.X, case.Z), KERNEL(case.Z, case.Z)
     truth = ref.ridge(K, case.Y, K_zz, ridge) if ridge else ref.exact_least_squares(K, case.Y)
     close(state.alpha, truth, 1e-9)
-    choices = build.Choices(ridge=ridge, damping=1e-6)
-    other = make_case(operator(), "direct", choices=choices)
+    options = Options(ridge=ridge, damping=1e-6)
+    other = make_case(operator(), "direct", options=options)
     solver = other.solver()
     direct = solver.init()
     one_pass(other, solver, direct)
     close(state.alpha, direct.alpha, 1e-9)
     if ridge == 1e-4:
         return  # block needs thousands of full batches for the directions below its damping
-    other = make_case(operator(), "block", choices=choices, batch_size=240)
+    other = make_case(operator(), "block", options=options, batch_size=240)
     other.X_s = other.probe = other.X
     sizes = small_sizes(batch_size=240, n_sample=240, n_probe=240)
-    other.setup = computed(other.op, other.Z, other.X, other.X, sizes, choices)
+    other.setup = computed(other.op, other.Z, other.X, other.X, sizes, options)
     solver = other.solver()
     block = solver.init()
     for _ in range(400):
@@ -150,9 +152,8 @@ def test_near_duplicates_in_float32_do_no_harm(bandwidth: float, ridge: float) -
     Z = np.concatenate([X[:12], X[:12] + 1e-7, X[:12], X[:12] + 1e-4])
     case = falkon(ridge, precision="exact")
     op = operator(precision="exact", bandwidth=bandwidth)
-    sizes = small_sizes(solver="falkon", block_size=len(Z))
-    setup = computed(op, Z, X, X, sizes, case.choices)
-    case = Case(**{**vars(case), "op": op, "Z": Z, "sizes": sizes, "setup": setup})
+    setup = computed(op, Z, X, X, case.sizes, case.options)
+    case = replace(case, op=op, Z=Z, setup=setup)
     solver = case.solver()
     state, losses = solver.init(), []
     x = op.points(X.astype(np.float32), left=True)
@@ -173,9 +174,9 @@ def test_units_of_the_kernel_do_not_matter() -> None:
     op, found = operator("linear", precision="exact"), []
     X, Z, Y = rows(0, 240, 3), rows(1, 24, 3), rows(3, 240, 2)
     for unit in (1.0, 2.0**20, 2.0**-20):
-        sizes, choices = small_sizes(solver="falkon"), build.Choices(ridge=1e-2 * unit**2)
-        setup = computed(op, unit * Z, unit * X, unit * X, sizes, choices)
-        case = Case(op, sizes, choices, unit * X, Y, unit * Z, X, X, setup, None)
+        sizes, options = small_sizes(solver="falkon"), Options(ridge=1e-2 * unit**2)
+        setup = computed(op, unit * Z, unit * X, unit * X, sizes, options)
+        case = Case(op, sizes, options, unit * X, Y, unit * Z, X, X, setup, None)
         solver = case.solver()
         state = solver.init()
         for _ in range(6):
@@ -216,7 +217,7 @@ def test_passes_have_the_same_bits_on_any_number_of_threads() -> None:
         with Backend(threads) as backend:
             backend.chunk = 8
             op = operator(precision="exact", backend=backend, tile=(8, 8))
-            case = make_case(op, "falkon", choices=build.Choices(ridge=1e-3))
+            case = make_case(op, "falkon", options=Options(ridge=1e-3))
             solver = case.solver()
             state = solver.init()
             for _ in range(3):
@@ -236,7 +237,7 @@ def test_every_pass_brings_the_same_virtual_samples(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the same batches too: mix-up takes its partners from there. Other solvers see new ones."""
-    solver = {"falkon": FalkonSolver, "block": build.BlockSolver}[name]
+    solver = {"falkon": FalkonSolver, "block": BlockSolver}[name]
     seen, step = [], solver.step
 
     def looking(self: Any, state: State, batch: Batch) -> Any:

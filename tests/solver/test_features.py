@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from streamkern.kernels import builtin
 from streamkern.kernels.builtin import get_kernel
 from streamkern.kernels.fourier import FourierFeatures, frequencies
 from streamkern.kernels.products import KernelOperator
-from streamkern.solver import build
+from streamkern.planning.sizes import Options
 from streamkern.train.model import load_model
 from streamkern.train.opened import Given, open_run
 from tests import reference as ref
@@ -129,7 +130,7 @@ def test_frequencies_depend_on_the_seed_alone() -> None:
 
 def explicit(case: Case) -> tuple[Array, Array, Array]:
     """phi of the rows, of the sample and of the probe, in float64."""
-    if case.sizes.features == "fourier":
+    if case.features == "fourier":
         phi = [features(X, case.Z) for X in (case.X, case.X_s, case.probe)]
     else:
         K = KERNEL(case.Z, case.Z) + case.setup.meta["jitter"] * np.eye(len(case.Z))
@@ -146,8 +147,8 @@ def explicit(case: Case) -> tuple[Array, Array, Array]:
 @pytest.mark.parametrize("solver", ["sgd", "eigenpro1"])
 def test_steps_are_those_on_explicit_features(solver: str, features: str, ridge: float) -> None:
     """w <- w - eta P (Phi^T (Phi w - Y) / m + ridge w), EP1 Algorithm, and what it measures."""
-    choices = build.Choices(seed=3, ridge=ridge)
-    case = make_case(operator(), f"{solver}, {features}", choices=choices)
+    options = Options(seed=3, ridge=ridge)
+    case = make_case(operator(), f"{solver}, {features}", options=options)
     phi, sample, probe = explicit(case)
     p, q = len(case.Z), case.setup.meta["level"]
     P = np.eye(p)
@@ -188,10 +189,13 @@ def test_full_batches_reach_ridge_regression_on_the_features(name: str, ridge: f
     # Without a ridge all of them in one block: it is a Newton step but for the damping.
     case = make_case(operator(), name, **({} if ridge else {"block_size": 24}))
     n = len(case.X)
-    choices = build.Choices(seed=3, ridge=ridge, damping=None if ridge else 1e-10, cycled=n)
-    setup = computed(case.op, case.Z, case.X_s, case.X, case.sizes, choices, n_outputs=2)
+    options = Options(seed=3, ridge=ridge, damping=None if ridge else 1e-10)
+    setup = computed(
+        case.op, case.Z, case.X_s, case.X, case.sizes, options, n_outputs=2,
+        features=case.features, cycled=n,
+    )  # fmt: skip
     setup.meta["batch_size"] = n
-    case = Case(case.op, case.sizes, choices, case.X, case.Y, case.Z, case.X_s, case.X, setup, None)
+    case = replace(case, options=options, probe=case.X, setup=setup, cycled=n)
     solver, phi = case.solver(), explicit(case)[0]
     state = solver.init()
     for _ in range(1500):
@@ -202,7 +206,7 @@ def test_full_batches_reach_ridge_regression_on_the_features(name: str, ridge: f
 
 @pytest.mark.parametrize("ridge", [0.0, 0.02])
 def test_direct_on_features_is_ridge_regression(ridge: float) -> None:
-    case = make_case(operator(), "direct, fourier", choices=build.Choices(ridge=ridge))
+    case = make_case(operator(), "direct, fourier", options=Options(ridge=ridge))
     solver, phi = case.solver(), explicit(case)[0]
     state, n = solver.init(), len(case.X)
     for part in np.array_split(np.arange(n), n // case.sizes.batch_size + 1):
@@ -224,17 +228,16 @@ def test_many_features_in_several_slabs(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_nystrom_features_and_centers_are_one_model() -> None:
     """The block preconditioner measures the weights in the same norm."""
-    sizes = small_sizes(solver="block", features="nystrom")
     case = make_case(operator(), "block")
-    other = computed(case.op, case.Z, case.X_s, case.probe, sizes, case.choices, n_outputs=2)
+    other = make_case(operator(), "block, nystrom").setup
     np.testing.assert_array_equal(other.arrays["H.0"], case.setup.arrays["H.0"])
 
 
 def test_features_that_see_no_row_are_refused() -> None:
     op, far = operator(bandwidth=1e-3), 100 + rows(2, 60, 3)
-    sizes = small_sizes(solver="sgd", features="nystrom", level=0)
+    sizes = small_sizes("sgd", "nystrom", level=0)
     with pytest.raises(ConfigError, match="bandwidth is too small"):
-        computed(op, rows(1, 24, 3), far, far, sizes, build.Choices())
+        computed(op, rows(1, 24, 3), far, far, sizes, Options(), features="nystrom")
 
 
 # --- runs ---------------------------------------------------------------------------------------
@@ -309,8 +312,7 @@ def test_the_plan_counts_what_features_need(name: str, method: str) -> None:
         overrides |= {"model.n_features": 80, "model.n_centers": "auto"}
     run = open_run(settings(**overrides), Given(array_source()))
     run.backend.close()
-    assert run.sizes.features == name
-    assert (run.sizes.solver, run.sizes.in_place) == (method, False)
+    assert (run.sizes.solver, run.method.in_place) == (method, False)
     squares = [what for _, what, size in run.buffers.lines if what == "L^-1" and size]
     assert len(squares) == (name == "nystrom" and method != "block")
 

@@ -21,8 +21,9 @@ from streamkern.basics.errors import ResumeMismatchError
 from streamkern.cli.main import main
 from streamkern.filesystem.cache import Cache
 from streamkern.ingest.ingest import ingest
-from streamkern.solver.block import ORDER_STAGE, BlockSolver
-from streamkern.solver.eigenpro import EigenPro1Solver
+from streamkern.solver.block import Block
+from streamkern.solver.block_step import ORDER_STAGE, BlockSolver
+from streamkern.solver.eigenpro_in_place import EigenPro1Solver
 from streamkern.solver.precondition.block import Sample, build_block
 from streamkern.solver.precondition.low_rank import build_low_rank
 from streamkern.store.sample_weights import as_weights, weight_factors
@@ -85,12 +86,11 @@ def test_whole_weights_are_repeated_rows() -> None:
     root = np.sqrt(w)
     Z = maths.both(op, CENTERS)
     sizes = maths.small_sizes(block_size=10, batch_size=240, n_sample=240, n_probe=240)
-    choices = maths.build.Choices(seed=3, average=False)
-    both = maths.build.Rows(KERNEL_ROWS, TARGETS, root)
-    setup = maths.build.compute(
-        op, Z, lambda: (both, both), sizes, choices, n_samples=10**6, report=maths.quiet,
-    )  # fmt: skip
-    solver = maths.build.assemble(op, Z, setup, sizes, choices, n_outputs=2)
+    options = maths.Options(seed=3, average=False)
+    both = maths.Rows(KERNEL_ROWS, TARGETS, root)
+    work = maths.Work(op, Z, maths.problem_of(CENTERS, 2), sizes, options)
+    setup = Block().compute(work, lambda: (both, both), maths.quiet)
+    solver = Block().assemble(work, setup)
     state = solver.init()
     for _ in range(100):
         loss = solver.step(state, Batch(KERNEL_ROWS, TARGETS, np.arange(240), w))
@@ -226,14 +226,14 @@ def test_step_rules_are_those_of_the_weighted_stream() -> None:
     ones = np.ones(300)
     Z, S, P = (maths.both(op, A) for A in (CENTERS, sample, KERNEL_ROWS))
     first, second = Sample(S, np.ones((300, 2)), ones), Sample(P, TARGETS, root)
-    block = build_block(op, Z, first, second, block_size=10, n_samples=10**9, damping=1e-4)
+    block = build_block(op, Z, first, second, [slice(0, 10)], n_samples=10**9, damping=1e-4)
     phi = ref.laplace(KERNEL_ROWS, CENTERS, 2.0) @ block.H[0].T * root[:, None]
     np.testing.assert_allclose(block.rules[0].leverage, (phi**2).sum(1).max(), rtol=1e-9)
     low, high = ref.held_out_lambda_1(phi)
     assert low * (1 - 1e-9) <= block.rules[0].lambda_1 <= high * (1 + 1e-9)
     # Where the probe is all rows, there are no others.
     whole = build_block(
-        op, Z, first, replace(second, fresh=100), block_size=10, n_samples=10**9, damping=1e-4
+        op, Z, first, replace(second, fresh=100), [slice(0, 10)], n_samples=10**9, damping=1e-4
     )
     np.testing.assert_allclose(
         whole.rules[0].lambda_1, np.linalg.norm(phi, 2) ** 2 / 240, rtol=1e-6
@@ -244,7 +244,7 @@ def test_the_start_is_what_the_weighted_sample_teaches() -> None:
     op, w = maths.operator(), COUNTS / COUNTS.mean()
     Z, S = maths.both(op, CENTERS), maths.both(op, KERNEL_ROWS)
     sample = Sample(S, TARGETS, np.sqrt(w))
-    block = build_block(op, Z, sample, sample, block_size=10, n_samples=10**9, damping=1e-3)
+    block = build_block(op, Z, sample, sample, [slice(0, 10)], n_samples=10**9, damping=1e-3)
     K = ref.laplace(KERNEL_ROWS, CENTERS, 2.0)
     covariance = K.T @ (w[:, None] * K) / 240 + block.mu * ref.laplace(CENTERS, CENTERS, 2.0)
     truth = np.linalg.solve(covariance, K.T @ (w[:, None] * TARGETS) / 240)

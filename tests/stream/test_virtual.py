@@ -14,8 +14,9 @@ from streamkern.backend.base import Backend
 from streamkern.backend.batch import Batch
 from streamkern.backend.staging_ring import Ring, Transfers
 from streamkern.config.run_config import RunConfig
-from streamkern.solver import build
+from streamkern.planning.sizes import Options
 from streamkern.solver.base import Solver, State
+from streamkern.solver.method import Setup
 from streamkern.stream.feed import Feed
 from streamkern.stream.loader import Loader
 from streamkern.stream.sources.arrays import ArraySource
@@ -33,11 +34,11 @@ WARM, STEADY = 7, 9
 """Steps: two periods and a bit, in which every buffer is made; then those that are counted."""
 
 
-def case_of(name: str, precision: str, choices: build.Choices) -> Case:
+def case_of(name: str, precision: str, options: Options) -> Case:
     """Return a solver of CASES with its setup made by NumPy."""
     op = operator(precision=precision, backend=PlainBackend())
     solver, changes = CASES[name]
-    return make_case(op, solver, choices=choices, **changes)
+    return make_case(op, solver, options=options, **changes)
 
 
 def on_device(case: Case, precision: str, seed: int) -> tuple[VirtualBackend, Solver]:
@@ -45,7 +46,7 @@ def on_device(case: Case, precision: str, seed: int) -> tuple[VirtualBackend, So
     backend = VirtualBackend(seed)
     arrays = {key: backend.asarray(a) for key, a in case.setup.arrays.items()}
     op = operator(precision=precision, backend=backend)
-    return backend, case.solver(build.Setup(arrays, case.setup.meta), op)
+    return backend, case.solver(Setup(arrays, case.setup.meta), op)
 
 
 def take(case: Case, solver: Solver, state: State, upload: list[Any], steps: range) -> None:
@@ -63,8 +64,8 @@ def take(case: Case, solver: Solver, state: State, upload: list[Any], steps: ran
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_steps_allocate_read_and_wait_for_nothing(name: str, precision: str) -> None:
     """And give the bits that NumPy gives, in whatever order the streams run."""
-    choices = build.Choices(seed=3, damping=1e-3, ridge=0.01 if name in RIDGED else 0.0)
-    case = case_of(name, precision, choices)
+    options = Options(seed=3, damping=1e-3, ridge=0.01 if name in RIDGED else 0.0)
+    case = case_of(name, precision, options)
     plain = case.solver()
     state = plain.init()
     take(case, plain, state, [np.asarray] * 2, range(WARM + STEADY))

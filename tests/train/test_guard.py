@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamkern.basics.errors import DivergenceError
-from streamkern.config.run_config import SOLVER_OPTIONS
 from streamkern.rundir.run_log import read_log
+from streamkern.solver.methods import options_of
 from streamkern.solver.precondition.step_rule import StepRule
 from streamkern.train.guard import FACTOR, MAX_BACK_OFFS, WINDOW, Guard
 from tests.runs import (
@@ -216,7 +216,7 @@ def test_a_run_shorter_than_a_window_is_judged_too(
         finished(settings(tmp_path, **METHODS[method]), source=stream(method))
     assert caught.value.exit_code == 3
     named = set(re.findall(r"solver\.(\w+)", str(caught.value)))
-    assert named <= set(SOLVER_OPTIONS[method])
+    assert named <= set(options_of(method))
     assert "step_scale" in named
     assert ("damping" in named) == (method == "block")
     assert ("ridge" in named) == (method in ("block", "sgd"))

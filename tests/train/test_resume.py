@@ -25,14 +25,13 @@ from streamkern.basics.errors import ConfigError, ResumeMismatchError, RunLocked
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.kernels.builtin import get_kernel
-from streamkern.planning import auto_solver
-from streamkern.planning.memory import Buffers
-from streamkern.planning.sizes import Sizes
 from streamkern.rundir import sealed
 from streamkern.rundir.place import open_folder
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import read_log
 from streamkern.rundir.sealed import load
+from streamkern.solver.block import Block
+from streamkern.solver.block_sizes import BlockSizes
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import Source
@@ -132,13 +131,12 @@ def test_pending_centers_are_part_of_a_checkpoint(tmp_path: Path) -> None:
 
 def test_kernel_recomputed_per_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """keep=False, which a small budget brings about."""
-    resolve = auto_solver.resolve
+    candidates = Block.candidates
 
-    def without_keeping(*arguments: Any) -> tuple[Sizes, Buffers]:
-        sizes, buffers = resolve(*arguments)
-        return replace(sizes, keep=False), buffers
+    def without_keeping(*arguments: Any) -> list[BlockSizes]:
+        return [replace(sizes, keep=False) for sizes in candidates(*arguments)]
 
-    monkeypatch.setattr(auto_solver, "resolve", without_keeping)
+    monkeypatch.setattr(Block, "candidates", without_keeping)
     method = METHODS["blocks"]
     finished(settings(tmp_path / "plain", **method), source=stream())
     config = settings(tmp_path / "run", **method)

@@ -21,7 +21,7 @@ from streamkern.ingest.ingest import ingest
 from streamkern.rundir import sealed
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import read_log
-from streamkern.solver.block import BlockSolver
+from streamkern.solver.block_step import BlockSolver
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import Source

@@ -107,7 +107,7 @@ def test_fixed_sizes_are_kept() -> None:
     other = {"solver.name": "eigenpro4", "solver.n_nystrom": 50, "solver.level": 9,
              "solver.period": 4, "solver.projection": "inexact"}  # fmt: skip
     sizes = opened(**other).sizes
-    assert (sizes.n_nystrom, sizes.level, sizes.period) == (50, 9, 4)
+    assert (sizes.n_sample, sizes.level, sizes.period) == (50, 9, 4)
     assert sizes.projection == "inexact"
 
 

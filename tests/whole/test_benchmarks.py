@@ -236,7 +236,7 @@ def test_numba_tiles_compute_the_kernel() -> None:
 
 
 def test_the_floor_of_the_setup_counts_kernel_and_factors() -> None:
-    sizes = step.planned(2000, 784)
+    sizes = step.planned(2000, 784).sizes
     b, s, h = sizes.block_size, sizes.n_sample, sizes.n_probe
     flops = setup._block_flops(sizes, 2000, 784)
     assert b == 2000

@@ -21,14 +21,11 @@ from streamkern.backend.base import Array, Backend, tiles
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.memory import LEVERAGE_ROWS, SKETCH
 from streamkern.solver.precondition import damping as dampings
 from streamkern.solver.precondition.damping import Damping, Trial
 from streamkern.solver.precondition.norm import (
-    WeightNorm,
     check_overlap,
     inverse_root,
-    jittered_cholesky,
     noise_floor,
     weight_norm,
 )
@@ -39,9 +36,11 @@ from streamkern.solver.precondition.step_rule import (
     top_eigenvalue,
 )
 
-# Of a preconditioner for no ridge, relative to the trace. After 10 iterations with 1e-3 ... 1e-8
-# the test error was the lowest with 1e-4 on a smooth problem, and with half of the centers doubled.
-SMALL_MU = 1e-4
+SKETCH = 16
+"""Columns of a sketch of a block's leverage. With 16 the loss of several blocks was that of one in
+the end (0.993 to 0.996 of the exact one in place of 1.028 to 1.037), on a smooth problem."""
+LEVERAGE_ROWS = 256
+"""Rows on which setup measures a leverage that only has to be about right."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class BlockPreconditioner:
     it is a GEMM, 3 to 5 times as fast as two triangular solves with few right-hand sides.
     The jitter and mu change the path, not the destination: H_b^T H_b is positive definite, so the
     only fixed point is K_bX r = 0 for all blocks, the least-squares solution. Of a ridge the jitter
-    is a part, see `solver.block`.
+    is a part, see `solver.block_step`.
 
     start : (p, c) weights to begin with: the mean over blocks of what each learns from the sample
     alone, which is nearly free once the block is factored. start_rows : s.
@@ -143,8 +142,8 @@ def build_block(
     Z: Points,
     S: Sample,
     probe: Sample,
+    blocks: list[slice],
     *,
-    block_size: int,
     n_samples: int,
     epochs: int = 1,
     damping: float | None = None,
@@ -158,13 +157,14 @@ def build_block(
     ----------
     Z, S, probe : right points of the centers (p), and two samples of the stream, which must share
         no row (or `probe` must be the whole training set, which makes the bound exact).
+    blocks : slices of the centers, which are in random order.
     n_samples : rows the run will see in all, each of them `epochs` times; mu is chosen for them.
     damping : mu over the top eigenvalue of the first block's covariance, and the penalty for the
         start; None: see `damping`.
     ridge : coefficient of the ridge, which the solver evaluates on several blocks in turn, and of a
         single block from its factor, which is then kept.
 
-    Cost per block (2 s + h + 5 b / 3) b^2 + 2 (b + s + h) b d FLOPs (`gemm_time.setup_flops`), for
+    Cost per block (2 s + h + 5 b / 3) b^2 + 2 (b + s + h) b d FLOPs (`setup_flops`), for
     the first one 2/3 b^3 to 5/3 b^3 more, and more where mu has to go up; memory beside H the
     larger of 2 b^2 + 2 h b and 3 b^2 elements (of which L is b^2; before there is any H 2
     LEVERAGE_ROWS b more), (3 b + 2 h) c for c outputs, and on the CPU parts of products
@@ -175,7 +175,6 @@ def build_block(
     ConfigError
         The kernel between the centers and the rows is zero or not finite.
     """
-    blocks = block_slices(len(Z), block_size)
     H: list[Array | None] = []
     lambdas: list[float] = []
     leverage = op.backend.xp.zeros(len(probe), op.dtype)
@@ -373,31 +372,3 @@ class _BlockFactor:
         # All rows there are: their covariance is that of the stream.
         whole = top_eigenvalue(backend, lambda v: phi @ (phi.T @ v) / h, start, EIGENVALUE_STEPS)
         return leverage, whole
-
-
-def build_from_centers(op: KernelOperator, Z: Points, *, ridge: float) -> BlockPreconditioner:
-    """One block, and the centers themselves as its sample: FALKON's preconditioner.
-
-    With S = Z, W = L^-1 K(Z, Z) = L^T, so that A A^T = L^T L / p + mu I needs no further kernel
-    evaluation and H^T H = (K(Z, Z)^2 / p + mu K(Z, Z))^-1, K(Z, Z) with its jitter
-    (Rudi, Carratino and Rosasco 2017, "FALKON", eq. 13, with lambda = mu). No step is measured.
-
-    Z : points, both sides. ridge : mu; where it is 0, `SMALL_MU` of the top eigenvalue.
-    Cost 2 p^3 FLOPs; memory 3 p^2 elements beside H.
-
-    Raises
-    ------
-    ConfigError
-        The kernel between the centers is not finite or not positive definite.
-    """
-    backend, p = op.backend, len(Z)
-    # With nearly equal centers, float32 and a ridge, the residual grew to 15 times that of the
-    # start at 10 eps; with this it peaked at 1.1 and was 3e-3 after 30 iterations.
-    norm = WeightNorm(*jittered_cholesky(op, Z, noise_floor(op, p)))
-    C = backend.xp.zeros((p, p), op.dtype)
-    backend.add_gram(C, norm.L, 1 / p)
-    # The trace, at most p times the top eigenvalue and at least that, is known without an
-    # eigensolver; for a kernel with k(x, x) = 1 it is 1.
-    trace = float(C.diagonal().sum())
-    H, mu = inverse_root(op, norm, C, ridge or SMALL_MU * trace, trace)
-    return BlockPreconditioner([slice(0, p)], [H], [], mu, [norm.jitter])

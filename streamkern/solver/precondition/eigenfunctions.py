@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-import scipy.linalg
 
 from streamkern.backend.base import Array
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.optional import on_demand
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.low_rank import (
@@ -57,7 +57,7 @@ def build_extended(
     KA = op.product(Z, Z, A, same=(ids, ids))
     G, B = (_symmetric(op, left, KA) for left in (A, KA))
     try:
-        ritz, U = scipy.linalg.eigh(B / n, G)
+        ritz, U = on_demand("scipy.linalg").eigh(B / n, G)
     except (np.linalg.LinAlgError, ValueError) as error:  # of numbers near overflow
         raise ConfigError(NO_OVERLAP.format(op.kernel, error)) from error
     ritz, U = ritz[::-1], U[:, ::-1]

@@ -4,7 +4,7 @@ phi is either random Fourier features, which the operator evaluates in the place
 Nystrom's, phi(x) = L^-1 k(Z, x) with K(Z, Z) = L L^T, for which |w| is the RKHS norm of f. Weights
 are kept as alpha = L^-T w, so that f = K(., Z) alpha is evaluated like any other model; a step
 w -= u becomes alpha -= L^-T u, and the gradient in w is L^-1 times that in alpha. So all methods on
-features are one, the step of `solver.block` with a single block,
+features are one, the step of `solver.block_step` with a single block,
 
     alpha -= eta H^T P H (K(Z, X) r / m),      H = L^-1 (Nystrom), I (Fourier),
 
@@ -17,7 +17,7 @@ from Phi Phi^T / s, (s, s), which has the same eigenvalues: e_i = Phi^T v_i / sq
 paper takes tau = 1/4 with features. The ridge is in P because it is a part of what P has to level:
 with nearly equal centers lam_{q+1} is far below it, and directions damped that far never move.
 
-`solver.block` itself is the third method: H from the covariance as a whole.
+`solver.block_step` itself is the third method: H from the covariance as a whole.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ import numpy as np
 from streamkern.backend.base import Array, tiles
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.memory import FEATURE_COLUMNS
 from streamkern.solver.precondition.block import BlockPreconditioner
 from streamkern.solver.precondition.low_rank import sample_eigenpairs
 from streamkern.solver.precondition.norm import WeightNorm, check_overlap, noise_floor, weight_norm
 from streamkern.solver.precondition.step_rule import EIGENVALUE_STEPS, StepRule, top_eigenvalue
 
 TAU = 0.25
+FEATURE_COLUMNS = 4096
+"""Features that are evaluated at once, where they do not depend on each other."""
 
 
 def build_linear(

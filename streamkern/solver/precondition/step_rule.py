@@ -24,7 +24,7 @@ A ridge adds R = ridge H K_bb H^T <= (ridge / mu) I to the preconditioned Hessia
 
 lambda_1' = lambda_1 + ridge / mu, which the same rule covers with lambda_1' for lambda_1 and
 ell + lambda_1' for ell. Of n blocks each uses a ridge part that is up to a round of n steps old, or
-more where the ridge is weak (`solver.block`), as if one step were n times as long: hence
+more where the ridge is weak (`solver.block_step`), as if one step were n times as long: hence
 n ridge / mu. With mu at least n ridge that is lambda_1 + 1 at most.
 """
 
@@ -67,6 +67,11 @@ class StepRule:
     def critical_batch(self) -> float:
         """Batch size past which a larger batch no longer buys a proportionally larger step."""
         return self.leverage / self.lambda_1 + 1
+
+
+def saved_rules(rules: list[dict[str, float]], scale: float) -> list[StepRule]:
+    """The rules that were recorded, with steps `scale` times as long."""
+    return [StepRule(rule["leverage"], rule["lambda_1"], scale) for rule in rules]
 
 
 def largest(rules: list[dict[str, float]]) -> dict[str, float]:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from streamkern.backend.base import Backend
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.memory import count
-from streamkern.planning.sizes import Problem, Sizes
+from streamkern.planning.problem import Problem
+from streamkern.solver.block import Block
+from streamkern.solver.block_sizes import BlockSizes
 from streamkern.solver.precondition import eigen
 from streamkern.solver.precondition.block import (
     BlockPreconditioner,
@@ -183,7 +184,8 @@ class Built:
         block_size = min(block_size, len(self.Z))
         self.pre: BlockPreconditioner = build_block(
             op, both(op, self.Z), Sample(both(op, self.S), self.Y.astype(op.dtype)),
-            Sample(both(op, self.probe), self.Y_probe.astype(op.dtype)), block_size=block_size,
+            Sample(both(op, self.probe), self.Y_probe.astype(op.dtype)),
+            block_slices(len(self.Z), block_size),
             report=lambda event, fields: self.events.append(fields), **options,
         )  # fmt: skip
 
@@ -294,17 +296,16 @@ def test_setup_holds_no_more_than_is_counted(
         n_rows=10**6, epochs=1, d=3, c=n_outputs, p=n_blocks * b, row_bytes=12, unit_rows=1,
         itemsize=4, threads=1, width=5, tile_bytes=0,
     )  # fmt: skip
-    sizes = Sizes("block", 1, b, True, s, h, 0, 0, 1, "none", 0, 0)
-    counted = {what: size for _, what, size in count(problem, sizes).lines}
+    sizes = BlockSizes("block", 1, s, h, 0, 0, block_size=b, keep=True)
+    counted = {what: size for _, what, size in Block().count(problem, sizes).lines}
     names = (
         "block factors H", "weights learned from the sample", "factors of one block, probe",
         "products with targets, residuals", "partial sums of products", "parts of products",
         "sketches of the leverage",
     )  # fmt: skip
     tracemalloc.start()
-    build_block(
-        op, Z, Sample(S, Y), Sample(probe, Y_probe), block_size=b, n_samples=10**6
-    )  # fmt: skip
+    blocks = block_slices(len(Z), b)
+    build_block(op, Z, Sample(S, Y), Sample(probe, Y_probe), blocks, n_samples=10**6)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     small = 1 << 17  # tiles, vectors of the eigenvalue's iteration, Python
@@ -406,7 +407,7 @@ def test_rows_that_the_sample_holds_as_well_do_not_choose() -> None:
         events: list[dict[str, Any]] = []
         build_block(
             op, both(op, Z), Sample(both(op, X[:80]), Y[:80]),
-            Sample(both(op, X), Y, None, fresh), block_size=30, n_samples=10**6,
+            Sample(both(op, X), Y, None, fresh), [slice(0, 30)], n_samples=10**6,
             report=lambda event, fields, events=events: events.append(fields),
         )  # fmt: skip
         penalties.append(events[0]["penalty"])
@@ -467,7 +468,7 @@ def test_probe_out_of_reach_of_the_centers_is_refused() -> None:
             both(op, Z),
             sampled(op, Z),
             sampled(op, rows(2, 50, 3)),
-            block_size=30,
+            [slice(0, 30)],
             n_samples=10,
         )
 
@@ -480,7 +481,7 @@ def test_rows_that_are_not_finite_are_refused(where: str) -> None:
     with pytest.raises(ConfigError, match="not finite"):
         build_block(
             op, both(op, data["Z"]), sampled(op, data["S"]), sampled(op, data["probe"]),
-            block_size=30, n_samples=10,
+            [slice(0, 30)], n_samples=10,
         )  # fmt: skip
 
 

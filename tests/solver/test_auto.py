@@ -9,17 +9,18 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from streamkern.basics.errors import MemoryBudgetError
-from streamkern.planning.auto_solver import choose
-from streamkern.planning.budget import resolve
-from streamkern.planning.gemm_time import direct, setup_flops
-from streamkern.planning.sizes import Problem, Wishes
-from streamkern.solver.flops import flops
+from streamkern.planning.problem import Problem
+from streamkern.planning.sizes import Options
+from streamkern.solver.auto import BLOCK, DIRECT, choose
+from streamkern.solver.block_sizes import setup_flops
+from tests.plans import planned
 
 GIB = 1 << 30
 PROBLEM = Problem(
     n_rows=20_000, epochs=1, d=64, c=10, p=2000, row_bytes=256, unit_rows=1000, itemsize=4,
     threads=2, width=66, tile_bytes=1 << 20,
 )  # fmt: skip
+RIDGED = Options(ridge=1e-3)
 
 
 @given(
@@ -32,8 +33,8 @@ def test_with_a_ridge_it_is_the_one_that_is_there_sooner(
     """Kernel entries at 400 FLOPs each, float64 as the device has it, 5 p (p / b) rows for blocks
     of b."""
     problem = replace(PROBLEM, n_rows=n, p=p, c=c, d=d, width=d + 2, epochs=epochs, float64=double)
-    sizes, _, reason = choose(problem, Wishes(), 1e-3, 64 * GIB)
-    block = resolve(problem, Wishes("block"), 64 * GIB)[0]
+    _, sizes, _, reason = choose(problem, Options(ridge=1e-3), 64 * GIB)
+    block = planned(problem, Options("block"), 64 * GIB)[0]
     b, m = block.block_size, block.batch_size
     setup = setup_flops(problem, block) + 400 * p * (b + block.n_sample + block.n_probe)
     factors = 2 if b == p else 1  # the ridge of one block is from another one
@@ -56,7 +57,7 @@ def test_sample_is_five_blocks_where_that_is_a_tenth_of_the_run(
     n: int, p: int, d: int, epochs: int, block_size: int | None
 ) -> None:
     problem = replace(PROBLEM, n_rows=n, p=p, d=d, width=d + 2, epochs=epochs)
-    sizes = resolve(problem, Wishes("block", block_size=block_size), 64 * GIB)[0]
+    sizes = planned(problem, Options("block", block_size=block_size), 64 * GIB)[0]
     b, m = sizes.block_size, sizes.batch_size
     factors = 2 if b == p else 1  # as above
     step = p * (2 * d + 6 * 10 + 400 + factors * 80 * b // m)
@@ -72,8 +73,8 @@ def test_sample_is_five_blocks_where_that_is_a_tenth_of_the_run(
 def test_flops_of_direct_are_those_of_one_pass(n: int, p: int) -> None:
     """It is done then, however many epochs are allowed, if they bring the same rows."""
     problem = replace(PROBLEM, n_rows=n, p=p)
-    sizes = resolve(problem, Wishes("direct"), 64 * GIB)[0]
-    assert flops(replace(problem, epochs=7), sizes) == flops(problem, sizes)
+    sizes = planned(problem, Options("direct"), 64 * GIB)[0]
+    assert DIRECT.flops(replace(problem, epochs=7), sizes) == DIRECT.flops(problem, sizes)
 
 
 @given(n=st.integers(3000, 10**5), p=st.integers(200, 3000), epochs=st.integers(1, 9))
@@ -81,42 +82,40 @@ def test_passes_that_bring_other_rows_are_all_summed(n: int, p: int, epochs: int
     """As one pass over so many rows, in what `plan` says and in the choice."""
     drawn = replace(PROBLEM, n_rows=n, p=p, epochs=epochs, repeats=False)
     once = replace(PROBLEM, n_rows=n * epochs, p=p)
-    sizes = resolve(once, Wishes("direct"), 64 * GIB)[0]
-    assert flops(drawn, sizes) == flops(once, sizes)
-    assert direct(drawn) == direct(once)
+    sizes = planned(once, Options("direct"), 64 * GIB)[0]
+    assert DIRECT.flops(drawn, sizes) == DIRECT.flops(once, sizes)
+    assert DIRECT.time(drawn) == DIRECT.time(once)
 
 
 def test_few_rows_for_a_center_are_summed_and_many_streamed() -> None:
     for n, solver in ((4000, "direct"), (200_000, "block")):
-        assert choose(replace(PROBLEM, n_rows=n), Wishes(), 1e-3, 64 * GIB)[0].solver == solver
+        assert choose(replace(PROBLEM, n_rows=n), RIDGED, 64 * GIB)[1].solver == solver
 
 
 def test_where_float64_is_slow_there_are_no_sums_in_it() -> None:
     """As on a graphics card for games: 64 times."""
     slow = replace(PROBLEM, n_rows=4000, float64=64.0)
-    assert choose(slow, Wishes(), 1e-3, 64 * GIB)[0].solver == "block"
+    assert choose(slow, RIDGED, 64 * GIB)[1].solver == "block"
 
 
 @pytest.mark.parametrize(
-    ("wishes", "ridge", "memory", "reason"),
+    ("options", "memory", "reason"),
     [
-        (Wishes(), 0.0, 64 * GIB, "no ridge is set"),
-        (Wishes(block_size=500), 1e-3, 64 * GIB, "block_size is set"),
-        (Wishes(steps="average"), 1e-3, 64 * GIB, "solver.average is set"),
-        (Wishes(), 1e-3, GIB // 4, "do not fit the memory"),
-        (Wishes("block"), 1e-3, 64 * GIB, "as set"),
+        (Options(), 64 * GIB, "no ridge is set"),
+        (replace(RIDGED, block_size=500), 64 * GIB, "solver.block_size is set"),
+        (replace(RIDGED, average=False), 64 * GIB, "solver.average is set"),
+        (replace(RIDGED, warm_start=True), 64 * GIB, "solver.warm_start is set"),
+        (RIDGED, GIB // 4, "do not fit the memory"),
     ],
 )
-def test_otherwise_it_is_the_block_solver(
-    wishes: Wishes, ridge: float, memory: int, reason: str
-) -> None:
+def test_otherwise_it_is_the_block_solver(options: Options, memory: int, reason: str) -> None:
     problem = replace(PROBLEM, n_rows=4000, p=3000)
-    sizes, buffers, why = choose(problem, wishes, ridge, memory)
-    assert sizes.solver == "block"
+    method, sizes, buffers, why = choose(problem, options, memory)
+    assert method is BLOCK
     assert reason in why
-    assert (sizes, buffers) == resolve(problem, replace(wishes, solver="block"), memory)
+    assert (sizes, buffers) == planned(problem, replace(options, solver="block"), memory)
 
 
 def test_what_fits_no_solver_is_refused() -> None:
     with pytest.raises(MemoryBudgetError, match="the smallest plan needs"):
-        choose(PROBLEM, Wishes(), 0.0, 1 << 20)
+        choose(PROBLEM, Options(), 1 << 20)

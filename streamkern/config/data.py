@@ -1,0 +1,154 @@
+"""[data] of a run file: what is trained on."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from streamkern.basics.errors import ConfigError
+from streamkern.config.rules import (
+    AutoCount,
+    ClassWeights,
+    Count,
+    LocalFolder,
+    Memory,
+    Name,
+    NotNegative,
+    OptionalName,
+    OptionalUrl,
+    Positive,
+    Rule,
+    Scheduler,
+    Secrets,
+    Table,
+    Urls,
+    Weights,
+)
+
+
+class _Transform(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+class ScaleConfig(_Transform):
+    """Centre and scale by the store's statistics: over all entries, per feature, or not at all."""
+
+    kind: Literal["scale"] = "scale"
+    mode: Literal["global", "feature", "none"] = "global"
+
+
+class NoiseConfig(_Transform):
+    """Add independent Gaussian noise of standard deviation `sigma`."""
+
+    kind: Literal["noise"] = "noise"
+    sigma: NotNegative
+
+
+class MixUpConfig(_Transform):
+    """Mix pairs of rows and their targets with Beta(alpha, alpha) weights."""
+
+    kind: Literal["mixup"] = "mixup"
+    alpha: Positive
+
+
+class CropConfig(_Transform):
+    """Pad images by `padding` pixels and crop back at a random offset."""
+
+    kind: Literal["crop"] = "crop"
+    padding: Count = 4
+
+
+class FlipConfig(_Transform):
+    """Flip images left to right at random."""
+
+    kind: Literal["flip"] = "flip"
+
+
+TRANSFORMS: Final[dict[str, type[_Transform]]] = {
+    "scale": ScaleConfig,
+    "noise": NoiseConfig,
+    "mixup": MixUpConfig,
+    "crop": CropConfig,
+    "flip": FlipConfig,
+}
+TransformConfig = Annotated[
+    ScaleConfig | NoiseConfig | MixUpConfig | CropConfig | FlipConfig,
+    Field(discriminator="kind"),
+]
+Transforms = Annotated[tuple[TransformConfig, ...], Rule("a list of tables")]
+
+
+class DataConfig(Table):
+    """[data]: what is trained on, and the order and size in which it comes.
+
+    train : a store, or several: one after another, or with `weights` in those shares.
+    sample_weight : name of the array of sample weights, in stores that streamkern did not write;
+    ours bring theirs along. foreign : read the arrays of a store of ours, perhaps a damaged one, as
+    if another program had written them: without classes, weights and checks.
+    class_weight : "balanced", or weights by class name. See `sample_weights`.
+    Of `test`, only weights that an ingested store brings along count, and class weights do not.
+    transforms see rows in the units they are stored in, unless a scale is first among them.
+    scale : how what comes out of the transforms is scaled, as a part of the model: "feature", every
+    feature by its own mean and standard deviation; "global", all of them by one; "none"; "auto":
+    "global" for images, rows of uint8, and features that vary little because they are nearly always
+    0, which are pixels as a rule; "feature" for all others. A scale in `transforms` takes its
+    place.
+    epochs : passes; "auto": enough for 100 000 rows, copies included, between 1 and 20, and at
+    most 20 with a solver that stops when it has converged.
+    cache : a folder that keeps chunks of remote stores, up to `cache_size`, by default half of the
+    free disk, so that a second epoch or run does not fetch them again.
+    """
+
+    table = "data"
+    kinds = TRANSFORMS
+    train: Urls
+    weights: Weights = None
+    test: OptionalUrl = None
+    x: Name = "X"
+    y: Name = "y"
+    sample_weight: OptionalName = None
+    foreign: bool = False
+    class_weight: ClassWeights = None
+    copies: Count = 1
+    transforms: Transforms = ()
+    scale: Literal["auto", "feature", "global", "none"] = "auto"
+    epochs: AutoCount = "auto"
+    batch_size: AutoCount = "auto"
+    prefetch_threads: AutoCount = "auto"
+    dask: Scheduler = None
+    cache: LocalFolder = None
+    cache_size: Memory = "auto"
+    storage_options: Secrets = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _a_weight_each(self) -> DataConfig:
+        if self.weights is None:
+            return self
+        if isinstance(self.train, str):
+            raise ConfigError(
+                "data.weights is for several stores; make data.train a list, or leave weights out"
+            )
+        if len(self.weights) != len(self.train):
+            raise ConfigError(
+                f"data.weights has {len(self.weights)} numbers for {len(self.train)} stores in "
+                "data.train; give one for each"
+            )
+        return self
+
+    @property
+    def passes(self) -> int:
+        """`epochs` of a run that was opened, where "auto" is a number
+        (`training_data.with_epochs`)."""
+        assert not isinstance(self.epochs, str)
+        return self.epochs
+
+    @property
+    def train_urls(self) -> tuple[str, ...]:
+        """`train` as a tuple, also of one."""
+        return (self.train,) if isinstance(self.train, str) else self.train
+
+    @property
+    def transform_tables(self) -> list[dict[str, object]]:
+        """The transforms as plain tables, `{"kind": "noise", "sigma": 0.5}`, in order."""
+        return [transform.model_dump() for transform in self.transforms]

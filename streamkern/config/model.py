@@ -1,0 +1,109 @@
+"""[model] of a run file: the kernel and its centers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, InstanceOf, PlainSerializer, model_validator
+
+from streamkern.basics.errors import ConfigError
+from streamkern.config.rules import AutoCount, AutoPositive, Centers, Flag, Rule, Table
+from streamkern.kernels.builtin import KERNELS, Kernel, get_kernel
+
+
+def _kernel(value: object) -> object:
+    if value in KERNELS if isinstance(value, str) else isinstance(value, Mapping | Kernel):
+        return value
+    raise ValueError("not a kernel")
+
+
+def _described(kernel: object) -> object:
+    return kernel.describe() if isinstance(kernel, Kernel) else kernel
+
+
+KernelChoice = Annotated[
+    str | dict[str, Any] | InstanceOf[Kernel],
+    BeforeValidator(_kernel),
+    PlainSerializer(_described, when_used="json"),
+    Rule(
+        f"one of {', '.join(json.dumps(name) for name in KERNELS)}, or a table with kind = one of "
+        'these, "sum" or "product"'
+    ),
+]
+
+
+class ModelConfig(Table):
+    """[model]: the kernel and its centers.
+
+    kernel : a name, or a table: `{kind = "polynomial", degree = 2}`, or a sum or product of
+    kernels, `{kind = "sum", parts = ["laplace", {kind = "gaussian", bandwidth = 2.0}]}`. In Python
+    it may be a `Kernel`, with its own bandwidth.
+    bandwidth : of the kernel, or of those parts that do not say theirs.
+    features : "kernel": f is a sum of kernels at the centers. "nystrom": the same f, trained as
+    a linear model of L^-1 k(Z, x), K(Z, Z) = L L^T. "fourier": a linear model of `n_features`
+    random Fourier features, without centers.
+    centers : how they are chosen. "random": rows of the data. "balanced": the same, with equally
+    many of each class as far as there are. "kmeans": means of a stream of rows (`kmeans`); they
+    help where p is far below n. "rpcholesky": rows that span the kernel matrix well, out of up to
+    8 p random ones (`rpcholesky`). "all": every row. Or the place of an array of rows or a store.
+    fit_intercept : the weighted mean of the targets is taken from them before and added to f after;
+    false, as in most papers: f is kernels and nothing else.
+    """
+
+    table = "model"
+    kernel: KernelChoice = "laplace"
+    bandwidth: AutoPositive = "auto"
+    n_centers: AutoCount = "auto"
+    centers: Centers = "random"
+    features: Literal["kernel", "fourier", "nystrom"] = "kernel"
+    n_features: AutoCount = "auto"
+    fit_intercept: Flag = True
+
+    @model_validator(mode="after")
+    def _kernel_can_be_made(self) -> ModelConfig:
+        if isinstance(self.kernel, str) and self.bandwidth == "auto":
+            return self
+        asked: list[str] = []
+
+        def width(geometry: str) -> float:
+            asked.append(geometry)
+            return 1.0
+
+        try:
+            get_kernel(self.kernel, width)
+        except ConfigError as error:
+            raise ConfigError(f"model.kernel: {error}") from None
+        if self.bandwidth != "auto" and not asked:
+            raise ConfigError(
+                f"model.bandwidth={self.bandwidth:g} is used by no part of model.kernel="
+                f"{self.kernel!r}; leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_way_to_count(self) -> ModelConfig:
+        fourier = self.features == "fourier"
+        if not fourier and self.n_features != "auto":
+            raise ConfigError(
+                f'model.n_features={self.n_features} is for model.features="fourier"; leave it '
+                "out, or set n_centers"
+            )
+        if self.n_features != "auto" and self.n_features % 2:
+            raise ConfigError(
+                f"model.n_features={self.n_features} must be even: a cosine and a sine of each "
+                "frequency"
+            )
+        if fourier and (self.centers != "random" or self.n_centers != "auto"):
+            given = "" if self.n_centers == "auto" else f"model.n_centers={self.n_centers}: "
+            raise ConfigError(
+                f'{given}model.features="fourier" has no centers; leave centers and n_centers out, '
+                'and set n_features, or set features = "nystrom"'
+            )
+        if self.centers == "all" and self.n_centers != "auto":
+            raise ConfigError(
+                f'model.n_centers={self.n_centers} contradicts model.centers="all", which takes '
+                'every training row; leave n_centers out or set centers = "random"'
+            )
+        return self

@@ -1,0 +1,93 @@
+"""[solver] of a run file: the method, and what of it is fixed by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, model_validator
+
+from streamkern.basics.errors import ConfigError
+from streamkern.config.rules import (
+    AutoCount,
+    AutoPositive,
+    Flag,
+    Fraction,
+    NotNegative,
+    OptionalPart,
+    OptionalUrl,
+    Rule,
+    Table,
+)
+from streamkern.planning.sizes import Options
+from streamkern.solver.methods import METHODS, options_of
+
+SOLVERS = ("auto", *METHODS)
+"""What solver.name may be."""
+
+
+def _name(value: object) -> object:
+    if value in SOLVERS:
+        return value
+    raise ValueError("not a solver")
+
+
+Solver = Annotated[
+    str, BeforeValidator(_name), Rule(f"one of {', '.join(json.dumps(name) for name in SOLVERS)}")
+]
+
+
+class SolverConfig(Table):
+    """[solver]: the method, and what of it the user wants to fix by hand.
+
+    ridge : coefficient of tr(alpha^T K(Z, Z) alpha) / 2 beside half the mean squared error.
+    tolerance : conjugate gradient stops at this residual, relative to that of the zero function, in
+    the norm of its preconditioner; left out it is 1e-4. warm_start : run directory whose newest
+    weights training starts from; its centers must be the same.
+    """
+
+    table = "solver"
+    name: Solver = "auto"
+    block_size: AutoCount = "auto"
+    ridge: NotNegative = 0.0
+    n_nystrom: AutoCount = "auto"
+    level: AutoCount = "auto"
+    period: AutoCount = "auto"
+    projection: Literal["auto", "exact", "resident", "inexact"] = "auto"
+    average: Flag = True
+    damping: AutoPositive = "auto"
+    step_scale: Fraction = 1.0
+    tolerance: OptionalPart = None
+    warm_start: OptionalUrl = None
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """The settings that are not at their defaults, and those defaults."""
+        usual = {name: field.default for name, field in SolverConfig.model_fields.items()}
+        return {name: default for name, default in usual.items() if getattr(self, name) != default}
+
+    @model_validator(mode="after")
+    def _defined_for_the_solver(self) -> SolverConfig:
+        allowed = options_of(self.name)
+        for name, default in self.changed.items():
+            if name != "name" and name not in allowed:
+                value = getattr(self, name)
+                shown = "" if name == "warm_start" else f"={json.dumps(value)}"  # a URL may tell
+                raise ConfigError(
+                    f"solver.{name}{shown} is not defined for solver {self.name!r}; leave it "
+                    f"{'out' if default is None else 'at ' + json.dumps(default)}, or use another "
+                    f"solver: this one takes {', '.join(allowed)}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SolverConfig:
+        for method in METHODS.get(self.name, ()):
+            method.check_options(self.options(batch_size=None, seed=0))
+        return self
+
+    def options(self, *, batch_size: int | None, seed: int) -> Options:
+        """The settings as a method takes them: "auto" is None."""
+        fixed: dict[str, Any] = {k: None if value == "auto" else value for k, value in self}
+        fixed |= {"name": self.name, "warm_start": self.warm_start is not None}
+        return Options(fixed.pop("name"), batch_size, seed=seed, **fixed)

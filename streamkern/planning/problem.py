@@ -1,0 +1,67 @@
+"""What a plan starts from: the sizes of the data, the model and the machine. Pure integers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from streamkern.planning.center_costs import Selection
+
+MiB = 1 << 20
+ENTRY = 400
+"""What an entry of a kernel matrix takes beside its products, in FLOPs at the speed of a GEMM: a
+distance, an exponential, and a number written once and read twice. On two cores with 200 GFLOP/s;
+on a GPU both sides are larger by about the same factor."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is given: sizes of the data, the model and the machine.
+
+    n_rows : rows per epoch (virtual ones included). d, c : features and outputs.
+    row_bytes : a row of X and y in storage. unit_rows : rows that one read brings.
+    itemsize : 4 or 8. threads : tile threads. width : columns of a prepared row.
+    tile_bytes : a thread's tile. library_bytes : code that the backend loads.
+    feed_arrays : of a batch that the feed holds: the cast rows, and what each transform makes.
+    transformed : bytes of an entry of X while it goes through the transforms.
+    point_bytes : a prepared row, if it does not hold `width` of `itemsize`. scratch_bytes : to
+    prepare rows in. staging : batches in the ring that feeds a device with memory of its own.
+    readers : units read at once at most while training; 0 is one for each thread.
+    units_in_hand : units read ahead, and in use, where they are read one after the other.
+    saving : at most this much more is held while arrays go to remote storage. kept : whether
+    there are checkpoints. selection : of the centers, where that takes memory and time of its own.
+    repeats : whether every epoch brings the same rows. ridge : whether there is one.
+    features : "kernel", "nystrom" or "fourier"; p counts the latter.
+    float64 : time of a FLOP in it over that of one in the precision of the run.
+    """
+
+    n_rows: int
+    epochs: int
+    d: int
+    c: int
+    p: int
+    row_bytes: int
+    unit_rows: int
+    itemsize: int
+    threads: int
+    width: int
+    tile_bytes: int
+    library_bytes: int = 0
+    feed_arrays: int = 2
+    transformed: int = 4
+    point_bytes: int | None = None
+    scratch_bytes: int = 0
+    staging: int = 0
+    readers: int = 0
+    units_in_hand: int = 3
+    saving: int = 0
+    selection: Selection | None = None
+    kept: bool = True
+    repeats: bool = True
+    ridge: bool = True
+    float64: float = 2.0
+    features: str = "kernel"
+
+    @property
+    def point(self) -> int:
+        """Bytes of a prepared row."""
+        return self.point_bytes or self.width * self.itemsize

@@ -1,0 +1,64 @@
+"""Which method "auto" stands for.
+
+There are two to choose from. The block solver is at the exact model's error after one to a few
+passes, in any memory. The direct solver is the exact model after one pass, or, where transforms
+make every pass another one, after all of them, but sums p x p matrices in float64. Which of them is
+there sooner depends on how many rows there are for a center. Where no ridge is set the block solver
+is taken whatever it costs: with noisy targets and few rows for a center the exact solution without
+a ridge is the worse model. Conjugate gradient needs more passes than the block solver, EigenPro far
+more steps (`python -m benchmarks.solvers`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from streamkern.basics.errors import MemoryBudgetError
+from streamkern.planning.memory import Buffers
+from streamkern.planning.problem import Problem
+from streamkern.planning.sizes import Options, Sizes
+from streamkern.solver.block import Block
+from streamkern.solver.block_sizes import time_until_learned
+from streamkern.solver.direct import Direct
+from streamkern.solver.method import Method
+
+BLOCK, DIRECT = Block(), Direct()
+_BLOCK_ONLY = [name for name in BLOCK.options if name not in DIRECT.options]
+
+
+def choose(
+    problem: Problem, options: Options, budget_bytes: int
+) -> tuple[Method[Any], Sizes, Buffers, str]:
+    """The method, its sizes and memory as `Method.plan` gives them, and why, in one sentence.
+
+    Raises MemoryBudgetError and ConfigError as `Method.plan`.
+    """
+    sizes, buffers = BLOCK.plan(problem, options, budget_bytes)
+
+    def block(reason: str) -> tuple[Method[Any], Sizes, Buffers, str]:
+        return BLOCK, sizes, buffers, reason
+
+    setting = options.first_set(_BLOCK_ONLY)
+    if setting is not None:
+        return block(f"chosen, as solver.{setting} is set")
+    if problem.features != "kernel":
+        return block(f"chosen for {problem.features} features")
+    if not options.ridge:
+        return block(
+            "chosen, as no ridge is set: averaged steps are then a better model than the exact "
+            "solution where targets are noisy"
+        )
+    try:
+        direct = DIRECT.plan(problem, options, budget_bytes)
+    except MemoryBudgetError:
+        return block("chosen, as the p x p matrices of the direct solver do not fit the memory")
+    one, other = time_until_learned(problem, sizes), DIRECT.time(problem)
+    if other <= one:
+        return DIRECT, *direct, (
+            f"chosen, as it is expected to have the exact model {one / other:.3g} times as soon as "
+            "the block solver would come near it"
+        )  # fmt: skip
+    return block(
+        f"chosen, as it is expected near the exact model {other / one:.3g} times as soon as the "
+        "direct solver would have it"
+    )

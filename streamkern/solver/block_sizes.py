@@ -1,0 +1,149 @@
+"""Blocks, batches and samples of the block solver, and how long it takes. Pure integers.
+
+Setup takes p b (2 s + h + 5 b / 3) FLOPs, where s and h are some blocks, and what it buys is rows:
+noisy digits, a smooth and a rough function, 500 to 8000 centers, were at 1.05 times the exact
+model's loss after about 5 p (p / b) rows, from 1 to 10. So there is a block with which a run is
+there the soonest, a half or a quarter of p for 2000 to 8000 centers. A larger one, up to p, is
+taken where its setup is a quarter of the run or less: it is ahead in the end.
+
+Times are in FLOPs at the speed of a GEMM. More than a method's FLOPs by what is no multiplication:
+`problem.ENTRY` of a kernel, and an entry of the preconditioner, which is read twice a step,
+whatever the number of outputs: `APPLY`, measured on two cores with 200 GFLOP/s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from streamkern.planning.problem import ENTRY, Problem
+from streamkern.planning.sizes import (
+    LOADERS,
+    MAX_PROBE,
+    MIN_PROBE,
+    Options,
+    Sizes,
+    batches,
+    halvings,
+    sample_sizes,
+)
+
+# Sizes of the setup samples, in blocks. Loss over the exact model's after half an epoch and one,
+# of 10 rows a center, p = 2000, with a sample of 5, 3, 2 blocks: digits, b = p 1.029 1.007, - ,
+# 1.043 1.012; b = p/2 1.077 1.041, 1.074 1.039, 1.080 1.044; rough, b = p 1.053 1.019, -, 1.088
+# 1.024; b = p/2 1.137 1.064, 1.149 1.075, 1.186 1.086. 2 are behind, and half the setup of 5; with
+# mu = lambda (see `damping`) they are at 1.05 as soon, and noisy digits without a ridge end alike.
+# The size of the block matters far more: it is chosen with 2, and 5 are taken in long runs. More
+# than 5 made no difference, nor did a probe of 2 or 4 blocks. Of half a block, lambda_1 comes out
+# larger: digits are at 1.05 after 2.3 epochs in place of 2.0 (p = 8000, b = p/4), rough after 1.8
+# in place of 2.0 (2000, p/2), and a tenth of the setup is saved, which short runs take.
+SAMPLE_BLOCKS = (5, 2)
+MIN_SAMPLE = 1024
+SETUP_SHARE, SAMPLE_SHARE = 0.25, 0.1
+APPLY = 80
+ROWS_TO_LEARN = 5
+
+
+@dataclass(frozen=True)
+class BlockSizes(Sizes):
+    """block_size : centers of a block, at most. keep : whether a step holds all of K(X, Z)."""
+
+    block_size: int
+    keep: bool
+
+
+def candidates(problem: Problem, options: Options) -> list[BlockSizes]:
+    """From the best to the smallest."""
+    wished, *_ = sizes = batches(problem, options)
+    best = max(_soonest_and_affordable(problem, wished))
+    blocks = halvings(options.block_size, best, min(256, problem.p))
+    # A block is worth more than a batch, down to half the batch wished for; evaluating K twice is
+    # worse than either.
+    groups = ((True, sizes[:2]), (True, sizes[2:]), (False, sizes))
+    return [
+        block_sizes(problem, m, b, k, keep, loader)
+        for keep, batch_sizes in groups
+        for b in blocks
+        for k in _samples(problem, b, wished)
+        for m in batch_sizes
+        for loader in LOADERS
+    ]
+
+
+def block_reason(problem: Problem, options: Options, sizes: BlockSizes) -> str:
+    """What decided the size of the blocks, where the user did not."""
+    soonest, affordable = _soonest_and_affordable(problem, batches(problem, options)[0])
+    if sizes.block_size < max(soonest, affordable):
+        return f"what the memory allows; with more it would be {max(soonest, affordable)}"
+    if affordable > soonest:
+        return f"the largest whose setup takes at most {SETUP_SHARE:.0%} of the run's time"
+    return "with this one the run is expected near the exact model the soonest"
+
+
+def _soonest_and_affordable(problem: Problem, m: int) -> tuple[int, int]:
+    """Of p and its halvings, with batches of m; see the module's first lines."""
+    sizes = [
+        block_sizes(problem, m, b, SAMPLE_BLOCKS[-1])
+        for b in halvings(None, problem.p, min(256, problem.p))
+    ]
+    soonest = min(sizes, key=lambda block: time_until_learned(problem, block))
+    affordable = (block.block_size for block in sizes if _share(problem, block) <= SETUP_SHARE)
+    return soonest.block_size, next(affordable, 1)
+
+
+def _samples(problem: Problem, b: int, m: int) -> list[int]:
+    """Sizes of the setup sample, in blocks, from the best to the smallest."""
+    *more, few = SAMPLE_BLOCKS
+    fits = [k for k in more if _share(problem, block_sizes(problem, m, b, k)) <= SAMPLE_SHARE]
+    return [*fits, few]
+
+
+def block_sizes(
+    problem: Problem, m: int, b: int, k: int, keep: bool = True, loader: tuple[int, int] = (0, 0)
+) -> BlockSizes:
+    """Batches of m, blocks of b, a sample of k of them and a probe of one or half of one."""
+    probe = b if k == SAMPLE_BLOCKS[0] else -(-b // 2)
+    probe = min(max(probe, MIN_PROBE), MAX_PROBE)
+    s, h = sample_sizes(problem.n_rows, max(k * b, MIN_SAMPLE), probe)
+    return BlockSizes("block", m, s, h, *loader, block_size=b, keep=keep)
+
+
+def _share(problem: Problem, sizes: BlockSizes) -> float:
+    """Of setup in the time of the run."""
+    return setup_time(problem, sizes) / training_time(problem, sizes)
+
+
+def setup_time(problem: Problem, sizes: BlockSizes) -> int:
+    """In FLOPs at the speed of a GEMM."""
+    b, sampled = sizes.block_size, sizes.n_sample + sizes.n_probe
+    return setup_flops(problem, sizes) + ENTRY * problem.p * (b + sampled)
+
+
+def training_time(problem: Problem, sizes: BlockSizes) -> int:
+    """The same of all steps."""
+    return problem.n_rows * problem.epochs * _row_time(problem, sizes)
+
+
+def time_until_learned(problem: Problem, sizes: BlockSizes) -> int:
+    """Of the setup and as many rows as it takes to be near the exact model."""
+    rows = ROWS_TO_LEARN * problem.p**2 // sizes.block_size
+    return setup_time(problem, sizes) + rows * _row_time(problem, sizes)
+
+
+def _row_time(problem: Problem, sizes: BlockSizes) -> int:
+    p, d, c = problem.p, problem.d, problem.c
+    # A ridge on one block is as much again, with the factor of K(Z, Z).
+    factors = 2 if problem.ridge and sizes.block_size == p else 1
+    apply = factors * max(APPLY, 2 * c) * sizes.block_size // sizes.batch_size
+    return p * (2 * (d + 3 * c) + ENTRY + apply)
+
+
+def setup_flops(problem: Problem, sizes: BlockSizes) -> int:
+    """Of all blocks of b centers together, with a sample of s rows and a probe of h.
+
+    Per block (2 s + h) b^2 to whiten the sample, for its covariance and for the probe's features,
+    5/3 b^3 for three Cholesky factors and two inverses, and the three kernel matrices; for the
+    first block about 4/3 b^3 to find its damping.
+    """
+    p, b, s, h = problem.p, sizes.block_size, sizes.n_sample, sizes.n_probe
+    kernels = 2 * (b + s + h) * problem.d
+    return p * ((2 * s + h) * b + 5 * b * b // 3 + kernels) + 4 * b**3 // 3

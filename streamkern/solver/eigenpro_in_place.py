@@ -1,0 +1,231 @@
+"""EigenPro 2.0 and 1.0: SGD on the rows of the training set, preconditioned.
+
+All rows are centers: a row is its own center and alpha moves in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.base import Array
+from streamkern.basics.errors import ConfigError
+from streamkern.kernels.points import Points
+from streamkern.kernels.products import KernelOperator
+from streamkern.planning.memory import Buffers, Needs
+from streamkern.planning.problem import Problem
+from streamkern.planning.sizes import LOADERS, Options, batches
+from streamkern.solver.base import Solver, State
+from streamkern.solver.low_rank import (
+    OPTIONS,
+    LowRank,
+    LowRankSizes,
+    build,
+    cut,
+    default_sample,
+    rebuilt,
+    sample_bytes,
+    sampled,
+    summary,
+)
+from streamkern.solver.method import STEPS, Report, Samples, Setup, Work
+from streamkern.solver.precondition.eigenfunctions import build_extended
+from streamkern.solver.precondition.low_rank import LowRankPreconditioner
+from streamkern.solver.precondition.step_rule import saved_rules
+from streamkern.solver.sgd import SGDSolver, small_batches
+
+PAPER_N_NYSTROM, PAPER_LEVEL = 4800, 160
+"""EigenPro 1.0's sample and level (Ma and Belkin 2017, section 6)."""
+
+
+class EigenPro2Solver(SGDSolver):
+    """EP2: alpha_rows -= eta/m g;  alpha_sample += eta/m E D E^T K(X_s, X) g.
+
+    sample : (s,) ascending row numbers of the Nystrom sample.
+    Cost per step that of `SGDSolver` and 2 m s (d + c) FLOPs.
+    """
+
+    name = "eigenpro2"
+    remedy = Solver.remedy
+
+    def __init__(
+        self, op: KernelOperator, Z: Points, preconditioner: LowRankPreconditioner, *,
+        sample: npt.NDArray[np.int64], **shared: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(op, Z, preconditioner.rule, **shared)
+        self.P, self.sample_rows = preconditioner, sample
+        self.sample = op.backend.xp.asarray(sample)
+        self.correction = op.backend.xp.empty((len(sample), self.n_outputs), op.dtype)
+
+    def _correct(self, state: State, x: Points, g: Array, rows: npt.NDArray[np.int64]) -> None:
+        in_sample = np.intersect1d(self.sample_rows, rows, return_indices=True)[1:]
+        state.alpha[self.sample] += self.P.correction(
+            self.op, x, g, self.correction, same=in_sample
+        )
+
+
+class EigenPro1Solver(EigenPro2Solver):
+    """EP1, the kernel form: alpha -= eta/m (g on the batch's rows - E D E^T K(X, X_m) g).
+
+    EP1 and EP2 take the same step in the RKHS, f <- f - eta P (gradient). What differs between the
+    two in the papers:
+
+    * Where the correction lives. The eigenfunctions of EP1 are combinations of all n rows, from a
+      sample by Nystrom's extension, so every step moves all of alpha and E is n x q; those of EP2
+      are combinations of the sample, E is s x q.
+    * Damping. EP1 has D_i = (1 - tau lam_{q+1} / lam_i), tau <= 1 against eigenvectors that spill
+      into the rest: 1 with a kernel, 1/4 with random features. (Its formula in alpha has another
+      1 / lam_i: that of the extension, which is a part of E here. Its public code takes the square
+      root of the ratio with kernels.) EP2 has no tau, but the exponent .95 in its public code.
+    * Batch and step. EP1 fixes m = 256, q = 160 and s = 4800, and takes eta ~ 1 / sqrt(lam_{q+1}),
+      the leading term of its bound on |P H_m|. EP2 takes the critical batch, about
+      max k(x, x) / lam_{q+1}, where the step and the hardware are both used in full.
+
+    Differs from EP1: the step comes from what is measured, as everywhere here (`step_rule`), and
+    the extended eigenfunctions are made orthonormal, see `eigenfunctions`.
+    Cost per step that of `SGDSolver` twice and 4 n q c FLOPs: K(X, X_m) is evaluated again for the
+    correction, where one pass could do, at the price of a second code path.
+    """
+
+    name = "eigenpro1"
+
+    def __init__(
+        self, op: KernelOperator, Z: Points, preconditioner: LowRankPreconditioner, **shared: Any
+    ) -> None:
+        super().__init__(op, Z, preconditioner, sample=np.arange(len(Z)), **shared)
+
+
+class InPlace(LowRank[LowRankSizes]):
+    """What EigenPro 1 and 2 have in common."""
+
+    sizes = LowRankSizes
+    in_place = True
+
+    def needs(self, problem: Problem, sizes: LowRankSizes) -> Needs:
+        """A row of a batch is a center."""
+        m, s, h = sizes.batch_size, sizes.n_sample, sizes.n_probe
+        return Needs(False, max(m, h, s, problem.p), problem.c, setup=s * (problem.d + sizes.level))
+
+
+class EigenPro2(InPlace):
+    """EP2, with what it takes."""
+
+    name = "eigenpro2"
+    options = (*OPTIONS, *STEPS)
+
+    def candidates(self, problem: Problem, options: Options) -> Sequence[LowRankSizes]:
+        """One sample, smaller batches."""
+        s, h, level = sampled(problem, options, default_sample(problem.p))
+        return [
+            LowRankSizes(self.name, m, s, h, *loader, level=level)
+            for m in batches(problem, options)
+            for loader in LOADERS
+        ]
+
+    def flops(self, problem: Problem, sizes: LowRankSizes) -> tuple[int, int]:
+        """An eigensystem; per row K(X, Z) and twice K(X, X_s)."""
+        rows = problem.n_rows * problem.epochs
+        return self.setup_flops(problem, sizes), self.row_flops(problem, sizes) * rows
+
+    def add_buffers(self, buffers: Buffers, problem: Problem, sizes: LowRankSizes) -> None:
+        """With the sample, which stays."""
+        buffers.add("always", "Nystrom rows, eigenvectors", sample_bytes(problem, sizes))
+        super().add_buffers(buffers, problem, sizes)
+
+    def compute(self, work: Work[LowRankSizes], samples: Samples, report: Report) -> Setup:
+        """The preconditioner, and the batch that it allows."""
+        P, arrays = build(work, samples)
+        batch_size = cut(work.sizes.batch_size, P.rule)
+        return Setup(arrays, summary(P, report, batch_size=batch_size))
+
+    def assemble(
+        self, work: Work[LowRankSizes], setup: Setup,
+        sample_rows: npt.NDArray[np.int64] | None = None,
+    ) -> Solver:  # fmt: skip
+        """The step; the sample is rows of the training set."""
+        assert sample_rows is not None
+        return EigenPro2Solver(
+            work.op, work.Z, rebuilt(work, setup), sample=sample_rows,
+            max_batch=setup.meta["batch_size"], **work.shared,
+        )  # fmt: skip
+
+
+class EigenPro1(InPlace):
+    """EP1, with what it takes."""
+
+    name = "eigenpro1"
+    options = (*OPTIONS, "ridge", "damping", *STEPS)
+    instead = "another solver, or features='nystrom' for chosen centers"
+
+    def check_options(self, options: Options) -> None:
+        """Its damping is the factor tau."""
+        super().check_options(options)
+        if options.damping is not None and options.damping > 1:
+            raise ConfigError(
+                f"solver.damping={options.damping:g} must be at most 1 with solver.name="
+                f'"{self.name}", where it is the factor tau; lower it'
+            )
+
+    def check(self, problem: Problem, options: Options) -> None:
+        """No ridge: EP1 has one for features alone."""
+        super().check(problem, options)
+        if options.ridge:
+            raise ConfigError(
+                f"solver.ridge={options.ridge:g} is not defined for solver {self.name!r} on a "
+                "kernel; set it to 0 or use another solver, such as 'block'"
+            )
+
+    def candidates(self, problem: Problem, options: Options) -> Sequence[LowRankSizes]:
+        """The paper's."""
+        s, h, level = sampled(problem, options, PAPER_N_NYSTROM, PAPER_LEVEL)
+        return [
+            LowRankSizes(self.name, m, s, h, *loader, level=level)
+            for m in small_batches(problem, options)
+            for loader in LOADERS
+        ]
+
+    def flops(self, problem: Problem, sizes: LowRankSizes) -> tuple[int, int]:
+        """An eigensystem and its extension; per row K(X, Z) twice, per step E twice."""
+        p, d, c, q = problem.p, problem.d, problem.c, sizes.level
+        n = problem.n_rows * problem.epochs
+        before = self.setup_flops(problem, sizes) + 2 * p * (p + sizes.n_sample) * (d + q)
+        return before, 4 * p * (d + c) * n + 4 * p * q * c * -(-n // sizes.batch_size)
+
+    def needs(self, problem: Problem, sizes: LowRankSizes) -> Needs:
+        """Its eigenvectors are on all rows."""
+        return super().needs(problem, sizes)._replace(setup=problem.p * sizes.level)
+
+    def add_buffers(self, buffers: Buffers, problem: Problem, sizes: LowRankSizes) -> None:
+        """With the eigenvectors on all rows."""
+        add, item, p, q = buffers.add, problem.itemsize, problem.p, sizes.level
+        add("always", "eigenvectors on all rows", p, q, itemsize=item)
+        add("setup", "extended eigenvectors, their values", 3 * p, q + 1, itemsize=item)
+        add("setup", "Nystrom rows, eigenvectors", sample_bytes(problem, sizes))
+        add("train", "correction", p, problem.c, itemsize=item)
+        super().add_buffers(buffers, problem, sizes)
+
+    def compute(self, work: Work[LowRankSizes], samples: Samples, report: Report) -> Setup:
+        """The extended eigenfunctions."""
+        op, options, (sample, probe) = work.op, work.options, samples()
+        P = build_extended(
+            op, work.Z, op.points(sample.X, left=True, right=True),
+            op.points(probe.X, left=True, right=True), level=work.sizes.level,
+            tau=1.0 if options.damping is None else options.damping, seed=options.seed,
+            root=probe.root,
+        )  # fmt: skip
+        meta = summary(P, report, batch_size=work.sizes.batch_size)
+        return Setup({"E": P.E, "D": P.D}, meta)
+
+    def assemble(
+        self, work: Work[LowRankSizes], setup: Setup,
+        sample_rows: npt.NDArray[np.int64] | None = None,
+    ) -> Solver:  # fmt: skip
+        """The step; the preconditioner has all rows for its sample."""
+        (rule,) = saved_rules(setup.meta["rules"], work.options.step_scale)
+        P = LowRankPreconditioner(work.Z, setup.arrays["E"], setup.arrays["D"], rule)
+        return EigenPro1Solver(
+            work.op, work.Z, P, max_batch=setup.meta["batch_size"], **work.shared
+        )  # fmt: skip

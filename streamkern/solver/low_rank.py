@@ -1,0 +1,135 @@
+"""What the methods have in common that damp the top eigendirections of a sample."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+from streamkern.backend.base import Array
+from streamkern.basics.errors import ConfigError
+from streamkern.planning.memory import Buffers
+from streamkern.planning.problem import Problem
+from streamkern.planning.sizes import (
+    MAX_PROBE,
+    MIN_PROBE,
+    Options,
+    Sizes,
+    check_between,
+    sample_sizes,
+)
+from streamkern.solver.method import Method, Report, Samples, Setup, Work
+from streamkern.solver.precondition import eigen
+from streamkern.solver.precondition.low_rank import LowRankPreconditioner, build_low_rank
+from streamkern.solver.precondition.step_rule import StepRule, saved_rules
+
+MANY_CENTERS = 20_000
+N_NYSTROM, LARGE_N_NYSTROM, LEVEL_SHARE = 2000, 5000, 20
+OPTIONS = ("n_nystrom", "level")
+
+
+@dataclass(frozen=True)
+class LowRankSizes(Sizes):
+    """level : damped directions, of a sample of solver.n_nystrom rows."""
+
+    level: int
+
+
+S = TypeVar("S", bound=LowRankSizes)
+
+
+class LowRank(Method[S]):
+    """Base of these methods."""
+
+    def check_options(self, options: Options) -> None:
+        """Eigenvectors come from as many rows."""
+        s, level = options.n_nystrom, options.level
+        if s is not None and level is not None and level >= s:
+            raise ConfigError(
+                f"solver.level={level} must lie between 1 and solver.n_nystrom - 1 = {s - 1}, as "
+                "its eigenvectors come from so many rows; lower level or raise n_nystrom"
+            )
+
+    def check(self, problem: Problem, options: Options) -> None:
+        """With the sample."""
+        check_between("n_nystrom", options.n_nystrom, 2, problem.n_rows, "n_rows=")
+        super().check(problem, options)
+
+    def setup_flops(self, problem: Problem, sizes: S) -> int:
+        """Of an eigensystem of the sample."""
+        s = sizes.n_sample
+        return eigen.flops(s, sizes.level + 1) + 2 * s * s * problem.d
+
+    def row_flops(self, problem: Problem, sizes: S) -> int:
+        """Per row of a batch K(X, Z), forward and back, and the correction."""
+        d, c = problem.d, problem.c
+        return 2 * problem.p * (d + 2 * c) + 2 * sizes.n_sample * (d + sizes.level + c)
+
+    def add_buffers(self, buffers: Buffers, problem: Problem, sizes: S) -> None:
+        """The sample, its eigensystem, the probe."""
+        s, h, item = sizes.n_sample, sizes.n_probe, problem.itemsize
+        buffers.add("setup", "K(X_s, X_s) and workspace", 3 * s, s, itemsize=item)
+        buffers.add("setup", "probe, K(probe, probe)", h, 2 * problem.point + h * item)
+
+
+def sample_bytes(problem: Problem, sizes: LowRankSizes) -> int:
+    """Of the rows of the sample and their eigenvectors."""
+    features = problem.d + sizes.level
+    return sizes.n_sample * (2 * problem.point + features * problem.itemsize)
+
+
+def sampled(
+    problem: Problem, options: Options, n_nystrom: int, level: int | None = None
+) -> tuple[int, int, int]:
+    """Rows of the sample and of the probe, and damped directions. The numbers are the defaults."""
+    s, h = sample_sizes(problem.n_rows, options.n_nystrom or n_nystrom, MIN_PROBE * 4)
+    if options.n_nystrom is not None:
+        s, left = options.n_nystrom, problem.n_rows - options.n_nystrom
+        # Fresh rows only, unless the sample is nearly all there is: then it is the stream itself.
+        h = min(h, left) if left >= MIN_PROBE // 2 else min(problem.n_rows, MAX_PROBE)
+    if s < 2:
+        raise ConfigError(
+            f"n_nystrom={s} must lie between 2 and n_rows={problem.n_rows}; use more training rows"
+        )
+    level = options.level or max(1, min(level or s // LEVEL_SHARE, s - 1))
+    if level >= s:
+        raise ConfigError(f"level={level} must lie between 1 and n_nystrom - 1 = {s - 1}; lower it")
+    return s, h, level
+
+
+def default_sample(p: int) -> int:
+    """Rows of EigenPro's sample."""
+    return N_NYSTROM if p <= MANY_CENTERS else LARGE_N_NYSTROM
+
+
+def build(work: Work[S], samples: Samples) -> tuple[LowRankPreconditioner, dict[str, Array]]:
+    """The preconditioner of EigenPro 2 to 4, and what of it is kept."""
+    op, (sample, probe) = work.op, samples()
+    X_s, fresh = (op.points(rows.X, left=True, right=True) for rows in (sample, probe))
+    roots = None
+    if sample.root is not None and probe.root is not None:
+        roots = sample.root, probe.root
+    P = build_low_rank(
+        op, X_s, fresh, level=work.sizes.level, seed=work.options.seed, roots=roots
+    )  # fmt: skip
+    # A view of the sample would keep the probe alive, too.
+    return P, {"sample": sample.X.copy(), "E": P.E, "D": P.D}
+
+
+def rebuilt(work: Work[S], setup: Setup) -> LowRankPreconditioner:
+    """The same from what was kept."""
+    arrays = setup.arrays
+    X_s = work.op.points(arrays["sample"], left=True, right=True)
+    (rule,) = saved_rules(setup.meta["rules"], work.options.step_scale)
+    return LowRankPreconditioner(X_s, arrays["E"], arrays["D"], rule)
+
+
+def cut(batch_size: int, rule: StepRule) -> int:
+    """Past the critical batch a larger one buys nothing; before it every row counts in full."""
+    return int(max(1, min(batch_size, rule.critical_batch)))
+
+
+def summary(P: LowRankPreconditioner, report: Report, **sizes: int) -> dict[str, Any]:
+    """What setup found, told and as it is kept."""
+    rule, sizes = P.rule, {"level": int(P.E.shape[1]), **sizes}
+    report("low_rank", {"leverage": rule.leverage, "lambda_1": rule.lambda_1, **sizes})
+    return {"rules": [asdict(rule)], **sizes}

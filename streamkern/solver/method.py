@@ -1,0 +1,183 @@
+"""What a method of training is: the one record that everything else asks.
+
+A method says which settings it takes and what they may be, which sizes would do for a problem, what
+those take in bytes and FLOPs, and how it is made, in two halves. `compute` does the work that is
+done once per run: it factors, takes eigensystems and measures steps, and returns all of it as named
+arrays and JSON values. `assemble` makes the solver from those, whether they were computed a moment
+ago or read back from a run directory, so that a resumed run continues with the same bits and
+repeats nothing.
+
+A new method is a file with a subclass of `Method`, and a line in `methods`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.base import Array
+from streamkern.basics.errors import ConfigError, MemoryBudgetError
+from streamkern.kernels.points import Points
+from streamkern.kernels.products import KernelOperator
+from streamkern.planning.memory import Buffers, Needs, count_run
+from streamkern.planning.problem import MiB, Problem
+from streamkern.planning.sizes import Options, Sizes, check_between
+from streamkern.solver.base import Solver
+
+Report = Callable[[str, dict[str, Any]], None]
+STEPS = ("average", "step_scale")
+"""Settings of the methods that take steps."""
+S = TypeVar("S", bound=Sizes)
+
+
+class Rows(NamedTuple):
+    """Transformed rows of the stream: X (n, d), targets Y (n, c), and the square roots of the
+    sample weights (n,), or None. fresh : first row that is not in the other sample as well."""
+
+    X: Array
+    Y: Array
+    root: Array | None = None
+    fresh: int = 0
+
+
+Samples = Callable[[], tuple[Rows, Rows]]
+"""Gives the sample and the probe; a function, so that the raw rows can be dropped when the prepared
+ones exist. Where the centers are the training rows, so are these."""
+
+
+@dataclass
+class Setup:
+    """What is computed once: device arrays by name, and numbers that go into the log."""
+
+    arrays: dict[str, Array]
+    meta: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Work(Generic[S]):
+    """What a solver is made for. Z : points of the centers, both sides."""
+
+    op: KernelOperator
+    Z: Points
+    problem: Problem
+    sizes: S
+    options: Options
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """What every solver is given."""
+        return {"n_outputs": self.problem.c, "average": self.options.average}
+
+
+class Method(Generic[S]):
+    """Base of the methods, which have no state of their own."""
+
+    name: str
+    options: tuple[str, ...]
+    """The settings of [solver] that it takes."""
+    sizes: type[S]
+    features: tuple[str, ...] = ("kernel",)
+    """The model.features that it trains."""
+    in_place = False
+    """Whether the centers are the rows of the training set, in store order."""
+    same_rows = False
+    """Whether every pass must bring the same rows in the same batches, with the same draws: then it
+    says itself when it is done."""
+    leaner = ""
+    """What to use where it does not fit the memory."""
+
+    # -- settings --------------------------------------------------------------------------
+
+    def check_options(self, options: Options) -> None:
+        """Raise ConfigError where settings contradict each other, whatever the data."""
+
+    def check(self, problem: Problem, options: Options) -> None:
+        """Raise ConfigError where a setting contradicts the data."""
+        check_between("batch_size", options.batch_size, 1, problem.n_rows, "n_rows=")
+        if self.in_place and problem.p != problem.n_rows:
+            raise ConfigError(
+                f"solver={self.name!r} needs every training row as a center, but "
+                f"n_centers={problem.p} and n_rows={problem.n_rows}; set centers='all' without "
+                f"random augmentation, or use {self.instead}"
+            )
+
+    @property
+    def instead(self) -> str:
+        """What to use where the centers can not be the training rows."""
+        return "another solver"
+
+    # -- sizes -----------------------------------------------------------------------------
+
+    def candidates(self, problem: Problem, options: Options) -> Sequence[S]:
+        """Sizes for what was left open, from the best to the smallest."""
+        raise NotImplementedError
+
+    def plan(self, problem: Problem, options: Options, budget_bytes: int) -> tuple[S, Buffers]:
+        """The best sizes that fit `budget_bytes`, and what they take.
+
+        Raises
+        ------
+        MemoryBudgetError
+            Nothing fits; names the smallest budget that would do.
+        ConfigError
+            A fixed size contradicts the data.
+        """
+        self.check(problem, options)
+        peaks = []
+        for sizes in self.candidates(problem, options):
+            buffers = self.count(problem, sizes)
+            if buffers.peak <= budget_bytes:
+                return sizes, buffers
+            peaks.append(buffers.peak)
+        raise MemoryBudgetError(
+            f"memory={_mib(budget_bytes)} is not enough for n_centers={problem.p}, d={problem.d}; "
+            f"the smallest plan needs {_mib(min(peaks))}; raise memory or lower n_centers or "
+            "batch_size" + (", or set accelerator='none'" if problem.library_bytes else "")
+            + self.leaner
+        )  # fmt: skip
+
+    def reason(self, problem: Problem, options: Options, sizes: S) -> str | None:
+        """What decided the sizes, for people; None where nothing is to be said."""
+        return None
+
+    def count(self, problem: Problem, sizes: S) -> Buffers:
+        """Every buffer of the run."""
+        buffers = count_run(problem, sizes, self.needs(problem, sizes))
+        self.add_buffers(buffers, problem, sizes)
+        return buffers
+
+    def needs(self, problem: Problem, sizes: S) -> Needs:
+        """What it asks of the buffers that every run has."""
+        raise NotImplementedError
+
+    def add_buffers(self, buffers: Buffers, problem: Problem, sizes: S) -> None:
+        """The buffers that are its own. Keep in step with its setup and its step."""
+        raise NotImplementedError
+
+    def flops(self, problem: Problem, sizes: S) -> tuple[int, int]:
+        """(setup, training), leading terms only."""
+        raise NotImplementedError
+
+    def passes(self, problem: Problem) -> int:
+        """Epochs that are read, at most."""
+        return problem.epochs
+
+    # -- the solver ------------------------------------------------------------------------
+
+    def compute(self, work: Work[S], samples: Samples, report: Report) -> Setup:
+        """Factors, eigensystems and step rules."""
+        raise NotImplementedError
+
+    def assemble(
+        self, work: Work[S], setup: Setup, sample_rows: npt.NDArray[np.int64] | None = None
+    ) -> Solver:
+        """The solver that `setup` describes. sample_rows : the sample, as row numbers."""
+        raise NotImplementedError
+
+
+def _mib(size: int) -> str:
+    return f"{-(-size // MiB)} MiB"
