@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +22,6 @@ from streamkern.solver.methods import find
 from tests import reference as ref
 
 Array = npt.NDArray[Any]
-MakeBackend = Callable[[], AbstractContextManager[Backend]]
 
 
 RADIAL = ["cauchy", "gaussian", "laplace", "matern32", "matern52"]

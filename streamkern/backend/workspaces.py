@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -23,9 +21,8 @@ class Workspaces:
     def __init__(self) -> None:
         self._local = threading.local()
 
-    @contextmanager
-    def lend(self, xp: Any, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Iterator[Any]:
-        """An array of `xp`, of which nothing is known but its shape and dtype."""
+    def lend(self, xp: Any, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Lent:
+        """For a `with` block an array of `xp`, of which only shape and dtype are known."""
         try:
             free: list[Any] = self._local.free
         except AttributeError:
@@ -35,18 +32,29 @@ class Workspaces:
         piece = _taken(free, n_bytes)
         if piece is None:
             piece = xp.empty(n_bytes, np.uint8)
-        try:
-            yield piece[:n_bytes].view(dtype).reshape(shape)
-        finally:
-            free.append(piece)
+        return Lent(free, piece, piece[:n_bytes].view(dtype).reshape(shape))
+
+
+class Lent:
+    """An array, and whom its memory goes back to. (`contextmanager` would take 1 us more.)"""
+
+    __slots__ = ("_array", "_free", "_piece")
+
+    def __init__(self, free: list[Any], piece: Any, array: Any) -> None:
+        self._free, self._piece, self._array = free, piece, array
+
+    def __enter__(self) -> Any:
+        return self._array
+
+    def __exit__(self, *error: object) -> None:
+        self._free.append(self._piece)
 
 
 def _taken(free: list[Any], n_bytes: int) -> Any:
     """The smallest piece that has room; where none has, the largest is given up for a new one."""
-    free.sort(key=len)
-    for i, piece in enumerate(free):
-        if len(piece) >= n_bytes:
-            return free.pop(i)
-    if free:
-        free.pop()
-    return None
+    if not free:
+        return None
+    sizes = [len(piece) for piece in free]
+    fit = [size for size in sizes if size >= n_bytes]
+    piece = free.pop(sizes.index(min(fit) if fit else max(sizes)))
+    return piece if fit else None

@@ -12,6 +12,7 @@ import typer
 from streamkern.basics.errors import ConfigError
 from streamkern.config.rules import parse_bytes, parse_toml
 from streamkern.config.run_config import RunConfig, load_run_file
+from streamkern.config.solver import SOLVERS
 from streamkern.filesystem.urls import local_path
 
 RunFile = Annotated[str | None, typer.Argument(metavar="[RUN.toml]", help="Run file.")]
@@ -20,7 +21,7 @@ Test = Annotated[str | None, typer.Option("--test", help="Store to evaluate on."
 RunDir = Annotated[str | None, typer.Option("--run-dir", help="Where the run is saved.")]
 Solver = Annotated[
     str | None,
-    typer.Option("--solver", help="auto, block, sgd, eigenpro1, 2, 3 or 4, direct, falkon."),
+    typer.Option("--solver", help=f"One of {', '.join(SOLVERS)}."),
 ]
 Memory = Annotated[str | None, typer.Option("--memory", help='Such as "8 GiB".')]
 Epochs = Annotated[

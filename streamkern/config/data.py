@@ -95,7 +95,7 @@ class DataConfig(Table):
     0, which are pixels as a rule; "feature" for all others. A scale in `transforms` takes its
     place.
     epochs : passes; "auto": enough for 100 000 rows, copies included, between 1 and 20, and at
-    most 20 with solver "falkon", which stops when it has converged.
+    most 20 with a solver that stops when it has converged.
     cache : a folder that keeps chunks of remote stores, up to `cache_size`, by default half of the
     free disk, so that a second epoch or run does not fetch them again.
     """

@@ -22,17 +22,18 @@ from streamkern.config.rules import (
 from streamkern.planning.sizes import Options
 from streamkern.solver.methods import METHODS, options_of
 
-_NAMES = ("auto", *METHODS)
+SOLVERS = ("auto", *METHODS)
+"""What solver.name may be."""
 
 
 def _name(value: object) -> object:
-    if value in _NAMES:
+    if value in SOLVERS:
         return value
     raise ValueError("not a solver")
 
 
 Solver = Annotated[
-    str, BeforeValidator(_name), Rule(f"one of {', '.join(json.dumps(name) for name in _NAMES)}")
+    str, BeforeValidator(_name), Rule(f"one of {', '.join(json.dumps(name) for name in SOLVERS)}")
 ]
 
 
@@ -40,9 +41,9 @@ class SolverConfig(Table):
     """[solver]: the method, and what of it the user wants to fix by hand.
 
     ridge : coefficient of tr(alpha^T K(Z, Z) alpha) / 2 beside half the mean squared error.
-    tolerance : FALKON stops at this residual, relative to that of the zero function, in the norm
-    of its preconditioner; left out it is 1e-4. warm_start : run directory whose newest weights
-    training starts from; its centers must be the same.
+    tolerance : conjugate gradient stops at this residual, relative to that of the zero function, in
+    the norm of its preconditioner; left out it is 1e-4. warm_start : run directory whose newest
+    weights training starts from; its centers must be the same.
     """
 
     table = "solver"

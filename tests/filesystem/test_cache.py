@@ -402,14 +402,14 @@ def fill(folder: str) -> None:
 
 @pytest.mark.slow
 def test_killed_while_writing(tmp_path: Path) -> None:
-    for delay in (0.02, 0.05, 0.1):
+    for n_written, delay in ((0, 0.02), (1, 0.05), (4, 0.1)):
         process = subprocess.Popen(
             command("fill", tmp_path), stdout=subprocess.PIPE, text=True, cwd=ROOT
         )
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         give_up = time.monotonic() + 60
-        while not list(tmp_path.glob("new/*")):
+        while len(entries(tmp_path)) < n_written or not list(tmp_path.glob("new/*")):
             assert time.monotonic() < give_up
         time.sleep(delay)  # anywhere in the middle
         process.kill()
