@@ -73,7 +73,7 @@ def npy_array(file: IO[bytes], where: str) -> FileArray:
         shape, fortran, dtype = _NPY_HEADERS[version](file)
         if any(size < 0 for size in shape):
             raise ValueError(f"its shape is {shape}")
-    except (ValueError, SyntaxError, tokenize.TokenError, RecursionError) as error:
+    except (ValueError, TypeError, SyntaxError, tokenize.TokenError, RecursionError) as error:
         raise DataError(f"{where} is not a .npy file: {error}") from error
     if dtype.hasobject:
         raise DataError(f"{where} holds Python objects; save it with a plain dtype")

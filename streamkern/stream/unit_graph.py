@@ -50,11 +50,10 @@ class UnitWork:
         """
         number = (epoch, u, next(self._numbers))
         key: Key = (f"read-{self._token}", *number)
-        method = "read_rows" if self._in_two else "read_unit"
-        tasks = {key: Task(key, _ask, held, method, u, seed, epoch)}
+        tasks = {key: Task(key, _read, held, not self._in_two, u, seed, epoch)}
         if self._in_two:
             rows, key = TaskRef(key), (f"transform-{self._token}", *number)
-            tasks[key] = Task(key, _ask, held, "transform", rows, seed, epoch)
+            tasks[key] = Task(key, _transform, held, rows, seed, epoch)
         return tasks, key
 
 
@@ -67,9 +66,13 @@ def run(tasks: dict[Key, Task]) -> Block:
     return block
 
 
-def _ask(held: BaseSource | Recipe, method: str, *arguments: Any) -> Block:
-    block: Block = getattr(opened(held), method)(*arguments)
-    return block
+def _read(held: BaseSource | Recipe, whole: bool, u: int, seed: int, epoch: int) -> Block:
+    source = opened(held)
+    return source.read_unit(u, seed, epoch) if whole else source.read_rows(u, seed, epoch)
+
+
+def _transform(held: BaseSource | Recipe, rows: Block, seed: int, epoch: int) -> Block:
+    return opened(held).transform(rows, seed, epoch)
 
 
 # ------------------------------------------------------------------- a source that travels

@@ -20,7 +20,6 @@ from streamkern.backend.batch import Batch
 from streamkern.basics.errors import (
     EXIT_FAILED,
     DivergenceError,
-    ResumeMismatchError,
     RunError,
     StorageError,
     StreamkernError,
@@ -32,23 +31,20 @@ from streamkern.basics.warning import warn
 from streamkern.planning.sizes import own_sizes
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import RunLog
-from streamkern.rundir.saver import AsyncSaver
 from streamkern.rundir.sealed import as_saved
 from streamkern.solver.precondition.step_rule import largest
 from streamkern.stream.cluster import dashboard_link
 from streamkern.stream.meter import Meter
 from streamkern.stream.sources.stores import stores_of
 from streamkern.train.arrivals import Arrivals, is_computed_with
+from streamkern.train.checkpoints import Checkpoints
 from streamkern.train.evaluations import Evaluations
 from streamkern.train.opened import Run
-from streamkern.train.same_run import changed_backend, changed_versions, difference
+from streamkern.train.same_run import changed_backend, changed_versions, check_order
 from streamkern.train.setup import Assembled, reassemble, start
 from streamkern.train.steps import Position, Result, Steps
 from streamkern.train.warm_start import WarmStart, load_warm_start
 
-# A checkpoint is due after a minute, or after so many times as long as training stood still for
-# the one before, if that is more: with p^2 numbers to solve for and to copy, that counts.
-AUTO_CHECKPOINT_S, CHECKPOINT_SHARE = 60.0, 20
 LOG_EVERY_S = 1.0
 
 
@@ -69,13 +65,12 @@ class Trainer:
         self.settings, self.stack, self.stop = run.config.run, stack, stop
         logged = directory if self.settings.log else None
         self.log = stack.enter_context(RunLog(None) if logged is None else logged.open_log())
-        self.saver = None if directory is None else stack.enter_context(AsyncSaver(directory))
+        self.checkpoints = Checkpoints(self.settings, directory, stack)
         self.line = stack.enter_context(Line(enabled=progress))
         self.position = Position()
         # No method of this object, which would hold itself and all of the memory.
         self._report = partial(_report, self.log, self.position)
-        self.logged = self.saved = time.monotonic()
-        self.loop_s = self.stood_still_s = 0.0
+        self.logged, self.loop_s = time.monotonic(), 0.0
         self.ended: str | None = None
         self.skipped: tuple[str, ...] = ()
 
@@ -91,7 +86,7 @@ class Trainer:
         self.steps = Steps(self.run, made, self.position, self._report)
         order = self._resume(warm, {} if client is None else {"dashboard": dashboard_link(client)})
         self.feed = self.stack.enter_context(self.steps.feed(client))
-        self._check_order(order)
+        check_order(order, self.feed.loader.order_key())
 
     def _setup(self, record: dict[str, Any], warm: WarmStart | None) -> Assembled:
         directory, backend = self.directory, self.run.backend
@@ -100,7 +95,11 @@ class Trainer:
         if directory is not None and setup is not None:
             with as_saved(directory.place):
                 made = reassemble(self.run, arriving.arrays(setup), setup.meta)
-                self._warn_of_changes(setup.meta["backend"], record)
+                changed = changed_backend(setup.meta["backend"], backend.describe())
+            changed += changed_versions(directory, record)
+            if changed:
+                warn(f"resumed with other libraries: {'; '.join(changed)}; same to rounding only")
+                self._report("changed", {"what": changed})
             return made
         made = start(self.run, self._report, None if warm is None else warm.targets)
         made.meta["warm_start"] = None if warm is None else warm.digest
@@ -108,13 +107,6 @@ class Trainer:
             arrays = {name: backend.by_parts(a) for name, a in made.arrays.items()}
             directory.save_setup(arrays, made.meta)
         return made
-
-    def _warn_of_changes(self, recorded: dict[str, Any], record: dict[str, Any]) -> None:
-        changed = changed_backend(recorded, self.run.backend.describe())
-        changed += changed_versions(self.directory, record)
-        if changed:
-            warn(f"resumed with other libraries: {'; '.join(changed)}; same to rounding only")
-            self._report("changed", {"what": changed})
 
     def _resume(self, warm: WarmStart | None, cluster: dict[str, Any]) -> dict[str, Any] | None:
         """The state, new or from the newest checkpoint; returns the order its samples came in."""
@@ -129,7 +121,7 @@ class Trainer:
         with as_saved(self.directory.place):
             self.steps.restore(arriving.arrays(saved), saved.meta)
             self.evaluations.restore(saved.meta["metrics"])
-            order: dict[str, Any] = saved.meta["order"]
+            order = dict(saved.meta["order"])
         self.ended = self._finished()
         self._report("resume", cluster)
         for text in saved.skipped:
@@ -141,15 +133,6 @@ class Trainer:
         self.skipped = skipped
         if skipped:
             self._report("skipped", {"what": list(skipped)})
-
-    def _check_order(self, saved: dict[str, Any] | None) -> None:
-        now = self.feed.loader.order_key()
-        changes = difference(saved or now, now)
-        if changes:
-            raise ResumeMismatchError(
-                f"the run was started with its samples in another order: {'; '.join(changes)}; "
-                "read the data in the same units and with the same version, or give another run_dir"
-            )
 
     # -- the loop --------------------------------------------------------------------------
 
@@ -167,8 +150,7 @@ class Trainer:
                 if not isinstance(error, TrainingInterrupted):
                     error.exit_code = EXIT_FAILED  # from here on the run can be resumed
                 raise
-        if self.saver is not None:
-            self.saver.close()
+        self.checkpoints.wait()
         return self._result()
 
     def _to_end(self) -> None:
@@ -194,7 +176,7 @@ class Trainer:
             raise
         except Exception:
             # Bad data or a lost network at batch i + 1 does not take batch i away.
-            if self.steps.whole and self.saver is not None and not self.saver.failed:
+            if self.steps.whole and not self.checkpoints.failed:
                 self._checkpoint()
             raise
         self.run.backend.synchronize()
@@ -207,7 +189,7 @@ class Trainer:
 
     def _stoppable(self) -> contextlib.AbstractContextManager[None]:
         """Between two steps, where a signal ends the run, which saves them."""
-        return self.stop.at_once(saves=self.saver is not None)
+        return self.stop.at_once(saves=self.checkpoints.kept)
 
     def _between(self, before: int) -> None:
         """What happens between two steps: end, evaluate, save. before : samples before the last."""
@@ -219,7 +201,7 @@ class Trainer:
         last = position.epoch == self.run.config.data.passes or self.ended is not None
         if self.evaluations.due(position, before) and not last:
             self._evaluate()  # the end has its own
-        if self._checkpoint_due() and not self.stop.requested:  # which saves as well
+        if self.checkpoints.due(position.step) and not self.stop.requested:  # which saves as well
             self._checkpoint()
 
     def _finished(self) -> str | None:
@@ -228,10 +210,10 @@ class Trainer:
         return self.steps.solver.finished(self.steps.state) if left else None
 
     def _save_and_end(self, stopped: Stopped) -> NoReturn:
-        if self.saver is None:
+        if not self.checkpoints.kept:
             raise stopped
         self._checkpoint()
-        self.saver.wait()
+        self.checkpoints.wait()
         raise TrainingInterrupted(
             f"{stopped} after {self.position.samples} samples and saved; run the same command "
             "again to go on"
@@ -247,23 +229,9 @@ class Trainer:
 
     # -- saving and showing ----------------------------------------------------------------
 
-    def _checkpoint_due(self) -> bool:
-        steps, seconds = self.settings.checkpoint_cadence
-        if steps is not None:
-            return self.position.step % steps == 0
-        auto = max(AUTO_CHECKPOINT_S, CHECKPOINT_SHARE * self.stood_still_s)
-        return time.monotonic() - self.saved >= (seconds or auto)
-
     def _checkpoint(self) -> None:
-        if self.saver is None:
-            return
-        began = time.monotonic()
-        self.saver.wait()  # so that no more than one copy is held
-        arrays, meta = self.steps.kept()
-        meta |= {"order": self.feed.loader.order_key(), "metrics": self.evaluations.kept()}
-        self.saver.submit(self.position.step, arrays, meta, before=self._check_data)
-        self.saved = time.monotonic()
-        self.stood_still_s = self.saved - began
+        order, metrics = self.feed.loader.order_key(), self.evaluations.kept()
+        self.checkpoints.save(self.steps, {"order": order, "metrics": metrics}, self._check_data)
 
     def _check_data(self) -> None:
         """Raise DataError if a store was replaced, so that no checkpoint is made of two."""

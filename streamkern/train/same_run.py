@@ -135,6 +135,16 @@ def check_same_run(directory: RunDirectory | None, record: dict[str, Any]) -> No
         )
 
 
+def check_order(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
+    """Raise ResumeMismatchError unless samples come in the order they had; None: there was none."""
+    changes = difference(saved or now, now)
+    if changes:
+        raise ResumeMismatchError(
+            f"the run was started with its samples in another order: {'; '.join(changes)}; read "
+            "the data in the same units and with the same version, or give another run_dir"
+        )
+
+
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """What differs between two nested records, as "solver.level: was 100, now 200"."""
     before, after = dict(_leaves(old)), dict(_leaves(new))

@@ -492,6 +492,7 @@ def test_a_chunk_lost_during_the_run(
     place = ("--run-dir", tmp_path / "run")
     said = sentence(run("train", "--train", store, *tested, *place, *words), FAILED)
     assert "X/c/2/0" in said
+    assert str(store) in said
     saved = RunDirectory(tmp_path / "run", writable=False).load_latest()
     assert saved is not None
     assert saved.step >= 10

@@ -167,6 +167,7 @@ def test_rows_beyond_the_memory_are_refused_unread(tmp_path: Path, ending: str) 
         b"\x93NUMPY\x01\x00\x76\x00" + b"{'descr': '|u1', 'shape': ((((((".ljust(118),
         b"\x93NUMPY\x01\x00\x76\x00" + b"{'descr': '|u1', 'fortran_order': False, "
         b"'shape': (-3, 2)}".ljust(77),
+        b"\x93NUMPY\x01\x00\x76\x00" + b"{'descr': '|u1', b'shape': (1, 1), 3: 4}".ljust(118),
         b"\x93NUMPY\x02\x00" + struct.pack("<I", 1 << 31) + b"{}",
         b"\x93NUMPY",
         b"",

@@ -317,8 +317,7 @@ def _die_in_step(run_dir: Path, method: str, at: int) -> None:
 
     def next_or_die(trainer: train_module.Trainer, batches: Iterator[Batch]) -> Batch | None:
         if trainer.position.step == at:
-            assert trainer.saver is not None
-            trainer.saver.wait()  # or it would be chance which checkpoint is the last
+            trainer.checkpoints.wait()  # or it would be chance which checkpoint is the last
             solver = vars(trainer.steps.solver)
             solver["_measure"] = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
         return following(trainer, batches)

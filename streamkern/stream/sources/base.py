@@ -68,8 +68,8 @@ class Source(Protocol):
 
     y is (k,) int64 ids 0..c-1 where there are `classes`, else (k, c) of `y_dtype`. More is
     optional, and means what it does in `BaseSource`: `remote`, `level`, `strata`, `parts`,
-    `weighted`, `repeats` (False if not given), `statistics_read`, `totals`, `columns`,
-    `target_columns`, `source_rows`, `read_targets` and `target_moments`.
+    `host_transforms`, `weighted`, `repeats` (False if not given), `statistics_read`, `totals`,
+    `columns`, `target_columns`, `source_rows`, `read_targets` and `target_moments`.
     """
 
     n_rows: int

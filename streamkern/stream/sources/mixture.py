@@ -29,8 +29,6 @@ from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import Moments, Transform, bind_transforms, transform_name
 from streamkern.stream.sources.user import as_source
 
-_MUST_AGREE = ("row_shape", "dtype", "n_outputs", "classes", "y_dtype", "weighted")
-
 
 class MixtureSource(BaseSource):
     """The rows of several sources with rows and targets of the same kind.
@@ -252,13 +250,13 @@ def _check_counts(
 
 
 def _check_alike(sources: Sequence[BaseSource]) -> None:
+    first = _kind_of_rows(sources[0])
     for number, source in enumerate(sources, start=1):
-        for name in _MUST_AGREE:
-            wanted, found = (getattr(k, name) for k in (sources[0], source))
-            if wanted != found:
+        for name, found in _kind_of_rows(source).items():
+            if found != first[name]:
                 raise ConfigError(
-                    f"source {number} of the mixture has {name} {found} and source 1 has {wanted}; "
-                    "mix sources that agree"
+                    f"source {number} of the mixture has {name} {found} and source 1 has "
+                    f"{first[name]}; mix sources that agree"
                 )
         if source.feed_transforms:
             raise ConfigError(
@@ -266,6 +264,13 @@ def _check_alike(sources: Sequence[BaseSource]) -> None:
                 f"{transform_name(source.feed_transforms[0])!r}, which runs at the feed; give it "
                 "to the mixture, in transforms="
             )
+
+
+def _kind_of_rows(source: BaseSource) -> dict[str, Any]:
+    return {
+        "row_shape": source.row_shape, "dtype": source.dtype, "n_outputs": source.n_outputs,
+        "classes": source.classes, "y_dtype": source.y_dtype, "weighted": source.weighted,
+    }  # fmt: skip
 
 
 def _seed_of(seed: int, k: int) -> int:
