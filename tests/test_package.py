@@ -157,6 +157,12 @@ def test_only_one_module_names_cupy() -> None:
     assert naming <= {"backend.cupy_backend"}
 
 
+def test_files_and_functions_are_short() -> None:
+    layout = Layout(ROOT)
+    assert not layout.long_files()
+    assert not layout.long_functions()
+
+
 def test_the_corridor_is_short() -> None:
     entries = [path.name for path in ROOT.iterdir() if path.name != "__pycache__"]
     assert len(entries) <= MOST_ENTRIES

@@ -29,7 +29,7 @@ from streamkern.cli.options import (
     parse_transform,
 )
 from streamkern.config.data import DataConfig
-from streamkern.config.rules import parse_bytes
+from streamkern.config.parse import parse_bytes
 from streamkern.ingest.ingest import ingest as run_ingest
 from streamkern.store.describe import describe_store
 from streamkern.store.store import open_store

@@ -13,8 +13,9 @@ import typer
 from streamkern.basics.text import table
 from streamkern.cli.console import as_text, say
 from streamkern.cli.model import skipped
-from streamkern.cli.options import (
-    AsJson,
+from streamkern.cli.options import AsJson, StorageOption
+from streamkern.cli.overview import plan_overview, plan_text
+from streamkern.cli.run_options import (
     CacheFolder,
     CacheSize,
     Epochs,
@@ -25,12 +26,10 @@ from streamkern.cli.options import (
     Scheduler,
     Set,
     Solver,
-    StorageOption,
     Test,
     Train,
     run_config,
 )
-from streamkern.cli.overview import plan_overview, plan_text
 from streamkern.config.run_config import RunConfig
 from streamkern.predict.figures import in_words
 from streamkern.stream.cluster import connect, dashboard_link

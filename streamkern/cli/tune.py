@@ -15,15 +15,13 @@ from streamkern.basics.errors import ConfigError, MissingDependencyError
 from streamkern.basics.stop import resumable
 from streamkern.basics.text import redact, table
 from streamkern.cli.console import as_text, say
-from streamkern.cli.options import (
-    AsJson,
+from streamkern.cli.options import AsJson, StorageOption, parse_numbers
+from streamkern.cli.run_options import (
     Memory,
     RunFile,
     Set,
     Solver,
-    StorageOption,
     Train,
-    parse_numbers,
     run_config,
 )
 from streamkern.config.run_config import RunConfig

@@ -37,6 +37,7 @@ from pydantic import model_validator
 from streamkern.basics.errors import ConfigError
 from streamkern.config.data import DataConfig
 from streamkern.config.model import ModelConfig
+from streamkern.config.parse import parse_seconds, parse_toml
 from streamkern.config.rules import (
     AutoCount,
     AutoStep,
@@ -49,8 +50,6 @@ from streamkern.config.rules import (
     OptionalUrl,
     Seed,
     Table,
-    parse_seconds,
-    parse_toml,
     unknown_key,
 )
 from streamkern.config.solver import SolverConfig

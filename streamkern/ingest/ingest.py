@@ -217,6 +217,14 @@ def _check_place(
 # ------------------------------------------------------------------------ pass 1: read and spool
 
 
+class _Rows(NamedTuple):
+    """What pass 1 leaves: rows, how their targets were converted, and where they came from."""
+
+    spool: Spool
+    values: Targets
+    files: _Files
+
+
 def _spool_rows(
     reader: Reader,
     files: ExitStack,
@@ -250,10 +258,24 @@ def _spool_rows(
     )
     notes = spool.notes or {"labels": [], "files": []}
     values.restore(notes["labels"])
-    parts = _Files(notes["files"])
+    rows = _Rows(spool, values, _Files(notes["files"]))
     if spool.sealed:
         spool.seal(spool.notes)  # a split of a bucket may have been interrupted
-        return _Rows(spool, values, parts)
+    else:
+        _read_all(reader, files, features, rows, block_bytes, progress)
+    return rows
+
+
+def _read_all(
+    reader: Reader,
+    files: ExitStack,
+    features: Features,
+    rows: _Rows,
+    block_bytes: int,
+    progress: Progress | None,
+) -> None:
+    """Spool the rows of the reader, from where an earlier call was, and seal the spool."""
+    spool, values, parts = rows
     try:
         blocks = reader.blocks(spool.n_rows, block_bytes)
         # One thread reads and checks blocks, another one deals the rows of the last one out.
@@ -275,7 +297,6 @@ def _spool_rows(
     except StreamkernError:
         spool.discard()  # the data itself is wrong: there is nothing to go on from
         raise
-    return _Rows(spool, values, parts)
 
 
 class _Files:
@@ -289,14 +310,6 @@ class _Files:
             self.counts.append((block.where, 0))
         name, n_rows = self.counts[-1]
         self.counts[-1] = (name, n_rows + len(block.X))
-
-
-class _Rows(NamedTuple):
-    """What pass 1 leaves: rows, how their targets were converted, and where they came from."""
-
-    spool: Spool
-    values: Targets
-    files: _Files
 
 
 def _appends(

@@ -19,7 +19,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.config import run_config as config_module
 from streamkern.config.data import DataConfig
 from streamkern.config.model import ModelConfig
-from streamkern.config.rules import parse_bytes, parse_seconds
+from streamkern.config.parse import parse_bytes, parse_seconds
 from streamkern.config.run_config import FREE_AT_RESUME, ExecutionConfig, RunConfig, load_run_file
 from streamkern.config.solver import SolverConfig
 from streamkern.solver.methods import METHODS, options_of

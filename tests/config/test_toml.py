@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from streamkern.basics.errors import ConfigError
-from streamkern.cli.options import parse_transform, setting
-from streamkern.config.rules import parse_toml
+from streamkern.cli.options import parse_transform
+from streamkern.cli.run_options import setting
+from streamkern.config.parse import parse_toml
 from streamkern.config.run_config import load_run_file
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource

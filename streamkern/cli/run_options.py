@@ -1,0 +1,82 @@
+"""The options that say which run: a run file, and what is put over it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from streamkern.basics.errors import ConfigError
+from streamkern.cli.options import parse_options, toml_or_text
+from streamkern.config.parse import parse_bytes
+from streamkern.config.run_config import RunConfig, load_run_file
+from streamkern.config.solver import SOLVERS
+
+RunFile = Annotated[str | None, typer.Argument(metavar="[RUN.toml]", help="Run file.")]
+Train = Annotated[str | None, typer.Option("--train", help="Store to train on.")]
+Test = Annotated[str | None, typer.Option("--test", help="Store to evaluate on.")]
+RunDir = Annotated[str | None, typer.Option("--run-dir", help="Where the run is saved.")]
+Solver = Annotated[
+    str | None,
+    typer.Option("--solver", help=f"One of {', '.join(SOLVERS)}."),
+]
+Memory = Annotated[str | None, typer.Option("--memory", help='Such as "8 GiB".')]
+Epochs = Annotated[
+    int | None, typer.Option("--epochs", help="Passes over the data.  [default: auto]")
+]
+Scaling = Annotated[
+    str | None, typer.Option("--scale", help="Of features: auto, feature, global or none.")
+]
+Scheduler = Annotated[
+    str | None, typer.Option("--dask", metavar="tcp://HOST:PORT", help="Cluster to read on.")
+]
+CacheFolder = Annotated[
+    str | None, typer.Option("--cache", metavar="FOLDER", help="Keeps what remote stores gave.")
+]
+CacheSize = Annotated[
+    str | None, typer.Option("--cache-size", help='Such as "20 GiB"; default: half the free disk.')
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any setting of a run file."),
+]
+
+
+def run_config(
+    run_file: str | None,
+    given: Mapping[str, Any],
+    *,
+    memory: str | None,
+    cache_size: str | None,
+    settings: Sequence[str] | None,
+    storage_options: Sequence[str] | None,
+) -> RunConfig:
+    """The run file with what the command line puts over it; None in `given` is not given."""
+    changes = {key: value for key, value in given.items() if value is not None}
+    if memory is not None:  # the budget of wherever the run executes
+        size = memory if memory == "auto" else parse_bytes(memory, "memory")
+        changes |= {"run.memory": size, "run.device_memory": size}
+    if cache_size is not None:
+        changes["data.cache_size"] = cache_size
+    changes |= dict(setting(text) for text in settings or ())
+    if run_file is not None:
+        config = load_run_file(run_file)
+    elif "data.train" in changes:
+        config = RunConfig.from_tables({"data": {"train": changes["data.train"]}})
+    else:
+        raise ConfigError("there is nothing to train on; give a run file, or --train URL")
+    if storage_options:
+        changes["data.storage_options"] = {
+            **config.data.storage_options,
+            **parse_options(storage_options),
+        }
+    return config.with_overrides(changes)
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """("solver.level", 100) from "solver.level=100"; a value that is no TOML is text."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--set {text!r} must be SECTION.KEY=VALUE, such as solver.level=100")
+    return key.strip(), toml_or_text(value)
