@@ -16,6 +16,7 @@ from streamkern.basics.errors import ConfigError, StreamkernError
 from streamkern.centers.random_rows import as_centers
 from streamkern.config.run_config import RunConfig
 from streamkern.kernels.builtin import Kernel
+from streamkern.train.opened import GIVEN
 
 # Where a parameter goes in a `RunConfig`. Messages name it the other way round.
 SETTINGS = {
@@ -118,10 +119,8 @@ class Parameters:
 
     def _config(self, epochs: Any) -> RunConfig:
         values = {name: getattr(self, name) for name in SETTINGS} | {"epochs": epochs}
-        if isinstance(self.centers, str | os.PathLike):
-            values["centers"] = os.fspath(self.centers)
-        else:
-            del values["centers"]
+        named = isinstance(self.centers, str | os.PathLike)
+        values["centers"] = os.fspath(self.centers) if named else GIVEN
         start = self.warm_start
         values["warm_start"] = start if isinstance(start, str | os.PathLike) else None
         if values["warm_start"] is None and not isinstance(start, bool | np.bool_):
@@ -136,7 +135,7 @@ class Parameters:
         class_weight = getattr(self, "class_weight", None)
         if isinstance(class_weight, Mapping):
             class_weight = {str(label): w for label, w in class_weight.items()}
-        tables: dict[str, dict[str, Any]] = {"data": {"train": "X", "class_weight": class_weight}}
+        tables: dict[str, dict[str, Any]] = {"data": {"train": GIVEN, "class_weight": class_weight}}
         for name, value in values.items():
             section, _, key = SETTINGS[name].partition(".")
             tables.setdefault(section, {})[key] = value

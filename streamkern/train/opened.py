@@ -36,7 +36,7 @@ from streamkern.train.warm_start import WarmStart
 SAVING = 128 << 20  # beside the arrays, while `checksums` has chunks of them on their way
 
 
-IN_MEMORY = "in memory"
+GIVEN = "given"
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def open_run(config: RunConfig, given: Given = NOTHING, *, fixed_sizes: Sizes | 
     """
     kernel, centers = get_kernel(config.model.kernel), given.centers
     if centers is not None:
-        config = config.with_overrides({"model.centers": IN_MEMORY})
+        config = config.with_overrides({"model.centers": GIVEN})
     data = open_data(config, given.source)
     config = with_epochs(config, data.source.n_rows)
     p = count_centers(config, data) if centers is None else len(centers)

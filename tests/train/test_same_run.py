@@ -43,7 +43,7 @@ def test_a_record_is_what_json_gives_back() -> None:
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert record["identity"]["centers"]["shape"] == [4, 5]
     model = record["identity"]["settings"]["model"]
-    assert (model["kernel"], model["centers"]) == (laplace.describe(), "in memory")
+    assert (model["kernel"], model["centers"]) == (laplace.describe(), "given")
     assert {"streamkern", "python", "numpy", "zarr"} <= set(record["versions"])
 
 
