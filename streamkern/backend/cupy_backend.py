@@ -93,7 +93,7 @@ class CupyBackend(Backend):
     kept_in_place = True
     norms_in_columns = False
 
-    def __init__(self, index: int = 0) -> None:
+    def __init__(self, index: int) -> None:
         super().__init__(threads=1)
         import cupy
         import cupyx

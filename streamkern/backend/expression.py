@@ -64,13 +64,13 @@ def evaluate(expression: str, **names: npt.NDArray[np.float64]) -> Any:
     return eval(render(expression, "{}"), {**functions, **names})
 
 
-def substitute(expression: str, name: str, value: str) -> str:
-    """The expression with another one in the place of a name."""
+def substitute(expression: str, value: str) -> str:
+    """The expression of s with another one in the place of s."""
     inner = ast.parse(value, mode="eval").body
 
     class Replace(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.expr:
-            return inner if node.id == name else node
+            return inner if node.id == "s" else node
 
     return ast.unparse(Replace().visit(ast.parse(expression, mode="eval")))
 

@@ -260,7 +260,7 @@ class Objects:
         what = keys[0] if len(keys) == 1 else f"{keys[0]} and {len(keys) - 1} more"
         await self._patiently("deleting", what, lambda: self._engine.delete(keys))
 
-    async def list_async(self, prefix: str = "") -> Listing:
+    async def list_async(self, prefix: str) -> Listing:
         """See `list`."""
         found = await self._patiently(
             "listing", f"{prefix}/", lambda: self._engine.list(prefix.rstrip("/"))

@@ -274,7 +274,7 @@ class _Composite(Kernel):
         scale = self._scale(part)
         if part.expression is None or scale == 1:
             return part.expression
-        return substitute(part.expression, "s", f"{scale!r} * s")
+        return substitute(part.expression, f"{scale!r} * s")
 
     def profile(self, sq: Array, xp: Any) -> Array:
         """A temporary for every part beside those of its own."""

@@ -153,7 +153,7 @@ def id_dtype(n_classes: int) -> np.dtype[Any]:
     return np.min_scalar_type(max(n_classes - 1, 0))
 
 
-def codecs(dtype: np.dtype[Any], compress: str = "auto") -> list[BytesBytesCodec]:
+def codecs(dtype: np.dtype[Any], compress: str) -> list[BytesBytesCodec]:
     """Codecs behind the bytes: zstd level 3 where it pays, and always a checksum, last.
 
     ``auto`` compresses integers only: float32/64 noise does not shrink, and decoding it costs

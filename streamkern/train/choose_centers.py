@@ -24,7 +24,7 @@ from streamkern.planning.center_costs import KMEANS_BATCH, METHODS, Selection
 from streamkern.stream.feed import Rows, prepare
 from streamkern.stream.loader import Loader
 from streamkern.stream.sources.base import Block
-from streamkern.stream.sources.transforms import SETUP_EPOCH, Transform
+from streamkern.stream.sources.transforms import SETUP_EPOCH
 from streamkern.train.opened import Run
 from streamkern.train.training_data import open_centers
 
@@ -61,7 +61,7 @@ def choose(run: Run, dtype: np.dtype[Any], report: Report) -> Chosen:
     order = np.arange(p) if in_order else random_rows.random_order(p, seed)
     if not many:
         block = block.take(order)
-    X = run.backend.to_host(transformed(run, block, run.data.fixed, dtype, epoch=0)[0])
+    X = run.backend.to_host(transformed(run, block, dtype)[0])
     del block
     kernel = _kernel(run, X, in_order)
     fields: dict[str, Any] = {"method": method, "centers": p, "rows": n_read}
@@ -77,14 +77,12 @@ def choose(run: Run, dtype: np.dtype[Any], report: Report) -> Chosen:
     return Chosen(X, order, kernel)
 
 
-def transformed(
-    run: Run, rows: Rows, transforms: tuple[Transform, ...], dtype: np.dtype[Any], epoch: int
-) -> tuple[Array, Array]:
+def transformed(run: Run, rows: Rows, dtype: np.dtype[Any]) -> tuple[Array, Array]:
     """Rows of the training data as the kernel sees them, (m, d), and targets (m, c)."""
     source = run.data.source
     return prepare(
-        run.backend, rows, transforms=transforms, dtype=dtype,
-        seed=run.config.run.random_state, epoch=epoch, n_outputs=source.n_outputs,
+        run.backend, rows, transforms=run.data.fixed, dtype=dtype,
+        seed=run.config.run.random_state, epoch=0, n_outputs=source.n_outputs,
         classes=source.classes if rows.y.ndim == 1 else None,
     )[:2]  # fmt: skip
 
@@ -146,7 +144,7 @@ def _frequencies(run: Run, dtype: np.dtype[Any], report: Report) -> Chosen:
     n_read, kernel = 0, run.config.model.kernel
     if not isinstance(kernel, Kernel):
         block = random_rows.random_centers(base, min(random_rows.BANDWIDTH_ROWS, base.n_rows), seed)
-        X, _ = transformed(run, block, run.data.fixed, dtype, epoch=0)
+        X, _ = transformed(run, block, dtype)
         kernel, n_read = _kernel(run, run.backend.to_host(X), False), len(block.X)
     order = random_rows.random_order(n_features, seed)
     Z = frequencies(kernel, run.data.d, n_features, seed)[order].astype(dtype)
@@ -169,7 +167,7 @@ def _batches(run: Run, dtype: np.dtype[Any]) -> Iterator[Host]:
     ) as loader:
         passes = -(-left // run.data.base.n_rows)
         for batch in loader.epochs(SETUP_EPOCH, SETUP_EPOCH + passes):
-            X = run.backend.to_host(transformed(run, batch, run.data.fixed, dtype, epoch=0)[0])
+            X = run.backend.to_host(transformed(run, batch, dtype)[0])
             yield X[:left]
             left -= len(X)
             if left <= 0:

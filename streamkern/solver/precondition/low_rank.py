@@ -129,7 +129,7 @@ def measure_low_rank(
     P: LowRankPreconditioner | None,
     probe: Points,
     seed: int,
-    root: Array | None = None,
+    root: Array | None,
 ) -> StepRule:
     """ell = max k_P(x, x) and lambda_1 of K_P(probe, probe) / h, k_P the preconditioned kernel.
 

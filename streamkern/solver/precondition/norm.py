@@ -51,7 +51,7 @@ class WeightNorm:
         return w if self.L is None else backend.solve_lower(self.L, w, transposed=True)
 
 
-def weight_norm(op: KernelOperator, Z: Points, least_jitter: float = 0.0) -> WeightNorm:
+def weight_norm(op: KernelOperator, Z: Points, least_jitter: float) -> WeightNorm:
     """That of the weights on Z, points with both sides. least_jitter : see `jittered_cholesky`."""
     if op.kernel.explicit:
         return WeightNorm(None, 0.0)

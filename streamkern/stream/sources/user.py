@@ -144,6 +144,12 @@ def _dtype(given: Any) -> np.dtype[Any]:
     return dtype
 
 
+def _whether(given: Any) -> bool:
+    if not isinstance(given, bool | np.bool_):
+        raise TypeError
+    return bool(given)
+
+
 def _shape(given: Any) -> tuple[int, ...]:
     return tuple(index(k) for k in given)
 
@@ -153,7 +159,7 @@ def _are_totals(source: BaseSource, totals: np.ndarray) -> bool:
     return totals.shape == (n,) and bool((np.isfinite(totals) & (totals >= 0)).all())
 
 
-_WHETHER = _Rule(bool, lambda source, b: True, "True or False")
+_WHETHER = _Rule(_whether, lambda source, b: True, "True or False")
 _TRANSFORMS = _Rule(tuple, lambda source, given: all(map(callable, given)), "a tuple of transforms")
 _METHODS = ("n_units", "fingerprint", "unit_bounds", "read_unit", "describe", "statistics")
 _NEEDED = {

@@ -89,6 +89,7 @@ def test_it_travels() -> None:
         ({"columns": ("a",)}, "columns=.*a name for each feature"),
         ({"columns": "ab"}, "columns='ab'"),
         ({"level": "low"}, "level='low'"),
+        ({"remote": "no"}, "remote='no'; it must be True or False"),
         ({"parts": (3,)}, r"parts=\(3,\); it must be a tuple of sources"),
     ],
 )
