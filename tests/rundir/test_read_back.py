@@ -32,6 +32,7 @@ from streamkern.rundir.saver import AsyncSaver
 from streamkern.train.model import load_model
 from streamkern.train.warm_start import load_warm_start
 from streamkern.tuning.records import Trials
+from tests import runs
 from tests.faults import flip_bit
 from tests.runs import (
     STEPS,
@@ -132,16 +133,18 @@ def test_an_older_checkpoint_is_never_used_without_a_word(run: Path) -> None:
     """W3, of everything in Python that loads one."""
     flip_bit(run, NEWEST)
     text = f"checkpoint of step {STEPS} .* was skipped, and that of step 10 is used"
-    with pytest.warns(UserWarning, match=text):
+    with pytest.warns(UserWarning, match=text) as caught:
         model = load_model(run)
     model.backend.close()
+    assert [w.filename for w in caught] == [__file__]  # whoever loads
     assert len(model.skipped) == 1
     assert f"{STEPS:012d}/alpha/c/0/0 does not match its checksum" in model.skipped[0]
     (shown,) = run_overview(run)["warnings"]
     assert shown == model.skipped[0]
     warm = settings(**{"solver.warm_start": str(run), "data.epochs": 1})
-    with pytest.warns(UserWarning, match=text):
+    with pytest.warns(UserWarning, match=text) as caught:
         assert finished(warm, source=stream()).skipped == model.skipped
+    assert [w.filename for w in caught] == [runs.__file__]  # whoever trains
 
 
 def test_a_resumed_run_says_that_it_took_an_older_checkpoint(run: Path, trained: Path) -> None:
