@@ -299,8 +299,8 @@ def test_a_dead_holder_of_this_machine_is_not_waited_for(objects: Objects) -> No
     """Nor one whose id went to another process since."""
     finished = process(no_waiting_child)
     finished.join(30)
-    reused = {"pid": os.getpid(), "machine": lease._machine(), "started": "1"}
-    gone = {"pid": finished.pid, "machine": lease._machine(), "started": "1"}
+    note = {"machine": lease._machine(), "started": "1", "nonce": "1"}
+    reused, gone = (note | {"pid": pid} for pid in (os.getpid(), finished.pid))
     for number, note in enumerate((reused, gone), 1):
         key = f"lease/{2 * number - 1:012d}.json"
         objects.put(key, documents.seal("writer", note))

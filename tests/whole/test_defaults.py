@@ -53,8 +53,8 @@ def test_class_weight_and_memory_share_their_defaults() -> None:
     ("n_rows", "epochs"), [(1, 20), (5000, 20), (40_000, 3), (100_000, 1), (10**8, 1)]
 )
 def test_auto_epochs(n_rows: int, epochs: int) -> None:
-    assert auto_epochs("auto", n_rows) == epochs
-    assert auto_epochs("falkon", n_rows) == 20
+    assert auto_epochs(config(), n_rows) == epochs
+    assert auto_epochs(config().with_overrides({"solver.name": "falkon"}), n_rows) == 20
 
 
 def config(tmp_path: Path | None = None, **data: Any) -> RunConfig:
