@@ -11,7 +11,6 @@ from streamkern.basics.text import redact, size_text, table
 from streamkern.centers.random_rows import BANDWIDTH_ROWS
 from streamkern.cli.described import pairs, store_text
 from streamkern.kernels.notation import bandwidths, kernel_text
-from streamkern.planning.sizes import Sizes
 from streamkern.store.describe import describe_store
 from streamkern.stream.sources.stores import stores_of
 from streamkern.train.opened import Run
@@ -44,7 +43,7 @@ def plan_overview(run: Run) -> dict[str, Any]:
         "scale": run.data.scale,
         "kernel": {"kernel": model.kernel, "bandwidth": model.bandwidth},
         "solver": {"name": sizes.solver, "reason": run.reason},
-        "sizes": _chosen(sizes),
+        "sizes": _chosen(run),
         "sizes_reason": run.sizes_reason,
         "batches_per_epoch": batches,
         "batches": batches * run.method.passes(problem),
@@ -87,9 +86,11 @@ def _in_order(phases: list[str]) -> list[str]:
     return sorted(phases, key=("centers", "sample", "setup", "train").index)
 
 
-def _chosen(sizes: Sizes) -> dict[str, Any]:
-    """Without rows of a setup that there is none of."""
-    return {k: v for k, v in asdict(sizes).items() if v or k not in ("n_sample", "n_probe")}
+def _chosen(run: Run) -> dict[str, Any]:
+    """The sizes by the names of their settings, without rows of a setup that there is none of."""
+    sizes = {k: v for k, v in asdict(run.sizes).items() if v or k not in ("n_sample", "n_probe")}
+    named = {"n_sample": "n_nystrom"} if "n_nystrom" in run.method.options else {}
+    return {named.get(name, name): size for name, size in sizes.items()}
 
 
 def plan_text(plan: Mapping[str, Any]) -> str:

@@ -41,7 +41,7 @@ from tests.runs import array_source, arrays, finished, opened, stream
 
 Array = npt.NDArray[Any]
 CHOSEN = ("random", "balanced", "kmeans", "rpcholesky")
-LOW_RANK = {"n_sample", "n_probe", "level"}
+LOW_RANK = {"n_nystrom", "n_probe", "level"}
 
 
 # -- balanced -------------------------------------------------------------------------------------
