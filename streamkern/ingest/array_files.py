@@ -148,7 +148,7 @@ def open_npz(url: Url, asked: Asked, place: Place) -> ArrayReader:
     identity = [place.identity(url), *names]
     try:
         archive = place.keep(zipfile.ZipFile(place.open(url)))
-    except (zipfile.BadZipFile, NotImplementedError) as error:  # or of a version to come
+    except (zipfile.BadZipFile, UnicodeDecodeError, NotImplementedError) as error:  # or too new
         raise DataError(f"{where} is not a .npz file: {error}") from error
     held = [k.removesuffix(".npy") for k in archive.namelist() if k.endswith(".npy")]
     for name in names:

@@ -18,7 +18,7 @@ _PIECE = 1 << 18
 _XZ_MEMORY = 1 << 30  # of a decompressor: what a file may ask for; `xz -9` takes 65 MiB
 
 # What damage raises, besides an OSError without errno.
-DAMAGE = (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
+DAMAGE = (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, UnicodeDecodeError)
 
 Pieces = Callable[[Any], Iterator[bytes]]
 

@@ -525,3 +525,21 @@ def test_the_columns_of_an_hdf5_table_have_names(tmp_path: Path) -> None:
     assert read(path, y="t", x=["a"]).shape == (2, 1)
     with pytest.raises(DataError, match="lacks 'c'"):
         read(path, y="t", columns=["a", "b", "c"])
+
+
+@pytest.mark.parametrize("directory", [False, True])
+def test_names_of_an_archive_that_are_no_text_get_a_sentence(
+    tmp_path: Path, directory: bool
+) -> None:
+    """Where its flags say that they are UTF-8: before an entry, and in the list of all."""
+    np.savez(tmp_path / "w.npz", X=ROWS, y=LABELS)
+    with zipfile.ZipFile(tmp_path / "w.npz") as archive:
+        at = {k.filename: k.header_offset for k in archive.infolist()}["X.npy"]
+        start = archive.start_dir
+    data = bytearray((tmp_path / "w.npz").read_bytes())
+    flags, name = (start + 8, start + 46) if directory else (at + 6, at + 30)
+    data[flags + 1] |= 8
+    data[name] = 0xC0
+    (tmp_path / "d.npz").write_bytes(data)
+    with pytest.raises(DataError, match=r"d\.npz (is not a \.npz file|does not decompress)"):
+        read(tmp_path / "d.npz", "y")
