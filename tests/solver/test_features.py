@@ -337,5 +337,5 @@ def test_estimators(tmp_path: Path) -> None:
     np.testing.assert_array_equal(halves.centers_, model.centers_)
     nystrom = KernelRegressor(features="nystrom", solver="sgd", n_centers=40, epochs=3, threads=1)
     assert nystrom.fit(X, np.eye(3)[y]).centers_.shape == (40, 5)
-    with pytest.raises(ConfigError, match='^features="fourier" has no centers'):
+    with pytest.raises(ConfigError, match=r'^features="fourier" has no centers'):
         KernelRegressor(centers=X[:10], **options).fit(X, X[:, 0])
