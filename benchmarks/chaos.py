@@ -94,9 +94,7 @@ def chaos(
     mixes: Sequence[dict[str, Any]] = MIXES,
 ) -> dict[str, Any]:
     """Rounds of workloads until `faults` were injected, one round at least; what was counted."""
-    from streamkern.filesystem.objects import TRAFFIC
-
-    tally, began, retries = Tally(), time.monotonic(), TRAFFIC.counts()["retries"]
+    tally, began = Tally(), time.monotonic()
     with tempfile.TemporaryDirectory() as folder, S3Server() as server:
         truth = make_truth(Path(folder))
         upload_truth(truth, server)
@@ -117,7 +115,6 @@ def chaos(
         "faults_total": sum(tally.faults.values()), "requests_total": sum(tally.requests.values()),
         "faults": dict(tally.faults), "faults_by_method": dict(sorted(tally.by_method.items())),
         "requests": dict(tally.requests), "workloads": tally.workloads,
-        "retries_in_this_process": TRAFFIC.counts()["retries"] - retries,
         "connections_left": left, "seconds": round(time.monotonic() - began, 1),
         "seconds_by_workload": {k: round(s, 1) for k, s in tally.seconds.items()},
         "peak_mib": peak_mib(), "wrong": tally.wrong,

@@ -32,8 +32,8 @@ from scipy.ndimage import zoom
 
 import streamkern as sk
 from streamkern.basics.text import table
-from streamkern.cli.console import show_evaluation
 from streamkern.cli.overview import plan_overview
+from streamkern.cli.runs import show_evaluation
 from streamkern.rundir.run_log import read_log
 from streamkern.train.opened import open_run
 from streamkern.train.training_data import open_test

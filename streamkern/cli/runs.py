@@ -108,7 +108,7 @@ def train(config: RunConfig, context: typer.Context, as_json: AsJson = False) ->
     began = time.perf_counter()
     with _cluster(config.data.dask) as client:
         result = run_training(
-            config, client=client, progress=True, on_evaluation=_show_evaluation, stop=context.obj
+            config, client=client, progress=True, on_evaluation=show_evaluation, stop=context.obj
         )
     result.model.backend.close()
     seconds = time.perf_counter() - began
@@ -122,7 +122,7 @@ def train(config: RunConfig, context: typer.Context, as_json: AsJson = False) ->
         typer.echo(f"the model is in {config.run.run_dir}")
 
 
-def _show_evaluation(record: Mapping[str, Any]) -> None:
+def show_evaluation(record: Mapping[str, Any]) -> None:
     """An evaluation during a run."""
     figures = {k: v for k, v in record.items() if k not in ("step", "samples")}
     say(f"{record['samples']:,} samples: {in_words(figures)}")

@@ -488,7 +488,7 @@ def test_a_chunk_lost_during_the_run(
         if record["step"] == 10:
             damage(store, "X/c/2/0")
 
-    monkeypatch.setattr("streamkern.cli.runs._show_evaluation", lose)
+    monkeypatch.setattr("streamkern.cli.runs.show_evaluation", lose)
     place = ("--run-dir", tmp_path / "run")
     said = sentence(run("train", "--train", store, *tested, *place, *words), FAILED)
     assert "X/c/2/0" in said

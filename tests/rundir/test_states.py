@@ -202,9 +202,9 @@ class InPlace:
         self._thread, self._elsewhere = threading.get_ident(), objects.result_of
         self._loop = asyncio.new_event_loop()
 
-    def __call__(self, request: Coroutine[Any, Any, Any]) -> Any:
+    def __call__(self, request: Coroutine[Any, Any, Any], stopped: Any) -> Any:
         if threading.get_ident() != self._thread:
-            return self._elsewhere(request)
+            return self._elsewhere(request, stopped)
         return self._loop.run_until_complete(request)
 
     def close(self) -> None:

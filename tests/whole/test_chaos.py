@@ -40,7 +40,6 @@ def test_nothing_differs_behind_faults(
     assert found["wrong"] == []
     assert found["workloads"] == len(only)
     assert found["faults_total"] > 150
-    assert found["retries_in_this_process"] > 50
     assert found["connections_left"] == 0
 
 
@@ -115,7 +114,7 @@ def test_credentials_that_expire_for_many_requests_are_read_again_once(
         proxy.set(faults={"expired": 1.0}, max_consecutive=1)
         assert [bytes(data) for data in objects.get_many(keys)] == [k.encode() for k in keys]
         # A request that was slow to start may see the old ones expire a second time.
-        assert 1 <= objects._renewals < len(keys) / 2
+        assert 1 <= objects._renewals.count < len(keys) / 2
 
 
 # -- what does not pass --------------------------------------------------------------------------
