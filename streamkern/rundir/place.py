@@ -327,7 +327,7 @@ class ObjectFolder:
     """Objects below a URL. A put is whole and durable when it returns."""
 
     in_flight_bytes = 64 << 20
-    keeps = frozenset({"run.json", "lease", "log", "checkpoints"})
+    keeps = frozenset({"run.json", "lease", "log", "log.jsonl", "checkpoints"})
 
     def __init__(self, objects: Objects) -> None:
         self.objects = objects

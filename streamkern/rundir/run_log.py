@@ -275,8 +275,14 @@ def part_keys(objects: Objects) -> list[str]:
 
 
 def read_parts(objects: Objects) -> bytes:
-    """All lines in that order. What arrives altered is read again."""
-    return b"".join(bytes(part) for part in objects.get_many(part_keys(objects), good=_is_whole))
+    """All lines in that order, behind those of the time before a run was copied here from a disk.
+
+    What arrives altered is read again.
+    """
+    parts = list(objects.get_many(part_keys(objects), good=_is_whole))
+    with contextlib.suppress(FileNotFoundError):
+        parts.insert(0, objects.get("log.jsonl", good=_is_whole))
+    return b"".join(map(bytes, parts))
 
 
 # -- reading -----------------------------------------------------------------------------------

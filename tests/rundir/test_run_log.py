@@ -20,6 +20,7 @@ from streamkern.basics.errors import RunError
 from streamkern.filesystem.objects import Objects
 from streamkern.filesystem.urls import open_objects
 from streamkern.rundir import run_log
+from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import (
     ObjectLines,
     RunLog,
@@ -318,3 +319,12 @@ def test_a_log_lost_at_the_end_is_a_warning(objects: Objects) -> None:
     engine.error = PermissionError("forbidden")
     with pytest.warns(UserWarning, match="could not be written"):
         log.close()
+
+
+def test_a_run_copied_to_an_object_store_brings_its_log_along(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path / "run") as run, run.open_log() as log:
+        log.write(step=0, epoch=0, samples=0, event="start")
+    objects = open_objects(f"memory://copied/{tmp_path.name}")
+    objects.put("log.jsonl", (tmp_path / "run" / "log.jsonl").read_bytes())
+    place = RunDirectory(f"memory://copied/{tmp_path.name}", writable=False)
+    assert place.read_log()[0] == RunDirectory(tmp_path / "run", writable=False).read_log()[0] != []
