@@ -68,6 +68,12 @@ def own_sizes(saved: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in saved.items() if name not in Sizes.__dataclass_fields__}
 
 
+def without_sample(name: str, problem: Problem, options: Options) -> list[Sizes]:
+    """Sizes of a method whose setup takes none, from the best to the smallest."""
+    rows = batches(problem, options)
+    return [Sizes(name, m, 0, 0, *loader) for m in rows for loader in LOADERS]
+
+
 def check_between(name: str, value: int | None, low: int, high: int, bound: str) -> None:
     """Raise ConfigError unless a size that is set is possible; bound : what `high` is."""
     if value is not None and not low <= value <= high:

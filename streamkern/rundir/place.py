@@ -150,7 +150,7 @@ class LocalFolder:
     """A folder of the local file system."""
 
     in_flight_bytes = 0
-    keeps = frozenset({"run.json", "writer.json", "log.jsonl", "checkpoints"})
+    keeps = frozenset({"run.json", "writer.json", "log", "log.jsonl", "checkpoints"})
 
     def __init__(self, path: Path) -> None:
         self.path = Path(os.path.abspath(path))
@@ -249,10 +249,9 @@ class LocalFolder:
         return FileLines(self.path / "log.jsonl", hold.check)
 
     def read_log(self) -> bytes:
-        try:
-            return self.read("log.jsonl")
-        except FileNotFoundError:
-            return b""
+        """All lines, behind those of the time before a run was copied here from objects."""
+        files = [*sorted((self.path / "log").glob("*.jsonl")), self.path / "log.jsonl"]
+        return b"".join(file.read_bytes() for file in files if file.exists())
 
 
 class _NewGroup(LocalFiles):

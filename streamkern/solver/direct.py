@@ -35,7 +35,7 @@ from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import CHUNK, Buffers, Needs
 from streamkern.planning.problem import ENTRY, Problem
-from streamkern.planning.sizes import LOADERS, Options, Sizes, batches
+from streamkern.planning.sizes import Options, Sizes, without_sample
 from streamkern.solver.base import Solver, State
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
 from streamkern.solver.precondition.norm import eps
@@ -240,12 +240,11 @@ class Direct(Method[Sizes]):
     options = ("ridge",)
     sizes = Sizes
     features = ("kernel", "nystrom", "fourier")
-    leaner = f", or use solver='block' instead of {name!r}, which holds p x p matrices"
+    squares = True
 
     def candidates(self, problem: Problem, options: Options) -> Sequence[Sizes]:
         """Without a sample of the stream."""
-        sizes = batches(problem, options)
-        return [Sizes(self.name, m, 0, 0, *loader) for m in sizes for loader in LOADERS]
+        return without_sample(self.name, problem, options)
 
     def passes(self, problem: Problem) -> int:
         """One where the others would bring the same rows."""

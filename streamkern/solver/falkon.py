@@ -40,7 +40,7 @@ from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import CHUNK, Buffers, Needs, count_products
 from streamkern.planning.problem import Problem
-from streamkern.planning.sizes import LOADERS, Options, Sizes, batches
+from streamkern.planning.sizes import Options, Sizes, without_sample
 from streamkern.solver.base import Solver, State
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
 from streamkern.solver.precondition.norm import (
@@ -228,7 +228,7 @@ class Falkon(Method[Sizes]):
     options = ("ridge", "tolerance", "warm_start")
     sizes = Sizes
     same_rows = True
-    leaner = f", or use solver='block' instead of {name!r}, which holds p x p matrices"
+    squares = True
 
     def check(self, problem: Problem, options: Options) -> None:
         """With the passes it has to have."""
@@ -241,8 +241,7 @@ class Falkon(Method[Sizes]):
 
     def candidates(self, problem: Problem, options: Options) -> Sequence[Sizes]:
         """Without a sample of the stream."""
-        sizes = batches(problem, options)
-        return [Sizes(self.name, m, 0, 0, *loader) for m in sizes for loader in LOADERS]
+        return without_sample(self.name, problem, options)
 
     def flops(self, problem: Problem, sizes: Sizes) -> tuple[int, int]:
         """See the module's first lines, and `precondition`."""

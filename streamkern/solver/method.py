@@ -87,8 +87,8 @@ class Method(Generic[S]):
     same_rows = False
     """Whether every pass must bring the same rows in the same batches, with the same draws: then it
     says itself when it is done."""
-    leaner = ""
-    """What to use where it does not fit the memory."""
+    squares = False
+    """Whether it holds p x p matrices whatever the memory."""
 
     # -- settings --------------------------------------------------------------------------
 
@@ -137,7 +137,8 @@ class Method(Generic[S]):
             f"memory={_mib(budget_bytes)} is not enough for n_centers={problem.p}, d={problem.d}; "
             f"the smallest plan needs {_mib(min(peaks))}; raise memory or lower n_centers or "
             "batch_size" + (", or set accelerator='none'" if problem.library_bytes else "")
-            + self.leaner
+            + f", or use solver='block' instead of {self.name!r}, which holds p x p matrices"
+            * self.squares
         )  # fmt: skip
 
     def reason(self, problem: Problem, options: Options, sizes: S) -> str | None:

@@ -88,6 +88,11 @@ def open_run(config: RunConfig, given: Given = NOTHING, *, fixed_sizes: Sizes | 
     """
     kernel, centers = get_kernel(config.model.kernel), given.centers
     if centers is not None:
+        if config.model.n_centers not in ("auto", len(centers)):
+            raise ConfigError(
+                f"model.n_centers={config.model.n_centers} but centers holds {len(centers)} rows; "
+                "leave n_centers out"
+            )
         config = config.with_overrides({"model.centers": GIVEN})
     data = open_data(config, given.source)
     config = with_epochs(config, data.source.n_rows)

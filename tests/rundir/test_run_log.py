@@ -321,10 +321,25 @@ def test_a_log_lost_at_the_end_is_a_warning(objects: Objects) -> None:
         log.close()
 
 
-def test_a_run_copied_to_an_object_store_brings_its_log_along(tmp_path: Path) -> None:
-    with RunDirectory(tmp_path / "run") as run, run.open_log() as log:
-        log.write(step=0, epoch=0, samples=0, event="start")
+def test_a_run_that_is_copied_brings_its_log_along(tmp_path: Path) -> None:
+    """From a disk to an object store, and from there to a disk; it goes on on both."""
     objects = open_objects(f"memory://copied/{tmp_path.name}")
-    objects.put("log.jsonl", (tmp_path / "run" / "log.jsonl").read_bytes())
-    place = RunDirectory(f"memory://copied/{tmp_path.name}", writable=False)
-    assert place.read_log()[0] == RunDirectory(tmp_path / "run", writable=False).read_log()[0] != []
+
+    def logged(place: str | Path, step: int) -> None:
+        with RunDirectory(place) as run, run.open_log() as log:
+            run.write_config({"name": "copied"})
+            log.write(step=step, epoch=0, samples=0)
+        records, damage = RunDirectory(place, writable=False).read_log()
+        assert damage is None
+        assert [record["step"] for record in records] == list(range(step + 1))
+
+    logged(tmp_path / "one", 0)
+    for name in ("run.json", "log.jsonl"):
+        objects.put(name, (tmp_path / "one" / name).read_bytes())
+    logged(f"memory://copied/{tmp_path.name}", 1)
+    objects.delete(["log.jsonl"])
+    objects.put("log/000000000000-000000.jsonl", (tmp_path / "one" / "log.jsonl").read_bytes())
+    for key in [key for key, _ in objects.list() if key == "run.json" or key.startswith("log/")]:
+        (tmp_path / "two" / key).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "two" / key).write_bytes(bytes(objects.get(key)))
+    logged(tmp_path / "two", 2)
