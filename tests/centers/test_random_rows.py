@@ -97,9 +97,18 @@ def test_bad_centers_are_refused_before_anything_is_written(
     array: Any, error: type[Exception], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(error, match=message) as caught:
-        train(runs.settings(tmp_path / "run"), source=stream(), centers=array)
+        train(
+            runs.settings(tmp_path / "run", **{"model.n_centers": "auto"}),
+            source=stream(),
+            centers=array,
+        )
     assert caught.value.exit_code == 2  # type: ignore[attr-defined]
     assert not (tmp_path / "run").exists()
+
+
+def test_a_number_of_centers_beside_centers_is_refused_if_it_is_another() -> None:
+    with pytest.raises(ConfigError, match="n_centers=60 but centers holds 3 rows"):
+        train(runs.settings(), source=stream(), centers=np.zeros((3, 5)))
 
 
 # -- in a run -------------------------------------------------------------------------------------
