@@ -216,6 +216,8 @@ def process(target: Callable[..., None], *arguments: Any) -> Any:
 def opened(source: Source | None = None, centers: Array | None = None, **overrides: Any) -> Run:
     """A run that is opened and not begun."""
     given = Given(stream() if source is None else source, centers=centers)
+    if centers is not None:
+        overrides["model.n_centers"] = len(centers)
     run = open_run(settings(**overrides), given)
     run.backend.close()
     return run

@@ -431,7 +431,10 @@ def half_done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 CENTERS = arrays(40, 1)[0]
-KERNEL = {"model.kernel": get_kernel("laplace", 3.0), "model.bandwidth": "auto"}
+KERNEL = {
+    "model.kernel": get_kernel("laplace", 3.0), "model.bandwidth": "auto",
+    "model.n_centers": "auto",
+}  # fmt: skip
 
 
 def changed_content() -> Source:
