@@ -30,9 +30,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # What a shell starts in the background ignores Ctrl-C, and so would all the processes below.
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # What a shell starts in the background ignores Ctrl-C, what nohup starts SIGHUP, and so would
+    # all the processes below.
+    for ignored, default in (
+        (signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL),
+    ):  # fmt: skip
+        if signal.getsignal(ignored) is signal.SIG_IGN:
+            signal.signal(ignored, default)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

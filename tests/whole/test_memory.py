@@ -149,11 +149,11 @@ def test_choosing_centers_is_planned_too(centers: str, folder: Path) -> None:
     assert report["peak"] >= 0.5 * report["planned"], report
 
 
-def test_twice_the_rows_take_the_same_memory(folder: Path) -> None:
-    once, twice = (measured(folder, n, "block", "160 MiB") for n in (60_000, 120_000))
-    assert once["planned"] == twice["planned"]
-    # Whether two reads, a checkpoint and an evaluation meet at one instant is chance: a few units
-    # either way, where rows that stayed would be 72 MB. At full size (benchmarks.out_of_core,
-    # 800 MiB) the same few units are 1 %.
-    chance = 4 * UNIT * D * 4
-    assert abs(twice["peak"] - once["peak"]) < 0.05 * once["peak"] + chance, (once, twice)
+def test_three_times_the_rows_take_the_same_memory(folder: Path) -> None:
+    few, many = (measured(folder, n, "block", "160 MiB") for n in (60_000, 180_000))
+    assert many["planned"] < 1.01 * few["planned"]  # a long run's setup takes a larger sample
+    # Whether two reads, a checkpoint and an evaluation meet at one instant is chance: up to 6 units
+    # either way were seen, 25 MB, where rows that stayed would be 144 MB. At full size
+    # (benchmarks.out_of_core, 800 MiB) the same few units are 1 %.
+    chance = 8 * UNIT * D * 4
+    assert abs(many["peak"] - few["peak"]) < 0.05 * few["peak"] + chance, (few, many)
