@@ -137,6 +137,25 @@ def _readable(where: str) -> Iterator[None]:
         raise DataError(f"{where} is not a readable Parquet file: {error}") from error
 
 
+def _check_rows(where: str, file: Any) -> None:
+    """Raise DataError where the footer's counts disagree: columns would be read past each other."""
+    metadata, schema = file.metadata, file.schema
+    flat = [j for j in range(metadata.num_columns) if not schema.column(j).max_repetition_level]
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    counted = sum(group.num_rows for group in groups)
+    for i, group in enumerate(groups):
+        if any(group.column(j).num_values != group.num_rows for j in flat):
+            raise DataError(
+                f"{where} is damaged: row group {i} has {group.num_rows} rows, its columns others; "
+                "write it again"
+            )
+    if counted != metadata.num_rows:
+        raise DataError(
+            f"{where} is damaged: its groups have {counted} rows, the file {metadata.num_rows}; "
+            "write it again"
+        )
+
+
 class ParquetReader(_ArrowReader):
     """Columns of a Parquet file; checksums of pages are compared where it has some."""
 
@@ -145,6 +164,7 @@ class ParquetReader(_ArrowReader):
         with _readable(where):
             self._file = parquet.ParquetFile(file, page_checksum_verification=True)
             schema, n_rows = self._file.schema_arrow, self._file.metadata.num_rows
+            _check_rows(where, self._file)
             super().__init__(where, schema, n_rows, asked, identity)
 
     def close(self) -> None:

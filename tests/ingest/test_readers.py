@@ -7,6 +7,7 @@ import csv
 import gzip
 import io
 import lzma
+import re
 import struct
 import sys
 import tracemalloc
@@ -399,6 +400,23 @@ def test_lists_are_read_by_their_offsets(tmp_path: Path, fixed: bool) -> None:
         for start in (0, 5, 37, 99):
             blocks = list(reader.blocks(start, 8 * 3 * 10))
             np.testing.assert_array_equal(np.concatenate([k.X for k in blocks]), X[start:])
+
+
+def test_row_groups_that_say_other_counts_are_refused(tmp_path: Path) -> None:
+    """One byte of the footer said 8 rows for 10: lists and labels came out of step."""
+    path, X = tmp_path / "t.parquet", [[1.0, 2], [3.0, 4]] * 12
+    pq.write_table(pa.table({"X": X, "y": list("ab") * 12}), path, row_group_size=10)
+    data, ten, refused = path.read_bytes(), b"\x16\x14", 0  # a 64-bit field of Thrift's
+    for found in re.finditer(ten, data):
+        path.write_bytes(data[: found.start()] + b"\x16\x10" + data[found.end() :])
+        with ExitStack() as files:
+            try:
+                blocks = list(open_reader(path, "y", files).blocks(0, 1 << 20))
+            except DataError as error:
+                refused += bool(re.search("is damaged: .* rows", str(error)))
+            else:
+                assert np.concatenate([block.X for block in blocks]).tolist() == X
+    assert refused >= 4  # two groups, and the column of labels in each
 
 
 def test_odd_parquet_labels_get_a_sentence(tmp_path: Path) -> None:
