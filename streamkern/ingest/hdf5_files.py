@@ -194,16 +194,21 @@ def _damaged_chunk(dataset: Any, plist: Any) -> Any:
     """The offset of a chunk that is shorter than its rows; None where there is none.
 
     Each chunk says which filters it went without. Where that is damaged HDF5 hands on whatever is
-    in memory: a chunk without any filter must be as long as its rows.
+    in memory: a chunk that was not compressed must be as long as its rows, and their checksum.
     """
-    if plist.get_layout() != need("h5py").h5d.CHUNKED:
+    h5py = need("h5py")
+    if plist.get_layout() != h5py.h5d.CHUNKED:
         return None
     n_bytes = math.prod(dataset.chunks) * dataset.dtype.itemsize
-    every = (1 << plist.get_nfilters()) - 1
+    filters = [plist.get_filter(i)[0] for i in range(plist.get_nfilters())]
+    added = {h5py.h5z.FILTER_SHUFFLE: 0, h5py.h5z.FILTER_FLETCHER32: 4}
 
     def check(chunk: Any) -> Any:
-        plain = chunk.filter_mask & every == every
-        return chunk.chunk_offset if plain and chunk.size != n_bytes else None
+        used = [kind for i, kind in enumerate(filters) if not chunk.filter_mask >> i & 1]
+        if any(kind not in added for kind in used):
+            return None  # its length is for the filter to judge
+        expected = n_bytes + sum(added[kind] for kind in used)
+        return None if chunk.size == expected else chunk.chunk_offset
 
     return dataset.id.chunk_iter(check)
 
