@@ -12,6 +12,7 @@ where they were last saved, and chunks in the store's journal are read back, ver
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +38,7 @@ from streamkern.filesystem.scratch import Scratch, check_parent, scratch_folder
 from streamkern.filesystem.urls import check_missing, redact, zarr_store
 from streamkern.ingest.conform import Features, RawBlock, Targets
 from streamkern.ingest.readers import Reader, open_reader
+from streamkern.ingest.rounding import Rounding
 from streamkern.ingest.shuffle import Spool
 from streamkern.store import layout
 from streamkern.store.fill import (
@@ -115,8 +117,9 @@ def ingest(
         Replace a store streamkern made; anything else at the place is never deleted. The old
         store is removed when the new chunks are about to be written.
     dtype : dtype, optional
-        Of the stored X. Default: as the input; integers wider than 16 bits become float64,
-        CSV becomes float32.
+        Of the stored X. Default: what holds all of the input; integers wider than 16 bits become
+        float64. CSV becomes float32, and a column that loses more than a thousandth of its standard
+        deviation by that is refused.
     memory : int
         Bytes to stay within; what does not fit goes through scratch files once.
     progress : callable, optional
@@ -223,6 +226,16 @@ class _Rows(NamedTuple):
     spool: Spool
     values: Targets
     files: _Files
+    rounding: Rounding | None  # of text that is stored in fewer digits unasked
+
+    def notes(self) -> dict[str, Any]:
+        """What is known besides the rows; JSON, to go on from."""
+        rounding = None if self.rounding is None else self.rounding.saved
+        return {
+            "labels": self.values.labels,
+            "files": list(self.files.counts),
+            "rounding": rounding,
+        }
 
 
 def _spool_rows(
@@ -241,7 +254,8 @@ def _spool_rows(
     first = next(reader.blocks(0, block_bytes), None)
     if first is None or len(first.X) == 0:
         raise DataError("the input has no rows; there is nothing to ingest")
-    features = Features(first, reader.natural_dtype if dtype is None else dtype)
+    narrow = dtype is None and reader.as_text
+    features = Features(first, np.float32 if narrow else dtype, reader.natural_dtype)
     values = Targets(first, targets)
     spool = Spool(
         features.row_shape,
@@ -256,9 +270,12 @@ def _spool_rows(
         expected_rows=reader.n_rows,
         weighted=first.w is not None,
     )
-    notes = spool.notes or {"labels": [], "files": []}
+    notes = spool.notes or {"labels": [], "files": [], "rounding": None}
     values.restore(notes["labels"])
-    rows = _Rows(spool, values, _Files(notes["files"]))
+    rounding = None
+    if narrow:
+        rounding = Rounding(math.prod(features.row_shape), features.dtype, notes.get("rounding"))
+    rows = _Rows(spool, values, _Files(notes["files"]), rounding)
     if spool.sealed:
         spool.seal(spool.notes)  # a split of a bucket may have been interrupted
     else:
@@ -275,13 +292,13 @@ def _read_all(
     progress: Progress | None,
 ) -> None:
     """Spool the rows of the reader, from where an earlier call was, and seal the spool."""
-    spool, values, parts = rows
+    spool = rows.spool
     try:
         blocks = reader.blocks(spool.n_rows, block_bytes)
         # One thread reads and checks blocks, another one deals the rows of the last one out.
         with (
             ThreadPoolExecutor(1, thread_name_prefix="streamkern-spool") as pool,
-            closing(in_turn(pool, _appends(spool, blocks, features, values, parts), 1)) as appended,
+            closing(in_turn(pool, _appends(blocks, features, rows), 1)) as appended,
         ):
             for n_rows in appended:
                 if progress is not None:
@@ -291,7 +308,9 @@ def _read_all(
                 f"the input has {spool.n_rows} rows where {reader.n_rows} were promised"
             )
         files.close()  # a remote input that was replaced while it was read says so now
-        spool.seal({"labels": values.labels, "files": parts.counts})
+        if rows.rounding is not None:
+            rows.rounding.check(reader.columns, [name for name, _ in rows.files.counts])
+        spool.seal(rows.notes())
     except StorageError:
         raise  # what was spooled is good, and the same call goes on from it
     except StreamkernError:
@@ -313,7 +332,7 @@ class _Files:
 
 
 def _appends(
-    spool: Spool, blocks: Iterable[RawBlock], features: Features, values: Targets, parts: _Files
+    blocks: Iterable[RawBlock], features: Features, rows: _Rows
 ) -> Iterator[Callable[[], int]]:
     """For each block, once it is converted and checked, the call that spools its rows."""
     for block in blocks:
@@ -322,11 +341,13 @@ def _appends(
                 f"{block.place(0)}: {len(block.X)} rows of X and {len(block.y)} of y; they must "
                 "agree"
             )
-        rows = features.convert(block), values.convert(block), block.weights()
-        parts.count(block)
+        X = features.convert(block)
+        converted = X, rows.values.convert(block), block.weights()
+        if rows.rounding is not None:
+            rows.rounding.add(block.X, X)
+        rows.files.count(block)
         # As of this block: the next ones are read before its call is made.
-        notes = {"labels": values.labels, "files": list(parts.counts)}
-        yield partial(_append, spool, rows, notes)
+        yield partial(_append, rows.spool, converted, rows.notes())
 
 
 def _append(spool: Spool, rows: tuple[Any, ...], notes: Mapping[str, Any]) -> int:
