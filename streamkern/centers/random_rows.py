@@ -1,4 +1,4 @@
-"""Choosing the centers Z, in storage form, and the bandwidth that goes with them."""
+"""Centers that are random rows, all of them, or given; and the bandwidth that goes with them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from streamkern.basics.errors import DataError, NonFiniteError
 from streamkern.basics.optional import on_demand
+from streamkern.centers.way import Way
 from streamkern.stream.sources.base import BaseSource, Block, joined, read_units
 from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.stream.sources.sampling import sample_rows
@@ -18,6 +19,16 @@ ORDER_STAGE = 21
 # A store sorted by label needs centers from all over it.
 MAX_UNITS = 256
 BANDWIDTH_ROWS = 1000
+
+
+class Random(Way):
+    """Each row with the same probability."""
+
+    name = "random"
+
+    def rows(self, source: BaseSource, n: int, seed: int) -> tuple[Block, int]:
+        """n rows."""
+        return random_centers(source, n, seed), n
 
 
 def random_centers(source: BaseSource, p: int, seed: int) -> Block:

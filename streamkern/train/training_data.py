@@ -16,12 +16,12 @@ import zarr
 
 from streamkern.basics.errors import ConfigError, DataError, StoreNotFoundError, StreamkernError
 from streamkern.basics.text import redact, some
+from streamkern.centers.ways import WAYS
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.remote_file import open_object
 from streamkern.filesystem.urls import local_path, zarr_store
 from streamkern.ingest.columns import in_order
-from streamkern.planning.center_costs import METHODS
 from streamkern.store.sample_weights import class_notes, weight_factors
 from streamkern.store.store import Store, open_store
 from streamkern.stream.sources.augmented import AugmentedSource
@@ -235,12 +235,7 @@ def count_centers(config: RunConfig, data: Data) -> int:
         return DEFAULT_CENTERS if model.n_features == "auto" else model.n_features
     if model.centers == "all" or config.method.in_place:
         return n
-    if model.centers == "balanced" and data.base.classes is None:
-        raise ConfigError(
-            "model.centers='balanced' needs classes and the targets are values; set "
-            "centers = 'random', or another way to choose"
-        )
-    if model.centers not in METHODS:
+    if model.centers not in WAYS:
         array = open_centers(config, data.source.columns)
         check_row_shape(
             "model.centers has", array.shape[1:], "the data has rows of shape",
@@ -252,6 +247,7 @@ def count_centers(config: RunConfig, data: Data) -> int:
                 "leave n_centers out"
             )
         return int(array.shape[0])
+    WAYS[model.centers].check(data.base)
     if model.n_centers == "auto":
         return min(n, DEFAULT_CENTERS)
     if model.n_centers > n:
@@ -284,7 +280,10 @@ def open_centers(config: RunConfig, columns: Sequence[str] | None) -> Any:
     except StreamkernError:
         raise
     except FileNotFoundError as error:
-        raise StoreNotFoundError(f"there is no array of centers at {redact(url)}") from error
+        raise StoreNotFoundError(
+            f"there is no array of centers at {redact(url)}; correct model.centers, or set one of "
+            f"{some((*WAYS, 'all'))}"
+        ) from error
     except Exception as error:  # zarr raises many types for what is not an array
         raise ConfigError(
             f"model.centers={redact(url)!r} is no .npy file, zarr array or store: "
