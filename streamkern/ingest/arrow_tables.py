@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -27,6 +27,18 @@ def _is_lists(kind: Any) -> bool:
     )
 
 
+def _natural_dtype(types: Sequence[Any]) -> np.dtype[Any] | None:
+    """Of columns of these types side by side; None where they are not all numbers."""
+    found = []
+    for kind in types:
+        number = kind.value_type if _is_lists(kind) else kind
+        try:
+            found.append(np.dtype(number.to_pandas_dtype()))
+        except (NotImplementedError, TypeError):
+            return None
+    return np.result_type(*found) if all(k.kind in "biuf" for k in found) else None
+
+
 class _ArrowReader:
     """Columns of Arrow record batches; a column of lists asked for by name, or named X, is X."""
 
@@ -34,7 +46,7 @@ class _ArrowReader:
 
     def __init__(self, where: str, schema: Any, n_rows: int, asked: Asked, identity: Any) -> None:
         self.n_rows: int | None = n_rows
-        self.natural_dtype: np.dtype[Any] | None = None
+        self.as_text = False
         self.identity = identity
         self._where = where
         name = "X" if asked.x is None else asked.x
@@ -46,6 +58,7 @@ class _ArrowReader:
         self.target_columns = split.targets
         self._features, self._targets, self._weights = split.features, split.targets, split.weights
         self._kept = [*split.features, *split.targets, *split.weights]
+        self.natural_dtype = _natural_dtype([schema.field(k).type for k in split.features])
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         row = 0

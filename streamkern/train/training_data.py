@@ -28,6 +28,7 @@ from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource, Source
 from streamkern.stream.sources.column_order import in_columns
 from streamkern.stream.sources.mixture import open_stores, stored_rows
+from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import (
     Transform,
@@ -186,12 +187,8 @@ def options_for(config: RunConfig, *urls: str) -> dict[str, Any]:
 
 
 def check_same_rows(source: BaseSource, row_shape: tuple[int, ...], name: str) -> None:
-    """Raise unless the rows of `source` have the shape the model was trained on."""
-    if np.prod(source.row_shape) != np.prod(row_shape):
-        raise ConfigError(
-            f"{name} has rows of shape {source.row_shape}, the model was trained on "
-            f"{tuple(row_shape)}; use data with the same features"
-        )
+    """Raise unless the rows of `source` can stand for those the model was trained on."""
+    check_row_shape(f"{name} has", source.row_shape, "the model was trained on", row_shape)
 
 
 def check_evaluable(source: BaseSource, row_shape: tuple[int, ...], name: str) -> None:
@@ -240,11 +237,10 @@ def count_centers(config: RunConfig, data: Data) -> int:
         return n
     if model.centers not in WAYS:
         array = open_centers(config, data.source.columns)
-        if int(np.prod(array.shape[1:])) != data.d:
-            raise ConfigError(
-                f"model.centers has rows of shape {array.shape[1:]}, the data has "
-                f"{data.d} features; use centers with the same features"
-            )
+        check_row_shape(
+            "model.centers has", array.shape[1:], "the data has rows of shape",
+            data.source.row_shape,
+        )  # fmt: skip
         if model.n_centers not in ("auto", array.shape[0]):
             raise ConfigError(
                 f"model.n_centers={model.n_centers} but model.centers holds {array.shape[0]} rows; "
