@@ -25,8 +25,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from streamkern.basics.errors import ConfigError
-from streamkern.basics.redaction import redact
-from streamkern.basics.text import SCHEDULER_ADDRESS
+from streamkern.basics.text import SCHEDULER_ADDRESS, redact
 from streamkern.config.parse import parse_bytes, parse_seconds
 
 # user:password@ behind the scheme. The password may hold a slash (AWS keys do); host:9000/ is no

@@ -26,7 +26,7 @@ BLOCK, DIRECT = Block(), Direct()
 _BLOCK_ONLY = [name for name in BLOCK.options if name not in DIRECT.options]
 
 
-def choose(
+def choose_method(
     problem: Problem, options: Options, budget_bytes: int
 ) -> tuple[Method[Any], Sizes, Buffers, str]:
     """The method, its sizes and memory as `Method.plan` gives them, and why, in one sentence.

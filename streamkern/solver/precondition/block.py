@@ -298,7 +298,7 @@ class _BlockFactor:
         out[...] = 0 if solved is None else solved[1]
 
     def choose(self, probe: Sample, n_blocks: int, epochs: int, ridge: bool) -> Damping:
-        """See `damping.choose`. b^3 / 3 FLOPs a trial."""
+        """See `choose_damping`. b^3 / 3 FLOPs a trial."""
         held_out = slice(probe.fresh, len(probe))
         X, Y = probe.X[held_out], probe.Y[held_out]
         root = None if probe.root is None else probe.root[held_out, None]
@@ -326,7 +326,7 @@ class _BlockFactor:
 
         w = self.backend.xp.ones((len(Y), 1), self.op.dtype) if root is None else root * root
         mean = (w * Y).sum(axis=0) / max(float(w.sum()), dampings.TINY)
-        return dampings.choose(
+        return dampings.choose_damping(
             measure, squares(Y - mean), rows=self.n_rows, n_blocks=n_blocks, epochs=epochs,
             ridge=ridge,
         )  # fmt: skip

@@ -51,7 +51,7 @@ class Damping:
     mu: float
 
 
-def choose(
+def choose_damping(
     measure: Callable[[float], Trial],
     unlearned: float,
     *,
