@@ -42,7 +42,7 @@ from streamkern.basics.errors import DataError, DivergenceError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import Solver, State
-from streamkern.solver.held_out import part_of, search, vertex
+from streamkern.solver.held_out import apart, part_of, rounding, search, vertex
 from streamkern.solver.precondition.norm import eps
 
 START, LOWEST, HIGHEST = -6, -13, 2
@@ -153,24 +153,17 @@ class DirectSolver(Solver):
     def _held_out(self, numbers: npt.NDArray[np.int64], K: Array) -> Iterator[tuple[int, Array]]:
         """The sums that some rows of a batch belong to as well, and these, a few at a time.
 
-        None of a row that is a center: nothing but that row says what its weight is, so without it
-        the function is wild there, and nowhere else.
+        None of a row that is a center, see `held_out.apart`.
         """
         if self.n_sums == 1:
             return
         part = part_of(numbers, self.n_stored, self.n_sums - 1)
-        if self.op.kernel.geometry in ("distance", "l1"):
-            part[self.backend.to_host(K.max(axis=1)) >= self._same()] = 0
+        part[~apart(self.op, self.Z, K)] = 0
         few = len(self.K) // HELD_SHARE + 1
         for k in range(1, self.n_sums):
             rows = np.flatnonzero(part == k)
             for some in tiles(len(rows), few):
                 yield k, self.backend.asarray(rows[some])
-
-    def _same(self) -> float:
-        """The kernel between a row and a center that is this row, at least."""
-        xp = self.backend.xp
-        return float(self.op.kernel.profile(xp.asarray([self._rounding()]), xp)[0])
 
     def end_pass(self, state: State) -> dict[str, Any]:
         """Solve, so that the next pass measures its loss with what this one found."""
@@ -255,8 +248,8 @@ class DirectSolver(Solver):
         A[...] = G
         self.backend.mirror_lower(A)
         quadratic = float((alpha * (A @ alpha)).sum())
-        rounding = self._rounding() ** 2 * float(G.diagonal().max()) * float((alpha**2).sum())
-        return float(total[1]) - 2 * float((alpha * B).sum()) + quadratic + rounding
+        noise = rounding(self.op, self.Z) ** 2 * float(G.diagonal().max()) * float((alpha**2).sum())
+        return float(total[1]) - 2 * float((alpha * B).sum()) + quadratic + noise
 
     def _solution(self, A: Array, state: State, ridge: float, without: int | None = None) -> Array:
         """(p, c) float64, of all rows, or of those not in sum `without`. A : (p, p) room."""
@@ -286,7 +279,7 @@ class DirectSolver(Solver):
 
         Equal centers make the matrix singular, nearly equal ones singular but for rounding. The
         jitter begins, relative to the largest diagonal entry, at the variance of rounding in the
-        kernel values (`_rounding`), or where float64 ends, at 10 eps. It grows by 10 until there is
+        kernel values (`rounding`), or where float64 ends, at 10 eps. It grows by 10 until there is
         a factor. Measured in float32 with half of 600 centers doubled or moved by 1e-4: a jitter of
         2e-15, 1e-12, 1e-10, 1e-8 had a test error of .455, .451, .455, .497, and the largest
         weight fell from 1e6 to 1.5e5, 3e4, 2e3; without such centers, on noisy digits and a noisy
@@ -295,7 +288,7 @@ class DirectSolver(Solver):
         diagonal = self.backend.xp.arange(len(A))
         fill()
         scale = float(A.diagonal().max())
-        self.jitter = least = max(10 * eps(np.float64), self._rounding() ** 2) * scale
+        self.jitter = least = max(10 * eps(np.float64), rounding(self.op, self.Z) ** 2) * scale
         while 0 < self.jitter <= scale < math.inf:
             A[diagonal, diagonal] += self.jitter
             if self.backend.cholesky(A):
@@ -306,20 +299,6 @@ class DirectSolver(Solver):
             fill()
             self.jitter *= 10
         raise self._failure(state)
-
-    def _rounding(self) -> float:
-        """Of the kernel values, relative to the largest: 10 eps, and more far from the mean.
-
-        A squared distance is known to eps times the squared norms, in bandwidths (`products`).
-        Weights that fit what rounding makes of nearly equal centers are wrong on other rows.
-        Measured with Laplace, 80 centers and as many doubled or moved by 1e-4 to 1e-6 bandwidths,
-        squared norms up to 460: a jitter of 1e-12, 1e-10, 1e-8, 1e-7, 1e-5 had a test error of
-        .57, .46, .26, .207, .206, and .204 with a ridge.
-        """
-        op, far = self.op, 1.0
-        if op.kernel.geometry == "distance" and op.precision != "integer":
-            far = max(far, float(self.Z.portable(0)[1].max()))
-        return 10 * eps(op.dtype) * far
 
     @staticmethod
     def _failure(state: State) -> DivergenceError:
