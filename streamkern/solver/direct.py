@@ -14,8 +14,8 @@ from streamkern.planning.problem import ENTRY, Problem
 from streamkern.planning.sizes import Options, Sizes, without_sample
 from streamkern.solver.base import Solver
 from streamkern.solver.direct_step import HELD_SHARE, SLAB, DirectSolver
-from streamkern.solver.held_out import n_parts
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
+from streamkern.solver.precondition.held_out import n_parts
 
 
 @dataclass(frozen=True)

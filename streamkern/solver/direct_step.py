@@ -9,7 +9,7 @@ minimum of |K alpha - Y|^2 / (2 n) + ridge / 2 tr(alpha^T K(Z, Z) alpha), the fi
 `solver.block_step`. Another epoch is more rows: with random transforms fresh ones, without them the
 same again, which would change nothing, and is left out.
 
-A ridge is found on rows held out (`solver.held_out`), whose G_k and B_k are summed once more. With
+A ridge is found on rows held out (`precondition.held_out`), whose G_k and B_k are summed once more. With
 those of part k taken from the sums, alpha has on part k the squared error
 
     sum_i |y_i|^2 - 2 tr(alpha^T B_k) + tr(alpha^T G_k alpha),
@@ -42,7 +42,7 @@ from streamkern.basics.errors import DataError, DivergenceError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import Solver, State
-from streamkern.solver.held_out import apart, part_of, rounding, search, vertex
+from streamkern.solver.precondition.held_out import apart, part_of, rounding, search, vertex
 from streamkern.solver.precondition.norm import eps
 
 START, LOWEST, HIGHEST = -6, -13, 2

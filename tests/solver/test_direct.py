@@ -22,8 +22,8 @@ from streamkern.config.run_config import RunConfig
 from streamkern.estimator.estimators import KernelRegressor
 from streamkern.planning.sizes import Options
 from streamkern.rundir.run_log import read_log
-from streamkern.solver.held_out import FOLDS, part_of
 from streamkern.solver.methods import resolve
+from streamkern.solver.precondition.held_out import FOLDS, part_of
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.generator import GeneratorSource

@@ -21,9 +21,9 @@ from streamkern.backend.base import Array, Backend, tiles
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.solver.held_out import apart
 from streamkern.solver.precondition import damping as dampings
 from streamkern.solver.precondition.damping import Damping, Trial
+from streamkern.solver.precondition.held_out import apart
 from streamkern.solver.precondition.norm import (
     check_overlap,
     inverse_root,

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from streamkern.solver.held_out import vertex
+from streamkern.solver.precondition.held_out import vertex
 
 # Powers of 10 of the covariance's scale.
 START_EXPONENT, MIN_EXPONENT, MAX_EXPONENT = -4, -7, -1

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamkern.solver.held_out import FOLDS, PARTS, SMALL, n_parts, part_of, search, vertex
+from streamkern.solver.precondition.held_out import (
+    FOLDS,
+    PARTS,
+    SMALL,
+    n_parts,
+    part_of,
+    search,
+    vertex,
+)
 
 
 @given(n_stored=st.integers(1, 10**9), copies=st.integers(1, 50), row=st.integers(0, 10**9))
