@@ -178,7 +178,7 @@ def read(path: Path, kind: str) -> tuple[Any, Any]:
         reader = open_reader(path, y, files)
         blocks = list(reader.blocks(0, BLOCK_BYTES))
     for block in blocks:
-        Features(block, reader.natural_dtype).convert(block)
+        Features(block, natural=reader.natural_dtype).convert(block)
         Targets(block).convert(block)
     if not blocks:
         return np.empty((0, D)), []

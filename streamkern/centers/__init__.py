@@ -1,1 +1,1 @@
-"""The ways to choose the centers Z, a file each."""
+"""The ways to choose the centers Z."""

@@ -8,7 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from streamkern.basics.errors import ConfigError
 from streamkern.basics.randomness import Stage, words
+from streamkern.centers.way import Way
 from streamkern.stream.sources.base import BaseSource, Block, read_labels, unit_sizes
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.sampling import read_rows
@@ -19,6 +21,24 @@ BALANCED_STAGE = 24
 MAX_UNITS = 256
 
 Ints = npt.NDArray[np.int64]
+
+
+class Balanced(Way):
+    """As many of one class as of another."""
+
+    name = "balanced"
+
+    def check(self, source: BaseSource) -> None:
+        """Targets must be classes."""
+        if source.classes is None:
+            raise ConfigError(
+                "model.centers='balanced' needs classes and the targets are values; set "
+                "centers = 'random', or another way to choose"
+            )
+
+    def rows(self, source: BaseSource, n: int, seed: int) -> tuple[Block, int]:
+        """See `balanced_centers`."""
+        return balanced_centers(source, n, seed)
 
 
 def balanced_centers(source: BaseSource, p: int, seed: int) -> tuple[Block, int]:

@@ -1,16 +1,17 @@
-"""Choosing the centers Z, in storage form, and the bandwidth that goes with them."""
+"""Centers that are random rows, all of them, or given; and the bandwidth that goes with them."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.basics.errors import ConfigError, DataError, NonFiniteError
+from streamkern.basics.errors import DataError, NonFiniteError
 from streamkern.basics.optional import on_demand
+from streamkern.centers.way import Way
 from streamkern.stream.sources.base import BaseSource, Block, joined, read_units
+from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.stream.sources.sampling import sample_rows
 
 CENTERS_STAGE = 1
@@ -18,6 +19,16 @@ ORDER_STAGE = 21
 # A store sorted by label needs centers from all over it.
 MAX_UNITS = 256
 BANDWIDTH_ROWS = 1000
+
+
+class Random(Way):
+    """Each row with the same probability."""
+
+    name = "random"
+
+    def rows(self, source: BaseSource, n: int, seed: int) -> tuple[Block, int]:
+        """n rows."""
+        return random_centers(source, n, seed), n
 
 
 def random_centers(source: BaseSource, p: int, seed: int) -> Block:
@@ -44,12 +55,8 @@ def as_centers(array: npt.ArrayLike) -> npt.NDArray[Any]:
 
 
 def check_features(X: npt.NDArray[Any], row_shape: tuple[int, ...]) -> None:
-    """Raise unless centers (p, ...) have as many features as the rows of the data."""
-    if math.prod(X.shape[1:]) != math.prod(row_shape):
-        raise ConfigError(
-            f"centers have rows of shape {X.shape[1:]}, the data has rows of shape {row_shape}; "
-            "use centers with the same features"
-        )
+    """Raise unless centers (p, ...) can stand for rows of the data."""
+    check_row_shape("centers have", X.shape[1:], "the data has rows of shape", row_shape)
 
 
 def given_centers(array: npt.ArrayLike, row_shape: tuple[int, ...], n_outputs: int) -> Block:

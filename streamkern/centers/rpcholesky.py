@@ -12,20 +12,73 @@ time, and the columns of a round are eliminated by products of matrices.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array
+from streamkern.basics.errors import DataError
+from streamkern.centers.random_rows import Random
+from streamkern.centers.way import Host, Work
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.center_costs import PIVOT_BLOCK
+from streamkern.planning.center_costs import Selection
+from streamkern.planning.problem import Problem
 from streamkern.solver.precondition.norm import check_overlap
 
 PIVOT_STAGE = 23
+PIVOT_BLOCK = 128
+# Candidates for each center; the most that memory allows.
+CANDIDATES = (8, 4, 2)
 DIAGONAL_ROWS = 256
 # Of k(x, x), in units of the last place: below, a residual is rounding.
 ROUNDING = 16
+
+
+class RPCholesky(Random):
+    """Pivots among random candidates."""
+
+    name = "rpcholesky"
+
+    def plan(self, problem: Problem, n_rows: int, budget_bytes: int) -> Selection:
+        """8 candidates for each center, 4 or 2 where those would take more than a third of
+        `budget_bytes`; all rows where there are not as many."""
+        choices = [_looking_at(problem, min(k * problem.p, n_rows)) for k in CANDIDATES]
+        return next((c for c in choices if c.total <= budget_bytes // 3), choices[-1])
+
+    def refine(self, X: Host, selection: Selection, work: Work) -> tuple[Host, dict[str, Any]]:
+        """See `rpcholesky`. Raises DataError where fewer than p rows are different."""
+        different, p = _different(X), work.p
+        if len(different) < p:
+            raise DataError(
+                f"model.centers='rpcholesky' has {len(different)} different rows among the "
+                f"{len(X)} candidates for n_centers={p}; lower n_centers, or set centers = 'random'"
+            )
+        op = work.operator(X)
+        found = rpcholesky(op, work.backend.asarray(X[different]), p, work.seed)
+        return X[different[found.rows]], {"drawn": found.n_drawn, "residual": found.residual}
+
+
+def _looking_at(problem: Problem, rows: int) -> Selection:
+    p, d, item = problem.p, problem.d, problem.itemsize
+    prepared = problem.row_bytes + 2 * d * item + (problem.point_bytes or 0)
+    buffers = (
+        # Twice as numbers: copies of rows are left out of the second.
+        ("candidates", rows * prepared),
+        ("partial Cholesky factor", rows * p * item),
+        ("columns of one round", 4 * rows * min(PIVOT_BLOCK, p) * item),
+    )
+    return Selection(rows, rows, rows * p**2 + 2 * rows * p * d, buffers)
+
+
+def _different(X: Host) -> npt.NDArray[np.int64]:
+    """The first of every set of rows that are the same, ascending."""
+    # Copies have to be found here: float32 distances of copies need not be zero.
+    seen: dict[bytes, int] = {}
+    for i, row in enumerate(X):
+        seen.setdefault(hashlib.blake2b((row + 0).tobytes(), digest_size=16).digest(), i)
+    return np.fromiter(seen.values(), np.int64)
 
 
 class Pivots(NamedTuple):

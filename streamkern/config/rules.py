@@ -174,8 +174,8 @@ Centers: TypeAlias = Annotated[
     Text,
     BeforeValidator(_url),
     Rule(
-        '"random", "balanced", "kmeans", "rpcholesky", "all", or the path or URL of an array or a '
-        f"store, {_NO_PASSWORD}"
+        '"random" or the name of another way to choose, "all", or the path or URL of an array or '
+        f"a store, {_NO_PASSWORD}"
     ),
 ]
 # Never shown in a repr, a dump or a message.

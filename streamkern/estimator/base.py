@@ -29,6 +29,7 @@ from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.column_order import in_columns
+from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.stream.sources.transforms import (
     Transform,
     bind_transform,
@@ -123,7 +124,7 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
         rows = inputs.checked_rows(self, X, reset=first, nameless=self._named_by_store)
         if first:
             self._row_shape = rows.shape[1:]
-        rows = rows.reshape(len(rows), *self._row_shape)
+        rows = self._shaped(rows)
         weights = inputs.checked_weights(sample_weight, rows)
         given = self._array_source(rows, y, weights, first)
         given.columns = self._columns() if rows.ndim == 2 else None
@@ -131,6 +132,11 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
             self._target_columns = None
             self._named_by_store = False
         return given
+
+    def _shaped(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Rows as they were trained on, which may be given flat."""
+        check_row_shape("X has", rows.shape[1:], "the model was trained on", self._row_shape)
+        return rows.reshape(len(rows), *self._row_shape)
 
     def _columns(self) -> tuple[str, ...] | None:
         """Names of the features that were trained on, as scikit-learn keeps them."""
@@ -189,6 +195,7 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
         self._targets = model.targets
         self._warm = WarmStart(
             "True",
+            tuple(meta["row_shape"]),
             self.centers_,
             alpha,
             meta["classes"],
@@ -239,7 +246,7 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
         if not inputs.is_stream(X):
             rows = inputs.checked_rows(self, X, reset=False, nameless=self._named_by_store)
             with self._model() as model:
-                return model.values(rows.reshape(len(rows), *self._row_shape))
+                return model.values(self._shaped(rows))
         source = inputs.open_stream(X, targets=False)
         with self._model() as model:
             return model.predict(source)

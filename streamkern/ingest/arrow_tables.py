@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -27,6 +27,18 @@ def _is_lists(kind: Any) -> bool:
     )
 
 
+def _natural_dtype(types: Sequence[Any]) -> np.dtype[Any] | None:
+    """Of columns of these types side by side; None where they are not all numbers."""
+    found = []
+    for kind in types:
+        number = kind.value_type if _is_lists(kind) else kind
+        try:
+            found.append(np.dtype(number.to_pandas_dtype()))
+        except (NotImplementedError, TypeError):
+            return None
+    return np.result_type(*found) if all(k.kind in "biuf" for k in found) else None
+
+
 class _ArrowReader:
     """Columns of Arrow record batches; a column of lists asked for by name, or named X, is X."""
 
@@ -34,7 +46,7 @@ class _ArrowReader:
 
     def __init__(self, where: str, schema: Any, n_rows: int, asked: Asked, identity: Any) -> None:
         self.n_rows: int | None = n_rows
-        self.natural_dtype: np.dtype[Any] | None = None
+        self.as_text = False
         self.identity = identity
         self._where = where
         name = "X" if asked.x is None else asked.x
@@ -46,6 +58,7 @@ class _ArrowReader:
         self.target_columns = split.targets
         self._features, self._targets, self._weights = split.features, split.targets, split.weights
         self._kept = [*split.features, *split.targets, *split.weights]
+        self.natural_dtype = _natural_dtype([schema.field(k).type for k in split.features])
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         row = 0
@@ -137,23 +150,23 @@ def _readable(where: str) -> Iterator[None]:
         raise DataError(f"{where} is not a readable Parquet file: {error}") from error
 
 
-def _check_rows(where: str, file: Any) -> None:
-    """Raise DataError where the footer's counts disagree: columns would be read past each other."""
+def _check_footer(where: str, file: Any) -> None:
+    """Raise DataError where it contradicts itself: columns would be read past each other."""
     metadata, schema = file.metadata, file.schema
-    flat = [j for j in range(metadata.num_columns) if not schema.column(j).max_repetition_level]
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    counted = sum(group.num_rows for group in groups)
+    rows = [group.num_rows for group in groups]
+    wrong = None
+    if sum(rows) != metadata.num_rows:
+        wrong = f"its groups have {sum(rows)} rows, the file {metadata.num_rows}"
     for i, group in enumerate(groups):
-        if any(group.column(j).num_values != group.num_rows for j in flat):
-            raise DataError(
-                f"{where} is damaged: row group {i} has {group.num_rows} rows, its columns others; "
-                "write it again"
-            )
-    if counted != metadata.num_rows:
-        raise DataError(
-            f"{where} is damaged: its groups have {counted} rows, the file {metadata.num_rows}; "
-            "write it again"
-        )
+        for j in range(metadata.num_columns):
+            column, described = group.column(j), schema.column(j)
+            if column.physical_type != described.physical_type:
+                wrong = f"row group {i} has a column of type {column.physical_type}"
+            elif not described.max_repetition_level and column.num_values != group.num_rows:
+                wrong = f"row group {i} has {group.num_rows} rows, its columns others"
+    if wrong is not None:
+        raise DataError(f"{where} is damaged: {wrong}; write it again")
 
 
 class ParquetReader(_ArrowReader):
@@ -164,7 +177,7 @@ class ParquetReader(_ArrowReader):
         with _readable(where):
             self._file = parquet.ParquetFile(file, page_checksum_verification=True)
             schema, n_rows = self._file.schema_arrow, self._file.metadata.num_rows
-            _check_rows(where, self._file)
+            _check_footer(where, self._file)
             super().__init__(where, schema, n_rows, asked, identity)
 
     def close(self) -> None:

@@ -68,16 +68,26 @@ class RawBlock(NamedTuple):
 
 
 class Features:
-    """Converts X; row shape and dtype are settled by the first block."""
+    """Converts X; row shape and dtype are settled by the first block.
 
-    def __init__(self, first: RawBlock, dtype: Any = None) -> None:
+    Parameters
+    ----------
+    first : the first rows
+    dtype : to convert all rows to, whatever theirs is. By default the narrowest stored one that
+        holds them, and rows that come later in one that it does not hold are refused.
+    natural : the dtype of the rows where it is known of all of them, or else that of `first`
+    """
+
+    def __init__(self, first: RawBlock, dtype: Any = None, natural: Any = None) -> None:
         shape = first.X.shape[1:]
         self._source_shape = shape
         # (n, h, w) images get their one channel.
         self.row_shape: tuple[int, ...] = (*shape, 1) if len(shape) == 2 else shape
-        source = first.X.dtype.newbyteorder("=")
+        self._settled = dtype is None
         self.dtype: np.dtype[Any] = (
-            _storage_dtype(source, first.where) if dtype is None else layout.wanted_dtype(dtype)
+            _storage_dtype(first.X.dtype if natural is None else natural, first.where)
+            if dtype is None
+            else layout.wanted_dtype(dtype)
         )
         layout.check_row_layout(self.row_shape, self.dtype, f"X of {first.where}")
 
@@ -89,7 +99,8 @@ class Features:
         NonFiniteError
             NaN or infinity, before or after the conversion; names file, row and column.
         DataError
-            Another row shape, something that is not a number, or a value `dtype` can not hold.
+            Another row shape, something that is not a number, a value `dtype` can not hold, or
+            rows of a dtype it can not hold, where it was not asked for.
         """
         X = block.X
         if X.shape[1:] != self._source_shape:
@@ -99,6 +110,8 @@ class Features:
             )
         if X.dtype.kind not in "biuf":
             raise DataError(f"X of {block.where} has dtype {X.dtype}; it must be numbers")
+        if self._settled:
+            self._refuse_wider(block)
         self._refuse_nonfinite(X, block, "")
         with np.errstate(over="ignore", invalid="ignore"):
             out = np.ascontiguousarray(X, dtype=self.dtype).reshape(len(X), *self.row_shape)
@@ -115,6 +128,15 @@ class Features:
             self._refuse_nonfinite(out, block, f" as {self.dtype} (the value overflows it)")
         return out
 
+    def _refuse_wider(self, block: RawBlock) -> None:
+        wanted = _storage_dtype(block.X.dtype, block.where)
+        if len(block.X) and not np.can_cast(wanted, self.dtype, "safe"):
+            raise DataError(
+                f"{block.place(0)} is {block.X.dtype.name}, and the rows before are stored as "
+                f"{self.dtype.name}, which can not hold it: pass "
+                f'dtype="{np.promote_types(wanted, self.dtype).name}"'
+            )
+
     @staticmethod
     def _refuse_nonfinite(X: NDArray[Any], block: RawBlock, suffix: str) -> None:
         found = layout.first_nonfinite(X)
@@ -128,6 +150,7 @@ class Features:
 
 def _storage_dtype(source: np.dtype[Any], where: str) -> np.dtype[Any]:
     """The narrowest stored dtype that holds every value of `source` (int64 up to 2^53)."""
+    source = source.newbyteorder("=")
     if source in layout.X_DTYPES:
         return source
     if source.kind not in "biuf" or source.itemsize > 8:

@@ -38,9 +38,8 @@ class CsvReader:
     """Rows of numbers with target columns, after an optional header line.
 
     A first line of numbers is a row, and the columns then have no names; one without numbers is
-    the header. Features are parsed in float64 and stored as float32 unless another dtype is asked
-    for. Targets are handed on as text, so that labels keep their spelling. Blank lines are
-    skipped; lines end with LF, CR LF or CR.
+    the header. Features are parsed in float64. Targets are handed on as text, so that labels keep
+    their spelling. Blank lines are skipped; lines end with LF, CR LF or CR.
     """
 
     files: Files = ()  # named by who opened them
@@ -49,7 +48,8 @@ class CsvReader:
         self, where: str, open_file: Callable[[], IO[bytes]], asked: Asked, identity: Any
     ) -> None:
         self.n_rows: int | None = None
-        self.natural_dtype: np.dtype[Any] | None = np.dtype(np.float32)
+        self.natural_dtype: np.dtype[Any] | None = np.dtype(np.float64)
+        self.as_text = True
         self.identity = identity
         self._where, self._open = where, open_file
         lines: list[tuple[int, str]] = []

@@ -143,11 +143,11 @@ def _count_selection(buffers: Buffers, problem: Problem, sizes: Sizes) -> None:
     """Of the centers, before anything else exists."""
     assert problem.selection is not None
     apart = problem.staging > 0
-    means = problem.selection.method == "kmeans"  # on the host, whatever the device
+    streamed = problem.selection.streamed
     for what, size in problem.selection.buffers:
-        buffers.add("host" if apart and means else "centers", what, size)
+        buffers.add("host" if apart and streamed else "centers", what, size)
     if not apart:
-        reading = loader_bytes(problem, sizes) if means else _in_hand(problem)
+        reading = loader_bytes(problem, sizes) if streamed else _in_hand(problem)
         buffers.add("centers", "units being read", reading)
 
 

@@ -52,7 +52,9 @@ class FileRows:
         first = next(reader.blocks(0, UNIT_BYTES), None)
         if first is None or not len(first.X):
             raise DataError("the input has no rows; there is nothing to predict")
-        self._features = Features(first, reader.natural_dtype)
+        # Nothing is rounded, whatever the dtype of the store that the model was trained on.
+        natural = reader.natural_dtype
+        self._features = Features(first, np.float64 if natural is None else None, natural)
         self._targets = None
         self.row_shape, self.n_rows = self._features.row_shape, reader.n_rows
         self.columns, self.files = reader.columns, reader.files

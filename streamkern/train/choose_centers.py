@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Iterator
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array
-from streamkern.basics.errors import DataError
 from streamkern.centers import random_rows
-from streamkern.centers.balanced import balanced_centers
-from streamkern.centers.kmeans import kmeans
-from streamkern.centers.rpcholesky import rpcholesky
+from streamkern.centers.way import Host, Work
+from streamkern.centers.ways import WAYS
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures, frequencies
-from streamkern.kernels.products import KernelOperator
-from streamkern.planning.center_costs import KMEANS_BATCH, METHODS, Selection
+from streamkern.solver.method import Report
 from streamkern.stream.feed import Rows, prepare
 from streamkern.stream.loader import Loader
 from streamkern.stream.sources.base import Block
 from streamkern.stream.sources.transforms import SETUP_EPOCH
 from streamkern.train.opened import Run
 from streamkern.train.training_data import open_centers
-
-Report = Callable[[str, dict[str, Any]], None]
-Host = npt.NDArray[Any]
 
 
 class Chosen(NamedTuple):
@@ -41,36 +34,33 @@ class Chosen(NamedTuple):
     kernel: Kernel
 
 
-def choose(run: Run, dtype: np.dtype[Any], report: Report) -> Chosen:
+def choose_centers(run: Run, dtype: np.dtype[Any], report: Report) -> Chosen:
     """Centers by the method of `model.centers`, or those given.
 
-    They go through the fixed transforms, whether they are rows or, like the rows that k-means
-    averages, begin as rows; random_order then permutes them. With bandwidth "auto" the kernel has
-    the median distance between the rows that were read: the centers themselves, or, for kmeans and
-    rpcholesky, random rows they are made of. Fourier features have random frequencies and phases
-    in the place of centers.
+    They go through the fixed transforms, whether they are rows or begin as rows; random_order then
+    permutes them. With bandwidth "auto" the kernel has the median distance between the rows that
+    were read: the centers themselves, or the rows that `Way.refine` begins with. Fourier
+    features have random frequencies and phases in the place of centers.
     """
     if run.problem.features == "fourier":
         return _frequencies(run, dtype, report)
     began = time.perf_counter()
     seed, method = run.config.run.random_state, _method(run)
     block, n_read = _rows(run, method)
-    in_order = run.method.in_place
-    many = method in ("kmeans", "rpcholesky")
-    p = run.problem.p if many else len(block.X)
+    in_order, selection = run.method.in_place, run.problem.selection
+    p = len(block.X) if selection is None else run.problem.p
     order = np.arange(p) if in_order else random_rows.random_order(p, seed)
-    if not many:
+    if selection is None:
         block = block.take(order)
     X = run.backend.to_host(transformed(run, block, dtype)[0])
     del block
     kernel = _kernel(run, X, in_order)
     fields: dict[str, Any] = {"method": method, "centers": p, "rows": n_read}
-    if method == "kmeans":
-        X = kmeans(X, _batches(run, dtype), seed, run.backend.threads)[order]
-        fields["rows"] += _selection(run).rows
-    elif method == "rpcholesky":
-        rows, measured = _pivots(run, X, kernel)
-        X = X[rows[order]]
+    if selection is not None:
+        batches = partial(_batches, run, dtype)
+        work = Work(p, seed, kernel, run.backend, run.precision, run.grid, batches)
+        centers, measured = WAYS[method].refine(X, selection, work)
+        X = centers[order]
         fields |= measured
     run.backend.release()
     report("centers", {**fields, "seconds": time.perf_counter() - began})
@@ -88,37 +78,29 @@ def transformed(run: Run, rows: Rows, dtype: np.dtype[Any]) -> tuple[Array, Arra
 
 
 def _method(run: Run) -> str:
-    """One of `METHODS`, "all", "given" or "file"."""
+    """One of `WAYS`, "all", "given" or "file"."""
     if run.given.centers is not None:
         return "given"
     wanted = run.config.model.centers
     if wanted == "all" or run.method.in_place:
         return "all"
-    return wanted if wanted in METHODS else "file"
+    return wanted if wanted in WAYS else "file"
 
 
 def _rows(run: Run, method: str) -> tuple[Block, int]:
-    """The rows that are centers, or that a method begins with; and how many were looked at."""
-    base, p, seed = run.data.base, run.problem.p, run.config.run.random_state
-    if method == "balanced":
-        return balanced_centers(base, p, seed)
+    """The rows that are centers, or that a way begins with; and how many were looked at."""
+    base, seed, selection = run.data.base, run.config.run.random_state, run.problem.selection
+    if method in WAYS:
+        n = run.problem.p if selection is None else selection.first
+        return WAYS[method].rows(base, n, seed)
     if method == "all":
         block = random_rows.all_rows(base, seed)
-    elif method in METHODS:
-        n = _selection(run).rows if method == "rpcholesky" else p
-        block = random_rows.random_centers(base, n, seed)
     else:
         array = run.given.centers
         if array is None:
             array = open_centers(run.config, base.columns)
         block = random_rows.given_centers(array, base.row_shape, base.n_outputs)
     return block, len(block.X)
-
-
-def _selection(run: Run) -> Selection:
-    found = run.problem.selection
-    assert found is not None
-    return found
 
 
 def _kernel(run: Run, X: Host, in_order: bool) -> Kernel:
@@ -153,13 +135,13 @@ def _frequencies(run: Run, dtype: np.dtype[Any], report: Report) -> Chosen:
     return Chosen(Z, order, FourierFeatures(n_features, kernel.describe()))
 
 
-def _batches(run: Run, dtype: np.dtype[Any]) -> Iterator[Host]:
-    """As many stored rows as k-means is to see, shuffled, in passes over all of them."""
-    left = _selection(run).rows
+def _batches(run: Run, dtype: np.dtype[Any], n: int, batch_size: int) -> Iterator[Host]:
+    """n stored rows, shuffled, in passes over all of them."""
+    left = n
     sizes, seed = run.sizes, run.config.run.random_state
     with Loader(
         run.data.base,
-        batch_size=min(KMEANS_BATCH, run.data.base.n_rows),
+        batch_size=min(batch_size, run.data.base.n_rows),
         seed=seed,
         block_bytes=sizes.loader_block_bytes,
         in_flight_bytes=sizes.loader_in_flight_bytes,
@@ -172,28 +154,3 @@ def _batches(run: Run, dtype: np.dtype[Any]) -> Iterator[Host]:
             left -= len(X)
             if left <= 0:
                 return
-
-
-def _pivots(run: Run, X: Host, kernel: Kernel) -> tuple[npt.NDArray[np.int64], dict[str, Any]]:
-    """Rows of the candidates X by randomly pivoted Cholesky, and what was measured."""
-    different = _different(X)
-    p = run.problem.p
-    if len(different) < p:
-        raise DataError(
-            f"model.centers='rpcholesky' has {len(different)} different rows among the {len(X)} "
-            f"candidates for n_centers={p}; lower n_centers, or set centers = 'random'"
-        )
-    backend = run.backend
-    shift = X.mean(axis=0, dtype=np.float64).astype(X.dtype)
-    op = KernelOperator(kernel, backend, run.precision, shift, run.grid)
-    found = rpcholesky(op, backend.asarray(X[different]), p, run.config.run.random_state)
-    return different[found.rows], {"drawn": found.n_drawn, "residual": found.residual}
-
-
-def _different(X: Host) -> npt.NDArray[np.int64]:
-    """The first of every set of rows that are the same, ascending."""
-    # Copies have to be found here: float32 distances of copies need not be zero.
-    seen: dict[bytes, int] = {}
-    for i, row in enumerate(X):
-        seen.setdefault(hashlib.blake2b((row + 0).tobytes(), digest_size=16).digest(), i)
-    return np.fromiter(seen.values(), np.int64)

@@ -33,6 +33,7 @@ from streamkern.rundir.sealed import Saved, as_saved
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.base import BaseSource, Block, Source
 from streamkern.stream.sources.column_order import in_columns
+from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.stream.sources.stores import stores_of
 from streamkern.stream.sources.transforms import Transform, describe_transform
 from streamkern.stream.sources.user import as_source
@@ -96,7 +97,8 @@ class KernelModel:
 
     @on_its_backend
     def values(self, X: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """f(X) on the host, (n, c). X : (n, *row_shape) as stored."""
+        """f(X) on the host, (n, c). X : (n, *row_shape) as stored, or flat."""
+        check_row_shape("X has", X.shape[1:], "the model was trained on", self.row_shape)
         out = np.empty((len(X), self.n_outputs), self.dtype)
         for rows in tiles(len(X), EVALUATED_ROWS):
             block = Block(X[rows], np.empty((rows.stop - rows.start, 0)), _ids(rows))
@@ -130,6 +132,8 @@ class KernelModel:
     def _block_values(
         self, block: Block, classes: Sequence[str] | None, n_outputs: int
     ) -> tuple[Array, Array]:
+        # Its own transforms are for rows as they were trained on, which may be given flat.
+        block = block._replace(X=block.X.reshape(len(block.X), *self.row_shape))
         with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is looked at
             X, Y, _ = prepare(
                 self.backend, block, transforms=self.fixed, dtype=self.op.dtype, seed=0, epoch=0,

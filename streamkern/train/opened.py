@@ -15,12 +15,12 @@ import numpy.typing as npt
 from streamkern.backend.base import Backend
 from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import ConfigError
+from streamkern.centers.ways import WAYS
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.urls import local_path
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures, check_sampled
 from streamkern.kernels.points import Grid, point_bytes, point_width, scratch_bytes
-from streamkern.planning.center_costs import ROW_METHODS, Selection, selection
 from streamkern.planning.memory import Buffers, default_budget
 from streamkern.planning.problem import Problem
 from streamkern.planning.sizes import Options, Sizes
@@ -105,7 +105,8 @@ def open_run(config: RunConfig, given: Given = NOTHING, *, fixed_sizes: Sizes | 
         budget = settings.memory if backend.name == "cpu" else settings.device_memory
         budget_bytes = default_budget(backend.memory_available()) if budget == "auto" else budget
         transforms = data.source.feed_transforms
-        own = config.model.centers in (*ROW_METHODS, "all")
+        way = WAYS.get(config.model.centers)
+        own = config.model.centers == "all" if way is None else way.of_rows
         # Centers from elsewhere need not be integers, and means are none.
         integers = own or settings.precision == "integer"
         dtype = data.source.dtype if integers else np.dtype(np.float32)
@@ -115,8 +116,9 @@ def open_run(config: RunConfig, given: Given = NOTHING, *, fixed_sizes: Sizes | 
         precision = resolve_precision(settings.precision, dtype, transforms, backend, kernel)
         on_cluster = given.client is not None
         problem = _problem(config, data, p, backend, precision[0], on_cluster, kernel)
-        if config.model.features != "fourier":
-            problem = replace(problem, selection=_selection(config, data, problem, budget_bytes))
+        if way is not None and config.model.features != "fourier":
+            selection = way.plan(problem, data.base.n_rows, int(budget_bytes))
+            problem = replace(problem, selection=selection)
         if fixed_sizes is None:
             chosen = resolve(problem, config.options, int(budget_bytes))
             why = chosen[0].reason(problem, config.options, chosen[1])
@@ -152,16 +154,6 @@ def _check_centers(config: RunConfig, data: Data, method: Method[Any]) -> None:
             f"{count}solver={method.name!r} takes all {n} training rows as centers; leave centers "
             f"and n_centers out, or use {method.instead}"
         )
-
-
-def _selection(
-    config: RunConfig, data: Data, problem: Problem, budget_bytes: int
-) -> Selection | None:
-    return selection(
-        config.model.centers, data.base.n_rows, problem.p, problem.d,
-        row_bytes=problem.row_bytes, point_bytes=problem.point_bytes or 0,
-        itemsize=problem.itemsize, threads=problem.threads, budget_bytes=budget_bytes,
-    )  # fmt: skip
 
 
 def _problem(

@@ -20,13 +20,13 @@ from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.points import Grid
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import Solver
-from streamkern.solver.method import Rows, Setup, Work
+from streamkern.solver.method import Report, Rows, Setup, Work
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.sampling import sample_rows
 from streamkern.stream.sources.transforms import SETUP_EPOCH, Scale, Transform, transform_name
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.arrivals import is_computed_with
-from streamkern.train.choose_centers import Report, choose
+from streamkern.train.choose_centers import choose_centers
 from streamkern.train.intercept import target_scale
 from streamkern.train.opened import Run
 
@@ -67,7 +67,7 @@ def start(run: Run, report: Report, targets: TargetScale | None = None) -> Assem
     """
     config, data = run.config, run.data
     dtype = np.dtype(np.float64 if run.precision == "float64" else np.float32)
-    host_Z, order, kernel = choose(run, dtype, report)
+    host_Z, order, kernel = choose_centers(run, dtype, report)
     Z = run.backend.asarray(host_Z)
     fit_intercept = config.model.fit_intercept
     inside = targets or target_scale(

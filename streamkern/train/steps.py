@@ -18,9 +18,9 @@ import numpy.typing as npt
 from streamkern.backend.batch import Batch
 from streamkern.basics.warning import warn
 from streamkern.solver.base import State
+from streamkern.solver.method import Report
 from streamkern.stream.feed import Feed
 from streamkern.stream.loader import Loader
-from streamkern.train.choose_centers import Report
 from streamkern.train.guard import Guard, Watch
 from streamkern.train.model import KernelModel, column_names
 from streamkern.train.opened import Run

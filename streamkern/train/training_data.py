@@ -16,18 +16,19 @@ import zarr
 
 from streamkern.basics.errors import ConfigError, DataError, StoreNotFoundError, StreamkernError
 from streamkern.basics.text import redact, some
+from streamkern.centers.ways import WAYS
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.remote_file import open_object
 from streamkern.filesystem.urls import local_path, zarr_store
 from streamkern.ingest.columns import in_order
-from streamkern.planning.center_costs import METHODS
 from streamkern.store.sample_weights import class_notes, weight_factors
 from streamkern.store.store import Store, open_store
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource, Source
 from streamkern.stream.sources.column_order import in_columns
 from streamkern.stream.sources.mixture import open_stores, stored_rows
+from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import (
     Transform,
@@ -186,12 +187,8 @@ def options_for(config: RunConfig, *urls: str) -> dict[str, Any]:
 
 
 def check_same_rows(source: BaseSource, row_shape: tuple[int, ...], name: str) -> None:
-    """Raise unless the rows of `source` have the shape the model was trained on."""
-    if np.prod(source.row_shape) != np.prod(row_shape):
-        raise ConfigError(
-            f"{name} has rows of shape {source.row_shape}, the model was trained on "
-            f"{tuple(row_shape)}; use data with the same features"
-        )
+    """Raise unless the rows of `source` can stand for those the model was trained on."""
+    check_row_shape(f"{name} has", source.row_shape, "the model was trained on", row_shape)
 
 
 def check_evaluable(source: BaseSource, row_shape: tuple[int, ...], name: str) -> None:
@@ -238,24 +235,19 @@ def count_centers(config: RunConfig, data: Data) -> int:
         return DEFAULT_CENTERS if model.n_features == "auto" else model.n_features
     if model.centers == "all" or config.method.in_place:
         return n
-    if model.centers == "balanced" and data.base.classes is None:
-        raise ConfigError(
-            "model.centers='balanced' needs classes and the targets are values; set "
-            "centers = 'random', or another way to choose"
-        )
-    if model.centers not in METHODS:
+    if model.centers not in WAYS:
         array = open_centers(config, data.source.columns)
-        if int(np.prod(array.shape[1:])) != data.d:
-            raise ConfigError(
-                f"model.centers has rows of shape {array.shape[1:]}, the data has "
-                f"{data.d} features; use centers with the same features"
-            )
+        check_row_shape(
+            "model.centers has", array.shape[1:], "the data has rows of shape",
+            data.source.row_shape,
+        )  # fmt: skip
         if model.n_centers not in ("auto", array.shape[0]):
             raise ConfigError(
                 f"model.n_centers={model.n_centers} but model.centers holds {array.shape[0]} rows; "
                 "leave n_centers out"
             )
         return int(array.shape[0])
+    WAYS[model.centers].check(data.base)
     if model.n_centers == "auto":
         return min(n, DEFAULT_CENTERS)
     if model.n_centers > n:
@@ -288,7 +280,10 @@ def open_centers(config: RunConfig, columns: Sequence[str] | None) -> Any:
     except StreamkernError:
         raise
     except FileNotFoundError as error:
-        raise StoreNotFoundError(f"there is no array of centers at {redact(url)}") from error
+        raise StoreNotFoundError(
+            f"there is no array of centers at {redact(url)}; correct model.centers, or set one of "
+            f"{some((*WAYS, 'all'))}"
+        ) from error
     except Exception as error:  # zarr raises many types for what is not an array
         raise ConfigError(
             f"model.centers={redact(url)!r} is no .npy file, zarr array or store: "

@@ -17,6 +17,7 @@ from streamkern.config.run_config import RunConfig
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.sealed import as_saved
 from streamkern.stream.sources.base import BaseSource
+from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.arrivals import load_trained
 from streamkern.train.training_data import options_for
@@ -24,7 +25,8 @@ from streamkern.train.training_data import options_for
 
 @dataclass(frozen=True)
 class WarmStart:
-    """place : of the run. Z : (p, d) its centers, as chosen. alpha : (p, c) their weights.
+    """place : of the run. row_shape : of the rows it was trained on. Z : (p, d) its centers, as
+    chosen. alpha : (p, c) their weights.
 
     targets : mean and scale that belong to alpha. They become those of the run that goes on, so
     that it starts from the same function, whatever the mean of its own targets.
@@ -32,6 +34,7 @@ class WarmStart:
     """
 
     place: str
+    row_shape: tuple[int, ...]
     Z: npt.NDArray[Any]
     alpha: npt.NDArray[Any]
     classes: list[str] | None
@@ -41,9 +44,13 @@ class WarmStart:
     skipped: tuple[str, ...] = ()
 
     def check(self, config: RunConfig, source: BaseSource) -> None:
-        """Raise ConfigError unless both runs have the same outputs in the same order, and an
-        intercept or none.
+        """Raise ConfigError unless both runs have rows that can stand for each other, the same
+        outputs in the same order, and an intercept or none.
         """
+        check_row_shape(
+            "this run has", source.row_shape,
+            f"solver.warm_start={self.place} was trained on", self.row_shape,
+        )  # fmt: skip
         classes = None if source.classes is None else list(source.classes)
         if self.alpha.shape[1] != source.n_outputs or self.classes != classes:
             raise ConfigError(
@@ -115,7 +122,7 @@ def load_warm_start(config: RunConfig) -> WarmStart | None:
     with as_saved(run.place):
         chosen = np.argsort(setup.arrays["order"])
         return WarmStart(
-            redact(run.place), setup.arrays["Z"][chosen],
+            redact(run.place), tuple(setup.meta["row_shape"]), setup.arrays["Z"][chosen],
             saved.arrays[saved.meta["evaluated"]][chosen], setup.meta["classes"],
             TargetScale.from_arrays(setup.arrays), setup.meta["fit_intercept"],
             setup.meta["target_columns"], saved.skipped,

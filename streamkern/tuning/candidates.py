@@ -16,9 +16,9 @@ import numpy as np
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.machine import available_memory
 from streamkern.basics.text import size_text
+from streamkern.centers.ways import WAYS
 from streamkern.config.run_config import RunConfig
 from streamkern.kernels.notation import in_settings
-from streamkern.planning.center_costs import METHODS
 from streamkern.planning.memory import default_budget
 from streamkern.planning.sizes import OF_THE_WHOLE
 from streamkern.stream.sources.base import Source
@@ -170,7 +170,7 @@ def _centers(config: RunConfig, n: int, n_fit: int, wished: int | None) -> dict[
         )
     most = min(n_fit, CENTERS, CENTERS if model.n_centers == "auto" else model.n_centers)
     return {
-        "model.centers": model.centers if model.centers in METHODS else "random",
+        "model.centers": model.centers if model.centers in WAYS else "random",
         "model.n_centers": wished or min(most, max(n // 5, MIN_CENTERS)),
     }
 

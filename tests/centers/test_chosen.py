@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +19,29 @@ from sklearn.cluster import MiniBatchKMeans
 from streamkern.backend.base import Backend
 from streamkern.basics.errors import ConfigError, DataError, MemoryBudgetError
 from streamkern.centers import balanced
-from streamkern.centers.kmeans import KMEANS_STAGE, kmeans
+from streamkern.centers.kmeans import KMEANS_BATCH, KMEANS_STAGE, kmeans
 from streamkern.centers.random_rows import all_rows
-from streamkern.centers.rpcholesky import PIVOT_STAGE, rpcholesky
+from streamkern.centers.rpcholesky import PIVOT_STAGE, RPCholesky, rpcholesky
+from streamkern.centers.way import Way
+from streamkern.centers.ways import WAYS
 from streamkern.cli.described import run_overview
 from streamkern.cli.overview import plan_overview, plan_text
 from streamkern.ingest.ingest import ingest
 from streamkern.kernels.builtin import Laplace
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.center_costs import KMEANS_BATCH, selection
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.base import BaseSource, Block
 from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.mixture import MixtureSource
+from streamkern.stream.sources.sampling import read_rows
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip, Scale, host_transform
 from streamkern.train import choose_centers
 from streamkern.train.opened import Run
 from tests import reference as ref
 from tests import runs
+from tests.plans import PLAIN
 from tests.runs import array_source, arrays, finished, opened, stream
 
 Array = npt.NDArray[Any]
@@ -207,7 +212,7 @@ def test_means_without_rows_are_moved_to_some() -> None:
 def chosen(run: Run) -> tuple[choose_centers.Chosen, dict[str, Any]]:
     events: list[tuple[str, dict[str, Any]]] = []
     dtype = np.dtype(np.float64 if run.precision == "float64" else np.float32)
-    found = choose_centers.choose(run, dtype, lambda *event: events.append(event))
+    found = choose_centers.choose_centers(run, dtype, lambda *event: events.append(event))
     assert [name for name, _ in events] == ["centers"]
     return found, events[0][1]
 
@@ -403,6 +408,27 @@ def test_a_store_as_centers(tmp_path: Path) -> None:
     np.testing.assert_array_equal(result.Z, X[result.order])
 
 
+class Last(Way):
+    """The last rows: a way that is added."""
+
+    name = "last"
+
+    def rows(self, source: BaseSource, n: int, seed: int) -> tuple[Block, int]:
+        return read_rows(source, np.arange(source.n_rows - n, source.n_rows), seed), n
+
+
+def test_a_way_is_one_class_and_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(WAYS, "last", Last())
+    result = finished(runs.settings(**{"model.centers": "last"}), source=array_source())
+    np.testing.assert_array_equal(result.Z[np.argsort(result.order)], arrays()[0][-runs.P :])
+
+
+def test_a_way_that_reads_no_rows_does_not_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(WAYS, "mine", Way())
+    with pytest.raises(NotImplementedError):
+        finished(runs.settings(**{"model.centers": "mine"}), source=array_source())
+
+
 # -- planned and refused --------------------------------------------------------------------------
 
 
@@ -467,12 +493,8 @@ def test_the_plan_of_fourier_features_has_no_centers() -> None:
 
 def test_candidates_are_as_many_as_memory_allows() -> None:
     def rows(budget: int, n: int = 10**6) -> int:
-        found = selection(
-            "rpcholesky", n, 1000, 10, row_bytes=40, point_bytes=48, itemsize=4, threads=1,
-            budget_bytes=budget,
-        )  # fmt: skip
-        assert found is not None
-        return found.rows
+        problem = replace(PLAIN, p=1000, d=10, row_bytes=40, point_bytes=48, threads=1)
+        return RPCholesky().plan(problem, n, budget).rows
 
     assert (rows(1 << 30), rows(90 << 20), rows(1)) == (8000, 4000, 2000)
     assert rows(1 << 30, 5000) == 5000

@@ -228,7 +228,7 @@ def test_kinds_of_errors() -> None:
 @pytest.mark.parametrize(
     ("shape", "n_centers", "message"),
     [
-        ((7, D + 1), "auto", r"rows of shape \(6,\), the data has 5 features"),
+        ((7, D + 1), "auto", r"rows of shape \(6,\), the data has rows of shape \(5,\)"),
         ((7, D), 8, "n_centers=8 but model.centers holds 7 rows"),
     ],
 )

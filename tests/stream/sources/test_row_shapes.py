@@ -1,0 +1,140 @@
+"""Images are rows of one shape: others of as many numbers are other images, at every door."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern import KernelClassifier, KernelRegressor
+from streamkern.basics.errors import ConfigError
+from streamkern.cli import main
+from streamkern.ingest.ingest import ingest
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.row_shapes import check_row_shape
+from streamkern.train.model import load_model
+from tests.runs import finished, settings
+
+SHAPE = (4, 4, 3)
+OTHERS = [(3, 4, 4), (2, 8, 3), (4, 3, 4)]
+REFUSED = "rows of shape .*; put its axes into that order and size"
+RNG = np.random.default_rng(3)
+X = RNG.standard_normal((80, *SHAPE)).astype(np.float32)
+Y = X[:, 0, 0, 0] + X[:, 3, 2, 1]
+SMALL = {
+    "model.n_centers": "auto", "data.batch_size": 40, "data.epochs": 1, "solver.name": "direct",
+    "model.kernel": "laplace",
+}  # fmt: skip
+
+
+def source(shape: tuple[int, ...], n: int = 80) -> ArraySource:
+    return ArraySource(X[:n].reshape(n, *shape), Y[:n])
+
+
+def run(run_dir: Path | None = None, shape: tuple[int, ...] = SHAPE, **options: Any) -> Any:
+    more = options.pop("settings", {})
+    return finished(settings(run_dir, **(SMALL | more)), source=source(shape), **options)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("model") / "run"
+    run(place)
+    return place
+
+
+@pytest.mark.parametrize("axes", [(6,), (2, 3), (2, 3, 1), (1, 2, 3), (3, 2, 1), (6, 1, 1)])
+@pytest.mark.parametrize("wanted", [(6,), (2, 3, 1), (1, 2, 3)])
+def test_rows_stand_for_rows_of_their_own_axes_and_for_flat_ones(axes: Any, wanted: Any) -> None:
+    full = (*axes, 1) if len(axes) == 2 else axes
+    if full == wanted or 1 in (len(axes), len(wanted)):
+        check_row_shape("X has", axes, "the data has", wanted)
+    else:
+        with pytest.raises(ConfigError, match=REFUSED):
+            check_row_shape("X has", axes, "the data has", wanted)
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_estimators_refuse_images_of_other_axes(other: tuple[int, ...]) -> None:
+    turned, labels = X.reshape(80, *other), (Y > 0).astype(int)
+    regressor = KernelRegressor(solver="direct", random_state=0).fit(X, Y)
+    classifier = KernelClassifier(solver="direct", random_state=0).fit(X, labels)
+    warm = KernelRegressor(solver="block", warm_start=True, centers=X[:20].reshape(20, -1)).fit(
+        X, Y
+    )
+    online = KernelRegressor(solver="block", random_state=0).partial_fit(X, Y)
+    doors: list[Callable[[], Any]] = [
+        lambda: regressor.predict(turned),
+        lambda: regressor.predict(ArraySource(turned)),
+        lambda: regressor.score(turned, Y),
+        lambda: regressor.score(ArraySource(turned, Y)),
+        lambda: classifier.predict(turned),
+        lambda: classifier.decision_function(turned),
+        lambda: KernelRegressor(solver="direct").fit(X, Y, test=(turned, Y)),
+        lambda: KernelRegressor(solver="direct", centers=turned[:20]).fit(X, Y),
+        lambda: warm.fit(turned, Y),
+        lambda: online.partial_fit(turned, Y),
+        lambda: online.partial_fit(ArraySource(turned, Y)),
+    ]
+    for door in doors:
+        with pytest.raises(ConfigError, match=REFUSED):
+            door()
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_runs_refuse_images_of_other_axes(
+    model: Path, other: tuple[int, ...], tmp_path: Path
+) -> None:
+    turned = X.reshape(80, *other)
+    np.save(tmp_path / "Z.npy", turned[:20])
+    file = {"model.centers": str(tmp_path / "Z.npy")}
+    run(tmp_path / "start", settings={"solver.name": "block"})
+    start = {"solver.name": "block", "solver.warm_start": str(tmp_path / "start")}
+    loaded = load_model(model)
+    doors: list[Callable[[], Any]] = [
+        lambda: loaded.predict(ArraySource(turned)),
+        lambda: loaded.values(turned),
+        lambda: loaded.evaluate(ArraySource(turned, Y)),
+        lambda: loaded.predict_to(ArraySource(turned), tmp_path / "out.npy"),
+        lambda: run(test=ArraySource(turned, Y)),
+        lambda: run(centers=turned[:20]),
+        lambda: run(settings=file),
+        lambda: run(shape=other, settings=start),
+    ]
+    with loaded.backend:
+        for door in doors:
+            with pytest.raises(ConfigError, match=REFUSED):
+                door()
+    assert not (tmp_path / "out.npy").exists()
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("kind", ["npz", "zarr"])
+def test_commands_refuse_images_of_other_axes(
+    model: Path, kind: str, other: tuple[int, ...], tmp_path: Path, capsys: Any
+) -> None:
+    data = tmp_path / f"turned.{kind}"
+    if kind == "npz":
+        np.savez(data, X=X.reshape(80, *other), y=Y)
+    else:
+        ingest(X.reshape(80, *other), data, y=Y)
+    for words in (["evaluate", model, data], ["predict", model, data, tmp_path / "out.csv"]):
+        assert main.main([str(word) for word in words]) == 2
+        assert "put its axes into that order and size" in capsys.readouterr().err
+    assert not (tmp_path / "out.csv").exists()
+
+
+@pytest.mark.parametrize("scale", ["feature", "global", "none"])
+@pytest.mark.parametrize(("trained", "given"), [(SHAPE, (48,)), ((48,), SHAPE)])
+def test_flat_rows_and_images_are_answered_alike(
+    scale: str, trained: tuple[int, ...], given: tuple[int, ...]
+) -> None:
+    """Also where the numbers of rows and of pixels in a line are the same."""
+    model = run(shape=trained, settings={"data.scale": scale}).model
+    for n in (4, 48, 80):
+        expected = model.values(X[:n].reshape(n, *trained))
+        np.testing.assert_array_equal(model.predict(source(given, n)), expected)
+        np.testing.assert_array_equal(model.values(X[:n].reshape(n, *given)), expected)
