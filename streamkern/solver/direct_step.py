@@ -9,8 +9,8 @@ minimum of |K alpha - Y|^2 / (2 n) + ridge / 2 tr(alpha^T K(Z, Z) alpha), the fi
 `solver.block_step`. Another epoch is more rows: with random transforms fresh ones, without them the
 same again, which would change nothing, and is left out.
 
-A ridge is found on rows held out (`precondition.held_out`), whose G_k and B_k are summed once more. With
-those of part k taken from the sums, alpha has on part k the squared error
+A ridge is found on rows held out (`precondition.held_out`), whose G_k and B_k are summed once
+more. With those of part k taken from the sums, alpha has on part k the squared error
 
     sum_i |y_i|^2 - 2 tr(alpha^T B_k) + tr(alpha^T G_k alpha),
 
