@@ -113,6 +113,10 @@ OptionalPart: TypeAlias = Annotated[Below1 | None, Rule("a number above 0 and be
 NotNegative: TypeAlias = Annotated[
     float, Field(strict=True, ge=0, allow_inf_nan=False), Rule("a number, 0 or above")
 ]
+AutoNotNegative: TypeAlias = Annotated[
+    Auto | Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)],
+    Rule('"auto" or a number, 0 or above'),
+]
 Fraction: TypeAlias = Annotated[
     float, Field(strict=True, gt=0, le=1), Rule("a number above 0, at most 1")
 ]

@@ -33,6 +33,9 @@ def choose_method(
 
     Raises MemoryBudgetError and ConfigError as `Method.plan`.
     """
+    if options.ridge is None:
+        plan = DIRECT.plan(problem, options, budget_bytes)
+        return DIRECT, *plan, "chosen, as it is the one that finds a ridge"
     sizes, buffers = BLOCK.plan(problem, options, budget_bytes)
 
     def block(reason: str) -> tuple[Method[Any], Sizes, Buffers, str]:

@@ -113,9 +113,9 @@ class Candidates:
         def check(kernel: Any, ridge: float) -> None:
             open_run(self.config(kernel, bandwidth, ridge), Given(self.split(0)[0])).backend.close()
 
-        own = self.trial.solver.ridge
+        own = [ridge for ridge in (self.trial.solver.ridge,) if ridge != "auto"]
         for kernel in kernels:
-            for ridge in [own] if asked is None else asked:
+            for ridge in own if asked is None else asked:
                 check(kernel, ridge)
         if asked is not None:
             return asked
@@ -123,7 +123,7 @@ class Candidates:
             check(kernels[0], max(RIDGES))
         except ConfigError:  # the solver knows no ridge
             return [0.0]
-        return sorted({*RIDGES, own})
+        return sorted({*RIDGES, *own})
 
 
 def copies_and_epochs(passes: int, copies: int, epochs: int) -> tuple[int, int]:
