@@ -21,6 +21,7 @@ from streamkern.kernels.builtin import get_kernel
 from streamkern.kernels.fourier import FourierFeatures, frequencies
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.sizes import Options
+from streamkern.solver.base import Solver
 from streamkern.train.model import load_model
 from streamkern.train.opened import Given, open_run
 from tests import reference as ref
