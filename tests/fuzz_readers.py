@@ -32,8 +32,9 @@ import pyarrow.parquet as pq
 
 from streamkern.basics.errors import StreamkernError
 from streamkern.config.run_config import load_run_file
-from streamkern.ingest.conform import Features, Targets
+from streamkern.ingest.conform import Features
 from streamkern.ingest.readers import open_reader
+from streamkern.ingest.targets import Targets
 from tests.rawfiles import npy
 
 SECONDS = 20
