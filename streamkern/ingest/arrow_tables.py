@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, StreamkernError
 from streamkern.basics.optional import need
-from streamkern.filesystem.urls import redact
+from streamkern.basics.text import redact
 from streamkern.ingest.array_reader import check_row_bytes
 from streamkern.ingest.columns import Asked, Files, split_columns
 from streamkern.ingest.conform import RawBlock

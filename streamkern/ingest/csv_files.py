@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, MissingDependencyError
 from streamkern.basics.optional import need
-from streamkern.basics.text import size_text
-from streamkern.filesystem.urls import redact
+from streamkern.basics.text import redact, size_text
 from streamkern.ingest.columns import Asked, Files, split_columns
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.input_files import Place, Url

@@ -28,9 +28,10 @@ from streamkern.basics.errors import (
     ResumeMismatchError,
 )
 from streamkern.basics.progress import Progress
+from streamkern.basics.text import redact
 from streamkern.filesystem.ownership import STORE, check_kind, mark_at
 from streamkern.filesystem.scratch import Scratch, check_parent, scratch_folder
-from streamkern.filesystem.urls import check_missing, redact, zarr_store
+from streamkern.filesystem.urls import check_missing, zarr_store
 from streamkern.ingest.first_pass import Rows, spool_rows
 from streamkern.ingest.readers import Reader, open_reader
 from streamkern.ingest.shuffle import Spool

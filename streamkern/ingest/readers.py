@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import ConfigError, DataError
-from streamkern.filesystem.urls import redact
+from streamkern.basics.text import redact
 from streamkern.ingest.array_files import APART, open_apart, open_npz
 from streamkern.ingest.array_reader import digest, open_memory
 from streamkern.ingest.arrow_tables import FrameReader, open_parquet

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import ConfigError, DataError
-from streamkern.basics.text import some
-from streamkern.filesystem.urls import check_missing, local_path, redact
+from streamkern.basics.text import redact, some
+from streamkern.filesystem.urls import check_missing, local_path
 from streamkern.ingest.array_reader import array_names
 from streamkern.ingest.columns import Asked
 from streamkern.ingest.conform import Features, RawBlock

@@ -726,7 +726,7 @@ def test_optional_packages_name_the_extra(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     for name in ("a.h5", "a.parquet"):
         (tmp_path / name).write_bytes(b"x")
-        with pytest.raises(MissingDependencyError, match=r"pip install streamkern\[files\]"):
+        with pytest.raises(MissingDependencyError, match=r'pip install "streamkern\[files\]"'):
             ingest(tmp_path / name, tmp_path / "out")
 
 
