@@ -9,158 +9,91 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from streamkern.basics.errors import (
-    BackendError,
-    CheckpointError,
-    ClusterError,
-    ConfigError,
-    CorruptChunkError,
-    DataError,
-    DivergenceError,
-    MemoryBudgetError,
-    MissingDependencyError,
-    NonFiniteError,
-    ResumeMismatchError,
-    RunError,
-    RunLockedError,
-    RunLostError,
-    StorageAccessError,
-    StorageError,
-    StoreNotFoundError,
-    StreamkernError,
-    TrainingInterrupted,
-)
-from streamkern.basics.version import __version__
+if TYPE_CHECKING:  # the public names, one a line; `_homes` reads these lines
+    from streamkern.basics.errors import BackendError as BackendError
+    from streamkern.basics.errors import CheckpointError as CheckpointError
+    from streamkern.basics.errors import ClusterError as ClusterError
+    from streamkern.basics.errors import ConfigError as ConfigError
+    from streamkern.basics.errors import CorruptChunkError as CorruptChunkError
+    from streamkern.basics.errors import DataError as DataError
+    from streamkern.basics.errors import DivergenceError as DivergenceError
+    from streamkern.basics.errors import MemoryBudgetError as MemoryBudgetError
+    from streamkern.basics.errors import MissingDependencyError as MissingDependencyError
+    from streamkern.basics.errors import NonFiniteError as NonFiniteError
+    from streamkern.basics.errors import ResumeMismatchError as ResumeMismatchError
+    from streamkern.basics.errors import RunError as RunError
+    from streamkern.basics.errors import RunLockedError as RunLockedError
+    from streamkern.basics.errors import RunLostError as RunLostError
+    from streamkern.basics.errors import StorageAccessError as StorageAccessError
+    from streamkern.basics.errors import StorageError as StorageError
+    from streamkern.basics.errors import StoreNotFoundError as StoreNotFoundError
+    from streamkern.basics.errors import StreamkernError as StreamkernError
+    from streamkern.basics.errors import TrainingInterrupted as TrainingInterrupted
+    from streamkern.basics.version import __version__ as __version__
+    from streamkern.config.run_config import RunConfig as RunConfig
+    from streamkern.config.run_config import load_run_file as load_run_file
+    from streamkern.estimator.estimators import KernelClassifier as KernelClassifier
+    from streamkern.estimator.estimators import KernelRegressor as KernelRegressor
+    from streamkern.filesystem.cache import Cache as Cache
+    from streamkern.ingest.ingest import ingest as _ingest
+    from streamkern.kernels.builtin import Cauchy as Cauchy
+    from streamkern.kernels.builtin import Dispersal as Dispersal
+    from streamkern.kernels.builtin import Gaussian as Gaussian
+    from streamkern.kernels.builtin import Kernel as Kernel
+    from streamkern.kernels.builtin import Laplace as Laplace
+    from streamkern.kernels.builtin import LaplaceL1 as LaplaceL1
+    from streamkern.kernels.builtin import Linear as Linear
+    from streamkern.kernels.builtin import Matern32 as Matern32
+    from streamkern.kernels.builtin import Matern52 as Matern52
+    from streamkern.kernels.builtin import Polynomial as Polynomial
+    from streamkern.kernels.builtin import ReluNTK as ReluNTK
+    from streamkern.store.store import open_store as open_store
+    from streamkern.stream.materialise import augment_store as augment_store
+    from streamkern.stream.materialise import materialise as _materialise
+    from streamkern.stream.sources.arrays import ArraySource as ArraySource
+    from streamkern.stream.sources.augmented import AugmentedSource as AugmentedSource
+    from streamkern.stream.sources.generator import GeneratorSource as GeneratorSource
+    from streamkern.stream.sources.mixture import MixtureSource as MixtureSource
+    from streamkern.stream.sources.stores import ZarrSource as ZarrSource
+    from streamkern.stream.sources.transforms import GaussianNoise as GaussianNoise
+    from streamkern.stream.sources.transforms import MixUp as MixUp
+    from streamkern.stream.sources.transforms import RandomCrop as RandomCrop
+    from streamkern.stream.sources.transforms import RandomFlip as RandomFlip
+    from streamkern.stream.sources.transforms import Scale as Scale
+    from streamkern.stream.sources.transforms import deterministic as deterministic
+    from streamkern.stream.sources.transforms import host_transform as host_transform
+    from streamkern.train.train import train as _train
+    from streamkern.tuning.search import tune as tune
 
-if TYPE_CHECKING:
-    from streamkern.config.run_config import RunConfig, load_run_file
-    from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
-    from streamkern.filesystem.cache import Cache
-    from streamkern.ingest.ingest import ingest as ingest_store
-    from streamkern.kernels.builtin import (
-        Cauchy,
-        Dispersal,
-        Gaussian,
-        Kernel,
-        Laplace,
-        LaplaceL1,
-        Linear,
-        Matern32,
-        Matern52,
-        Polynomial,
-        ReluNTK,
-    )
-    from streamkern.store.store import open_store
-    from streamkern.stream.materialise import augment_store
-    from streamkern.stream.materialise import materialise as materialise_store
-    from streamkern.stream.sources.arrays import ArraySource
-    from streamkern.stream.sources.augmented import AugmentedSource
-    from streamkern.stream.sources.generator import GeneratorSource
-    from streamkern.stream.sources.mixture import MixtureSource
-    from streamkern.stream.sources.stores import ZarrSource
-    from streamkern.stream.sources.transforms import (
-        GaussianNoise,
-        MixUp,
-        RandomCrop,
-        RandomFlip,
-        Scale,
-        deterministic,
-        host_transform,
-    )
-    from streamkern.train.train import train as train_model
-    from streamkern.tuning.search import tune
+    ingest_store = _ingest
+    materialise_store = _materialise
+    train_model = _train
 
-__all__ = [
-    "ArraySource",
-    "AugmentedSource",
-    "BackendError",
-    "Cache",
-    "Cauchy",
-    "CheckpointError",
-    "ClusterError",
-    "ConfigError",
-    "CorruptChunkError",
-    "DataError",
-    "Dispersal",
-    "DivergenceError",
-    "Gaussian",
-    "GaussianNoise",
-    "GeneratorSource",
-    "Kernel",
-    "KernelClassifier",
-    "KernelRegressor",
-    "Laplace",
-    "LaplaceL1",
-    "Linear",
-    "Matern32",
-    "Matern52",
-    "MemoryBudgetError",
-    "MissingDependencyError",
-    "MixUp",
-    "MixtureSource",
-    "NonFiniteError",
-    "Polynomial",
-    "RandomCrop",
-    "RandomFlip",
-    "ReluNTK",
-    "ResumeMismatchError",
-    "RunConfig",
-    "RunError",
-    "RunLockedError",
-    "RunLostError",
-    "Scale",
-    "StorageAccessError",
-    "StorageError",
-    "StoreNotFoundError",
-    "StreamkernError",
-    "TrainingInterrupted",
-    "ZarrSource",
-    "__version__",
-    "augment_store",
-    "deterministic",
-    "host_transform",
-    "ingest_store",
-    "load_run_file",
-    "materialise_store",
-    "open_store",
-    "train_model",
-    "tune",
-]
 
-# module -> the public names in it, as "name" or "name in the module as public name".
-_LAZY = {
-    "config.run_config": "RunConfig load_run_file",
-    "estimator.estimators": "KernelClassifier KernelRegressor",
-    "filesystem.cache": "Cache",
-    "ingest.ingest": "ingest:ingest_store",
-    "kernels.builtin": "Cauchy Dispersal Gaussian Kernel Laplace LaplaceL1 Linear Matern32 "
-    "Matern52 Polynomial ReluNTK",
-    "store.store": "open_store",
-    "stream.materialise": "augment_store materialise:materialise_store",
-    "stream.sources.arrays": "ArraySource",
-    "stream.sources.augmented": "AugmentedSource",
-    "stream.sources.generator": "GeneratorSource",
-    "stream.sources.mixture": "MixtureSource",
-    "stream.sources.stores": "ZarrSource",
-    "stream.sources.transforms": "Scale GaussianNoise MixUp RandomCrop RandomFlip deterministic "
-    "host_transform",
-    "train.train": "train:train_model",
-    "tuning.search": "tune",
-}
-_HOME = {
-    public or name: (module, name)
-    for module, names in _LAZY.items()
-    for name, _, public in (entry.partition(":") for entry in names.split())
-}
+def _homes() -> dict[str, tuple[str, str]]:
+    """Public name -> its module and its name there: the lines above, which no one runs."""
+    loader: Any = __spec__.loader
+    text, found = loader.get_data(__spec__.origin).decode(), {}
+    for line in text.splitlines():
+        match line.split():
+            case ["from", module, "import", name, "as", public]:
+                found[public] = module, name
+            case [public, "=", alias] if alias in found:
+                found[public] = found.pop(alias)
+    return found
+
+
+_HOME = _homes()
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        module, attribute = _HOME[name]
-        value = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _HOME[name]
+    value = getattr(importlib.import_module(module), attribute)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

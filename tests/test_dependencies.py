@@ -6,10 +6,12 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+
+from tools.layout import imports
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -22,8 +24,6 @@ CALLED = {
     "pydantic_core": "pydantic",  # made for it, and only of use with the version that it pins
     "sklearn": "scikit-learn",
 }
-# Functions that import the module whose name they are given.
-IMPORTERS = {"__import__", "find_spec", "import_module", "importorskip", "need", "on_demand"}
 
 
 def packages(requirements: Iterable[object]) -> set[str]:
@@ -32,32 +32,15 @@ def packages(requirements: Iterable[object]) -> set[str]:
     return {re.sub(r"[-_.]+", "-", match.group()).lower() for match in found if match}
 
 
-def imported(path: Path) -> Iterator[str]:
-    """The first parts of the names that a file imports, wherever in it."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = [str(node.module)]
-        elif isinstance(node, ast.Call) and called(node) in IMPORTERS:
-            given = [a.value for a in node.args if isinstance(a, ast.Constant)]
-            names = [value for value in given[:1] if isinstance(value, str)]
-        else:
-            continue
-        yield from (name.partition(".")[0] for name in names)
-
-
-def called(node: ast.Call) -> str:
-    return node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
-
-
 def undeclared(folder: str, declared: set[str]) -> dict[str, list[str]]:
     """Package -> the files of a folder that import it, of those that are not declared."""
     ours = {"streamkern", "tests", "benchmarks", "examples", "tools"}
     ours |= {path.stem for path in (ROOT / folder).glob("*.py")} if folder == "examples" else set()
     found: dict[str, list[str]] = {}
     for path in sorted((ROOT / folder).rglob("*.py")):
-        for name in set(imported(path)) - ours - sys.stdlib_module_names:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        names = {i.dotted.partition(".")[0] for i in imports(tree)} - {""}
+        for name in names - ours - sys.stdlib_module_names:
             package = CALLED.get(name, name.replace("_", "-").lower())
             if package not in declared:
                 found.setdefault(package, []).append(str(path.relative_to(ROOT)))

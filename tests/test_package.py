@@ -13,14 +13,12 @@ import pytest
 
 import streamkern
 from streamkern.basics import errors
-from tools.layout import PAGE, Layout
+from tools.layout import PAGE, Layout, imports
 
 ROOT = Path(streamkern.__file__).parent
-FILES = {
-    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-    for path in sorted(ROOT.rglob("*.py"))
-}
-MODULES = [name for name in FILES if name != "__init__"]
+LAYOUT = Layout(ROOT)
+NEEDS, room = LAYOUT.needs(), LAYOUT.room
+MODULES = [name for name in LAYOUT.files if name]
 
 # The floors of the house, from the ground up. A room imports from the floors below it.
 ROOMS = [
@@ -43,52 +41,8 @@ MATHS = {"kernels", "solver.precondition", "solver"}
 # A run directory knows nothing of what is in it; planning counts the bytes of a chunk of it.
 BELOW_RUNDIR = {"basics", "filesystem", "planning"}
 MOST_ENTRIES = 20
-
-
-def own_imports(path: Path) -> dict[ast.AST, list[str]]:
-    """Every import of ours anywhere in a file, in functions and for types, as dotted names."""
-    found: dict[ast.AST, list[str]] = {}
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path.name}:{node.lineno}: write the import in full"
-        names = [name for name in imports(node) if name.partition(".")[0] == "streamkern"]
-        if names:
-            found[node] = names
-    return found
-
-
-def imports(node: ast.AST) -> list[str]:
-    """The dotted names that a statement or a call imports."""
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom):
-        return [f"{node.module}.{alias.name}" for alias in node.names]
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
-        called = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
-        if called in ("import_module", "__import__", "find_spec"):
-            return [str(a.value) for a in node.args if isinstance(a, ast.Constant)]
-    return []
-
-
-def module(dotted: str) -> str:
-    """The module that a dotted name of ours is, or is in."""
-    name = dotted.removeprefix("streamkern").removeprefix(".")
-    while name and name not in MODULES:
-        name = name.rpartition(".")[0]
-    return name or "__init__"
-
-
-NEEDS = {
-    name: {module(i) for names in own_imports(FILES[name]).values() for i in names} - {name}
-    for name in MODULES
-}
-
-
-def room(name: str) -> str:
-    """The innermost room that a module is in."""
-    while name not in FLOORS and "." in name:
-        name = name.rpartition(".")[0]
-    return name
+# Public names; what all others go through; whether obstore is installed.
+COMPUTED = {"", "basics.optional", "filesystem.urls"}
 
 
 @pytest.mark.parametrize("name", streamkern.__all__)
@@ -102,21 +56,22 @@ def test_public_names_resolve(name: str) -> None:
 def test_the_public_list_is_complete_and_sorted() -> None:
     assert list(streamkern.__all__) == sorted(set(streamkern.__all__))
     assert set(streamkern.__all__) <= set(dir(streamkern))
-    lazy = set(streamkern._HOME)
-    raised = {n for n, v in vars(errors).items() if isinstance(v, type)}
-    assert set(streamkern.__all__) == lazy | raised | {"__version__"}
+    assert {n for n, v in vars(errors).items() if isinstance(v, type)} <= set(streamkern.__all__)
 
 
 def test_type_checkers_see_the_same_names() -> None:
-    tree = ast.parse(FILES["__init__"].read_text(encoding="utf-8"))
-    block = next(node for node in tree.body if isinstance(node, ast.If))
-    seen = {
-        alias.asname or alias.name: (str(node.module).removeprefix("streamkern."), alias.name)
+    """What is imported `as` itself is exported, and what is assigned."""
+    block = next(node for node in LAYOUT.trees[""].body if isinstance(node, ast.If))
+    exported = {
+        alias.asname
         for node in block.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
+        if alias.asname == alias.name
     }
-    assert seen == streamkern._HOME
+    named = [node.targets[0] for node in block.body if isinstance(node, ast.Assign)]
+    exported |= {target.id for target in named if isinstance(target, ast.Name)}
+    assert exported == set(streamkern.__all__)
 
 
 def test_unknown_names_are_attribute_errors() -> None:
@@ -144,23 +99,21 @@ def test_importing_loads_nothing_heavy() -> None:
     heavy = {"cupy", "zarr", "dask", "distributed", "sklearn", "scipy", "numpy", "pydantic"}
     assert not loaded & heavy
     ours = [name for name in done.stdout.split() if name.startswith("streamkern.basics.")]
-    assert ours == ["streamkern.basics.errors", "streamkern.basics.version"]
+    assert ours == []
 
 
 def test_only_one_module_names_cupy() -> None:
     naming = {
         name
-        for name, path in FILES.items()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if any(i.partition(".")[0] in ("cupy", "cupyx", "cupy_backends") for i in imports(node))
+        for name, found in LAYOUT.imports.items()
+        if any(i.dotted.partition(".")[0] in ("cupy", "cupyx", "cupy_backends") for i in found)
     }
     assert naming <= {"backend.cupy_backend"}
 
 
 def test_files_and_functions_are_short() -> None:
-    layout = Layout(ROOT)
-    assert not layout.long_files()
-    assert not layout.long_functions()
+    assert not LAYOUT.long_files()
+    assert not LAYOUT.long_functions()
 
 
 def test_the_corridor_is_short() -> None:
@@ -195,48 +148,44 @@ def test_a_run_directory_knows_nothing_of_what_is_in_it(name: str) -> None:
 
 
 def test_no_import_circles() -> None:
-    graph = dict(NEEDS)
-    while graph:
-        free = {name for name, needs in graph.items() if not needs & graph.keys()}
-        assert free, f"these import each other in a circle: {sorted(graph)}"
-        graph = {name: needs for name, needs in graph.items() if name not in free}
+    assert not LAYOUT.circles()
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_no_import_of_ours_is_hidden_in_a_function(name: str) -> None:
-    tree = ast.parse(FILES[name].read_text(encoding="utf-8"))
-    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
-    hidden = {
-        i
-        for function in functions
-        for node in ast.walk(function)
-        for i in imports(node)
-        if i.partition(".")[0] == "streamkern"
+def test_no_import_of_ours_is_hidden_in_a_function() -> None:
+    # A command is loaded when it is given: all of them take a second.
+    assert [found.partition(":")[0] for found in LAYOUT.hidden()] == ["cli.main"]
+    assert set(LAYOUT.computed()) == COMPUTED
+
+
+def test_what_needs_a_package_of_others_in_a_function_goes_through_optional() -> None:
+    others = {
+        f"{name}:{i.line} {i.dotted}"
+        for name, found in LAYOUT.imports.items()
+        for i in found
+        if i.statement and i.hidden and i.dotted.partition(".")[0] not in sys.stdlib_module_names
     }
-    # The command answers Ctrl-C while the rest of it is still being loaded.
-    assert not hidden - ({"streamkern.cli.main.main"} if name == "__main__" else set())
+    assert not others
 
 
-@pytest.mark.parametrize("name", [name for name, p in FILES.items() if p.name == "__init__.py"])
+@pytest.mark.parametrize("name", sorted(LAYOUT.packages))
 def test_a_room_says_what_belongs_there_and_holds_no_code(name: str) -> None:
-    tree = ast.parse(FILES[name].read_text(encoding="utf-8"))
+    tree = LAYOUT.trees[name]
     assert ast.get_docstring(tree)
-    assert name == "__init__" or len(tree.body) == 1
+    assert not name or len(tree.body) == 1
 
 
 def test_no_file_of_tests_imports_another() -> None:
     tests = Path(__file__).parent
     importing = {
-        path.name: [i for i in imports(node) if ".test_" in i]
+        path.name: [i for i in imports(ast.parse(path.read_bytes())) if ".test_" in i.dotted]
         for path in sorted(tests.rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
     }
     assert not {name: found for name, found in importing.items() if found}
 
 
 def test_the_page_on_the_architecture_is_that_of_the_code() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    assert text == Layout(ROOT).page(text), "run `python tools/layout.py --write`"
+    assert text == LAYOUT.page(text), "run `python tools/layout.py --write`"
 
 
 def test_the_page_names_modules_that_there_are() -> None:

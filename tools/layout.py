@@ -5,7 +5,7 @@
 
 An arrow from room to room is there where any of their files import each other, also in functions
 and for types. A circle is a group of files that import each other. A hidden import is one of our
-own modules inside a function.
+own modules inside a function; a computed one is of a module whose name is not written there.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ LONG_FILE, LONG_FUNCTION = 400, 60
 PAGE = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- rooms: by tools/layout.py --write -->\n", "<!-- end of rooms -->\n"
 SKIPPED = "__pycache__"
+IMPORTERS = {"__import__", "find_spec", "import_module", "importorskip", "need", "on_demand"}
+"""Functions that import the module whose name they are given."""
 
 
 class Import(NamedTuple):
-    """An import of one of our own modules."""
+    """An import, by the name that is written there, or how it begins; empty if it is computed."""
 
-    module: str
+    dotted: str
     line: int
     hidden: bool
+    statement: bool
 
 
 class Layout:
@@ -38,37 +41,20 @@ class Layout:
         self.root = root
         self.files = {_dotted(path.relative_to(root)): path for path in sorted(root.rglob("*.py"))}
         self.trees = {name: ast.parse(p.read_bytes()) for name, p in self.files.items()}
-        self.imports = {name: list(self._imports(name)) for name in self.files}
+        self.imports = {name: list(imports(tree)) for name, tree in self.trees.items()}
         self.packages = {name for name, path in self.files.items() if path.name == "__init__.py"}
 
-    def _imports(self, name: str) -> Iterator[Import]:
-        within = {
-            inner
-            for node in ast.walk(self.trees[name])
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            for inner in ast.walk(node)
-        }
-        for node in ast.walk(self.trees[name]):
-            if isinstance(node, ast.Import):
-                found = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                found = [f"{node.module}.{alias.name}" for alias in node.names]
-            else:
-                continue
-            for dotted in found:
-                package, _, rest = dotted.partition(".")
-                if package == self.root.name:
-                    yield Import(self._module(rest), node.lineno, node in within)
-
-    def _module(self, dotted: str) -> str:
-        """The module that a dotted name is, or is in; "" for the package itself."""
-        while dotted and dotted not in self.files:
-            dotted = dotted.rpartition(".")[0]
-        return dotted
+    def _module(self, dotted: str) -> str | None:
+        """Our module that a dotted name is, or is in, "" for the package; None for others'."""
+        package, _, rest = dotted.partition(".")
+        while rest and rest not in self.files:
+            rest = rest.rpartition(".")[0]
+        return rest if package == self.root.name else None
 
     def needs(self) -> dict[str, set[str]]:
-        """Module -> the modules it imports."""
-        return {name: {i.module for i in found} - {name} for name, found in self.imports.items()}
+        """Module -> our modules that it imports."""
+        found = {n: {self._module(i.dotted) for i in all_} for n, all_ in self.imports.items()}
+        return {n: {m for m in ours if m is not None} - {n} for n, ours in found.items()}
 
     def room(self, name: str) -> str:
         """The innermost folder of a module; of one that is in none, its own name."""
@@ -115,11 +101,15 @@ class Layout:
     def hidden(self) -> list[str]:
         """Imports of our own modules inside functions, as file:line."""
         return [
-            f"{n}:{i.line} {i.module}"
+            f"{n}:{i.line} {i.dotted}"
             for n, found in self.imports.items()
             for i in found
-            if i.hidden
+            if i.hidden and self._module(i.dotted) is not None
         ]
+
+    def computed(self) -> list[str]:
+        """Modules that import another one whose name is not written there."""
+        return [n for n, found in self.imports.items() if any(not i.dotted for i in found)]
 
     def long_files(self) -> list[str]:
         """Files of more than 400 lines."""
@@ -135,6 +125,37 @@ class Layout:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
             if (length := _length(node)) > LONG_FUNCTION
         ]
+
+
+def imports(tree: ast.Module) -> Iterator[Import]:
+    """Every import of a file, in functions, by a call and for types as well."""
+    within = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        found: list[str] = []
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: write the import in full"
+            found = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Call) and _called(node) in IMPORTERS:
+            found = [_written(node.args[0]) if node.args else ""]
+        for dotted in found:
+            yield Import(dotted, node.lineno, node in within, not isinstance(node, ast.Call))
+
+
+def _called(node: ast.Call) -> str:
+    return node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+
+
+def _written(name: ast.expr) -> str:
+    """A text, or what an f-string begins with."""
+    first = name.values[0] if isinstance(name, ast.JoinedStr) else name
+    return str(first.value) if isinstance(first, ast.Constant) else ""
 
 
 def _dotted(path: Path) -> str:
@@ -166,6 +187,7 @@ def main(arguments: list[str]) -> int:
     for title, found in (
         ("files in circles of imports", layout.circles()),
         ("hidden imports", layout.hidden()),
+        ("files with computed imports", layout.computed()),
         (f"files of more than {LONG_FILE} lines", layout.long_files()),
         (
             f"functions of more than {LONG_FUNCTION} lines outside docstrings",

@@ -21,6 +21,7 @@ from streamkern.backend.base import Array, Backend, Uploader, tiles
 from streamkern.backend.row_major import RowMajor
 from streamkern.backend.staging_ring import Ring, Transfers
 from streamkern.basics.errors import BackendError
+from streamkern.basics.optional import on_demand
 
 T = TypeVar("T")
 
@@ -40,7 +41,7 @@ _USABLE: dict[int, Any] = {}
 def gpu_problem(index: int = 0) -> str | None:
     """Why GPU `index` can not be used, or None. Probes by computing: drivers can lie."""
     try:
-        import cupy
+        cupy = on_demand("cupy")
     except ModuleNotFoundError as error:
         if error.name == "cupy":
             return NOT_INSTALLED
@@ -95,9 +96,7 @@ class CupyBackend(Backend):
 
     def __init__(self, index: int) -> None:
         super().__init__(threads=1)
-        import cupy
-        import cupyx
-
+        cupy, cupyx = on_demand("cupy"), on_demand("cupyx")
         if os.environ.get("CUPY_TF32", "0") not in ("", "0"):
             raise BackendError(
                 f"CUPY_TF32={os.environ['CUPY_TF32']} rounds the operands of CuPy's own products "

@@ -7,7 +7,6 @@ one pass of vector instructions, about 0.23 ns, and the GEMMs stay with the BLAS
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from collections.abc import Callable
 from functools import cache
@@ -19,6 +18,7 @@ import numpy as np
 from streamkern.backend.base import Array, Backend
 from streamkern.backend.expression import render
 from streamkern.backend.numba_random import fills
+from streamkern.basics.optional import on_demand
 from streamkern.basics.randomness import Fills
 
 f4 = np.float32
@@ -37,7 +37,7 @@ def numba_problem() -> str | None:
     if importlib.util.find_spec("numba") is None:
         return "Numba is not installed (pip install 'streamkern[fast]')"
     try:
-        importlib.import_module("numba")
+        on_demand("numba")
     except Exception as error:  # an ImportError as a rule, with the versions that it wants
         return f"Numba can not be imported ({error})"
     return None
@@ -45,12 +45,10 @@ def numba_problem() -> str | None:
 
 def jit(function: Callable[..., Any], flags: frozenset[str] = _FLAGS) -> Callable[..., Any]:
     """Compile at the first call, to code that runs without the interpreter's lock."""
-    import numba
-
-    compiled: Callable[..., Any] = numba.njit(nogil=True, fastmath=set(flags), error_model="numpy")(
-        function
-    )
-    return compiled
+    njit = on_demand("numba").njit
+    compiled: Callable[..., Any] = njit(nogil=True, fastmath=set(flags), error_model="numpy")
+    made: Callable[..., Any] = compiled(function)
+    return made
 
 
 class CompiledBackend(Backend):

@@ -17,10 +17,10 @@ def need(module: str, what: str = "reading this format", extra: str = "files") -
         return importlib.import_module(module)
     except ImportError as error:
         raise MissingDependencyError(
-            f"{what} needs {module.partition('.')[0]}: pip install streamkern[{extra}]"
+            f'{what} needs {module.partition(".")[0]}: pip install "streamkern[{extra}]"'
         ) from error
 
 
 def on_demand(module: str) -> Any:
-    """A module that is always there and takes long to import: loaded where it is first used."""
+    """A module that takes long to import, loaded where it is first used. Raises as its import."""
     return importlib.import_module(module)

@@ -36,7 +36,7 @@ _HOST_TILE = 16_384
 _DEVICE_TILE = 1 << 22
 
 
-def in_turn(function: Callable[[slice], None], parts: Iterable[slice]) -> None:
+def one_by_one(function: Callable[[slice], None], parts: Iterable[slice]) -> None:
     """Call `function` on every part, on this thread."""
     for part in parts:
         function(part)
@@ -154,7 +154,7 @@ def words(
     *,
     first_block: int = 0,
     xp: Any = np,
-    run: Run = in_turn,
+    run: Run = one_by_one,
     fills: Fills | None = None,
 ) -> Array:
     """32 random bits for each row and word index.
@@ -214,7 +214,7 @@ class RowRandom:
         rows: Array,
         dtype: Any = np.float32,
         *,
-        run: Run = in_turn,
+        run: Run = one_by_one,
         fills: Fills | None = None,
         empty: Empty | None = None,
     ) -> None:

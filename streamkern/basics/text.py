@@ -7,10 +7,10 @@ reach a log.
 from __future__ import annotations
 
 import numbers
+import os
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-
-from streamkern.basics.redaction import redact as redact
 
 _SHOWN = 12  # names in a message
 SCHEDULER_ADDRESS = r"^(tcp|tls|ws|wss|ucx)://[^/@\s]+:\d{1,5}$"
@@ -62,3 +62,31 @@ def _cell(value: object) -> str:
     if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
         return f"{float(value):.4g}"
     return " ".join(redact(str(value)).split())
+
+
+# Of one letter and one slash: a drive of Windows.
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*(?:://|(?<=[A-Za-z0-9+.-]{2}):/))(\S+)")
+# Without a scheme, as libraries name a bucket: key and secret, or a part of a query.
+_PAIR = re.compile(r"""[^\s/'"(\[{<=,:]+:(?!/)[^\s'":]*[^\s'":/]@(?=[\w*])""")
+_SIGNED = re.compile(
+    r"(?i)((?:x-amz-[\w-]+|awsaccesskeyid|signature|sig|token|secret|password|access_?key)=)[^\s&'\"]+"
+)
+
+
+def redact(text: str | os.PathLike[str]) -> str:
+    """`text` with user info, query and fragment cut out of every URL in it.
+
+    A raw AWS secret may hold a slash, so what stands before the *last* ``@`` goes whenever it
+    holds a colon. A path that holds both is shown too short; the other choice leaks.
+    """
+    found = _URL.sub(lambda m: m[1] + _without_secrets(m[2]), os.fspath(text))
+    return _SIGNED.sub(r"\1***", _PAIR.sub("***@", found))
+
+
+def _without_secrets(rest: str) -> str:
+    head, at, tail = rest.rpartition("@")
+    if at and re.search(r"[?#]", head):
+        return "***"  # of a password, or in front of a query with an @ in it
+    if at and (":" in head or not re.search(r"[/?#]", head)):
+        rest = tail
+    return re.split(r"[?#]", rest, maxsplit=1)[0]

@@ -8,8 +8,8 @@ import typer
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.progress import Line
-from streamkern.basics.redaction import redact
 from streamkern.basics.stop import resumable
+from streamkern.basics.text import redact
 from streamkern.cli.console import as_text, say
 from streamkern.cli.described import store_text
 from streamkern.cli.options import (

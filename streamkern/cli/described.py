@@ -111,7 +111,11 @@ def run_overview(
             place = _NOWHERE if saved is None else saved.meta["position"]
             position = {name: place[name] for name in _NOWHERE}
             metrics = {} if saved is None else saved.meta["metrics"] or {}
-            solver = None if setup is None else _solver(setup.meta)
+            solver = (
+                None
+                if setup is None
+                else _solver(setup.meta, {} if saved is None else saved.meta["state"])
+            )
             if position["done"]:
                 state = "finished"
             elif writer is not None:
@@ -153,14 +157,16 @@ def _recorded(directory: RunDirectory) -> tuple[dict[str, Any], str | None]:
     return bound, f"{directory.place}/run.json is {which}; the next training writes it again"
 
 
-def _solver(meta: Mapping[str, Any]) -> dict[str, Any]:
+def _solver(meta: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
     sizes, setup = meta["sizes"], meta["setup"]
+    found = {"ridge": state["ridge"]} if state.get("ridge") else {}
     return {
         "solver": sizes["solver"],
         "scale": meta["scale"],
         **meta["kernel"],
         **own_sizes(sizes),
         **largest(setup["rules"]),
+        **found,
         **{k: v for k, v in setup.items() if isinstance(v, int | float)},
     }
 

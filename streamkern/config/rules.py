@@ -25,8 +25,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from streamkern.basics.errors import ConfigError
-from streamkern.basics.redaction import redact
-from streamkern.basics.text import SCHEDULER_ADDRESS
+from streamkern.basics.text import SCHEDULER_ADDRESS, redact
 from streamkern.config.parse import parse_bytes, parse_seconds
 
 # user:password@ behind the scheme. The password may hold a slash (AWS keys do); host:9000/ is no
@@ -113,6 +112,10 @@ Below1: TypeAlias = Annotated[float, Field(strict=True, gt=0, lt=1)]
 OptionalPart: TypeAlias = Annotated[Below1 | None, Rule("a number above 0 and below 1")]
 NotNegative: TypeAlias = Annotated[
     float, Field(strict=True, ge=0, allow_inf_nan=False), Rule("a number, 0 or above")
+]
+AutoNotNegative: TypeAlias = Annotated[
+    Auto | Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)],
+    Rule('"auto" or a number, 0 or above'),
 ]
 Fraction: TypeAlias = Annotated[
     float, Field(strict=True, gt=0, le=1), Rule("a number above 0, at most 1")

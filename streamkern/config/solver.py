@@ -10,10 +10,10 @@ from pydantic import BeforeValidator, model_validator
 from streamkern.basics.errors import ConfigError
 from streamkern.config.rules import (
     AutoCount,
+    AutoNotNegative,
     AutoPositive,
     Flag,
     Fraction,
-    NotNegative,
     OptionalPart,
     OptionalUrl,
     Rule,
@@ -40,7 +40,8 @@ Solver = Annotated[
 class SolverConfig(Table):
     """[solver]: the method, and what of it the user wants to fix by hand.
 
-    ridge : coefficient of tr(alpha^T K(Z, Z) alpha) / 2 beside half the mean squared error.
+    ridge : coefficient of tr(alpha^T K(Z, Z) alpha) / 2 beside half the mean squared error; "auto":
+    the one that does best on rows held out, of the solver "direct".
     tolerance : conjugate gradient stops at this residual, relative to that of the zero function, in
     the norm of its preconditioner; left out it is 1e-4. warm_start : run directory whose newest
     weights training starts from; its centers must be the same.
@@ -49,7 +50,7 @@ class SolverConfig(Table):
     table = "solver"
     name: Solver = "auto"
     block_size: AutoCount = "auto"
-    ridge: NotNegative = 0.0
+    ridge: AutoNotNegative = 0.0
     n_nystrom: AutoCount = "auto"
     level: AutoCount = "auto"
     period: AutoCount = "auto"

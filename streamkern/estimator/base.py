@@ -211,6 +211,8 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
         self._fixed = model.fixed
         self.history_ = result.history
         self.report_ = _report(meta) | {"samples": result.samples} | result.metrics
+        if result.ridge:
+            self.report_["ridge"] = result.ridge
         if result.ended:
             self.report_["ended"] = result.ended
         if result.skipped:

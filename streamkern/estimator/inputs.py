@@ -14,6 +14,8 @@ from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import _check_sample_weight, check_array, validate_data
 
 from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.optional import on_demand
+from streamkern.predict.answer_files import class_labels
 from streamkern.store.store import Store
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.base import BaseSource
@@ -108,10 +110,7 @@ def streamed_ids(y: Any, classes: npt.NDArray[Any]) -> Any:
 def _lazy(y: Any) -> Any:
     """A zarr array as a Dask array, to be converted in pieces; anything else as it is."""
     if isinstance(y, zarr.Array):
-        import dask.array  # costs half a second, and only this rare case needs it
-
-        from_array: Any = dask.array.from_array
-        return from_array(y)
+        return on_demand("dask.array").from_array(y)
     return y if y is None or hasattr(y, "__dask_graph__") else np.asarray(y)
 
 
@@ -166,17 +165,13 @@ def names_of(classes: npt.NDArray[Any]) -> tuple[str, ...]:
 
 
 def labels_of(names: Sequence[str], dtype: Any = None) -> npt.NDArray[Any]:
-    """Class labels from the names a source holds: whole numbers where all of them are.
+    """Class labels from the names a source holds.
 
-    dtype : of the labels they came from, where it is known.
+    dtype : of the labels they came from; None where it is not known, see `class_labels`.
     """
-    kind = None if dtype is None else np.dtype(dtype).kind
+    if dtype is None:
+        return class_labels(names)
+    kind = np.dtype(dtype).kind
     if kind == "b":
         return np.array([name == "True" for name in names])
-    if kind in (None, "i", "u") and all(_is_whole(name) for name in names):
-        return np.array([int(name) for name in names], None if kind is None else dtype)
-    return np.array(names)
-
-
-def _is_whole(name: str) -> bool:
-    return name.removeprefix("-").isdecimal() and str(int(name)) == name
+    return np.array([int(name) for name in names], dtype) if kind in "iu" else np.array(names)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from zarr.storage import LocalStore
 
-from streamkern.basics.redaction import redact
+from streamkern.basics.text import redact
 
 if TYPE_CHECKING:
     from zarr.core.buffer import Buffer

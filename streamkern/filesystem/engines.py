@@ -14,7 +14,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import fsspec
+
 from streamkern.basics.errors import ConfigError, StorageAccessError
+from streamkern.basics.optional import on_demand
 from streamkern.filesystem.objects import STALL_S, Bytes, Listing, Names, Outcome
 
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
@@ -88,52 +91,41 @@ class ObstoreEngine:
                 "obstore does not work in a process forked from one that used it; start processes "
                 "with the method 'spawn', or set the storage option engine = \"s3fs\""
             )
+        self._obstore, self._errors = on_demand("obstore"), on_demand("obstore.exceptions")
         self._open = open_stores
         self._reading, self._writing = open_stores()
 
     async def get(self, key: str, start: int, stop: int | None) -> Bytes:
-        import obstore
-
         if start == 0 and stop is None:
-            result = await obstore.get_async(self._reading, key)
+            result = await self._obstore.get_async(self._reading, key)
             return await result.bytes_async()
         if stop is None:
             wanted: Any = {"suffix": -start} if start < 0 else {"offset": start}
-            result = await obstore.get_async(self._reading, key, options={"range": wanted})
+            result = await self._obstore.get_async(self._reading, key, options={"range": wanted})
             return await result.bytes_async()
-        return await obstore.get_range_async(self._reading, key, start=start, end=stop)
+        return await self._obstore.get_range_async(self._reading, key, start=start, end=stop)
 
     async def put(self, key: str, data: Bytes, create: bool) -> None:
-        import obstore
-
         mode: Any = "create" if create else "overwrite"
         # An upload in parts that is killed leaves parts behind, and they are billed.
-        await obstore.put_async(self._writing, key, data, mode=mode, use_multipart=False)
+        await self._obstore.put_async(self._writing, key, data, mode=mode, use_multipart=False)
 
     async def delete(self, keys: Sequence[str]) -> None:
-        import obstore
-
-        await obstore.delete_async(self._reading, list(keys))
+        await self._obstore.delete_async(self._reading, list(keys))
 
     async def list(self, prefix: str) -> Listing:
-        import obstore
-
         found = []
-        async for page in obstore.list(self._reading, prefix=prefix or None):
+        async for page in self._obstore.list(self._reading, prefix=prefix or None):
             found += [(entry["path"], entry["size"]) for entry in page]
         return found
 
     async def children(self, prefix: str) -> Names:
-        import obstore
-
-        page = await obstore.list_with_delimiter_async(self._reading, prefix or None)
+        page = await self._obstore.list_with_delimiter_async(self._reading, prefix or None)
         names = [*page["common_prefixes"], *(entry["path"] for entry in page["objects"])]
         return [name.rstrip("/").rpartition("/")[2] for name in names]
 
     async def stat(self, key: str) -> tuple[int, str]:
-        import obstore
-
-        meta = await obstore.head_async(self._reading, key)
+        meta = await self._obstore.head_async(self._reading, key)
         return int(meta["size"]), str(meta["e_tag"] or meta["last_modified"])
 
     async def renew(self) -> None:
@@ -149,20 +141,19 @@ class ObstoreEngine:
         return f"{sentence.strip()} {' '.join(reasons[-1]) if reasons else ''}"
 
     def outcome(self, error: Exception) -> Outcome:
-        from obstore.exceptions import AlreadyExistsError, BaseError
-
         text = str(error)
         answer = _answer_in(text)
         if answer is not None:
             return http_outcome(*answer)
         if isinstance(error, FileNotFoundError):
             return Outcome.MISSING
-        if isinstance(error, AlreadyExistsError):
+        if isinstance(error, self._errors.AlreadyExistsError):
             return Outcome.EXISTS
         # Another region's bucket; a certificate; https where http is spoken.
         if "Received redirect" in text or any(words in text for words in _TLS):
             return Outcome.REFUSED
-        return Outcome.PASSING if isinstance(error, BaseError | OSError) else Outcome.OTHER
+        passing = isinstance(error, self._errors.BaseError | OSError)
+        return Outcome.PASSING if passing else Outcome.OTHER
 
 
 def _answer_in(text: str) -> tuple[int, str] | None:
@@ -291,9 +282,7 @@ def open_s3fs(url: str, options: dict[str, Any]) -> tuple[Any, str]:
 
     Its default of ten requests an object costs a HEAD before every GET.
     """
-    import fsspec
-    import s3fs
-
+    s3fs = on_demand("s3fs")
     taken = {*inspect.signature(s3fs.S3FileSystem.__init__).parameters, *_FSSPEC_OPTIONS}
     for name in set(options) - taken:
         close = difflib.get_close_matches(name, [*taken, *_OUR_OPTIONS], n=1)

@@ -8,8 +8,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from streamkern.basics.errors import DataError, StorageError
+from streamkern.basics.text import redact
 from streamkern.filesystem.objects import Objects
-from streamkern.filesystem.urls import local_path, open_objects, redact
+from streamkern.filesystem.urls import local_path, open_objects
 
 _RANGE = 8 << 20
 _READS = 3  # of a range that came back short: its length was cut on its way

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from streamkern.basics.errors import ConfigError, StorageAccessError
+from streamkern.basics.optional import on_demand
 from streamkern.filesystem.engines import NO_CREDENTIALS
 from streamkern.filesystem.objects import STALL_S
 
@@ -39,14 +40,11 @@ def open_stores(url: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
     StorageAccessError
         There are no credentials, and anonymous access was not asked for.
     """
-    from botocore.exceptions import BotoCoreError
-    from botocore.session import Session
-    from obstore.store import S3Store
-
+    refused = on_demand("botocore.exceptions").BotoCoreError
     client = options.get("client_kwargs") or {}
     wanted = options.get("endpoint_url") or client.get("endpoint_url")
     region = options.get("region") or client.get("region_name")
-    session = Session(profile=options.get("profile"))
+    session = on_demand("botocore.session").Session(profile=options.get("profile"))
     if options.get("key") and options.get("secret"):
         session.set_credentials(options["key"], options["secret"], options.get("token"))
     anonymous = bool(options.get("anon"))
@@ -55,7 +53,7 @@ def open_stores(url: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
         region = region or "us-east-1"
         endpoint = _endpoint(options.get("profile"), wanted, region, _places())
         credentials = None if anonymous else session.get_credentials()
-    except (BotoCoreError, ValueError) as error:
+    except (refused, ValueError) as error:
         raise ConfigError(f"the S3 settings can not be used: {error}") from None
     if credentials is None and not anonymous:
         raise StorageAccessError(NO_CREDENTIALS)
@@ -70,7 +68,7 @@ def open_stores(url: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
         insecure = endpoint.startswith("http://")
         limits |= {"allow_http": insecure, "connect_timeout": timedelta(seconds=STALL_S)}
         options: Any = {"timeout": _LONGEST_REQUEST, **limits}
-        return S3Store(
+        return on_demand("obstore.store").S3Store(
             parts.netloc,
             prefix=parts.path.strip("/") or None,
             client_options=options,
@@ -92,9 +90,7 @@ def _endpoint(
     profile: str | None, wanted: str | None, region: str, places: tuple[tuple[str, str], ...]
 ) -> str:
     """Where S3 is. Making a client takes botocore 0.1 s, and nothing less resolves it all."""
-    from botocore.session import Session
-
-    session = Session(profile=profile)
+    session = on_demand("botocore.session").Session(profile=profile)
     client = session.create_client("s3", region_name=region, endpoint_url=wanted)
     endpoint: str = client.meta.endpoint_url
     client.close()

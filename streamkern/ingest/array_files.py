@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import ConfigError, DataError
-from streamkern.filesystem.urls import redact
+from streamkern.basics.text import redact
 from streamkern.ingest.array_reader import ArrayReader, array_names, digest, no_array
 from streamkern.ingest.columns import Asked
 from streamkern.ingest.input_files import IDX_DTYPES, Place, Url, is_idx, is_path

@@ -72,7 +72,8 @@ class ArrayReader:
                 f"each of its {X.shape[0]} rows"
             )
         self.n_rows: int | None = int(X.shape[0])
-        self.natural_dtype: np.dtype[Any] | None = None
+        self.natural_dtype: np.dtype[Any] | None = np.dtype(X.dtype)
+        self.as_text = False
         self.identity = identity
         self._X, self._y, self._w, self._where = X, y, w, where
         self._aligned, self._names = aligned, None if names is None else np.array(names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, StreamkernError
 from streamkern.basics.optional import need
-from streamkern.filesystem.urls import redact
+from streamkern.basics.text import redact
 from streamkern.ingest.array_reader import check_row_bytes
 from streamkern.ingest.columns import Asked, Files, split_columns
 from streamkern.ingest.conform import RawBlock
@@ -27,6 +27,18 @@ def _is_lists(kind: Any) -> bool:
     )
 
 
+def _natural_dtype(types: Sequence[Any]) -> np.dtype[Any] | None:
+    """Of columns of these types side by side; None where they are not all numbers."""
+    found = []
+    for kind in types:
+        number = kind.value_type if _is_lists(kind) else kind
+        try:
+            found.append(np.dtype(number.to_pandas_dtype()))
+        except (NotImplementedError, TypeError):
+            return None
+    return np.result_type(*found) if all(k.kind in "biuf" for k in found) else None
+
+
 class _ArrowReader:
     """Columns of Arrow record batches; a column of lists asked for by name, or named X, is X."""
 
@@ -34,7 +46,7 @@ class _ArrowReader:
 
     def __init__(self, where: str, schema: Any, n_rows: int, asked: Asked, identity: Any) -> None:
         self.n_rows: int | None = n_rows
-        self.natural_dtype: np.dtype[Any] | None = None
+        self.as_text = False
         self.identity = identity
         self._where = where
         name = "X" if asked.x is None else asked.x
@@ -46,6 +58,7 @@ class _ArrowReader:
         self.target_columns = split.targets
         self._features, self._targets, self._weights = split.features, split.targets, split.weights
         self._kept = [*split.features, *split.targets, *split.weights]
+        self.natural_dtype = _natural_dtype([schema.field(k).type for k in split.features])
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         row = 0
@@ -137,23 +150,17 @@ def _readable(where: str) -> Iterator[None]:
         raise DataError(f"{where} is not a readable Parquet file: {error}") from error
 
 
-def _check_footer(where: str, file: Any) -> None:
-    """Raise DataError where it contradicts itself: columns would be read past each other."""
-    metadata, schema = file.metadata, file.schema
-    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    rows = [group.num_rows for group in groups]
-    wrong = None
-    if sum(rows) != metadata.num_rows:
-        wrong = f"its groups have {sum(rows)} rows, the file {metadata.num_rows}"
-    for i, group in enumerate(groups):
-        for j in range(metadata.num_columns):
-            column, described = group.column(j), schema.column(j)
-            if column.physical_type != described.physical_type:
-                wrong = f"row group {i} has a column of type {column.physical_type}"
-            elif not described.max_repetition_level and column.num_values != group.num_rows:
-                wrong = f"row group {i} has {group.num_rows} rows, its columns others"
-    if wrong is not None:
-        raise DataError(f"{where} is damaged: {wrong}; write it again")
+def _check_footer(where: str, metadata: Any) -> None:
+    """Raise DataError where it contradicts itself: columns would be read past each other.
+
+    Of the columns nothing can be asked: where their part is damaged Arrow ends the process.
+    """
+    rows = sum(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
+    if rows != metadata.num_rows:
+        raise DataError(
+            f"{where} is damaged: its groups have {rows} rows, the file {metadata.num_rows}; "
+            "write it again"
+        )
 
 
 class ParquetReader(_ArrowReader):
@@ -164,7 +171,7 @@ class ParquetReader(_ArrowReader):
         with _readable(where):
             self._file = parquet.ParquetFile(file, page_checksum_verification=True)
             schema, n_rows = self._file.schema_arrow, self._file.metadata.num_rows
-            _check_footer(where, self._file)
+            _check_footer(where, self._file.metadata)
             super().__init__(where, schema, n_rows, asked, identity)
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, StoreNotFoundError, StreamkernError
 from streamkern.basics.optional import need
-from streamkern.filesystem.urls import redact
+from streamkern.basics.text import redact
 from streamkern.ingest.array_reader import ArrayReader, array_names, no_array
 from streamkern.ingest.columns import Asked, Split, split_columns
 from streamkern.ingest.input_files import Place, Url

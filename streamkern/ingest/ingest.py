@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,15 +26,13 @@ from streamkern.basics.errors import (
     ConfigError,
     DataError,
     ResumeMismatchError,
-    StorageError,
-    StreamkernError,
 )
-from streamkern.basics.parallel import in_turn
 from streamkern.basics.progress import Progress
+from streamkern.basics.text import redact
 from streamkern.filesystem.ownership import STORE, check_kind, mark_at
 from streamkern.filesystem.scratch import Scratch, check_parent, scratch_folder
-from streamkern.filesystem.urls import check_missing, redact, zarr_store
-from streamkern.ingest.conform import Features, RawBlock, Targets
+from streamkern.filesystem.urls import check_missing, zarr_store
+from streamkern.ingest.first_pass import Rows, spool_rows
 from streamkern.ingest.readers import Reader, open_reader
 from streamkern.ingest.shuffle import Spool
 from streamkern.store import layout
@@ -52,8 +49,6 @@ from streamkern.store.store import open_store
 from streamkern.store.writer import Chunk, StoreWriter
 
 __all__ = ["ingest"]
-
-_SAVE_EVERY = 1 << 28  # spooled bytes between two points an interrupted pass 1 can go on from
 
 
 def ingest(
@@ -105,7 +100,8 @@ def ingest(
         (X, y, w). Weights in a store that streamkern wrote go along.
     targets : {"auto", "classes", "values"}
         Class labels (integers or text), or numbers. "auto": text and single columns of integers
-        are labels.
+        are labels. Of text the first target decides; one of another kind (a fraction or a word
+        among integers, say) is refused.
     chunk_mb : float
         MiB of decoded X in a chunk.
     shuffle, seed
@@ -115,8 +111,9 @@ def ingest(
         Replace a store streamkern made; anything else at the place is never deleted. The old
         store is removed when the new chunks are about to be written.
     dtype : dtype, optional
-        Of the stored X. Default: as the input; integers wider than 16 bits become float64,
-        CSV becomes float32.
+        Of the stored X. Default: what holds all of the input; integers wider than 16 bits become
+        float64. CSV becomes float32, and a column that loses more than a thousandth of its standard
+        deviation by that is refused.
     memory : int
         Bytes to stay within; what does not fit goes through scratch files once.
     progress : callable, optional
@@ -173,7 +170,7 @@ def ingest(
                 own.clear(identity)  # what a call left that was killed after it had published
                 return open_store(out_url, storage_options=storage_options).spec
             _check_place(found, source, out_url)
-        rows = _spool_rows(
+        rows = spool_rows(
             reader, files, source["seed"], identity, own, targets, dtype, memory, progress
         )
         begin = partial(
@@ -214,134 +211,11 @@ def _check_place(
     )
 
 
-# ------------------------------------------------------------------------ pass 1: read and spool
-
-
-class _Rows(NamedTuple):
-    """What pass 1 leaves: rows, how their targets were converted, and where they came from."""
-
-    spool: Spool
-    values: Targets
-    files: _Files
-
-
-def _spool_rows(
-    reader: Reader,
-    files: ExitStack,
-    seed: int | None,
-    identity: str,
-    scratch: Scratch,
-    targets: str,
-    dtype: Any,
-    memory: int,
-    progress: Progress | None,
-) -> _Rows:
-    """All rows of the reader, checked and converted, in a sealed spool."""
-    block_bytes = int(np.clip(memory // 32, 1 << 20, 64 << 20))
-    first = next(reader.blocks(0, block_bytes), None)
-    if first is None or len(first.X) == 0:
-        raise DataError("the input has no rows; there is nothing to ingest")
-    features = Features(first, reader.natural_dtype if dtype is None else dtype)
-    values = Targets(first, targets)
-    spool = Spool(
-        features.row_shape,
-        features.dtype,
-        values.shape,
-        values.dtype,
-        # The other half is for blocks being read and chunks being written.
-        limit_bytes=memory // 2,
-        scratch=scratch,
-        seed=seed,
-        identity=identity,
-        expected_rows=reader.n_rows,
-        weighted=first.w is not None,
-    )
-    notes = spool.notes or {"labels": [], "files": []}
-    values.restore(notes["labels"])
-    rows = _Rows(spool, values, _Files(notes["files"]))
-    if spool.sealed:
-        spool.seal(spool.notes)  # a split of a bucket may have been interrupted
-    else:
-        _read_all(reader, files, features, rows, block_bytes, progress)
-    return rows
-
-
-def _read_all(
-    reader: Reader,
-    files: ExitStack,
-    features: Features,
-    rows: _Rows,
-    block_bytes: int,
-    progress: Progress | None,
-) -> None:
-    """Spool the rows of the reader, from where an earlier call was, and seal the spool."""
-    spool, values, parts = rows
-    try:
-        blocks = reader.blocks(spool.n_rows, block_bytes)
-        # One thread reads and checks blocks, another one deals the rows of the last one out.
-        with (
-            ThreadPoolExecutor(1, thread_name_prefix="streamkern-spool") as pool,
-            closing(in_turn(pool, _appends(spool, blocks, features, values, parts), 1)) as appended,
-        ):
-            for n_rows in appended:
-                if progress is not None:
-                    progress("read", n_rows, reader.n_rows)
-        if reader.n_rows is not None and spool.n_rows != reader.n_rows:
-            raise DataError(
-                f"the input has {spool.n_rows} rows where {reader.n_rows} were promised"
-            )
-        files.close()  # a remote input that was replaced while it was read says so now
-        spool.seal({"labels": values.labels, "files": parts.counts})
-    except StorageError:
-        raise  # what was spooled is good, and the same call goes on from it
-    except StreamkernError:
-        spool.discard()  # the data itself is wrong: there is nothing to go on from
-        raise
-
-
-class _Files:
-    """The names of the files that rows came from, in order, and how many each gave."""
-
-    def __init__(self, counts: Iterable[Sequence[Any]]) -> None:
-        self.counts: list[tuple[str, int]] = [(name, n_rows) for name, n_rows in counts]
-
-    def count(self, block: RawBlock) -> None:
-        if block.start == 0 or not self.counts:
-            self.counts.append((block.where, 0))
-        name, n_rows = self.counts[-1]
-        self.counts[-1] = (name, n_rows + len(block.X))
-
-
-def _appends(
-    spool: Spool, blocks: Iterable[RawBlock], features: Features, values: Targets, parts: _Files
-) -> Iterator[Callable[[], int]]:
-    """For each block, once it is converted and checked, the call that spools its rows."""
-    for block in blocks:
-        if len(block.X) != len(block.y):
-            raise DataError(
-                f"{block.place(0)}: {len(block.X)} rows of X and {len(block.y)} of y; they must "
-                "agree"
-            )
-        rows = features.convert(block), values.convert(block), block.weights()
-        parts.count(block)
-        # As of this block: the next ones are read before its call is made.
-        notes = {"labels": values.labels, "files": list(parts.counts)}
-        yield partial(_append, spool, rows, notes)
-
-
-def _append(spool: Spool, rows: tuple[Any, ...], notes: Mapping[str, Any]) -> int:
-    """Take in the rows of a block; the number of rows so far."""
-    spool.append(*rows)
-    if spool.spilled and spool.unsaved_bytes >= _SAVE_EVERY:
-        spool.save(notes)
-    return spool.n_rows
-
-
 # ------------------------------------------------------------------------- pass 2: write chunks
 
 
 def _write_chunks(
-    rows: _Rows,
+    rows: Rows,
     reader: Reader,
     begin: Callable[..., StoreWriter],
     chunk_bytes: int,

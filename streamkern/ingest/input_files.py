@@ -19,9 +19,10 @@ from streamkern.basics.errors import (
     StoreNotFoundError,
     StreamkernError,
 )
+from streamkern.basics.text import redact
 from streamkern.filesystem.durable import disk_full_hint
 from streamkern.filesystem.remote_file import is_object, open_object, split_object
-from streamkern.filesystem.urls import local_path, redact
+from streamkern.filesystem.urls import local_path
 from streamkern.ingest.decompress import DAMAGE, decompressed
 
 Url = str | os.PathLike[str]

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import ConfigError, DataError
-from streamkern.filesystem.urls import redact
+from streamkern.basics.text import redact
 from streamkern.ingest.array_files import APART, open_apart, open_npz
 from streamkern.ingest.array_reader import digest, open_memory
 from streamkern.ingest.arrow_tables import FrameReader, open_parquet
@@ -35,7 +35,8 @@ class Reader(Protocol):
     """What `ingest` and prediction need of an input.
 
     n_rows : None where it is not known before the end was read
-    natural_dtype : to store X in; None: whatever holds its dtype
+    natural_dtype : of X, of all of it; None where that is not known before it is read
+    as_text : whether numbers are text, whose natural dtype is wider than most need
     identity : JSON
     columns, target_columns : names of the columns of X and y as handed on; None where there are
         none
@@ -47,6 +48,8 @@ class Reader(Protocol):
     def n_rows(self) -> int | None: ...
     @property
     def natural_dtype(self) -> np.dtype[Any] | None: ...
+    @property
+    def as_text(self) -> bool: ...
     @property
     def identity(self) -> Any: ...
     @property
@@ -66,6 +69,7 @@ class BlockReader:
     def __init__(self, pairs: Iterable[Any]) -> None:
         self.n_rows: int | None = None
         self.natural_dtype: np.dtype[Any] | None = None
+        self.as_text = False
         self.columns = self.target_columns = None
         self.files: Files = ()
         self._rest = enumerate(pairs)
@@ -106,7 +110,8 @@ class FileReader:
     """A reader of a file, whose damage comes out with the file's name."""
 
     def __init__(self, reader: Reader, url: Url) -> None:
-        self.natural_dtype, self.identity = reader.natural_dtype, reader.identity
+        self.natural_dtype, self.as_text = reader.natural_dtype, reader.as_text
+        self.identity = reader.identity
         self.columns, self.target_columns = reader.columns, reader.target_columns
         self._reader, self._url = reader, url
 
@@ -128,7 +133,10 @@ class ManyReader:
 
     def __init__(self, readers: Sequence[Reader]) -> None:
         self._readers = readers
-        self.natural_dtype = readers[0].natural_dtype
+        dtypes = [reader.natural_dtype for reader in readers]
+        known = [dtype for dtype in dtypes if dtype is not None and dtype.kind in "biuf"]
+        self.natural_dtype = np.result_type(*known) if len(known) == len(dtypes) else None
+        self.as_text = all(reader.as_text for reader in readers)
         self.columns, self.target_columns = readers[0].columns, readers[0].target_columns
         self.identity = [reader.identity for reader in readers]
 

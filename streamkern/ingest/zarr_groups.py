@@ -8,8 +8,9 @@ from typing import Any
 import zarr
 
 from streamkern.basics.errors import StoreNotFoundError
+from streamkern.basics.text import redact
 from streamkern.filesystem.ownership import ATTRIBUTE, STORE
-from streamkern.filesystem.urls import StrictStore, redact, zarr_store
+from streamkern.filesystem.urls import StrictStore, zarr_store
 from streamkern.ingest.array_reader import ArrayReader, array_names, no_array
 from streamkern.ingest.columns import Asked, listed, split_columns
 from streamkern.ingest.input_files import Place, Url

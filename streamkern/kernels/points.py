@@ -35,7 +35,7 @@ class Points:
         assert side is not None
         return side
 
-    def __getitem__(self, rows: slice) -> Points:
+    def __getitem__(self, rows: slice | Array) -> Points:
         left, right, norms = (
             None if a is None else a[rows] for a in (self.left, self.right, self.norms)
         )

@@ -30,6 +30,7 @@ class Problem:
     saving : at most this much more is held while arrays go to remote storage. kept : whether
     there are checkpoints. selection : of the centers, where that takes memory and time of its own.
     repeats : whether every epoch brings the same rows. ridge : whether there is one.
+    n_stored : row v is made from the stored row v mod n_stored; 0 stands for n_rows.
     features : "kernel", "nystrom" or "fourier"; p counts the latter.
     float64 : time of a FLOP in it over that of one in the precision of the run.
     """
@@ -59,6 +60,7 @@ class Problem:
     repeats: bool = True
     ridge: bool = True
     float64: float = 2.0
+    n_stored: int = 0
     features: str = "kernel"
 
     @property

@@ -31,7 +31,7 @@ class Options:
     solver: str = "auto"
     batch_size: int | None = None
     block_size: int | None = None
-    ridge: float = 0.0
+    ridge: float | None = 0.0
     n_nystrom: int | None = None
     level: int | None = None
     period: int | None = None
@@ -42,6 +42,11 @@ class Options:
     tolerance: float | None = None
     warm_start: bool = False
     seed: int = 0
+
+    @property
+    def fixed_ridge(self) -> float:
+        """0 where the ridge is left to the method."""
+        return self.ridge or 0.0
 
     def first_set(self, names: Sequence[str]) -> str | None:
         """The first of these settings that is not at its default."""

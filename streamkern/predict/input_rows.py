@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import ConfigError, DataError
-from streamkern.basics.text import some
-from streamkern.filesystem.urls import check_missing, local_path, redact
+from streamkern.basics.text import redact, some
+from streamkern.filesystem.urls import check_missing, local_path
 from streamkern.ingest.array_reader import array_names
 from streamkern.ingest.columns import Asked
-from streamkern.ingest.conform import Features, RawBlock, Targets
+from streamkern.ingest.conform import Features, RawBlock
 from streamkern.ingest.input_files import Place
 from streamkern.ingest.readers import Reader, open_reader
+from streamkern.ingest.targets import Targets
 from streamkern.ingest.zarr_groups import own_columns, own_state
 from streamkern.stream.sources.base import UNIT_BYTES, BaseSource, Block, joined
 from streamkern.stream.sources.column_order import chosen_columns, places, targets_in_order
@@ -52,7 +53,9 @@ class FileRows:
         first = next(reader.blocks(0, UNIT_BYTES), None)
         if first is None or not len(first.X):
             raise DataError("the input has no rows; there is nothing to predict")
-        self._features = Features(first, reader.natural_dtype)
+        # Nothing is rounded, whatever the dtype of the store that the model was trained on.
+        natural = reader.natural_dtype
+        self._features = Features(first, np.float64 if natural is None else None, natural)
         self._targets = None
         self.row_shape, self.n_rows = self._features.row_shape, reader.n_rows
         self.columns, self.files = reader.columns, reader.files

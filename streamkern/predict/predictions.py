@@ -25,10 +25,11 @@ from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import ConfigError, CorruptChunkError, StorageError, StreamkernError
 from streamkern.basics.optional import need
 from streamkern.basics.progress import Progress
+from streamkern.basics.text import redact
 from streamkern.filesystem.durable import disk_full_hint, sync_file, sync_folder
 from streamkern.filesystem.ownership import PREDICTIONS, begin, check_kind, mark_at, publish
 from streamkern.filesystem.scratch import Scratch, scratch_folder
-from streamkern.filesystem.urls import local_path, redact, zarr_store
+from streamkern.filesystem.urls import local_path, zarr_store
 from streamkern.predict.answer_files import FILES, Answers, Slabs, parquet_record, write_zarr
 from streamkern.predict.answer_spool import AnswerSpool
 

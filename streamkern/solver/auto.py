@@ -26,13 +26,16 @@ BLOCK, DIRECT = Block(), Direct()
 _BLOCK_ONLY = [name for name in BLOCK.options if name not in DIRECT.options]
 
 
-def choose(
+def choose_method(
     problem: Problem, options: Options, budget_bytes: int
 ) -> tuple[Method[Any], Sizes, Buffers, str]:
     """The method, its sizes and memory as `Method.plan` gives them, and why, in one sentence.
 
     Raises MemoryBudgetError and ConfigError as `Method.plan`.
     """
+    if options.ridge is None:
+        plan = DIRECT.plan(problem, options, budget_bytes)
+        return DIRECT, *plan, "chosen, as it is the one that finds a ridge"
     sizes, buffers = BLOCK.plan(problem, options, budget_bytes)
 
     def block(reason: str) -> tuple[Method[Any], Sizes, Buffers, str]:

@@ -39,7 +39,8 @@ class State:
 
     alpha, average : (p, c) the iterate and its running average. steps : taken so far.
     averaged : iterates in the average. scale : factor on every step size, below 1 after a
-    back-off. pending : parts of the function outside the span of the centers, `n_pending` of
+    back-off. ridge : the one that a solver found last. pending : parts of the function outside the
+    span of the centers, `n_pending` of
     their rows in use, or sums over the rows of a pass. rows, passes : rows in those sums, and
     passes that have ended, where the solver counts them.
     """
@@ -52,6 +53,7 @@ class State:
     n_pending: int = 0
     rows: int = 0
     passes: int = 0
+    ridge: float = 0.0
     pending: dict[str, Array] = field(default_factory=dict)
 
 
@@ -172,7 +174,7 @@ class Solver:
         """The numbers that a checkpoint keeps."""
         return {
             name: getattr(state, name)
-            for name in ("steps", "averaged", "scale", "n_pending", "rows", "passes")
+            for name in ("steps", "averaged", "scale", "n_pending", "rows", "passes", "ridge")
         }
 
     def restore(self, arrays: dict[str, npt.NDArray[Any]], scalars: dict[str, Any]) -> State:

@@ -107,7 +107,7 @@ class Block(Method[BlockSizes]):
             op, work.Z, S, probe, block_slices(len(work.Z), work.sizes.block_size),
             n_samples=problem.n_rows * problem.epochs,
             epochs=problem.epochs if problem.repeats else 1,
-            damping=options.damping, ridge=options.ridge, seed=options.seed, report=report,
+            damping=options.damping, ridge=options.fixed_ridge, seed=options.seed, report=report,
         )  # fmt: skip
         return Setup(
             _factors(pre),
@@ -136,9 +136,10 @@ class Block(Method[BlockSizes]):
             arrays.get("L"),
         )  # fmt: skip
         # The centers are columns only from here on, where no ridge needs rows of K(Z, Z).
-        Z = work.Z if options.ridge and pre.L is None else work.Z.columns()
+        Z = work.Z if options.fixed_ridge and pre.L is None else work.Z.columns()
         return BlockSolver(
-            work.op, Z, pre, max_batch=meta["batch_size"], seed=options.seed, ridge=options.ridge,
+            work.op, Z, pre, max_batch=meta["batch_size"], seed=options.seed,
+            ridge=options.fixed_ridge,
             keep=work.sizes.keep, cycled=problem.n_rows if problem.repeats else None,
             **work.shared,
         )  # fmt: skip

@@ -172,10 +172,10 @@ class EigenPro1(InPlace):
     def check(self, problem: Problem, options: Options) -> None:
         """No ridge: EP1 has one for features alone."""
         super().check(problem, options)
-        if options.ridge:
+        if options.fixed_ridge:
             raise ConfigError(
-                f"solver.ridge={options.ridge:g} is not defined for solver {self.name!r} on a "
-                "kernel; set it to 0 or use another solver, such as 'block'"
+                f"solver.ridge={options.fixed_ridge:g} is not defined for solver {self.name!r} on "
+                "a kernel; set it to 0 or use another solver, such as 'block'"
             )
 
     def candidates(self, problem: Problem, options: Options) -> Sequence[LowRankSizes]:

@@ -1,7 +1,7 @@
 """FALKON: preconditioned conjugate gradient, each iteration one pass over the rows.
 
 Rudi, Carratino and Rosasco 2017, "FALKON: an optimal large scale kernel method", Alg. 1. With
-K = K(X, Z) over all n rows, the equations are those of `solver.direct`,
+K = K(X, Z) over all n rows, the equations are those of `solver.direct_step`,
 
     A alpha = b,    A = K^T K / n + ridge K(Z, Z),    b = K^T Y / n,
 
@@ -266,7 +266,7 @@ class Falkon(Method[Sizes]):
 
     def compute(self, work: Work[Sizes], samples: Samples, report: Report) -> Setup:
         """H alone."""
-        H, mu, jitter = precondition(work.op, work.Z, ridge=work.options.ridge)
+        H, mu, jitter = precondition(work.op, work.Z, ridge=work.options.fixed_ridge)
         report("block", {"block": 0, "blocks": 1, "mu": mu, "jitter": jitter})
         meta = {"rules": [], "batch_size": work.sizes.batch_size, "mu": mu, "jitter": jitter}
         return Setup({"H.0": H}, meta)
@@ -275,7 +275,7 @@ class Falkon(Method[Sizes]):
         self, work: Work[Sizes], setup: Setup, sample_rows: npt.NDArray[np.int64] | None = None
     ) -> Solver:
         """The iteration with H."""
-        ridge = work.options.ridge
+        ridge = work.options.fixed_ridge
         return FalkonSolver(
             work.op, work.Z if ridge else work.Z.columns(), setup.arrays["H.0"],
             max_batch=setup.meta["batch_size"], ridge=ridge, jitter=setup.meta["jitter"],

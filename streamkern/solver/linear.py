@@ -99,7 +99,7 @@ class LinearEigenPro(LowRank[LowRankSizes]):
         op.backend.release()
         pre = build_linear(
             op, work.Z, S if level else None, probe, level=level,
-            tau=TAU if options.damping is None else options.damping, ridge=options.ridge,
+            tau=TAU if options.damping is None else options.damping, ridge=options.fixed_ridge,
             seed=options.seed, root=root,
         )  # fmt: skip
         arrays = {} if pre.H[0] is None else {"H.0": pre.H[0]}
@@ -123,8 +123,8 @@ class LinearEigenPro(LowRank[LowRankSizes]):
             damped=(arrays["E"], arrays["D"]) if "E" in arrays else None,
         )  # fmt: skip
         return BlockSolver(
-            work.op, work.Z if options.ridge else work.Z.columns(), pre, name=self.name,
-            max_batch=meta["batch_size"], seed=options.seed, ridge=options.ridge,
+            work.op, work.Z if options.fixed_ridge else work.Z.columns(), pre, name=self.name,
+            max_batch=meta["batch_size"], seed=options.seed, ridge=options.fixed_ridge,
             cycled=problem.n_rows if problem.repeats else None, **work.shared,
         )  # fmt: skip
 

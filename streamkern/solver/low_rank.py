@@ -42,6 +42,7 @@ class LowRank(Method[S]):
 
     def check_options(self, options: Options) -> None:
         """Eigenvectors come from as many rows."""
+        super().check_options(options)
         s, level = options.n_nystrom, options.level
         if s is not None and level is not None and level >= s:
             raise ConfigError(

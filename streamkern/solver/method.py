@@ -87,6 +87,8 @@ class Method(Generic[S]):
     same_rows = False
     """Whether every pass must bring the same rows in the same batches, with the same draws: then it
     says itself when it is done."""
+    finds_ridge = False
+    """Whether the ridge may be left to it."""
     squares = False
     """Whether it holds p x p matrices whatever the memory."""
 
@@ -94,6 +96,11 @@ class Method(Generic[S]):
 
     def check_options(self, options: Options) -> None:
         """Raise ConfigError where settings contradict each other, whatever the data."""
+        if options.ridge is None and not self.finds_ridge:
+            raise ConfigError(
+                f'solver.ridge="auto" is not defined for solver {self.name!r}; give a number, or '
+                "use solver 'direct'"
+            )
 
     def check(self, problem: Problem, options: Options) -> None:
         """Raise ConfigError where a setting contradicts the data."""

@@ -60,6 +60,6 @@ def resolve(
     Raises MemoryBudgetError and ConfigError as `Method.plan`.
     """
     if options.solver == "auto":
-        return auto.choose(problem, options, budget_bytes)
+        return auto.choose_method(problem, options, budget_bytes)
     method = find(options.solver, problem.features)
     return method, *method.plan(problem, options, budget_bytes), "as set"

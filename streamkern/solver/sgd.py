@@ -126,8 +126,8 @@ class SGD(Method[Sizes]):
         fresh = samples()[1]
         probe = op.points(fresh.X, left=True, right=True)
         rule = measure_low_rank(op, None, probe, options.seed, fresh.root)
-        if options.ridge:
-            lambda_1 = rule.lambda_1 + options.ridge
+        if options.fixed_ridge:
+            lambda_1 = rule.lambda_1 + options.fixed_ridge
             rule = StepRule(rule.leverage + lambda_1, lambda_1)
         batch_size = work.sizes.batch_size
         report("plain", asdict(rule) | {"batch_size": batch_size})
@@ -140,5 +140,5 @@ class SGD(Method[Sizes]):
         rules = saved_rules(setup.meta["rules"], work.options.step_scale)
         return SGDSolver(
             work.op, work.Z.columns(), rules[0], max_batch=setup.meta["batch_size"],
-            ridge=work.options.ridge, **work.shared,
+            ridge=work.options.fixed_ridge, **work.shared,
         )  # fmt: skip

@@ -17,8 +17,8 @@ from numcodecs.zstd import Zstd
 from zarr.codecs import Crc32cCodec
 
 from streamkern.basics.errors import DataError, StreamkernError
-from streamkern.basics.text import size_text
-from streamkern.filesystem.urls import local_path, redact, zarr_store
+from streamkern.basics.text import redact, size_text
+from streamkern.filesystem.urls import local_path, zarr_store
 from streamkern.store.sample_weights import class_notes
 from streamkern.store.zarr_json import own_mark
 

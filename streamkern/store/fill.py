@@ -15,8 +15,8 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.machine import available_cpus
 from streamkern.basics.parallel import in_turn
 from streamkern.basics.progress import Progress
-from streamkern.basics.text import size_text
-from streamkern.filesystem.urls import local_path, redact
+from streamkern.basics.text import redact, size_text
+from streamkern.filesystem.urls import local_path
 from streamkern.store.layout import StoreSpec
 from streamkern.store.statistics import RunningStatistics
 from streamkern.store.writer import Chunk, StoreWriter

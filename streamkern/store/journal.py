@@ -17,8 +17,8 @@ import zarr
 
 from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import DataError, ResumeMismatchError
+from streamkern.basics.text import redact
 from streamkern.filesystem.ownership import ATTRIBUTE, STORE, begin, mark_at, sweep
-from streamkern.filesystem.urls import redact
 from streamkern.store import layout
 from streamkern.store.fast_chunks import ChunkWriter
 from streamkern.store.layout import DIGEST_CHUNK

@@ -18,8 +18,9 @@ from streamkern.basics.errors import (
     StoreNotFoundError,
     StreamkernError,
 )
+from streamkern.basics.text import redact
 from streamkern.filesystem.ownership import ATTRIBUTE, STORE
-from streamkern.filesystem.urls import StrictStore, redact
+from streamkern.filesystem.urls import StrictStore
 from streamkern.store import layout
 from streamkern.store.layout import StoreSpec
 from streamkern.store.sample_weights import add_totals, as_weights

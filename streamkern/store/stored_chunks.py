@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from streamkern.basics.errors import CorruptChunkError, StreamkernError
+from streamkern.basics.text import redact
 from streamkern.basics.warning import warn
 from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.cached_objects import CachedObjects
 from streamkern.filesystem.objects import READS, Traffic
-from streamkern.filesystem.urls import StrictStore, local_path, redact
+from streamkern.filesystem.urls import StrictStore, local_path
 from streamkern.store import layout
 from streamkern.store.fast_chunks import ChunkObjects, chunk_reader
 from streamkern.store.metadata import Found, chunk_rows

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from streamkern.basics.errors import ConfigError, DataError, NonFiniteError
+from streamkern.basics.text import redact
 from streamkern.filesystem.durable import disk_full_hint
 from streamkern.filesystem.ownership import STORE, publish
-from streamkern.filesystem.urls import redact, zarr_store
+from streamkern.filesystem.urls import zarr_store
 from streamkern.store import layout
 from streamkern.store.journal import Claim, made_from
 from streamkern.store.layout import StoreSpec

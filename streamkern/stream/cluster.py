@@ -11,7 +11,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from streamkern.basics.errors import ConfigError, MissingDependencyError
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.optional import need, on_demand
 from streamkern.basics.text import SCHEDULER_ADDRESS, redact
 from streamkern.stream.cluster_reader import address_of, run_on
 from streamkern.stream.sources.base import BaseSource
@@ -38,13 +39,7 @@ def connect(address: str, *, wait_s: float = CONNECT_S) -> Iterator[Any]:
             f"the scheduler address {redact(address)!r} must look like tcp://host:8786; "
             "correct data.dask"
         )
-    try:
-        import distributed
-    except ImportError as error:
-        raise MissingDependencyError(
-            'reading on a cluster needs distributed: pip install "streamkern[cluster]"'
-        ) from error
-    make: Any = distributed.Client
+    make = need("distributed", "reading on a cluster", "cluster").Client
     with _event_loop() as loop:
         try:
             # First, because a client has no time limit for a port where nobody speaks.
@@ -65,12 +60,10 @@ def connect(address: str, *, wait_s: float = CONNECT_S) -> Iterator[Any]:
 
 
 async def _identity(address: str) -> None:
-    import distributed
-
-    rpc: Any = distributed.rpc
-    security: Any = distributed.Security  # the certificates of Dask's settings, for tls://
+    distributed = on_demand("distributed")
+    security = distributed.Security  # the certificates of Dask's settings, for tls://
     arguments = security().get_connection_args("client")
-    async with rpc(address, connection_args=arguments) as scheduler:
+    async with distributed.rpc(address, connection_args=arguments) as scheduler:
         found = (await scheduler.identity(n_workers=0))["type"]
     if found != "Scheduler":
         raise ValueError(f"there is a {found}")
@@ -89,13 +82,12 @@ def _quiet() -> Iterator[None]:
 @contextlib.contextmanager
 def _event_loop() -> Iterator[Any]:
     """A running loop for a client: one that fails or loses its scheduler leaves its own behind."""
-    from tornado.ioloop import IOLoop
-
+    current = on_demand("tornado.ioloop").IOLoop.current
     running = threading.Event()
     held: dict[str, Any] = {}
 
     async def serve() -> None:
-        held["loop"], held["end"] = IOLoop.current(), asyncio.Event()
+        held["loop"], held["end"] = current(), asyncio.Event()
         running.set()
         await held["end"].wait()
 

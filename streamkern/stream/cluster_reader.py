@@ -29,6 +29,7 @@ from typing import Any
 import dask
 
 from streamkern.basics.errors import ClusterError
+from streamkern.basics.optional import on_demand
 from streamkern.basics.text import redact
 from streamkern.stream.sources.base import BaseSource, Block
 from streamkern.stream.unit_graph import Recipe, UnitWork, hold
@@ -64,9 +65,7 @@ class ClusterReader:
     """
 
     def __init__(self, source: BaseSource, client: Any, patience_s: float) -> None:
-        from distributed import KilledWorker
-
-        self._killed = KilledWorker
+        self._killed = on_demand("distributed").KilledWorker
         self._client, self._patience_s = client, patience_s
         self._address = address_of(client)
         self._work, self._recipe = UnitWork(source), Recipe(source)

@@ -21,8 +21,8 @@ import numpy as np
 import zarr
 
 from streamkern.basics.errors import ConfigError
-from streamkern.basics.text import size_text, table
-from streamkern.filesystem.urls import local_path, open_objects, redact, zarr_store
+from streamkern.basics.text import redact, size_text, table
+from streamkern.filesystem.urls import local_path, open_objects, zarr_store
 from streamkern.stream.loader import Loader
 from streamkern.stream.sources.base import y_shape
 from streamkern.stream.sources.stores import ZarrSource

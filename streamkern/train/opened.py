@@ -29,6 +29,7 @@ from streamkern.solver.methods import find, resolve
 from streamkern.stream.feed import transform_dtype
 from streamkern.stream.loader import MAX_THREADS
 from streamkern.stream.sources.base import Source, read_ahead, target_bytes, unit_sizes
+from streamkern.stream.sources.mixture import stored_rows
 from streamkern.train.precision import resolve_precision
 from streamkern.train.training_data import Data, count_centers, open_data, with_epochs
 from streamkern.train.warm_start import WarmStart
@@ -192,7 +193,8 @@ def _problem(
         saving=SAVING if run_dir is not None and local_path(run_dir) is None else 0,
         kept=run_dir is not None,
         repeats=data.repeats,
-        ridge=config.solver.ridge > 0,
+        ridge=config.solver.ridge != 0,
+        n_stored=stored_rows(source).n_rows,
         float64=1.0 if itemsize == 8 else backend.float64,
         features=config.model.features,
     )

@@ -47,6 +47,7 @@ class Result:
     seconds of the loop in this process, and of it waiting for data. ended : why it took fewer
     epochs than were allowed, or None. skipped : a sentence for each damaged checkpoint in whose
     place an older one was taken, here or in the run of solver.warm_start, and for a damaged log.
+    ridge : the one that the solver found; 0 where it looks for none.
     """
 
     model: KernelModel
@@ -59,6 +60,7 @@ class Result:
     timing: dict[str, float] = field(default_factory=dict)
     ended: str | None = None
     skipped: tuple[str, ...] = ()
+    ridge: float = 0.0
 
 
 class Steps:
@@ -165,5 +167,5 @@ class Steps:
         made, to_host = self.made, self.run.backend.to_host
         return Result(
             self.model(), to_host(made.arrays["Z"]), np.asarray(made.arrays["order"]), made.meta,
-            self.position.samples, **of_the_run,
+            self.position.samples, ridge=self.state.ridge, **of_the_run,
         )  # fmt: skip

@@ -111,7 +111,7 @@ def open_data(config: RunConfig, source: Source | None = None) -> Data:
             y=settings.y,
             w=settings.sample_weight,
             foreign=settings.foreign,
-            storage_options=options_for(config, *settings.train_urls),
+            storage_options=storage_options_for(config, *settings.train_urls),
             cache=cache,
         )
         if settings.copies > 1 or settings.transforms:
@@ -159,7 +159,7 @@ def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Base
             x=settings.x,
             y=settings.y,
             foreign=settings.foreign,
-            storage_options=options_for(config, settings.test),
+            storage_options=storage_options_for(config, settings.test),
             cache=data.cache,
         )
     if test is None:
@@ -175,7 +175,7 @@ def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Base
     return held_out
 
 
-def options_for(config: RunConfig, *urls: str) -> dict[str, Any]:
+def storage_options_for(config: RunConfig, *urls: str) -> dict[str, Any]:
     """The storage options, for `urls` that are remote, or if no place of the run is."""
     places = (
         *config.data.train_urls, config.data.test, config.run.run_dir, config.model.centers,
@@ -266,7 +266,7 @@ def open_centers(config: RunConfig, columns: Sequence[str] | None) -> Any:
     """
     url = config.model.centers
     remote = local_path(url) is None
-    options = options_for(config, url) if remote else {}
+    options = storage_options_for(config, url) if remote else {}
     try:
         if url.endswith(".npy"):
             return _open_npy(url, options)

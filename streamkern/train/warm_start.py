@@ -20,7 +20,7 @@ from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.arrivals import load_trained
-from streamkern.train.training_data import options_for
+from streamkern.train.training_data import storage_options_for
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def load_warm_start(config: RunConfig) -> WarmStart | None:
     place = config.solver.warm_start
     if place is None:
         return None
-    run = RunDirectory(place, writable=False, storage_options=options_for(config, place))
+    run = RunDirectory(place, writable=False, storage_options=storage_options_for(config, place))
     with run:
         setup, saved = load_trained(run)
     if setup is None or saved is None:

@@ -21,10 +21,10 @@ from streamkern.config.run_config import RunConfig
 from streamkern.kernels.notation import in_settings
 from streamkern.planning.memory import default_budget
 from streamkern.planning.sizes import OF_THE_WHOLE
-from streamkern.stream.sources.base import Source
+from streamkern.stream.sources.base import Source, target_bytes
 from streamkern.train.opened import Given, open_run
 from streamkern.train.training_data import Data, auto_epochs, with_epochs
-from streamkern.tuning.holdout import HELD_OUT, MIN_ROWS, Sample, draw, row_bytes
+from streamkern.tuning.holdout import HELD_OUT, MIN_ROWS, Sample, draw
 
 ROWS, SAMPLE_BYTES = 20_000, 512 << 20
 CENTERS, MIN_CENTERS = 2000, 50
@@ -113,9 +113,9 @@ class Candidates:
         def check(kernel: Any, ridge: float) -> None:
             open_run(self.config(kernel, bandwidth, ridge), Given(self.split(0)[0])).backend.close()
 
-        own = self.trial.solver.ridge
+        own = [ridge for ridge in (self.trial.solver.ridge,) if ridge != "auto"]
         for kernel in kernels:
-            for ridge in [own] if asked is None else asked:
+            for ridge in own if asked is None else asked:
                 check(kernel, ridge)
         if asked is not None:
             return asked
@@ -123,7 +123,7 @@ class Candidates:
             check(kernels[0], max(RIDGES))
         except ConfigError:  # the solver knows no ridge
             return [0.0]
-        return sorted({*RIDGES, own})
+        return sorted({*RIDGES, *own})
 
 
 def copies_and_epochs(passes: int, copies: int, epochs: int) -> tuple[int, int]:
@@ -136,7 +136,7 @@ def _sampled(config: RunConfig, data: Data, rows: int | None) -> Sample:
     """The sample, small enough for the memory."""
     if rows is not None and rows < MIN_ROWS:
         raise ConfigError(f"rows={rows} can not be split; take {MIN_ROWS} at least")
-    memory, size = config.run.memory, row_bytes(data.source)
+    memory, size = config.run.memory, data.source.row_bytes + target_bytes(data.source)
     # The sample, and once more as rows to fit and rows held out: a quarter each at most.
     limit = (default_budget(available_memory()) if memory == "auto" else memory) // 4
     if rows is None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.base import BaseSource, joined, target_bytes
+from streamkern.stream.sources.base import BaseSource, joined
 from streamkern.stream.sources.mixture import MixtureSource, stored_rows
 from streamkern.stream.sources.sampling import sample_rows
 from streamkern.stream.sources.transforms import transform_name
@@ -70,12 +70,6 @@ class Sample:
             for rows in (~out, out)
         )
         return _like(self.source, fit, max_copies), held_out
-
-
-def row_bytes(source: BaseSource) -> int:
-    """Bytes of a row of X and y in storage, and of its sample weight."""
-    d = np.prod(source.row_shape, dtype=int)
-    return int(d * source.dtype.itemsize) + target_bytes(source)
 
 
 def draw(data: Data, n: int, seed: int) -> Sample:

@@ -329,6 +329,18 @@ def test_streamed_labels_need_not_be_numbers_from_zero() -> None:
     assert integers.predict(lazy[0]).shape == (300,)
 
 
+@pytest.mark.parametrize("names", [("1", "9223372036854775811"), ("1", "007"), ("-3", "7")])
+def test_classes_of_a_store_are_numbers_where_64_bits_hold_all_of_them(
+    names: tuple[str, str], tmp_path: Path
+) -> None:
+    X, y = np.float32([[0, 0], [1, 1]] * 10), np.array(names * 10)
+    streamkern.ingest_store(X, tmp_path / "a.zarr", y=y, targets="classes")
+    model = KernelClassifier(bandwidth=1.0, solver="direct", ridge=1e-3).fit(tmp_path / "a.zarr")
+    assert model.classes_.dtype.kind == ("i" if names == ("-3", "7") else "U")
+    assert sorted(map(str, model.classes_.tolist())) == sorted(names)
+    assert [str(label) for label in model.predict(X[:2])] == list(names)
+
+
 def test_wrong_kind_of_targets_in_a_stream(make_zarr: Any) -> None:
     y = (X[:, 0] > 0).astype(np.int64)
     with pytest.raises(DataError, match="2 classes; use KernelClassifier"):

@@ -726,7 +726,7 @@ def test_optional_packages_name_the_extra(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     for name in ("a.h5", "a.parquet"):
         (tmp_path / name).write_bytes(b"x")
-        with pytest.raises(MissingDependencyError, match=r"pip install streamkern\[files\]"):
+        with pytest.raises(MissingDependencyError, match=r'pip install "streamkern\[files\]"'):
             ingest(tmp_path / name, tmp_path / "out")
 
 
@@ -755,8 +755,9 @@ def test_progress_is_told_rows_done_and_in_all() -> None:
 CHILD = """
 import os, signal, sys
 import numpy as np
-from streamkern.ingest import ingest as module
-module._SAVE_EVERY = 20_000
+from streamkern.ingest import first_pass
+from streamkern.ingest.ingest import ingest
+first_pass._SAVE_EVERY = 20_000
 stage, stop_at, out, how = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
 def progress(what, done, total):
     if what == stage and done >= stop_at:
@@ -772,8 +773,8 @@ elif how == "file":
     inputs, target = sys.argv[5], None
 else:
     inputs, target = X, y
-module.ingest(inputs, out, y=target, chunk_mb=2**-6, memory=2**18 if how != "memory" else 2**28,
-              progress=progress)
+ingest(inputs, out, y=target, chunk_mb=2**-6, memory=2**18 if how != "memory" else 2**28,
+       progress=progress)
 """
 
 

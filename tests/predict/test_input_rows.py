@@ -418,8 +418,8 @@ def test_values_are_written_by_the_names_of_the_targets(
     np.testing.assert_allclose(table["price"].to_numpy(), truth["price"][:, 0], atol=CLOSE)
 
 
-def test_raw_rows_are_converted_as_the_store_was(place: Path, tmp_path: Path) -> None:
-    """Bit for bit what the model is given, from a CSV and from the store that was made of it."""
+def test_raw_rows_are_those_of_the_store_before_it_rounded_them(place: Path) -> None:
+    """Of a CSV in float64; in the dtype of the store that was made of it, bit for bit its rows."""
     from contextlib import ExitStack
 
     from streamkern.predict.input_rows import FileRows, open_rows
@@ -435,7 +435,9 @@ def test_raw_rows_are_converted_as_the_store_was(place: Path, tmp_path: Path) ->
     store = open_store(place / "city.zarr")
     numbers = np.concatenate([store.source_rows(i) for i in range(store.n_chunks)]).astype(np.int64)
     stored, y = store.read_rows(np.argsort(numbers))
-    assert np.concatenate([block.X for block in blocks]).tobytes() == stored.tobytes()
+    X = np.concatenate([block.X for block in blocks])
+    assert X.dtype == np.float64
+    assert X.astype(stored.dtype).tobytes() == stored.tobytes()
     np.testing.assert_array_equal(np.concatenate([block.y for block in blocks]), y)
 
 
@@ -447,7 +449,7 @@ def test_blocks_are_the_same_wherever_reading_begins(
 
     from streamkern.predict import input_rows
 
-    monkeypatch.setattr(input_rows, "UNIT_BYTES", 37 * 4 * D)
+    monkeypatch.setattr(input_rows, "UNIT_BYTES", 37 * 8 * D)  # float64
     options: dict[str, Any] = {"columns": None, "target_columns": ("city",), "classes": None}
     with ExitStack() as files:
         rows: Any = input_rows.open_rows([str(place / "city.csv")], files, targets=False, **options)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from streamkern.basics.errors import MemoryBudgetError
 from streamkern.planning.problem import Problem
 from streamkern.planning.sizes import Options
-from streamkern.solver.auto import BLOCK, DIRECT, choose
+from streamkern.solver.auto import BLOCK, DIRECT, choose_method
 from streamkern.solver.block_sizes import setup_flops
 from tests.plans import planned
 
@@ -33,7 +33,7 @@ def test_with_a_ridge_it_is_the_one_that_is_there_sooner(
     """Kernel entries at 400 FLOPs each, float64 as the device has it, 5 p (p / b) rows for blocks
     of b."""
     problem = replace(PROBLEM, n_rows=n, p=p, c=c, d=d, width=d + 2, epochs=epochs, float64=double)
-    _, sizes, _, reason = choose(problem, Options(ridge=1e-3), 64 * GIB)
+    _, sizes, _, reason = choose_method(problem, Options(ridge=1e-3), 64 * GIB)
     block = planned(problem, Options("block"), 64 * GIB)[0]
     b, m = block.block_size, block.batch_size
     setup = setup_flops(problem, block) + 400 * p * (b + block.n_sample + block.n_probe)
@@ -89,13 +89,13 @@ def test_passes_that_bring_other_rows_are_all_summed(n: int, p: int, epochs: int
 
 def test_few_rows_for_a_center_are_summed_and_many_streamed() -> None:
     for n, solver in ((4000, "direct"), (200_000, "block")):
-        assert choose(replace(PROBLEM, n_rows=n), RIDGED, 64 * GIB)[1].solver == solver
+        assert choose_method(replace(PROBLEM, n_rows=n), RIDGED, 64 * GIB)[1].solver == solver
 
 
 def test_where_float64_is_slow_there_are_no_sums_in_it() -> None:
     """As on a graphics card for games: 64 times."""
     slow = replace(PROBLEM, n_rows=4000, float64=64.0)
-    assert choose(slow, RIDGED, 64 * GIB)[1].solver == "block"
+    assert choose_method(slow, RIDGED, 64 * GIB)[1].solver == "block"
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_where_float64_is_slow_there_are_no_sums_in_it() -> None:
 )
 def test_otherwise_it_is_the_block_solver(options: Options, memory: int, reason: str) -> None:
     problem = replace(PROBLEM, n_rows=4000, p=3000)
-    method, sizes, buffers, why = choose(problem, options, memory)
+    method, sizes, buffers, why = choose_method(problem, options, memory)
     assert method is BLOCK
     assert reason in why
     assert (sizes, buffers) == planned(problem, replace(options, solver="block"), memory)
@@ -118,4 +118,4 @@ def test_otherwise_it_is_the_block_solver(options: Options, memory: int, reason:
 
 def test_what_fits_no_solver_is_refused() -> None:
     with pytest.raises(MemoryBudgetError, match="the smallest plan needs"):
-        choose(PROBLEM, Options(), 1 << 20)
+        choose_method(PROBLEM, Options(), 1 << 20)

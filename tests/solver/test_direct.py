@@ -10,21 +10,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streamkern.backend.batch import Batch
-from streamkern.basics.errors import DivergenceError, MemoryBudgetError
+from streamkern.basics.errors import ConfigError, DataError, DivergenceError, MemoryBudgetError
+from streamkern.cli.described import run_overview, run_text
 from streamkern.config.run_config import RunConfig
+from streamkern.estimator.estimators import KernelRegressor
 from streamkern.planning.sizes import Options
 from streamkern.rundir.run_log import read_log
 from streamkern.solver.methods import resolve
+from streamkern.solver.precondition.held_out import FOLDS, part_of
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.mixture import MixtureSource
-from streamkern.stream.sources.transforms import Scale
+from streamkern.stream.sources.transforms import GaussianNoise, Scale
 from streamkern.train.model import load_model
 from streamkern.train.online import Online
 from tests import reference as ref
@@ -45,11 +49,15 @@ KERNEL = ref.make_kernel("laplace", 2.0)
 DIRECT = {"solver.name": "direct"}
 
 
-def case_with(Z: Array, precision: str = "float64", bandwidth: float = 2.0) -> Case:
-    """Return the problem of `make_case` with other centers."""
-    case = make_case(operator(precision=precision, bandwidth=bandwidth), "direct")
+def case_of(case: Case, Z: Array) -> Case:
+    """The same problem with other centers."""
     setup = computed(case.op, Z, case.X_s, case.probe, case.sizes, case.options)
     return replace(case, Z=Z, setup=setup)
+
+
+def case_with(Z: Array, precision: str = "float64", bandwidth: float = 2.0) -> Case:
+    """Return the problem of `make_case` with other centers."""
+    return case_of(make_case(operator(precision=precision, bandwidth=bandwidth), "direct"), Z)
 
 
 @pytest.mark.parametrize("ridge", [0.0, 1e-4, 0.1, 10.0])
@@ -106,6 +114,125 @@ def test_in_the_middle_of_a_pass_the_weights_are_those_of_the_rows_so_far() -> N
     state.pending["B"][...] = np.nan  # not solved for again
     assert solver.weights(state) is found
     assert np.isfinite(found).all()
+
+
+# --- a ridge found on rows held out -------------------------------------------------------------
+
+
+def folds(case: Case) -> list[npt.NDArray[np.int64]]:
+    """Rows held out in turn: the parts that `part_of` names, without rows that are centers."""
+    part = part_of(np.arange(len(case.X)), 100_000, FOLDS)
+    part[(case.X[:, None] == case.Z).all(axis=2).any(axis=1)] = 0
+    return [np.flatnonzero(part == k) for k in range(1, FOLDS + 1)]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_ridge_is_measured_on_rows_that_did_not_train(weighted: bool) -> None:
+    """What is reported is what least squares on the other rows leaves, in float64; the weights are
+    those of all rows with the ridge found. Half of the centers are rows."""
+    case = make_case(operator(), "direct", options=Options(ridge=None), n_sums=1 + FOLDS)
+    case = case_of(case, np.concatenate([case.Z[:12], case.X[:12]]))
+    w = np.random.default_rng(5).uniform(0.2, 1.8, len(case.X)) if weighted else np.ones(240)
+    solver = case.solver()
+    state = solver.init()
+    for ids in np.array_split(np.random.default_rng(1).permutation(240), 14):
+        solver.step(state, Batch(case.X[ids], case.Y[ids], ids, w[ids] if weighted else None))
+    facts = solver.end_pass(state)
+    K, K_zz, root = KERNEL(case.X, case.Z), KERNEL(case.Z, case.Z), np.sqrt(w)[:, None]
+
+    def left(ridge: float) -> float:
+        errors, n = 0.0, 0
+        for out in folds(case):
+            fit = np.setdiff1d(np.arange(240), out)
+            alpha = ref.ridge(root[fit] * K[fit], root[fit] * case.Y[fit], K_zz, ridge)
+            errors += (w[out, None] * (K[out] @ alpha - case.Y[out]) ** 2).sum()
+            n += len(out)
+        return errors / n
+
+    assert facts["ridge"] == state.ridge > 0
+    tried = dict(facts["tried"])
+    assert len(tried) >= 4
+    for ridge, error in tried.items():
+        if ridge >= 1e-9:  # below, the equations themselves are at the end of float64
+            assert error == pytest.approx(left(ridge), rel=1e-5)
+    best = min(tried, key=lambda ridge: tried[ridge])
+    assert best / 10 < state.ridge / 0.8 < best * 10
+    truth = ref.ridge(root * K, root * case.Y, K_zz, state.ridge)
+    close(K @ solver.weights(state), K @ truth, 1e-7)  # normal equations square the condition
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1, 1.0])
+def test_a_ridge_found_is_never_worse_than_none(noise: float) -> None:
+    """And far better where targets are noisy; on average near the best on other rows."""
+    errors = [errors_by_ridge(noise, seed) for seed in range(4)]
+    for found in errors:
+        assert found["auto"] <= 1.02 * found[0.0]
+    mean = {ridge: np.mean([found[ridge] for found in errors]) for ridge in errors[0]}
+    assert mean["auto"] <= 1.2 * min(mean.values())
+    if noise == 1.0:
+        assert mean["auto"] < 0.7 * mean[0.0]
+
+
+def errors_by_ridge(noise: float, seed: int) -> dict[Any, float]:
+    """Of estimators of 300 centers, 600 rows, on other rows without noise."""
+    rng = np.random.default_rng(seed)
+    X, fresh = rng.standard_normal((600, 4)), rng.standard_normal((2000, 4))
+    truth, target = (np.sin(2 * A[:, 0]) * A[:, 1] + A[:, 2] for A in (fresh, X))
+    y = target + noise * rng.standard_normal(600)
+    options: dict[str, Any] = {"bandwidth": 4.0, "kernel": "gaussian", "n_centers": 300}
+    found: dict[Any, float] = {}
+    for ridge in ("auto", 0.0, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # without one it may be singular
+            model = KernelRegressor(
+                ridge=ridge, solver="direct", random_state=seed, threads=1, **options
+            ).fit(X, y)
+        found[ridge] = float(((model.predict(fresh) - truth) ** 2).mean())
+        assert ("ridge" in model.report_) == (ridge == "auto")
+    return found
+
+
+def test_a_killed_run_finds_the_same_ridge(tmp_path: Path) -> None:
+    settings_of = {**DIRECT, "solver.ridge": "auto", "model.n_centers": 40}
+    whole = finished(settings(**settings_of), source=stream())
+    assert whole.ridge > 0
+    stopped(settings(tmp_path, **settings_of), 5, source=stream())
+    again = finished(settings(tmp_path, **settings_of), source=stream())
+    assert again.ridge == whole.ridge
+    np.testing.assert_array_equal(again.model.weights, whole.model.weights)
+    text = run_text(run_overview(tmp_path))
+    assert f"ridge         {whole.ridge:.5g}" in re.sub(r"ridge +", "ridge         ", text)
+
+
+def test_copies_of_a_row_train_and_measure_on_one_side() -> None:
+    """With copies on both sides the noise itself would be learned by heart, and no ridge found."""
+    X, y = arrays(150)
+    config = settings(**DIRECT, **{"solver.ridge": "auto", "model.n_centers": 40})
+    once = finished(config, source=ArraySource(X, y, classes=CLASSES))
+    copies = AugmentedSource(ArraySource(X, y, classes=CLASSES), 4, [GaussianNoise(1e-3)])
+    many = finished(config, source=copies)
+    assert once.ridge / 5 < many.ridge < once.ridge * 5
+
+
+def test_rows_that_are_all_centers_say_nothing_of_a_ridge() -> None:
+    with pytest.raises(ConfigError, match="leaves none of n_rows=135; lower n_centers"):
+        finished(settings(**DIRECT, **{"solver.ridge": "auto", "model.n_centers": 135}),
+                 source=array_source())  # fmt: skip
+    X, y = arrays(30)
+    twice = ArraySource(np.tile(X, (2, 1)), np.tile(y, 2), classes=CLASSES)
+    config = settings(**DIRECT, **{"solver.ridge": "auto", "model.n_centers": "auto"})
+    with pytest.raises(DataError, match="measured on rows that are no centers"):
+        finished(config, source=twice, centers=X)
+
+
+@pytest.mark.parametrize("solver", ["block", "falkon", "eigenpro4", "sgd"])
+def test_other_solvers_find_no_ridge(solver: str) -> None:
+    with pytest.raises(ConfigError, match=r"solver\.ridge=\"auto\" is not defined for solver"):
+        settings(**{"solver.name": solver, "solver.ridge": "auto"})
+
+
+def test_auto_takes_the_one_that_finds_a_ridge() -> None:
+    assert finished(settings(**{"solver.ridge": "auto"}), source=array_source()).ridge > 0
 
 
 # --- centers that are the same ------------------------------------------------------------------

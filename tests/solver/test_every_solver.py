@@ -255,7 +255,10 @@ OF_ONE: dict[str, tuple[Any, list[tuple[Any, str]]]] = {
     "level": (7, [(0, NUMBER), (135, "must lie between 1 and .*n_nystrom - 1 = [0-9]+")]),
     "period": (3, [(0, NUMBER), (15, "must (lie between 1 and the steps of the run, 14|be 1)")]),
     "projection": ("exact", [("none", 'must be one of "auto", "exact", "resident", "inexact"')]),
-    "ridge": (0.1, [(value, "must be a number, 0 or above") for value in (-1.0, np.nan, np.inf)]),
+    "ridge": (
+        0.1,
+        [(value, 'must be "auto" or a number, 0 or above') for value in (-1.0, np.nan, np.inf)],
+    ),
     "damping": (0.1, [(0.0, 'must be "auto" or a number above 0')]),
     "average": (False, [(1, "must be true or false")]),
     "step_scale": (0.5, [(value, "must be a number above 0, at most 1") for value in (0.0, 1.5)]),

@@ -24,9 +24,10 @@ from streamkern.basics.errors import (
     ResumeMismatchError,
     StoreNotFoundError,
 )
+from streamkern.basics.text import redact
 from streamkern.filesystem import ownership
 from streamkern.filesystem.durable import disk_full_hint
-from streamkern.filesystem.urls import StrictStore, redact, zarr_store
+from streamkern.filesystem.urls import StrictStore, zarr_store
 from streamkern.store.describe import describe_store, looks_sorted
 from streamkern.store.statistics import RunningStatistics
 from streamkern.store.store import Store, open_store

@@ -946,7 +946,7 @@ def test_without_matplotlib_there_is_no_plot(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     code, out, err = call(run_file, *WORDS)
     assert code == DONE
-    assert "note: the plot needs matplotlib: pip install streamkern[report]" in err
+    assert 'note: the plot needs matplotlib: pip install "streamkern[report]"' in err
     assert "[model]" in out
     names = {path.name for path in run_file.with_name("run-tune").iterdir()}
     assert "result.json" in names

@@ -25,6 +25,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from streamkern.solver.precondition.held_out import vertex
+
 # Powers of 10 of the covariance's scale.
 START_EXPONENT, MIN_EXPONENT, MAX_EXPONENT = -4, -7, -1
 UNLEARNED_SHARE = 0.25
@@ -51,7 +53,7 @@ class Damping:
     mu: float
 
 
-def choose(
+def choose_damping(
     measure: Callable[[float], Trial],
     unlearned: float,
     *,
@@ -74,7 +76,7 @@ def choose(
     trials = _descend(measure, start, whole)
     if not trials:
         return Damping(10.0**START_EXPONENT, 10.0**START_EXPONENT)
-    exponent = _vertex(trials)
+    exponent = vertex({at: trial.error for at, trial in trials.items()})
     penalty = 10.0**exponent
     if ridge and (whole or exponent < START_EXPONENT):
         return Damping(penalty, penalty)
@@ -105,23 +107,6 @@ def _descend(measure: Callable[[float], Trial], start: Trial, both_ways: bool) -
     if walk(-1, MIN_EXPONENT, NOTABLE) == START_EXPONENT and both_ways:
         walk(1, MAX_EXPONENT, 0.0)
     return {at: trial for at, trial in sorted(trials.items()) if math.isfinite(trial.error)}
-
-
-def _vertex(trials: dict[int, Trial]) -> float:
-    """Exponent of the least error: of the parabola through its logarithm at three trials.
-
-    In the middle is the best that was tried on both sides; at most one step away from it.
-    """
-    best = min(trials, key=lambda at: trials[at].error)
-    inner = [at for at in trials if at - 1 in trials and at + 1 in trials]
-    if not inner:
-        return float(best)
-    middle = min(inner, key=lambda at: trials[at].error)
-    below, least, above = (math.log(max(trials[middle + k].error, TINY)) for k in (-1, 0, 1))
-    curvature = below - 2 * least + above
-    if curvature <= 0:
-        return float(best)
-    return middle + min(max(0.5 * (below - above) / curvature, -1.0), 1.0)
 
 
 def _balanced(trials: dict[int, Trial], product: float) -> float:

@@ -26,7 +26,7 @@ import numpy as np
 
 from streamkern.basics.errors import ConfigError, DataError, StreamkernError
 from streamkern.basics.optional import on_demand
-from streamkern.basics.randomness import Array, Empty, Fills, RowRandom, Run, in_turn
+from streamkern.basics.randomness import Array, Empty, Fills, RowRandom, Run, one_by_one
 
 Transform = Callable[[Array, Array, RowRandom], tuple[Array, Array]]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -330,7 +330,7 @@ def apply_transforms(
     epoch: int,
     stage: tuple[int, ...],
     dtype: Any = np.float32,
-    run: Run = in_turn,
+    run: Run = one_by_one,
     fills: Fills | None = None,
     empty: Empty | None = None,
 ) -> tuple[Array, Array, Array | None]:

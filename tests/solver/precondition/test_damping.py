@@ -15,7 +15,7 @@ from streamkern.solver.precondition.damping import (
     START_EXPONENT,
     Damping,
     Trial,
-    choose,
+    choose_damping,
 )
 
 UNLEARNED = 1e9
@@ -39,7 +39,7 @@ def chosen(
         x = math.log10(damping)
         return Trial(error(x), leverage(x))
 
-    return choose(
+    return choose_damping(
         measure, unlearned, rows=rows, n_blocks=n_blocks, epochs=epochs, ridge=ridge
     )  # fmt: skip
 

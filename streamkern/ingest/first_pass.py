@@ -1,0 +1,165 @@
+"""The first pass of an ingest: blocks of rows are checked, converted and spooled.
+
+A killed one goes on from the last save of the spool, with what is known besides the rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from streamkern.basics.errors import DataError, StorageError, StreamkernError
+from streamkern.basics.parallel import in_turn
+from streamkern.basics.progress import Progress
+from streamkern.filesystem.scratch import Scratch
+from streamkern.ingest.conform import Features, RawBlock
+from streamkern.ingest.readers import Reader
+from streamkern.ingest.rounding import Rounding
+from streamkern.ingest.shuffle import Spool
+from streamkern.ingest.targets import Targets
+
+_SAVE_EVERY = 1 << 28  # spooled bytes between two points an interrupted pass can go on from
+
+
+class Rows(NamedTuple):
+    """What pass 1 leaves: rows, how their targets were converted, and where they came from."""
+
+    spool: Spool
+    values: Targets
+    files: Files
+    rounding: Rounding | None  # of text that is stored in fewer digits unasked
+
+    def notes(self) -> dict[str, Any]:
+        """What is known besides the rows; JSON, to go on from."""
+        rounding = None if self.rounding is None else self.rounding.saved
+        return {
+            "labels": self.values.labels,
+            "files": list(self.files.counts),
+            "rounding": rounding,
+        }
+
+
+def spool_rows(
+    reader: Reader,
+    files: ExitStack,
+    seed: int | None,
+    identity: str,
+    scratch: Scratch,
+    targets: str,
+    dtype: Any,
+    memory: int,
+    progress: Progress | None,
+) -> Rows:
+    """All rows of the reader, checked and converted, in a sealed spool."""
+    block_bytes = int(np.clip(memory // 32, 1 << 20, 64 << 20))
+    first = next(reader.blocks(0, block_bytes), None)
+    if first is None or len(first.X) == 0:
+        raise DataError("the input has no rows; there is nothing to ingest")
+    narrow = dtype is None and reader.as_text
+    features = Features(first, np.float32 if narrow else dtype, reader.natural_dtype)
+    values = Targets(first, targets)
+    spool = Spool(
+        features.row_shape,
+        features.dtype,
+        values.shape,
+        values.dtype,
+        # The other half is for blocks being read and chunks being written.
+        limit_bytes=memory // 2,
+        scratch=scratch,
+        seed=seed,
+        identity=identity,
+        expected_rows=reader.n_rows,
+        weighted=first.w is not None,
+    )
+    notes = spool.notes or {"labels": [], "files": [], "rounding": None}
+    values.restore(notes["labels"])
+    rounding = None
+    if narrow:
+        rounding = Rounding(math.prod(features.row_shape), features.dtype, notes.get("rounding"))
+    rows = Rows(spool, values, Files(notes["files"]), rounding)
+    if spool.sealed:
+        spool.seal(spool.notes)  # a split of a bucket may have been interrupted
+    else:
+        _read_all(reader, files, features, rows, block_bytes, progress)
+    return rows
+
+
+def _read_all(
+    reader: Reader,
+    files: ExitStack,
+    features: Features,
+    rows: Rows,
+    block_bytes: int,
+    progress: Progress | None,
+) -> None:
+    """Spool the rows of the reader, from where an earlier call was, and seal the spool."""
+    spool = rows.spool
+    try:
+        blocks = reader.blocks(spool.n_rows, block_bytes)
+        # One thread reads and checks blocks, another one deals the rows of the last one out.
+        with (
+            ThreadPoolExecutor(1, thread_name_prefix="streamkern-spool") as pool,
+            closing(in_turn(pool, _appends(blocks, features, rows), 1)) as appended,
+        ):
+            for n_rows in appended:
+                if progress is not None:
+                    progress("read", n_rows, reader.n_rows)
+        if reader.n_rows is not None and spool.n_rows != reader.n_rows:
+            raise DataError(
+                f"the input has {spool.n_rows} rows where {reader.n_rows} were promised"
+            )
+        files.close()  # a remote input that was replaced while it was read says so now
+        if rows.rounding is not None:
+            rows.rounding.check(reader.columns, [name for name, _ in rows.files.counts])
+        spool.seal(rows.notes())
+    except StorageError:
+        raise  # what was spooled is good, and the same call goes on from it
+    except StreamkernError:
+        spool.discard()  # the data itself is wrong: there is nothing to go on from
+        raise
+
+
+class Files:
+    """The names of the files that rows came from, in order, and how many each gave."""
+
+    def __init__(self, counts: Iterable[Sequence[Any]]) -> None:
+        self.counts: list[tuple[str, int]] = [(name, n_rows) for name, n_rows in counts]
+
+    def count(self, block: RawBlock) -> None:
+        if block.start == 0 or not self.counts:
+            self.counts.append((block.where, 0))
+        name, n_rows = self.counts[-1]
+        self.counts[-1] = (name, n_rows + len(block.X))
+
+
+def _appends(
+    blocks: Iterable[RawBlock], features: Features, rows: Rows
+) -> Iterator[Callable[[], int]]:
+    """For each block, once it is converted and checked, the call that spools its rows."""
+    for block in blocks:
+        if len(block.X) != len(block.y):
+            raise DataError(
+                f"{block.place(0)}: {len(block.X)} rows of X and {len(block.y)} of y; they must "
+                "agree"
+            )
+        X = features.convert(block)
+        converted = X, rows.values.convert(block), block.weights()
+        if rows.rounding is not None:
+            rows.rounding.add(block.X, X)
+        rows.files.count(block)
+        # As of this block: the next ones are read before its call is made.
+        yield partial(_append, rows.spool, converted, rows.notes())
+
+
+def _append(spool: Spool, rows: tuple[Any, ...], notes: Mapping[str, Any]) -> int:
+    """Take in the rows of a block; the number of rows so far."""
+    spool.append(*rows)
+    if spool.spilled and spool.unsaved_bytes >= _SAVE_EVERY:
+        spool.save(notes)
+    return spool.n_rows

@@ -1,0 +1,87 @@
+"""Whether columns that are stored in fewer digits than they were read in keep what is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamkern.basics.errors import DataError
+
+_MOST = 1e-3  # of the standard deviation of a column: the largest error of rounding it
+_WIDTH, _SLAB = 256, 1 << 15  # numbers side by side, where columns are few; numbers at a time
+
+
+class Rounding:
+    """The largest error of rounding each column, and its spread, over all rows so far.
+
+    Parameters
+    ----------
+    n_columns : int
+    dtype : what the rows are rounded to
+    saved : `saved` of an interrupted pass, to go on from
+    """
+
+    def __init__(self, n_columns: int, dtype: np.dtype[Any], saved: Any = None) -> None:
+        self._dtype = dtype
+        self._n_rows = 0
+        # The first row, and of what lies between it and the others the sums and sums of squares.
+        self._first, self._sums, self._squares, self._worst = np.zeros((4, n_columns))
+        if saved is not None:
+            self._n_rows = saved["n_rows"]
+            self._first, self._sums, self._squares, self._worst = np.array(saved["columns"])
+
+    @property
+    def saved(self) -> dict[str, Any]:
+        """What there is to know so far; JSON."""
+        columns = (self._first, self._sums, self._squares, self._worst)
+        return {"n_rows": self._n_rows, "columns": [k.tolist() for k in columns]}
+
+    def add(self, X: NDArray[Any], rounded: NDArray[Any]) -> None:
+        """Count rows (k, d), as they are and as they were rounded."""
+        if not len(X):
+            return
+        if not self._n_rows:
+            self._first = np.array(X[0], np.float64)
+        self._n_rows += len(X)
+        # Rows side by side, as NumPy is slow where an axis is short.
+        abreast = max(1, _WIDTH // X.shape[1])
+        cut = len(X) - len(X) % abreast
+        self._add(X[:cut], rounded[:cut], abreast)
+        self._add(X[cut:], rounded[cut:], 1)
+
+    def _add(self, X: NDArray[Any], rounded: NDArray[Any], abreast: int) -> None:
+        width = abreast * X.shape[1]
+        X, rounded = X.reshape(-1, width), rounded.reshape(-1, width)
+        first, rows = np.tile(self._first, abreast), max(1, _SLAB // width)
+        for start in range(0, len(X), rows):
+            part = X[start : start + rows]
+            left = part - rounded[start : start + rows]
+            worst = np.abs(left, out=left).max(axis=0)
+            np.maximum(self._worst, worst.reshape(abreast, -1).max(axis=0), out=self._worst)
+            np.subtract(part, first, out=left)
+            ones = np.ones(len(left))
+            self._sums += (ones @ left).reshape(abreast, -1).sum(axis=0)
+            np.multiply(left, left, out=left)
+            self._squares += (ones @ left).reshape(abreast, -1).sum(axis=0)
+
+    def check(self, columns: Sequence[str] | None, files: Sequence[str]) -> None:
+        """Raise DataError for a column whose rows it no longer tells apart.
+
+        columns : their names, where they have some. files : what was read
+        """
+        means = self._sums / max(self._n_rows, 1)
+        spread = np.sqrt(np.maximum(self._squares / max(self._n_rows, 1) - means**2, 0))
+        # Of a constant one nothing is lost, whatever the error.
+        lost = (self._worst > _MOST * spread) & (self._squares > 0)
+        if lost.any():
+            k = int(np.argmax(lost))
+            name = str(k) if columns is None else repr(columns[k])
+            others = f" and {len(files) - 1} more" if len(files) > 1 else ""
+            raise DataError(
+                f"column {name} of {files[0]}{others} is rounded by up to {self._worst[k]:.3g} in "
+                f"{self._dtype.name}, and its values spread by {spread[k]:.3g} only: pass "
+                f'dtype="float64", or subtract a constant from the column'
+            )

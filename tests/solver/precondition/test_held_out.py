@@ -1,0 +1,72 @@
+"""Which rows are held out, and the search over powers of ten."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamkern.solver.precondition.held_out import (
+    FOLDS,
+    PARTS,
+    SMALL,
+    n_parts,
+    part_of,
+    search,
+    vertex,
+)
+
+
+@given(n_stored=st.integers(1, 10**9), copies=st.integers(1, 50), row=st.integers(0, 10**9))
+def test_copies_of_a_stored_row_are_in_one_part(n_stored: int, copies: int, row: int) -> None:
+    rows = row % n_stored + n_stored * np.arange(copies)
+    for n in (1, FOLDS):
+        assert len(set(part_of(rows, n_stored, n).tolist())) == 1
+
+
+@pytest.mark.parametrize("stride", [1, 2, 10, 1000, 4096])
+def test_parts_are_as_large_as_they_should_be_whatever_the_stride(stride: int) -> None:
+    """Within five standard deviations."""
+    n = 20_000
+    rows = stride * np.arange(n)
+    for parts, share in ((1, 1 / PARTS), (FOLDS, 1 / FOLDS)):
+        found = np.bincount(part_of(rows, 10**9, parts), minlength=parts + 1)
+        room = 5 * math.sqrt(n * share * (1 - share))
+        np.testing.assert_allclose(found[1:], n * share, atol=room)
+        assert len(found) == parts + 1
+
+
+def test_few_centers_have_folds() -> None:
+    assert (n_parts(SMALL), n_parts(SMALL + 1)) == (FOLDS, 1)
+
+
+@given(at=st.floats(-12.9, 1.9), depth=st.floats(0.05, 3))
+def test_the_least_of_a_curve_with_one_valley_is_found(at: float, depth: float) -> None:
+    """To a third of a power of ten, and no exponent is tried twice or beyond the ends."""
+    tried = []
+
+    def measure(ridge: float) -> float:
+        tried.append(ridge)
+        return 1 + depth * (math.log10(ridge) - at) ** 2
+
+    errors = search(measure, -6, -13, 2)
+    assert abs(vertex(errors) - at) < 0.35
+    assert len(set(tried)) == len(tried) == len(errors)
+    assert list(errors) == sorted(errors)
+    assert min(errors) >= -13
+    assert max(errors) <= 2
+
+
+def test_a_plateau_costs_few_trials() -> None:
+    errors = search(lambda ridge: 1.0 if ridge < 1e-5 else 2.0, -6, -13, 2)
+    assert list(errors) == [-8, -7, -6, -5, -4]
+
+
+def test_ridges_without_an_answer_are_passed_over() -> None:
+    def measure(ridge: float) -> float:
+        return math.inf if ridge < 1e-3 else 1 + (math.log10(ridge) + 1) ** 2
+
+    assert vertex(search(measure, -6, -13, 2)) == pytest.approx(-1, abs=0.4)
