@@ -24,11 +24,13 @@ from streamkern.basics.errors import DataError, MissingDependencyError
 from streamkern.basics.optional import need
 from streamkern.basics.text import redact, size_text
 from streamkern.ingest.columns import Asked, Files, split_columns
-from streamkern.ingest.conform import MAX_LABEL, RawBlock
+from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.input_files import Place, Url
+from streamkern.ingest.numbers import is_number, numbers
+from streamkern.ingest.targets import MAX_LABEL
 
 _DELIMITERS = ",;\t|"
-_FIRST_LINES = 4 << 20  # bytes of the first two lines: they are read before any memory is given
+_FIRST_LINE = 4 << 20  # bytes of it at most: it is read before any memory is given
 _BLANK = re.compile(rb"\n *(?=\n)")
 _BOM = b"\xef\xbb\xbf"
 
@@ -51,18 +53,15 @@ class CsvReader:
         self.as_text = True
         self.identity = identity
         self._where, self._open = where, open_file
-        lines: list[tuple[int, str]] = []
         with closing(self._open()) as file:
-            for number, text in _pieces(file, _FIRST_LINES, where):
-                lines += self._numbered(number, text)[: 2 - len(lines)]
-                if len(lines) == 2:
-                    break
-        if not lines:
+            pieces = (self._numbered(*piece)[:1] for piece in _pieces(file, _FIRST_LINE, where))
+            line = next(filter(None, pieces), None)
+        if line is None:
             raise DataError(f"{where} is empty")
-        self._delimiter = _delimiter(lines[0][1])
-        fields = [[k.strip() for k in row] for row in self._rows(lines)]
-        self._header = _is_header(fields, where)
-        self._names = fields[0] if self._header else [str(i) for i in range(len(fields[0]))]
+        self._delimiter = _delimiter(line[0][1])
+        first = [field.strip() for field in next(self._rows(line))]
+        self._header = _is_header(first, where)
+        self._names = first if self._header else [str(i) for i in range(len(first))]
         split = split_columns(self._names, asked, where, named=self._header)
         self.columns = split.features if self._header else None
         self.target_columns = split.targets if self._header else None
@@ -152,7 +151,7 @@ class CsvReader:
         texts: dict[int, list[str]] = {k: [] for k in (*self._targets, *self._weights)}
         for row, fields in enumerate(self._rows(lines, start, len(self._names))):
             try:
-                X[row] = _numbers([fields[k] for k in self._features])
+                X[row] = numbers([fields[k] for k in self._features])
             except ValueError:
                 self._blame(fields, self._place(lines[row][0], start + row))
             for k, cells in texts.items():
@@ -208,7 +207,7 @@ class CsvReader:
     def _blame(self, fields: Sequence[str], place: str) -> NoReturn:
         """Raise for the first field that should be a number and is none."""
         for k in self._features:
-            if not _is_number(fields[k]):
+            if not is_number(fields[k]):
                 what = repr(fields[k][:80]) if fields[k].strip() else "empty"
                 raise DataError(
                     f"{place}, column {self._names[k]!r} is {what}; features are numbers: encode, "
@@ -318,36 +317,15 @@ def _delimiter(first: str) -> str:
     return max(_DELIMITERS, key=n_fields)
 
 
-def _is_header(lines: Sequence[Sequence[str]], where: str) -> bool:
-    """Whether the first of the lines names the columns; DataError where that can not be told."""
-    numbers = [[_is_number(field) for field in line] for line in lines]
-    if all(numbers[0]):
-        return False
-    if not any(numbers[0]) or len(numbers) == 1:
-        return True
-    # A column of text in the first line and of numbers in the second has its name there.
-    if any(below and not above for above, below in zip(*numbers, strict=False)):
-        return True
-    raise DataError(
-        f"the first line of {where} has words and numbers like the second: it may be a header or a "
-        "row; add a header line, with names that are not numbers"
-    )
-
-
-def _numbers(cells: Sequence[str]) -> list[float]:
-    """As pyarrow reads them: float() also takes 1_000, and the digits of other scripts."""
-    text = "".join(cells)
-    if "_" in text or not text.isascii():
-        raise ValueError(text)
-    return list(map(float, cells))
-
-
-def _is_number(text: str) -> bool:
-    try:
-        _numbers([text])
-    except ValueError:
-        return False
-    return True
+def _is_header(first: Sequence[str], where: str) -> bool:
+    """Whether the first line names the columns; DataError where that can not be told."""
+    found = [is_number(field) for field in first]
+    if any(found) and not all(found):
+        raise DataError(
+            f"the first line of {where} has words and numbers: it may be a header or a row; add a "
+            "header line, with names that are not numbers"
+        )
+    return not all(found)
 
 
 def _stripped(cells: Sequence[str]) -> NDArray[np.str_]:

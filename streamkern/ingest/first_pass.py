@@ -18,10 +18,11 @@ from streamkern.basics.errors import DataError, StorageError, StreamkernError
 from streamkern.basics.parallel import in_turn
 from streamkern.basics.progress import Progress
 from streamkern.filesystem.scratch import Scratch
-from streamkern.ingest.conform import Features, RawBlock, Targets
+from streamkern.ingest.conform import Features, RawBlock
 from streamkern.ingest.readers import Reader
 from streamkern.ingest.rounding import Rounding
 from streamkern.ingest.shuffle import Spool
+from streamkern.ingest.targets import Targets
 
 _SAVE_EVERY = 1 << 28  # spooled bytes between two points an interrupted pass can go on from
 

@@ -100,7 +100,8 @@ def ingest(
         (X, y, w). Weights in a store that streamkern wrote go along.
     targets : {"auto", "classes", "values"}
         Class labels (integers or text), or numbers. "auto": text and single columns of integers
-        are labels.
+        are labels. Of text the first target decides; one of another kind (a fraction or a word
+        among integers, say) is refused.
     chunk_mb : float
         MiB of decoded X in a chunk.
     shuffle, seed

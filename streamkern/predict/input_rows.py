@@ -15,9 +15,10 @@ from streamkern.basics.text import redact, some
 from streamkern.filesystem.urls import check_missing, local_path
 from streamkern.ingest.array_reader import array_names
 from streamkern.ingest.columns import Asked
-from streamkern.ingest.conform import Features, RawBlock, Targets
+from streamkern.ingest.conform import Features, RawBlock
 from streamkern.ingest.input_files import Place
 from streamkern.ingest.readers import Reader, open_reader
+from streamkern.ingest.targets import Targets
 from streamkern.ingest.zarr_groups import own_columns, own_state
 from streamkern.stream.sources.base import UNIT_BYTES, BaseSource, Block, joined
 from streamkern.stream.sources.column_order import chosen_columns, places, targets_in_order

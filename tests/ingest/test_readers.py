@@ -347,13 +347,13 @@ def test_a_csv_in_one_line_is_refused_within_the_memory(
         ("a,t\n1,x\n".encode("utf-16-le"), r"line 1 of .* null byte"),
         (
             b'a,t\n1,"' + b"x" * 140_000 + b'"\n',
-            "line 2 of .* has a field of more than 131072",
+            r"t.csv, row 0 \(line 2\) has a field of more than 131072",
         ),
         (b'a,"' + b"x" * 140_000 + b'"\n1,2\n', "line 1 of .* has a field of more than 131072"),
         (b"a,t\n1," + b"x" * 5000 + b"\n", r"column 't' has 5000 characters"),
         (b"a,t\n1," + b"7" * 5000 + b"\n", r"column 't' has 5000 characters"),
         (b"5.1,3.5,setosa\n4.9,3.0,setosa\n", "may be a header or a row; add a header line"),
-        (b"a,2019,t\nx,1,2\n", r"column 'a' is 'x'"),
+        (b"a,2019,t\nx,1,2\n", "may be a header or a row; add a header line"),
     ],
 )
 def test_odd_csv_gets_a_sentence(
@@ -416,7 +416,7 @@ def test_row_groups_that_say_other_counts_are_refused(tmp_path: Path) -> None:
                 refused += bool(re.search("is damaged: .* rows", str(error)))
             else:
                 assert np.concatenate([block.X for block in blocks]).tolist() == X
-    assert refused >= 4  # two groups, and the column of labels in each
+    assert refused == 2  # groups of ten rows
 
 
 def test_odd_parquet_labels_get_a_sentence(tmp_path: Path) -> None:

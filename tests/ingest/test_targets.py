@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamkern.basics.errors import DataError
+from streamkern.cli import main
+from streamkern.ingest.conform import RawBlock
+from streamkern.ingest.ingest import ingest
+from streamkern.ingest.targets import Targets
+from streamkern.store.store import open_store
+from tests.rawfiles import memory_url
+
+LABELS = ["0", "1", "-3", "2.0", "0.5", "1e3", "NA", "NULL", "None", "nan", "cat", "", "1_0"]
+
+
+def csv_file(path: Path, targets: Any) -> Path:
+    path.write_text("a,t\n" + "".join(f"{k}.5,{target}\n" for k, target in enumerate(targets)))
+    return path
+
+
+def taken(targets: list[str], cuts: list[int]) -> Any:
+    """What "auto" makes of targets that come in such blocks: labels or values; None if refused."""
+    whole = RawBlock(np.zeros((len(targets), 1)), np.array(targets), "t.csv", 0)
+    edges = sorted({0, *(cut for cut in cuts if cut < len(targets)), len(targets)})
+    blocks = [whole.part(a, b) for a, b in pairwise(edges)]
+    try:
+        found = Targets(blocks[0])
+        converted = np.concatenate([found.convert(block) for block in blocks])
+    except DataError:
+        return None
+    return [found.labels[k] for k in converted] if found.are_classes else converted.tolist()
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    targets=st.lists(st.sampled_from(LABELS), min_size=1, max_size=8),
+    cuts=st.lists(st.integers(1, 7), max_size=4),
+)
+def test_what_targets_are_depends_on_no_block_size(targets: list[str], cuts: list[int]) -> None:
+    assert taken(targets, cuts) == taken(targets, [])
+
+
+@settings(max_examples=100, deadline=None)
+@given(targets=st.lists(st.sampled_from(LABELS), min_size=1, max_size=8))
+def test_no_class_is_made_of_what_is_not_like_the_others(targets: list[str]) -> None:
+    found = taken(targets, [1])
+    if isinstance(found, list) and isinstance(found[0], str):
+        integers = [label.lstrip("-").isdigit() for label in found]
+        assert found == targets
+        assert all(integers) or not any(integers)
+
+
+@pytest.mark.parametrize("late", ["NA", "NULL", "None", "nan", "0.5", "x", "1e3"])
+@pytest.mark.parametrize("memory", ["1 MiB", "1 GiB"])
+def test_a_fraction_or_a_word_among_integer_labels_is_refused_by_its_row(
+    tmp_path: Path, late: str, memory: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = csv_file(tmp_path / "t.csv", [*(k % 3 for k in range(40_000)), late, 1])
+    words = ["ingest", path, tmp_path / "o", "--y", "t", "--memory", memory, "--chunk-mb", 2**-5]
+    assert main.main([str(word) for word in words]) == 2
+    said = capsys.readouterr().err
+    assert f"row 40000 is {late!r}" in said
+    assert "--targets values" in said
+    assert "--targets classes" in said
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_mixed_labels_are_classes_and_integers_are_values_where_that_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    path = csv_file(tmp_path / "a.csv", [0, "NA", 1])
+    assert ingest(path, memory_url(), y="t", targets="classes").classes == ("0", "1", "NA")
+    path = csv_file(tmp_path / "b.csv", [3, "0.5", 1])
+    assert ingest(path, memory_url(), y="t", targets="values").classes is None
+    path = csv_file(tmp_path / "c.csv", ["0.5", 3, 1])
+    assert ingest(path, memory_url(), y="t").classes is None
+
+
+@pytest.mark.parametrize("target", ["1_0", "\u0661"])
+def test_numbers_of_targets_and_weights_are_those_of_features(tmp_path: Path, target: str) -> None:
+    path = csv_file(tmp_path / "a.csv", ["0.5", target])
+    with pytest.raises(DataError, match=f"row 1 is '{target}', not a number"):
+        ingest(path, memory_url(), y="t")
+    path.write_text(f"a,t,w\n1,0.5,1\n2,0.5,{target}\n")
+    with pytest.raises(DataError, match="weight"):
+        ingest(path, memory_url(), y="t", sample_weight="w")
+
+
+@pytest.mark.parametrize("kind", ["npz", "h5", "memory"])
+def test_integer_labels_in_a_matrix_of_one_column_are_classes(tmp_path: Path, kind: str) -> None:
+    X, y = np.arange(8, dtype=np.float32).reshape(4, 2), np.array([[3], [0], [3], [7]])
+    path, url = tmp_path / f"d.{kind}", memory_url()
+    if kind == "npz":
+        np.savez(path, X=X, y=y)
+    elif kind == "h5":
+        with h5py.File(path, "w") as file:
+            file["X"], file["y"] = X, y
+    beside = {"y": y} if kind == "memory" else {}
+    spec = ingest(X if kind == "memory" else path, url, shuffle=False, **beside)
+    assert spec.classes == ("0", "3", "7")
+    np.testing.assert_array_equal(open_store(url).read_chunk(0)[1], [1, 0, 1, 2])
+    values = ingest(X, memory_url(), y=y + 0.5)
+    assert (values.classes, values.n_outputs) == (None, 1)
+
+
+@pytest.mark.parametrize("first", ["NA,2,3", "1,x,3", "label,2,3", ",2,3"])
+def test_a_first_line_of_words_and_numbers_is_no_header_by_guess(
+    tmp_path: Path, first: str
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(f"{first}\n4,5,6\n7,8,9\n")
+    with pytest.raises(DataError, match=r"t\.csv has words and numbers.*add a header"):
+        ingest(path, memory_url(), y=0)
