@@ -55,11 +55,18 @@ def ingest(
     out: Out,
     x: Annotated[
         str | None,
-        typer.Option("--x", help="Feature columns (a,b,c), by default the rest; or array of rows."),
+        typer.Option(
+            "--x",
+            help="Feature columns (a,b,c), by default the rest; or array of rows. A number is a "
+            "position where no column has that name.",
+        ),
     ] = None,
     y: Annotated[
         list[str] | None,
-        typer.Option("--y", help="Target column or array, or labels file; repeatable."),
+        typer.Option(
+            "--y",
+            help="Target column, by name or else position, or array, or labels file; repeatable.",
+        ),
     ] = None,
     sample_weight: Annotated[
         str | None,
