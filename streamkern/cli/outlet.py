@@ -162,7 +162,12 @@ def of_url(url: str) -> list[str]:
         for mark in ("@", "%40"):
             user, at, _ = rest.rpartition(mark)
             if at and (":" in unquote(user) or "/" not in user):
-                found += [user, *user.split(":", 1), *unquote(user).split(":", 1)]
+                pieces = [*user.split(":", 1), *unquote(user).split(":", 1)]
+                # Libraries end a host at a slash, whatever its author meant.
+                ends = (
+                    [end for k in pieces for end in re.split(r"[/?#]", k)] if "://" in url else []
+                )
+                found += [user, *pieces, *ends]
         for query in re.split(r"[?#]", rest)[1:]:
             found += [query, *(pair.partition("=")[2] for pair in query.split("&"))]
     return found

@@ -32,7 +32,7 @@ from streamkern.filesystem.durable import (
     write_durably,
 )
 from streamkern.filesystem.ownership import remove
-from streamkern.filesystem.urls import local_path
+from streamkern.filesystem.urls import local_path, redact
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,7 +55,7 @@ def scratch_folder(
     name = re.split(r"[/\\]", place.rstrip("/\\"))[-1]
     own = f"{name}-{hashlib.sha256(place.encode()).hexdigest()[:12]}{ending}"
     if parent is not None:
-        return Path(parent) / own
+        return (local_path(parent) or Path(parent)) / own
     if local is not None:
         return local.resolve().parent / own
     user = os.getuid() if hasattr(os, "getuid") else 0
@@ -64,7 +64,10 @@ def scratch_folder(
 
 def check_parent(parent: str | os.PathLike[str]) -> None:
     """Raise ConfigError unless scratch can be written in `parent`, which need not be there yet."""
-    place = Path(parent).absolute()
+    local = local_path(parent)
+    if local is None:
+        raise ConfigError(f"scratch={redact(parent)!r} must be a local folder; give a path")
+    place = local.absolute()
     while not os.path.lexists(place):
         place = place.parent
     try:

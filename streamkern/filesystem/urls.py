@@ -42,7 +42,8 @@ _METADATA = frozenset({"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata
 __all__ = ["StrictStore", "check_missing", "local_path", "open_objects", "redact", "zarr_store"]
 
 _WINDOWS_DRIVE = re.compile(r"^[A-Za-z]:[\\/]")
-_ONE_SLASH = re.compile(r"(s3a?|gs|gcs|az|abfs|https?|memory):/(?!/)")
+_ONE_SLASH = re.compile(r"(.*::)?(s3a?|gs|gcs|az|abfs|https?|memory):/(?!/)")
+_HOST = re.compile(r"(\[[^]]*\]|[^:]*)(:\d*)?")  # and a port
 _S3 = ("s3", "s3a")
 
 
@@ -86,13 +87,7 @@ def open_objects(url: str, *, storage_options: Mapping[str, Any] | None = None) 
 def _engine(url: str, options: dict[str, Any]) -> Engine:
     scheme = urlsplit(url).scheme
     engine = options.pop("engine", None)
-    chained = [urlsplit(part) for part in url.split("::")]  # simplecache::s3://bucket
-    s3s = any(part.scheme in _S3 for part in chained)
-    if any("@" in part.netloc for part in chained) or (s3s and redact(url) != url):
-        raise ConfigError(
-            f"{redact(url)} holds credentials or a query; put them into the environment or "
-            "storage_options"
-        )
+    check_open(url)
     if scheme not in _S3:
         if engine is not None:
             raise ConfigError(f"storage option engine={engine!r} is for s3:// URLs only")
@@ -130,9 +125,14 @@ def _by_fsspec(url: str, open_filesystem: Callable[[], tuple[Any, str]]) -> Engi
 
 
 def local_path(url: str | os.PathLike[str]) -> Path | None:
-    """The local path a URL names, or None for a remote one."""
+    """The local path a URL names, or None for a remote one.
+
+    Every URL comes through here before anything is done with it. Raises ConfigError for one with a
+    single slash, and what `check_open` does.
+    """
     if isinstance(url, os.PathLike):
         return Path(url)
+    _check_hosts(url)
     if _ONE_SLASH.match(url):
         raise ConfigError(
             f"{redact(url)!r} has one slash behind its scheme; write two, as in s3://bucket"
@@ -140,8 +140,49 @@ def local_path(url: str | os.PathLike[str]) -> Path | None:
     if url.startswith(("file:", "local:")):
         return Path(unquote(urlsplit(url).path))
     if "://" in url and not _WINDOWS_DRIVE.match(url):
+        check_open(url)
         return None
     return Path(url)
+
+
+def _check_hosts(url: str) -> None:
+    """ConfigError where what stands in the place of a host is none."""
+    try:
+        for part in url.split("::") if "://" in url else ():
+            urlsplit(part)
+    except ValueError:  # its text may hold credentials
+        raise ConfigError(
+            f"the host of {redact(url)} can not be read; give a name or an IPv4 address"
+        ) from None
+
+
+def check_open(url: str) -> None:
+    """ConfigError if a URL, or one of those that it chains, holds what is not for every reader.
+
+    Libraries name hosts and buckets in their errors, and cut them out of a URL at other places than
+    its author meant: no URL with credentials may reach one. S3 takes no query either, where they
+    can be; elsewhere that is a part of the name.
+    """
+    if any(_holds_credentials(part) for part in url.split("::")):  # simplecache::s3://bucket
+        raise ConfigError(
+            f"{redact(url)} holds credentials or a query; put them into the environment or "
+            "storage_options (an @ in a name behind a port is written %40)"
+        )
+
+
+def _holds_credentials(url: str) -> bool:
+    scheme, remote, rest = url.partition("://")
+    if not remote:
+        return False
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    named = re.split(r"[?#]", url, maxsplit=1)[0]
+    # A raw secret may hold slashes, behind which its @ is one of the path.
+    return (
+        "@" in authority
+        or _HOST.fullmatch(authority) is None
+        or redact(named) != named
+        or (scheme in _S3 and redact(url) != url)
+    )
 
 
 def check_missing(missing: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,13 +21,25 @@ from streamkern.basics.errors import StreamkernError
 from streamkern.cli import main
 from streamkern.cli.outlet import HIDDEN, Outlet, Secrets
 from streamkern.config.run_config import RunConfig
-from streamkern.filesystem.urls import zarr_store
+from streamkern.filesystem import urls
+from streamkern.filesystem.urls import check_open, local_path, zarr_store
 from streamkern.ingest.ingest import ingest
+from streamkern.ingest.input_files import Place
 from streamkern.rundir.run_directory import RunDirectory
+from streamkern.train.train import train
 
 DONE, FAILED = 0, 3
 
 rng = np.random.default_rng(0)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("stores") / "s.zarr"
+    X = rng.standard_normal((300, 4)).astype(np.float32)
+    ingest(X, place, y=(X[:, 0] > 0).astype(int))
+    return place
+
 
 # ------------------------------------------------------------------------------------- secrets
 
@@ -126,6 +140,118 @@ def test_no_command_shows_a_secret_of_its_words(case: tuple[str, str]) -> None:
     assert not leaks(shown, secret) or "@" in secret or ":" in secret
 
 
+# What is opened, written or kept somewhere, by every command. {} : a URL. Others are real.
+DOORS = (
+    "ingest {} o.zarr", "ingest raw.npz {} o.zarr", "ingest raw.npz {}",
+    "ingest X.npy o.zarr --y {}", "ingest X.npy o.zarr --y y.npy --sample-weight {}",
+    "ingest raw.npz o.zarr --scratch {}",
+    "augment {} o.zarr", "augment s.zarr {} o.zarr", "augment s.zarr {}",
+    "tune --train {}", "tune --train s.zarr --out {}", "tune --train s.zarr --write {}", "tune {}",
+    "plan --train {}", "plan --train s.zarr --test {}", "plan --train s.zarr --run-dir {}",
+    "plan --train s.zarr --cache {}", "plan --train s.zarr --set model.centers={}", "plan {}",
+    "plan --train s.zarr --set solver.warm_start={}",
+    "train --train {}", "train --train s.zarr --test {}", "train --train s.zarr --run-dir {}",
+    "train --train s.zarr --cache {}", "train --train s.zarr --set model.centers={}", "train {}",
+    "train --train s.zarr --set solver.warm_start={}", "train --train s.zarr --dask {}",
+    "evaluate {} s.zarr", "evaluate run {}", "evaluate run raw.npz {}", "evaluate run X.npy --y {}",
+    "predict {} s.zarr o.csv", "predict run {} o.csv", "predict run s.zarr {}",
+    "info {}", "bench-read {}",
+)  # fmt: skip
+ENDINGS = ("", ".npz", ".npy", ".csv", ".csv.gz", ".parquet", ".h5", ".zarr", ".toml", "-ubyte")
+WITH_USER = st.builds(
+    lambda shape, scheme, ending, secret: (
+        shape.format(scheme=scheme, secret=secret, encoded=quote(secret, safe="")) + ending,
+        secret,
+    ),
+    st.sampled_from((
+        "{scheme}://KEYNAME:{secret}@bucket/x",
+        "{scheme}://{encoded}@bucket/x", "{scheme}://KEYNAME:{encoded}@bucket/a@b/x",
+        "{scheme}://KEYNAME:{secret}@bucket:9000/a@b/x", "zip://a@b/c.npz::{scheme}://K:{secret}@b/x",
+        "simplecache::{scheme}://K:{secret}/{secret}+{secret}@b/x",
+    )),
+    st.sampled_from(SCHEMES), st.sampled_from(ENDINGS), SECRETS,
+)  # fmt: skip
+SLASHED = "wJalr/Xut+nFEMI"
+
+
+@pytest.fixture(scope="module")
+def furnished(tmp_path_factory: pytest.TempPathFactory, store: Path) -> Path:
+    """A folder with all that the commands of `DOORS` find but for the URL."""
+    place = tmp_path_factory.mktemp("doors")
+    X = rng.standard_normal((60, 4)).astype(np.float32)
+    np.savez(place / "raw.npz", X=X, y=np.arange(60) % 2)
+    np.save(place / "X.npy", X)
+    np.save(place / "y.npy", np.arange(60) % 2)
+    (place / "s.zarr").symlink_to(store)
+    config = {
+        "data": {"train": str(store), "epochs": 1, "batch_size": 50},
+        "model": {"n_centers": 20, "bandwidth": 1.0},
+        "run": {"run_dir": str(place / "run")},
+    }
+    train(RunConfig.from_tables(config)).model.backend.close()
+    return place
+
+
+def test_the_doors_are_those_of_every_command() -> None:
+    assert {door.split()[0] for door in DOORS} == set(main.COMMANDS)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_no_command_lets_a_url_with_a_secret_in(
+    door: str, furnished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing but a refusal comes of it: no request, no file, and no part of the secret."""
+    monkeypatch.chdir(furnished)
+    monkeypatch.setattr(urls, "DEADLINE_S", 0)  # of a request that there should not be
+
+    @example((f"simplecache::s3://AKIAFAKEFAKEKEY1:{SLASHED}@bucket/x.npz", SLASHED))
+    @example((f"s3://AKIAFAKEFAKEKEY1:{SLASHED}@bucket/x.csv", SLASHED))
+    @example((f"filecache::https://user:{SLASHED}@host:9000/a@b.csv", SLASHED))
+    @given(WITH_USER)
+    @settings(max_examples=6)
+    def refused(case: tuple[str, str]) -> None:
+        url, secret = case
+        before = sorted(furnished.iterdir())
+        text = io.StringIO()
+        with contextlib.redirect_stderr(text), contextlib.redirect_stdout(text):
+            code = main.main([word.replace("{}", url) for word in door.split()])
+        shown = text.getvalue()
+        assert code == 2, shown
+        assert "this is a bug" not in shown
+        assert not any(piece in shown for piece in re.split(r"[/+]", secret) if len(piece) > 4)
+        assert not leaks(shown, secret)
+        assert sorted(furnished.iterdir()) == before
+
+    refused()
+
+
+@given(WITH_USER)
+def test_no_door_for_urls_takes_one_with_a_secret(case: tuple[str, str]) -> None:
+    """Also without the command, which hides what it was given."""
+    url, secret = case
+    for door in (local_path, zarr_store, open_rows_of, RunDirectory):
+        text = said(lambda door=door: door(url))
+        assert "credentials" in text
+        assert not leaks(text, secret)
+
+
+def open_rows_of(url: str) -> None:
+    with contextlib.ExitStack() as files:
+        Place({}, files).open_once(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://bucket/a@b/x.zarr", "https://host:9000/a/x.npz?X-Amz-Signature=abc", "memory://a/b@c",
+        "simplecache::https://host/a@b/x.npz", "zip://a/x.csv::/data/c@d.zip",
+        "https://[::1]:9000/x.csv", "simplecache::memory://x/y@z.npz", "gs://bucket/x#1",
+    ],
+)  # fmt: skip
+def test_a_url_without_a_secret_may_hold_an_at(url: str) -> None:
+    check_open(url)
+
+
 def test_options_of_a_run_file_are_secrets(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(
@@ -173,14 +299,6 @@ def test_a_stream_that_fails_takes_every_write(stream: Any) -> None:
         assert outlet.write("text") == 4
         outlet.flush()
     assert not outlet.isatty()
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("stores") / "s.zarr"
-    X = rng.standard_normal((300, 4)).astype(np.float32)
-    ingest(X, place, y=(X[:, 0] > 0).astype(int))
-    return place
 
 
 HOW = {
