@@ -109,13 +109,7 @@ class Parameters:
         """The centers that are rows rather than a setting."""
         if isinstance(self.centers, str | os.PathLike):
             return None
-        centers = as_centers(self.centers)
-        if self.n_centers not in ("auto", len(centers)):
-            raise ConfigError(
-                f"n_centers={self.n_centers} but centers holds {len(centers)} rows; leave "
-                "n_centers out"
-            )
-        return centers
+        return as_centers(self.centers)
 
     def _config(self, epochs: Any) -> RunConfig:
         values = {name: getattr(self, name) for name in SETTINGS} | {"epochs": epochs}

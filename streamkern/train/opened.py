@@ -31,7 +31,7 @@ from streamkern.stream.loader import MAX_THREADS
 from streamkern.stream.sources.base import Source, read_ahead, target_bytes, unit_sizes
 from streamkern.stream.sources.mixture import stored_rows
 from streamkern.train.precision import resolve_precision
-from streamkern.train.training_data import Data, count_centers, open_data, with_epochs
+from streamkern.train.training_data import Data, check_count, count_centers, open_data, with_epochs
 from streamkern.train.warm_start import WarmStart
 
 SAVING = 128 << 20  # beside the arrays, while `checksums` has chunks of them on their way
@@ -89,11 +89,7 @@ def open_run(config: RunConfig, given: Given = NOTHING, *, fixed_sizes: Sizes | 
     """
     kernel, centers = get_kernel(config.model.kernel), given.centers
     if centers is not None:
-        if config.model.n_centers not in ("auto", len(centers)):
-            raise ConfigError(
-                f"model.n_centers={config.model.n_centers} but centers holds {len(centers)} rows; "
-                "leave n_centers out"
-            )
+        check_count(config.model.n_centers, len(centers), "centers")
         config = config.with_overrides({"model.centers": GIVEN})
     data = open_data(config, given.source)
     config = with_epochs(config, data.source.n_rows)

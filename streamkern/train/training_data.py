@@ -239,11 +239,7 @@ def count_centers(config: RunConfig, data: Data) -> int:
             "model.centers has", array.shape[1:], "the data has rows of shape",
             data.source.row_shape,
         )  # fmt: skip
-        if model.n_centers not in ("auto", array.shape[0]):
-            raise ConfigError(
-                f"model.n_centers={model.n_centers} but model.centers holds {array.shape[0]} rows; "
-                "leave n_centers out"
-            )
+        check_count(model.n_centers, array.shape[0], "model.centers")
         return int(array.shape[0])
     WAYS[model.centers].check(data.base)
     if model.n_centers == "auto":
@@ -254,6 +250,14 @@ def count_centers(config: RunConfig, data: Data) -> int:
             f"{model.centers} centers can be drawn from {n} rows; lower n_centers or give centers"
         )
     return model.n_centers
+
+
+def check_count(n_centers: int | str, held: int, where: str) -> None:
+    """Raise unless model.n_centers is the number of rows that are there, or "auto"."""
+    if n_centers not in ("auto", held):
+        raise ConfigError(
+            f"model.n_centers={n_centers} but {where} holds {held} rows; leave n_centers out"
+        )
 
 
 def open_centers(config: RunConfig, columns: Sequence[str] | None) -> Any:
