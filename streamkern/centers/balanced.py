@@ -11,7 +11,7 @@ import numpy.typing as npt
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.randomness import Stage, words
 from streamkern.centers.way import Way
-from streamkern.stream.sources.base import BaseSource, Block, read_labels, unit_sizes
+from streamkern.stream.sources.base import BaseSource, Block, read_labels, unit_edges
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.sampling import read_rows
 from streamkern.stream.sources.stores import ZarrSource
@@ -52,7 +52,7 @@ def balanced_centers(source: BaseSource, p: int, seed: int) -> tuple[Block, int]
     Memory: about 5 p row numbers, and the labels of a few units.
     """
     rng = np.random.default_rng([seed, Stage.SAMPLE, BALANCED_STAGE])
-    edges = np.concatenate(([0], np.cumsum(unit_sizes(source))))
+    edges = unit_edges(source)
     known = _class_counts(source)
     c, order = source.n_outputs, rng.permutation(len(edges) - 1)
     favoured = rng.permutation(c)

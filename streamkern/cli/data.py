@@ -43,6 +43,20 @@ Inputs = Annotated[list[str], typer.Argument(metavar="INPUT...", help="Files or 
 Out = Annotated[
     str, typer.Argument(metavar="OUT", help="Where the store goes; missing folders are made.")
 ]
+Features = Annotated[
+    str | None,
+    typer.Option(
+        "--x",
+        help="Feature columns (a,b,c), by default the rest; or array of rows. A number is a "
+        "position where no column has that name.",
+    ),
+]
+Targets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--y", help="Target column, by name or else position, or array, or labels file; repeatable."
+    ),
+]
 Seed = Annotated[int, typer.Option(help="Of the row order, and of random transforms.")]
 Shuffle = Annotated[bool, typer.Option(help="Mix the rows.")]
 ChunkMb = Annotated[float, typer.Option(help="MiB of rows in a chunk.")]
@@ -55,14 +69,8 @@ def ingest(
     context: typer.Context,
     inputs: Inputs,
     out: Out,
-    x: Annotated[
-        str | None,
-        typer.Option("--x", help="Feature columns (a,b,c), by default the rest; or array of rows."),
-    ] = None,
-    y: Annotated[
-        list[str] | None,
-        typer.Option("--y", help="Target column or array, or labels file; repeatable."),
-    ] = None,
+    x: Features = None,
+    y: Targets = None,
     sample_weight: Annotated[
         str | None,
         typer.Option(help="Weights of the rows: a column, the name of an array, or a file."),

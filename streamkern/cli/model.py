@@ -31,11 +31,11 @@ from streamkern.train.model import KernelModel, load_model
 ModelOf = Annotated[str, typer.Argument(metavar="RUN_DIR")]
 RowInputs = Annotated[list[str], typer.Argument(metavar="INPUT...", help="Stores, or files.")]
 RowsX = Annotated[
-    str | None, typer.Option("--x", help="Feature columns (a,b,c), or array of rows.")
+    str | None, typer.Option("--x", help="Feature columns (a,b,c), as in ingest, or array of rows.")
 ]
 RowsY = Annotated[
     list[str] | None,
-    typer.Option("--y", help="Target column or array, or labels file; repeatable."),
+    typer.Option("--y", help="Target column (as in ingest) or array, or labels file; repeatable."),
 ]
 RowsWeight = Annotated[
     str | None, typer.Option("--sample-weight", help="Weights: a column, an array, or a file.")

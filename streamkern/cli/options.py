@@ -76,7 +76,12 @@ def parse_numbers(text: str, option: str) -> list[float]:
 
 def column_list(text: str) -> str | list[int | str]:
     """Columns as in the first line of a CSV, or one name."""
-    columns = [number_or_text(name) for name in next(csv.reader([text]), [])]
+    try:
+        columns = [number_or_text(name) for name in next(csv.reader([text]), [])]
+    except csv.Error as error:  # a line break
+        raise ConfigError(f"--x {text!r} is no list of columns, such as a,b,c: {error}") from None
+    if not columns:
+        raise ConfigError("--x is empty; name columns, such as a,b,c, or leave it out")
     return columns if len(columns) > 1 or not isinstance(columns[0], str) else columns[0]
 
 

@@ -41,7 +41,7 @@ import numpy as np
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.text import redact
 from streamkern.basics.warning import warn
-from streamkern.filesystem.durable import is_temporary, write_durably
+from streamkern.filesystem.durable import is_temporary, write_all, write_durably
 from streamkern.filesystem.objects import Bytes
 from streamkern.filesystem.urls import local_path
 
@@ -197,8 +197,8 @@ class Cache:
                 return
             try:
                 with temporary.open("xb", buffering=0) as file:
-                    _write_all(file, _head(payload, name.entry))
-                    _write_all(file, payload)
+                    write_all(file, memoryview(_head(payload, name.entry)))
+                    write_all(file, payload.data)
                 self._path(name).parent.mkdir(exist_ok=True)
                 temporary.replace(self._path(name))
             except BaseException:
@@ -313,12 +313,6 @@ def _verified(file: Any, name: bytes) -> NDArray[np.uint8] | None:
         found = google_crc32c.extend(found, data[done : done + n])
         done += n
     return data if (done, found) == (size, crc) else None
-
-
-def _write_all(file: Any, data: Bytes) -> None:
-    view = memoryview(data)
-    while len(view):
-        view = view[file.write(view) :]
 
 
 def _on_disk(n_bytes: int) -> int:

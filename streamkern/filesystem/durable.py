@@ -93,7 +93,7 @@ def write_aside(path: Path, data: Any, *, exclusive: bool = False, sync: bool = 
     try:
         with aside.open("xb", buffering=0) as file:
             for part in _parts(data):
-                _write_all(file, memoryview(part).cast("B"))
+                write_all(file, memoryview(part).cast("B"))
             if sync:
                 os.fsync(file.fileno())
         if exclusive:
@@ -113,8 +113,8 @@ def write_durably(path: Path, data: Any, *, exclusive: bool = False) -> None:
     sync_folder(path.parent)
 
 
-def _write_all(file: Any, view: memoryview) -> None:
-    # An unbuffered file may take only part of a write, at 2 GiB or when the disk fills up.
+def write_all(file: Any, view: memoryview) -> None:
+    """All bytes, to an unbuffered file, which may take only a part: of 2 GiB, or on a full disk."""
     while view:
         view = view[file.write(view) :]
 

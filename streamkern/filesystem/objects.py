@@ -103,7 +103,6 @@ class Traffic:
 
     requests: int = 0
     bytes_in: int = 0
-    bytes_out: int = 0
     retries: int = 0
 
     def __post_init__(self) -> None:
@@ -224,7 +223,6 @@ class Objects:
         await self._patiently(
             "writing", key, lambda: asyncio.wait_for(self._engine.put(key, data, False), limit)
         )
-        self.traffic.add(bytes_out=len(data))
 
     async def create_async(self, key: str, data: Bytes) -> bool:
         """See `create`."""
@@ -240,7 +238,6 @@ class Objects:
             return True
 
         if await self._patiently("creating", key, attempt):
-            self.traffic.add(bytes_out=len(data))
             return True
         # It may be ours: the reply to an attempt before the last was lost on its way back.
         ours = bytes(data)

@@ -132,6 +132,7 @@ def local_path(url: str | os.PathLike[str]) -> Path | None:
     """
     if isinstance(url, os.PathLike):
         return Path(url)
+    _check_hosts(url)
     if _ONE_SLASH.match(url):
         raise ConfigError(
             f"{redact(url)!r} has one slash behind its scheme; write two, as in s3://bucket"
@@ -142,6 +143,17 @@ def local_path(url: str | os.PathLike[str]) -> Path | None:
         check_open(url)
         return None
     return Path(url)
+
+
+def _check_hosts(url: str) -> None:
+    """ConfigError where what stands in the place of a host is none."""
+    try:
+        for part in url.split("::") if "://" in url else ():
+            urlsplit(part)
+    except ValueError:  # its text may hold credentials
+        raise ConfigError(
+            f"the host of {redact(url)} can not be read; give a name or an IPv4 address"
+        ) from None
 
 
 def check_open(url: str) -> None:

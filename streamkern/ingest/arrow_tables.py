@@ -15,7 +15,7 @@ from streamkern.basics.errors import DataError, StreamkernError
 from streamkern.basics.optional import need
 from streamkern.basics.text import redact
 from streamkern.ingest.array_reader import check_row_bytes
-from streamkern.ingest.columns import Asked, Files, split_columns
+from streamkern.ingest.columns import Asked, Files, listed, split_columns
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.input_files import Place, Url
 
@@ -39,6 +39,16 @@ def _natural_dtype(types: Sequence[Any]) -> np.dtype[Any] | None:
     return np.result_type(*found) if all(k.kind in "biuf" for k in found) else None
 
 
+def _columns(schema: Any, asked: Asked) -> list[str]:
+    """The names of the columns, less what pandas says is an index and nobody asked for by name."""
+    told = schema.pandas_metadata
+    told = told.get("index_columns", ()) if isinstance(told, dict) else ()
+    index = {name for name in told if isinstance(name, str)}  # a range has no column
+    wishes = (asked.x, asked.y, asked.w, asked.columns)
+    index -= {name for wish in wishes for name in listed(wish) if isinstance(name, str)}
+    return [k for k in schema.names if k not in index]
+
+
 class _ArrowReader:
     """Columns of Arrow record batches; a column of lists asked for by name, or named X, is X."""
 
@@ -53,7 +63,7 @@ class _ArrowReader:
         self._lists = name in schema.names and _is_lists(schema.field(name).type)
         if self._lists:
             asked = asked._replace(x=name, columns=None)
-        split = split_columns(schema.names, asked, where)
+        split = split_columns(_columns(schema, asked), asked, where)
         self.columns = None if self._lists else split.features
         self.target_columns = split.targets
         self._features, self._targets, self._weights = split.features, split.targets, split.weights
@@ -209,8 +219,7 @@ class FrameReader(_ArrowReader):
 
     def __init__(self, frame: Any, asked: Asked) -> None:
         table = need("pyarrow", "reading data frames").table(frame)
-        columns = [k for k in table.column_names if not k.startswith("__index_level_")]
-        self._table = table.select(columns)
+        self._table = table
         identity = {
             "kind": "data frame",
             "schema": str(self._table.schema),

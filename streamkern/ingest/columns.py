@@ -16,7 +16,8 @@ Files = tuple[tuple[str, int | None], ...]  # (name without secrets, rows or Non
 class Asked(NamedTuple):
     """What is to be read of an input: arrays and columns in it by name, or what lies beside it.
 
-    x : the name of an array, or columns by name or position; None for the usual ones
+    x : the name of an array, or columns by name or, where none has that name, position; None for
+        the usual ones
     y, w : a name, a position, a file or an array; columns; None for the usual y and for no w
     targets : whether y and w are read; if not, columns of these names are only left out
     columns : the names that the features must have, in the order to read them in
@@ -107,8 +108,11 @@ def in_order(
 
 
 def _name_of(names: Sequence[str], column: Any, where: str) -> str:
-    """The name of a column given by name, or by position, negative from the end."""
-    if column in names:
+    """The name of a column given by name, or by position, negative from the end.
+
+    A number is a name where a column has it: a command line can not tell the two apart.
+    """
+    if isinstance(column, str | int) and str(column) in names:
         return str(column)
     position = column
     if isinstance(column, str):
@@ -124,7 +128,7 @@ def _name_of(names: Sequence[str], column: Any, where: str) -> str:
 
 def _holds(names: Sequence[str], column: Any) -> bool:
     """Whether the column is there; a position always means the one that is."""
-    return column in names or (isinstance(column, int) and -len(names) <= column < len(names))
+    return str(column) in names or (isinstance(column, int) and -len(names) <= column < len(names))
 
 
 def _and(*parts: str) -> str:

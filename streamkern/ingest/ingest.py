@@ -18,7 +18,6 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.digest import json_digest
@@ -87,9 +86,10 @@ def ingest(
     out_url : str or path
         Where the store goes; any URL `zarr_store` opens.
     x
-        Feature columns of a table, by name or position (negative from the end), in the order
-        wanted; by default all that are neither target nor weight. The name of the array of rows
-        in .npz, HDF5 and Zarr, or of a Parquet column of lists; by default "X".
+        Feature columns of a table, in the order wanted: by name or, where no column has that name,
+        by position (negative from the end). By default all that are neither target nor weight nor,
+        as pandas says, an index. The name of the array of rows in .npz, HDF5 and Zarr, or of a
+        Parquet column of lists; by default "X".
     y
         Labels file or array for ``.npy`` and IDX, array beside an array; target column(s) of a
         table by name or position, or the name of an array in .npz, HDF5 and Zarr; by default "y".
@@ -161,7 +161,7 @@ def ingest(
         refuse_same_place((k for k in paths if isinstance(k, str | os.PathLike)), out_url)
         source = {
             "inputs": reader.identity, "targets": targets, "seed": int(seed) if shuffle else None,
-            "dtype": None if dtype is None else str(np.dtype(dtype)),
+            "dtype": None if dtype is None else layout.wanted_dtype(dtype).name,
         }  # fmt: skip
         plan = {"source": source, "chunk_bytes": chunk_bytes}
         identity = json_digest(source)

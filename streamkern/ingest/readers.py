@@ -258,10 +258,14 @@ def _by_name(asked: Asked, first: Reader) -> Asked:
 
 def _one_each(given: Any, n_files: int, apart: bool, what: str) -> list[Any]:
     """What goes with each of several files; `apart` : it may be a file for each."""
-    if not apart or not isinstance(given, list | tuple):
+    if not apart or given is None:
         return [given] * n_files
+    if not isinstance(given, list | tuple):
+        given = [given]
     if len(given) != n_files:
-        raise ConfigError(f"{n_files} files of X and {len(given)} of {what} were given")
+        raise ConfigError(
+            f"{n_files} files of X and {len(given)} of {what} were given; give one for each"
+        )
     return list(given)
 
 

@@ -284,10 +284,6 @@ class RunDirectory:
         """Steps that have a manifest, oldest first; whether they verify shows when loading."""
         return [step for _, step in ranks(self._folder.names(CHECKPOINTS))]
 
-    def begun(self) -> bool:
-        """Whether anything was computed here: a setup, or a checkpoint."""
-        return bool(ranks(self._folder.names()) or self.steps())
-
     def load_latest(self, into: Into = on_host) -> Saved | None:
         """The newest checkpoint that verifies, or None when none was ever published.
 

@@ -19,7 +19,6 @@ class AsyncSaver:
     """
 
     def __init__(self, run: RunDirectory) -> None:
-        self.saved_step: int | None = None
         self.failed = False  # an error has come out
         self._run = run
         self._thread: threading.Thread | None = None
@@ -61,7 +60,6 @@ class AsyncSaver:
     ) -> None:
         try:
             self._run.save(step, arrays, meta, before)
-            self.saved_step = step
         except BaseException as error:
             self._error = error
 

@@ -61,6 +61,7 @@ class Solver:
     """Base of the solvers. `Z` : points of the centers, p rows, both sides."""
 
     name: str
+    """Of a solver whose steps have no size."""
     average_k: float = 3
     growing: tuple[str, ...] = ()
     """The pending arrays of which only the first `n_pending` rows are in use."""

@@ -79,12 +79,10 @@ class BlockSolver(Solver):
     Parameters
     ----------
     max_batch : largest m that `step` will see; the buffers are made for it.
+    remedy, average_k : see `Solver`; the latter by default for blocks that Newton steps go down.
     keep : hold all of K(X, Z), max_batch x p; otherwise a block's columns are evaluated twice.
     cycled : rows over which the stream cycles; None where each of them is new.
     """
-
-    name = "block"
-    """Or that of the method of `linear` which made the preconditioner."""
 
     def __init__(
         self,
@@ -94,7 +92,8 @@ class BlockSolver(Solver):
         *,
         max_batch: int,
         seed: int,
-        name: str = "block",
+        remedy: str = "solver.damping, solver.ridge or a larger bandwidth",
+        average_k: float | None = None,
         ridge: float = 0.0,
         keep: bool = True,
         cycled: int | None = None,
@@ -105,12 +104,10 @@ class BlockSolver(Solver):
         self.max_batch, self.cycled = max_batch, cycled
         self.ridge_stride, self.ridge_count = self._ridge_schedule()
         xp, c = op.backend.xp, self.n_outputs
-        self.name = name
-        self.remedy = "solver.ridge or a larger bandwidth"
-        if name == "block":
-            self.remedy = f"solver.damping, {self.remedy}"
-            # Measured at 0, 0.5, 1, 2, 3 on noisy, rough and smooth problems, 1 to 16 blocks.
-            self.average_k = 0.5 if len(preconditioner.blocks) <= 4 else 1
+        self.remedy = remedy
+        # Measured at 0, 0.5, 1, 2, 3 on noisy, rough and smooth problems, 1 to 16 blocks.
+        of_blocks = 0.5 if len(preconditioner.blocks) <= 4 else 1
+        self.average_k = of_blocks if average_k is None else average_k
         widths = [b.stop - b.start for b in preconditioner.blocks]
         widest = max(widths)
         # One matrix per block rather than slices of one: contiguous, as a GPU's GEMM wants them.

@@ -89,7 +89,6 @@ class DelayedProjectionSolver(Solver):
         super().__init__(op, Z, **shared)
         if period < 1:
             raise ConfigError(f"period={period} must be at least 1")
-        self.name = "eigenpro3" if period == 1 else "eigenpro4"
         self.P, self.projection = preconditioner, projection
         self.period, self.max_batch = period, max_batch
         xp = op.backend.xp

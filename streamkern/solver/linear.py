@@ -123,7 +123,8 @@ class LinearEigenPro(LowRank[LowRankSizes]):
             damped=(arrays["E"], arrays["D"]) if "E" in arrays else None,
         )  # fmt: skip
         return BlockSolver(
-            work.op, work.Z if options.fixed_ridge else work.Z.columns(), pre, name=self.name,
+            work.op, work.Z if options.fixed_ridge else work.Z.columns(), pre,
+            remedy="solver.ridge or a larger bandwidth", average_k=Solver.average_k,
             max_batch=meta["batch_size"], seed=options.seed, ridge=options.fixed_ridge,
             cycled=problem.n_rows if problem.repeats else None, **work.shared,
         )  # fmt: skip

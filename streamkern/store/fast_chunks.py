@@ -163,22 +163,24 @@ class ChunkWriter(Chunks):
         """Store chunk `i`, which begins with `rows`; its checksum."""
         parts, crc = self.encode(rows)
         if isinstance(self._store, LocalFiles):
-            self._store.write(self._key(i), parts)
+            self._store.write(chunk_key(self._array, i), parts)
         else:
-            self._store.objects.put(self._store.key(self._key(i)), b"".join(parts))
+            self._store.objects.put(self._store.key(chunk_key(self._array, i)), b"".join(parts))
         return crc
 
     def read(self, i: int, n_rows: int) -> tuple[NDArray[Any], int | None]:
         """Chunk `i` as `decode` gives it; FileNotFoundError where there is none."""
         if isinstance(self._store, LocalFiles):
-            raw = (self._store.root / self._key(i)).read_bytes()
+            raw = (self._store.root / chunk_key(self._array, i)).read_bytes()
         else:
-            raw = self._store.objects.get(self._store.key(self._key(i)))
+            raw = self._store.objects.get(self._store.key(chunk_key(self._array, i)))
         return self.decode(raw, n_rows)
 
-    def _key(self, i: int) -> str:
-        name = self._array.metadata.encode_chunk_key((i,) + (0,) * (self._array.ndim - 1))
-        return f"{self._array.path}/{name}"
+
+def chunk_key(array: Any, i: int) -> str:
+    """Where chunk `i` of an array that is chunked by rows alone is, below its store."""
+    name = array.metadata.encode_chunk_key((i,) + (0,) * (array.ndim - 1))
+    return f"{array.path}/{name}"
 
 
 def chunk_reader(array: Any) -> ChunkFiles | ChunkValues | ChunkObjects | None:

@@ -5,6 +5,7 @@ What a killed call left behind is verified by its digest and kept, and the same 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,9 +31,10 @@ COPIES_OF_A_CHUNK = 8
 
 def checked_chunk_bytes(chunk_mb: float, memory: int, n_chunks: int) -> int:
     """Bytes of a chunk of `chunk_mb` MiB; ConfigError if `memory` does not hold `n_chunks`."""
-    chunk_bytes = int(chunk_mb * 2**20)
-    if chunk_bytes < 1:
-        raise ConfigError(f"chunk_mb={chunk_mb} must be positive")
+    size = chunk_mb * 2**20
+    if not 1 <= size < math.inf:
+        raise ConfigError(f"chunk_mb={chunk_mb} must be a number of MiB above 0")
+    chunk_bytes = int(size)
     if memory < n_chunks * chunk_bytes:
         raise ConfigError(
             f"memory={size_text(memory)} is less than {n_chunks} chunks of chunk_mb={chunk_mb}; "

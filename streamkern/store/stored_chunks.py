@@ -23,7 +23,7 @@ from streamkern.filesystem.cached_objects import CachedObjects
 from streamkern.filesystem.objects import READS, Traffic
 from streamkern.filesystem.urls import StrictStore, local_path
 from streamkern.store import layout
-from streamkern.store.fast_chunks import ChunkObjects, chunk_reader
+from streamkern.store.fast_chunks import ChunkObjects, chunk_key, chunk_reader
 from streamkern.store.metadata import Found, chunk_rows
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class StoredChunks:
 
     def key(self, array: Any, i: int) -> str:
         """Of chunk `i` of an array in the storage, as ``X/c/12/0``."""
-        return _key(array, i * self.spec.chunk_rows // chunk_rows(array))
+        return chunk_key(array, i * self.spec.chunk_rows // chunk_rows(array))
 
     def read(self, i: int) -> list[NDArray[Any]]:
         """The rows of chunk `i` in each array, as stored; raises as `Store.read_chunk`."""
@@ -133,7 +133,7 @@ class StoredChunks:
         """All of a small array of ours."""
         n, k = array.shape[0], array.chunks[0]
         starts = range(0, n, k)
-        parts = [_Part(array, _key(array, a // k), a, min(a + k, n)) for a in starts]
+        parts = [_Part(array, chunk_key(array, a // k), a, min(a + k, n)) for a in starts]
         return np.concatenate(self._read(parts))
 
     def _read(self, parts: Sequence[_Part]) -> list[NDArray[Any]]:
@@ -251,11 +251,6 @@ class StoredRows:
             chunk = self._stored.read_array(self._array, i)
             parts.append(chunk[max(start - i * k, 0) : stop - i * k])
         return np.concatenate(parts[1:]) if len(parts) > 2 else parts[-1]
-
-
-def _key(array: Any, i: int) -> str:
-    coordinates = (i,) + (0,) * (array.ndim - 1)
-    return f"{array.path}/{array.metadata.encode_chunk_key(coordinates)}"
 
 
 def _placed(part: _Part, rows: NDArray[Any], crc: int | None) -> NDArray[Any]:

@@ -34,9 +34,6 @@ from streamkern.stream.sources.base import Source, target_bytes, unit_sizes
 from streamkern.stream.sources.user import as_source
 
 MAX_THREADS = 64
-# Copies of a unit that a thread holds while reading it: compressed bytes, zarr's chunk and its
-# output, 2.99 in all for a chunk that does not compress; crop and flip need no more than that.
-COPIES_PER_READ = 3
 
 
 class HostBatch(NamedTuple):
@@ -160,16 +157,6 @@ class Loader:
             "n_units": self.source.n_units,
             "n_rows": self.source.n_rows,
         }
-
-    def peak_bytes(self) -> int:
-        """Host memory that iterating takes at most.
-
-        Two block buffers, the straddle buffer, the units in flight, and the plan's 64 bytes
-        per unit; beyond those nothing grows with the number of rows.
-        """
-        buffers = (2 * self._block_rows + self.batch_size) * self._row_bytes
-        in_flight = COPIES_PER_READ * self.threads * self._unit_bytes
-        return buffers + in_flight + 64 * len(self._sizes) + (1 << 20)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[HostBatch]:
         """Batches start, start + 1, … of one epoch."""

@@ -14,7 +14,7 @@ import numpy as np
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.randomness import Stage
 from streamkern.store.statistics import RunningStatistics
-from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.augmented import without_copies
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.mixture import MixtureSource, mixed_moments
 from streamkern.stream.sources.sampling import sample_rows
@@ -119,8 +119,7 @@ def _like_pixels(mean: np.ndarray | None, scale: np.ndarray | None) -> bool:
 
 def _moments(source: BaseSource, fixed: Sequence[Transform], seed: int) -> tuple[Moments, int]:
     """Statistics of the rows behind the transforms `fixed`, and how many were read for them."""
-    while isinstance(source, AugmentedSource):
-        source = source.base
+    source = without_copies(source)
     if isinstance(source, MixtureSource):
         found = [_moments(part, fixed, seed) for part in source.parts]
         return mixed_moments([m for m, _ in found], source.shares), sum(n for _, n in found)

@@ -24,7 +24,7 @@ from streamkern.filesystem.urls import local_path, zarr_store
 from streamkern.ingest.columns import in_order
 from streamkern.store.sample_weights import class_notes, weight_factors
 from streamkern.store.store import Store, open_store
-from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.augmented import AugmentedSource, without_copies
 from streamkern.stream.sources.base import BaseSource, Source
 from streamkern.stream.sources.column_order import in_columns
 from streamkern.stream.sources.mixture import open_stores, stored_rows
@@ -71,9 +71,7 @@ class Data:
     @property
     def augmented(self) -> bool:
         """Whether a stored row comes out in more than one form, or more often than another."""
-        plain = self.source
-        while isinstance(plain, AugmentedSource):
-            plain = plain.base
+        plain = without_copies(self.source)
         again = self.source.n_rows != self.base.n_rows or plain is not self.base
         random = len(self.fixed) < len(self.source.feed_transforms)
         return again or random or bool(host_transforms(self.source))

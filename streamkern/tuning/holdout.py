@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.stream.sources.arrays import ArraySource
-from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.augmented import AugmentedSource, without_copies
 from streamkern.stream.sources.base import BaseSource, joined
 from streamkern.stream.sources.mixture import MixtureSource, stored_rows
 from streamkern.stream.sources.sampling import sample_rows
@@ -115,9 +115,7 @@ def parts_of(stratum: npt.NDArray[np.int64], n_parts: int, seed: int) -> npt.NDA
 
 def _parts(data: Data) -> tuple[list[BaseSource], list[float]]:
     """The stores that are drawn from, and the share of each."""
-    source = data.source
-    while isinstance(source, AugmentedSource):
-        source = source.base
+    source = without_copies(data.source)
     if not isinstance(source, MixtureSource) or source.weights is None:
         return [data.base], [1.0]
     total = sum(source.weights)
@@ -136,9 +134,7 @@ def _like(source: BaseSource, rows: ArraySource, max_copies: int) -> BaseSource:
 def _check_plain(data: Data) -> None:
     """Raise unless the rows that are read are the stored ones."""
     done = host_transforms(data.base)
-    source = data.source
-    while isinstance(source, AugmentedSource):
-        source = source.base
+    source = without_copies(data.source)
     inner = [part for part in source.parts if isinstance(part, AugmentedSource)]
     if done or inner:
         what = f"by {transform_name(done[0])!r}" if done else "in a part of the mixture"

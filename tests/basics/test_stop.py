@@ -202,7 +202,8 @@ def test_setup_is_ended_at_once_and_begun_anew(
         monkeypatch.setattr(Backend, "run", real)
         assert at.value.exit_code == TRY_AGAIN
         with RunDirectory(tmp_path / "run", writable=False) as run:
-            assert not run.begun()
+            assert run.load_setup() is None
+            assert not run.steps()
     result = finished(config, source=array_source())
     with RunDirectory(tmp_path / "run", writable=False) as run:
         saved = run.load_latest()

@@ -809,3 +809,47 @@ def test_killed_stopped_out_of_disk_and_gone_on_with(
     assert run("train", "--train", store, *whole)[0] == DONE
     assert newest(place).step == STEPS
     assert_same_weights(place, tmp_path / "whole")
+
+
+BAD_HOST = "https://h@[::1/x"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["ingest", "c.csv", "o.zarr", "--x", "", "--y", "label"], "--x is empty"),
+        (["ingest", "c.csv", "o.zarr", "--x", "a\nb", "--y", "label"], "no list of columns"),
+        (["ingest", "c.csv", "o.zarr", "--y", "label", "--dtype", "foo"], "--dtype foo is not a"),
+        (["ingest", "c.csv", "o.zarr", "--y", "label", "--dtype", "int8"], "--dtype int8 can not"),
+        *(
+            ([*command, "o.zarr", "--chunk-mb", size], f"--chunk-mb {size}")
+            for command in (["ingest", "c.csv", "--y", "label"], ["augment", "STORE"])
+            for size in ("nan", "inf", "1e+308", "0", "-1")
+        ),
+        (["info", BAD_HOST], "the host of"),
+        (["ingest", "c.csv", BAD_HOST, "--y", "label"], "the host of"),
+        (["ingest", BAD_HOST, "o.zarr"], "the host of"),
+        (["augment", BAD_HOST, "o.zarr"], "the host of"),
+        (["predict", BAD_HOST, "c.csv", "o.npy"], "the host of"),
+        (["evaluate", BAD_HOST, "c.csv"], "the host of"),
+        (["bench-read", BAD_HOST], "the host of"),
+        (["plan", "--train", BAD_HOST], "the host of"),
+        (["train", "--train", BAD_HOST, "--run-dir", "r"], "the host of"),
+    ],
+)  # fmt: skip
+def test_odd_options_and_urls_get_a_sentence(
+    tmp_path: Path,
+    stores: Path,
+    words: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("c.csv").write_text("a,b,label\n1,2,0\n2,3,1\n")
+    words = [str(stores / "train.zarr") if word == "STORE" else word for word in words]
+    assert main.main(words) == USAGE
+    text = capsys.readouterr().err
+    assert said in text
+    assert "bug" not in text
+    assert sorted(os.listdir()) == ["c.csv"]

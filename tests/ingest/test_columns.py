@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -168,3 +169,69 @@ def test_wishes_for_columns_never_end_in_another_error() -> None:
         chosen = [*split.features, *split.targets, *split.weights]
         assert len(set(chosen)) == len(chosen)
         assert set(chosen) <= set(names)
+
+
+@pytest.mark.parametrize("targets", [True, False])
+def test_a_number_is_a_name_where_a_column_has_it(tmp_path: Path, targets: bool) -> None:
+    table = pa.table({"2": [1.0, 2.0], "0": [0.5, 1.5], "1": [5.0, 6.0]})
+    pq.write_table(table, tmp_path / "t.parquet")
+    for y in (0, "0"):
+        X, found, reader = read(tmp_path / "t.parquet", y=y, targets=targets)
+        assert reader.columns == ("2", "1")
+        np.testing.assert_array_equal(X, [[1, 5], [2, 6]])
+        if targets:
+            np.testing.assert_array_equal(found, [0.5, 1.5])
+    with ExitStack() as files:
+        assert open_reader(tmp_path / "t.parquet", -3, files).target_columns == ("2",)
+
+
+def test_the_command_line_takes_a_number_for_a_name_first(tmp_path: Path) -> None:
+    table = pa.table({"2": [1.0, 2.0], "0": [0.5, 1.5], "1": [5.0, 6.0]})
+    pq.write_table(table, tmp_path / "t.parquet")
+    words = ["ingest", str(tmp_path / "t.parquet"), str(tmp_path / "s"), "--y", "0", "--x", "1,2"]
+    assert main([*words, "--no-shuffle"]) == 0
+    X, y = open_store(tmp_path / "s").read_chunk(0)
+    np.testing.assert_array_equal(X, [[5, 1], [6, 2]])
+    np.testing.assert_array_equal(y, [[0.5], [1.5]])
+
+
+def indexed(names: list[Any]) -> Any:
+    """A table as pandas hands it on, whose index is the columns of these names."""
+    columns = {"a": [1.0, 2.0], "id": [70, 71], "y": [0.5, 1.5], "__index_level_0__": [8, 9]}
+    table = pa.table({k: v for k, v in columns.items() if k in names or len(k) < 3})
+    return table.replace_schema_metadata({"pandas": json.dumps({"index_columns": names})})
+
+
+@pytest.mark.parametrize("kind", ["parquet", "memory"])
+@pytest.mark.parametrize(
+    "names", [["id"], ["id", "__index_level_0__"], [{"kind": "range", "name": None}]], ids=str
+)
+def test_an_index_of_pandas_is_no_feature_unless_asked_for_by_name(
+    tmp_path: Path, kind: str, names: list[Any]
+) -> None:
+    table = indexed(names)
+    pq.write_table(table, tmp_path / "t.parquet")
+    inputs = table if kind == "memory" else tmp_path / "t.parquet"
+    usual = ("a",) if "id" in names else ("a", "id")
+    assert read(inputs, y="y")[2].columns == usual
+    assert read(inputs, y="y", columns=usual)[2].columns == usual
+    X, _, reader = read(inputs, y="y", x=["id", "a"])
+    assert reader.columns == ("id", "a")
+    np.testing.assert_array_equal(X, [[70, 1], [71, 2]])
+    np.testing.assert_array_equal(read(inputs, y="id")[1], [70, 71])
+
+
+@pytest.mark.parametrize("given", ["path", "array", "list"])
+def test_one_file_of_labels_is_not_taken_for_several_files_of_rows(
+    tmp_path: Path, given: str
+) -> None:
+    paths, y = [tmp_path / f"{k}.npy" for k in "ab"], np.array([0, 1])
+    for path in paths:
+        np.save(path, np.eye(2))
+    np.save(tmp_path / "y.npy", y)
+    beside = {"path": tmp_path / "y.npy", "array": y, "list": [tmp_path / "y.npy"]}[given]
+    with pytest.raises(ConfigError, match="2 files of X and 1 of y were given; give one for each"):
+        ingest(paths, tmp_path / "out", y=beside)
+    with pytest.raises(ConfigError, match="1 of sample weights"):
+        ingest(paths, tmp_path / "out", y=[y, y], sample_weight=beside)
+    assert ingest(paths, tmp_path / "out", y=[y, y]).n_rows == 4

@@ -544,7 +544,6 @@ def test_without_a_thread_a_checkpoint_is_saved_all_the_same(
         saver.submit(1, {"x": np.arange(3)}, {})
         saver.wait()
         monkeypatch.undo()
-        assert saver.saved_step == 1
         assert directory.steps() == [0, 1]
         monkeypatch.setattr(RunDirectory, "save", raising(CheckpointError("disk on fire")))
         monkeypatch.setattr(threading.Thread, "start", refuse)

@@ -53,7 +53,6 @@ def test_steps_follow_the_reference(period: int, tile: tuple[int, int]) -> None:
     truth = eigenpro_reference(case, period=period, jitter=jitter)
     average = np.zeros_like(truth.alpha)
     state, n_projections = solver.init(), 0
-    assert solver.name == ("eigenpro3" if period == 1 else "eigenpro4")
     n_steps = 12
     for t in range(n_steps):
         batch = case.batch(t)
@@ -357,7 +356,7 @@ def test_setup_survives_the_way_over_host_and_json(name: str) -> None:
         json.loads(json.dumps(case.setup.meta)),
     )
     one, two = case.solver(), case.solver(copied, op)
-    assert one.name == two.name == case.sizes.solver
+    assert type(one) is type(two)
     assert one.rules() == two.rules()
     same_bits(run(case, one, one.init(), 0, 4), run(case, two, two.init(), 0, 4))
     # and computing it again gives the same bits too

@@ -119,3 +119,10 @@ class AugmentedSource(BaseSource):
             for target, part in zip(rows.read, block.read, strict=True):
                 target.reshape(-1, n, *target.shape[1:])[:, first:last] = part
         return rows.read
+
+
+def without_copies(source: BaseSource) -> BaseSource:
+    """What `source` augments; itself where it augments nothing."""
+    while isinstance(source, AugmentedSource):
+        source = source.base
+    return source

@@ -367,3 +367,9 @@ def unit_sizes(source: Source | BaseSource) -> np.ndarray:
         )
     sizes: np.ndarray = stops - starts
     return sizes
+
+
+def unit_edges(source: Source | BaseSource) -> np.ndarray:
+    """Where each unit begins, and the end of the last: (n_units + 1,) int64. As `unit_sizes`."""
+    edges: np.ndarray = np.concatenate(([0], np.cumsum(unit_sizes(source))))
+    return edges

@@ -16,7 +16,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.urls import local_path
 from streamkern.store.statistics import ColumnMoments
-from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.augmented import without_copies
 from streamkern.stream.sources.base import (
     BaseSource,
     Block,
@@ -185,8 +185,7 @@ def open_stores(
 
 def stored_rows(source: BaseSource) -> BaseSource:
     """The rows that a source is made from, each once: no copies and no weights."""
-    while isinstance(source, AugmentedSource):
-        source = source.base
+    source = without_copies(source)
     if not isinstance(source, MixtureSource):
         return source
     parts = [stored_rows(part) for part in source.parts]

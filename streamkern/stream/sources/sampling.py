@@ -6,8 +6,8 @@ import numpy as np
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.randomness import Stage
-from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.base import BaseSource, Block, empty_rows, read_units, unit_sizes
+from streamkern.stream.sources.augmented import without_copies
+from streamkern.stream.sources.base import BaseSource, Block, empty_rows, read_units, unit_edges
 
 
 def sample_rows(
@@ -23,8 +23,9 @@ def sample_rows(
     if not 1 <= n <= source.n_rows:
         raise ConfigError(f"a sample of {n} rows was asked for; the source has {source.n_rows}")
     rng = np.random.default_rng([seed, Stage.SAMPLE, stage])
-    edges = np.concatenate(([0], np.cumsum(unit_sizes(source))))
-    base_rows = _base_rows(source)
+    edges = unit_edges(source)
+    # Virtual row v is made from base row v mod this.
+    base_rows = without_copies(source).n_rows
     if base_rows < source.n_rows and n >= base_rows:
         replicas = rng.choice(source.n_rows // base_rows, size=-(-n // base_rows), replace=False)
         rows = np.concatenate([r * base_rows + rng.permutation(base_rows) for r in replicas])[:n]
@@ -35,7 +36,7 @@ def sample_rows(
 
 def read_rows(source: BaseSource, rows: np.ndarray, seed: int, epoch: int = 0) -> Block:
     """The given rows (n,), in that order; each unit that holds one is read once."""
-    edges = np.concatenate(([0], np.cumsum(unit_sizes(source))))
+    edges = unit_edges(source)
     sample = empty_rows(source, len(rows))
     holder = np.searchsorted(edges, rows, side="right") - 1
     units = np.unique(holder)
@@ -43,13 +44,6 @@ def read_rows(source: BaseSource, rows: np.ndarray, seed: int, epoch: int = 0) -
         places = np.flatnonzero(holder == u)
         sample.put(places, block.take(rows[places] - edges[u]))
     return sample
-
-
-def _base_rows(source: BaseSource) -> int:
-    """Rows before any augmentation; virtual row v is made from base row v mod this."""
-    while isinstance(source, AugmentedSource):
-        source = source.base
-    return source.n_rows
 
 
 def _rows_of_units(

@@ -17,7 +17,7 @@ from streamkern.stream.sources.base import (
     Source,
     check_promise,
     empty_rows,
-    unit_sizes,
+    unit_edges,
 )
 from streamkern.stream.sources.transforms import Moments
 
@@ -52,7 +52,7 @@ class UserSource(BaseSource):
             )
         for name, rule in _NEEDED.items():
             setattr(self, name, self._checked(name, getattr(given, name), rule))
-        self._edges = np.concatenate(([0], np.cumsum(unit_sizes(given))))
+        self._edges = unit_edges(given)
         for name, rule in _OPTIONAL.items():
             if hasattr(given, name):
                 setattr(self, name, self._checked(name, getattr(given, name), rule))
