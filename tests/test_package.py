@@ -45,6 +45,27 @@ MOST_ENTRIES = 20
 COMPUTED = {"", "basics.optional", "filesystem.urls"}
 
 
+# Files of tests that are of several modules of their room, and what they are about.
+OF_SEVERAL_MODULES = {
+    "ingest.fuzz_readers": "every reader, on files that are damaged at random",
+    "kernels.algebra": "sums, products and parameters of kernels",
+    "kernels.inner_products": "kernels of inner products, through all that takes a kernel",
+    "rundir.damage": "a run directory with flipped bits, through all that reads it",
+    "rundir.read_back": "what was written is checked by whoever reads it",
+    "rundir.remote": "run directories on a disk and on an object store, side by side",
+    "rundir.states": "writers, kills and readers in any order",
+    "solver.every_solver": "what must hold for all methods",
+    "solver.features": "methods on explicit features",
+    "solver.plain": "methods against the same in a few lines",
+    "solver.precondition.preconditioners": "preconditioners against dense formulas",
+    "store.damage": "a store with flipped bits, through all that reads it",
+    "stream.elastic": "a cluster whose workers come and go",
+    "stream.sources.sources": "what must hold for all sources",
+    "stream.virtual": "copies that are not stored, on their way",
+    "train.resume": "a run that is stopped anywhere goes on to the same bits",
+}
+
+
 @pytest.mark.parametrize("name", streamkern.__all__)
 def test_public_names_resolve(name: str) -> None:
     value = getattr(streamkern, name)
@@ -181,6 +202,18 @@ def test_no_file_of_tests_imports_another() -> None:
         for path in sorted(tests.rglob("*.py"))
     }
     assert not {name: found for name, found in importing.items() if found}
+
+
+def test_tests_mirror_the_rooms() -> None:
+    """A file is of a module of its room, or of several of them; `whole` is of all rooms at once."""
+    tests = Path(__file__).parent
+    of_rooms = {
+        ".".join((*path.parent.relative_to(tests).parts, path.stem.removeprefix("test_")))
+        for path in tests.rglob("test_*.py")
+        if path.parent not in (tests, tests / "whole")
+    }
+    assert {name.rpartition(".")[0] for name in of_rooms} <= FLOORS.keys()
+    assert of_rooms - LAYOUT.files.keys() == OF_SEVERAL_MODULES.keys()
 
 
 def test_the_page_on_the_architecture_is_that_of_the_code() -> None:

@@ -36,6 +36,17 @@ def available_memory() -> int:
     return int(max(min(free, _limited()), 0))
 
 
+def is_alive(pid: int) -> bool:
+    """Whether there is a process of that number here. Not on Windows: there, signal 0 is Ctrl-C."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
 # Of address space, which a thread takes without using it: its stack, and an arena of glibc's.
 _PER_THREAD = (8 + 64) << 20
 

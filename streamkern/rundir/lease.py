@@ -31,6 +31,7 @@ from streamkern.basics.errors import (
     StorageAccessError,
     StorageError,
 )
+from streamkern.basics.machine import is_alive
 from streamkern.basics.text import redact, utc_now
 from streamkern.basics.warning import warn
 from streamkern.filesystem.objects import Objects
@@ -320,11 +321,5 @@ def _runs_here(holder: dict[str, Any]) -> bool:
         return False
     if holder["pid"] == os.getpid() and holder.get("nonce") not in _live:
         return False
-    try:
-        os.kill(holder["pid"], 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass
     # Its id may have gone to another process.
-    return _started(holder["pid"]) in (holder.get("started"), None)
+    return is_alive(holder["pid"]) and _started(holder["pid"]) in (holder.get("started"), None)

@@ -23,6 +23,7 @@ from zarr.abc.store import Store
 from zarr.storage import LocalStore
 
 from streamkern.basics.errors import RunError, RunLostError, StreamkernError
+from streamkern.basics.machine import is_alive
 from streamkern.basics.text import redact, utc_now
 from streamkern.filesystem.durable import (
     LocalFiles,
@@ -235,13 +236,8 @@ class LocalFolder:
             return None
         except (ValueError, TypeError):
             return "a process unknown, as writer.json is damaged"
-        if host == socket.gethostname() and os.name != "nt":  # there, signal 0 is Ctrl-C
-            try:
-                os.kill(pid, 0)
-            except (ProcessLookupError, OverflowError):
-                return None
-            except PermissionError:
-                pass
+        if host == socket.gethostname() and os.name != "nt" and not is_alive(pid):
+            return None
         return f"process {pid} on {host} since {since}"
 
     def open_log(self, hold: Hold) -> Lines:
