@@ -143,13 +143,7 @@ def materialise(
     )
     # For all of the pool: a limit that each thread sets and takes back would outlive them.
     with loader, maker.backend.single_threaded_blas():
-        order = loader.order_key()
-        # The order of the rows depends on the memory by the units in a shuffle block alone.
-        order["memory"] = order.pop("mix_units")
-        plan = {
-            "source": source.describe(), "epoch": epoch, "shuffle": shuffle,
-            "dtype": maker.dtype.name, "rows": "numbered as in the source", **order,
-        }  # fmt: skip
+        plan = _plan_of(maker, loader, shuffle)
         if not overwrite and _is_there(out_url, storage_options, plan, compress):
             return open_store(out_url, storage_options=storage_options).spec
         writer = StoreWriter(
@@ -174,6 +168,17 @@ def materialise(
         n = n if threads == "auto" else min(n, int(threads))
         numbers = RowNumbers(source, loader.mix_units + n)
         return fill(writer, partial(_chunks_from, maker, loader, numbers), n, progress)
+
+
+def _plan_of(maker: _Maker, loader: Loader, shuffle: bool) -> dict[str, Any]:
+    """All that the content follows from."""
+    order = loader.order_key()
+    # The order of the rows depends on the memory by the units in a shuffle block alone.
+    order["memory"] = order.pop("mix_units")
+    return {
+        "source": maker.source.describe(), "epoch": maker.epoch, "shuffle": shuffle,
+        "dtype": maker.dtype.name, "rows": "numbered as in the source", **order,
+    }  # fmt: skip
 
 
 def _is_there(
