@@ -40,7 +40,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Inputs = Annotated[list[str], typer.Argument(metavar="INPUT...", help="Files or URLs.")]
-Out = Annotated[str, typer.Argument(metavar="OUT", help="Where the store goes.")]
+Out = Annotated[
+    str, typer.Argument(metavar="OUT", help="Where the store goes; missing folders are made.")
+]
 Features = Annotated[
     str | None,
     typer.Option(

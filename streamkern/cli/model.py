@@ -72,7 +72,12 @@ def predict(
     context: typer.Context,
     run_dir: ModelOf,
     inputs: RowInputs,
-    out: Annotated[str, typer.Argument(metavar="OUT", help=".zarr, .npy, .csv or .parquet.")],
+    out: Annotated[
+        str,
+        typer.Argument(
+            metavar="OUT", help=".zarr, .npy, .csv or .parquet; missing folders are made."
+        ),
+    ],
     x: RowsX = None,
     y: RowsY = None,
     sample_weight: RowsWeight = None,
@@ -80,7 +85,11 @@ def predict(
     external: External = False,
     foreign: Foreign = False,
     order: Annotated[
-        str, typer.Option(help="source: of the files a store was made from. store: as it is read.")
+        str,
+        typer.Option(
+            help="source: of the files a store was made from (replica after replica, where it was "
+            "augmented; a store given to ingest counts as a file). store: as it is read."
+        ),
     ] = "source",
     values: Annotated[
         bool, typer.Option("--values", help="In .npy the scores of classes, not labels.")

@@ -72,7 +72,8 @@ class StoreSpec:
         Names of the d features, and of the columns of y, where the source had names.
     files : tuple of (str, int)
         What the rows came from, in order, and how many each gave; `Store.source_rows` counts over
-        all of them. Empty where rows were made, or the store is foreign.
+        all of them. Of augmented rows those of the stores they were made from, replica after
+        replica. Empty where rows were made, or the store is foreign.
     target_mean, target_scale : (c,) float64 or None
         Mean and standard deviation of each output, one-hot for classes; by the sample weights
         where there are some. None where they are not known without reading the data.

@@ -2,6 +2,9 @@
 
     Loader --batches, in plan order--> [ pool: transforms, digest, write ] --> statistics
 
+Rows keep the numbers that the source gives them, which are those of the files or arrays that its
+stores were made from; replica r of row k of n is r n + k.
+
 Chunk i is batch i of one epoch, so it is a pure function of (source, seed, epoch, i). What a
 killed call left behind is verified by its digest and kept, and the same call makes the rest: the
 store comes out bit for bit as if nothing had happened.
@@ -37,6 +40,7 @@ from streamkern.store.store import open_store
 from streamkern.store.writer import Chunk, StoreWriter
 from streamkern.stream.feed import prepare
 from streamkern.stream.loader import Loader
+from streamkern.stream.row_numbers import RowNumbers
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource, Block, Source
 from streamkern.stream.sources.mixture import open_stores
@@ -139,13 +143,7 @@ def materialise(
     )
     # For all of the pool: a limit that each thread sets and takes back would outlive them.
     with loader, maker.backend.single_threaded_blas():
-        order = loader.order_key()
-        # The order of the rows depends on the memory by the units in a shuffle block alone.
-        order["memory"] = order.pop("mix_units")
-        plan = {
-            "source": source.describe(), "epoch": epoch, "shuffle": shuffle,
-            "dtype": maker.dtype.name, **order,
-        }  # fmt: skip
+        plan = _plan_of(maker, loader, shuffle)
         if not overwrite and _is_there(out_url, storage_options, plan, compress):
             return open_store(out_url, storage_options=storage_options).spec
         writer = StoreWriter(
@@ -164,10 +162,23 @@ def materialise(
             weighted=source.weighted,
             columns=source.columns,
             target_columns=maker.target_columns,
+            files=source.files,
         )
         n = n_writers(out_url, memory // 2, chunk_bytes)
         n = n if threads == "auto" else min(n, int(threads))
-        return fill(writer, partial(_chunks_from, maker, loader), n, progress)
+        numbers = RowNumbers(source, loader.mix_units + n)
+        return fill(writer, partial(_chunks_from, maker, loader, numbers), n, progress)
+
+
+def _plan_of(maker: _Maker, loader: Loader, shuffle: bool) -> dict[str, Any]:
+    """All that the content follows from."""
+    order = loader.order_key()
+    # The order of the rows depends on the memory by the units in a shuffle block alone.
+    order["memory"] = order.pop("mix_units")
+    return {
+        "source": maker.source.describe(), "epoch": maker.epoch, "shuffle": shuffle,
+        "dtype": maker.dtype.name, "rows": "numbered as in the source", **order,
+    }  # fmt: skip
 
 
 def _is_there(
@@ -181,13 +192,19 @@ def _is_there(
     return mark is not None and is_made_from(mark, plan, compress)
 
 
-def _chunks_from(maker: _Maker, loader: Loader, first: int) -> Iterator[Callable[[], Chunk]]:
+def _chunks_from(
+    maker: _Maker, loader: Loader, numbers: RowNumbers, first: int
+) -> Iterator[Callable[[], Chunk]]:
     """The calls that make chunk `first` and those after it."""
     for batch in loader.epoch(maker.epoch, first):
         # The arrays are the loader's, which uses them again: copies go to the threads.
         w = None if batch.w is None else batch.w.copy()
         rows = Block(batch.X.copy(), batch.y.copy(), batch.rows.copy(), w)
-        yield partial(maker.chunk, batch.index, rows)
+        yield partial(_numbered, maker, numbers, batch.index, rows)
+
+
+def _numbered(maker: _Maker, numbers: RowNumbers, i: int, rows: Block) -> Chunk:
+    return maker.chunk(i, rows)._replace(rows=numbers.of(rows.rows))
 
 
 class _Maker:

@@ -96,6 +96,21 @@ def answers(path: Path) -> dict[str, list[str]]:
     return {k: list(v) for k, v in zip(header, zip(*rows, strict=True), strict=True)}
 
 
+def test_missing_folders_of_an_output_are_made_as_they_say(
+    place: Path, run: Run, tmp_path: Path
+) -> None:
+    """By ingest and predict alike."""
+    for words, out in (
+        (["ingest", place / "city.csv", "--y", "city"], tmp_path / "a" / "b" / "c.zarr"),
+        (["predict", place / "city", place / "city.csv"], tmp_path / "c" / "d" / "p.csv"),
+        (["predict", place / "city", place / "city.csv"], tmp_path / "e" / "f" / "p.zarr"),
+    ):
+        assert run(*words, out)[0] == 0
+        assert out.exists()
+        _, said, _ = run(words[0], "--help")
+        assert "missing folders are made" in " ".join(said.split())
+
+
 # -- every format ---------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ import pytest
 import zarr
 from threadpoolctl import threadpool_info
 
+from streamkern import KernelRegressor
 from streamkern.basics.errors import ConfigError, DataError, NonFiniteError, ResumeMismatchError
 from streamkern.basics.randomness import RowRandom, Stage
 from streamkern.ingest.ingest import ingest
@@ -214,6 +215,77 @@ def test_one_store_as_it_is(tmp_path: Path) -> None:
         sorted(zip(X.reshape(N, -1).tolist(), y.tolist(), strict=True)) for X, y in (first, again)
     ]
     assert pairs[0] == pairs[1]
+
+
+# --------------------------------------------------------------------------- numbers of the rows
+
+
+def numbers_of(store: Store) -> np.ndarray:
+    return np.concatenate([store.source_rows(i) for i in range(store.n_chunks)]).astype(np.int64)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """Two files, and the shuffled stores that were made from them."""
+    for k, part in enumerate((slice(100), slice(100, N))):
+        np.savez(tmp_path / f"{k}.npz", X=IMAGES[part], y=LABELS[part])
+        ingest(tmp_path / f"{k}.npz", tmp_path / f"{k}.zarr", chunk_mb=0.0005)
+    return [tmp_path / "0.zarr", tmp_path / "1.zarr"]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("copies", [1, 3])
+def test_augmented_rows_keep_the_numbers_of_the_files(
+    files: list[Path], tmp_path: Path, copies: int, shuffle: bool
+) -> None:
+    """Replica r of row k is row r n + k, whatever the order of the stores; also twice over."""
+    noise = [{"kind": "noise", "sigma": 1e-6}]
+    for place, first in ((files[0], True), (tmp_path / "a.zarr", False)):
+        out = tmp_path / ("a.zarr" if first else "b.zarr")
+        spec = augment_store(
+            str(place), out, copies=copies, transforms=noise, chunk_mb=0.0005, shuffle=shuffle
+        )
+        store, replicas = open_store(out), copies if first else copies**2
+        rows, (X, y) = numbers_of(store), contents(store)
+        np.testing.assert_array_equal(np.sort(rows), np.arange(100 * replicas))
+        np.testing.assert_allclose(X, IMAGES[rows % 100], atol=1e-3)
+        np.testing.assert_array_equal(y, LABELS[rows % 100])
+        assert [Path(name).name for name, _ in spec.files] == ["0.npz"] * replicas
+        assert sum(n for _, n in spec.files) == spec.n_rows
+
+
+def test_stores_that_are_joined_number_their_rows_one_after_another(
+    files: list[Path], tmp_path: Path
+) -> None:
+    augment_store(list(map(str, files)), tmp_path / "out.zarr", chunk_mb=0.0005)
+    store = open_store(tmp_path / "out.zarr")
+    X, y = contents(store)
+    np.testing.assert_array_equal(X, IMAGES[numbers_of(store)])
+    np.testing.assert_array_equal(y, LABELS[numbers_of(store)])
+    assert [(Path(name).name, n) for name, n in store.spec.files] == [("0.npz", 100), ("1.npz", 70)]
+
+
+def test_predictions_of_augmented_rows_are_in_the_order_of_the_file(
+    files: list[Path], tmp_path: Path
+) -> None:
+    out, noise = tmp_path / "out.zarr", [{"kind": "noise", "sigma": 1e-6}]
+    augment_store(str(files[0]), out, copies=2, transforms=noise, chunk_mb=0.0005)
+    model = KernelRegressor(solver="direct", kernel="gaussian", random_state=0)
+    model.fit(IMAGES[:100], LABELS[:100].astype(float))
+    expected = np.tile(model.predict(IMAGES[:100]), 2)
+    np.testing.assert_allclose(model.predict(ZarrSource(out, y=None)), expected, atol=1e-2)
+    assert np.ptp(expected) > 1
+
+
+def test_an_unfinished_store_of_another_numbering_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "out.zarr"
+    interrupted(out)
+    group = zarr.open_group(out, mode="r+")
+    mark: Any = group.attrs["streamkern"]
+    del mark["plan"]["rows"]  # as it was made before numbers were those of the source
+    group.attrs["streamkern"] = mark
+    with pytest.raises(ResumeMismatchError, match=r"\(rows differ\)"):
+        materialise(augmented(*NOISY), out, seed=5, chunk_mb=CHUNK_MB)
 
 
 # ------------------------------------------------------------------------------------- resuming

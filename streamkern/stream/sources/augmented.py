@@ -19,6 +19,7 @@ from streamkern.stream.sources.transforms import Moments, Transform, bind_transf
 from streamkern.stream.sources.user import as_source
 
 MAX_UNITS = 1 << 21  # 8 TiB: the order of an epoch is drawn at once, for 200 bytes of each unit
+MAX_LISTED = 100  # replicas that list their files one after another: all are in one small document
 
 
 class AugmentedSource(BaseSource):
@@ -40,6 +41,7 @@ class AugmentedSource(BaseSource):
         self.n_rows = copies * base.n_rows
         self._set_rows_like(base)
         self.remote, self.level = base.remote, base.level + 1
+        self.files = base.files * copies if copies <= MAX_LISTED else ()
         self.totals = None if base.totals is None else copies * base.totals
         base_bytes = base.n_rows * self.row_bytes
         # Whole replicas in a unit, or 0: a unit of a replica.

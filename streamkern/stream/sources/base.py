@@ -130,6 +130,8 @@ class BaseSource(ABC):
     # Names of the features and of the columns of y, as in `StoreSpec`; None where there are none.
     columns: tuple[str, ...] | None = None
     target_columns: tuple[str, ...] | None = None
+    # What `source_rows` counts over, and how many rows each has, as in `StoreSpec`; else empty.
+    files: tuple[tuple[str, int], ...] = ()
 
     _edges: np.ndarray  # (n_units + 1,)
 

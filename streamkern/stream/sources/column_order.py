@@ -82,6 +82,7 @@ class _Ordered(BaseSource):
         self.parts = (base,)
         self._set_rows_like(base)
         self.n_rows, self.strata, self.totals = base.n_rows, base.strata, base.totals
+        self.files = base.files
         self.remote, self.level, self.feed_transforms = (
             base.remote,
             base.level,

@@ -92,6 +92,8 @@ class MixtureSource(BaseSource):
         self._first = np.cumsum([0, *counts])
         self._edges = np.cumsum(np.concatenate([[0], *sizes]), dtype=np.int64)
         self.n_rows = int(self._edges[-1])
+        if self.weights is None and all(part.files for part in self.parts):
+            self.files = tuple(file for part in self.parts for file in part.files)
         self.shares = tuple(int(own.sum()) / self.n_rows for own in sizes)
         known = [part.totals for part in self.parts]
         uses = [self.n_rows * k / p.n_rows for k, p in zip(self.shares, self.parts, strict=True)]

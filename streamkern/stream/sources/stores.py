@@ -63,7 +63,7 @@ class ZarrSource(BaseSource):
         self.weighted = spec.weight_totals is not None
         totals = spec.weight_totals if self.weighted else spec.class_counts
         self.totals = None if totals is None else np.array(totals, np.float64)
-        self.remote = local_path(store.url) is None
+        self.remote, self.files = local_path(store.url) is None, spec.files
         self._grouped = max(1, SMALL_CHUNK_BYTES // (spec.chunk_rows * self.row_bytes))
         self._edges = regular_edges(self.n_rows, spec.chunk_rows * self._grouped)
         self.host_transforms, self.feed_transforms = bind_transforms(transforms, self)
