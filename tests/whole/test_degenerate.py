@@ -50,7 +50,7 @@ RANGES: list[tuple[str, dict[str, Any], Any, str]] = [
      r"must lie between 1 and the steps of the run, 12; lower it"),
     ("period", {"solver": "eigenpro3"}, 2, r"must be 1 with solver"),
     ("epochs", {}, 0, AT_LEAST),
-    ("ridge", {}, -1.0, r"must be a number, 0 or above"),
+    ("ridge", {}, -1.0, r'must be "auto" or a number, 0 or above'),
 ]  # fmt: skip
 
 

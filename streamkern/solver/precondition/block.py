@@ -23,7 +23,6 @@ from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition import damping as dampings
 from streamkern.solver.precondition.damping import Damping, Trial
-from streamkern.solver.precondition.held_out import apart
 from streamkern.solver.precondition.norm import (
     check_overlap,
     inverse_root,
@@ -298,18 +297,9 @@ class _BlockFactor:
         solved = self._ridge_solution(penalty)
         out[...] = 0 if solved is None else solved[1]
 
-    def _held_out(self, probe: Sample) -> Array:
-        """Rows of the probe that are not in the sample, and no centers where there are others: see
-        `apart`."""
-        rows, K = slice(probe.fresh, len(probe)), self.op.matrix
-        parts = [probe.X[rows][part] for part in tiles(len(probe.Y[rows]), LEVERAGE_ROWS)]
-        others = [apart(self.op, self.Z, K(X, self.Z)) for X in parts]
-        found = np.flatnonzero(np.concatenate([np.zeros(probe.fresh, bool), *others]))
-        return self.backend.asarray(found if len(found) else np.arange(len(probe))[rows])
-
     def choose(self, probe: Sample, n_blocks: int, epochs: int, ridge: bool) -> Damping:
         """See `choose_damping`. b^3 / 3 FLOPs a trial."""
-        held_out = self._held_out(probe)
+        held_out = slice(probe.fresh, len(probe))
         X, Y = probe.X[held_out], probe.Y[held_out]
         root = None if probe.root is None else probe.root[held_out, None]
         if not len(Y):  # a training set of one row

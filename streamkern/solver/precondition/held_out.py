@@ -66,7 +66,7 @@ def apart(op: KernelOperator, Z: Points, K: Array) -> npt.NDArray[np.bool_]:
 
     Nothing but the row itself says what the weight of a center at a row is, so without the row the
     function is wild there, and nowhere else. On tables of 6000 rows, a third of them centers, the
-    ridge and the damping that did best on all rows held out cost up to a fifth of the test error.
+    ridge that did best on all rows held out cost up to a fifth of the test error.
 
     Z : points of the centers. K : (m, p), between the rows and these.
     """
