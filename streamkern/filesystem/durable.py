@@ -89,6 +89,8 @@ def write_aside(path: Path, data: Any, *, exclusive: bool = False, sync: bool = 
     With `exclusive` an existing file is left as it is and FileExistsError raised. Without `sync`
     the file survives the end of the process, but not of the machine.
     """
+    if exclusive and os.path.lexists(path):  # zarr asks for every array whether its group is there
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.streamkern")
     try:
         with aside.open("xb", buffering=0) as file:

@@ -1,0 +1,52 @@
+"""Files that are there whole or not at all, and nothing beside them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from streamkern.filesystem.durable import is_temporary, write_durably
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    for data in (b"old", [b"n", memoryview(b"ew")]):
+        write_durably(tmp_path / "file", data)
+    assert (tmp_path / "file").read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_an_exclusive_write_leaves_what_is_there_and_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where nothing can be deleted: beside the metadata of a group it was in zarr's way."""
+    write_durably(tmp_path / "file", b"first", exclusive=True)
+
+    def unlink(self: Path, missing_ok: bool = False) -> None:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    with pytest.raises(FileExistsError):
+        write_durably(tmp_path / "file", b"second", exclusive=True)
+    assert (tmp_path / "file").read_bytes() == b"first"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("call", ["fsync", "link", "replace"])
+def test_a_write_that_fails_leaves_nothing(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr(os, call, fails)
+    monkeypatch.setattr(Path, "replace", lambda self, target: os.replace(self, target))
+    with pytest.raises(OSError, match="no space left"):
+        write_durably(tmp_path / "file", b"data", exclusive=call == "link")
+    assert os.listdir(tmp_path) == []
+
+
+def test_names_of_temporary_files_are_known() -> None:
+    assert is_temporary(f".zarr.json.{0:032x}.streamkern")
+    assert not is_temporary("zarr.json")
