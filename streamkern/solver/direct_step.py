@@ -111,7 +111,7 @@ class DirectSolver(Solver):
     def _pending(self) -> dict[str, Array]:
         """G : (n_sums, p, p). B : (n_sums, p, c). totals : (n_sums, 2) rows, and squares of Y.
 
-        Of all rows, and then of each part that is held out.
+        Of all rows, without totals, and then of each part that is held out.
         """
         p, c, zeros = len(self.Z), self.n_outputs, self.backend.xp.zeros
         return {name: zeros((self.n_sums, *shape)) for name, shape in (
@@ -147,8 +147,9 @@ class DirectSolver(Solver):
         G, B, totals = (state.pending[name][k] for name in ("G", "B", "totals"))
         self.backend.add_gram(G, K, 1.0)
         B += self.backend.matmul_t(K, Y, self.KtY)
-        totals[0] += len(K)
-        totals[1] += (Y**2).sum()
+        if k:
+            totals[0] += len(K)
+            totals[1] += (Y**2).sum()
 
     def _held_out(self, numbers: npt.NDArray[np.int64], K: Array) -> Iterator[tuple[int, Array]]:
         """The sums that some rows of a batch belong to as well, and these, a few at a time.
@@ -216,7 +217,7 @@ class DirectSolver(Solver):
         """The ridge that does best on rows held out; `tried` is what was tried, and the mean
         squared error. A : (p, p) room."""
         totals = self.backend.to_host(state.pending["totals"])
-        parts = [k for k in range(1, self.n_sums) if 0 < totals[k, 0] < totals[0, 0]]
+        parts = [k for k in range(1, self.n_sums) if 0 < totals[k, 0] < state.rows]
         self.tried = []
         if not parts:
             return 0.0
@@ -230,7 +231,7 @@ class DirectSolver(Solver):
         if not math.isfinite(min(found.values())):
             raise self._failure(state)
         self.tried = [(10.0**at, value) for at, value in found.items() if math.isfinite(value)]
-        fitted = 1 - rows / len(parts) / totals[0, 0]
+        fitted = 1 - rows / len(parts) / state.rows
         return float(10.0 ** vertex(found) * fitted)
 
     def _error(
@@ -253,10 +254,10 @@ class DirectSolver(Solver):
 
     def _solution(self, A: Array, state: State, ridge: float, without: int | None = None) -> Array:
         """(p, c) float64, of all rows, or of those not in sum `without`. A : (p, p) room."""
-        G, B, rows = (state.pending[name] for name in ("G", "B", "totals"))
-        n, alpha = float(rows[0, 0]), B[0].copy()
+        G, B, totals = (state.pending[name] for name in ("G", "B", "totals"))
+        n, alpha = float(state.rows), B[0].copy()
         if without is not None:
-            n -= float(rows[without, 0])
+            n -= float(totals[without, 0])
             alpha -= B[without]
         alpha *= 1 / n
 

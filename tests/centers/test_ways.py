@@ -450,7 +450,7 @@ def test_the_plan_says_how_centers_are_chosen() -> None:
     ("solver", "names"),
     [
         ("sgd", {"n_probe"}),
-        ("direct", set()),
+        ("direct", {"n_sums"}),
         ("falkon", set()),
         ("eigenpro1", LOW_RANK),
         ("eigenpro2", LOW_RANK),

@@ -149,11 +149,10 @@ def test_choosing_centers_is_planned_too(centers: str, folder: Path) -> None:
     assert report["peak"] >= 0.5 * report["planned"], report
 
 
-def test_three_times_the_rows_take_the_same_memory(folder: Path) -> None:
-    few, many = (measured(folder, n, "block", "160 MiB") for n in (60_000, 180_000))
+def test_four_times_the_rows_take_the_memory_that_was_planned(folder: Path) -> None:
+    rows = 240_000
+    few, many = (measured(folder, n, "block", "160 MiB") for n in (60_000, rows))
     assert many["planned"] < 1.01 * few["planned"]  # a long run's setup takes a larger sample
-    # Whether two reads, a checkpoint and an evaluation meet at one instant is chance: up to 6 units
-    # either way were seen, 25 MB, where rows that stayed would be 144 MB. At full size
-    # (benchmarks.out_of_core, 800 MiB) the same few units are 1 %.
-    chance = 8 * UNIT * D * 4
-    assert abs(many["peak"] - few["peak"]) < 0.05 * few["peak"] + chance, (few, many)
+    # How full the blocks of the loader are is chance, more so on a busy machine: the peak of few
+    # rows is no measure. Rows that stayed would be more than all that is planned.
+    assert many["peak"] <= 1.1 * many["planned"] < rows * D * 4, many
