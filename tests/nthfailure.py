@@ -90,7 +90,7 @@ def life(
 ) -> tuple[int, str, str, int]:
     """(exit code, stdout, stderr, calls of that kind) of the command; none fails with n = 0."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.nthfailure"])
+    context.set_forkserver_preload(["tests.nthfailure", "streamkern.cli.runs", "scipy.linalg"])
     receiver, sender = context.Pipe(duplex=False)
     arguments = ([str(word) for word in words], kind, n, str(folder), sender)
     process = context.Process(target=_life, args=arguments)

@@ -27,7 +27,7 @@ Y = (X[:, 0] > 0).astype(np.int64)
 SMALL = [
     word
     for setting in ("model.n_centers=40", "run.threads=1", "run.device=cpu", "run.memory=512 MiB",
-                    "run.checkpoint_every=2", "data.batch_size=60")
+                    "run.checkpoint_every=2", "data.batch_size=60", "run.accelerator=none")
     for word in ("--set", setting)
 ]  # fmt: skip
 
@@ -69,9 +69,10 @@ def _said(folder: Path, out: str) -> Any:
 
 def _train(*more: object) -> Command:
     return Command(
-        lambda at: ["train", "--train", at / "s.zarr", "--run-dir", at / "out", *SMALL, *more],
+        lambda at: ["train", "--train", at / "s.zarr", "--run-dir", at / "out", "--epochs", "2",
+                    *SMALL, *more],
         _weights,
-    )
+    )  # fmt: skip
 
 
 COMMANDS = {
