@@ -50,7 +50,7 @@ class SolverConfig(Table):
     table = "solver"
     name: Solver = "auto"
     block_size: AutoCount = "auto"
-    ridge: AutoNotNegative = 0.0
+    ridge: AutoNotNegative = "auto"
     n_nystrom: AutoCount = "auto"
     level: AutoCount = "auto"
     period: AutoCount = "auto"

@@ -82,7 +82,7 @@ class Parameters:
     fit_intercept: bool = True
     solver: str = "auto"
     block_size: int | str = "auto"
-    ridge: float | str = 0.0
+    ridge: float | str = "auto"
     n_nystrom: int | str = "auto"
     level: int | str = "auto"
     period: int | str = "auto"

@@ -29,7 +29,8 @@ class Problem:
     units_in_hand : units read ahead, and in use, where they are read one after the other.
     saving : at most this much more is held while arrays go to remote storage. kept : whether
     there are checkpoints. selection : of the centers, where that takes memory and time of its own.
-    repeats : whether every epoch brings the same rows. ridge : whether there is one.
+    repeats : whether every epoch brings the same rows. ridge : whether there is one, or may be.
+    finds_ridge : whether it is left open.
     n_stored : row v is made from the stored row v mod n_stored; 0 stands for n_rows.
     features : "kernel", "nystrom" or "fourier"; p counts the latter.
     float64 : time of a FLOP in it over that of one in the precision of the run.
@@ -59,9 +60,15 @@ class Problem:
     kept: bool = True
     repeats: bool = True
     ridge: bool = True
+    finds_ridge: bool = False
     float64: float = 2.0
     n_stored: int = 0
     features: str = "kernel"
+
+    @property
+    def n_samples(self) -> int:
+        """Rows that are not the same, over all epochs."""
+        return self.n_rows if self.repeats else self.n_rows * self.epochs
 
     @property
     def point(self) -> int:

@@ -31,7 +31,7 @@ class Options:
     solver: str = "auto"
     batch_size: int | None = None
     block_size: int | None = None
-    ridge: float | None = 0.0
+    ridge: float | None = None
     n_nystrom: int | None = None
     level: int | None = None
     period: int | None = None
@@ -45,7 +45,7 @@ class Options:
 
     @property
     def fixed_ridge(self) -> float:
-        """0 where the ridge is left to the method."""
+        """0 where the ridge is left open."""
         return self.ridge or 0.0
 
     def first_set(self, names: Sequence[str]) -> str | None:

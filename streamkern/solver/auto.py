@@ -3,10 +3,10 @@
 There are two to choose from. The block solver is at the exact model's error after one to a few
 passes, in any memory. The direct solver is the exact model after one pass, or, where transforms
 make every pass another one, after all of them, but sums p x p matrices in float64. Which of them is
-there sooner depends on how many rows there are for a center. Where no ridge is set the block solver
-is taken whatever it costs: with noisy targets and few rows for a center the exact solution without
-a ridge is the worse model. Conjugate gradient needs more passes than the block solver, EigenPro far
-more steps (`python -m benchmarks.solvers`).
+there sooner depends on how many rows there are for a center. Where the ridge is set to 0 the block
+solver is taken whatever it costs: with noisy targets and few rows for a center the exact solution
+without a ridge is the worse model. Conjugate gradient needs more passes than the block solver,
+EigenPro far more steps (`python -m benchmarks.solvers`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,6 @@ def choose_method(
 
     Raises MemoryBudgetError and ConfigError as `Method.plan`.
     """
-    if options.ridge is None:
-        plan = DIRECT.plan(problem, options, budget_bytes)
-        return DIRECT, *plan, "chosen, as it is the one that finds a ridge"
     sizes, buffers = BLOCK.plan(problem, options, budget_bytes)
 
     def block(reason: str) -> tuple[Method[Any], Sizes, Buffers, str]:
@@ -46,10 +43,10 @@ def choose_method(
         return block(f"chosen, as solver.{setting} is set")
     if problem.features != "kernel":
         return block(f"chosen for {problem.features} features")
-    if not options.ridge:
+    if options.ridge == 0:
         return block(
-            "chosen, as no ridge is set: averaged steps are then a better model than the exact "
-            "solution where targets are noisy"
+            "chosen, as no ridge is wished for: averaged steps are then a better model than the "
+            "exact solution where targets are noisy"
         )
     try:
         direct = DIRECT.plan(problem, options, budget_bytes)

@@ -14,11 +14,16 @@ from streamkern.planning.memory import Buffers, Needs, count_products
 from streamkern.planning.problem import Problem
 from streamkern.planning.sizes import Options, check_between
 from streamkern.solver.base import Solver
-from streamkern.solver.block_sizes import BlockSizes, block_reason, candidates, setup_flops
+from streamkern.solver.block_sizes import (
+    BlockSizes,
+    block_reason,
+    candidates,
+    n_sweeps,
+    setup_flops,
+)
 from streamkern.solver.block_step import BlockSolver
 from streamkern.solver.method import STEPS, Method, Report, Samples, Setup, Work
 from streamkern.solver.precondition.block import (
-    LEVERAGE_ROWS,
     SKETCH,
     BlockPreconditioner,
     Sample,
@@ -35,6 +40,7 @@ class Block(Method[BlockSizes]):
     options = ("block_size", "ridge", "damping", *STEPS, "warm_start")
     sizes = BlockSizes
     features = ("kernel", "nystrom", "fourier")
+    knows_rows = True
 
     def check(self, problem: Problem, options: Options) -> None:
         """With the size of the blocks."""
@@ -79,17 +85,14 @@ class Block(Method[BlockSizes]):
         add("setup", "sample and probe, targets", s + h, problem.point + c * item)
         add("setup", "products with targets, residuals", 3 * b + 2 * h, c, itemsize=item)
         add("setup", "raw centers", p, problem.d, itemsize=item)
-        # The search for the damping takes some more rows, in the place of H: there is none yet.
-        few = max(2 * LEVERAGE_ROWS - p, 0)
-        solving = count_products(buffers, problem, b)
-        beside = max(b + max(few, solving), 2 * h)
+        beside = max(b + count_products(buffers, problem, b), 2 * h)
         add("setup", "factors of one block, probe", 2 * b + beside, b, itemsize=item)
         add("train", "K(X, Z)", sizes.batch_size, p if sizes.keep else b, itemsize=item)
         add("train", "parts of a step", 3 * b, c, itemsize=item)
-        if n_blocks > 1:  # as setup made them, and beside the block's step
-            beside = p + sizes.batch_size
-            add("always", "sketches of the leverage", p, SKETCH, itemsize=item)
-            add("train", "sketches beside the steps", beside, c + SKETCH, itemsize=item)
+        # As setup made them, and beside alpha.
+        add("always", "sketches of the leverage", p, SKETCH, itemsize=item)
+        add("train", "sketches beside alpha", p + sizes.batch_size, c + SKETCH, itemsize=item)
+        add("train", "leverages of a batch", sizes.batch_size, n_blocks + 2, itemsize=item)
         if problem.ridge and n_blocks > 1:
             add("train", "K(Z, Z) alpha, its copy", 2 * p, c, itemsize=item)
         elif problem.ridge and problem.features != "fourier":
@@ -99,15 +102,16 @@ class Block(Method[BlockSizes]):
         """The preconditioner and its steps."""
         op, options, problem = work.op, work.options, work.problem
         S, probe = (
-            Sample(op.points(rows.X, left=True), rows.Y, rows.root, rows.fresh)
+            Sample(op.points(rows.X, left=True), rows.Y, rows.root, rows.fresh, rows.place)
             for rows in samples()
         )
         op.backend.release()
         pre = build_block(
             op, work.Z, S, probe, block_slices(len(work.Z), work.sizes.block_size),
-            n_samples=problem.n_rows * problem.epochs,
-            epochs=problem.epochs if problem.repeats else 1,
+            n_samples=problem.n_rows * problem.epochs, noise=work.noise,
+            sweeps=n_sweeps(problem, work.sizes),
             damping=options.damping, ridge=options.fixed_ridge, seed=options.seed, report=report,
+            known=work.known,
         )  # fmt: skip
         return Setup(
             _factors(pre),

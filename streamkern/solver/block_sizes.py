@@ -37,10 +37,13 @@ from streamkern.planning.sizes import (
 # larger: digits are at 1.05 after 2.3 epochs in place of 2.0 (p = 8000, b = p/4), rough after 1.8
 # in place of 2.0 (2000, p/2), and a tenth of the setup is saved, which short runs take.
 SAMPLE_BLOCKS = (5, 2)
-MIN_SAMPLE = 1024
+MIN_SAMPLE = 4096
 SETUP_SHARE, SAMPLE_SHARE = 0.25, 0.1
 APPLY = 80
 ROWS_TO_LEARN = 5
+FREE = 3 * 10**11
+"""FLOPs that setup may take in any case: two seconds or so."""
+MOST_SWEEPS = 6
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def block_reason(problem: Problem, options: Options, sizes: BlockSizes) -> str:
     if sizes.block_size < max(soonest, affordable):
         return f"what the memory allows; with more it would be {max(soonest, affordable)}"
     if affordable > soonest:
-        return f"the largest whose setup takes at most {SETUP_SHARE:.0%} of the run's time"
+        return f"the largest whose setup takes at most {SETUP_SHARE:.0%} of the run, or seconds"
     return "with this one the run is expected near the exact model the soonest"
 
 
@@ -86,7 +89,7 @@ def _soonest_and_affordable(problem: Problem, m: int) -> tuple[int, int]:
         for b in halvings(None, problem.p, min(256, problem.p))
     ]
     soonest = min(sizes, key=lambda block: time_until_learned(problem, block))
-    affordable = (block.block_size for block in sizes if _share(problem, block) <= SETUP_SHARE)
+    affordable = (block.block_size for block in sizes if _is_affordable(problem, block))
     return soonest.block_size, next(affordable, 1)
 
 
@@ -105,6 +108,11 @@ def block_sizes(
     probe = min(max(probe, MIN_PROBE), MAX_PROBE)
     s, h = sample_sizes(problem.n_rows, max(k * b, MIN_SAMPLE), probe)
     return BlockSizes("block", m, s, h, *loader, block_size=b, keep=keep)
+
+
+def _is_affordable(problem: Problem, sizes: BlockSizes) -> bool:
+    most = max(SETUP_SHARE * training_time(problem, sizes), FREE)
+    return setup_time(problem, sizes) <= most
 
 
 def _share(problem: Problem, sizes: BlockSizes) -> float:
@@ -135,6 +143,15 @@ def _row_time(problem: Problem, sizes: BlockSizes) -> int:
     factors = 2 if problem.ridge and sizes.block_size == p else 1
     apply = factors * max(APPLY, 2 * c) * sizes.block_size // sizes.batch_size
     return p * (2 * (d + 3 * c) + ENTRY + apply)
+
+
+def n_sweeps(problem: Problem, sizes: BlockSizes) -> int:
+    """Over several blocks, on the sample, after the first one: each of its kernel values twice."""
+    if sizes.block_size == problem.p:
+        return 0
+    once = 2 * (sizes.n_sample + problem.p) * problem.p * (ENTRY + 2 * problem.d + 2 * problem.c)
+    afforded = max(SETUP_SHARE * training_time(problem, sizes), FREE)
+    return min(MOST_SWEEPS, int(afforded / once))
 
 
 def setup_flops(problem: Problem, sizes: BlockSizes) -> int:

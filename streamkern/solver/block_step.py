@@ -3,26 +3,28 @@
 One step on a fresh batch X (m, d), Y (m, c), with K = K(X, Z) evaluated once:
 
     r = K alpha - Y
+    r <- w r,                                               w_i = 1 / (1 + eta ell(x_i) / m)
     for b in a random order of the blocks:
-        u = eta_b(m) H_b^T H_b (K_b^T r / m + ridge v_b),   v = K(Z, Z) alpha, see `_add_ridge`
-        alpha_b -= u;    r -= K_b u - own,                  own, see below
+        u = eta_b H_b^T H_b (K_b^T r / m + ridge v_b),      v = K(Z, Z) alpha, see `_add_ridge`
+        alpha_b -= u;    r -= w (K_b u - own),              own, see below
 
 Each block moves against the residual the others left (Gauss-Seidel), so a block never has to be
 slowed down because another one is correlated with it, which is what the additive form must do.
 For the full batch this is block coordinate descent on a convex quadratic: every block step is a
 preconditioned gradient step with eta_b <= 1 / lambda_1 of its block, hence the loss never rises,
-and it stops only where K^T r = 0, the least-squares solution. For fresh minibatches each block
-step is non-expansive in the mean square by the rule of `step_rule`.
+and it stops only where K^T w r = 0, the least-squares solution. For fresh minibatches each block
+step is non-expansive in the mean square, whatever the leverages are: see `step_rule`.
 
-Of K_b u, row i has the share (eta_b / m) ell_b(x_i) r_i from itself, ell_b its leverage in the
-block. If that were taken from r as well, a row would count the less for the later blocks the
-higher its leverage is, and the steps would end at another, weighted least squares
-(docs/block-preconditioner.md). So it is left in r, with a sketch for the leverage
-(`BlockPreconditioner.sketches`), which rides along in the product with u. Batches drawn without
-replacement from n rows that come again and again, m at a time, need (n - m) / (n - 1) of it, and
-the full batch nothing.
+ell(x) is the leverage of a row, the sum of those in the blocks, ell_b. They are sketched
+(`BlockPreconditioner.sketches`) by columns beside alpha_b in the product that makes the residual.
 
-With sample weights r stands for w (K alpha - Y), and w K_b u is taken from it.
+Of K_b u, row i has the share (eta_b / m) ell_b(x_i) r_i from itself. If that were taken from r as
+well, a row would count the less for the later blocks the higher its leverage is, and the steps
+would end at another, weighted least squares (docs/block-preconditioner.md). So it is left in r.
+Batches drawn without replacement from n rows that come again and again, m at a time, need
+(n - m) / (n - 1) of it, and the full batch nothing.
+
+With sample weights v_i they are part of w: w_i = v_i / (1 + eta v_i ell(x_i) / m).
 
 There is no projection and there are no temporary centers. The running average of the iterates
 removes the noise floor of the constant step.
@@ -117,13 +119,14 @@ class BlockSolver(Solver):
         self.r, self.Ku = (xp.empty((max_batch, c), op.dtype) for _ in range(2))
         self.g, self.u = (xp.empty((widest, c), op.dtype) for _ in range(2))
         sketches = preconditioner.sketches or []
-        # Of every block [u, G], so that one product with K_b serves both.
+        # Of every block [alpha, G], so that one product with K_b serves both.
         self.beside = [xp.empty((len(G), c + G.shape[1]), op.dtype) for G in sketches]
         for beside, G in zip(self.beside, sketches, strict=True):
             beside[:, c:] = G
         if sketches:
-            self.moved = xp.empty((max_batch, c + sketches[0].shape[1]), op.dtype)
-            self.own = xp.empty((max_batch, 1), op.dtype)
+            self.both = xp.empty((max_batch, c + sketches[0].shape[1]), op.dtype)
+            self.leverages = xp.empty((len(sketches), max_batch), op.dtype)
+            self.own, self.w = (xp.empty(max_batch, op.dtype) for _ in range(2))
 
     def init(self, alpha: Array | None = None) -> State:
         """What the setup sample alone teaches (`BlockPreconditioner.start`), or `alpha`.
@@ -143,13 +146,14 @@ class BlockSolver(Solver):
         return self.preconditioner.rules
 
     def _step(self, state: State, batch: Batch) -> Array:
-        m, w, blocks = len(batch.X), batch.w, self.preconditioner.blocks
+        m, blocks = len(batch.X), self.preconditioner.blocks
         rng = np.random.default_rng([self.seed, ORDER_STAGE, state.steps])
         order = rng.permutation(len(blocks))
         with self.backend.single_threaded_blas():
             x = self.op.points(batch.X, out=self.x[:m])
             r = self._residual(state, x, batch.Y)
             loss = self._measure(state, batch, r, self.Ku[:m])
+            w = self._weights(state, m, batch.w)
             self._weigh(r, w)
             for i, b in enumerate(order.tolist()):
                 K_b = self.K[b][:m] if self.keep else self._recomputed(x, blocks[b])
@@ -172,23 +176,33 @@ class BlockSolver(Solver):
         alpha -= u
         return u
 
+    def _weights(self, state: State, m: int, given: Array | None) -> Array | None:
+        """What each row of a batch counts, (m,): its sample weight, damped by its leverage."""
+        if not self.beside:
+            return given
+        xp, w = self.backend.xp, self.w[:m]
+        eta = state.scale * max(rule.eta(m) for rule in self.preconditioner.rules)
+        self.leverages[:, :m].sum(axis=0, out=w)
+        w *= eta / m
+        if given is None:
+            w += 1
+            return xp.reciprocal(w, out=w)
+        w *= given
+        w += 1
+        return xp.divide(given, w, out=w)
+
     def _leave(self, r: Array, state: State, b: int, K_b: Array, u: Array, w: Array | None) -> None:
         """Take w K_b u from r, already weighted, but for what each row has moved itself by."""
-        m, c = r.shape
-        if not self.beside:
-            r -= self._weigh(self.backend.matmul(K_b, u, self.Ku[:m]), w)
-            return
-        self.beside[b][:, :c] = u
-        both = self.backend.matmul(K_b, self.beside[b], self.moved[:m])
-        sketched, own = both[:, c:], self.own[:m]
-        self.backend.xp.multiply(sketched, sketched, out=sketched)
-        sketched.sum(axis=1, keepdims=True, out=own)
-        alone = 1.0 if self.cycled is None else (self.cycled - m) / max(self.cycled - 1, 1)
-        own *= alone * state.scale * self.preconditioner.rules[b].eta(m) / m
-        self._weigh(own, w)
-        own += 1
-        r *= own
-        r -= self._weigh(both[:, :c], w)
+        m = len(r)
+        if self.beside:
+            own = self.own[:m]
+            alone = 1.0 if self.cycled is None else (self.cycled - m) / max(self.cycled - 1, 1)
+            share = alone * state.scale * self.preconditioner.rules[b].eta(m) / m
+            self.backend.xp.multiply(self.leverages[b, :m], share, out=own)
+            own *= w
+            own += 1
+            self._weigh(r, own)
+        r -= self._weigh(self.backend.matmul(K_b, u, self.Ku[:m]), w)
 
     def _pending(self) -> dict[str, Array]:
         shape = (len(self.Z), self.n_outputs)
@@ -256,18 +270,26 @@ class BlockSolver(Solver):
         return not rest and (b - turn * self.ridge_count) % n < self.ridge_count
 
     def _residual(self, state: State, x: Points, Y: Array) -> Array:
-        """K alpha - Y; fills self.K."""
-        m, blocks = len(x), self.preconditioner.blocks
-        r, part = self.r[:m], self.Ku[:m]
-        if not self.keep:
-            self.op.product(x, self.Z, state.alpha, out=r)
-            r -= Y
-            return r
-        xp = self.backend.xp
-        xp.negative(Y, out=r)
-        for block, K in zip(blocks, self.K, strict=True):
-            r += self.op.product(x, self.Z[block], state.alpha[block], out=part, keep=K[:m])
+        """K alpha - Y; fills self.K and the leverages."""
+        r = self.r[: len(x)]
+        self.backend.xp.negative(Y, out=r)
+        for b in range(len(self.preconditioner.blocks)):
+            r += self._values(state, x, b)
         return r
+
+    def _values(self, state: State, x: Points, b: int) -> Array:
+        """K_b alpha_b, and on the way what each row's leverage is in the block."""
+        m, c, block = len(x), self.n_outputs, self.preconditioner.blocks[b]
+        Z, alpha = self.Z[block], state.alpha[block]
+        keep = self.K[b][:m] if self.keep else None
+        if not self.beside:
+            return self.op.product(x, Z, alpha, out=self.Ku[:m], keep=keep)
+        self.beside[b][:, :c] = alpha
+        both = self.op.product(x, Z, self.beside[b], out=self.both[:m], keep=keep)
+        sketched = both[:, c:]
+        self.backend.xp.multiply(sketched, sketched, out=sketched)
+        sketched.sum(axis=1, out=self.leverages[b, :m])
+        return both[:, :c]
 
     def _recomputed(self, x: Points, block: slice) -> Array:
         shape = (len(x), block.stop - block.start)

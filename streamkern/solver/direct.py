@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.basics.errors import ConfigError
 from streamkern.planning.memory import CHUNK, Buffers, Needs
 from streamkern.planning.problem import ENTRY, Problem
 from streamkern.planning.sizes import Options, Sizes, without_sample
@@ -16,6 +15,10 @@ from streamkern.solver.base import Solver
 from streamkern.solver.direct_step import HELD_SHARE, SLAB, DirectSolver
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
 from streamkern.solver.precondition.held_out import n_parts
+
+
+TRIALS = 8
+"""Ridges that a search tries, about."""
 
 
 @dataclass(frozen=True)
@@ -31,23 +34,17 @@ class Direct(Method[DirectSizes]):
     name = "direct"
     options = ("ridge",)
     sizes = DirectSizes
-    finds_ridge = True
     features = ("kernel", "nystrom", "fourier")
     squares = True
 
-    def check(self, problem: Problem, options: Options) -> None:
-        """With the ridge: rows that are centers say nothing about it."""
-        super().check(problem, options)
-        if options.ridge is None and problem.p >= problem.n_rows:
-            raise ConfigError(
-                'solver.ridge="auto" is measured on rows that are no centers, and '
-                f"n_centers={problem.p} leaves none of n_rows={problem.n_rows}; lower n_centers, "
-                "or give a number"
-            )
+    def finds_ridge(self, problem: Problem) -> bool:
+        """Rows that are centers say nothing about it, see `held_out.apart`: others must be left."""
+        return 4 * (problem.n_rows - problem.p) >= problem.p
 
     def candidates(self, problem: Problem, options: Options) -> Sequence[DirectSizes]:
         """Without a sample of the stream."""
-        n = 1 if options.ridge is not None else 1 + n_parts(problem.p)
+        searched = options.ridge is None and self.finds_ridge(problem)
+        n = 1 + n_parts(problem.p) if searched else 1
         plain = without_sample(self.name, problem, options)
         return [DirectSizes(**asdict(sizes), n_sums=n) for sizes in plain]
 
@@ -67,7 +64,9 @@ class Direct(Method[DirectSizes]):
         """Until it is done, in FLOPs at the speed of a GEMM: see `block_sizes`."""
         p, d, c, double = problem.p, problem.d, problem.c, problem.float64
         sums = double * p * p + p * (ENTRY + 2 * d + 2 * double * c)
-        return int(self._summed(problem) * sums + double * p**3 / 3)
+        searched = problem.finds_ridge and self.finds_ridge(problem)
+        solutions = 1 + TRIALS * n_parts(p) if searched else 1
+        return int(self._summed(problem) * sums + solutions * double * p**3 / 3)
 
     def needs(self, problem: Problem, sizes: DirectSizes) -> Needs:
         """A ridge evaluates K(Z, Z); G is a part of every checkpoint."""

@@ -178,6 +178,10 @@ class EigenPro1(InPlace):
                 "a kernel; set it to 0 or use another solver, such as 'block'"
             )
 
+    def asks_ridge(self, problem: Problem, *, open_ridge: bool) -> bool:
+        """There is none."""
+        return False
+
     def candidates(self, problem: Problem, options: Options) -> Sequence[LowRankSizes]:
         """The paper's."""
         s, h, level = sampled(problem, options, PAPER_N_NYSTROM, PAPER_LEVEL)

@@ -23,10 +23,12 @@ from streamkern.backend.base import Array
 from streamkern.basics.errors import ConfigError, MemoryBudgetError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.memory import Buffers, Needs, count_run
+from streamkern.planning.memory import Buffers, Needs, count_products, count_run
 from streamkern.planning.problem import MiB, Problem
 from streamkern.planning.sizes import Options, Sizes, check_between
 from streamkern.solver.base import Solver
+from streamkern.solver.precondition.known import Known
+from streamkern.solver.precondition.noise import NO_NOISE, NOISE_ROWS, Noise
 
 Report = Callable[[str, dict[str, Any]], None]
 STEPS = ("average", "step_scale")
@@ -36,12 +38,16 @@ S = TypeVar("S", bound=Sizes)
 
 class Rows(NamedTuple):
     """Transformed rows of the stream: X (n, d), targets Y (n, c), and the square roots of the
-    sample weights (n,), or None. fresh : first row that is not in the other sample as well."""
+    sample weights (n,), or None. fresh : first row that is not in the other sample as well.
+    place : (n,) on the host, which center a row is, or -1. numbers : (n,) on the host, of the
+    virtual rows."""
 
     X: Array
     Y: Array
     root: Array | None = None
     fresh: int = 0
+    place: npt.NDArray[np.int64] | None = None
+    numbers: npt.NDArray[np.int64] | None = None
 
 
 Samples = Callable[[], tuple[Rows, Rows]]
@@ -59,13 +65,16 @@ class Setup:
 
 @dataclass(frozen=True)
 class Work(Generic[S]):
-    """What a solver is made for. Z : points of the centers, both sides."""
+    """What a solver is made for. Z : points of the centers, both sides. options : with the ridge as
+    a number, unless the method finds it. known, noise : of a method that asks for them."""
 
     op: KernelOperator
     Z: Points
     problem: Problem
     sizes: S
     options: Options
+    known: Known | None = None
+    noise: Noise = NO_NOISE
 
     @property
     def shared(self) -> dict[str, Any]:
@@ -87,8 +96,8 @@ class Method(Generic[S]):
     same_rows = False
     """Whether every pass must bring the same rows in the same batches, with the same draws: then it
     says itself when it is done."""
-    finds_ridge = False
-    """Whether the ridge may be left to it."""
+    knows_rows = False
+    """Whether its setup asks which rows are centers, and how large the noise of the targets is."""
     squares = False
     """Whether it holds p x p matrices whatever the memory."""
 
@@ -96,11 +105,6 @@ class Method(Generic[S]):
 
     def check_options(self, options: Options) -> None:
         """Raise ConfigError where settings contradict each other, whatever the data."""
-        if options.ridge is None and not self.finds_ridge:
-            raise ConfigError(
-                f'solver.ridge="auto" is not defined for solver {self.name!r}; give a number, or '
-                "use solver 'direct'"
-            )
 
     def check(self, problem: Problem, options: Options) -> None:
         """Raise ConfigError where a setting contradicts the data."""
@@ -116,6 +120,18 @@ class Method(Generic[S]):
     def instead(self) -> str:
         """What to use where the centers can not be the training rows."""
         return "another solver"
+
+    def finds_ridge(self, problem: Problem) -> bool:
+        """Whether it looks for the ridge itself while it trains, where that is left open."""
+        return False
+
+    def asks_ridge(self, problem: Problem, *, open_ridge: bool) -> bool:
+        """Whether the noise of the targets is to say its ridge."""
+        return open_ridge and "ridge" in self.options and not self.finds_ridge(problem)
+
+    def asks_noise(self, problem: Problem, *, open_ridge: bool) -> bool:
+        """Whether setup has to find out how large the noise of the targets is."""
+        return self.knows_rows or self.asks_ridge(problem, open_ridge=open_ridge)
 
     # -- sizes -----------------------------------------------------------------------------
 
@@ -155,6 +171,11 @@ class Method(Generic[S]):
     def count(self, problem: Problem, sizes: S) -> Buffers:
         """Every buffer of the run."""
         buffers = count_run(problem, sizes, self.needs(problem, sizes))
+        if self.asks_noise(problem, open_ridge=problem.finds_ridge):
+            n = min(NOISE_ROWS, problem.n_rows)
+            solving = count_products(buffers, problem, n)
+            buffers.add("setup", "rows that show the noise", n, 2 * problem.point)
+            buffers.add("setup", "their kernel matrix", n + solving, 4 * n, itemsize=8)
         self.add_buffers(buffers, problem, sizes)
         return buffers
 

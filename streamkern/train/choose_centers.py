@@ -21,17 +21,21 @@ from streamkern.stream.feed import Rows, prepare
 from streamkern.stream.loader import Loader
 from streamkern.stream.sources.base import Block
 from streamkern.stream.sources.transforms import SETUP_EPOCH
+from streamkern.train import center_rows
+from streamkern.train.center_rows import CenterRows
 from streamkern.train.opened import Run
 from streamkern.train.training_data import open_centers
 
 
 class Chosen(NamedTuple):
     """Z : (p, d) transformed centers on the host, in kept order; kept row i was row order[i] of
-    the centers as chosen. kernel : as given, or with the bandwidth of the data."""
+    the centers as chosen. kernel : as given, or with the bandwidth of the data. rows : those of the
+    training data that are centers, None where that is not known."""
 
     Z: Host
     order: npt.NDArray[np.int64]
     kernel: Kernel
+    rows: CenterRows | None = None
 
 
 def choose_centers(run: Run, dtype: np.dtype[Any], report: Report) -> Chosen:
@@ -52,6 +56,7 @@ def choose_centers(run: Run, dtype: np.dtype[Any], report: Report) -> Chosen:
     order = np.arange(p) if in_order else random_rows.random_order(p, seed)
     if selection is None:
         block = block.take(order)
+    rows = _known(run, method, block)
     X = run.backend.to_host(transformed(run, block, dtype)[0])
     del block
     kernel = _kernel(run, X, in_order)
@@ -64,7 +69,16 @@ def choose_centers(run: Run, dtype: np.dtype[Any], report: Report) -> Chosen:
         fields |= measured
     run.backend.release()
     report("centers", {**fields, "seconds": time.perf_counter() - began})
-    return Chosen(X, order, kernel)
+    return Chosen(X, order, kernel, rows)
+
+
+def _known(run: Run, method: str, block: Block) -> CenterRows | None:
+    """block : the centers in kept order, or what a way begins with."""
+    if not run.method.knows_rows or run.problem.selection is not None:
+        return None
+    if method in ("given", "file"):
+        return center_rows.given(run, block.X)
+    return center_rows.of_rows(run, block)
 
 
 def transformed(run: Run, rows: Rows, dtype: np.dtype[Any]) -> tuple[Array, Array]:

@@ -7,7 +7,7 @@ All of it is returned as arrays and JSON values (`Assembled.arrays`, `.meta`), w
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,15 +17,19 @@ from streamkern.backend.base import Array, Backend
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures
-from streamkern.kernels.points import Grid
+from streamkern.kernels.points import Grid, Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import Solver
 from streamkern.solver.method import Report, Rows, Setup, Work
+from streamkern.solver.precondition.known import Known, by_center
+from streamkern.solver.precondition.noise import NO_NOISE, NOISE_ROWS, Noise, find_noise, unlike
 from streamkern.stream.feed import prepare
+from streamkern.stream.sources.base import Block
 from streamkern.stream.sources.sampling import sample_rows
 from streamkern.stream.sources.transforms import SETUP_EPOCH, Scale, Transform, transform_name
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.arrivals import is_computed_with
+from streamkern.train.center_rows import CenterRows, places_of
 from streamkern.train.choose_centers import choose_centers
 from streamkern.train.intercept import target_scale
 from streamkern.train.opened import Run
@@ -67,7 +71,7 @@ def start(run: Run, report: Report, targets: TargetScale | None = None) -> Assem
     """
     config, data = run.config, run.data
     dtype = np.dtype(np.float64 if run.precision == "float64" else np.float32)
-    host_Z, order, kernel = choose_centers(run, dtype, report)
+    host_Z, order, kernel, known_rows = choose_centers(run, dtype, report)
     Z = run.backend.asarray(host_Z)
     fit_intercept = config.model.fit_intercept
     inside = targets or target_scale(
@@ -81,14 +85,35 @@ def start(run: Run, report: Report, targets: TargetScale | None = None) -> Assem
     del Z  # a device needs the prepared rows only
     rows = np.empty(0, np.int64)
 
+    drawn: list[tuple[Rows, Rows]] = []
+
     def samples() -> tuple[Rows, Rows]:
         nonlocal rows
-        sample, probe, rows = _samples(run, dtype, inside)
+        if drawn:
+            return drawn.pop()
+        sample, probe, rows = _samples(run, dtype, inside, known_rows)
         return sample, probe
 
-    work = Work(op, points, run.problem, run.sizes, config.options)
-    setup = run.method.compute(work, samples, report)
-    solver = run.method.assemble(work, setup, rows)
+    method, options, noise = run.method, config.options, NO_NOISE
+    open_ridge = options.ridge is None
+    asked = method.asks_ridge(run.problem, open_ridge=open_ridge)
+    if method.asks_noise(run.problem, open_ridge=open_ridge):
+        if run.sizes.n_sample:
+            drawn.append(samples())
+            noise = _noise(run, op, points, drawn[0][0])
+        else:
+            noise = _noise(run, op, points, _few(run, dtype, inside))
+        if asked:
+            options = replace(options, ridge=noise.penalty(run.problem.n_samples))
+        facts = {"variance": noise.variance, "tried": noise.tried}
+        report("noise", facts | ({"ridge": options.ridge} if asked else {}))
+        run.backend.release()
+    known = None if known_rows is None else _known(run, dtype, inside, known_rows)
+    work = Work(op, points, run.problem, run.sizes, options, known, noise)
+    setup = method.compute(work, samples, report)
+    if asked:
+        setup.meta["ridge"] = options.fixed_ridge
+    solver = method.assemble(work, setup, rows)
     del points, work
     run.backend.release()
     scale_arrays, scale_meta = save_scaling(data.fixed)
@@ -135,7 +160,10 @@ def reassemble(run: Run, arrays: dict[str, npt.NDArray[Any]], meta: dict[str, An
     op = operator(run.backend, arrays, meta, kernel if isinstance(kernel, Kernel) else None)
     device = {name: run.backend.asarray(a) for name, a in arrays.items() if is_computed_with(name)}
     points = op.points(run.backend.asarray(arrays["Z"]), left=True, right=True)
-    work = Work(op, points, run.problem, run.sizes, run.config.options)
+    options = run.config.options
+    if "ridge" in meta["setup"]:
+        options = replace(options, ridge=meta["setup"]["ridge"])
+    work = Work(op, points, run.problem, run.sizes, options)
     solver = run.method.assemble(work, Setup(device, meta["setup"]), arrays["sample_rows"])
     return Assembled(solver, op, dict(arrays), meta)
 
@@ -160,8 +188,38 @@ def operator(
     return KernelOperator(kernel, backend, meta["precision"], arrays["shift"], grid)
 
 
+def _known(run: Run, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows) -> Known:
+    """Targets and weights as solvers take them."""
+    source = run.data.source
+    _, Y, w = prepare(
+        run.backend, known.block, run.data.weight_factors, transforms=(), dtype=dtype,
+        seed=run.config.run.random_state, epoch=SETUP_EPOCH, n_outputs=source.n_outputs,
+        classes=source.classes, targets=targets,
+    )  # fmt: skip
+    to_host = run.backend.to_host
+    return by_center(
+        run.backend, known.place, to_host(Y), None if w is None else to_host(w), p=run.problem.p,
+        n_rows=source.n_rows,
+    )  # fmt: skip
+
+
+def _noise(run: Run, op: KernelOperator, Z: Points, rows: Rows) -> Noise:
+    assert rows.numbers is not None
+    n_stored = run.problem.n_stored or run.problem.n_rows
+    at = unlike(rows.numbers, n_stored)
+    root = None if rows.root is None else rows.root[at]
+    return find_noise(op, Z, rows.X[at], rows.Y[at], root)
+
+
+def _few(run: Run, dtype: np.dtype[Any], targets: TargetScale) -> Rows:
+    """Rows for a method that takes no sample."""
+    wanted, seed = min(NOISE_ROWS, run.data.source.n_rows), run.config.run.random_state
+    block = sample_rows(run.data.source, wanted, seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
+    return _prepared(run, block, dtype, targets, None)
+
+
 def _samples(
-    run: Run, dtype: np.dtype[Any], targets: TargetScale
+    run: Run, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows | None
 ) -> tuple[Rows, Rows, npt.NDArray[np.int64]]:
     """The setup sample, the probe, and the row numbers of the sample."""
     source, sizes, seed = run.data.source, run.sizes, run.config.run.random_state
@@ -171,21 +229,38 @@ def _samples(
         first = np.argsort(block.rows[: sizes.n_sample])
         order = np.concatenate([first, np.arange(sizes.n_sample, wanted)])
         block = block.take(order)
-    X, Y, w = prepare(
-        run.backend, block, run.data.weight_factors, transforms=source.feed_transforms,
-        dtype=dtype, seed=seed, epoch=SETUP_EPOCH, n_outputs=source.n_outputs,
-        classes=source.classes, targets=targets,
-    )  # fmt: skip
-    root = None if w is None else run.backend.xp.sqrt(w)
+    X, Y, root, _, place, _ = _prepared(run, block, dtype, targets, known)
+    assert place is not None
     # Fewer rows than sample and probe together: the probe is all of them
     # (`sizes.sample_sizes`).
     s, h = slice(sizes.n_sample), slice(wanted - sizes.n_probe, None)
     shared = max(0, sizes.n_sample - h.start)
     sample, probe = (
-        Rows(X[part], Y[part], None if root is None else root[part], fresh)
+        Rows(
+            X[part],
+            Y[part],
+            None if root is None else root[part],
+            fresh,
+            place[part],
+            block.rows[part],
+        )
         for part, fresh in ((s, 0), (h, shared))
     )
     return sample, probe, block.rows[s]
+
+
+def _prepared(
+    run: Run, block: Block, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows | None
+) -> Rows:
+    """Rows as the stream brings them."""
+    source = run.data.source
+    X, Y, w = prepare(
+        run.backend, block, run.data.weight_factors, transforms=source.feed_transforms,
+        dtype=dtype, seed=run.config.run.random_state, epoch=SETUP_EPOCH,
+        n_outputs=source.n_outputs, classes=source.classes, targets=targets,
+    )  # fmt: skip
+    root = None if w is None else run.backend.xp.sqrt(w)
+    return Rows(X, Y, root, 0, places_of(block.rows, known), block.rows)
 
 
 def save_scaling(

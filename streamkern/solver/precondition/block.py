@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from streamkern.backend.base import Array, Backend, tiles
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.solver.precondition import damping as dampings
-from streamkern.solver.precondition.damping import Damping, Trial
+from streamkern.solver.precondition.known import Known
+from streamkern.solver.precondition.noise import NO_NOISE, Noise
 from streamkern.solver.precondition.norm import (
     check_overlap,
     inverse_root,
@@ -39,23 +40,39 @@ from streamkern.solver.precondition.step_rule import (
 SKETCH = 16
 """Columns of a sketch of a block's leverage. With 16 the loss of several blocks was that of one in
 the end (0.993 to 0.996 of the exact one in place of 1.028 to 1.037), on a smooth problem."""
-LEVERAGE_ROWS = 256
-"""Rows on which setup measures a leverage that only has to be about right."""
+FLOOR = 1e-5
+"""The least mu, of the top eigenvalue of the first block's covariance."""
 
 
 @dataclass(frozen=True)
 class Sample:
     """Rows of the stream that setup works with: X, points with the left side (n); Y : (n, c);
     root : (n,) square roots of the sample weights, or None. fresh : first row that is not in the
-    other sample as well."""
+    other sample as well. place : (n,) on the host, which center a row is, or -1; None: none is."""
 
     X: Points
     Y: Array
     root: Array | None = None
     fresh: int = 0
+    place: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.X)
+
+    def in_block(self, block: slice) -> npt.NDArray[np.bool_]:
+        """Which rows are centers of a block."""
+        if self.place is None:
+            return np.zeros(len(self), bool)
+        inside: npt.NDArray[np.bool_] = (self.place >= block.start) & (self.place < block.stop)
+        return inside
+
+    def of_no_center(self) -> Sample:
+        """The rows that are no center; all of them where each one is."""
+        if self.place is None or (self.place < 0).sum() in (0, len(self)):
+            return self
+        kept = np.flatnonzero(self.place < 0)
+        root = None if self.root is None else self.root[kept]
+        return Sample(self.X[kept], self.Y[kept], root, int((kept < self.fresh).sum()))
 
 
 @dataclass(frozen=True)
@@ -81,7 +98,7 @@ class BlockPreconditioner:
 
     start : (p, c) weights to begin with: the mean over blocks of what each learns from the sample
     alone, which is nearly free once the block is factored. start_rows : s.
-    sketches : of several blocks, G_b (b, SKETCH) = H_b^T N / sqrt(SKETCH), N of standard normal
+    sketches : G_b (b, SKETCH) = H_b^T N / sqrt(SKETCH), N of standard normal
     numbers: |G_b^T k|^2 is the leverage |H_b k|^2 on average (Hutchinson), a share of SKETCH / b of
     its cost.
     """
@@ -145,22 +162,27 @@ def build_block(
     blocks: list[slice],
     *,
     n_samples: int,
-    epochs: int = 1,
+    noise: Noise = NO_NOISE,
+    sweeps: int = 0,
     damping: float | None = None,
     ridge: float = 0.0,
     seed: int = 0,
+    known: Known | None = None,
     report: Callable[[str, dict[str, Any]], None] = lambda event, fields: None,
 ) -> BlockPreconditioner:
     """Factor every block and measure its step on `probe`.
 
     Parameters
     ----------
-    Z, S, probe : right points of the centers (p), and two samples of the stream, which must share
-        no row (or `probe` must be the whole training set, which makes the bound exact).
+    Z, S, probe : points of the centers (p), both sides, and two samples of the stream, which must
+        share no row (or `probe` must be the whole training set, which makes the bound exact). Of
+        the probe, rows that are centers are left out. S.Y is overwritten.
+    known : of the rows that are centers, where there are any.
     blocks : slices of the centers, which are in random order.
-    n_samples : rows the run will see in all, each of them `epochs` times; mu is chosen for them.
-    damping : mu over the top eigenvalue of the first block's covariance, and the penalty for the
-        start; None: see `damping`.
+    n_samples : rows the run will see in all.
+    noise : of the targets. It says the penalty for the sample, and mu is no less.
+    sweeps : further ones over the blocks, on the sample, where there are several.
+    damping : mu over the top eigenvalue of the first block's covariance in place of that.
     ridge : coefficient of the ridge, which the solver evaluates on several blocks in turn, and of a
         single block from its factor, which is then kept.
 
@@ -177,47 +199,120 @@ def build_block(
     """
     H: list[Array | None] = []
     lambdas: list[float] = []
+    probe = probe.of_no_center()
     leverage = op.backend.xp.zeros(len(probe), op.dtype)
-    start = op.backend.xp.empty((len(Z), S.Y.shape[1]), op.dtype)
+    start = op.backend.xp.zeros((len(Z), S.Y.shape[1]), op.dtype)
+    values = None if op.kernel.explicit else op.backend.xp.zeros(start.shape, op.dtype)
     mu, jitters, sketches = math.inf, list[float](), list[Array]()
+    mus: list[float] = []
     L: Array | None = None
-    chosen = None if damping is None else Damping(damping, damping)
     top: float | None = None
+    penalty = noise.penalty(_effective_rows(S, known))
     for i, block in enumerate(blocks):
         least_jitter = noise_floor(op, len(Z)) if ridge else 0.0
-        factor = _BlockFactor(op, Z[block], S, seed, least_jitter, top)
+        factor = _BlockFactor(op, Z, block, S, values, known, seed, least_jitter, top)
         top = factor.top
-        # All blocks are damped alike: what the first one finds holds for other random centers.
-        if chosen is None:
-            chosen = factor.choose(probe, len(blocks), epochs, ridge > 0)
-        factor.learn(chosen.penalty, out=start[block])
-        # A run of n samples affords n / 8 of leverage in all, an even share per block.
-        affordable = n_samples / (8 * len(blocks)) if damping is None else math.inf
+        if i == 0:
+            mu = max(penalty, FLOOR * top) if damping is None else damping * top
+        factor.learn(mu, out=start[block])
+        if len(blocks) > 1:
+            factor.leave(S, start[block], values)
         # A ridge on the weights themselves is evaluated on all blocks every step.
         rounds = 1 if factor.norm.L is None else len(blocks)
-        measured = factor.damped(probe, chosen.mu, affordable, ridge, rounds)
-        if i == 0:
-            chosen = replace(chosen, mu=measured.relative)
+        measured = factor.damped(probe, mu, ridge, rounds)
+        mu = measured.mu - rounds * ridge  # all blocks are damped alike
+        mus.append(measured.mu)
         jitters.append(factor.norm.jitter)
         report("block", {
             "block": i, "blocks": len(blocks), "lambda_1": measured.lambda_1,
-            "penalty": chosen.penalty * top, "mu": measured.mu, "jitter": factor.norm.jitter,
+            "mu": measured.mu, "jitter": factor.norm.jitter,
         })  # fmt: skip
         if ridge and len(blocks) == 1:
             L = factor.norm.L
         del factor.norm, factor.C
         op.backend.release()
         H.append(measured.H)
-        if len(blocks) > 1:
-            sketches.append(_sketch(op, measured.H, seed, i))
+        sketches.append(_sketch(op, measured.H, seed, i))
         lambdas.append(measured.lambda_1)
         leverage += measured.leverage
-        mu = min(mu, measured.mu)
-    start *= 1 / len(blocks)
+    if len(blocks) > 1:
+        joint = _Joint(op, Z, S, known, blocks, H, start, values, penalty)
+        for turn in range(sweeps):
+            joint.sweep(np.random.default_rng([seed, 4, turn]))
     total = float(leverage.max())
     check_overlap(op, total, "leverage")
-    rules = [StepRule(total + (lambda_1 if ridge else 0.0), lambda_1) for lambda_1 in lambdas]
-    return BlockPreconditioner(blocks, H, rules, mu, jitters, start, len(S), sketches or None, L)
+    rules = [StepRule(total, lambda_1, damped=True) for lambda_1 in lambdas]
+    return BlockPreconditioner(blocks, H, rules, min(mus), jitters, start, len(S), sketches, L)
+
+
+class _Joint:
+    """Block coordinate descent on the sample, from what one sweep over the blocks has learned.
+
+    S.Y : what is left of the targets. values : (p, c) K(Z, Z) start.
+    """
+
+    def __init__(
+        self, op: KernelOperator, Z: Points, S: Sample, known: Known | None, blocks: list[slice],
+        H: list[Array | None], start: Array, values: Array | None, penalty: float,
+    ) -> None:  # fmt: skip
+        self.op, self.Z, self.S, self.known, self.blocks = op, Z, S, known, blocks
+        self.H, self.start, self.values, self.penalty = H, start, values, penalty
+        whole = slice(0, len(Z))
+        inside = S.in_block(whole)
+        share = 0.0 if known is None else known.share(whole)
+        kept = op.backend.asarray(~inside, op.dtype)
+        kept *= (1 - share) / max(1, int((~inside).sum()))
+        self.weights = (kept if S.root is None else kept * S.root**2)[:, None]
+
+    def sweep(self, rng: np.random.Generator) -> None:
+        """Every block once, in random order, each as far along its step as is best."""
+        for b in rng.permutation(len(self.blocks)).tolist():
+            self._move(b)
+
+    def _move(self, b: int) -> None:
+        op, block, S, values, known = self.op, self.blocks[b], self.S, self.values, self.known
+        backend, xp, Z = op.backend, op.backend.xp, self.Z[block]
+        ids = np.arange(block.start, block.stop)
+        same = (ids, ids - block.start)
+        g = self._gradient(S.X, Z, self.weights * S.Y)
+        if known is not None and values is not None:
+            w = known.weights[:, None] / known.n_rows
+            g += self._gradient(self.Z, Z, w * (known.Y - values))
+        if values is not None:
+            g -= self.penalty * values[block]
+        H = self.H[b]
+        assert H is not None
+        half, u = xp.empty(g.shape, op.dtype), xp.empty(g.shape, op.dtype)
+        u = backend.matmul_t(H, backend.matmul(H, g, half, lower=True), u, lower=True)
+        moved = op.product(S.X, Z, u)
+        bend = (self.weights * moved**2).sum(axis=0)
+        if values is not None:
+            there = op.product(self.Z, Z, u, same=same)
+            bend += self.penalty * (u * there[block]).sum(axis=0)
+            if known is not None:
+                bend += (w * there**2).sum(axis=0)
+        length = (u * g).sum(axis=0) / xp.maximum(bend, 1e-30)
+        self.start[block] += length * u
+        left = S.Y
+        left -= length * moved
+        if values is not None:
+            values += length * there
+
+    def _gradient(self, X: Points, Z: Points, r: Array) -> Array:
+        """K(X, Z)^T r, (b, c)."""
+        g = self.op.backend.xp.zeros((len(Z), r.shape[1]), self.op.dtype)
+        for rows in tiles(len(X), max(len(Z), 256)):
+            g += self.op.matrix(X[rows], Z).T @ r[rows]
+        return g
+
+
+def _effective_rows(S: Sample, known: Known | None) -> float:
+    """Rows that count alike whose mean has the variance of the sample's."""
+    whole = slice(0, np.iinfo(np.int64).max)
+    q = 0 if known is None else int(known.counts.sum())
+    n = max(len(S), q) if known is None else known.n_rows
+    others = len(S) - int(S.in_block(whole).sum())
+    return 1 / ((1 - q / n) ** 2 / max(1, others) + q / n**2)
 
 
 def _sketch(op: KernelOperator, H: Array, seed: int, block: int) -> Array:
@@ -228,25 +323,30 @@ def _sketch(op: KernelOperator, H: Array, seed: int, block: int) -> Array:
 
 @dataclass(frozen=True)
 class _Damped:
-    """H_b at mu, `relative` to the block's scale, and what was measured with it on the probe."""
+    """H_b at mu, and what was measured with it on the probe."""
 
     H: Array
-    relative: float
     mu: float
     leverage: Array  # (h,)
     lambda_1: float
 
 
 class _BlockFactor:
-    """The parts of one block that do not depend on mu."""
+    """The parts of one block that do not depend on mu.
+
+    centers : all of them, of which the block has those of the slice. values : (p, c) what the
+    blocks before have learned, K(Z, Z) alpha, as S.Y is what they have left; None for explicit
+    features.
+    """
 
     def __init__(
-        self, op: KernelOperator, Z: Points, S: Sample, seed: int, least_jitter: float,
-        top: float | None,
+        self, op: KernelOperator, centers: Points, block: slice, S: Sample, values: Array | None,
+        known: Known | None, seed: int, least_jitter: float, top: float | None,
     ) -> None:  # fmt: skip
-        self.op, self.Z, self.backend = op, Z, op.backend
+        self.op, self.backend, self.centers, self.block = op, op.backend, centers, block
+        self.Z, self.values, self.known = centers[block], values, known
         self.seed, self.n_rows = seed, len(S)
-        self.norm = weight_norm(op, Z, least_jitter)
+        self.norm = weight_norm(op, self.Z, least_jitter)
         self.C, self.moment = self._covariance(S)
         # Before Lanczos, which would fail on NaN without saying why.
         check_overlap(op, float(self.C.diagonal().sum()), "covariance")
@@ -254,26 +354,52 @@ class _BlockFactor:
         self.top = self._top() if top is None else top
 
     def _covariance(self, S: Sample) -> tuple[Array, Array]:
-        """The lower part of W W^T / s, and W Y / s, accumulated over slabs of S: W never exists as
-        a whole."""
+        """The lower part of E W W^T and E W Y, accumulated over slabs of S: W never exists as a
+        whole. Rows that are centers of the block have their true share, whatever S holds of them.
+        """
         xp, b, s = self.backend.xp, len(self.Z), len(S)
         C = xp.zeros((b, b), self.op.dtype)
         moment = xp.zeros((b, S.Y.shape[1]), self.op.dtype)
         # Slabs as tall as the block: the accumulating product runs at GEMM speed and the slab
         # costs no more than one more b x b buffer.
         height = min(s, max(b, 256))
+        root, scale = self._outside(S)
         slab = xp.empty((height, b), self.op.dtype)
         for rows in tiles(s, height):
             K = self.op.matrix(S.X[rows], self.Z, out=slab[: rows.stop - rows.start])
             Y = S.Y[rows]
-            if S.root is not None:
-                K *= S.root[rows, None]
-                Y = Y * S.root[rows, None]
+            if root is not None:
+                K *= root[rows, None]
+                Y = Y * root[rows, None]
             W = self.norm.features(self.backend, K)  # rows of K become columns of W
-            self.backend.add_gram(C, W, 1 / s)
+            self.backend.add_gram(C, W, scale)
             moment += W.T @ Y
-        moment *= 1 / s
+        moment *= scale
+        if self.known is not None and self.norm.L is not None:
+            del slab
+            self._add_known(self.known, self.norm.L, C, moment)
         return C, moment
+
+    def _outside(self, S: Sample) -> tuple[Array | None, float]:
+        """Square roots of the weights of the sampled rows, and a factor, with which the others in
+        the stream are stood for by those that are not centers of the block."""
+        inside = S.in_block(self.block)
+        share = 0.0 if self.known is None else self.known.share(self.block)
+        others = len(S) - int(inside.sum())
+        scale = (1 - share) / max(others, 1)
+        if others == len(S):
+            return S.root, scale
+        kept = self.backend.asarray(~inside, self.op.dtype)
+        return (kept if S.root is None else kept * S.root), scale
+
+    def _add_known(self, known: Known, L: Array, C: Array, moment: Array) -> None:
+        """The rows that are centers of the block: of all these W is L^T."""
+        n, block, values = known.n_rows, self.block, self.values
+        w = known.weights[block, None]
+        W = L * self.backend.xp.sqrt(w)
+        self.backend.add_gram(C, W, 1 / n)
+        left = known.Y[block] if values is None else known.Y[block] - values[block]
+        moment += L.T @ (left * (w / n))
 
     def _top(self) -> float:
         rng = np.random.default_rng([self.seed, 1])
@@ -281,14 +407,18 @@ class _BlockFactor:
         self.backend.mirror_lower(self.C)
         return top_eigenvalue(self.backend, lambda v: self.C @ v, start, EIGENVALUE_STEPS)
 
-    def _ridge_solution(self, relative: float) -> tuple[Array, Array] | None:
+    def _ridge_solution(self, penalty: float) -> tuple[Array, Array] | None:
         """The Cholesky factor A of C + mu I, and the weights (b, c) that minimise the sample's
         mean squared error + mu |f|^2; None where rounding makes C + mu I indefinite."""
-        A = self.C.copy()
-        A.reshape(-1)[:: len(A) + 1] += relative * self.top
+        A, x = self.C.copy(), self.moment.copy()
+        A.reshape(-1)[:: len(A) + 1] += penalty
         if not self.backend.cholesky(A):
             return None
-        x = self.backend.solve_lower(A, self.moment.copy())
+        if self.block.start and self.values is not None and self.norm.L is not None:
+            # The norm is that of all blocks.
+            before = self.backend.solve_lower(self.norm.L, self.values[self.block].copy())
+            x -= penalty * before
+        self.backend.solve_lower(A, x)
         x = self.backend.solve_lower(A, x, transposed=True)
         return A, self.norm.weights(self.backend, x)
 
@@ -297,60 +427,38 @@ class _BlockFactor:
         solved = self._ridge_solution(penalty)
         out[...] = 0 if solved is None else solved[1]
 
-    def choose(self, probe: Sample, n_blocks: int, epochs: int, ridge: bool) -> Damping:
-        """See `choose_damping`. b^3 / 3 FLOPs a trial."""
-        held_out = slice(probe.fresh, len(probe))
-        X, Y = probe.X[held_out], probe.Y[held_out]
-        root = None if probe.root is None else probe.root[held_out, None]
-        if not len(Y):  # a training set of one row
-            return Damping(10.0**dampings.START_EXPONENT, 10.0**dampings.START_EXPONENT)
+    def leave(self, S: Sample, weights: Array, values: Array | None) -> None:
+        """Take what the block has learned from S.Y, and add it to `values`."""
+        left = S.Y
+        left -= self.op.product(S.X, self.Z, weights)
+        if values is not None:
+            ids = np.arange(self.block.start, self.block.stop)
+            same = (ids, ids - self.block.start)
+            values += self.op.product(self.centers, self.Z, weights, same=same)
 
-        def squares(r: Array) -> float:
-            return float(((r if root is None else root * r) ** 2).sum())
-
-        few = self.op.matrix(X[:LEVERAGE_ROWS], self.Z)
-        if root is not None:
-            few *= root[:LEVERAGE_ROWS]
-        few = self.norm.features(self.backend, few)
-
-        def measure(relative: float) -> Trial:
-            solved = self._ridge_solution(relative)
-            if solved is None:
-                return Trial(math.inf, math.inf)
-            A, weights = solved
-            phi = self.backend.solve_lower(A, self.backend.xp.ascontiguousarray(few.T))
-            r = self.op.product(X, self.Z, weights)
-            r -= Y
-            leverage = self.backend.xp.einsum("ij,ij->j", phi, phi)
-            return Trial(squares(r), float(leverage.max()))
-
-        w = self.backend.xp.ones((len(Y), 1), self.op.dtype) if root is None else root * root
-        mean = (w * Y).sum(axis=0) / max(float(w.sum()), dampings.TINY)
-        return dampings.choose_damping(
-            measure, squares(Y - mean), rows=self.n_rows, n_blocks=n_blocks, epochs=epochs,
-            ridge=ridge,
-        )  # fmt: skip
-
-    def damped(
-        self, probe: Sample, first: float, affordable: float, ridge: float, n_blocks: int
-    ) -> _Damped:
-        """H_b at the first damping, or 10 or 100 times that, whose leverage is affordable.
-
-        Or else at the last of these that does not exceed `damping.MAX_EXPONENT`. Every direction
-        above mu costs leverage, which is the number of samples the run needs to forget its start.
-        """
-        most = max(first, 10.0**dampings.MAX_EXPONENT)
-        H = None
-        for relative in (more for more in (first, 10 * first, 100 * first) if more <= most):
-            del H  # not held beside the next one
-            H, mu = inverse_root(
-                self.op, self.norm, self.C, relative * self.top + n_blocks * ridge, self.top
-            )
-            leverage, lambda_1 = self._measure(H, probe)
-            if float(leverage.max()) <= affordable:
-                break
+    def damped(self, probe: Sample, damping: float, ridge: float, n_blocks: int) -> _Damped:
+        """H_b at mu, or more where rounding or the ridge asks for it."""
+        H, mu = inverse_root(self.op, self.norm, self.C, damping + n_blocks * ridge, self.top)
+        leverage, lambda_1 = self._measure(H, probe)
+        if self.known is not None:
+            share = self.known.share(self.block)
+            lambda_1 = (1 - share) * lambda_1 + self._known_eigenvalue(H, self.known)
         lambda_1 += n_blocks * ridge / mu
-        return _Damped(H, relative, mu, leverage, lambda_1)
+        return _Damped(H, mu, leverage, lambda_1)
+
+    def _known_eigenvalue(self, H: Array, known: Known) -> float:
+        """Top eigenvalue of the share that the block's own centers have in the covariance: the
+        features of these rows are H L L^T."""
+        L, w = self.norm.L, known.weights[self.block] / known.n_rows
+        if L is None:
+            return 0.0
+
+        def apply(v: Array) -> Array:
+            return H @ (L @ (L.T @ (w * (L @ (L.T @ (H.T @ v))))))
+
+        rng = np.random.default_rng([self.seed, 3])
+        start = self.backend.asarray(rng.standard_normal(len(self.Z)), self.op.dtype)
+        return top_eigenvalue(self.backend, apply, start, EIGENVALUE_STEPS)
 
     def _measure(self, H: Array, probe: Sample) -> tuple[Array, float]:
         """|phi|^2 of every probe row, phi = H k(Z_b, x), and the top eigenvalue of its S."""

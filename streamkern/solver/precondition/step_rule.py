@@ -26,14 +26,35 @@ lambda_1' = lambda_1 + ridge / mu, which the same rule covers with lambda_1' for
 ell + lambda_1' for ell. Of n blocks each uses a ridge part that is up to a round of n steps old, or
 more where the ridge is weak (`solver.block_step`), as if one step were n times as long: hence
 n ridge / mu. With mu at least n ridge that is lambda_1 + 1 at most.
+
+The largest leverage is that of rows unlike all others, and tables have rows whose leverage is a
+hundred times the usual one. So that these do not rule every step, a row of a batch counts with
+
+    w_i = 1 / (1 + eta ell_i / m),
+
+ell_i its leverage (ours; the diagonal form of an implicit step, and normalised LMS where m = 1).
+With S_w = E w phi phi^T and w_i eta ell_i / m = 1 - w_i the second moment of a step is
+
+    eta E[((1/m) sum w phi phi^T)^2] <= E[w (1 - w) phi phi^T] + eta S_w^2
+                                      = S_w - E[w^2 phi phi^T] + eta S_w^2.
+
+S_w S^-1 S_w <= E[w^2 phi phi^T], as the covariance of the pair (phi, w phi) has no negative
+eigenvalue, and S <= lambda_1. So at eta = 1 / lambda_1 the last two terms are at most zero, and
+
+    E|e|^2 <= |e|^2 - eta e.S_w e:
+
+the guarantee of the rule above, whatever the leverages are. Where these are alike the step is the
+same, too: eta w = m / (ell + m lambda_1). With a ridge lambda_1' takes the place of lambda_1, as
+(S_w + R)^2 / lambda_1' <= S_w^2 / lambda_1 + R^2 / |R|. Steps lead to least squares with the
+weights w_i, which are 1 where eta ell_i is small beside m.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -52,15 +73,19 @@ class StepRule:
     leverage : ell, the largest preconditioned leverage seen.
     lambda_1 : top eigenvalue of the preconditioned Hessian, of blocks `fresh_eigenvalue`,
     elsewhere an upper estimate.
-    scale : factor on eta in force, below 1 after a back-off.
+    scale : factor on eta in force, below 1 after a back-off. damped : whether rows of a batch are
+    damped by their leverage (`row_damping`), so that the largest one no longer limits the step.
     """
 
     leverage: float
     lambda_1: float
     scale: float = 1.0
+    damped: bool = False
 
     def eta(self, m: int) -> float:
         """Step size for a batch of m rows."""
+        if self.damped:
+            return self.scale * min(1.0, 1 / self.lambda_1)
         return self.scale * m / (self.leverage + (m - 1) * self.lambda_1)
 
     @property
@@ -69,9 +94,9 @@ class StepRule:
         return self.leverage / self.lambda_1 + 1
 
 
-def saved_rules(rules: list[dict[str, float]], scale: float) -> list[StepRule]:
+def saved_rules(rules: list[dict[str, Any]], scale: float) -> list[StepRule]:
     """The rules that were recorded, with steps `scale` times as long."""
-    return [StepRule(rule["leverage"], rule["lambda_1"], scale) for rule in rules]
+    return [replace(StepRule(**rule), scale=scale) for rule in rules]
 
 
 def largest(rules: list[dict[str, float]]) -> dict[str, float]:

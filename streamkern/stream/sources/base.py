@@ -194,6 +194,13 @@ class BaseSource(ABC):
         """
         return np.arange(*self.unit_bounds(u), dtype=np.uint64)
 
+    def find_rows(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """(rows, places), int64: the rows that equal one of X (k, *row_shape), and which of them.
+
+        None where nobody knows without reading all rows.
+        """
+        return None
+
     def read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
         """y of `read_unit`, without X where that can be."""
         if self.host_transforms:  # which may change it

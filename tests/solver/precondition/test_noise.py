@@ -1,0 +1,99 @@
+"""The noise of the targets: against fits without each row, and draws with a noise that is known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamkern.backend.devices import get_backend
+from streamkern.kernels.builtin import get_kernel
+from streamkern.kernels.products import KernelOperator
+from streamkern.solver.precondition.noise import (
+    GROWTH,
+    NOISE_ROWS,
+    Noise,
+    find_noise,
+    unlike,
+)
+
+
+def found(X: np.ndarray, Y: np.ndarray, w: np.ndarray | None = None, bandwidth: float = 2) -> Noise:
+    with get_backend("cpu", 1, "none") as backend:
+        kernel = get_kernel({"kernel": "laplace", "bandwidth": bandwidth})
+        op = KernelOperator(kernel, backend, "float64")
+        Z = op.points(X[:1], left=True, right=True)
+        return find_noise(op, Z, X, Y, None if w is None else np.sqrt(w))
+
+
+def kernel_matrix(X: np.ndarray, bandwidth: float = 2) -> np.ndarray:
+    distances = np.sqrt(((X[:, None] - X[None]) ** 2).sum(axis=2))
+    return np.exp(-distances / bandwidth)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_error_is_that_of_fits_without_each_row(weighted: bool) -> None:
+    rng = np.random.default_rng(0)
+    X, Y = rng.standard_normal((40, 3)), rng.standard_normal((40, 2))
+    w = rng.uniform(0.2, 3, 40) if weighted else np.ones(40)
+    tried = found(X, Y, w if weighted else None).tried
+    assert len(tried) >= 3
+    scale = w.mean()  # of weighted kernel values, whose diagonal is w
+    K = kernel_matrix(X)
+    for kappa, error in tried:
+        total = 0.0
+        for i in range(40):
+            left = np.delete(np.arange(40), i)
+            noise = np.diag(kappa / w[left])
+            f = K[i, left] @ np.linalg.solve(K[np.ix_(left, left)] + noise, Y[left])
+            total += w[i] * ((Y[i] - f) ** 2).sum()
+        assert error == pytest.approx(total / 40, rel=1e-8), (kappa, scale)
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.5])
+def test_the_noise_of_a_gaussian_process_is_found(noise: float) -> None:
+    """Within a factor of 1.6, from 600 rows."""
+    rng = np.random.default_rng(1)
+    X = rng.standard_normal((600, 2))
+    f = np.linalg.cholesky(kernel_matrix(X) + 1e-10 * np.eye(600)) @ rng.standard_normal((600, 4))
+    variance = found(X, f + math.sqrt(noise) * rng.standard_normal(f.shape)).variance
+    assert noise / 1.6 < variance < noise * 1.6
+
+
+def test_targets_without_noise_have_none() -> None:
+    X = np.random.default_rng(2).standard_normal((300, 2))
+    assert found(X, np.abs(X[:, :1])).variance == 0
+
+
+def test_targets_of_nothing_but_noise_are_smoothed_away() -> None:
+    rng = np.random.default_rng(3)
+    assert found(rng.standard_normal((300, 2)), rng.standard_normal((300, 1))).variance > 10
+
+
+def test_one_row_says_nothing() -> None:
+    assert found(np.zeros((1, 2)), np.ones((1, 1))).variance == 0
+
+
+@given(st.integers(1, 50), st.lists(st.integers(0, 400), min_size=1, max_size=60, unique=True))
+def test_rows_of_one_stored_row_are_taken_once(n_stored: int, numbers: list[int]) -> None:
+    rows = np.array(numbers)
+    at = unlike(rows, n_stored)
+    kept = rows[at] % n_stored
+    assert len(set(kept.tolist())) == len(kept) == len({k % n_stored for k in numbers})
+    assert (np.diff(at) > 0).all()
+
+
+def test_no_more_rows_are_taken_than_there_is_room_for() -> None:
+    assert len(unlike(np.arange(5000), 5000)) == NOISE_ROWS
+
+
+def test_a_penalty_falls_with_the_rows() -> None:
+    """Like 1 / sqrt(n) at first, then like 1 / n; that of fewer rows is not extrapolated."""
+    noise = Noise(0.5, 1000)
+    assert noise.penalty(500) == 0.5 / 500
+    assert noise.penalty(4000) == pytest.approx(2 * 0.5 / 4000)
+    assert noise.penalty(1e8) == pytest.approx(math.sqrt(GROWTH) * 0.5 / 1e8)
+    assert Noise().penalty(10) == 0
