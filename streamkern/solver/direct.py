@@ -16,7 +16,6 @@ from streamkern.solver.direct_step import HELD_SHARE, SLAB, DirectSolver
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
 from streamkern.solver.precondition.held_out import n_parts
 
-
 TRIALS = 8
 """Ridges that a search tries, about."""
 
