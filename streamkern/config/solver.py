@@ -71,8 +71,9 @@ class SolverConfig(Table):
     def _defined_for_the_solver(self) -> SolverConfig:
         allowed = options_of(self.name)
         for name, default in self.changed.items():
-            if name != "name" and name not in allowed:
-                value = getattr(self, name)
+            value = getattr(self, name)
+            none = name == "ridge" and value == 0
+            if name != "name" and name not in allowed and not none:
                 shown = "" if name == "warm_start" else f"={json.dumps(value)}"  # a URL may tell
                 raise ConfigError(
                     f"solver.{name}{shown} is not defined for solver {self.name!r}; leave it "

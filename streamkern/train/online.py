@@ -3,8 +3,9 @@
 The first block decides everything that a run decides in its setup: centers, bandwidth, scaling,
 the mean of the targets, preconditioner, step sizes. Where later blocks have another mean, f learns
 the difference. Every block, the first included, is then trained on with the same
-solver state, and the running average goes on. Between two calls all of it is host arrays and plain
-values, so it can be pickled, and no thread or device memory is held.
+solver state, and the running average goes on. How many rows there will be nobody knows: so "auto"
+is the block solver, and a ridge that is left open is none. Between two calls all of it is host
+arrays and plain values, so it can be pickled, and no thread or device memory is held.
 """
 
 from __future__ import annotations
@@ -63,10 +64,14 @@ class Online:
             raise ConfigError(
                 f"{what} and can not be used with partial_fit; use fit, or another solver"
             )
-        centers = self.centers
+        centers, config = self.centers, self.config
+        if config.solver.name == "auto":
+            config = config.with_overrides({"solver.name": "block"})
+        if config.solver.ridge == "auto":
+            config = config.with_overrides({"solver.ridge": 0.0})
         if self.setup is not None and model.features != "fourier":
             centers = self.setup[0]["Z"]
-        run = open_run(self.config, Given(source, centers=centers), fixed_sizes=self.sizes)
+        run = open_run(config, Given(source, centers=centers), fixed_sizes=self.sizes)
         try:
             with run.backend.active():
                 return self._train(run)
@@ -75,7 +80,9 @@ class Online:
             raise
 
     def _train(self, run: Run) -> Result:
-        made = start(run, _ignore) if self.setup is None else reassemble(run, *self.setup)
+        made = (
+            start(run, _ignore, whole=False) if self.setup is None else reassemble(run, *self.setup)
+        )
         steps = Steps(run, made, Position(), _ignore)
         if self.kept is None:
             steps.begin()

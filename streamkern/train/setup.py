@@ -65,13 +65,18 @@ class Assembled:
         return int(self.meta["setup"]["batch_size"])
 
 
-def start(run: Run, report: Report, targets: TargetScale | None = None) -> Assembled:
+def start(
+    run: Run, report: Report, targets: TargetScale | None = None, *, whole: bool = True
+) -> Assembled:
     """Choose, sample, factor and measure. Reads the centers and one sample of the stream, and the
     targets where their mean is not known; targets : of the run whose weights are gone on from.
+    whole : whether no other rows will follow those of `run`.
     """
     config, data = run.config, run.data
     dtype = np.dtype(np.float64 if run.precision == "float64" else np.float32)
     host_Z, order, kernel, known_rows = choose_centers(run, dtype, report)
+    if not whole:  # nobody knows their share
+        known_rows = None
     Z = run.backend.asarray(host_Z)
     fit_intercept = config.model.fit_intercept
     inside = targets or target_scale(
@@ -104,7 +109,7 @@ def start(run: Run, report: Report, targets: TargetScale | None = None) -> Assem
         else:
             noise = _noise(run, op, points, _few(run, dtype, inside))
         if asked:
-            options = replace(options, ridge=noise.penalty(run.problem.n_samples))
+            options = replace(options, ridge=_ridge(run, noise))
         facts = {"variance": noise.variance, "tried": noise.tried}
         report("noise", facts | ({"ridge": options.ridge} if asked else {}))
         run.backend.release()
@@ -201,6 +206,12 @@ def _known(run: Run, dtype: np.dtype[Any], targets: TargetScale, known: CenterRo
         run.backend, known.place, to_host(Y), None if w is None else to_host(w), p=run.problem.p,
         n_rows=source.n_rows,
     )  # fmt: skip
+
+
+def _ridge(run: Run, noise: Noise) -> float:
+    """The one that suits all rows of the run."""
+    n = run.problem.n_samples
+    return noise.penalty(n) or (noise.least / n if run.method.needs_ridge else 0.0)
 
 
 def _noise(run: Run, op: KernelOperator, Z: Points, rows: Rows) -> Noise:

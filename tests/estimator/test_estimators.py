@@ -93,7 +93,9 @@ def test_in_a_grid_search_and_a_pipeline() -> None:
 
 
 def test_fitted_attributes_give_the_predictions() -> None:
-    model = KernelRegressor(n_centers=50, bandwidth=2.0, epochs=2, scale="none", **SMALL).fit(X, Y)
+    model = KernelRegressor(
+        n_centers=50, bandwidth=2.0, solver="block", epochs=2, scale="none", **SMALL
+    ).fit(X, Y)
     assert model.centers_.shape == (50, 4)
     assert model.dual_coef_.shape == (50, 2)
     assert model.bandwidth_ == 2.0
@@ -246,11 +248,11 @@ def test_a_warm_start_of_falkon_is_done_at_once() -> None:
 
 
 def test_a_warm_start_from_a_run_directory(tmp_path: Path) -> None:
-    model = KernelRegressor(n_centers=60, run_dir=tmp_path / "a", **SMALL).fit(X, Y, test=(X, Y))
-    other = clone(model).set_params(run_dir=tmp_path / "b", warm_start=tmp_path / "a", epochs=1)
-    other.fit(X, Y, test=(X, Y))
-    first, last = (model.history_[k]["test_mse"] for k in (0, -1))
-    assert abs(other.history_[0]["test_mse"] - last) < 0.3 * abs(first - last)
+    model = KernelRegressor(n_centers=60, solver="block", run_dir=tmp_path / "a", **SMALL)
+    model.fit(X, Y, test=(X, Y))
+    still = {"run_dir": tmp_path / "b", "warm_start": tmp_path / "a", "epochs": 1}
+    other = clone(model).set_params(step_scale=1e-9, **still).fit(X, Y)
+    np.testing.assert_allclose(other.dual_coef_, model.dual_coef_, rtol=1e-5, atol=1e-6)
     with pytest.raises(ConfigError, match=r"warm_start=True can not be used with run_dir, .* give"):
         clone(model).set_params(warm_start=True).fit(X, Y)
     with pytest.raises(RunError, match=r"no run directory at .*/c"):
@@ -369,13 +371,15 @@ def test_predictions_written_to_zarr(tmp_path: Path) -> None:
 def test_scaling_is_part_of_the_model_and_noise_is_not() -> None:
     raw = X * [1, 10, 100, 1000] + 5
     scaled = (raw - raw.mean(axis=0)) / raw.std(axis=0)
-    tables = KernelRegressor(transforms=[{"kind": "scale", "mode": "feature"}], epochs=2, **SMALL)
-    tables.fit(raw, Y)
-    objects = KernelRegressor(transforms=[Scale("feature"), GaussianNoise(0)], epochs=2, **SMALL)
+    small = SMALL | {"solver": "block"}
+    transforms = [{"kind": "scale", "mode": "feature"}, {"kind": "noise", "sigma": 0}]
+    tables = KernelRegressor(transforms=transforms, epochs=2, **small).fit(raw, Y)
+    objects = KernelRegressor(transforms=[Scale("feature"), GaussianNoise(0)], epochs=2, **small)
     objects.fit(raw, Y)
     np.testing.assert_array_equal(tables.dual_coef_, objects.dual_coef_)
-    bare = {"scale": "none", **SMALL}
-    plain = KernelRegressor(epochs=2, **bare).fit(scaled.astype(np.float32), Y)
+    bare = {"scale": "none", **small}
+    drawn = {"transforms": [GaussianNoise(0)]}  # no row comes as it is stored
+    plain = KernelRegressor(epochs=2, **drawn, **bare).fit(scaled.astype(np.float32), Y)
     np.testing.assert_allclose(tables.centers_, plain.centers_, atol=1e-5)
     np.testing.assert_allclose(tables.predict(raw), plain.predict(scaled), atol=1e-2)
     noisy = KernelRegressor(transforms=[GaussianNoise(0.3)], epochs=4, **bare).fit(X, Y)
@@ -385,7 +389,7 @@ def test_scaling_is_part_of_the_model_and_noise_is_not() -> None:
 
 
 def test_held_out_data_is_evaluated_every_epoch() -> None:
-    model = KernelClassifier(epochs=3, **SMALL).fit(
+    model = KernelClassifier(epochs=3, solver="block", **SMALL).fit(
         X[:200], LABELS[:200], test=(X[200:], LABELS[200:])
     )
     assert [record["samples"] for record in model.history_] == [200, 400, 600]
@@ -397,9 +401,11 @@ def test_held_out_data_is_evaluated_every_epoch() -> None:
 
 
 def test_partial_fit_of_one_block_is_fit() -> None:
+    """Where no row is a center: of these `fit` knows the share in all rows."""
     # 90 steps: enough for the guard to look at them twice.
-    fit = KernelRegressor(epochs=3, batch_size=10, **SMALL).fit(X, Y)
-    partial = KernelRegressor(epochs=3, batch_size=10, **SMALL).partial_fit(X, Y)
+    options = {"centers": X[::5] + 0.1, "solver": "block", "ridge": 0.0} | SMALL
+    fit = KernelRegressor(epochs=3, batch_size=10, **options).fit(X, Y)
+    partial = KernelRegressor(epochs=3, batch_size=10, **options).partial_fit(X, Y)
     np.testing.assert_array_equal(fit.dual_coef_, partial.dual_coef_)
     np.testing.assert_array_equal(fit.predict(X), partial.predict(X))
 
@@ -489,7 +495,7 @@ def test_a_run_directory_makes_fit_resumable(tmp_path: Path) -> None:
     first = make().fit(X, LABELS)
     again = make(threads=1).fit(X, LABELS)
     np.testing.assert_array_equal(first.dual_coef_, again.dual_coef_)
-    with pytest.raises(ResumeMismatchError, match=r"ridge: was 0.0, now 1.0"):
+    with pytest.raises(ResumeMismatchError, match=r"ridge: was 'auto', now 1.0"):
         make(ridge=1.0).fit(X, LABELS)
     with pytest.raises(ResumeMismatchError, match="fingerprint"):
         make().fit(X + 1, LABELS)

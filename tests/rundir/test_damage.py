@@ -181,7 +181,7 @@ def altered(whole: bytes, kind: str, rng: np.random.Generator) -> bytes:
     text = json.dumps(document).encode() + b"\n"
     if how > 1:
         own = ("format", "version", "sha256", "crc32c")
-        body = {name: value for name, value in document.items() if name not in own}
+        body = {name: value for name, value in json.loads(text).items() if name not in own}
         with contextlib.suppress(ValueError):  # NaN
             text = documents.seal(kind, body) if kind else sealed_line(body)
     return text + b"".join(others)

@@ -52,6 +52,11 @@ class Noise:
     n_rows: int = 1
     tried: list[tuple[float, float]] = field(default_factory=list)
 
+    @property
+    def least(self) -> float:
+        """The least variance that was tried, for who needs one above 0."""
+        return self.tried[0][0] if self.tried else 0.0
+
     def penalty(self, n: float) -> float:
         """Of |f|^2 beside the mean squared error of n rows."""
         return self.variance * math.sqrt(min(max(n / self.n_rows, 1), GROWTH)) / n
