@@ -1,6 +1,6 @@
 """The block preconditioner: whitening the stream in the span of each block of centers.
 
-How long a step it allows is `step_rule`'s to say, how much it is damped `damping`'s.
+How long a step it allows is `step_rule`'s to say, how much it is damped `noise`'s.
 
 Where rows have sample weights w, the stream that is whitened is that of sqrt(w) phi(x): its
 covariance is that of the weighted loss, and the leverage of a row w |phi|^2. So the rows of the
@@ -96,8 +96,11 @@ class BlockPreconditioner:
     only fixed point is K_bX r = 0 for all blocks, the least-squares solution. Of a ridge the jitter
     is a part, see `solver.block_step`.
 
-    start : (p, c) weights to begin with: the mean over blocks of what each learns from the sample
-    alone, which is nearly free once the block is factored. start_rows : s.
+    Rows that are centers of the block stand in the covariance with their true share, each 1 / n of
+    n rows: for them W = L^T, and the sampled rows stand for the others alone (`Known`).
+
+    start : (p, c) weights to begin with: what the sample teaches, one block after the other from
+    what those before left, and then all of them together (`_Joint`). start_rows : s.
     sketches : G_b (b, SKETCH) = H_b^T N / sqrt(SKETCH), N of standard normal
     numbers: |G_b^T k|^2 is the leverage |H_b k|^2 on average (Hutchinson), a share of SKETCH / b of
     its cost.
@@ -187,10 +190,9 @@ def build_block(
         single block from its factor, which is then kept.
 
     Cost per block (2 s + h + 5 b / 3) b^2 + 2 (b + s + h) b d FLOPs (`setup_flops`), for
-    the first one 2/3 b^3 to 5/3 b^3 more, and more where mu has to go up; memory beside H the
-    larger of 2 b^2 + 2 h b and 3 b^2 elements (of which L is b^2; before there is any H 2
-    LEVERAGE_ROWS b more), (3 b + 2 h) c for c outputs, and on the CPU parts of products
-    (`memory`).
+    the first one b^2 times `EIGENVALUE_STEPS` more, and of several blocks a sweep evaluates
+    K(S, Z) and K(Z, Z) twice; memory beside H the larger of 2 b^2 + 2 h b and 3 b^2 elements (of
+    which L is b^2), (3 b + 2 h) c for c outputs, and on the CPU parts of products (`memory`).
 
     Raises
     ------
