@@ -26,10 +26,10 @@ from streamkern.solver.method import STEPS, Method, Report, Samples, Setup, Work
 from streamkern.solver.precondition.block import (
     SKETCH,
     BlockPreconditioner,
-    Sample,
     block_slices,
     build_block,
 )
+from streamkern.solver.precondition.sample import Sample
 from streamkern.solver.precondition.step_rule import saved_rules
 
 

@@ -28,8 +28,8 @@ noise, and goes to least squares itself.
 With sample weights v_i they are part of w: w_i = v_i / (1 + eta v_i ell(x_i) / m).
 
 With minibatches the steps lead to least squares with the weights w_i, and these to 1 as the step
-falls (`FULL_ROWS`). There is no projection and there are no temporary centers. The running average of the iterates
-removes the noise floor of the constant step.
+falls (`FULL_ROWS`). There is no projection and there are no temporary centers. The running average
+of the iterates removes the noise floor of the step.
 
 Cost per step 2 m p (d + 3 c) + 2 p b c FLOPs, and with a ridge at most p b (2 d + 2 c) for several
 blocks, 2 p^2 c for one; memory p b for H, m p for the kept K(X, Z), and p^2 for one block with a

@@ -16,12 +16,12 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from streamkern.backend.base import Array, Backend, tiles
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
+from streamkern.solver.precondition.joint import Joint
 from streamkern.solver.precondition.known import Known
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
 from streamkern.solver.precondition.norm import (
@@ -30,6 +30,7 @@ from streamkern.solver.precondition.norm import (
     noise_floor,
     weight_norm,
 )
+from streamkern.solver.precondition.sample import Sample, effective_rows
 from streamkern.solver.precondition.step_rule import (
     EIGENVALUE_STEPS,
     StepRule,
@@ -42,37 +43,6 @@ SKETCH = 16
 the end (0.993 to 0.996 of the exact one in place of 1.028 to 1.037), on a smooth problem."""
 FLOOR = 1e-5
 """The least mu, of the top eigenvalue of the first block's covariance."""
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Rows of the stream that setup works with: X, points with the left side (n); Y : (n, c);
-    root : (n,) square roots of the sample weights, or None. fresh : first row that is not in the
-    other sample as well. place : (n,) on the host, which center a row is, or -1; None: none is."""
-
-    X: Points
-    Y: Array
-    root: Array | None = None
-    fresh: int = 0
-    place: npt.NDArray[np.int64] | None = None
-
-    def __len__(self) -> int:
-        return len(self.X)
-
-    def in_block(self, block: slice) -> npt.NDArray[np.bool_]:
-        """Which rows are centers of a block."""
-        if self.place is None:
-            return np.zeros(len(self), bool)
-        inside: npt.NDArray[np.bool_] = (self.place >= block.start) & (self.place < block.stop)
-        return inside
-
-    def of_no_center(self) -> Sample:
-        """The rows that are no center; all of them where each one is."""
-        if self.place is None or (self.place < 0).sum() in (0, len(self)):
-            return self
-        kept = np.flatnonzero(self.place < 0)
-        root = None if self.root is None else self.root[kept]
-        return Sample(self.X[kept], self.Y[kept], root, int((kept < self.fresh).sum()))
 
 
 @dataclass(frozen=True)
@@ -100,7 +70,7 @@ class BlockPreconditioner:
     n rows: for them W = L^T, and the sampled rows stand for the others alone (`Known`).
 
     start : (p, c) weights to begin with: what the sample teaches, one block after the other from
-    what those before left, and then all of them together (`_Joint`). start_rows : s.
+    what those before left, and then all of them together (`joint`). start_rows : s.
     sketches : G_b (b, SKETCH) = H_b^T N / sqrt(SKETCH), N of standard normal
     numbers: |G_b^T k|^2 is the leverage |H_b k|^2 on average (Hutchinson), a share of SKETCH / b of
     its cost.
@@ -209,7 +179,7 @@ def build_block(
     mus: list[float] = []
     L: Array | None = None
     top: float | None = None
-    penalty = noise.penalty(_effective_rows(S, known))
+    penalty = noise.penalty(effective_rows(S, known))
     for i, block in enumerate(blocks):
         least_jitter = noise_floor(op, len(Z)) if ridge else 0.0
         factor = _BlockFactor(op, Z, block, S, values, known, seed, least_jitter, top)
@@ -238,83 +208,11 @@ def build_block(
         lambdas.append(measured.lambda_1)
         leverage += measured.leverage
     if len(blocks) > 1:
-        joint = _Joint(op, Z, S, known, blocks, H, start, values, penalty)
-        for turn in range(sweeps):
-            joint.sweep(np.random.default_rng([seed, 4, turn]))
+        Joint(op, Z, S, known, blocks, H, start, values, penalty).sweep(sweeps, seed)
     total = float(leverage.max())
     check_overlap(op, total, "leverage")
     rules = [StepRule(total, lambda_1, damped=True) for lambda_1 in lambdas]
     return BlockPreconditioner(blocks, H, rules, min(mus), jitters, start, len(S), sketches, L)
-
-
-class _Joint:
-    """Block coordinate descent on the sample, from what one sweep over the blocks has learned.
-
-    S.Y : what is left of the targets. values : (p, c) K(Z, Z) start.
-    """
-
-    def __init__(
-        self, op: KernelOperator, Z: Points, S: Sample, known: Known | None, blocks: list[slice],
-        H: list[Array | None], start: Array, values: Array | None, penalty: float,
-    ) -> None:  # fmt: skip
-        self.op, self.Z, self.S, self.known, self.blocks = op, Z, S, known, blocks
-        self.H, self.start, self.values, self.penalty = H, start, values, penalty
-        whole = slice(0, len(Z))
-        inside = S.in_block(whole)
-        share = 0.0 if known is None else known.share(whole)
-        kept = op.backend.asarray(~inside, op.dtype)
-        kept *= (1 - share) / max(1, int((~inside).sum()))
-        self.weights = (kept if S.root is None else kept * S.root**2)[:, None]
-
-    def sweep(self, rng: np.random.Generator) -> None:
-        """Every block once, in random order, each as far along its step as is best."""
-        for b in rng.permutation(len(self.blocks)).tolist():
-            self._move(b)
-
-    def _move(self, b: int) -> None:
-        op, block, S, values, known = self.op, self.blocks[b], self.S, self.values, self.known
-        backend, xp, Z = op.backend, op.backend.xp, self.Z[block]
-        ids = np.arange(block.start, block.stop)
-        same = (ids, ids - block.start)
-        g = self._gradient(S.X, Z, self.weights * S.Y)
-        if known is not None and values is not None:
-            w = known.weights[:, None] / known.n_rows
-            g += self._gradient(self.Z, Z, w * (known.Y - values))
-        if values is not None:
-            g -= self.penalty * values[block]
-        H = self.H[b]
-        assert H is not None
-        half, u = xp.empty(g.shape, op.dtype), xp.empty(g.shape, op.dtype)
-        u = backend.matmul_t(H, backend.matmul(H, g, half, lower=True), u, lower=True)
-        moved = op.product(S.X, Z, u)
-        bend = (self.weights * moved**2).sum(axis=0)
-        if values is not None:
-            there = op.product(self.Z, Z, u, same=same)
-            bend += self.penalty * (u * there[block]).sum(axis=0)
-            if known is not None:
-                bend += (w * there**2).sum(axis=0)
-        length = (u * g).sum(axis=0) / xp.maximum(bend, 1e-30)
-        self.start[block] += length * u
-        left = S.Y
-        left -= length * moved
-        if values is not None:
-            values += length * there
-
-    def _gradient(self, X: Points, Z: Points, r: Array) -> Array:
-        """K(X, Z)^T r, (b, c)."""
-        g = self.op.backend.xp.zeros((len(Z), r.shape[1]), self.op.dtype)
-        for rows in tiles(len(X), max(len(Z), 256)):
-            g += self.op.matrix(X[rows], Z).T @ r[rows]
-        return g
-
-
-def _effective_rows(S: Sample, known: Known | None) -> float:
-    """Rows that count alike whose mean has the variance of the sample's."""
-    whole = slice(0, np.iinfo(np.int64).max)
-    q = 0 if known is None else int(known.counts.sum())
-    n = max(len(S), q) if known is None else known.n_rows
-    others = len(S) - int(S.in_block(whole).sum())
-    return 1 / ((1 - q / n) ** 2 / max(1, others) + q / n**2)
 
 
 def _sketch(op: KernelOperator, H: Array, seed: int, block: int) -> Array:

@@ -1,0 +1,75 @@
+"""Where a run of several blocks starts: what the sample teaches all of them together."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from streamkern.backend.base import Array, tiles
+from streamkern.kernels.points import Points
+from streamkern.kernels.products import KernelOperator
+from streamkern.solver.precondition.known import Known
+from streamkern.solver.precondition.sample import Sample
+
+
+class Joint:
+    """Block coordinate descent on the sample, from what one sweep over the blocks has learned.
+
+    S.Y : what is left of the targets. values : (p, c) K(Z, Z) start. penalty : of |f|^2 beside the
+    mean squared error, in which rows that are centers have their true share.
+    """
+
+    def __init__(
+        self, op: KernelOperator, Z: Points, S: Sample, known: Known | None, blocks: list[slice],
+        H: list[Array | None], start: Array, values: Array | None, penalty: float,
+    ) -> None:  # fmt: skip
+        self.op, self.Z, self.S, self.known, self.blocks = op, Z, S, known, blocks
+        self.H, self.start, self.values, self.penalty = H, start, values, penalty
+        whole = slice(0, len(Z))
+        inside = S.in_block(whole)
+        share = 0.0 if known is None else known.share(whole)
+        kept = op.backend.asarray(~inside, op.dtype)
+        kept *= (1 - share) / max(1, int((~inside).sum()))
+        self.weights = (kept if S.root is None else kept * S.root**2)[:, None]
+
+    def sweep(self, times: int, seed: int) -> None:
+        """Every block in random order, so many times, each as far along its step as is best."""
+        for turn in range(times):
+            rng = np.random.default_rng([seed, 4, turn])
+            for b in rng.permutation(len(self.blocks)).tolist():
+                self._move(b)
+
+    def _move(self, b: int) -> None:
+        op, block, S, values, known = self.op, self.blocks[b], self.S, self.values, self.known
+        backend, xp, Z = op.backend, op.backend.xp, self.Z[block]
+        ids = np.arange(block.start, block.stop)
+        same = (ids, ids - block.start)
+        g = self._gradient(S.X, Z, self.weights * S.Y)
+        if known is not None and values is not None:
+            w = known.weights[:, None] / known.n_rows
+            g += self._gradient(self.Z, Z, w * (known.Y - values))
+        if values is not None:
+            g -= self.penalty * values[block]
+        H = self.H[b]
+        assert H is not None
+        half, u = xp.empty(g.shape, op.dtype), xp.empty(g.shape, op.dtype)
+        u = backend.matmul_t(H, backend.matmul(H, g, half, lower=True), u, lower=True)
+        moved = op.product(S.X, Z, u)
+        bend = (self.weights * moved**2).sum(axis=0)
+        if values is not None:
+            there = op.product(self.Z, Z, u, same=same)
+            bend += self.penalty * (u * there[block]).sum(axis=0)
+            if known is not None:
+                bend += (w * there**2).sum(axis=0)
+        length = (u * g).sum(axis=0) / xp.maximum(bend, 1e-30)
+        self.start[block] += length * u
+        left = S.Y
+        left -= length * moved
+        if values is not None:
+            values += length * there
+
+    def _gradient(self, X: Points, Z: Points, r: Array) -> Array:
+        """K(X, Z)^T r, (b, c)."""
+        g = self.op.backend.xp.zeros((len(Z), r.shape[1]), self.op.dtype)
+        for rows in tiles(len(X), max(len(Z), 256)):
+            g += self.op.matrix(X[rows], Z).T @ r[rows]
+        return g
