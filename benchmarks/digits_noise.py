@@ -87,7 +87,7 @@ def run(
         "samples/s": round(result.samples / max(loop_s - inside * evaluation_s, 1e-9)),
         "setup_s": total_s - loop_s - evaluation_s,
         "batch": setup["batch_size"],
-        "period": setup["period"],
+        "period": result.meta["sizes"].get("period"),
         "leverage": max(r["leverage"] for r in setup["rules"]),
         "lambda_1": max(r["lambda_1"] for r in setup["rules"]),
         "mu": setup.get("mu"),

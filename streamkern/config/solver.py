@@ -40,8 +40,11 @@ Solver = Annotated[
 class SolverConfig(Table):
     """[solver]: the method, and what of it the user wants to fix by hand.
 
-    ridge : coefficient of tr(alpha^T K(Z, Z) alpha) / 2 beside half the mean squared error; "auto":
-    the one that does best on rows held out, of the solver "direct".
+    ridge : coefficient of tr(alpha^T K(Z, Z) alpha) / 2 beside half the mean squared error; 0 is
+    none; "auto": found from the data, by "direct" on rows held out, elsewhere from the noise of the
+    targets (`solver.precondition.noise`). Solvers without a ridge take no notice of "auto".
+    damping : mu of the solver "block" over the top eigenvalue of the first block's covariance;
+    "auto": by the noise of the targets. Of "eigenpro1" the factor tau.
     tolerance : conjugate gradient stops at this residual, relative to that of the zero function, in
     the norm of its preconditioner; left out it is 1e-4. warm_start : run directory whose newest
     weights training starts from; its centers must be the same.

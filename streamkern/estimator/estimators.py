@@ -55,8 +55,9 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
         "falkon". The following are its sizes; "auto" fits them to the problem and the memory.
         "sgd", "eigenpro1" and "eigenpro2" take all rows as centers, unless features are explicit.
     block_size : centers per block ("block"). ridge : weight of the RKHS norm, with Fourier
-        features of |w|^2 ("block", "sgd", "direct", "falkon", and "eigenpro1" with features);
-        "auto": found on rows held out, `report_["ridge"]` ("direct").
+        features of |w|^2 ("block", "sgd", "direct", "falkon", and "eigenpro1" with features); 0:
+        none; "auto": found from the data, `report_["ridge"]`, by "direct" on rows held out, by the
+        others from the noise of the targets that some rows show.
     n_nystrom, level, period : sample, damped directions, steps per projection ("eigenpro*").
     projection : "exact", "resident" (K(Z, Z) is kept) or "inexact" ("eigenpro3", "eigenpro4").
     damping : mu over the top eigenvalue of the covariance ("block"), or the factor tau in (0, 1]

@@ -4,7 +4,7 @@ Setup takes p b (2 s + h + 5 b / 3) FLOPs, where s and h are some blocks, and wh
 noisy digits, a smooth and a rough function, 500 to 8000 centers, were at 1.05 times the exact
 model's loss after about 5 p (p / b) rows, from 1 to 10. So there is a block with which a run is
 there the soonest, a half or a quarter of p for 2000 to 8000 centers. A larger one, up to p, is
-taken where its setup is a quarter of the run or less: it is ahead in the end.
+taken where its setup is a quarter of the run or less, or seconds: it is ahead in the end.
 
 Times are in FLOPs at the speed of a GEMM. More than a method's FLOPs by what is no multiplication:
 `problem.ENTRY` of a kernel, and an entry of the preconditioner, which is read twice a step,
@@ -30,8 +30,8 @@ from streamkern.planning.sizes import (
 # Sizes of the setup samples, in blocks. Loss over the exact model's after half an epoch and one,
 # of 10 rows a center, p = 2000, with a sample of 5, 3, 2 blocks: digits, b = p 1.029 1.007, - ,
 # 1.043 1.012; b = p/2 1.077 1.041, 1.074 1.039, 1.080 1.044; rough, b = p 1.053 1.019, -, 1.088
-# 1.024; b = p/2 1.137 1.064, 1.149 1.075, 1.186 1.086. 2 are behind, and half the setup of 5; with
-# mu = lambda (see `damping`) they are at 1.05 as soon, and noisy digits without a ridge end alike.
+# 1.024; b = p/2 1.137 1.064, 1.149 1.075, 1.186 1.086. 2 are behind, and half the setup of 5; at
+# 1.05 they are as soon.
 # The size of the block matters far more: it is chosen with 2, and 5 are taken in long runs. More
 # than 5 made no difference, nor did a probe of 2 or 4 blocks. Of half a block, lambda_1 comes out
 # larger: digits are at 1.05 after 2.3 epochs in place of 2.0 (p = 8000, b = p/4), rough after 1.8
@@ -158,8 +158,8 @@ def setup_flops(problem: Problem, sizes: BlockSizes) -> int:
     """Of all blocks of b centers together, with a sample of s rows and a probe of h.
 
     Per block (2 s + h) b^2 to whiten the sample, for its covariance and for the probe's features,
-    5/3 b^3 for three Cholesky factors and two inverses, and the three kernel matrices; for the
-    first block about 4/3 b^3 to find its damping.
+    5/3 b^3 for three Cholesky factors and two inverses, and the three kernel matrices; once 4/3 b^3
+    for what else there is.
     """
     p, b, s, h = problem.p, sizes.block_size, sizes.n_sample, sizes.n_probe
     kernels = 2 * (b + s + h) * problem.d

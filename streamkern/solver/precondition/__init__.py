@@ -1,1 +1,1 @@
-"""Norms, damping, eigensystems and step sizes: what the methods precondition with."""
+"""Norms, the noise of targets, eigensystems and step sizes: what the methods precondition with."""

@@ -10,8 +10,8 @@ which the inverse tells at once, without a fit for each (their eq. 5.12):
     A = K + kappa I,    y_i - f_without_i(x_i) = (A^-1 y)_i / (A^-1)_ii.
 
 Where the truth is smoother than draws from that process, a small sample tells less of it than
-of the noise, and kappa seems smaller than it is; of functions in the RKHS the best one grows with
-n, by no more than its root (Caponnetto and De Vito 2007). So it is taken to grow like that, up to
+of the noise, and kappa seems smaller than it is; of functions in the RKHS, and no smoother, the
+best one grows with n, by no more than its root (Caponnetto and De Vito 2007). It is taken to, up to
 `GROWTH` times the rows that were looked at. 1 024 rows of a smooth problem, of diamonds and of KEGG
 said 0.32, 0.03 and 0.03. Best for 20 000 to 44 000 rows were 2, 0.04 and 0.04; ten times the latter
 cost 3 to 4 % there, and a tenth of the former a factor of 2.5.

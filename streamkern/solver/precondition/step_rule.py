@@ -74,7 +74,7 @@ class StepRule:
     lambda_1 : top eigenvalue of the preconditioned Hessian, of blocks `fresh_eigenvalue`,
     elsewhere an upper estimate.
     scale : factor on eta in force, below 1 after a back-off. damped : whether rows of a batch are
-    damped by their leverage (`row_damping`), so that the largest one no longer limits the step.
+    damped by their leverage (`solver.block_step`), so that the largest one does not limit eta.
     """
 
     leverage: float
