@@ -108,8 +108,7 @@ class Block(Method[BlockSizes]):
         op.backend.release()
         pre = build_block(
             op, work.Z, S, probe, block_slices(len(work.Z), work.sizes.block_size),
-            n_samples=problem.n_rows * problem.epochs, noise=work.noise,
-            sweeps=n_sweeps(problem, work.sizes),
+            noise=work.noise, sweeps=n_sweeps(problem, work.sizes),
             damping=options.damping, ridge=options.fixed_ridge, seed=options.seed, report=report,
             known=work.known,
         )  # fmt: skip
