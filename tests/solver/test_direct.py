@@ -16,12 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamkern.backend.batch import Batch
-from streamkern.basics.errors import ConfigError, DataError, DivergenceError, MemoryBudgetError
+from streamkern.basics.errors import DataError, DivergenceError, MemoryBudgetError
 from streamkern.cli.described import run_overview, run_text
 from streamkern.config.run_config import RunConfig
 from streamkern.estimator.estimators import KernelRegressor
 from streamkern.planning.sizes import Options
 from streamkern.rundir.run_log import read_log
+from streamkern.solver.direct import Direct
 from streamkern.solver.methods import resolve
 from streamkern.solver.precondition.held_out import FOLDS, part_of
 from streamkern.stream.sources.arrays import ArraySource
@@ -40,6 +41,7 @@ from tests.maths import (
     make_case,
     one_pass,
     operator,
+    problem_of,
     rows,
 )
 from tests.plans import PLAIN
@@ -214,15 +216,39 @@ def test_copies_of_a_row_train_and_measure_on_one_side() -> None:
     assert once.ridge / 5 < many.ridge < once.ridge * 5
 
 
-def test_rows_that_are_all_centers_say_nothing_of_a_ridge() -> None:
-    with pytest.raises(ConfigError, match="leaves none of n_rows=135; lower n_centers"):
-        finished(settings(**DIRECT, **{"solver.ridge": "auto", "model.n_centers": 135}),
-                 source=array_source())  # fmt: skip
+def test_rows_that_are_all_centers_say_nothing_of_a_ridge(tmp_path: Path) -> None:
+    """It is then that of the noise of the targets, as of other solvers; a fifth has to be left."""
+    found = finished(
+        settings(tmp_path, **DIRECT, **{"solver.ridge": "auto", "model.n_centers": 135}),
+        source=array_source(),
+    )
+    [noise] = [e for e in read_log(tmp_path / "log.jsonl") if e["event"] == "noise"]
+    assert noise["ridge"] == found.ridge
+    problem = problem_of(rows(0, 80, 3), 1, cycled=100)
+    assert Direct().finds_ridge(problem)
+    assert not Direct().finds_ridge(replace(problem, p=81))
     X, y = arrays(30)
     twice = ArraySource(np.tile(X, (2, 1)), np.tile(y, 2), classes=CLASSES)
     config = settings(**DIRECT, **{"solver.ridge": "auto", "model.n_centers": "auto"})
     with pytest.raises(DataError, match="measured on rows that are no centers"):
         finished(config, source=twice, centers=X)
+
+
+@pytest.mark.parametrize("solver", ["block", "falkon"])
+def test_other_solvers_have_the_ridge_of_the_noise(solver: str, tmp_path: Path) -> None:
+    """kappa sqrt(n / 135) / n for n rows, of which none is like another."""
+    found = finished(settings(tmp_path, **{"solver.name": solver}), source=array_source())
+    [noise] = [e for e in read_log(tmp_path / "log.jsonl") if e["event"] == "noise"]
+    assert noise["ridge"] == found.ridge == pytest.approx(noise["variance"] / 135)
+
+
+@pytest.mark.parametrize("solver", ["eigenpro4", "eigenpro1"])
+def test_solvers_without_a_ridge_take_none(solver: str, tmp_path: Path) -> None:
+    options = {"solver.name": solver, "solver.ridge": "auto"}
+    if solver != "eigenpro4":
+        options |= {"model.n_centers": "auto", "model.centers": "all"}
+    finished(settings(tmp_path, **options), source=array_source())
+    assert "noise" not in {e["event"] for e in read_log(tmp_path / "log.jsonl")}
 
 
 # --- centers that are the same ------------------------------------------------------------------

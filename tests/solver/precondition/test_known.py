@@ -25,7 +25,7 @@ X = rows(0, N, 3)
 Y = np.stack([np.sin(X[:, 0]), X[:, 1] ** 2], axis=1) + 0.3 * rows(1, N, 2)
 PLACE = np.where(np.arange(N) < P, np.arange(N), -1)
 WEIGHTS = np.random.default_rng(2).uniform(0.2, 3, N)
-PENALTY = 1e-2
+PENALTY = 0.1
 FOUND = Noise(PENALTY * N, N)
 
 
