@@ -188,7 +188,7 @@ def make_case(
     """Compute the setup of a solver named in SOLVERS on a problem of 240 rows in 3 dimensions."""
     asked = SOLVERS[name] | changes
     features, sizes = asked.get("features", "kernel"), small_sizes(**asked)
-    options = options or Options(seed=3)
+    options = options or Options(seed=3, ridge=0.0)
     X, fresh = rows(0, 240, 3), rows(2, 300, 3)
     Y = np.stack([np.sin(X[:, 0]) + X[:, 1], X[:, 2] ** 2], axis=1) + 0.3 * rows(3, 240, 2)
     Z, X_s = rows(1, 24, 3), fresh[: sizes.n_sample]

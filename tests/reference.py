@@ -518,7 +518,10 @@ class BlockReference:
         self.counted = 0
         """Steps that the average at the start stands for."""
         self.sketches: list[Array] | None = None
-        """Of every block G (b, s): what row i moves itself by is eta / m |G^T k_b(x_i)|^2 r_i."""
+        """Of every block G (b, s), |G^T k_b(x_i)|^2 the leverage of row i in it. Rows count with
+        w_i = 1 / (1 + eta alone / m sum_b |G_b^T k_b(x_i)|^2), eta the largest of the blocks, and
+        what row i moves itself by, alone eta_b / m |G_b^T k_b(x_i)|^2 w_i r_i, stays in r_i."""
+        self.alone = 1.0
         self.t = 0
 
     def spectra(self, X: Array) -> list[Spectrum]:
@@ -554,19 +557,29 @@ class BlockReference:
         """Return K(X, Z) alpha (n, c)."""
         return np.asarray(self.kernel(X, self.Z) @ self.alpha)
 
+    def leverages(self, K_xz: Array) -> Array:
+        """Return |G_b^T k_b(x)|^2 (blocks, m), zero without sketches."""
+        if self.sketches is None:
+            return np.zeros((len(self.blocks), len(K_xz)))
+        return np.stack(
+            [
+                ((K_xz[:, rows] @ G) ** 2).sum(axis=1)
+                for rows, G in zip(self.blocks, self.sketches, strict=True)
+            ]
+        )
+
     def step(self, X: Array, Y: Array, order: Sequence[int]) -> Array:
-        """Visit the blocks in `order`, each against what the others left; return the last r."""
+        """Visit the blocks in `order`, each against what the others left; return the last w r."""
         K_xz = self.kernel(X, self.Z)
-        r = K_xz @ self.alpha - Y
+        leverages = self.leverages(K_xz) * self.alone / len(X)
+        w = 1 / (1 + max(self.eta) * leverages.sum(axis=0))[:, None]
+        r = w * (K_xz @ self.alpha - Y)
         for b in order:
             rows, H = self.blocks[b], self.factors[b].H
             u = self.eta[b] * (H.T @ (H @ (K_xz[:, rows].T @ r))) / len(X)
             self.alpha[rows] -= u
-            own = 0.0
-            if self.sketches is not None:
-                leverage = ((K_xz[:, rows] @ self.sketches[b]) ** 2).sum(axis=1, keepdims=True)
-                own = self.eta[b] / len(X) * leverage
-            r = (1 + own) * r - K_xz[:, rows] @ u
+            own = self.eta[b] * leverages[b][:, None] * r
+            r = r - w * (K_xz[:, rows] @ u - own)
         self.t += 1
         self.average = running_average(
             self.average, self.alpha, self.t + self.counted, self.average_k

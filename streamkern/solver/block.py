@@ -67,9 +67,10 @@ class Block(Method[BlockSizes]):
         """A ridge on several blocks evaluates rows of K(Z, Z); on one it has the factor."""
         one = sizes.block_size == problem.p
         factors = 2 if problem.ridge and one else 1
+        together = 0 if one else max(problem.p, sizes.n_sample)
         return Needs(
             columns=one or not problem.ridge,
-            product_rows=max(sizes.batch_size, sizes.n_probe),
+            product_rows=max(sizes.batch_size, sizes.n_probe, together),
             outputs=problem.c,
             setup=factors * problem.p * sizes.block_size,
         )
@@ -84,6 +85,10 @@ class Block(Method[BlockSizes]):
         add("always", "weights learned from the sample", p, c, itemsize=item)
         add("setup", "sample and probe, targets", s + h, problem.point + c * item)
         add("setup", "products with targets, residuals", 3 * b + 2 * h, c, itemsize=item)
+        add("setup", "targets of rows that are centers", p, c, itemsize=item)
+        if n_blocks > 1:  # values at the centers, and what a block adds there and on the sample
+            add("setup", "what all blocks together learn", p + s + max(2 * s, 3 * p), c,
+                itemsize=item)  # fmt: skip
         add("setup", "raw centers", p, problem.d, itemsize=item)
         beside = max(b + count_products(buffers, problem, b), 2 * h)
         add("setup", "factors of one block, probe", 2 * b + beside, b, itemsize=item)
@@ -108,8 +113,7 @@ class Block(Method[BlockSizes]):
         op.backend.release()
         pre = build_block(
             op, work.Z, S, probe, block_slices(len(work.Z), work.sizes.block_size),
-            n_samples=problem.n_rows * problem.epochs, noise=work.noise,
-            sweeps=n_sweeps(problem, work.sizes),
+            noise=work.noise, sweeps=n_sweeps(problem, work.sizes),
             damping=options.damping, ridge=options.fixed_ridge, seed=options.seed, report=report,
             known=work.known,
         )  # fmt: skip

@@ -201,9 +201,11 @@ class BlockSolver(Solver):
         return xp.divide(given, w, out=w)
 
     def _eta(self, state: State, b: int, m: int) -> float:
-        """Step size of a block for m rows; that of damped rows falls, see `FULL_ROWS`."""
+        """Step size of a block for m rows; that of damped rows falls, see `FULL_ROWS`, but for the
+        full batch, which leaves no noise."""
         rule, full = self.preconditioner.rules[b], FULL_ROWS * len(self.Z) / self.max_batch
-        fall = math.sqrt(full / state.steps) if rule.damped and state.steps > full else 1.0
+        falls = rule.damped and state.steps > full and self._alone(m) > 0
+        fall = math.sqrt(full / state.steps) if falls else 1.0
         return state.scale * fall * rule.eta(m)
 
     def _alone(self, m: int) -> float:

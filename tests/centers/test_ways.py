@@ -437,7 +437,7 @@ def test_the_plan_says_how_centers_are_chosen() -> None:
     assert plain["centers"] == {"method": "random"}
     assert "centers" not in plain["flops"]
     for method, rows in (("kmeans", 10 * runs.N), ("rpcholesky", runs.N)):
-        plan = plan_overview(opened(**{"model.centers": method}))
+        plan = plan_overview(opened(**{"model.centers": method, "solver.name": "block"}))
         assert plan["centers"] == {"method": method, "rows": rows}
         assert plan["memory"]["phases"]["centers"] > 0
         assert f"60 centers ({method}, from {rows:,} rows)" in plan_text(plan)

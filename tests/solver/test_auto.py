@@ -61,11 +61,11 @@ def test_sample_is_five_blocks_where_that_is_a_tenth_of_the_run(
     b, m = sizes.block_size, sizes.batch_size
     factors = 2 if b == p else 1  # as above
     step = p * (2 * d + 6 * 10 + 400 + factors * 80 * b // m)
-    s, h = max(5 * b, 1024), max(b, 512)
+    s, h = max(5 * b, 4096), max(b, 512)
     flops = p * ((2 * s + h) * b + 5 * b * b // 3 + 2 * (b + s + h) * d) + 4 * b**3 // 3
     share = (flops + 400 * p * (b + s + h)) / (n * epochs * step)
     assume(abs(share - 0.1) > 1e-6)
-    few = max(2 * b, 1024), max(-(-b // 2), 512)
+    few = max(2 * b, 4096), max(-(-b // 2), 512)
     assert (sizes.n_sample, sizes.n_probe) == ((s, h) if share < 0.1 else few)
 
 
@@ -101,7 +101,7 @@ def test_where_float64_is_slow_there_are_no_sums_in_it() -> None:
 @pytest.mark.parametrize(
     ("options", "memory", "reason"),
     [
-        (Options(), 64 * GIB, "no ridge is set"),
+        (Options(ridge=0.0), 64 * GIB, "no ridge is wished for"),
         (replace(RIDGED, block_size=500), 64 * GIB, "solver.block_size is set"),
         (replace(RIDGED, average=False), 64 * GIB, "solver.average is set"),
         (replace(RIDGED, warm_start=True), 64 * GIB, "solver.warm_start is set"),

@@ -16,12 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamkern.backend.batch import Batch
-from streamkern.basics.errors import ConfigError, DataError, DivergenceError, MemoryBudgetError
+from streamkern.basics.errors import DataError, DivergenceError, MemoryBudgetError
 from streamkern.cli.described import run_overview, run_text
 from streamkern.config.run_config import RunConfig
 from streamkern.estimator.estimators import KernelRegressor
 from streamkern.planning.sizes import Options
 from streamkern.rundir.run_log import read_log
+from streamkern.solver.direct import Direct
 from streamkern.solver.methods import resolve
 from streamkern.solver.precondition.held_out import FOLDS, part_of
 from streamkern.stream.sources.arrays import ArraySource
@@ -40,6 +41,7 @@ from tests.maths import (
     make_case,
     one_pass,
     operator,
+    problem_of,
     rows,
 )
 from tests.plans import PLAIN
@@ -214,10 +216,17 @@ def test_copies_of_a_row_train_and_measure_on_one_side() -> None:
     assert once.ridge / 5 < many.ridge < once.ridge * 5
 
 
-def test_rows_that_are_all_centers_say_nothing_of_a_ridge() -> None:
-    with pytest.raises(ConfigError, match="leaves none of n_rows=135; lower n_centers"):
-        finished(settings(**DIRECT, **{"solver.ridge": "auto", "model.n_centers": 135}),
-                 source=array_source())  # fmt: skip
+def test_rows_that_are_all_centers_say_nothing_of_a_ridge(tmp_path: Path) -> None:
+    """It is then that of the noise of the targets, as of other solvers; a fifth has to be left."""
+    found = finished(
+        settings(tmp_path, **DIRECT, **{"solver.ridge": "auto", "model.n_centers": 135}),
+        source=array_source(),
+    )
+    [noise] = [e for e in read_log(tmp_path / "log.jsonl") if e["event"] == "noise"]
+    assert noise["ridge"] == found.ridge
+    problem = problem_of(rows(0, 80, 3), 1, cycled=100)
+    assert Direct().finds_ridge(problem)
+    assert not Direct().finds_ridge(replace(problem, p=81))
     X, y = arrays(30)
     twice = ArraySource(np.tile(X, (2, 1)), np.tile(y, 2), classes=CLASSES)
     config = settings(**DIRECT, **{"solver.ridge": "auto", "model.n_centers": "auto"})
@@ -225,14 +234,21 @@ def test_rows_that_are_all_centers_say_nothing_of_a_ridge() -> None:
         finished(config, source=twice, centers=X)
 
 
-@pytest.mark.parametrize("solver", ["block", "falkon", "eigenpro4", "sgd"])
-def test_other_solvers_find_no_ridge(solver: str) -> None:
-    with pytest.raises(ConfigError, match=r"solver\.ridge=\"auto\" is not defined for solver"):
-        settings(**{"solver.name": solver, "solver.ridge": "auto"})
+@pytest.mark.parametrize("solver", ["block", "falkon"])
+def test_other_solvers_have_the_ridge_of_the_noise(solver: str, tmp_path: Path) -> None:
+    """kappa sqrt(n / 135) / n for n rows, of which none is like another."""
+    found = finished(settings(tmp_path, **{"solver.name": solver}), source=array_source())
+    [noise] = [e for e in read_log(tmp_path / "log.jsonl") if e["event"] == "noise"]
+    assert noise["ridge"] == found.ridge == pytest.approx(noise["variance"] / 135)
 
 
-def test_auto_takes_the_one_that_finds_a_ridge() -> None:
-    assert finished(settings(**{"solver.ridge": "auto"}), source=array_source()).ridge > 0
+@pytest.mark.parametrize("solver", ["eigenpro4", "eigenpro1"])
+def test_solvers_without_a_ridge_take_none(solver: str, tmp_path: Path) -> None:
+    options = {"solver.name": solver, "solver.ridge": "auto"}
+    if solver != "eigenpro4":
+        options |= {"model.n_centers": "auto", "model.centers": "all"}
+    finished(settings(tmp_path, **options), source=array_source())
+    assert "noise" not in {e["event"] for e in read_log(tmp_path / "log.jsonl")}
 
 
 # --- centers that are the same ------------------------------------------------------------------
@@ -294,7 +310,7 @@ SINGULAR = "of solver 'direct' for 16 {} are singular .* set solver.ridge"
 
 def doubled(**overrides: Any) -> tuple[RunConfig, Array]:
     """A run of two passes that differ, and 8 centers, each twice."""
-    config = settings(**DIRECT, **{"model.n_centers": "auto"} | overrides)
+    config = settings(**DIRECT, **{"model.n_centers": "auto", "solver.ridge": 0.0} | overrides)
     return config, np.repeat(arrays(8, 1)[0], 2, axis=0)
 
 
@@ -317,7 +333,7 @@ def test_a_run_without_a_ridge_warns_of_singular_equations(
 
 def test_so_does_a_run_with_too_few_rows_for_its_features() -> None:
     names = {"model.features": "fourier", "model.n_features": 16, "model.n_centers": "auto"}
-    names |= {"data.batch_size": 10}
+    names |= {"data.batch_size": 10, "solver.ridge": 0.0}
     with pytest.warns(UserWarning, match=SINGULAR.format("features")):
         finished(settings(**DIRECT, **names), source=array_source(10))
 

@@ -127,6 +127,7 @@ def test_it_ends_where_least_squares_is(ridge: float) -> None:
         return  # block needs thousands of full batches for the directions below its damping
     other = make_case(operator(), "block", options=options, batch_size=240)
     other.X_s = other.probe = other.X
+    other.cycled = 240
     sizes = small_sizes(batch_size=240, n_sample=240, n_probe=240)
     other.setup = computed(other.op, other.Z, other.X, other.X, sizes, options)
     solver = other.solver()

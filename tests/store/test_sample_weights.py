@@ -88,7 +88,7 @@ def test_whole_weights_are_repeated_rows() -> None:
     sizes = maths.small_sizes(block_size=10, batch_size=240, n_sample=240, n_probe=240)
     options = maths.Options(seed=3, average=False)
     both = maths.Rows(KERNEL_ROWS, TARGETS, root)
-    work = maths.Work(op, Z, maths.problem_of(CENTERS, 2), sizes, options)
+    work = maths.Work(op, Z, maths.problem_of(CENTERS, 2, cycled=240), sizes, options)
     setup = Block().compute(work, lambda: (both, both), maths.quiet)
     solver = Block().assemble(work, setup)
     state = solver.init()
@@ -103,7 +103,8 @@ def test_whole_weights_are_repeated_rows() -> None:
 
 @pytest.mark.parametrize("name", [name for name in maths.SOLVERS if name not in maths.IN_PLACE])
 def test_steps_of_weighted_rows_are_those_of_repeated_rows(name: str) -> None:
-    """But for what rows move themselves by, in several blocks: each of two copies is itself.
+    """But for leverages, of which each of two copies has its own: they damp rows, and say what
+    rows move themselves by.
 
     Three passes over two batches: direct and FALKON have no weights before a pass ends, and FALKON
     only from the second one on.
@@ -136,7 +137,7 @@ def test_steps_of_weighted_rows_are_those_of_repeated_rows(name: str) -> None:
 
 
 def test_a_weighted_row_moves_itself_by_its_weight() -> None:
-    """The formula of a step in several blocks, in float64."""
+    """The formula of a step in several blocks, in float64, with rows damped by leverage."""
     case = maths.make_case(maths.operator(), "blocks")
     solver = case.solver()
     assert isinstance(solver, BlockSolver)
@@ -146,12 +147,16 @@ def test_a_weighted_row_moves_itself_by_its_weight() -> None:
     K = ref.laplace(case.X[batch], case.Z, 2.0)
     r, alpha = -case.Y[batch], np.zeros((len(case.Z), 2))
     assert pre.sketches is not None
+    leverages = [
+        ((K[:, block] @ G) ** 2).sum(axis=1)
+        for block, G in zip(pre.blocks, pre.sketches, strict=True)
+    ]
+    w = w / (1 + max(rule.eta(5) for rule in pre.rules) / 5 * w * sum(leverages))
     for b in np.random.default_rng([3, ORDER_STAGE, 0]).permutation(len(pre.blocks)):
         K_b, H, eta = K[:, pre.blocks[b]], pre.H[b], pre.rules[b].eta(5)
         u = eta / 5 * H.T @ H @ K_b.T @ (w[:, None] * r)
         alpha[pre.blocks[b]] -= u
-        leverage = ((K_b @ pre.sketches[b]) ** 2).sum(axis=1)
-        r = r + (eta / 5 * w * leverage)[:, None] * r - K_b @ u
+        r = r + (eta / 5 * w * leverages[b])[:, None] * r - K_b @ u
     np.testing.assert_allclose(state.alpha, alpha, rtol=1e-9, atol=1e-12)
 
 
@@ -226,15 +231,13 @@ def test_step_rules_are_those_of_the_weighted_stream() -> None:
     ones = np.ones(300)
     Z, S, P = (maths.both(op, A) for A in (CENTERS, sample, KERNEL_ROWS))
     first, second = Sample(S, np.ones((300, 2)), ones), Sample(P, TARGETS, root)
-    block = build_block(op, Z, first, second, [slice(0, 10)], n_samples=10**9, damping=1e-4)
+    block = build_block(op, Z, first, second, [slice(0, 10)], damping=1e-4)
     phi = ref.laplace(KERNEL_ROWS, CENTERS, 2.0) @ block.H[0].T * root[:, None]
     np.testing.assert_allclose(block.rules[0].leverage, (phi**2).sum(1).max(), rtol=1e-9)
     low, high = ref.held_out_lambda_1(phi)
     assert low * (1 - 1e-9) <= block.rules[0].lambda_1 <= high * (1 + 1e-9)
     # Where the probe is all rows, there are no others.
-    whole = build_block(
-        op, Z, first, replace(second, fresh=100), [slice(0, 10)], n_samples=10**9, damping=1e-4
-    )
+    whole = build_block(op, Z, first, replace(second, fresh=100), [slice(0, 10)], damping=1e-4)
     np.testing.assert_allclose(
         whole.rules[0].lambda_1, np.linalg.norm(phi, 2) ** 2 / 240, rtol=1e-6
     )
@@ -244,7 +247,7 @@ def test_the_start_is_what_the_weighted_sample_teaches() -> None:
     op, w = maths.operator(), COUNTS / COUNTS.mean()
     Z, S = maths.both(op, CENTERS), maths.both(op, KERNEL_ROWS)
     sample = Sample(S, TARGETS, np.sqrt(w))
-    block = build_block(op, Z, sample, sample, [slice(0, 10)], n_samples=10**9, damping=1e-3)
+    block = build_block(op, Z, sample, sample, [slice(0, 10)], damping=1e-3)
     K = ref.laplace(KERNEL_ROWS, CENTERS, 2.0)
     covariance = K.T @ (w[:, None] * K) / 240 + block.mu * ref.laplace(CENTERS, CENTERS, 2.0)
     truth = np.linalg.solve(covariance, K.T @ (w[:, None] * TARGETS) / 240)
@@ -589,6 +592,8 @@ def test_a_resumed_run_ends_with_the_same_bits(method: str, tmp_path: Path) -> N
         return base if method in maths.IN_PLACE else AugmentedSource(base, 1, [MixUp(0.3)])
 
     chosen = METHODS[method] | {"data.class_weight": "balanced"}
+    if chosen["solver.name"] == "block":  # 135 rows show no noise, and 60 centers learn it by heart
+        chosen["solver.damping"] = 1e-2
     finished(settings(tmp_path / "whole", **chosen), source=source())
     stopped(settings(tmp_path / "cut", **chosen), 5, source=source())
     finished(settings(tmp_path / "cut", **chosen), source=source())

@@ -130,7 +130,6 @@ def build_block(
     probe: Sample,
     blocks: list[slice],
     *,
-    n_samples: int,
     noise: Noise = NO_NOISE,
     sweeps: int = 0,
     damping: float | None = None,
@@ -148,7 +147,6 @@ def build_block(
         the probe, rows that are centers are left out. S.Y is overwritten.
     known : of the rows that are centers, where there are any.
     blocks : slices of the centers, which are in random order.
-    n_samples : rows the run will see in all.
     noise : of the targets. It says the penalty for the sample, and mu is no less.
     sweeps : further ones over the blocks, on the sample, where there are several.
     damping : mu over the top eigenvalue of the first block's covariance in place of that.

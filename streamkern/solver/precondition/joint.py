@@ -43,15 +43,16 @@ class Joint:
         if known is not None and values is not None:
             w = known.weights[:, None] / known.n_rows
             g += self._gradient(self.Z, Z, w * (known.Y - values))
-        if values is not None:
-            g -= self.penalty * values[block]
+        g -= self.penalty * (self.start if values is None else values)[block]
         H = self.H[b]
         assert H is not None
         half, u = xp.empty(g.shape, op.dtype), xp.empty(g.shape, op.dtype)
         u = backend.matmul_t(H, backend.matmul(H, g, half, lower=True), u, lower=True)
         moved = op.product(S.X, Z, u)
         bend = (self.weights * moved**2).sum(axis=0)
-        if values is not None:
+        if values is None:  # the norm is that of the weights
+            bend += self.penalty * (u * u).sum(axis=0)
+        else:
             there = op.product(self.Z, Z, u, same=same)
             bend += self.penalty * (u * there[block]).sum(axis=0)
             if known is not None:
