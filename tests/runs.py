@@ -58,7 +58,7 @@ METHODS: dict[str, dict[str, Any]] = {
         "solver.period": 4,
         "solver.projection": "inexact",
     },
-    "direct": {"solver.name": "direct"},
+    "direct": {"solver.name": "direct", "solver.ridge": 0.0},
     "falkon": {"solver.name": "falkon", "solver.ridge": 1e-3},
     **{
         name: {"solver.name": name, "model.n_centers": "auto"}

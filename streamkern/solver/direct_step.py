@@ -38,7 +38,7 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Array, tiles
 from streamkern.backend.batch import Batch
-from streamkern.basics.errors import DataError, DivergenceError
+from streamkern.basics.errors import DivergenceError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import Solver, State
@@ -170,11 +170,6 @@ class DirectSolver(Solver):
         """Solve, so that the next pass measures its loss with what this one found."""
         state.alpha[...] = self.weights(state)
         state.passes += 1
-        if self.ridge is None and not self.tried:
-            raise DataError(
-                'solver.ridge="auto" is measured on rows that are no centers, and none of the '
-                f"{state.rows} rows is; give a number, or fewer centers"
-            )
         facts: dict[str, Any] = {"rows": state.rows, "jitter": self.jitter}
         if self.ridge is None:
             facts |= {"ridge": state.ridge, "tried": self.tried}
@@ -219,8 +214,8 @@ class DirectSolver(Solver):
         totals = self.backend.to_host(state.pending["totals"])
         parts = [k for k in range(1, self.n_sums) if 0 < totals[k, 0] < state.rows]
         self.tried = []
-        if not parts:
-            return 0.0
+        if not parts:  # every row is a center
+            return float(10.0**START)
         rows = totals[parts, 0].sum()
 
         def error(ridge: float) -> float:

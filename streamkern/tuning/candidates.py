@@ -113,7 +113,8 @@ class Candidates:
         def check(kernel: Any, ridge: float) -> None:
             open_run(self.config(kernel, bandwidth, ridge), Given(self.split(0)[0])).backend.close()
 
-        own = [ridge for ridge in (self.trial.solver.ridge,) if ridge != "auto"]
+        ridge = self.trial.solver.ridge
+        own = [0.0 if ridge == "auto" else ridge]
         for kernel in kernels:
             for ridge in own if asked is None else asked:
                 check(kernel, ridge)

@@ -551,5 +551,5 @@ def test_a_covariance_that_is_not_finite_names_the_scale_of_the_features() -> No
     X = (rng.standard_normal((300, 4)) * 1e12).astype(np.float32)
     with pytest.raises(ConfigError, match=r"not finite .*; scale the features"):
         streamkern.KernelClassifier(
-            kernel="linear", n_centers=60, memory="512 MiB", scale="none"
+            kernel="linear", n_centers=60, solver="block", memory="512 MiB", scale="none"
         ).fit(X, rng.integers(0, 3, 300))

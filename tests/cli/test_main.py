@@ -39,6 +39,7 @@ pytestmark = pytest.mark.usefixtures("one_blas_thread")
 DONE, USAGE, FAILED, TRY_AGAIN = 0, 2, 3, 75
 SETTINGS = ("model.n_centers=40", "data.batch_size=50", "run.threads=1", "run.device=cpu")
 FAST = [word for setting in SETTINGS for word in ("--set", setting)]
+BY_STEPS = [*FAST, "--solver", "block"]
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(600, 5)).astype(np.float32)
@@ -94,7 +95,7 @@ def sentence(answer: tuple[int, str, str], code: int) -> str:
 
 def trained(stores: Path, folder: Path, run: Run, *more: object) -> Path:
     words = ("--test", stores / "test.zarr", "--run-dir", folder / "run", "--epochs", 3)
-    assert run("train", "--train", stores / "train.zarr", *words, *FAST, *more)[0] == DONE
+    assert run("train", "--train", stores / "train.zarr", *words, *BY_STEPS, *more)[0] == DONE
     return folder / "run"
 
 
@@ -160,7 +161,7 @@ def test_ingest_of_a_table_by_columns(run: Run, tmp_path: Path) -> None:
 
 
 def test_plan_says_what_the_run_will_be(run: Run, stores: Path) -> None:
-    words = ("--train", stores / "train.zarr", "--memory", "1 GiB", "--epochs", 2, *FAST)
+    words = ("--train", stores / "train.zarr", "--memory", "1 GiB", "--epochs", 2, *BY_STEPS)
     code, out, err = run("plan", *words, "--json")
     assert (code, err) == (DONE, "")
     plan = json.loads(out)
@@ -195,7 +196,15 @@ def test_plan_of_every_solver(run: Run, stores: Path, solver: str) -> None:
 
 
 def test_train_evaluate_predict_info(run: Run, stores: Path, tmp_path: Path) -> None:
-    words = ("--test", stores / "test.zarr", "--run-dir", tmp_path / "run", "--epochs", 3, *FAST)
+    words = (
+        "--test",
+        stores / "test.zarr",
+        "--run-dir",
+        tmp_path / "run",
+        "--epochs",
+        3,
+        *BY_STEPS,
+    )
     code, out, err = run("train", "--train", stores / "train.zarr", *words)
     assert code == DONE
     assert "accuracy" in out
@@ -293,7 +302,7 @@ def test_an_older_checkpoint_is_never_used_without_a_word(
     assert f"warning: {said}" in err
     code, out, _ = run("info", place)
     assert f"note: {said}" in out
-    words = ("--run-dir", place, "--epochs", 3, *FAST, "--test", stores / "test.zarr")
+    words = ("--run-dir", place, "--epochs", 3, *BY_STEPS, "--test", stores / "test.zarr")
     code, out, err = run("train", "--train", stores / "train.zarr", *words, "--json")
     assert code == DONE
     assert json.loads(out)["skipped"] == [said]
@@ -453,9 +462,9 @@ def test_a_model_for_other_rows(run: Run, stores: Path, tmp_path: Path, make_zar
 
 def test_another_run_in_the_directory(run: Run, stores: Path, tmp_path: Path) -> None:
     place = trained(stores, tmp_path, run)
-    words = ("train", "--train", stores / "train.zarr", "--run-dir", place, *FAST)
+    words = ("train", "--train", stores / "train.zarr", "--run-dir", place, *BY_STEPS)
     said = sentence(run(*words, "--epochs", 3, "--set", "solver.ridge=0.5"), USAGE)
-    assert "solver.ridge: was 0.0, now 0.5" in said
+    assert "solver.ridge: was 'auto', now 0.5" in said
 
 
 # ------------------------------------------------------------------------------ failures of a run
@@ -484,7 +493,7 @@ def test_another_writer(run: Run, stores: Path, tmp_path: Path) -> None:
 def test_a_chunk_lost_during_the_run(
     run: Run, stores: Path, store: Path, tmp_path: Path, monkeypatch: Any, damage: Any
 ) -> None:
-    words = ("--epochs", 4, *FAST, "--set", "run.checkpoint_every=10")
+    words = ("--epochs", 4, *BY_STEPS, "--set", "run.checkpoint_every=10")
     tested = ("--test", stores / "test.zarr")
     kept = (store / "X/c/2/0").read_bytes()
 
@@ -726,7 +735,15 @@ def test_a_run_on_a_cluster_says_where_to_watch_it(run: Run, stores: Path, tmp_p
 # ------------------------------------------------------------------------------ processes that end
 
 
-LONG = ("--epochs", "60", *FAST, "--set", "run.checkpoint_every=100", "--set", "data.batch_size=10")
+LONG = (
+    "--epochs",
+    "60",
+    *BY_STEPS,
+    "--set",
+    "run.checkpoint_every=100",
+    "--set",
+    "data.batch_size=10",
+)
 STEPS = 60 * 50
 
 

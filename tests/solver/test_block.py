@@ -275,7 +275,10 @@ def fixed_point(scale: float, sketched: bool) -> tuple[BlockSolver, Case, Array]
 def test_two_blocks_end_at_least_squares_of_damped_rows(
     sketched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fixed point of the mean step: w_i = 1 / (1 + eta ell_i / m). Without sketches rows count the less for the later blocks, and not alike."""
+    """The fixed point of the mean step: w_i = 1 / (1 + eta ell_i / m).
+
+    Without sketches rows count the less for the later blocks, and not alike.
+    """
     monkeypatch.setattr("streamkern.solver.block_step.FULL_ROWS", 10**9)
     solver, case, fixed = fixed_point(1e-3, sketched)
     K, pre = KERNEL(case.X, case.Z), solver.preconditioner

@@ -364,7 +364,7 @@ def test_tiny_data(n: int, kind: str) -> None:
     run = config(**{"model.n_centers": "auto"})
     found = tune(run, source=ArraySource(X, y), bandwidths=[1.0, 4.0], refine=1)
     beyond = [row for row in found.table if row["ridge"] > max(RIDGES)]
-    assert (len(found.table), len(beyond)) in ((8, 0), (9, 1))
+    assert (len(found.table), len(beyond)) in ((8, 0), (9, 1), (9, 3))
     assert found.search["fit"] + found.search["held_out"] == n
     assert all(math.isfinite(row["held_out_mse"]) for row in found.table)
 
@@ -830,7 +830,8 @@ def test_the_command(call: Command, run_file: Path) -> None:
     written = load_run_file(best)
     assert written.model.bandwidth == result["best"]["bandwidth"]
     plain = load_run_file(run_file)
-    assert written == plain.with_overrides({"model.bandwidth": written.model.bandwidth})
+    found = {"model.bandwidth": written.model.bandwidth, "solver.ridge": result["best"]["ridge"]}
+    assert written == plain.with_overrides(found)
     # Again: nothing is trained, and no file is replaced.
     code, out, err = call(run_file, *WORDS, "--json")
     assert (code, json.loads(out)["table"]) == (DONE, result["table"])

@@ -63,6 +63,7 @@ def config(tmp_path: Path | None = None, **data: Any) -> RunConfig:
         {
             "data": {"train": "memory", "batch_size": 50, **data},
             "model": {"n_centers": 40},
+            "solver": {"name": "block"},
             "run": {"threads": 1, "memory": "1 GiB", **run_dir},
         }
     )
@@ -78,7 +79,7 @@ def test_auto_epochs_count_copies() -> None:
 def test_the_same_samples_from_both_front_ends() -> None:
     result = train(config(), source=ArraySource(X, Y))
     result.model.backend.close()
-    model = sk.KernelRegressor(n_centers=40, batch_size=50, threads=1).fit(X, Y)
+    model = sk.KernelRegressor(n_centers=40, solver="block", batch_size=50, threads=1).fit(X, Y)
     assert result.samples == model.report_["samples"] == 20 * 400
 
 

@@ -245,6 +245,7 @@ class _BlockFactor:
         check_overlap(op, float(self.C.diagonal().sum()), "covariance")
         # The scale of damping: blocks are random, and that of the first does for all.
         self.top = self._top() if top is None else top
+        check_overlap(op, self.top, "covariance")
 
     def _covariance(self, S: Sample) -> tuple[Array, Array]:
         """The lower part of E W W^T and E W Y, accumulated over slabs of S: W never exists as a
@@ -337,6 +338,7 @@ class _BlockFactor:
             share = self.known.share(self.block)
             lambda_1 = (1 - share) * lambda_1 + self._known_eigenvalue(H, self.known)
         lambda_1 += n_blocks * ridge / mu
+        check_overlap(self.op, lambda_1, "covariance")
         return _Damped(H, mu, leverage, lambda_1)
 
     def _known_eigenvalue(self, H: Array, known: Known) -> float:
