@@ -277,8 +277,7 @@ def test_two_blocks_end_at_least_squares_of_damped_rows(
 ) -> None:
     """The fixed point of the mean step: w_i = 1 / (1 + eta ell_i / m).
 
-    Without sketches rows count the less for the later blocks, and not alike.
-    """
+    Without sketches rows count the less for the later blocks, and not alike."""
     monkeypatch.setattr("streamkern.solver.block_step.FULL_ROWS", 10**9)
     solver, case, fixed = fixed_point(1e-3, sketched)
     K, pre = KERNEL(case.X, case.Z), solver.preconditioner

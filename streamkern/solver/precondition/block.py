@@ -199,13 +199,28 @@ def build_block(
         sketches.append(_sketch(op, measured.H, seed, i))
         lambdas.append(measured.lambda_1)
         leverage += measured.leverage
-    joint = Joint(op, Z, S, known, blocks, H, start, values, penalty)
+    joint = Joint(op, Z, S, known, blocks, H, start, values, mu, jitters)
     for turn in range(sweeps):
         joint.sweep(np.random.default_rng([seed, 4, turn]))
+    start *= _share_to_trust(op, Z, start, probe)
     total = float(leverage.max())
     check_overlap(op, total, "leverage")
     rules = [StepRule(total, lambda_1, damped=True) for lambda_1 in lambdas]
     return BlockPreconditioner(blocks, H, rules, min(mus), jitters, start, len(S), sketches, L)
+
+
+def _share_to_trust(op: KernelOperator, Z: Points, start: Array, probe: Sample) -> float:
+    """The factor, 0 to 1, with which the start is best on rows that nobody has learned from.
+
+    A sample that says little of other rows may teach what is worse than nothing.
+    """
+    fresh = slice(probe.fresh, len(probe))
+    if fresh.start == fresh.stop:
+        return 1.0
+    f, Y = op.product(probe.X[fresh], Z, start), probe.Y[fresh]
+    w = 1.0 if probe.root is None else probe.root[fresh, None] ** 2
+    along, square = float((w * f * Y).sum()), float((w * f * f).sum())
+    return min(max(along / square, 0.0), 1.0) if square > 0 else 1.0
 
 
 def _sketch(op: KernelOperator, H: Array, seed: int, block: int) -> Array:
