@@ -35,7 +35,6 @@ class Direct(Method[DirectSizes]):
     sizes = DirectSizes
     features = ("kernel", "nystrom", "fourier")
     squares = True
-    needs_ridge = True
 
     def finds_ridge(self, problem: Problem) -> bool:
         """Rows that are centers say nothing about it, see `held_out.apart`: others must be left."""
@@ -44,9 +43,9 @@ class Direct(Method[DirectSizes]):
     def candidates(self, problem: Problem, options: Options) -> Sequence[DirectSizes]:
         """Without a sample of the stream."""
         searched = options.ridge is None and self.finds_ridge(problem)
-        n = 1 + n_parts(problem.p) if searched else 1
+        sums = dict.fromkeys((1 + n_parts(problem.p), 2)) if searched else (1,)
         plain = without_sample(self.name, problem, options)
-        return [DirectSizes(**asdict(sizes), n_sums=n) for sizes in plain]
+        return [DirectSizes(**asdict(sizes), n_sums=n) for n in sums for sizes in plain]
 
     def passes(self, problem: Problem) -> int:
         """One where the others would bring the same rows."""

@@ -96,8 +96,6 @@ class Method(Generic[S]):
     same_rows = False
     """Whether every pass must bring the same rows in the same batches, with the same draws: then it
     says itself when it is done."""
-    needs_ridge = False
-    """Whether without any its solution may be useless, where that is left open."""
     knows_rows = False
     """Whether its setup asks which rows are centers, and how large the noise of the targets is."""
     squares = False

@@ -210,8 +210,7 @@ def _known(run: Run, dtype: np.dtype[Any], targets: TargetScale, known: CenterRo
 
 def _ridge(run: Run, noise: Noise) -> float:
     """The one that suits all rows of the run."""
-    n = run.problem.n_samples
-    return noise.penalty(n) or (noise.least / n if run.method.needs_ridge else 0.0)
+    return noise.penalty(run.problem.n_samples)
 
 
 def _noise(run: Run, op: KernelOperator, Z: Points, rows: Rows) -> Noise:

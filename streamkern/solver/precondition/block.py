@@ -199,12 +199,14 @@ def build_block(
         sketches.append(_sketch(op, measured.H, seed, i))
         lambdas.append(measured.lambda_1)
         leverage += measured.leverage
-    joint = Joint(op, Z, S, known, blocks, H, start, values, mu, jitters)
-    for turn in range(sweeps):
-        joint.sweep(np.random.default_rng([seed, 4, turn]))
+    if sweeps:
+        joint = Joint(op, Z, S, known, blocks, H, start, values, mu, jitters)
+        for turn in range(sweeps):
+            joint.sweep(np.random.default_rng([seed, 4, turn]))
     start *= _share_to_trust(op, Z, start, probe)
     total = float(leverage.max())
-    check_overlap(op, total, "leverage")
+    if known is None:  # centers that are rows reach themselves
+        check_overlap(op, total, "leverage")
     rules = [StepRule(total, lambda_1, damped=True) for lambda_1 in lambdas]
     return BlockPreconditioner(blocks, H, rules, min(mus), jitters, start, len(S), sketches, L)
 

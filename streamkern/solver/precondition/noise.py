@@ -16,6 +16,9 @@ best one grows with n, by no more than its root (Caponnetto and De Vito 2007). I
 said 0.32, 0.03 and 0.03. Best for 20 000 to 44 000 rows were 2, 0.04 and 0.04; ten times the latter
 cost 3 to 4 % there, and a tenth of the former a factor of 2.5.
 
+Where less and less is no worse, it is the most that is no worse: the noise may be more than the
+rows can tell, and a start that follows each of them is wild where there are none.
+
 With sample weights w_i the noise of row i is kappa / w_i: K and y are scaled by sqrt(w), and so is
 the error.
 
@@ -45,21 +48,18 @@ START, LOWEST, HIGHEST = -2, -8, 6
 
 @dataclass(frozen=True)
 class Noise:
-    """variance : kappa of n_rows rows; 0 where less and less is no worse. tried : (kappa, mean
-    squared error)."""
+    """variance : kappa of n_rows rows. grows : whether it is taken to grow with them. tried :
+    (kappa, mean squared error)."""
 
     variance: float = 0.0
     n_rows: int = 1
+    grows: bool = True
     tried: list[tuple[float, float]] = field(default_factory=list)
-
-    @property
-    def least(self) -> float:
-        """The least variance that was tried, for who needs one above 0."""
-        return self.tried[0][0] if self.tried else 0.0
 
     def penalty(self, n: float) -> float:
         """Of |f|^2 beside the mean squared error of n rows."""
-        return self.variance * math.sqrt(min(max(n / self.n_rows, 1), GROWTH)) / n
+        growth = min(max(n / self.n_rows, 1), GROWTH) if self.grows else 1
+        return self.variance * math.sqrt(growth) / n
 
 
 NO_NOISE = Noise()
@@ -109,6 +109,9 @@ def find_noise(op: KernelOperator, Z: Points, X: Array, Y: Array, root: Array | 
 
     found = search(error, START, LOWEST, HIGHEST)
     tried = [(10.0**at * scale, value) for at, value in found.items() if math.isfinite(value)]
-    if not tried or tried[0][1] <= (1 + NOTABLE) * min(value for _, value in tried):
-        return Noise(0.0, n, tried)
-    return Noise(float(10.0 ** vertex(found) * scale), n, tried)
+    if not tried:
+        return NO_NOISE
+    borne = [kappa for kappa, e in tried if e <= (1 + NOTABLE) * min(value for _, value in tried)]
+    if borne[0] == tried[0][0]:
+        return Noise(borne[-1], n, False, tried)
+    return Noise(float(10.0 ** vertex(found) * scale), n, True, tried)
