@@ -120,6 +120,7 @@ def make_config(options: argparse.Namespace, stores: Stores) -> sk.RunConfig:
                 "fit_intercept": False,  # as in EP3
                 **centers,
             },
+            "solver": {"name": "block"},  # whose time is that of its steps
             "run": {
                 "run_dir": run_directory(options),
                 "device": options.device,

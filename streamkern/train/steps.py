@@ -167,5 +167,6 @@ class Steps:
         made, to_host = self.made, self.run.backend.to_host
         return Result(
             self.model(), to_host(made.arrays["Z"]), np.asarray(made.arrays["order"]), made.meta,
-            self.position.samples, ridge=self.state.ridge, **of_the_run,
+            self.position.samples, ridge=made.meta["setup"].get("ridge", self.state.ridge),
+            **of_the_run,
         )  # fmt: skip

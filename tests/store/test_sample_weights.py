@@ -637,11 +637,10 @@ def test_a_generator_brings_weights_along() -> None:
     array = weighted(unit_rows=16)
     totals = np.bincount(IDS, W, minlength=3)
     config = settings(**{"model.n_centers": 20, "data.class_weight": "balanced"})
+    again = generated(W, totals)
+    again.repeats = True  # as arrays do, which decides about steps
     for make in (lambda s: s, lambda s: AugmentedSource(s, 2, [MixUp(0.3)])):
-        alike = [
-            finished(config, source=make(source)).model.weights
-            for source in (array, generated(W, totals))
-        ]
+        alike = [finished(config, source=make(source)).model.weights for source in (array, again)]
         np.testing.assert_array_equal(*alike)
     mixed = MixtureSource([array, generated(W, totals)])
     np.testing.assert_allclose(mixed.totals, 2 * totals)

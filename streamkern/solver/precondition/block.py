@@ -199,7 +199,7 @@ def build_block(
         sketches.append(_sketch(op, measured.H, seed, i))
         lambdas.append(measured.lambda_1)
         leverage += measured.leverage
-    if sweeps:
+    if sweeps and len(blocks) > 1:
         joint = Joint(op, Z, S, known, blocks, H, start, values, mu, jitters)
         for turn in range(sweeps):
             joint.sweep(np.random.default_rng([seed, 4, turn]))
@@ -207,7 +207,8 @@ def build_block(
     total = float(leverage.max())
     if known is None:  # centers that are rows reach themselves
         check_overlap(op, total, "leverage")
-    rules = [StepRule(total, lambda_1, damped=True) for lambda_1 in lambdas]
+    mean = float(leverage.mean())
+    rules = [StepRule(total, lambda_1, damped=True, mean=mean) for lambda_1 in lambdas]
     return BlockPreconditioner(blocks, H, rules, min(mus), jitters, start, len(S), sketches, L)
 
 

@@ -57,8 +57,8 @@ def rounding(op: KernelOperator, Z: Points) -> float:
     """
     far = 1.0
     if op.kernel.geometry == "distance" and op.precision != "integer":
-        # Of nine in ten: a few rows far from all others say nothing of the rest.
-        far = max(far, float(np.quantile(op.backend.to_host(Z.portable(0)[1]), 0.9)))
+        # Of 99 in a hundred: a few rows far from all others say nothing of the rest.
+        far = max(far, float(np.quantile(op.backend.to_host(Z.portable(0)[1]), 0.99)))
     return 10 * eps(op.dtype) * far
 
 

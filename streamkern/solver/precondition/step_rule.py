@@ -46,7 +46,11 @@ eigenvalue, and S <= lambda_1. So at eta = 1 / lambda_1 the last two terms are a
 the guarantee of the rule above, whatever the leverages are. Where these are alike the step is the
 same, too: eta w = m / (ell + m lambda_1). With a ridge lambda_1' takes the place of lambda_1, as
 (S_w + R)^2 / lambda_1' <= S_w^2 / lambda_1 + R^2 / |R|. Steps lead to least squares with the
-weights w_i, which are 1 where eta ell_i is small beside m.
+weights w_i, which are 1 where eta ell_i is small beside m. Half of that is taken where noise rules:
+eta = 1 / (lambda_1 + ell / m), ell the mean leverage. Loss over the exact model's with 1 / lambda_1
+and with that, one epoch, b = p, p/4, p/16: smooth 1.128 1.295 1.418, 1.090 1.195 1.337; rough 1.057
+1.103 1.256, 1.040 1.098 1.286; noisy digits 1.020 1.057 1.132, 1.014 1.056 1.138; bike 1.008 1.081
+1.168, 1.015 1.086 1.175; parkinsons .994 1.032 1.164, 1.002 1.043 1.168.
 """
 
 from __future__ import annotations
@@ -75,17 +79,19 @@ class StepRule:
     elsewhere an upper estimate.
     scale : factor on eta in force, below 1 after a back-off. damped : whether rows of a batch are
     damped by their leverage (`solver.block_step`), so that the largest one does not limit eta.
+    mean : leverage of a row, where they are.
     """
 
     leverage: float
     lambda_1: float
     scale: float = 1.0
     damped: bool = False
+    mean: float = 0.0
 
     def eta(self, m: int) -> float:
         """Step size for a batch of m rows."""
         if self.damped:
-            return self.scale * min(1.0, 1 / self.lambda_1)
+            return self.scale * min(1.0, 1 / (self.lambda_1 + self.mean / m))
         return self.scale * m / (self.leverage + (m - 1) * self.lambda_1)
 
     @property
