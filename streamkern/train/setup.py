@@ -216,7 +216,7 @@ def _ridge(run: Run, noise: Noise) -> float:
 def _noise(run: Run, op: KernelOperator, Z: Points, rows: Rows) -> Noise:
     assert rows.numbers is not None
     n_stored = run.problem.n_stored or run.problem.n_rows
-    at = unlike(rows.numbers, n_stored)
+    at = run.backend.asarray(unlike(rows.numbers, n_stored))
     root = None if rows.root is None else rows.root[at]
     return find_noise(op, Z, rows.X[at], rows.Y[at], root)
 

@@ -165,7 +165,7 @@ def build_block(
         The kernel between the centers and the rows is zero or not finite.
     """
     H: list[Array | None] = []
-    probe = probe.of_no_center()
+    probe = probe.of_no_center(op.backend)
     leverage = op.backend.xp.zeros(len(probe), op.dtype)
     start = op.backend.xp.zeros((len(Z), S.Y.shape[1]), op.dtype)
     values = None if op.kernel.explicit else op.backend.xp.zeros(start.shape, op.dtype)

@@ -34,13 +34,14 @@ class Sample:
         inside: npt.NDArray[np.bool_] = (self.place >= block.start) & (self.place < block.stop)
         return inside
 
-    def of_no_center(self) -> Sample:
+    def of_no_center(self, backend: Backend) -> Sample:
         """The rows that are no center; all of them where each one is."""
         if self.place is None or (self.place < 0).sum() in (0, len(self)):
             return self
-        kept = np.flatnonzero(self.place < 0)
+        rows = np.flatnonzero(self.place < 0)
+        kept = backend.asarray(rows)
         root = None if self.root is None else self.root[kept]
-        return Sample(self.X[kept], self.Y[kept], root, int((kept < self.fresh).sum()))
+        return Sample(self.X[kept], self.Y[kept], root, int((rows < self.fresh).sum()))
 
 
 @dataclass(frozen=True)
