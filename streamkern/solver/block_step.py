@@ -206,7 +206,7 @@ class BlockSolver(Solver):
         rule, full = self.preconditioner.rules[b], FULL_ROWS * len(self.Z) / self.max_batch
         falls = rule.damped and state.steps > full and self._alone(m) > 0
         fall = math.sqrt(full / state.steps) if falls else 1.0
-        return state.scale * fall * rule.eta(m)
+        return state.scale * fall * rule.eta(m, self._alone(m))
 
     def _alone(self, m: int) -> float:
         """Variance of a mean of m rows drawn as the stream does, over that of rows all new."""

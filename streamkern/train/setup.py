@@ -75,8 +75,6 @@ def start(
     config, data = run.config, run.data
     dtype = np.dtype(np.float64 if run.precision == "float64" else np.float32)
     host_Z, order, kernel, known_rows = choose_centers(run, dtype, report)
-    if not whole:  # nobody knows their share
-        known_rows = None
     Z = run.backend.asarray(host_Z)
     fit_intercept = config.model.fit_intercept
     inside = targets or target_scale(
@@ -113,7 +111,9 @@ def start(
         facts = {"variance": noise.variance, "tried": noise.tried}
         report("noise", facts | ({"ridge": options.ridge} if asked else {}))
         run.backend.release()
-    known = None if known_rows is None else _known(run, dtype, inside, known_rows)
+    known = None
+    if known_rows is not None:
+        known = replace(_known(run, dtype, inside, known_rows), whole=whole)
     work = Work(op, points, run.problem, run.sizes, options, known, noise)
     setup = method.compute(work, samples, report)
     if asked:

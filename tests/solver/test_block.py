@@ -85,13 +85,18 @@ def test_step_sizes_are_those_of_the_rule() -> None:
     solver = case.solver()
     assert isinstance(solver, BlockSolver)
     truth = block_reference(case, solver)
+    phis = [
+        truth.kernel(case.probe, case.Z[block]) @ factors.H.T
+        for block, factors in zip(truth.blocks, truth.factors, strict=True)
+    ]
+    mean = sum((phi**2).sum() for phi in phis) / len(case.probe)
     for m in (1, 20, 1000):
-        for rule, block, factors in zip(solver.rules(), truth.blocks, truth.factors, strict=True):
-            phi = truth.kernel(case.probe, case.Z[block]) @ factors.H.T
+        for rule, phi in zip(solver.rules(), phis, strict=True):
             assert rule.leverage == pytest.approx(truth.total_leverage(case.probe))
             low, high = ref.held_out_lambda_1(phi)
-            etas = [min(1, 1 / lam) for lam in (high, low)]
-            assert etas[0] * (1 - 1e-9) <= rule.eta(m) <= etas[1] * (1 + 1e-9)
+            for alone in (1.0, 0.25, 0.0):
+                etas = [min(1, 1 / (lam + alone * mean / m)) for lam in (high, low)]
+                assert etas[0] * (1 - 1e-9) <= rule.eta(m, alone) <= etas[1] * (1 + 1e-9)
 
 
 def test_blocks_are_visited_in_another_order_every_step() -> None:

@@ -138,7 +138,7 @@ class Inflated:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.times = 1.0
         eta = StepRule.eta
-        monkeypatch.setattr(StepRule, "eta", lambda rule, m: self.times * eta(rule, m))
+        monkeypatch.setattr(StepRule, "eta", lambda rule, *m: self.times * eta(rule, *m))
 
 
 @pytest.fixture

@@ -353,7 +353,7 @@ class _BlockFactor:
         H, mu = inverse_root(self.op, self.norm, self.C, damping + n_blocks * ridge, self.top)
         leverage, lambda_1 = self._measure(H, probe)
         if self.known is not None:
-            share = self.known.share(self.block)
+            share = self.known.share(self.block) if self.known.whole else 0.0
             lambda_1 = (1 - share) * lambda_1 + self._known_eigenvalue(H, self.known)
         lambda_1 += n_blocks * ridge / mu
         check_overlap(self.op, lambda_1, "covariance")

@@ -49,13 +49,15 @@ class Known:
     """The centers as rows of the stream.
 
     counts : (p,) on the host, rows that equal a center. weights : (p,) sum of their sample weights.
-    Y : (p, c) their weighted mean targets. n_rows : of the stream.
+    Y : (p, c) their weighted mean targets. n_rows : of the stream. whole : whether no other rows
+    will follow these.
     """
 
     counts: npt.NDArray[np.int64]
     weights: Array
     Y: Array
     n_rows: int
+    whole: bool = True
 
     def share(self, block: slice) -> float:
         """Of the rows of the stream, that are centers of a block."""
