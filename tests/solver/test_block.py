@@ -65,7 +65,8 @@ def test_steps_follow_the_reference(name: str, average: bool, tile: tuple[int, i
         batch = case.batch(t)
         state.scale = 1.0 if t < 6 else 0.5  # as after a back-off
         fall = 1.0 if t <= 9 else (8 * 24 / 20 / t) ** 0.5
-        truth.eta = [state.scale * fall * rule.eta(len(batch)) for rule in solver.rules()]
+        alone = solver._alone(len(batch))
+        truth.eta = [state.scale * fall * rule.eta(len(batch), alone) for rule in solver.rules()]
         truth.alone = (240 - len(batch)) / 239 if average else 1.0
         order = np.random.default_rng([3, ORDER_STAGE, t]).permutation(len(truth.blocks))
         before = truth.predict(case.X[batch]) - case.Y[batch]
