@@ -207,8 +207,7 @@ def build_block(
     total = float(leverage.max())
     if known is None:  # centers that are rows reach themselves
         check_overlap(op, total, "leverage")
-    mean = float(leverage.mean())
-    rules = [StepRule(total, lambda_1, damped=True, mean=mean) for lambda_1 in lambdas]
+    rules = [StepRule(total, each, 1.0, True, float(leverage.mean())) for each in lambdas]
     return BlockPreconditioner(blocks, H, rules, min(mus), jitters, start, len(S), sketches, L)
 
 
