@@ -457,7 +457,7 @@ def changed_content() -> Source:
         ({"data.epochs": 3}, r"data\.epochs: was 2, now 3"),
         ({"run.random_state": 1}, r"run\.random_state: was 0, now 1"),
         ({"run.precision": "float64"}, r"run\.precision"),
-        ({"solver.name": "eigenpro3"}, r"solver\.name: was 'auto', now 'eigenpro3'"),
+        ({"solver.name": "eigenpro3"}, r"solver\.name: was 'block', now 'eigenpro3'"),
         ({"model.kernel": get_kernel("laplace", 2.0)}, r"kernel\.bandwidth: was 3.0, now 2.0"),
         ({"model.kernel": get_kernel("gaussian", 3.0)}, r"kernel\.kernel"),
         ({"model.kernel": "laplace"}, r"kernel\.bandwidth: was 3.0, now not set"),
