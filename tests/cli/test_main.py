@@ -274,7 +274,7 @@ def test_other_libraries_are_one_line(run: Run, stores: Path, tmp_path: Path) ->
         checkpoint.write_bytes(documents.seal("checkpoint", saved | {"run": body["run"]}))
     manifest.write_bytes(documents.seal("checkpoint", body))
     (place / "run.json").write_bytes(documents.seal("run", body["run"]))
-    words = ("--run-dir", place, "--epochs", 3, *FAST, "--test", stores / "test.zarr")
+    words = ("--run-dir", place, "--epochs", 3, *BY_STEPS, "--test", stores / "test.zarr")
     code, _, err = run("train", "--train", stores / "train.zarr", *words)
     assert code == DONE
     warned = [line for line in err.splitlines() if "warning" in line]

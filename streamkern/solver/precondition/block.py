@@ -207,7 +207,9 @@ def build_block(
     total = float(leverage.max())
     if known is None:  # centers that are rows reach themselves
         check_overlap(op, total, "leverage")
-    rules = [StepRule(total, each, 1.0, True, float(leverage.mean())) for each in lambdas]
+    rules = [
+        StepRule(total, each, 1.0, True, float(leverage.sum()) / len(leverage)) for each in lambdas
+    ]
     return BlockPreconditioner(blocks, H, rules, min(mus), jitters, start, len(S), sketches, L)
 
 

@@ -93,7 +93,7 @@ def find_noise(op: KernelOperator, Z: Points, X: Array, Y: Array, root: Array | 
         K *= root[:, None]
         K *= root
         wide *= root[:, None]
-    scale, diagonal = float(K.diagonal().mean()), xp.arange(n)
+    scale, diagonal = float(K.diagonal().sum()) / n, xp.arange(n)
     if not (math.isfinite(scale) and scale > 0):
         return NO_NOISE  # whoever factors the centers says why
 
