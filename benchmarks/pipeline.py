@@ -34,6 +34,7 @@ def measure(repeats: int, *, rows: int = 60_000, centers: int = 10_000) -> list[
                 "train": str(make_store(Path(folder), rows)), "scale": "none", "epochs": 1,
             },
             "model": {"bandwidth": 20.0, "n_centers": centers},
+            "solver": {"name": "block"},
             "run": {"device": "cpu"},
         }  # fmt: skip
         run = open_run(sk.RunConfig.from_tables(tables))

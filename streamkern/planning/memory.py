@@ -156,7 +156,7 @@ def _in_hand(problem: Problem) -> int:
     return (2 * problem.units_in_hand - 1) * problem.unit_rows * problem.row_bytes
 
 
-def count_products(buffers: Buffers, problem: Problem, b: int) -> int:
+def count_products(buffers: Buffers, problem: Problem, b: int, phase: str = "setup") -> int:
     """Parts of products of b x b matrices. Returns the rows that solving one triangular system
     with another holds besides. A device needs neither.
     """
@@ -164,7 +164,7 @@ def count_products(buffers: Buffers, problem: Problem, b: int) -> int:
         return 0
     part = min(b, CHUNK)
     # A tile of a Gram matrix; two products in a triangular system, of half its height and width.
-    buffers.add("setup", "parts of products", problem.threads, 3 * part * part // 2,
+    buffers.add(phase, "parts of products", problem.threads, 3 * part * part // 2,
         itemsize=problem.itemsize)  # fmt: skip
     return min(b, CHUNK // 2)
 

@@ -172,12 +172,21 @@ class Method(Generic[S]):
         """Every buffer of the run."""
         buffers = count_run(problem, sizes, self.needs(problem, sizes))
         if self.asks_noise(problem, open_ridge=problem.finds_ridge):
-            n = min(NOISE_ROWS, problem.n_rows)
-            solving = count_products(buffers, problem, n)
-            buffers.add("setup", "rows that show the noise", n, 2 * problem.point)
-            buffers.add("setup", "their kernel matrix", n + solving, 4 * n, itemsize=8)
+            self._count_noise(buffers, problem, sizes)
         self.add_buffers(buffers, problem, sizes)
         return buffers
+
+    def _count_noise(self, buffers: Buffers, problem: Problem, sizes: S) -> None:
+        """What `find_noise` holds, before there is anything of the setup itself."""
+        n = min(NOISE_ROWS, problem.n_rows)
+        drawn = max(n, sizes.n_sample + sizes.n_probe)
+        if self.needs(problem, sizes).columns:
+            buffers.add("noise", "centers, left side", problem.p, problem.point)
+        buffers.add("noise", "sample and probe", drawn, problem.d + problem.c,
+            itemsize=problem.itemsize)  # fmt: skip
+        buffers.add("noise", "rows that show the noise", n, 2 * problem.point)
+        solving = count_products(buffers, problem, n, "noise")
+        buffers.add("noise", "their kernel matrix, factor, inverse", 3 * n + solving, n, itemsize=8)
 
     def needs(self, problem: Problem, sizes: S) -> Needs:
         """What it asks of the buffers that every run has."""

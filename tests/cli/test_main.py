@@ -316,7 +316,7 @@ def test_a_lost_run_json_is_no_lost_run(run: Run, stores: Path, tmp_path: Path) 
     """W7: other data is refused all the same, and `info` still knows a run."""
     place = trained(stores, tmp_path, run, "--set", "run.checkpoint_every=10")
     (place / "run.json").unlink()
-    words = ("--run-dir", place, "--epochs", 3, *FAST)
+    words = ("--run-dir", place, "--epochs", 3, *BY_STEPS)
     code, _, err = run("train", "--train", stores / "test.zarr", *words)
     assert code == USAGE
     assert "holds a run that differs: data" in err

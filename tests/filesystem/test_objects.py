@@ -457,6 +457,7 @@ def run_on(s3: S3Server, bucket: str, **options: Any) -> RunConfig:
                 "storage_options": {**s3.options(), **options},
             },
             "model": {"n_centers": 100, "bandwidth": 4.0},
+            "solver": {"name": "block"},
             "run": {"run_dir": f"s3://{bucket}/run", "checkpoint_every": 5, "device": "cpu"},
         }
     )
