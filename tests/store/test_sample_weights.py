@@ -113,7 +113,9 @@ def test_steps_of_weighted_rows_are_those_of_repeated_rows(name: str) -> None:
     for sketch in [key for key in case.setup.arrays if key.startswith("G.")]:
         del case.setup.arrays[sketch]
     # Steps as long as the top eigenvalue allows, whatever the number of rows is.
-    alone = [rule | {"leverage": rule["lambda_1"], "mean": 0.0} for rule in case.setup.meta["rules"]]
+    alone = [
+        rule | {"leverage": rule["lambda_1"], "mean": 0.0} for rule in case.setup.meta["rules"]
+    ]
     case.setup.meta |= {"rules": alone, "batch_size": 80}
     one, many = case.solver(), case.solver()
     a, b = one.init(), many.init()

@@ -89,7 +89,7 @@ class StepRule:
     mean: float = 0.0
 
     def eta(self, m: int, alone: float = 1.0) -> float:
-        """Step size for m rows, whose mean has the share `alone` of the variance of rows all new."""
+        """For m rows, whose mean has the share `alone` of the variance of rows all new."""
         if self.damped:
             return self.scale * min(1.0, 1 / (self.lambda_1 + alone * self.mean / m))
         return self.scale * m / (self.leverage + (m - 1) * self.lambda_1)
