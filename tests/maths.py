@@ -62,7 +62,7 @@ def quiet(event: str, fields: dict[str, Any]) -> None:
 
 GRID = Grid(offset=0.25, step=2.0**-6)
 
-RIDGED = ("blocks", "direct", "falkon")
+RIDGED = ("blocks", "direct", "direct, all rows", "falkon")
 """Solvers that tests of all of them give a ridge."""
 
 SOLVERS: dict[str, dict[str, Any]] = {
@@ -75,6 +75,7 @@ SOLVERS: dict[str, dict[str, Any]] = {
     "eigenpro4": {"solver": "eigenpro4", "projection": "exact", "period": 3},
     "eigenpro2": {"solver": "eigenpro2"},
     "direct": {"solver": "direct"},
+    "direct, all rows": {"solver": "direct", "n_sums": 0},
     "direct, fourier": {"solver": "direct", "features": "fourier"},
     "falkon": {"solver": "falkon"},
     "eigenpro1": {"solver": "eigenpro1"},
@@ -87,7 +88,7 @@ SOLVERS: dict[str, dict[str, Any]] = {
     "block, nystrom": {"solver": "block", "block_size": 24, "features": "nystrom"},
     "direct, nystrom": {"solver": "direct", "features": "nystrom"},
 }
-IN_PLACE = ("sgd", "eigenpro1", "eigenpro2")
+IN_PLACE = ("sgd", "eigenpro1", "eigenpro2", "direct, all rows")
 """Those whose centers are the training rows."""
 
 
@@ -195,7 +196,7 @@ def make_case(
     probe, sample_rows = fresh[-sizes.n_probe :], None
     if features == "fourier":
         Z = frequencies(op.kernel, 3, len(Z), 3)
-    if find(sizes.solver, features).in_place:
+    if find(sizes.solver, features).takes_rows(sizes):
         sample_rows = np.arange(0, 240, 4)
         Z, X_s, probe = X, X[sample_rows], X
     setup = computed(op, Z, X_s, probe, sizes, options, n_outputs=Y.shape[1], features=features)

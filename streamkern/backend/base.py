@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import ThreadpoolController
 
+from streamkern.backend import lapack
 from streamkern.backend.arrays import Array, tiles
 from streamkern.backend.blas_threads import one_thread
 from streamkern.backend.dense import DenseAlgebra
@@ -86,6 +87,7 @@ class Backend(DenseAlgebra):
             raise ConfigError(f"threads={threads} must be at least 1")
         self.threads = threads or available_cpus()
         self.xp: Any = np
+        lapack.load()  # a library that comes later has threads that nobody limits
         self._blas = ThreadpoolController()
         self._pool = (
             ThreadPoolExecutor(self.threads, thread_name_prefix="streamkern-tile")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,6 +16,8 @@ from streamkern.backend.arrays import Array, tiles
 from streamkern.planning.memory import CHUNK
 
 T = TypeVar("T")
+ALONE = 2048
+"""Columns up to which one thread factors a matrix."""
 
 
 class DenseAlgebra(ABC):
@@ -26,6 +29,10 @@ class DenseAlgebra(ABC):
     @abstractmethod
     def run(self, fn: Callable[[T], None], items: Iterable[T]) -> None:
         """Call `fn` on every item, in any order."""
+
+    @abstractmethod
+    def single_threaded_blas(self) -> AbstractContextManager[None]:
+        """Inside, a BLAS call stays on its own thread."""
 
     @abstractmethod
     def workspace(
@@ -67,12 +74,32 @@ class DenseAlgebra(ABC):
         """Lower Cholesky factor of A in its own memory, upper part zeroed. False: not positive.
 
         A : (b, b), C-ordered, symmetric; only its lower part is read. b^3/3 FLOPs.
+
+        By columns of blocks, rows of blocks over the threads. The library's own threads wait for
+        each other: at 426 columns two took 4 ms and one .9, and a hundred where another process was
+        at work. At 4096 they had 89 GFLOP/s, these blocks 70.
         """
-        if not lapack.potrf(A):
-            return False
+        columns = tiles(len(A), self.chunk // 2 if len(A) > ALONE else ALONE)
+        with self.single_threaded_blas():
+            for k in columns:
+                below = [i for i in columns if i.start >= k.start]
+
+                self.run(partial(self._subtract, A, k), below if k.start else [])
+                if not lapack.potrf(A[k, k]):
+                    return False
+                self.run(partial(self._solve_right, A, k), below[1:])
         for i, row in enumerate(A):
             row[i + 1 :] = 0
         return bool(np.isfinite(A.diagonal()).all())
+
+    @staticmethod
+    def _subtract(A: Array, k: slice, i: slice) -> None:
+        """From rows i of columns k, what the columns before them explain."""
+        A[i, k] -= A[i, : k.start] @ A[k, : k.start].T
+
+    @staticmethod
+    def _solve_right(A: Array, k: slice, i: slice) -> None:
+        lapack.trsm(A[k, k], A[i, k], right=True)
 
     def solve_lower(self, L: Array, B: Array, transposed: bool = False) -> Array:
         """B <- L^-1 B (or L^-T B) in place. L : (b, b) lower, B : (b, k), both C-ordered."""

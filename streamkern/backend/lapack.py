@@ -27,6 +27,12 @@ _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char
 )
 
 
+def load() -> None:
+    """Have the libraries in memory."""
+    for library in ("lapack", "blas"):
+        on_demand(f"scipy.linalg.cython_{library}")
+
+
 def potrf(A: Matrix) -> bool:
     """The lower Cholesky factor of A in place of its lower part. False: A is not positive.
 

@@ -44,7 +44,11 @@ class ConfigError(StreamkernError, ValueError):
 
 
 class MemoryBudgetError(ConfigError, MemoryError):
-    """The settings need more memory than they were given."""
+    """The settings need more memory than they were given. needed : bytes that would do, if known."""
+
+    def __init__(self, *args: object, needed: int = 0) -> None:
+        super().__init__(*args)
+        self.needed = needed
 
 
 class DataError(StreamkernError, ValueError):

@@ -75,7 +75,7 @@ def _choice(run: Run) -> dict[str, Any]:
     selection = run.problem.selection
     if run.problem.features == "fourier":
         return {}
-    if run.method.in_place:
+    if run.in_order:
         return {"method": "all"}
     method = redact(run.config.model.centers)
     return {"method": method} if selection is None else {"method": method, "rows": selection.rows}

@@ -29,7 +29,8 @@ class Problem:
     units_in_hand : units read ahead, and in use, where they are read one after the other.
     saving : at most this much more is held while arrays go to remote storage. kept : whether
     there are checkpoints. selection : of the centers, where that takes memory and time of its own.
-    repeats : whether every epoch brings the same rows. ridge : whether there is one, or may be.
+    repeats : whether every epoch brings the same rows. rows_are_centers : whether every row is a
+    center, once, and no others will follow. ridge : whether there is one, or may be.
     finds_ridge : whether it is left open.
     n_stored : row v is made from the stored row v mod n_stored; 0 stands for n_rows.
     features : "kernel", "nystrom" or "fourier"; p counts the latter.
@@ -59,6 +60,7 @@ class Problem:
     selection: Selection | None = None
     kept: bool = True
     repeats: bool = True
+    rows_are_centers: bool = False
     ridge: bool = True
     finds_ridge: bool = False
     float64: float = 2.0

@@ -235,6 +235,15 @@ class RunDirectory:
             self._leftovers.broken.discard(stem_of(*rank))
             self._leftovers.retire(hold, CHECKPOINTS, names)
 
+    def retire(self) -> None:
+        """Delete checkpoints that are too old, where who saved the last one was killed before.
+
+        Of a run whose newest checkpoint was loaded. Not where one of them does not verify.
+        """
+        with self._writing("what is left of the run") as hold:
+            if not self._leftovers.broken:
+                self._leftovers.retire(hold, CHECKPOINTS, self._folder.names(CHECKPOINTS))
+
     def _publish(
         self,
         hold: Hold,

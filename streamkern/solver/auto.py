@@ -33,7 +33,10 @@ def choose_method(
 
     Raises MemoryBudgetError and ConfigError as `Method.plan`.
     """
-    sizes, buffers = BLOCK.plan(problem, options, budget_bytes)
+    try:
+        sizes, buffers = BLOCK.plan(problem, options, budget_bytes)
+    except MemoryBudgetError as error:
+        return _without_block(problem, options, budget_bytes, error)
 
     def block(reason: str) -> tuple[Method[Any], Sizes, Buffers, str]:
         return BLOCK, sizes, buffers, reason
@@ -62,3 +65,16 @@ def choose_method(
         f"chosen, as it is expected near the exact model {other / one:.3g} times as soon as the "
         "direct solver would have it"
     )
+
+
+def _without_block(
+    problem: Problem, options: Options, budget_bytes: int, error: MemoryBudgetError
+) -> tuple[Method[Any], Sizes, Buffers, str]:
+    """Few centers take less memory than the block solver's samples."""
+    if options.first_set(_BLOCK_ONLY) or options.ridge == 0 or problem.features != "kernel":
+        raise error
+    try:
+        direct = DIRECT.plan(problem, options, budget_bytes)
+    except MemoryBudgetError as other:
+        raise min(error, other, key=lambda e: e.needed) from None
+    return DIRECT, *direct, "chosen, as the samples of the block solver do not fit the memory"

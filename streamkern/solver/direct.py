@@ -1,8 +1,9 @@
-"""The least-squares weights from streamed normal equations, as a method: see `direct_step`."""
+"""The least-squares weights as a method: from streamed normal equations (`direct_step`), or where
+every row is a center from its kernel matrix (`kernel_ridge`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -12,7 +13,9 @@ from streamkern.planning.memory import CHUNK, Buffers, Needs
 from streamkern.planning.problem import ENTRY, Problem
 from streamkern.planning.sizes import Options, Sizes, without_sample
 from streamkern.solver.base import Solver
-from streamkern.solver.direct_step import HELD_SHARE, SLAB, DirectSolver
+from streamkern.solver.direct_step import HELD_SHARE, DirectSolver
+from streamkern.solver.equations import SLAB
+from streamkern.solver.kernel_ridge import KernelRidgeSolver
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
 from streamkern.solver.precondition.held_out import n_parts
 
@@ -22,7 +25,8 @@ TRIALS = 8
 
 @dataclass(frozen=True)
 class DirectSizes(Sizes):
-    """n_sums : of all rows, and of each part of them that is held out."""
+    """n_sums : of all rows, and of each part of them that is held out. 0 where rows are the
+    centers: see `kernel_ridge`."""
 
     n_sums: int
 
@@ -40,10 +44,16 @@ class Direct(Method[DirectSizes]):
         """Rows that are centers say nothing about it, see `held_out.apart`: others must be left."""
         return 4 * (problem.n_rows - problem.p) >= problem.p
 
+    def takes_rows(self, sizes: DirectSizes) -> bool:
+        """Where nothing is summed."""
+        return not sizes.n_sums
+
     def candidates(self, problem: Problem, options: Options) -> Sequence[DirectSizes]:
         """Without a sample of the stream."""
         searched = options.ridge is None and self.finds_ridge(problem)
-        sums = dict.fromkeys((1 + n_parts(problem.p), 2)) if searched else (1,)
+        sums: Iterable[int] = (0,) if problem.rows_are_centers else (1,)
+        if searched:
+            sums = dict.fromkeys((1 + n_parts(problem.p), 2))
         plain = without_sample(self.name, problem, options)
         return [DirectSizes(**asdict(sizes), n_sums=n) for n in sums for sizes in plain]
 
@@ -57,11 +67,15 @@ class Direct(Method[DirectSizes]):
     def flops(self, problem: Problem, sizes: DirectSizes) -> tuple[int, int]:
         """See the module's first lines."""
         p, d, c = problem.p, problem.d, problem.c
+        if self.takes_rows(sizes):
+            return 0, p * p * (d + 2 * c) + p**3 // 3
         return 0, (p * p + 2 * p * (d + 2 * c)) * self._summed(problem) + p**3 // 3
 
     def time(self, problem: Problem) -> int:
         """Until it is done, in FLOPs at the speed of a GEMM: see `block_sizes`."""
         p, d, c, double = problem.p, problem.d, problem.c, problem.float64
+        if problem.rows_are_centers:
+            return int(p * p * (ENTRY + 2 * d) / 2 + double * p * p * (p / 3 + 2 * c))
         sums = double * p * p + p * (ENTRY + 2 * d + 2 * double * c)
         searched = problem.finds_ridge and self.finds_ridge(problem)
         solutions = 1 + TRIALS * n_parts(p) if searched else 1
@@ -69,13 +83,21 @@ class Direct(Method[DirectSizes]):
 
     def needs(self, problem: Problem, sizes: DirectSizes) -> Needs:
         """A ridge evaluates K(Z, Z); G is a part of every checkpoint."""
-        return Needs(
-            not problem.ridge, sizes.batch_size, problem.c, sums=8 * sizes.n_sums * problem.p**2
-        )
+        p, c = problem.p, problem.c
+        if self.takes_rows(sizes):
+            return Needs(False, min(p, SLAB), c, sums=8 * p * (c + 1))
+        return Needs(not problem.ridge, sizes.batch_size, c, sums=8 * sizes.n_sums * p**2)
 
     def add_buffers(self, buffers: Buffers, problem: Problem, sizes: DirectSizes) -> None:
         """The sums, and what solves them."""
         add, item, p, c, m = buffers.add, problem.itemsize, problem.p, problem.c, sizes.batch_size
+        if self.takes_rows(sizes):
+            add("always", "targets and weights of all rows", p, c + 1, itemsize=8)
+            add("train", "targets on their way", 2 * m, c, itemsize=item)
+            add("train", "solutions", p, c + 1, itemsize=8)
+            add("train", "kernel matrix, its factor", p, p, itemsize=8)
+            add("train", "part of it", min(p, SLAB), p, itemsize=item)
+            return
         add("train", "K(X, Z)", m, p, itemsize=item)
         add("always", "tiles of a p x p matrix", problem.threads, CHUNK, CHUNK, itemsize=8)
         if item < 8:
@@ -105,6 +127,11 @@ class Direct(Method[DirectSizes]):
     ) -> Solver:
         """The sums, of nothing yet."""
         ridge, problem = work.options.ridge, work.problem
+        if self.takes_rows(work.sizes):
+            return KernelRidgeSolver(
+                work.op, work.Z, max_batch=setup.meta["batch_size"], ridge=work.options.fixed_ridge,
+                **work.shared,
+            )  # fmt: skip
         return DirectSolver(
             work.op, work.Z if ridge != 0 else work.Z.columns(), max_batch=setup.meta["batch_size"],
             ridge=ridge, n_sums=work.sizes.n_sums, n_stored=problem.n_stored or problem.n_rows,

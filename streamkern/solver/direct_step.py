@@ -30,7 +30,7 @@ float64 for G, and again while it is solved.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -41,33 +41,18 @@ from streamkern.backend.batch import Batch
 from streamkern.basics.errors import DivergenceError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.solver.base import Solver, State
+from streamkern.solver.base import State
+from streamkern.solver.equations import SLAB, EquationSolver
 from streamkern.solver.precondition.held_out import apart, part_of, rounding, search, vertex
-from streamkern.solver.precondition.norm import eps
 
 START, LOWEST, HIGHEST = -6, -13, 2
 """Powers of ten that are tried as a ridge, of kernels whose values are at most 1."""
 HELD_SHARE = 4
 """Rows held out are added a quarter of a batch at a time."""
-SLAB = 1024
-"""Rows of K(Z, Z) that are evaluated at a time."""
-SINGULAR = 100
-"""The smallest pivot, in jitters, below which the equations count as singular.
-
-Measured without a ridge, 160 centers on a curve, each twice or nearly so: 1 to 27, in float32 as in
-float64. With Laplace the test error was up to 2e6 times that of f = 0, with a Gaussian kernel it
-was small. On 1500 digits: 2e8 and 6e7 for 100 and 1500 centers, Gaussian 5e6 and 126.
-"""
-
-SINGULAR_NOTE = "the equations of solver 'direct'"
-"""How the warning of singular equations begins."""
 
 
-class DirectSolver(Solver):
+class DirectSolver(EquationSolver):
     """The method above.
-
-    `State.alpha` are the weights of the last pass that ended, `State.average` those of all
-    `State.averaged` rows that were in the sums when they were asked for.
 
     Parameters
     ----------
@@ -75,12 +60,8 @@ class DirectSolver(Solver):
     max_batch : largest m that `step` will see; the buffers are made for it.
     ridge : None: it is found on rows held out, and is `State.ridge`.
     n_sums : 1, and the parts of the rows that are held out. n_stored : see `held_out.part_of`.
-    repeats : whether every pass brings the same rows.
-
-    `singular` : whether a jitter, and no ridge, is all that made the last equations solvable.
+    repeats : see `EquationSolver`.
     """
-
-    name = "direct"
 
     def __init__(
         self,
@@ -97,7 +78,6 @@ class DirectSolver(Solver):
         super().__init__(op, Z, **shared)
         self.ridge, self.repeats = ridge, repeats
         self.n_sums, self.n_stored = n_sums, n_stored
-        self.jitter, self.singular = 0.0, False
         self.tried: list[tuple[float, float]] = []
         xp, p, c = op.backend.xp, len(Z), self.n_outputs
         self.K = xp.empty((max_batch, p), op.dtype)
@@ -167,38 +147,9 @@ class DirectSolver(Solver):
                 yield k, self.backend.asarray(rows[some])
 
     def end_pass(self, state: State) -> dict[str, Any]:
-        """Solve, so that the next pass measures its loss with what this one found."""
-        state.alpha[...] = self.weights(state)
-        state.passes += 1
-        facts: dict[str, Any] = {"rows": state.rows, "jitter": self.jitter}
-        if self.ridge is None:
-            facts |= {"ridge": state.ridge, "tried": self.tried}
-        return facts | {"note": self._note()} if self.singular else facts
-
-    def _note(self) -> str:
-        """The same words for all passes of a run: Python shows a repeated warning once."""
-        what = "features" if self.op.kernel.explicit else "centers"
-        return (
-            f"{SINGULAR_NOTE} for {len(self.Z)} {what} are singular to rounding: "
-            f"some {what} nearly coincide, or the rows can not tell them apart; the weights may "
-            "fit noise and be useless on other rows: set solver.ridge, such as 1e-4"
-        )
-
-    def finished(self, state: State) -> str | None:
-        """After the first pass, where another one would bring the same rows."""
-        if not (self.repeats and state.passes):
-            return None
-        return f"all {state.rows} rows are in the equations; another pass would bring the same"
-
-    def weights(self, state: State) -> Array:
-        """Those of all rows so far; solved for when rows were added since the last time.
-
-        Raises DivergenceError where the sums are not finite.
-        """
-        if state.averaged != state.rows:
-            state.average[...] = self._solved(state)
-            state.averaged = state.rows
-        return state.average
+        """With the ridge, where it was looked for."""
+        facts = super().end_pass(state)
+        return facts | {"ridge": state.ridge, "tried": self.tried} if self.ridge is None else facts
 
     def _solved(self, state: State) -> Array:
         """(p, c) float64."""
@@ -263,46 +214,17 @@ class DirectSolver(Solver):
                     A[part] -= G[without, part] * (1 / n)
             self._add_norm(A, ridge)
 
-        self._factor(A, state, ridge, fill)
+        # The variance of rounding in the kernel values, or where float64 ends. Measured in float32
+        # with half of 600 centers doubled or moved by 1e-4: a jitter of 2e-15, 1e-12, 1e-10, 1e-8
+        # had a test error of .455, .451, .455, .497, and the largest weight fell from 1e6 to 1.5e5,
+        # 3e4, 2e3; without such centers, on noisy digits and a noisy smooth target, there was no
+        # loss up to 1e-10.
+        self._factor(A, state, ridge, fill, rounding(self.op, self.Z) ** 2)
         self.backend.solve_lower(A, alpha)
         self.backend.solve_lower(A, alpha, transposed=True)
         if not bool(self.backend.xp.isfinite(alpha).all()):
             raise self._failure(state)
         return alpha
-
-    def _factor(self, A: Array, state: State, ridge: float, fill: Callable[[], None]) -> None:
-        """A <- lower factor of A + jitter, A as `fill` makes it; sets `jitter` and `singular`.
-
-        Equal centers make the matrix singular, nearly equal ones singular but for rounding. The
-        jitter begins, relative to the largest diagonal entry, at the variance of rounding in the
-        kernel values (`rounding`), or where float64 ends, at 10 eps. It grows by 10 until there is
-        a factor. Measured in float32 with half of 600 centers doubled or moved by 1e-4: a jitter of
-        2e-15, 1e-12, 1e-10, 1e-8 had a test error of .455, .451, .455, .497, and the largest
-        weight fell from 1e6 to 1.5e5, 3e4, 2e3; without such centers, on noisy digits and a noisy
-        smooth target, there was no loss up to 1e-10.
-        """
-        diagonal = self.backend.xp.arange(len(A))
-        fill()
-        scale = float(A.diagonal().max())
-        self.jitter = least = max(10 * eps(np.float64), rounding(self.op, self.Z) ** 2) * scale
-        while 0 < self.jitter <= scale < math.inf:
-            A[diagonal, diagonal] += self.jitter
-            if self.backend.cholesky(A):
-                # A pivot is what the centers before it leave of a center, the jitter is rounding.
-                small = float(A.diagonal().min()) ** 2 < SINGULAR * self.jitter
-                self.singular = not ridge and (small or self.jitter > least)
-                return
-            fill()
-            self.jitter *= 10
-        raise self._failure(state)
-
-    @staticmethod
-    def _failure(state: State) -> DivergenceError:
-        return DivergenceError(
-            f"solver 'direct' can not solve its normal equations of {state.rows} rows: the kernel "
-            "between centers and rows, or the targets, are zero or not finite; give a larger "
-            "bandwidth, or check the data for outliers"
-        )
 
     def _add_norm(self, A: Array, ridge: float) -> None:
         """A += ridge K(Z, Z), of which no more than a slab is held.

@@ -116,6 +116,10 @@ class Method(Generic[S]):
                 f"random augmentation, or use {self.instead}"
             )
 
+    def takes_rows(self, sizes: S) -> bool:
+        """Whether the centers are the rows of the training set, in store order."""
+        return self.in_place
+
     @property
     def instead(self) -> str:
         """What to use where the centers can not be the training rows."""
@@ -161,7 +165,8 @@ class Method(Generic[S]):
             f"the smallest plan needs {_mib(min(peaks))}; raise memory or lower n_centers or "
             "batch_size" + (", or set accelerator='none'" if problem.library_bytes else "")
             + f", or use solver='block' instead of {self.name!r}, which holds p x p matrices"
-            * self.squares
+            * self.squares,
+            needed=min(peaks),
         )  # fmt: skip
 
     def reason(self, problem: Problem, options: Options, sizes: S) -> str | None:

@@ -75,12 +75,12 @@ def read_metadata(
 
 
 def fingerprint_now(found: Found, url: str) -> str:
-    """The fingerprint of what is at the place of a store by now."""
+    """The fingerprint of what is at the place of a store by now; "" where ours is gone."""
     if found.spec.foreign:
         arrays = _foreign_arrays(_strict_group(found.store, found.path, url), found.names, url)
         return foreign_fingerprint(arrays, found.names)
     mark = own_mark(found.store, found.path, url)
-    return str({} if mark is None else mark.get("fingerprint"))
+    return "" if mark is None else str(mark.get("fingerprint"))
 
 
 def _own(strict: StrictStore, path: str, documents: Documents, names: Names, url: str) -> Found:

@@ -163,11 +163,16 @@ class Store:
         return rows
 
     def check_unchanged(self) -> None:
-        """Raise DataError if another store is at the URL by now; one small request.
+        """Raise DataError if another store is at the URL by now, or none; one small request.
 
         Foreign stores are compared by their metadata only.
         """
         now = fingerprint_now(self.stored.found, self.url)
+        if not now:
+            raise DataError(
+                f"{self!r} was deleted while it was in use; restore it and resume, or start a new "
+                "run"
+            )
         if now != self.spec.fingerprint:
             raise DataError(
                 f"{self!r} was changed while it was in use: its fingerprint was "

@@ -51,7 +51,7 @@ def choose_centers(run: Run, dtype: np.dtype[Any], report: Report) -> Chosen:
     began = time.perf_counter()
     seed, method = run.config.run.random_state, _method(run)
     block, n_read = _rows(run, method)
-    in_order, selection = run.method.in_place, run.problem.selection
+    in_order, selection = run.in_order, run.problem.selection
     p = len(block.X) if selection is None else run.problem.p
     order = np.arange(p) if in_order else random_rows.random_order(p, seed)
     if selection is None:
@@ -96,7 +96,7 @@ def _method(run: Run) -> str:
     if run.given.centers is not None:
         return "given"
     wanted = run.config.model.centers
-    if wanted == "all" or run.method.in_place:
+    if wanted == "all" or run.in_order:
         return "all"
     return wanted if wanted in WAYS else "file"
 

@@ -143,6 +143,8 @@ class Trainer:
             self._evaluate()  # the metrics that were saved are of whatever was held out then
             if owed:
                 self._checkpoint()
+            elif self.directory is not None:
+                self.directory.retire()
         else:
             try:
                 self._to_end()

@@ -71,7 +71,8 @@ class Online:
             config = config.with_overrides({"solver.ridge": 0.0})
         if self.setup is not None and model.features != "fourier":
             centers = self.setup[0]["Z"]
-        run = open_run(config, Given(source, centers=centers), fixed_sizes=self.sizes)
+        given = Given(source, centers=centers)
+        run = open_run(config, given, fixed_sizes=self.sizes, whole=False)
         try:
             with run.backend.active():
                 return self._train(run)
@@ -80,9 +81,7 @@ class Online:
             raise
 
     def _train(self, run: Run) -> Result:
-        made = (
-            start(run, _ignore, whole=False) if self.setup is None else reassemble(run, *self.setup)
-        )
+        made = start(run, _ignore) if self.setup is None else reassemble(run, *self.setup)
         steps = Steps(run, made, Position(), _ignore)
         if self.kept is None:
             steps.begin()

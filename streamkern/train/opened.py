@@ -64,6 +64,7 @@ class Run:
     """Everything `plan` prints and `train` needs before the first row is read.
 
     config : with the epochs as a number. given : in place of what the settings name.
+    whole : whether no other rows will follow.
     reason : why it is this method. sizes_reason : why it has these sizes, where that is to be said.
     """
 
@@ -80,12 +81,22 @@ class Run:
     backend: Backend
     precision: str
     grid: Grid | None
+    whole: bool = True
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the centers are the rows of the training set, in store order."""
+        return self.method.takes_rows(self.sizes)
 
 
-def open_run(config: RunConfig, given: Given = NOTHING, *, fixed_sizes: Sizes | None = None) -> Run:
+def open_run(
+    config: RunConfig, given: Given = NOTHING, *, fixed_sizes: Sizes | None = None,
+    whole: bool = True,
+) -> Run:  # fmt: skip
     """Open the data and resolve the sizes.
 
-    fixed_sizes : those a run was started with. The caller closes `Run.backend`.
+    fixed_sizes : those a run was started with. whole : whether no other rows will follow. The
+    caller closes `Run.backend`.
     """
     kernel, centers = get_kernel(config.model.kernel), given.centers
     if centers is not None:
@@ -112,6 +123,7 @@ def open_run(config: RunConfig, given: Given = NOTHING, *, fixed_sizes: Sizes | 
         precision = resolve_precision(settings.precision, dtype, transforms, backend, kernel)
         on_cluster = given.client is not None
         problem = _problem(config, data, p, backend, precision[0], on_cluster, kernel)
+        problem = replace(problem, rows_are_centers=whole and _are_centers(config, data, problem))
         if way is not None and config.model.features != "fourier":
             selection = way.plan(problem, data.base.n_rows, int(budget_bytes))
             problem = replace(problem, selection=selection)
@@ -124,7 +136,15 @@ def open_run(config: RunConfig, given: Given = NOTHING, *, fixed_sizes: Sizes | 
     except BaseException:
         backend.close()
         raise
-    return Run(config, given, data, problem, *chosen, why, int(budget_bytes), backend, *precision)
+    return Run(
+        config, given, data, problem, *chosen, why, int(budget_bytes), backend, *precision, whole
+    )
+
+
+def _are_centers(config: RunConfig, data: Data, problem: Problem) -> bool:
+    """Whether all rows are drawn as centers, and come as they are."""
+    drawn = config.model.features == "kernel" and config.model.centers in ("random", "all")
+    return drawn and not data.augmented and problem.p == data.base.n_rows == problem.n_rows
 
 
 def _as_started(

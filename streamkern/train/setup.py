@@ -65,12 +65,9 @@ class Assembled:
         return int(self.meta["setup"]["batch_size"])
 
 
-def start(
-    run: Run, report: Report, targets: TargetScale | None = None, *, whole: bool = True
-) -> Assembled:
+def start(run: Run, report: Report, targets: TargetScale | None = None) -> Assembled:
     """Choose, sample, factor and measure. Reads the centers and one sample of the stream, and the
     targets where their mean is not known; targets : of the run whose weights are gone on from.
-    whole : whether no other rows will follow those of `run`.
     """
     config, data = run.config, run.data
     dtype = np.dtype(np.float64 if run.precision == "float64" else np.float32)
@@ -113,7 +110,7 @@ def start(
         run.backend.release()
     known = None
     if known_rows is not None:
-        known = replace(_known(run, dtype, inside, known_rows), whole=whole)
+        known = replace(_known(run, dtype, inside, known_rows), whole=run.whole)
     work = Work(op, points, run.problem, run.sizes, options, known, noise)
     setup = method.compute(work, samples, report)
     if asked:
@@ -235,7 +232,7 @@ def _samples(
     source, sizes, seed = run.data.source, run.sizes, run.config.run.random_state
     wanted = min(sizes.n_sample + sizes.n_probe, source.n_rows)
     block = sample_rows(source, wanted, seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
-    if run.method.in_place:  # no augmentation: the rows are what the stream delivers
+    if run.in_order:  # no augmentation: the rows are what the stream delivers
         first = np.argsort(block.rows[: sizes.n_sample])
         order = np.concatenate([first, np.arange(sizes.n_sample, wanted)])
         block = block.take(order)

@@ -13,7 +13,7 @@ import numpy as np
 from streamkern.basics.errors import DivergenceError
 from streamkern.basics.stop import StopRequest
 from streamkern.kernels import notation
-from streamkern.solver.direct_step import SINGULAR_NOTE
+from streamkern.solver.equations import SINGULAR_NOTE
 from streamkern.train.train import Result, train
 from streamkern.tuning.candidates import Candidates
 from streamkern.tuning.records import Trials

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -193,10 +195,13 @@ def test_without_numba_auto_is_numpy_and_numba_says_what_to_do(
 
 
 def test_a_numba_that_does_not_import_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(name: str) -> None:
-        raise ImportError("Numba needs NumPy 2.2 or less")
+    def refuse(name: str) -> ModuleType:
+        if name == "numba":
+            raise ImportError("Numba needs NumPy 2.2 or less")
+        return import_module(name)
 
     numba_problem.cache_clear()
+    import_module = importlib.import_module
     with monkeypatch.context() as patch:
         patch.setattr(
             "streamkern.backend.numba_backend.importlib.util.find_spec", lambda name: object()

@@ -26,6 +26,7 @@ from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.kernels.builtin import get_kernel
 from streamkern.rundir import sealed
+from streamkern.rundir.leftovers import Leftovers
 from streamkern.rundir.place import open_folder
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import read_log
@@ -590,3 +591,19 @@ def test_other_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert Path(caught[0].filename).name == "runs.py"  # whoever called train
     events = [record["event"] for record in read_log(tmp_path / "log.jsonl")]
     assert events.count("changed") == 2
+
+
+def test_what_a_killed_save_did_not_clear_away_is_cleared_by_the_next_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last checkpoint is there, and the process ended before it deleted those too old."""
+    config = settings(tmp_path, **{"run.checkpoint_every": 3, "run.keep_checkpoints": 2})
+    with monkeypatch.context() as killed:
+        killed.setattr(Leftovers, "retire", lambda *given: None)
+        finished(config, source=array_source())
+    names = tree(tmp_path / "checkpoints").keys()
+    finished(config, source=array_source())
+    left = tree(tmp_path / "checkpoints").keys()
+    assert left < names
+    with RunDirectory(tmp_path, writable=False) as run:
+        assert len(run.steps()) == 2

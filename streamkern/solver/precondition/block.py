@@ -199,10 +199,8 @@ def build_block(
         sketches.append(_sketch(op, measured.H, seed, i))
         lambdas.append(measured.lambda_1)
         leverage += measured.leverage
-    if sweeps and len(blocks) > 1:
-        joint = Joint(op, Z, S, known, blocks, H, start, values, mu, jitters)
-        for turn in range(sweeps):
-            joint.sweep(np.random.default_rng([seed, 4, turn]))
+    if len(blocks) > 1:
+        Joint(op, Z, S, known, blocks, H, start, values, mu, jitters).sweeps(sweeps, seed)
     start *= _share_to_trust(op, Z, start, probe)
     total = float(leverage.max())
     if known is None:  # centers that are rows reach themselves

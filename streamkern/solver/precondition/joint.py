@@ -34,6 +34,11 @@ class Joint:
         kept *= (1 - share) / max(1, int((~inside).sum()))
         self.weights = (kept if S.root is None else kept * S.root**2)[:, None]
 
+    def sweeps(self, n: int, seed: int) -> None:
+        """So many of them."""
+        for turn in range(n):
+            self.sweep(np.random.default_rng([seed, 4, turn]))
+
     def sweep(self, rng: np.random.Generator) -> None:
         """Every block once, in random order, each as far along its step as is best."""
         for b in rng.permutation(len(self.blocks)).tolist():

@@ -1,0 +1,85 @@
+"""Kernel ridge regression: the weights where every row is a center.
+
+With K the kernel matrix of all n rows, and W = diag(w) their sample weights, the minimum of
+|W^1/2 (K alpha - Y)|^2 / (2 n) + ridge / 2 tr(alpha^T K alpha) has (Saunders et al. 1998)
+
+    (W^1/2 K W^1/2 + n ridge I) beta = W^1/2 Y,      alpha = W^1/2 beta,
+
+in which a weight of 0 is nothing special. One Cholesky factor gives it, and the condition number is
+that of K: the normal equations of `direct_step` have its square, and cost n^3 more FLOPs.
+
+A batch only brings its targets. Cost n^3 / 3 + n^2 (d + c) FLOPs; memory n^2 float64.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from streamkern.backend.base import Array, tiles
+from streamkern.backend.batch import Batch
+from streamkern.kernels.points import Points
+from streamkern.kernels.products import KernelOperator
+from streamkern.solver.base import State
+from streamkern.solver.equations import SLAB, EquationSolver
+from streamkern.solver.precondition.held_out import rounding
+
+
+class KernelRidgeSolver(EquationSolver):
+    """The method above. Center i is row i of the data. max_batch : largest m that `step` sees."""
+
+    def __init__(
+        self, op: KernelOperator, Z: Points, *, max_batch: int, ridge: float, **shared: Any
+    ) -> None:
+        super().__init__(op, Z, **shared)
+        self.ridge, self.penalty, self.repeats = ridge, ridge, True
+        xp, c = op.backend.xp, self.n_outputs
+        self.r, self.squares = (xp.empty((max_batch, c), op.dtype) for _ in range(2))
+
+    def _pending(self) -> dict[str, Array]:
+        """Y : (n, c) root Y. root : (n,) of the weights, 0 of rows that have not come."""
+        p, c, zeros = len(self.Z), self.n_outputs, self.backend.xp.zeros
+        return {"Y": zeros((p, c)), "root": zeros(p)}
+
+    def _step(self, state: State, batch: Batch) -> Array:
+        """Note the targets. The loss is that of f = 0, as there is one pass."""
+        m, xp, rows = len(batch.X), self.backend.xp, self.backend.asarray(batch.rows)
+        root = None if batch.w is None else xp.sqrt(batch.w)
+        r = xp.negative(batch.Y, out=self.r[:m])
+        state.pending["Y"][rows] = batch.Y if root is None else batch.Y * root[:, None]
+        state.pending["root"][rows] = 1 if root is None else root
+        state.rows += m
+        return self._measure(state, batch, r, self.squares[:m])
+
+    def _solved(self, state: State) -> Array:
+        backend, xp, p = self.backend, self.backend.xp, len(self.Z)
+        A, root = xp.empty((p, p)), state.pending["root"]
+        added = state.rows * self.penalty
+        diagonal = xp.arange(p)
+
+        def fill() -> None:
+            self._fill(A, root)
+            A[diagonal, diagonal] += added
+
+        self._factor(A, state, self.penalty, fill, rounding(self.op, self.Z), added)
+        alpha = state.pending["Y"].copy()
+        backend.solve_lower(A, alpha)
+        backend.solve_lower(A, alpha, transposed=True)
+        alpha *= root[:, None]
+        if not bool(xp.isfinite(alpha).all()):
+            raise self._failure(state)
+        return alpha
+
+    def _fill(self, A: Array, root: Array) -> None:
+        """Lower part of A <- W^1/2 K W^1/2, no more than a slab of it in another precision."""
+        p, op = len(self.Z), self.op
+        held = op.backend.xp.empty(min(SLAB, p) * p, op.dtype)
+        for rows in tiles(p, SLAB):
+            shape = rows.stop - rows.start, rows.stop
+            slab = held[: shape[0] * shape[1]].reshape(shape)
+            ids = np.arange(rows.start, rows.stop)
+            op.product(self.Z[rows], self.Z[: rows.stop], keep=slab, same=(ids - rows.start, ids))
+            A[rows, : rows.stop] = slab
+            A[rows, : rows.stop] *= root[: rows.stop]
+            A[rows, : rows.stop] *= root[rows, None]

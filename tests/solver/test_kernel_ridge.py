@@ -1,0 +1,172 @@
+"""Kernel ridge regression on all rows against float64 algebra and scikit-learn's."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.kernel_ridge import KernelRidge
+
+from streamkern.backend.batch import Batch
+from streamkern.estimator.estimators import KernelRegressor
+from streamkern.planning.sizes import Options
+from streamkern.solver.direct import Direct
+from streamkern.solver.equations import SINGULAR_NOTE
+from streamkern.solver.methods import resolve
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.train.online import Online
+from tests import maths
+from tests import reference as ref
+from tests.runs import array_source, arrays, assert_same_bits, final, finished, settings, stopped
+
+RIDGE = 1e-3
+ALL = {"model.n_centers": "auto", "model.centers": "all", "solver.name": "direct"}
+
+
+def case_of(ridge: float = RIDGE, precision: str = "float64") -> maths.Case:
+    op = maths.operator(precision=precision)
+    return maths.make_case(op, "direct, all rows", options=Options(seed=3, ridge=ridge))
+
+
+def truth(case: maths.Case, rows: np.ndarray, w: np.ndarray, ridge: float) -> np.ndarray:
+    """Weights at `rows`, of sample weights w there, from the equations that have no square root."""
+    K = ref.laplace(case.X[rows], case.X[rows], 2.0)
+    kept = w > 0
+    A = K[np.ix_(kept, kept)] + len(rows) * ridge * np.diag(1 / w[kept])
+    alpha = np.zeros((len(case.X), case.Y.shape[1]))
+    alpha[rows[kept]] = np.linalg.solve(A, case.Y[rows][kept])
+    return alpha
+
+
+@pytest.mark.parametrize(("precision", "rtol"), [("float64", 1e-9), ("exact", 2e-3)])
+def test_weights_are_those_of_the_equations(precision: str, rtol: float) -> None:
+    case = case_of(precision=precision)
+    solver = case.solver()
+    state = solver.init()
+    order = np.random.default_rng(0).permutation(240)
+    maths.one_pass(case, solver, state, order)
+    maths.close(state.alpha, truth(case, np.arange(240), np.ones(240), RIDGE), rtol)
+    assert solver.finished(state) is not None
+
+
+@given(seed=st.integers(0, 1000), n=st.integers(1, 240), ridge=st.floats(1e-8, 1))
+def test_rows_so_far_with_weights_that_may_be_zero(seed: int, n: int, ridge: float) -> None:
+    case, rng = case_of(ridge), np.random.default_rng(seed)
+    rows = np.sort(rng.choice(240, n, replace=False))
+    w = rng.integers(0, 3, n) * 0.5
+    solver = case.solver()
+    state = solver.init()
+    for at in range(0, n, case.m):
+        part = rows[at : at + case.m]
+        solver.step(state, Batch(case.X[part], case.Y[part], part, w[at : at + case.m]))
+    desired = truth(case, rows, w, ridge)
+    np.testing.assert_allclose(
+        solver.weights(state), desired, rtol=0, atol=1e-6 * max(np.abs(desired).max(), 1e-30)
+    )
+
+
+def test_without_a_ridge_it_goes_through_all_targets() -> None:
+    case = case_of(0.0)
+    solver = case.solver()
+    state = solver.init()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        maths.one_pass(case, solver, state)
+    np.testing.assert_allclose(ref.laplace(case.X, case.X, 2.0) @ state.alpha, case.Y, atol=1e-9)
+
+
+def test_equal_rows_without_a_ridge_are_said_to_be_singular() -> None:
+    X = np.repeat(maths.rows(0, 100, 3), 2, axis=0).astype(np.float32)
+    y = np.sin(X[:, 0]) + 0.1 * maths.rows(1, 200, 1)[:, 0].astype(np.float32)
+    with pytest.warns(UserWarning, match=SINGULAR_NOTE):
+        KernelRegressor(solver="direct", ridge=0.0, bandwidth=2.0).fit(X, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = KernelRegressor(solver="direct", ridge=1e-4, bandwidth=2.0).fit(X, y)
+    K = ref.laplace(X, X, 2.0)
+    mean = y.mean()
+    alpha = np.linalg.solve(K + 200 * 1e-4 * np.eye(200), y - mean)
+    np.testing.assert_allclose(model.predict(X), K @ alpha + mean, atol=2e-3)
+
+
+def test_scikit_learn_agrees() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(300, 4)).astype(np.float32)
+    y, w = np.sin(X[:, 0]) * X[:, 1], rng.uniform(0.5, 2, 300)
+    other = KernelRidge(alpha=0.3, kernel="rbf", gamma=1 / (2 * 1.5**2))
+    w /= w.mean()
+    other.fit(X, y, w)
+    ours = KernelRegressor(
+        solver="direct", kernel="gaussian", bandwidth=1.5, ridge=0.3 / 300, fit_intercept=False,
+        scale="none",
+    ).fit(X, y, sample_weight=w)  # fmt: skip
+    fresh = rng.normal(size=(100, 4)).astype(np.float32)
+    np.testing.assert_allclose(ours.predict(fresh), other.predict(fresh), atol=1e-4)
+
+
+# -------------------------------------------------------------------------------- where it is
+
+
+def sizes_of(**changes: object) -> object:
+    options = Options(ridge=RIDGE)
+    plain = maths.problem_of(maths.rows(0, 500, 3), 2, cycled=500)
+    return Direct().plan(maths.replace(plain, **changes), options, 1 << 40)[0].n_sums
+
+
+def test_only_rows_that_are_all_centers_and_come_as_they_are() -> None:
+    assert sizes_of(rows_are_centers=True) == 0
+    assert sizes_of() == 1
+
+
+def test_auto_takes_it_for_few_rows() -> None:
+    problem = maths.replace(
+        maths.problem_of(maths.rows(0, 2000, 3), 1, cycled=2000), rows_are_centers=True,
+        finds_ridge=True,
+    )  # fmt: skip
+    method, sizes, _, _ = resolve(problem, Options(), 1 << 40)
+    assert method.takes_rows(sizes)
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    finished(settings(whole, **ALL), source=array_source())
+    stopped(settings(parts, **ALL), 3, source=array_source())
+    finished(settings(parts, **ALL), source=array_source())
+    assert_same_bits(final(parts), final(whole))
+    assert (final(whole)["root"] == 1).all()
+
+
+def test_it_holds_no_sums_and_takes_one_pass() -> None:
+    X, y = arrays()
+    values = (y == 1) + X[:, 0]
+    model = KernelRegressor(
+        centers="all", epochs=3, bandwidth=3.0, scale="none", solver="direct"
+    ).fit(X, values)  # fmt: skip
+    ridge = model.report_["ridge"]
+    assert ridge > 0
+    assert model.report_["samples"] == len(X)
+    K, mean = ref.laplace(X, X, 3.0), values.mean()
+    alpha = np.linalg.solve(K + len(X) * ridge * np.eye(len(X)), values - mean)
+    fresh = arrays(seed=1)[0]  # of a row and itself, float32 knows the distance to 1e-3
+    expected = ref.laplace(fresh, X, 3.0) @ alpha + mean
+    np.testing.assert_allclose(model.predict(fresh), expected, atol=1e-4)
+
+
+def test_blocks_that_arrive_later_are_summed_beside_the_first() -> None:
+    """`partial_fit`: centers are the rows of the first block, and others follow."""
+    config = settings(**{"solver.name": "direct", "solver.ridge": RIDGE, "model.n_centers": 60})
+    online = Online(config, None)
+    for k in range(3):
+        X, y = arrays(60, seed=k)
+        result = online.advance(ArraySource(X, y, classes=("ant", "bee", "cat")))
+    result.model.backend.close()
+    X, y = (np.concatenate([arrays(60, seed=k)[i] for k in range(3)]) for i in range(2))
+    Z = np.float64(result.Z)
+    K, mean = ref.laplace(X, Z, 3.0), np.eye(3)[y[:60]].mean(axis=0)
+    A = K.T @ K / 180 + RIDGE * ref.laplace(Z, Z, 3.0)
+    alpha = np.linalg.solve(A, K.T @ (np.eye(3)[y] - mean) / 180)
+    np.testing.assert_allclose(result.model.predict(ArraySource(X)), K @ alpha + mean, atol=1e-3)
