@@ -44,7 +44,7 @@ class ConfigError(StreamkernError, ValueError):
 
 
 class MemoryBudgetError(ConfigError, MemoryError):
-    """The settings need more memory than they were given. needed : bytes that would do, if known."""
+    """The settings need more memory than they were given. needed : bytes that would do, or 0."""
 
     def __init__(self, *args: object, needed: int = 0) -> None:
         super().__init__(*args)
