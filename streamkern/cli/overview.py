@@ -11,8 +11,10 @@ from streamkern.basics.text import redact, size_text, table
 from streamkern.centers.random_rows import BANDWIDTH_ROWS
 from streamkern.cli.described import pairs, store_text
 from streamkern.kernels.notation import bandwidths, kernel_text
+from streamkern.solver.precondition.noise import NOISE_ROWS
 from streamkern.store.describe import describe_store
 from streamkern.stream.sources.stores import stores_of
+from streamkern.train.choose_bandwidth import HIGHEST, LOWEST
 from streamkern.train.opened import Run
 
 _WORDS = {
@@ -158,11 +160,17 @@ def _kernel_text(kernel: Any, bandwidth: float | str) -> str:
     if "auto" not in widths:
         return text
     which = "bandwidth" if set(widths) == {"auto"} else "other bandwidths"
-    if bandwidth != "auto":
+    if not isinstance(bandwidth, str):
         return f"{text}, {which} {bandwidth:g}"
+    if bandwidth == "median":
+        return (
+            f"{text}, {which} median: the median distance between {BANDWIDTH_ROWS:,} centers\n"
+            "(after scaling), measured when the run starts"
+        )
     return (
-        f"{text}, {which} auto: the median distance between {BANDWIDTH_ROWS:,} centers\n"
-        "(after scaling), measured when the run starts; `streamkern tune` searches around it"
+        f"{text}, {which} auto: of {2.0**LOWEST:g} to {2**HIGHEST} times the median distance of "
+        "rows (after scaling)\n"
+        f"the one with which {NOISE_ROWS:,} rows predict each other best, found when the run starts"
     )
 
 

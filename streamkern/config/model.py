@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, InstanceOf, PlainSerializer, model_validator
 
 from streamkern.basics.errors import ConfigError
-from streamkern.config.rules import AutoCount, AutoPositive, Centers, Flag, Rule, Table
+from streamkern.config.rules import AutoCount, Bandwidth, Centers, Flag, Rule, Table
 from streamkern.kernels.builtin import KERNELS, Kernel, get_kernel
 
 
@@ -40,7 +40,9 @@ class ModelConfig(Table):
     kernel : a name, or a table: `{kind = "polynomial", degree = 2}`, or a sum or product of
     kernels, `{kind = "sum", parts = ["laplace", {kind = "gaussian", bandwidth = 2.0}]}`. In Python
     it may be a `Kernel`, with its own bandwidth.
-    bandwidth : of the kernel, or of those parts that do not say theirs.
+    bandwidth : of the kernel, or of those parts that do not say theirs. "median": the median
+    distance of rows. "auto": of its halvings and doublings the one with which rows predict each
+    other best (`train.choose_bandwidth`).
     features : "kernel": f is a sum of kernels at the centers. "nystrom": the same f, trained as
     a linear model of L^-1 k(Z, x), K(Z, Z) = L L^T. "fourier": a linear model of `n_features`
     random Fourier features, without centers.
@@ -54,7 +56,7 @@ class ModelConfig(Table):
 
     table = "model"
     kernel: KernelChoice = "laplace"
-    bandwidth: AutoPositive = "auto"
+    bandwidth: Bandwidth = "auto"
     n_centers: AutoCount = "auto"
     centers: Centers = "random"
     features: Literal["kernel", "fourier", "nystrom"] = "kernel"
@@ -76,9 +78,10 @@ class ModelConfig(Table):
         except ConfigError as error:
             raise ConfigError(f"model.kernel: {error}") from None
         if self.bandwidth != "auto" and not asked:
+            told = "median" if self.bandwidth == "median" else f"{self.bandwidth:g}"
             raise ConfigError(
-                f"model.bandwidth={self.bandwidth:g} is used by no part of model.kernel="
-                f"{self.kernel!r}; leave it out"
+                f"model.bandwidth={told} is used by no part of model.kernel={self.kernel!r}; leave "
+                "it out"
             )
         return self
 

@@ -108,6 +108,9 @@ Count: TypeAlias = Annotated[Whole, Rule("a whole number, at least 1")]
 AutoCount: TypeAlias = Annotated[Auto | Whole, Rule('"auto" or a whole number, at least 1')]
 Positive: TypeAlias = Annotated[Above0, Rule("a number above 0")]
 AutoPositive: TypeAlias = Annotated[Auto | Above0, Rule('"auto" or a number above 0')]
+Bandwidth: TypeAlias = Annotated[
+    Auto | Literal["median"] | Above0, Rule('"auto", "median" or a number above 0')
+]
 Below1: TypeAlias = Annotated[float, Field(strict=True, gt=0, lt=1)]
 OptionalPart: TypeAlias = Annotated[Below1 | None, Rule("a number above 0 and below 1")]
 NotNegative: TypeAlias = Annotated[

@@ -40,7 +40,7 @@ from streamkern.train.model import KernelModel
 from streamkern.train.online import Online
 from streamkern.train.train import Result, train
 from streamkern.train.training_data import check_same_rows
-from streamkern.train.warm_start import WarmStart
+from streamkern.train.warm_start import WarmStart, of_features
 
 
 class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it has no type hints
@@ -202,6 +202,7 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
             model.targets,
             meta["fit_intercept"],
             meta["target_columns"],
+            of_features(meta["kernel"]),
         )
         self.kernel_ = model.op.kernel
         # Fourier features have that of the kernel they stand for.

@@ -31,7 +31,7 @@ class Problem:
     there are checkpoints. selection : of the centers, where that takes memory and time of its own.
     repeats : whether every epoch brings the same rows. rows_are_centers : whether every row is a
     center, once, and no others will follow. ridge : whether there is one, or may be.
-    finds_ridge : whether it is left open.
+    finds_ridge : whether it is left open. finds_bandwidth : whether that is.
     n_stored : row v is made from the stored row v mod n_stored; 0 stands for n_rows.
     features : "kernel", "nystrom" or "fourier"; p counts the latter.
     float64 : time of a FLOP in it over that of one in the precision of the run.
@@ -63,6 +63,7 @@ class Problem:
     rows_are_centers: bool = False
     ridge: bool = True
     finds_ridge: bool = False
+    finds_bandwidth: bool = False
     float64: float = 2.0
     n_stored: int = 0
     features: str = "kernel"

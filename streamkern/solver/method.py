@@ -176,7 +176,7 @@ class Method(Generic[S]):
     def count(self, problem: Problem, sizes: S) -> Buffers:
         """Every buffer of the run."""
         buffers = count_run(problem, sizes, self.needs(problem, sizes))
-        if self.asks_noise(problem, open_ridge=problem.finds_ridge):
+        if problem.finds_bandwidth or self.asks_noise(problem, open_ridge=problem.finds_ridge):
             self._count_noise(buffers, problem, sizes)
         self.add_buffers(buffers, problem, sizes)
         return buffers

@@ -38,16 +38,19 @@ class Chosen(NamedTuple):
     rows: CenterRows | None = None
 
 
-def choose_centers(run: Run, dtype: np.dtype[Any], report: Report) -> Chosen:
+def choose_centers(
+    run: Run, dtype: np.dtype[Any], report: Report, kernel: Kernel | None = None
+) -> Chosen:
     """Centers by the method of `model.centers`, or those given.
 
     They go through the fixed transforms, whether they are rows or begin as rows; random_order then
-    permutes them. With bandwidth "auto" the kernel has the median distance between the rows that
-    were read: the centers themselves, or the rows that `Way.refine` begins with. Fourier
-    features have random frequencies and phases in the place of centers.
+    permutes them. kernel : with the bandwidth that was found. With bandwidth "median" it has the
+    median distance between the rows that are read here: the centers themselves, or the rows that
+    `Way.refine` begins with. Fourier features have random frequencies and phases in the place of
+    centers.
     """
     if run.problem.features == "fourier":
-        return _frequencies(run, dtype, report)
+        return _frequencies(run, dtype, report, kernel)
     began = time.perf_counter()
     seed, method = run.config.run.random_state, _method(run)
     block, n_read = _rows(run, method)
@@ -59,7 +62,7 @@ def choose_centers(run: Run, dtype: np.dtype[Any], report: Report) -> Chosen:
     rows = _known(run, method, block)
     X = run.backend.to_host(transformed(run, block, dtype)[0])
     del block
-    kernel = _kernel(run, X, in_order)
+    kernel = kernel or _kernel(run, X, in_order)
     fields: dict[str, Any] = {"method": method, "centers": p, "rows": n_read}
     if selection is not None:
         batches = partial(_batches, run, dtype)
@@ -122,7 +125,7 @@ def _kernel(run: Run, X: Host, in_order: bool) -> Kernel:
 
     @cache
     def width(geometry: str) -> float:
-        if bandwidth != "auto":
+        if not isinstance(bandwidth, str):
             return bandwidth
         drawn = X
         if in_order:  # may be sorted by label; all others are in random order already
@@ -133,11 +136,11 @@ def _kernel(run: Run, X: Host, in_order: bool) -> Kernel:
     return get_kernel(model.kernel, width)
 
 
-def _frequencies(run: Run, dtype: np.dtype[Any], report: Report) -> Chosen:
+def _frequencies(run: Run, dtype: np.dtype[Any], report: Report, found: Kernel | None) -> Chosen:
     """Frequencies and phases (D, d + 1) in the place of centers, and features for the kernel."""
     began = time.perf_counter()
     base, seed, n_features = run.data.base, run.config.run.random_state, run.problem.p
-    n_read, kernel = 0, run.config.model.kernel
+    n_read, kernel = 0, found or run.config.model.kernel
     if not isinstance(kernel, Kernel):
         block = random_rows.random_centers(base, min(random_rows.BANDWIDTH_ROWS, base.n_rows), seed)
         X, _ = transformed(run, block, dtype)

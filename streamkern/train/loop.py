@@ -101,7 +101,8 @@ class Trainer:
                 warn(f"resumed with other libraries: {'; '.join(changed)}; same to rounding only")
                 self._report("changed", {"what": changed})
             return made
-        made = start(self.run, self._report, None if warm is None else warm.targets)
+        going_on = () if warm is None else (warm.targets, warm.kernel_for(self.run.config))
+        made = start(self.run, self._report, *going_on)
         made.meta["warm_start"] = None if warm is None else warm.digest
         if directory is not None:
             arrays = {name: backend.by_parts(a) for name, a in made.arrays.items()}

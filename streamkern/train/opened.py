@@ -211,6 +211,7 @@ def _problem(
         repeats=data.repeats,
         ridge=config.solver.ridge != 0 and "ridge" in config.method.options,
         finds_ridge=config.solver.ridge == "auto",
+        finds_bandwidth=config.model.bandwidth == "auto",
         n_stored=stored_rows(source).n_rows,
         float64=1.0 if itemsize == 8 else backend.float64,
         features=config.model.features,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from streamkern.backend.base import Array, Backend
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures
-from streamkern.kernels.points import Grid, Points
+from streamkern.kernels.points import Grid
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import Solver
 from streamkern.solver.method import Report, Rows, Setup, Work
@@ -30,6 +31,7 @@ from streamkern.stream.sources.transforms import SETUP_EPOCH, Scale, Transform, 
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.arrivals import is_computed_with
 from streamkern.train.center_rows import CenterRows, places_of
+from streamkern.train.choose_bandwidth import find_bandwidth, is_open
 from streamkern.train.choose_centers import choose_centers
 from streamkern.train.intercept import target_scale
 from streamkern.train.opened import Run
@@ -65,19 +67,25 @@ class Assembled:
         return int(self.meta["setup"]["batch_size"])
 
 
-def start(run: Run, report: Report, targets: TargetScale | None = None) -> Assembled:
+def start(
+    run: Run, report: Report, targets: TargetScale | None = None, kernel: Kernel | None = None
+) -> Assembled:
     """Choose, sample, factor and measure. Reads the centers and one sample of the stream, and the
-    targets where their mean is not known; targets : of the run whose weights are gone on from.
+    targets where their mean is not known. targets, kernel : of the run whose weights are gone on
+    from; the latter where the bandwidth is left open.
     """
     config, data = run.config, run.data
     dtype = np.dtype(np.float64 if run.precision == "float64" else np.float32)
-    host_Z, order, kernel, known_rows = choose_centers(run, dtype, report)
-    Z = run.backend.asarray(host_Z)
     fit_intercept = config.model.fit_intercept
     inside = targets or target_scale(
         run.backend, data.source, data.weight_factors, fit_intercept=fit_intercept,
         seed=config.run.random_state, dtype=dtype,
     )  # fmt: skip
+    few = cache(partial(_few, run, dtype, inside))
+    found = find_bandwidth(run, few(), report) if kernel is None and is_open(run) else None
+    kernel = kernel if found is None else found.kernel
+    host_Z, order, kernel, known_rows = choose_centers(run, dtype, report, kernel)
+    Z = run.backend.asarray(host_Z)
     # A common shift changes no distance; without it raw pixels cost three digits of them.
     shift = host_Z.mean(axis=0, dtype=np.float64).astype(dtype)
     op = KernelOperator(kernel, run.backend, run.precision, shift, run.grid)
@@ -85,12 +93,8 @@ def start(run: Run, report: Report, targets: TargetScale | None = None) -> Assem
     del Z  # a device needs the prepared rows only
     rows = np.empty(0, np.int64)
 
-    drawn: list[tuple[Rows, Rows]] = []
-
     def samples() -> tuple[Rows, Rows]:
         nonlocal rows
-        if drawn:
-            return drawn.pop()
         sample, probe, rows = _samples(run, dtype, inside, known_rows)
         return sample, probe
 
@@ -98,16 +102,14 @@ def start(run: Run, report: Report, targets: TargetScale | None = None) -> Assem
     open_ridge = options.ridge is None
     asked = method.asks_ridge(run.problem, open_ridge=open_ridge)
     if method.asks_noise(run.problem, open_ridge=open_ridge):
-        if run.sizes.n_sample:
-            drawn.append(samples())
-            noise = _noise(run, op, points, drawn[0][0])
-        else:
-            noise = _noise(run, op, points, _few(run, dtype, inside))
+        known_noise = None if found is None or kernel.explicit else found.noise
+        noise = known_noise or find_noise(op, points, *few()[:3])
         if asked:
             options = replace(options, ridge=_ridge(run, noise))
         facts = {"variance": noise.variance, "tried": noise.tried}
         report("noise", facts | ({"ridge": options.ridge} if asked else {}))
-        run.backend.release()
+    few.cache_clear()
+    run.backend.release()
     known = None
     if known_rows is not None:
         known = replace(_known(run, dtype, inside, known_rows), whole=run.whole)
@@ -210,18 +212,11 @@ def _ridge(run: Run, noise: Noise) -> float:
     return noise.penalty(run.problem.n_samples)
 
 
-def _noise(run: Run, op: KernelOperator, Z: Points, rows: Rows) -> Noise:
-    assert rows.numbers is not None
-    n_stored = run.problem.n_stored or run.problem.n_rows
-    at = run.backend.asarray(unlike(rows.numbers, n_stored))
-    root = None if rows.root is None else rows.root[at]
-    return find_noise(op, Z, rows.X[at], rows.Y[at], root)
-
-
 def _few(run: Run, dtype: np.dtype[Any], targets: TargetScale) -> Rows:
-    """Rows for a method that takes no sample."""
+    """Rows that predict each other, of which no two are made from one stored row."""
     wanted, seed = min(NOISE_ROWS, run.data.source.n_rows), run.config.run.random_state
     block = sample_rows(run.data.source, wanted, seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
+    block = block.take(unlike(block.rows, run.problem.n_stored or run.problem.n_rows))
     return _prepared(run, block, dtype, targets, None)
 
 

@@ -14,6 +14,8 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.text import redact, some
 from streamkern.basics.warning import warn
 from streamkern.config.run_config import RunConfig
+from streamkern.kernels.builtin import Kernel, get_kernel
+from streamkern.kernels.notation import bandwidths, with_bandwidths
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.sealed import as_saved
 from streamkern.stream.sources.base import BaseSource
@@ -30,6 +32,7 @@ class WarmStart:
 
     targets : mean and scale that belong to alpha. They become those of the run that goes on, so
     that it starts from the same function, whatever the mean of its own targets.
+    kernel : of alpha, described.
     skipped : as of `KernelModel`.
     """
 
@@ -41,6 +44,7 @@ class WarmStart:
     targets: TargetScale
     fit_intercept: bool
     target_columns: list[str] | None = None
+    kernel: Mapping[str, Any] | None = None
     skipped: tuple[str, ...] = ()
 
     def check(self, config: RunConfig, source: BaseSource) -> None:
@@ -69,6 +73,17 @@ class WarmStart:
                 f"solver.warm_start={self.place} was trained with model.fit_intercept="
                 f"{str(self.fit_intercept).lower()}; give this run the same"
             )
+
+    def kernel_for(self, config: RunConfig) -> Kernel | None:
+        """That of alpha, for a run that leaves the bandwidth of the same one open: found anew on
+        other rows it would make another function of the weights.
+        """
+        if self.kernel is None or config.model.bandwidth != "auto":
+            return None
+        same = with_bandwidths(self.kernel, [1.0] * len(bandwidths(self.kernel)))
+        if get_kernel(same).describe() != get_kernel(config.model.kernel, 1.0).describe():
+            return None
+        return get_kernel(self.kernel)
 
     @property
     def digest(self) -> str:
@@ -101,6 +116,11 @@ class WarmStart:
         return np.asarray(self.alpha[order])
 
 
+def of_features(described: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The kernel, or that which random features stand for."""
+    return dict(described.get("of", described))
+
+
 def load_warm_start(config: RunConfig) -> WarmStart | None:
     """What solver.warm_start names: the weights that its newest good checkpoint evaluates.
 
@@ -125,5 +145,5 @@ def load_warm_start(config: RunConfig) -> WarmStart | None:
             redact(run.place), tuple(setup.meta["row_shape"]), setup.arrays["Z"][chosen],
             saved.arrays[saved.meta["evaluated"]][chosen], setup.meta["classes"],
             TargetScale.from_arrays(setup.arrays), setup.meta["fit_intercept"],
-            setup.meta["target_columns"], saved.skipped,
+            setup.meta["target_columns"], of_features(setup.meta["kernel"]), saved.skipped,
         )  # fmt: skip

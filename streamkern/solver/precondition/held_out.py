@@ -79,19 +79,21 @@ def apart(op: KernelOperator, Z: Points, K: Array) -> npt.NDArray[np.bool_]:
     return found
 
 
-def search(measure: Callable[[float], float], start: int, low: int, high: int) -> dict[int, float]:
-    """Errors at powers of ten, by exponent: hundredfold steps both ways from `start` for as long as
+def search(
+    measure: Callable[[float], float], start: int, low: int, high: int, base: float = 10.0
+) -> dict[int, float]:
+    """Errors at powers of `base`, by exponent: steps of two both ways from `start` for as long as
     they gain a notable part, and then the neighbours of the best.
 
     Infinite where there was no answer. low, high : the last ones that are tried.
     """
-    errors = {start: measure(10.0**start)}
+    errors = {start: measure(base**start)}
 
     def try_at(at: int) -> bool:
         if at in errors or not low <= at <= high:
             return False
         least = min(errors.values())
-        errors[at] = measure(10.0**at)
+        errors[at] = measure(base**at)
         return errors[at] < (1 - NOTABLE) * least or math.isinf(least)
 
     for step in (-2, 2):

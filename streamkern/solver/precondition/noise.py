@@ -56,6 +56,11 @@ class Noise:
     grows: bool = True
     tried: list[tuple[float, float]] = field(default_factory=list)
 
+    @property
+    def error(self) -> float:
+        """Mean squared error of rows that are predicted by the others, at its best."""
+        return min((value for _, value in self.tried), default=math.inf)
+
     def penalty(self, n: float) -> float:
         """Of |f|^2 beside the mean squared error of n rows."""
         growth = min(max(n / self.n_rows, 1), GROWTH) if self.grows else 1
@@ -74,16 +79,19 @@ def unlike(numbers: npt.NDArray[np.int64], n_stored: int) -> npt.NDArray[np.int6
     return np.sort(first)[:NOISE_ROWS]
 
 
-def find_noise(op: KernelOperator, Z: Points, X: Array, Y: Array, root: Array | None) -> Noise:
+def find_noise(
+    op: KernelOperator, Z: Points | None, X: Array, Y: Array, root: Array | None
+) -> Noise:
     """The variance with which rows predict each other best.
 
-    Z : points of the centers, of which explicit features are made. X : (n, d) rows, see `unlike`.
-    Y : (n, c). root : (n,) square roots of the sample weights, or None.
+    Z : points of the centers, of which explicit features are made; None where there are none.
+    X : (n, d) rows, see `unlike`. Y : (n, c). root : (n,) square roots of the sample weights.
     """
     xp, backend, n = op.backend.xp, op.backend, len(X)
     if n < 2:
         return NO_NOISE
     if op.kernel.explicit:
+        assert Z is not None
         features = op.matrix(op.points(X, left=True), Z)
         K = (features @ features.T).astype(np.float64)
     else:
