@@ -10,11 +10,12 @@ from typing import Any
 from streamkern.basics.text import redact, size_text, table
 from streamkern.centers.random_rows import BANDWIDTH_ROWS
 from streamkern.cli.described import pairs, store_text
+from streamkern.config.model import ROUGH_TO_SMOOTH
 from streamkern.kernels.notation import bandwidths, kernel_text
 from streamkern.solver.precondition.noise import NOISE_ROWS
 from streamkern.store.describe import describe_store
 from streamkern.stream.sources.stores import stores_of
-from streamkern.train.choose_bandwidth import HIGHEST, LOWEST
+from streamkern.train.choose_kernel import HIGHEST, LOWEST
 from streamkern.train.opened import Run
 
 _WORDS = {
@@ -157,6 +158,8 @@ def _batches_text(plan: Mapping[str, Any]) -> str:
 
 def _kernel_text(kernel: Any, bandwidth: float | str) -> str:
     text, widths = f"{kernel_text(kernel)} kernel", bandwidths(kernel)
+    if kernel == "auto":
+        text, widths = f"the best kernel of {', '.join(ROUGH_TO_SMOOTH)}", ["auto"]
     if "auto" not in widths:
         return text
     which = "bandwidth" if set(widths) == {"auto"} else "other bandwidths"

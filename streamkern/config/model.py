@@ -12,9 +12,13 @@ from streamkern.basics.errors import ConfigError
 from streamkern.config.rules import AutoCount, Bandwidth, Centers, Flag, Rule, Table
 from streamkern.kernels.builtin import KERNELS, Kernel, get_kernel
 
+ROUGH_TO_SMOOTH = ("laplace", "matern32", "matern52", "gaussian")
+"""The kernels that "auto" chooses from."""
+
 
 def _kernel(value: object) -> object:
-    if value in KERNELS if isinstance(value, str) else isinstance(value, Mapping | Kernel):
+    known = value in ("auto", *KERNELS) if isinstance(value, str) else False
+    if known or isinstance(value, Mapping | Kernel):
         return value
     raise ValueError("not a kernel")
 
@@ -28,8 +32,8 @@ KernelChoice = Annotated[
     BeforeValidator(_kernel),
     PlainSerializer(_described, when_used="json"),
     Rule(
-        f"one of {', '.join(json.dumps(name) for name in KERNELS)}, or a table with kind = one of "
-        'these, "sum" or "product"'
+        f'"auto", one of {", ".join(json.dumps(name) for name in KERNELS)}, or a table with '
+        'kind = one of these, "sum" or "product"'
     ),
 ]
 
@@ -39,10 +43,11 @@ class ModelConfig(Table):
 
     kernel : a name, or a table: `{kind = "polynomial", degree = 2}`, or a sum or product of
     kernels, `{kind = "sum", parts = ["laplace", {kind = "gaussian", bandwidth = 2.0}]}`. In Python
-    it may be a `Kernel`, with its own bandwidth.
+    it may be a `Kernel`, with its own bandwidth. "auto": of Laplace, two Matern kernels and the
+    Gaussian the one with which rows predict each other best (`train.choose_kernel`).
     bandwidth : of the kernel, or of those parts that do not say theirs. "median": the median
     distance of rows. "auto": of its halvings and doublings the one with which rows predict each
-    other best (`train.choose_bandwidth`).
+    other best (`train.choose_kernel`).
     features : "kernel": f is a sum of kernels at the centers. "nystrom": the same f, trained as
     a linear model of L^-1 k(Z, x), K(Z, Z) = L L^T. "fourier": a linear model of `n_features`
     random Fourier features, without centers.
@@ -63,6 +68,11 @@ class ModelConfig(Table):
     n_features: AutoCount = "auto"
     fit_intercept: Flag = True
 
+    @property
+    def kernels(self) -> tuple[Any, ...]:
+        """The one, or those that are chosen from."""
+        return ROUGH_TO_SMOOTH if self.kernel == "auto" else (self.kernel,)
+
     @model_validator(mode="after")
     def _kernel_can_be_made(self) -> ModelConfig:
         if isinstance(self.kernel, str) and self.bandwidth == "auto":
@@ -74,7 +84,7 @@ class ModelConfig(Table):
             return 1.0
 
         try:
-            get_kernel(self.kernel, width)
+            get_kernel(self.kernels[0], width)
         except ConfigError as error:
             raise ConfigError(f"model.kernel: {error}") from None
         if self.bandwidth != "auto" and not asked:

@@ -98,7 +98,7 @@ def open_run(
     fixed_sizes : those a run was started with. whole : whether no other rows will follow. The
     caller closes `Run.backend`.
     """
-    kernel, centers = get_kernel(config.model.kernel), given.centers
+    kernel, centers = get_kernel(config.model.kernels[0]), given.centers
     if centers is not None:
         check_count(config.model.n_centers, len(centers), "centers")
         config = config.with_overrides({"model.centers": GIVEN})
@@ -211,7 +211,7 @@ def _problem(
         repeats=data.repeats,
         ridge=config.solver.ridge != 0 and "ridge" in config.method.options,
         finds_ridge=config.solver.ridge == "auto",
-        finds_bandwidth=config.model.bandwidth == "auto",
+        finds_bandwidth="auto" in (config.model.bandwidth, config.model.kernel),
         n_stored=stored_rows(source).n_rows,
         float64=1.0 if itemsize == 8 else backend.float64,
         features=config.model.features,

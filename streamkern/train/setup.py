@@ -31,8 +31,8 @@ from streamkern.stream.sources.transforms import SETUP_EPOCH, Scale, Transform, 
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.arrivals import is_computed_with
 from streamkern.train.center_rows import CenterRows, places_of
-from streamkern.train.choose_bandwidth import find_bandwidth, is_open
 from streamkern.train.choose_centers import choose_centers
+from streamkern.train.choose_kernel import find_kernel, is_open
 from streamkern.train.intercept import target_scale
 from streamkern.train.opened import Run
 
@@ -82,7 +82,7 @@ def start(
         seed=config.run.random_state, dtype=dtype,
     )  # fmt: skip
     few = cache(partial(_few, run, dtype, inside))
-    found = find_bandwidth(run, few(), report) if kernel is None and is_open(run) else None
+    found = find_kernel(run, few(), report) if kernel is None and is_open(run) else None
     kernel = kernel if found is None else found.kernel
     host_Z, order, kernel, known_rows = choose_centers(run, dtype, report, kernel)
     Z = run.backend.asarray(host_Z)

@@ -78,10 +78,13 @@ class WarmStart:
         """That of alpha, for a run that leaves the bandwidth of the same one open: found anew on
         other rows it would make another function of the weights.
         """
-        if self.kernel is None or config.model.bandwidth != "auto":
+        model = config.model
+        if self.kernel is None or "auto" not in (model.bandwidth, model.kernel):
             return None
+        if model.kernel == "auto":
+            return get_kernel(self.kernel)
         same = with_bandwidths(self.kernel, [1.0] * len(bandwidths(self.kernel)))
-        if get_kernel(same).describe() != get_kernel(config.model.kernel, 1.0).describe():
+        if get_kernel(same).describe() != get_kernel(model.kernel, 1.0).describe():
             return None
         return get_kernel(self.kernel)
 

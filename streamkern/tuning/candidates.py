@@ -189,7 +189,7 @@ def plain_kernels(config: RunConfig, kernels: Sequence[Any] | None) -> list[Any]
     """The kernels as JSON values, each once; ConfigError for one there is not."""
     if kernels is not None and (isinstance(kernels, str | Mapping) or not len(kernels)):
         raise ConfigError(f"kernels={kernels!r} must be a list of kernels, at least one")
-    wanted = [config.model.kernel] if kernels is None else kernels
+    wanted = config.model.kernels if kernels is None else kernels
     made = [config.with_overrides({"model.kernel": k, "model.bandwidth": "auto"}) for k in wanted]
     plain = [one.model_dump(mode="json")["model"]["kernel"] for one in made]
     return [kernel for i, kernel in enumerate(plain) if kernel not in plain[:i]]

@@ -1,0 +1,206 @@
+"""The kernel and bandwidth that are found, against brute force and against what they are for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.spatial.distance import pdist
+
+from streamkern import ConfigError, KernelClassifier, KernelRegressor
+from streamkern.config.model import ROUGH_TO_SMOOTH, ModelConfig
+from streamkern.kernels.builtin import get_kernel
+from streamkern.rundir.run_log import read_log
+from streamkern.solver.precondition.noise import NO_NOISE, Noise
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.train.choose_kernel import BORNE, HIGHEST, LOWEST, Found, first_good, nearest
+from tests import reference as ref
+from tests.runs import (
+    CLASSES,
+    arrays,
+    assert_same_bits,
+    final,
+    finished,
+    settings,
+    stopped,
+)
+
+OPEN = {"model.bandwidth": "auto"}
+
+
+def smooth(n: int = 400, noise: float = 0.05, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """A function so smooth that a narrow kernel is wasted on it."""
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n, 4)).astype(np.float32)
+    return X, X @ [1.0, -2.0, 0.5, 1.0] + 0.3 * X[:, 0] * X[:, 1] + noise * rng.standard_normal(n)
+
+
+def leave_one_out(K: np.ndarray, y: np.ndarray, kappa: float) -> float:
+    """The mean squared error, by leaving each row out in turn."""
+    errors = []
+    for i in range(len(y)):
+        rest = np.arange(len(y)) != i
+        A = K[np.ix_(rest, rest)] + kappa * np.eye(rest.sum())
+        errors.append(K[i, rest] @ np.linalg.solve(A, y[rest]) - y[i])
+    return float(np.mean(np.square(errors)))
+
+
+def found_by(model: KernelRegressor, folder: Path) -> list[dict[str, Any]]:
+    return [line for line in read_log(folder / "log.jsonl") if line["event"] == "bandwidth"]
+
+
+def test_errors_are_those_of_leaving_rows_out(tmp_path: Path) -> None:
+    X, y = smooth(80)
+    model = KernelRegressor(scale="none", random_state=0, run_dir=tmp_path).fit(X, y)
+    (line,) = found_by(model, tmp_path)
+    median = model.bandwidth_ / line["factor"]
+    assert median == pytest.approx(np.median(pdist(X)), rel=0.05)
+    truth = []
+    for factor, _ in line["tried"]:
+        K = ref.laplace(X, X, factor * median)
+        truth.append(min(leave_one_out(K, y - y.mean(), 10.0**k) for k in range(-8, 7)))
+    found = np.array([error for _, error in line["tried"]])
+    assert len(found) >= 5
+    np.testing.assert_allclose(
+        found / found[0], np.array(truth) / truth[0], rtol=1e-3
+    )  # targets are scaled
+
+
+def test_a_wide_kernel_for_a_smooth_function(tmp_path: Path) -> None:
+    X, y = smooth()
+    fresh, truth = smooth(1000, 0.0, seed=1)
+    found = KernelRegressor(random_state=0).fit(X, y)
+    median = KernelRegressor(bandwidth="median", random_state=0).fit(X, y)
+    assert found.bandwidth_ > 2 * median.bandwidth_
+    errors = [np.mean((model.predict(fresh) - truth) ** 2) for model in (found, median)]
+    assert errors[0] < 0.8 * errors[1]
+
+
+def test_a_narrow_kernel_for_a_wild_function() -> None:
+    X = np.linspace(-1, 1, 500, dtype=np.float32)[:, None]
+    y = np.sin(40 * X[:, 0])
+    found = KernelRegressor(random_state=0, kernel="gaussian", scale="none").fit(X, y)
+    median = KernelRegressor(
+        bandwidth="median", random_state=0, kernel="gaussian", scale="none"
+    ).fit(X, y)  # fmt: skip
+    assert found.bandwidth_ < median.bandwidth_
+
+
+def test_noise_alone_leaves_the_median_alone() -> None:
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((300, 3)), rng.standard_normal(300)
+    models = [KernelRegressor(bandwidth=b, random_state=0).fit(X, y) for b in ("auto", "median")]
+    assert models[0].bandwidth_ == pytest.approx(models[1].bandwidth_, rel=1e-6)
+
+
+def test_the_best_kernel(tmp_path: Path) -> None:
+    X, y = smooth(600, 0.0)
+    fresh, truth = smooth(1000, 0.0, seed=1)
+    folder = tmp_path / "run"
+    model = KernelRegressor(kernel="auto", random_state=0, run_dir=folder).fit(X, y)
+    lines = found_by(model, folder)
+    assert [line["kernel"]["kernel"] for line in lines] == list(ROUGH_TO_SMOOTH)
+    least = {line["kernel"]["kernel"]: min(e for _, e in line["tried"]) for line in lines}
+    assert model.kernel_.describe()["kernel"] != "laplace"
+    assert least[model.kernel_.describe()["kernel"]] <= (1 + 2 * BORNE) * min(least.values())
+    rough = KernelRegressor(random_state=0).fit(X, y)
+    errors = [np.mean((m.predict(fresh) - truth) ** 2) for m in (model, rough)]
+    assert errors[0] < 0.5 * errors[1]
+
+
+def test_the_kernel_at_a_bandwidth_that_is_given() -> None:
+    X, y = smooth(200)
+    model = KernelRegressor(kernel="auto", bandwidth=5.0, random_state=0).fit(X, y)
+    assert model.bandwidth_ == 5.0
+    assert model.kernel_.describe()["kernel"] in ROUGH_TO_SMOOTH
+
+
+@pytest.mark.parametrize("kernel", ["laplace", "auto"])
+def test_a_run_that_was_stopped_goes_on_with_it(kernel: str, tmp_path: Path) -> None:
+    config, data = {**OPEN, "model.kernel": kernel}, ArraySource(*arrays(), classes=CLASSES)
+    finished(settings(tmp_path / "whole", **config), source=data)
+    stopped(settings(tmp_path / "parts", **config), 5, source=data)
+    finished(settings(tmp_path / "parts", **config), source=data)
+    assert_same_bits(final(tmp_path / "parts"), final(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("features", ["fourier", "nystrom"])
+def test_of_features_too(features: str) -> None:
+    X, y = smooth(300)
+    model = KernelRegressor(features=features, kernel="auto", random_state=0).fit(X, y)
+    assert model.score(X, y) > 0.9
+
+
+def test_parts_of_a_sum_change_by_one_factor() -> None:
+    X, y = smooth()
+    parts = ["laplace", "matern32", {"kind": "gaussian", "bandwidth": 7.0}]
+    kernel = {"kind": "sum", "parts": parts}
+    one, other = (
+        [part["bandwidth"] for part in model.kernel_.describe()["parts"]]
+        for model in (
+            KernelRegressor(kernel=kernel, random_state=0, bandwidth=bandwidth).fit(X, y)
+            for bandwidth in ("auto", "median")
+        )
+    )
+    factor = one[0] / other[0]
+    assert factor > 1.5
+    assert one == pytest.approx([factor * other[0], factor * other[1], 7.0])
+    assert other[2] == 7.0
+
+
+def test_classes_and_a_second_call() -> None:
+    X, y = arrays(300)
+    model = KernelClassifier(random_state=0).fit(X, y)
+    again = KernelClassifier(random_state=0).fit(X, y)
+    np.testing.assert_array_equal(model.dual_coef_, again.dual_coef_)
+    online = KernelClassifier(random_state=0, n_centers=50)
+    found = set()
+    for part in range(3):
+        online.partial_fit(X[part::3], y[part::3], classes=np.unique(y))
+        found.add(online.bandwidth_)
+    assert len(found) == 1
+
+
+def test_weights_that_are_gone_on_from_keep_their_kernel() -> None:
+    X, y = smooth(300)
+    model = KernelRegressor(
+        solver="block", warm_start=True, random_state=0, kernel="auto", centers=X[:100]
+    ).fit(X, y)  # fmt: skip
+    kernel = model.kernel_.describe()
+    model.fit(X[:, ::-1].copy() * 0.1, y)
+    assert model.kernel_.describe() == kernel
+
+
+def test_rows_that_are_all_the_same_are_refused() -> None:
+    with pytest.raises(ValueError, match="all of them coincide; give a bandwidth"):
+        KernelRegressor().fit(np.ones((20, 3)), np.arange(20.0))
+
+
+# ------------------------------------------------------------------------------- the choice
+
+
+def test_the_nearest_of_those_that_are_about_as_good() -> None:
+    assert nearest({0: 1.0, 2: 0.985, 4: 0.98}) == 0
+    assert nearest({-2: 1.5, 0: 1.0, 2: 0.81, 3: 0.80, 4: 0.79}) == 2
+    assert nearest({0: np.inf}) == 0
+    assert LOWEST < 0 < HIGHEST
+
+
+def test_the_roughest_kernel_that_is_about_as_good() -> None:
+    def of(error: float) -> Found:
+        return Found(get_kernel("laplace", 1.0), Noise(tried=[(1.0, error)]))
+
+    found = [of(1.0), of(0.9), of(0.88)]
+    assert first_good(found) is found[1]
+    nothing = Found(get_kernel("laplace", 1.0), NO_NOISE)
+    assert first_good([nothing, nothing]) is nothing
+
+
+def test_settings() -> None:
+    assert ModelConfig(kernel="auto").kernels == ROUGH_TO_SMOOTH
+    assert ModelConfig(kernel="auto", bandwidth=2.0).kernels == ROUGH_TO_SMOOTH
+    assert ModelConfig(kernel="gaussian").kernels == ("gaussian",)
+    with pytest.raises(ConfigError, match=r"model\.bandwidth=median is used by no part"):
+        ModelConfig(kernel="polynomial", bandwidth="median")
