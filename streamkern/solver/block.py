@@ -41,6 +41,7 @@ class Block(Method[BlockSizes]):
     sizes = BlockSizes
     features = ("kernel", "nystrom", "fourier")
     knows_rows = True
+    bears_width = True
 
     def check(self, problem: Problem, options: Options) -> None:
         """With the size of the blocks."""
@@ -81,8 +82,10 @@ class Block(Method[BlockSizes]):
         s, h = sizes.n_sample, sizes.n_probe
         n_blocks = -(-p // sizes.block_size)
         b = -(-p // n_blocks)
-        add("always", "block factors H", p, b, itemsize=item)
-        add("always", "weights learned from the sample", p, c, itemsize=item)
+        for phase in ("setup", "train"):
+            add(phase, "block factors H", p, b, itemsize=item)
+            add(phase, "weights learned from the sample", p, c, itemsize=item)
+            add(phase, "sketches of the leverage", p, SKETCH, itemsize=item)
         add("setup", "sample and probe, targets", s + h, problem.point + c * item)
         add("setup", "products with targets, residuals", 3 * b + 2 * h, c, itemsize=item)
         add("setup", "targets of rows that are centers", p, c, itemsize=item)
@@ -94,8 +97,6 @@ class Block(Method[BlockSizes]):
         add("setup", "factors of one block, probe", 2 * b + beside, b, itemsize=item)
         add("train", "K(X, Z)", sizes.batch_size, p if sizes.keep else b, itemsize=item)
         add("train", "parts of a step", 3 * b, c, itemsize=item)
-        # As setup made them, and beside alpha.
-        add("always", "sketches of the leverage", p, SKETCH, itemsize=item)
         add("train", "sketches beside alpha", p + sizes.batch_size, c + SKETCH, itemsize=item)
         add("train", "leverages of a batch", sizes.batch_size, n_blocks + 2, itemsize=item)
         if problem.ridge and n_blocks > 1:

@@ -39,6 +39,7 @@ class Direct(Method[DirectSizes]):
     sizes = DirectSizes
     features = ("kernel", "nystrom", "fourier")
     squares = True
+    bears_width = True
 
     def finds_ridge(self, problem: Problem) -> bool:
         """Rows that are centers say nothing about it, see `held_out.apart`: others must be left."""

@@ -229,6 +229,7 @@ class Falkon(Method[Sizes]):
     sizes = Sizes
     same_rows = True
     squares = True
+    bears_width = True
 
     def check(self, problem: Problem, options: Options) -> None:
         """With the passes it has to have."""

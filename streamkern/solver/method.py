@@ -98,6 +98,8 @@ class Method(Generic[S]):
     says itself when it is done."""
     knows_rows = False
     """Whether its setup asks which rows are centers, and how large the noise of the targets is."""
+    bears_width = False
+    """Whether its speed does not depend on the condition of K: then a wide kernel costs nothing."""
     squares = False
     """Whether it holds p x p matrices whatever the memory."""
 
@@ -184,12 +186,10 @@ class Method(Generic[S]):
     def _count_noise(self, buffers: Buffers, problem: Problem, sizes: S) -> None:
         """What `find_noise` holds, before there is anything of the setup itself."""
         n = min(NOISE_ROWS, problem.n_rows)
-        drawn = max(n, sizes.n_sample + sizes.n_probe)
         if self.needs(problem, sizes).columns:
             buffers.add("noise", "centers, left side", problem.p, problem.point)
-        buffers.add("noise", "sample and probe", drawn, problem.d + problem.c,
-            itemsize=problem.itemsize)  # fmt: skip
-        buffers.add("noise", "rows that show the noise", n, 2 * problem.point)
+        row = (problem.d + problem.c) * problem.itemsize
+        buffers.add("noise", "rows that show the noise", n, row + 2 * problem.point)
         solving = count_products(buffers, problem, n, "noise")
         buffers.add("noise", "their kernel matrix, factor, inverse", 3 * n + solving, n, itemsize=8)
 

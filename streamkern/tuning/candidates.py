@@ -18,7 +18,7 @@ from streamkern.basics.machine import available_memory
 from streamkern.basics.text import size_text
 from streamkern.centers.ways import WAYS
 from streamkern.config.run_config import RunConfig
-from streamkern.kernels.notation import in_settings
+from streamkern.kernels.notation import bandwidths, in_settings
 from streamkern.planning.memory import default_budget
 from streamkern.planning.sizes import OF_THE_WHOLE
 from streamkern.stream.sources.base import Source, target_bytes
@@ -86,8 +86,10 @@ class Candidates:
         return self._split[1]
 
     def config(self, kernel: Any, bandwidth: float | None, ridge: float) -> RunConfig:
-        """The settings of one; bandwidth None is "auto"."""
+        """The settings of one; bandwidth None: its own, or the median distance."""
         model = in_settings(kernel, bandwidth)
+        if bandwidth is None and "auto" in bandwidths(kernel):
+            model["bandwidth"] = "median"
         return self.trial.with_overrides(
             {**{f"model.{key}": v for key, v in model.items()}, "solver.ridge": ridge}
         )

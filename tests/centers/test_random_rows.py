@@ -178,7 +178,7 @@ def test_a_sorted_store_has_the_bandwidth_of_a_mixed_one(solver: str, tmp_path: 
         "data.train": str(tmp_path / "sorted.zarr"),
         "data.batch_size": 1000,
         "data.epochs": 1,
-        "model.bandwidth": "auto",
+        "model.bandwidth": "median",
         "model.n_centers": "auto" if solver == "eigenpro2" else 500,
         "solver.name": solver,
         "solver.n_nystrom" if solver == "eigenpro2" else "solver.block_size": 100,

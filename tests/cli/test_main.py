@@ -339,7 +339,10 @@ BAD_TRAINING = {
     ),
     "p above n": (["--set", "model.n_centers=501"], "n_centers=501 must lie between .* 500 rows"),
     "block above p": (["--set", "solver.block_size=41"], "block_size=41 must lie between 1 and"),
-    "bandwidth 0": (["--set", "model.bandwidth=0"], 'model.bandwidth=0 must be "auto" or a number'),
+    "bandwidth 0": (
+        ["--set", "model.bandwidth=0"],
+        'model.bandwidth=0 must be "auto", "median" or a number',
+    ),
     "bandwidth below 0": (["--set", "model.bandwidth=-2.5"], "model.bandwidth=-2.5 must be"),
     "unknown key": (["--set", "model.bandwith=2"], "did you mean model.bandwidth?"),
     "unknown section": (["--set", "modle.bandwidth=2"], "modle is not a setting"),

@@ -246,7 +246,7 @@ def run(case: Case, solver: Solver, state: State, start: int, stop: int) -> Stat
     return state
 
 
-STEPLESS = ("direct", "direct, fourier", "direct, nystrom", "falkon")
+STEPLESS = ("direct", "direct, all rows", "direct, fourier", "direct, nystrom", "falkon")
 
 
 @pytest.mark.parametrize("name", sorted(SOLVERS))

@@ -713,7 +713,7 @@ def test_a_candidate_that_diverges_is_last(monkeypatch: pytest.MonkeyPatch) -> N
             },
             r"kernel laplace \* cauchy\(bandwidth 2\) has parts that say .* and others that do not",
         ),
-        ({"kernels": ["triangle"]}, "model.kernel='triangle' must be one of"),
+        ({"kernels": ["triangle"]}, "model.kernel='triangle' must be \"auto\", one of"),
         ({"config": "eigenpro3", "ridges": [1e-3]}, "ridge=0.001 is not defined for solver"),
         ({"config": "eigenpro2", "centers": 20}, "centers=20 but solver 'eigenpro2' takes all"),
     ],
@@ -878,7 +878,10 @@ def test_the_plan_explains_the_automatic_bandwidth(
 ) -> None:
     assert main.main(["plan", str(run_file)]) == DONE
     out = capsys.readouterr().out
-    assert "laplace kernel, bandwidth auto: the median distance between 1,000 centers" in out
+    assert "laplace kernel, bandwidth auto: of 0.125 to 16 times the median distance" in out
+    assert main.main(["plan", str(run_file), "--set", "model.bandwidth=median"]) == DONE
+    out = capsys.readouterr().out
+    assert "laplace kernel, bandwidth median: the median distance between 1,000 centers" in out
     assert main.main(["plan", str(run_file), "--set", "model.bandwidth=2.5"]) == DONE
     assert "laplace kernel, bandwidth 2.5\n" in capsys.readouterr().out
     assert main.main(["plan", str(run_file), "--json"]) == DONE
@@ -900,7 +903,7 @@ def test_the_plan_explains_the_automatic_bandwidth(
          "laplace + gaussian(bandwidth 4) kernel, other bandwidths 2\n"),
         (["model.kernel={kind='product', parts=['linear', {kind='sum', parts=['laplace', "
           "'gaussian'], weights=[1, 0.5]}]}"],
-         "linear * (laplace + 0.5 gaussian) kernel, bandwidth auto: the median distance"),
+         "linear * (laplace + 0.5 gaussian) kernel, bandwidth auto: of 0.125 to 16 times"),
     ],
 )  # fmt: skip
 def test_the_plan_has_a_kernel_in_words(
@@ -970,7 +973,7 @@ def test_the_plot_of_odd_tables() -> None:
 def test_bad_words_are_one_sentence(call: Command, run_file: Path) -> None:
     for words, sentence in (
         (("--bandwidths", "wide"), "--bandwidths 'wide' must be numbers with commas"),
-        (("--kernels", "triangle"), "model.kernel='triangle' must be one of"),
+        (("--kernels", "triangle"), "model.kernel='triangle' must be \"auto\", one of"),
         (("--folds", 0), "--folds 0 must be a whole number"),
         (("--write", run_file.parent / "no" / "x.toml"), "is in a folder that does not exist"),
     ):

@@ -1,0 +1,209 @@
+"""Test error on tables over that of the exact model, with nothing tuned.
+
+    python -m benchmarks.tables                         # what scikit-learn brings
+    python -m benchmarks.tables --data FOLDER --json tables.json
+    python -m benchmarks.tables --data FOLDER --methods auto direct --epochs 1 --names bike
+
+A table is a file .npz with X (n, d), y (n,), `task`, "regression" or another word for classes, and
+maybe `test_mask` (n,); without one a fifth of the rows, drawn anew for each seed, are for testing.
+Features and values are standardised with the training rows, classes are one-hot, and the loss is
+the mean squared error.
+
+The exact model is least squares in float64 on the same centers, with the ridge, of seven, that is
+best on the test rows: no honest choice of a ridge can be expected to reach it, so 1.00 is as good
+as can be. All have the Laplace kernel with the median distance for bandwidth, so that a column
+compares what trains; "chosen" is `kernel="auto", bandwidth="auto"` beside them.
+
+A figure is the median over the seeds; below, the median and the worst over the tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import scipy.linalg
+from scipy.spatial.distance import cdist, pdist
+
+import streamkern as sk
+from benchmarks.harness import environment
+from streamkern.basics.text import table
+
+Array = npt.NDArray[Any]
+RIDGES = (1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
+METHODS = ("auto", "direct", "chosen", "block", "block p/4", "block p/16")
+SLAB = 8192
+
+
+class Problem(NamedTuple):
+    """X (n, d), Y (n, c), test rows, Z (p, d), and the median distance of rows."""
+
+    X: Array
+    Y: Array
+    X_test: Array
+    Y_test: Array
+    Z: Array
+    bandwidth: float
+
+
+def load_tables(folder: Path | None) -> dict[str, dict[str, Any]]:
+    """By name: X, y, task, and maybe test_mask."""
+    if folder is None:
+        return dict(_from_scikit_learn())
+    found = {}
+    for path in sorted(folder.glob("*.npz")):
+        with np.load(path, allow_pickle=False) as file:
+            found[path.stem] = dict(file)
+    if not found:
+        raise SystemExit(f"--data {folder} holds no .npz file; name a folder with tables")
+    return found
+
+
+def _from_scikit_learn() -> Iterator[tuple[str, dict[str, Any]]]:
+    from sklearn import datasets
+
+    for name, task in (
+        ("digits", "classes"), ("breast_cancer", "classes"), ("wine", "classes"),
+        ("diabetes", "regression"),
+    ):  # fmt: skip
+        X, y = getattr(datasets, f"load_{name}")(return_X_y=True)
+        yield name, {"X": X, "y": y, "task": task}
+
+
+def make_problem(data: dict[str, Any], n_centers: int, seed: int) -> Problem:
+    """Split, standardise, draw distinct centers."""
+    rng = np.random.default_rng(seed)
+    X, y, n = np.asarray(data["X"], np.float64), data["y"], len(data["X"])
+    test = np.zeros(n, bool)
+    test[rng.permutation(n)[: n // 5]] = True
+    if "test_mask" in data:
+        test = data["test_mask"].astype(bool)
+    fit = ~test
+    spread = X[fit].std(axis=0)
+    X = ((X - X[fit].mean(axis=0)) / np.where(spread > 0, spread, 1)).astype(np.float32)
+    if str(data["task"]) == "regression":
+        Y = ((y - y[fit].mean()) / y[fit].std())[:, None].astype(np.float32)
+    else:
+        classes, ids = np.unique(y, return_inverse=True)
+        Y = np.eye(len(classes), dtype=np.float32)[ids]
+    rows = rng.permutation(np.flatnonzero(fit))
+    distinct = np.unique(X[rows[: 2 * n_centers]], axis=0)
+    Z = rng.permutation(distinct)[:n_centers]
+    distances = pdist(np.float64(X[rows[:1000]]))
+    return Problem(
+        X[rows], Y[rows], X[test], Y[test], Z, float(np.median(distances[distances > 0]))
+    )
+
+
+def exact_error(problem: Problem) -> float:
+    """Least squares in float64 with the best ridge of `RIDGES` on the test rows."""
+
+    def kernel(A: Array, B: Array) -> Array:
+        return np.exp(cdist(np.float64(A), np.float64(B)) / -problem.bandwidth)
+
+    X, Y, Z, n, p = problem.X, problem.Y, problem.Z, len(problem.X), len(problem.Z)
+    G, B = np.zeros((p, p)), np.zeros((p, Y.shape[1]))
+    for at in range(0, n, SLAB):
+        K = kernel(X[at : at + SLAB], Z)
+        G += K.T @ K / n
+        B += K.T @ Y[at : at + SLAB] / n
+    norm, K, errors = kernel(Z, Z), kernel(problem.X_test, Z), []
+    for ridge in RIDGES:
+        try:
+            factor = scipy.linalg.cho_factor(G + ridge * norm + 1e-13 * np.eye(p))
+        except scipy.linalg.LinAlgError:
+            continue
+        errors.append(np.mean((K @ scipy.linalg.cho_solve(factor, B) - problem.Y_test) ** 2))
+    return float(min(errors))
+
+
+def settings(method: str, problem: Problem) -> dict[str, Any]:
+    """Of the estimator, beside the centers."""
+    chosen = {"kernel": "auto", "bandwidth": "auto"}
+    plain = {"kernel": "laplace", "bandwidth": problem.bandwidth}
+    name, _, share = method.partition(" p/")
+    if name == "chosen":
+        return chosen
+    if name == "block":
+        plain["block_size"] = -(-len(problem.Z) // int(share or 1))
+    return plain | {"solver": name}
+
+
+def measure(data: dict[str, Any], methods: list[str], epochs: list[int], given: Any) -> list[Any]:
+    """A record for each seed, method and number of epochs, of one table."""
+    records = []
+    for seed in range(given.seeds):
+        problem = make_problem(data, given.centers, seed)
+        exact = exact_error(problem)
+        targets = problem.Y if problem.Y.shape[1] > 1 else problem.Y[:, 0]
+        for method in methods:
+            for passes in epochs:
+                model = sk.KernelRegressor(
+                    centers=problem.Z, epochs=passes, random_state=seed, scale="none",
+                    **settings(method, problem),
+                )  # fmt: skip
+                began = time.perf_counter()
+                model.fit(problem.X, targets)
+                seconds = time.perf_counter() - began
+                values = model.predict(problem.X_test).reshape(problem.Y_test.shape)
+                error = float(np.mean((values - problem.Y_test) ** 2))
+                records.append({
+                    "method": method, "epochs": passes, "seed": seed, "rows": len(problem.X),
+                    "centers": len(problem.Z), "exact": exact, "error": error,
+                    "ratio": error / exact, "seconds": seconds,
+                    "solver": model.report_["solver"],
+                })  # fmt: skip
+    return records
+
+
+def summary(records: dict[str, list[dict[str, Any]]]) -> str:
+    """Medians over the seeds, a row for each table, and the median and worst of each column."""
+    columns = list(dict.fromkeys((r["method"], r["epochs"]) for r in next(iter(records.values()))))
+    ratios = np.array([
+        [
+            np.median([r["ratio"] for r in of_one if (r["method"], r["epochs"]) == column])
+            for column in columns
+        ]
+        for of_one in records.values()
+    ])  # fmt: skip
+    heads = [f"{method}, {epochs}" for method, epochs in columns]
+    lines = [*zip(records, ratios, strict=True)]
+    lines += [("median", np.median(ratios, axis=0)), ("worst", ratios.max(axis=0))]
+    rows = [
+        {"table": name, **{head: f"{x:.3f}" for head, x in zip(heads, line, strict=True)}}
+        for name, line in lines
+    ]
+    return table(rows, ["table", *heads])
+
+
+def main() -> None:
+    """See the module's first lines."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("--data", type=Path, help="folder of .npz files (default: what scikit-learn brings)")
+    add("--names", nargs="*", help="of tables")
+    add("--methods", nargs="*", default=list(METHODS), choices=METHODS)
+    add("--epochs", nargs="*", type=int, default=[1, 5])
+    add("--centers", type=int, default=2000)
+    add("--seeds", type=int, default=3)
+    add("--json", type=Path, help="write all records here")
+    given = parser.parse_args()
+    tables, records = load_tables(given.data), {}
+    for name in given.names or tables:
+        records[name] = measure(tables[name], given.methods, given.epochs, given)
+        print(summary({name: records[name]}), flush=True)
+        if given.json is not None:
+            circumstances = {"environment": environment(), "centers": given.centers}
+            given.json.write_text(json.dumps(circumstances | {"tables": records}, indent=1) + "\n")
+    print(summary(records))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
