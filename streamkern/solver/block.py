@@ -116,7 +116,7 @@ class Block(Method[BlockSizes]):
             op, work.Z, S, probe, block_slices(len(work.Z), work.sizes.block_size),
             noise=work.noise, sweeps=n_sweeps(problem, work.sizes),
             damping=options.damping, ridge=options.fixed_ridge, seed=options.seed, report=report,
-            known=work.known,
+            known=work.known, batch=work.sizes.batch_size,
         )  # fmt: skip
         return Setup(
             _factors(pre),

@@ -136,6 +136,7 @@ def build_block(
     ridge: float = 0.0,
     seed: int = 0,
     known: Known | None = None,
+    batch: int | None = None,
     report: Callable[[str, dict[str, Any]], None] = lambda event, fields: None,
 ) -> BlockPreconditioner:
     """Factor every block and measure its step on `probe`.
@@ -149,6 +150,7 @@ def build_block(
     blocks : slices of the centers, which are in random order.
     noise : of the targets. It says the penalty for the sample, and mu is no less.
     sweeps : further ones over the blocks, on the sample, where there are several.
+    batch : rows of a step, which damps each by its leverage; None: none is.
     damping : mu over the top eigenvalue of the first block's covariance in place of that.
     ridge : coefficient of the ridge, which the solver evaluates on several blocks in turn, and of a
         single block from its factor, which is then kept.
@@ -174,7 +176,7 @@ def build_block(
     penalty = noise.penalty(effective_rows(S, known))
     for i, block in enumerate(blocks):
         least_jitter = noise_floor(op, len(Z)) if ridge else 0.0
-        factor = _BlockFactor(op, Z, block, S, values, known, seed, least_jitter, top)
+        factor = _BlockFactor(op, Z, block, S, values, known, seed, batch, least_jitter, top)
         top = factor.top
         if i == 0:
             mu = max(penalty, FLOOR * top) if damping is None else damping * top
@@ -251,11 +253,11 @@ class _BlockFactor:
 
     def __init__(
         self, op: KernelOperator, centers: Points, block: slice, S: Sample, values: Array | None,
-        known: Known | None, seed: int, least_jitter: float, top: float | None,
+        known: Known | None, seed: int, batch: int | None, least_jitter: float, top: float | None,
     ) -> None:  # fmt: skip
         self.op, self.backend, self.centers, self.block = op, op.backend, centers, block
         self.Z, self.values, self.known = centers[block], values, known
-        self.seed, self.n_rows = seed, len(S)
+        self.seed, self.n_rows, self.batch = seed, len(S), batch
         self.norm = weight_norm(op, self.Z, least_jitter)
         self.C, self.moment = self._covariance(S)
         # Before Lanczos, which would fail on NaN without saying why.
@@ -387,8 +389,17 @@ class _BlockFactor:
         largest = float(leverage.max())
         if not math.isfinite(largest):  # one that reaches no row is judged together with the others
             check_overlap(self.op, largest, "leverage")
-        if not probe.fresh:
-            return leverage, fresh_eigenvalue(backend, phi, largest, start)
-        # All rows there are: their covariance is that of the stream.
-        whole = top_eigenvalue(backend, lambda v: phi @ (phi.T @ v) / h, start, EIGENVALUE_STEPS)
-        return leverage, whole
+
+        def top(phi: Array, largest: float) -> float:
+            if not probe.fresh:
+                return fresh_eigenvalue(backend, phi, largest, start)
+            # All rows there are: their covariance is that of the stream.
+            return top_eigenvalue(backend, lambda v: phi @ (phi.T @ v) / h, start, EIGENVALUE_STEPS)
+
+        found = top(phi, largest)
+        if self.batch is None:
+            return leverage, found
+        eta = 1 / (found + float(leverage.sum()) / h / self.batch)
+        w = 1 / (1 + min(1.0, eta) / self.batch * leverage)
+        phi *= backend.xp.sqrt(w)
+        return leverage, top(phi, float((w * leverage).max()))
