@@ -405,7 +405,7 @@ def test_settings_that_agree(solver: dict[str, Any]) -> None:
 def test_tables_built_directly_name_the_same_key() -> None:
     with pytest.raises(ConfigError, match=r"^run\.threads=0 must be"):
         ExecutionConfig(threads=0)
-    with pytest.raises(ConfigError, match=r"^model\.kernel='rbf' must be one of"):
+    with pytest.raises(ConfigError, match=r"^model\.kernel='rbf' must be \"auto\", one of"):
         ModelConfig(kernel="rbf")  # type: ignore[arg-type]
 
 

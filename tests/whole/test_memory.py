@@ -52,6 +52,7 @@ result.model.backend.close()
 peak = status("VmHWM") - baseline
 phases = {name: planned.buffers.total(name) for name in planned.buffers.phases}
 print(json.dumps({"planned": planned.buffers.peak, "peak": peak, "phases": phases,
+                  "compiler": planned.problem.library_bytes,
                   "sizes": str(planned.sizes), "steps": result.samples}))
 """
 
@@ -140,7 +141,8 @@ def test_the_peak_is_what_was_planned(
     assert report["planned"] <= given
     # The contract: the memory given is kept, and the plan is met within 10 %.
     assert report["peak"] <= min(given, 1.1 * report["planned"]), report
-    assert report["peak"] >= 0.5 * report["planned"], report
+    # The compiler came with the plan, before the baseline, and compiles nothing that it has kept.
+    assert report["peak"] >= 0.5 * (report["planned"] - report["compiler"]), report
 
 
 @pytest.mark.parametrize("centers", ["balanced", "kmeans", "rpcholesky"])
