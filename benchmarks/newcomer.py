@@ -4,7 +4,7 @@
     python -m benchmarks.newcomer --only 137           # that one again
 
 Digits, wine, breast cancer, iris, diabetes, Friedman's function, moons, heavy tails beside a
-constant column, and integers with many equal rows; all of them or few, raw or scaled, 1 to 5000
+constant column, and integers with many equal rows; all of them or few, raw or scaled, 2 to 5000
 rows; 5 centers to all rows; a bandwidth of 0.1 to 100 times the median distance, or found; 1 to 20
 epochs; every solver with a ridge, and the default.
 
@@ -52,8 +52,8 @@ def draw(seed: int) -> Case:
     name, X, y = _data(rng)
     rows = rng.permutation(len(X))
     if rng.random() < 0.4:
-        rows = rows[: int(rng.integers(1, len(X) + 1))]
-    X, y, n_fit = X[rows], y[rows], max(1, int(0.8 * len(rows)))
+        rows = rows[: int(rng.integers(3, len(X) + 1))]
+    X, y, n_fit = X[rows], y[rows], max(2, int(0.8 * len(rows)))
     if y.dtype.kind in "iu" and len(np.unique(y[:n_fit])) < 2:
         y = y.astype(np.float64)
     return Case(name, X, y, n_fit, _options(rng, X[:n_fit]))

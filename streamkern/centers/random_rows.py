@@ -87,7 +87,7 @@ def median_bandwidth(Z: npt.NDArray[Any], norm: str = "euclidean") -> float:
     distances = distances[distances > 0]
     if len(distances) == 0:
         raise DataError(
-            "bandwidth='auto' needs centers at a distance from each other, but all of them "
+            "a bandwidth of the data needs rows at a distance from each other, but all of them "
             "coincide; give a bandwidth"
         )
     return float(np.median(distances))

@@ -15,7 +15,7 @@ from streamkern.kernels.notation import bandwidths, kernel_text
 from streamkern.solver.precondition.noise import NOISE_ROWS
 from streamkern.store.describe import describe_store
 from streamkern.stream.sources.stores import stores_of
-from streamkern.train.choose_kernel import HIGHEST, LOWEST
+from streamkern.train.choose_kernel import LOWEST, widest_of
 from streamkern.train.opened import Run
 
 _WORDS = {
@@ -45,6 +45,7 @@ def plan_overview(run: Run) -> dict[str, Any]:
         "centers": _choice(run),
         "scale": run.data.scale,
         "kernel": {"kernel": model.kernel, "bandwidth": model.bandwidth},
+        "widest": 2.0 ** widest_of(run),
         "solver": {"name": sizes.solver, "reason": run.reason},
         "sizes": _chosen(run),
         "sizes_reason": run.sizes_reason,
@@ -111,7 +112,7 @@ def plan_text(plan: Mapping[str, Any]) -> str:
         f"on {plan['device']}, precision {plan['precision']}, "
         f"accelerator {plan['accelerator']}",
         f"scale: {plan['scale']}",
-        _kernel_text(**plan["kernel"]),
+        _kernel_text(**plan["kernel"], widest=plan["widest"]),
         _solver_text(**plan["solver"], sizes=plan["sizes_reason"]),
         pairs(_sizes_in_words(plan["sizes"]) | {"batches": _batches_text(plan)}),
         table(rows, ["", "buffer", "MiB"]),
@@ -156,7 +157,7 @@ def _batches_text(plan: Mapping[str, Any]) -> str:
     return f"{batches:,}" + (" at most" if plan["until_converged"] else "")
 
 
-def _kernel_text(kernel: Any, bandwidth: float | str) -> str:
+def _kernel_text(kernel: Any, bandwidth: float | str, widest: float) -> str:
     text, widths = f"{kernel_text(kernel)} kernel", bandwidths(kernel)
     if kernel == "auto":
         text, widths = f"the best kernel of {', '.join(ROUGH_TO_SMOOTH)}", ["auto"]
@@ -171,7 +172,7 @@ def _kernel_text(kernel: Any, bandwidth: float | str) -> str:
             "(after scaling), measured when the run starts"
         )
     return (
-        f"{text}, {which} auto: of {2.0**LOWEST:g} to {2**HIGHEST} times the median distance of "
+        f"{text}, {which} auto: of {2.0**LOWEST:g} to {widest:g} times the median distance of "
         "rows (after scaling)\n"
         f"the one with which {NOISE_ROWS:,} rows predict each other best, found when the run starts"
     )

@@ -29,8 +29,9 @@ class Problem:
     units_in_hand : units read ahead, and in use, where they are read one after the other.
     saving : at most this much more is held while arrays go to remote storage. kept : whether
     there are checkpoints. selection : of the centers, where that takes memory and time of its own.
-    repeats : whether every epoch brings the same rows. rows_are_centers : whether every row is a
-    center, once, and no others will follow. ridge : whether there is one, or may be.
+    repeats : whether every epoch brings the same rows. whole : whether no other rows will follow
+    them. rows_are_centers : whether every row is a center, once, and no others will follow.
+    ridge : whether there is one, or may be.
     finds_ridge : whether it is left open. finds_bandwidth : whether that is.
     n_stored : row v is made from the stored row v mod n_stored; 0 stands for n_rows.
     features : "kernel", "nystrom" or "fourier"; p counts the latter.
@@ -60,6 +61,7 @@ class Problem:
     selection: Selection | None = None
     kept: bool = True
     repeats: bool = True
+    whole: bool = True
     rows_are_centers: bool = False
     ridge: bool = True
     finds_ridge: bool = False
@@ -72,6 +74,11 @@ class Problem:
     def n_samples(self) -> int:
         """Rows that are not the same, over all epochs."""
         return self.n_rows if self.repeats else self.n_rows * self.epochs
+
+    @property
+    def cycled(self) -> int | None:
+        """Rows over which the stream cycles; None where each of them is new."""
+        return self.n_rows if self.repeats and self.whole else None
 
     @property
     def point(self) -> int:

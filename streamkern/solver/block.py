@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -21,7 +22,7 @@ from streamkern.solver.block_sizes import (
     n_sweeps,
     setup_flops,
 )
-from streamkern.solver.block_step import BlockSolver
+from streamkern.solver.block_step import BlockSolver, alone
 from streamkern.solver.method import STEPS, Method, Report, Samples, Setup, Work
 from streamkern.solver.precondition.block import (
     SKETCH,
@@ -116,7 +117,7 @@ class Block(Method[BlockSizes]):
             op, work.Z, S, probe, block_slices(len(work.Z), work.sizes.block_size),
             noise=work.noise, sweeps=n_sweeps(problem, work.sizes),
             damping=options.damping, ridge=options.fixed_ridge, seed=options.seed, report=report,
-            known=work.known, batch=work.sizes.batch_size,
+            known=work.known, batch=_damped_by(problem, work.sizes.batch_size),
         )  # fmt: skip
         return Setup(
             _factors(pre),
@@ -149,9 +150,15 @@ class Block(Method[BlockSizes]):
         return BlockSolver(
             work.op, Z, pre, max_batch=meta["batch_size"], seed=options.seed,
             ridge=options.fixed_ridge,
-            keep=work.sizes.keep, cycled=problem.n_rows if problem.repeats else None,
+            keep=work.sizes.keep, cycled=problem.cycled,
             **work.shared,
         )  # fmt: skip
+
+
+def _damped_by(problem: Problem, m: int) -> float:
+    """Rows of a batch over the share of their leverage that damps them."""
+    share = alone(problem.cycled, m)
+    return m / share if share else math.inf
 
 
 def _factors(pre: BlockPreconditioner) -> dict[str, Array]:

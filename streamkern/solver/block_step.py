@@ -55,7 +55,7 @@ ORDER_STAGE = 11
 TRUST = 0.25
 """Measured at 0, 0.25, 0.5 and 1: 0 is far worse until the rows of the sample have been seen."""
 FULL_ROWS = 8
-"""For each center, in steps of full size; then these fall like the root of the number of steps, and
+"""For each center, in steps of full size; then these fall like the root of the number of rows, and
 with them what damped rows and noise leave. Never, after 8 and after 2, loss over the exact model's
 with b = p, p/4, p/16 after five epochs: smooth 1.019 1.122 1.142, .999 1.043 1.051, 1.001 1.009
 1.016; noisy digits 1.024 1.049 1.093, 1.021 1.049 1.095, 1.018 1.052 1.100; bike .982 1.057 1.129,
@@ -64,6 +64,14 @@ after one epoch 8 rows were as good as any."""
 RIDGE_AGE, RIDGE_DELAY = 0.5, 4
 """See `ridge_schedule`. With 1 for the first a smooth problem was behind; the second is below
 pi^2 / 2, and half of it is taken where rounds are long."""
+
+
+def alone(cycled: int | None, m: int) -> float:
+    """Variance of a mean of m rows of a stream over that of rows all new.
+
+    cycled : rows over which the stream cycles, each once in a pass; None where each is new.
+    """
+    return 1.0 if cycled is None else (cycled - m) / max(cycled - 1, 1)
 
 
 def ridge_schedule(n: int, share: float) -> tuple[int, int]:
@@ -170,6 +178,7 @@ class BlockSolver(Solver):
                 if i + 1 < len(order):
                     self._leave(r, state, b, K_b, u, w)
             self._average(state)
+        state.rows += m
         return loss
 
     def _block_step(self, state: State, b: int, K_b: Array, r: Array) -> Array:
@@ -203,14 +212,14 @@ class BlockSolver(Solver):
     def _eta(self, state: State, b: int, m: int) -> float:
         """Step size of a block for m rows; that of damped rows falls, see `FULL_ROWS`, but for the
         full batch, which leaves no noise."""
-        rule, full = self.preconditioner.rules[b], FULL_ROWS * len(self.Z) / self.max_batch
-        falls = rule.damped and state.steps > full and self._alone(m) > 0
-        fall = math.sqrt(full / state.steps) if falls else 1.0
+        rule, full = self.preconditioner.rules[b], FULL_ROWS * len(self.Z)
+        falls = rule.damped and state.rows > full and self._alone(m) > 0
+        fall = math.sqrt(full / state.rows) if falls else 1.0
         return state.scale * fall * rule.eta(m, self._alone(m))
 
     def _alone(self, m: int) -> float:
         """Variance of a mean of m rows drawn as the stream does, over that of rows all new."""
-        return 1.0 if self.cycled is None else (self.cycled - m) / max(self.cycled - 1, 1)
+        return alone(self.cycled, m)
 
     def _leave(self, r: Array, state: State, b: int, K_b: Array, u: Array, w: Array | None) -> None:
         """Take w K_b u from r, already weighted, but for what each row has moved itself by."""

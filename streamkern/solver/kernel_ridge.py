@@ -60,7 +60,7 @@ class KernelRidgeSolver(EquationSolver):
 
         def fill() -> None:
             self._fill(A, root)
-            A[diagonal, diagonal] += added
+            A[diagonal, diagonal] += added + (root == 0)  # rows that are not there: apart
 
         self._factor(A, state, self.penalty, fill, rounding(self.op, self.Z), added)
         alpha = state.pending["Y"].copy()

@@ -39,15 +39,13 @@ S = TypeVar("S", bound=Sizes)
 class Rows(NamedTuple):
     """Transformed rows of the stream: X (n, d), targets Y (n, c), and the square roots of the
     sample weights (n,), or None. fresh : first row that is not in the other sample as well.
-    place : (n,) on the host, which center a row is, or -1. numbers : (n,) on the host, of the
-    virtual rows."""
+    place : (n,) on the host, which center a row is, or -1."""
 
     X: Array
     Y: Array
     root: Array | None = None
     fresh: int = 0
     place: npt.NDArray[np.int64] | None = None
-    numbers: npt.NDArray[np.int64] | None = None
 
 
 Samples = Callable[[], tuple[Rows, Rows]]
@@ -191,6 +189,12 @@ class Method(Generic[S]):
         row = (problem.d + problem.c) * problem.itemsize
         buffers.add("noise", "rows that show the noise", n, row + 2 * problem.point)
         solving = count_products(buffers, problem, n, "noise")
+        buffers.add("noise", "their targets in float64", 4 * n, problem.c, itemsize=8)
+        if problem.features == "fourier":
+            buffers.add("noise", "their features", n, problem.p, itemsize=problem.itemsize)
+        for phase in ("centers", "sample"):
+            if problem.finds_bandwidth and (phase == "sample" or problem.selection is not None):
+                buffers.add(phase, "rows that show the noise", n, row)
         buffers.add("noise", "their kernel matrix, factor, inverse", 3 * n + solving, n, itemsize=8)
 
     def needs(self, problem: Problem, sizes: S) -> Needs:

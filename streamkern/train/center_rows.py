@@ -1,7 +1,7 @@
 """Which rows of the training data are centers, with their targets: known before a row is streamed.
 
 See `solver.precondition.block` for what they are good for. Where rows come in changed forms, by
-transforms that draw or by copies, none of them is a center.
+transforms that draw or by copies, or every epoch brings others, none of them is a center.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class CenterRows(NamedTuple):
 
 def of_rows(run: Run, block: Block) -> CenterRows | None:
     """Of centers that were drawn as rows: row i of `block` is the i-th kept."""
-    if run.data.augmented:
+    if run.data.augmented or not run.data.repeats:
         return None
     return CenterRows(np.arange(len(block.rows)), _without_features(block))
 
 
 def given(run: Run, centers: npt.NDArray[Any]) -> CenterRows | None:
     """Of centers in storage form, (p, *row_shape) in kept order: found among rows in memory."""
-    if run.data.augmented:
+    if run.data.augmented or not run.data.repeats:
         return None
     found = stored_rows(run.data.source).find_rows(centers)
     if found is None or not len(found[0]):

@@ -52,6 +52,11 @@ def is_open(run: Run) -> bool:
     return run.config.model.kernel == "auto" or _is_wide_open(run, run.config.model.kernels[0])
 
 
+def widest_of(run: Run) -> int:
+    """The last power of two that is tried."""
+    return HIGHEST if run.method.bears_width else 0
+
+
 def _is_wide_open(run: Run, kernel: str | Mapping[str, Any] | Kernel) -> bool:
     """Whether that is the bandwidth."""
     told = kernel.describe() if isinstance(kernel, Kernel) else kernel
@@ -81,8 +86,7 @@ def find_kernel(run: Run, rows: Rows, report: Report) -> Found:
             tried[factor] = Found(kernel, find_noise(op, None, *rows[:3]), factor)
             return tried[factor].noise.error
 
-        widest = HIGHEST if run.method.bears_width else 0
-        ends = (LOWEST, widest) if _is_wide_open(run, asked) else (0, 0)
+        ends = (LOWEST, widest_of(run)) if _is_wide_open(run, asked) else (0, 0)
         errors = search(error, 0, *ends, base=2.0)
         found = tried[2.0 ** nearest(errors)]
         curve = [(2.0**at, value) for at, value in errors.items() if math.isfinite(value)]

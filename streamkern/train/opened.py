@@ -64,7 +64,6 @@ class Run:
     """Everything `plan` prints and `train` needs before the first row is read.
 
     config : with the epochs as a number. given : in place of what the settings name.
-    whole : whether no other rows will follow.
     reason : why it is this method. sizes_reason : why it has these sizes, where that is to be said.
     """
 
@@ -81,7 +80,6 @@ class Run:
     backend: Backend
     precision: str
     grid: Grid | None
-    whole: bool = True
 
     @property
     def in_order(self) -> bool:
@@ -123,7 +121,8 @@ def open_run(
         precision = resolve_precision(settings.precision, dtype, transforms, backend, kernel)
         on_cluster = given.client is not None
         problem = _problem(config, data, p, backend, precision[0], on_cluster, kernel)
-        problem = replace(problem, rows_are_centers=whole and _are_centers(config, data, problem))
+        all_of_them = whole and _are_centers(config, data, problem)
+        problem = replace(problem, whole=whole, rows_are_centers=all_of_them)
         if way is not None and config.model.features != "fourier":
             selection = way.plan(problem, data.base.n_rows, int(budget_bytes))
             problem = replace(problem, selection=selection)
@@ -136,15 +135,14 @@ def open_run(
     except BaseException:
         backend.close()
         raise
-    return Run(
-        config, given, data, problem, *chosen, why, int(budget_bytes), backend, *precision, whole
-    )
+    return Run(config, given, data, problem, *chosen, why, int(budget_bytes), backend, *precision)
 
 
 def _are_centers(config: RunConfig, data: Data, problem: Problem) -> bool:
     """Whether all rows are drawn as centers, and come as they are."""
     drawn = config.model.features == "kernel" and config.model.centers in ("random", "all")
-    return drawn and not data.augmented and problem.p == data.base.n_rows == problem.n_rows
+    as_they_are = data.repeats and not data.augmented
+    return drawn and as_they_are and problem.p == data.base.n_rows == problem.n_rows
 
 
 def _as_started(

@@ -112,7 +112,7 @@ def start(
     run.backend.release()
     known = None
     if known_rows is not None:
-        known = replace(_known(run, dtype, inside, known_rows), whole=run.whole)
+        known = replace(_known(run, dtype, inside, known_rows), whole=run.problem.whole)
     work = Work(op, points, run.problem, run.sizes, options, known, noise)
     setup = method.compute(work, samples, report)
     if asked:
@@ -213,11 +213,36 @@ def _ridge(run: Run, noise: Noise) -> float:
 
 
 def _few(run: Run, dtype: np.dtype[Any], targets: TargetScale) -> Rows:
-    """Rows that predict each other, of which no two are made from one stored row."""
+    """Rows that predict each other: no two are made from one stored row, or are equal."""
     wanted, seed = min(NOISE_ROWS, run.data.source.n_rows), run.config.run.random_state
     block = sample_rows(run.data.source, wanted, seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
     block = block.take(unlike(block.rows, run.problem.n_stored or run.problem.n_rows))
-    return _prepared(run, block, dtype, targets, None)
+    return merged(run.backend, _prepared(run, block, dtype, targets, None))
+
+
+def merged(backend: Backend, rows: Rows) -> Rows:
+    """Each of the rows that are equal in X once, with their mean target and the sum of weights.
+
+    Copies of a row, of a small store that is drawn often or of rows that were repeated to balance
+    them, would tell how well a row is learned by heart.
+    """
+    X, Y = backend.to_host(rows.X), backend.to_host(rows.Y)
+    w = np.ones(len(X))
+    if rows.root is not None:
+        w = np.asarray(backend.to_host(rows.root), np.float64) ** 2
+    first, group = np.unique(
+        np.ascontiguousarray(X).view((np.void, X.itemsize * X.shape[1])).reshape(-1),
+        return_index=True, return_inverse=True,
+    )[1:]  # fmt: skip
+    if len(first) == len(X):
+        return rows
+    weights, sums = np.zeros(len(first)), np.zeros((len(first), Y.shape[1]))
+    np.add.at(weights, group, w)
+    np.add.at(sums, group, w[:, None] * Y)
+    sums /= np.where(weights > 0, weights, 1)[:, None]
+    order = np.argsort(first)
+    parts = (X[first], sums, np.sqrt(weights))
+    return Rows(*(backend.asarray(part[order], X.dtype) for part in parts))
 
 
 def _samples(
@@ -231,7 +256,7 @@ def _samples(
         first = np.argsort(block.rows[: sizes.n_sample])
         order = np.concatenate([first, np.arange(sizes.n_sample, wanted)])
         block = block.take(order)
-    X, Y, root, _, place, _ = _prepared(run, block, dtype, targets, known)
+    X, Y, root, _, place = _prepared(run, block, dtype, targets, known)
     assert place is not None
     # Fewer rows than sample and probe together: the probe is all of them
     # (`sizes.sample_sizes`).
@@ -244,7 +269,6 @@ def _samples(
             None if root is None else root[part],
             fresh,
             place[part],
-            block.rows[part],
         )
         for part, fresh in ((s, 0), (h, shared))
     )
@@ -262,7 +286,7 @@ def _prepared(
         n_outputs=source.n_outputs, classes=source.classes, targets=targets,
     )  # fmt: skip
     root = None if w is None else run.backend.xp.sqrt(w)
-    return Rows(X, Y, root, 0, places_of(block.rows, known), block.rows)
+    return Rows(X, Y, root, 0, places_of(block.rows, known))
 
 
 def save_scaling(

@@ -68,6 +68,12 @@ class WarmStart:
                 f"run has {some(names)}; use data with the same targets in the same order, or "
                 "leave warm_start out"
             )
+        model = config.model
+        if model.kernel == "auto" and model.bandwidth != "auto":
+            raise ConfigError(
+                f"model.kernel='auto' goes on with the kernel of solver.warm_start={self.place}, "
+                "and its bandwidth; leave model.bandwidth out, or name the kernel"
+            )
         if self.fit_intercept != config.model.fit_intercept:
             raise ConfigError(
                 f"solver.warm_start={self.place} was trained with model.fit_intercept="
@@ -79,12 +85,16 @@ class WarmStart:
         other rows it would make another function of the weights.
         """
         model = config.model
-        if self.kernel is None or "auto" not in (model.bandwidth, model.kernel):
+        if self.kernel is None or isinstance(model.kernel, Kernel):
             return None
         if model.kernel == "auto":
             return get_kernel(self.kernel)
-        same = with_bandwidths(self.kernel, [1.0] * len(bandwidths(self.kernel)))
-        if get_kernel(same).describe() != get_kernel(model.kernel, 1.0).describe():
+        asked, own = bandwidths(model.kernel), bandwidths(self.kernel)
+        if model.bandwidth != "auto" or "auto" not in asked or len(asked) != len(own):
+            return None
+        open_to_1 = [1.0 if a == "auto" else b for a, b in zip(asked, own, strict=True)]
+        same = get_kernel(with_bandwidths(self.kernel, open_to_1))
+        if same.describe() != get_kernel(model.kernel, 1.0).describe():
             return None
         return get_kernel(self.kernel)
 
@@ -104,8 +114,9 @@ class WarmStart:
         arrays, meta : of its `Assembled`. Raises ConfigError unless centers and `digest` are the
         same.
         """
-        order, Z = np.asarray(arrays["order"]), np.asarray(arrays["Z"])
-        if self.Z.shape != Z.shape or not np.array_equal(self.Z[order], Z):
+        Z = np.asarray(arrays["Z"])
+        order = _places(self.Z, Z)
+        if order is None:
             raise ConfigError(
                 f"solver.warm_start={self.place} has other centers than this run: they must be "
                 "the same after scaling; give both runs the same centers, transforms and scale, "
@@ -117,6 +128,22 @@ class WarmStart:
                 "of this run; begin it in another run_dir"
             )
         return np.asarray(self.alpha[order])
+
+
+def _places(Z: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> npt.NDArray[np.int64] | None:
+    """Where each row of `wanted` stands in Z; None unless both have the same rows."""
+    if Z.shape != wanted.shape or Z.dtype != wanted.dtype:
+        return None
+    one, other = (
+        np.ascontiguousarray(A).view((np.void, A.itemsize * A.shape[1])).reshape(-1)
+        for A in (Z, wanted)
+    )
+    mine, theirs = np.argsort(one), np.argsort(other)
+    if not np.array_equal(one[mine], other[theirs]):
+        return None
+    order = np.empty(len(Z), np.int64)
+    order[theirs] = mine
+    return order
 
 
 def of_features(described: Mapping[str, Any]) -> Mapping[str, Any]:

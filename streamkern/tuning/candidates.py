@@ -17,6 +17,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.machine import available_memory
 from streamkern.basics.text import size_text
 from streamkern.centers.ways import WAYS
+from streamkern.config.model import ROUGH_TO_SMOOTH
 from streamkern.config.run_config import RunConfig
 from streamkern.kernels.notation import bandwidths, in_settings
 from streamkern.planning.memory import default_budget
@@ -191,7 +192,8 @@ def plain_kernels(config: RunConfig, kernels: Sequence[Any] | None) -> list[Any]
     """The kernels as JSON values, each once; ConfigError for one there is not."""
     if kernels is not None and (isinstance(kernels, str | Mapping) or not len(kernels)):
         raise ConfigError(f"kernels={kernels!r} must be a list of kernels, at least one")
-    wanted = config.model.kernels if kernels is None else kernels
+    given = config.model.kernels if kernels is None else kernels
+    wanted = [k for each in given for k in (ROUGH_TO_SMOOTH if each == "auto" else (each,))]
     made = [config.with_overrides({"model.kernel": k, "model.bandwidth": "auto"}) for k in wanted]
     plain = [one.model_dump(mode="json")["model"]["kernel"] for one in made]
     return [kernel for i, kernel in enumerate(plain) if kernel not in plain[:i]]

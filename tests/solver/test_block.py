@@ -17,7 +17,7 @@ from streamkern.backend.batch import Batch
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.sizes import Options
 from streamkern.solver.block_step import ORDER_STAGE, BlockSolver, ridge_schedule
-from streamkern.solver.precondition.block import SKETCH
+from streamkern.solver.precondition.block import PART, SKETCH
 from tests import reference as ref
 from tests.maths import Array, Case, close, computed, make_case, operator, rows, small_sizes
 
@@ -94,7 +94,12 @@ def test_step_sizes_are_those_of_the_rule() -> None:
     for m in (1, 20, 1000):
         for rule, phi in zip(solver.rules(), phis, strict=True):
             assert rule.leverage == pytest.approx(truth.total_leverage(case.probe))
-            low, high = ref.held_out_lambda_1(phi)
+            ell = (phi**2).sum(axis=1)
+            weighed = [  # as a batch of the case damps the rows, at the step of all of their weight
+                phi / np.sqrt(1 + PART / max(case.m, case.m * lam + ell.mean()) * ell)[:, None]
+                for lam in ref.held_out_lambda_1(phi)
+            ]
+            low, high = (ref.held_out_lambda_1(w)[i] for i, w in enumerate(weighed))
             for alone in (1.0, 0.25, 0.0):
                 etas = [min(1, 1 / (lam + alone * mean / m)) for lam in (high, low)]
                 assert etas[0] * (1 - 1e-9) <= rule.eta(m, alone) <= etas[1] * (1 + 1e-9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,17 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import pdist
 
-from streamkern import ConfigError, KernelClassifier, KernelRegressor
+from streamkern import ConfigError, KernelClassifier, KernelRegressor, Laplace
+from streamkern.backend.base import Backend
 from streamkern.config.model import ROUGH_TO_SMOOTH, ModelConfig
 from streamkern.kernels.builtin import get_kernel
 from streamkern.rundir.run_log import read_log
+from streamkern.solver.method import Rows
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
 from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.train.choose_kernel import BORNE, HIGHEST, LOWEST, Found, first_good, nearest
+from streamkern.train.setup import merged
 from tests import reference as ref
 from tests.runs import (
     CLASSES,
@@ -204,3 +209,93 @@ def test_settings() -> None:
     assert ModelConfig(kernel="gaussian").kernels == ("gaussian",)
     with pytest.raises(ConfigError, match=r"model\.bandwidth=median is used by no part"):
         ModelConfig(kernel="polynomial", bandwidth="median")
+
+
+# ----------------------------------------------------------------------------- what is not fooled
+
+
+def test_copies_of_rows_are_one_row() -> None:
+    """Repeated to balance them, say: with them a narrow kernel without a ridge would seem best."""
+    X, y = smooth(150, noise=1.0)
+    plain = KernelRegressor(random_state=0, n_centers=100).fit(X, y)
+    often = KernelRegressor(random_state=0, n_centers=100).fit(
+        np.repeat(X, 6, axis=0), np.repeat(y, 6)
+    )
+    assert often.bandwidth_ >= 0.6 * plain.bandwidth_
+    fresh, truth = smooth(500, 0.0, seed=1)
+    errors = [np.mean((m.predict(fresh) - truth) ** 2) for m in (plain, often)]
+    assert errors[1] < 1.5 * errors[0]
+
+
+def test_equal_rows_are_merged_with_their_weights() -> None:
+    backend = Backend(threads=1)
+    X = np.array([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0], [5.0, 6.0]], np.float32)
+    Y, w = np.array([[1.0], [2.0], [4.0], [8.0]]), np.array([1.0, 0.0, 2.0, 1.0])
+    found = merged(backend, Rows(X, Y, np.sqrt(w)))
+    np.testing.assert_array_equal(found.X, X[[0, 1, 3]])
+    np.testing.assert_allclose(found.Y, [[3.0], [0.0], [8.0]])
+    assert found.root is not None
+    np.testing.assert_allclose(found.root, np.sqrt([3.0, 0.0, 1.0]), rtol=1e-6)
+    alone = Rows(X[[0, 1, 3]], Y[[0, 1, 3]])
+    assert merged(backend, alone) is alone
+
+
+def test_rows_that_every_epoch_brings_anew_are_not_the_centers() -> None:
+    def make(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, ...]:
+        rng = np.random.default_rng([seed, epoch, start])
+        X = rng.standard_normal((stop - start, 3)).astype(np.float32)
+        return X, X[:, :1]
+
+    source = GeneratorSource(make, 300, (3,), np.float32, 1)
+    model = KernelRegressor(epochs=3, random_state=0).fit(source)
+    assert model.report_["samples"] == 900
+
+
+def test_small_blocks_do_no_harm() -> None:
+    """A block that is one batch is not all rows there are."""
+    X, y = smooth(900, 0.5)
+    fresh, truth = smooth(500, 0.0, seed=1)
+    model = KernelRegressor(n_centers=300, random_state=0).partial_fit(X[:600], y[:600])
+    before = model.score(fresh, truth)
+    for at in range(600, 900, 10):
+        model.partial_fit(X[at : at + 10], y[at : at + 10])
+    assert model.score(fresh, truth) > before - 0.01
+
+
+# ------------------------------------------------------------------------------- going on from it
+
+
+def test_steps_go_on_from_all_rows_at_once() -> None:
+    """The default for few rows has them in store order, and draws them in another one for steps."""
+    X, y = smooth(200)
+    model = KernelRegressor(random_state=0).fit(X, y)
+    assert model.report_["solver"] == "direct"
+    values = model.predict(X)
+    model.set_params(solver="block", warm_start=True, epochs=1, step_scale=1e-6, average=False)
+    np.testing.assert_allclose(model.fit(X, y).predict(X), values, atol=1e-3)
+
+
+def test_what_is_open_stays_as_it_was_found() -> None:
+    X, y = smooth(200)
+    parts = ["laplace", {"kind": "gaussian", "bandwidth": 2.0}]
+    model = KernelRegressor(
+        kernel={"kind": "sum", "parts": parts}, warm_start=True, centers=X[:100], solver="block"
+    ).fit(X, y)  # fmt: skip
+    kernel = model.kernel_.describe()
+    assert model.fit(X[::-1] * 0.2, y[::-1]).kernel_.describe() == kernel
+    own = KernelRegressor(
+        kernel=Laplace(2.0, metric=np.ones(4)), warm_start=True, solver="block"
+    ).fit(X, y)  # fmt: skip
+    assert own.fit(X, y).kernel_.describe() == own.kernel_.describe()
+    model.set_params(kernel="auto", bandwidth=0.7)
+    with pytest.raises(ConfigError, match="leave bandwidth out, or name the kernel"):
+        model.fit(X, y)
+
+
+def test_a_row_without_weight_makes_nothing_singular() -> None:
+    X, y = smooth(100)
+    w = np.ones(100)
+    w[7] = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        KernelRegressor(solver="direct", ridge=0.0, bandwidth=2.0).fit(X, y, sample_weight=w)

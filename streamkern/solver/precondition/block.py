@@ -40,6 +40,8 @@ from streamkern.solver.precondition.step_rule import (
 SKETCH = 16
 """Columns of a sketch of a block's leverage. With 16 the loss of several blocks was that of one in
 the end (0.993 to 0.996 of the exact one in place of 1.028 to 1.037), on a smooth problem."""
+PART = 0.5
+"""Of its leverage, by which a row is damped where lambda_1 is measured: see `step_rule`."""
 FLOOR = 1e-5
 """The least mu, of the top eigenvalue of the first block's covariance."""
 
@@ -136,7 +138,7 @@ def build_block(
     ridge: float = 0.0,
     seed: int = 0,
     known: Known | None = None,
-    batch: int | None = None,
+    batch: float = math.inf,
     report: Callable[[str, dict[str, Any]], None] = lambda event, fields: None,
 ) -> BlockPreconditioner:
     """Factor every block and measure its step on `probe`.
@@ -150,16 +152,15 @@ def build_block(
     blocks : slices of the centers, which are in random order.
     noise : of the targets. It says the penalty for the sample, and mu is no less.
     sweeps : further ones over the blocks, on the sample, where there are several.
-    batch : rows of a step, which damps each by its leverage; None: none is.
+    batch : rows of a step over the share of their leverage that it damps them by (`block_step`).
     damping : mu over the top eigenvalue of the first block's covariance in place of that.
     ridge : coefficient of the ridge, which the solver evaluates on several blocks in turn, and of a
         single block from its factor, which is then kept.
 
     Cost per block (2 s + h + 5 b / 3) b^2 + 2 (b + s + h) b d FLOPs (`setup_flops`), for
     the first one 2/3 b^3 to 5/3 b^3 more, and more where mu has to go up; memory beside H the
-    larger of 2 b^2 + 2 h b and 3 b^2 elements (of which L is b^2; before there is any H 2
-    LEVERAGE_ROWS b more), (3 b + 2 h) c for c outputs, and on the CPU parts of products
-    (`memory`).
+    larger of 2 b^2 + 2 h b and 3 b^2 elements (of which L is b^2), (3 b + 2 h) c for c outputs, and
+    on the CPU parts of products (`memory`).
 
     Raises
     ------
@@ -253,7 +254,7 @@ class _BlockFactor:
 
     def __init__(
         self, op: KernelOperator, centers: Points, block: slice, S: Sample, values: Array | None,
-        known: Known | None, seed: int, batch: int | None, least_jitter: float, top: float | None,
+        known: Known | None, seed: int, batch: float, least_jitter: float, top: float | None,
     ) -> None:  # fmt: skip
         self.op, self.backend, self.centers, self.block = op, op.backend, centers, block
         self.Z, self.values, self.known = centers[block], values, known
@@ -396,10 +397,10 @@ class _BlockFactor:
             # All rows there are: their covariance is that of the stream.
             return top_eigenvalue(backend, lambda v: phi @ (phi.T @ v) / h, start, EIGENVALUE_STEPS)
 
-        found = top(phi, largest)
-        if self.batch is None:
-            return leverage, found
-        eta = 1 / (found + float(leverage.sum()) / h / self.batch)
-        w = 1 / (1 + min(1.0, eta) / self.batch * leverage)
+        if math.isinf(self.batch):
+            return leverage, top(phi, largest)
+        # Of the rows as they are weighted, at a step that is too short: that makes it larger.
+        rule = StepRule(largest, top(phi, largest), 1.0, True, float(leverage.sum()) / h)
+        w = 1 / (1 + PART * rule.eta(1, 1 / self.batch) / self.batch * leverage)
         phi *= backend.xp.sqrt(w)
         return leverage, top(phi, float((w * leverage).max()))

@@ -41,6 +41,8 @@ from streamkern.solver.precondition.held_out import NOTABLE, search, vertex
 
 NOISE_ROWS = 1024
 """Rows that are looked at, at most: rows^3 FLOPs a trial, and 3 rows^2 float64."""
+FEWEST = 4
+"""Rows: each of two is predicted by the other alone, from which it differs."""
 GROWTH = 64
 START, LOWEST, HIGHEST = -2, -8, 6
 """Powers of ten that are tried, of the mean k(x, x)."""
@@ -88,7 +90,7 @@ def find_noise(
     X : (n, d) rows, see `unlike`. Y : (n, c). root : (n,) square roots of the sample weights.
     """
     xp, backend, n = op.backend.xp, op.backend, len(X)
-    if n < 2:
+    if n < FEWEST:
         return NO_NOISE
     if op.kernel.explicit:
         assert Z is not None
@@ -115,7 +117,8 @@ def find_noise(
         alpha /= xp.einsum("ij,ij->j", inverse, inverse)[:, None]
         return float((alpha**2).sum()) / n
 
-    found = search(error, START, LOWEST, HIGHEST)
+    with backend.single_threaded_blas():  # once, rather than for every product
+        found = search(error, START, LOWEST, HIGHEST)
     tried = [(10.0**at * scale, value) for at, value in found.items() if math.isfinite(value)]
     if not tried:
         return NO_NOISE

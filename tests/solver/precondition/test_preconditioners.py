@@ -20,6 +20,7 @@ from streamkern.solver.block import Block
 from streamkern.solver.block_sizes import BlockSizes
 from streamkern.solver.precondition import eigen
 from streamkern.solver.precondition.block import (
+    PART,
     SKETCH,
     BlockPreconditioner,
     Sample,
@@ -82,6 +83,34 @@ def test_rows_damped_by_leverage_grow_no_error(
     second += S_w @ R + R @ S_w + R @ R
     least = np.linalg.eigvalsh(S_w + R - eta * second)[0]
     assert least >= -1e-12 * max(np.linalg.norm(S_w + R, 2), 1e-300)
+
+
+@given(
+    d=st.integers(1, 6), n=st.integers(1, 12), seed=st.integers(0, 10**6),
+    spread=st.floats(0, 4), m=st.sampled_from([1, 2, 3, 10, 1000]), ridge=st.floats(0, 10),
+    short=st.floats(0.75, 10),
+)  # fmt: skip
+def test_nor_with_the_top_eigenvalue_of_rows_as_they_are_weighted(
+    d: int, n: int, seed: int, spread: float, m: int, ridge: float, short: float
+) -> None:
+    """2 (S_w + R) - eta E[(G_w + R)^2] has no negative eigenvalue at eta = 1 / lambda_1(S_v), with
+    leverages that are underrated by a quarter, or overrated."""
+    phi = rows(seed, n, d) * np.exp(spread * rows(seed + 1, n, 1))
+    share = np.random.default_rng(seed).dirichlet(np.ones(n))
+    half = rows(seed + 2, d, d)
+    R = ridge * half @ half.T
+    ell = (phi**2).sum(axis=1)
+    eta = 1 / (np.linalg.norm((phi.T * share) @ phi, 2) + np.linalg.norm(R, 2))
+    for _ in range(50):  # from a step that is too short
+        v = 1 / (1 + PART * eta * ell / m)
+        eta = 1 / (np.linalg.norm((phi.T * (share * v)) @ phi, 2) + np.linalg.norm(R, 2))
+        if _ in (0, 49):
+            w = 1 / (1 + eta * short * ell / m)
+            S_w = (phi.T * (share * w)) @ phi
+            second = (phi.T * (share * w**2 * ell)) @ phi / m + (m - 1) / m * S_w @ S_w
+            second += S_w @ R + R @ S_w + R @ R
+            least = np.linalg.eigvalsh(2 * (S_w + R) - eta * second)[0]
+            assert least >= -1e-9 * max(np.linalg.norm(S_w + R, 2), 1e-300)
 
 
 def psd(values: Array, seed: int) -> Array:
