@@ -50,7 +50,7 @@ def block_reference(case: Case, solver: BlockSolver) -> ref.BlockReference:
 @pytest.mark.parametrize("average", [True, False])
 @pytest.mark.parametrize("name", ["block", "blocks", "blocks, recomputed"])
 def test_steps_follow_the_reference(name: str, average: bool, tile: tuple[int, int]) -> None:
-    """With rows damped by leverage, and past the steps of full size: 8 rows a center are 9.6."""
+    """With rows damped by leverage, and past the steps of full size: 8 rows a center are 192."""
     options = Options(seed=3, average=average, step_scale=0.7)
     case = make_case(operator(tile=tile), name, options=options)
     case.cycled = 240 if average else None
@@ -61,10 +61,12 @@ def test_steps_follow_the_reference(name: str, average: bool, tile: tuple[int, i
     assert not solver.weights(state).any()
     truth.counted = state.averaged
     assert state.averaged == (len(case.X_s) // 4 // len(case.batch(0)) if average else 0)
-    for t in range(12):
+    seen = 0
+    for t in range(16):
         batch = case.batch(t)
         state.scale = 1.0 if t < 6 else 0.5  # as after a back-off
-        fall = 1.0 if t <= 9 else (8 * 24 / 20 / t) ** 0.5
+        fall = 1.0 if seen <= 192 else (192 / seen) ** 0.5
+        seen += len(batch)
         alone = solver._alone(len(batch))
         truth.eta = [state.scale * fall * rule.eta(len(batch), alone) for rule in solver.rules()]
         truth.alone = (240 - len(batch)) / 239 if average else 1.0
@@ -77,7 +79,8 @@ def test_steps_follow_the_reference(name: str, average: bool, tile: tuple[int, i
         if average:
             close(state.average, truth.average, 1e-10)
     assert solver.weights(state) is (state.average if average else state.alpha)
-    assert state.averaged == (truth.counted + 12 if average else 0)
+    assert seen > 192
+    assert state.averaged == (truth.counted + 16 if average else 0)
 
 
 def test_step_sizes_are_those_of_the_rule() -> None:
@@ -353,7 +356,7 @@ def test_minibatch_average_is_nearer_than_the_iterate(
     truth = ref.ridge(K_xz, case.Y, K_zz, ridge or 1e-14)
     state, _ = iterate(case, 600, batch=40)
     last, mean = (float(np.linalg.norm(K_xz @ (a - truth))) for a in (state.alpha, state.average))
-    assert mean < (1.2 * last if falls else last / 3)
+    assert mean < (1.5 * last if falls else last / 3)
     assert mean < 0.25 * float(np.linalg.norm(K_xz @ truth))
 
 

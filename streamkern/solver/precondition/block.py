@@ -21,7 +21,7 @@ from streamkern.backend.base import Array, Backend, tiles
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.solver.precondition.joint import Joint
+from streamkern.solver.precondition.joint import Joint, share_to_trust
 from streamkern.solver.precondition.known import Known, Sample, effective_rows
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
 from streamkern.solver.precondition.norm import (
@@ -204,28 +204,13 @@ def build_block(
         leverage += measured.leverage
     if len(blocks) > 1:
         Joint(op, Z, S, known, blocks, H, start, values, mu, jitters).sweeps(sweeps, seed)
-    start *= _share_to_trust(op, Z, start, probe)
+    start *= share_to_trust(op, Z, start, probe)
     total = float(leverage.max())
     if known is None:  # centers that are rows reach themselves
         check_overlap(op, total, "leverage")
-    rules = [
-        StepRule(total, each, 1.0, True, float(leverage.sum()) / len(leverage)) for each in lambdas
-    ]
+    mean = float(leverage.sum()) / len(leverage)
+    rules = [StepRule(total, each, 1.0, True, mean) for each in lambdas]
     return BlockPreconditioner(blocks, H, rules, min(mus), jitters, start, len(S), sketches, L)
-
-
-def _share_to_trust(op: KernelOperator, Z: Points, start: Array, probe: Sample) -> float:
-    """The factor, 0 to 1, with which the start is best on rows that nobody has learned from.
-
-    A sample that says little of other rows may teach what is worse than nothing.
-    """
-    fresh = slice(probe.fresh, len(probe))
-    if fresh.start == fresh.stop:
-        return 1.0
-    f, Y = op.product(probe.X[fresh], Z, start), probe.Y[fresh]
-    w = 1.0 if probe.root is None else probe.root[fresh, None] ** 2
-    along, square = float((w * f * Y).sum()), float((w * f * f).sum())
-    return min(max(along / square, 0.0), 1.0) if square > 0 else 1.0
 
 
 def _sketch(op: KernelOperator, H: Array, seed: int, block: int) -> Array:

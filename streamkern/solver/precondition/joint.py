@@ -84,3 +84,17 @@ class Joint:
         for rows in tiles(len(X), max(len(Z), 256)):
             g += self.op.matrix(X[rows], Z).T @ r[rows]
         return g
+
+
+def share_to_trust(op: KernelOperator, Z: Points, start: Array, probe: Sample) -> float:
+    """The factor, 0 to 1, with which the start is best on rows that nobody has learned from.
+
+    A sample that says little of other rows may teach what is worse than nothing.
+    """
+    fresh = slice(probe.fresh, len(probe))
+    if fresh.start == fresh.stop:
+        return 1.0
+    f, Y = op.product(probe.X[fresh], Z, start), probe.Y[fresh]
+    w = 1.0 if probe.root is None else probe.root[fresh, None] ** 2
+    along, square = float((w * f * Y).sum()), float((w * f * f).sum())
+    return min(max(along / square, 0.0), 1.0) if square > 0 else 1.0
