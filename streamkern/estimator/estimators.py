@@ -126,7 +126,8 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
         block, so it should be large and like the rest. Every call makes `epochs` ("auto": one)
         passes over its block with the same solver state and running average. Sample weights that a
         block brings are divided by their mean in it. A `fit` before is discarded, and `fit` starts
-        anew.
+        anew. A ridge that is left open, "auto", is none here: nobody knows how many rows there
+        will be.
         `run_dir` is not used: pickle the estimator to keep its state.
         """
         return self._partial_fit(X, y)
