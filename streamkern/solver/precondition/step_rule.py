@@ -107,7 +107,7 @@ class StepRule:
     def eta(self, m: int, alone: float = 1.0) -> float:
         """For m rows, whose mean has the share `alone` of the variance of rows all new."""
         if self.damped:
-            return self.scale * min(1.0, 1 / (self.lambda_1 + alone * self.mean / m))
+            return self.scale / max(1.0, self.lambda_1 + alone * self.mean / m)
         return self.scale * m / (self.leverage + (m - 1) * self.lambda_1)
 
     @property
