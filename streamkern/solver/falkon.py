@@ -62,8 +62,8 @@ SMALL_MU = 1e-4
 from all centers rule the first iterations. Test error over the exact model's on ten tables,
 p = 2000, after 3, 7 and 19 iterations: median 1.051, 1.000, 1.000 with mu = ridge, 1.099, 1.001,
 1.000 with this, 1.299, 1.047, 1.001 with 1e-3; worst (KEGG) 32.9, 8.7, 1.29, and 27.9, 4.2, 1.06,
-and 9.4, 1.5, 1.04. 441 heavy-tailed rows, 397 of them centers, over the variance: 2.3, .83, 4.1, and .089, .085,
-.100."""
+and 9.4, 1.5, 1.04. 441 heavy-tailed rows, 397 of them centers, over the variance: 2.3, .83, 4.1,
+and .089, .085, .100."""
 BORNE = 2.0
 """Times the least residual so far: weights with more are not taken. Without a ridge to speak of the
 residual falls to the rounding of the products and then grows again: the last case above was at .26
