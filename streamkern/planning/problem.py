@@ -34,6 +34,7 @@ class Problem:
     ridge : whether there is one, or may be.
     finds_ridge : whether it is left open. finds_bandwidth : whether that is.
     n_stored : row v is made from the stored row v mod n_stored; 0 stands for n_rows.
+    hides_copies : whether that is so of some rows only, see `BaseSource`.
     features : "kernel", "nystrom" or "fourier"; p counts the latter.
     float64 : time of a FLOP in it over that of one in the precision of the run.
     """
@@ -68,6 +69,7 @@ class Problem:
     finds_bandwidth: bool = False
     float64: float = 2.0
     n_stored: int = 0
+    hides_copies: bool = False
     features: str = "kernel"
 
     @property

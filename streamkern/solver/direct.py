@@ -42,8 +42,9 @@ class Direct(Method[DirectSizes]):
     bears_width = True
 
     def finds_ridge(self, problem: Problem) -> bool:
-        """Rows that are centers say nothing about it, see `held_out.apart`: others must be left."""
-        return 4 * (problem.n_rows - problem.p) >= problem.p
+        """Rows that are centers say nothing about it, see `held_out.apart`: others must be left.
+        And copies of one row have to be on the same side."""
+        return not problem.hides_copies and 4 * (problem.n_rows - problem.p) >= problem.p
 
     def takes_rows(self, sizes: DirectSizes) -> bool:
         """Where nothing is summed."""

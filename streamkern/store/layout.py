@@ -74,6 +74,9 @@ class StoreSpec:
         What the rows came from, in order, and how many each gave; `Store.source_rows` counts over
         all of them. Of augmented rows those of the stores they were made from, replica after
         replica. Empty where rows were made, or the store is foreign.
+    n_origins : int
+        Rows whose numbers (`Store.source_rows`) are equal modulo this were made from one row; 0
+        where no two are, as far as is known.
     target_mean, target_scale : (c,) float64 or None
         Mean and standard deviation of each output, one-hot for classes; by the sample weights
         where there are some. None where they are not known without reading the data.
@@ -96,6 +99,7 @@ class StoreSpec:
     columns: tuple[str, ...] | None = None
     target_columns: tuple[str, ...] | None = None
     files: tuple[tuple[str, int], ...] = ()
+    n_origins: int = 0
     target_mean: NDArray[np.float64] | None = field(default=None, repr=False)
     target_scale: NDArray[np.float64] | None = field(default=None, repr=False)
 
@@ -241,6 +245,7 @@ def spec_from_attributes(X: Any, y: Any, w: Any, state: Mapping[str, Any]) -> St
         columns=_names(state["columns"]),
         target_columns=None if y is None else _names(state["target_columns"]),
         files=tuple((name, n_rows) for name, n_rows in state["files"]),
+        n_origins=int(state.get("n_origins", 0)),
         target_mean=None if y is None else _vector(state["target_mean"]),
         target_scale=None if y is None else _vector(state["target_scale"]),
     )

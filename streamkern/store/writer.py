@@ -66,7 +66,7 @@ class StoreWriter:
         What the content is made from. A resume under another plan is refused.
     weighted : bool
         Whether rows bring sample weights.
-    columns, target_columns, files
+    columns, target_columns, files, n_origins
         As in `StoreSpec`.
 
     Attributes
@@ -94,6 +94,7 @@ class StoreWriter:
         columns: Sequence[str] | None = None,
         target_columns: Sequence[str] | None = None,
         files: Sequence[tuple[str, int]] = (),
+        n_origins: int = 0,
     ) -> None:
         self.url = str(url)
         dtype = np.dtype(x_dtype).newbyteorder("=")
@@ -120,6 +121,7 @@ class StoreWriter:
             columns=_checked_names(columns, row_shape),
             target_columns=None if target_columns is None else tuple(target_columns),
             files=tuple((name, int(k)) for name, k in files),
+            n_origins=n_origins,
         )
         self._compress, self._made_from = compress, made_from(plan or {}, compress)
         layout.codecs(dtype, compress)
@@ -264,6 +266,7 @@ class StoreWriter:
             "columns": spec.columns,
             "target_columns": spec.target_columns,
             "files": spec.files,
+            "n_origins": spec.n_origins,
             "made_from": self._made_from,
             "digest": "sha256",
             "fingerprint": layout.content_fingerprint(spec, self._arrays.journal.digests),

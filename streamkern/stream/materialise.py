@@ -163,6 +163,7 @@ def materialise(
             columns=source.columns,
             target_columns=maker.target_columns,
             files=source.files,
+            n_origins=source.n_origins,
         )
         n = n_writers(out_url, memory // 2, chunk_bytes)
         n = n if threads == "auto" else min(n, int(threads))

@@ -211,6 +211,7 @@ def _problem(
         finds_ridge=config.solver.ridge == "auto",
         finds_bandwidth="auto" in (config.model.bandwidth, config.model.kernel),
         n_stored=stored_rows(source).n_rows,
+        hides_copies=source.hides_copies,
         float64=1.0 if itemsize == 8 else backend.float64,
         features=config.model.features,
     )

@@ -26,7 +26,7 @@ from streamkern.solver.precondition.known import Known, by_center
 from streamkern.solver.precondition.noise import NO_NOISE, NOISE_ROWS, Noise, find_noise, unlike
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.base import Block
-from streamkern.stream.sources.sampling import sample_rows
+from streamkern.stream.sources.sampling import origins_of, sample_rows
 from streamkern.stream.sources.transforms import SETUP_EPOCH, Scale, Transform, transform_name
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.arrivals import is_computed_with
@@ -216,7 +216,7 @@ def _few(run: Run, dtype: np.dtype[Any], targets: TargetScale) -> Rows:
     """Rows that predict each other: no two are made from one stored row, or are equal."""
     wanted, seed = min(NOISE_ROWS, run.data.source.n_rows), run.config.run.random_state
     block = sample_rows(run.data.source, wanted, seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
-    block = block.take(unlike(block.rows, run.problem.n_stored or run.problem.n_rows))
+    block = block.take(unlike(origins_of(run.data.source, block.rows, SETUP_EPOCH)))
     return merged(run.backend, _prepared(run, block, dtype, targets, None))
 
 

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -72,12 +73,9 @@ class Noise:
 NO_NOISE = Noise()
 
 
-def unlike(numbers: npt.NDArray[np.int64], n_stored: int) -> npt.NDArray[np.int64]:
-    """Places of the first `NOISE_ROWS` rows of which no two are made from one stored row.
-
-    numbers : (n,) of virtual rows, row v made from the stored row v mod n_stored.
-    """
-    first = np.unique(numbers % n_stored, return_index=True)[1]
+def unlike(origins: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Places of the first `NOISE_ROWS` rows of which no two have the same one of (n,) origins."""
+    first = np.unique(origins, return_index=True)[1]
     return np.sort(first)[:NOISE_ROWS]
 
 

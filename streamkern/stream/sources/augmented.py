@@ -42,6 +42,9 @@ class AugmentedSource(BaseSource):
         self._set_rows_like(base)
         self.remote, self.level = base.remote, base.level + 1
         self.files = base.files * copies if copies <= MAX_LISTED else ()
+        self.n_origins, self.hides_copies = base.n_origins, base.hides_copies
+        if not base.n_origins or base.n_rows % base.n_origins:
+            self.n_origins = base.n_rows
         self.totals = None if base.totals is None else copies * base.totals
         base_bytes = base.n_rows * self.row_bytes
         # Whole replicas in a unit, or 0: a unit of a replica.
@@ -77,13 +80,24 @@ class AugmentedSource(BaseSource):
 
     def source_rows(self, u: int) -> np.ndarray:
         """Replica after replica of the rows as the base has them numbered."""
-        n, per = self.base.n_rows, self.base.n_units
-        start, stop = self.unit_bounds(u)
-        units = range(per) if self._replicas else [u % per]
-        numbers = np.concatenate([self.base.source_rows(unit) for unit in units])
-        first = np.arange(start // n, -(-stop // n), dtype=np.uint64) * np.uint64(n)
+        numbers = np.concatenate([self.base.source_rows(unit) for unit in self._units(u)])
+        first = self._replicas_of(u) * np.uint64(self.base.n_rows)
         rows: np.ndarray = (first[:, None] + numbers).reshape(-1)
         return rows
+
+    def origins(self, u: int, epoch: int) -> np.ndarray:
+        """Those of the base."""
+        own = np.concatenate([self.base.origins(unit, epoch) for unit in self._units(u)])
+        return np.tile(own, len(self._replicas_of(u)))
+
+    def _units(self, u: int) -> Sequence[int]:
+        """Of the base, that unit u has in each of its replicas."""
+        per = self.base.n_units
+        return range(per) if self._replicas else [u % per]
+
+    def _replicas_of(self, u: int) -> np.ndarray:
+        n, (start, stop) = self.base.n_rows, self.unit_bounds(u)
+        return np.arange(start // n, -(-stop // n), dtype=np.uint64)
 
     @property
     def fingerprint(self) -> str:

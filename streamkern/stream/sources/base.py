@@ -132,6 +132,9 @@ class BaseSource(ABC):
     target_columns: tuple[str, ...] | None = None
     # What `source_rows` counts over, and how many rows each has, as in `StoreSpec`; else empty.
     files: tuple[tuple[str, int], ...] = ()
+    n_origins: int = 0  # as in `StoreSpec`
+    # Whether rows that are made from one row are not told by their numbers modulo the stored rows.
+    hides_copies: bool = False
 
     _edges: np.ndarray  # (n_units + 1,)
 
@@ -192,6 +195,10 @@ class BaseSource(ABC):
 
         Of a store the rows it was ingested from.
         """
+        return np.arange(*self.unit_bounds(u), dtype=np.uint64)
+
+    def origins(self, u: int, epoch: int) -> np.ndarray:
+        """(k,) uint64: equal for rows, of any units, that are made from one row."""
         return np.arange(*self.unit_bounds(u), dtype=np.uint64)
 
     def find_rows(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:

@@ -82,7 +82,11 @@ class _Ordered(BaseSource):
         self.parts = (base,)
         self._set_rows_like(base)
         self.n_rows, self.strata, self.totals = base.n_rows, base.strata, base.totals
-        self.files = base.files
+        self.files, self.n_origins, self.hides_copies = (
+            base.files,
+            base.n_origins,
+            base.hides_copies,
+        )
         self.remote, self.level, self.feed_transforms = (
             base.remote,
             base.level,
@@ -111,6 +115,9 @@ class _Ordered(BaseSource):
 
     def source_rows(self, u: int) -> np.ndarray:
         return self.base.source_rows(u)
+
+    def origins(self, u: int, epoch: int) -> np.ndarray:
+        return self.base.origins(u, epoch)
 
     def read_unit(self, u: int, seed: int, epoch: int) -> Block:
         block = self.base.read_unit(u, seed, epoch)

@@ -99,6 +99,9 @@ class MixtureSource(BaseSource):
         uses = [self.n_rows * k / p.n_rows for k, p in zip(self.shares, self.parts, strict=True)]
         scaled = [n * t for n, t in zip(uses, known, strict=True) if t is not None]
         self.totals = np.sum(scaled, axis=0) if len(scaled) == len(known) else None
+        self.hides_copies = weights is not None or any(
+            part.hides_copies or stored_rows(part) is not part for part in self.parts
+        )
         self.host_transforms, self.feed_transforms = bind_transforms(transforms, self)
 
     @property
@@ -136,6 +139,18 @@ class MixtureSource(BaseSource):
         k, j, _ = self._place(u, 0)
         before = sum(part.n_rows for part in self.parts[:k])
         return self.parts[k].source_rows(j) + np.uint64(before)
+
+    def origins(self, u: int, epoch: int) -> np.ndarray:
+        """Of the rows of all sources in turn."""
+        k, j, _ = self._place(u, 0)
+        part = self.parts[k]
+        if self._passes:
+            places = self._passes[k].places(part, j, epoch)
+            own = np.concatenate([part.origins(v, turn)[rows] for v, rows, turn in places])
+        else:
+            own = part.origins(j, epoch)
+        rows: np.ndarray = own * np.uint64(len(self.parts)) + np.uint64(k)
+        return rows
 
     def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
         k, j, own_seed = self._place(u, seed)
@@ -207,27 +222,28 @@ class _Passes:
 
     def read(self, source: BaseSource, j: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         """Unit j of an epoch."""
-        turn, u = divmod(epoch * self.n_units + j, source.n_units)
+        (u, _, turn), *others = self.places(source, j, epoch)
         block = source.read_unit(u, seed, turn)
-        lacking = int(self._lacking[u + 1] - self._lacking[u])
-        if not lacking:
+        if not others:
             return block.read
-        start = turn * int(self._lacking[-1]) + int(self._lacking[u])
-        blocks = [block, *self._in_turn(source, start, lacking, seed, turn)]
-        return joined(blocks).read
+        more = [source.read_unit(v, seed, turn).take(rows) for v, rows, turn in others]
+        return joined([block, *more]).read
 
-    def _in_turn(
-        self, source: BaseSource, start: int, count: int, seed: int, turn: int
-    ) -> Iterator[Block]:
-        """Rows start, start + 1, … of the source, which begins again at its end."""
-        while count:
+    def places(self, source: BaseSource, j: int, epoch: int) -> list[tuple[int, slice, int]]:
+        """Units of the source, rows of them and the pass that they are of, in unit j of an epoch."""
+        turn, u = divmod(epoch * self.n_units + j, source.n_units)
+        found = [(u, slice(None), turn)]
+        count = int(self._lacking[u + 1] - self._lacking[u])
+        start = turn * int(self._lacking[-1]) + int(self._lacking[u])
+        while count:  # rows start, start + 1, … of the source, which begins again at its end
             start %= source.n_rows
-            u = int(np.searchsorted(self._edges, start, side="right")) - 1
-            first, last = int(self._edges[u]), int(self._edges[u + 1])
+            v = int(np.searchsorted(self._edges, start, side="right")) - 1
+            first, last = int(self._edges[v]), int(self._edges[v + 1])
             part = slice(start - first, min(start + count, last) - first)
-            yield source.read_unit(u, seed, turn).take(part)
+            found.append((v, part, turn))
             count -= part.stop - part.start
             start = first + part.stop
+        return found
 
 
 def _check_counts(

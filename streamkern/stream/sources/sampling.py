@@ -46,6 +46,17 @@ def read_rows(source: BaseSource, rows: np.ndarray, seed: int, epoch: int = 0) -
     return sample
 
 
+def origins_of(source: BaseSource, rows: np.ndarray, epoch: int = 0) -> np.ndarray:
+    """(n,) of the given rows (n,), see `BaseSource.origins`."""
+    edges = unit_edges(source)
+    holder = np.searchsorted(edges, rows, side="right") - 1
+    origins = np.empty(len(rows), np.uint64)
+    for u in np.unique(holder):
+        places = np.flatnonzero(holder == u)
+        origins[places] = source.origins(int(u), epoch)[rows[places] - edges[u]]
+    return origins
+
+
 def _rows_of_units(
     edges: np.ndarray, n: int, max_units: int, rng: np.random.Generator
 ) -> np.ndarray:

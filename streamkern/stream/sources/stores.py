@@ -64,6 +64,7 @@ class ZarrSource(BaseSource):
         totals = spec.weight_totals if self.weighted else spec.class_counts
         self.totals = None if totals is None else np.array(totals, np.float64)
         self.remote, self.files = local_path(store.url) is None, spec.files
+        self.n_origins, self.hides_copies = spec.n_origins, spec.n_origins > 0
         self._grouped = max(1, SMALL_CHUNK_BYTES // (spec.chunk_rows * self.row_bytes))
         self._edges = regular_edges(self.n_rows, spec.chunk_rows * self._grouped)
         self.host_transforms, self.feed_transforms = bind_transforms(transforms, self)
@@ -79,6 +80,13 @@ class ZarrSource(BaseSource):
 
     def source_rows(self, u: int) -> np.ndarray:
         return np.concatenate([self.store.source_rows(i) for i in self._chunks(u)])
+
+    def origins(self, u: int, epoch: int) -> np.ndarray:
+        """See `BaseSource`; read where the store is of augmented rows."""
+        if not self.n_origins:
+            return super().origins(u, epoch)
+        numbers: np.ndarray = self.source_rows(u) % np.uint64(self.n_origins)
+        return numbers
 
     def _chunks(self, u: int) -> range:
         first = u * self._grouped
