@@ -36,9 +36,10 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
         parameters, {"kind": "polynomial", "degree": 2}, or a `Kernel` object, such as
         `0.5 * Laplace(3) + Polynomial(2)`.
     bandwidth : number above 0; "median": the median distance, in the norm of the kernel, between
-        centers, or between the rows that "kmeans" and "rpcholesky" begin with; "auto": that of an
-        eighth to 16 times the median distance with which a thousand rows predict each other best.
-        Of parts that do not say theirs.
+        centers, or between the rows that "kmeans" and "rpcholesky" begin with (with
+        `kernel="auto"`, between a thousand rows); "auto": that of an eighth to 16 times the median
+        distance with which a thousand rows predict each other best. Of parts that do not say
+        theirs.
     n_centers : p; "auto": all rows, at most 10 000.
     centers : "random" rows of the data; "balanced", random rows with equally many of each class;
         "kmeans", means of a stream of rows, for p far below n; "rpcholesky", rows that span the

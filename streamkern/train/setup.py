@@ -6,7 +6,7 @@ All of it is returned as arrays and JSON values (`Assembled.arrays`, `.meta`), w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -21,12 +21,13 @@ from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.points import Grid
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import Solver
+from streamkern.solver.copies import COPIES, common_share, worth
 from streamkern.solver.method import Report, Rows, Setup, Work
 from streamkern.solver.precondition.known import Known, by_center
-from streamkern.solver.precondition.noise import NO_NOISE, NOISE_ROWS, Noise, find_noise, unlike
+from streamkern.solver.precondition.noise import NO_NOISE, NOISE_ROWS, find_noise, unlike
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.base import Block
-from streamkern.stream.sources.sampling import origins_of, sample_rows
+from streamkern.stream.sources.sampling import choose_rows, origins_of, read_rows, sample_rows
 from streamkern.stream.sources.transforms import SETUP_EPOCH, Scale, Transform, transform_name
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.arrivals import is_computed_with
@@ -37,6 +38,8 @@ from streamkern.train.intercept import target_scale
 from streamkern.train.opened import Run
 
 SAMPLE_STAGE = 2
+COPIED_UNITS = 16
+"""Read at most, `COPIES` times each, to tell what copies of a row have in common."""
 _META = (
     "kernel", "sizes", "setup", "classes", "row_shape", "columns", "target_columns", "n_outputs",
     "fit_intercept", "precision", "grid", "scaling", "scale", "backend", "warm_start",
@@ -104,10 +107,12 @@ def start(
     if method.asks_noise(run.problem, open_ridge=open_ridge):
         known_noise = None if found is None or kernel.explicit else found.noise
         noise = known_noise or find_noise(op, points, *few()[:3])
+        facts: dict[str, Any] = {"variance": noise.variance, "tried": noise.tried}
         if asked:
-            options = replace(options, ridge=_ridge(run, noise))
-        facts = {"variance": noise.variance, "tried": noise.tried}
-        report("noise", facts | ({"ridge": options.ridge} if asked else {}))
+            n = _worth(run, op, dtype, inside)
+            options = replace(options, ridge=noise.penalty(n))
+            facts |= {"worth": n, "ridge": options.ridge}
+        report("noise", facts)
     few.cache_clear()
     run.backend.release()
     known = None
@@ -207,9 +212,27 @@ def _known(run: Run, dtype: np.dtype[Any], targets: TargetScale, known: CenterRo
     )  # fmt: skip
 
 
-def _ridge(run: Run, noise: Noise) -> float:
-    """The one that suits all rows of the run."""
-    return noise.penalty(run.problem.n_samples)
+def _worth(run: Run, op: KernelOperator, dtype: np.dtype[Any], targets: TargetScale) -> float:
+    """Independent rows that all rows of the run are worth."""
+    problem = run.problem
+    if problem.repeats or op.kernel.explicit:
+        return problem.n_samples
+    rho = common_share(op, _copies(run, dtype, targets))
+    return worth(problem.n_stored or problem.n_rows, problem.n_samples, rho)
+
+
+def _copies(
+    run: Run, dtype: np.dtype[Any], targets: TargetScale
+) -> Iterator[tuple[Array, Array, Array | None]]:
+    """The same rows, drawn anew: see `copies.common_share`."""
+    source, seed = run.data.source, run.config.run.random_state
+    wanted = min(NOISE_ROWS, source.n_rows)
+    rows = choose_rows(source, wanted, seed, stage=SAMPLE_STAGE, max_units=COPIED_UNITS)
+    rows = rows[unlike(origins_of(source, rows, SETUP_EPOCH))]
+    for r in range(COPIES):
+        again = (seed + r) % (1 << 32)  # another seed: places of a mixture keep their rows
+        block = read_rows(source, rows, again, SETUP_EPOCH)
+        yield _through(run, block, dtype, targets, again)
 
 
 def _few(run: Run, dtype: np.dtype[Any], targets: TargetScale) -> Rows:
@@ -279,14 +302,21 @@ def _prepared(
     run: Run, block: Block, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows | None
 ) -> Rows:
     """Rows as the stream brings them."""
-    source = run.data.source
-    X, Y, w = prepare(
-        run.backend, block, run.data.weight_factors, transforms=source.feed_transforms,
-        dtype=dtype, seed=run.config.run.random_state, epoch=SETUP_EPOCH,
-        n_outputs=source.n_outputs, classes=source.classes, targets=targets,
-    )  # fmt: skip
+    X, Y, w = _through(run, block, dtype, targets, run.config.run.random_state)
     root = None if w is None else run.backend.xp.sqrt(w)
     return Rows(X, Y, root, 0, places_of(block.rows, known))
+
+
+def _through(
+    run: Run, block: Block, dtype: np.dtype[Any], targets: TargetScale, seed: int
+) -> tuple[Array, Array, Array | None]:
+    """X, Y and w behind the transforms at the feed, with the draws of the setup."""
+    source = run.data.source
+    return prepare(
+        run.backend, block, run.data.weight_factors, transforms=source.feed_transforms,
+        dtype=dtype, seed=seed, epoch=SETUP_EPOCH, n_outputs=source.n_outputs,
+        classes=source.classes, targets=targets,
+    )  # fmt: skip
 
 
 def save_scaling(

@@ -151,19 +151,22 @@ class ArraySource(BaseSource):
         return self._targets(*self.unit_bounds(u))
 
     def find_rows(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """See `BaseSource`; in one pass over an array in memory."""
+        """See `BaseSource`; in one pass over an array in memory, a unit at a time."""
         if not isinstance(self._X, np.ndarray):
             return None
         wanted = X.astype(self.dtype)
         if not np.array_equal(wanted, X):
             return None
-        first: Any = (slice(None), *(0 for _ in self.row_shape))
-        # Few rows have the first feature of a wanted one, where it is a measured number.
-        near = np.flatnonzero(np.isin(self._X[first], wanted[first]))
+        sums = _checksums(wanted)
         place = {row.tobytes(): i for i, row in enumerate(wanted)}
-        found = [place.get(self._X[i].astype(self.dtype).tobytes(), -1) for i in near.tolist()]
-        places = np.array(found, np.int64)
-        return near[places >= 0], places[places >= 0]
+        found = []
+        for start, stop in zip(self._edges[:-1], self._edges[1:], strict=True):
+            rows = _rows_of(self._X, start, stop).astype(self.dtype, copy=False)
+            for i in np.flatnonzero(np.isin(_checksums(rows), sums)).tolist():
+                found.append((start + i, place.get(rows[i].tobytes(), -1)))
+        pairs = np.array(found, np.int64).reshape(-1, 2)
+        rows, places = pairs[pairs[:, 1] >= 0].T
+        return rows, places
 
     def _targets(self, start: int, stop: int) -> np.ndarray:
         if self._y is None:
@@ -172,6 +175,14 @@ class ArraySource(BaseSource):
         if self._labels is None:
             return y.reshape(len(y), -1).astype(self.y_dtype, copy=False)
         return encode_labels(y, self._labels, start)
+
+
+def _checksums(X: np.ndarray) -> np.ndarray:
+    """(k,) uint64, equal for equal rows and for hardly any others."""
+    bits = np.ascontiguousarray(X).reshape(len(X), -1).view(f"u{X.itemsize}")
+    odd = np.random.default_rng(0).integers(1 << 63, size=bits.shape[1], dtype=np.uint64) * 2 + 1
+    sums: np.ndarray = np.einsum("ij,j->i", bits, odd, dtype=np.uint64, casting="unsafe")
+    return sums
 
 
 def _chunked_edges(X: Any, unit_rows: int) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -19,7 +19,6 @@ from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.sources.augmented import without_copies
 from streamkern.stream.sources.base import (
     BaseSource,
-    Block,
     Source,
     joined,
     unit_sizes,
@@ -230,7 +229,7 @@ class _Passes:
         return joined([block, *more]).read
 
     def places(self, source: BaseSource, j: int, epoch: int) -> list[tuple[int, slice, int]]:
-        """Units of the source, rows of them and the pass that they are of, in unit j of an epoch."""
+        """Units of the source, rows of them and the pass they are of, in unit j of an epoch."""
         turn, u = divmod(epoch * self.n_units + j, source.n_units)
         found = [(u, slice(None), turn)]
         count = int(self._lacking[u + 1] - self._lacking[u])

@@ -20,6 +20,13 @@ def sample_rows(
     after the other: every base row then is in the sample equally often, as it is in an epoch.
     Cost: the units read; memory: the n rows and the few units of `read_units`.
     """
+    return read_rows(source, choose_rows(source, n, seed, stage, max_units), seed, epoch)
+
+
+def choose_rows(
+    source: BaseSource, n: int, seed: int, stage: int = 0, max_units: int = 64
+) -> np.ndarray:
+    """(n,) int64: the rows of `sample_rows`."""
     if not 1 <= n <= source.n_rows:
         raise ConfigError(f"a sample of {n} rows was asked for; the source has {source.n_rows}")
     rng = np.random.default_rng([seed, Stage.SAMPLE, stage])
@@ -28,10 +35,8 @@ def sample_rows(
     base_rows = without_copies(source).n_rows
     if base_rows < source.n_rows and n >= base_rows:
         replicas = rng.choice(source.n_rows // base_rows, size=-(-n // base_rows), replace=False)
-        rows = np.concatenate([r * base_rows + rng.permutation(base_rows) for r in replicas])[:n]
-    else:
-        rows = _rows_of_units(edges, n, max_units, rng)
-    return read_rows(source, rows, seed, epoch)
+        return np.concatenate([r * base_rows + rng.permutation(base_rows) for r in replicas])[:n]
+    return _rows_of_units(edges, n, max_units, rng)
 
 
 def read_rows(source: BaseSource, rows: np.ndarray, seed: int, epoch: int = 0) -> Block:

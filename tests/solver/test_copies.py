@@ -1,0 +1,82 @@
+"""What copies of a row have in common, against data whose noise is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamkern.backend.base import Backend
+from streamkern.estimator.estimators import KernelRegressor
+from streamkern.kernels.builtin import Laplace
+from streamkern.kernels.products import KernelOperator
+from streamkern.solver.copies import COPIES, FEWEST, common_share, worth
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.transforms import GaussianNoise
+
+
+def share(own: float, common: float, n: int = 600, weights: bool = False) -> float:
+    """Of copies whose targets have this much noise of their own and in common."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(n, 4)).astype(np.float32)
+    y = np.sin(2 * X[:, :1]) + common * rng.normal(size=(n, 1))
+    op = KernelOperator(Laplace(2.5), Backend(threads=1), "exact", np.zeros(4, np.float32), None)
+
+    def copy() -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        near = X + 0.02 * rng.normal(size=X.shape)
+        noisy = y + own * rng.normal(size=y.shape)
+        w = np.ones(n, np.float32) if weights else None
+        return near.astype(np.float32), noisy.astype(np.float32), w
+
+    return common_share(op, (copy() for _ in range(COPIES)))
+
+
+@pytest.mark.parametrize("weights", [False, True])
+def test_noise_in_common_and_of_each_copy(weights: bool) -> None:
+    assert share(0.0, 0.5, weights=weights) > 0.7
+    assert share(1.0, 0.0, weights=weights) < 0.2
+    assert 0.1 < share(0.5, 0.5, weights=weights) < 0.9
+
+
+def test_of_few_rows_nothing_is_said() -> None:
+    assert share(0.0, 0.5, n=FEWEST - 1) == 0
+
+
+def test_where_no_center_reaches_a_row_nothing_is_said() -> None:
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(200, 4)).astype(np.float32), np.ones((200, 1), np.float32)
+    op = KernelOperator(Laplace(1e-3), Backend(threads=1), "exact", np.zeros(4, np.float32), None)
+    assert common_share(op, ((X + r, y, None) for r in range(COPIES))) == 0
+
+
+@given(m=st.integers(1, 1000), copies=st.integers(1, 50), rho=st.floats(0, 1))
+def test_worth_is_that_of_the_variance_of_the_mean(m: int, copies: int, rho: float) -> None:
+    noise = np.full((copies, copies), rho) + (1 - rho) * np.eye(copies)  # covariance of the copies
+    assert worth(m, m * copies, rho) == pytest.approx(m / noise.mean())
+    assert m * (1 - 1e-9) <= worth(m, m * copies, rho) <= m * copies * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("kind", ["copies", "epochs"])
+def test_copies_of_noisy_targets_keep_the_ridge_of_the_rows(kind: str) -> None:
+    """As many new rows would need a ridge as small as their number is large."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(600, 4)).astype(np.float32)
+    y = np.sin(2 * X[:, 0]) + 0.5 * rng.normal(size=600)
+    T = rng.normal(size=(2000, 4)).astype(np.float32)
+
+    def fitted(source: ArraySource | AugmentedSource, epochs: int) -> tuple[float, float]:
+        model = KernelRegressor(
+            solver="block", kernel="laplace", bandwidth=2.5, epochs=epochs, n_centers=300,
+            random_state=0,
+        ).fit(source)  # fmt: skip
+        error = np.mean((model.predict(T).ravel() - np.sin(2 * T[:, 0])) ** 2)
+        return float(error), model.report_["ridge"]
+
+    copies, epochs = (20, 1) if kind == "copies" else (1, 20)
+    noise = [GaussianNoise(0.02)]
+    error, ridge = fitted(AugmentedSource(ArraySource(X, y), copies, noise), epochs)
+    plain_error, plain_ridge = fitted(ArraySource(X, y), 20)
+    assert plain_ridge / 3 < ridge < 3 * plain_ridge
+    assert error < 1.1 * plain_error

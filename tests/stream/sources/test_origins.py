@@ -1,0 +1,69 @@
+"""Rows that are made from one row, against what the rows themselves say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamkern.stream.materialise import materialise
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.base import BaseSource
+from streamkern.stream.sources.mixture import MixtureSource
+from streamkern.stream.sources.sampling import origins_of
+from streamkern.stream.sources.stores import ZarrSource
+from streamkern.stream.sources.transforms import GaussianNoise
+
+
+def rows(first: int, n: int) -> ArraySource:
+    """Row k says in its first feature that it is row first + k."""
+    X = np.zeros((n, 2), np.float32)
+    X[:, 0] = np.arange(first, first + n)
+    return ArraySource(X, np.zeros(n), unit_rows=7)
+
+
+def check(source: BaseSource, epoch: int = 0) -> None:
+    """Origins are equal where rows are."""
+    for u in range(source.n_units):
+        assert len(source.origins(u, epoch)) == np.diff(source.unit_bounds(u))
+    told = np.concatenate([source.origins(u, epoch) for u in range(source.n_units)])
+    blocks = [source.read_unit(u, 3, epoch) for u in range(source.n_units)]
+    truth = np.rint(np.concatenate([block.X[:, 0] for block in blocks]))
+    ours, theirs = (np.unique(a, return_inverse=True)[1] for a in (told, truth))
+    pairs = np.unique(np.stack([ours, theirs]), axis=1).shape[1]
+    assert pairs == len(np.unique(ours)) == len(np.unique(theirs))
+    some = np.random.default_rng(0).permutation(source.n_rows)[:20]
+    np.testing.assert_array_equal(origins_of(source, some, epoch), told[some])
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_of_copies(copies: int) -> None:
+    check(AugmentedSource(rows(0, 50), copies))
+    check(AugmentedSource(AugmentedSource(rows(0, 20), 2), copies))
+
+
+@pytest.mark.parametrize("weights", [None, (1, 3)])
+@pytest.mark.parametrize("epoch", [0, 1, 5])
+def test_of_mixtures(weights: tuple[int, int] | None, epoch: int) -> None:
+    parts = [AugmentedSource(rows(0, 50), 2), rows(1000, 30)]
+    mixture = MixtureSource(parts, weights, n_rows=200 if weights else None)
+    assert mixture.hides_copies
+    check(mixture, epoch)
+    check(AugmentedSource(mixture, 2), epoch)
+    assert not MixtureSource([rows(0, 50), rows(1000, 30)]).hides_copies
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_of_stores_of_augmented_rows(tmp_path: Path, shuffle: bool) -> None:
+    plain, once, twice = (str(tmp_path / f"{name}.zarr") for name in ("plain", "once", "twice"))
+    materialise(rows(0, 60), plain, shuffle=shuffle)
+    assert not ZarrSource(plain).hides_copies
+    noise = [GaussianNoise(0.05)]
+    materialise(AugmentedSource(ZarrSource(plain), 3, noise), once, shuffle=shuffle)
+    assert ZarrSource(once).store.spec.n_origins == 60
+    assert ZarrSource(once).hides_copies
+    check(ZarrSource(once))
+    materialise(AugmentedSource(ZarrSource(once), 2), twice, shuffle=shuffle)
+    check(ZarrSource(twice))
