@@ -10,12 +10,10 @@ from typing import Any
 from streamkern.basics.text import redact, size_text, table
 from streamkern.centers.random_rows import BANDWIDTH_ROWS
 from streamkern.cli.described import pairs, store_text
-from streamkern.config.model import ROUGH_TO_SMOOTH
 from streamkern.kernels.notation import bandwidths, kernel_text
-from streamkern.solver.precondition.noise import NOISE_ROWS
 from streamkern.store.describe import describe_store
 from streamkern.stream.sources.stores import stores_of
-from streamkern.train.choose_kernel import LOWEST, widest_of
+from streamkern.train.choose_kernel import LOWEST, ROWS, kernels_of, widest_of
 from streamkern.train.opened import Run
 
 _WORDS = {
@@ -45,6 +43,7 @@ def plan_overview(run: Run) -> dict[str, Any]:
         "centers": _choice(run),
         "scale": run.data.scale,
         "kernel": {"kernel": model.kernel, "bandwidth": model.bandwidth},
+        "kernels": list(kernels_of(run)) if model.kernel == "auto" else None,
         "widest": 2.0 ** widest_of(run),
         "solver": {"name": sizes.solver, "reason": run.reason},
         "sizes": _chosen(run),
@@ -112,7 +111,7 @@ def plan_text(plan: Mapping[str, Any]) -> str:
         f"on {plan['device']}, precision {plan['precision']}, "
         f"accelerator {plan['accelerator']}",
         f"scale: {plan['scale']}",
-        _kernel_text(**plan["kernel"], widest=plan["widest"]),
+        _kernel_text(**plan["kernel"], kernels=plan["kernels"], widest=plan["widest"]),
         _solver_text(**plan["solver"], sizes=plan["sizes_reason"]),
         pairs(_sizes_in_words(plan["sizes"]) | {"batches": _batches_text(plan)}),
         table(rows, ["", "buffer", "MiB"]),
@@ -157,10 +156,15 @@ def _batches_text(plan: Mapping[str, Any]) -> str:
     return f"{batches:,}" + (" at most" if plan["until_converged"] else "")
 
 
-def _kernel_text(kernel: Any, bandwidth: float | str, widest: float) -> str:
-    text, widths = f"{kernel_text(kernel)} kernel", bandwidths(kernel)
-    if kernel == "auto":
-        text, widths = f"the best kernel of {', '.join(ROUGH_TO_SMOOTH)}", ["auto"]
+def _kernel_text(
+    kernel: Any, bandwidth: float | str, kernels: list[str] | None, widest: float
+) -> str:
+    if kernels is None:
+        text, widths = f"{kernel_text(kernel)} kernel", bandwidths(kernel)
+    else:
+        several = len(kernels) > 1
+        text = f"the best kernel of {', '.join(kernels)}" if several else f"{kernels[0]} kernel"
+        widths = ["auto"]
     if "auto" not in widths:
         return text
     which = "bandwidth" if set(widths) == {"auto"} else "other bandwidths"
@@ -174,7 +178,7 @@ def _kernel_text(kernel: Any, bandwidth: float | str, widest: float) -> str:
     return (
         f"{text}, {which} auto: of {2.0**LOWEST:g} to {widest:g} times the median distance of "
         "rows (after scaling)\n"
-        f"the one with which {NOISE_ROWS:,} rows predict each other best, found when the run starts"
+        f"the one with which {ROWS} rows predict each other best, found when the run starts"
     )
 
 

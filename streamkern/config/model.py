@@ -44,7 +44,8 @@ class ModelConfig(Table):
     kernel : a name, or a table: `{kind = "polynomial", degree = 2}`, or a sum or product of
     kernels, `{kind = "sum", parts = ["laplace", {kind = "gaussian", bandwidth = 2.0}]}`. In Python
     it may be a `Kernel`, with its own bandwidth. "auto": of Laplace, two Matern kernels and the
-    Gaussian the one with which rows predict each other best (`train.choose_kernel`).
+    Gaussian the one with which rows predict each other best (`train.choose_kernel`); Laplace for
+    SGD and EigenPro.
     bandwidth : of the kernel, or of those parts that do not say theirs. "median": the median
     distance of rows. "auto": of its halvings and doublings the one with which rows predict each
     other best (`train.choose_kernel`).
@@ -60,7 +61,7 @@ class ModelConfig(Table):
     """
 
     table = "model"
-    kernel: KernelChoice = "laplace"
+    kernel: KernelChoice = "auto"
     bandwidth: Bandwidth = "auto"
     n_centers: AutoCount = "auto"
     centers: Centers = "random"

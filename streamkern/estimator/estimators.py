@@ -30,15 +30,15 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
 
     Parameters
     ----------
-    kernel : "auto": of "laplace", "matern32", "matern52" and "gaussian" the one with which a
-        thousand rows predict each other best. Or "laplace", "laplace_l1", "gaussian", "cauchy",
-        "matern32", "matern52", "dispersal", "linear", "polynomial", "relu_ntk", a table with
-        parameters, {"kind": "polynomial", "degree": 2}, or a `Kernel` object, such as
-        `0.5 * Laplace(3) + Polynomial(2)`.
+    kernel : "auto": of "laplace", "matern32", "matern52" and "gaussian" the one with which 512
+        rows predict each other best (for "sgd" and EigenPro "laplace"). Or "laplace", "laplace_l1",
+        "gaussian", "cauchy", "matern32", "matern52", "dispersal", "linear", "polynomial",
+        "relu_ntk", a table with parameters, {"kind": "polynomial", "degree": 2}, or a `Kernel`
+        object, such as `0.5 * Laplace(3) + Polynomial(2)`.
     bandwidth : number above 0; "median": the median distance, in the norm of the kernel, between
         centers, or between the rows that "kmeans" and "rpcholesky" begin with (with
-        `kernel="auto"`, between a thousand rows); "auto": that of an eighth to 16 times the median
-        distance with which a thousand rows predict each other best. Of parts that do not say
+        `kernel="auto"`, between 512 rows); "auto": that of an eighth to 16 times the median
+        distance with which 512 rows predict each other best. Of parts that do not say
         theirs.
     n_centers : p; "auto": all rows, at most 10 000.
     centers : "random" rows of the data; "balanced", random rows with equally many of each class;

@@ -73,7 +73,7 @@ def own_names() -> Iterator[None]:
 class Parameters:
     """What both estimators share; `KernelRegressor` documents them. They are kept as given."""
 
-    kernel: str | Mapping[str, Any] | Kernel = field(default="laplace", kw_only=False)
+    kernel: str | Mapping[str, Any] | Kernel = field(default="auto", kw_only=False)
     bandwidth: float | str = "auto"
     n_centers: int | str = "auto"
     centers: Any = "random"

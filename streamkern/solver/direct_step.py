@@ -43,7 +43,14 @@ from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import State
 from streamkern.solver.equations import SLAB, EquationSolver
-from streamkern.solver.precondition.held_out import apart, part_of, rounding, search, vertex
+from streamkern.solver.precondition.held_out import (
+    apart,
+    bits_of,
+    part_of,
+    rounding,
+    search,
+    vertex,
+)
 
 START, LOWEST, HIGHEST = -6, -13, 2
 """Powers of ten that are tried as a ridge, of kernels whose values are at most 1."""
@@ -59,7 +66,8 @@ class DirectSolver(EquationSolver):
     Z : points of the centers, both sides if there is a ridge.
     max_batch : largest m that `step` will see; the buffers are made for it.
     ridge : None: it is found on rows held out, and is `State.ridge`.
-    n_sums : 1, and the parts of the rows that are held out. n_stored : see `held_out.part_of`.
+    n_sums : 1, and the parts of the rows that are held out. n_stored : row v
+    is made from the stored row v mod n_stored.
     repeats : see `EquationSolver`.
     """
 
@@ -108,7 +116,7 @@ class DirectSolver(EquationSolver):
             r = self.op.product(x, self.Z, state.alpha, out=self.r[:m], keep=self.K[:m])
             r -= Y
             loss = self._measure(state, batch, r, self.squares[:m])
-            held_out = list(self._held_out(batch.rows, self.K[:m]))
+            held_out = list(self._held_out(batch, self.K[:m]))
             if self.wide_K is not self.K:
                 K[...] = self.K[:m]
             wide_Y[...] = Y
@@ -131,14 +139,16 @@ class DirectSolver(EquationSolver):
             totals[0] += len(K)
             totals[1] += (Y**2).sum()
 
-    def _held_out(self, numbers: npt.NDArray[np.int64], K: Array) -> Iterator[tuple[int, Array]]:
+    def _held_out(self, batch: Batch, K: Array) -> Iterator[tuple[int, Array]]:
         """The sums that some rows of a batch belong to as well, and these, a few at a time.
 
         None of a row that is a center, see `held_out.apart`.
         """
         if self.n_sums == 1:
             return
-        part = part_of(numbers, self.n_stored, self.n_sums - 1)
+        told = self.repeats  # copies that draw anew are not equal
+        origins = bits_of(batch.X, self.backend) if told else batch.rows % self.n_stored
+        part = part_of(origins, self.n_sums - 1)
         part[~apart(self.op, self.Z, K)] = 0
         few = len(self.K) // HELD_SHARE + 1
         for k in range(1, self.n_sums):

@@ -105,8 +105,7 @@ def start(
     open_ridge = options.ridge is None
     asked = method.asks_ridge(run.problem, open_ridge=open_ridge)
     if method.asks_noise(run.problem, open_ridge=open_ridge):
-        known_noise = None if found is None or kernel.explicit else found.noise
-        noise = known_noise or find_noise(op, points, *few()[:3])
+        noise = find_noise(op, points, *few()[:3])
         facts: dict[str, Any] = {"variance": noise.variance, "tried": noise.tried}
         if asked:
             n = _worth(run, op, dtype, inside)

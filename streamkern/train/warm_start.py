@@ -68,12 +68,6 @@ class WarmStart:
                 f"run has {some(names)}; use data with the same targets in the same order, or "
                 "leave warm_start out"
             )
-        model = config.model
-        if model.kernel == "auto" and model.bandwidth != "auto":
-            raise ConfigError(
-                f"model.kernel='auto' goes on with the kernel of solver.warm_start={self.place}, "
-                "and its bandwidth; leave model.bandwidth out, or name the kernel"
-            )
         if self.fit_intercept != config.model.fit_intercept:
             raise ConfigError(
                 f"solver.warm_start={self.place} was trained with model.fit_intercept="
@@ -81,15 +75,19 @@ class WarmStart:
             )
 
     def kernel_for(self, config: RunConfig) -> Kernel | None:
-        """That of alpha, for a run that leaves the bandwidth of the same one open: found anew on
-        other rows it would make another function of the weights.
+        """That of alpha, for a run that leaves it open, or the bandwidth of the same one: found
+        anew on other rows it would make another function of the weights. With a bandwidth that is
+        given.
         """
         model = config.model
         if self.kernel is None or isinstance(model.kernel, Kernel):
             return None
+        own = bandwidths(self.kernel)
         if model.kernel == "auto":
+            if len(own) == 1 and not isinstance(model.bandwidth, str):
+                return get_kernel(with_bandwidths(self.kernel, [model.bandwidth]))
             return get_kernel(self.kernel)
-        asked, own = bandwidths(model.kernel), bandwidths(self.kernel)
+        asked = bandwidths(model.kernel)
         if model.bandwidth != "auto" or "auto" not in asked or len(asked) != len(own):
             return None
         open_to_1 = [1.0 if a == "auto" else b for a, b in zip(asked, own, strict=True)]

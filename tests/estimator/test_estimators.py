@@ -94,7 +94,13 @@ def test_in_a_grid_search_and_a_pipeline() -> None:
 
 def test_fitted_attributes_give_the_predictions() -> None:
     model = KernelRegressor(
-        n_centers=50, bandwidth=2.0, solver="block", epochs=2, scale="none", **SMALL
+        kernel="laplace",
+        n_centers=50,
+        bandwidth=2.0,
+        solver="block",
+        epochs=2,
+        scale="none",
+        **SMALL,
     ).fit(X, Y)
     assert model.centers_.shape == (50, 4)
     assert model.dual_coef_.shape == (50, 2)
@@ -110,9 +116,9 @@ def test_fitted_attributes_give_the_predictions() -> None:
 
 def test_converges_to_least_squares() -> None:
     centers = X[::5]
-    model = KernelRegressor(centers=centers, bandwidth=2.0, epochs=200, scale="none", **SMALL).fit(
-        X, Y
-    )
+    model = KernelRegressor(
+        kernel="laplace", centers=centers, bandwidth=2.0, epochs=200, scale="none", **SMALL
+    ).fit(X, Y)
     np.testing.assert_array_equal(model.centers_, centers.astype(np.float32))
     mean = Y.mean(axis=0)
     exact = np.linalg.lstsq(laplace(X, centers, 2.0), Y - mean, rcond=None)[0]
@@ -197,8 +203,10 @@ def test_the_direct_solver_takes_one_pass_unless_passes_differ() -> None:
 def test_falkon_stops_at_the_tolerance() -> None:
     passes = []
     for tolerance in (0.1, None, 1e-6):
-        model = KernelRegressor(solver="falkon", ridge=1e-4, n_centers=60, tolerance=tolerance,
-                                bandwidth=2.0, scale="none", **SMALL).fit(X, Y)  # fmt: skip
+        model = KernelRegressor(
+            solver="falkon", ridge=1e-4, n_centers=60, tolerance=tolerance, kernel="laplace",
+            bandwidth=2.0, scale="none", **SMALL,
+        ).fit(X, Y)  # fmt: skip
         passes.append(model.report_["samples"] // 300)
         assert "converged" in model.report_["ended"]
     assert passes[0] < passes[1] < passes[2] < 20
@@ -216,7 +224,7 @@ def test_a_warm_start_goes_on_from_the_fit_before(solver: str) -> None:
     The block solver's always is: it starts from what its sample teaches.
     """
     options: dict[str, Any] = {"solver": solver, "n_centers": 60, "epochs": 6, **SMALL}
-    options["bandwidth"] = "median"
+    options |= {"kernel": "laplace", "bandwidth": "median"}
     ridge = {"ridge": 1e-3} if solver in ("block", "falkon") else {}
     model = KernelRegressor(warm_start=True, transforms=({"kind": "scale"},), **options, **ridge)
     cold = model.fit(X, Y, test=(X, Y)).history_

@@ -83,10 +83,12 @@ def test_equal_rows_without_a_ridge_are_said_to_be_singular() -> None:
     X = np.repeat(maths.rows(0, 100, 3), 2, axis=0).astype(np.float32)
     y = np.sin(X[:, 0]) + 0.1 * maths.rows(1, 200, 1)[:, 0].astype(np.float32)
     with pytest.warns(UserWarning, match=SINGULAR_NOTE):
-        KernelRegressor(solver="direct", ridge=0.0, bandwidth=2.0).fit(X, y)
+        KernelRegressor(kernel="laplace", solver="direct", ridge=0.0, bandwidth=2.0).fit(X, y)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model = KernelRegressor(solver="direct", ridge=1e-4, bandwidth=2.0).fit(X, y)
+        model = KernelRegressor(kernel="laplace", solver="direct", ridge=1e-4, bandwidth=2.0).fit(
+            X, y
+        )
     K = ref.laplace(X, X, 2.0)
     mean = y.mean()
     alpha = np.linalg.solve(K + 200 * 1e-4 * np.eye(200), y - mean)
@@ -144,7 +146,7 @@ def test_it_holds_no_sums_and_takes_one_pass() -> None:
     X, y = arrays()
     values = (y == 1) + X[:, 0]
     model = KernelRegressor(
-        centers="all", epochs=3, bandwidth=3.0, scale="none", solver="direct"
+        kernel="laplace", centers="all", epochs=3, bandwidth=3.0, scale="none", solver="direct"
     ).fit(X, values)  # fmt: skip
     ridge = model.report_["ridge"]
     assert ridge > 0

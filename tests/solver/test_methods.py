@@ -86,7 +86,7 @@ def test_more_memory_never_buys_less(case: tuple[Problem, Options], one: float, 
     blocks = isinstance(a, BlockSizes)
     if blocks:
         assert b.block_size >= a.block_size
-    first = "block_size" if blocks else "projection"
+    first = {"block": "block_size", "direct": "n_sums"}.get(a.solver, "projection")
     if getattr(a, first, None) == getattr(b, first, None):
         assert b.batch_size >= a.batch_size
         if blocks and b.batch_size == a.batch_size:

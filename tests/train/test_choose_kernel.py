@@ -58,7 +58,9 @@ def found_by(model: KernelRegressor, folder: Path) -> list[dict[str, Any]]:
 
 def test_errors_are_those_of_leaving_rows_out(tmp_path: Path) -> None:
     X, y = smooth(80)
-    model = KernelRegressor(scale="none", random_state=0, run_dir=tmp_path).fit(X, y)
+    model = KernelRegressor(
+        kernel="laplace", scale="none", random_state=0, run_dir=tmp_path
+    ).fit(X, y)  # fmt: skip
     (line,) = found_by(model, tmp_path)
     median = model.bandwidth_ / line["factor"]
     assert median == pytest.approx(np.median(pdist(X)), rel=0.05)
@@ -110,7 +112,7 @@ def test_the_best_kernel(tmp_path: Path) -> None:
     least = {line["kernel"]["kernel"]: min(e for _, e in line["tried"]) for line in lines}
     assert model.kernel_.describe()["kernel"] != "laplace"
     assert least[model.kernel_.describe()["kernel"]] <= (1 + 2 * BORNE) * min(least.values())
-    rough = KernelRegressor(random_state=0).fit(X, y)
+    rough = KernelRegressor(kernel="laplace", random_state=0).fit(X, y)
     errors = [np.mean((m.predict(fresh) - truth) ** 2) for m in (model, rough)]
     assert errors[0] < 0.5 * errors[1]
 
@@ -268,7 +270,7 @@ def test_small_blocks_do_no_harm() -> None:
 def test_steps_go_on_from_all_rows_at_once() -> None:
     """The default for few rows has them in store order, and draws them in another one for steps."""
     X, y = smooth(200)
-    model = KernelRegressor(random_state=0).fit(X, y)
+    model = KernelRegressor(kernel="laplace", random_state=0).fit(X, y)
     assert model.report_["solver"] == "direct"
     values = model.predict(X)
     model.set_params(solver="block", warm_start=True, epochs=1, step_scale=1e-6, average=False)
@@ -287,9 +289,13 @@ def test_what_is_open_stays_as_it_was_found() -> None:
         kernel=Laplace(2.0, metric=np.ones(4)), warm_start=True, solver="block"
     ).fit(X, y)  # fmt: skip
     assert own.fit(X, y).kernel_.describe() == own.kernel_.describe()
-    model.set_params(kernel="auto", bandwidth=0.7)
-    with pytest.raises(ConfigError, match="leave bandwidth out, or name the kernel"):
-        model.fit(X, y)
+    model = KernelRegressor(
+        random_state=0, solver="block", centers=X[:100], scale="none", warm_start=True
+    ).fit(X, y)
+    kernel = model.kernel_.describe()
+    assert model.fit(X[::-1] * 0.2, y[::-1]).kernel_.describe() == kernel
+    model.set_params(bandwidth=0.7).fit(X, y)
+    assert model.kernel_.describe() == {**kernel, "bandwidth": 0.7}
 
 
 def test_a_row_without_weight_makes_nothing_singular() -> None:

@@ -60,6 +60,7 @@ def least_squares(
 def estimator(cls: Any = KernelRegressor, **changes: Any) -> Any:
     """Return one with the settings of this file: direct, in float64."""
     plain = {
+        "kernel": "laplace",
         "bandwidth": BANDWIDTH,
         "centers": data(30, 1)[0],
         "solver": "direct",

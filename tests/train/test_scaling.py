@@ -39,7 +39,9 @@ Y = np.sin(X[:, :1]) + (X[:, 1:2] - 5) / 20
 
 
 def regressor(**more: Any) -> sk.KernelRegressor:
-    return sk.KernelRegressor(n_centers=80, bandwidth=2.0, epochs=3, threads=1, **more)
+    return sk.KernelRegressor(
+        kernel="laplace", n_centers=80, bandwidth=2.0, epochs=3, threads=1, **more
+    )
 
 
 def scale_of(source: Any, wish: str = "auto") -> Scale:

@@ -2,18 +2,20 @@
 
 What is summed over rows, as normal equations are, can be summed over some of them apart: then what
 the others teach is measured on these without another pass. All rows made from one stored row fall
-on the same side, or the copies of a row would tell how well it was learned by heart.
+on the same side, and so do equal rows, or the copies of a row would tell how well it was learned by
+heart.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.backend.base import Array
+from streamkern.backend.base import Array, Backend, tiles
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.norm import eps
@@ -26,6 +28,8 @@ PARTS = 10
 NOTABLE = 1e-3
 """Of an error: a search goes on for no less."""
 TINY = 1e-300
+SLAB = 256
+"""Rows of which the bits are multiplied at a time."""
 
 
 def n_parts(p: int) -> int:
@@ -33,12 +37,25 @@ def n_parts(p: int) -> int:
     return FOLDS if p <= SMALL else 1
 
 
-def part_of(rows: npt.NDArray[np.int64], n_stored: int, n: int) -> npt.NDArray[np.int64]:
-    """The part, 1 to n, in which each row is held out, or 0: by a hash of its stored row.
+def bits_of(X: Array, backend: Backend) -> npt.NDArray[np.uint64]:
+    """(m,) on the host, equal for equal rows of X (m, d), and for hardly any others."""
+    unsigned = X.view(f"u{X.itemsize}")
+    xp = backend.xp
+    odd = xp.asarray(np.random.default_rng(0).integers(1 << 63, size=X.shape[1], dtype=np.uint64))
+    odd = 2 * odd + 1
+    sums = xp.empty(len(X), np.uint64)
+    for rows in tiles(len(X), SLAB):
+        sums[rows] = (unsigned[rows] * odd).sum(axis=1)
+    found: npt.NDArray[np.uint64] = backend.to_host(sums)
+    return found
 
-    rows : (m,) numbers of virtual rows, row v made from the stored row v mod n_stored.
+
+def part_of(origins: npt.NDArray[Any], n: int) -> npt.NDArray[np.int64]:
+    """The part, 1 to n, in which each row is held out, or 0: the same for rows of one origin.
+
+    origins : (m,) integers.
     """
-    x = (rows % n_stored).astype(np.uint64)
+    x = origins.astype(np.uint64)
     # The finaliser of SplitMix64: neighbours, and rows in step with anything, are told apart.
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
@@ -80,10 +97,11 @@ def apart(op: KernelOperator, Z: Points, K: Array) -> npt.NDArray[np.bool_]:
 
 
 def search(
-    measure: Callable[[float], float], start: int, low: int, high: int, base: float = 10.0
-) -> dict[int, float]:
-    """Errors at powers of `base`, by exponent: steps of two both ways from `start` for as long as
-    they gain a notable part, and then the neighbours of the best.
+    measure: Callable[[float], float], start: int, low: int, high: int, base: float = 10.0,
+    stride: int = 2,
+) -> dict[int, float]:  # fmt: skip
+    """Errors at powers of `base`, by exponent: steps of `stride` both ways from `start` for as long
+    as they gain a notable part, and then the neighbours of the best.
 
     Infinite where there was no answer. low, high : the last ones that are tried.
     """
@@ -96,7 +114,7 @@ def search(
         errors[at] = measure(base**at)
         return errors[at] < (1 - NOTABLE) * least or math.isinf(least)
 
-    for step in (-2, 2):
+    for step in (-stride, stride):
         at = start + step
         while try_at(at):
             at += step

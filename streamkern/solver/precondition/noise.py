@@ -19,6 +19,11 @@ cost 3 to 4 % there, and a tenth of the former a factor of 2.5.
 Where less and less is no worse, it is the most that is no worse: the noise may be more than the
 rows can tell, and a start that follows each of them is wild where there are none.
 
+The error of a row is that, and what rounding of the kernel values adds where they are multiplied by
+weights: of 200 noise-free values of a quadratic in four dimensions a Gaussian kernel of 16 times
+the median distance knew all but 1e-5 of the variance, and its weights, of 1e5, had float32 off by
+3e-2.
+
 With sample weights w_i the noise of row i is kappa / w_i: K and y are scaled by sqrt(w), and so is
 the error.
 
@@ -39,6 +44,7 @@ from streamkern.backend.base import Array
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.held_out import NOTABLE, search, vertex
+from streamkern.solver.precondition.norm import eps
 
 NOISE_ROWS = 1024
 """Rows that are looked at, at most: rows^3 FLOPs a trial, and 3 rows^2 float64."""
@@ -52,12 +58,13 @@ START, LOWEST, HIGHEST = -2, -8, 6
 @dataclass(frozen=True)
 class Noise:
     """variance : kappa of n_rows rows. grows : whether it is taken to grow with them. tried :
-    (kappa, mean squared error)."""
+    (kappa, mean squared error). exponent : the largest that was no worse than the best."""
 
     variance: float = 0.0
     n_rows: int = 1
     grows: bool = True
     tried: list[tuple[float, float]] = field(default_factory=list)
+    exponent: int = START
 
     @property
     def error(self) -> float:
@@ -80,9 +87,12 @@ def unlike(origins: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 
 
 def find_noise(
-    op: KernelOperator, Z: Points | None, X: Array, Y: Array, root: Array | None
-) -> Noise:
+    op: KernelOperator, Z: Points | None, X: Array, Y: Array, root: Array | None,
+    near: Noise | None = None,
+) -> Noise:  # fmt: skip
     """The variance with which rows predict each other best.
+
+    near : of the same rows with another kernel, where the search begins.
 
     Z : points of the centers, of which explicit features are made; None where there are none.
     X : (n, d) rows, see `unlike`. Y : (n, c). root : (n,) square roots of the sample weights.
@@ -112,15 +122,20 @@ def find_noise(
             return math.inf
         inverse = backend.solve_lower_triangular(A, xp.eye(n))
         alpha = backend.matmul_t(inverse, inverse @ wide, xp.empty(wide.shape))
+        rounding = (eps(op.dtype) * scale) ** 2 * float((alpha**2).sum())
         alpha /= xp.einsum("ij,ij->j", inverse, inverse)[:, None]
-        return float((alpha**2).sum()) / n
+        return float((alpha**2).sum()) / n + rounding
 
     with backend.single_threaded_blas():  # once, rather than for every product
-        found = search(error, START, LOWEST, HIGHEST)
+        if near is None or not near.tried:
+            found = search(error, START, LOWEST, HIGHEST)
+        else:
+            found = search(error, near.exponent, LOWEST, HIGHEST, stride=1)
     tried = [(10.0**at * scale, value) for at, value in found.items() if math.isfinite(value)]
     if not tried:
         return NO_NOISE
-    borne = [kappa for kappa, e in tried if e <= (1 + NOTABLE) * min(value for _, value in tried)]
-    if borne[0] == tried[0][0]:
-        return Noise(borne[-1], n, False, tried)
-    return Noise(float(10.0 ** vertex(found) * scale), n, True, tried)
+    least = min(found.values())
+    borne = [at for at, value in found.items() if value <= (1 + NOTABLE) * least]
+    if 10.0 ** borne[0] * scale == tried[0][0]:
+        return Noise(10.0 ** borne[-1] * scale, n, False, tried, borne[-1])
+    return Noise(float(10.0 ** vertex(found) * scale), n, True, tried, borne[-1])

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamkern.backend.base import Backend
 from streamkern.solver.precondition.held_out import (
     FOLDS,
     PARTS,
     SMALL,
+    bits_of,
     n_parts,
     part_of,
     search,
@@ -24,7 +26,7 @@ from streamkern.solver.precondition.held_out import (
 def test_copies_of_a_stored_row_are_in_one_part(n_stored: int, copies: int, row: int) -> None:
     rows = row % n_stored + n_stored * np.arange(copies)
     for n in (1, FOLDS):
-        assert len(set(part_of(rows, n_stored, n).tolist())) == 1
+        assert len(set(part_of(rows % n_stored, n).tolist())) == 1
 
 
 @pytest.mark.parametrize("stride", [1, 2, 10, 1000, 4096])
@@ -33,7 +35,7 @@ def test_parts_are_as_large_as_they_should_be_whatever_the_stride(stride: int) -
     n = 20_000
     rows = stride * np.arange(n)
     for parts, share in ((1, 1 / PARTS), (FOLDS, 1 / FOLDS)):
-        found = np.bincount(part_of(rows, 10**9, parts), minlength=parts + 1)
+        found = np.bincount(part_of(rows, parts), minlength=parts + 1)
         room = 5 * math.sqrt(n * share * (1 - share))
         np.testing.assert_allclose(found[1:], n * share, atol=room)
         assert len(found) == parts + 1
@@ -70,3 +72,13 @@ def test_ridges_without_an_answer_are_passed_over() -> None:
         return math.inf if ridge < 1e-3 else 1 + (math.log10(ridge) + 1) ** 2
 
     assert vertex(search(measure, -6, -13, 2)) == pytest.approx(-1, abs=0.4)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_bits_are_equal_where_rows_are(dtype: type) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.integers(0, 2, (1000, 6)).astype(dtype) * dtype(1.1)
+    found = bits_of(X, Backend(threads=1))
+    groups, ours = (np.unique(A, axis=0, return_inverse=True)[1] for A in (X, found))
+    assert len(np.unique(np.stack([groups.ravel(), ours.ravel()]), axis=1).T) == groups.max() + 1
+    assert ours.max() == groups.max()
