@@ -55,7 +55,12 @@ def configuration(
                 "epochs": 1,
                 "transforms": [{"kind": "scale"}, {"kind": "noise", "sigma": NOISE}],
             },
-            "model": {"bandwidth": BANDWIDTH, "centers": "all", "fit_intercept": False},
+            "model": {
+                "kernel": "laplace",
+                "bandwidth": BANDWIDTH,
+                "centers": "all",
+                "fit_intercept": False,
+            },
             "solver": solver,
             "run": {"device": "cpu", "random_state": seed, "evaluate_every": evaluate_every},
         }

@@ -133,7 +133,7 @@ def _trained(folder: Path, name: str, overrides: dict[str, Any]) -> Iterator[tup
             "batch_size": 50,
             "epochs": 2,
         },
-        "model": {"bandwidth": 3.0, "n_centers": P},
+        "model": {"kernel": "laplace", "bandwidth": 3.0, "n_centers": P},
         "run": {
             "run_dir": str(run_dir),
             "device": "cpu",
@@ -158,6 +158,7 @@ def _trained(folder: Path, name: str, overrides: dict[str, Any]) -> Iterator[tup
 def _estimators() -> Iterator[tuple[str, str]]:
     (X, y), (T, _) = rows(N, 0), rows(N_TEST, 1)
     options: dict[str, Any] = {
+        "kernel": "laplace",
         "n_centers": P,
         "bandwidth": 3.0,
         "device": "cpu",

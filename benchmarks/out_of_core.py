@@ -77,7 +77,7 @@ def child(arguments: argparse.Namespace) -> None:
     config = RunConfig.from_tables(
         {
             "data": {**data, "batch_size": arguments.batch or "auto", "scale": "none", "epochs": 1},
-            "model": {"bandwidth": 20.0, "n_centers": arguments.centers},
+            "model": {"kernel": "laplace", "bandwidth": 20.0, "n_centers": arguments.centers},
             "solver": {"name": arguments.solver},
             "run": {
                 "memory": arguments.memory,

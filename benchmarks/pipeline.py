@@ -33,7 +33,7 @@ def measure(repeats: int, *, rows: int = 60_000, centers: int = 10_000) -> list[
             "data": {
                 "train": str(make_store(Path(folder), rows)), "scale": "none", "epochs": 1,
             },
-            "model": {"bandwidth": 20.0, "n_centers": centers},
+            "model": {"kernel": "laplace", "bandwidth": 20.0, "n_centers": centers},
             "solver": {"name": "block"},
             "run": {"device": "cpu"},
         }  # fmt: skip

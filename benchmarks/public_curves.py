@@ -68,7 +68,7 @@ def run(task: Task, X: np.ndarray, y: np.ndarray, method: str, seed: int) -> dic
         {
             "data": {"train": "memory", "epochs": epochs, "scale": "none"},
             # The public codes have no intercept.
-            "model": {"bandwidth": BANDWIDTH, "fit_intercept": False},
+            "model": {"kernel": "laplace", "bandwidth": BANDWIDTH, "fit_intercept": False},
             "solver": {"name": method},
             "run": {"device": "cpu", "random_state": seed},
         }

@@ -165,7 +165,7 @@ def fit(
         {
             "data": {"train": "in memory", "epochs": 1},
             # The papers have no intercept.
-            "model": {"bandwidth": split.bandwidth, "fit_intercept": False},
+            "model": {"kernel": "laplace", "bandwidth": split.bandwidth, "fit_intercept": False},
             "run": {"random_state": split.seed, "device": split.device, "evaluate_every": 0},
         }
     ).with_overrides(settings)
