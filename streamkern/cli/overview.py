@@ -171,8 +171,9 @@ def _kernel_text(
     if not isinstance(bandwidth, str):
         return f"{text}, {which} {bandwidth:g}"
     if bandwidth == "median":
+        between = f"{BANDWIDTH_ROWS:,} centers" if kernels is None else f"{ROWS} rows"
         return (
-            f"{text}, {which} median: the median distance between {BANDWIDTH_ROWS:,} centers\n"
+            f"{text}, {which} median: the median distance between {between}\n"
             "(after scaling), measured when the run starts"
         )
     return (

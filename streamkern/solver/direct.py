@@ -17,7 +17,7 @@ from streamkern.solver.direct_step import HELD_SHARE, DirectSolver
 from streamkern.solver.equations import SLAB
 from streamkern.solver.kernel_ridge import KernelRidgeSolver
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
-from streamkern.solver.precondition.held_out import n_parts
+from streamkern.solver.precondition.held_out import BITS_SLAB, n_parts
 
 TRIALS = 8
 """Ridges that a search tries, about."""
@@ -106,6 +106,7 @@ class Direct(Method[DirectSizes]):
             add("train", "K(X, Z) in float64", m, p, itemsize=8)
         if sizes.n_sums > 1:
             add("train", "rows held out", m // HELD_SHARE + 1, p + c, itemsize=8)
+            add("train", "their bits", min(m, BITS_SLAB) + 2, problem.d, itemsize=8)
         add("train", "normal equations", sizes.n_sums * p, p + c, itemsize=8)
         add("train", "solutions", 3 * p, c, itemsize=8)
         add("train", "their factor", p, p, itemsize=8)

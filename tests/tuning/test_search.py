@@ -787,7 +787,7 @@ def run_file(tmp_path: Path) -> Path:
     path = tmp_path / "run.toml"
     path.write_text(
         f"[data]\ntrain = {json.dumps(str(tmp_path / 'train.zarr'))}\n"
-        '[model]\nn_centers = 60\n[run]\nthreads = 1\ndevice = "cpu"\n'
+        '[model]\nkernel = "laplace"\nn_centers = 60\n[run]\nthreads = 1\ndevice = "cpu"\n'
     )
     return path
 

@@ -105,8 +105,8 @@ def least_squares(Z: np.ndarray, rows: np.ndarray, values: np.ndarray) -> np.nda
 
 
 EXACT: dict[str, Any] = {
-    "bandwidth": 2.0, "threads": 1, "precision": "float64", "epochs": 600, "batch_size": N,
-    "scale": "none",
+    "kernel": "laplace", "bandwidth": 2.0, "threads": 1, "precision": "float64", "epochs": 600,
+    "batch_size": N, "scale": "none",
 }  # fmt: skip
 
 

@@ -28,7 +28,7 @@ PARTS = 10
 NOTABLE = 1e-3
 """Of an error: a search goes on for no less."""
 TINY = 1e-300
-SLAB = 256
+BITS_SLAB = 256
 """Rows of which the bits are multiplied at a time."""
 
 
@@ -39,12 +39,12 @@ def n_parts(p: int) -> int:
 
 def bits_of(X: Array, backend: Backend) -> npt.NDArray[np.uint64]:
     """(m,) on the host, equal for equal rows of X (m, d), and for hardly any others."""
-    unsigned = X.view(f"u{X.itemsize}")
+    unsigned = X.view(f"u{X.dtype.itemsize}")
     xp = backend.xp
-    odd = xp.asarray(np.random.default_rng(0).integers(1 << 63, size=X.shape[1], dtype=np.uint64))
-    odd = 2 * odd + 1
+    halves = np.random.default_rng(0).integers(1 << 63, size=X.shape[1], dtype=np.uint64)
+    odd = backend.asarray(2 * halves + 1)
     sums = xp.empty(len(X), np.uint64)
-    for rows in tiles(len(X), SLAB):
+    for rows in tiles(len(X), BITS_SLAB):
         sums[rows] = (unsigned[rows] * odd).sum(axis=1)
     found: npt.NDArray[np.uint64] = backend.to_host(sums)
     return found
