@@ -60,6 +60,7 @@ def common_share(op: KernelOperator, copies: Iterable[tuple[Array, Array, Array 
 
     try:
         add(*first)
+        del first
         solver.weights(state)
         of_one = state.ridge
         for copy in each:
@@ -72,5 +73,5 @@ def common_share(op: KernelOperator, copies: Iterable[tuple[Array, Array, Array 
 
 
 def worth(n_stored: int, n_samples: int, rho: float) -> float:
-    """Independent rows that n_samples made from n_stored are worth."""
-    return 1 / (rho / n_stored + (1 - rho) / n_samples)
+    """Independent rows that n_samples made from n_stored, maybe not of all of them, are worth."""
+    return 1 / (rho / min(n_stored, n_samples) + (1 - rho) / n_samples)

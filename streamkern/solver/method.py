@@ -190,6 +190,9 @@ class Method(Generic[S]):
         buffers.add("noise", "rows that show the noise", n, row + 2 * problem.point)
         solving = count_products(buffers, problem, n, "noise")
         buffers.add("noise", "their targets in float64", 4 * n, problem.c, itemsize=8)
+        if not problem.repeats:
+            raw = problem.row_bytes + problem.feed_arrays * problem.d * problem.itemsize
+            buffers.add("noise", "copies of them, drawn anew", n, raw + row + problem.point)
         if problem.features == "fourier":
             buffers.add("noise", "their features", n, problem.p, itemsize=problem.itemsize)
         for phase in ("centers", "sample"):

@@ -106,6 +106,7 @@ def start(
     asked = method.asks_ridge(run.problem, open_ridge=open_ridge)
     if method.asks_noise(run.problem, open_ridge=open_ridge):
         noise = find_noise(op, points, *few()[:3])
+        few.cache_clear()
         facts: dict[str, Any] = {"variance": noise.variance, "tried": noise.tried}
         if asked:
             n = _worth(run, op, dtype, inside)
@@ -235,11 +236,17 @@ def _copies(
 
 
 def _few(run: Run, dtype: np.dtype[Any], targets: TargetScale) -> Rows:
-    """Rows that predict each other: no two are made from one stored row, or are equal."""
+    """Rows that predict each other: no two are made from one stored row, or are equal, and none is
+    without weight."""
     wanted, seed = min(NOISE_ROWS, run.data.source.n_rows), run.config.run.random_state
     block = sample_rows(run.data.source, wanted, seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
     block = block.take(unlike(origins_of(run.data.source, block.rows, SETUP_EPOCH)))
-    return merged(run.backend, _prepared(run, block, dtype, targets, None))
+    rows = merged(run.backend, _prepared(run, block, dtype, targets, None))
+    if rows.root is None:
+        return rows
+    counted = np.flatnonzero(run.backend.to_host(rows.root))
+    at = run.backend.asarray(counted)
+    return rows if len(counted) == len(rows.X) else Rows(rows.X[at], rows.Y[at], rows.root[at])
 
 
 def merged(backend: Backend, rows: Rows) -> Rows:

@@ -18,7 +18,7 @@ from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource, without_copies
 from streamkern.stream.sources.base import BaseSource, joined
 from streamkern.stream.sources.mixture import MixtureSource, stored_rows
-from streamkern.stream.sources.sampling import sample_rows
+from streamkern.stream.sources.sampling import origins_of, sample_rows
 from streamkern.stream.sources.transforms import transform_name
 from streamkern.train.training_data import Data, host_transforms
 
@@ -80,13 +80,15 @@ def draw(data: Data, n: int, seed: int) -> Sample:
     _check_plain(data)
     parts, shares = _parts(data)
     total = min(n, *(part.n_rows / share for part, share in zip(parts, shares, strict=True)))
-    blocks = [
-        sample_rows(
+    blocks = []
+    for k, (part, share) in enumerate(zip(parts, shares, strict=True)):
+        block = sample_rows(
             part, max(1, int(total * share)), seed, stage=SAMPLE_STAGE + k * 100,
             max_units=max(1, MAX_UNITS // len(parts)),
-        )
-        for k, (part, share) in enumerate(zip(parts, shares, strict=True))
-    ]  # fmt: skip
+        )  # fmt: skip
+        # Of copies in a store one: others would be learned by heart where it is held out.
+        first = np.unique(origins_of(part, block.rows), return_index=True)[1]
+        blocks.append(block.take(np.sort(first)))
     X, y, _, w = blocks[0] if len(blocks) == 1 else joined(blocks)
     stratum = np.repeat(np.arange(len(blocks)), [len(block.X) for block in blocks])
     if data.source.classes is not None:

@@ -80,3 +80,8 @@ def test_copies_of_noisy_targets_keep_the_ridge_of_the_rows(kind: str) -> None:
     plain_error, plain_ridge = fitted(ArraySource(X, y), 20)
     assert plain_ridge / 3 < ridge < 3 * plain_ridge
     assert error < 1.1 * plain_error
+
+
+def test_no_more_rows_are_worth_anything_than_come() -> None:
+    """Of a mixture whose epochs are shorter than its sources."""
+    assert worth(60_000, 1000, 1.0) == pytest.approx(1000)

@@ -35,8 +35,10 @@ from streamkern.cli import main
 from streamkern.config.run_config import RunConfig, load_run_file
 from streamkern.config.toml import run_file_text, toml
 from streamkern.ingest.ingest import ingest
+from streamkern.stream.materialise import materialise
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.transforms import GaussianNoise
 from streamkern.train.train import train
 from streamkern.train.training_data import open_data
 from streamkern.tuning import plot, search, trainings
@@ -1051,3 +1053,15 @@ def test_killed_stopped_and_gone_on_with(call: Command, run_file: Path, tmp_path
 def test_the_error_tree_is_one_sentence_each() -> None:
     with pytest.raises(StreamkernError, match=r"run file 'no.toml' can not be read"):
         tune("no.toml")
+
+
+def test_of_copies_in_a_store_one_is_drawn(tmp_path: Path) -> None:
+    """Others would be learned by heart where it is held out."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((150, 3)).astype(np.float32)
+    copies = AugmentedSource(ArraySource(X, X[:, 0]), 4, [GaussianNoise(0.01)])
+    materialise(copies, tmp_path / "a.zarr")
+    config = RunConfig.from_tables({"data": {"train": str(tmp_path / "a.zarr")}})
+    sample = draw(open_data(config), 10_000, 0)
+    nearest = cdist(sample.X, X).argmin(axis=1)
+    assert len(sample.X) == len(np.unique(nearest)) == 150

@@ -124,7 +124,8 @@ def find_noise(
         alpha = backend.matmul_t(inverse, inverse @ wide, xp.empty(wide.shape))
         rounding = (eps(op.dtype) * scale) ** 2 * float((alpha**2).sum())
         alpha /= xp.einsum("ij,ij->j", inverse, inverse)[:, None]
-        return float((alpha**2).sum()) / n + rounding
+        value = float((alpha**2).sum()) / n + rounding
+        return value if math.isfinite(value) else math.inf
 
     with backend.single_threaded_blas():  # once, rather than for every product
         if near is None or not near.tried:
