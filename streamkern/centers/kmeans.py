@@ -25,6 +25,7 @@ MIN_KMEANS_ROWS = 1 << 16
 KMEANS_PASSES = 10
 KMEANS_BATCH = 2048
 SKLEARN_CHUNK = 256
+SKLEARN_BYTES = 20 << 20  # resident after `import sklearn.cluster`: 17 MiB
 
 
 class KMeans(Random):
@@ -44,7 +45,8 @@ class KMeans(Random):
             ("distances to all means", problem.threads * SKLEARN_CHUNK * p * item),
         )
         # Distances of every row to every center.
-        return Selection(p, rows, 2 * rows * p * d, buffers, streamed=True)
+        flops = 2 * rows * p * d
+        return Selection(p, rows, flops, buffers, streamed=True, library_bytes=SKLEARN_BYTES)
 
     def refine(self, X: Host, selection: Selection, work: Work) -> tuple[Host, dict[str, Any]]:
         """See `kmeans`."""

@@ -11,7 +11,8 @@ class Selection:
 
     first : rows that it begins with. rows : that it looks at. flops : leading terms.
     buffers : everything of size, (what, bytes). streamed : whether the rows are a stream and all
-    of it is on the host; otherwise they are read once, and are on the device.
+    of it is on the host; otherwise they are read once, and are on the device. library_bytes : of
+    code that is loaded for it, and stays.
     """
 
     first: int
@@ -19,6 +20,7 @@ class Selection:
     flops: int
     buffers: tuple[tuple[str, int], ...]
     streamed: bool = False
+    library_bytes: int = 0
 
     @property
     def total(self) -> int:

@@ -144,6 +144,8 @@ def _count_selection(buffers: Buffers, problem: Problem, sizes: Sizes) -> None:
     assert problem.selection is not None
     apart = problem.staging > 0
     streamed = problem.selection.streamed
+    if library := problem.selection.library_bytes:
+        buffers.add("host" if apart else "always", "library that chooses centers", library)
     for what, size in problem.selection.buffers:
         buffers.add("host" if apart and streamed else "centers", what, size)
     if not apart:

@@ -541,6 +541,7 @@ except KeyboardInterrupt:
                 time.sleep(0.05)
             child.send_signal(signal.SIGINT)
             assert child.stdout.readline() == "interrupted\n"
+            time.sleep(1.0)  # a request may have been on the wire before
             proxy.set(faults={})
             proxy.log()
             child.communicate("go on\n", timeout=60)
