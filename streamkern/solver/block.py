@@ -90,9 +90,10 @@ class Block(Method[BlockSizes]):
         add("setup", "sample and probe, targets", s + h, problem.point + c * item)
         add("setup", "products with targets, residuals", 3 * b + 2 * h, c, itemsize=item)
         add("setup", "targets of rows that are centers", p, c, itemsize=item)
-        if n_blocks > 1:  # values at the centers, and what a block adds there and on the sample
-            add("setup", "what all blocks together learn", p + s + max(2 * s, 3 * p), c,
-                itemsize=item)  # fmt: skip
+        if n_blocks > 1:
+            # Values at the centers, what a block adds there and on the sample, and two directions.
+            learned = p + s + max(2 * s, 3 * p) + 2 * (2 * p + s)
+            add("setup", "what all blocks together learn", learned, c, itemsize=item)
         add("setup", "raw centers", p, problem.d, itemsize=item)
         beside = max(b + count_products(buffers, problem, b), 2 * h)
         add("setup", "factors of one block, probe", 2 * b + beside, b, itemsize=item)

@@ -43,7 +43,8 @@ APPLY = 80
 ROWS_TO_LEARN = 5
 FREE = 3 * 10**11
 """FLOPs that setup may take in any case: two seconds or so."""
-MOST_SWEEPS = 6
+MOST_SWEEPS = 12
+"""See `precondition.joint`."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,18 @@
-"""Block coordinate descent on the sample: the start of several blocks, taken together."""
+"""The start of several blocks, taken together: conjugate gradients on the sample, preconditioned by
+sweeps over the blocks.
+
+A sweep moves one block after the other, each by its Newton step as far as is best. Blocks that see
+the same functions then correct each other for a long time. So what a sweep has done is taken for a
+direction of conjugate gradients: made conjugate to the one before (which is not enough to make it
+so to all, as the order of the blocks changes; three or eight of them were hardly better), and
+followed as far as is best, for each output by itself. That needs no kernel value that the sweep did
+not have. p/16 on bike and penbased, the sample's objective over that of 30 plain sweeps: after 5,
+10, 15 plain ones 1.11 1.06 1.03 and 1.18 1.09 1.04; of these 1.05 .99 .96 and 1.08 .99 .95.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -8,10 +20,23 @@ from streamkern.backend.base import Array, tiles
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.known import Known, Sample
+from streamkern.solver.precondition.norm import eps
+
+ENOUGH = 1e-3
+"""A sweep that lowers the objective by less, in proportion, is the last one."""
+
+
+class Change(NamedTuple):
+    """Of the function. weights : (p, c). sampled : (s, c) its values at the sample. centers :
+    (p, c) those at the centers; None for explicit features."""
+
+    weights: Array
+    sampled: Array
+    centers: Array | None
 
 
 class Joint:
-    """Block coordinate descent on the sample, from what one sweep over the blocks has learned.
+    """The sample's problem, from what one sweep over the blocks has learned.
 
     The norm has the jitter of each block: without it rounding leaves directions in which it is
     negative where centers nearly coincide, and in float32 a start grew to 1e6.
@@ -24,7 +49,9 @@ class Joint:
         H: list[Array | None], start: Array, values: Array | None, penalty: float,
         jitters: list[float],
     ) -> None:  # fmt: skip
+        widths = [block.stop - block.start for block in blocks]
         self.jitters = jitters
+        self.jitter = op.backend.asarray(np.repeat(jitters, widths), op.dtype)[:, None]
         self.op, self.Z, self.S, self.known, self.blocks = op, Z, S, known, blocks
         self.H, self.start, self.values, self.penalty = H, start, values, penalty
         whole = slice(0, len(Z))
@@ -35,9 +62,16 @@ class Joint:
         self.weights = (kept if S.root is None else kept * S.root**2)[:, None]
 
     def sweeps(self, n: int, seed: int) -> None:
-        """So many of them."""
+        """So many of them at most, conjugate to each other."""
+        last: tuple[Change, Array] | None = None
+        energy = self._energy()
         for turn in range(n):
+            before = self._state()
             self.sweep(np.random.default_rng([seed, 4, turn]))
+            last = self._conjugate(before, last, energy)
+            energy, was = self._energy(), energy
+            if float((was - energy).sum()) <= ENOUGH * float(was.sum()):
+                break
 
     def sweep(self, rng: np.random.Generator) -> None:
         """Every block once, in random order, each as far along its step as is best."""
@@ -51,7 +85,7 @@ class Joint:
         same = (ids, ids - block.start)
         g = self._gradient(S.X, Z, self.weights * S.Y)
         if known is not None and values is not None:
-            w = known.weights[:, None] / known.n_rows
+            w = self._of_centers(known)
             g += self._gradient(self.Z, Z, w * (known.Y - values))
         g -= self.penalty * (self.start if values is None else values)[block]
         if values is not None:
@@ -77,6 +111,78 @@ class Joint:
         left -= length * moved
         if values is not None:
             values += length * there
+
+    def _state(self) -> Change:
+        values = None if self.values is None else self.values.copy()
+        return Change(self.start.copy(), self.S.Y.copy(), values)
+
+    def _conjugate(
+        self, before: Change, last: tuple[Change, Array] | None, energy: Array
+    ) -> tuple[Change, Array]:
+        """Make what has changed a direction that is conjugate to the last one, and follow it as far
+        as is best. It, in the place of `before`, and its curvature for each output: infinite where
+        there is nothing but rounding to follow."""
+        xp, d = self.op.backend.xp, before
+        xp.subtract(self.start, before.weights, out=d.weights)
+        xp.subtract(before.sampled, self.S.Y, out=d.sampled)
+        if d.centers is not None:
+            xp.subtract(self.values, before.centers, out=d.centers)
+        if last is not None:
+            along, bend = last
+            share = -self._inner(d, along) / bend
+            self._follow(along, share)
+            for part, other in zip(d, along, strict=True):
+                if part is not None and other is not None:
+                    part += share * other
+        bend = self._inner(d, d)
+        seen = bend > eps(self.op.dtype) ** 2 * energy
+        bend = xp.where(seen, bend, xp.inf)
+        self._follow(d, self._slope(d) / bend)
+        return d, bend
+
+    def _follow(self, d: Change, share: Array) -> None:
+        self.start += share * d.weights
+        left = self.S.Y
+        left -= share * d.sampled
+        if self.values is not None:
+            self.values += share * d.centers
+
+    def _energy(self) -> Array:
+        """The objective, (c,)."""
+        found = (self.weights * self.S.Y**2).sum(axis=0)
+        if self.values is None:
+            return found + self.penalty * (self.start**2).sum(axis=0)
+        found += self.penalty * (self.start * (self.values + self.jitter * self.start)).sum(axis=0)
+        if self.known is not None:
+            found += (self._of_centers(self.known) * (self.known.Y - self.values) ** 2).sum(axis=0)
+        return found
+
+    def _inner(self, d: Change, other: Change) -> Array:
+        """d^T (Hessian of the sample's objective) other, (c,)."""
+        found = (self.weights * d.sampled * other.sampled).sum(axis=0)
+        if other.centers is None:
+            return found + self.penalty * (d.weights * other.weights).sum(axis=0)
+        found += self.penalty * (d.weights * other.centers).sum(axis=0)
+        found += self.penalty * (self.jitter * d.weights * other.weights).sum(axis=0)
+        if self.known is not None:
+            found += (self._of_centers(self.known) * d.centers * other.centers).sum(axis=0)
+        return found
+
+    def _slope(self, d: Change) -> Array:
+        """How fast the objective falls along d, (c,)."""
+        found = (self.weights * self.S.Y * d.sampled).sum(axis=0)
+        if d.centers is None:
+            return found - self.penalty * (self.start * d.weights).sum(axis=0)
+        found -= self.penalty * (self.start * d.centers).sum(axis=0)
+        found -= self.penalty * (self.jitter * self.start * d.weights).sum(axis=0)
+        if self.known is not None:
+            left = self.known.Y - self.values
+            found += (self._of_centers(self.known) * left * d.centers).sum(axis=0)
+        return found
+
+    @staticmethod
+    def _of_centers(known: Known) -> Array:
+        return known.weights[:, None] / known.n_rows
 
     def _gradient(self, X: Points, Z: Points, r: Array) -> Array:
         """K(X, Z)^T r, (b, c)."""
