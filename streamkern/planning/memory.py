@@ -21,6 +21,8 @@ CHUNK = 512
 """Rows and columns of what a thread does at once of a product of matrices."""
 SAVED_CHUNK = 64 * MiB
 """Of an array in a run directory, at most."""
+MOST_ORIGINS = 1 << 18
+"""Rows, and those of one unit more, of which it is looked up what they are made from."""
 EVALUATED_ROWS = 1024
 """Rows that a model is evaluated on at once, while it is trained and later."""
 

@@ -29,7 +29,7 @@ from streamkern.solver.direct_step import DirectSolver
 from streamkern.solver.precondition.held_out import FOLDS
 
 COPIES = 4
-"""Of each row that are looked at."""
+"""Of each row that are looked at, if there are so many."""
 SHARE = 4
 """One row in this many is a center."""
 FEWEST = 64
@@ -42,7 +42,7 @@ the rows."""
 def common_share(op: KernelOperator, copies: Iterable[tuple[Array, Array, Array | None]]) -> float:
     """rho, between 0 and 1; 0 where the rows are too few.
 
-    copies : `COPIES` times X (n, d), Y (n, c) and sample weights (n,) or None, of the same n rows.
+    copies : twice or more X (n, d), Y (n, c) and sample weights (n,) or None, of the same n rows.
     """
     each = iter(copies)
     first = next(each)
@@ -63,12 +63,14 @@ def common_share(op: KernelOperator, copies: Iterable[tuple[Array, Array, Array 
         del first
         solver.weights(state)
         of_one = state.ridge
+        times = 1
         for copy in each:
             add(*copy)
+            times += 1
         solver.weights(state)
     except DivergenceError:  # no center reaches a row: nothing is told
         return 0.0
-    rho = (state.ridge / of_one - 1 / COPIES) / (1 - 1 / COPIES)
+    rho = (state.ridge / of_one - 1 / times) / (1 - 1 / times)
     return min(rho, 1.0) if rho >= LEAST else 0.0
 
 

@@ -23,7 +23,13 @@ from streamkern.backend.base import Array
 from streamkern.basics.errors import ConfigError, MemoryBudgetError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.memory import Buffers, Needs, count_products, count_run
+from streamkern.planning.memory import (
+    MOST_ORIGINS,
+    Buffers,
+    Needs,
+    count_products,
+    count_run,
+)
 from streamkern.planning.problem import MiB, Problem
 from streamkern.planning.sizes import Options, Sizes, check_between
 from streamkern.solver.base import Solver
@@ -190,7 +196,10 @@ class Method(Generic[S]):
         buffers.add("noise", "rows that show the noise", n, row + 2 * problem.point)
         solving = count_products(buffers, problem, n, "noise")
         buffers.add("noise", "their targets in float64", 4 * n, problem.c, itemsize=8)
-        if not problem.repeats:
+        if not problem.repeats or problem.hides_copies:
+            looked_up = min(problem.n_rows, MOST_ORIGINS + problem.unit_rows)
+            if problem.hides_copies:
+                buffers.add("noise", "what rows are made from", 5 * looked_up, itemsize=8)
             raw = problem.row_bytes + problem.feed_arrays * problem.d * problem.itemsize
             buffers.add("noise", "copies of them, drawn anew", n, raw + row + problem.point)
         if problem.features == "fourier":

@@ -21,13 +21,19 @@ from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.points import Grid
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import Solver
-from streamkern.solver.copies import COPIES, common_share, worth
+from streamkern.solver.copies import COPIES, FEWEST, common_share, worth
 from streamkern.solver.method import Report, Rows, Setup, Work
 from streamkern.solver.precondition.known import Known, by_center
 from streamkern.solver.precondition.noise import NO_NOISE, NOISE_ROWS, find_noise, unlike
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.base import Block
-from streamkern.stream.sources.sampling import choose_rows, origins_of, read_rows, sample_rows
+from streamkern.stream.sources.sampling import (
+    choose_copies,
+    choose_rows,
+    origins_of,
+    read_rows,
+    sample_rows,
+)
 from streamkern.stream.sources.transforms import SETUP_EPOCH, Scale, Transform, transform_name
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.arrivals import is_computed_with
@@ -214,25 +220,44 @@ def _known(run: Run, dtype: np.dtype[Any], targets: TargetScale, known: CenterRo
 
 def _worth(run: Run, op: KernelOperator, dtype: np.dtype[Any], targets: TargetScale) -> float:
     """Independent rows that all rows of the run are worth."""
-    problem = run.problem
-    if problem.repeats or op.kernel.explicit:
+    problem, source = run.problem, run.data.source
+    stored = source.n_origins if problem.repeats else problem.n_stored or problem.n_rows
+    copies = _stored_copies(run) if problem.repeats else _drawn_copies(run)
+    if op.kernel.explicit or copies is None:
         return problem.n_samples
-    rho = common_share(op, _copies(run, dtype, targets))
-    return worth(problem.n_stored or problem.n_rows, problem.n_samples, rho)
+    rho = common_share(op, _copies(run, copies, dtype, targets))
+    return worth(stored, problem.n_samples, rho)
 
 
-def _copies(
-    run: Run, dtype: np.dtype[Any], targets: TargetScale
-) -> Iterator[tuple[Array, Array, Array | None]]:
-    """The same rows, drawn anew: see `copies.common_share`."""
+def _drawn_copies(run: Run) -> list[tuple[npt.NDArray[np.int64], int]]:
+    """Rows and a seed, as often: the same rows, drawn anew."""
     source, seed = run.data.source, run.config.run.random_state
     wanted = min(NOISE_ROWS, source.n_rows)
     rows = choose_rows(source, wanted, seed, stage=SAMPLE_STAGE, max_units=COPIED_UNITS)
     rows = rows[unlike(origins_of(source, rows, SETUP_EPOCH))]
-    for r in range(COPIES):
-        again = (seed + r) % (1 << 32)  # another seed: places of a mixture keep their rows
-        block = read_rows(source, rows, again, SETUP_EPOCH)
-        yield _through(run, block, dtype, targets, again)
+    # With another seed places of a mixture keep their rows.
+    return [(rows, (seed + r) % (1 << 32)) for r in range(COPIES)]
+
+
+def _stored_copies(run: Run) -> list[tuple[npt.NDArray[np.int64], int]] | None:
+    """Rows of a store that holds several made from each; None where there are too few."""
+    source, seed = run.data.source, run.config.run.random_state
+    if not source.n_origins:
+        return None
+    found = choose_copies(
+        source, NOISE_ROWS, COPIES, FEWEST, seed, SAMPLE_STAGE, COPIED_UNITS
+    )  # fmt: skip
+    return None if found is None else [(rows, seed) for rows in found]
+
+
+def _copies(
+    run: Run, copies: list[tuple[npt.NDArray[np.int64], int]], dtype: np.dtype[Any],
+    targets: TargetScale,
+) -> Iterator[tuple[Array, Array, Array | None]]:  # fmt: skip
+    """See `copies.common_share`."""
+    for rows, seed in copies:
+        block = read_rows(run.data.source, rows, seed, SETUP_EPOCH)
+        yield _through(run, block, dtype, targets, seed)
 
 
 def _few(run: Run, dtype: np.dtype[Any], targets: TargetScale) -> Rows:

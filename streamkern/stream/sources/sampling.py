@@ -6,6 +6,7 @@ import numpy as np
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.randomness import Stage
+from streamkern.planning.memory import MOST_ORIGINS
 from streamkern.stream.sources.augmented import without_copies
 from streamkern.stream.sources.base import BaseSource, Block, empty_rows, read_units, unit_edges
 
@@ -37,6 +38,33 @@ def choose_rows(
         replicas = rng.choice(source.n_rows // base_rows, size=-(-n // base_rows), replace=False)
         return np.concatenate([r * base_rows + rng.permutation(base_rows) for r in replicas])[:n]
     return _rows_of_units(edges, n, max_units, rng)
+
+
+def choose_copies(
+    source: BaseSource, n: int, copies: int, least: int, seed: int, stage: int, max_units: int
+) -> np.ndarray | None:
+    """(r, m) int64: column j holds r rows that are made from one row, another one in each column.
+
+    m is at most n and at least `least`, and r at most `copies`: the most of which `max_units`
+    random units hold so many; None where two are too many. For sources whose epochs have the same
+    rows. Cost: the origins of those units, or of as many as hold `MOST_ORIGINS` rows.
+    """
+    rng = np.random.default_rng([seed, Stage.SAMPLE, stage])
+    edges, units = unit_edges(source), rng.permutation(source.n_units)[:max_units]
+    held = np.cumsum(np.diff(edges)[units])
+    units = units[: int(np.searchsorted(held, MOST_ORIGINS)) + 1]
+    rows = np.concatenate([np.arange(edges[u], edges[u + 1]) for u in units])
+    origins = np.concatenate([source.origins(int(u), 0) for u in units])
+    order = rng.permutation(len(rows))
+    order = order[np.argsort(origins[order], kind="stable")]
+    _, first, count = np.unique(origins[order], return_index=True, return_counts=True)
+    for r in range(min(copies, int(count.max())), 1, -1):
+        often = first[count >= r]
+        if len(often) >= least:
+            chosen = rng.permutation(often)[:n]
+            found: np.ndarray = rows[order[chosen + np.arange(r)[:, None]]]
+            return found
+    return None
 
 
 def read_rows(source: BaseSource, rows: np.ndarray, seed: int, epoch: int = 0) -> Block:
