@@ -12,13 +12,15 @@ from streamkern.basics.optional import on_demand
 from streamkern.centers.way import Way
 from streamkern.stream.sources.base import BaseSource, Block, joined, read_units
 from streamkern.stream.sources.row_shapes import check_row_shape
-from streamkern.stream.sources.sampling import sample_rows
+from streamkern.stream.sources.sampling import choose_rows, origins_of, read_rows, sample_rows
 
 CENTERS_STAGE = 1
 ORDER_STAGE = 21
 # A store sorted by label needs centers from all over it.
 MAX_UNITS = 256
 BANDWIDTH_ROWS = 1000
+DRAWS = 4
+"""Rows drawn for each center, of which copies are left out."""
 
 
 class Random(Way):
@@ -32,8 +34,19 @@ class Random(Way):
 
 
 def random_centers(source: BaseSource, p: int, seed: int) -> Block:
-    """p distinct rows of `source` in random order."""
-    return sample_rows(source, p, seed, stage=CENTERS_STAGE, max_units=MAX_UNITS)
+    """p distinct rows of `source` in random order.
+
+    Of a store of augmented rows no two are made from one row, as far as `DRAWS` p rows, or all, go:
+    copies are near each other, and as centers worth little more than one of them.
+    """
+    if not source.n_origins:
+        return sample_rows(source, p, seed, stage=CENTERS_STAGE, max_units=MAX_UNITS)
+    drawn = min(DRAWS * p, source.n_rows)
+    rows = choose_rows(source, drawn, seed, stage=CENTERS_STAGE, max_units=MAX_UNITS)
+    first = np.unique(origins_of(source, rows), return_index=True)[1]
+    is_copy = np.ones(drawn, bool)
+    is_copy[first] = False
+    return read_rows(source, rows[np.argsort(is_copy, kind="stable")[:p]], seed)
 
 
 def all_rows(source: BaseSource, seed: int) -> Block:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,6 +14,7 @@ from streamkern.estimator.estimators import KernelRegressor
 from streamkern.kernels.builtin import Laplace
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.copies import COPIES, FEWEST, common_share, worth
+from streamkern.stream.materialise import materialise
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.transforms import GaussianNoise
@@ -85,3 +88,25 @@ def test_copies_of_noisy_targets_keep_the_ridge_of_the_rows(kind: str) -> None:
 def test_no_more_rows_are_worth_anything_than_come() -> None:
     """Of a mixture whose epochs are shorter than its sources."""
     assert worth(60_000, 1000, 1.0) == pytest.approx(1000)
+
+
+def test_and_so_do_copies_in_a_store(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(600, 4)).astype(np.float32)
+    y = np.sin(2 * X[:, 0]) + 0.5 * rng.normal(size=600)
+    T = rng.normal(size=(2000, 4)).astype(np.float32)
+
+    def fitted(source: ArraySource | str, epochs: int) -> tuple[float, float]:
+        model = KernelRegressor(
+            solver="block", kernel="laplace", bandwidth=2.5, epochs=epochs, n_centers=300,
+            random_state=0,
+        ).fit(source)  # fmt: skip
+        error = np.mean((model.predict(T).ravel() - np.sin(2 * T[:, 0])) ** 2)
+        return float(error), model.report_["ridge"]
+
+    url = str(tmp_path / "copies.zarr")
+    materialise(AugmentedSource(ArraySource(X, y), 8, [GaussianNoise(0.02)]), url)
+    error, ridge = fitted(url, 3)
+    plain_error, plain_ridge = fitted(ArraySource(X, y), 20)
+    assert plain_ridge / 2 < ridge < 2 * plain_ridge
+    assert error < 1.1 * plain_error

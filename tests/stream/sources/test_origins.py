@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from streamkern.centers.random_rows import random_centers
 from streamkern.stream.materialise import materialise
+from streamkern.stream.sources import stores
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.mixture import MixtureSource
-from streamkern.stream.sources.sampling import origins_of
+from streamkern.stream.sources.sampling import choose_copies, origins_of, read_rows
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import GaussianNoise
 
@@ -67,3 +69,43 @@ def test_of_stores_of_augmented_rows(tmp_path: Path, shuffle: bool) -> None:
     check(ZarrSource(once))
     materialise(AugmentedSource(ZarrSource(once), 2), twice, shuffle=shuffle)
     check(ZarrSource(twice))
+
+
+@pytest.fixture
+def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ZarrSource:
+    """A store of three copies of 60 rows, with a unit for each of many small chunks."""
+    monkeypatch.setattr(stores, "SMALL_CHUNK_BYTES", 0)
+    url = str(tmp_path / "copied.zarr")
+    source = AugmentedSource(rows(0, 60), 3, [GaussianNoise(0.05)])
+    materialise(source, url, chunk_mb=20 * 16 / 2**20)
+    return ZarrSource(url)
+
+
+@pytest.mark.parametrize(("n", "copies", "r"), [(10, 2, 2), (25, 4, 3), (60, 3, 3), (500, 3, 3)])
+def test_copies_of_rows_are_found_in_a_store(
+    copied: ZarrSource, n: int, copies: int, r: int
+) -> None:
+    found = choose_copies(copied, n, copies, 10, 0, 1, 100)
+    assert found is not None
+    assert found.shape == (r, min(n, 60))
+    assert len(np.unique(found)) == found.size
+    first = np.rint([read_rows(copied, each, 0).X[:, 0] for each in found])
+    assert (first == first[0]).all()
+    assert len(np.unique(first[0])) == found.shape[1]
+
+
+def test_a_part_of_a_store_may_hold_too_few_copies(copied: ZarrSource) -> None:
+    assert choose_copies(copied, 60, 3, 61, 0, 1, 100) is None
+    some = choose_copies(copied, 60, 3, 1, 0, 1, 2)
+    assert some is not None
+    units = np.searchsorted(np.arange(copied.n_units) * copied.store.spec.chunk_rows, some, "right")
+    assert copied.n_units > 2 >= len(np.unique(units))
+
+
+@pytest.mark.parametrize("p", [1, 20, 60, 90, 180])
+def test_random_centers_of_such_a_store_are_no_copies(copied: ZarrSource, p: int) -> None:
+    """As long as there are other rows."""
+    block = random_centers(copied, p, 0)
+    assert len(np.unique(block.rows)) == p
+    made_from = np.unique(np.rint(block.X[:, 0]))
+    assert len(made_from) == min(p, 60)
