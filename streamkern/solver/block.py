@@ -25,6 +25,7 @@ from streamkern.solver.block_sizes import (
 from streamkern.solver.block_step import BlockSolver, alone
 from streamkern.solver.method import STEPS, Method, Report, Samples, Setup, Work
 from streamkern.solver.precondition.block import (
+    FLOOR,
     SKETCH,
     BlockPreconditioner,
     block_slices,
@@ -43,6 +44,7 @@ class Block(Method[BlockSizes]):
     features = ("kernel", "nystrom", "fourier")
     knows_rows = True
     bears_width = True
+    finest = FLOOR
 
     def check(self, problem: Problem, options: Options) -> None:
         """With the size of the blocks."""

@@ -244,6 +244,7 @@ class Falkon(Method[Sizes]):
     same_rows = True
     squares = True
     bears_width = True
+    finest = 1e-5
 
     def check(self, problem: Problem, options: Options) -> None:
         """With the passes it has to have."""

@@ -104,6 +104,9 @@ class Method(Generic[S]):
     """Whether its setup asks which rows are centers, and how large the noise of the targets is."""
     bears_width = False
     """Whether its speed does not depend on the condition of K: then a wide kernel costs nothing."""
+    finest = 0.0
+    """The least penalty with which it learns fast, of the top eigenvalue of K / n: a kernel that
+    suits the data with less only would be learned slowly."""
     squares = False
     """Whether it holds p x p matrices whatever the memory."""
 

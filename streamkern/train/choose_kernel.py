@@ -100,7 +100,9 @@ def find_kernel(run: Run, rows: Rows, report: Report) -> Found:
             kernel = get_kernel(asked, lambda geometry: factor * width(geometry))
             op = KernelOperator(kernel, run.backend, run.precision, shift, run.grid)
             last = near if not tried else [*tried.values()][-1]
-            noise = find_noise(op, None, *rows[:3], None if last is None else last.noise)
+            noise = find_noise(
+                op, None, *rows[:3], None if last is None else last.noise, run.method.finest
+            )
             tried[factor] = Found(kernel, noise, round(math.log2(factor)))
             return noise.error
 
@@ -116,7 +118,11 @@ def find_kernel(run: Run, rows: Rows, report: Report) -> Found:
     found: list[Found] = []
     for asked in kernels_of(run):
         found.append(best_of(asked, found[-1] if found else None))
-    return first_good(found)
+    best = first_good(found)
+    if not run.method.finest:
+        return best
+    op = KernelOperator(best.kernel, run.backend, run.precision, shift, run.grid)
+    return best._replace(noise=find_noise(op, None, *rows[:3], best.noise))
 
 
 def looked_at(n: int) -> int:

@@ -88,11 +88,12 @@ def unlike(origins: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 
 def find_noise(
     op: KernelOperator, Z: Points | None, X: Array, Y: Array, root: Array | None,
-    near: Noise | None = None,
+    near: Noise | None = None, finest: float = 0.0,
 ) -> Noise:  # fmt: skip
     """The variance with which rows predict each other best.
 
-    near : of the same rows with another kernel, where the search begins.
+    near : of the same rows with another kernel, where the search begins. finest : the least penalty
+    for these rows, of the mean k(x, x).
 
     Z : points of the centers, of which explicit features are made; None where there are none.
     X : (n, d) rows, see `unlike`. Y : (n, c). root : (n,) square roots of the sample weights.
@@ -127,11 +128,10 @@ def find_noise(
         value = float((alpha**2).sum()) / n + rounding
         return value if math.isfinite(value) else math.inf
 
+    lowest = max(LOWEST, min(math.ceil(math.log10(n * finest)), HIGHEST)) if finest else LOWEST
+    start, stride = (START, 2) if near is None or not near.tried else (near.exponent, 1)
     with backend.single_threaded_blas():  # once, rather than for every product
-        if near is None or not near.tried:
-            found = search(error, START, LOWEST, HIGHEST)
-        else:
-            found = search(error, near.exponent, LOWEST, HIGHEST, stride=1)
+        found = search(error, max(start, lowest), lowest, HIGHEST, stride=stride)
     tried = [(10.0**at * scale, value) for at, value in found.items() if math.isfinite(value)]
     if not tried:
         return NO_NOISE
