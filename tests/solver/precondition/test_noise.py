@@ -21,12 +21,15 @@ from streamkern.solver.precondition.noise import (
 )
 
 
-def found(X: np.ndarray, Y: np.ndarray, w: np.ndarray | None = None, bandwidth: float = 2) -> Noise:
+def found(
+    X: np.ndarray, Y: np.ndarray, w: np.ndarray | None = None, bandwidth: float = 2,
+    finest: float = 0.0,
+) -> Noise:  # fmt: skip
     with get_backend("cpu", 1, "none") as backend:
         kernel = get_kernel({"kernel": "laplace", "bandwidth": bandwidth})
         op = KernelOperator(kernel, backend, "float64")
         Z = op.points(X[:1], left=True, right=True)
-        return find_noise(op, Z, X, Y, None if w is None else np.sqrt(w))
+        return find_noise(op, Z, X, Y, None if w is None else np.sqrt(w), finest=finest)
 
 
 def kernel_matrix(X: np.ndarray, bandwidth: float = 2) -> np.ndarray:
@@ -71,6 +74,19 @@ def test_without_noise_it_is_the_most_that_does_no_harm() -> None:
     assert (noise.variance, noise.grows) == (max(borne), False)
     assert noise.variance < 1e-2
     assert noise.penalty(1e6) == noise.variance / 1e6
+
+
+@pytest.mark.parametrize("finest", [1e-12, 1e-5, 1e-2, 1e9])
+def test_no_penalty_below_the_least_one_is_tried(finest: float) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((200, 2))
+    Y = X.sum(axis=1, keepdims=True)
+    free, least = found(X, Y, bandwidth=20), found(X, Y, bandwidth=20, finest=finest)
+    # k(x, x) is 1; more than the mean of the targets can not be asked for
+    assert min(kappa for kappa, _ in least.tried) >= min(200 * finest, 1e6)
+    assert least.error >= free.error
+    assert dict(free.tried).items() <= dict(least.tried).items() or finest > 1e-12
+    assert (least.error > 1.2 * free.error) == (finest > 1e-5)
 
 
 def test_targets_of_nothing_but_noise_are_smoothed_away() -> None:
