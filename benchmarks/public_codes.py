@@ -19,6 +19,7 @@ falkon, e - 1     penalty 1e-6, jitter 1e-5. Its first pass is the right-hand si
 falkon, e         the same, the first pass not counted
 falkon, best      e iterations with that penalty and jitter, of ten, that are best on the test rows
 
+FALKON keeps K(X, Z) in memory; this package's solver and EigenPro 4 evaluate it in every epoch.
 "ahead" is held against the kinder of each one's lines: its least error, and apart from that its
 fewest seconds. A ratio is the test MSE over that of the exact model with best ridge, the median
 over the seeds. "diverged" is not finite, or ten times the MSE of the mean.
