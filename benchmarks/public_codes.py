@@ -259,7 +259,15 @@ def verdict(tables: dict[str, list[Record]], family: str) -> str:
     counts = ", ".join(f"in {what} at {n - len(found)}" for what, found in behind.items())
     said = f"auto is ahead of {family} {counts} of {n} points, in both at {both}, "
     said += f"in neither at {neither}"
-    return said + (f"; not in error: {', '.join(behind['error'])}" if behind["error"] else "")
+    said += f"; not in error: {', '.join(behind['error'])}" if behind["error"] else ""
+    # Which the median over the seeds does not show.
+    off = {
+        f"{name} ({r['method']}, seed {r['seed']})": None
+        for name, records in tables.items()
+        for r in records
+        if r["diverged"] and r["method"] in FAMILIES[family]
+    }
+    return said + (f"; diverged: {', '.join(off)}" if off else "")
 
 
 # ------------------------------------------------------------------------------------ the check

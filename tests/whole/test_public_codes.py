@@ -123,7 +123,7 @@ def test_a_run_writes_every_line_of_every_table(
 
 def test_ahead_means_ahead_of_the_kindest_figure_and_divergence_is_said() -> None:
     def record(method: str, epochs: int, ratio: float | None, seconds: float) -> dict[str, Any]:
-        return {"method": method, "epochs": epochs, "ratio": ratio, "seconds": seconds,
+        return {"method": method, "epochs": epochs, "ratio": ratio, "seconds": seconds, "seed": 0,
                 "diverged": ratio is None}  # fmt: skip
 
     records = []
@@ -136,7 +136,7 @@ def test_ahead_means_ahead_of_the_kindest_figure_and_divergence_is_said() -> Non
     tables = {"bike": records}
     assert public_codes.verdict(tables, "eigenpro4") == (
         "auto is ahead of eigenpro4 in error at 2, in seconds at 3 of 3 points, in both at 2, "
-        "in neither at 0; not in error: bike after 1"
+        "in neither at 0; not in error: bike after 1; diverged: bike (eigenpro4, seed 0)"
     )
     assert public_codes.verdict(tables, "falkon") == (
         "auto is ahead of falkon in error at 3, in seconds at 0 of 3 points, in both at 0, "
