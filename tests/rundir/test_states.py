@@ -439,6 +439,12 @@ class Machine(RuleBasedStateMachine):
             assert before is not None
             happened("refused to a second writer")
             return
+        if "no run of streamkern" in ended:
+            documents = [data for name, data in self.place.files().items() if ".json" in name]
+            assert not any(re.search(rb'"format": *"streamkern-', d) for d in documents), ended
+            happened("nothing says whose it is")
+            self.start_again()
+            return
         assert ended == "done", ended
         self.holder, self.stolen = writer, False
         self.hurt.discard("writer")
