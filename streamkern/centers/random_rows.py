@@ -12,15 +12,18 @@ from streamkern.basics.optional import on_demand
 from streamkern.centers.way import Way
 from streamkern.stream.sources.base import BaseSource, Block, joined, read_units
 from streamkern.stream.sources.row_shapes import check_row_shape
-from streamkern.stream.sources.sampling import choose_rows, origins_of, read_rows, sample_rows
+from streamkern.stream.sources.sampling import choose_rows, origins_of, read_rows
 
 CENTERS_STAGE = 1
 ORDER_STAGE = 21
 # A store sorted by label needs centers from all over it.
 MAX_UNITS = 256
 BANDWIDTH_ROWS = 1000
-DRAWS = 4
-"""Rows drawn for each center, of which copies are left out."""
+DRAWS, MORE = 4, 4
+"""Times that rows are drawn for centers that are copies, and how many for each of them."""
+COPIES_STAGE = 100
+
+Ints = npt.NDArray[np.int64]
 
 
 class Random(Way):
@@ -36,17 +39,33 @@ class Random(Way):
 def random_centers(source: BaseSource, p: int, seed: int) -> Block:
     """p distinct rows of `source` in random order.
 
-    Of a store of augmented rows no two are made from one row, as far as `DRAWS` p rows, or all, go:
-    copies are near each other, and as centers worth little more than one of them.
+    Of a store of augmented rows no two are made from one row, as far as there are others: copies
+    are near each other, and as centers worth little more than one of them.
     """
-    if not source.n_origins:
-        return sample_rows(source, p, seed, stage=CENTERS_STAGE, max_units=MAX_UNITS)
-    drawn = min(DRAWS * p, source.n_rows)
-    rows = choose_rows(source, drawn, seed, stage=CENTERS_STAGE, max_units=MAX_UNITS)
-    first = np.unique(origins_of(source, rows), return_index=True)[1]
-    is_copy = np.ones(drawn, bool)
-    is_copy[first] = False
-    return read_rows(source, rows[np.argsort(is_copy, kind="stable")[:p]], seed)
+    rows = choose_rows(source, p, seed, stage=CENTERS_STAGE, max_units=MAX_UNITS)
+    if source.n_origins:
+        rows = _no_copies(source, rows, seed)
+    return read_rows(source, rows, seed)
+
+
+def _no_copies(source: BaseSource, rows: Ints, seed: int) -> Ints:
+    """As many rows, with others in the place of copies, and copies only if too few are found."""
+    found, p = _firsts(source, rows), len(rows)
+    for draw in range(DRAWS):
+        missing = p - len(found)
+        if not missing:
+            break
+        n = min(MORE * missing, source.n_rows)
+        more = choose_rows(source, n, seed, stage=COPIES_STAGE + draw, max_units=MAX_UNITS)
+        found = _firsts(source, np.concatenate([found, more]))[:p]
+    copies = np.setdiff1d(rows, found)[: p - len(found)]
+    rng = np.random.default_rng([seed, COPIES_STAGE])
+    return rng.permutation(np.concatenate([found, copies]))
+
+
+def _firsts(source: BaseSource, rows: Ints) -> Ints:
+    """Those that are not made from the same row as one before them."""
+    return rows[np.sort(np.unique(origins_of(source, rows), return_index=True)[1])]
 
 
 def all_rows(source: BaseSource, seed: int) -> Block:

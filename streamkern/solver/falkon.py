@@ -45,6 +45,7 @@ from streamkern.planning.problem import Problem
 from streamkern.planning.sizes import Options, Sizes, without_sample
 from streamkern.solver.base import Solver, State
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
+from streamkern.solver.precondition.block import FLOOR
 from streamkern.solver.precondition.norm import (
     WeightNorm,
     inverse_root,
@@ -244,7 +245,7 @@ class Falkon(Method[Sizes]):
     same_rows = True
     squares = True
     bears_width = True
-    finest = 1e-5
+    finest = FLOOR
 
     def check(self, problem: Problem, options: Options) -> None:
         """With the passes it has to have."""

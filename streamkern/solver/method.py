@@ -105,8 +105,8 @@ class Method(Generic[S]):
     bears_width = False
     """Whether its speed does not depend on the condition of K: then a wide kernel costs nothing."""
     finest = 0.0
-    """The least penalty with which it learns fast, of the top eigenvalue of K / n: a kernel that
-    suits the data with less only would be learned slowly."""
+    """The least penalty with which it learns fast, of the mean k(x, x): a kernel that suits data
+    with less only would be learned slowly."""
     squares = False
     """Whether it holds p x p matrices whatever the memory."""
 
@@ -202,7 +202,7 @@ class Method(Generic[S]):
         if not problem.repeats or problem.hides_copies:
             looked_up = min(problem.n_rows, MOST_ORIGINS + problem.unit_rows)
             if problem.hides_copies:
-                buffers.add("noise", "what rows are made from", 5 * looked_up, itemsize=8)
+                buffers.add("noise", "what rows are made from", 8 * looked_up, itemsize=8)
             raw = problem.row_bytes + problem.feed_arrays * problem.d * problem.itemsize
             buffers.add("noise", "copies of them, drawn anew", n, raw + row + problem.point)
         if problem.features == "fourier":

@@ -54,8 +54,9 @@ BORNE = 0.03
 
 
 class Found(NamedTuple):
-    """kernel : with its bandwidth. noise : with that, of the rows looked at. exponent : of the
-    factor, a power of two, on the bandwidths that were given, or on the median distance."""
+    """kernel : with its bandwidth. noise : with that, of the rows looked at, and no less than the
+    solver learns fast. exponent : of the factor, a power of two, on the bandwidths that were given,
+    or on the median distance."""
 
     kernel: Kernel
     noise: Noise
@@ -125,11 +126,7 @@ def find_kernel(run: Run, rows: Rows, report: Report) -> Found:
     found: list[Found] = []
     for asked in kernels_of(run):
         found.append(best_of(asked, found[-1] if found else None))
-    best = first_good(found)
-    if not run.method.finest:
-        return best
-    op = KernelOperator(best.kernel, run.backend, run.precision, shift, run.grid)
-    return best._replace(noise=find_noise(op, None, *rows[:3], best.noise))
+    return first_good(found)
 
 
 def looked_at(n: int) -> int:

@@ -93,7 +93,7 @@ def find_noise(
     """The variance with which rows predict each other best.
 
     near : of the same rows with another kernel, where the search begins. finest : the least penalty
-    for these rows, of the mean k(x, x).
+    for these rows, of the mean k(x, x), to the nearest power of ten.
 
     Z : points of the centers, of which explicit features are made; None where there are none.
     X : (n, d) rows, see `unlike`. Y : (n, c). root : (n,) square roots of the sample weights.
@@ -128,7 +128,7 @@ def find_noise(
         value = float((alpha**2).sum()) / n + rounding
         return value if math.isfinite(value) else math.inf
 
-    lowest = max(LOWEST, min(math.ceil(math.log10(n * finest)), HIGHEST)) if finest else LOWEST
+    lowest = max(LOWEST, min(round(math.log10(n * finest)), HIGHEST)) if finest else LOWEST
     start, stride = (START, 2) if near is None or not near.tried else (near.exponent, 1)
     with backend.single_threaded_blas():  # once, rather than for every product
         found = search(error, max(start, lowest), lowest, HIGHEST, stride=stride)
