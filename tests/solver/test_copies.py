@@ -61,15 +61,15 @@ def test_worth_is_that_of_the_variance_of_the_mean(m: int, copies: int, rho: flo
     assert m * (1 - 1e-9) <= worth(m, m * copies, rho) <= m * copies * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("kind", ["copies", "epochs"])
-def test_copies_of_noisy_targets_keep_the_ridge_of_the_rows(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["copies", "epochs", "store"])
+def test_copies_of_noisy_targets_keep_the_ridge_of_the_rows(kind: str, tmp_path: Path) -> None:
     """As many new rows would need a ridge as small as their number is large."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(600, 4)).astype(np.float32)
     y = np.sin(2 * X[:, 0]) + 0.5 * rng.normal(size=600)
     T = rng.normal(size=(2000, 4)).astype(np.float32)
 
-    def fitted(source: ArraySource | AugmentedSource, epochs: int) -> tuple[float, float]:
+    def fitted(source: ArraySource | AugmentedSource | str, epochs: int) -> tuple[float, float]:
         model = KernelRegressor(
             solver="block", kernel="laplace", bandwidth=2.5, epochs=epochs, n_centers=300,
             random_state=0,
@@ -77,9 +77,11 @@ def test_copies_of_noisy_targets_keep_the_ridge_of_the_rows(kind: str) -> None:
         error = np.mean((model.predict(T).ravel() - np.sin(2 * T[:, 0])) ** 2)
         return float(error), model.report_["ridge"]
 
-    copies, epochs = (20, 1) if kind == "copies" else (1, 20)
-    noise = [GaussianNoise(0.02)]
-    error, ridge = fitted(AugmentedSource(ArraySource(X, y), copies, noise), epochs)
+    copies, epochs = {"copies": (20, 1), "epochs": (1, 20), "store": (20, 1)}[kind]
+    source = AugmentedSource(ArraySource(X, y), copies, [GaussianNoise(0.02)])
+    if kind == "store":
+        materialise(source, tmp_path / "copies.zarr")
+    error, ridge = fitted(str(tmp_path / "copies.zarr") if kind == "store" else source, epochs)
     plain_error, plain_ridge = fitted(ArraySource(X, y), 20)
     assert plain_ridge / 3 < ridge < 3 * plain_ridge
     assert error < 1.1 * plain_error
@@ -88,25 +90,3 @@ def test_copies_of_noisy_targets_keep_the_ridge_of_the_rows(kind: str) -> None:
 def test_no_more_rows_are_worth_anything_than_come() -> None:
     """Of a mixture whose epochs are shorter than its sources."""
     assert worth(60_000, 1000, 1.0) == pytest.approx(1000)
-
-
-def test_and_so_do_copies_in_a_store(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(600, 4)).astype(np.float32)
-    y = np.sin(2 * X[:, 0]) + 0.5 * rng.normal(size=600)
-    T = rng.normal(size=(2000, 4)).astype(np.float32)
-
-    def fitted(source: ArraySource | str, epochs: int) -> tuple[float, float]:
-        model = KernelRegressor(
-            solver="block", kernel="laplace", bandwidth=2.5, epochs=epochs, n_centers=300,
-            random_state=0,
-        ).fit(source)  # fmt: skip
-        error = np.mean((model.predict(T).ravel() - np.sin(2 * T[:, 0])) ** 2)
-        return float(error), model.report_["ridge"]
-
-    url = str(tmp_path / "copies.zarr")
-    materialise(AugmentedSource(ArraySource(X, y), 8, [GaussianNoise(0.02)]), url)
-    error, ridge = fitted(url, 3)
-    plain_error, plain_ridge = fitted(ArraySource(X, y), 20)
-    assert plain_ridge / 2 < ridge < 2 * plain_ridge
-    assert error < 1.1 * plain_error

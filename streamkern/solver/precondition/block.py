@@ -46,8 +46,8 @@ later as fast as what is wrong is forgotten, and of directions that the sample s
 is wrong. Loss over the exact model's with 1, 2, 4, p/4 and p/16, after one epoch and five: smooth
 1.255 1.163 1.139, 1.494 1.264 1.193, 1.060 1.018 1.005, 1.097 .984 .944; rough 1.066 1.066 1.075,
 1.187 1.208 1.265, 1.030 1.030 1.034, 1.102 1.106 1.125; noisy digits 1.048 1.047 1.050, 1.099 1.099
-1.108, 1.035 1.034 1.035, 1.075 1.074 1.078; worst of ten tables 1.059 1.054 1.077, 1.124 1.138
-1.169, 1.039 1.034 1.037, 1.091 1.095 1.111."""
+1.108, 1.035 1.034 1.035, 1.075 1.074 1.078; worst of ten tables 1.057 1.054 1.077, 1.120 1.138
+1.169, 1.039 1.034 1.037, 1.088 1.095 1.111."""
 PART = 0.5
 """Of its leverage, by which a row is damped where lambda_1 is measured: see `step_rule`."""
 FLOOR = 1e-5

@@ -6,7 +6,7 @@ the same functions then correct each other for a long time. So what a sweep has 
 direction of conjugate gradients: made conjugate to the one before (which is not enough to make it
 so to all, as the order of the blocks changes; three or eight of them were hardly better), and
 followed as far as is best, for each output by itself. That needs no kernel value that the sweep did
-not have. p/16 on bike and penbased, the sample's objective over that of 30 plain sweeps: after 5,
+not have. p/16 on bike and penbased, the sample's objective over that of 25 plain sweeps: after 5,
 10, 15 plain ones 1.11 1.06 1.03 and 1.18 1.09 1.04; of these 1.05 .99 .96 and 1.08 .99 .95.
 """
 
