@@ -1,0 +1,106 @@
+"""The joint start against the quadratic it minimises, written out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from streamkern.backend.base import Backend
+from streamkern.solver.precondition import joint
+from streamkern.solver.precondition.joint import Change, Joint
+from streamkern.solver.precondition.known import Known, Sample, by_center
+from tests import reference as ref
+from tests.maths import Array, both, operator, rows
+
+N, P = 90, 24
+X = rows(0, N, 3)
+"""The stream, of which the first rows are the centers."""
+Y = np.stack([np.sin(X[:, 0]), X[:, 1] ** 2], axis=1) + 0.3 * rows(1, N, 2)
+BLOCKS = [slice(0, 8), slice(8, 16), slice(16, 24)]
+PENALTY, JITTERS = 0.05, [0.5, 0.1, 0.9]
+WEIGHTS = np.random.default_rng(2).uniform(0.2, 3, N)
+
+
+def made(targets: Array, w: Array | None, known: bool) -> Joint:
+    """From zero, with the rows that are no centers for a sample; jitter as large as can be seen."""
+    op, z = operator(), X[:P]
+    K_zz = ref.laplace(z, z, 2.0)
+    H: list[Array | None] = []
+    for block, jitter in zip(BLOCKS, JITTERS, strict=True):
+        gram = K_zz[block, block]
+        shifted = gram @ gram / P + PENALTY * (gram + jitter * np.eye(len(gram)))
+        H.append(np.linalg.inv(np.linalg.cholesky(shifted)))
+    root = None if w is None else np.sqrt(w[P:])
+    S = Sample(op.points(X[P:], left=True), targets[P:].copy(), root)
+    part = None if w is None else w[:P]
+    found: Known | None = None
+    if known:
+        found = by_center(Backend(1), np.arange(P), targets[:P], part, p=P, n_rows=N)
+    start, values = np.zeros((P, targets.shape[1])), np.zeros((P, targets.shape[1]))
+    return Joint(op, both(op, z), S, found, BLOCKS, H, start, values, PENALTY, JITTERS)
+
+
+def objective(alpha: Array, targets: Array, w: Array | None, known: bool) -> Array:
+    """Of the stream where the centers are known, else of the other rows; (c,)."""
+    z, seen = X[:P], slice(0 if known else P, N)
+    scale = np.ones(N) if w is None else w
+    error = targets[seen] - ref.laplace(X[seen], z, 2.0) @ alpha
+    norm = ref.laplace(z, z, 2.0) + np.diag(np.repeat(JITTERS, 8))
+    found = (scale[seen, None] * error**2).mean(axis=0)
+    return np.asarray(found + PENALTY * (alpha * (norm @ alpha)).sum(axis=0))
+
+
+def between(before: Change, after: Change) -> Change:
+    assert before.centers is not None
+    assert after.centers is not None
+    return Change(
+        after.weights - before.weights, before.sampled - after.sampled,
+        after.centers - before.centers,
+    )  # fmt: skip
+
+
+CASES = [(None, True), (WEIGHTS, True), (WEIGHTS, False)]
+
+
+@pytest.mark.parametrize(("w", "known"), CASES, ids=["plain", "weighted", "unknown centers"])
+def test_energy_slope_and_curvature_are_those_of_the_objective(
+    w: Array | None, known: bool
+) -> None:
+    """E(alpha + t d) = E(alpha) - 2 t slope + t^2 inner, for every t."""
+    problem = made(Y, w, known)
+    problem.sweep(np.random.default_rng(0))
+    first = problem._state()
+    problem.sweep(np.random.default_rng(1))
+    d = between(first, problem._state())
+    np.testing.assert_allclose(problem._energy(), objective(problem.start, Y, w, known), rtol=1e-10)
+    slope, inner = problem._slope(d), problem._inner(d, d)
+    for t in (-3.0, 0.5, 2.0):
+        there = objective(problem.start + t * d.weights, Y, w, known)
+        along = problem._energy() - 2 * t * slope + t**2 * inner
+        np.testing.assert_allclose(along, there, rtol=1e-9)
+
+
+@pytest.mark.parametrize(("w", "known"), CASES, ids=["plain", "weighted", "unknown centers"])
+def test_the_end_is_the_minimum(
+    w: Array | None, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The least of a quadratic: no change of any weight makes it less."""
+    monkeypatch.setattr(joint, "ENOUGH", 0.0)
+    problem = made(Y, w, known)
+    problem.sweeps(200, seed=0)
+    least = objective(problem.start, Y, w, known)
+    for i in range(P):
+        for step in (-1e-3, 1e-3):
+            nearby = problem.start.copy()
+            nearby[i] += step
+            assert (objective(nearby, Y, w, known) >= least).all()
+
+
+def test_an_output_is_learned_as_well_beside_one_that_can_not_be() -> None:
+    """However much larger: sweeps go on while any output gains."""
+    noise = 1e4 * rows(3, N, 1)
+    alone, beside = made(Y[:, :1], None, True), made(np.hstack([noise, Y[:, :1]]), None, True)
+    alone.sweeps(40, seed=0)
+    beside.sweeps(40, seed=0)
+    reached = objective(beside.start, np.hstack([noise, Y[:, :1]]), None, True)[1]
+    assert reached <= objective(alone.start, Y[:, :1], None, True)[0] * (1 + 1e-9)
