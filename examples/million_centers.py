@@ -75,14 +75,16 @@ def command(options: argparse.Namespace, solver: str, run: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def trained(given: list[str], seconds: float | None = None) -> float:
-    """Run it, for so long at most; the largest memory it had, in GiB."""
+def trained(given: list[str], run: Path, seconds: float | None) -> float:
+    """Train, for so long at most since the log has begun; the largest memory it had, in GiB."""
     process, began, peak = subprocess.Popen(given), time.monotonic(), 0
     while process.poll() is None:
         with contextlib.suppress(OSError, StopIteration):  # it may just have ended
             status = Path(f"/proc/{process.pid}/status").read_text().splitlines()
             peak = max(peak, next(int(x.split()[1]) for x in status if x.startswith("VmHWM")))
-        if seconds is not None and time.monotonic() - began > seconds:
+        if not (run / "log.jsonl").exists():
+            began = time.monotonic()
+        elif seconds is not None and time.monotonic() - began > seconds:
             process.terminate()  # it saves first
             process.wait()
             return peak / 2**20
@@ -125,11 +127,17 @@ def run(options: argparse.Namespace) -> None:
     for solver in ("block", "eigenpro4"):
         folder = options.folder / f"{solver}-{options.centers}-{options.rows}"
         left = None if allowed is None else allowed - seconds_of(folder)
-        peak = trained(command(options, solver, folder), left)
+        peak = 0.0
+        if left is None or left > 1:  # one that has had its time is only shown
+            peak = trained(command(options, solver, folder), folder, left)
         spent = seconds_of(folder)
         allowed = allowed or spent
-        rows.append({"solver": solver, "seconds": round(spent), "peak, GiB": f"{peak:.2f}"}
-                    | figures(folder, options.folder / "test.zarr"))  # fmt: skip
+        row = {
+            "solver": solver,
+            "seconds": round(spent),
+            "peak, GiB": f"{peak:.2f}" if peak else "-",
+        }
+        rows.append(row | figures(folder, options.folder / "test.zarr"))
         print(f"\n{table(rows, list(rows[0]))}\n", flush=True)
 
 

@@ -230,6 +230,35 @@ def test_the_stand_in_is_the_same_every_time_and_can_be_learned(augmented: Any) 
     assert 0.4 < (F.argmax(axis=1) == y_test).mean() < 0.9
 
 
+# ------------------------------------------------------------------------- million_centers.py
+
+
+@pytest.mark.slow
+def test_a_model_of_many_centers_and_eigenpro_in_its_time(tmp_path: Path) -> None:
+    def run() -> subprocess.CompletedProcess[str]:
+        command = [
+            sys.executable, str(ROOT / "examples" / "million_centers.py"), "--folder",
+            str(tmp_path), "--centers", "1000", "--rows", "20000", "--memory", "500 MiB",
+        ]  # fmt: skip
+        return subprocess.run(
+            command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+
+    found = run()
+    assert found.returncode == 0, found.stderr
+    (block, *seen), (eigenpro, *other) = last_table(found.stdout)
+    assert (block, eigenpro) == ("block", "eigenpro4")
+    assert seen[2] == "20000"
+    with_mean = 1.0  # the variance of the targets
+    assert float(seen[-1]) < with_mean / 2
+    assert float(other[-1]) < with_mean
+    assert float(other[0]) <= float(seen[0]) + 2
+    again = run()
+    assert again.returncode == 0, again.stderr
+    assert last_table(again.stdout)[0][-1] == seen[-1]
+
+
 # -------------------------------------------------------------------- experiments of the papers
 
 
