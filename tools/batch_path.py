@@ -51,7 +51,8 @@ def passed(folder: Path) -> set[str]:
     ingest(rows, folder / "train.zarr", y=np.arange(4000) % 3, chunk_mb=0.05)
     run = {"device": "cpu", "threads": 1}
     data = {"train": str(folder / "train.zarr"), "batch_size": 200, "epochs": 2}
-    model = {"n_centers": 100, "bandwidth": 3.0}
+    model = {"n_centers": 100, "kernel": "laplace", "bandwidth": 3.0}
+    solver = {"name": "block"}
     package, found = (
         str(ROOT / "streamkern") + os.sep,
         dict.fromkeys(("first", "inside", "last"), False),
@@ -78,7 +79,7 @@ def passed(folder: Path) -> set[str]:
     threading.setprofile(look)
     sys.setprofile(look)
     try:
-        train(RunConfig.from_tables({"data": data, "model": model, "run": run}))
+        train(RunConfig.from_tables({"data": data, "model": model, "solver": solver, "run": run}))
     finally:
         sys.setprofile(None)
         threading.setprofile(None)

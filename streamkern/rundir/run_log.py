@@ -52,13 +52,13 @@ class Lines(Protocol):
 
 
 class RunLog:
-    """Writes records to a file or to `Lines`; with ``None`` it does nothing.
+    """Writes records to `Lines`; with ``None`` it does nothing.
 
     after : the number of the last line that was written before, in this life or another.
     """
 
-    def __init__(self, lines: Lines | str | os.PathLike[str] | None, after: int = 0) -> None:
-        self._lines = FileLines(lines) if isinstance(lines, str | os.PathLike) else lines
+    def __init__(self, lines: Lines | None, after: int = 0) -> None:
+        self._lines = lines
         self._last = self._stored = after
         self._writing = threading.Lock()
 

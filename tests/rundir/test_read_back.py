@@ -27,7 +27,7 @@ from streamkern.basics.errors import (
 from streamkern.cli.described import is_run_directory, run_overview
 from streamkern.rundir import documents
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.rundir.run_log import RunLog, read_log
+from streamkern.rundir.run_log import FileLines, RunLog, read_log
 from streamkern.rundir.saver import AsyncSaver
 from streamkern.train.model import load_model
 from streamkern.train.warm_start import load_warm_start
@@ -491,7 +491,7 @@ def test_any_bytes_are_a_log(
     tmp_path_factory: pytest.TempPathFactory, data: bytes, lines: int
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "log"
-    with RunLog(path) as log:
+    with RunLog(FileLines(path)) as log:
         for step in range(lines):
             log.write(step=step, epoch=0, samples=0)
     with path.open("ab") as file:
@@ -499,7 +499,7 @@ def test_any_bytes_are_a_log(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         assert [r["step"] for r in read_log(path)] == [*range(lines)]
-        with RunLog(path) as log:
+        with RunLog(FileLines(path)) as log:
             log.write(step=9, epoch=0, samples=0)
         assert [r["step"] for r in read_log(path)][-1] == 9
 

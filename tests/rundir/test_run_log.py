@@ -22,6 +22,7 @@ from streamkern.filesystem.urls import open_objects
 from streamkern.rundir import run_log
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import (
+    FileLines,
     ObjectLines,
     RunLog,
     part_keys,
@@ -34,7 +35,7 @@ from streamkern.rundir.run_log import (
 
 
 def write(path: Path, *steps: int) -> None:
-    with RunLog(path) as log:
+    with RunLog(FileLines(path)) as log:
         for step in steps:
             log.write(step=step, epoch=0, samples=10 * step, loss=1 / step)
 
@@ -61,7 +62,7 @@ def test_any_value_makes_a_strict_line(tmp_path: Path) -> None:
         raise AssertionError(name)
 
     path = tmp_path / "log"
-    with RunLog(path) as log:
+    with RunLog(FileLines(path)) as log:
         log.write(
             step=1, epoch=0, samples=2**60, loss=float("nan"), eta=np.float32(0.5),
             acc=np.array([1.0, np.inf]), store=Path("/x"), n=np.int64(3), ok=True, none=None,
@@ -78,7 +79,7 @@ def test_any_value_makes_a_strict_line(tmp_path: Path) -> None:
 
 
 def test_secrets_do_not_reach_the_log(tmp_path: Path) -> None:
-    with RunLog(tmp_path / "log") as log:
+    with RunLog(FileLines(tmp_path / "log")) as log:
         log.write(
             step=0, epoch=0, samples=0, n_tokens=5, store="s3://K:HIDDEN@b/x?y=HIDDEN",
             options={"aws_secret_access_key": "HIDDEN", "credentials": {"a": "HIDDEN"}},
@@ -127,7 +128,7 @@ def test_no_path_logs_nothing_and_a_bad_one_says_so(tmp_path: Path) -> None:
         log.write(step=1, epoch=0, samples=1)
     log.close()
     with pytest.raises(RunError, match="can not be opened: Is a directory"):
-        RunLog(tmp_path)
+        RunLog(FileLines(tmp_path))
     with pytest.raises(RunError, match="can not be read: Is a directory"):
         read_log(tmp_path)
 
@@ -135,7 +136,7 @@ def test_no_path_logs_nothing_and_a_bad_one_says_so(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_says_so() -> None:
     with (
-        RunLog("/dev/full") as log,
+        RunLog(FileLines("/dev/full")) as log,
         pytest.raises(RunError, match="/dev/full: No space left on device"),
     ):
         log.write(step=1, epoch=0, samples=1)
@@ -143,7 +144,7 @@ def test_a_full_disk_says_so() -> None:
 
 def test_a_half_written_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.write
-    with RunLog(tmp_path / "log") as log:
+    with RunLog(FileLines(tmp_path / "log")) as log:
         log.write(step=1, epoch=0, samples=1)
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", lambda fd, data: real(fd, data[:10]))
@@ -155,7 +156,7 @@ def test_a_half_written_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_threads_share_a_log(tmp_path: Path) -> None:
-    with RunLog(tmp_path / "log") as log:
+    with RunLog(FileLines(tmp_path / "log")) as log:
 
         def write_many() -> None:
             for i in range(50):
