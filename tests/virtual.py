@@ -394,8 +394,8 @@ class VirtualBackend(PlainBackend):
         self._launch("solve_lower_right", L, B)
         return B
 
-    def add_gram(self, C: Any, W: Any, scale: float) -> None:
-        self._launch("add_gram", C, W, scale)
+    def add_gram(self, C: Any, W: Any, scale: float, *, lower: bool = False) -> None:
+        self._launch("add_gram", C, W, scale, lower=lower)
 
     def mirror_lower(self, C: Any) -> None:
         self._launch("mirror_lower", C)

@@ -374,8 +374,8 @@ class CupyBackend(Backend):
         self.blas.solve_lower(L, B, right=True)
         return B
 
-    def add_gram(self, C: Array, W: Array, scale: float) -> None:
-        """As on the CPU."""
+    def add_gram(self, C: Array, W: Array, scale: float, *, lower: bool = False) -> None:
+        """As on the CPU, but that the zeros of a lower triangular W are read."""
         self.blas.add_gram(C, W, scale)
 
     def top_eigh(self, A: Array, k: int) -> tuple[Array, Array]:

@@ -134,17 +134,19 @@ class DenseAlgebra(ABC):
         lapack.trsm(L, B, right=True)
         return B
 
-    def add_gram(self, C: Array, W: Array, scale: float) -> None:
+    def add_gram(self, C: Array, W: Array, scale: float, *, lower: bool = False) -> None:
         """Lower part of C += scale * W.T @ W, by tiles over the threads.
 
         C : (b, b), of which some of the upper part is written as well. W : (k, b). k b^2 FLOPs.
+        lower : W is lower triangular, and the zeros are not read: a third of them.
         With tiles of 512 up to 1.7 times as fast as the library's own on two threads.
         """
 
         def add(tile: tuple[slice, slice]) -> None:
             i, j = tile
+            start = i.start if lower else 0
             with self.workspace((i.stop - i.start, j.stop - j.start), C.dtype) as part:
-                np.matmul(W[:, i].T, W[:, j], out=part)
+                np.matmul(W[start:, i].T, W[start:, j], out=part)
                 if scale != 1:
                     part *= scale
                 C[i, j] += part

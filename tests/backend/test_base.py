@@ -138,6 +138,18 @@ def test_add_gram_and_mirror(dtype: npt.DTypeLike) -> None:
     close_to(C, whole.T @ whole / 4)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_add_gram_of_a_triangle_reads_no_zeros(dtype: npt.DTypeLike) -> None:
+    backend, C = Backend(2), np.zeros((100, 100), dtype)
+    backend.chunk = 32
+    W = np.tril(rows(0, 100, 100)).astype(dtype)
+    expected = np.tril(W.T.astype(np.float64) @ W / 4)
+    for cols in range(0, 100, 32):  # whole blocks above the diagonal
+        W[:cols, cols : cols + 32] = np.nan
+    backend.add_gram(C, W, 0.25, lower=True)
+    close_to(np.tril(C), expected)
+
+
 def test_mirror_lower_over_several_blocks() -> None:
     C = rows(0, 2100, 2100).astype(np.float32)
     expected = np.tril(C) + np.tril(C, -1).T
