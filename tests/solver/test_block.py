@@ -17,7 +17,8 @@ from streamkern.backend.batch import Batch
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.sizes import Options
 from streamkern.solver.block_step import ORDER_STAGE, BlockSolver, ridge_schedule
-from streamkern.solver.precondition.block import PART, SKETCH
+from streamkern.solver.precondition.block import SKETCH
+from streamkern.solver.precondition.block_factor import PART
 from tests import reference as ref
 from tests.maths import Array, Case, close, computed, make_case, operator, rows, small_sizes
 

@@ -21,13 +21,13 @@ from streamkern.solver.block_sizes import BlockSizes
 from streamkern.solver.precondition import eigen, joint
 from streamkern.solver.precondition.block import (
     CAUTION,
-    PART,
     SKETCH,
     BlockPreconditioner,
     Sample,
     block_slices,
     build_block,
 )
+from streamkern.solver.precondition.block_factor import PART
 from streamkern.solver.precondition.known import by_center
 from streamkern.solver.precondition.low_rank import build_low_rank
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
