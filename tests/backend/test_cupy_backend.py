@@ -45,6 +45,7 @@ from tests.maths import (
     SOLVERS,
     Array,
     Case,
+    Quartic,
     both,
     close,
     make_case,
@@ -73,13 +74,6 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         yield backend
 
 
-class OwnKernel(Kernel):
-    """Without a CUDA expression: the same lines run on CuPy."""
-
-    def profile(self, sq: Array, xp: Any) -> Array:
-        return 1 / (1 + sq * sq)  # type: ignore[no-any-return, unused-ignore]
-
-
 def test_pivots_agree(gpu: Backend) -> None:
     """In float64, where no draw is near enough to an edge for rounding to decide it."""
     X, results = rows(0, 130, 9), []
@@ -93,7 +87,7 @@ def test_pivots_agree(gpu: Backend) -> None:
 @pytest.mark.parametrize("precision", sorted(TOLERANCE))
 @pytest.mark.parametrize("name", [*RADIAL, "own"])
 def test_kernel_products_agree(name: str, precision: str, gpu: Backend) -> None:
-    kernel: Kernel = OwnKernel(2.0) if name == "own" else get_kernel(name, 2.0)
+    kernel: Kernel = Quartic(2.0) if name == "own" else get_kernel(name, 2.0)
     A, B, W = rows(0, 130, 9), rows(1, 90, 9), rows(2, 90, 3)
     if precision == "integer":
         A, B = (GRID.offset + GRID.step * np.rint(40 * X) for X in (A, B))
@@ -123,7 +117,7 @@ def test_kernel_products_agree(name: str, precision: str, gpu: Backend) -> None:
         Polynomial(3, 0.2),
         ReluNTK(2),
         0.5 * Laplace(3.0) + Gaussian(2.0) * Polynomial(2, 0.2),
-        OwnKernel(2.0) * ReluNTK(),
+        Quartic(2.0) * ReluNTK(),
         Dispersal(2.0, 1.3, metric=rows(5, 9, 4)),
     ],
     ids=repr,
