@@ -104,7 +104,7 @@ class Block(Method[BlockSizes]):
         add("train", "sketches beside alpha", p + sizes.batch_size, c + SKETCH, itemsize=item)
         add("train", "leverages of a batch", sizes.batch_size, n_blocks + 2, itemsize=item)
         if problem.ridge and n_blocks > 1:
-            add("train", "K(Z, Z) alpha, its copy", 2 * p, c, itemsize=item)
+            add("train", "K(Z, Z) alpha, its copy, at the start", 3 * p, c, itemsize=item)
         elif problem.ridge and problem.features != "fourier":
             add("train", "factor of K(Z, Z)", p, p, itemsize=item)
 
@@ -146,7 +146,7 @@ class Block(Method[BlockSizes]):
             blocks, [arrays.get(f"H.{b}") for b in range(len(blocks))],
             saved_rules(meta["rules"], options.step_scale), meta["mu"], meta["jitters"],
             arrays["start"], meta["start_rows"], sketches or None,
-            arrays.get("L"),
+            arrays.get("values"), arrays.get("L"),
         )  # fmt: skip
         # The centers are columns only from here on, where no ridge needs rows of K(Z, Z).
         Z = work.Z if options.fixed_ridge and pre.L is None else work.Z.columns()
@@ -169,4 +169,5 @@ def _factors(pre: BlockPreconditioner) -> dict[str, Array]:
     assert pre.start is not None
     arrays["start"] = pre.start
     arrays |= {f"G.{b}": G for b, G in enumerate(pre.sketches or [])}
-    return arrays if pre.L is None else arrays | {"L": pre.L}
+    there = {"values": pre.values, "L": pre.L}
+    return arrays | {name: array for name, array in there.items() if array is not None}

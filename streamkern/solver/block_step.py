@@ -156,6 +156,10 @@ class BlockSolver(Solver):
         if self.averaging and alpha is None and start is not None:
             state.average[...] = start
             state.averaged = int(TRUST * self.preconditioner.start_rows / self.max_batch)
+        if alpha is not None:
+            self._see_all(state)
+        elif self.preconditioner.values is not None:
+            state.pending["ridge_values"][...] = self.preconditioner.values
         return state
 
     def rules(self) -> list[StepRule]:
@@ -278,8 +282,12 @@ class BlockSolver(Solver):
         self.op.product(self.Z[block], self.Z, state.alpha, out=out, same=same)
 
     def backed_off(self, state: State, good: Array, factor: float) -> None:
-        """And with the ridge of those weights in all blocks: its next turn may be far away."""
+        """And with the ridge of those weights."""
         super().backed_off(state, good, factor)
+        self._see_all(state)
+
+    def _see_all(self, state: State) -> None:
+        """Every block at once, where the next turn of one may be far away."""
         if "ridge_values" in state.pending:
             for b in range(len(self.preconditioner.blocks)):
                 self._see_ridge(state, b)
@@ -292,10 +300,8 @@ class BlockSolver(Solver):
         return ridge_schedule(len(pre.blocks), share)
 
     def _is_due(self, b: int, step: int) -> bool:
-        """Whether K(Z, Z) alpha of block b is evaluated at a step: in turn, at first one a step."""
+        """Whether K(Z, Z) alpha of block b is evaluated at a step: in turn."""
         n, (turn, rest) = len(self.preconditioner.blocks), divmod(step, self.ridge_stride)
-        if self.ridge_stride > 1 and step < n:
-            return b == step
         return not rest and (b - turn * self.ridge_count) % n < self.ridge_count
 
     def _residual(self, state: State, x: Points, Y: Array) -> Array:

@@ -413,21 +413,20 @@ def test_full_preconditioner_converges_to_the_ridge_solution(ridge: float) -> No
 
 @pytest.mark.parametrize(("stride", "count"), [(1, 1), (3, 1), (5, 1), (1, 2), (1, 3), (1, 4)])
 def test_ridge_gradient_is_of_blocks_in_turn(stride: int, count: int) -> None:
-    """So many every `stride` steps, at the weights of that moment; a first round without pauses."""
+    """So many every `stride` steps, at the weights of that moment, and until then of the start."""
     options = Options(seed=1, ridge=0.3)
     case = make_case(operator(tile=(7, 5)), "blocks", options=options)
     solver = case.solver()
     assert isinstance(solver, BlockSolver)
-    state, blocks = solver.init(), solver.preconditioner.blocks
+    state, blocks = solver.init(rows(5, 24, 2)), solver.preconditioner.blocks
     n, history = len(blocks), []
     assert n == 4
     assert (solver.ridge_stride, solver.ridge_count) == (1, 1)
     solver.ridge_stride, solver.ridge_count = stride, count
     last = [-1] * n
+    at_start = 0.3 * KERNEL(case.Z, case.Z) @ state.alpha
     for t in range(12 * stride):
-        if t < n and stride > 1:
-            last[t] = t
-        elif t % stride == 0:
+        if t % stride == 0:
             for k in range(count):
                 last[(t // stride * count + k) % n] = t
         state.steps, state.alpha[...] = t, rows(100 + t, 24, 2)
@@ -435,8 +434,18 @@ def test_ridge_gradient_is_of_blocks_in_turn(stride: int, count: int) -> None:
         for b, block in enumerate(blocks):
             g = np.ones((block.stop - block.start, 2))
             solver._add_ridge(g, state, b)
-            expected = history[last[b]][block] if last[b] >= 0 else np.zeros_like(g)
+            expected = (history[last[b]] if last[b] >= 0 else at_start)[block]
             close(g, 1 + expected, 1e-12)
+
+
+def test_the_start_has_the_ridge_that_setup_evaluated() -> None:
+    case = make_case(operator(), "blocks", options=Options(seed=1, ridge=0.3))
+    solver, start, values = case.solver(), rows(5, 24, 2), rows(6, 24, 2)
+    assert isinstance(solver, BlockSolver)
+    solver.preconditioner = replace(solver.preconditioner, start=start, values=values)
+    state = solver.init()
+    close(state.alpha, start, 0)
+    close(state.pending["ridge_values"], values, 0)
 
 
 def test_a_back_off_has_the_ridge_of_the_weights_it_goes_back_to() -> None:

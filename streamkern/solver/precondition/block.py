@@ -87,6 +87,8 @@ class BlockPreconditioner:
     start: Array | None = None
     start_rows: int = 0
     sketches: list[Array] | None = None
+    values: Array | None = None
+    """(p, c), K(Z, Z) start: of several blocks with a ridge."""
     L: Array | None = None
     """(p, p), K(Z, Z) + jitter I = L L^T: of one block, where there is a ridge."""
     damped: tuple[Array, Array] | None = None
@@ -206,13 +208,19 @@ def build_block(
         leverage += measured.leverage
     if len(blocks) > 1:
         Joint(op, Z, S, known, blocks, H, start, values, CAUTION * mu, jitters).sweeps(sweeps, seed)
-    start *= share_to_trust(op, Z, start, probe)
+    trust = share_to_trust(op, Z, start, probe)
+    start *= trust
+    if values is not None:
+        values *= trust
     total = float(leverage.max())
     if known is None:  # centers that are rows reach themselves
         check_overlap(op, total, "leverage")
     mean = float(leverage.sum()) / len(leverage)
     rules = [StepRule(total, each, 1.0, True, mean) for each in lambdas]
-    return BlockPreconditioner(blocks, H, rules, min(mus), jitters, start, len(S), sketches, L)
+    return BlockPreconditioner(
+        blocks, H, rules, min(mus), jitters, start, len(S), sketches,
+        values if ridge and len(blocks) > 1 else None, L,
+    )  # fmt: skip
 
 
 def _sketch(op: KernelOperator, H: Array, seed: int, block: int) -> Array:

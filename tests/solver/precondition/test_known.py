@@ -139,6 +139,20 @@ def test_sweeps_over_blocks_end_there_too(w: Array | None, monkeypatch: pytest.M
     np.testing.assert_allclose(values[-1], objective(truth), rtol=1e-7)
 
 
+@pytest.mark.parametrize(("block_size", "ridge"), [(10, 1e-3), (10, 0.0), (30, 1e-3)])
+def test_values_of_the_start_at_the_centers_are_kept_for_the_ridge(
+    block_size: int, ridge: float
+) -> None:
+    """Of several blocks; one has the factor."""
+    pre, _ = built(block_size, None, sweeps=2, ridge=ridge)
+    assert pre.start is not None
+    assert np.abs(pre.start).max() > 1e-3
+    if block_size == P or not ridge:
+        assert pre.values is None
+    else:
+        np.testing.assert_allclose(pre.values, kernel(X[:P], X[:P]) @ pre.start, atol=1e-10)
+
+
 def test_the_step_is_that_of_the_centers_and_the_others_together() -> None:
     """lambda_1 is no less than the top eigenvalue of the stream's covariance, and the probe's own
     rows that are centers are left out of the leverage."""
