@@ -1,0 +1,135 @@
+"""Sums of gradients against differences of f in float64, and against autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import autograd
+import autograd.numpy as anp
+import numpy as np
+import pytest
+
+from streamkern.backend.base import Backend
+from streamkern.backend.devices import get_backend
+from streamkern.kernels import agop
+from streamkern.kernels.agop import GradientSum
+from streamkern.kernels.builtin import (
+    Cauchy,
+    Dispersal,
+    Gaussian,
+    Kernel,
+    Laplace,
+    Matern32,
+    Matern52,
+)
+from streamkern.kernels.points import Grid
+from streamkern.kernels.products import KernelOperator
+from tests.maths import Array, rows
+
+D, P, M, C = 5, 40, 60, 3
+Z, ALPHA = rows(0, P, D), rows(1, P, C)
+X = np.concatenate([Z[:10], rows(2, M - 10, D)])
+"""The first ten meet a center."""
+W = np.random.default_rng(3).uniform(0.2, 2, M)
+SHIFT = np.array([0.1, -0.3, 0.2, 0.0, 0.5])
+KERNELS = {
+    "laplace": Laplace(2.0), "gaussian": Gaussian(1.5), "cauchy": Cauchy(2.0),
+    "matern32": Matern32(1.5), "matern52": Matern52(3.0), "dispersal": Dispersal(2.0, 1.3),
+    "sum": Laplace(2.0) * Gaussian(3.0) + 0.5 * Cauchy(1.0),
+    "matrix": Laplace(2.0, metric=rows(4, D, 3)),
+    "scales": Gaussian(2.0, metric=np.array([0.5, 2.0, 1.0, 0.1, 1.5])),
+}  # fmt: skip
+
+
+def found(
+    kernel: Kernel, precision: str = "float64", backend: Backend | None = None,
+    X: Array = X, w: Array | None = W, grid: Grid | None = None,
+) -> Array:  # fmt: skip
+    """In two parts."""
+    op = KernelOperator(kernel, backend or Backend(1), precision, SHIFT, grid)
+    backend = op.backend
+    X, z, alpha = (backend.asarray(a, op.dtype) for a in (X, Z, ALPHA))
+    total = GradientSum(op, op.points(z, right=True), alpha)
+    for part in (slice(0, 25), slice(25, None)):
+        total.add(X[part], None if w is None else backend.asarray(w[part], op.dtype))
+    return total.mean()
+
+
+def by_differences(kernel: Kernel, X: Array, w: Array) -> Array:
+    op, h = KernelOperator(kernel, Backend(1), "float64", SHIFT), 1e-5
+    centers = op.points(Z, right=True)
+
+    def f(Y: Array) -> Array:
+        return op.product(op.points(Y, left=True), centers, ALPHA)
+
+    g = np.stack([(f(X + h * e) - f(X - h * e)) / (2 * h) for e in np.eye(D)], axis=1)
+    return np.asarray(np.einsum("m,mic,mjc->ij", w, g, g) / w.sum())
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_it_is_the_mean_of_outer_products(name: str) -> None:
+    truth = by_differences(KERNELS[name], X, W)
+    np.testing.assert_allclose(found(KERNELS[name]), truth, atol=1e-6 * np.abs(truth).max())
+
+
+@pytest.mark.parametrize("precision", ["exact", "high"])
+@pytest.mark.parametrize("name", KERNELS)
+def test_float32_is_healthy_where_rows_meet_centers(name: str, precision: str) -> None:
+    """The pole of a kernel with a kink costs it three digits, in one row of six."""
+    kinks = name in ("laplace", "dispersal", "sum", "matrix")
+    truth = found(KERNELS[name])
+    for backend in (Backend(1), get_backend("cpu")):
+        got = found(KERNELS[name], precision, backend)
+        tolerance = 2e-3 if kinks else 2e-6
+        np.testing.assert_allclose(got, truth, atol=tolerance * np.abs(truth).max())
+
+
+def test_integers_are_features_in_steps() -> None:
+    pixels = np.random.default_rng(0).integers(0, 9, (P + M, D)).astype(np.float64)
+    z, x = pixels[:P] * 0.25 - 1, pixels[P:] * 0.25 - 1
+    sums = []
+    for precision, grid in (("float64", None), ("integer", Grid(-1.0, 0.25))):
+        op = KernelOperator(Gaussian(2.0), Backend(1), precision, SHIFT, grid)
+        total = GradientSum(op, op.points(z.astype(op.dtype), right=True), ALPHA.astype(op.dtype))
+        total.add(x.astype(op.dtype))
+        sums.append(total.mean())
+    np.testing.assert_allclose(sums[1], sums[0], rtol=1e-5, atol=1e-6 * np.abs(sums[0]).max())
+
+
+def test_without_weights_all_rows_count_alike() -> None:
+    kernel = KERNELS["matern32"]
+    np.testing.assert_allclose(found(kernel, w=None), found(kernel, w=np.ones(M)), rtol=1e-12)
+
+
+def test_groups_of_outputs_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    truth = found(KERNELS["laplace"])
+    monkeypatch.setattr(agop, "COLUMNS", 2 * (D + 1))
+    np.testing.assert_allclose(found(KERNELS["laplace"]), truth, rtol=1e-12)
+
+
+def test_before_the_first_row_there_is_nothing() -> None:
+    op = KernelOperator(Gaussian(1.0), Backend(1), "float64")
+    total = GradientSum(op, op.points(Z, right=True), ALPHA)
+    np.testing.assert_array_equal(total.mean(), np.zeros((D, D)))
+
+
+PROFILES: dict[str, tuple[Kernel, Callable[[Any], Any]]] = {
+    "laplace": (Laplace(2.0), lambda r: anp.exp(-r)),
+    "gaussian": (Gaussian(2.0), lambda r: anp.exp(-(r**2) / 2)),
+    "matern32": (Matern32(2.0), lambda r: (1 + 3**0.5 * r) * anp.exp(-(3**0.5) * r)),
+}
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_autograd_says_the_same(name: str) -> None:
+    kernel, profile = PROFILES[name]
+
+    def f(x: Any, c: int) -> Any:
+        r = anp.sqrt(anp.sum((x - Z) ** 2, axis=1)) / 2.0
+        return anp.sum(ALPHA[:, c] * profile(r))
+
+    far = X[10:]  # at a center autograd divides by zero
+    g = np.array([[autograd.grad(f)(x, c) for c in range(C)] for x in far])
+    truth = np.einsum("mci,mcj->ij", g, g) / len(far)
+    np.testing.assert_allclose(found(kernel, X=far, w=None), truth, rtol=1e-7, atol=1e-12)
