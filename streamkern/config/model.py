@@ -46,6 +46,9 @@ class ModelConfig(Table):
     it may be a `Kernel`, with its own bandwidth. "auto": of Laplace, two Matern kernels and the
     Gaussian the one with which rows predict each other best (`train.choose_kernel`); Laplace for
     SGD and EigenPro.
+    metric : "learn": distances are taken in a metric in which the targets are simpler, found in
+    rounds on some rows (`train.choose_metric`); "learn-diagonal": by a scale for each feature;
+    "learn-full": by a matrix. "none": as the features are.
     bandwidth : of the kernel, or of those parts that do not say theirs. "median": the median
     distance of rows. "auto": of its halvings and doublings the one with which rows predict each
     other best (`train.choose_kernel`).
@@ -63,6 +66,7 @@ class ModelConfig(Table):
     table = "model"
     kernel: KernelChoice = "auto"
     bandwidth: Bandwidth = "auto"
+    metric: Literal["none", "learn", "learn-diagonal", "learn-full"] = "none"
     n_centers: AutoCount = "auto"
     centers: Centers = "random"
     features: Literal["kernel", "fourier", "nystrom"] = "kernel"
@@ -93,6 +97,22 @@ class ModelConfig(Table):
             raise ConfigError(
                 f"model.bandwidth={told} is used by no part of model.kernel={self.kernel!r}; leave "
                 "it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_metric(self) -> ModelConfig:
+        if self.metric == "none":
+            return self
+        if self.features == "fourier":
+            raise ConfigError(
+                f'model.metric="{self.metric}" is for kernels at centers, and '
+                'model.features="fourier" has none; leave one of them out'
+            )
+        if isinstance(self.kernel, Kernel) and self.kernel.metric is not None:
+            raise ConfigError(
+                f'model.metric="{self.metric}" would replace the metric of model.kernel='
+                f"{self.kernel!r}; leave one of them out"
             )
         return self
 

@@ -221,6 +221,19 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
 
     # -- predicting ------------------------------------------------------------------------
 
+    @property
+    def feature_importances_(self) -> npt.NDArray[np.float64]:
+        """(d,), the share of each feature, after scaling, in the trace of the kernel's metric."""
+        check_is_fitted(self)
+        metric = self.kernel_.metric
+        if metric is None:
+            raise AttributeError(
+                "feature_importances_ are those of a metric, and this model has no metric; fit "
+                'with metric="learn", which may find that none is better'
+            )
+        squares = metric**2 if metric.ndim == 1 else (metric**2).sum(axis=1)
+        return np.asarray(squares / squares.sum())
+
     @contextlib.contextmanager
     def _model(self) -> Iterator[KernelModel]:
         """The fitted model on its device, for the time of a call."""

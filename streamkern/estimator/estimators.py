@@ -40,6 +40,10 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
         `kernel="auto"`, between 512 rows); "auto": that of an eighth to 16 times the median
         distance with which 512 rows predict each other best. Of parts that do not say
         theirs.
+    metric : "learn": distances are taken in a metric in which the targets are simpler, if one is
+        surely better on held-out rows: a scale for each feature, or a matrix; kernel and bandwidth
+        that are left open are those that suit it. "learn-diagonal", "learn-full": only scales, or
+        only a matrix. "none": as the features are. One of your own goes with a `Kernel` object.
     n_centers : p; "auto": all rows, at most 10 000.
     centers : "random" rows of the data; "balanced", random rows with equally many of each class;
         "kmeans", means of a stream of rows, for p far below n; "rpcholesky", rows that span the
@@ -105,6 +109,7 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
     dual_coef_ : (p, c) their weights: f(X) = K(scaled X, centers_) @ dual_coef_ + intercept_.
         float64, but for classes in the precision of the training.
     intercept_ : (c,) float64; zeros without `fit_intercept`.
+    feature_importances_ : (d,) of a model with a metric: shares of the features, which sum to 1.
     kernel_, bandwidth_ : the kernel with its bandwidth: 1 if it has none, and the largest of a sum
         or product of kernels of distances.
     n_features_in_ : d.

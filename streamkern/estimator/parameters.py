@@ -25,6 +25,7 @@ SETTINGS = {
     "batch_size": "data.batch_size",
     "kernel": "model.kernel",
     "bandwidth": "model.bandwidth",
+    "metric": "model.metric",
     "n_centers": "model.n_centers",
     "centers": "model.centers",
     "features": "model.features",
@@ -75,6 +76,7 @@ class Parameters:
 
     kernel: str | Mapping[str, Any] | Kernel = field(default="auto", kw_only=False)
     bandwidth: float | str = "auto"
+    metric: str = "none"
     n_centers: int | str = "auto"
     centers: Any = "random"
     features: str = "kernel"

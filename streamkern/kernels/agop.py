@@ -22,10 +22,7 @@ from streamkern.backend.base import Array
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.kernels.slope import Slope
-
-COLUMNS = 2048
-"""Of one product at most, unless an output alone has more: each group of outputs evaluates the
-slopes anew, which costs less than a tenth of so many columns."""
+from streamkern.planning.memory import METRIC_COLUMNS
 
 
 class GradientSum:
@@ -48,7 +45,7 @@ class GradientSum:
         self.op.kernel = Slope(op.kernel)
         b, c, xp = _coordinates(op, Z.columns()), weights.shape[1], op.backend.xp
         self.r, self.backend = int(b.shape[1]), op.backend
-        together = max(1, COLUMNS // (1 + self.r))
+        together = max(1, METRIC_COLUMNS // (1 + self.r))
         self.groups = [slice(k, min(k + together, c)) for k in range(0, c, together)]
         self.b, self.weights = b, weights
         self.total = np.zeros((self.r, self.r))

@@ -23,6 +23,11 @@ SAVED_CHUNK = 64 * MiB
 """Of an array in a run directory, at most."""
 MOST_ORIGINS = 1 << 18
 """Rows, and those of one unit more, of which it is looked up what they are made from."""
+METRIC_FIT, METRIC_ROWS = 1024, 5120
+"""Rows that are fitted to learn a metric, and all that are looked at."""
+METRIC_COLUMNS = 2048
+"""Of a product of slopes at most, unless an output alone has more: each group of outputs evaluates
+the slopes anew, which costs less than a tenth of so many columns."""
 EVALUATED_ROWS = 1024
 """Rows that a model is evaluated on at once, while it is trained and later."""
 

@@ -24,6 +24,10 @@ from streamkern.basics.errors import ConfigError, MemoryBudgetError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import (
+    EVALUATED_ROWS,
+    METRIC_COLUMNS,
+    METRIC_FIT,
+    METRIC_ROWS,
     MOST_ORIGINS,
     Buffers,
     Needs,
@@ -187,6 +191,8 @@ class Method(Generic[S]):
         buffers = count_run(problem, sizes, self.needs(problem, sizes))
         if problem.finds_bandwidth or self.asks_noise(problem, open_ridge=problem.finds_ridge):
             self._count_noise(buffers, problem, sizes)
+        if problem.learns_metric:
+            _count_metric(buffers, problem)
         self.add_buffers(buffers, problem, sizes)
         return buffers
 
@@ -243,3 +249,18 @@ class Method(Generic[S]):
 
 def _mib(size: int) -> str:
     return f"{-(-size // MiB)} MiB"
+
+
+def _count_metric(buffers: Buffers, problem: Problem) -> None:
+    """What learning a metric holds, before there is anything else."""
+    add, item, d, c = buffers.add, problem.itemsize, problem.d, problem.c
+    rows, n = min(METRIC_ROWS, problem.n_rows), min(METRIC_FIT, problem.n_rows)
+    add("metric", "rows to learn a metric from", rows, d + c + 1, itemsize=item)
+    add("metric", "the same as they are read", rows, problem.row_bytes + (d + c) * item)
+    add("metric", "prepared rows", 4 * n, problem.point)
+    solving = count_products(buffers, problem, n, "metric")
+    add("metric", "kernel matrices, a factor", 4 * n + solving, n, itemsize=8)
+    add("metric", "their targets, weights in float64", 8 * n, c, itemsize=8)
+    columns = max(d + 1, min(METRIC_COLUMNS, c * (d + 1)))
+    add("metric", "slopes times centers", n + 2 * EVALUATED_ROWS, columns, itemsize=item)
+    add("metric", "metrics, gradients", 8 * d, d, itemsize=8)

@@ -23,6 +23,7 @@ from streamkern.stream.sources.base import Block
 from streamkern.stream.sources.transforms import SETUP_EPOCH
 from streamkern.train import center_rows
 from streamkern.train.center_rows import CenterRows
+from streamkern.train.choose_kernel import Metric, moved
 from streamkern.train.opened import Run
 from streamkern.train.training_data import open_centers
 
@@ -39,15 +40,16 @@ class Chosen(NamedTuple):
 
 
 def choose_centers(
-    run: Run, dtype: np.dtype[Any], report: Report, kernel: Kernel | None = None
-) -> Chosen:
+    run: Run, dtype: np.dtype[Any], report: Report, kernel: Kernel | None = None,
+    metric: Metric | None = None,
+) -> Chosen:  # fmt: skip
     """Centers by the method of `model.centers`, or those given.
 
     They go through the fixed transforms, whether they are rows or begin as rows; random_order then
     permutes them. kernel : with the bandwidth that was found. With bandwidth "median" it has the
-    median distance between the rows that are read here: the centers themselves, or the rows that
-    `Way.refine` begins with. Fourier features have random frequencies and phases in the place of
-    centers.
+    median distance, in the metric, between the rows that are read here: the centers themselves, or
+    the rows that `Way.refine` begins with. Fourier features have random frequencies and phases in
+    the place of centers.
     """
     if run.problem.features == "fourier":
         return _frequencies(run, dtype, report, kernel)
@@ -62,7 +64,7 @@ def choose_centers(
     rows = _known(run, method, block)
     X = run.backend.to_host(transformed(run, block, dtype)[0])
     del block
-    kernel = kernel or _kernel(run, X, in_order)
+    kernel = kernel or _kernel(run, X, in_order, metric)
     fields: dict[str, Any] = {"method": method, "centers": p, "rows": n_read}
     if selection is not None:
         batches = partial(_batches, run, dtype)
@@ -120,7 +122,7 @@ def _rows(run: Run, method: str) -> tuple[Block, int]:
     return block, len(block.X)
 
 
-def _kernel(run: Run, X: Host, in_order: bool) -> Kernel:
+def _kernel(run: Run, X: Host, in_order: bool, metric: Metric | None = None) -> Kernel:
     model, bandwidth = run.config.model, run.config.model.bandwidth
 
     @cache
@@ -131,9 +133,11 @@ def _kernel(run: Run, X: Host, in_order: bool) -> Kernel:
         if in_order:  # may be sorted by label; all others are in random order already
             order = random_rows.random_order(len(X), run.config.run.random_state)
             drawn = X[order[: random_rows.BANDWIDTH_ROWS]]
-        return random_rows.median_bandwidth(drawn, "cityblock" if geometry == "l1" else "euclidean")
+        norm = "cityblock" if geometry == "l1" else "euclidean"
+        return random_rows.median_bandwidth(moved(drawn, metric), norm)
 
-    return get_kernel(model.kernel, width)
+    made = get_kernel(model.kernel, width)
+    return made if metric is None else made.with_metric(metric)
 
 
 def _frequencies(run: Run, dtype: np.dtype[Any], report: Report, found: Kernel | None) -> Chosen:

@@ -36,6 +36,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from streamkern.centers.random_rows import median_bandwidth
 from streamkern.kernels.builtin import Kernel, get_kernel
@@ -45,6 +46,8 @@ from streamkern.solver.method import Report, Rows
 from streamkern.solver.precondition.held_out import search
 from streamkern.solver.precondition.noise import Noise, find_noise
 from streamkern.train.opened import Run
+
+Metric = npt.NDArray[np.float64]
 
 LOWEST, HIGHEST = -3, 4
 """Powers of two that are tried, of the median distance."""
@@ -146,3 +149,10 @@ def first_good(found: list[Found]) -> Found:
     """Of kernels from rough to smooth the first with about the least error."""
     least = min(each.noise.error for each in found)
     return next(each for each in found if each.noise.error <= (1 + BORNE) * least)
+
+
+def moved(X: npt.NDArray[Any], metric: Metric | None) -> npt.NDArray[Any]:
+    """Rows (n, d) in the metric, whose Euclidean distance is the kernel's."""
+    if metric is None:
+        return X
+    return X * metric if metric.ndim == 1 else X @ metric

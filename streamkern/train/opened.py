@@ -101,6 +101,8 @@ def open_run(
         check_count(config.model.n_centers, len(centers), "centers")
         config = config.with_overrides({"model.centers": GIVEN})
     data = open_data(config, given.source)
+    if config.model.metric != "none":  # as large as it can become
+        kernel = kernel.with_metric(np.eye(data.d))
     config = with_epochs(config, data.source.n_rows)
     p = count_centers(config, data) if centers is None else len(centers)
     settings = config.run
@@ -210,6 +212,7 @@ def _problem(
         ridge=config.solver.ridge != 0 and "ridge" in config.method.options,
         finds_ridge=config.solver.ridge == "auto",
         finds_bandwidth="auto" in (config.model.bandwidth, config.model.kernel),
+        learns_metric=config.model.metric != "none",
         n_stored=stored_rows(source).n_rows,
         hides_copies=source.hides_copies,
         float64=1.0 if itemsize == 8 else backend.float64,

@@ -20,6 +20,7 @@ from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.points import Grid
 from streamkern.kernels.products import KernelOperator
+from streamkern.planning.memory import METRIC_ROWS
 from streamkern.solver.base import Solver
 from streamkern.solver.copies import COPIES, FEWEST, common_share, worth
 from streamkern.solver.method import Report, Rows, Setup, Work
@@ -40,6 +41,7 @@ from streamkern.train.arrivals import is_computed_with
 from streamkern.train.center_rows import CenterRows, places_of
 from streamkern.train.choose_centers import choose_centers
 from streamkern.train.choose_kernel import find_kernel, is_open
+from streamkern.train.choose_metric import NOT_LEARNED, Learned, learn_metric, part_of, split
 from streamkern.train.intercept import target_scale
 from streamkern.train.opened import Run
 
@@ -90,10 +92,15 @@ def start(
         run.backend, data.source, data.weight_factors, fit_intercept=fit_intercept,
         seed=config.run.random_state, dtype=dtype,
     )  # fmt: skip
-    few = cache(partial(_few, run, dtype, inside))
-    found = find_kernel(run, few(), report) if kernel is None and is_open(run) else None
-    kernel = kernel if found is None else found.kernel
-    host_Z, order, kernel, known_rows = choose_centers(run, dtype, report, kernel)
+    few, learned = cache(partial(_few, run, dtype, inside)), NOT_LEARNED
+    if kernel is None and config.model.metric != "none":
+        learned, judging = _in_a_metric(run, dtype, inside, report)
+        if learned.metric is not None:
+            few = cache(lambda: judging)
+    kernel = kernel or learned.kernel
+    if kernel is None and is_open(run):
+        kernel = find_kernel(run, few(), report).kernel
+    host_Z, order, kernel, known_rows = choose_centers(run, dtype, report, kernel, learned.metric)
     Z = run.backend.asarray(host_Z)
     # A common shift changes no distance; without it raw pixels cost three digits of them.
     shift = host_Z.mean(axis=0, dtype=np.float64).astype(dtype)
@@ -128,6 +135,8 @@ def start(
     setup = method.compute(work, samples, report)
     if asked:
         setup.meta["ridge"] = options.fixed_ridge
+    if learned.facts:
+        setup.meta["metric"] = learned.facts
     solver = method.assemble(work, setup, rows)
     del points, work
     run.backend.release()
@@ -260,12 +269,23 @@ def _copies(
         yield _through(run, block, dtype, targets, seed)
 
 
-def _few(run: Run, dtype: np.dtype[Any], targets: TargetScale) -> Rows:
+def _in_a_metric(
+    run: Run, dtype: np.dtype[Any], targets: TargetScale, report: Report
+) -> tuple[Learned, Rows]:
+    """A metric, and rows for all else, from whose targets it was not learned."""
+    rows = _few(run, dtype, targets, METRIC_ROWS)
+    learned, n = learn_metric(run, rows, report), len(rows.X)
+    return learned, part_of(rows, slice(min(NOISE_ROWS, n - split(n)[0])))
+
+
+def _few(
+    run: Run, dtype: np.dtype[Any], targets: TargetScale, most: int = NOISE_ROWS
+) -> Rows:  # fmt: skip
     """Rows that predict each other: no two are made from one stored row, or are equal, and none is
     without weight."""
-    wanted, seed = min(NOISE_ROWS, run.data.source.n_rows), run.config.run.random_state
+    wanted, seed = min(most, run.data.source.n_rows), run.config.run.random_state
     block = sample_rows(run.data.source, wanted, seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
-    block = block.take(unlike(origins_of(run.data.source, block.rows, SETUP_EPOCH)))
+    block = block.take(unlike(origins_of(run.data.source, block.rows, SETUP_EPOCH), most))
     rows = merged(run.backend, _prepared(run, block, dtype, targets, None))
     if rows.root is None:
         return rows

@@ -32,7 +32,7 @@ class WarmStart:
 
     targets : mean and scale that belong to alpha. They become those of the run that goes on, so
     that it starts from the same function, whatever the mean of its own targets.
-    kernel : of alpha, described.
+    kernel : of alpha, described, and metric, as it takes it.
     skipped : as of `KernelModel`.
     """
 
@@ -45,6 +45,7 @@ class WarmStart:
     fit_intercept: bool
     target_columns: list[str] | None = None
     kernel: Mapping[str, Any] | None = None
+    metric: npt.NDArray[np.float64] | None = None
     skipped: tuple[str, ...] = ()
 
     def check(self, config: RunConfig, source: BaseSource) -> None:
@@ -85,16 +86,19 @@ class WarmStart:
         own = bandwidths(self.kernel)
         if model.kernel == "auto":
             if len(own) == 1 and not isinstance(model.bandwidth, str):
-                return get_kernel(with_bandwidths(self.kernel, [model.bandwidth]))
-            return get_kernel(self.kernel)
+                return self._made(with_bandwidths(self.kernel, [model.bandwidth]))
+            return self._made(self.kernel)
         asked = bandwidths(model.kernel)
         if model.bandwidth != "auto" or "auto" not in asked or len(asked) != len(own):
             return None
         open_to_1 = [1.0 if a == "auto" else b for a, b in zip(asked, own, strict=True)]
-        same = get_kernel(with_bandwidths(self.kernel, open_to_1))
+        same = self._made(with_bandwidths(self.kernel, open_to_1)).with_metric(None)
         if same.describe() != get_kernel(model.kernel, 1.0).describe():
             return None
-        return get_kernel(self.kernel)
+        return self._made(self.kernel)
+
+    def _made(self, described: str | Mapping[str, Any]) -> Kernel:
+        return get_kernel(described, metric=self.metric)
 
     @property
     def digest(self) -> str:
@@ -173,5 +177,6 @@ def load_warm_start(config: RunConfig) -> WarmStart | None:
             redact(run.place), tuple(setup.meta["row_shape"]), setup.arrays["Z"][chosen],
             saved.arrays[saved.meta["evaluated"]][chosen], setup.meta["classes"],
             TargetScale.from_arrays(setup.arrays), setup.meta["fit_intercept"],
-            setup.meta["target_columns"], of_features(setup.meta["kernel"]), saved.skipped,
+            setup.meta["target_columns"], of_features(setup.meta["kernel"]),
+            setup.arrays.get("metric"), saved.skipped,
         )  # fmt: skip

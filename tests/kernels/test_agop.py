@@ -104,7 +104,7 @@ def test_without_weights_all_rows_count_alike() -> None:
 
 def test_groups_of_outputs_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     truth = found(KERNELS["laplace"])
-    monkeypatch.setattr(agop, "COLUMNS", 2 * (D + 1))
+    monkeypatch.setattr(agop, "METRIC_COLUMNS", 2 * (D + 1))
     np.testing.assert_allclose(found(KERNELS["laplace"]), truth, rtol=1e-12)
 
 

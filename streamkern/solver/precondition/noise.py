@@ -80,10 +80,10 @@ class Noise:
 NO_NOISE = Noise()
 
 
-def unlike(origins: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Places of the first `NOISE_ROWS` rows of which no two have the same one of (n,) origins."""
+def unlike(origins: npt.NDArray[Any], most: int = NOISE_ROWS) -> npt.NDArray[np.int64]:
+    """Places of the first `most` rows of which no two have the same one of (n,) origins."""
     first = np.unique(origins, return_index=True)[1]
-    return np.sort(first)[:NOISE_ROWS]
+    return np.sort(first)[:most]
 
 
 def find_noise(
