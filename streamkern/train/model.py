@@ -39,7 +39,8 @@ from streamkern.stream.sources.transforms import Transform, describe_transform
 from streamkern.stream.sources.user import as_source
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.arrivals import load_trained
-from streamkern.train.setup import load_scaling, operator
+from streamkern.train.scaling import load_scaling
+from streamkern.train.setup import operator
 from streamkern.train.training_data import check_evaluable, targets
 
 Method = TypeVar("Method", bound=Callable[..., Any])

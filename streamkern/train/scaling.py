@@ -7,9 +7,10 @@ whatever `scale` is set to. Its numbers are those of the rows without augmentati
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.randomness import Stage
@@ -25,6 +26,7 @@ from streamkern.stream.sources.transforms import (
     Transform,
     apply_transforms,
     is_deterministic,
+    transform_name,
 )
 
 SCALE_STAGE = 41
@@ -146,3 +148,38 @@ def _sampled(source: BaseSource, fixed: Sequence[Transform], seed: int) -> tuple
     running.add(X, block.y)
     s = running.result()
     return (s.global_mean, s.global_scale, s.mean, s.scale), len(X)
+
+
+def save_scaling(
+    fixed: tuple[Transform, ...],
+) -> tuple[dict[str, npt.NDArray[Any]], list[dict[str, Any]]]:
+    """The fixed transforms as arrays and JSON values; functions of the user go by name."""
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    meta: list[dict[str, Any]] = []
+    for i, transform in enumerate(fixed):
+        if isinstance(transform, Scale):
+            meta.append({"kind": "scale", "mode": transform.mode})
+            if transform.mode != "none":
+                arrays[f"scaling.{i}.mean"] = np.asarray(transform.mean, np.float64)
+                arrays[f"scaling.{i}.scale"] = np.asarray(transform.scale, np.float64)
+        else:
+            meta.append({"kind": "function", "name": transform_name(transform)})
+    return arrays, meta
+
+
+def load_scaling(
+    arrays: dict[str, npt.NDArray[Any]], meta: list[dict[str, Any]]
+) -> tuple[Transform, ...]:
+    """What `save_scaling` saved."""
+    fixed: list[Transform] = []
+    for i, entry in enumerate(meta):
+        if entry["kind"] != "scale":
+            raise ConfigError(
+                f"the run was trained with the function {entry['name']!r} as a transform, which "
+                "is not kept on disk; predict in Python from the fitted estimator"
+            )
+        if entry["mode"] != "none":
+            fixed.append(
+                Scale(entry["mode"], arrays[f"scaling.{i}.mean"], arrays[f"scaling.{i}.scale"])
+            )
+    return tuple(fixed)

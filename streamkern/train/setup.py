@@ -35,7 +35,7 @@ from streamkern.stream.sources.sampling import (
     read_rows,
     sample_rows,
 )
-from streamkern.stream.sources.transforms import SETUP_EPOCH, Scale, Transform, transform_name
+from streamkern.stream.sources.transforms import SETUP_EPOCH
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.arrivals import is_computed_with
 from streamkern.train.center_rows import CenterRows, places_of
@@ -44,6 +44,7 @@ from streamkern.train.choose_kernel import find_kernel, is_open
 from streamkern.train.choose_metric import NOT_LEARNED, Learned, learn_metric, part_of, split
 from streamkern.train.intercept import target_scale
 from streamkern.train.opened import Run
+from streamkern.train.scaling import save_scaling
 
 SAMPLE_STAGE = 2
 COPIED_UNITS = 16
@@ -92,15 +93,10 @@ def start(
         run.backend, data.source, data.weight_factors, fit_intercept=fit_intercept,
         seed=config.run.random_state, dtype=dtype,
     )  # fmt: skip
-    few, learned = cache(partial(_few, run, dtype, inside)), NOT_LEARNED
-    if kernel is None and config.model.metric != "none":
-        learned, judging = _in_a_metric(run, dtype, inside, report)
-        if learned.metric is not None:
-            few = cache(lambda: judging)
-    kernel = kernel or learned.kernel
-    if kernel is None and is_open(run):
-        kernel = find_kernel(run, few(), report).kernel
-    host_Z, order, kernel, known_rows = choose_centers(run, dtype, report, kernel, learned.metric)
+    few, learned = _looked_at(run, dtype, inside, report, kernel)
+    host_Z, order, kernel, known_rows = choose_centers(
+        run, dtype, report, learned.kernel, learned.metric
+    )
     Z = run.backend.asarray(host_Z)
     # A common shift changes no distance; without it raw pixels cost three digits of them.
     shift = host_Z.mean(axis=0, dtype=np.float64).astype(dtype)
@@ -136,7 +132,7 @@ def start(
     if asked:
         setup.meta["ridge"] = options.fixed_ridge
     if learned.facts:
-        setup.meta["metric"] = learned.facts
+        setup.meta["learned_metric"] = learned.facts
     solver = method.assemble(work, setup, rows)
     del points, work
     run.backend.release()
@@ -269,13 +265,21 @@ def _copies(
         yield _through(run, block, dtype, targets, seed)
 
 
-def _in_a_metric(
-    run: Run, dtype: np.dtype[Any], targets: TargetScale, report: Report
-) -> tuple[Learned, Rows]:
-    """A metric, and rows for all else, from whose targets it was not learned."""
-    rows = _few(run, dtype, targets, METRIC_ROWS)
-    learned, n = learn_metric(run, rows, report), len(rows.X)
-    return learned, part_of(rows, slice(min(NOISE_ROWS, n - split(n)[0])))
+def _looked_at(
+    run: Run, dtype: np.dtype[Any], targets: TargetScale, report: Report, kernel: Kernel | None
+) -> tuple[Any, Learned]:
+    """A cached function that gives rows which predict each other, and what was found on such: the
+    metric, and the kernel where it was open. kernel : where it is known."""
+    few, learned = cache(partial(_few, run, dtype, targets)), NOT_LEARNED._replace(kernel=kernel)
+    if kernel is None and run.config.model.metric != "none":
+        rows = _few(run, dtype, targets, METRIC_ROWS)
+        learned, n = learn_metric(run, rows, report), len(rows.X)
+        if learned.metric is not None:  # from targets of other rows than these
+            judging = part_of(rows, slice(min(NOISE_ROWS, n - split(n)[0])))
+            few = cache(lambda: judging)
+    if learned.kernel is None and is_open(run):
+        learned = learned._replace(kernel=find_kernel(run, few(), report).kernel)
+    return few, learned
 
 
 def _few(
@@ -368,38 +372,3 @@ def _through(
         dtype=dtype, seed=seed, epoch=SETUP_EPOCH, n_outputs=source.n_outputs,
         classes=source.classes, targets=targets,
     )  # fmt: skip
-
-
-def save_scaling(
-    fixed: tuple[Transform, ...],
-) -> tuple[dict[str, npt.NDArray[Any]], list[dict[str, Any]]]:
-    """The fixed transforms as arrays and JSON values; functions of the user go by name."""
-    arrays: dict[str, npt.NDArray[Any]] = {}
-    meta: list[dict[str, Any]] = []
-    for i, transform in enumerate(fixed):
-        if isinstance(transform, Scale):
-            meta.append({"kind": "scale", "mode": transform.mode})
-            if transform.mode != "none":
-                arrays[f"scaling.{i}.mean"] = np.asarray(transform.mean, np.float64)
-                arrays[f"scaling.{i}.scale"] = np.asarray(transform.scale, np.float64)
-        else:
-            meta.append({"kind": "function", "name": transform_name(transform)})
-    return arrays, meta
-
-
-def load_scaling(
-    arrays: dict[str, npt.NDArray[Any]], meta: list[dict[str, Any]]
-) -> tuple[Transform, ...]:
-    """What `save_scaling` saved."""
-    fixed: list[Transform] = []
-    for i, entry in enumerate(meta):
-        if entry["kind"] != "scale":
-            raise ConfigError(
-                f"the run was trained with the function {entry['name']!r} as a transform, which "
-                "is not kept on disk; predict in Python from the fitted estimator"
-            )
-        if entry["mode"] != "none":
-            fixed.append(
-                Scale(entry["mode"], arrays[f"scaling.{i}.mean"], arrays[f"scaling.{i}.scale"])
-            )
-    return tuple(fixed)

@@ -148,6 +148,7 @@ def test_all_settings_in_a_run_file(solver: str, tmp_path: Path) -> None:
         [model]
         kernel = "matern32"
         bandwidth = 5
+        metric = "learn-diagonal"
         n_centers = 1_000
         centers = "random"
         features = "kernel"

@@ -51,7 +51,7 @@ def fitted(truth: Any, metric: str = "learn", **given: Any) -> tuple[sk.KernelRe
 def test_features_that_matter_get_the_weight() -> None:
     model, error = fitted(of_two)
     assert error < 0.5 * fitted(of_two, "none")[1]
-    assert model.report_["metric"]["kind"] in ("diagonal", "full")
+    assert model.report_["learned_metric"]["kind"] in ("diagonal", "full")
     importances = model.feature_importances_
     assert importances.shape == (D,)
     assert importances.sum() == pytest.approx(1)
@@ -62,7 +62,7 @@ def test_features_that_matter_get_the_weight() -> None:
 def test_a_direction_is_found(metric: str, kind: str) -> None:
     model, error = fitted(along, metric)
     assert error < 0.2 * fitted(along, "none")[1]
-    assert model.report_["metric"]["kind"] == kind
+    assert model.report_["learned_metric"]["kind"] == kind
     A = model.kernel_.metric
     assert A is not None
     top = np.linalg.svd(A)[0][:, 0]
@@ -80,7 +80,7 @@ def test_a_diagonal_one_has_scales_only() -> None:
 def test_where_nothing_is_to_be_gained_there_is_none() -> None:
     """All directions alike: what is found on few rows would be their noise."""
     model, error = fitted(lambda X: np.cos(np.sqrt((X**2).sum(axis=1))))
-    assert model.report_["metric"]["kind"] == "none"
+    assert model.report_["learned_metric"]["kind"] == "none"
     assert model.kernel_.metric is None
     assert error == fitted(lambda X: np.cos(np.sqrt((X**2).sum(axis=1))), "none")[1]
     with pytest.raises(AttributeError, match="no metric"):
@@ -92,7 +92,7 @@ def test_held_out_targets_are_in_no_model() -> None:
     for seed in range(4):
         noise = np.random.default_rng(seed).normal(size=ROWS).astype(np.float32)
         model = sk.KernelRegressor(metric="learn", n_centers=100, epochs=1, random_state=seed)
-        assert model.fit(numbers(0), noise).report_["metric"]["kind"] == "none"
+        assert model.fit(numbers(0), noise).report_["learned_metric"]["kind"] == "none"
 
 
 def test_classes_and_sample_weights() -> None:
@@ -144,7 +144,7 @@ def test_a_bandwidth_that_is_said_is_in_the_metric(bandwidth: Any) -> None:
 def test_few_rows_tell_nothing() -> None:
     X = numbers(0, 40)
     model = sk.KernelRegressor(metric="learn", random_state=0).fit(X, of_two(X))
-    assert model.report_["metric"] == {"kind": "none"}
+    assert model.report_["learned_metric"] == {"kind": "none"}
     assert np.isfinite(model.predict(X)).all()
 
 

@@ -86,6 +86,7 @@ def measured(
     memory: str,
     accelerator: str = "none",
     centers: str = "random",
+    metric: str = "none",
 ) -> dict[str, Any]:
     """Peak and plan of one run, from a fresh process. solver : its name, and that of features."""
     name, _, features = solver.partition(", ")
@@ -96,13 +97,15 @@ def measured(
             "transforms": [{"kind": "noise", "sigma": 0.1}],
             "epochs": 2 if solver == "falkon" else 1,
         },
-        "model": {"bandwidth": 20.0, "n_centers": P, "centers": centers},
+        "model": {"bandwidth": 20.0, "n_centers": P, "centers": centers, "metric": metric},
         "solver": {"name": name} | ({"n_nystrom": 500} if name.startswith("eigenpro") else {}),
         "run": {
             "memory": memory,
             "device": "cpu",
             "accelerator": accelerator,
-            "run_dir": str(folder / f"run-{rows}-{solver}-{memory}-{accelerator}-{centers}"),
+            "run_dir": str(
+                folder / f"run-{rows}-{solver}-{memory}-{accelerator}-{centers}-{metric}"
+            ),
             "checkpoint_every": 50,
         },
     }
@@ -150,6 +153,14 @@ def test_choosing_centers_is_planned_too(centers: str, folder: Path) -> None:
     report = measured(folder, 60_000, "block", "200 MiB", centers=centers)
     assert report["planned"] <= 200 << 20
     assert report["peak"] <= min(200 << 20, 1.1 * report["planned"]), report
+    assert report["peak"] >= 0.5 * report["planned"], report
+
+
+def test_learning_a_metric_is_planned_too(folder: Path) -> None:
+    report = measured(folder, 60_000, "block", "165 MiB", metric="learn")
+    assert 0.9 * report["planned"] <= report["phases"]["metric"]
+    assert report["planned"] <= 165 << 20
+    assert report["peak"] <= min(165 << 20, 1.1 * report["planned"]), report
     assert report["peak"] >= 0.5 * report["planned"], report
 
 

@@ -208,19 +208,31 @@ def build_block(
         leverage += measured.leverage
     if len(blocks) > 1:
         Joint(op, Z, S, known, blocks, H, start, values, CAUTION * mu, jitters).sweeps(sweeps, seed)
-    trust = share_to_trust(op, Z, start, probe)
-    start *= trust
-    if values is not None:
-        values *= trust
+    _trust(op, Z, start, values, probe)
+    rules = _rules(op, leverage, lambdas, known)
+    kept = values if ridge and len(blocks) > 1 else None
+    return BlockPreconditioner(
+        blocks, H, rules, min(mus), jitters, start, len(S), sketches, kept, L
+    )
+
+
+def _rules(
+    op: KernelOperator, leverage: Array, lambdas: list[float], known: Known | None
+) -> list[StepRule]:
     total = float(leverage.max())
     if known is None:  # centers that are rows reach themselves
         check_overlap(op, total, "leverage")
     mean = float(leverage.sum()) / len(leverage)
-    rules = [StepRule(total, each, 1.0, True, mean) for each in lambdas]
-    return BlockPreconditioner(
-        blocks, H, rules, min(mus), jitters, start, len(S), sketches,
-        values if ridge and len(blocks) > 1 else None, L,
-    )  # fmt: skip
+    return [StepRule(total, each, 1.0, True, mean) for each in lambdas]
+
+
+def _trust(
+    op: KernelOperator, Z: Points, start: Array, values: Array | None, probe: Sample
+) -> None:
+    trust = share_to_trust(op, Z, start, probe)
+    start *= trust
+    if values is not None:
+        values *= trust
 
 
 def _sketch(op: KernelOperator, H: Array, seed: int, block: int) -> Array:
