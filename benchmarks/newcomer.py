@@ -164,11 +164,13 @@ def main() -> int:
     add("--runs", type=int, default=2000)
     add("--first", type=int, default=0, help="number of the first case")
     add("--only", type=int, help="this case alone")
+    add("--metric", default="none", help='such as "learn"')
     given = parser.parse_args()
     numbers = range(given.first, given.first + given.runs) if given.only is None else [given.only]
     bad, began = 0, time.perf_counter()
     for number in numbers:
         case = draw(number)
+        case.options["metric"] = given.metric
         faults = judge(case)
         if faults or given.only is not None:
             bad += bool(faults)

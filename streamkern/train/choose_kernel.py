@@ -69,7 +69,7 @@ class Found(NamedTuple):
 
 def is_open(run: Run) -> bool:
     """Whether there is something to be found."""
-    return run.config.model.kernel == "auto" or _is_wide_open(run, run.config.model.kernels[0])
+    return run.config.model.kernel == "auto" or is_wide_open(run, run.config.model.kernels[0])
 
 
 def kernels_of(run: Run) -> tuple[Any, ...]:
@@ -83,7 +83,7 @@ def widest_of(run: Run) -> int:
     return HIGHEST if run.method.bears_width else 0
 
 
-def _is_wide_open(run: Run, kernel: str | Mapping[str, Any] | Kernel) -> bool:
+def is_wide_open(run: Run, kernel: str | Mapping[str, Any] | Kernel) -> bool:
     """Whether that is the bandwidth."""
     told = kernel.describe() if isinstance(kernel, Kernel) else kernel
     return run.config.model.bandwidth == "auto" and "auto" in bandwidths(told)
@@ -118,7 +118,7 @@ def find_kernel(run: Run, rows: Rows, report: Report) -> Found:
             tried[factor] = Found(kernel, noise, round(math.log2(factor)))
             return noise.error
 
-        ends = (LOWEST, widest_of(run)) if _is_wide_open(run, asked) else (0, 0)
+        ends = (LOWEST, widest_of(run)) if is_wide_open(run, asked) else (0, 0)
         start, stride = (0, 2) if near is None else (near.exponent, 1)
         errors = search(error, start, *ends, base=2.0, stride=stride)
         found = tried[2.0 ** nearest(errors)]
