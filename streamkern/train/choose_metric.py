@@ -8,11 +8,11 @@ that do not matter leave the distance, those that do fill it.
 Here a round is kernel ridge regression on `METRIC_FIT` rows, all of them centers, of the Laplace
 kernel; its bandwidth and ridge are those with which other rows, held out, are predicted best.
 Gradients are taken at all rows but the fitted ones: there they are also those of the noise. Of the
-four ways (M diagonal or full, s = 1/2 or 1) and their rounds the one with the least error on the
-held-out rows is taken, if that is surely less than with M = I, by as many standard errors, and
-would be with as many rows as there are centers. The targets of rows that are held
-out are in no model: leave-one-out errors of fitted rows, in a metric that was learned from them,
-said of ring that a full one has .85 of the error (RMSE), and on rows held out none was better than
+four ways (M diagonal or full, s = 1/2 or 1) and their rounds that with the least error on the
+held-out rows is taken, if models of other rows, with the kernel of the run, surely have less of it
+than with M = I, and would with as many rows as there are centers. So the targets of rows that judge
+are in no model: leave-one-out errors of fitted rows, in a metric that was learned from them, said
+of ring that a full one has .85 of the error (RMSE), and on rows held out none was better than
 M = I.
 
 M has trace d, so that lengths are about those without it. Of a diagonal one the root goes to the
@@ -131,8 +131,9 @@ def learn_metric(run: Run, rows: Rows, report: Report) -> Learned:
                 report("metric", {**asdict(way), "errors": errors})
                 if found.error < best.error:
                     best, facts = found, asdict(way)
-        before, after = (problem.with_its_kernel(each) for each in (plain, best))
-        expected = [problem.with_more_rows(each) for each in (before, after)]
+        others = _Problem(run, part_of(rows, slice(n_held, n_held + n_fit)), problem.held)
+        before, after = (others.with_its_kernel(each) for each in (plain, best))
+        expected = [others.with_more_rows(each) for each in (before, after)]
     kernel = after.op.kernel
     sure = min(_certainty(before.errors, after.errors), _certainty(*expected))
     if sure <= SURE:

@@ -216,9 +216,13 @@ def test_the_log_has_every_round(tmp_path: Path) -> None:
     assert [(way["kind"], way["exponent"]) for way in ways] == [
         (way.kind, way.exponent) for way in choose_metric.WAYS
     ]
-    best = min(min(way["errors"]) for way in ways)
-    assert last["chosen"]["error"] == best
-    assert {way["errors"][0] for way in ways} == {last["chosen"]["error_without"]}
+    assert len({way["errors"][0] for way in ways}) == 1  # all begin without a metric
+    best, chosen = min(ways, key=lambda way: min(way["errors"])), last["chosen"]
+    assert (chosen["kind"], chosen["exponent"]) == (best["kind"], best["exponent"])
+    # Of the rounds that of Laplace, in the end that of the kernel that suits it.
+    assert chosen["error"] <= 1.03 * min(best["errors"])
+    assert chosen["error"] < chosen["error_without"]
+    assert chosen["standard_errors"] > choose_metric.SURE
 
 
 def test_weights_are_gone_on_from_in_their_metric(tmp_path: Path) -> None:
