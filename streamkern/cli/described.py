@@ -160,6 +160,8 @@ def _recorded(directory: RunDirectory) -> tuple[dict[str, Any], str | None]:
 def _solver(meta: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
     sizes, setup = meta["sizes"], meta["setup"]
     found = {"ridge": state["ridge"]} if state.get("ridge") else {}
+    if "learned_metric" in setup:
+        found["learned_metric"] = setup["learned_metric"]
     return {
         "solver": sizes["solver"],
         "scale": meta["scale"],
@@ -195,11 +197,17 @@ def run_text(run: Mapping[str, Any]) -> str:
 
 
 def _in_words(solver: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """With a sum or a product of kernels in a line."""
-    if solver is None or "parts" not in solver:
-        return solver or {}
-    others = {key: value for key, value in solver.items() if key not in ("parts", "weights")}
-    return others | {"kernel": kernel_text(solver)}
+    """With a sum or a product of kernels in a line, and what was learned of a metric."""
+    found = dict(solver or {})
+    if "parts" in found:
+        found["kernel"] = kernel_text(found)
+    if "learned_metric" in found:
+        facts = found["learned_metric"]
+        found["learned_metric"] = ", ".join(
+            f"{name.replace('_', ' ')} {value:.4g}" if isinstance(value, float) else str(value)
+            for name, value in facts.items()
+        )
+    return {key: value for key, value in found.items() if key not in ("parts", "weights")}
 
 
 def pairs(values: Mapping[str, Any]) -> str:

@@ -86,7 +86,7 @@ def _choice(run: Run) -> dict[str, Any]:
 
 def _in_order(phases: list[str]) -> list[str]:
     """Phases in the order in which a run goes through them."""
-    return sorted(phases, key=("centers", "sample", "noise", "setup", "train").index)
+    return sorted(phases, key=("metric", "centers", "sample", "noise", "setup", "train").index)
 
 
 def _chosen(run: Run) -> dict[str, Any]:

@@ -203,6 +203,7 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
             meta["fit_intercept"],
             meta["target_columns"],
             of_features(meta["kernel"]),
+            model.op.kernel.metric,
         )
         self.kernel_ = model.op.kernel
         # Fourier features have that of the kernel they stand for.

@@ -117,6 +117,11 @@ class Parameters:
         values = {name: getattr(self, name) for name in SETTINGS} | {"epochs": epochs}
         named = isinstance(self.centers, str | os.PathLike)
         values["centers"] = os.fspath(self.centers) if named else GIVEN
+        if not isinstance(self.metric, str):
+            raise ConfigError(
+                f"metric={type(self.metric).__name__} must be a word; one of your own goes with a "
+                "kernel, such as kernel=Laplace(3.0, metric=A)"
+            )
         start = self.warm_start
         values["warm_start"] = start if isinstance(start, str | os.PathLike) else None
         if values["warm_start"] is None and not isinstance(start, bool | np.bool_):

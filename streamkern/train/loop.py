@@ -38,6 +38,7 @@ from streamkern.stream.meter import Meter
 from streamkern.stream.sources.stores import stores_of
 from streamkern.train.arrivals import Arrivals, is_computed_with
 from streamkern.train.checkpoints import Checkpoints
+from streamkern.train.choose_metric import Learned
 from streamkern.train.evaluations import Evaluations
 from streamkern.train.opened import Run
 from streamkern.train.same_run import changed_backend, changed_versions, check_order
@@ -101,7 +102,11 @@ class Trainer:
                 warn(f"resumed with other libraries: {'; '.join(changed)}; same to rounding only")
                 self._report("changed", {"what": changed})
             return made
-        going_on = () if warm is None else (warm.targets, warm.kernel_for(self.run.config))
+        going_on: tuple[Any, ...] = ()
+        if warm is not None:
+            config = self.run.config
+            found = Learned(warm.metric_for(config), warm.kernel_for(config), {})
+            going_on = warm.targets, found
         made = start(self.run, self._report, *going_on)
         made.meta["warm_start"] = None if warm is None else warm.digest
         if directory is not None:

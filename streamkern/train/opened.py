@@ -6,6 +6,7 @@ and a sample of the rows where their scaling needs one.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -101,8 +102,8 @@ def open_run(
         check_count(config.model.n_centers, len(centers), "centers")
         config = config.with_overrides({"model.centers": GIVEN})
     data = open_data(config, given.source)
-    if config.model.metric != "none":  # as large as it can become
-        kernel = kernel.with_metric(np.eye(data.d))
+    if config.model.metric != "none":
+        kernel = _as_large_as_it_gets(config, kernel, data.d)
     config = with_epochs(config, data.source.n_rows)
     p = count_centers(config, data) if centers is None else len(centers)
     settings = config.run
@@ -138,6 +139,19 @@ def open_run(
         backend.close()
         raise
     return Run(config, given, data, problem, *chosen, why, int(budget_bytes), backend, *precision)
+
+
+def _as_large_as_it_gets(config: RunConfig, kernel: Kernel, d: int) -> Kernel:
+    """With a stand-in for a metric that will be learned, which has its shape and takes no room."""
+    if config.run.precision == "integer":
+        raise ConfigError(
+            f'model.metric="{config.model.metric}" moves features off the integers that '
+            "run.precision='integer' needs; leave one of them out"
+        )
+    kernel = copy.copy(kernel)
+    shape = (d,) if config.model.metric == "learn-diagonal" else (d, d)
+    kernel.metric = np.broadcast_to(np.float64(1), shape)
+    return kernel
 
 
 def _are_centers(config: RunConfig, data: Data, problem: Problem) -> bool:

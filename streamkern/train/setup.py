@@ -80,11 +80,11 @@ class Assembled:
 
 
 def start(
-    run: Run, report: Report, targets: TargetScale | None = None, kernel: Kernel | None = None
+    run: Run, report: Report, targets: TargetScale | None = None, found: Learned | None = None
 ) -> Assembled:
     """Choose, sample, factor and measure. Reads the centers and one sample of the stream, and the
-    targets where their mean is not known. targets, kernel : of the run whose weights are gone on
-    from; the latter where the bandwidth is left open.
+    targets where their mean is not known. targets, found : of the run whose weights are gone on
+    from; of the latter the kernel where the bandwidth is left open.
     """
     config, data = run.config, run.data
     dtype = np.dtype(np.float64 if run.precision == "float64" else np.float32)
@@ -93,7 +93,7 @@ def start(
         run.backend, data.source, data.weight_factors, fit_intercept=fit_intercept,
         seed=config.run.random_state, dtype=dtype,
     )  # fmt: skip
-    few, learned = _looked_at(run, dtype, inside, report, kernel)
+    few, learned = _looked_at(run, dtype, inside, report, found)
     host_Z, order, kernel, known_rows = choose_centers(
         run, dtype, report, learned.kernel, learned.metric
     )
@@ -266,19 +266,21 @@ def _copies(
 
 
 def _looked_at(
-    run: Run, dtype: np.dtype[Any], targets: TargetScale, report: Report, kernel: Kernel | None
+    run: Run, dtype: np.dtype[Any], targets: TargetScale, report: Report, found: Learned | None
 ) -> tuple[Any, Learned]:
     """A cached function that gives rows which predict each other, and what was found on such: the
-    metric, and the kernel where it was open. kernel : where it is known."""
-    few, learned = cache(partial(_few, run, dtype, targets)), NOT_LEARNED._replace(kernel=kernel)
-    if kernel is None and run.config.model.metric != "none":
+    metric, and the kernel where it was open. found : where that is known."""
+    few, learned = cache(partial(_few, run, dtype, targets)), found or NOT_LEARNED
+    if found is None and run.config.model.metric != "none":
         rows = _few(run, dtype, targets, METRIC_ROWS)
         learned, n = learn_metric(run, rows, report), len(rows.X)
         if learned.metric is not None:  # from targets of other rows than these
             judging = part_of(rows, slice(min(NOISE_ROWS, n - split(n)[0])))
             few = cache(lambda: judging)
     if learned.kernel is None and is_open(run):
-        learned = learned._replace(kernel=find_kernel(run, few(), report).kernel)
+        kernel = find_kernel(run, few(), report).kernel
+        own = kernel.metric if learned.metric is None else learned.metric
+        learned = learned._replace(kernel=kernel.with_metric(own))
     return few, learned
 
 

@@ -75,6 +75,10 @@ class WarmStart:
                 f"{str(self.fit_intercept).lower()}; give this run the same"
             )
 
+    def metric_for(self, config: RunConfig) -> npt.NDArray[np.float64] | None:
+        """That of alpha, whatever the run asks for; a `Kernel` object brings its own."""
+        return None if isinstance(config.model.kernel, Kernel) else self.metric
+
     def kernel_for(self, config: RunConfig) -> Kernel | None:
         """That of alpha, for a run that leaves it open, or the bandwidth of the same one: found
         anew on other rows it would make another function of the weights. With a bandwidth that is

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import streamkern as sk
+from streamkern.cli.main import main
 from streamkern.train import choose_metric
 from streamkern.train.choose_metric import METRIC_FIT, Way, root_of, split
 from streamkern.train.model import load_model
@@ -239,6 +240,39 @@ def test_weights_are_gone_on_from_in_their_metric(tmp_path: Path) -> None:
         model.backend.close()
 
 
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"kernel": "laplace"}, {"kernel": "laplace", "bandwidth": 3.0}, {"bandwidth": "median"}],
+)
+@pytest.mark.parametrize("then", ["learn", "none"])
+def test_a_second_fit_goes_on_in_the_metric_of_the_first(given: dict[str, Any], then: str) -> None:
+    """On other rows, which would teach another one."""
+    X, T = numbers(0), numbers(1, 1500)
+    model = sk.KernelRegressor(
+        metric="learn", centers=X[:200], scale="none", warm_start=True, epochs=3, **given
+    ).fit(X, of_two(X))
+    metric, first = model.kernel_.metric, model.score(T, of_two(T))
+    assert metric is not None
+    more = numbers(5)
+    model.set_params(metric=then, epochs=1).fit(more, of_two(more))
+    np.testing.assert_array_equal(model.kernel_.metric, metric)
+    assert model.score(T, of_two(T)) > first - 0.02
+
+
+def test_plan_and_info_say_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store, run = str(tmp_path / "train.zarr"), str(tmp_path / "run")
+    sk.ingest_store(numbers(0), store, y=of_two(numbers(0)))
+    given = ["--train", store, "--run-dir", run, "--set", "model.metric=learn"]
+    assert main(["plan", *given]) == 0
+    assert "rows to learn a metric from" in capsys.readouterr().out
+    assert main(["train", *given, "--epochs", "1"]) == 0
+    capsys.readouterr()
+    assert main(["info", run]) == 0
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if "learned_metric" in x]
+    assert "exponent" in line
+    assert "error without" in line
+
+
 def test_the_first_block_of_partial_fit_teaches_the_metric() -> None:
     X = numbers(0)
     model = sk.KernelRegressor(metric="learn", n_centers=200, scale="none", random_state=0)
@@ -258,7 +292,8 @@ def test_the_first_block_of_partial_fit_teaches_the_metric() -> None:
         ({"metric": "full"}, "metric"),
         ({"features": "fourier"}, 'features="fourier" has none'),
         ({"kernel": sk.Laplace(1.0, metric=np.ones(D))}, "would replace the metric"),
-        ({"precision": "integer"}, "precision='integer'"),
+        ({"precision": "integer"}, "moves features off the integers"),
+        ({"metric": np.ones(D)}, "goes with a kernel"),
     ],
 )
 def test_what_can_not_be_is_a_sentence(given: dict[str, Any], text: str) -> None:
