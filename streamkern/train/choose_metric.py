@@ -60,7 +60,7 @@ PATIENCE = 2
 SURE = 2.0
 """Standard errors, of the mean over held-out rows, that are gained by a learned metric, or there is
 none. KEGG, where a few rows have most of the error, gained -.1, 1.4 and 1.9 (three seeds) and had
-1.00 to 1.03 of the error (RMSE) on the test rows; digits .7 to 1.6, and 1.04 to 1.13; diamonds 2.5
+1.00 to 1.02 of the error (RMSE) on the test rows; digits .7 to 1.6, and 1.04 to 1.13; diamonds 2.5
 to 8 and .80; compactiv 4 and .75; penbased 5 to 8 and .93; diabetes -2.6 to 1.1."""
 NARROWEST, WIDEST = -2, 4
 """Powers of two that are tried for the bandwidth, of the median distance."""
