@@ -320,4 +320,6 @@ def test_a_row_without_weight_makes_nothing_singular() -> None:
     w[7] = 0
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        KernelRegressor(solver="direct", ridge=0.0, bandwidth=2.0).fit(X, y, sample_weight=w)
+        model = KernelRegressor(solver="direct", ridge=0.0, bandwidth=2.0)
+        model.fit(X, y, sample_weight=w)
+    assert np.isfinite(model.predict(X)).all()
