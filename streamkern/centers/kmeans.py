@@ -49,10 +49,18 @@ class KMeans(Random):
         return Selection(p, rows, flops, buffers, streamed=True, library_bytes=SKLEARN_BYTES)
 
     def refine(self, X: Host, selection: Selection, work: Work) -> tuple[Host, dict[str, Any]]:
-        """See `kmeans`."""
-        batches = work.batches(selection.rows, KMEANS_BATCH)
-        means = kmeans(X, batches, work.seed, work.backend.threads)
-        return means, {"rows": selection.first + selection.rows}
+        """See `kmeans`; near are rows in the metric of the kernel."""
+        batches, metric = work.batches(selection.rows, KMEANS_BATCH), work.kernel.metric
+        seed, threads = work.seed, work.backend.threads
+        fields = {"rows": selection.first + selection.rows}
+        if metric is None:
+            return kmeans(X, batches, seed, threads), fields
+        middle = X.mean(axis=0, dtype=np.float64).astype(X.dtype)
+        A = (np.diag(metric) if metric.ndim == 1 else metric).astype(X.dtype)
+        means = kmeans((X - middle) @ A, ((rows - middle) @ A for rows in batches), seed, threads)
+        # The kernel sees a center times A: of those with the same product the one nearest the mean.
+        back = np.linalg.pinv(A.astype(np.float64)).astype(X.dtype)
+        return means @ back + middle, fields
 
 
 def kmeans(

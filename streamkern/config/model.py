@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, InstanceOf, PlainSerializer, model_validator
 
 from streamkern.basics.errors import ConfigError
-from streamkern.config.rules import AutoCount, Bandwidth, Centers, Flag, Rule, Table
+from streamkern.config.rules import AutoCount, Bandwidth, Centers, Flag, Metric, Rule, Table
 from streamkern.kernels.builtin import KERNELS, Kernel, get_kernel
 
 ROUGH_TO_SMOOTH = ("laplace", "matern32", "matern52", "gaussian")
 """The kernels that "auto" chooses from."""
+LEARNED: Final = ("learn", "learn-diagonal", "learn-full")
+"""Metrics that are found; others than these and "none" are given."""
 
 
 def _kernel(value: object) -> object:
@@ -48,7 +50,8 @@ class ModelConfig(Table):
     SGD and EigenPro.
     metric : "learn": distances are taken in a metric in which the targets are simpler, found in
     rounds on some rows (`train.choose_metric`); "learn-diagonal": by a scale for each feature;
-    "learn-full": by a matrix. "none": as the features are.
+    "learn-full": by a matrix. "none": as the features are. Or the place of an array, .npy or zarr:
+    scales (d,), or a matrix A (d, r), for distances |(x - z) A| of the features after scaling.
     bandwidth : of the kernel, or of those parts that do not say theirs. "median": the median
     distance of rows. "auto": of its halvings and doublings the one with which rows predict each
     other best (`train.choose_kernel`).
@@ -66,12 +69,17 @@ class ModelConfig(Table):
     table = "model"
     kernel: KernelChoice = "auto"
     bandwidth: Bandwidth = "auto"
-    metric: Literal["none", "learn", "learn-diagonal", "learn-full"] = "none"
+    metric: Metric = "none"
     n_centers: AutoCount = "auto"
     centers: Centers = "random"
     features: Literal["kernel", "fourier", "nystrom"] = "kernel"
     n_features: AutoCount = "auto"
     fit_intercept: Flag = True
+
+    @property
+    def learns_metric(self) -> bool:
+        """Whether it is to be found."""
+        return self.metric in LEARNED
 
     @property
     def kernels(self) -> tuple[Any, ...]:

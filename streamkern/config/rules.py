@@ -180,6 +180,14 @@ Centers: TypeAlias = Annotated[
         f"a store, {_NO_PASSWORD}"
     ),
 ]
+Metric: TypeAlias = Annotated[
+    Text,
+    BeforeValidator(_url),
+    Rule(
+        '"none", "learn", "learn-diagonal", "learn-full", or the path or URL of an array, '
+        f"{_NO_PASSWORD}"
+    ),
+]
 # Never shown in a repr, a dump or a message.
 Secrets: TypeAlias = Annotated[
     dict[str, Any], Field(repr=False, exclude=True), Rule("a table of options for the file system")

@@ -70,13 +70,15 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
         if test is not None:
             pair = test if isinstance(test, tuple) else (test, None)
             held_out = self._source(pair[0], pair[1], None, first=False)
-        centers = self._given_centers()
+        centers, metric = self._given_centers(), self._given_metric()
         with own_names():
             config, warm = self._config(self.epochs), self._last_fit()
             # Weights mean something in the scale they were fitted in.
             kept = self._found if warm is not None and config.data.scale == "auto" else []
             stream = self._transformed(source, [*self._transforms(source), *kept])
-            result = train(config, source=stream, test=held_out, centers=centers, warm=warm)
+            result = train(
+                config, source=stream, test=held_out, centers=centers, metric=metric, warm=warm
+            )
             self._keep(result)
             self._found = kept or _found(result, stream)
         return self
@@ -87,7 +89,8 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
         with own_names():
             if first:
                 config = self._config(1 if self.epochs == "auto" else self.epochs)
-                online, bound = Online(config, self._given_centers()), self._transforms(source)
+                online = Online(config, self._given_centers(), self._given_metric())
+                bound = self._transforms(source)
             else:
                 online, bound = self._online
                 check_same_rows(source, self._row_shape, "X")

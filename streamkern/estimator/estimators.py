@@ -43,7 +43,9 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
     metric : "learn": distances are taken in a metric in which the targets are simpler, if one is
         surely better on held-out rows: a scale for each feature, or a matrix; kernel and bandwidth
         that are left open are those that suit it. "learn-diagonal", "learn-full": only scales, or
-        only a matrix. "none": as the features are. One of your own goes with a `Kernel` object.
+        only a matrix. "none": as the features are. Or a metric of your own: scales (d,), or a
+        matrix A (d, r), for distances |(x - z) A| of features after scaling; or the path or URL of
+        such an array (.npy or zarr).
     n_centers : p; "auto": all rows, at most 10 000.
     centers : "random" rows of the data; "balanced", random rows with equally many of each class;
         "kmeans", means of a stream of rows, for p far below n; "rpcholesky", rows that span the

@@ -76,7 +76,7 @@ class Parameters:
 
     kernel: str | Mapping[str, Any] | Kernel = field(default="auto", kw_only=False)
     bandwidth: float | str = "auto"
-    metric: str = "none"
+    metric: Any = "none"
     n_centers: int | str = "auto"
     centers: Any = "random"
     features: str = "kernel"
@@ -113,15 +113,15 @@ class Parameters:
             return None
         return as_centers(self.centers)
 
+    def _given_metric(self) -> npt.NDArray[Any] | None:
+        """The metric that is an array rather than a setting."""
+        return None if isinstance(self.metric, str | os.PathLike) else np.asarray(self.metric)
+
     def _config(self, epochs: Any) -> RunConfig:
         values = {name: getattr(self, name) for name in SETTINGS} | {"epochs": epochs}
-        named = isinstance(self.centers, str | os.PathLike)
-        values["centers"] = os.fspath(self.centers) if named else GIVEN
-        if not isinstance(self.metric, str):
-            raise ConfigError(
-                f"metric={type(self.metric).__name__} must be a word; one of your own goes with a "
-                "kernel, such as kernel=Laplace(3.0, metric=A)"
-            )
+        for name in ("centers", "metric"):
+            named = isinstance(values[name], str | os.PathLike)
+            values[name] = os.fspath(values[name]) if named else GIVEN
         start = self.warm_start
         values["warm_start"] = start if isinstance(start, str | os.PathLike) else None
         if values["warm_start"] is None and not isinstance(start, bool | np.bool_):

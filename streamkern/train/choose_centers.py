@@ -24,8 +24,8 @@ from streamkern.stream.sources.transforms import SETUP_EPOCH
 from streamkern.train import center_rows
 from streamkern.train.center_rows import CenterRows
 from streamkern.train.choose_kernel import Metric, moved
+from streamkern.train.given_arrays import open_centers
 from streamkern.train.opened import Run
-from streamkern.train.training_data import open_centers
 
 
 class Chosen(NamedTuple):

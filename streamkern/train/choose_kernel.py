@@ -89,8 +89,8 @@ def is_wide_open(run: Run, kernel: str | Mapping[str, Any] | Kernel) -> bool:
     return run.config.model.bandwidth == "auto" and "auto" in bandwidths(told)
 
 
-def find_kernel(run: Run, rows: Rows, report: Report) -> Found:
-    """rows : of which no two are made from one stored row.
+def find_kernel(run: Run, rows: Rows, report: Report, metric: Metric | None = None) -> Found:
+    """rows : of which no two are made from one stored row. metric : that the kernel is to have.
 
     Raises DataError where all rows coincide.
     """
@@ -98,18 +98,20 @@ def find_kernel(run: Run, rows: Rows, report: Report) -> Found:
     rows = Rows(rows.X[some], rows.Y[some], None if rows.root is None else rows.root[some])
     host, bandwidth = run.backend.to_host(rows.X), run.config.model.bandwidth
     shift = host.mean(axis=0, dtype=np.float64).astype(host.dtype)
+    points = moved(host, metric)
 
     @cache
     def width(geometry: str) -> float:
         if not isinstance(bandwidth, str):
             return bandwidth
-        return median_bandwidth(host, "cityblock" if geometry == "l1" else "euclidean")
+        return median_bandwidth(points, "cityblock" if geometry == "l1" else "euclidean")
 
     def best_of(asked: str | Mapping[str, Any] | Kernel, near: Found | None) -> Found:
         tried: dict[float, Found] = {}
 
         def error(factor: float) -> float:
             kernel = get_kernel(asked, lambda geometry: factor * width(geometry))
+            kernel = kernel if metric is None else kernel.with_metric(metric)
             op = KernelOperator(kernel, run.backend, run.precision, shift, run.grid)
             last = near if not tried else [*tried.values()][-1]
             noise = find_noise(

@@ -30,11 +30,13 @@ Saved = tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
 class Online:
     """A run without an end: `advance` trains on one more block.
 
-    setup : what the first block decided, arrays and JSON values. kept : see `Steps.kept`.
+    centers, metric : as of `Given`. setup : what the first block decided, arrays and JSON values.
+    kept : see `Steps.kept`.
     """
 
     config: RunConfig
     centers: npt.NDArray[Any] | None
+    metric: npt.NDArray[Any] | None = None
     sizes: Sizes | None = None
     setup: Saved | None = None
     kept: Saved | None = None
@@ -71,7 +73,7 @@ class Online:
             config = config.with_overrides({"solver.ridge": 0.0})
         if self.setup is not None and model.features != "fourier":
             centers = self.setup[0]["Z"]
-        given = Given(source, centers=centers)
+        given = Given(source, centers=centers, metric=self.metric)
         run = open_run(config, given, fixed_sizes=self.sizes, whole=False)
         try:
             with run.backend.active():

@@ -31,14 +31,17 @@ from streamkern.stream.feed import transform_dtype
 from streamkern.stream.loader import MAX_THREADS
 from streamkern.stream.sources.base import Source, read_ahead, target_bytes, unit_sizes
 from streamkern.stream.sources.mixture import stored_rows
+from streamkern.stream.sources.row_shapes import check_row_shape
+from streamkern.train.given_arrays import open_centers, open_metric, read_metric
 from streamkern.train.precision import resolve_precision
-from streamkern.train.training_data import Data, check_count, count_centers, open_data, with_epochs
+from streamkern.train.training_data import Data, open_data, with_epochs
 from streamkern.train.warm_start import WarmStart
 
 SAVING = 128 << 20  # beside the arrays, while `checksums` has chunks of them on their way
 
 
 GIVEN = "given"
+DEFAULT_CENTERS = 10_000
 
 
 @dataclass(frozen=True)
@@ -46,13 +49,14 @@ class Given:
     """What the caller of a run hands over in place of what its settings name.
 
     source, test : of data.train and data.test. centers : (p, d) or (p, *row_shape) rows in storage
-    form, of model.centers. client : of data.dask, a `distributed.Client`. warm : of
-    solver.warm_start.
+    form, of model.centers. metric : of model.metric. client : of data.dask, a `distributed.Client`.
+    warm : of solver.warm_start.
     """
 
     source: Source | None = None
     test: Source | None = None
     centers: npt.NDArray[Any] | None = None
+    metric: npt.NDArray[Any] | None = None
     client: Any = None
     warm: WarmStart | None = None
 
@@ -64,7 +68,8 @@ NOTHING = Given()
 class Run:
     """Everything `plan` prints and `train` needs before the first row is read.
 
-    config : with the epochs as a number. given : in place of what the settings name.
+    config : with the epochs as a number. given : in place of what the settings name. metric : that
+    the kernel is given beside its name.
     reason : why it is this method. sizes_reason : why it has these sizes, where that is to be said.
     """
 
@@ -81,6 +86,7 @@ class Run:
     backend: Backend
     precision: str
     grid: Grid | None
+    metric: npt.NDArray[np.float64] | None = None
 
     @property
     def in_order(self) -> bool:
@@ -102,8 +108,9 @@ def open_run(
         check_count(config.model.n_centers, len(centers), "centers")
         config = config.with_overrides({"model.centers": GIVEN})
     data = open_data(config, given.source)
-    if config.model.metric != "none":
-        kernel = _as_large_as_it_gets(config, kernel, data.d)
+    if given.metric is not None:
+        config = config.with_overrides({"model.metric": GIVEN})
+    kernel, metric = _in_its_metric(config, given, kernel, data.d)
     config = with_epochs(config, data.source.n_rows)
     p = count_centers(config, data) if centers is None else len(centers)
     settings = config.run
@@ -138,20 +145,31 @@ def open_run(
     except BaseException:
         backend.close()
         raise
-    return Run(config, given, data, problem, *chosen, why, int(budget_bytes), backend, *precision)
+    return Run(
+        config, given, data, problem, *chosen, why, int(budget_bytes), backend, *precision, metric
+    )
 
 
-def _as_large_as_it_gets(config: RunConfig, kernel: Kernel, d: int) -> Kernel:
-    """With a stand-in for a metric that will be learned, which has its shape and takes no room."""
+def _in_its_metric(
+    config: RunConfig, given: Given, kernel: Kernel, d: int
+) -> tuple[Kernel, npt.NDArray[np.float64] | None]:
+    """The kernel in the metric it is given, or with a stand-in for one that will be learned, which
+    has its shape and takes no room; and the metric where it is given beside the kernel."""
+    asked = config.model.metric
+    if asked == "none":
+        return kernel, None
     if config.run.precision == "integer":
         raise ConfigError(
-            f'model.metric="{config.model.metric}" moves features off the integers that '
+            f'model.metric="{asked}" moves features off the integers that '
             "run.precision='integer' needs; leave one of them out"
         )
+    if not config.model.learns_metric:
+        array = open_metric(config) if given.metric is None else given.metric
+        kernel = kernel.with_metric(read_metric(array, d))
+        return kernel, kernel.metric
     kernel = copy.copy(kernel)
-    shape = (d,) if config.model.metric == "learn-diagonal" else (d, d)
-    kernel.metric = np.broadcast_to(np.float64(1), shape)
-    return kernel
+    kernel.metric = np.broadcast_to(np.float64(1), (d,) if asked == "learn-diagonal" else (d, d))
+    return kernel, None
 
 
 def _are_centers(config: RunConfig, data: Data, problem: Problem) -> bool:
@@ -226,9 +244,43 @@ def _problem(
         ridge=config.solver.ridge != 0 and "ridge" in config.method.options,
         finds_ridge=config.solver.ridge == "auto",
         finds_bandwidth="auto" in (config.model.bandwidth, config.model.kernel),
-        learns_metric=config.model.metric != "none",
+        learns_metric=config.model.learns_metric,
         n_stored=stored_rows(source).n_rows,
         hides_copies=source.hides_copies,
         float64=1.0 if itemsize == 8 else backend.float64,
         features=config.model.features,
     )
+
+
+def count_centers(config: RunConfig, data: Data) -> int:
+    """p, from the settings and metadata."""
+    model, n = config.model, data.base.n_rows
+    if model.features == "fourier":
+        return DEFAULT_CENTERS if model.n_features == "auto" else model.n_features
+    if model.centers == "all" or config.method.in_place:
+        return n
+    if model.centers not in WAYS:
+        array = open_centers(config, data.source.columns)
+        check_row_shape(
+            "model.centers has", array.shape[1:], "the data has rows of shape",
+            data.source.row_shape,
+        )  # fmt: skip
+        check_count(model.n_centers, array.shape[0], "model.centers")
+        return int(array.shape[0])
+    WAYS[model.centers].check(data.base)
+    if model.n_centers == "auto":
+        return min(n, DEFAULT_CENTERS)
+    if model.n_centers > n:
+        raise ConfigError(
+            f"model.n_centers={model.n_centers} must lie between 1 and {n}: no more "
+            f"{model.centers} centers can be drawn from {n} rows; lower n_centers or give centers"
+        )
+    return model.n_centers
+
+
+def check_count(n_centers: int | str, held: int, where: str) -> None:
+    """Raise unless model.n_centers is the number of rows that are there, or "auto"."""
+    if n_centers not in ("auto", held):
+        raise ConfigError(
+            f"model.n_centers={n_centers} but {where} holds {held} rows; leave n_centers out"
+        )

@@ -41,10 +41,10 @@ def run_record(run: Run) -> dict[str, Any]:
     # A store may move: its contents count, not its address.
     identity["settings"]["data"].pop("train", None)
     identity["data"] = run.data.source.describe()
-    centers = run.given.centers
-    if centers is not None:
-        digest = hashlib.sha256(np.ascontiguousarray(centers).tobytes()).hexdigest()
-        identity["centers"] = {"shape": list(centers.shape), "sha256": digest}
+    for name, array in (("centers", run.given.centers), ("metric", run.metric)):
+        if array is not None:
+            digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+            identity[name] = {"shape": list(array.shape), "sha256": digest}
     return {
         "identity": checked_meta(identity, "identity"),  # as it is read back: tuples are lists
         "sizes": asdict(run.sizes),

@@ -202,8 +202,11 @@ def operator(
         kernel = FourierFeatures(described["n_features"], described["of"])
     elif kernel is None:
         kernel = get_kernel(described, metric=arrays.get("metric"))
-    elif kernel.describe() != described:
-        raise ConfigError(f"kernel={kernel!r} differs from the one trained with, {described}")
+    else:
+        if kernel.metric is None:  # of a kernel without one it was learned, or given beside it
+            kernel = kernel.with_metric(arrays.get("metric"))
+        if kernel.describe() != described:
+            raise ConfigError(f"kernel={kernel!r} differs from the one trained with, {described}")
     grid = None if meta["grid"] is None else Grid(**meta["grid"])
     return KernelOperator(kernel, backend, meta["precision"], arrays["shift"], grid)
 
@@ -271,16 +274,19 @@ def _looked_at(
     """A cached function that gives rows which predict each other, and what was found on such: the
     metric, and the kernel where it was open. found : where that is known."""
     few, learned = cache(partial(_few, run, dtype, targets)), found or NOT_LEARNED
-    if found is None and run.config.model.metric != "none":
+    if run.metric is not None:
+        of_before = learned.kernel
+        kernel = None if of_before is None else of_before.with_metric(run.metric)
+        learned = Learned(run.metric, kernel, {})
+    elif found is None and run.config.model.learns_metric:
         rows = _few(run, dtype, targets, METRIC_ROWS)
         learned, n = learn_metric(run, rows, report), len(rows.X)
         if learned.metric is not None:  # from targets of other rows than these
             judging = part_of(rows, slice(min(NOISE_ROWS, n - split(n)[0])))
             few = cache(lambda: judging)
     if learned.kernel is None and is_open(run):
-        kernel = find_kernel(run, few(), report).kernel
-        own = kernel.metric if learned.metric is None else learned.metric
-        learned = learned._replace(kernel=kernel.with_metric(own))
+        kernel = find_kernel(run, few(), report, learned.metric).kernel
+        learned = learned._replace(kernel=kernel)
     return few, learned
 
 

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.stop import StopRequest, resumable
@@ -38,6 +39,7 @@ def train(
     source: Source | None = None,
     test: Source | None = None,
     centers: npt.ArrayLike | None = None,
+    metric: npt.ArrayLike | None = None,
     client: Any = None,
     progress: bool = False,
     on_evaluation: Callable[[dict[str, Any]], None] | None = None,
@@ -50,6 +52,8 @@ def train(
     ----------
     source, test : in place of data.train and data.test.
     centers : (p, d) or (p, *row_shape) rows in storage form, in place of model.centers.
+    metric : (d,) scales of the features after scaling, or a (d, r) matrix, in place of
+        model.metric; see `Kernel`.
     client : a `distributed.Client` to read on, in place of data.dask; it stays open.
     progress : draw a line on the terminal.
     on_evaluation : called with every evaluation record.
@@ -70,7 +74,8 @@ def train(
         The run failed; its last checkpoint is good.
     """
     rows = None if centers is None else as_centers(centers)
-    given, directory = Given(source, test, rows, client, warm), None
+    own = None if metric is None else np.asarray(metric)
+    given, directory = Given(source, test, rows, own, client, warm), None
     if config.run.run_dir is not None:
         directory = RunDirectory(
             config.run.run_dir,

@@ -12,18 +12,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import zarr
 
-from streamkern.basics.errors import ConfigError, DataError, StoreNotFoundError, StreamkernError
-from streamkern.basics.text import redact, some
-from streamkern.centers.ways import WAYS
+from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.text import some
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.cache import Cache
-from streamkern.filesystem.remote_file import open_object
-from streamkern.filesystem.urls import local_path, zarr_store
-from streamkern.ingest.columns import in_order
+from streamkern.filesystem.urls import local_path
 from streamkern.store.sample_weights import class_notes, weight_factors
-from streamkern.store.store import Store, open_store
 from streamkern.stream.sources.augmented import AugmentedSource, without_copies
 from streamkern.stream.sources.base import BaseSource, Source
 from streamkern.stream.sources.column_order import in_columns
@@ -39,7 +34,6 @@ from streamkern.stream.sources.transforms import (
 from streamkern.stream.sources.user import as_source
 from streamkern.train.scaling import find_scale
 
-DEFAULT_CENTERS = 10_000
 # "auto" epochs: passes over small data until about this many rows were seen. On digits, diabetes
 # and Friedman's function the test score is then that of exact least squares to 0.001, or better.
 AUTO_SAMPLES, MAX_AUTO_EPOCHS = 100_000, 20
@@ -224,86 +218,3 @@ def targets(classes: Sequence[str] | None, n_outputs: int) -> str:
     if classes is None:
         return f"{n_outputs} values"
     return f"{n_outputs} classes ({some(classes)})"
-
-
-def count_centers(config: RunConfig, data: Data) -> int:
-    """p, from the settings and metadata."""
-    model, n = config.model, data.base.n_rows
-    if model.features == "fourier":
-        return DEFAULT_CENTERS if model.n_features == "auto" else model.n_features
-    if model.centers == "all" or config.method.in_place:
-        return n
-    if model.centers not in WAYS:
-        array = open_centers(config, data.source.columns)
-        check_row_shape(
-            "model.centers has", array.shape[1:], "the data has rows of shape",
-            data.source.row_shape,
-        )  # fmt: skip
-        check_count(model.n_centers, array.shape[0], "model.centers")
-        return int(array.shape[0])
-    WAYS[model.centers].check(data.base)
-    if model.n_centers == "auto":
-        return min(n, DEFAULT_CENTERS)
-    if model.n_centers > n:
-        raise ConfigError(
-            f"model.n_centers={model.n_centers} must lie between 1 and {n}: no more "
-            f"{model.centers} centers can be drawn from {n} rows; lower n_centers or give centers"
-        )
-    return model.n_centers
-
-
-def check_count(n_centers: int | str, held: int, where: str) -> None:
-    """Raise unless model.n_centers is the number of rows that are there, or "auto"."""
-    if n_centers not in ("auto", held):
-        raise ConfigError(
-            f"model.n_centers={n_centers} but {where} holds {held} rows; leave n_centers out"
-        )
-
-
-def open_centers(config: RunConfig, columns: Sequence[str] | None) -> Any:
-    """An array of centers: a .npy file, read whole where it is remote, a zarr array, or X of a
-    store, whose columns are put in the order of `columns`, the names of the training data.
-
-    Raises StoreNotFoundError, ConfigError, StorageError and MissingDependencyError.
-    """
-    url = config.model.centers
-    remote = local_path(url) is None
-    options = storage_options_for(config, url) if remote else {}
-    try:
-        if url.endswith(".npy"):
-            return _open_npy(url, options)
-        place = zarr_store(url, storage_options=options) if remote else url
-        found = zarr.open(place, mode="r")
-        if isinstance(found, zarr.Group):
-            # Checked as a store: finished, and X of rows.
-            held = open_store(url, x=config.data.x, y=None, storage_options=options or None)
-            return _features(held, columns)
-        return found
-    except StreamkernError:
-        raise
-    except FileNotFoundError as error:
-        raise StoreNotFoundError(
-            f"there is no array of centers at {redact(url)}; correct model.centers, or set one of "
-            f"{some((*WAYS, 'all'))}"
-        ) from error
-    except Exception as error:  # zarr raises many types for what is not an array
-        raise ConfigError(
-            f"model.centers={redact(url)!r} is no .npy file, zarr array or store: "
-            f"{redact(str(error))}"
-        ) from error
-
-
-def _features(store: Store, columns: Sequence[str] | None) -> Any:
-    """X of a store; read, where its columns are in another order than `columns`."""
-    found = store.spec.columns
-    if found is None or columns is None or found == tuple(columns):
-        return store.rows["X"]
-    places = [found.index(name) for name in in_order(found, columns, "model.centers")]
-    return np.asarray(store.rows["X"])[:, places]
-
-
-def _open_npy(url: str, options: dict[str, Any]) -> Any:
-    if local_path(url) is not None:
-        return np.load(url, mmap_mode="r", allow_pickle=False)
-    with open_object(url, options) as file:
-        return np.load(file, allow_pickle=False)

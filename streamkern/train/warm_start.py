@@ -76,7 +76,7 @@ class WarmStart:
             )
 
     def metric_for(self, config: RunConfig) -> npt.NDArray[np.float64] | None:
-        """That of alpha, whatever the run asks for; a `Kernel` object brings its own."""
+        """That of alpha, unless the run gives one; a `Kernel` object brings its own."""
         return None if isinstance(config.model.kernel, Kernel) else self.metric
 
     def kernel_for(self, config: RunConfig) -> Kernel | None:

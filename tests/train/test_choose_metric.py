@@ -289,16 +289,19 @@ def test_the_first_block_of_partial_fit_teaches_the_metric() -> None:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"metric": "full"}, "metric"),
+        ({"metric": "full"}, "there is no array of a metric at full; correct metric, or set one"),
         ({"features": "fourier"}, 'features="fourier" has none'),
         ({"kernel": sk.Laplace(1.0, metric=np.ones(D))}, "would replace the metric"),
         ({"precision": "integer"}, "moves features off the integers"),
-        ({"metric": np.ones(D)}, "goes with a kernel"),
+        ({"metric": np.ones(D - 1)}, r"metric of shape \(5,\) is for other rows .* 6 features"),
+        ({"metric": np.ones((D, D + 1))}, "at most as many columns"),
+        ({"metric": np.full(D, np.nan)}, "metric holds NaN or infinity"),
+        ({"metric": np.array(["a"] * D)}, "must be numbers"),
     ],
 )
 def test_what_can_not_be_is_a_sentence(given: dict[str, Any], text: str) -> None:
     model = sk.KernelRegressor(**({"metric": "learn"} | given))
-    with pytest.raises(sk.ConfigError, match=text):
+    with pytest.raises(sk.StreamkernError, match=text):
         model.fit(numbers(0), of_two(numbers(0)))
 
 

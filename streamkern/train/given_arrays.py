@@ -1,0 +1,107 @@
+"""Arrays that the settings name: of centers, and of a metric."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+
+from streamkern.basics.errors import ConfigError, StoreNotFoundError, StreamkernError
+from streamkern.basics.text import redact, some
+from streamkern.centers.ways import WAYS
+from streamkern.config.model import LEARNED
+from streamkern.config.run_config import RunConfig
+from streamkern.filesystem.remote_file import open_object
+from streamkern.filesystem.urls import local_path, zarr_store
+from streamkern.ingest.columns import in_order
+from streamkern.store.store import Store, open_store
+from streamkern.train.training_data import storage_options_for
+
+
+def open_centers(config: RunConfig, columns: Sequence[str] | None) -> Any:
+    """An array of centers: a .npy file, read whole where it is remote, a zarr array, or X of a
+    store, whose columns are put in the order of `columns`, the names of the training data.
+
+    Raises StoreNotFoundError, ConfigError, StorageError and MissingDependencyError.
+    """
+    url = config.model.centers
+    with _in_one_sentence(url, "model.centers", "centers", "zarr array or store", (*WAYS, "all")):
+        found = _open(config, url)
+        if not isinstance(found, zarr.Group):
+            return found
+        # Checked as a store: finished, and X of rows.
+        options = None if local_path(url) is not None else storage_options_for(config, url)
+        held = open_store(url, x=config.data.x, y=None, storage_options=options or None)
+        return _features(held, columns)
+
+
+def open_metric(config: RunConfig) -> Any:
+    """An array of a metric: a .npy file, read whole where it is remote, or a zarr array.
+
+    Raises as `open_centers`.
+    """
+    url = config.model.metric
+    with _in_one_sentence(url, "model.metric", "a metric", "zarr array", ("none", *LEARNED)):
+        found = _open(config, url)
+    if isinstance(found, zarr.Group):
+        raise ConfigError(
+            f"model.metric={redact(url)!r} is a group of arrays; name the array in it that holds "
+            "the metric"
+        )
+    return found
+
+
+def read_metric(array: Any, d: int) -> npt.NDArray[Any]:
+    """Scales (d,) or a matrix (d, r), checked before it is read."""
+    shape = tuple(array.shape)
+    fits = shape[:1] == (d,) and (len(shape) == 1 or (len(shape) == 2 and 1 <= shape[1] <= d))
+    if not fits:
+        raise ConfigError(
+            f"model.metric of shape {shape} is for other rows than these, which have {d} features; "
+            f"give scales ({d},), or a matrix ({d}, r) with at most as many columns"
+        )
+    return np.asarray(array[...])
+
+
+@contextlib.contextmanager
+def _in_one_sentence(
+    url: str, setting: str, what: str, kinds: str, words: Sequence[str]
+) -> Iterator[None]:
+    """Errors of opening an array: what they are about, and what to do."""
+    try:
+        yield
+    except StreamkernError:
+        raise
+    except FileNotFoundError as error:
+        raise StoreNotFoundError(
+            f"there is no array of {what} at {redact(url)}; correct {setting}, or set one of "
+            f"{some(words)}"
+        ) from error
+    except Exception as error:  # zarr raises many types for what is not an array
+        raise ConfigError(
+            f"{setting}={redact(url)!r} is no .npy file, {kinds}: {redact(str(error))}"
+        ) from error
+
+
+def _open(config: RunConfig, url: str) -> Any:
+    remote = local_path(url) is None
+    options = storage_options_for(config, url) if remote else {}
+    if not url.endswith(".npy"):
+        return zarr.open(zarr_store(url, storage_options=options) if remote else url, mode="r")
+    if not remote:
+        return np.load(url, mmap_mode="r", allow_pickle=False)
+    with open_object(url, options) as file:
+        return np.load(file, allow_pickle=False)
+
+
+def _features(store: Store, columns: Sequence[str] | None) -> Any:
+    """X of a store; read, where its columns are in another order than `columns`."""
+    found = store.spec.columns
+    if found is None or columns is None or found == tuple(columns):
+        return store.rows["X"]
+    places = [found.index(name) for name in in_order(found, columns, "model.centers")]
+    return np.asarray(store.rows["X"])[:, places]

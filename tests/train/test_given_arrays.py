@@ -1,0 +1,163 @@
+"""A metric that is given: as if the features had been moved before, from wherever it comes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import streamkern as sk
+from streamkern.cli.main import main
+from streamkern.train.model import load_model
+from tests.runs import (
+    Array,
+    array_source,
+    assert_same_bits,
+    final,
+    finished,
+    settings,
+    stopped,
+)
+
+D = 6
+RNG = np.random.default_rng(17)
+SCALES = np.array([2.0, 0.0, 1.0, 0.5, 3.0, 1.0])
+MATRIX = RNG.normal(size=(D, 3))
+
+
+def rows(n: int, seed: int) -> tuple[Array, Array]:
+    X = np.random.default_rng(seed).normal(size=(n, D)).astype(np.float32)
+    return X, np.asarray(np.sin(X @ MATRIX[:, 0]) + X[:, 4], np.float32)
+
+
+def moved(X: Array, metric: Array) -> Array:
+    return np.asarray(X * metric if metric.ndim == 1 else X @ metric, np.float32)
+
+
+@pytest.mark.parametrize("metric", [SCALES, MATRIX, 3 * np.eye(D)])
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"kernel": "gaussian"}, {"bandwidth": "median"}, {"kernel": sk.Laplace(2.0)},
+     {"solver": "eigenpro4"}, {"centers": "rpcholesky"}],
+)  # fmt: skip
+def test_it_is_as_if_the_features_had_been_moved(metric: Array, given: dict[str, Any]) -> None:
+    X, y = rows(600, 0)
+    T = rows(200, 1)[0]
+    asked = {"n_centers": 100, "scale": "none", "random_state": 3} | given
+    asked |= {} if "solver" in asked else {"ridge": 1e-4}
+    inside = sk.KernelRegressor(metric=metric, **asked).fit(X, y)
+    before = sk.KernelRegressor(**asked).fit(moved(X, metric), y)
+    assert inside.bandwidth_ == pytest.approx(before.bandwidth_, rel=1e-5)
+    wanted = before.predict(moved(T, metric))
+    np.testing.assert_allclose(inside.predict(T), wanted, atol=2e-3 * np.abs(wanted).max())
+    np.testing.assert_array_equal(inside.kernel_.metric, metric)
+
+
+@pytest.mark.parametrize("metric", [SCALES, MATRIX])
+def test_means_are_those_of_moved_rows(metric: Array) -> None:
+    X, y = rows(3000, 0)
+    asked = {"n_centers": 40, "centers": "kmeans", "scale": "none", "bandwidth": "median"}
+    inside = sk.KernelRegressor(metric=metric, **asked).fit(X, y)
+    before = sk.KernelRegressor(**asked).fit(moved(X, metric), y)
+
+    def spread(Z: Array) -> float:
+        """Mean squared distance to the nearest center."""
+        P = moved(X, metric)[:, None] - Z
+        return float((P.astype(np.float64) ** 2).sum(axis=2).min(axis=1).mean())
+
+    ours = spread(moved(inside.centers_, metric))
+    assert ours == pytest.approx(spread(before.centers_), rel=0.03)
+    assert ours < 0.8 * spread(moved(X[:40], metric))
+    # Centers stay where rows are, also along what the metric does not see.
+    assert np.abs(inside.centers_).max() < 1.2 * np.abs(X).max()
+
+
+def test_shares_of_features() -> None:
+    X, y = rows(300, 0)
+    model = sk.KernelRegressor(n_centers=50, metric=SCALES).fit(X, y)
+    np.testing.assert_allclose(model.feature_importances_, SCALES**2 / (SCALES**2).sum())
+
+
+def config(path: Path, metric: str) -> Any:
+    return settings(path, **{"model.metric": metric, "run.checkpoint_every": 2})
+
+
+@pytest.mark.parametrize("kind", ["npy", "zarr", "array"])
+def test_from_a_file_and_resumed(kind: str, tmp_path: Path) -> None:
+    metric = RNG.normal(size=(5, 2))
+    place, given = str(tmp_path / f"metric.{kind}"), {"source": array_source()}
+
+    def save(array: Array) -> None:
+        if kind == "npy":
+            np.save(place, array)
+        elif kind == "zarr":
+            zarr.save_array(place, array, mode="w")
+        else:
+            given["metric"] = array
+
+    save(metric)
+    named = place if kind != "array" else "none"
+    whole = finished(config(tmp_path / "whole", named), **given)
+    np.testing.assert_array_equal(whole.model.op.kernel.metric, metric)
+    stopped(config(tmp_path / "run", named), 5, test=array_source(), **given)
+    finished(config(tmp_path / "run", named), **given)
+    assert_same_bits(final(tmp_path / "run"), final(tmp_path / "whole"))
+    save(2 * metric)
+    with pytest.raises(sk.ResumeMismatchError, match="metric"):
+        finished(config(tmp_path / "run", named), **given)
+
+
+def test_a_kernel_of_ones_own_goes_on_in_it(tmp_path: Path) -> None:
+    """The kernel of the settings has no metric, that of the run has."""
+    given = {"source": array_source(), "metric": SCALES[:5]}
+    for kernel in (sk.Laplace(3.0), "laplace"):
+        width = {"model.bandwidth": 3.0 if isinstance(kernel, str) else "auto"}
+        run = settings(tmp_path / str(kernel), **{"model.kernel": kernel, **width})
+        first = np.asarray(finished(run, **given).model.weights)
+        np.testing.assert_array_equal(finished(run, **given).model.weights, first)
+
+
+@pytest.mark.parametrize(
+    ("array", "text"),
+    [
+        (np.ones(4), r"model.metric of shape \(4,\) is for other rows"),
+        (np.ones((5, 6)), "at most as many columns"),
+        (np.ones((5, 2, 2)), "is for other rows"),
+        (np.array([1.0, np.inf, 1, 1, 1]), "holds NaN or infinity"),
+        (np.array(["a"] * 5), "must be numbers"),
+        (None, "there is no array of a metric at"),
+        ("text", "is no .npy file, zarr array"),
+        ("group", "name the array in it"),
+    ],
+)
+def test_what_can_not_be_is_a_sentence(array: Any, text: str, tmp_path: Path) -> None:
+    place = tmp_path / "metric.npy"
+    if isinstance(array, np.ndarray):
+        np.save(place, array)
+    elif array == "text":
+        place.write_text("1, 2, 3")
+    elif array == "group":
+        place = tmp_path / "group"
+        zarr.open_group(place, mode="w")
+    with pytest.raises(sk.StreamkernError, match=text):
+        finished(config(tmp_path / "run", str(place)), source=array_source())
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_command_line_takes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    X, y = rows(400, 0)
+    store, run, metric = (str(tmp_path / name) for name in ("train.zarr", "run", "metric.npy"))
+    sk.ingest_store(X, store, y=y)
+    np.save(metric, SCALES)
+    given = ["--train", store, "--run-dir", run, "--set", f"model.metric={metric}"]
+    assert main(["plan", *given]) == 0
+    assert main(["train", *given, "--epochs", "1"]) == 0
+    assert main(["predict", run, store, str(tmp_path / "values.npy")]) == 0
+    model = load_model(run, device="cpu")
+    with model.backend:
+        found = model.values(X)[:, 0]
+        np.testing.assert_array_equal(model.op.kernel.metric, SCALES)
+    np.testing.assert_allclose(np.load(tmp_path / "values.npy").reshape(-1), found, rtol=1e-5)
