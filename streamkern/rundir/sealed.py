@@ -116,7 +116,7 @@ def as_saved(place: str) -> Iterator[None]:
         yield
     except StreamkernError:
         raise
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise CheckpointError(
             f"{place} holds a document that was edited and sealed again "
             f"({type(error).__name__}: {error}); restore it from a copy, or start again in a new "

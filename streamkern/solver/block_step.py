@@ -64,6 +64,7 @@ after one epoch 8 rows were as good as any."""
 RIDGE_AGE, RIDGE_DELAY = 0.5, 4
 """See `ridge_schedule`. With 1 for the first a smooth problem was behind; the second is below
 pi^2 / 2, and half of it is taken where rounds are long."""
+LEAST_SHARE = 1e-15
 
 
 def alone(cycled: int | None, m: int) -> float:
@@ -86,6 +87,7 @@ def ridge_schedule(n: int, share: float) -> tuple[int, int]:
     digits, p = 8000, four blocks, K(Z, Z) alpha was a quarter of the loop), and a strong one with
     many blocks in rounds that are shorter than n steps.
     """
+    share = max(share, LEAST_SHARE)
     stride = int(min(RIDGE_AGE / n, RIDGE_DELAY / 2 / n**2) / share)
     if stride >= 1:
         return stride, 1

@@ -245,6 +245,17 @@ def test_any_small_file_is_a_sentence_or_the_same(name: str, n: int, run: Path) 
     print(f"{name}: {n} inputs, {len(said)} refused")
 
 
+@pytest.mark.parametrize("value", [1e308, 1e-308, 0.0, -1.0])
+def test_figures_that_were_edited_are_a_sentence_or_a_run(value: float, run: Path) -> None:
+    path = Path(shutil.copytree(run, "run"))
+    body = documents.unseal("checkpoint", (path / "setup.json").read_bytes())
+    for rule in body["meta"]["setup"]["rules"]:
+        rule["lambda_1"] = value
+    (path / "setup.json").write_bytes(documents.seal("checkpoint", body))
+    with contextlib.suppress(StreamkernError):
+        resumed(path)
+
+
 @given(data=st.data(), counter=st.integers(0, 10**9))
 def test_any_lease_is_waited_for_or_understood(data: st.DataObject, counter: int) -> None:
     """Nobody's note makes a second writer, or an exception."""

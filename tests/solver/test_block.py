@@ -477,6 +477,12 @@ def test_ridge_is_stable_along_a_direction_that_all_blocks_share(n: int, weak: f
     assert peaks[-1] < 0.2 * peaks[4]
 
 
+def test_a_ridge_of_nothing_is_hardly_ever_seen() -> None:
+    for share in (0.0, 1e-320, 1e-20):
+        stride, count = ridge_schedule(4, share)
+        assert (stride > 10**12, count) == (True, 1)
+
+
 def test_centers_without_rows_stay_at_the_ridge_solution() -> None:
     """Nothing but the ridge holds them, in all blocks alike. With rounds as long as a weak ridge
     allows on its own the function there was 80 after 400 steps."""
