@@ -92,6 +92,8 @@ def is_run_directory(
     return True
 
 
+FEATURES = 6
+"""Of a metric, in a line."""
 _NOWHERE = {"step": 0, "epoch": 0, "samples": 0, "done": False}
 
 
@@ -160,8 +162,7 @@ def _recorded(directory: RunDirectory) -> tuple[dict[str, Any], str | None]:
 def _solver(meta: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
     sizes, setup = meta["sizes"], meta["setup"]
     found = {"ridge": state["ridge"]} if state.get("ridge") else {}
-    if "learned_metric" in setup:
-        found["learned_metric"] = setup["learned_metric"]
+    found |= {name: setup[name] for name in ("learned_metric", "metric") if name in setup}
     return {
         "solver": sizes["solver"],
         "scale": meta["scale"],
@@ -197,7 +198,7 @@ def run_text(run: Mapping[str, Any]) -> str:
 
 
 def _in_words(solver: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """With a sum or a product of kernels in a line, and what was learned of a metric."""
+    """With a sum or a product of kernels in a line, and what is known of a metric."""
     found = dict(solver or {})
     if "parts" in found:
         found["kernel"] = kernel_text(found)
@@ -207,7 +208,25 @@ def _in_words(solver: Mapping[str, Any] | None) -> Mapping[str, Any]:
             f"{name.replace('_', ' ')} {value:.4g}" if isinstance(value, float) else str(value)
             for name, value in facts.items()
         )
+    if "metric" in found:
+        found |= _metric_in_words(found.pop("metric"))
     return {key: value for key, value in found.items() if key not in ("parts", "weights")}
+
+
+def _metric_in_words(metric: Mapping[str, Any]) -> dict[str, str]:
+    """See `describe_metric`; the first few of each."""
+    shares = ", ".join(f"{name} {share:.1%}" for name, share in metric["importances"][:FEATURES])
+    size = f"{metric['features']} features"
+    if metric["kind"] == "scales":
+        return {"metric": f"scales of {size}", "importances": shares}
+    found = {
+        "metric": f"matrix of {size}, {metric['directions']} directions",
+        "importances": shares,
+        "spectrum": ", ".join(f"{share:.1%}" for share in metric["spectrum"][:FEATURES]),
+    }
+    for k, terms in enumerate(metric["first"], 1):
+        found[f"direction {k}"] = ", ".join(f"{x:+.2f} {name}" for name, x in terms)
+    return found
 
 
 def pairs(values: Mapping[str, Any]) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from streamkern.basics.errors import CheckpointError, DataError
+from streamkern.basics.errors import CheckpointError, ConfigError, DataError
 from streamkern.basics.text import redact
 from streamkern.cli.console import as_text
 from streamkern.cli.described import is_run_directory, run_overview, run_text, store_text
+from streamkern.cli.metric_plot import plot_png
 from streamkern.cli.options import (
     AsJson,
     Foreign,
@@ -36,13 +38,23 @@ def info(
     ] = False,
     foreign: Foreign = False,
     as_json: AsJson = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="PNG", help="Draw the metric of a run into a new file."),
+    ] = None,
     storage_option: StorageOption = None,
 ) -> None:
     """Describe a store, finished or not, or the state of a run."""
     options = options_for(parse_options(storage_option), place)
     if is_run_directory(place, options):
+        if plot is not None:
+            _draw_metric(place, options, plot)
         _show_run(place, options, verified=verify, as_json=as_json)
         return
+    if plot is not None:
+        raise ConfigError(
+            f"--plot={plot} draws the metric of a run, and {redact(place)} holds none; leave it out"
+        )
     try:
         store = open_store(place, x=x, y=y, storage_options=options, foreign=foreign)
     except DataError:
@@ -55,6 +67,20 @@ def info(
             store.verify()
             found["verified"] = True
     typer.echo(as_text(found) if as_json else store_text(found))
+
+
+def _draw_metric(place: str, options: Mapping[str, Any] | None, path: Path) -> None:
+    if path.exists():
+        raise ConfigError(f"--plot={path} is there already; give the name of a new file")
+    metric = (run_overview(place, options)["solver"] or {}).get("metric")
+    if metric is None:
+        raise ConfigError(
+            f"--plot={path} draws a metric, and the run in {redact(place)} has none; leave it out"
+        )
+    with as_saved(redact(place)):
+        picture = plot_png(metric)
+    with path.open("xb") as file:
+        file.write(picture)
 
 
 def _show_run(

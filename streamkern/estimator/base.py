@@ -21,6 +21,7 @@ from streamkern.basics.errors import ConfigError, DataError
 from streamkern.estimator import inputs
 from streamkern.estimator.parameters import Parameters, own_names
 from streamkern.kernels.fourier import FourierFeatures
+from streamkern.kernels.importances import importances
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.sizes import own_sizes
 from streamkern.solver.methods import METHODS, options_of
@@ -235,8 +236,7 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
                 "feature_importances_ are those of a metric, and this model has no metric; fit "
                 'with metric="learn", which may find that none is better'
             )
-        squares = metric**2 if metric.ndim == 1 else (metric**2).sum(axis=1)
-        return np.asarray(squares / squares.sum())
+        return importances(metric)
 
     @contextlib.contextmanager
     def _model(self) -> Iterator[KernelModel]:

@@ -36,7 +36,7 @@ from streamkern.kernels.agop import GradientSum
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.memory import EVALUATED_ROWS, METRIC_FIT
+from streamkern.planning.memory import EVALUATED_ROWS, METRIC_FIT, METRIC_ROWS
 from streamkern.solver.method import Report, Rows
 from streamkern.solver.precondition.held_out import search
 from streamkern.train.choose_kernel import (
@@ -50,8 +50,9 @@ from streamkern.train.choose_kernel import (
 )
 from streamkern.train.opened import Run
 
-HELD = 1024
-"""Rows that are held out, at most; as those that are fitted, no more than a third of all."""
+HELD = METRIC_ROWS - 2 * METRIC_FIT
+"""Rows that are held out, at most: all but those of the models. Held against 1024, they tell
+smaller gains from noise, and nothing more is read."""
 FEWEST = 48
 """Rows: a third of them has to tell metrics apart."""
 ROUNDS = 5
@@ -108,8 +109,8 @@ NOT_LEARNED = Learned(None, None, {})
 
 def split(n: int) -> tuple[int, int]:
     """(rows to fit, rows to hold out), of n."""
-    third = n // 3
-    return min(METRIC_FIT, third), min(HELD, third)
+    fit = min(METRIC_FIT, n // 3)
+    return fit, min(HELD, n - 2 * fit)
 
 
 def learn_metric(run: Run, rows: Rows, report: Report) -> Learned:

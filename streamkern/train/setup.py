@@ -18,6 +18,7 @@ from streamkern.backend.base import Array, Backend
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures
+from streamkern.kernels.importances import describe_metric
 from streamkern.kernels.points import Grid
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import METRIC_ROWS
@@ -141,6 +142,7 @@ def start(
     arrays |= inside.arrays() | setup.arrays
     if kernel.metric is not None:
         arrays["metric"] = kernel.metric
+        setup.meta["metric"] = describe_metric(kernel.metric, data.source.columns)
     meta = _meta(run, kernel, setup.meta, scale_meta)
     return Assembled(solver, op, arrays | scale_arrays, meta)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import zarr
 
 import streamkern as sk
 from streamkern.cli.main import main
+from streamkern.kernels.importances import describe_metric
 from streamkern.train.model import load_model
 from tests.runs import (
     Array,
@@ -145,6 +147,41 @@ def test_what_can_not_be_is_a_sentence(array: Any, text: str, tmp_path: Path) ->
     with pytest.raises(sk.StreamkernError, match=text):
         finished(config(tmp_path / "run", str(place)), source=array_source())
     assert not (tmp_path / "run").exists()
+
+
+def test_info_names_the_columns_and_draws(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    X, y = rows(300, 0)
+    table, store, run, metric, picture = (
+        str(tmp_path / name) for name in ("t.csv", "train.zarr", "run", "metric.npy", "m.png")
+    )
+    names = ("age", "height", "weight", "a", "b", "c", "y")
+    np.savetxt(table, np.column_stack([X, y]), delimiter=",", header=",".join(names), comments="")
+    np.save(metric, MATRIX)
+    assert main(["ingest", table, store, "--y", "y"]) == 0
+    given = ["--train", store, "--run-dir", run, "--epochs", "1"]
+    assert main(["train", *given, "--set", f"model.metric={metric}"]) == 0
+    capsys.readouterr()
+    assert main(["info", run, "--plot", picture]) == 0
+    lines = dict(x.split(maxsplit=1) for x in capsys.readouterr().out.splitlines() if " " in x)
+    assert lines["metric"] == "matrix of 6 features, 3 directions"
+    share = (MATRIX**2).sum(axis=1) / (MATRIX**2).sum()
+    assert f"{names[share.argmax()]} {share.max():.1%}" in lines["importances"]
+    with open(picture, "rb") as file:
+        assert file.read(8) == b"\x89PNG\r\n\x1a\n"
+    assert main(["info", run, "--plot", picture]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert main(["info", run, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["solver"]["metric"]
+    assert found == describe_metric(MATRIX, names[:6])
+    assert main(["info", store, "--plot", str(tmp_path / "other.png")]) == 2
+    assert "holds none" in capsys.readouterr().err
+    plain = str(tmp_path / "plain")
+    assert main(["train", "--train", store, "--run-dir", plain, "--epochs", "1"]) == 0
+    assert main(["info", plain, "--plot", str(tmp_path / "other.png")]) == 2
+    assert "has none" in capsys.readouterr().err
+    assert not (tmp_path / "other.png").exists()
 
 
 def test_the_command_line_takes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,36 @@
+"""The picture of a metric: shares of the features, its spectrum, its first directions."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+from streamkern.basics.optional import need
+
+
+def plot_png(metric: Mapping[str, Any]) -> bytes:
+    """What `describe_metric` says, as a PNG; MissingDependencyError without Matplotlib."""
+    bars = [("share of the metric", metric["importances"])]
+    for k, terms in enumerate(metric["first"], 1):
+        share = metric["spectrum"][k - 1]
+        bars.append((f"direction {k}, {share:.1%}", terms))
+    figure = need("matplotlib.figure", "the plot", "report").Figure(
+        figsize=(3.2 * (len(bars) + 1), 4.2), layout="constrained"
+    )
+    panels = figure.subplots(1, len(bars) + 1)
+    for axes, (title, entries) in zip(panels, bars, strict=False):
+        axes.barh(range(len(entries)), [x for _, x in entries], color="C0")
+        axes.set_yticks(range(len(entries)), [name for name, _ in entries], fontsize=8)
+        axes.invert_yaxis()
+        axes.axvline(0, color="0.3", lw=0.8)
+        axes.set_title(title, fontsize=10)
+    axes = panels[-1]
+    axes.plot(range(1, len(metric["spectrum"]) + 1), metric["spectrum"], "o-", ms=4)
+    axes.set_yscale("log")
+    axes.set_title("eigenvalues over their sum", fontsize=10)
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=150)
+    return picture.getvalue()

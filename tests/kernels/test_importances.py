@@ -1,0 +1,46 @@
+"""What is said of a metric, against its matrix written out."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from streamkern.kernels.importances import SHOWN, describe_metric, importances
+
+RNG = np.random.default_rng(4)
+
+
+@pytest.mark.parametrize("r", [1, 3, 30])
+def test_of_a_matrix(r: int) -> None:
+    A = RNG.normal(size=(30, r))
+    M = A @ A.T
+    lam, U = np.linalg.eigh(M)
+    np.testing.assert_allclose(importances(A), M.diagonal() / np.trace(M))
+    names = [f"c{j}" for j in range(30)]
+    found = describe_metric(A, names)
+    assert json.loads(json.dumps(found)) == found
+    assert (found["kind"], found["features"], found["directions"]) == ("matrix", 30, r)
+    order = np.argsort(-M.diagonal())[:SHOWN]
+    assert [name for name, _ in found["importances"]] == [f"c{j}" for j in order]
+    shares = (lam[::-1] / lam.sum())[: min(r, SHOWN)]
+    np.testing.assert_allclose(found["spectrum"], shares, atol=1e-12)
+    assert len(found["first"]) == min(r, 3)
+    for k, terms in enumerate(found["first"]):
+        u = U[:, -1 - k]
+        places = [int(name[1:]) for name, _ in terms]
+        np.testing.assert_array_equal(places, np.argsort(-np.abs(u))[: len(places)])
+        entries = u[places] * np.sign(u[places[0]])
+        np.testing.assert_allclose([x for _, x in terms], entries, atol=1e-9)
+
+
+def test_of_scales() -> None:
+    found = describe_metric(np.array([0.0, 2.0, 1.0]), None)
+    assert found["importances"] == [["feature 1", 0.8], ["feature 2", 0.2], ["feature 0", 0.0]]
+    assert (found["kind"], found["directions"], found["first"]) == ("scales", 2, [])
+    np.testing.assert_allclose(found["spectrum"], [0.8, 0.2, 0.0])
+
+
+def test_nothing_of_nothing() -> None:
+    np.testing.assert_array_equal(importances(np.zeros((3, 2))), np.zeros(3))
