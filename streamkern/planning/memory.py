@@ -23,7 +23,7 @@ SAVED_CHUNK = 64 * MiB
 """Of an array in a run directory, at most."""
 MOST_ORIGINS = 1 << 18
 """Rows, and those of one unit more, of which it is looked up what they are made from."""
-METRIC_FIT, METRIC_ROWS = 1024, 5120
+METRIC_FIT, METRIC_ROWS = 1024, 8192
 """Rows that are fitted to learn a metric, and all that are looked at."""
 METRIC_COLUMNS = 2048
 """Of a product of slopes at most, unless an output alone has more: each group of outputs evaluates

@@ -259,8 +259,8 @@ def _count_metric(buffers: Buffers, problem: Problem) -> None:
     add("metric", "the same as they are read", rows, problem.row_bytes + (d + c) * item)
     add("metric", "prepared rows", 4 * n, problem.point)
     solving = count_products(buffers, problem, n, "metric")
-    held = max(n, rows - 2 * n)
-    add("metric", "kernel matrices, a factor", 3 * n + 2 * held + solving, n, itemsize=8)
+    held = 2 * n
+    add("metric", "kernel matrices, a factor", 6 * n + 2 * held + solving, n, itemsize=8)
     add("metric", "their targets, weights in float64", 6 * n + 4 * held, c, itemsize=8)
     columns = max(d + 1, min(METRIC_COLUMNS, c * (d + 1)))
     add("metric", "slopes times centers", n + 2 * EVALUATED_ROWS, columns, itemsize=item)

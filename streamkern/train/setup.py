@@ -89,10 +89,9 @@ def start(
     """
     config, data = run.config, run.data
     dtype = np.dtype(np.float64 if run.precision == "float64" else np.float32)
-    fit_intercept = config.model.fit_intercept
     inside = targets or target_scale(
-        run.backend, data.source, data.weight_factors, fit_intercept=fit_intercept,
-        seed=config.run.random_state, dtype=dtype,
+        run.backend, data.source, data.weight_factors,
+        fit_intercept=config.model.fit_intercept, seed=config.run.random_state, dtype=dtype,
     )  # fmt: skip
     few, learned = _looked_at(run, dtype, inside, report, found)
     host_Z, order, kernel, known_rows = choose_centers(
@@ -282,7 +281,7 @@ def _looked_at(
         learned = Learned(run.metric, kernel, {})
     elif found is None and run.config.model.learns_metric:
         rows = _few(run, dtype, targets, METRIC_ROWS)
-        learned, n = learn_metric(run, rows, report), len(rows.X)
+        learned, n = learn_metric(run, rows, targets, report), len(rows.X)
         if learned.metric is not None:  # from targets of other rows than these
             judging = part_of(rows, slice(min(NOISE_ROWS, n - split(n)[0])))
             few = cache(lambda: judging)

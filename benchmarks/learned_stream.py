@@ -1,0 +1,176 @@
+"""10^7 virtual rows of 784 features with a learned metric: flat memory, ten kills, the same bits.
+
+    python -m benchmarks.learned_stream --json learned_stream.json
+    python -m benchmarks.learned_stream --copies 2 --centers 200 --kills 3      a minute
+
+60 000 rows of 784 bytes, of which 12 say what the target is, in as many noisy copies, each drawn
+when it is used. One run nobody disturbs, with `metric = "learn"`; one is killed at random instants
+and begun again until it ends; and one has no metric. Of each: seconds, the most memory that a
+process had beyond its imports, what the plan said, and the error on 10 000 other rows. The setup,
+in which the metric is learned, is killed as often as it takes time; the first kill falls into it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import check, environment
+from streamkern.basics.text import table
+from streamkern.config.run_config import RunConfig
+from streamkern.ingest.ingest import ingest
+from streamkern.train.model import load_model
+from streamkern.train.opened import open_run
+from streamkern.train.train import train
+
+ROWS, TEST, D, TELLING = 60_000, 10_000, 784, 12
+SIGMA = 0.2
+POLLED_S = 0.1
+BEFORE = "imports"  # a file with what a process had before it began
+
+
+def write_store(path: Path, n: int, part: int) -> None:
+    """Bytes X (n, 784), and of 12 of them, and of three sums of these, a smooth function."""
+    rng = np.random.default_rng([17, part])
+    X = rng.integers(0, 256, (n, D), dtype=np.uint8)
+    u = X[:, ::64][:, :TELLING].astype(np.float64) / 64 - 2
+    y = np.sin(u[:, 0]) + u[:, 1] * u[:, 2] / 2 + np.cos(u[:, 3:].sum(axis=1) / 3)
+    ingest(X, path, y=(y + 0.1 * rng.normal(size=n)).astype(np.float32))
+
+
+def make_config(given: argparse.Namespace, folder: Path, metric: str, name: str) -> RunConfig:
+    """The run `name`."""
+    return RunConfig.from_tables({
+        "data": {
+            "train": str(folder / "train.zarr"),
+            "test": str(folder / "test.zarr"),
+            "copies": given.copies, "epochs": 1,
+            "transforms": [{"kind": "scale"}, {"kind": "noise", "sigma": SIGMA}],
+        },
+        "model": {"n_centers": given.centers, "metric": metric},
+        "solver": {"name": "block"},
+        "run": {
+            "run_dir": str(folder / name), "device": "cpu", "threads": given.threads,
+            "memory": given.memory, "checkpoint_every": "10 s", "evaluate_every": 0,
+        },
+    })  # fmt: skip
+
+
+def _life(given: argparse.Namespace, folder: Path, metric: str, name: str) -> None:
+    (folder / BEFORE).write_text(str(_status("self", "VmRSS")))
+    train(make_config(given, folder, metric, name)).model.backend.close()
+
+
+def _status(pid: object, what: str) -> float:
+    """MiB of a process that lives (Linux); 0 where it does not."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0.0
+    found = [line for line in lines if line.startswith(what)]
+    return int(found[0].split()[1]) / 1024 if found else 0.0
+
+
+def live(
+    given: argparse.Namespace, folder: Path, metric: str, name: str, seconds: float | None = None
+) -> tuple[bool, float]:
+    """Whether a process came to the end, within these seconds; and its peak of memory in MiB."""
+    life = multiprocessing.get_context("spawn").Process(
+        target=_life, args=(given, folder, metric, name)
+    )
+    life.start()
+    began, peak = time.monotonic(), 0.0
+    while life.is_alive() and (seconds is None or time.monotonic() - began < seconds):
+        peak = max(peak, _status(life.pid, "VmHWM"))
+        life.join(POLLED_S)
+    life.kill()
+    life.join()
+    check(life.exitcode in (0, -9), f"the exit code of {name}, {life.exitcode},")
+    before = folder / BEFORE
+    return life.exitcode == 0, peak - float(before.read_text()) if before.exists() else 0.0
+
+
+def result(folder: Path, name: str) -> tuple[dict[str, Any], bytes]:
+    """What the last line of the log says of the test rows, and all bits of the weights."""
+    records = [json.loads(line) for line in (folder / name / "log.jsonl").open()]
+    figures = [r for r in records if r.get("event") == "evaluation"][-1]
+    chosen = [r["chosen"] for r in records if r.get("event") == "metric" and "chosen" in r]
+    model = load_model(folder / name, device="cpu", threads=1)
+    with model.backend:
+        metric = model.op.kernel.metric
+        bits = np.asarray(model.weights).tobytes() + (b"" if metric is None else metric.tobytes())
+    return {
+        "r2": figures["test_r2"], "mse": figures["test_mse"],
+        "learned": chosen[0] if chosen else None,
+    }, bits  # fmt: skip
+
+
+def measure(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """A record for each of the three runs."""
+    write_store(folder / "train.zarr", ROWS, 0)
+    write_store(folder / "test.zarr", TEST, 1)
+    records, bits, draw = [], {}, random.Random(given.seed)
+    for name, metric in (("learned", "learn"), ("none", "none")):
+        run = open_run(make_config(given, folder, metric, name))
+        plan = run.buffers.peak / 2**20
+        run.backend.close()
+        began = time.monotonic()
+        ended, peak = live(given, folder, metric, name)
+        check(ended, f"the run {name}")
+        seconds = time.monotonic() - began
+        found, bits[name] = result(folder, name)
+        record = {"run": name, "rows": ROWS * given.copies, "seconds": seconds, "kills": 0}
+        records.append(record | {"peak_mib": peak, "plan_mib": plan} | found)
+        print(table(records[-1:], list(COLUMNS)), flush=True)
+    whole, plan = records[0]["seconds"], records[0]["plan_mib"]
+    began, kills, peak, ended = time.monotonic(), 0, 0.0, False
+    while not ended:
+        limit = None
+        if kills < given.kills:
+            limit = given.first if kills == 0 else draw.uniform(0.3, 2.0) * whole / given.kills
+        ended, highest = live(given, folder, "learn", "killed", limit)
+        peak, kills = max(peak, highest), kills + (not ended)
+    found, bits["killed"] = result(folder, "killed")
+    check(bits["killed"] == bits["learned"], "a bit of the run that was killed")
+    records.append({
+        "run": "killed", "rows": ROWS * given.copies, "seconds": time.monotonic() - began,
+        "kills": kills, "peak_mib": peak, "plan_mib": plan, **found,
+    })  # fmt: skip
+    return records
+
+
+COLUMNS = ("run", "rows", "kills", "seconds", "peak_mib", "plan_mib", "r2", "mse")
+
+
+def main() -> None:
+    """See the module's first lines."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("--copies", type=int, default=167, help="of 60 000 rows")
+    add("--centers", type=int, default=1000)
+    add("--kills", type=int, default=10)
+    add("--first", type=float, default=8.0, help="seconds to the first kill")
+    add("--memory", default="2 GiB")
+    add("--threads", type=int, default=1)
+    add("--seed", type=int, default=0, help="of the kills")
+    add("--json", type=Path, help="write the records here")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        records = measure(given, Path(folder))
+    print(table(records, list(COLUMNS)))
+    if given.json is not None:
+        circumstances = {"environment": environment(), "centers": given.centers}
+        given.json.write_text(json.dumps(circumstances | {"runs": records}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
