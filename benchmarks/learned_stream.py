@@ -13,6 +13,8 @@ in which the metric is learned, is killed as often as it takes time; the first k
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import json
 import multiprocessing
 import random
@@ -66,8 +68,15 @@ def make_config(given: argparse.Namespace, folder: Path, metric: str, name: str)
 
 
 def _life(given: argparse.Namespace, folder: Path, metric: str, name: str) -> None:
+    import sklearn.utils.validation  # noqa: F401  # all imports come before
+
+    config = make_config(given, folder, metric, name)
+    open_run(config).backend.close()  # compiles
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the imports had a peak of their own
     (folder / BEFORE).write_text(str(_status("self", "VmRSS")))
-    train(make_config(given, folder, metric, name)).model.backend.close()
+    train(config).model.backend.close()
 
 
 def _status(pid: object, what: str) -> float:
