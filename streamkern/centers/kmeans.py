@@ -38,11 +38,14 @@ class KMeans(Random):
         """50 rows for each center, at least 65 536, in at most 10 passes over the n_rows."""
         p, d, item = problem.p, problem.d, problem.itemsize
         rows = min(max(KMEANS_ROWS * p, MIN_KMEANS_ROWS), KMEANS_PASSES * n_rows)
+        moved = problem.metric > 0
         buffers = (
             ("first rows", p * (problem.row_bytes + d * item)),
             ("means, copies", 2 * p * d * item),
             ("batch, cast and transformed", KMEANS_BATCH * (2 * d + 2) * item),
             ("distances to all means", problem.threads * SKLEARN_CHUNK * p * item),
+            ("rows and means in the metric", moved * (2 * p + KMEANS_BATCH) * d * item),
+            ("the metric and its inverse", 4 * problem.metric),
         )
         # Distances of every row to every center.
         flops = 2 * rows * p * d
@@ -56,11 +59,26 @@ class KMeans(Random):
         if metric is None:
             return kmeans(X, batches, seed, threads), fields
         middle = X.mean(axis=0, dtype=np.float64).astype(X.dtype)
-        A = (np.diag(metric) if metric.ndim == 1 else metric).astype(X.dtype)
-        means = kmeans((X - middle) @ A, ((rows - middle) @ A for rows in batches), seed, threads)
+        A, back = metric.astype(X.dtype), _inverse(metric, X.dtype)
+
+        def times(rows: Host, by: Host) -> Host:
+            if by.ndim == 1:
+                return np.asarray(rows * by)
+            with work.backend.single_threaded_blas():  # or the threads would change bits
+                return np.asarray(rows @ by)
+
+        means = kmeans(times(X - middle, A), (times(x - middle, A) for x in batches), seed, threads)
         # The kernel sees a center times A: of those with the same product the one nearest the mean.
-        back = np.linalg.pinv(A.astype(np.float64)).astype(X.dtype)
-        return means @ back + middle, fields
+        return times(means, back) + middle, fields
+
+
+def _inverse(metric: npt.NDArray[np.float64], dtype: np.dtype[Any]) -> Host:
+    """Of scales, or of a matrix, as far as `dtype` tells it from one of lower rank."""
+    least = max(metric.shape) * np.finfo(dtype).eps
+    if metric.ndim == 2:
+        return np.asarray(np.linalg.pinv(metric, rcond=least), dtype)
+    told = np.abs(metric) > least * np.abs(metric).max()
+    return np.asarray(np.divide(1.0, metric, out=np.zeros_like(metric), where=told), dtype)
 
 
 def kmeans(

@@ -70,6 +70,8 @@ def info(
 
 
 def _draw_metric(place: str, options: Mapping[str, Any] | None, path: Path) -> None:
+    if not path.parent.is_dir():
+        raise ConfigError(f"--plot={path}: there is no folder {path.parent}; make it first")
     if path.exists():
         raise ConfigError(f"--plot={path} is there already; give the name of a new file")
     metric = (run_overview(place, options)["solver"] or {}).get("metric")

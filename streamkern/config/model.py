@@ -114,7 +114,7 @@ class ModelConfig(Table):
             return self
         if self.features == "fourier":
             raise ConfigError(
-                f'model.metric="{self.metric}" is for kernels at centers, and '
+                f"model.metric={self.metric!r} is for kernels at centers, and "
                 'model.features="fourier" has none; leave one of them out'
             )
         if isinstance(self.kernel, Kernel) and self.kernel.metric is not None:

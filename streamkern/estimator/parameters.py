@@ -115,7 +115,16 @@ class Parameters:
 
     def _given_metric(self) -> npt.NDArray[Any] | None:
         """The metric that is an array rather than a setting."""
-        return None if isinstance(self.metric, str | os.PathLike) else np.asarray(self.metric)
+        if isinstance(self.metric, str | os.PathLike):
+            return None
+        if self.metric is None:
+            raise ConfigError('metric=None must be "none", another word, an array or a path')
+        try:
+            return np.asarray(self.metric)
+        except ValueError as error:
+            raise ConfigError(
+                f"metric is no array ({error}); give scales (d,), or a matrix (d, r)"
+            ) from error
 
     def _config(self, epochs: Any) -> RunConfig:
         values = {name: getattr(self, name) for name in SETTINGS} | {"epochs": epochs}

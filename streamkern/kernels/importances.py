@@ -15,8 +15,14 @@ SHOWN, DIRECTIONS, TERMS = 20, 3, 6
 def importances(metric: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """(d,) shares of the features in the trace of M = A A^T, A (d,) or (d, r); zeros where that
     is 0."""
-    squares = metric**2 if metric.ndim == 1 else (metric**2).sum(axis=1)
+    A = _bounded(metric)
+    squares = A**2 if A.ndim == 1 else (A**2).sum(axis=1)
     return np.asarray(squares / max(squares.sum(), np.finfo(np.float64).tiny))
+
+
+def _bounded(metric: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """In units in which its squares are finite."""
+    return np.asarray(metric / max(np.abs(metric).max(), np.finfo(np.float64).tiny))
 
 
 def describe_metric(
@@ -24,7 +30,7 @@ def describe_metric(
 ) -> dict[str, Any]:
     """JSON. columns : names of the features, which else go by their number.
 
-    kind : "scales" or "matrix". features : d. directions : r, that M has. importances : the
+    kind : "scales" or "matrix". features : d. directions : the rank of M. importances : the
     largest shares, [name, share]. spectrum : the largest eigenvalues of M over their sum. first :
     of a matrix the eigenvectors of the largest eigenvalues, each as its largest entries [name,
     entry], of which the first is above 0.
@@ -35,12 +41,13 @@ def describe_metric(
     found: dict[str, Any] = {
         "kind": "scales" if metric.ndim == 1 else "matrix",
         "features": len(metric),
-        "directions": int((metric != 0).sum()) if metric.ndim == 1 else metric.shape[1],
+        "directions": int((metric != 0).sum()),
         "importances": [[names[j], float(shares[j])] for j in order],
     }
     if metric.ndim == 1:
         return found | {"spectrum": [float(shares[j]) for j in order], "first": []}
-    U, s, _ = np.linalg.svd(metric, full_matrices=False)
+    U, s, _ = np.linalg.svd(_bounded(metric), full_matrices=False)
+    found["directions"] = int((s > max(metric.shape) * np.finfo(np.float64).eps * s[0]).sum())
     spectrum = s**2 / max((s**2).sum(), np.finfo(np.float64).tiny)
     return found | {
         "spectrum": [float(x) for x in spectrum[:SHOWN]],

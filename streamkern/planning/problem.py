@@ -33,7 +33,7 @@ class Problem:
     them. rows_are_centers : whether every row is a center, once, and no others will follow.
     ridge : whether there is one, or may be.
     finds_ridge : whether it is left open. finds_bandwidth : whether that is.
-    learns_metric : whether that is asked for.
+    learns_metric : whether that is asked for. metric : bytes of one in float64, given or learned.
     n_stored : row v is made from the stored row v mod n_stored; 0 stands for n_rows.
     hides_copies : whether that is so of some rows only, see `BaseSource`.
     features : "kernel", "nystrom" or "fourier"; p counts the latter.
@@ -69,6 +69,7 @@ class Problem:
     finds_ridge: bool = False
     finds_bandwidth: bool = False
     learns_metric: bool = False
+    metric: int = 0
     float64: float = 2.0
     n_stored: int = 0
     hides_copies: bool = False

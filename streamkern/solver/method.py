@@ -257,7 +257,7 @@ def _count_metric(buffers: Buffers, problem: Problem) -> None:
     rows, n = min(METRIC_ROWS, problem.n_rows), min(METRIC_FIT, problem.n_rows)
     add("metric", "rows to learn a metric from", rows, d + c + 1, itemsize=item)
     add("metric", "the same as they are read", rows, problem.row_bytes + (d + c) * item)
-    add("metric", "prepared rows", 4 * n, problem.point)
+    add("metric", "prepared rows", 12 * n, problem.point)
     solving = count_products(buffers, problem, n, "metric")
     held = 2 * n
     add("metric", "kernel matrices, a factor", 6 * n + 2 * held + solving, n, itemsize=8)

@@ -151,7 +151,8 @@ def _judged(
         return _Verdict(False, chosen[0].op.kernel, _told(chosen[0], chosen[0], 0.0))
 
     def of_all(by: HeldOut) -> list[Fitted]:
-        return [by.with_kernel(each.op.kernel, each.ridge, by.least_ridge) for each in chosen]
+        least = by.least_ridge
+        return [by.with_kernel(m.op.kernel, max(m.ridge, least), least).told() for m in chosen]
 
     before, after = pair = chosen if n == n_fit else of_all(many)
     pairs, target = [pair], min(run.problem.n_rows, run.problem.p)
@@ -162,7 +163,7 @@ def _judged(
     better = sure > SURE and all(_growth(b.wrong, a.wrong) < WRONG for b, a in pairs)
     facts = _told(before, after if better else before, sure)
     if many.classes is not None:
-        facts |= {"wrong": float(after.wrong.mean()), "wrong_without": float(before.wrong.mean())}
+        facts |= {"wrong": many.share(after.wrong), "wrong_without": many.share(before.wrong)}
     return _Verdict(better, (after if better else before).op.kernel, facts)
 
 
@@ -222,6 +223,8 @@ def _rounds(problem: HeldOut, plain: Fitted, way: Way, rows: Rows) -> tuple[Fitt
 
 def next_metric(model: Fitted, way: Way, rows: Rows) -> Metric | None:
     """From its gradients at these rows; None where it has none."""
+    assert model.points is not None
+    assert model.alpha is not None
     total = GradientSum(model.op, model.points, model.alpha.astype(model.op.dtype))
     flops_of_row = 2 * model.alpha.size * (1 + total.r)
     n = min(len(rows.X), max(FEWEST_GRADIENTS, round(GRADIENTS / flops_of_row)))

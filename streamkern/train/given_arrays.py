@@ -39,24 +39,30 @@ def open_centers(config: RunConfig, columns: Sequence[str] | None) -> Any:
         return _features(held, columns)
 
 
-def open_metric(config: RunConfig) -> Any:
-    """An array of a metric: a .npy file, read whole where it is remote, or a zarr array.
+def open_metric(config: RunConfig, d: int) -> npt.NDArray[Any]:
+    """Scales (d,) or a matrix (d, r), from a .npy file or a zarr array; checked, then read.
 
     Raises as `open_centers`.
     """
     url = config.model.metric
     with _in_one_sentence(url, "model.metric", "a metric", "zarr array", ("none", *LEARNED)):
         found = _open(config, url)
-    if isinstance(found, zarr.Group):
-        raise ConfigError(
-            f"model.metric={redact(url)!r} is a group of arrays; name the array in it that holds "
-            "the metric"
-        )
-    return found
+        if isinstance(found, zarr.Group):
+            raise ConfigError(
+                f"model.metric={redact(url)!r} is a group of arrays; name the array in it that "
+                "holds the metric"
+            )
+        check_metric(found, d)
+        if isinstance(found, zarr.Array) and found.nchunks_initialized < found.nchunks:
+            raise ConfigError(
+                f"model.metric={redact(url)!r} has chunks that are not there, which may be lost or "
+                "zeros; write it again as a .npy file, or with write_empty_chunks"
+            )
+        return np.asarray(found[...])
 
 
-def read_metric(array: Any, d: int) -> npt.NDArray[Any]:
-    """Scales (d,) or a matrix (d, r), checked before it is read."""
+def check_metric(array: Any, d: int) -> None:
+    """Raise unless it has the shape of a metric of d features."""
     shape = tuple(array.shape)
     fits = shape[:1] == (d,) and (len(shape) == 1 or (len(shape) == 2 and 1 <= shape[1] <= d))
     if not fits:
@@ -64,7 +70,6 @@ def read_metric(array: Any, d: int) -> npt.NDArray[Any]:
             f"model.metric of shape {shape} is for other rows than these, which have {d} features; "
             f"give scales ({d},), or a matrix ({d}, r) with at most as many columns"
         )
-    return np.asarray(array[...])
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ Wide smooth kernels, and metrics that leave few features, are singular to float6
 class Fitted(NamedTuple):
     """A model in one metric. errors : squared, by held-out row, and wrong : whether its class is;
     weighted; error : mean of the errors. width, ridge : exponents of its bandwidth and ridge. op,
-    points, alpha : K(., points) alpha is the model."""
+    points, alpha : K(., points) alpha is the model; the latter where it is kept."""
 
     error: float
     errors: npt.NDArray[np.float64]
@@ -46,8 +46,12 @@ class Fitted(NamedTuple):
     width: int
     ridge: int
     op: KernelOperator
-    points: Points
-    alpha: Array
+    points: Points | None
+    alpha: Array | None
+
+    def told(self) -> Fitted:
+        """What there is to say of it, without what is as large as the rows."""
+        return self._replace(points=None, alpha=None)
 
 
 class HeldOut:
@@ -104,7 +108,7 @@ class HeldOut:
                 if not isinstance(model.bandwidth, str):
                     kernel = get_kernel(asked, model.bandwidth)
             near = self.in_metric(metric, max(near.width, ends[0]), near.ridge, kernel, least, ends)
-            found.append(near)
+            found.append(near.told())
         good = (1 + BORNE) * min(each.error for each in found)
         return next(each for each in found if each.error <= good)
 
@@ -150,6 +154,12 @@ class HeldOut:
 
         search(error, near, least, LARGEST_RIDGE, stride=1)
         return best
+
+    def share(self, wrong: npt.NDArray[np.float64]) -> float:
+        """Of the held-out rows, weighted as they are."""
+        root = self.held.root
+        all_of_them = len(wrong) if root is None else float((root**2).sum())
+        return float(np.nan_to_num(wrong, posinf=0.0).sum() / max(all_of_them, 1e-300))
 
     def _matrix(self, op: KernelOperator, points: Points) -> tuple[Array, Array]:
         """K and the targets, with the roots of the weights on both sides."""

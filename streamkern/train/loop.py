@@ -82,7 +82,7 @@ class Trainer:
         begun = self.directory is not None and bool(self.directory.steps())
         warm = None if begun else self.run.given.warm or load_warm_start(self.run.config)
         if warm is not None:
-            warm.check(self.run.config, self.run.data.source)
+            warm.check(self.run.config, self.run.data.source, self.run.metric)
         made = self._setup(record, warm)
         self.steps = Steps(self.run, made, self.position, self._report)
         order = self._resume(warm, {} if client is None else {"dashboard": dashboard_link(client)})

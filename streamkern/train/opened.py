@@ -32,7 +32,7 @@ from streamkern.stream.loader import MAX_THREADS
 from streamkern.stream.sources.base import Source, read_ahead, target_bytes, unit_sizes
 from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.row_shapes import check_row_shape
-from streamkern.train.given_arrays import open_centers, open_metric, read_metric
+from streamkern.train.given_arrays import check_metric, open_centers, open_metric
 from streamkern.train.precision import resolve_precision
 from streamkern.train.training_data import Data, open_data, with_epochs
 from streamkern.train.warm_start import WarmStart
@@ -164,8 +164,13 @@ def _in_its_metric(
             "run.precision='integer' needs; leave one of them out"
         )
     if not config.model.learns_metric:
-        array = open_metric(config) if given.metric is None else given.metric
-        kernel = kernel.with_metric(read_metric(array, d))
+        array = given.metric
+        if array is None:
+            array = open_metric(config, d)
+        check_metric(array, d)
+        if array.dtype.kind in "fiu" and not array.any():
+            raise ConfigError("model.metric is 0 for all features; give some a scale")
+        kernel = kernel.with_metric(array)
         return kernel, kernel.metric
     kernel = copy.copy(kernel)
     kernel.metric = np.broadcast_to(np.float64(1), (d,) if asked == "learn-diagonal" else (d, d))
@@ -245,6 +250,7 @@ def _problem(
         finds_ridge=config.solver.ridge == "auto",
         finds_bandwidth="auto" in (config.model.bandwidth, config.model.kernel),
         learns_metric=config.model.learns_metric,
+        metric=0 if kernel.metric is None else kernel.metric.size * 8,
         n_stored=stored_rows(source).n_rows,
         hides_copies=source.hides_copies,
         float64=1.0 if itemsize == 8 else backend.float64,

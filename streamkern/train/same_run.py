@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import zarr
 from pydantic import TypeAdapter, ValidationError
 
@@ -43,8 +44,7 @@ def run_record(run: Run) -> dict[str, Any]:
     identity["data"] = run.data.source.describe()
     for name, array in (("centers", run.given.centers), ("metric", run.metric)):
         if array is not None:
-            digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
-            identity[name] = {"shape": list(array.shape), "sha256": digest}
+            identity[name] = digest(array)
     return {
         "identity": checked_meta(identity, "identity"),  # as it is read back: tuples are lists
         "sizes": asdict(run.sizes),
@@ -55,6 +55,12 @@ def run_record(run: Run) -> dict[str, Any]:
             "zarr": zarr.__version__,
         },
     }
+
+
+def digest(array: npt.ArrayLike) -> dict[str, Any]:
+    """Shape and contents of an array that is given, as JSON."""
+    held = np.ascontiguousarray(array)
+    return {"shape": list(held.shape), "sha256": hashlib.sha256(held.tobytes()).hexdigest()}
 
 
 def recorded_run(directory: RunDirectory | None) -> dict[str, Any] | None:

@@ -94,9 +94,8 @@ def start(
         fit_intercept=config.model.fit_intercept, seed=config.run.random_state, dtype=dtype,
     )  # fmt: skip
     few, learned = _looked_at(run, dtype, inside, report, found)
-    host_Z, order, kernel, known_rows = choose_centers(
-        run, dtype, report, learned.kernel, learned.metric
-    )
+    chosen = choose_centers(run, dtype, report, learned.kernel, learned.metric)
+    host_Z, order, kernel, known_rows = chosen
     Z = run.backend.asarray(host_Z)
     # A common shift changes no distance; without it raw pixels cost three digits of them.
     shift = host_Z.mean(axis=0, dtype=np.float64).astype(dtype)
@@ -141,7 +140,8 @@ def start(
     arrays |= inside.arrays() | setup.arrays
     if kernel.metric is not None:
         arrays["metric"] = kernel.metric
-        setup.meta["metric"] = describe_metric(kernel.metric, data.source.columns)
+        with run.backend.single_threaded_blas():
+            setup.meta["metric"] = describe_metric(kernel.metric, data.source.columns)
     meta = _meta(run, kernel, setup.meta, scale_meta)
     return Assembled(solver, op, arrays | scale_arrays, meta)
 
@@ -275,15 +275,14 @@ def _looked_at(
     """A cached function that gives rows which predict each other, and what was found on such: the
     metric, and the kernel where it was open. found : where that is known."""
     few, learned = cache(partial(_few, run, dtype, targets)), found or NOT_LEARNED
-    if run.metric is not None:
-        of_before = learned.kernel
-        kernel = None if of_before is None else of_before.with_metric(run.metric)
-        learned = Learned(run.metric, kernel, {})
+    if found is None and run.metric is not None:
+        learned = Learned(run.metric, None, {})
     elif found is None and run.config.model.learns_metric:
         rows = _few(run, dtype, targets, METRIC_ROWS)
         learned, n = learn_metric(run, rows, targets, report), len(rows.X)
         if learned.metric is not None:  # from targets of other rows than these
-            judging = part_of(rows, slice(min(NOISE_ROWS, n - split(n)[0])))
+            n_fit, n_held = split(n)
+            judging = part_of(rows, slice(n_held, min(n_held + NOISE_ROWS, n - n_fit)))
             few = cache(lambda: judging)
     if learned.kernel is None and is_open(run):
         kernel = find_kernel(run, few(), report, learned.metric).kernel

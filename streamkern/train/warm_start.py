@@ -48,10 +48,20 @@ class WarmStart:
     metric: npt.NDArray[np.float64] | None = None
     skipped: tuple[str, ...] = ()
 
-    def check(self, config: RunConfig, source: BaseSource) -> None:
+    def check(
+        self, config: RunConfig, source: BaseSource,
+        metric: npt.NDArray[np.float64] | None = None,
+    ) -> None:  # fmt: skip
         """Raise ConfigError unless both runs have rows that can stand for each other, the same
-        outputs in the same order, and an intercept or none.
+        outputs in the same order, and an intercept or none. metric : that is given to the run.
         """
+        if metric is not None and not (
+            self.metric is not None and np.array_equal(metric, self.metric)
+        ):
+            raise ConfigError(
+                f"solver.warm_start={self.place} was trained in another metric than model.metric; "
+                "leave model.metric out, for that of the weights, or leave warm_start out"
+            )
         check_row_shape(
             "this run has", source.row_shape,
             f"solver.warm_start={self.place} was trained on", self.row_shape,
@@ -76,7 +86,7 @@ class WarmStart:
             )
 
     def metric_for(self, config: RunConfig) -> npt.NDArray[np.float64] | None:
-        """That of alpha, unless the run gives one; a `Kernel` object brings its own."""
+        """That of alpha, whatever the run asks for; a `Kernel` object brings its own."""
         return None if isinstance(config.model.kernel, Kernel) else self.metric
 
     def kernel_for(self, config: RunConfig) -> Kernel | None:

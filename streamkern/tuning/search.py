@@ -35,6 +35,8 @@ from streamkern.config.run_config import RunConfig, load_run_file
 from streamkern.config.toml import toml
 from streamkern.kernels import notation
 from streamkern.stream.sources.base import Source
+from streamkern.train.given_arrays import open_metric
+from streamkern.train.same_run import digest
 from streamkern.train.training_data import Data, open_data
 from streamkern.tuning.candidates import (
     Candidates,
@@ -227,7 +229,11 @@ def _identity(candidates: Candidates, data: Data) -> dict[str, Any]:
     for section, key in (("model", "kernel"), ("model", "bandwidth"), ("solver", "ridge")):
         settings[section].pop(key, None)
     sample = {"rows": len(candidates.sample.X), "parts": candidates.n_parts}
-    return {"settings": settings, "data": data.source.describe(), "sample": sample}
+    found = {"settings": settings, "data": data.source.describe(), "sample": sample}
+    model = candidates.trial.model
+    if model.metric != "none" and not model.learns_metric:
+        found["metric"] = digest(open_metric(candidates.trial, int(candidates.sample.X[0].size)))
+    return found
 
 
 # -- the table ---------------------------------------------------------------------------------

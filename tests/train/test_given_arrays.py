@@ -58,7 +58,10 @@ def test_it_is_as_if_the_features_had_been_moved(metric: Array, given: dict[str,
     np.testing.assert_array_equal(inside.kernel_.metric, metric)
 
 
-@pytest.mark.parametrize("metric", [SCALES, MATRIX])
+Q = np.linalg.qr(MATRIX)[0]
+
+
+@pytest.mark.parametrize("metric", [SCALES, MATRIX, Q @ Q.T, 1e-3 * MATRIX @ MATRIX.T])
 def test_means_are_those_of_moved_rows(metric: Array) -> None:
     X, y = rows(3000, 0)
     asked = {"n_centers": 40, "centers": "kmeans", "scale": "none", "bandwidth": "median"}
@@ -75,6 +78,48 @@ def test_means_are_those_of_moved_rows(metric: Array) -> None:
     assert ours < 0.8 * spread(moved(X[:40], metric))
     # Centers stay where rows are, also along what the metric does not see.
     assert np.abs(inside.centers_).max() < 1.2 * np.abs(X).max()
+
+
+def test_weights_of_another_metric_are_refused() -> None:
+    X, y = rows(300, 0)
+    model = sk.KernelRegressor(n_centers=50, metric=SCALES, warm_start=True, random_state=0)
+    model.fit(X, y).fit(X, y)
+    np.testing.assert_array_equal(model.kernel_.metric, SCALES)
+    with pytest.raises(sk.ConfigError, match="warm_start=True was trained in another metric than"):
+        model.set_params(metric=2 * SCALES).fit(X, y)
+    model.set_params(metric="none").fit(X, y)
+    np.testing.assert_array_equal(model.kernel_.metric, SCALES)
+
+
+def test_a_search_is_of_one_metric(tmp_path: Path) -> None:
+    place = tmp_path / "metric.npy"
+    run = settings(tmp_path / "run", **{"model.metric": str(place), "model.bandwidth": "auto"})
+    given = {"source": array_source(), "out": tmp_path / "search", "rows": 60}
+    np.save(place, SCALES[:5])
+    first = sk.tune(run, **given)
+    assert sk.tune(run, **given).table == first.table
+    np.save(place, SCALES[:5] + 1)
+    with pytest.raises(sk.StreamkernError, match="metric"):
+        sk.tune(run, **given)
+
+
+@pytest.mark.parametrize(
+    ("metric", "text"),
+    [
+        (None, 'metric=None must be "none"'),
+        ([[1, 2], [3]], "metric is no array"),
+        (np.zeros(D), "metric is 0 for all features"),
+    ],
+)
+def test_no_metric_is_a_sentence(metric: Any, text: str) -> None:
+    with pytest.raises(sk.ConfigError, match=text):
+        sk.KernelRegressor(metric=metric).fit(*rows(50, 0))
+
+
+def test_large_scales_have_shares() -> None:
+    X, y = rows(300, 0)
+    model = sk.KernelRegressor(n_centers=50, metric=np.full(D, 1e200), bandwidth=1e200)
+    np.testing.assert_allclose(model.fit(X, y).feature_importances_, 1 / D)
 
 
 def test_shares_of_features() -> None:
@@ -133,6 +178,8 @@ def test_a_kernel_of_ones_own_goes_on_in_it(tmp_path: Path) -> None:
         (None, "there is no array of a metric at"),
         ("text", "is no .npy file, zarr array"),
         ("group", "name the array in it"),
+        ("lost", "has chunks that are not there"),
+        ("torn", "is no .npy file, zarr array"),
     ],
 )
 def test_what_can_not_be_is_a_sentence(array: Any, text: str, tmp_path: Path) -> None:
@@ -141,6 +188,11 @@ def test_what_can_not_be_is_a_sentence(array: Any, text: str, tmp_path: Path) ->
         np.save(place, array)
     elif array == "text":
         place.write_text("1, 2, 3")
+    elif array in ("lost", "torn"):
+        place = tmp_path / "metric.zarr"
+        zarr.save_array(place, np.ones(5))
+        (chunk,) = (place / "c").rglob("0")
+        chunk.unlink() if array == "lost" else chunk.write_bytes(b"torn")
     elif array == "group":
         place = tmp_path / "group"
         zarr.open_group(place, mode="w")

@@ -79,4 +79,4 @@ def test_every_method_learns_something(classes: bool) -> None:
     y = (X[:, 0] > 0).astype(np.int64) if classes else X[:, 0]
     for name in peers.installed():
         model = peers.PEERS[name].make(classes, 0).fit(X[:200], y[:200])
-        assert real_data.error_of(model, X[200:], y[200:], classes) < 0.3, name
+        assert real_data.error_of(model, X[200:], y[200:], classes) < 0.4, name
