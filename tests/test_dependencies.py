@@ -58,7 +58,8 @@ def test_the_package_imports_what_it_declares() -> None:
 
 @pytest.mark.parametrize("folder", ["tests", "benchmarks", "examples", "tools"])
 def test_what_goes_with_it_imports_what_is_declared(folder: str) -> None:
-    declared = for_users() | packages(PROJECT["dependency-groups"]["test"])
+    groups = ["test", "peers"] if folder == "benchmarks" else ["test"]
+    declared = for_users().union(*(packages(PROJECT["dependency-groups"][g]) for g in groups))
     assert undeclared(folder, declared) == {}
 
 
