@@ -58,7 +58,7 @@ none. KEGG, where a few rows have most of the error, gained 2.1, 2.5 and 1.6 (th
 MSE was 1.16, 1.05 and 1.14 of that without; wine 2.3, 2.9 and 3.2, and 1.41, .26, .09. Of large
 tables that gained on test rows the fewest were 6.0 (diamonds, .55) and 7.4 (compactiv, .58)."""
 FEWER = 2.0
-"""Standard errors that the share of wrong classes has to fall by. Images, 20 000 rows, 1000 centers,
+"""Standard errors that the share of wrong classes falls by. Images, 20 000 rows, 1000 centers,
 without that: .88 of the squared error, and .343 wrong classes for .290; noisy digits, 1437 x 140:
 .77 and .92 (two seeds), .028 and .042 for .020, where 479 rows said .067 for .077 and .058."""
 NEGLIGIBLE, TINY = 1e-7, 1e-300
