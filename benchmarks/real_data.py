@@ -45,6 +45,8 @@ Records = dict[str, list[dict[str, Any]]]
 FOLDS = 5
 OURS = "streamkern, metric"
 NEAR = 1.02
+LEAST = 1e-4
+"""Error that smaller ones count as, so that there is a ratio to no wrong row at all."""
 
 
 class Split(NamedTuple):
@@ -215,9 +217,8 @@ def summary(records: Records) -> str:
         behind = []
         for name, found in errors.items():
             line[name] = f"{found[method]:.4f}" if method in found else "-"
-            # Of no wrong row at all half of one is made, so that a ratio can be told.
-            least = max(best[name], 1e-4)
-            behind.append(max(found[method], 1e-4) / least if method in found else np.inf)
+            least = max(best[name], LEAST)
+            behind.append(max(found[method], LEAST) / least if method in found else np.inf)
         line["behind"] = f"{np.median(behind):.2f}"
         line["best"] = f"{sum(x <= NEAR for x in behind)} of {len(behind)}"
         for what, head in (("seconds", "s"), ("peak_mib", "MiB")):
@@ -236,10 +237,10 @@ def plot(path: Path, records: Records) -> None:
     figure = Figure(figsize=(8, 0.4 * len(methods) + 1.5), layout="constrained")
     axes = figure.add_subplot()
     for name, found in errors.items():
-        least = max(min(found.values()), 1e-4)
+        least = max(min(found.values()), LEAST)
         at = [m for m in methods if m in found]
         axes.plot(
-            [max(found[m], 1e-4) / least for m in at], [methods.index(m) for m in at], "o",
+            [max(found[m], LEAST) / least for m in at], [methods.index(m) for m in at], "o",
             ms=6, alpha=0.8, label=name,
         )  # fmt: skip
     axes.set_yticks(range(len(methods)), methods)

@@ -114,8 +114,8 @@ class ModelConfig(Table):
             return self
         if self.features == "fourier":
             raise ConfigError(
-                f"model.metric={self.metric!r} is for kernels at centers, and "
-                'model.features="fourier" has none; leave one of them out'
+                'model.metric is for kernels at centers, and model.features="fourier" has none; '
+                "leave one of them out"
             )
         if isinstance(self.kernel, Kernel) and self.kernel.metric is not None:
             raise ConfigError(

@@ -134,7 +134,9 @@ def _kernel(run: Run, X: Host, in_order: bool, metric: Metric | None = None) -> 
             order = random_rows.random_order(len(X), run.config.run.random_state)
             drawn = X[order[: random_rows.BANDWIDTH_ROWS]]
         norm = "cityblock" if geometry == "l1" else "euclidean"
-        return random_rows.median_bandwidth(moved(drawn, metric), norm)
+        with run.backend.single_threaded_blas():  # or the threads would change bits
+            drawn = moved(drawn, metric)
+        return random_rows.median_bandwidth(drawn, norm)
 
     made = get_kernel(model.kernel, width)
     return made if metric is None else made.with_metric(metric)

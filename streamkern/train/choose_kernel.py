@@ -98,7 +98,8 @@ def find_kernel(run: Run, rows: Rows, report: Report, metric: Metric | None = No
     rows = Rows(rows.X[some], rows.Y[some], None if rows.root is None else rows.root[some])
     host, bandwidth = run.backend.to_host(rows.X), run.config.model.bandwidth
     shift = host.mean(axis=0, dtype=np.float64).astype(host.dtype)
-    points = moved(host, metric)
+    with run.backend.single_threaded_blas():  # or the threads would change bits
+        points = moved(host, metric)
 
     @cache
     def width(geometry: str) -> float:
