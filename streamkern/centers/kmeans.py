@@ -59,12 +59,14 @@ class KMeans(Random):
         if metric is None:
             return kmeans(X, batches, seed, threads), fields
         middle = X.mean(axis=0, dtype=np.float64).astype(X.dtype)
-        A, back = metric.astype(X.dtype), _inverse(metric, X.dtype)
+        single = work.backend.single_threaded_blas  # threads would change bits
+        with single():
+            A, back = metric.astype(X.dtype), _inverse(metric, X.dtype)
 
         def times(rows: Host, by: Host) -> Host:
             if by.ndim == 1:
                 return np.asarray(rows * by)
-            with work.backend.single_threaded_blas():  # or the threads would change bits
+            with single():
                 return np.asarray(rows @ by)
 
         means = kmeans(times(X - middle, A), (times(x - middle, A) for x in batches), seed, threads)

@@ -160,8 +160,8 @@ def _in_its_metric(
         return kernel, None
     if config.run.precision == "integer":
         raise ConfigError(
-            "model.metric moves features off the integers that run.precision='integer' needs; leave "
-            "one of them out"
+            "model.metric moves features off the integers that run.precision='integer' needs; "
+            "leave one of them out"
         )
     if not config.model.learns_metric:
         array = given.metric
