@@ -252,11 +252,14 @@ def test_figures_that_were_edited_are_a_sentence_or_a_run(value: float, run: Pat
     for rule in body["meta"]["setup"]["rules"]:
         rule["lambda_1"] = value
     (path / "setup.json").write_bytes(documents.seal("checkpoint", body))
+    said = ""
     try:
         weights, _, metrics = resumed(path)
     except StreamkernError as error:
-        assert "\n" not in str(error)
-        assert "is a bug" not in str(error)
+        said = str(error)
+    if said:
+        assert "\n" not in said
+        assert "is a bug" not in said
     else:
         assert np.isfinite(np.frombuffer(weights, np.float32)).all()
         assert all(np.isfinite(value) for value in metrics.values())
