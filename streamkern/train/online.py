@@ -68,7 +68,7 @@ class Online:
             )
         centers, config = self.centers, self.config
         if config.solver.name == "auto":
-            config = config.with_overrides({"solver.name": "block"})
+            config = config.with_overrides({"solver.name": config.method.name})
         if config.solver.ridge == "auto":
             config = config.with_overrides({"solver.ridge": 0.0})
         if self.setup is not None and model.features != "fourier":

@@ -14,13 +14,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import hashlib
+import itertools
 import json
 import os
 import re
 import sys
 import tempfile
 import threading
+import uuid
 import warnings
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
@@ -104,7 +107,7 @@ class Calls:
 class Disk:
     """A folder. Calls of the file system are counted by an audit hook."""
 
-    acting: tuple[str, Calls] | None = None  # of the process whose turn it is
+    acting: tuple[str, Calls, int] | None = None  # of the process whose turn it is, and its thread
     WATCHED = frozenset({"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate"})
 
     def __init__(self) -> None:
@@ -116,7 +119,9 @@ class Disk:
     @staticmethod
     def hook(name: str, args: tuple[Any, ...]) -> None:
         if Disk.acting is not None and name in Disk.WATCHED:
-            path, calls = Disk.acting
+            path, calls, thread = Disk.acting
+            if thread != threading.get_ident():  # logs write when they like
+                return
             # A name that is not absolute is rmtree at work.
             if str(args[0]).startswith(path) or not os.path.isabs(str(args[0])):
                 calls.one()
@@ -313,7 +318,10 @@ class Machine(RuleBasedStateMachine):
         self.logged: set[int] = set()
         self.hurt: set[str] = set()  # small files that were damaged
         self.cuts = 0
+        gc.freeze()  # what is collected after a kill is of this machine
         self.patch = pytest.MonkeyPatch()
+        numbers = itertools.count()  # names are those of the last time
+        self.patch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=next(numbers)))
         self.in_place = InPlace()
         self.patch.setattr(objects, "result_of", self.in_place)
         self.patch.setattr(asyncio, "to_thread", in_turn)
@@ -337,6 +345,7 @@ class Machine(RuleBasedStateMachine):
             self.cache.close()
             self.patch.undo()
             self.in_place.close()
+            gc.unfreeze()
 
     real_lease = lease.Lease
 
@@ -374,7 +383,7 @@ class Machine(RuleBasedStateMachine):
         """Do it as this process; how that ended."""
         writer.calls.left, self.acting = kill, writer
         if isinstance(self.place, Disk):
-            Disk.acting = (self.place.place, writer.calls)
+            Disk.acting = (self.place.place, writer.calls, threading.get_ident())
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # of waiting, of a run.json mended
@@ -395,6 +404,7 @@ class Machine(RuleBasedStateMachine):
             ended = "killed"  # its own attempts to mend came to nothing
         if ended == "killed":
             self.end(writer)
+            gc.collect()  # a lock that was not yet anybody's ends with the process, too
         return ended
 
     def end(self, writer: Writer) -> None:
@@ -459,8 +469,9 @@ class Machine(RuleBasedStateMachine):
         """Whether a new writer may come while this one is not closed."""
         if isinstance(self.place, Disk):
             return self.stolen
-        # Its note may be damaged, or have stopped changing for a while.
-        return before.silent or before.lost or "lease" in self.hurt
+        # Its note may be damaged, or have stopped changing for a while; or that of a later writer
+        # is there, who died at once.
+        return before.silent or before.lost or bool(self.hurt & {"lease", "writer"})
 
     def resume(self, writer: Writer) -> None:
         """As `train` does: setup, then the newest checkpoint."""
