@@ -197,6 +197,13 @@ def run_text(run: Mapping[str, Any]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+def _fact(name: str, value: object) -> str:
+    name = name.replace("_", " ")
+    if isinstance(value, int):
+        return f"{value} {name}"
+    return f"{name} {value:.4g}" if isinstance(value, float) else str(value)
+
+
 def _in_words(solver: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """With a sum or a product of kernels in a line, and what is known of a metric."""
     found = dict(solver or {})
@@ -204,10 +211,7 @@ def _in_words(solver: Mapping[str, Any] | None) -> Mapping[str, Any]:
         found["kernel"] = kernel_text(found)
     if "learned_metric" in found:
         facts = found["learned_metric"]
-        found["learned_metric"] = ", ".join(
-            f"{name.replace('_', ' ')} {value:.4g}" if isinstance(value, float) else str(value)
-            for name, value in facts.items()
-        )
+        found["learned_metric"] = ", ".join(_fact(*each) for each in facts.items())
     if "metric" in found:
         found |= _metric_in_words(found.pop("metric"))
     return {key: value for key, value in found.items() if key not in ("parts", "weights")}

@@ -43,7 +43,7 @@ class GradientSum:
     def __init__(self, op: KernelOperator, Z: Points, weights: Array) -> None:
         self.op, self.Z = copy.copy(op), Z
         self.op.kernel = Slope(op.kernel)
-        b, c, xp = _coordinates(op, Z.columns()), weights.shape[1], op.backend.xp
+        b, c, xp = coordinates(op, Z.columns()), weights.shape[1], op.backend.xp
         self.r, self.backend = int(b.shape[1]), op.backend
         together = max(1, METRIC_COLUMNS // (1 + self.r))
         self.groups = [slice(k, min(k + together, c)) for k in range(0, c, together)]
@@ -55,7 +55,7 @@ class GradientSum:
     def add(self, X: Array, w: Array | None = None) -> None:
         """Rows X (m, d) as the kernel gets them, with sample weights w (m,)."""
         x = self.op.points(X, left=True)
-        a, m, C = _coordinates(self.op, x), len(X), self._C
+        a, m, C = coordinates(self.op, x), len(X), self._C
         C[...] = 0
         for group in self.groups:
             alpha = self.weights[:, group]
@@ -84,7 +84,7 @@ class GradientSum:
         return np.asarray(J[:, None] * G * J if J.ndim else J * G * J)
 
 
-def _coordinates(op: KernelOperator, points: Points) -> Array:
+def coordinates(op: KernelOperator, points: Points) -> Array:
     """Of prepared points, one side of which is there, (n, r)."""
     left = points.left is not None
     side = points.left if left else points.right

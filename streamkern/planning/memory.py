@@ -23,8 +23,10 @@ SAVED_CHUNK = 64 * MiB
 """Of an array in a run directory, at most."""
 MOST_ORIGINS = 1 << 18
 """Rows, and those of one unit more, of which it is looked up what they are made from."""
-METRIC_FIT, METRIC_ROWS = 1024, 8192
-"""Rows that are fitted to learn a metric, and all that are looked at."""
+METRIC_FIT, METRIC_POOL, METRIC_ROWS = 1024, 3072, 10240
+"""Rows that are fitted to learn a metric, from which its steps draw theirs, and all."""
+STEPPED_FIT, STEPPED_OTHERS = 384, 768
+"""Rows that a step on a metric fits, and predicts."""
 METRIC_COLUMNS = 2048
 """Of a product of slopes at most, unless an output alone has more: each group of outputs evaluates
 the slopes anew, which costs less than a tenth of so many columns."""

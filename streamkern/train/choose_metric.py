@@ -25,7 +25,7 @@ kernel as scales, of a full one as U sqrt(lam), without directions that are wort
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -34,14 +34,17 @@ import numpy.typing as npt
 
 from streamkern.backend.base import tiles
 from streamkern.kernels.agop import GradientSum
-from streamkern.kernels.builtin import Kernel
-from streamkern.planning.memory import EVALUATED_ROWS, METRIC_FIT
+from streamkern.kernels.base import Kernel
+from streamkern.planning.memory import EVALUATED_ROWS, METRIC_FIT, METRIC_POOL
 from streamkern.solver.method import Report, Rows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.choose_kernel import Metric, is_open
 from streamkern.train.held_out_models import Fitted, HeldOut
+from streamkern.train.metric_steps import STEPS, steps_from
 from streamkern.train.opened import Run
 
+ROUND_FIT = METRIC_FIT // 2
+"""Rows that are fitted in a round, and to choose a kernel."""
 HELD = 2 * METRIC_FIT
 """Rows that are held out, at most."""
 FEWEST = 48
@@ -91,42 +94,81 @@ NOT_LEARNED = Learned(None, None, {})
 
 
 def split(n: int) -> tuple[int, int]:
-    """(rows to fit, rows to hold out), of n."""
-    fit = min(METRIC_FIT, n // 3)
-    return fit, min(HELD, n - 2 * fit)
+    """(rows to learn from, rows to hold out), of n."""
+    pool = min(METRIC_POOL, n // 3)
+    return pool, min(HELD, n - 2 * pool)
 
 
 def learn_metric(run: Run, rows: Rows, targets: TargetScale, report: Report) -> Learned:
     """rows : in random order, of which no two are made from one stored row. The last ones of them
-    are fitted, see `split`; nothing else should be judged by these. targets : of the run."""
-    n_fit, n_held = split(len(rows.X))
+    are learned from, see `split`; nothing else should be judged by these. targets : of the run."""
+    n_pool, n_held = split(len(rows.X))
     if len(rows.X) < FEWEST:
         report("metric", {"kind": "none", "rows": len(rows.X)})
         return Learned(None, None, {"kind": "none"})
-    cut = len(rows.X) - n_fit
-    others, held = _view(rows, slice(cut)), _view(rows, slice(n_held))
+    cut = len(rows.X) - n_pool
+    n, held, pool = cut - n_held, _view(rows, slice(n_held)), _view(rows, slice(cut, None))
     classes = None if run.data.source.classes is None else targets
-    problem = HeldOut(run, _view(rows, slice(cut, None)), held, classes)
-    asked = run.config.model.metric.removeprefix("learn").removeprefix("-")
+
+    def judge(n: int) -> HeldOut:
+        return HeldOut(run, _view(rows, slice(n_held, n_held + n)), held, classes)
+
     with run.backend.single_threaded_blas():
+        problem = HeldOut(run, _view(pool, slice(ROUND_FIT)), held, classes)
         plain = problem.in_metric(None, 1, -2)
-        best, facts = plain, dict[str, Any]()
-        for way in WAYS if math.isfinite(plain.error) else ():
-            if asked in ("", way.kind):
-                found, errors = _rounds(problem, plain, way, others)
-                report("metric", {**asdict(way), "errors": errors})
-                if found.error < best.error:
-                    best, facts = found, asdict(way)
+        best, facts = _best_round(problem, plain, _view(rows, slice(cut)), report)
+        few = judge(min(ROUND_FIT, n_pool))
+        before, found = few.with_its_kernel(plain, None), list[_Candidate]()
+        for metric, how in _candidates(best, facts, pool, run):
+            model = few.with_its_kernel(best, metric)
+            report("metric", {**how, "error": model.error, "error_without": before.error})
+            if _certainty(before.errors, model.errors) > 0:
+                found.append(_Candidate(model, how))
+        verdict = _judged(run, before, found, n, judge)
+    report("metric", {"chosen": verdict.facts, "kernel": verdict.kernel.describe()})
+    if not verdict.better:
+        return Learned(None, None, verdict.facts)
+    kernel = verdict.kernel
+    return Learned(kernel.metric, kernel if is_open(run) else None, verdict.facts)
 
-        def judge(n: int) -> HeldOut:
-            return HeldOut(run, _view(rows, slice(n_held, n_held + n)), held, classes)
 
-        better, kernel, figures = _judged(run, (plain, best), n_fit, cut - n_held, judge)
-    facts = (facts if better else {"kind": "none"}) | figures
-    report("metric", {"chosen": facts, "kernel": kernel.describe()})
-    if not better:
-        return Learned(None, None, facts)
-    return Learned(kernel.metric, kernel if is_open(run) else None, facts)
+def _best_round(
+    problem: HeldOut, plain: Fitted, others: Rows, report: Report
+) -> tuple[Fitted, dict[str, Any]]:
+    """Of all ways that are asked for. others : at which gradients are taken."""
+    best, facts = plain, dict[str, Any]()
+    for way in WAYS if math.isfinite(plain.error) else ():
+        if _asked(problem.run) in ("", way.kind):
+            found, errors = _rounds(problem, plain, way, others)
+            report("metric", {**asdict(way), "errors": errors})
+            if found.error < best.error:
+                best, facts = found, asdict(way)
+    return best, facts
+
+
+def _asked(run: Run) -> str:
+    """The kind that is, or ""."""
+    return run.config.model.metric.removeprefix("learn").removeprefix("-")
+
+
+class _Candidate(NamedTuple):
+    """A model in a metric, with the kernel of the run, and how it came to be, as JSON values."""
+
+    model: Fitted
+    facts: dict[str, Any]
+
+
+def _candidates(
+    best: Fitted, facts: dict[str, Any], pool: Rows, run: Run
+) -> Iterator[tuple[Metric, dict[str, Any]]]:
+    """The metric of the best round, and what steps from there lead to. pool : they learn from."""
+    metric = best.op.kernel.metric
+    if metric is not None:
+        yield np.asarray(metric, np.float64), facts
+    if math.isfinite(best.error):
+        metric = steps_from(best, pool, _asked(run), run.config.run.random_state)
+        if metric is not None:
+            yield metric, {"kind": KINDS[metric.ndim - 1], "steps": STEPS}
 
 
 class _Verdict(NamedTuple):
@@ -138,34 +180,42 @@ class _Verdict(NamedTuple):
 
 
 def _judged(
-    run: Run, candidates: tuple[Fitted, Fitted], n_fit: int, n: int,
-    judge: Callable[[int], HeldOut],
-) -> _Verdict:  # fmt: skip
-    """candidates : in no metric, and in one. judge : models of as many rows, of n. Kernels are
-    chosen by those of n_fit, and compared by those of all."""
-    plain, best = candidates
-    if best is plain:
-        return _Verdict(False, plain.op.kernel, _told(plain, plain, 0.0))
-    few, many = judge(n_fit), judge(n)
-    chosen = [few.with_its_kernel(each) for each in candidates]
-    if _certainty(*(each.errors for each in chosen)) <= 0:
-        return _Verdict(False, chosen[0].op.kernel, _told(chosen[0], chosen[0], 0.0))
+    run: Run, before: Fitted, found: Sequence[_Candidate], n: int, judge: Callable[[int], HeldOut]
+) -> _Verdict:
+    """By models of many rows, n. before : in no metric. judge : models of as many rows.
 
-    def of_all(by: HeldOut) -> list[Fitted]:
+    Of several candidates the one with the least error is judged: of 1024 rows compactiv's full
+    matrix had more of it than its scales, of 4096 less.
+    """
+    if not found:
+        return _none(before)
+    many = judge(n)
+
+    def of_all(by: HeldOut, models: Sequence[Fitted]) -> list[Fitted]:
         least = by.least_ridge
-        return [by.with_kernel(m.op.kernel, max(m.ridge, least), least).told() for m in chosen]
+        return [by.with_kernel(m.op.kernel, max(m.ridge, least), least).told() for m in models]
 
-    before, after = pair = chosen if n == n_fit else of_all(many)
-    pairs, target = [pair], min(run.problem.n_rows, run.problem.p)
+    plain, *models = of_all(many, [before, *(each.model for each in found)])
+    at = min(range(len(models)), key=lambda k: models[k].error)
+    after, facts = models[at], found[at].facts
+    pairs, target = [(plain, after)], min(run.problem.n_rows, run.problem.p)
     if target > n:
-        both = zip(of_all(judge(n // 2)), pair, strict=True)
-        pairs.append([_with_more_rows(*each, target / n) for each in both])
+        half = of_all(judge(n // 2), [before, found[at].model])
+        both = zip(half, pairs[0], strict=True)
+        one, other = (_with_more_rows(*each, target / n) for each in both)
+        pairs.append((one, other))
     sure = min(_certainty(b.errors, a.errors) for b, a in pairs)
     better = sure > SURE and (many.classes is None or _fewer_wrong(pairs))
-    facts = _told(before, after if better else before, sure)
+    if not better:
+        after, facts = plain, {"kind": "none"}
+    facts = facts | _told(plain, after, sure)
     if many.classes is not None:
-        facts |= {"wrong": many.share(after.wrong), "wrong_without": many.share(before.wrong)}
-    return _Verdict(better, (after if better else before).op.kernel, facts)
+        facts |= {"wrong": many.share(after.wrong), "wrong_without": many.share(plain.wrong)}
+    return _Verdict(better, after.op.kernel, facts)
+
+
+def _none(before: Fitted) -> _Verdict:
+    return _Verdict(False, before.op.kernel, {"kind": "none"} | _told(before, before, 0.0))
 
 
 def _told(before: Fitted, after: Fitted, sure: float) -> dict[str, Any]:

@@ -93,21 +93,22 @@ class HeldOut:
                 best[:] = [found]  # the others are not kept: they are as large as the targets
             return found.error
 
-        search(error, min(width, ends[1]), *ends, base=2.0, stride=1)
+        search(error, width, *ends, base=2.0, stride=1)
         return best[0]
 
-    def with_its_kernel(self, near: Fitted) -> Fitted:
-        """In the same metric, with the kernel of the run; of several that are left open, the
-        roughest that is about as good as the best."""
+    def with_its_kernel(self, near: Fitted, metric: Metric | None) -> Fitted:
+        """In a metric, with the kernel of the run; of several that are left open, the roughest that
+        is about as good as the best."""
         least, widest = self.least_ridge, widest_of(self.run)
-        metric, model, found = near.op.kernel.metric, self.run.config.model, list[Fitted]()
+        model, found = self.run.config.model, list[Fitted]()
         for asked in kernels_of(self.run):
             kernel, ends = asked, (NARROWEST, widest)
             if not is_wide_open(self.run, asked):
                 ends = (0, 0)
                 if not isinstance(model.bandwidth, str):
                     kernel = get_kernel(asked, model.bandwidth)
-            near = self.in_metric(metric, max(near.width, ends[0]), near.ridge, kernel, least, ends)
+            start = min(max(near.width, ends[0]), ends[1])
+            near = self.in_metric(metric, start, near.ridge, kernel, least, ends)
             found.append(near.told())
         good = (1 + BORNE) * min(each.error for each in found)
         return next(each for each in found if each.error <= good)

@@ -12,7 +12,8 @@ import pytest
 import streamkern as sk
 from streamkern.cli.main import main
 from streamkern.train import choose_metric
-from streamkern.train.choose_metric import METRIC_FIT, Way, root_of, split
+from streamkern.train.choose_metric import METRIC_POOL, Way, root_of, split
+from streamkern.train.metric_steps import STEPS
 from streamkern.train.model import load_model
 from streamkern.train.opened import Given, open_run
 from tests.runs import Array, assert_same_bits, final, stopped
@@ -213,15 +214,17 @@ def test_any_number_of_threads_finds_the_same(accelerator: str) -> None:
 def test_the_log_has_every_round(tmp_path: Path) -> None:
     sk.train_model(config(tmp_path / "run"), source=source()).model.backend.close()
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
-    *ways, last = [line for line in lines if line["event"] == "metric"]
+    *ways, round_, steps, last = [line for line in lines if line["event"] == "metric"]
     assert [(way["kind"], way["exponent"]) for way in ways] == [
         (way.kind, way.exponent) for way in choose_metric.WAYS
     ]
     assert len({way["errors"][0] for way in ways}) == 1  # all begin without a metric
     best, chosen = min(ways, key=lambda way: min(way["errors"])), last["chosen"]
-    assert (chosen["kind"], chosen["exponent"]) == (best["kind"], best["exponent"])
-    # Of the rounds that of Laplace, in the end that of the kernel that suits it.
-    assert chosen["error"] <= 1.03 * min(best["errors"])
+    assert (round_["kind"], round_["exponent"]) == (best["kind"], best["exponent"])
+    assert (steps["kind"], steps["steps"]) == ("full", STEPS)
+    assert round_["error_without"] == steps["error_without"] > max(round_["error"], steps["error"])
+    how = {name: chosen.get(name) for name in ("kind", "exponent", "steps")}
+    assert how in [{name: line.get(name) for name in how} for line in (round_, steps)]
     assert chosen["error"] < chosen["error_without"]
     assert chosen["standard_errors"] > choose_metric.SURE
 
@@ -269,7 +272,7 @@ def test_plan_and_info_say_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     capsys.readouterr()
     assert main(["info", run]) == 0
     (line,) = [x for x in capsys.readouterr().out.splitlines() if "learned_metric" in x]
-    assert "exponent" in line
+    assert "full, 120 steps" in line or "exponent" in line
     assert "error without" in line
 
 
@@ -347,6 +350,7 @@ def test_no_gradients_no_metric(G: Array) -> None:
 
 @pytest.mark.parametrize("n", [48, 300, 5000, 10**6])
 def test_no_row_is_fitted_and_held_out(n: int) -> None:
-    fit, held = split(n)
-    assert 0 < fit <= min(METRIC_FIT, held)
-    assert 2 * fit + held <= n
+    pool, held = split(n)
+    assert 0 < pool <= METRIC_POOL
+    assert pool <= n - pool - held  # others judge
+    assert 0 < held <= n - 2 * pool
