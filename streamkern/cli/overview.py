@@ -14,6 +14,7 @@ from streamkern.kernels.notation import bandwidths, kernel_text
 from streamkern.store.describe import describe_store
 from streamkern.stream.sources.stores import stores_of
 from streamkern.train.choose_kernel import LOWEST, ROWS, kernels_of, widest_of
+from streamkern.train.choose_metric import metric_flops
 from streamkern.train.opened import Run
 
 _WORDS = {
@@ -31,6 +32,8 @@ def plan_overview(run: Run) -> dict[str, Any]:
     spent = {"setup": setup, "training": training}
     if problem.selection is not None:
         spent = {"centers": problem.selection.flops, **spent}
+    if problem.learns_metric:
+        spent = {"metric": metric_flops(run), **spent}
     return {
         "problem": {
             "rows_per_epoch": problem.n_rows,

@@ -35,7 +35,14 @@ import numpy.typing as npt
 from streamkern.backend.base import tiles
 from streamkern.kernels.agop import GradientSum
 from streamkern.kernels.base import Kernel
-from streamkern.planning.memory import EVALUATED_ROWS, METRIC_FIT, METRIC_POOL
+from streamkern.planning.memory import (
+    EVALUATED_ROWS,
+    METRIC_FIT,
+    METRIC_POOL,
+    METRIC_ROWS,
+    STEPPED_FIT,
+    STEPPED_OTHERS,
+)
 from streamkern.solver.method import Report, Rows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.choose_kernel import Metric, is_open
@@ -50,6 +57,8 @@ HELD = 2 * METRIC_FIT
 FEWEST = 48
 """Rows: a third of them has to tell metrics apart."""
 ROUNDS = 5
+TRIED = 3
+"""Bandwidths of a round, and ridges of each, as a rule."""
 PATIENCE = 2
 """Rounds without a gain, after which there are no more."""
 GRADIENTS, FEWEST_GRADIENTS = 4e9, 512
@@ -99,6 +108,23 @@ def split(n: int) -> tuple[int, int]:
     return pool, min(HELD, n - 2 * pool)
 
 
+def metric_flops(run: Run) -> int:
+    """What `learn_metric` takes where no round ends early, leading terms; 0 where it is not asked
+    for."""
+    problem = run.problem
+    if not problem.learns_metric:
+        return 0
+    d, c, (pool, held) = problem.d, problem.c, split(min(METRIC_ROWS, problem.n_rows))
+    n, others = min(ROUND_FIT, pool), problem.n_rows - pool - held
+    trial = 2 * d * n * (n + held) + TRIED * (n**3 // 3 + 2 * n * c * (n + held))
+    rounds = sum(_asked(run) in ("", way.kind) for way in WAYS) * ROUNDS
+    step = STEPPED_FIT**3 // 3 + 12 * d * STEPPED_FIT * (STEPPED_FIT + STEPPED_OTHERS)
+    p, many = min(METRIC_FIT, others), min(METRIC_ROWS - pool - held, others)
+    judge = many * p**2 + 2 * p * d * (many + held) + TRIED * p**3 // 3
+    gradients = min(int(GRADIENTS), 2 * n * c * (d + 1) * (others + held))
+    return rounds * (TRIED * trial + gradients) + STEPS * step + 3 * judge
+
+
 def learn_metric(run: Run, rows: Rows, targets: TargetScale, report: Report) -> Learned:
     """rows : in random order, of which no two are made from one stored row. The last ones of them
     are learned from, see `split`; nothing else should be judged by these. targets : of the run."""
@@ -114,9 +140,10 @@ def learn_metric(run: Run, rows: Rows, targets: TargetScale, report: Report) -> 
         return HeldOut(run, _view(rows, slice(n_held, n_held + n)), held, classes)
 
     with run.backend.single_threaded_blas():
-        problem = HeldOut(run, _view(pool, slice(ROUND_FIT)), held, classes)
+        fits = (_view(pool, slice(n)) for n in (ROUND_FIT, METRIC_FIT))
+        problem, more = (HeldOut(run, fit, held, classes) for fit in fits)
         plain = problem.in_metric(None, 1, -2)
-        best, facts = _best_round(problem, plain, _view(rows, slice(cut)), report)
+        best, facts = _best_round(problem, more, plain, _view(rows, slice(cut)), report)
         few = judge(min(ROUND_FIT, n_pool))
         before, found = few.with_its_kernel(plain, None), list[_Candidate]()
         for metric, how in _candidates(best, facts, pool, run):
@@ -133,17 +160,25 @@ def learn_metric(run: Run, rows: Rows, targets: TargetScale, report: Report) -> 
 
 
 def _best_round(
-    problem: HeldOut, plain: Fitted, others: Rows, report: Report
+    problem: HeldOut, more: HeldOut, plain: Fitted, others: Rows, report: Report
 ) -> tuple[Fitted, dict[str, Any]]:
-    """Of all ways that are asked for. others : at which gradients are taken."""
-    best, facts = plain, dict[str, Any]()
+    """Of all ways that are asked for; the best is gone again with more rows. others : at which
+    gradients are taken."""
+    best, best_way = plain, None
     for way in WAYS if math.isfinite(plain.error) else ():
         if _asked(problem.run) in ("", way.kind):
             found, errors = _rounds(problem, plain, way, others)
             report("metric", {**asdict(way), "errors": errors})
             if found.error < best.error:
-                best, facts = found, asdict(way)
-    return best, facts
+                best, best_way = found, way
+    if best_way is None:
+        return plain, {}
+    if len(more.fit.X) == len(problem.fit.X):
+        return best, asdict(best_way)
+    start = more.in_metric(None, plain.width, plain.ridge)
+    best, errors = _rounds(more, start, best_way, others)
+    report("metric", {**asdict(best_way), "rows": len(more.fit.X), "errors": errors})
+    return best, asdict(best_way)
 
 
 def _asked(run: Run) -> str:

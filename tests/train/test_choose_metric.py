@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -267,7 +268,9 @@ def test_plan_and_info_say_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     sk.ingest_store(numbers(0), store, y=of_two(numbers(0)))
     given = ["--train", store, "--run-dir", run, "--set", "model.metric=learn"]
     assert main(["plan", *given]) == 0
-    assert "rows to learn a metric from" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "rows to learn a metric from" in said
+    assert re.search(r"FLOPs: metric \d\d?%", said)
     assert main(["train", *given, "--epochs", "1"]) == 0
     capsys.readouterr()
     assert main(["info", run]) == 0
