@@ -108,6 +108,9 @@ def _count_stream(buffers: Buffers, problem: Problem, sizes: Sizes, needs: Needs
     add("always", "tiles", problem.threads, problem.tile_bytes)
     add("always", "rows being prepared", problem.threads, problem.scratch_bytes)
     add("always", "centers", p, point)
+    if problem.metric:
+        add("always", "metric, and as products take it", 2 * problem.metric)
+        add("setup", "directions of the metric", 4 * problem.metric)
     for phase in ("sample", "setup") if needs.columns else ("always",):
         add(phase, "centers, left side", p, point)
     if not apart:  # a device walks the columns in order

@@ -5,14 +5,15 @@ kernel model is fitted, its average gradient outer product G (`kernels.agop`) sa
 directions it changes, and the next one has distances (x - z)^T M (x - z) with M = G^s: features
 that do not matter leave the distance, those that do fill it.
 
-Here a round is kernel ridge regression on `METRIC_FIT` rows, all of them centers, of the Laplace
+Here a round is kernel ridge regression on `ROUND_FIT` rows, all of them centers, of the Laplace
 kernel; its bandwidth and ridge are those with which other rows, held out, are predicted best.
 Gradients are taken at other rows than the fitted ones: there they are also those of the noise. Of
-the four ways (M diagonal or full, s = 1/2 or 1) and their rounds that with the least error on the
-held-out rows is the candidate.
+the four ways (M diagonal or full, s = 1/2 or 1) that with the least error on the held-out rows is
+gone again with twice the rows, and from its best round gradient steps go on (`metric_steps`). The
+best round's metric and the last step's are the candidates.
 
-It is judged by models of all the other rows, with the kernel of the run, on the held-out ones. So
-the targets of rows that judge are in no model: leave-one-out errors of fitted rows, in a metric
+They are judged by models of all the other rows, with the kernel of the run, on the held-out ones.
+So the targets of rows that judge are in no metric: leave-one-out errors of fitted rows, in a metric
 that was learned from them, said of ring that a full one has .85 of the error (RMSE), and on rows
 held out none was better than M = I. And there are more of them, since a metric is worth more to few
 rows than to many.
@@ -51,7 +52,9 @@ from streamkern.train.metric_steps import STEPS, steps_from
 from streamkern.train.opened import Run
 
 ROUND_FIT = METRIC_FIT // 2
-"""Rows that are fitted in a round, and to choose a kernel."""
+"""Rows that are fitted in a round, and to choose a kernel. Test RMSE of twonorm in the metric of
+512 rows was 1.11, 1.07, 1.06 times that in the metric of 1024 (three seeds), and rounds of 1024
+that began in the former did not help: so the best way begins anew."""
 HELD = 2 * METRIC_FIT
 """Rows that are held out, at most."""
 FEWEST = 48
@@ -219,8 +222,7 @@ def _judged(
 ) -> _Verdict:
     """By models of many rows, n. before : in no metric. judge : models of as many rows.
 
-    Of several candidates the one with the least error is judged: of 1024 rows compactiv's full
-    matrix had more of it than its scales, of 4096 less.
+    Of several candidates the one with the least error there is judged.
     """
     if not found:
         return _none(before)
