@@ -19,8 +19,8 @@ held out none was better than M = I. And there are more of them, since a metric 
 rows than to many.
 
 M has trace d, so that lengths are about those without it. Of a diagonal one the root goes to the
-kernel as scales, of a full one as U sqrt(lam), without directions that are worth less than
-`NEGLIGIBLE` of the first.
+kernel as scales, of a round's full one as U sqrt(lam), without directions that are worth less than
+`NEGLIGIBLE` of the first; the steps' matrix stays as it is.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from streamkern.planning.memory import (
 )
 from streamkern.solver.method import Report, Rows
 from streamkern.stream.target_scale import TargetScale
-from streamkern.train.choose_kernel import Metric, is_open
+from streamkern.train.choose_kernel import Metric, is_open, kernels_of
 from streamkern.train.held_out_models import Fitted, HeldOut
-from streamkern.train.metric_steps import STEPS, steps_from
+from streamkern.train.metric_steps import MOST_FEATURES, STEPS, steps_from
 from streamkern.train.opened import Run
 
 ROUND_FIT = METRIC_FIT // 2
@@ -112,20 +112,30 @@ def split(n: int) -> tuple[int, int]:
 
 
 def metric_flops(run: Run) -> int:
-    """What `learn_metric` takes where no round ends early, leading terms; 0 where it is not asked
-    for."""
-    problem = run.problem
-    if not problem.learns_metric:
+    """What `learn_metric` takes where no round ends early, leading terms."""
+    rows, d, c = min(METRIC_ROWS, run.problem.n_rows), run.problem.d, run.problem.c
+    if rows < FEWEST:
         return 0
-    d, c, (pool, held) = problem.d, problem.c, split(min(METRIC_ROWS, problem.n_rows))
-    n, others = min(ROUND_FIT, pool), problem.n_rows - pool - held
-    trial = 2 * d * n * (n + held) + TRIED * (n**3 // 3 + 2 * n * c * (n + held))
-    rounds = sum(_asked(run) in ("", way.kind) for way in WAYS) * ROUNDS
-    step = STEPPED_FIT**3 // 3 + 12 * d * STEPPED_FIT * (STEPPED_FIT + STEPPED_OTHERS)
-    p, many = min(METRIC_FIT, others), min(METRIC_ROWS - pool - held, others)
-    judge = many * p**2 + 2 * p * d * (many + held) + TRIED * p**3 // 3
-    gradients = min(int(GRADIENTS), 2 * n * c * (d + 1) * (others + held))
-    return rounds * (TRIED * trial + gradients) + STEPS * step + 3 * judge
+    pool, held = split(rows)
+    others, few, more = rows - pool - held, min(ROUND_FIT, pool), min(METRIC_FIT, pool)
+
+    def search(n: int) -> int:  # bandwidths, and ridges of each
+        one = n**3 // 3 + 2 * n * c * (n + held)
+        return TRIED * (2 * d * n * (n + held) + TRIED * one)
+
+    def round_of(n: int) -> int:
+        row = 2 * n * c * (d + 1)
+        at = min(others + held, max(FEWEST_GRADIENTS, int(GRADIENTS) // row))
+        return search(n) + at * row
+
+    ways = sum(_asked(run) in ("", way.kind) for way in WAYS)
+    rounds = ROUNDS * (ways * round_of(few) + (more > few) * round_of(more))
+    fit, predicted = STEPPED_FIT, STEPPED_OTHERS
+    step = fit**3 // 3 + 12 * d * fit * (fit + predicted)
+    steps = 0 if _asked(run) == "full" and d > MOST_FEATURES else STEPS * step
+    p = min(METRIC_FIT, others)
+    judged = others * p**2 + 2 * p * d * (others + held) + TRIED * p**3 // 3
+    return rounds + steps + 3 * (len(kernels_of(run)) * search(few) + judged)
 
 
 def learn_metric(run: Run, rows: Rows, targets: TargetScale, report: Report) -> Learned:

@@ -11,7 +11,8 @@ With k = phi(s), s = |u - u'|^2, u = A^T x / bandwidth, and W = dL/dK phi'(s), e
 
     dL/dA = 2 / bandwidth  sum_ij W_ij (x_i - x_j)(u_i - u_j)^T.
 
-No two steps see the same rows, so that the noise of few of them is averaged out and not learned.
+Each step divides the rows anew, and where there are many draws some of them, so that the noise of a
+few is averaged out and not learned.
 Steps of one length for the entries of a feature, by the root of its mean square gradient (Adam,
 Kingma and Ba 2015, arXiv 1412.6980, with the mean taken along a row of A): entries of their own had
 up to 5 % more error, one length for all as much.
@@ -43,7 +44,8 @@ RIDGE = 5.0
 """Steps of log lam, over those of A."""
 MOST_FEATURES = 256
 """Of a full metric; d^3 FLOPs a step are then those of the factor."""
-TINY = 1e-300
+NOISE, TINY = 1e-10, 1e-300
+"""Of the largest gradient: smaller ones, of features that hardly vary, are what rounding left."""
 
 
 class Slopes(NamedTuple):
@@ -63,16 +65,18 @@ def steps_from(model: Fitted, rows: Rows, kind: str, seed: int) -> Metric | None
     kernel, backend, d = model.op.kernel, model.op.backend, rows.X.shape[1]
     if kernel.geometry != "distance" or kernel.expression is None:
         return None
-    A = np.ones(d) if kernel.metric is None else np.asarray(kernel.metric, np.float64)
+    A = np.ones(d) if kernel.metric is None else np.array(kernel.metric, np.float64)
     matrix = kind != "diagonal" and d <= MOST_FEATURES
     if matrix and A.ndim == 1:
-        A = np.diag(A)
+        A = np.diag(A).copy()
     elif not matrix and (A.ndim == 2 or kind == "full"):
         return None
     shift = None if model.op.shift is None else backend.to_host(model.op.shift)
     n_fit = min(STEPPED_FIT, len(rows.X) // 3)
     n = min(n_fit + STEPPED_OTHERS, len(rows.X))
     rng = np.random.default_rng([seed, 0x57E9])
+    constant = backend.to_host(rows.X.max(axis=0) == rows.X.min(axis=0))
+    A[constant] = 0.0  # whatever it is elsewhere, nothing is known of it
     way, log_ridge = _Way(A), math.log(10.0) * model.ridge
     for t in range(STEPS):
         picked = rng.permutation(len(rows.X))[:n]
@@ -82,14 +86,14 @@ def steps_from(model: Fitted, rows: Rows, kind: str, seed: int) -> Metric | None
         if found is None:
             log_ridge += math.log(10.0)
             continue
-        g = backend.to_host(found.metric)
+        g = np.where(constant.reshape(-1, *[1] * (A.ndim - 1)), 0.0, backend.to_host(found.metric))
         if not (np.isfinite(g).all() and math.isfinite(found.log_ridge)):
             return None
         length = LENGTH * min(1.0, 2 - 2 * t / STEPS)
         by_A, by_ridge = way.of(g, found.log_ridge)
         A = A - length * math.sqrt(float((A**2).mean())) * by_A
         log_ridge = max(log_ridge - RIDGE * length * by_ridge, LEAST_RIDGE * math.log(10.0))
-    return np.asarray(A * math.sqrt(d / max(float((A**2).sum()), TINY)))
+    return np.asarray(A * math.sqrt(d / float((A**2).sum()))) if A.any() else None
 
 
 class _Way:
@@ -108,11 +112,9 @@ class _Way:
         self.ridge_mean += (1 - MOMENTUM) * (by_ridge - self.ridge_mean)
         self.ridge_square += (1 - MEMORY) * (by_ridge**2 - self.ridge_square)
         one, two = 1 - MOMENTUM**self.t, 1 - MEMORY**self.t
+        squares = np.maximum(self.squares, NOISE**2 * self.squares.max()) / two + TINY
         spread = math.sqrt(self.ridge_square / two + TINY)
-        return (
-            self.mean / one / np.sqrt(self.squares / two + TINY),
-            self.ridge_mean / one / spread,
-        )
+        return self.mean / one / np.sqrt(squares), self.ridge_mean / one / spread
 
 
 def slopes(op: KernelOperator, fit: Rows, others: Rows, ridge: float) -> Slopes | None:

@@ -144,6 +144,10 @@ class Disk:
         else:
             path.write_bytes(data)
 
+    def note(self) -> object:
+        """What the newest writer left, who had the right to."""
+        return self.files().get("writer.json")
+
     def bury(self, writer: Writer) -> None:
         """Its lock ends with a process."""
         hold: Any = writer.run._hold or writer.held
@@ -250,6 +254,9 @@ class Bucket:
             self.objects.delete([name])
         else:
             self.objects.put(name, data)
+
+    def note(self) -> object:
+        return max((key for key, _ in self.objects.list("lease")), default="")
 
     def bury(self, writer: Writer) -> None:
         pass
@@ -430,7 +437,7 @@ class Machine(RuleBasedStateMachine):
 
     def start_one(self, kill: int | None, rate: float, offset: float) -> None:
         """It takes the run, and loads what is there."""
-        writer, before = Writer(self.place, rate, offset), self.holder
+        writer, before, note = Writer(self.place, rate, offset), self.holder, self.place.note()
         hold = writer.run._folder.hold
 
         def noted(beyond: int) -> Any:
@@ -446,8 +453,9 @@ class Machine(RuleBasedStateMachine):
             self.holder = None
         if ended == "killed":
             happened("killed while starting")
-            if writer.held is None and before is not None and self.may_take(before):
-                self.hurt.add("writer")  # it may have put its note there, and died at once
+            if writer.held is None and before is not None and self.place.note() != note:
+                assert self.may_take(before), f"a note beside a writer's, and no {self.hurt}"
+                self.hurt.add("writer")  # it put its note there, and died at once
             return
         if ended == "locked":
             assert before is not None

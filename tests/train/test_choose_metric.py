@@ -158,6 +158,7 @@ def test_constant_and_equal_columns() -> None:
     model.fit(X, of_two(X))
     assert model.score(X, of_two(X)) > 0.9
     assert np.isfinite(model.feature_importances_).all()
+    assert model.feature_importances_[-1] == 0.0
 
 
 @pytest.mark.parametrize("solver", ["direct", "falkon", "eigenpro4", "block"])

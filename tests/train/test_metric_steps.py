@@ -129,6 +129,23 @@ def test_rows_without_weight_teach_nothing() -> None:
     np.testing.assert_array_equal(found[0], found[1])
 
 
+@pytest.mark.parametrize("kind", ["diagonal", "full"])
+def test_a_constant_feature_leaves_it_and_one_that_hardly_varies_gains_little(kind: str) -> None:
+    """What rounding leaves of its gradients is no direction."""
+    given = of_one_direction()
+    X = given.X.astype(np.float64)
+    X[:, 3] = 0.7
+    metric = np.array([1.0, 1.0, 1.0, 1.0])
+    A = steps_from(model(sk.Laplace(3.0, metric=metric)), given._replace(X=X), kind, 0)
+    assert A is not None
+    assert not A[3].any()
+    X[5, 3] = 1.0  # in one row: in most steps it does not vary
+    metric[3] = 0.0
+    A = steps_from(model(sk.Laplace(3.0, metric=metric)), given._replace(X=X), kind, 0)
+    assert A is not None
+    assert np.sum(A[3] ** 2) < 5e-3 * D
+
+
 @pytest.mark.parametrize("kernel", [sk.LaplaceL1(2.0), sk.Polynomial(2)])
 def test_other_kernels_have_no_way(kernel: sk.Kernel) -> None:
     assert steps_from(model(kernel), of_one_direction(), "", 0) is None
