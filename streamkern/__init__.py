@@ -6,10 +6,11 @@ used. `ingest` and `train` are folders here; the functions are `ingest_store` an
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # the public names, one a line; `_homes` reads these lines
+from streamkern.basics.lazy_names import homes, load
+
+if TYPE_CHECKING:  # the public names, one a line; `homes` reads these lines
     from streamkern.basics.errors import BackendError as BackendError
     from streamkern.basics.errors import CheckpointError as CheckpointError
     from streamkern.basics.errors import ClusterError as ClusterError
@@ -70,29 +71,14 @@ if TYPE_CHECKING:  # the public names, one a line; `_homes` reads these lines
     train_model = _train
 
 
-def _homes() -> dict[str, tuple[str, str]]:
-    """Public name -> its module and its name there: the lines above, which no one runs."""
-    loader: Any = __spec__.loader
-    text, found = loader.get_data(__spec__.origin).decode(), {}
-    for line in text.splitlines():
-        match line.split():
-            case ["from", module, "import", name, "as", public]:
-                found[public] = module, name
-            case [public, "=", alias] if alias in found:
-                found[public] = found.pop(alias)
-    return found
-
-
-_HOME = _homes()
+_HOME = homes(__spec__)
 __all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, attribute = _HOME[name]
-    value = getattr(importlib.import_module(module), attribute)
-    globals()[name] = value
+    value = globals()[name] = load(_HOME[name])
     return value
 
 

@@ -9,36 +9,46 @@ command again goes on where it was.
 from __future__ import annotations
 
 import functools
-import importlib
 import sys
 import traceback
 import warnings
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from streamkern.basics.errors import EXIT_DONE, EXIT_FAILED
+from streamkern.basics.lazy_names import homes, load
 from streamkern.basics.stop import Stopped, StopRequest, watched
 from streamkern.basics.version import __version__
 from streamkern.cli.console import EXIT_INTERRUPTED, explain, say, show_warning
 from streamkern.cli.outlet import guarded
 
+if TYPE_CHECKING:  # each command is loaded when it is given: all of them take a second
+    from streamkern.cli.data import augment as augment
+    from streamkern.cli.data import bench_read as bench_read
+    from streamkern.cli.data import ingest as ingest
+    from streamkern.cli.info import info as info
+    from streamkern.cli.model import evaluate as evaluate
+    from streamkern.cli.model import predict as predict
+    from streamkern.cli.runs import plan as plan
+    from streamkern.cli.runs import train as train
+    from streamkern.cli.tune import tune as tune
+
+_HOME = homes(__spec__)
 DEBUG = "--debug"
 ANSWERS = ("plan", "info", "evaluate")  # what they print is all that they make
-# Where each command is, and what the list of them says. A command is loaded when it is given: all
-# of them take a second.
-COMMANDS = {
-    "ingest": ("data", "Make a store from files of raw data."),
-    "augment": ("data", "Write augmented copies of the rows of stores to a new one."),
-    "tune": ("tune", "Find kernel, bandwidth and ridge by short trainings."),
-    "plan": ("runs", "Show the sizes, the memory and the work of a run."),
-    "train": ("runs", "Train, or go on with, the run of a run file."),
-    "evaluate": ("model", "Evaluate a trained model on stores or files."),
-    "predict": ("model", "Write what a model predicts for every row."),
-    "info": ("info", "Describe a store, finished or not, or the state of a run."),
-    "bench-read": ("data", "Measure what the storage of a store can deliver."),
+COMMANDS = {  # in the order of their list, and what it says of them
+    "ingest": "Make a store from files of raw data.",
+    "augment": "Write augmented copies of the rows of stores to a new one.",
+    "tune": "Find kernel, bandwidth and ridge by short trainings.",
+    "plan": "Show the sizes, the memory and the work of a run.",
+    "train": "Train, or go on with, the run of a run file.",
+    "evaluate": "Evaluate a trained model on stores or files.",
+    "predict": "Write what a model predicts for every row.",
+    "info": "Describe a store, finished or not, or the state of a run.",
+    "bench-read": "Measure what the storage of a store can deliver.",
 }
 STYLE: dict[str, Any] = {
     "add_completion": False,
@@ -63,15 +73,14 @@ class Commands(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+            formatter.write_dl(list(COMMANDS.items()))
 
 
 @functools.cache
 def _command(name: str) -> Any:
     """The command of this name, loaded."""
-    module = importlib.import_module(f"streamkern.cli.{COMMANDS[name][0]}")
     one = typer.Typer(**STYLE)
-    one.command(name)(getattr(module, name.replace("-", "_")))
+    one.command(name)(load(_HOME[name.replace("-", "_")]))
     return typer.main.get_command(one)
 
 

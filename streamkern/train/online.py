@@ -93,8 +93,7 @@ class Online:
         # Epoch numbers go on, so that no block is shuffled and augmented like another.
         first = steps.position.epoch
         with steps.feed() as feed:
-            for batch in feed.epochs(first, first + run.config.data.passes):
-                steps.take(batch)
+            steps.run_through(feed.epochs(first, first + run.config.data.passes))
         steps.solver.finish(steps.state)
         result = steps.result()
         if not run.backend.xp.isfinite(result.model.weights).all():

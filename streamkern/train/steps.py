@@ -1,6 +1,6 @@
-"""Batches into steps, watched by the guard: what a run and `partial_fit` have in common.
+"""The loop: batches into steps, watched by the guard, of a run and of `partial_fit`.
 
-    made by `setup` -> (begin | restore) -> for batch in feed: take -> result
+    made by `setup` -> (begin | restore) -> run_through(batches of the feed) -> result
 
 The state after batch i is a pure function of the settings, the data and i.
 """
@@ -8,7 +8,7 @@ The state after batch i is a pure function of the settings, the data and i.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -25,6 +25,9 @@ from streamkern.train.guard import Guard, Watch
 from streamkern.train.model import KernelModel, column_names
 from streamkern.train.opened import Run
 from streamkern.train.setup import Assembled
+
+Between = Callable[[int, float | None], bool]
+"""(samples before the last step, its window's mean loss if that has ended) -> was it the last"""
 
 
 @dataclass
@@ -131,6 +134,14 @@ class Steps:
             ) as feed,
         ):
             yield feed
+
+    def run_through(self, batches: Iterator[Batch], between: Between | None = None) -> None:
+        """A step for each of the batches, until `between` says that it was the last."""
+        for batch in batches:
+            before = self.position.samples
+            loss = self.take(batch)
+            if between is not None and between(before, loss):
+                break
 
     def take(self, batch: Batch) -> float | None:
         """One step, and what follows the last one of a pass or of a window: its mean loss."""

@@ -17,7 +17,7 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.cluster import check_cluster, connect
 from streamkern.stream.sources.base import Source
 from streamkern.train.evaluations import Evaluations
-from streamkern.train.loop import Trainer
+from streamkern.train.kept_run import Trainer
 from streamkern.train.opened import Given, open_run
 from streamkern.train.same_run import (
     as_recorded,

@@ -39,7 +39,7 @@ from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import GaussianNoise, MixUp
 from streamkern.train import guard
-from streamkern.train import loop as train_module
+from streamkern.train import kept_run as train_module
 from streamkern.train.train import train
 from tests.conftest import MakeZarr
 from tests.faults import tree
@@ -314,16 +314,17 @@ def test_a_signal_ends_an_evaluation_and_the_next_process_makes_it_again(
 def _die_in_step(run_dir: Path, method: str, at: int) -> None:
     """A life that kills itself in step `at`, between its products and what they change."""
     shorten_windows()
-    following = train_module.Trainer._next
+    arriving = train_module.Trainer._arriving
 
-    def next_or_die(trainer: train_module.Trainer, batches: Iterator[Batch]) -> Batch | None:
-        if trainer.position.step == at:
-            trainer.checkpoints.wait()  # or it would be chance which checkpoint is the last
-            solver = vars(trainer.steps.solver)
-            solver["_measure"] = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
-        return following(trainer, batches)
+    def deadly(trainer: train_module.Trainer, batches: Iterator[Batch]) -> Iterator[Batch]:
+        for batch in arriving(trainer, batches):
+            if trainer.position.step == at:
+                trainer.checkpoints.wait()  # or it would be chance which checkpoint is the last
+                solver = vars(trainer.steps.solver)
+                solver["_measure"] = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+            yield batch
 
-    train_module.Trainer._next = next_or_die  # type: ignore[method-assign]
+    train_module.Trainer._arriving = deadly  # type: ignore[method-assign]
     train(uncompiled(run_dir, method, **{"run.checkpoint_every": 2}), source=stream(method))
 
 

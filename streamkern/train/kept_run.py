@@ -1,8 +1,8 @@
-"""A run: steps, and everything that has to survive a kill.
+"""A run that is kept: everything around its steps that has to survive a kill.
 
-    open -> (resume | start) -> for batch in feed: step, evaluate, checkpoint -> finish
+    open -> (resume | start) -> Steps.run_through: step, show, evaluate, checkpoint -> finish
 
-The loop owns counting, time and failure; it contains no mathematics. Signals, checkpoints,
+It owns time, storage and failure, and contains no mathematics. Signals, checkpoints,
 evaluations and the number of prefetch threads change when things are written, never what is
 computed.
 """
@@ -174,12 +174,10 @@ class Trainer:
         position, epochs = self.position, self.run.config.data.passes
         began = time.perf_counter()
         self.meter = Meter(self.feed.loader, position.samples)
-        batches = self.feed.epochs(position.epoch, epochs, position.batch)
+        batches = self._arriving(self.feed.epochs(position.epoch, epochs, position.batch))
         try:
-            while not self.ended and (batch := self._next(batches)) is not None:
-                before = position.samples
-                self._show(self.steps.take(batch))
-                self._between(before)
+            if not self.ended:
+                self.steps.run_through(batches, self._between)
         except (RunError, DivergenceError, TrainingInterrupted):
             raise
         except Exception:
@@ -190,17 +188,22 @@ class Trainer:
         self.run.backend.synchronize()
         self.loop_s = time.perf_counter() - began
 
-    def _next(self, batches: Iterator[Batch]) -> Batch | None:
-        """The next batch; a signal that comes while storage is waited for is granted here."""
-        with self._stoppable():
-            return next(batches, None)
+    def _arriving(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The batches; a signal that comes while storage is waited for is granted here."""
+        while True:
+            with self._stoppable():
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
 
     def _stoppable(self) -> contextlib.AbstractContextManager[None]:
         """Between two steps, where a signal ends the run, which saves them."""
         return self.stop.at_once(saves=self.checkpoints.kept)
 
-    def _between(self, before: int) -> None:
-        """What happens between two steps: end, evaluate, save. before : samples before the last."""
+    def _between(self, before: int, loss: float | None) -> bool:
+        """Between two steps: show, end, evaluate, save; whether it was the last. See `Between`."""
+        self._show(loss)
         position = self.position
         if position.batch == 0:
             self.ended = self._finished()
@@ -211,6 +214,7 @@ class Trainer:
             self._evaluate()  # the end has its own
         if self.checkpoints.due(position.step) and not self.stop.requested:  # which saves as well
             self._checkpoint()
+        return self.ended is not None
 
     def _finished(self) -> str | None:
         """Why the epochs that are left are not needed, or None."""
