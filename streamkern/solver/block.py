@@ -90,11 +90,12 @@ class Block(Method[BlockSizes]):
             add(phase, "weights learned from the sample", p, c, itemsize=item)
             add(phase, "sketches of the leverage", p, SKETCH, itemsize=item)
         add("setup", "sample and probe, targets", s + h, problem.point + c * item)
-        add("setup", "products with targets, residuals", 3 * b + 2 * h, c, itemsize=item)
+        add("setup", "products with targets, residuals", 4 * b + 2 * h, c, itemsize=item)
         add("setup", "targets of rows that are centers", p, c, itemsize=item)
         if n_blocks > 1:
-            # Values at the centers, what a block adds there and on the sample, and two directions.
-            learned = p + s + max(2 * s, 3 * p) + 2 * (2 * p + s)
+            # Values at the centers, what a block adds there and on the sample, two directions, and
+            # where to go back to.
+            learned = p + s + max(2 * s, 3 * p) + 3 * (2 * p + s)
             add("setup", "what all blocks together learn", learned, c, itemsize=item)
         add("setup", "raw centers", p, problem.d, itemsize=item)
         beside = max(b + count_products(buffers, problem, b), 2 * h)

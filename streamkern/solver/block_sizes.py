@@ -39,12 +39,12 @@ from streamkern.planning.sizes import (
 SAMPLE_BLOCKS = (5, 2)
 MIN_SAMPLE = 4096
 SETUP_SHARE, SAMPLE_SHARE = 0.25, 0.1
+MOST_SWEEPS = 24
+"""See `precondition.joint`."""
 APPLY = 80
 ROWS_TO_LEARN = 5
 FREE = 3 * 10**11
 """FLOPs that setup may take in any case: two seconds or so."""
-MOST_SWEEPS = 12
-"""See `precondition.joint`."""
 FREE_SWEEPS = 10**12
 """FLOPs that they may take in any case: one or two seconds, as most of it is `ENTRY`, which NumPy
 takes. On bike, p = 8000, p/4 and p/16, one epoch, loss over the exact model's with 3 and with 12:

@@ -22,7 +22,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.block_factor import BlockFactor
-from streamkern.solver.precondition.joint import Joint, share_to_trust
+from streamkern.solver.precondition.joint import Joint, on_fresh_rows
 from streamkern.solver.precondition.known import Known, Sample, effective_rows
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
 from streamkern.solver.precondition.norm import (
@@ -179,6 +179,7 @@ def build_block(
     mus, jitters, lambdas, sketches = list[float](), list[float](), list[float](), list[Array]()
     mu, L, top = math.inf, None, None
     penalty = noise.penalty(effective_rows(S, known))
+    least = max(penalty, ridge) or math.inf  # mu has a floor, and may be far above it
     for i, block in enumerate(blocks):
         least_jitter = noise_floor(op, len(Z)) if ridge else 0.0
         factor = BlockFactor(op, Z, block, S, values, known, seed, batch, least_jitter, top)
@@ -188,16 +189,16 @@ def build_block(
         factor.learn(mu, out=start[block])
         if len(blocks) > 1:
             factor.leave(S, start[block], values)
+        elif least < mu:
+            start = _bolder(factor, least, start, probe)
         # A ridge on the weights themselves is evaluated on all blocks every step.
         rounds = 1 if factor.norm.L is None else len(blocks)
         measured = factor.damped(probe, mu, ridge, rounds)
         mu = measured.mu - rounds * ridge  # all blocks are damped alike
         mus.append(measured.mu)
         jitters.append(factor.norm.jitter)
-        report("block", {
-            "block": i, "blocks": len(blocks), "lambda_1": measured.lambda_1,
-            "mu": measured.mu, "jitter": factor.norm.jitter,
-        })  # fmt: skip
+        facts = {"lambda_1": measured.lambda_1, "mu": measured.mu, "jitter": factor.norm.jitter}
+        report("block", {"block": i, "blocks": len(blocks), **facts})
         if ridge and len(blocks) == 1:
             L = factor.norm.L
         del factor.norm, factor.C
@@ -207,13 +208,21 @@ def build_block(
         lambdas.append(measured.lambda_1)
         leverage += measured.leverage
     if len(blocks) > 1:
-        Joint(op, Z, S, known, blocks, H, start, values, CAUTION * mu, jitters).sweeps(sweeps, seed)
+        joint = Joint(op, Z, S, known, blocks, H, start, values, CAUTION * mu, jitters)
+        joint.learn(sweeps, seed, CAUTION * least, probe)
     _trust(op, Z, start, values, probe)
     rules = _rules(op, leverage, lambdas, known)
     kept = values if ridge and len(blocks) > 1 else None
-    return BlockPreconditioner(
-        blocks, H, rules, min(mus), jitters, start, len(S), sketches, kept, L
-    )
+    found = blocks, H, rules, min(mus), jitters, start, len(S), sketches, kept, L
+    return BlockPreconditioner(*found)
+
+
+def _bolder(factor: BlockFactor, penalty: float, start: Array, probe: Sample) -> Array:
+    """The start, or what the sample teaches with this smaller penalty, if that is better."""
+    op, bolder = factor.op, factor.backend.xp.empty(start.shape, factor.op.dtype)
+    factor.learn(penalty, out=bolder)
+    now, then = (on_fresh_rows(op, factor.centers, x, probe).error for x in (start, bolder))
+    return bolder if then < now else start
 
 
 def _rules(
@@ -229,7 +238,7 @@ def _rules(
 def _trust(
     op: KernelOperator, Z: Points, start: Array, values: Array | None, probe: Sample
 ) -> None:
-    trust = share_to_trust(op, Z, start, probe)
+    trust = on_fresh_rows(op, Z, start, probe).factor
     start *= trust
     if values is not None:
         values *= trust

@@ -12,6 +12,7 @@ not have. p/16 on bike and penbased, the sample's objective over that of 25 plai
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -61,11 +62,28 @@ class Joint:
         kept *= (1 - share) / max(1, int((~inside).sum()))
         self.weights = (kept if S.root is None else kept * S.root**2)[:, None]
 
-    def sweeps(self, n: int, seed: int) -> None:
-        """So many of them at most, conjugate to each other."""
+    def learn(self, n: int, seed: int, least: float, probe: Sample) -> None:
+        """Sweeps: n // 3 with the penalty that there is, and 2 n // 3 with `least`, where that is
+        less, from there on. If these have not lowered the error on fresh rows of the probe, they
+        are undone, and n // 3 more are as the first."""
+        if least >= self.penalty:
+            self.sweeps(n, seed)
+            return
+        few, cautious = n - 2 * n // 3, self.penalty
+        self.sweeps(few, seed)
+        before, reached = self._state(), self._judged(probe)
+        self.penalty = least
+        self.sweeps(n - few, seed, first=few)
+        if not self._judged(probe) < reached:
+            self._go_back(before)
+            self.penalty = cautious
+            self.sweeps(few, seed, first=n)
+
+    def sweeps(self, n: int, seed: int, first: int = 0) -> None:
+        """So many of them at most, conjugate to each other. first : the number of the first one."""
         last: tuple[Change, Array] | None = None
         energy = self._energy()
-        for turn in range(n):
+        for turn in range(first, first + n):
             before = self._state()
             self.sweep(np.random.default_rng([seed, 4, turn]))
             last = self._conjugate(before, last, energy)
@@ -115,6 +133,14 @@ class Joint:
     def _state(self) -> Change:
         values = None if self.values is None else self.values.copy()
         return Change(self.start.copy(), self.S.Y.copy(), values)
+
+    def _judged(self, probe: Sample) -> float:
+        return on_fresh_rows(self.op, self.Z, self.start, probe).error
+
+    def _go_back(self, before: Change) -> None:
+        self.start[...], self.S.Y[...] = before.weights, before.sampled
+        if self.values is not None:
+            self.values[...] = before.centers
 
     def _conjugate(
         self, before: Change, last: tuple[Change, Array] | None, energy: Array
@@ -193,15 +219,23 @@ class Joint:
         return g
 
 
-def share_to_trust(op: KernelOperator, Z: Points, start: Array, probe: Sample) -> float:
-    """The factor, 0 to 1, with which the start is best on rows that nobody has learned from.
+class Judged(NamedTuple):
+    """factor : 0 to 1, with which a start is best. error : the sum of its squared errors then."""
+
+    factor: float
+    error: float
+
+
+def on_fresh_rows(op: KernelOperator, Z: Points, start: Array, probe: Sample) -> Judged:
+    """What a start is worth on rows that nobody has learned from; 1 and NaN where there are none.
 
     A sample that says little of other rows may teach what is worse than nothing.
     """
     fresh = slice(probe.fresh, len(probe))
     if fresh.start == fresh.stop:
-        return 1.0
+        return Judged(1.0, math.nan)
     f, Y = op.product(probe.X[fresh], Z, start), probe.Y[fresh]
     w = 1.0 if probe.root is None else probe.root[fresh, None] ** 2
     along, square = float((w * f * Y).sum()), float((w * f * f).sum())
-    return min(max(along / square, 0.0), 1.0) if square > 0 else 1.0
+    factor = min(max(along / square, 0.0), 1.0) if square > 0 else 1.0
+    return Judged(factor, float((w * (Y - factor * f) ** 2).sum()))

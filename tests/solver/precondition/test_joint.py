@@ -7,8 +7,10 @@ import pytest
 
 from streamkern.backend.base import Backend
 from streamkern.solver.precondition import joint
+from streamkern.solver.precondition.block import build_block
 from streamkern.solver.precondition.joint import Change, Joint
 from streamkern.solver.precondition.known import Known, Sample, by_center
+from streamkern.solver.precondition.noise import Noise
 from tests import reference as ref
 from tests.maths import Array, both, operator, rows
 
@@ -21,7 +23,7 @@ PENALTY, JITTERS = 0.05, [0.5, 0.1, 0.9]
 WEIGHTS = np.random.default_rng(2).uniform(0.2, 3, N)
 
 
-def made(targets: Array, w: Array | None, known: bool) -> Joint:
+def made(targets: Array, w: Array | None, known: bool, penalty: float = PENALTY) -> Joint:
     """From zero, with the rows that are no centers for a sample; jitter as large as can be seen."""
     op, z = operator(), X[:P]
     K_zz = ref.laplace(z, z, 2.0)
@@ -37,17 +39,19 @@ def made(targets: Array, w: Array | None, known: bool) -> Joint:
     if known:
         found = by_center(Backend(1), np.arange(P), targets[:P], part, p=P, n_rows=N)
     start, values = np.zeros((P, targets.shape[1])), np.zeros((P, targets.shape[1]))
-    return Joint(op, both(op, z), S, found, BLOCKS, H, start, values, PENALTY, JITTERS)
+    return Joint(op, both(op, z), S, found, BLOCKS, H, start, values, penalty, JITTERS)
 
 
-def objective(alpha: Array, targets: Array, w: Array | None, known: bool) -> Array:
+def objective(
+    alpha: Array, targets: Array, w: Array | None, known: bool, penalty: float = PENALTY
+) -> Array:
     """Of the stream where the centers are known, else of the other rows; (c,)."""
     z, seen = X[:P], slice(0 if known else P, N)
     scale = np.ones(N) if w is None else w
     error = targets[seen] - ref.laplace(X[seen], z, 2.0) @ alpha
     norm = ref.laplace(z, z, 2.0) + np.diag(np.repeat(JITTERS, 8))
     found = (scale[seen, None] * error**2).mean(axis=0)
-    return np.asarray(found + PENALTY * (alpha * (norm @ alpha)).sum(axis=0))
+    return np.asarray(found + penalty * (alpha * (norm @ alpha)).sum(axis=0))
 
 
 def between(before: Change, after: Change) -> Change:
@@ -59,6 +63,8 @@ def between(before: Change, after: Change) -> Change:
     )  # fmt: skip
 
 
+SAME = 1e-6
+"""Of weights of the order of 1: by how much two ways to the least of a flat quadratic end apart."""
 CASES = [(None, True), (WEIGHTS, True), (WEIGHTS, False)]
 
 
@@ -104,3 +110,64 @@ def test_an_output_is_learned_as_well_beside_one_that_can_not_be() -> None:
     beside.sweeps(40, seed=0)
     reached = objective(beside.start, np.hstack([noise, Y[:, :1]]), None, True)[1]
     assert reached <= objective(alone.start, Y[:, :1], None, True)[0] * (1 + 1e-9)
+
+
+def probe(targets: Array) -> Sample:
+    """The stream, as if nobody had learned from it."""
+    return Sample(operator().points(X, left=True), targets)
+
+
+def test_with_a_smaller_penalty_it_goes_on_where_fresh_rows_are_better_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To the least of that objective, from where the first has come to."""
+    monkeypatch.setattr(joint, "ENOUGH", 0.0)
+    problem, alone = made(Y, None, True), made(Y, None, True, PENALTY / 100)
+    problem.learn(600, 0, PENALTY / 100, probe(Y))
+    alone.sweeps(600, 0)
+    reached, least = (objective(x.start, Y, None, True, PENALTY / 100) for x in (problem, alone))
+    np.testing.assert_allclose(reached, least, rtol=1e-9)
+    assert problem.penalty == PENALTY / 100
+
+
+def test_what_makes_fresh_rows_worse_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The targets have noise, and those of the fresh rows have none."""
+    monkeypatch.setattr(joint, "ENOUGH", 0.0)
+    noise = Y + 4 * rows(5, N, 2)
+    problem, cautious = made(noise, None, True), made(noise, None, True)
+    problem.learn(600, 0, PENALTY / 1000, probe(Y))
+    cautious.sweeps(600, 0)
+    np.testing.assert_allclose(problem.start, cautious.start, atol=SAME)
+    np.testing.assert_allclose(
+        problem._energy(), objective(problem.start, noise, None, True), rtol=1e-9
+    )
+    assert problem.penalty == PENALTY
+
+
+def test_where_no_row_is_fresh_it_stays_cautious(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joint, "ENOUGH", 0.0)
+    problem, cautious = made(Y, None, True), made(Y, None, True)
+    seen = probe(Y)
+    problem.learn(600, 0, PENALTY / 100, Sample(seen.X, seen.Y, None, len(X)))
+    cautious.sweeps(600, 0)
+    np.testing.assert_allclose(problem.start, cautious.start, atol=SAME)
+
+
+@pytest.mark.parametrize("bold", [True, False])
+def test_the_start_of_one_block_has_the_penalty_that_is_better_on_fresh_rows(bold: bool) -> None:
+    """Of the two that the sample could have: what mu is, and what the noise says."""
+    op, z = operator(), rows(1, 30, 3)
+    rest, more = rows(2, 300, 3), rows(3, 300, 3)
+    few = np.sin(3 * rest[:, :1]) if bold else rows(4, 300, 1)
+    fresh = np.sin(3 * more[:, :1]) if bold else rows(5, 300, 1)
+    noise = Noise(1e-6, 300, grows=False)
+    pre = build_block(
+        op, both(op, z), Sample(op.points(rest, left=True), few.copy()),
+        Sample(op.points(more, left=True), fresh), [slice(0, 30)], noise=noise, damping=0.1,
+    )  # fmt: skip
+    assert pre.start is not None
+    penalty = noise.penalty(300) if bold else pre.mu
+    K, K_fresh = ref.laplace(rest, z, 2.0), ref.laplace(more, z, 2.0)
+    f = K_fresh @ ref.ridge(K, few, ref.laplace(z, z, 2.0), penalty)
+    factor = np.clip((f * fresh).sum() / (f * f).sum(), 0, 1)
+    np.testing.assert_allclose(K_fresh @ pre.start, factor * f, rtol=0, atol=1e-6)

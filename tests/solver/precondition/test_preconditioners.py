@@ -370,7 +370,10 @@ def test_setup_holds_no_more_than_is_counted(
     known = by_center(op.backend, np.arange(len(Z)), held, None, p=len(Z), n_rows=10**6)
     tracemalloc.start()
     blocks = block_slices(len(Z), b)
-    build_block(op, Z, Sample(S, Y), Sample(probe, Y_probe), blocks, sweeps=3, known=known)
+    noise = Noise(1e-9)  # little enough for a second, bolder start beside the first
+    build_block(
+        op, Z, Sample(S, Y), Sample(probe, Y_probe), blocks, sweeps=4, known=known, noise=noise
+    )
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     small = 1 << 17  # tiles, vectors of the eigenvalue's iteration, Python
