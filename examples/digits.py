@@ -285,7 +285,7 @@ def train(folder: Path, solver: str, plan: Plan, *, interrupt_at: int | None = N
     """`streamkern train` in a process of its own, with a SIGTERM once it has seen `interrupt_at`
     samples. Its exit code.
     """
-    command = [sys.executable, "-m", "streamkern.cli.main", "train", str(folder / f"{solver}.toml")]
+    command = [sys.executable, "-m", "streamkern", "train", str(folder / f"{solver}.toml")]
     total = plan.copies(solver) * N_TRAIN
     with (folder / f"{solver}.out").open("ab") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from streamkern.basics.lazy_names import homes, load
+from streamkern.basics.lazy_names import homes, load_name
 
 if TYPE_CHECKING:  # the public names, one a line; `homes` reads these lines
     from streamkern.basics.errors import BackendError as BackendError
@@ -78,7 +78,7 @@ __all__ = sorted(_HOME)
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = load(_HOME[name])
+    value = globals()[name] = load_name(_HOME[name])
     return value
 
 

@@ -107,7 +107,7 @@ def stream(method: str = "block") -> Source:
 def settings(run_dir: Path | None = None, **overrides: Any) -> RunConfig:
     """Settings of a run; overrides are dotted: ``**{"solver.name": "block"}``."""
     tables: dict[str, dict[str, Any]] = {
-        "data": {"train": "given in memory", "batch_size": M, "epochs": 2, "scale": "none"},
+        "data": {"batch_size": M, "epochs": 2, "scale": "none"},
         "model": {"kernel": "laplace", "bandwidth": 3.0, "n_centers": P},
         # "auto" is the one that is there sooner, which for so few rows is one without steps.
         "solver": {"name": "block"},

@@ -13,6 +13,7 @@ import pytest
 
 import streamkern
 from streamkern.basics import errors
+from tools.batch_path import passed
 from tools.layout import PAGE, Layout, imports
 
 ROOT = Path(streamkern.__file__).parent
@@ -41,8 +42,9 @@ MATHS = {"kernels", "solver.precondition", "solver"}
 # A run directory knows nothing of what is in it; planning counts the bytes of a chunk of it.
 BELOW_RUNDIR = {"basics", "filesystem", "planning"}
 MOST_ENTRIES = 20
+MOST_ON_THE_WAY_OF_A_SETTING, MOST_ON_THE_WAY_OF_A_BATCH = 5, 18
 # Names that are written for types; what all packages go through; whether obstore is installed.
-COMPUTED = {"basics.lazy_names", "basics.optional", "filesystem.urls"}
+COMPUTED = {"", "cli.main", "basics.lazy_names", "basics.optional", "filesystem.urls"}
 
 
 # Files of tests that are of several modules of their room, and what they are about.
@@ -231,8 +233,12 @@ def test_the_page_names_modules_that_there_are() -> None:
 def test_the_way_of_a_setting_is_through_modules_that_name_it() -> None:
     way = PAGE.read_text(encoding="utf-8").split("## The way of a setting")[1].split("## ")[0]
     named = re.findall(r"`([\w/]+\.py)`", way)
-    assert named
+    assert 0 < len(named) <= MOST_ON_THE_WAY_OF_A_SETTING
     assert [n for n in named if "block_size" not in (ROOT / n).read_text(encoding="utf-8")] == []
+
+
+def test_a_batch_passes_few_modules(tmp_path: Path) -> None:
+    assert len(passed(tmp_path)) <= MOST_ON_THE_WAY_OF_A_BATCH
 
 
 def test_the_readme_lists_the_rooms_from_the_ground_up() -> None:

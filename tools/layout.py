@@ -21,7 +21,9 @@ LONG_FILE, LONG_FUNCTION = 400, 60
 PAGE = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- rooms: by tools/layout.py --write -->\n", "<!-- end of rooms -->\n"
 SKIPPED = "__pycache__"
-IMPORTERS = {"__import__", "find_spec", "import_module", "importorskip", "need", "on_demand"}
+IMPORTERS = {
+    "__import__", "find_spec", "import_module", "importorskip", "load_name", "need", "on_demand"
+}  # fmt: skip
 """Functions that import the module whose name they are given."""
 
 

@@ -28,7 +28,7 @@ def homes(spec: ModuleSpec | None) -> dict[str, tuple[str, str]]:
     return found
 
 
-def load(home: tuple[str, str]) -> Any:
+def load_name(home: tuple[str, str]) -> Any:
     """What is at home there."""
     module, name = home
     return getattr(importlib.import_module(module), name)

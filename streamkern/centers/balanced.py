@@ -13,12 +13,10 @@ from streamkern.basics.randomness import Stage, words
 from streamkern.centers.way import Way
 from streamkern.stream.sources.base import BaseSource, Block, read_labels, unit_edges
 from streamkern.stream.sources.mixture import MixtureSource
-from streamkern.stream.sources.sampling import read_rows
+from streamkern.stream.sources.sampling import MANY_UNITS, read_rows
 from streamkern.stream.sources.stores import ZarrSource
 
 BALANCED_STAGE = 24
-# As for random centers: a store sorted by label needs centers from all over it.
-MAX_UNITS = 256
 
 Ints = npt.NDArray[np.int64]
 
@@ -63,17 +61,17 @@ def balanced_centers(source: BaseSource, p: int, seed: int) -> tuple[Block, int]
         looked_at += len(rows)
         # One more than now: a later class may leave its remainder to this one.
         limit = quotas(seen, p, favoured) + 1
-        if turn >= MAX_UNITS:  # rows of the units before come first
+        if turn >= MANY_UNITS:  # rows of the units before come first
             lacking = (seen < limit)[labels]
             rows, labels = rows[lacking], labels[lacking]
         seen += np.bincount(labels, minlength=c)
-        turns = np.full(len(rows), max(0, turn + 1 - MAX_UNITS))
+        turns = np.full(len(rows), max(0, turn + 1 - MANY_UNITS))
         pool = pool.with_rows(turns, _keys(seed, rows), rows, labels)
         if len(pool.rows) > 5 * p:
             pool = pool.smallest(quotas(seen, p, favoured) + 1)
         wanted = quotas(seen if known is None else known, p, favoured)
         enough = wanted if known is not None else np.full(c, -(-p // c))
-        if turn + 1 >= min(MAX_UNITS, len(order)) and (seen >= enough).all():
+        if turn + 1 >= min(MANY_UNITS, len(order)) and (seen >= enough).all():
             break
     chosen = pool.smallest(wanted).rows
     return read_rows(source, chosen, seed), looked_at

@@ -12,12 +12,10 @@ from streamkern.basics.optional import on_demand
 from streamkern.centers.way import Way
 from streamkern.stream.sources.base import BaseSource, Block, joined, read_units
 from streamkern.stream.sources.row_shapes import check_row_shape
-from streamkern.stream.sources.sampling import choose_rows, origins_of, read_rows
+from streamkern.stream.sources.sampling import MANY_UNITS, choose_rows, origins_of, read_rows
 
 CENTERS_STAGE = 1
 ORDER_STAGE = 21
-# A store sorted by label needs centers from all over it.
-MAX_UNITS = 256
 BANDWIDTH_ROWS = 1000
 DRAWS, MORE = 4, 4
 """Times that rows are drawn for centers that are copies, and how many for each of them."""
@@ -42,7 +40,7 @@ def random_centers(source: BaseSource, p: int, seed: int) -> Block:
     Of a store of augmented rows no two are made from one row, as far as there are others: copies
     are near each other, and as centers worth little more than one of them.
     """
-    rows = choose_rows(source, p, seed, stage=CENTERS_STAGE, max_units=MAX_UNITS)
+    rows = choose_rows(source, p, seed, stage=CENTERS_STAGE, max_units=MANY_UNITS)
     if source.n_origins:
         rows = _no_copies(source, rows, seed)
     return read_rows(source, rows, seed)
@@ -56,7 +54,7 @@ def _no_copies(source: BaseSource, rows: Ints, seed: int) -> Ints:
         if not missing:
             break
         n = min(MORE * missing, source.n_rows)
-        more = choose_rows(source, n, seed, stage=COPIES_STAGE + draw, max_units=MAX_UNITS)
+        more = choose_rows(source, n, seed, stage=COPIES_STAGE + draw, max_units=MANY_UNITS)
         found = _firsts(source, np.concatenate([found, more]))[:p]
     copies = np.setdiff1d(rows, found)[: p - len(found)]
     rng = np.random.default_rng([seed, COPIES_STAGE])

@@ -12,7 +12,7 @@ from streamkern.basics.errors import CheckpointError, ConfigError, DataError
 from streamkern.basics.text import redact
 from streamkern.cli.console import as_text
 from streamkern.cli.described import is_run_directory, run_overview, run_text, store_text
-from streamkern.cli.metric_plot import plot_png
+from streamkern.cli.metric_plot import spectrum_png
 from streamkern.cli.options import (
     AsJson,
     Foreign,
@@ -80,7 +80,7 @@ def _draw_metric(place: str, options: Mapping[str, Any] | None, path: Path) -> N
             f"--plot={path} draws a metric, and the run in {redact(place)} has none; leave it out"
         )
     with as_saved(redact(place)):
-        picture = plot_png(metric)
+        picture = spectrum_png(metric)
     with path.open("xb") as file:
         file.write(picture)
 

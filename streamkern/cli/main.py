@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from streamkern.basics.errors import EXIT_DONE, EXIT_FAILED
-from streamkern.basics.lazy_names import homes, load
+from streamkern.basics.lazy_names import homes, load_name
 from streamkern.basics.stop import Stopped, StopRequest, watched
 from streamkern.basics.version import __version__
 from streamkern.cli.console import EXIT_INTERRUPTED, explain, say, show_warning
@@ -80,7 +80,7 @@ class Commands(TyperGroup):
 def _command(name: str) -> Any:
     """The command of this name, loaded."""
     one = typer.Typer(**STYLE)
-    one.command(name)(load(_HOME[name.replace("-", "_")]))
+    one.command(name)(load_name(_HOME[name.replace("-", "_")]))
     return typer.main.get_command(one)
 
 
@@ -150,7 +150,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
             say(f"what {words[0]} has to say could not be written: {out.lost.strerror}")
             return EXIT_FAILED
     return code if isinstance(code, int) else EXIT_DONE
-
-
-if __name__ == "__main__":
-    sys.exit(main())

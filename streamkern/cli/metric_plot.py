@@ -9,7 +9,7 @@ from typing import Any
 from streamkern.basics.optional import need
 
 
-def plot_png(metric: Mapping[str, Any]) -> bytes:
+def spectrum_png(metric: Mapping[str, Any]) -> bytes:
     """What `describe_metric` says, as a PNG; MissingDependencyError without Matplotlib."""
     bars = [("share of the metric", metric["importances"])]
     for k, terms in enumerate(metric["first"], 1):

@@ -29,7 +29,7 @@ from streamkern.config.toml import run_file_text
 from streamkern.kernels.notation import kernel_text
 from streamkern.predict.figures import in_words
 from streamkern.rundir.place import open_folder
-from streamkern.tuning.plot import plot_png
+from streamkern.tuning.plot import scores_png
 from streamkern.tuning.search import Tuned
 from streamkern.tuning.search import tune as run_tuning
 
@@ -191,7 +191,7 @@ def _show_result(tuned: Tuned, folder: str, as_json: bool) -> None:
 
 def _save_plot(tuned: Tuned, folder: str) -> None:
     try:
-        picture = plot_png(tuned.table, tuned.best)
+        picture = scores_png(tuned.table, tuned.best)
     except MissingDependencyError as error:
         say(f"note: {error}")
         return

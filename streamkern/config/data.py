@@ -17,12 +17,12 @@ from streamkern.config.rules import (
     NotNegative,
     OptionalName,
     OptionalUrl,
+    OptionalUrls,
     Positive,
     Rule,
     Scheduler,
     Secrets,
     Table,
-    Urls,
     Weights,
 )
 
@@ -102,7 +102,7 @@ class DataConfig(Table):
 
     table = "data"
     kinds = TRANSFORMS
-    train: Urls
+    train: OptionalUrls = None
     weights: Weights = None
     test: OptionalUrl = None
     x: Name = "X"
@@ -125,7 +125,7 @@ class DataConfig(Table):
     def _a_weight_each(self) -> DataConfig:
         if self.weights is None:
             return self
-        if isinstance(self.train, str):
+        if self.train is None or isinstance(self.train, str):
             raise ConfigError(
                 "data.weights is for several stores; make data.train a list, or leave weights out"
             )
@@ -145,8 +145,8 @@ class DataConfig(Table):
 
     @property
     def train_urls(self) -> tuple[str, ...]:
-        """`train` as a tuple, also of one."""
-        return (self.train,) if isinstance(self.train, str) else self.train
+        """`train` as a tuple, also of one and of none."""
+        return (self.train,) if isinstance(self.train, str) else self.train or ()
 
     @property
     def transform_tables(self) -> list[dict[str, object]]:

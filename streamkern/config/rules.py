@@ -64,6 +64,8 @@ def _folder(value: object) -> object:
 
 
 def _urls(value: object) -> object:
+    if value is None:
+        return None
     if not isinstance(value, list | tuple):
         return _url(value)
     urls = tuple(_url(item) for item in value)
@@ -159,8 +161,8 @@ OptionalUrl: TypeAlias = Annotated[
 LocalFolder: TypeAlias = Annotated[
     Text | None, BeforeValidator(_folder), Rule("the path of a local folder, not a URL")
 ]
-Urls: TypeAlias = Annotated[
-    Text | tuple[str, ...],
+OptionalUrls: TypeAlias = Annotated[
+    Text | tuple[str, ...] | None,
     BeforeValidator(_urls),
     Rule(f"a path or URL {_NO_PASSWORD}, or a list of them"),
 ]

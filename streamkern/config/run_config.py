@@ -1,6 +1,6 @@
 """The settings of a run: one frozen, self-checking model per stage, and `RunConfig` over them.
 
-A run file is TOML with one table per stage; only `data.train` has no default::
+A run file is TOML with one table per stage; only `data.train` has to be there::
 
     [data]
     train = "s3://bucket/train.zarr"
@@ -122,7 +122,7 @@ class ExecutionConfig(Table):
 class RunConfig(Table):
     """Every setting of a run. Build it from tables, a run file, or the stage models."""
 
-    data: DataConfig
+    data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     solver: SolverConfig = SolverConfig()
     run: ExecutionConfig = ExecutionConfig()
@@ -149,8 +149,6 @@ class RunConfig(Table):
     @classmethod
     def from_tables(cls, tables: Mapping[str, Any]) -> RunConfig:
         """Return the configuration in nested tables, as TOML gives them."""
-        if "data" not in tables:
-            tables = {"data": {}, **tables}  # So that the message names data.train, not data.
         return cls(**{str(key): value for key, value in tables.items()})
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> RunConfig:

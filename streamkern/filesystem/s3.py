@@ -32,7 +32,7 @@ def understands(options: Mapping[str, Any]) -> bool:
     return set(options) <= _KNOWN and set(client) <= _KNOWN_CLIENT
 
 
-def open_stores(url: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
+def open_buckets(url: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
     """obstore's stores for reading and for writing below an s3:// URL.
 
     Raises

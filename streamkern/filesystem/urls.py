@@ -104,7 +104,7 @@ def _engine(url: str, options: dict[str, Any]) -> Engine:
     if engine == "obstore" and not s3.understands(options):
         raise ConfigError("engine='obstore' does not know all of the storage options; use 's3fs'")
     if installed and engine != "s3fs" and s3.understands(options):
-        return ObstoreEngine(lambda: s3.open_stores(url, options))
+        return ObstoreEngine(lambda: s3.open_buckets(url, options))
     if "region" in options:
         client = {"region_name": options.pop("region"), **(options.get("client_kwargs") or {})}
         options["client_kwargs"] = client

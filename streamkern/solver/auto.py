@@ -17,12 +17,12 @@ from streamkern.basics.errors import MemoryBudgetError
 from streamkern.planning.memory import Buffers
 from streamkern.planning.problem import Problem
 from streamkern.planning.sizes import Options, Sizes
-from streamkern.solver.block import Block
+from streamkern.solver.block import BlockMethod
 from streamkern.solver.block_sizes import time_until_learned
 from streamkern.solver.direct import Direct
 from streamkern.solver.method import Method
 
-BLOCK, DIRECT = Block(), Direct()
+BLOCK, DIRECT = BlockMethod(), Direct()
 _BLOCK_ONLY = [name for name in BLOCK.options if name not in DIRECT.options]
 
 

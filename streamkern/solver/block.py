@@ -35,7 +35,7 @@ from streamkern.solver.precondition.known import Sample
 from streamkern.solver.precondition.step_rule import saved_rules
 
 
-class Block(Method[BlockSizes]):
+class BlockMethod(Method[BlockSizes]):
     """SGD preconditioned block by block in the span of the centers."""
 
     name = "block"

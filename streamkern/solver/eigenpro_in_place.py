@@ -175,7 +175,7 @@ class EigenPro1(InPlace):
         if options.fixed_ridge:
             raise ConfigError(
                 f"solver.ridge={options.fixed_ridge:g} is not defined for solver {self.name!r} on "
-                "a kernel; set it to 0 or use another solver, such as 'block'"
+                "a kernel; set it to 0 or use another solver"
             )
 
     def asks_ridge(self, problem: Problem, *, open_ridge: bool) -> bool:

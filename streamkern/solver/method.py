@@ -59,6 +59,10 @@ class Rows(NamedTuple):
     fresh: int = 0
     place: npt.NDArray[np.int64] | None = None
 
+    def part(self, at: slice | Array) -> Rows:
+        """Some of them; of a slice views. As rows of one sample, and not known to be centers."""
+        return Rows(self.X[at], self.Y[at], None if self.root is None else self.root[at])
+
 
 Samples = Callable[[], tuple[Rows, Rows]]
 """Gives the sample and the probe; a function, so that the raw rows can be dropped when the prepared
@@ -179,7 +183,7 @@ class Method(Generic[S]):
             f"memory={_mib(budget_bytes)} is not enough for n_centers={problem.p}, d={problem.d}; "
             f"the smallest plan needs {_mib(min(peaks))}; raise memory or lower n_centers or "
             "batch_size" + (", or set accelerator='none'" if problem.library_bytes else "")
-            + f", or use solver='block' instead of {self.name!r}, which holds p x p matrices"
+            + f", or use another solver than {self.name!r}, which holds p x p matrices"
             * self.squares,
             needed=min(peaks),
         )  # fmt: skip

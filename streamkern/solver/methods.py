@@ -11,7 +11,7 @@ from streamkern.planning.memory import Buffers
 from streamkern.planning.problem import Problem
 from streamkern.planning.sizes import Options, Sizes
 from streamkern.solver import auto
-from streamkern.solver.block import Block
+from streamkern.solver.block import BlockMethod
 from streamkern.solver.direct import Direct
 from streamkern.solver.eigenpro import EigenPro3, EigenPro4
 from streamkern.solver.eigenpro_in_place import EigenPro1, EigenPro2
@@ -21,7 +21,7 @@ from streamkern.solver.method import Method
 from streamkern.solver.sgd import SGD
 
 _ALL: Final[tuple[Method[Any], ...]] = (
-    Block(), SGD(), EigenPro1(), EigenPro2(), EigenPro3(), EigenPro4(), Direct(), Falkon(),
+    BlockMethod(), SGD(), EigenPro1(), EigenPro2(), EigenPro3(), EigenPro4(), Direct(), Falkon(),
     LinearSGD(), LinearEigenPro(),
 )  # fmt: skip
 METHODS: Final[Mapping[str, tuple[Method[Any], ...]]] = MappingProxyType(

@@ -178,7 +178,7 @@ def _plan_of(maker: _Maker, loader: Loader, shuffle: bool) -> dict[str, Any]:
     order["memory"] = order.pop("mix_units")
     return {
         "source": maker.source.describe(), "epoch": maker.epoch, "shuffle": shuffle,
-        "dtype": maker.dtype.name, "rows": "numbered as in the source", **order,
+        "dtype": maker.dtype.name, **order,
     }  # fmt: skip
 
 

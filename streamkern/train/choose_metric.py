@@ -83,14 +83,14 @@ Errors = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Way:
+class MetricWay:
     """kind : of M. exponent : s."""
 
     kind: str
     exponent: float
 
 
-WAYS = tuple(Way(kind, s) for kind in KINDS for s in (0.5, 1.0))
+METRIC_WAYS = tuple(MetricWay(kind, s) for kind in KINDS for s in (0.5, 1.0))
 
 
 class Learned(NamedTuple):
@@ -128,7 +128,7 @@ def metric_flops(run: Run) -> int:
         at = min(others + held, max(FEWEST_GRADIENTS, int(GRADIENTS) // row))
         return search(n) + at * row
 
-    ways = sum(_asked(run) in ("", way.kind) for way in WAYS)
+    ways = sum(_asked(run) in ("", way.kind) for way in METRIC_WAYS)
     rounds = ROUNDS * (ways * round_of(few) + (more > few) * round_of(more))
     fit, predicted = STEPPED_FIT, STEPPED_OTHERS
     step = fit**3 // 3 + 12 * d * fit * (fit + predicted)
@@ -146,17 +146,17 @@ def learn_metric(run: Run, rows: Rows, targets: TargetScale, report: Report) -> 
         report("metric", {"kind": "none", "rows": len(rows.X)})
         return Learned(None, None, {"kind": "none"})
     cut = len(rows.X) - n_pool
-    n, held, pool = cut - n_held, _view(rows, slice(n_held)), _view(rows, slice(cut, None))
+    n, held, pool = cut - n_held, rows.part(slice(n_held)), rows.part(slice(cut, None))
     classes = None if run.data.source.classes is None else targets
 
     def judge(n: int) -> HeldOut:
-        return HeldOut(run, _view(rows, slice(n_held, n_held + n)), held, classes)
+        return HeldOut(run, rows.part(slice(n_held, n_held + n)), held, classes)
 
     with run.backend.single_threaded_blas():
-        fits = (_view(pool, slice(n)) for n in (ROUND_FIT, METRIC_FIT))
+        fits = (pool.part(slice(n)) for n in (ROUND_FIT, METRIC_FIT))
         problem, more = (HeldOut(run, fit, held, classes) for fit in fits)
         plain = problem.in_metric(None, 1, -2)
-        best, facts = _best_round(problem, more, plain, _view(rows, slice(cut)), report)
+        best, facts = _best_round(problem, more, plain, rows.part(slice(cut)), report)
         few = judge(min(ROUND_FIT, n_pool))
         before, found = few.with_its_kernel(plain, None), list[_Candidate]()
         for metric, how in _candidates(best, facts, pool, run):
@@ -178,7 +178,7 @@ def _best_round(
     """Of all ways that are asked for; the best is gone again with more rows. others : at which
     gradients are taken."""
     best, best_way = plain, None
-    for way in WAYS if math.isfinite(plain.error) else ():
+    for way in METRIC_WAYS if math.isfinite(plain.error) else ():
         if _asked(problem.run) in ("", way.kind):
             found, errors = _rounds(problem, plain, way, others)
             report("metric", {**asdict(way), "errors": errors})
@@ -306,7 +306,9 @@ def _growth(before: Errors, after: Errors) -> float:
     return float(more.mean() / max(more.std() / math.sqrt(len(more)), TINY))
 
 
-def _rounds(problem: HeldOut, plain: Fitted, way: Way, rows: Rows) -> tuple[Fitted, list[float]]:
+def _rounds(
+    problem: HeldOut, plain: Fitted, way: MetricWay, rows: Rows
+) -> tuple[Fitted, list[float]]:
     """The best model of all rounds, and the error of each, from that in no metric on."""
     last = best = plain
     errors, best_at = [plain.error], 0
@@ -323,7 +325,7 @@ def _rounds(problem: HeldOut, plain: Fitted, way: Way, rows: Rows) -> tuple[Fitt
     return best, errors
 
 
-def next_metric(model: Fitted, way: Way, rows: Rows) -> Metric | None:
+def next_metric(model: Fitted, way: MetricWay, rows: Rows) -> Metric | None:
     """From its gradients at these rows; None where it has none."""
     assert model.points is not None
     assert model.alpha is not None
@@ -335,7 +337,7 @@ def next_metric(model: Fitted, way: Way, rows: Rows) -> Metric | None:
     return root_of(total.mean(), way)
 
 
-def root_of(G: Metric, way: Way) -> Metric | None:
+def root_of(G: Metric, way: MetricWay) -> Metric | None:
     """A of M = A A^T, M = G^s with trace d: scales (d,) or a matrix (d, r); None where G is 0."""
     if not np.isfinite(G).all() or not G.diagonal().sum() > 0:
         return None
@@ -351,11 +353,7 @@ def root_of(G: Metric, way: Way) -> Metric | None:
     return np.asarray(U[:, ::-1][:, kept] * np.sqrt(lam[kept]))
 
 
-def _view(rows: Rows, part: slice) -> Rows:
-    return Rows(rows.X[part], rows.Y[part], None if rows.root is None else rows.root[part])
-
-
-def part_of(rows: Rows, part: slice) -> Rows:
+def copied_part(rows: Rows, part: slice) -> Rows:
     """Some of the rows, in memory of their own."""
     root = None if rows.root is None else rows.root[part].copy()
     return Rows(rows.X[part].copy(), rows.Y[part].copy(), root)

@@ -80,7 +80,7 @@ def steps_from(model: Fitted, rows: Rows, kind: str, seed: int) -> Metric | None
     way, log_ridge = _Way(A), math.log(10.0) * model.ridge
     for t in range(STEPS):
         picked = rng.permutation(len(rows.X))[:n]
-        fit, others = (_picked(rows, backend.asarray(at)) for at in np.split(picked, [n_fit]))
+        fit, others = (rows.part(backend.asarray(at)) for at in np.split(picked, [n_fit]))
         op = KernelOperator(kernel.with_metric(A), backend, "float64", shift)
         found = slopes(op, fit, others, math.exp(log_ridge))
         if found is None:
@@ -173,7 +173,3 @@ def _pulled(op: KernelOperator, W: Array, left: _Side, right: _Side) -> Array:
     if op.kernel.metric is not None and op.kernel.metric.ndim == 2:
         return left.x.T @ rows + right.x.T @ columns
     return (left.x * rows).sum(axis=0) + (right.x * columns).sum(axis=0)
-
-
-def _picked(rows: Rows, at: Array) -> Rows:
-    return Rows(rows.X[at], rows.Y[at], None if rows.root is None else rows.root[at])

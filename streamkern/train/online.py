@@ -23,7 +23,7 @@ from streamkern.train.opened import Given, Run, open_run
 from streamkern.train.setup import reassemble, start
 from streamkern.train.steps import Position, Result, Steps
 
-Saved = tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
+Kept = tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
 
 
 @dataclass
@@ -38,8 +38,8 @@ class Online:
     centers: npt.NDArray[Any] | None
     metric: npt.NDArray[Any] | None = None
     sizes: Sizes | None = None
-    setup: Saved | None = None
-    kept: Saved | None = None
+    setup: Kept | None = None
+    kept: Kept | None = None
 
     def advance(self, source: Source) -> Result:
         """data.epochs passes over the rows of `source`. The caller closes `Result.model.backend`.

@@ -18,7 +18,7 @@ from streamkern.store.statistics import RunningStatistics
 from streamkern.stream.sources.augmented import without_copies
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.mixture import MixtureSource, mixed_moments
-from streamkern.stream.sources.sampling import sample_rows
+from streamkern.stream.sources.sampling import MANY_UNITS, sample_rows
 from streamkern.stream.sources.transforms import (
     CONSTANT,
     Moments,
@@ -31,7 +31,7 @@ from streamkern.stream.sources.transforms import (
 
 SCALE_STAGE = 41
 # Of a source without statistics. A standard deviation from so many rows is good to half a percent.
-SAMPLE_ROWS, MIN_SAMPLE_ROWS, SAMPLE_BYTES, MAX_UNITS = 20_000, 256, 16 << 20, 256
+SAMPLE_ROWS, MIN_SAMPLE_ROWS, SAMPLE_BYTES = 20_000, 256, 16 << 20
 
 
 class _Known(NamedTuple):
@@ -136,7 +136,7 @@ def _sampled(source: BaseSource, fixed: Sequence[Transform], seed: int) -> tuple
     row_bytes = int(np.prod(source.row_shape)) * source.dtype.itemsize
     wanted = max(MIN_SAMPLE_ROWS, min(SAMPLE_ROWS, SAMPLE_BYTES // row_bytes))
     block = sample_rows(
-        source, min(wanted, source.n_rows), seed, stage=SCALE_STAGE, max_units=MAX_UNITS
+        source, min(wanted, source.n_rows), seed, stage=SCALE_STAGE, max_units=MANY_UNITS
     )
     X = block.X
     if fixed:

@@ -42,7 +42,7 @@ from streamkern.train.arrivals import is_computed_with
 from streamkern.train.center_rows import CenterRows, places_of
 from streamkern.train.choose_centers import choose_centers
 from streamkern.train.choose_kernel import find_kernel, is_open
-from streamkern.train.choose_metric import NOT_LEARNED, Learned, learn_metric, part_of, split
+from streamkern.train.choose_metric import NOT_LEARNED, Learned, copied_part, learn_metric, split
 from streamkern.train.intercept import target_scale
 from streamkern.train.opened import Run
 from streamkern.train.scaling import save_scaling
@@ -282,7 +282,7 @@ def _looked_at(
         learned, n = learn_metric(run, rows, targets, report), len(rows.X)
         if learned.metric is not None:  # from targets of other rows than these
             n_fit, n_held = split(n)
-            judging = part_of(rows, slice(n_held, min(n_held + NOISE_ROWS, n - n_fit)))
+            judging = copied_part(rows, slice(n_held, min(n_held + NOISE_ROWS, n - n_fit)))
             few = cache(lambda: judging)
     if learned.kernel is None and is_open(run):
         kernel = find_kernel(run, few(), report, learned.metric).kernel

@@ -1,4 +1,4 @@
-"""`train`: check everything, take the run directory, and hand over to the `loop`."""
+"""`train`: check everything, take the run directory, and hand over to the `Trainer`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.cluster import check_cluster, connect
 from streamkern.stream.sources.base import Source
 from streamkern.train.evaluations import Evaluations
-from streamkern.train.kept_run import Trainer
 from streamkern.train.opened import Given, open_run
 from streamkern.train.same_run import (
     as_recorded,
@@ -29,6 +28,7 @@ from streamkern.train.same_run import (
 from streamkern.train.steps import Result
 from streamkern.train.training_data import checked_classes, open_test
 from streamkern.train.warm_start import WarmStart
+from streamkern.train.whole_run import Trainer
 
 __all__ = ["Result", "train"]
 

@@ -96,6 +96,11 @@ def open_data(config: RunConfig, source: Source | None = None) -> Data:
     if settings.cache is not None:
         cache = Cache(settings.cache, settings.cache_size)
     if source is None:
+        if settings.train is None:
+            raise ConfigError(
+                "data.train is missing: it must be a path or URL, or a list of them; "
+                "set it in [data]"
+            )
         source = open_stores(
             settings.train_urls,
             settings.weights,

@@ -18,13 +18,11 @@ from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource, without_copies
 from streamkern.stream.sources.base import BaseSource, joined
 from streamkern.stream.sources.mixture import MixtureSource, stored_rows
-from streamkern.stream.sources.sampling import origins_of, sample_rows
+from streamkern.stream.sources.sampling import MANY_UNITS, origins_of, sample_rows
 from streamkern.stream.sources.transforms import transform_name
 from streamkern.train.training_data import Data, host_transforms
 
 SAMPLE_STAGE, SPLIT_STAGE = 31, 32
-# A store sorted by label needs samples from all over it.
-MAX_UNITS = 256
 MIN_ROWS = 5
 HELD_OUT = 5  # one row in so many, or in as many as there are splits, if those are more
 
@@ -84,7 +82,7 @@ def draw(data: Data, n: int, seed: int) -> Sample:
     for k, (part, share) in enumerate(zip(parts, shares, strict=True)):
         block = sample_rows(
             part, max(1, int(total * share)), seed, stage=SAMPLE_STAGE + k * 100,
-            max_units=max(1, MAX_UNITS // len(parts)),
+            max_units=max(1, MANY_UNITS // len(parts)),
         )  # fmt: skip
         # Of copies in a store one: others would be learned by heart where it is held out.
         first = np.unique(origins_of(part, block.rows), return_index=True)[1]

@@ -10,7 +10,7 @@ from streamkern.basics.optional import need
 from streamkern.kernels.notation import kernel_text
 
 
-def plot_png(table: Sequence[Mapping[str, Any]], best: Mapping[str, Any]) -> bytes:
+def scores_png(table: Sequence[Mapping[str, Any]], best: Mapping[str, Any]) -> bytes:
     """The rows of `Tuned.table` as a PNG; MissingDependencyError without Matplotlib.
 
     Bars are standard errors over the splits. Kernels without a bandwidth are level lines. What

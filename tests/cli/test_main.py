@@ -118,6 +118,7 @@ def test_the_list_of_commands_is_told_without_loading_them() -> None:
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert not loaded & {"numpy", "zarr", "dask", "pydantic", "scipy"}
     assert set(main.COMMANDS) <= set(done.stdout.split())
+    assert {name.replace("-", "_") for name in main.COMMANDS} == set(main._HOME)
 
 
 @pytest.mark.parametrize("name", main.COMMANDS)

@@ -23,6 +23,7 @@ from streamkern.config.parse import parse_bytes, parse_seconds
 from streamkern.config.run_config import FREE_AT_RESUME, ExecutionConfig, RunConfig, load_run_file
 from streamkern.config.solver import SolverConfig
 from streamkern.solver.methods import METHODS, options_of
+from streamkern.train.opened import open_run
 from streamkern.train.same_run import difference
 
 SECRET = "hunter2/and+more"
@@ -323,11 +324,11 @@ def test_every_mistake_is_reported_at_once() -> None:
     ]
 
 
-@pytest.mark.parametrize("data", [{}, {"test": "b.zarr"}])
-def test_missing_training_set(data: dict[str, str]) -> None:
-    assert complaint(data=data).startswith("data.train is missing: it must be a path or URL")
-    with pytest.raises(ConfigError, match=r"data\.train is missing"):
-        RunConfig.from_tables({})
+@pytest.mark.parametrize("tables", [{}, {"data": {"test": "b.zarr"}}])
+def test_a_run_without_a_training_set_is_refused(tables: dict[str, dict[str, str]]) -> None:
+    """Not before it is opened: rows may be given beside the settings."""
+    with pytest.raises(ConfigError, match=r"^data\.train is missing: it must be a path or URL"):
+        open_run(RunConfig.from_tables(tables))
 
 
 @pytest.mark.parametrize(

@@ -333,7 +333,9 @@ def test_only_predictions_of_ours_are_overwritten(model: KernelModel, tmp_path: 
             continue
         with pytest.raises((ConfigError, DataError), match=r"streamkern (did not write|wrote it)"):
             model.predict_to(array_source(20, 5), place, overwrite=True)
-        with pytest.raises((ConfigError, DataError)):
+        with pytest.raises(
+            (ConfigError, DataError), match=r"exists|overwrite|folder|did not write"
+        ):
             model.predict_to(array_source(20, 5), place)
     assert tree(tmp_path) == before
 

@@ -492,7 +492,7 @@ def test_centers_without_rows_stay_at_the_ridge_solution() -> None:
     Z[rng.permutation(p)[: p // 2]] += 4
     config = sk.RunConfig.from_tables(
         {
-            "data": {"train": "memory", "epochs": 400, "batch_size": n},
+            "data": {"epochs": 400, "batch_size": n},
             "model": {"kernel": "gaussian", "bandwidth": 0.7},
             "solver": {
                 "name": "block", "block_size": p // 16, "ridge": ridge, "damping": 0.1,

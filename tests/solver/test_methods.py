@@ -196,7 +196,7 @@ def test_fixed_sizes_are_kept(solver: str) -> None:
     else:
         assert (sizes.n_sample, sizes.level, sizes.projection) == (999, 55, "inexact")
         assert sizes.period == (4 if solver == "eigenpro4" else 1)
-    with pytest.raises(MemoryBudgetError):
+    with pytest.raises(MemoryBudgetError, match=r"^memory=70 MiB is not enough for n_centers="):
         planned(PLAIN, fixed, 70 * MiB)
 
 

@@ -21,7 +21,7 @@ from streamkern.basics.errors import ResumeMismatchError
 from streamkern.cli.main import main
 from streamkern.filesystem.cache import Cache
 from streamkern.ingest.ingest import ingest
-from streamkern.solver.block import Block
+from streamkern.solver.block import BlockMethod
 from streamkern.solver.block_step import ORDER_STAGE, BlockSolver
 from streamkern.solver.eigenpro_in_place import EigenPro1Solver
 from streamkern.solver.precondition.block import Sample, build_block
@@ -89,8 +89,8 @@ def test_whole_weights_are_repeated_rows() -> None:
     options = maths.Options(seed=3, average=False)
     both = maths.Rows(KERNEL_ROWS, TARGETS, root)
     work = maths.Work(op, Z, maths.problem_of(CENTERS, 2, cycled=240), sizes, options)
-    setup = Block().compute(work, lambda: (both, both), maths.quiet)
-    solver = Block().assemble(work, setup)
+    setup = BlockMethod().compute(work, lambda: (both, both), maths.quiet)
+    solver = BlockMethod().assemble(work, setup)
     state = solver.init()
     for _ in range(100):
         loss = solver.step(state, Batch(KERNEL_ROWS, TARGETS, np.arange(240), w))

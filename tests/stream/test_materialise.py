@@ -39,24 +39,8 @@ from streamkern.stream.sources.transforms import (
     host_transform,
 )
 from tests.faults import flip_bit, tree
+from tests.images import CHUNK_MB, IMAGES, LABELS, NOISY, N, augmented, base
 from tests.streams import epoch_rows, everything
-
-rng = np.random.default_rng(0)
-N, COPIES = 170, 4
-IMAGES = rng.integers(0, 256, (N, 3, 4, 1)).astype(np.uint8)
-LABELS = rng.integers(0, 3, N)
-CHUNK_MB = 31 * 48 / 2**20  # 31 rows of float32, 22 chunks, the last one short
-
-
-def base(**options: Any) -> ArraySource:
-    return ArraySource(IMAGES, LABELS, classes=("a", "b", "c"), unit_rows=20, **options)
-
-
-def augmented(*transforms: Any) -> AugmentedSource:
-    return AugmentedSource(base(), COPIES, transforms)
-
-
-NOISY = (RandomFlip(), Scale("global"), GaussianNoise(0.3))
 
 
 def contents(store: Store) -> tuple[np.ndarray, np.ndarray]:
@@ -150,6 +134,7 @@ def test_mixed_targets_become_values(tmp_path: Path) -> None:
 
 
 def test_values_stay_as_they_are(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
     values = rng.normal(size=(50, 2))
     source = ArraySource(rng.normal(size=(50, 4)).astype(np.float32), values, [GaussianNoise(1.0)])
     spec = materialise(source, tmp_path / "a.zarr", shuffle=False)
@@ -277,24 +262,14 @@ def test_predictions_of_augmented_rows_are_in_the_order_of_the_file(
     assert np.ptp(expected) > 1
 
 
-def test_an_unfinished_store_of_another_numbering_is_refused(tmp_path: Path) -> None:
-    out = tmp_path / "out.zarr"
-    interrupted(out)
-    group = zarr.open_group(out, mode="r+")
-    mark: Any = group.attrs["streamkern"]
-    del mark["plan"]["rows"]  # as it was made before numbers were those of the source
-    group.attrs["streamkern"] = mark
-    with pytest.raises(ResumeMismatchError, match=r"\(rows differ\)"):
-        materialise(augmented(*NOISY), out, seed=5, chunk_mb=CHUNK_MB)
-
-
 # ------------------------------------------------------------------------------------- resuming
 
 CHILD = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {root!r})
-from tests.stream.test_materialise import CHUNK_MB, NOISY, augmented, materialise
+from streamkern.stream.materialise import materialise
+from tests.images import CHUNK_MB, NOISY, augmented
 
 def show(stage, done, total):
     print(done, flush=True)

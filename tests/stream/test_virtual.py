@@ -187,7 +187,7 @@ def test_a_device_holds_what_the_plan_lists(
     source, test = ArraySource(X, y), ArraySource(X[:2000], y[:2000])
     config = RunConfig.from_tables(
         {
-            "data": {"train": "-", "epochs": 2},
+            "data": {"epochs": 2},
             "model": {"bandwidth": 800.0, "n_centers": 1500},
             "solver": solver,
             "run": {"device": "gpu", "precision": precision},

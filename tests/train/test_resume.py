@@ -31,7 +31,7 @@ from streamkern.rundir.place import open_folder
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import read_log
 from streamkern.rundir.sealed import load
-from streamkern.solver.block import Block
+from streamkern.solver.block import BlockMethod
 from streamkern.solver.block_sizes import BlockSizes
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
@@ -39,7 +39,7 @@ from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import GaussianNoise, MixUp
 from streamkern.train import guard
-from streamkern.train import kept_run as train_module
+from streamkern.train import whole_run as train_module
 from streamkern.train.train import train
 from tests.conftest import MakeZarr
 from tests.faults import tree
@@ -132,12 +132,12 @@ def test_pending_centers_are_part_of_a_checkpoint(tmp_path: Path) -> None:
 
 def test_kernel_recomputed_per_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """keep=False, which a small budget brings about."""
-    candidates = Block.candidates
+    candidates = BlockMethod.candidates
 
     def without_keeping(*arguments: Any) -> list[BlockSizes]:
         return [replace(sizes, keep=False) for sizes in candidates(*arguments)]
 
-    monkeypatch.setattr(Block, "candidates", without_keeping)
+    monkeypatch.setattr(BlockMethod, "candidates", without_keeping)
     method = METHODS["blocks"]
     finished(settings(tmp_path / "plain", **method), source=stream())
     config = settings(tmp_path / "run", **method)

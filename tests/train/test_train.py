@@ -452,7 +452,7 @@ def test_a_ridge_holds_the_weights_where_the_kernel_matrix_is_singular(block_siz
     ridge, Z = 1e-4, X[:400]
     config = sk.RunConfig.from_tables(
         {
-            "data": {"train": "memory", "epochs": 40, "scale": "none"},
+            "data": {"epochs": 40, "scale": "none"},
             "model": {"kernel": "gaussian", "bandwidth": 0.3},
             "solver": {"name": "block", "block_size": block_size, "ridge": ridge},
             "run": {"device": "cpu"},

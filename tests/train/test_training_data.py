@@ -220,9 +220,9 @@ def test_bad_settings_leave_nothing_behind(name: str, tmp_path: Path) -> None:
 
 
 def test_kinds_of_errors() -> None:
-    with pytest.raises(MemoryBudgetError):
+    with pytest.raises(MemoryBudgetError, match=r"^memory=1 MiB is not enough"):
         opened(**{"run.memory": "1 MiB"})
-    with pytest.raises(StoreNotFoundError):
+    with pytest.raises(StoreNotFoundError, match=r"/nowhere/a\.zarr"):
         open_data(settings(**{"data.train": "/nowhere/a.zarr"}))
 
 

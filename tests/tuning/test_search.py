@@ -969,7 +969,7 @@ def test_the_plot_of_odd_tables() -> None:
         {"kernel": "cauchy", "bandwidth": 4.0, "ridge": 0.0, "held_out_mse": None},
     ]
     for table in (rows, rows[:1], rows[1:2], rows[1:]):
-        assert plot.plot_png(table, table[0]).startswith(b"\x89PNG")
+        assert plot.scores_png(table, table[0]).startswith(b"\x89PNG")
 
 
 def test_bad_words_are_one_sentence(call: Command, run_file: Path) -> None:

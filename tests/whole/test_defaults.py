@@ -61,7 +61,7 @@ def config(tmp_path: Path | None = None, **data: Any) -> RunConfig:
     run_dir = {} if tmp_path is None else {"run_dir": str(tmp_path / "run"), "checkpoint_every": 1}
     return RunConfig.from_tables(
         {
-            "data": {"train": "memory", "batch_size": 50, **data},
+            "data": {"batch_size": 50, **data},
             "model": {"n_centers": 40},
             "solver": {"name": "block"},
             "run": {"threads": 1, "memory": "1 GiB", **run_dir},

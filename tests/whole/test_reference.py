@@ -17,15 +17,12 @@ from sklearn.metrics.pairwise import (  # type: ignore[import-untyped, unused-ig
 )
 
 from tests import reference as ref
+from tests.maths import rows
 
 
 def same(actual: ref.Array, desired: ref.Array) -> None:
     """Check two float64 evaluations of one formula that differ in the order of operations."""
     np.testing.assert_allclose(actual, desired, rtol=1e-12, atol=1e-13)
-
-
-def rows(seed: int, *shape: int) -> ref.Array:
-    return np.random.default_rng([seed, 7]).normal(size=shape)
 
 
 def linear(A: ref.Array, B: ref.Array) -> ref.Array:

@@ -10,6 +10,9 @@ from streamkern.planning.memory import MOST_ORIGINS
 from streamkern.stream.sources.augmented import without_copies
 from streamkern.stream.sources.base import BaseSource, Block, empty_rows, read_units, unit_edges
 
+MANY_UNITS = 256
+"""Of which rows are drawn that must come from all over a store, which may be sorted by label."""
+
 
 def sample_rows(
     source: BaseSource, n: int, seed: int, stage: int = 0, max_units: int = 64, epoch: int = 0

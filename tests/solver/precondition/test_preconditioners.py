@@ -16,7 +16,7 @@ from streamkern.kernels.builtin import get_kernel
 from streamkern.kernels.fourier import frequencies
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.problem import Problem
-from streamkern.solver.block import Block
+from streamkern.solver.block import BlockMethod
 from streamkern.solver.block_sizes import BlockSizes
 from streamkern.solver.precondition import eigen, joint
 from streamkern.solver.precondition.block import (
@@ -360,7 +360,7 @@ def test_setup_holds_no_more_than_is_counted(
         itemsize=4, threads=1, width=5, tile_bytes=0,
     )  # fmt: skip
     sizes = BlockSizes("block", 1, s, h, 0, 0, block_size=b, keep=True)
-    counted = {what: size for _, what, size in Block().count(problem, sizes).lines}
+    counted = {what: size for _, what, size in BlockMethod().count(problem, sizes).lines}
     names = (
         "block factors H", "weights learned from the sample", "factors of one block, probe",
         "products with targets, residuals", "partial sums of products", "parts of products",

@@ -1,4 +1,4 @@
-"""A run that is kept: everything around its steps that has to survive a kill.
+"""A run from its setup to its end: everything around its steps that has to survive a kill.
 
     open -> (resume | start) -> Steps.run_through: step, show, evaluate, checkpoint -> finish
 
