@@ -183,7 +183,7 @@ class Method(Generic[S]):
             f"memory={_mib(budget_bytes)} is not enough for n_centers={problem.p}, d={problem.d}; "
             f"the smallest plan needs {_mib(min(peaks))}; raise memory or lower n_centers or "
             "batch_size" + (", or set accelerator='none'" if problem.library_bytes else "")
-            + f", or use another solver than {self.name!r}, which holds p x p matrices"
+            + f", or use solver='auto' instead of {self.name!r}, which holds p x p matrices"
             * self.squares,
             needed=min(peaks),
         )  # fmt: skip

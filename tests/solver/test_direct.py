@@ -396,7 +396,7 @@ def test_what_does_not_fit_names_the_alternative() -> None:
     wish = Options(solver="direct")
     needed = resolve(PLAIN, wish, 10**15)[2]
     assert needed.peak > 2 * PLAIN.p**2 * 8
-    with pytest.raises(MemoryBudgetError, match=re.escape("use solver='block' instead of 'dir")):
+    with pytest.raises(MemoryBudgetError, match=re.escape("use solver='auto' instead of 'dir")):
         resolve(PLAIN, wish, PLAIN.p**2 * 8)
 
 
