@@ -37,7 +37,7 @@ SKETCH = 16
 """Columns of a sketch of a block's leverage. With 16 the loss of several blocks was that of one in
 the end (0.993 to 0.996 of the exact one in place of 1.028 to 1.037), on a smooth problem."""
 CAUTION = 2.0
-"""On the sample's penalty, where several blocks learn from it together. What is missing is learned
+"""On the penalty, where several blocks learn from the sample together. What is missing is learned
 later as fast as what is wrong is forgotten, and of directions that the sample says little about all
 is wrong. Loss over the exact model's with 1, 2, 4, p/4 and p/16, after one epoch and five: smooth
 1.255 1.163 1.139, 1.494 1.264 1.193, 1.060 1.018 1.005, 1.097 .984 .944; rough 1.066 1.066 1.075,
