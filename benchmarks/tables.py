@@ -3,6 +3,7 @@
     python -m benchmarks.tables                         # what scikit-learn brings
     python -m benchmarks.tables --data FOLDER --json tables.json
     python -m benchmarks.tables --data FOLDER --methods auto direct --epochs 1 --names bike
+    python -m benchmarks.tables --problems --methods chosen metric  # of benchmarks/problems.py
 
 A table is a file .npz with X (n, d), y (n,), `task`, "regression" or another word for classes, and
 maybe `test_mask` (n,); without one a fifth of the rows, drawn anew for each seed, are for testing.
@@ -35,6 +36,7 @@ from scipy.spatial.distance import cdist, pdist
 
 import streamkern as sk
 from benchmarks.harness import environment
+from benchmarks.problems import PROBLEMS, KernelProblem
 from streamkern.basics.text import table
 
 Array = npt.NDArray[Any]
@@ -54,8 +56,10 @@ class Problem(NamedTuple):
     bandwidth: float
 
 
-def load_tables(folder: Path | None) -> dict[str, dict[str, Any]]:
-    """By name: X, y, task, and maybe test_mask."""
+def load_tables(folder: Path | None, problems: bool = False) -> dict[str, dict[str, Any]]:
+    """By name: X, y, task, and maybe test_mask; or `made`, which makes rows and centers."""
+    if problems:
+        return {name: {"made": made} for name, made in PROBLEMS.items()}
     if folder is None:
         return dict(_from_scikit_learn())
     found = {}
@@ -79,7 +83,10 @@ def _from_scikit_learn() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def make_problem(data: dict[str, Any], n_centers: int, seed: int) -> Problem:
-    """Split, standardise, draw distinct centers."""
+    """Split, standardise, draw distinct centers; or what is made, ten rows a center."""
+    if "made" in data:
+        made: KernelProblem = data["made"](10 * n_centers, n_centers, seed)
+        return Problem(made.X, made.Y, made.X_test, made.Y_test, made.Z, _median(made.X))
     rng = np.random.default_rng(seed)
     X, y, n = np.asarray(data["X"], np.float64), data["y"], len(data["X"])
     test = np.zeros(n, bool)
@@ -97,10 +104,13 @@ def make_problem(data: dict[str, Any], n_centers: int, seed: int) -> Problem:
     rows = rng.permutation(np.flatnonzero(fit))
     distinct = np.unique(X[rows[: 2 * n_centers]], axis=0)
     Z = rng.permutation(distinct)[:n_centers]
-    distances = pdist(np.float64(X[rows[:1000]]))
-    return Problem(
-        X[rows], Y[rows], X[test], Y[test], Z, float(np.median(distances[distances > 0]))
-    )
+    return Problem(X[rows], Y[rows], X[test], Y[test], Z, _median(X[rows]))
+
+
+def _median(X: Array) -> float:
+    """The median distance of the first thousand rows."""
+    distances = pdist(np.float64(X[:1000]))
+    return float(np.median(distances[distances > 0]))
 
 
 def exact_error(problem: Problem) -> float:
@@ -191,6 +201,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("--data", type=Path, help="folder of .npz files (default: what scikit-learn brings)")
+    add("--problems", action="store_true", help="digits, smooth and rough, in place of tables")
     add("--names", nargs="*", help="of tables")
     add("--methods", nargs="*", default=list(METHODS), choices=METHODS)
     add("--epochs", nargs="*", type=int, default=[1, 5])
@@ -198,7 +209,7 @@ def main() -> None:
     add("--seeds", type=int, default=3)
     add("--json", type=Path, help="write all records here")
     given = parser.parse_args()
-    tables, records = load_tables(given.data), {}
+    tables, records = load_tables(given.data, given.problems), {}
     for name in given.names or tables:
         records[name] = measure(tables[name], given.methods, given.epochs, given)
         print(summary({name: records[name]}), flush=True)
