@@ -45,7 +45,7 @@ from streamkern.tuning import plot, search, trainings
 from streamkern.tuning.candidates import RIDGES, Candidates, Wishes, copies_and_epochs
 from streamkern.tuning.holdout import draw, parts_of
 from streamkern.tuning.search import Tuned, tune
-from tests.runs import array_source, settings
+from tests.runs import D, array_source, settings
 
 Array = npt.NDArray[Any]
 DONE, USAGE, TRY_AGAIN = 0, 2, 75
@@ -592,6 +592,18 @@ def test_a_search_that_differs_is_refused(
     assert named in str(caught.value)
     assert str(caught.value).endswith("restore these, or give another folder")
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_metric_in_a_file_is_known_by_what_it_holds(tmp_path: Path) -> None:
+    """And not by where it is: another one of that name would be another search."""
+    np.save(tmp_path / "a.npy", np.ones(D))
+    named = {"model.metric": str(tmp_path / "a.npy")}
+    plain: dict[str, Any] = {**QUICK, "source": array_source(), "out": tmp_path / "t"}
+    tune(config(**named), **plain)
+    tune(config(**named), **plain)
+    np.save(tmp_path / "a.npy", np.full(D, 2.0))
+    with pytest.raises(ResumeMismatchError, match=r"metric\.sha256: was '"):
+        tune(config(**named), **plain)
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
