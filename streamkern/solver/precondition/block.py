@@ -189,8 +189,6 @@ def build_block(
         factor.learn(mu, out=start[block])
         if len(blocks) > 1:
             factor.leave(S, start[block], values)
-        elif least < mu:
-            start = _bolder(factor, least, start, probe)
         # A ridge on the weights themselves is evaluated on all blocks every step.
         rounds = 1 if factor.norm.L is None else len(blocks)
         measured = factor.damped(probe, mu, ridge, rounds)
@@ -215,14 +213,6 @@ def build_block(
     kept = values if ridge and len(blocks) > 1 else None
     found = blocks, H, rules, min(mus), jitters, start, len(S), sketches, kept, L
     return BlockPreconditioner(*found)
-
-
-def _bolder(factor: BlockFactor, penalty: float, start: Array, probe: Sample) -> Array:
-    """The start, or what the sample teaches with this smaller penalty, if that is better."""
-    op, bolder = factor.op, factor.backend.xp.empty(start.shape, factor.op.dtype)
-    factor.learn(penalty, out=bolder)
-    now, then = (on_fresh_rows(op, factor.centers, x, probe).error for x in (start, bolder))
-    return bolder if then < now else start
 
 
 def _rules(

@@ -7,10 +7,8 @@ import pytest
 
 from streamkern.backend.base import Backend
 from streamkern.solver.precondition import joint
-from streamkern.solver.precondition.block import build_block
 from streamkern.solver.precondition.joint import Change, Joint
 from streamkern.solver.precondition.known import Known, Sample, by_center
-from streamkern.solver.precondition.noise import Noise
 from tests import reference as ref
 from tests.maths import Array, both, operator, rows
 
@@ -151,23 +149,3 @@ def test_where_no_row_is_fresh_it_stays_cautious(monkeypatch: pytest.MonkeyPatch
     problem.learn(600, 0, PENALTY / 100, Sample(seen.X, seen.Y, None, len(X)))
     cautious.sweeps(600, 0)
     np.testing.assert_allclose(problem.start, cautious.start, atol=SAME)
-
-
-@pytest.mark.parametrize("bold", [True, False])
-def test_the_start_of_one_block_has_the_penalty_that_is_better_on_fresh_rows(bold: bool) -> None:
-    """Of the two that the sample could have: what mu is, and what the noise says."""
-    op, z = operator(), rows(1, 30, 3)
-    rest, more = rows(2, 300, 3), rows(3, 300, 3)
-    few = np.sin(3 * rest[:, :1]) if bold else rows(4, 300, 1)
-    fresh = np.sin(3 * more[:, :1]) if bold else rows(5, 300, 1)
-    noise = Noise(1e-6, 300, grows=False)
-    pre = build_block(
-        op, both(op, z), Sample(op.points(rest, left=True), few.copy()),
-        Sample(op.points(more, left=True), fresh), [slice(0, 30)], noise=noise, damping=0.1,
-    )  # fmt: skip
-    assert pre.start is not None
-    penalty = noise.penalty(300) if bold else pre.mu
-    K, K_fresh = ref.laplace(rest, z, 2.0), ref.laplace(more, z, 2.0)
-    f = K_fresh @ ref.ridge(K, few, ref.laplace(z, z, 2.0), penalty)
-    factor = np.clip((f * fresh).sum() / (f * f).sum(), 0, 1)
-    np.testing.assert_allclose(K_fresh @ pre.start, factor * f, rtol=0, atol=1e-6)
