@@ -150,3 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             say(f"what {words[0]} has to say could not be written: {out.lost.strerror}")
             return EXIT_FAILED
     return code if isinstance(code, int) else EXIT_DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

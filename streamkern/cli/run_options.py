@@ -71,7 +71,13 @@ def run_config(
             **config.data.storage_options,
             **parse_options(storage_options),
         }
-    return config.with_overrides(changes)
+    config = config.with_overrides(changes)
+    if config.data.train is None:
+        raise ConfigError(
+            f"run file {str(run_file)!r}: data.train is missing: it must be a path or URL, or a "
+            "list of them; set it in [data], or give --train URL"
+        )
+    return config
 
 
 def setting(text: str) -> tuple[str, Any]:

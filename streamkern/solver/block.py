@@ -90,7 +90,7 @@ class BlockMethod(Method[BlockSizes]):
             add(phase, "weights learned from the sample", p, c, itemsize=item)
             add(phase, "sketches of the leverage", p, SKETCH, itemsize=item)
         add("setup", "sample and probe, targets", s + h, problem.point + c * item)
-        add("setup", "products with targets, residuals", 4 * b + 2 * h, c, itemsize=item)
+        add("setup", "products with targets, residuals", 3 * b + 2 * h, c, itemsize=item)
         add("setup", "targets of rows that are centers", p, c, itemsize=item)
         if n_blocks > 1:
             # Values at the centers, what a block adds there and on the sample, two directions, and

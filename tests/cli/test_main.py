@@ -424,6 +424,16 @@ def test_nothing_to_train_on_and_unknown_commands(run: Run, tmp_path: Path) -> N
     assert "data.epoch is not a setting; did you mean data.epochs?" in said
 
 
+def test_a_run_file_without_its_data_is_named(run: Run, stores: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("[model]\nn_centers = 10\n")
+    for command in ("train", "plan", "tune"):
+        code, _, said = run(command, path)
+        assert (code, said.count("\n")) == (USAGE, 1)
+        assert f"run file '{path}': data.train is missing" in said
+    assert run("plan", path, "--train", stores / "train.zarr")[0] == DONE
+
+
 def test_stores_that_are_none(run: Run, make_zarr: Any, tmp_path: Path) -> None:
     rows, labels = X[:100], np.arange(100) % 3
     place = ("--run-dir", tmp_path / "run", *FAST)

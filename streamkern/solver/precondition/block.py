@@ -155,7 +155,8 @@ def build_block(
     known : of the rows that are centers, where there are any.
     blocks : slices of the centers, which are in random order.
     noise : of the targets. It says the penalty for the sample, and mu is no less.
-    sweeps : further ones over the blocks, on the sample, where there are several.
+    sweeps : further ones over the blocks, on the sample, where there are several; a third more
+        where `Joint.learn` undoes some.
     batch : rows of a step over the share of their leverage that it damps them by (`block_step`).
     damping : mu over the top eigenvalue of the first block's covariance in place of that.
     ridge : coefficient of the ridge, which the solver evaluates on several blocks in turn, and of a
@@ -179,14 +180,13 @@ def build_block(
     mus, jitters, lambdas, sketches = list[float](), list[float](), list[float](), list[Array]()
     mu, L, top = math.inf, None, None
     penalty = noise.penalty(effective_rows(S, known))
-    least = max(penalty, ridge) or math.inf  # mu has a floor, and may be far above it
     for i, block in enumerate(blocks):
         least_jitter = noise_floor(op, len(Z)) if ridge else 0.0
         factor = BlockFactor(op, Z, block, S, values, known, seed, batch, least_jitter, top)
         top = factor.top
         if i == 0:
             mu = max(penalty, FLOOR * top) if damping is None else damping * top
-        factor.learn(mu, out=start[block])
+        factor.learn(max(mu, ridge), out=start[block])
         if len(blocks) > 1:
             factor.leave(S, start[block], values)
         # A ridge on the weights themselves is evaluated on all blocks every step.
@@ -206,8 +206,11 @@ def build_block(
         lambdas.append(measured.lambda_1)
         leverage += measured.leverage
     if len(blocks) > 1:
-        joint = Joint(op, Z, S, known, blocks, H, start, values, CAUTION * mu, jitters)
-        joint.learn(sweeps, seed, CAUTION * least, probe)
+        # A ridge is what the steps go to, and needs no caution. mu has a floor, and may be far
+        # above what the noise says; with neither noise nor ridge there is nothing to say.
+        cautious, least = max(CAUTION * mu, ridge), max(CAUTION * penalty, ridge) or math.inf
+        joint = Joint(op, Z, S, known, blocks, H, start, values, cautious, jitters)
+        joint.learn(sweeps, seed, least, probe)
     _trust(op, Z, start, values, probe)
     rules = _rules(op, leverage, lambdas, known)
     kept = values if ridge and len(blocks) > 1 else None

@@ -34,6 +34,14 @@ class Sample:
         inside: npt.NDArray[np.bool_] = (self.place >= block.start) & (self.place < block.stop)
         return inside
 
+    @property
+    def n_fresh(self) -> int:
+        """Rows that nobody has learned from, the last ones; of what `of_no_center` returns. Centers
+        that are rows are known, in a sample or not."""
+        if self.place is not None and (self.place >= 0).any():
+            return 0
+        return len(self) - self.fresh
+
     def of_no_center(self, backend: Backend) -> Sample:
         """The rows that are no center; all of them where each one is."""
         if self.place is None or (self.place < 0).sum() in (0, len(self)):

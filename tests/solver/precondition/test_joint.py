@@ -10,7 +10,7 @@ from streamkern.solver.precondition import joint
 from streamkern.solver.precondition.joint import Change, Joint
 from streamkern.solver.precondition.known import Known, Sample, by_center
 from tests import reference as ref
-from tests.maths import Array, both, operator, rows
+from tests.maths import Array, both, featured, frequencies, operator, rows
 
 N, P = 90, 24
 X = rows(0, N, 3)
@@ -149,3 +149,35 @@ def test_where_no_row_is_fresh_it_stays_cautious(monkeypatch: pytest.MonkeyPatch
     problem.learn(600, 0, PENALTY / 100, Sample(seen.X, seen.Y, None, len(X)))
     cautious.sweeps(600, 0)
     np.testing.assert_allclose(problem.start, cautious.start, atol=SAME)
+
+
+def test_of_a_few_sweeps_none_are_of_another_penalty() -> None:
+    """Nor where the smaller one is smaller by rounding only."""
+    for n, least in ((1, PENALTY / 100), (9, PENALTY * (1 - 1e-7))):
+        problem, cautious = made(Y, None, True), made(Y, None, True)
+        problem.learn(n, 0, least, probe(Y))
+        cautious.sweeps(n, 0)
+        np.testing.assert_array_equal(problem.start, cautious.start)
+
+
+def test_explicit_features_go_on_with_a_smaller_penalty_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of which the norm is that of the weights."""
+    monkeypatch.setattr(joint, "ENOUGH", 0.0)
+    plain = operator()
+    op = featured(plain, "fourier", P)
+    Z = both(op, frequencies(plain.kernel, 3, P, 3))
+    phi = op.matrix(op.points(X, left=True), Z)
+    H: list[Array | None] = []
+    for block in BLOCKS:
+        gram = phi[:, block].T @ phi[:, block] / N + PENALTY * np.eye(8)
+        H.append(np.linalg.inv(np.linalg.cholesky(gram)))
+    points = op.points(X, left=True)
+    start = np.zeros((P, 2))
+    problem = Joint(
+        op, Z, Sample(points, Y.copy()), None, BLOCKS, H, start, None, PENALTY, [0.0] * 3
+    )
+    problem.learn(900, 0, PENALTY / 10, Sample(points, Y))
+    truth = ref.ridge(phi, Y, np.eye(P), PENALTY / 10)
+    np.testing.assert_allclose(phi @ problem.start, phi @ truth, atol=1e-7)

@@ -139,6 +139,59 @@ def test_sweeps_over_blocks_end_there_too(w: Array | None, monkeypatch: pytest.M
     np.testing.assert_allclose(values[-1], objective(truth), rtol=1e-7)
 
 
+@pytest.mark.parametrize("ridge", [1e-3, 2.5 * PENALTY, 10.0])
+@pytest.mark.parametrize("block_size", [30, 10])
+def test_a_start_has_the_ridge(
+    ridge: float, block_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where that is more than what the noise says, and as it is: the steps go there."""
+    monkeypatch.setattr(joint, "ENOUGH", 0.0)
+    pre, _ = built(block_size, None, sweeps=600, ridge=ridge)
+    K = kernel(X, X[:P])
+    penalty = max(PENALTY if block_size == P else CAUTION * PENALTY, ridge)
+    truth = ref.ridge(K, Y, kernel(X[:P], X[:P]), penalty)
+    assert pre.start is not None
+    np.testing.assert_allclose(K @ pre.start, K @ truth, rtol=0, atol=1e-6)
+
+
+def test_rows_that_are_centers_are_no_judge_of_a_smaller_penalty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each row is one, and has been learned from: with less penalty it would be known better."""
+    monkeypatch.setattr(joint, "ENOUGH", 0.0)
+    op, z = operator(), X[:P]
+    known = by_center(Backend(1), np.arange(P), Y[:P], None, p=P, n_rows=P)
+    first, second = (
+        Sample(op.points(z[part], left=True), Y[:P][part].copy(), None, 0, PLACE[:P][part])
+        for part in (slice(0, 20), slice(20, P))
+    )
+    pre = build_block(
+        op, op.points(z, left=True, right=True), first, second, block_slices(P, 10), sweeps=2000,
+        noise=Noise(1e-12 * P, P), damping=1e-3, known=known,
+    )  # fmt: skip
+    K = kernel(z, z)
+    truth = np.linalg.solve(K + P * CAUTION * pre.mu * np.eye(P), Y[:P])
+    np.testing.assert_allclose(K @ pre.start, K @ truth, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("w", [None, WEIGHTS], ids=["plain", "weighted"])
+def test_a_start_is_judged_on_fresh_rows_with_the_factor_that_suits_them(w: Array | None) -> None:
+    op, alpha = operator(), 0.1 * rows(4, P, 2)
+    root = None if w is None else np.sqrt(w)
+    judged = joint.on_fresh_rows(
+        op, op.points(X[:P], right=True), alpha, Sample(op.points(X, left=True), Y, root, 50)
+    )
+    f, scale = kernel(X[50:], X[:P]) @ alpha, np.ones(N) if w is None else w
+
+    def error(factor: float) -> float:
+        return float((scale[50:, None] * (Y[50:] - factor * f) ** 2).sum())
+
+    tried = np.linspace(0, 1, 10_001)
+    assert judged.error == pytest.approx(error(judged.factor))
+    assert judged.error <= min(error(t) for t in tried) * (1 + 1e-12)
+    assert 0 <= judged.factor <= 1
+
+
 @pytest.mark.parametrize(("block_size", "ridge"), [(10, 1e-3), (10, 0.0), (30, 1e-3)])
 def test_values_of_the_start_at_the_centers_are_kept_for_the_ridge(
     block_size: int, ridge: float

@@ -370,7 +370,7 @@ def test_setup_holds_no_more_than_is_counted(
     known = by_center(op.backend, np.arange(len(Z)), held, None, p=len(Z), n_rows=10**6)
     tracemalloc.start()
     blocks = block_slices(len(Z), b)
-    noise = Noise(1e-9)  # little enough for a second, bolder start beside the first
+    noise = Noise(1e-9)  # little enough for a second penalty of the start
     build_block(
         op, Z, Sample(S, Y), Sample(probe, Y_probe), blocks, sweeps=4, known=known, noise=noise
     )
