@@ -30,6 +30,7 @@ from streamkern.basics.text import table
 from streamkern.rundir.run_log import read_log
 
 D, NOISE, BLOCK = 16, 0.5, 100_000
+LEAST_S = 1.0
 PROGRAM = [sys.executable, "-m", "streamkern"]
 
 
@@ -109,16 +110,16 @@ def seconds_of(run: Path) -> float:
 
 def figures(run: Path, test: Path) -> dict[str, Any]:
     """What the saved model is worth, and of how many samples it is."""
-    found = subprocess.run(
-        [*PROGRAM, "evaluate", run, test, "--json"], check=True, capture_output=True, text=True
-    )
     info = subprocess.run(
         [*PROGRAM, "info", run, "--json"], check=True, capture_output=True, text=True
     )
-    return {
-        "samples": json.loads(info.stdout)["samples"],
-        "test MSE": f"{json.loads(found.stdout)['mse']:.5f}",
-    }
+    state = json.loads(info.stdout)
+    if not state["checkpoints"]:  # its time was over before its first step
+        return {"samples": 0, "test MSE": "-"}
+    found = subprocess.run(
+        [*PROGRAM, "evaluate", run, test, "--json"], check=True, capture_output=True, text=True
+    )
+    return {"samples": state["samples"], "test MSE": f"{json.loads(found.stdout)['mse']:.5f}"}
 
 
 def run(options: argparse.Namespace) -> None:
@@ -128,8 +129,10 @@ def run(options: argparse.Namespace) -> None:
         folder = options.folder / f"{solver}-{options.centers}-{options.rows}"
         left = None if allowed is None else allowed - seconds_of(folder)
         peak = 0.0
-        if left is None or left > 1:  # one that has had its time is only shown
-            peak = trained(command(options, solver, folder), folder, left)
+        # One that has had its time is only shown.
+        if left is None or left > LEAST_S or not folder.exists():
+            least = left if left is None else max(left, LEAST_S)
+            peak = trained(command(options, solver, folder), folder, least)
         spent = seconds_of(folder)
         allowed = allowed or spent
         row = {
