@@ -252,7 +252,10 @@ def test_a_model_of_many_centers_and_eigenpro_in_its_time(tmp_path: Path) -> Non
     assert seen[2] == "20000"
     with_mean = 1.0  # the variance of the targets
     assert float(seen[-1]) < with_mean / 2
-    assert float(other[-1]) < with_mean
+    if other[2] == "0":  # a machine that is busy may leave it no time for a first step
+        assert other[-1] == "-"
+    else:
+        assert float(other[-1]) < with_mean
     assert float(other[0]) <= float(seen[0]) + 2
     again = run()
     assert again.returncode == 0, again.stderr
