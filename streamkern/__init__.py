@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # the public names, one a line; `homes` reads these lines
     from streamkern.config.run_config import load_run_file as load_run_file
     from streamkern.estimator.estimators import KernelClassifier as KernelClassifier
     from streamkern.estimator.estimators import KernelRegressor as KernelRegressor
+    from streamkern.estimator.load import load as load
     from streamkern.filesystem.cache import Cache as Cache
     from streamkern.ingest.ingest import ingest as _ingest
     from streamkern.kernels.builtin import Cauchy as Cauchy

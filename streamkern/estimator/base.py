@@ -19,6 +19,7 @@ from sklearn.utils.validation import check_is_fitted
 from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.estimator import inputs
+from streamkern.estimator.facts import transform_tables
 from streamkern.estimator.parameters import Parameters, own_names
 from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.importances import importances
@@ -38,7 +39,8 @@ from streamkern.stream.sources.transforms import (
     is_deterministic,
 )
 from streamkern.train.model import KernelModel
-from streamkern.train.online import Online
+from streamkern.train.online import Online, SavedRun
+from streamkern.train.saved_model import Whole, model_only, save_model
 from streamkern.train.train import Result, train
 from streamkern.train.training_data import check_same_rows
 from streamkern.train.warm_start import WarmStart, of_features
@@ -64,6 +66,7 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
         With `run_dir`, the same call goes on where an earlier one was interrupted, and returns at
         once after it has finished.
         """
+        self._check_kept("centers", "metric", "transforms")
         if hasattr(self, "_online"):
             del self._online
         source = self._source(X, y, sample_weight, first=True)
@@ -78,31 +81,51 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
             kept = self._found if warm is not None and config.data.scale == "auto" else []
             stream = self._transformed(source, [*self._transforms(source), *kept])
             result = train(
-                config, source=stream, test=held_out, centers=centers, metric=metric, warm=warm
-            )
+                config, source=stream, test=held_out, centers=centers, metric=metric, warm=warm,
+                facts=self._facts(),
+            )  # fmt: skip
             self._keep(result)
             self._found = kept or _found(result, stream)
+            self._settings = config.identity()
         return self
 
     def _partial_fit(self, X: Any, y: Any) -> Self:
         first = not hasattr(self, "_online")
+        self._check_kept(*(("centers", "metric") if first else ()), "transforms")
         source = self._source(X, y, None, first=first)
         with own_names():
             if first:
                 config = self._config(1 if self.epochs == "auto" else self.epochs)
-                online = Online(config, self._given_centers(), self._given_metric())
+                given = self._given_centers(), self._given_metric()
+                online: Online | SavedRun = Online(config, *given, facts=self._facts())
                 bound = self._transforms(source)
             else:
                 online, bound = self._online
                 check_same_rows(source, self._row_shape, "X")
+            if isinstance(online, SavedRun):
+                online = online.open(self._execution())
             stream = self._transformed(source, bound)
             result = online.advance(stream)
             self._keep(result)
             found = _found(result, stream)
             bound += found
             self._found = found if first else [*self._found, *found]
+            self._settings = online.config.identity()
         self._online = online, bound
         return self
+
+    def _facts(self) -> dict[str, Any]:
+        """See `facts`."""
+        tables, not_kept = transform_tables(self.transforms)
+        return {"flat": self._flat, "transforms": tables, "not_kept": not_kept}
+
+    def _execution(self) -> dict[str, Any]:
+        """Settings that a run goes on with: they do not belong to what it has computed."""
+        config = self._config(self.epochs)
+        names = ("device", "accelerator", "memory", "device_memory", "threads")
+        return {f"run.{name}": getattr(config.run, name) for name in names} | {
+            "data.epochs": config.data.epochs
+        }
 
     def _source(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> BaseSource:
         """Checked training data; `first` : it decides features and classes."""
@@ -169,7 +192,9 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
     _row_shape: tuple[int, ...]
     _target_columns: tuple[str, ...] | None
     _named_by_store = False
-    _online: tuple[Online, list[Any]]
+    _online: tuple[Online | SavedRun, list[Any]]
+    _flat = True
+    _settings: dict[str, dict[str, Any]]
 
     def _stream(self, X: Any, y: Any, sample_weight: Any = None) -> BaseSource:
         raise NotImplementedError
@@ -216,6 +241,7 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
         self._precision, self._grid = model.op.precision, model.op.grid
         self._fixed = model.fixed
         self.history_ = result.history
+        self._meta = meta
         self.report_ = _report(meta) | {"samples": result.samples} | result.metrics
         if result.ridge:
             self.report_["ridge"] = result.ridge
@@ -223,6 +249,48 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
             self.report_["ended"] = result.ended
         if result.skipped:
             self.report_["skipped"] = list(result.skipped)
+
+    def save(
+        self, place: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write the fitted model to a new directory, from which `streamkern.load` makes it again.
+
+        It is laid out like a run directory, so that `streamkern predict`, `evaluate` and `info`
+        read it as well, and holds no code. After `partial_fit` the state of the solver is there
+        too, to go on with; after `fit` it is not: use `run_dir` for a run that can be gone on with.
+
+        Parameters
+        ----------
+        place : path or URL of a directory in which nothing else was trained or saved.
+        storage_options : of a remote place, as fsspec takes them.
+
+        Raises
+        ------
+        ConfigError
+            The model has a function or a kernel of the user's, which are not kept on disk.
+        RunError
+            Another model or run is there, or files of somebody else under the names of a run's.
+        """
+        check_is_fitted(self)
+        with own_names():
+            save_model(self._whole(), place, storage_options)
+
+    def _whole(self) -> Whole:
+        """What `save` writes."""
+        report = self.report_
+        metrics = {name: report[name] for name in report if name.startswith("test_")}
+        facts = self._meta["facts"] | self._facts()
+        online = self._online[0] if hasattr(self, "_online") else None
+        if isinstance(online, Online) and online.setup is not None and online.kept is not None:
+            setup, state = online.setup, online.kept
+        else:
+            with self._model() as model:
+                setup, state = model_only(
+                    model, self.centers_, self._meta, samples=report["samples"],
+                    ridge=report.get("ridge", 0.0),
+                )  # fmt: skip
+        setup = setup[0], setup[1] | {"facts": facts}
+        return Whole(self._settings, setup, state, metrics, self.history_, report.get("ended"))
 
     # -- predicting ------------------------------------------------------------------------
 

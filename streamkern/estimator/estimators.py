@@ -17,6 +17,7 @@ from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.text import some
 from streamkern.estimator import inputs
 from streamkern.estimator.base import KernelEstimator
+from streamkern.estimator.facts import label_dtype
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.base import BaseSource
 
@@ -267,6 +268,9 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
 
     def _names(self) -> tuple[str, ...]:
         return inputs.names_of(self.classes_)
+
+    def _facts(self) -> dict[str, Any]:
+        return {**super()._facts(), "labels": label_dtype(self.classes_)}
 
     def _stream(self, X: Any, y: Any, sample_weight: Any = None) -> BaseSource:
         known = hasattr(self, "classes_")

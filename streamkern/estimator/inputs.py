@@ -174,4 +174,7 @@ def labels_of(names: Sequence[str], dtype: Any = None) -> npt.NDArray[Any]:
     kind = np.dtype(dtype).kind
     if kind == "b":
         return np.array([name == "True" for name in names])
-    return np.array([int(name) for name in names], dtype) if kind in "iu" else np.array(names)
+    if kind in "iuf":
+        number = float if kind == "f" else int
+        return np.array([number(name) for name in names], dtype)
+    return np.array(names, dtype if kind == "O" else None)

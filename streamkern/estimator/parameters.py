@@ -15,6 +15,7 @@ from sklearn.utils import check_random_state
 from streamkern.basics.errors import ConfigError, StreamkernError
 from streamkern.centers.random_rows import as_centers
 from streamkern.config.run_config import RunConfig
+from streamkern.estimator.facts import NotKept
 from streamkern.kernels.builtin import Kernel
 from streamkern.train.opened import GIVEN
 
@@ -106,6 +107,13 @@ class Parameters:
     warm_start: bool | str | os.PathLike[str] = False
     run_dir: str | os.PathLike[str] | None = None
     checkpoint_every: int | str = "auto"
+
+    def _check_kept(self, *names: str) -> None:
+        """Raise ConfigError where one of these was not kept by the run that was loaded."""
+        for name in names:
+            value = getattr(self, name)
+            if isinstance(value, NotKept):
+                raise ConfigError(value.refusal(name))
 
     def _given_centers(self) -> npt.NDArray[Any] | None:
         """The centers that are rows rather than a setting."""

@@ -79,8 +79,11 @@ class Evaluations:
 
     def recall(self, records: Iterable[dict[str, Any]]) -> None:
         """The history of all processes that worked on the run, from the records of its log."""
-        seen = {r["step"]: r for r in records if r.get("event") == "evaluation"}
-        drop = ("time", "event", "epoch")
-        self.history = [
-            {k: v for k, v in seen[step].items() if k not in drop} for step in sorted(seen)
-        ]
+        self.history = evaluations_in(records)
+
+
+def evaluations_in(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The evaluations among the records of a log, each step's newest, in order."""
+    seen = {r["step"]: r for r in records if r.get("event") == "evaluation"}
+    drop = ("time", "event", "epoch")
+    return [{k: v for k, v in seen[step].items() if k not in drop} for step in sorted(seen)]

@@ -266,7 +266,7 @@ class KernelModel:
             else [file for store in stores_of(source) for file in store.spec.files]
         )
         return {
-            "model": {**self.origin, "sha256": self._digest()},
+            "model": {**self.origin, "sha256": self.digest()},
             "data": {
                 "fingerprint": source.fingerprint,
                 "files": [list(file) for file in files],
@@ -275,7 +275,7 @@ class KernelModel:
         }
 
     @on_its_backend
-    def _digest(self) -> str:
+    def digest(self) -> str:
         """Of all that values follow from, but for the device."""
         described = [self.op.kernel.describe(), *map(describe_transform, self.fixed)]
         digest = hashlib.sha256(json.dumps([described, self.op.precision], default=str).encode())
@@ -316,13 +316,14 @@ def load_model(
     backend = get_backend(device, threads)
     try:
         with as_saved(run.place):
-            return _model_of(run.place, backend, setup, saved)
+            return model_of(run.place, backend, setup, saved)
     except BaseException:
         backend.close()
         raise
 
 
-def _model_of(place: str, backend: Backend, setup: Saved, saved: Saved) -> KernelModel:
+def model_of(place: str, backend: Backend, setup: Saved, saved: Saved) -> KernelModel:
+    """That of a run's setup and of a checkpoint, as `load_trained` returns them."""
     op = operator(backend, setup.arrays, setup.meta)
     classes = setup.meta["classes"]
     with backend.active():

@@ -10,16 +10,22 @@ arrays and plain values, so it can be pickled, and no thread or device memory is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy.typing as npt
 
-from streamkern.basics.errors import ConfigError, DivergenceError
+from streamkern.basics.errors import ConfigError, DivergenceError, RunError
+from streamkern.basics.text import redact
 from streamkern.config.run_config import RunConfig
 from streamkern.planning.sizes import Sizes
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.rundir.sealed import as_saved
 from streamkern.stream.sources.base import Source
 from streamkern.train.opened import Given, Run, open_run
+from streamkern.train.same_run import recorded_run, recorded_sizes
 from streamkern.train.setup import reassemble, start
 from streamkern.train.steps import Position, Result, Steps
 
@@ -30,8 +36,8 @@ Kept = tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
 class Online:
     """A run without an end: `advance` trains on one more block.
 
-    centers, metric : as of `Given`. setup : what the first block decided, arrays and JSON values.
-    kept : see `Steps.kept`.
+    centers, metric, facts : as of `Given`. setup : what the first block decided, arrays and JSON
+    values. kept : see `Steps.kept`.
     """
 
     config: RunConfig
@@ -40,6 +46,7 @@ class Online:
     sizes: Sizes | None = None
     setup: Kept | None = None
     kept: Kept | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     def advance(self, source: Source) -> Result:
         """data.epochs passes over the rows of `source`. The caller closes `Result.model.backend`.
@@ -73,7 +80,7 @@ class Online:
             config = config.with_overrides({"solver.ridge": 0.0})
         if self.setup is not None and model.features != "fourier":
             centers = self.setup[0]["Z"]
-        given = Given(source, centers=centers, metric=self.metric)
+        given = Given(source, centers=centers, metric=self.metric, facts=self.facts)
         run = open_run(config, given, fixed_sizes=self.sizes, whole=False)
         try:
             with run.backend.active():
@@ -105,6 +112,76 @@ class Online:
             self.setup, self.sizes = (arrays, made.meta), run.sizes
         self.kept = steps.kept()
         return result
+
+
+class SavedRun:
+    """A run directory that `partial_fit` will go on from; nothing is read before it does.
+
+    step : of the checkpoint that was loaded. The storage options of a remote one may hold secrets,
+    and are not pickled.
+    """
+
+    def __init__(
+        self, place: str | os.PathLike[str], step: int,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        self.place, self._step, self._options = os.fspath(place), step, storage_options
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"place": self.place, "_step": self._step, "_options": None}
+
+    def __repr__(self) -> str:
+        return f"SavedRun({redact(self.place)!r})"
+
+    def open(self, execution: Mapping[str, Any]) -> Online:
+        """The run as it was loaded. execution : settings put over those of the run.
+
+        Raises ConfigError where its solver can not go on with other rows, RunError where the run
+        has gone on since.
+        """
+        options = self._options
+        directory = RunDirectory(self.place, writable=False, storage_options=options)
+        with directory:
+            recorded, sizes = recorded_run(directory), recorded_sizes(directory)
+            setup, saved = directory.load_setup(), directory.load_latest()
+        if recorded is None or sizes is None or setup is None or saved is None:
+            raise RunError(f"{directory.place} has no checkpoint yet; train first")
+        with as_saved(directory.place):
+            step = saved.meta["position"]["step"]
+            if step != self._step:
+                raise RunError(
+                    f"{directory.place} was loaded at step {self._step} and is at step {step} now; "
+                    "load it again"
+                )
+            if saved.meta.get("model_only"):
+                raise ConfigError(
+                    f"{directory.place} holds a model without the state of its solver, which "
+                    "partial_fit would go on with; save an estimator after partial_fit, load a "
+                    "run directory, or use fit"
+                )
+            config = _continued(recorded["identity"]["settings"], setup.meta, sizes.solver)
+            return Online(
+                config.with_overrides(execution), None, None, sizes, (setup.arrays, setup.meta),
+                (saved.arrays, saved.meta), setup.meta["facts"],
+            )  # fmt: skip
+
+
+def _continued(
+    settings: Mapping[str, Mapping[str, Any]], meta: Mapping[str, Any], solver: str
+) -> RunConfig:
+    """Settings for rows to come: what setup found or was given is in `meta`, or beside it."""
+    described = dict(meta["kernel"])
+    described = dict(described.get("of", described))
+    described.pop("metric", None)
+    if solver == "direct" and settings["solver"]["ridge"] == "auto":
+        raise ConfigError(
+            "the ridge of a run of 'direct' was found on some of its rows, and partial_fit can not "
+            "go on with it; use fit, or train the run with a ridge"
+        )
+    tables = {name: dict(table) for name, table in settings.items()}
+    tables["model"] |= {"kernel": described, "metric": "none", "centers": "random"}
+    tables["solver"] |= {"name": solver, "warm_start": None}
+    return RunConfig.from_tables(tables)
 
 
 def _ignore(event: str, fields: dict[str, Any]) -> None:

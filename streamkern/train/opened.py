@@ -7,7 +7,8 @@ and a sample of the rows where their scaling needs one.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,7 @@ class Given:
 
     source, test : of data.train and data.test. centers : (p, d) or (p, *row_shape) rows in storage
     form, of model.centers. metric : of model.metric. client : of data.dask, a `distributed.Client`.
-    warm : of solver.warm_start.
+    warm : of solver.warm_start. facts : JSON of the caller's own, kept with the setup.
     """
 
     source: Source | None = None
@@ -59,6 +60,7 @@ class Given:
     metric: npt.NDArray[Any] | None = None
     client: Any = None
     warm: WarmStart | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 NOTHING = Given()

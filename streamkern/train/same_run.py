@@ -48,12 +48,17 @@ def run_record(run: Run) -> dict[str, Any]:
     return {
         "identity": checked_meta(identity, "identity"),  # as it is read back: tuples are lists
         "sizes": asdict(run.sizes),
-        "versions": {
-            "streamkern": __version__,
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "zarr": zarr.__version__,
-        },
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of the libraries that arithmetic and files depend on."""
+    return {
+        "streamkern": __version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "zarr": zarr.__version__,
     }
 
 

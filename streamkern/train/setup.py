@@ -53,6 +53,7 @@ COPIED_UNITS = 16
 _META = (
     "kernel", "sizes", "setup", "classes", "row_shape", "columns", "target_columns", "n_outputs",
     "fit_intercept", "precision", "grid", "scaling", "scale", "backend", "warm_start",
+    "facts",
 )  # fmt: skip
 
 
@@ -167,6 +168,7 @@ def _meta(
         "scale": data.scale,
         "backend": run.backend.describe(),
         "warm_start": None,
+        "facts": dict(run.given.facts),
     }
 
 

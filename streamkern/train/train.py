@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,7 @@ def train(
     on_evaluation: Callable[[dict[str, Any]], None] | None = None,
     stop: StopRequest | None = None,
     warm: WarmStart | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> Result:
     """Train, or resume, the run that `config` describes.
 
@@ -59,6 +60,7 @@ def train(
     on_evaluation : called with every evaluation record.
     stop : the caller's own, for a run that is a part of something larger.
     warm : weights to start from, in place of solver.warm_start.
+    facts : JSON of the caller's own that is kept with the setup, as `Result.meta["facts"]`.
 
     Raises
     ------
@@ -75,7 +77,7 @@ def train(
     """
     rows = None if centers is None else as_centers(centers)
     own = None if metric is None else np.asarray(metric)
-    given, directory = Given(source, test, rows, own, client, warm), None
+    given, directory = Given(source, test, rows, own, client, warm, facts or {}), None
     if config.run.run_dir is not None:
         directory = RunDirectory(
             config.run.run_dir,

@@ -1,0 +1,81 @@
+"""What an estimator keeps of itself beside its run, as JSON, to be the same one when it is loaded.
+
+A run knows its rows, classes as names, and settings. That y was flat, of which dtype the labels
+were, and the transforms, which the run takes for a part of its data, only the estimator knows.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from streamkern.stream.sources.transforms import (
+    KINDS,
+    Scale,
+    describe_transform,
+    transform_name,
+)
+
+
+@dataclass(frozen=True)
+class NotKept:
+    """In the place of a parameter whose value a run does not keep. what : it was, in words."""
+
+    what: str
+
+    def refusal(self, name: str) -> str:
+        """A sentence for who needs it."""
+        return (
+            f"{name} was {self.what}, which is not kept on disk; give it again with "
+            f"set_params({name}=...)"
+        )
+
+    def __repr__(self) -> str:
+        return f"<not kept: {self.what}>"
+
+
+def transform_tables(transforms: Sequence[Any]) -> tuple[list[dict[str, Any]] | None, str]:
+    """As in a run file, and what is not kept, in words: None where a table does not hold one."""
+    tables = []
+    for transform in transforms:
+        table = _table(transform)
+        if table is None:
+            return None, f"a list with {transform_name(transform)!r}"
+        tables.append(table)
+    return tables, ""
+
+
+def _table(transform: Any) -> dict[str, Any] | None:
+    if isinstance(transform, Mapping):
+        held = dict(transform)
+    elif isinstance(transform, Scale) and transform.mean is not None:
+        return None
+    elif type(transform) in KINDS.values():
+        held = describe_transform(transform)
+    else:
+        return None
+    try:
+        plain = json.loads(json.dumps(held))
+    except TypeError:  # numbers in arrays
+        return None
+    return dict(plain)
+
+
+def restored_transforms(facts: Mapping[str, Any], tables: Sequence[Mapping[str, Any]]) -> Any:
+    """The parameter. facts : of the estimator, if one has trained it. tables : of the run file."""
+    if "transforms" not in facts:
+        return tuple(copy.deepcopy(dict(table)) for table in tables)
+    kept = facts["transforms"]
+    return NotKept(facts["not_kept"]) if kept is None else tuple(kept)
+
+
+def label_dtype(classes: npt.NDArray[Any]) -> str | None:
+    """As text, of labels that come back from their names; None of others."""
+    if classes.dtype.kind in "biufU":
+        return str(classes.dtype.str)
+    return "O" if all(type(label) is str for label in classes.tolist()) else None

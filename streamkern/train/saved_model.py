@@ -1,0 +1,106 @@
+"""A model written as a run directory that has come to its end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.devices import get_backend
+from streamkern.basics.errors import RunError
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.rundir.sealed import Saved
+from streamkern.train.model import KernelModel, model_of
+from streamkern.train.same_run import versions
+from streamkern.train.scaling import save_scaling
+
+Kept = tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Whole:
+    """All that a model is made of. setup, state : arrays and JSON values as of a run: see `start`
+    and `Steps.kept`. settings : of the run. history : evaluations. ended : why before its
+    epochs were over, if so."""
+
+    settings: Mapping[str, Any]
+    setup: Kept
+    state: Kept
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    history: Sequence[Mapping[str, Any]] = ()
+    ended: str | None = None
+
+
+def model_only(
+    model: KernelModel, Z: npt.NDArray[Any], meta: Mapping[str, Any], *, samples: int, ridge: float
+) -> tuple[Kept, Kept]:
+    """(setup, state) of a model without the state of its solver. Z : its centers. meta : of its
+    setup."""
+    shift = Z.mean(axis=0, dtype=np.float64).astype(Z.dtype)
+    scale_arrays, scaling = save_scaling(model.fixed)
+    arrays = {
+        "Z": Z, "order": np.arange(len(Z)), "shift": shift,
+        "sample_rows": np.empty(0, np.int64), **model.targets.arrays(), **scale_arrays,
+    }  # fmt: skip
+    if model.op.kernel.metric is not None:
+        arrays["metric"] = model.op.kernel.metric
+    position = {"epoch": 0, "batch": 0, "step": 0, "samples": samples, "done": True}
+    state = {"position": position, "state": {"ridge": ridge}, "evaluated": "alpha"}
+    return (arrays, dict(meta) | {"scaling": scaling}), (
+        {"alpha": model.backend.to_host(model.weights)},
+        state | {"model_only": True},
+    )
+
+
+def save_model(
+    whole: Whole, place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
+) -> None:
+    """Write it to a new or empty directory, or one that holds this very model, or a part of it.
+
+    Raises
+    ------
+    ConfigError
+        It could not be read back: it has a function or a kernel of the user's.
+    RunError, StorageError
+        Something else is there, or it can not be written.
+    """
+    directory = RunDirectory(place, keep=1, storage_options=storage_options)
+    record = _record(whole, directory.place)
+    with directory:
+        there = directory.recorded() or directory.read_config()
+        if there is not None and there != record:
+            raise RunError(
+                f"{directory.place} holds another model or run already; give a new or empty "
+                "directory"
+            )
+        if directory.steps():
+            return
+        directory.write_config(record)
+        with directory.open_log() as log:
+            for entry in whole.history:
+                log.write(**{"epoch": 0, **entry, "event": "evaluation"})
+            if whole.ended is not None:
+                at = {k: whole.state[1]["position"][k] for k in ("step", "epoch", "samples")}
+                log.write(**at, event="finished", why=whole.ended)
+            directory.save_setup(*whole.setup)
+            arrays, meta = whole.state
+            metrics = {k: v if np.isfinite(v) else None for k, v in whole.metrics.items()}
+            directory.save(
+                meta["position"]["step"], arrays, meta | {"order": {}, "metrics": metrics}
+            )
+
+
+def _record(whole: Whole, place: str) -> dict[str, Any]:
+    """What the directory is bound to, of a model that can be read back."""
+    backend = get_backend("cpu", 1)
+    try:
+        setup, state = (Saved(0, *part) for part in (whole.setup, whole.state))
+        digest = model_of(place, backend, setup, state).digest()
+    finally:
+        backend.close()
+    identity = {"settings": dict(whole.settings), "data": {}, "saved": {"model": digest}}
+    return {"identity": identity, "sizes": whole.setup[1]["sizes"], "versions": versions()}

@@ -1,0 +1,87 @@
+"""A run read back from its directory, as `train` has returned it, or would at this checkpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from streamkern.backend.devices import get_backend
+from streamkern.basics.errors import RunError
+from streamkern.basics.warning import warn
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.rundir.sealed import Saved, as_saved
+from streamkern.train.arrivals import load_trained
+from streamkern.train.evaluations import evaluations_in
+from streamkern.train.model import model_of
+from streamkern.train.same_run import recorded_run
+from streamkern.train.steps import Result
+
+
+@dataclass(frozen=True)
+class Trained:
+    """result : as of `train`; the caller closes `result.model.backend`, one thread of the CPU.
+    settings : of the run, tables as in a run file, but for what a resumed run may change. step :
+    of the checkpoint.
+    """
+
+    place: str
+    result: Result
+    settings: dict[str, dict[str, Any]]
+    step: int
+
+
+def load_trained_run(
+    run_dir: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
+) -> Trained:
+    """The newest good checkpoint of a run. Reads beside a running writer.
+
+    Warns where a newer checkpoint, or the log, is damaged; `Result.skipped` says so as well.
+
+    Raises
+    ------
+    RunError, CheckpointError, StorageError
+        There is no run, or none that was trained, or it does not verify.
+    """
+    directory = RunDirectory(run_dir, writable=False, storage_options=storage_options)
+    with directory:
+        recorded = recorded_run(directory)
+        setup, saved = load_trained(directory)
+        if recorded is None or setup is None or saved is None:
+            raise RunError(f"{directory.place} has no checkpoint yet; train first")
+        records, damage = directory.read_log()
+    for text in (*saved.skipped, *(() if damage is None else (damage,))):
+        warn(text)
+    with as_saved(directory.place):
+        settings, position = recorded["identity"]["settings"], saved.meta["position"]
+        result = _result(directory.place, setup, saved, records)
+        if damage is not None:
+            result.skipped += (damage,)
+        return Trained(directory.place, result, settings, position["step"])
+
+
+def _result(place: str, setup: Saved, saved: Saved, records: list[dict[str, Any]]) -> Result:
+    meta, state = setup.meta, saved.meta["state"]
+    why = [record.get("why") for record in records if record.get("event") == "finished"]
+    backend = get_backend("cpu", 1)
+    try:
+        return Result(
+            model_of(place, backend, setup, saved),
+            setup.arrays["Z"],
+            np.asarray(setup.arrays["order"]),
+            meta,
+            saved.meta["position"]["samples"],
+            metrics={
+                k: np.nan if v is None else v for k, v in (saved.meta["metrics"] or {}).items()
+            },
+            history=evaluations_in(records),
+            ended=why[-1] if why else None,
+            skipped=saved.skipped,
+            ridge=meta["setup"].get("ridge", state.get("ridge", 0.0)),
+        )
+    except BaseException:
+        backend.close()
+        raise

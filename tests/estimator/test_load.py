@@ -1,0 +1,396 @@
+"""Fitted estimators from run directories, and from what `save` writes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+
+import streamkern
+from streamkern import (
+    ConfigError,
+    GaussianNoise,
+    KernelClassifier,
+    KernelRegressor,
+    Laplace,
+    Scale,
+    load,
+)
+from streamkern.basics.errors import (
+    CheckpointError,
+    ResumeMismatchError,
+    RunError,
+)
+from streamkern.kernels.builtin import Gaussian, Kernel
+from tests import runs
+from tests.damage import survey
+
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(300, 4))
+Y = np.stack([np.sin(X[:, 0]) + X[:, 1] ** 2, X[:, 2] * X[:, 3]], axis=1)
+SIDE = np.digitize(X[:, 0] + X[:, 1], [-0.7, 0.7])
+LABELS = np.array(["low", "mid", "high"])[SIDE]
+SMALL: dict[str, Any] = {"threads": 1, "n_centers": 60, "epochs": 2}
+METRIC = rng.normal(size=(4, 2))
+
+
+def same(loaded: Any, fitted: Any, rows: Any = X) -> None:
+    """Bit for bit what a user sees of a fitted estimator."""
+    assert type(loaded) is type(fitted)
+    ours, theirs = loaded.predict(rows), fitted.predict(rows)
+    assert ours.dtype == theirs.dtype
+    assert ours.shape == theirs.shape
+    assert np.array_equal(ours, theirs)
+    if isinstance(fitted, KernelClassifier):
+        assert loaded.classes_.dtype == fitted.classes_.dtype
+        assert np.array_equal(loaded.classes_, fitted.classes_)
+        assert np.array_equal(loaded.decision_function(rows), fitted.decision_function(rows))
+    assert np.array_equal(loaded.centers_, fitted.centers_)
+    assert np.array_equal(loaded.dual_coef_, fitted.dual_coef_)
+    assert np.array_equal(loaded.intercept_, fitted.intercept_)
+    assert loaded.bandwidth_ == fitted.bandwidth_
+    assert loaded.n_features_in_ == fitted.n_features_in_
+    assert loaded.report_ == fitted.report_
+    assert loaded.history_ == fitted.history_
+
+
+WAYS: dict[str, Callable[[], Any]] = {
+    "values": lambda: KernelRegressor(**SMALL).fit(X, Y),
+    "flat values": lambda: KernelRegressor(**SMALL).fit(X, Y[:, 0]),
+    "one column": lambda: KernelRegressor(**SMALL).fit(X, Y[:, :1]),
+    "words": lambda: KernelClassifier(**SMALL).fit(X, LABELS),
+    "objects": lambda: KernelClassifier(**SMALL).fit(X, LABELS.astype(object)),
+    "numbers": lambda: KernelClassifier(**SMALL).fit(X, SIDE.astype(np.int16) - 1),
+    "whole floats": lambda: KernelClassifier(**SMALL).fit(X, SIDE.astype(float)),
+    "booleans": lambda: KernelClassifier(**SMALL).fit(X, SIDE > 1),
+    "float64": lambda: KernelRegressor(**SMALL, precision="float64").fit(X, Y),
+    "evaluated": lambda: KernelRegressor(**SMALL).fit(X, Y, test=(X[:50], Y[:50])),
+    "direct": lambda: KernelRegressor(**SMALL, solver="direct").fit(X, Y),
+    "blocks": lambda: KernelRegressor(**SMALL, solver="block", block_size=25).fit(X, Y),
+    "eigenpro4": lambda: KernelRegressor(**SMALL, solver="eigenpro4").fit(X, Y),
+    "falkon": lambda: KernelRegressor(**SMALL, solver="falkon").fit(X, Y),
+    "fourier": lambda: KernelRegressor(
+        "gaussian", features="fourier", n_features=80, threads=1, epochs=2
+    ).fit(X, Y),
+    "nystrom": lambda: KernelRegressor(**SMALL, features="nystrom").fit(X, Y),
+    "a kernel": lambda: KernelRegressor(
+        0.5 * Laplace(3.0) + Gaussian(2.0) * Laplace(1.5), **SMALL
+    ).fit(X, Y),
+    "a table": lambda: KernelRegressor({"kind": "polynomial", "degree": 2}, **SMALL).fit(X, Y),
+    "a kernel with a metric": lambda: KernelRegressor(
+        Laplace(3.0, metric=METRIC), **SMALL
+    ).fit(X, Y),
+    "a metric": lambda: KernelRegressor(**SMALL, metric=METRIC).fit(X, Y),
+    "centers": lambda: KernelRegressor(threads=1, epochs=2, centers=X[:40]).fit(X, Y),
+    "no scale": lambda: KernelRegressor(**SMALL, scale="none").fit(X, Y),
+    "a scale": lambda: KernelRegressor(**SMALL, transforms=[Scale("global")]).fit(X, Y),
+    "noise": lambda: KernelRegressor(
+        **SMALL, transforms=[{"kind": "scale"}, GaussianNoise(0.1)]
+    ).fit(X, Y),
+    "no intercept": lambda: KernelRegressor(**SMALL, fit_intercept=False).fit(X, Y),
+    "class weights": lambda: KernelClassifier(**SMALL, class_weight="balanced").fit(X, LABELS),
+    "images": lambda: KernelClassifier(**SMALL).fit(
+        np.abs(40 * X).astype(np.uint8).reshape(-1, 2, 2, 1), LABELS
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_saved_estimator_is_the_one_that_is_loaded(way: str, tmp_path: Path) -> None:
+    fitted = WAYS[way]()
+    rows = np.abs(40 * X).astype(np.uint8).reshape(-1, 2, 2, 1) if way == "images" else X
+    fitted.save(tmp_path / "saved")
+    loaded = load(tmp_path / "saved")
+    same(loaded, fitted, rows)
+    loaded.save(tmp_path / "again")
+    again = load(tmp_path / "again")
+    same(again, fitted, rows)
+    assert repr(again) == repr(loaded)
+
+
+@pytest.mark.parametrize("way", ["values", "words", "direct", "a metric", "centers", "noise"])
+def test_a_run_directory_is_the_estimator_that_trained_it(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = {**SMALL, "run_dir": tmp_path / "run"}
+    monkeypatch.setattr(f"{__name__}.SMALL", kept)
+    if way == "centers":
+        fitted = KernelRegressor(
+            threads=1, epochs=2, centers=X[:40], run_dir=tmp_path / "run"
+        ).fit(X, Y)  # fmt: skip
+    else:
+        fitted = WAYS[way]()
+    same(load(tmp_path / "run"), fitted)
+    same(load(str(tmp_path / "run")), fitted)
+
+
+def test_what_trains_anew_is_the_same_model(tmp_path: Path) -> None:
+    fitted = KernelRegressor(**SMALL, transforms=[GaussianNoise(0.1)], ridge=1e-4).fit(X, Y)
+    fitted.save(tmp_path / "saved")
+    again = clone(load(tmp_path / "saved")).set_params(threads=1).fit(X, Y)
+    assert np.array_equal(again.predict(X), fitted.predict(X))
+
+
+def test_names_of_features_come_back(tmp_path: Path) -> None:
+    frame = pd.DataFrame(X, columns=list("abcd"))
+    fitted = KernelRegressor(**SMALL).fit(frame, Y)
+    fitted.save(tmp_path / "saved")
+    loaded = load(tmp_path / "saved")
+    same(loaded, fitted, frame)
+    assert list(loaded.feature_names_in_) == list("abcd")
+    with pytest.raises(ValueError, match="feature names"):
+        loaded.predict(frame[list("dcba")])
+
+
+def test_a_store_s_names_come_back(tmp_path: Path) -> None:
+    frame = pd.DataFrame(X, columns=list("abcd")).assign(target=Y[:, 0])
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    streamkern.ingest_store(tmp_path / "t.csv", tmp_path / "t.zarr", y="target")
+    fitted = KernelRegressor(**SMALL, run_dir=tmp_path / "run").fit(tmp_path / "t.zarr")
+    loaded = load(tmp_path / "run")
+    assert np.array_equal(loaded.predict(tmp_path / "t.zarr"), fitted.predict(tmp_path / "t.zarr"))
+    assert loaded.score(tmp_path / "t.zarr") == fitted.score(tmp_path / "t.zarr")
+
+
+# ------------------------------------------------------------------------------- going on with it
+
+
+def test_partial_fit_goes_on_as_without_a_disk_between(tmp_path: Path) -> None:
+    def begun() -> KernelClassifier:
+        return KernelClassifier(**SMALL).partial_fit(
+            X[:150], LABELS[:150], classes=sorted(set(LABELS))
+        )
+
+    begun().save(tmp_path / "saved")
+    loaded = load(tmp_path / "saved").partial_fit(X[150:], LABELS[150:])
+    straight = begun().partial_fit(X[150:], LABELS[150:])
+    assert np.array_equal(loaded.decision_function(X), straight.decision_function(X))
+    loaded.save(tmp_path / "second")
+    thrice = load(tmp_path / "second").partial_fit(X[:100], LABELS[:100])
+    straight.partial_fit(X[:100], LABELS[:100])
+    assert np.array_equal(thrice.decision_function(X), straight.decision_function(X))
+
+
+@pytest.mark.parametrize("solver", ["block", "eigenpro3", "eigenpro4"])
+def test_partial_fit_goes_on_from_a_run(solver: str, tmp_path: Path) -> None:
+    """On the same rows, from where they were fitted to: the loss there does not get worse."""
+    fitted = KernelRegressor(**SMALL, solver=solver, run_dir=tmp_path / "run").fit(X, Y)
+    before = ((fitted.predict(X) - Y) ** 2).mean()
+    loaded = load(tmp_path / "run")
+    loaded.partial_fit(X, Y)
+    assert ((loaded.predict(X) - Y) ** 2).mean() < 1.02 * before
+    assert not np.array_equal(loaded.predict(X), fitted.predict(X))
+    twin = pickle.loads(pickle.dumps(load(tmp_path / "run"))).partial_fit(X, Y)
+    assert np.array_equal(twin.predict(X), loaded.predict(X))
+    same(load(tmp_path / "run"), fitted)  # which nothing has touched
+
+
+def test_a_model_without_its_solver_is_no_start_for_partial_fit(tmp_path: Path) -> None:
+    KernelRegressor(**SMALL).fit(X, Y).save(tmp_path / "saved")
+    loaded = load(tmp_path / "saved")
+    before = loaded.predict(X)
+    with pytest.raises(ConfigError, match="without the state of its solver"):
+        loaded.partial_fit(X, Y)
+    assert np.array_equal(loaded.predict(X), before)
+
+
+def test_a_run_that_has_gone_on_is_loaded_again(tmp_path: Path) -> None:
+    config = runs.settings(tmp_path / "run")
+    runs.stopped(config, 3, source=runs.stream())
+    loaded = load(tmp_path / "run")
+    rows, _ = runs.arrays()
+    before = loaded.decision_function(rows)
+    result = runs.finished(config, source=runs.stream(), test=runs.array_source(10, 5))
+    with pytest.raises(RunError, match=f"loaded at step 3 and is at step {runs.STEPS} now"):
+        loaded.partial_fit(rows, loaded.classes_[:1].repeat(len(rows)))
+    assert np.array_equal(loaded.decision_function(rows), before)
+    again = load(tmp_path / "run")
+    assert again.report_["samples"] == result.samples
+    assert list(again.classes_) == list(runs.CLASSES)
+    # The estimator has its centers in the order of the choice, so its sums round differently.
+    np.testing.assert_allclose(again.decision_function(rows), result.model.values(rows), atol=1e-5)
+
+
+def test_a_saved_model_is_a_warm_start(tmp_path: Path) -> None:
+    ways = {**SMALL, "kernel": "laplace", "bandwidth": 2.0, "solver": "block"}
+    fitted = KernelRegressor(**ways).fit(X, Y)
+    fitted.save(tmp_path / "saved")
+    loaded = load(tmp_path / "saved").set_params(**SMALL, warm_start=True).fit(X, Y)
+    from_disk = KernelRegressor(**ways, warm_start=str(tmp_path / "saved")).fit(X, Y)
+    assert np.array_equal(from_disk.predict(X), loaded.predict(X))
+    assert not np.array_equal(from_disk.predict(X), fitted.predict(X))
+
+
+# --------------------------------------------------------------------------- the commands read it
+
+
+def command(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "streamkern", *map(str, arguments)],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_commands_take_a_saved_model(tmp_path: Path) -> None:
+    fitted = KernelClassifier(**SMALL).fit(X, LABELS)
+    fitted.save(tmp_path / "saved")
+    np.savez(tmp_path / "rows.npz", X=X, y=LABELS)
+    done = command("predict", tmp_path / "saved", tmp_path / "rows.npz", tmp_path / "out.npy")
+    assert done.returncode == 0, done.stderr
+    assert list(np.load(tmp_path / "out.npy")) == list(fitted.predict(X))
+    found = command("evaluate", tmp_path / "saved", tmp_path / "rows.npz", "--json")
+    assert json.loads(found.stdout)["accuracy"] == fitted.score(X, LABELS)
+    info = command("info", tmp_path / "saved", "--json", "--verify")
+    assert info.returncode == 0, info.stderr
+    assert json.loads(info.stdout)["samples"] == fitted.report_["samples"]
+    (tmp_path / "run.toml").write_text(
+        f'[data]\ntrain = "{tmp_path}/rows.zarr"\n[run]\nrun_dir = "{tmp_path}/saved"\n'
+    )
+    streamkern.ingest_store(X, tmp_path / "rows.zarr", y=LABELS)
+    before = contents(tmp_path / "saved")
+    refused = command("train", tmp_path / "run.toml")
+    assert refused.returncode == 2
+    assert "holds a run that differs" in refused.stderr
+    assert contents(tmp_path / "saved") == before
+
+
+# ----------------------------------------------------------------------------------- what is not
+
+
+class Odd(Kernel):
+    def profile(self, sq: Any, xp: Any) -> Any:
+        return (1 + sq) ** -1
+
+
+def twice(X: Any, Y: Any, rng: Any) -> Any:
+    return X * (1 + 0 * rng.uniform((1,))), Y
+
+
+def twofold(X: Any, Y: Any, rng: Any) -> Any:
+    return 2 * X, Y
+
+
+twofold.deterministic = True  # type: ignore[attr-defined]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_model_that_needs_code_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Odd"):
+        KernelRegressor(Odd(2.0), **SMALL).fit(X, Y).save(tmp_path / "saved")
+    with pytest.raises(ConfigError, match="twofold"):
+        KernelRegressor(**SMALL, transforms=[twofold]).fit(X, Y).save(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+
+
+def test_what_is_not_kept_is_asked_for_by_name(tmp_path: Path) -> None:
+    fitted = KernelRegressor(**SMALL, transforms=[twice], metric=METRIC).fit(X, Y)
+    fitted.save(tmp_path / "saved")
+    loaded = load(tmp_path / "saved")
+    same(loaded, fitted)
+    with pytest.raises(ConfigError, match=r"metric was an array.*set_params\(metric=\.\.\.\)"):
+        loaded.fit(X, Y)
+    with pytest.raises(ConfigError, match="transforms was a list with 'twice'"):
+        clone(loaded).set_params(metric=METRIC).fit(X, Y)
+    loaded.set_params(metric=METRIC, transforms=[twice], threads=1).fit(X, Y)
+    same(loaded, fitted)
+
+
+def test_only_a_new_place_is_written_to(tmp_path: Path) -> None:
+    fitted = KernelRegressor(**SMALL).fit(X, Y)
+    with pytest.raises(NotFittedError):
+        KernelRegressor().save(tmp_path / "saved")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    fitted.save(tmp_path / "mine")
+    assert contents(tmp_path / "mine")["notes.txt"] == b"mine"
+    (tmp_path / "other" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "other" / "checkpoints" / "best.pt").write_bytes(b"mine")
+    with pytest.raises(RunError, match=r"holds 'checkpoints/?.*' but no run of streamkern"):
+        fitted.save(tmp_path / "other")
+    assert contents(tmp_path / "other") == {"checkpoints/best.pt": b"mine"}
+    fitted.save(tmp_path / "saved")
+    before = contents(tmp_path / "saved")
+    fitted.save(tmp_path / "saved")  # it is there already
+    with pytest.raises(RunError, match="holds another model or run already"):
+        KernelRegressor(**SMALL).fit(X, Y[:, ::-1]).save(tmp_path / "saved")
+    with pytest.raises(ResumeMismatchError):
+        KernelRegressor(**SMALL, run_dir=tmp_path / "saved").fit(X, Y)
+    run = tmp_path / "run"
+    KernelRegressor(**SMALL, run_dir=run).fit(X, Y)
+    with pytest.raises(RunError, match="holds another model or run already"):
+        fitted.save(run)
+    assert contents(tmp_path / "saved") == before
+
+
+def test_what_is_no_run_is_not_loaded(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="place=3 must be the path or URL"):
+        load(3)  # type: ignore[arg-type]
+    for place in ("nothing", "empty"):
+        if place == "empty":
+            (tmp_path / place).mkdir()
+        with pytest.raises(RunError, match=place):
+            load(tmp_path / place)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["empty"]
+    streamkern.ingest_store(X, tmp_path / "rows.zarr", y=LABELS)
+    with pytest.raises(RunError, match=r"rows\.zarr"):
+        load(tmp_path / "rows.zarr")
+
+
+def test_damage_is_not_loaded(tmp_path: Path) -> None:
+    fitted = KernelRegressor(**SMALL).fit(X, Y)
+    fitted.save(tmp_path / "saved")
+
+    def use() -> bytes:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # a line of the log is no part of it
+            return load(tmp_path / "saved").predict(X).tobytes()
+
+    counts = survey(tmp_path / "saved", 60, 3, use, peak_bytes=100 * 2**20)
+    assert sum(counts.values()) == 60
+    assert counts["CheckpointError"] > 20
+
+
+def test_a_save_that_was_killed_is_finished_by_the_next(tmp_path: Path) -> None:
+    """At every write: what is left is refused or whole, and the same call completes it."""
+    fitted = KernelRegressor(**SMALL).fit(X, Y)
+    fitted.save(tmp_path / "whole")
+    files = sorted(contents(tmp_path / "whole"))
+    for kept in range(len(files)):
+        place = tmp_path / f"part-{kept}"
+        shutil.copytree(tmp_path / "whole", place)
+        for name in sorted(files, key=lambda n: (tmp_path / "whole" / n).stat().st_mtime_ns)[kept:]:
+            (place / name).unlink()
+        for folder in sorted((p for p in place.rglob("*") if p.is_dir()), reverse=True):
+            if not any(folder.iterdir()):
+                folder.rmdir()
+        with contextlib.suppress(RunError, CheckpointError):
+            same(load(place), fitted)
+        fitted.save(place)
+        same(load(place), fitted)
+
+
+def test_a_remote_place(tmp_path: Path) -> None:
+    fitted = KernelClassifier(**SMALL).fit(X, LABELS)
+    fitted.save("memory://bucket-of-load/saved")
+    same(load("memory://bucket-of-load/saved"), fitted)
+    with pytest.raises(RunError, match="nothing-there"):
+        load("memory://bucket-of-load/nothing-there")
