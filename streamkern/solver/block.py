@@ -119,13 +119,15 @@ class BlockMethod(Method[BlockSizes]):
         op.backend.release()
         pre = build_block(
             op, work.Z, S, probe, block_slices(len(work.Z), work.sizes.block_size),
-            noise=work.noise, sweeps=n_sweeps(problem, work.sizes),
+            noise=work.noise, worth=work.worth, sweeps=n_sweeps(problem, work.sizes),
             damping=options.damping, ridge=options.fixed_ridge, seed=options.seed, report=report,
             known=work.known, batch=_damped_by(problem, work.sizes.batch_size),
         )  # fmt: skip
+        found = {} if work.worth is None else {"ridge": pre.ridge}
         return Setup(
             _factors(pre),
-            {
+            found
+            | {
                 "rules": [asdict(rule) for rule in pre.rules],
                 "mu": pre.mu,
                 "jitter": pre.jitter,

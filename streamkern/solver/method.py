@@ -80,7 +80,9 @@ class Setup:
 @dataclass(frozen=True)
 class Work(Generic[S]):
     """What a solver is made for. Z : points of the centers, both sides. options : with the ridge as
-    a number, unless the method finds it. known, noise : of a method that asks for them."""
+    a number, unless the method finds it. known, noise : of a method that asks for them. worth :
+    rows that the run is worth, where the noise says the ridge; a method that comes to know the
+    noise better has "ridge" among what it computes."""
 
     op: KernelOperator
     Z: Points
@@ -89,6 +91,7 @@ class Work(Generic[S]):
     options: Options
     known: Known | None = None
     noise: Noise = NO_NOISE
+    worth: float | None = None
 
     @property
     def shared(self) -> dict[str, Any]:

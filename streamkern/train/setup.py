@@ -110,7 +110,7 @@ def start(
         sample, probe, rows = _samples(run, dtype, inside, known_rows)
         return sample, probe
 
-    method, options, noise = run.method, config.options, NO_NOISE
+    method, options, noise, n = run.method, config.options, NO_NOISE, None
     open_ridge = options.ridge is None
     asked = method.asks_ridge(run.problem, open_ridge=open_ridge)
     if method.asks_noise(run.problem, open_ridge=open_ridge):
@@ -127,10 +127,11 @@ def start(
     known = None
     if known_rows is not None:
         known = replace(_known(run, dtype, inside, known_rows), whole=run.problem.whole)
-    work = Work(op, points, run.problem, run.sizes, options, known, noise)
+    work = Work(op, points, run.problem, run.sizes, options, known, noise, n)
     setup = method.compute(work, samples, report)
     if asked:
-        setup.meta["ridge"] = options.fixed_ridge
+        ridge = setup.meta.setdefault("ridge", options.fixed_ridge)
+        work = replace(work, options=replace(options, ridge=ridge))
     if learned.facts:
         setup.meta["learned_metric"] = learned.facts
     solver = method.assemble(work, setup, rows)

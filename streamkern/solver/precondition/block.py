@@ -22,6 +22,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.block_factor import BlockFactor
+from streamkern.solver.precondition.fresh_noise import noise_on_fresh_rows
 from streamkern.solver.precondition.joint import Joint, on_fresh_rows
 from streamkern.solver.precondition.known import Known, Sample, effective_rows
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
@@ -91,6 +92,7 @@ class BlockPreconditioner:
     """(p, c), K(Z, Z) start: of several blocks with a ridge."""
     L: Array | None = None
     """(p, p), K(Z, Z) + jitter I = L L^T: of one block, where there is a ridge."""
+    ridge: float = 0.0
     damped: tuple[Array, Array] | None = None
     """(E, D) of shapes (b, q) and (q,): the step is H^T (I - E D E^T) H g, see `linear`."""
 
@@ -137,6 +139,7 @@ def build_block(
     blocks: list[slice],
     *,
     noise: Noise = NO_NOISE,
+    worth: float | None = None,
     sweeps: int = 0,
     damping: float | None = None,
     ridge: float = 0.0,
@@ -154,13 +157,15 @@ def build_block(
         the probe, rows that are centers are left out. S.Y is overwritten.
     known : of the rows that are centers, where there are any.
     blocks : slices of the centers, which are in random order.
-    noise : of the targets. It says the penalty for the sample, and mu is no less.
+    noise : of the targets. It says the penalty for the sample, and mu is no less; where it is not
+        told, the first block may tell it (`fresh_noise`).
+    worth : rows of the run, where the noise is to say the ridge as well.
     sweeps : further ones over the blocks, on the sample, where there are several; a third more
         where `Joint.learn` undoes some.
     batch : rows of a step over the share of their leverage that it damps them by (`block_step`).
     damping : mu over the top eigenvalue of the first block's covariance in place of that.
     ridge : coefficient of the ridge, which the solver evaluates on several blocks in turn, and of a
-        single block from its factor, which is then kept.
+        single block from its factor, which is then kept; with `worth` 0, or about what it will be.
 
     Cost per block (2 s + h + 5 b / 3) b^2 + 2 (b + s + h) b d FLOPs (`setup_flops`), for
     the first one 2/3 b^3 to 5/3 b^3 more, and more where mu has to go up; memory beside H the
@@ -179,12 +184,15 @@ def build_block(
     values = None if op.kernel.explicit else op.backend.xp.zeros(start.shape, op.dtype)
     mus, jitters, lambdas, sketches = list[float](), list[float](), list[float](), list[Array]()
     mu, L, top = math.inf, None, None
-    penalty = noise.penalty(effective_rows(S, known))
+    rows, penalty = effective_rows(S, known), 0.0
     for i, block in enumerate(blocks):
         least_jitter = noise_floor(op, len(Z)) if ridge else 0.0
         factor = BlockFactor(op, Z, block, S, values, known, seed, batch, least_jitter, top)
         top = factor.top
         if i == 0:
+            noise = _noise(factor, probe, noise, rows, report)
+            penalty = noise.penalty(rows)
+            ridge = ridge if worth is None else noise.penalty(worth)
             mu = max(penalty, FLOOR * top) if damping is None else damping * top
         factor.learn(max(mu, ridge), out=start[block])
         if len(blocks) > 1:
@@ -215,7 +223,18 @@ def build_block(
     rules = _rules(op, leverage, lambdas, known)
     kept = values if ridge and len(blocks) > 1 else None
     found = blocks, H, rules, min(mus), jitters, start, len(S), sketches, kept, L
-    return BlockPreconditioner(*found)
+    return BlockPreconditioner(*found, ridge=ridge)
+
+
+def _noise(
+    factor: BlockFactor, probe: Sample, noise: Noise, rows: float,
+    report: Callable[[str, dict[str, Any]], None],
+) -> Noise:  # fmt: skip
+    """What is known of it once the first block is there."""
+    found = noise_on_fresh_rows(factor, probe, noise, rows)
+    if found is not noise:
+        report("noise", {"variance": found.variance, "tried": found.tried, "fresh": probe.n_fresh})
+    return found
 
 
 def _rules(

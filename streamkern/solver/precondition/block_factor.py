@@ -118,9 +118,9 @@ class BlockFactor:
         self.backend.mirror_lower(self.C)
         return top_eigenvalue(self.backend, lambda v: self.C @ v, start, EIGENVALUE_STEPS)
 
-    def _ridge_solution(self, penalty: float) -> tuple[Array, Array] | None:
-        """The Cholesky factor A of C + mu I, and the weights (b, c) that minimise the sample's
-        mean squared error + mu |f|^2; None where rounding makes C + mu I indefinite."""
+    def solution(self, penalty: float) -> Array | None:
+        """The weights (b, c) that minimise the sample's mean squared error + penalty |f|^2; None
+        where rounding makes C + penalty I indefinite."""
         A, x = self.C.copy(), self.moment.copy()
         A.reshape(-1)[:: len(A) + 1] += penalty
         if not self.backend.cholesky(A):
@@ -131,12 +131,12 @@ class BlockFactor:
             x -= penalty * before
         self.backend.solve_lower(A, x)
         x = self.backend.solve_lower(A, x, transposed=True)
-        return A, self.norm.weights(self.backend, x)
+        return self.norm.weights(self.backend, x)
 
     def learn(self, penalty: float, out: Array) -> None:
         """out = what the sample alone teaches, (b, c); zero where rounding forbids the penalty."""
-        solved = self._ridge_solution(penalty)
-        out[...] = 0 if solved is None else solved[1]
+        learned = self.solution(penalty)
+        out[...] = 0 if learned is None else learned
 
     def leave(self, S: Sample, weights: Array, values: Array | None) -> None:
         """Take what the block has learned from S.Y, and add it to `values`."""
