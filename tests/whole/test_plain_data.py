@@ -63,7 +63,7 @@ def test_a_folder_of_tables(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(40))
 def test_what_a_newcomer_brings(number: int) -> None:
-    assert newcomer.judge(newcomer.draw(number)) == []
+    assert newcomer.judge(newcomer.draw(number))[0] == []
 
 
 def test_a_model_that_is_worse_than_the_mean_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,4 +71,4 @@ def test_a_model_that_is_worse_than_the_mean_is_a_fault(monkeypatch: pytest.Monk
     monkeypatch.setattr(
         newcomer.sk.KernelRegressor, "predict", lambda self, X: np.full(len(X), 1e3)
     )
-    assert any("times that of the mean" in fault for fault in newcomer.judge(case))
+    assert any("times that of the mean" in fault for fault in newcomer.judge(case)[0])
