@@ -6,7 +6,7 @@ All of it is returned as arrays and JSON values (`Assembled.arrays`, `.meta`), w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -19,14 +19,15 @@ from streamkern.basics.errors import ConfigError
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.importances import describe_metric
-from streamkern.kernels.points import Grid
+from streamkern.kernels.points import Grid, Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import METRIC_ROWS
+from streamkern.planning.sizes import Options
 from streamkern.solver.base import Solver
 from streamkern.solver.copies import COPIES, FEWEST, common_share, worth
 from streamkern.solver.method import Report, Rows, Setup, Work
 from streamkern.solver.precondition.known import Known, by_center
-from streamkern.solver.precondition.noise import NO_NOISE, NOISE_ROWS, find_noise, unlike
+from streamkern.solver.precondition.noise import NO_NOISE, NOISE_ROWS, Noise, find_noise, unlike
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.base import Block
 from streamkern.stream.sources.sampling import (
@@ -110,18 +111,8 @@ def start(
         sample, probe, rows = _samples(run, dtype, inside, known_rows)
         return sample, probe
 
-    method, options, noise, n = run.method, config.options, NO_NOISE, None
-    open_ridge = options.ridge is None
-    asked = method.asks_ridge(run.problem, open_ridge=open_ridge)
-    if method.asks_noise(run.problem, open_ridge=open_ridge):
-        noise = find_noise(op, points, *few()[:3])
-        few.cache_clear()
-        facts: dict[str, Any] = {"variance": noise.variance, "tried": noise.tried}
-        if asked:
-            n = _worth(run, op, dtype, inside)
-            options = replace(options, ridge=noise.penalty(n))
-            facts |= {"worth": n, "ridge": options.ridge}
-        report("noise", facts)
+    method = run.method
+    noise, n, options = _noise(run, op, points, few, inside, report)
     few.cache_clear()
     run.backend.release()
     known = None
@@ -129,7 +120,7 @@ def start(
         known = replace(_known(run, dtype, inside, known_rows), whole=run.problem.whole)
     work = Work(op, points, run.problem, run.sizes, options, known, noise, n)
     setup = method.compute(work, samples, report)
-    if asked:
+    if n is not None:
         ridge = setup.meta.setdefault("ridge", options.fixed_ridge)
         work = replace(work, options=replace(options, ridge=ridge))
     if learned.facts:
@@ -146,6 +137,26 @@ def start(
             setup.meta["metric"] = describe_metric(kernel.metric, data.source.columns)
     meta = _meta(run, kernel, setup.meta, scale_meta)
     return Assembled(solver, op, arrays | scale_arrays, meta)
+
+
+def _noise(
+    run: Run, op: KernelOperator, points: Points, few: Callable[[], Rows], targets: TargetScale,
+    report: Report,
+) -> tuple[Noise, float | None, Options]:  # fmt: skip
+    """The noise of the targets, where the method asks; and where that is to say the ridge, rows
+    that the run is worth, and the settings with a ridge for them."""
+    method, options, n = run.method, run.config.options, None
+    open_ridge = options.ridge is None
+    if not method.asks_noise(run.problem, open_ridge=open_ridge):
+        return NO_NOISE, n, options
+    noise = find_noise(op, points, *few()[:3])
+    facts: dict[str, Any] = {"variance": noise.variance, "tried": noise.tried}
+    if method.asks_ridge(run.problem, open_ridge=open_ridge):
+        n = _worth(run, op, op.dtype, targets)
+        options = replace(options, ridge=noise.penalty(n))
+        facts |= {"worth": n, "ridge": options.ridge}
+    report("noise", facts)
+    return noise, n, options
 
 
 def _meta(

@@ -21,7 +21,7 @@ from streamkern.backend.base import Array, Backend
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.solver.precondition.block_factor import BlockFactor
+from streamkern.solver.precondition.block_factor import BlockFactor, Damped
 from streamkern.solver.precondition.fresh_noise import noise_on_fresh_rows
 from streamkern.solver.precondition.joint import Joint, on_fresh_rows
 from streamkern.solver.precondition.known import Known, Sample, effective_rows
@@ -184,16 +184,15 @@ def build_block(
     values = None if op.kernel.explicit else op.backend.xp.zeros(start.shape, op.dtype)
     mus, jitters, lambdas, sketches = list[float](), list[float](), list[float](), list[Array]()
     mu, L, top = math.inf, None, None
-    rows, penalty = effective_rows(S, known), 0.0
+    rows = effective_rows(S, known)
     for i, block in enumerate(blocks):
         least_jitter = noise_floor(op, len(Z)) if ridge else 0.0
         factor = BlockFactor(op, Z, block, S, values, known, seed, batch, least_jitter, top)
         top = factor.top
         if i == 0:
             noise = _noise(factor, probe, noise, rows, report)
-            penalty = noise.penalty(rows)
             ridge = ridge if worth is None else noise.penalty(worth)
-            mu = max(penalty, FLOOR * top) if damping is None else damping * top
+            mu = max(noise.penalty(rows), FLOOR * top) if damping is None else damping * top
         factor.learn(max(mu, ridge), out=start[block])
         if len(blocks) > 1:
             factor.leave(S, start[block], values)
@@ -203,8 +202,7 @@ def build_block(
         mu = measured.mu - rounds * ridge  # all blocks are damped alike
         mus.append(measured.mu)
         jitters.append(factor.norm.jitter)
-        facts = {"lambda_1": measured.lambda_1, "mu": measured.mu, "jitter": factor.norm.jitter}
-        report("block", {"block": i, "blocks": len(blocks), **facts})
+        report("block", {"block": i, "blocks": len(blocks)} | _facts(measured, jitters[-1]))
         if ridge and len(blocks) == 1:
             L = factor.norm.L
         del factor.norm, factor.C
@@ -214,16 +212,18 @@ def build_block(
         lambdas.append(measured.lambda_1)
         leverage += measured.leverage
     if len(blocks) > 1:
+        joint = Joint(op, Z, S, known, blocks, H, start, values, max(CAUTION * mu, ridge), jitters)
         # A ridge is what the steps go to, and needs no caution. mu has a floor, and may be far
         # above what the noise says; with neither noise nor ridge there is nothing to say.
-        cautious, least = max(CAUTION * mu, ridge), max(CAUTION * penalty, ridge) or math.inf
-        joint = Joint(op, Z, S, known, blocks, H, start, values, cautious, jitters)
-        joint.learn(sweeps, seed, least, probe)
+        joint.learn(sweeps, seed, max(CAUTION * noise.penalty(rows), ridge) or math.inf, probe)
     _trust(op, Z, start, values, probe)
     rules = _rules(op, leverage, lambdas, known)
-    kept = values if ridge and len(blocks) > 1 else None
-    found = blocks, H, rules, min(mus), jitters, start, len(S), sketches, kept, L
-    return BlockPreconditioner(*found, ridge=ridge)
+    made = blocks, H, rules, min(mus), jitters, start, len(S), sketches
+    return BlockPreconditioner(*made, values if ridge and len(blocks) > 1 else None, L, ridge)
+
+
+def _facts(measured: Damped, jitter: float) -> dict[str, Any]:
+    return {"lambda_1": measured.lambda_1, "mu": measured.mu, "jitter": jitter}
 
 
 def _noise(
