@@ -52,6 +52,7 @@ COMMANDS = {  # in the order of their list, and what it says of them
 }
 STYLE: dict[str, Any] = {
     "add_completion": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
     "rich_markup_mode": None,
     "pretty_exceptions_enable": False,
 }
@@ -85,7 +86,7 @@ def _command(name: str) -> Any:
 
 
 app = typer.Typer(
-    **STYLE,
+    **STYLE | {"add_completion": True},
     cls=Commands,
     no_args_is_help=True,
     help="Train large kernel models out of core, streaming from Zarr.",

@@ -26,6 +26,7 @@ from pydantic_core import ErrorDetails
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.text import SCHEDULER_ADDRESS, redact
+from streamkern.config.nearest_word import nearest_word
 from streamkern.config.parse import parse_bytes, parse_seconds
 
 # user:password@ behind the scheme. The password may hold a slash (AWS keys do); host:9000/ is no
@@ -245,6 +246,9 @@ def _sentence(model: type[Table], detail: ErrorDetails) -> str:
     if kind == "missing":
         return f"{path} is missing: it must be {rule}; set it in [{model.table}]"
     shown = path if field.exclude else f"{path}={_shown(detail['input'])}"
+    meant = None if field.exclude else nearest_word(detail["input"], rule)
+    if meant is not None:
+        return f"{shown} must be {rule}; did you mean {json.dumps(meant)}?"
     remedy = "correct it"
     if path.endswith("]"):
         rule = f"a table with kind = one of {_choices(model.kinds)}"

@@ -20,6 +20,7 @@ from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.estimator import inputs
 from streamkern.estimator.facts import transform_tables
+from streamkern.estimator.mistakes import brief
 from streamkern.estimator.parameters import Parameters, own_names
 from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.importances import importances
@@ -51,6 +52,7 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
 
     # -- fitting ---------------------------------------------------------------------------
 
+    @brief
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, test: Any = None) -> Self:
         """Train on all of the data.
 
@@ -250,6 +252,7 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
         if result.skipped:
             self.report_["skipped"] = list(result.skipped)
 
+    @brief
     def save(
         self, place: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
     ) -> None:

@@ -18,12 +18,14 @@ from streamkern.basics.text import some
 from streamkern.estimator import inputs
 from streamkern.estimator.base import KernelEstimator
 from streamkern.estimator.facts import label_dtype
+from streamkern.estimator.mistakes import brief, suggesting
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.base import BaseSource
 
 __all__ = ["KernelClassifier", "KernelRegressor"]
 
 
+@suggesting
 class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
     """Least-squares regression with f(x) = mean(y) + sum_j alpha_j k(x, z_j), trained by streaming.
 
@@ -128,6 +130,7 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
         tags.target_tags.multi_output = True
         return tags
 
+    @brief
     def partial_fit(self, X: Any, y: Any = None) -> Self:
         """Train on one more block of rows.
 
@@ -141,6 +144,7 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
         """
         return self._partial_fit(X, y)
 
+    @brief
     def predict(
         self, X: Any, *, out: Any = None, overwrite: bool = False, order: str = "source"
     ) -> Any:
@@ -155,6 +159,7 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
         F = self._values(X)
         return F[:, 0] if self._flat else F
 
+    @brief
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """R2, the plain mean over the outputs; y is None where X brings it along."""
         if not inputs.is_stream(X):
@@ -186,6 +191,7 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
         return ArraySource(X, y, sample_weight=w)
 
 
+@suggesting
 @dataclass(kw_only=True, eq=False, repr=False)
 class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
     """Least-squares classification: regression on one-hot targets, prediction by the largest.
@@ -205,12 +211,14 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
 
     class_weight: Any = None
 
+    @brief
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, test: Any = None) -> Self:
         """See `KernelRegressor.fit`. y : (n,) labels."""
         self._forget_classes()
         super().fit(X, y, sample_weight, test=test)
         return self
 
+    @brief
     def partial_fit(self, X: Any, y: Any = None, classes: Any = None) -> Self:
         """See `KernelRegressor.partial_fit`.
 
@@ -234,6 +242,7 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
             )
         return self._partial_fit(X, y)
 
+    @brief
     def predict(
         self, X: Any, *, out: Any = None, overwrite: bool = False, order: str = "source"
     ) -> Any:
@@ -243,15 +252,18 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
         best = self.predict_values(X).argmax(axis=1)
         return self.classes_[best]
 
+    @brief
     def predict_values(self, X: Any) -> npt.NDArray[Any]:
         """f(X), (n, c): about 1 for the class of a row and 0 for the others."""
         return self._values(X)
 
+    @brief
     def decision_function(self, X: Any) -> npt.NDArray[Any]:
         """f(X), (n, c); with two classes the difference of their values, (n,)."""
         F = self._values(X)
         return F[:, 1] - F[:, 0] if F.shape[1] == 2 else F
 
+    @brief
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Accuracy; y is None where X brings it along."""
         if not inputs.is_stream(X):

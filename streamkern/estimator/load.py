@@ -12,6 +12,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
 from streamkern.estimator.facts import NotKept, restored_transforms
 from streamkern.estimator.inputs import labels_of
+from streamkern.estimator.mistakes import brief
 from streamkern.estimator.parameters import SETTINGS
 from streamkern.kernels.builtin import get_kernel
 from streamkern.rundir.sealed import as_saved
@@ -21,6 +22,7 @@ from streamkern.train.opened import GIVEN
 from streamkern.train.trained import Trained, load_trained_run
 
 
+@brief
 def load(
     place: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
 ) -> KernelRegressor | KernelClassifier:

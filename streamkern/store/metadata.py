@@ -167,8 +167,9 @@ def _strict_group(strict: StrictStore, path: str, url: str) -> zarr.Group:
                 raise DataError(
                     f"{redact(url)} is a single zarr array; give the group that holds X and y"
                 ) from error
-    except FileNotFoundError as error:
-        raise StoreNotFoundError(f"there is no zarr store at {redact(url)}") from error
+    except FileNotFoundError:
+        missing = StoreNotFoundError(f"there is no zarr store at {redact(url)}")
+    raise missing  # zarr's own tracebacks say no more
 
 
 def _foreign_spec(arrays: Arrays, names: Names, url: str) -> StoreSpec:

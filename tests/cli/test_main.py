@@ -104,12 +104,27 @@ def trained(stores: Path, folder: Path, run: Run, *more: object) -> Path:
 
 def test_version_and_help(run: Run) -> None:
     assert run("--version") == (DONE, f"streamkern {streamkern.__version__}\n", "")
+    assert run("-h") == run("--help")
+    assert run("train", "-h")[1] == run("train", "--help")[1]
     code, out, _ = run("train", "--help")
     assert code == DONE
     assert "--set SECTION.KEY=VALUE" in out
     code, out, err = run()
     assert (code, out) == (USAGE, "")
     assert "Commands:" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "found"), [("streamkern tr", "train"), ("streamkern train --ep", "--epochs")]
+)
+def test_a_shell_completes_commands_and_options(words: str, found: str) -> None:
+    asked = {"_STREAMKERN_COMPLETE": "complete_bash", "COMP_WORDS": words}
+    done = subprocess.run(
+        [Path(sys.executable).with_name("streamkern")],
+        env={**os.environ, **asked, "COMP_CWORD": str(len(words.split()) - 1)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == [found]
 
 
 def test_the_list_of_commands_is_told_without_loading_them() -> None:

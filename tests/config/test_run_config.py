@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -287,7 +288,7 @@ def test_a_bad_value_is_one_sentence(section: str, key: str, value: object) -> N
     data = {"train": "a.zarr"}
     said = complaint(**{"data": data, section: {**(data if section == "data" else {}), key: value}})
     assert said.startswith(f"{section}.{key}={value!r} must be ")
-    assert "; correct it" in said
+    assert re.search("; (correct it|did you mean )", said)
     assert "\n" not in said
 
 
@@ -338,6 +339,12 @@ def test_a_run_without_a_training_set_is_refused(tables: dict[str, dict[str, str
         ({"data": {"train": "a", "Epochs": 3}}, "did you mean data.epochs?"),
         ({"solver": {"bandwidth": 3}}, "did you mean model.bandwidth?"),
         ({"sovler": {}}, "sovler is not a setting; did you mean solver?"),
+        ({"model": {"kernel": "rbf"}}, '; did you mean "gaussian"?'),
+        ({"model": {"kernel": "Gausian"}}, '; did you mean "gaussian"?'),
+        ({"model": {"kernel": "xx"}}, '; correct it or leave it out for the default "auto"'),
+        ({"solver": {"name": "krr"}}, '; did you mean "direct"?'),
+        ({"run": {"device": "cuda"}}, '; did you mean "gpu"?'),
+        ({"run": {"precision": "float16"}}, "; correct it or leave it out"),
         ({"zzz": {}}, "known here are data, model, solver, run"),
         ({"model": {"zzz": 1}}, "known here are model.kernel, model.bandwidth"),
         ({"model": 3}, "model must be a table of settings; write them under [model]"),

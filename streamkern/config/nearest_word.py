@@ -1,0 +1,29 @@
+"""Which of our words a wrong one may mean."""
+
+from __future__ import annotations
+
+import difflib
+import re
+
+ELSEWHERE = {
+    "rbf": "gaussian", "squared_exponential": "gaussian", "exponential": "laplace",
+    "matern": "matern52", "poly": "polynomial", "ntk": "relu_ntk", "eigenpro": "eigenpro4",
+    "krr": "direct", "kernel_ridge": "direct", "exact": "direct", "cuda": "gpu", "rff": "fourier",
+}  # fmt: skip
+"""What other libraries, and papers, call what we have: their word, ours."""
+_NO_DIGIT = re.compile(r"\D")
+_QUOTED = re.compile(r'"([a-z][\w-]*)"')
+
+
+def nearest_word(value: object, rule: str) -> str | None:
+    """The quoted word of a rule that a value is nearest to, or stands for elsewhere; None if none
+    is near."""
+    words = _QUOTED.findall(rule)
+    if not isinstance(value, str) or not words:
+        return None
+    word = value.lower().replace("-", "_").replace(" ", "_")
+    if ELSEWHERE.get(word) in words:
+        return ELSEWHERE[word]
+    close = difflib.get_close_matches(word, words, n=1)
+    digits = _NO_DIGIT.sub("", word)  # float16 does not mean float64
+    return close[0] if close and digits in ("", _NO_DIGIT.sub("", close[0])) else None

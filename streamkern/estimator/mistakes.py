@@ -1,0 +1,60 @@
+"""What a wrong argument looks like to whoever gave it."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from streamkern.basics.errors import EXIT_USAGE, StreamkernError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+C = TypeVar("C", bound=type)
+
+ELSEWHERE = {
+    "gamma": "bandwidth", "length_scale": "bandwidth", "sigma": "bandwidth", "alpha": "ridge",
+    "penalty": "ridge", "reg": "ridge", "C": "ridge", "n_components": "n_centers",
+    "max_iter": "epochs", "n_epochs": "epochs", "n_jobs": "threads", "seed": "random_state",
+    "learning_rate": "step_scale", "intercept": "fit_intercept",
+}  # fmt: skip
+"""What other libraries call our parameters; they may mean it in other units."""
+
+
+def brief(method: Callable[P, T]) -> Callable[P, T]:
+    """A public method whose errors, where they are the caller's mistake, have no traceback below
+    it: the sentence says all."""
+
+    @functools.wraps(method)
+    def called(*args: P.args, **values: P.kwargs) -> T:
+        try:
+            return method(*args, **values)
+        except StreamkernError as error:
+            if error.exit_code != EXIT_USAGE:
+                raise
+            mistake = error
+        raise mistake.with_traceback(None) from None
+
+    return called
+
+
+def suggesting(cls: C) -> C:
+    """A class whose constructor says which parameter a wrong keyword may have meant."""
+    init: Any = cls.__init__  # type: ignore[misc]  # of this class, not of an object
+    names = list(inspect.signature(init).parameters)[1:]
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **values: Any) -> None:
+        for name in values:
+            if name not in names:
+                raise TypeError(f"{type(self).__name__} has no parameter {name!r}; {_meant(name)}")
+        init(self, *args, **values)
+
+    def _meant(name: str) -> str:
+        close = [ELSEWHERE[name]] if name in ELSEWHERE else difflib.get_close_matches(name, names)
+        return f"did you mean {close[0]!r}?" if close else f"help({cls.__name__}) lists them"
+
+    cls.__init__ = checked  # type: ignore[misc]
+    return cls

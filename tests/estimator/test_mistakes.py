@@ -1,0 +1,97 @@
+"""What a wrong argument looks like: which parameter was meant, and no traceback below the call."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+from streamkern import KernelClassifier, KernelRegressor, load
+from streamkern.basics.errors import DivergenceError, StoreNotFoundError
+from streamkern.estimator.mistakes import ELSEWHERE, brief
+from streamkern.estimator.parameters import SETTINGS
+
+X = np.random.default_rng(0).random((20, 3))
+
+
+@pytest.mark.parametrize("kind", [KernelRegressor, KernelClassifier])
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [("bandwith", "bandwidth"), ("n_center", "n_centers"), ("gamma", "bandwidth"), ("C", "ridge")],
+)
+def test_a_wrong_parameter_names_the_one_that_was_meant(kind: Any, wrong: str, meant: str) -> None:
+    with pytest.raises(
+        TypeError, match=f"^{kind.__name__} has no parameter '{wrong}'; did you mean '{meant}'"
+    ):
+        kind(**{wrong: 2})
+
+
+def test_a_parameter_like_no_other_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"no parameter 'xyz'; help\(KernelRegressor\) lists them"):
+        KernelRegressor(xyz=1)
+    with pytest.raises(TypeError, match="class_weight"):
+        KernelRegressor(class_weight="balanced")  # that of the classifier
+
+
+def test_words_from_elsewhere_mean_parameters() -> None:
+    assert set(ELSEWHERE.values()) <= SETTINGS.keys()
+    assert not ELSEWHERE.keys() & SETTINGS.keys()
+
+
+def test_estimators_are_what_they_were() -> None:
+    """To scikit-learn, which reads the signature, and to pickle."""
+    names = list(inspect.signature(KernelClassifier).parameters)
+    assert names[0] == "kernel"
+    assert "class_weight" in names
+    model = KernelClassifier("laplace", bandwidth=2)
+    for other in (clone(model), pickle.loads(pickle.dumps(model))):
+        assert other.get_params() == model.get_params()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: KernelRegressor("rbf").fit(X, X[:, 0]),
+        lambda: KernelRegressor().fit("nothing.zarr"),
+        lambda: KernelClassifier().fit("nothing.zarr"),
+        lambda: load("nothing"),
+    ],
+    ids=["kernel", "store", "store of classes", "run"],
+)
+def test_a_mistake_has_at_most_five_lines_of_ours(
+    wrong: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((ValueError, RuntimeError)) as caught:
+        wrong()
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    assert sum("streamkern" in Path(frame.filename).parts for frame in frames[1:]) <= 2
+    text = "".join(traceback.format_exception(caught.value))
+    assert "another exception" not in text
+    assert "direct cause" not in text
+
+
+def test_a_failure_keeps_its_traceback() -> None:
+    @brief
+    def failing() -> None:
+        def inner() -> None:
+            raise DivergenceError("too far")
+
+        inner()
+
+    with pytest.raises(DivergenceError) as caught:
+        failing()
+    assert traceback.extract_tb(caught.value.__traceback__)[-1].name == "inner"
+
+
+def test_a_missing_store_is_said_without_zarr(tmp_path: Path) -> None:
+    with pytest.raises(StoreNotFoundError) as caught:
+        KernelRegressor().fit(tmp_path / "no.zarr")
+    assert caught.value.__cause__ is None
