@@ -54,7 +54,7 @@ def choose_centers(
     if run.problem.features == "fourier":
         return _frequencies(run, dtype, report, kernel)
     began = time.perf_counter()
-    seed, method = run.config.run.random_state, _method(run)
+    seed, method = run.config.run.random_state, run.centers_from
     block, n_read = _rows(run, method)
     in_order, selection = run.in_order, run.problem.selection
     p = len(block.X) if selection is None else run.problem.p
@@ -94,16 +94,6 @@ def transformed(run: Run, rows: Rows, dtype: np.dtype[Any]) -> tuple[Array, Arra
         seed=run.config.run.random_state, epoch=0, n_outputs=source.n_outputs,
         classes=source.classes if rows.y.ndim == 1 else None,
     )[:2]  # fmt: skip
-
-
-def _method(run: Run) -> str:
-    """One of `WAYS`, "all", "given" or "file"."""
-    if run.given.centers is not None:
-        return "given"
-    wanted = run.config.model.centers
-    if wanted == "all" or run.in_order:
-        return "all"
-    return wanted if wanted in WAYS else "file"
 
 
 def _rows(run: Run, method: str) -> tuple[Block, int]:
