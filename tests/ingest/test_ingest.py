@@ -713,7 +713,7 @@ def test_nothing_is_overwritten_and_input_is_not_output(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="did not write"):
         ingest(X, tmp_path / "s2", y=y, overwrite=True)
     # A failing replacement leaves the old store as it was.
-    with pytest.raises(NonFiniteError):
+    with pytest.raises(NonFiniteError, match="row 0, column 0 is nan"):
         ingest(np.full((3, 2), np.nan), tmp_path / "s", y=[0, 1, 2], overwrite=True)
     (tmp_path / "s2" / "precious").unlink()
     (tmp_path / "s2").rmdir()
