@@ -21,7 +21,7 @@ import numpy.typing as npt
 from streamkern.backend.base import Array
 from streamkern.basics.errors import DataError
 from streamkern.centers.random_rows import Random
-from streamkern.centers.way import Host, Work
+from streamkern.centers.way import CenterWork, Host
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.center_costs import Selection
 from streamkern.planning.problem import Problem
@@ -47,7 +47,9 @@ class RPCholesky(Random):
         choices = [_looking_at(problem, min(k * problem.p, n_rows)) for k in CANDIDATES]
         return next((c for c in choices if c.total <= budget_bytes // 3), choices[-1])
 
-    def refine(self, X: Host, selection: Selection, work: Work) -> tuple[Host, dict[str, Any]]:
+    def refine(
+        self, X: Host, selection: Selection, work: CenterWork
+    ) -> tuple[Host, dict[str, Any]]:
         """See `rpcholesky`. Raises DataError where fewer than p rows are different."""
         different, p = _different(X), work.p
         if len(different) < p:

@@ -15,8 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy.typing as npt
-
 from streamkern.basics.errors import ConfigError, DivergenceError, RunError
 from streamkern.basics.text import redact
 from streamkern.config.run_config import RunConfig
@@ -27,9 +25,7 @@ from streamkern.stream.sources.base import Source
 from streamkern.train.opened import NOTHING, Given, Run, open_run
 from streamkern.train.same_run import recorded_run, recorded_sizes
 from streamkern.train.setup import reassemble, start
-from streamkern.train.steps import Position, Result, Steps
-
-Kept = tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
+from streamkern.train.steps import Kept, Position, Result, Steps
 
 
 @dataclass
