@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from streamkern.cli import main
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.train import train
+from tests.lives import eventually
 from tests.runs import array_source, assert_same_bits, final, finished, latest_step, settings
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
@@ -239,12 +240,15 @@ def command(*words: object, **options: Any) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def wait_until(condition: Any, process: subprocess.Popen[str]) -> None:
-    give_up = time.monotonic() + 60
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < give_up
-        time.sleep(0.005)
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Which has to live until then."""
+
+    def true() -> bool:
+        alive = process.poll() is None
+        assert condition() or alive, process.communicate()
+        return condition()
+
+    eventually(true)
 
 
 def wait_for_writer(run_dir: Path, process: subprocess.Popen[str]) -> None:

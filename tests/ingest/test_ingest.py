@@ -50,6 +50,7 @@ from streamkern.store.describe import looks_sorted
 from streamkern.store.fill import n_writers
 from streamkern.store.store import Store, open_store
 from tests import faults
+from tests.lives import Stop
 from tests.rawfiles import memory_url, write_idx
 
 SMALL = 16 << 14  # the least memory that chunks of 16 KiB allow
@@ -819,10 +820,6 @@ def test_killed_again_and_again_gives_the_same_bits(
     same = [key for key, t in kept.items() if (out / key).stat().st_mtime_ns == t]
     assert len(same) >= len(kept) - 3 * n_writers(out, 1 << 28, 1 << 14) - 1
     assert len([key for key in same if key.startswith("X/")]) >= 1
-
-
-class Stop(Exception):
-    pass
 
 
 def stop_after(stage: str, rows: int) -> Any:
