@@ -354,7 +354,7 @@ def test_only_a_new_place_is_written_to(tmp_path: Path) -> None:
     fitted.save(tmp_path / "saved")  # it is there already
     with pytest.raises(RunError, match="holds another model or run already"):
         KernelRegressor(**SMALL).fit(X, Y[:, ::-1]).save(tmp_path / "saved")
-    with pytest.raises(ResumeMismatchError):
+    with pytest.raises(ResumeMismatchError, match="holds a run that differs"):
         KernelRegressor(**SMALL, run_dir=tmp_path / "saved").fit(X, Y)
     run = tmp_path / "run"
     KernelRegressor(**SMALL, run_dir=run).fit(X, Y)
