@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,17 +19,9 @@ import numpy as np
 from streamkern.basics.randomness import RowRandom
 from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.transforms import host_transform
+from tests.lives import eventually
 
 ROOT = Path(__file__).parent.parent
-PATIENCE_S = 60.0
-
-
-def eventually(true: Callable[[], object]) -> None:
-    """Wait until `true()`; fail when it never is."""
-    give_up = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < give_up
-        time.sleep(0.02)
 
 
 class Cluster:

@@ -1,4 +1,4 @@
-"""What all tests share: options, profiles, the thread leak check, and small stores."""
+"""What all tests share: options, profiles, the thread leak check; a small store, run, cluster."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ from hypothesis import HealthCheck, settings
 from threadpoolctl import threadpool_limits
 
 from streamkern.backend.cupy_backend import gpu_problem
+from streamkern.stream.cluster import connect
+from streamkern.train.train import Result
+from tests.clusters import Cluster
+from tests.lives import PATIENCE_S
+from tests.runs import N_TEST, Array, arrays, brute_force, finished, stream
+from tests.runs import settings as run_settings
 from tests.s3server import AWS_ENVIRONMENT, S3Server
 
 # Machines that run the tests may be busy: no example has a deadline or is judged by its speed.
@@ -144,3 +150,37 @@ def one_blas_thread() -> Iterator[None]:
     """Tiny problems on a busy machine: BLAS threads cost a hundred times what they give."""
     with threadpool_limits(1):
         yield
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("model") / "run"
+
+
+@pytest.fixture(scope="module")
+def result(run_dir: Path) -> Result:
+    """Of a small run, trained to its end in `run_dir` once for a file of tests."""
+    return finished(run_settings(run_dir), source=stream())
+
+
+@pytest.fixture
+def truth(result: Result) -> Array:
+    """f(X) of the test rows in float64, from centers and weights."""
+    return brute_force(result, arrays(N_TEST, 5)[0])
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two workers; a test that kills one starts another."""
+    pytest.importorskip("distributed")
+    with Cluster(tmp_path_factory.mktemp("cluster")) as started:
+        started.worker()
+        started.worker()
+        yield started
+
+
+@pytest.fixture
+def client(cluster: Cluster) -> Iterator[Any]:
+    with connect(cluster.address, wait_s=PATIENCE_S) as connected:
+        connected.wait_for_workers(2)
+        yield connected

@@ -21,7 +21,6 @@ CALLED = {
     "cupy": "cupy-cuda12x",
     "cupyx": "cupy-cuda12x",
     "nvidia": "nvidia-cuda-nvrtc",
-    "pydantic_core": "pydantic",  # made for it, and only of use with the version that it pins
     "sklearn": "scikit-learn",
 }
 

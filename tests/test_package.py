@@ -7,6 +7,7 @@ import importlib.metadata
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,17 @@ def test_only_one_module_names_cupy() -> None:
 def test_files_and_functions_are_short() -> None:
     assert not LAYOUT.long_files()
     assert not LAYOUT.long_functions()
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    classes = [
+        node.name
+        for tree in LAYOUT.trees.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert classes
+    assert not {name: n for name, n in Counter(classes).items() if n > 1}
 
 
 def test_the_corridor_is_short() -> None:

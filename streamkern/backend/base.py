@@ -94,7 +94,6 @@ class Backend(DenseAlgebra):
             if self.threads > 1
             else None
         )
-        self._local = threading.local()
         self._workspaces = Workspaces()
 
     def __enter__(self) -> Backend:
@@ -181,21 +180,12 @@ class Backend(DenseAlgebra):
 
     # -- walking tiles ---------------------------------------------------------------------
 
-    @contextmanager
-    def single_threaded_blas(self) -> Iterator[None]:
-        """Inside, a BLAS call stays on its own thread. May be nested: the outermost one counts.
+    def single_threaded_blas(self) -> AbstractContextManager[None]:
+        """Inside, a BLAS call stays on its own thread. May be nested.
 
-        Around many calls of `run` it saves their own limits, about 30 us each.
+        Around many calls of `run` it saves setting the limit for each, about 30 us.
         """
-        if getattr(self._local, "limited", False):
-            yield
-            return
-        self._local.limited = True
-        try:
-            with one_thread(self._blas):
-                yield
-        finally:
-            self._local.limited = False
+        return one_thread(self._blas)
 
     def run(self, fn: Callable[[T], None], items: Iterable[T]) -> None:
         """Call `fn` on every item, in any order, and return when all are done.

@@ -73,6 +73,10 @@ _SIGNED = re.compile(
 )
 
 
+SECRET_NAME = re.compile(r"(?i)secret|token|passw|credential|signature|key|user|sas|pwd")
+"""In the name of a field or an option: its text is not for everybody."""
+
+
 def redact(text: str | os.PathLike[str]) -> str:
     """`text` with user info, query and fragment cut out of every URL in it.
 

@@ -11,7 +11,7 @@ from threadpoolctl import ThreadpoolController
 
 from streamkern.basics.optional import on_demand
 from streamkern.centers.random_rows import Random
-from streamkern.centers.way import Host, Work
+from streamkern.centers.way import CenterWork, Host
 from streamkern.planning.center_costs import Selection
 from streamkern.planning.problem import Problem
 
@@ -51,7 +51,9 @@ class KMeans(Random):
         flops = 2 * rows * p * d
         return Selection(p, rows, flops, buffers, streamed=True, library_bytes=SKLEARN_BYTES)
 
-    def refine(self, X: Host, selection: Selection, work: Work) -> tuple[Host, dict[str, Any]]:
+    def refine(
+        self, X: Host, selection: Selection, work: CenterWork
+    ) -> tuple[Host, dict[str, Any]]:
         """See `kmeans`; near are rows in the metric of the kernel."""
         batches, metric = work.batches(selection.rows, KMEANS_BATCH), work.kernel.metric
         seed, threads = work.seed, work.backend.threads

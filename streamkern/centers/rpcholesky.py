@@ -21,14 +21,14 @@ import numpy.typing as npt
 from streamkern.backend.base import Array
 from streamkern.basics.errors import DataError
 from streamkern.centers.random_rows import Random
-from streamkern.centers.way import Host, Work
+from streamkern.centers.way import CenterWork, Host
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.center_costs import Selection
 from streamkern.planning.problem import Problem
 from streamkern.solver.precondition.norm import check_overlap
 
 PIVOT_STAGE = 23
-PIVOT_BLOCK = 128
+PIVOT_BLOCK = 128  # proposals of a round
 # Candidates for each center; the most that memory allows.
 CANDIDATES = (8, 4, 2)
 DIAGONAL_ROWS = 256
@@ -47,7 +47,9 @@ class RPCholesky(Random):
         choices = [_looking_at(problem, min(k * problem.p, n_rows)) for k in CANDIDATES]
         return next((c for c in choices if c.total <= budget_bytes // 3), choices[-1])
 
-    def refine(self, X: Host, selection: Selection, work: Work) -> tuple[Host, dict[str, Any]]:
+    def refine(
+        self, X: Host, selection: Selection, work: CenterWork
+    ) -> tuple[Host, dict[str, Any]]:
         """See `rpcholesky`. Raises DataError where fewer than p rows are different."""
         different, p = _different(X), work.p
         if len(different) < p:
@@ -90,14 +92,12 @@ class Pivots(NamedTuple):
     residual: float
 
 
-def rpcholesky(
-    op: KernelOperator, X: Array, p: int, seed: int, *, block: int = PIVOT_BLOCK
-) -> Pivots:
+def rpcholesky(op: KernelOperator, X: Array, p: int, seed: int) -> Pivots:
     """p different rows of X (N, d), N >= p, chosen by randomly pivoted Cholesky.
 
-    X : different rows of op.dtype on the device. block : proposals of a round.
+    X : different rows of op.dtype on the device.
 
-    Cost N p (p + 2 d) FLOPs; memory N p for the factor and 4 N block for a round.
+    Cost N p (p + 2 d) FLOPs; memory N p for the factor and 4 N PIVOT_BLOCK for a round.
     """
     backend, xp, n = op.backend, op.backend.xp, len(X)
     rng = np.random.default_rng([seed, PIVOT_STAGE])
@@ -107,7 +107,8 @@ def rpcholesky(
     F = xp.empty((p, n), op.dtype)
     u, chosen = diagonal.copy(), np.empty(0, np.int64)
     while len(chosen) < p and u.any():
-        k, proposed, uniform = len(chosen), _propose(u, block, rng), rng.random(block)
+        k, proposed = len(chosen), _propose(u, PIVOT_BLOCK, rng)
+        uniform = rng.random(PIVOT_BLOCK)
         # A row that is proposed again is never accepted, having no residual then.
         proposed, first = _first_of_each(proposed)
         H = _residual(op, X, F[:k], proposed)

@@ -24,7 +24,7 @@ Host = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Work:
+class CenterWork:
     """What `Way.refine` works with.
 
     batches : (n, batch_size) -> n transformed rows of a stream, (m, d) each, in passes over all.
@@ -64,7 +64,9 @@ class Way:
         looked at."""
         raise NotImplementedError
 
-    def refine(self, X: Host, selection: Selection, work: Work) -> tuple[Host, dict[str, Any]]:
+    def refine(
+        self, X: Host, selection: Selection, work: CenterWork
+    ) -> tuple[Host, dict[str, Any]]:
         """Centers (p, d) from the rows X (n, d) as the kernel sees them, and fields for the log.
 
         Of the ways that have a `Selection`.

@@ -18,6 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 from urllib.parse import unquote, unquote_plus
 
+from streamkern.basics.text import SECRET_NAME
+
 HIDDEN = "***"
 _NOBODY = (errno.EPIPE, errno.EBADF)  # nobody reads any more: `| head`, `>&-`
 _SHORTEST, _LONG = 4, 8  # shorter ones are parts of everything
@@ -27,7 +29,6 @@ _NOT_SECRET = re.compile(
     r"(?i)\d{1,11}|true|false|[a-z]{2}(-[a-z]+)+-\d|https?://[\w.:-]+/?|obstore|s3fs"
 )
 # An option that says it is none, with a value that a key would not be, is a setting as well.
-_SECRET_NAME = re.compile(r"(?i)secret|token|passw|credential|signature|key|user|sas|pwd")
 _PLAIN = re.compile(r"[A-Za-z][a-z]*([-_. ][a-z]+)*")
 _ENVIRONMENT = re.compile(r"(?i)SECRET|TOKEN|PASSW|CREDENTIAL|ACCESS_KEY")
 
@@ -108,7 +109,7 @@ class Secrets:
                 self.add_option(name, each)
         elif isinstance(value, str):
             setting = len(value) < _LONG or _PLAIN.fullmatch(value)
-            if _SECRET_NAME.search(name) or not setting:
+            if SECRET_NAME.search(name) or not setting:
                 self.add(value)
 
     def add_words(self, words: Sequence[str]) -> None:

@@ -81,9 +81,8 @@ def _choice(run: Run) -> dict[str, Any]:
     selection = run.problem.selection
     if run.problem.features == "fourier":
         return {}
-    if run.in_order:
-        return {"method": "all"}
-    method = redact(run.config.model.centers)
+    origin = run.centers_from
+    method = redact(run.config.model.centers) if origin == "file" else origin
     return {"method": method} if selection is None else {"method": method, "rows": selection.rows}
 
 

@@ -110,8 +110,12 @@ class ModelConfig(Table):
 
     @model_validator(mode="after")
     def _one_metric(self) -> ModelConfig:
-        if self.metric == "none":
-            return self
+        if self.metric != "none":
+            self.check_takes_metric()
+        return self
+
+    def check_takes_metric(self) -> None:
+        """Raise where the kernel can not be put into a metric."""
         if self.features == "fourier":
             raise ConfigError(
                 'model.metric is for kernels at centers, and model.features="fourier" has none; '
@@ -119,10 +123,18 @@ class ModelConfig(Table):
             )
         if isinstance(self.kernel, Kernel) and self.kernel.metric is not None:
             raise ConfigError(
-                f'model.metric="{self.metric}" would replace the metric of model.kernel='
-                f"{self.kernel!r}; leave one of them out"
+                f"model.metric would replace the metric of model.kernel={self.kernel!r}; leave "
+                "one of them out"
             )
-        return self
+
+    def check_takes_centers(self) -> None:
+        """Raise where there are none to be told."""
+        if self.features == "fourier":
+            given = "" if self.n_centers == "auto" else f"model.n_centers={self.n_centers}: "
+            raise ConfigError(
+                f'{given}model.features="fourier" has no centers; leave centers and n_centers out, '
+                'and set n_features, or set features = "nystrom"'
+            )
 
     @model_validator(mode="after")
     def _one_way_to_count(self) -> ModelConfig:
@@ -137,12 +149,8 @@ class ModelConfig(Table):
                 f"model.n_features={self.n_features} must be even: a cosine and a sine of each "
                 "frequency"
             )
-        if fourier and (self.centers != "random" or self.n_centers != "auto"):
-            given = "" if self.n_centers == "auto" else f"model.n_centers={self.n_centers}: "
-            raise ConfigError(
-                f'{given}model.features="fourier" has no centers; leave centers and n_centers out, '
-                'and set n_features, or set features = "nystrom"'
-            )
+        if self.centers != "random" or self.n_centers != "auto":
+            self.check_takes_centers()
         if self.centers == "all" and self.n_centers != "auto":
             raise ConfigError(
                 f'model.n_centers={self.n_centers} contradicts model.centers="all", which takes '

@@ -22,7 +22,6 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, get
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.text import SCHEDULER_ADDRESS, redact
@@ -155,7 +154,6 @@ Device: TypeAlias = Annotated[
 Name: TypeAlias = Annotated[Text, Rule("the name of an array in the store")]
 OptionalName: TypeAlias = Annotated[Text | None, Rule("the name of an array in the store")]
 _NO_PASSWORD = "without a password in it (those go to the environment or data.storage_options)"
-Url: TypeAlias = Annotated[Text, BeforeValidator(_url), Rule(f"a path or URL {_NO_PASSWORD}")]
 OptionalUrl: TypeAlias = Annotated[
     Text | None, BeforeValidator(_url), Rule(f"a path or URL {_NO_PASSWORD}")
 ]
@@ -205,7 +203,7 @@ class Table(BaseModel):
     kinds: ClassVar[Mapping[str, type[BaseModel]]] = {}  # models of its lists, by their "kind"
 
     def __init__(self, /, **values: Any) -> None:
-        details: list[ErrorDetails] = []
+        details: list[Any] = []  # `pydantic_core.ErrorDetails`
         try:
             super().__init__(**values)
         except ValidationError as error:
@@ -226,7 +224,7 @@ class Table(BaseModel):
         }
 
 
-def _sentence(model: type[Table], detail: ErrorDetails) -> str:
+def _sentence(model: type[Table], detail: Mapping[str, Any]) -> str:
     """Return one sentence for one pydantic error raised while building `model`."""
     location, kind = detail["loc"], detail["type"]
     cause = detail.get("ctx", {}).get("error")

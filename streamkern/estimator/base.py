@@ -41,6 +41,7 @@ from streamkern.stream.sources.transforms import (
 )
 from streamkern.train.model import KernelModel
 from streamkern.train.online import Online, SavedRun
+from streamkern.train.opened import Given
 from streamkern.train.saved_model import Whole, model_only, save_model
 from streamkern.train.train import Result, train
 from streamkern.train.training_data import check_same_rows
@@ -88,7 +89,7 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
             )  # fmt: skip
             self._keep(result)
             self._found = kept or _found(result, stream)
-            self._settings = config.identity()
+            self._settings = Given(centers=centers, metric=metric).recorded(config)
         return self
 
     def _partial_fit(self, X: Any, y: Any) -> Self:
@@ -98,8 +99,9 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
         with own_names():
             if first:
                 config = self._config(1 if self.epochs == "auto" else self.epochs)
-                given = self._given_centers(), self._given_metric()
-                online: Online | SavedRun = Online(config, *given, facts=self._facts())
+                centers, metric = self._given_centers(), self._given_metric()
+                given = Given(centers=centers, metric=metric, facts=self._facts())
+                online: Online | SavedRun = Online(config, given)
                 bound = self._transforms(source)
             else:
                 online, bound = self._online
@@ -112,7 +114,7 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
             found = _found(result, stream)
             bound += found
             self._found = found if first else [*self._found, *found]
-            self._settings = online.config.identity()
+            self._settings = online.given.recorded(online.config)
         self._online = online, bound
         return self
 

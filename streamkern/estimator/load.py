@@ -18,7 +18,6 @@ from streamkern.kernels.builtin import get_kernel
 from streamkern.rundir.sealed import as_saved
 from streamkern.stream.sources.transforms import Scale, Transform, from_config, is_deterministic
 from streamkern.train.online import SavedRun
-from streamkern.train.opened import GIVEN
 from streamkern.train.trained import Trained, load_trained_run
 
 
@@ -111,8 +110,7 @@ def _parameters(run: Trained) -> dict[str, Any]:
         if key in settings[section]:
             values[name] = settings[section][key]
     for name in ("centers", "metric"):
-        if values[name] == GIVEN:
-            values[name] = NotKept("an array")
+        values.setdefault(name, NotKept("an array"))
     kernel = values["kernel"]
     if isinstance(kernel, Mapping) and "kind" not in kernel:  # a `Kernel` object, described
         own = "metric" in kernel

@@ -17,7 +17,6 @@ from streamkern.centers.random_rows import as_centers
 from streamkern.config.run_config import RunConfig
 from streamkern.estimator.facts import NotKept
 from streamkern.kernels.builtin import Kernel
-from streamkern.train.opened import GIVEN
 
 # Where a parameter goes in a `RunConfig`. Messages name it the other way round.
 SETTINGS = {
@@ -137,8 +136,10 @@ class Parameters:
     def _config(self, epochs: Any) -> RunConfig:
         values = {name: getattr(self, name) for name in SETTINGS} | {"epochs": epochs}
         for name in ("centers", "metric"):
-            named = isinstance(values[name], str | os.PathLike)
-            values[name] = os.fspath(values[name]) if named else GIVEN
+            if isinstance(values[name], str | os.PathLike):
+                values[name] = os.fspath(values[name])
+            else:  # `Given` has it
+                del values[name]
         start = self.warm_start
         values["warm_start"] = start if isinstance(start, str | os.PathLike) else None
         if values["warm_start"] is None and not isinstance(start, bool | np.bool_):

@@ -27,7 +27,7 @@ from streamkern.ingest.targets import Targets
 _SAVE_EVERY = 1 << 28  # spooled bytes between two points an interrupted pass can go on from
 
 
-class Rows(NamedTuple):
+class Spooled(NamedTuple):
     """What pass 1 leaves: rows, how their targets were converted, and where they came from."""
 
     spool: Spool
@@ -55,7 +55,7 @@ def spool_rows(
     dtype: Any,
     memory: int,
     progress: Progress | None,
-) -> Rows:
+) -> Spooled:
     """All rows of the reader, checked and converted, in a sealed spool."""
     block_bytes = int(np.clip(memory // 32, 1 << 20, 64 << 20))
     first = next(reader.blocks(0, block_bytes), None)
@@ -82,7 +82,7 @@ def spool_rows(
     rounding = None
     if narrow:
         rounding = Rounding(math.prod(features.row_shape), features.dtype, notes.get("rounding"))
-    rows = Rows(spool, values, Files(notes["files"]), rounding)
+    rows = Spooled(spool, values, Files(notes["files"]), rounding)
     if spool.sealed:
         spool.seal(spool.notes)  # a split of a bucket may have been interrupted
     else:
@@ -94,7 +94,7 @@ def _read_all(
     reader: Reader,
     files: ExitStack,
     features: Features,
-    rows: Rows,
+    rows: Spooled,
     block_bytes: int,
     progress: Progress | None,
 ) -> None:
@@ -139,7 +139,7 @@ class Files:
 
 
 def _appends(
-    blocks: Iterable[RawBlock], features: Features, rows: Rows
+    blocks: Iterable[RawBlock], features: Features, rows: Spooled
 ) -> Iterator[Callable[[], int]]:
     """For each block, once it is converted and checked, the call that spools its rows."""
     for block in blocks:

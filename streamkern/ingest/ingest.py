@@ -31,7 +31,7 @@ from streamkern.basics.text import redact
 from streamkern.filesystem.ownership import STORE, check_kind, mark_at
 from streamkern.filesystem.scratch import Scratch, check_parent, scratch_folder
 from streamkern.filesystem.urls import check_missing, zarr_store
-from streamkern.ingest.first_pass import Rows, spool_rows
+from streamkern.ingest.first_pass import Spooled, spool_rows
 from streamkern.ingest.readers import Reader, open_reader
 from streamkern.ingest.shuffle import Spool
 from streamkern.store import layout
@@ -215,7 +215,7 @@ def _check_place(
 
 
 def _write_chunks(
-    rows: Rows,
+    rows: Spooled,
     reader: Reader,
     begin: Callable[..., StoreWriter],
     chunk_bytes: int,

@@ -40,15 +40,15 @@ def row_keys(seed: int, start: int, n_rows: int) -> NDArray[np.uint64]:
     return np.asarray(pairs[:, 0].astype(np.uint64) << np.uint64(32) | pairs[:, 1])
 
 
-class Rows(NamedTuple):
+class FullRows(NamedTuple):
     """X (k, *row_shape), and what else is known of the same rows, (k,) records."""
 
     X: NDArray[Any]
     rest: NDArray[Any]
 
-    def part(self, start: int, stop: int) -> Rows:
+    def part(self, start: int, stop: int) -> FullRows:
         """The rows from `start` to `stop`."""
-        return Rows(self.X[start:stop], self.rest[start:stop])
+        return FullRows(self.X[start:stop], self.rest[start:stop])
 
 
 class Spool:
@@ -96,10 +96,10 @@ class Spool:
         bytes_each = self._x_bytes + self._rest.itemsize + _SORT_BYTES
         self._capacity = max(1, limit_bytes // bytes_each)
         self._scratch, self._seed, self._expected = scratch, seed, expected_rows
-        self._loaded: tuple[str, Rows, NDArray[np.int64]] | None = None
+        self._loaded: tuple[str, FullRows, NDArray[np.int64]] | None = None
         self._leaves: dict[str, int] = {}
-        self._held: Rows | None = None
-        self._buffer: Rows | None = None
+        self._held: FullRows | None = None
+        self._buffer: FullRows | None = None
         self._dealt: NDArray[Any] | None = None
         self._bits = 0
         self.n_rows = 0
@@ -140,7 +140,7 @@ class Spool:
             self._held.X[start : start + k], self._held.rest[start : start + k] = X, rest
         else:
             self._spill()
-            self._deal(Rows(X, rest), "", self._bits)
+            self._deal(FullRows(X, rest), "", self._bits)
         self.n_rows += k
 
     def save(self, notes: Any, *, sealed: bool = False, wait: bool = False) -> None:
@@ -193,10 +193,10 @@ class Spool:
 
     # -- buckets
 
-    def _room(self, n_rows: int) -> Rows:
+    def _room(self, n_rows: int) -> FullRows:
         n_rows = max(n_rows, 1)  # pages are committed on use
         X = np.empty((n_rows, *self.row_shape), self.x_dtype)
-        return Rows(X, np.empty(n_rows, self._rest))
+        return FullRows(X, np.empty(n_rows, self._rest))
 
     def _spill(self) -> None:
         """From memory to buckets; the rows held so far are dealt out first."""
@@ -213,7 +213,7 @@ class Spool:
             for start in range(0, self.n_rows, step):
                 self._deal(held.part(start, min(start + step, self.n_rows)), "", self._bits)
 
-    def _deal(self, rows: Rows, prefix: str, bits: int) -> None:
+    def _deal(self, rows: FullRows, prefix: str, bits: int) -> None:
         """Append rows to the buckets below `prefix`, in their order."""
         if self._seed is None:
             bucket = rows.rest["key"] // np.uint64(self._capacity)
@@ -231,14 +231,14 @@ class Spool:
             self._leaves[name] = self._leaves.get(name, 0) + b - a
         self.unsaved_bytes += rows.X.nbytes + rows.rest.nbytes
 
-    def _gathered(self, rows: Rows, order: NDArray[np.int64]) -> Rows:
+    def _gathered(self, rows: FullRows, order: NDArray[np.int64]) -> FullRows:
         """Rows in an order, X in a room that the next ones take: fresh pages cost more."""
         if self._dealt is None or len(self._dealt) < len(order):
             self._dealt = None
             self._dealt = np.empty((len(order), *self.row_shape), self.x_dtype)
         # Indices are those of an argsort; "raise" would gather into a copy first.
         X = rows.X.take(order, axis=0, out=self._dealt[: len(order)], mode="clip")
-        return Rows(X, rows.rest.take(order))
+        return FullRows(X, rows.rest.take(order))
 
     def _split(self, name: str) -> None:
         count = self._leaves[name]
@@ -253,7 +253,7 @@ class Spool:
         self.save(self.notes, sealed=True, wait=True)
         self._scratch.sweep()
 
-    def _load(self, name: str) -> tuple[Rows, NDArray[np.int64]]:
+    def _load(self, name: str) -> tuple[FullRows, NDArray[np.int64]]:
         if self._loaded is None or self._loaded[0] != name:
             if self._held is not None:
                 rows = self._held.part(0, self.n_rows)
@@ -267,7 +267,7 @@ class Spool:
             self._loaded = name, rows, np.argsort(rows.rest["key"], kind="stable")
         return self._loaded[1], self._loaded[2]
 
-    def _read(self, name: str, start: int, out: Rows) -> None:
+    def _read(self, name: str, start: int, out: FullRows) -> None:
         self._scratch.read(f"{name}.rows", start * self._x_bytes, out.X)
         self._scratch.read(f"{name}.keys", start * self._rest.itemsize, out.rest.view(np.uint8))
 

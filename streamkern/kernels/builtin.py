@@ -17,33 +17,15 @@ from streamkern.kernels.base import (
     BUILT_IN,
     Geometry,
     InnerKernel,
-    Kernel,
     Product,
     Sum,
     number,
     whole,
 )
+from streamkern.kernels.base import Kernel as Kernel
 
 if TYPE_CHECKING:
     from streamkern.backend.base import Array
-
-__all__ = [
-    "KERNELS",
-    "Cauchy",
-    "Dispersal",
-    "Gaussian",
-    "Kernel",
-    "Laplace",
-    "LaplaceL1",
-    "Linear",
-    "Matern32",
-    "Matern52",
-    "Polynomial",
-    "Product",
-    "ReluNTK",
-    "Sum",
-    "get_kernel",
-]
 
 
 class Laplace(Kernel):

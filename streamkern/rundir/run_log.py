@@ -27,12 +27,11 @@ import numpy as np
 
 from streamkern.basics.digest import parsed_json
 from streamkern.basics.errors import RunError
-from streamkern.basics.text import redact, utc_now
+from streamkern.basics.text import SECRET_NAME, redact, utc_now
 from streamkern.basics.warning import warn
 from streamkern.filesystem.durable import sync_folder
 from streamkern.filesystem.objects import Bytes, Objects
 
-_SECRET_NAME = re.compile(r"secret|passw|token|credential|signature|(api|access)_?key", re.I)
 _LINE = re.compile(rb'(\{.+), "crc32c": "([0-9a-f]{8})"\}')
 FLUSH_S = 10.0
 PART_BYTES = 1 << 20
@@ -108,7 +107,7 @@ def _plain(value: object) -> object:
 
 
 def _plain_field(name: str, value: object) -> object:
-    secret = _SECRET_NAME.search(name) and not isinstance(value, int | float | None)
+    secret = SECRET_NAME.search(name) and not isinstance(value, int | float | None)
     return "***" if secret else _plain(value)
 
 

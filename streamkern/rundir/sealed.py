@@ -1,4 +1,4 @@
-"""Groups of arrays in a run's folder that are either whole or not there.
+"""The format of a checkpoint: groups of arrays that are either whole or not there.
 
 A group is a plain zarr v3 group beside a manifest that names it: ``42/`` and ``42.json``. The
 manifest lists size and SHA-256 of every file and carries the meta and, as one of `documents`, a

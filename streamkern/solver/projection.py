@@ -4,8 +4,8 @@ EP3 Prop. 2: projecting a function u onto span K(., Z) needs only its values h =
 one verb `solve(h)`:
 
   exact      Cholesky of K(Z, Z) + jitter, p^2 elements, p^3 / 3 FLOPs once, 2 p^2 c per solve
-  resident   K(Z, Z) kept, p^2 elements; epochs of EigenPro 2.0 on it, 2 p^2 c per epoch
-  inexact    epochs of EigenPro 2.0, entries evaluated on the fly, O(p) elements, 2 p^2 (d + c)
+  resident   K(Z, Z) kept, p^2 elements; an epoch of EigenPro 2.0 on it, 2 p^2 c
+  inexact    an epoch of EigenPro 2.0, entries evaluated on the fly, O(p) elements, 2 p^2 (d + c)
 """
 
 from __future__ import annotations
@@ -58,7 +58,6 @@ class IterativeProjection:
 
     Z : points with both sides, in random order, so that consecutive rows are a random batch.
     P : preconditioner whose sample are the first rows of Z. resident : keep K(Z, Z).
-    epochs : passes over the centers per solve.
     """
 
     def __init__(
@@ -69,9 +68,8 @@ class IterativeProjection:
         *,
         batch: int,
         resident: bool = False,
-        epochs: int = 1,
     ) -> None:
-        self.op, self.Z, self.P, self.batch, self.epochs = op, Z, P, batch, epochs
+        self.op, self.Z, self.P, self.batch = op, Z, P, batch
         self.K = op.gram(Z) if resident else None
         self._kept: tuple[Array, Array, Array] | None = None
 
@@ -84,7 +82,6 @@ class IterativeProjection:
         level: int,
         n_nystrom: int,
         max_batch: int,
-        epochs: int = 1,
         resident: bool = False,
         seed: int = 0,
     ) -> IterativeProjection:
@@ -95,24 +92,23 @@ class IterativeProjection:
         probe = Z if len(Z) <= s + PROBE_ROWS else Z[s : s + PROBE_ROWS]
         P = build_low_rank(op, Z[:s], probe, level=min(level, s - 1), seed=seed)
         batch = int(max(1, min(P.rule.critical_batch, max_batch, len(Z))))
-        return cls(op, Z, P, batch=batch, resident=resident, epochs=epochs)
+        return cls(op, Z, P, batch=batch, resident=resident)
 
     def solve(self, h: Array) -> Array:
-        """theta after `epochs` passes."""
+        """theta after one pass over the centers."""
         theta, g, correction = self._buffers(h)
         theta[...] = 0
         sample = slice(0, len(self.P.X_s))
-        for _ in range(self.epochs):
-            for rows in tiles(len(self.Z), self.batch):
-                m = rows.stop - rows.start
-                part, moved, sampled = g[:m], theta[rows], theta[sample]
-                self._forward(rows, theta, part)
-                part -= h[rows]
-                part *= self.P.rule.eta(m) / m
-                moved -= part
-                ids = np.arange(rows.start, min(rows.stop, sample.stop))
-                same = (ids, ids - rows.start)
-                sampled += self.P.correction(self.op, self.Z[rows], part, correction, same=same)
+        for rows in tiles(len(self.Z), self.batch):
+            m = rows.stop - rows.start
+            part, moved, sampled = g[:m], theta[rows], theta[sample]
+            self._forward(rows, theta, part)
+            part -= h[rows]
+            part *= self.P.rule.eta(m) / m
+            moved -= part
+            ids = np.arange(rows.start, min(rows.stop, sample.stop))
+            same = (ids, ids - rows.start)
+            sampled += self.P.correction(self.op, self.Z[rows], part, correction, same=same)
         return theta
 
     def _buffers(self, h: Array) -> tuple[Array, Array, Array]:

@@ -37,7 +37,7 @@ Arrays = tuple[Any, Any, Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class GroupContents:
     """What a group holds.
 
     x, y, w : zarr arrays; y and w may be None. row, digests, crc : those of our own stores, else
@@ -59,7 +59,7 @@ class Found:
 
 def read_metadata(
     inner: Any, prefix: str, url: str, names: Names, missing: str, foreign: bool = False
-) -> Found:
+) -> GroupContents:
     """What the group holds; CorruptChunkError for a store of ours that was altered.
 
     Of our own stores the sample weights are read with the targets, where there are some.
@@ -74,7 +74,7 @@ def read_metadata(
     return _foreign(inner, prefix, names, missing, url, foreign)
 
 
-def fingerprint_now(found: Found, url: str) -> str:
+def fingerprint_now(found: GroupContents, url: str) -> str:
     """The fingerprint of what is at the place of a store by now; "" where ours is gone."""
     if found.spec.foreign:
         arrays = _foreign_arrays(_strict_group(found.store, found.path, url), found.names, url)
@@ -83,7 +83,9 @@ def fingerprint_now(found: Found, url: str) -> str:
     return "" if mark is None else str(mark.get("fingerprint"))
 
 
-def _own(strict: StrictStore, path: str, documents: Documents, names: Names, url: str) -> Found:
+def _own(
+    strict: StrictStore, path: str, documents: Documents, names: Names, url: str
+) -> GroupContents:
     if names[0] != "X" or names[1] not in ("y", None) or names[2] not in ("w", None):
         raise DataError(
             f"{redact(url)} is a store that streamkern wrote, with rows in 'X' and targets in 'y', "
@@ -102,7 +104,7 @@ def _own(strict: StrictStore, path: str, documents: Documents, names: Names, url
             f"({type(error).__name__}: {error}); ingest the data again"
         ) from error
     names = ("X", None if y is None else "y", None if w is None else "w")
-    return Found(
+    return GroupContents(
         strict, path, names, spec, arrays["X"], y, w,
         arrays["row"], arrays["digests"], arrays["crc"], documents.mark,
     )  # fmt: skip
@@ -117,7 +119,9 @@ def _check_name(name: str | None) -> None:
 # --------------------------------------------------------------------------------- foreign ones
 
 
-def _foreign(inner: Any, path: str, names: Names, missing: str, url: str, foreign: bool) -> Found:
+def _foreign(
+    inner: Any, path: str, names: Names, missing: str, url: str, foreign: bool
+) -> GroupContents:
     strict = StrictStore(inner)
     group = _strict_group(strict, path, url)
     if missing == "fill":
@@ -125,7 +129,7 @@ def _foreign(inner: Any, path: str, names: Names, missing: str, url: str, foreig
     X, y, w = _foreign_arrays(group, names, url)
     if not foreign and X.attrs.get(ATTRIBUTE) == STORE:
         raise without_mark(url)
-    return Found(strict, path, names, _foreign_spec((X, y, w), names, url), X, y, w)
+    return GroupContents(strict, path, names, _foreign_spec((X, y, w), names, url), X, y, w)
 
 
 def _foreign_arrays(group: zarr.Group, names: Names, url: str) -> Arrays:

@@ -24,7 +24,7 @@ from streamkern.filesystem.objects import READS, Traffic
 from streamkern.filesystem.urls import StrictStore, local_path
 from streamkern.store import layout
 from streamkern.store.fast_chunks import ChunkObjects, chunk_key, chunk_reader
-from streamkern.store.metadata import Found, chunk_rows
+from streamkern.store.metadata import GroupContents, chunk_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,7 +52,7 @@ class StoredChunks:
     cache : where chunks are kept, or None.
     """
 
-    def __init__(self, found: Found, url: str, cache: Cache | None = None) -> None:
+    def __init__(self, found: GroupContents, url: str, cache: Cache | None = None) -> None:
         self.found, self.url, self.spec = found, url, found.spec
         self.x, self.y, self.w, self.row = found.x, found.y, found.w, found.row
         self.arrays = [a for a in (self.x, self.y, self.w) if a is not None]

@@ -22,7 +22,7 @@ from streamkern.stream.sources.transforms import Transform, apply_transforms
 from streamkern.stream.target_scale import TargetScale
 
 
-class Rows(Protocol):
+class HostRows(Protocol):
     """A `HostBatch` or a `Block`."""
 
     @property
@@ -52,7 +52,7 @@ def transform_dtype(
 
 def prepare(
     backend: Backend,
-    block: Rows,
+    block: HostRows,
     factors: np.ndarray | None = None,
     *,
     transforms: Sequence[Transform],

@@ -47,7 +47,6 @@ def read_speed(
     x: str = "X",
     y: str | None = "y",
     seconds: float = 3.0,
-    connections: Sequence[int] = CONNECTIONS,
     storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[Row], None] = lambda row: None,
 ) -> dict[str, Any]:
@@ -61,13 +60,11 @@ def read_speed(
     """
     if not 0 < seconds < math.inf:
         raise ConfigError(f"seconds={seconds} must be above 0")
-    if not connections or min(connections) < 1:
-        raise ConfigError(f"connections={list(connections)} must be whole numbers, at least 1")
     source = ZarrSource(url, x=x, y=y, storage_options=storage_options)
     store, rows = source.store, list[Row]()
     chunk_bytes = store.spec.chunk_rows * store.spec.row_bytes
     most = max(1, _MOST_IN_FLIGHT // chunk_bytes)
-    counts = [n for n in sorted(set(connections)) if n <= most] or [1]
+    counts = [n for n in CONNECTIONS if n <= most]
     reads = {"objects": _object_reader(store, x, storage_options), "chunks": _chunk_reader(store)}
     for what, read in reads.items():
         for n in counts:

@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Array
 from streamkern.centers import random_rows
-from streamkern.centers.way import Host, Work
+from streamkern.centers.way import CenterWork, Host
 from streamkern.centers.ways import WAYS
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures, frequencies
 from streamkern.solver.method import Report
-from streamkern.stream.feed import Rows, prepare
+from streamkern.stream.feed import HostRows, prepare
 from streamkern.stream.loader import Loader
 from streamkern.stream.sources.base import Block
 from streamkern.stream.sources.transforms import SETUP_EPOCH
@@ -54,7 +54,7 @@ def choose_centers(
     if run.problem.features == "fourier":
         return _frequencies(run, dtype, report, kernel)
     began = time.perf_counter()
-    seed, method = run.config.run.random_state, _method(run)
+    seed, method = run.config.run.random_state, run.centers_from
     block, n_read = _rows(run, method)
     in_order, selection = run.in_order, run.problem.selection
     p = len(block.X) if selection is None else run.problem.p
@@ -68,7 +68,7 @@ def choose_centers(
     fields: dict[str, Any] = {"method": method, "centers": p, "rows": n_read}
     if selection is not None:
         batches = partial(_batches, run, dtype)
-        work = Work(p, seed, kernel, run.backend, run.precision, run.grid, batches)
+        work = CenterWork(p, seed, kernel, run.backend, run.precision, run.grid, batches)
         centers, measured = WAYS[method].refine(X, selection, work)
         X = centers[order]
         fields |= measured
@@ -86,7 +86,7 @@ def _known(run: Run, method: str, block: Block) -> CenterRows | None:
     return center_rows.of_rows(run, block)
 
 
-def transformed(run: Run, rows: Rows, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+def transformed(run: Run, rows: HostRows, dtype: np.dtype[Any]) -> tuple[Array, Array]:
     """Rows of the training data as the kernel sees them, (m, d), and targets (m, c)."""
     source = run.data.source
     return prepare(
@@ -94,16 +94,6 @@ def transformed(run: Run, rows: Rows, dtype: np.dtype[Any]) -> tuple[Array, Arra
         seed=run.config.run.random_state, epoch=0, n_outputs=source.n_outputs,
         classes=source.classes if rows.y.ndim == 1 else None,
     )[:2]  # fmt: skip
-
-
-def _method(run: Run) -> str:
-    """One of `WAYS`, "all", "given" or "file"."""
-    if run.given.centers is not None:
-        return "given"
-    wanted = run.config.model.centers
-    if wanted == "all" or run.in_order:
-        return "all"
-    return wanted if wanted in WAYS else "file"
 
 
 def _rows(run: Run, method: str) -> tuple[Block, int]:

@@ -57,7 +57,7 @@ BORNE = 0.03
 """Of the least error: what a bandwidth, or a kernel, may be worse and still count as good."""
 
 
-class Found(NamedTuple):
+class FoundKernel(NamedTuple):
     """kernel : with its bandwidth. noise : with that, of the rows looked at, and no less than the
     solver learns fast. exponent : of the factor, a power of two, on the bandwidths that were given,
     or on the median distance."""
@@ -89,7 +89,7 @@ def is_wide_open(run: Run, kernel: str | Mapping[str, Any] | Kernel) -> bool:
     return run.config.model.bandwidth == "auto" and "auto" in bandwidths(told)
 
 
-def find_kernel(run: Run, rows: Rows, report: Report, metric: Metric | None = None) -> Found:
+def find_kernel(run: Run, rows: Rows, report: Report, metric: Metric | None = None) -> FoundKernel:
     """rows : of which no two are made from one stored row. metric : that the kernel is to have.
 
     Raises DataError where all rows coincide.
@@ -107,8 +107,8 @@ def find_kernel(run: Run, rows: Rows, report: Report, metric: Metric | None = No
             return bandwidth
         return median_bandwidth(points, "cityblock" if geometry == "l1" else "euclidean")
 
-    def best_of(asked: str | Mapping[str, Any] | Kernel, near: Found | None) -> Found:
-        tried: dict[float, Found] = {}
+    def best_of(asked: str | Mapping[str, Any] | Kernel, near: FoundKernel | None) -> FoundKernel:
+        tried: dict[float, FoundKernel] = {}
 
         def error(factor: float) -> float:
             kernel = get_kernel(asked, lambda geometry: factor * width(geometry))
@@ -118,7 +118,7 @@ def find_kernel(run: Run, rows: Rows, report: Report, metric: Metric | None = No
             noise = find_noise(
                 op, None, *rows[:3], None if last is None else last.noise, run.method.finest
             )
-            tried[factor] = Found(kernel, noise, round(math.log2(factor)))
+            tried[factor] = FoundKernel(kernel, noise, round(math.log2(factor)))
             return noise.error
 
         ends = (LOWEST, widest_of(run)) if is_wide_open(run, asked) else (0, 0)
@@ -130,7 +130,7 @@ def find_kernel(run: Run, rows: Rows, report: Report, metric: Metric | None = No
         report("bandwidth", fields)
         return found
 
-    found: list[Found] = []
+    found: list[FoundKernel] = []
     for asked in kernels_of(run):
         found.append(best_of(asked, found[-1] if found else None))
     return first_good(found)
@@ -148,7 +148,7 @@ def nearest(errors: Mapping[int, float]) -> int:
     return min(good, key=lambda at: (abs(at), errors[at])) if math.isfinite(least) else 0
 
 
-def first_good(found: list[Found]) -> Found:
+def first_good(found: list[FoundKernel]) -> FoundKernel:
     """Of kernels from rough to smooth the first with about the least error."""
     least = min(each.noise.error for each in found)
     return next(each for each in found if each.noise.error <= (1 + BORNE) * least)

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError, DivergenceError, RunError
 from streamkern.basics.text import redact
@@ -24,29 +22,25 @@ from streamkern.planning.sizes import Sizes
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.sealed import as_saved
 from streamkern.stream.sources.base import Source
-from streamkern.train.opened import Given, Run, open_run
+from streamkern.train.opened import NOTHING, Given, Run, open_run
 from streamkern.train.same_run import recorded_run, recorded_sizes
 from streamkern.train.setup import reassemble, start
-from streamkern.train.steps import Position, Result, Steps
-
-Kept = tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
+from streamkern.train.steps import Kept, Position, Result, Steps
 
 
 @dataclass
 class Online:
     """A run without an end: `advance` trains on one more block.
 
-    centers, metric, facts : as of `Given`. setup : what the first block decided, arrays and JSON
-    values. kept : see `Steps.kept`.
+    given : but for the rows, which come block by block. setup : what the first block decided,
+    arrays and JSON values. kept : see `Steps.kept`.
     """
 
     config: RunConfig
-    centers: npt.NDArray[Any] | None
-    metric: npt.NDArray[Any] | None = None
+    given: Given = NOTHING
     sizes: Sizes | None = None
     setup: Kept | None = None
     kept: Kept | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
 
     def advance(self, source: Source) -> Result:
         """data.epochs passes over the rows of `source`. The caller closes `Result.model.backend`.
@@ -73,14 +67,13 @@ class Online:
             raise ConfigError(
                 f"{what} and can not be used with partial_fit; use fit, or another solver"
             )
-        centers, config = self.centers, self.config
+        given, config = replace(self.given, source=source), self.config
         if config.solver.name == "auto":
             config = config.with_overrides({"solver.name": config.method.name})
         if config.solver.ridge == "auto":
             config = config.with_overrides({"solver.ridge": 0.0})
         if self.setup is not None and model.features != "fourier":
-            centers = self.setup[0]["Z"]
-        given = Given(source, centers=centers, metric=self.metric, facts=self.facts)
+            given = replace(given, centers=self.setup[0]["Z"])
         run = open_run(config, given, fixed_sizes=self.sizes, whole=False)
         try:
             with run.backend.active():
@@ -161,8 +154,8 @@ class SavedRun:
                 )
             config = _continued(recorded["identity"]["settings"], setup.meta, sizes.solver)
             return Online(
-                config.with_overrides(execution), None, None, sizes, (setup.arrays, setup.meta),
-                (saved.arrays, saved.meta), setup.meta["facts"],
+                config.with_overrides(execution), Given(facts=setup.meta["facts"]), sizes,
+                (setup.arrays, setup.meta), (saved.arrays, saved.meta),
             )  # fmt: skip
 
 

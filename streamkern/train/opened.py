@@ -40,8 +40,6 @@ from streamkern.train.warm_start import WarmStart
 
 SAVING = 128 << 20  # beside the arrays, while `checksums` has chunks of them on their way
 
-
-GIVEN = "given"
 DEFAULT_CENTERS = 10_000
 
 
@@ -51,7 +49,8 @@ class Given:
 
     source, test : of data.train and data.test. centers : (p, d) or (p, *row_shape) rows in storage
     form, of model.centers. metric : of model.metric. client : of data.dask, a `distributed.Client`.
-    warm : of solver.warm_start. facts : JSON of the caller's own, kept with the setup.
+    warm : of solver.warm_start. facts : JSON of the caller's own, kept with the setup. The settings
+    whose place `centers` and `metric` take are left at their defaults.
     """
 
     source: Source | None = None
@@ -61,6 +60,26 @@ class Given:
     client: Any = None
     warm: WarmStart | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def settings(self, config: RunConfig) -> RunConfig:
+        """Those of a run with these arrays, which have been checked beside them."""
+        unused = {}
+        if self.centers is not None:
+            config.model.check_takes_centers()
+            check_count(config.model.n_centers, len(self.centers), "centers")
+            unused["model.centers"] = "random"
+        if self.metric is not None:
+            config.model.check_takes_metric()
+            unused["model.metric"] = "none"
+        return config.with_overrides(unused) if unused else config
+
+    def recorded(self, config: RunConfig) -> dict[str, dict[str, Any]]:
+        """The settings that a run is bound to. One whose place an array takes is not among them."""
+        settings = config.identity()
+        for name, array in (("centers", self.centers), ("metric", self.metric)):
+            if array is not None:
+                del settings["model"][name]
+        return settings
 
 
 NOTHING = Given()
@@ -95,6 +114,11 @@ class Run:
         """Whether the centers are the rows of the training set, in store order."""
         return self.method.takes_rows(self.sizes)
 
+    @property
+    def centers_from(self) -> str:
+        """One of `WAYS`, "all", "given" or "file"."""
+        return "all" if self.in_order else centers_from(self.config, self.given)
+
 
 def open_run(
     config: RunConfig, given: Given = NOTHING, *, fixed_sizes: Sizes | None = None,
@@ -105,16 +129,11 @@ def open_run(
     fixed_sizes : those a run was started with. whole : whether no other rows will follow. The
     caller closes `Run.backend`.
     """
-    kernel, centers = get_kernel(config.model.kernels[0]), given.centers
-    if centers is not None:
-        check_count(config.model.n_centers, len(centers), "centers")
-        config = config.with_overrides({"model.centers": GIVEN})
+    config = given.settings(config)
     data = open_data(config, given.source)
-    if given.metric is not None:
-        config = config.with_overrides({"model.metric": GIVEN})
-    kernel, metric = _in_its_metric(config, given, kernel, data.d)
+    kernel, metric = _in_its_metric(config, given, get_kernel(config.model.kernels[0]), data.d)
     config = with_epochs(config, data.source.n_rows)
-    p = count_centers(config, data) if centers is None else len(centers)
+    p = count_centers(config, data) if given.centers is None else len(given.centers)
     settings = config.run
     threads = None if settings.threads == "auto" else settings.threads
     backend = get_backend(settings.device, threads, settings.accelerator)
@@ -122,8 +141,9 @@ def open_run(
         budget = settings.memory if backend.name == "cpu" else settings.device_memory
         budget_bytes = default_budget(backend.memory_available()) if budget == "auto" else budget
         transforms = data.source.feed_transforms
-        way = WAYS.get(config.model.centers)
-        own = config.model.centers == "all" if way is None else way.of_rows
+        origin = centers_from(config, given)
+        way = WAYS.get(origin)
+        own = origin == "all" if way is None else way.of_rows
         # Centers from elsewhere need not be integers, and means are none.
         integers = own or settings.precision == "integer"
         dtype = data.source.dtype if integers else np.dtype(np.float32)
@@ -133,7 +153,7 @@ def open_run(
         precision = resolve_precision(settings.precision, dtype, transforms, backend, kernel)
         on_cluster = given.client is not None
         problem = _problem(config, data, p, backend, precision[0], on_cluster, kernel)
-        all_of_them = whole and _are_centers(config, data, problem)
+        all_of_them = whole and _are_centers(config, origin, data, problem)
         problem = replace(problem, whole=whole, rows_are_centers=all_of_them)
         if way is not None and config.model.features != "fourier":
             selection = way.plan(problem, data.base.n_rows, int(budget_bytes))
@@ -143,7 +163,7 @@ def open_run(
             why = chosen[0].reason(problem, config.options, chosen[1])
         else:
             chosen, why = _as_started(problem, config.options, fixed_sizes), None
-        _check_centers(config, data, chosen[0])
+        _check_centers(config, origin, data, chosen[0])
     except BaseException:
         backend.close()
         raise
@@ -152,13 +172,21 @@ def open_run(
     )
 
 
+def centers_from(config: RunConfig, given: Given) -> str:
+    """One of `WAYS`, "all", "given" or "file": where the settings and the caller say they are."""
+    if given.centers is not None:
+        return "given"
+    wanted = config.model.centers
+    return wanted if wanted in (*WAYS, "all") else "file"
+
+
 def _in_its_metric(
     config: RunConfig, given: Given, kernel: Kernel, d: int
 ) -> tuple[Kernel, npt.NDArray[np.float64] | None]:
     """The kernel in the metric it is given, or with a stand-in for one that will be learned, which
     has its shape and takes no room; and the metric where it is given beside the kernel."""
     asked = config.model.metric
-    if asked == "none":
+    if asked == "none" and given.metric is None:
         return kernel, None
     if config.run.precision == "integer":
         raise ConfigError(
@@ -179,9 +207,9 @@ def _in_its_metric(
     return kernel, None
 
 
-def _are_centers(config: RunConfig, data: Data, problem: Problem) -> bool:
+def _are_centers(config: RunConfig, origin: str, data: Data, problem: Problem) -> bool:
     """Whether all rows are drawn as centers, and come as they are."""
-    drawn = config.model.features == "kernel" and config.model.centers in ("random", "all")
+    drawn = config.model.features == "kernel" and origin in ("random", "all")
     as_they_are = data.repeats and not data.augmented
     return drawn and as_they_are and problem.p == data.base.n_rows == problem.n_rows
 
@@ -194,7 +222,7 @@ def _as_started(
     return method, sizes, method.count(problem, sizes), "as when the run was started"
 
 
-def _check_centers(config: RunConfig, data: Data, method: Method[Any]) -> None:
+def _check_centers(config: RunConfig, origin: str, data: Data, method: Method[Any]) -> None:
     if not method.in_place:
         return
     if data.augmented:
@@ -203,7 +231,7 @@ def _check_centers(config: RunConfig, data: Data, method: Method[Any]) -> None:
             f"used with random transforms, copies or weights; use {method.instead}"
         )
     model, n = config.model, data.base.n_rows
-    if model.centers not in ("random", "all") or model.n_centers not in ("auto", n):
+    if origin not in ("random", "all") or model.n_centers not in ("auto", n):
         count = "" if model.n_centers == "auto" else f"n_centers={model.n_centers}: "
         raise ConfigError(
             f"{count}solver={method.name!r} takes all {n} training rows as centers; leave centers "

@@ -38,7 +38,7 @@ _RECORD = TypeAdapter(Record)
 
 def run_record(run: Run) -> dict[str, Any]:
     """What a run is bound to: settings and data that must not change, sizes, versions."""
-    identity: dict[str, Any] = {"settings": run.config.identity()}
+    identity: dict[str, Any] = {"settings": run.given.recorded(run.config)}
     # A store may move: its contents count, not its address.
     identity["settings"]["data"].pop("train", None)
     identity["data"] = run.data.source.describe()

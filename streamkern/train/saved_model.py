@@ -17,8 +17,7 @@ from streamkern.rundir.sealed import Saved
 from streamkern.train.model import KernelModel, model_of
 from streamkern.train.same_run import versions
 from streamkern.train.scaling import save_scaling
-
-Kept = tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
+from streamkern.train.steps import Kept
 
 
 @dataclass(frozen=True)

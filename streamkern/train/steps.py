@@ -26,6 +26,8 @@ from streamkern.train.model import KernelModel, column_names
 from streamkern.train.opened import Run
 from streamkern.train.setup import Assembled
 
+Kept = tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
+"""Arrays on the host, and JSON values: as setup and checkpoints are kept"""
 Between = Callable[[int, float | None], bool]
 """(samples before the last step, its window's mean loss if that has ended) -> was it the last"""
 
@@ -94,7 +96,7 @@ class Steps:
             self.solver, state, good, guard, self.made.targets.scale, self.report, window
         )
 
-    def kept(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+    def kept(self) -> Kept:
         """Host arrays and JSON values that `restore` goes on with, and a model is made of."""
         averaged = self.solver.weights(self.state) is self.state.average  # may bring it up to date
         arrays = self.solver.arrays(self.state) | {"good": self.watch.good}

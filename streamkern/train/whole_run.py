@@ -37,7 +37,7 @@ from streamkern.stream.cluster import dashboard_link
 from streamkern.stream.meter import Meter
 from streamkern.stream.sources.stores import stores_of
 from streamkern.train.arrivals import Arrivals, is_computed_with
-from streamkern.train.checkpoints import Checkpoints
+from streamkern.train.checkpoint_times import Checkpoints
 from streamkern.train.choose_metric import Learned
 from streamkern.train.evaluations import Evaluations
 from streamkern.train.opened import Run

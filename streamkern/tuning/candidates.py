@@ -25,7 +25,7 @@ from streamkern.planning.sizes import OF_THE_WHOLE
 from streamkern.stream.sources.base import Source, target_bytes
 from streamkern.train.opened import Given, open_run
 from streamkern.train.training_data import Data, auto_epochs, with_epochs
-from streamkern.tuning.holdout import HELD_OUT, MIN_ROWS, Sample, draw
+from streamkern.tuning.holdout import HELD_OUT, MIN_ROWS, SearchSample, draw
 
 ROWS, SAMPLE_BYTES = 20_000, 512 << 20
 CENTERS, MIN_CENTERS = 2000, 50
@@ -136,7 +136,7 @@ def copies_and_epochs(passes: int, copies: int, epochs: int) -> tuple[int, int]:
     return copies, math.ceil(passes / copies)
 
 
-def _sampled(config: RunConfig, data: Data, rows: int | None) -> Sample:
+def _sampled(config: RunConfig, data: Data, rows: int | None) -> SearchSample:
     """The sample, small enough for the memory."""
     if rows is not None and rows < MIN_ROWS:
         raise ConfigError(f"rows={rows} can not be split; take {MIN_ROWS} at least")
@@ -179,7 +179,7 @@ def _centers(config: RunConfig, n: int, n_fit: int, wished: int | None) -> dict[
     }
 
 
-def _memory(config: RunConfig, sample: Sample) -> dict[str, Any]:
+def _memory(config: RunConfig, sample: SearchSample) -> dict[str, Any]:
     """What the sample leaves; "auto" is measured beside it."""
     memory = config.run.memory
     return {} if memory == "auto" else {"run.memory": max(1, memory - 2 * sample.X.nbytes)}

@@ -28,7 +28,7 @@ HELD_OUT = 5  # one row in so many, or in as many as there are splits, if those 
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
+class SearchSample:
     """Stored rows in random order, with what it takes to train on a part of them.
 
     X : (n, *row_shape) as stored. y : (n,) class ids, or (n, c) values. stratum : (n,) int64, what
@@ -70,7 +70,7 @@ class Sample:
         return _like(self.source, fit, max_copies), held_out
 
 
-def draw(data: Data, n: int, seed: int) -> Sample:
+def draw(data: Data, n: int, seed: int) -> SearchSample:
     """About n distinct stored rows, fewer where the data has fewer.
 
     Stores of a weighted mixture are in it in their shares.
@@ -93,7 +93,7 @@ def draw(data: Data, n: int, seed: int) -> Sample:
         stratum = stratum * data.source.n_outputs + y
     if len(X) < MIN_ROWS:
         raise DataError(f"a sample of {len(X)} rows can not be split; it takes {MIN_ROWS} at least")
-    return Sample(X, y, stratum, data.source, w)
+    return SearchSample(X, y, stratum, data.source, w)
 
 
 def parts_of(stratum: npt.NDArray[np.int64], n_parts: int, seed: int) -> npt.NDArray[np.int64]:

@@ -34,6 +34,7 @@ from streamkern.basics.stop import StopRequest, resumable
 from streamkern.config.run_config import RunConfig, load_run_file
 from streamkern.config.toml import toml
 from streamkern.kernels import notation
+from streamkern.solver.method import Report
 from streamkern.stream.sources.base import Source
 from streamkern.train.given_arrays import open_metric
 from streamkern.train.same_run import digest
@@ -46,7 +47,7 @@ from streamkern.tuning.candidates import (
     plain_kernels,
 )
 from streamkern.tuning.records import Trials
-from streamkern.tuning.trainings import MSE, Report, Row, Trainings
+from streamkern.tuning.trainings import MSE, Row, Trainings
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the median distance between centers, or what is given
 MAX_FOLDS, MAX_REFINE = 20, 20

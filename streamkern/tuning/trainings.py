@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from streamkern.basics.errors import DivergenceError
 from streamkern.basics.stop import StopRequest
 from streamkern.kernels import notation
 from streamkern.solver.equations import SINGULAR_NOTE
+from streamkern.solver.method import Report
 from streamkern.train.train import Result, train
 from streamkern.tuning.candidates import Candidates
 from streamkern.tuning.records import Trials
@@ -21,7 +22,6 @@ from streamkern.tuning.records import Trials
 Row = dict[str, Any]
 HELD_OUT = "held_out"  # in front of the figures of a row, which are of the rows held out
 MSE = f"{HELD_OUT}_mse"
-Report = Callable[[str, Row], None]
 
 
 class Trainings:

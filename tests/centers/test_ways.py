@@ -274,12 +274,15 @@ def backend() -> Iterator[Backend]:
         yield made
 
 
-def test_one_proposal_a_round_is_the_plain_algorithm(backend: Backend) -> None:
+def test_one_proposal_a_round_is_the_plain_algorithm(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streamkern.centers.rpcholesky.PIVOT_BLOCK", 1)
     X = clusters(200, 8).astype(np.float64)
     op = KernelOperator(Laplace(4.0), backend, "float64")
     K = ref.laplace(X, X, 4.0)
     for seed in range(5):
-        found = rpcholesky(op, X, 40, seed, block=1)
+        found = rpcholesky(op, X, 40, seed)
         np.testing.assert_array_equal(found.rows, plain_rpcholesky(K, 40, seed))
         assert found.residual == pytest.approx(residual(K, found.rows), rel=1e-9)
 

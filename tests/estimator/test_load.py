@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import zarr
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
@@ -137,6 +138,27 @@ def test_a_run_directory_is_the_estimator_that_trained_it(
         fitted = WAYS[way]()
     same(load(tmp_path / "run"), fitted)
     same(load(str(tmp_path / "run")), fitted)
+
+
+@pytest.mark.parametrize("name", ["centers", "metric"])
+def test_an_array_is_not_kept_and_a_place_called_so_is(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    array = {"centers": X[:40], "metric": METRIC}[name]
+    np.save("given.npy", array)
+    zarr.save_array("given", array)
+    for path in ("given", "given.npy"):
+        own = KernelRegressor(threads=1, epochs=2, run_dir=f"run of {path}", **{name: path})
+        own.fit(X, Y)
+        assert getattr(load(f"run of {path}"), name) == path
+    given = KernelRegressor(threads=1, epochs=2, run_dir="run", **{name: array}).fit(X, Y)
+    given.save("saved")
+    parts = KernelRegressor(threads=1, **{name: array}).partial_fit(X, Y).partial_fit(X, Y)
+    parts.save("parts")
+    for place in ("run", "saved", "parts"):
+        with pytest.raises(ConfigError, match=f"{name} was an array, which is not kept on disk"):
+            load(place).fit(X, Y)
 
 
 def test_what_trains_anew_is_the_same_model(tmp_path: Path) -> None:
@@ -332,7 +354,7 @@ def test_only_a_new_place_is_written_to(tmp_path: Path) -> None:
     fitted.save(tmp_path / "saved")  # it is there already
     with pytest.raises(RunError, match="holds another model or run already"):
         KernelRegressor(**SMALL).fit(X, Y[:, ::-1]).save(tmp_path / "saved")
-    with pytest.raises(ResumeMismatchError):
+    with pytest.raises(ResumeMismatchError, match="holds a run that differs"):
         KernelRegressor(**SMALL, run_dir=tmp_path / "saved").fit(X, Y)
     run = tmp_path / "run"
     KernelRegressor(**SMALL, run_dir=run).fit(X, Y)

@@ -31,11 +31,12 @@ from streamkern.filesystem.cache import Cache, Name
 from streamkern.filesystem.cached_objects import CachedObjects
 from streamkern.filesystem.objects import Objects, Outcome
 from streamkern.ingest.ingest import ingest
-from streamkern.stream.loader import Loader
+from streamkern.stream.loader import HostBatch, Loader
 from streamkern.stream.sources.stores import ZarrSource
 from tests.faultproxy import FaultProxy
 from tests.faults import tree
 from tests.s3server import S3Server
+from tests.streams import assert_same, kept
 
 ROOT = Path(__file__).parents[2]
 
@@ -259,11 +260,11 @@ def test_idle_stores_make_room_oldest_first(tmp_path: Path) -> None:
     cache = Cache(tmp_path, 10 * ENTRY)
     read(opened(cache, newest), newest, keys(2))
     # 9 entries and one more fit. The next one clears a tenth of the limit, in the oldest store.
-    for edition, kept in (("1", 1), ("2", 3), ("3", 3), ("4", 2)):
+    for edition, left in (("1", 1), ("2", 3), ("3", 3), ("4", 2)):
         library = Library(edition)
         objects = opened(Cache(tmp_path, 1), library)
         read(objects, library, keys(3 if edition < "4" else 2))
-        assert sum(library.asked.values()) == (3 if edition < "4" else 2) - kept
+        assert sum(library.asked.values()) == (3 if edition < "4" else 2) - left
 
 
 def test_a_lower_limit_holds_from_the_next_entry_on(tmp_path: Path) -> None:
@@ -440,15 +441,9 @@ X = rng.integers(0, 256, size=(500, 6)).astype(np.uint8)
 Y = np.arange(500) % 3
 
 
-def batches(source: ZarrSource, epoch: int) -> list[tuple[np.ndarray, ...]]:
+def batches(source: ZarrSource, epoch: int) -> list[HostBatch]:
     with Loader(source, batch_size=60, seed=0, threads=3) as loader:
-        return [tuple(np.copy(a) for a in (b.X, b.y, b.rows)) for b in loader.epoch(epoch)]
-
-
-def assert_same(one: list[Any], other: list[Any]) -> None:
-    for a, b in zip(one, other, strict=True):
-        for left, right in zip(a, b, strict=True):
-            np.testing.assert_array_equal(left, right)
+        return kept(loader.epoch(epoch))
 
 
 def test_the_second_epoch_does_not_touch_s3(s3: S3Server, bucket: str, tmp_path: Path) -> None:

@@ -85,8 +85,14 @@ def test_columns_are_chosen_by_name_or_position(tmp_path: Path, kind: str) -> No
         assert reader.columns == ("c", "a")
     X, _, _ = read(path, x=["c", "a"], columns=["a", "c"])
     np.testing.assert_array_equal(X, [[1, 5], [2, 6]])
-    for wrong in (["nope"], [9], ["a", "a"], ["label", "a"], []):
-        with pytest.raises(DataError):
+    for wrong, said in (
+        (["nope"], "has no column 'nope'; it has 'a', 'b', 'c', 'label'"),
+        ([9], "has no column 9; it has"),
+        (["a", "a"], "column 'a' of .* is asked for twice"),
+        (["label", "a"], "column 'label' of .* is asked for twice"),
+        ([], "has no column left as a feature beside label"),
+    ):
+        with pytest.raises(DataError, match=said):
             read(path, x=wrong)
     _, y, reader = read(path, y=["b", "c"], x=["a"])
     assert (y.shape, reader.target_columns) == ((2, 2), ("b", "c"))

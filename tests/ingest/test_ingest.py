@@ -50,6 +50,7 @@ from streamkern.store.describe import looks_sorted
 from streamkern.store.fill import n_writers
 from streamkern.store.store import Store, open_store
 from tests import faults
+from tests.lives import Stop
 from tests.rawfiles import memory_url, write_idx
 
 SMALL = 16 << 14  # the least memory that chunks of 16 KiB allow
@@ -713,7 +714,7 @@ def test_nothing_is_overwritten_and_input_is_not_output(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="did not write"):
         ingest(X, tmp_path / "s2", y=y, overwrite=True)
     # A failing replacement leaves the old store as it was.
-    with pytest.raises(NonFiniteError):
+    with pytest.raises(NonFiniteError, match="row 0, column 0 is nan"):
         ingest(np.full((3, 2), np.nan), tmp_path / "s", y=[0, 1, 2], overwrite=True)
     (tmp_path / "s2" / "precious").unlink()
     (tmp_path / "s2").rmdir()
@@ -819,10 +820,6 @@ def test_killed_again_and_again_gives_the_same_bits(
     same = [key for key, t in kept.items() if (out / key).stat().st_mtime_ns == t]
     assert len(same) >= len(kept) - 3 * n_writers(out, 1 << 28, 1 << 14) - 1
     assert len([key for key in same if key.startswith("X/")]) >= 1
-
-
-class Stop(Exception):
-    pass
 
 
 def stop_after(stage: str, rows: int) -> Any:

@@ -34,18 +34,16 @@ from streamkern.train.train import Result
 from tests.faults import tree
 from tests.runs import (
     CLASSES,
+    N_TEST,
     Array,
     C,
     array_source,
     arrays,
-    brute_force,
     finished,
     process,
     settings,
-    stream,
 )
 
-N_TEST = 103
 FORMATS = (".zarr", ".npy", ".csv", ".parquet")
 
 
@@ -61,16 +59,6 @@ class Shuffled(ArraySource):
 
 
 @pytest.fixture(scope="module")
-def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("model") / "run"
-
-
-@pytest.fixture(scope="module")
-def result(run_dir: Path) -> Result:
-    return finished(settings(run_dir), source=stream())
-
-
-@pytest.fixture(scope="module")
 def model(result: Result) -> KernelModel:
     return result.model
 
@@ -79,12 +67,6 @@ def model(result: Result) -> KernelModel:
 def regression() -> Result:
     X, _ = arrays()
     return finished(settings(), source=ArraySource(X, X[:, :2], unit_rows=16))
-
-
-@pytest.fixture
-def truth(result: Result) -> Array:
-    """f(X) of the test rows in float64, from centers and weights."""
-    return brute_force(result, arrays(N_TEST, 5)[0])
 
 
 @pytest.fixture

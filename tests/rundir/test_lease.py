@@ -23,6 +23,7 @@ from streamkern.filesystem.urls import open_objects
 from streamkern.rundir import documents, lease
 from streamkern.rundir.lease import Lease, current_holder
 from streamkern.rundir.run_directory import RunDirectory
+from tests.lives import Killed
 from tests.runs import process
 from tests.s3server import S3Server
 
@@ -39,10 +40,6 @@ def objects(request: pytest.FixtureRequest) -> Objects:
 
 def number_in(key: str) -> int:
     return int(key[-17:-5])
-
-
-class Killed(BaseException):
-    """The end of a process: nothing it would do afterwards has any effect."""
 
 
 @dataclass

@@ -641,5 +641,4 @@ def test_a_manifest_that_lacks_an_entry_is_refused_or_has_what_is_needed(
                     refused += 1
     finally:
         (half_done / name).write_bytes(whole)
-    print(f"{name}: {refused} refused")
-    assert refused or name != "setup.json"
+    assert refused > 50

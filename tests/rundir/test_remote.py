@@ -57,6 +57,7 @@ from tests.runs import (
     process,
     settings,
     stream,
+    whole_life,
 )
 from tests.s3server import KEY, SECRET, S3Server
 
@@ -675,16 +676,11 @@ def test_killed_while_publishing(what: str, moment: str, bucket_place: Place) ->
     assert bucket_place.published()[-1] == STEPS
 
 
-def _whole_run(place: Place) -> None:
-    guard.WINDOW = 4
-    train(remote_settings(place, **{"run.checkpoint_every": 1}), source=stream())
-
-
 @pytest.mark.slow
 def test_random_kills(bucket_place: Place) -> None:
     draw = random.Random(3)
     for _ in range(4):
-        life = process(_whole_run, bucket_place)
+        life = process(whole_life, remote_settings(bucket_place, **{"run.checkpoint_every": 1}))
         time.sleep(draw.uniform(0.1, 1.2))
         life.kill()
         life.join(60)

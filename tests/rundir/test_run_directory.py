@@ -904,7 +904,7 @@ def test_closing_the_directory_waits_for_the_save(
         closing.start()
         closing.join(0.1)
         assert closing.is_alive()
-        with pytest.raises(RunLockedError):
+        with pytest.raises(RunLockedError, match="is being written by process"):
             RunDirectory(tmp_path).acquire()
         gate.set()
         closing.join(30)

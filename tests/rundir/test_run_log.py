@@ -83,6 +83,7 @@ def test_secrets_do_not_reach_the_log(tmp_path: Path) -> None:
         log.write(
             step=0, epoch=0, samples=0, n_tokens=5, store="s3://K:HIDDEN@b/x?y=HIDDEN",
             options={"aws_secret_access_key": "HIDDEN", "credentials": {"a": "HIDDEN"}},
+            places={"username": "HIDDEN", "pwd": "HIDDEN", "sas": "HIDDEN", "key": "HIDDEN"},
             error=f"{OSError('cannot read https://HIDDEN@h/x')}",
         )  # fmt: skip
     text = (tmp_path / "log").read_text()

@@ -52,6 +52,7 @@ from streamkern.filesystem.urls import open_objects
 from streamkern.rundir import lease
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import RunLog
+from tests.lives import Killed
 from tests.powerloss import CUTS, RECORDER
 
 TTL = lease.TTL_S
@@ -78,10 +79,6 @@ def same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
     return found.keys() == expected.keys() and all(
         (y.dtype, y.shape, y.tobytes()) == (x.dtype, x.shape, x.tobytes()) for y, x in pairs
     )
-
-
-class Killed(BaseException):
-    """The end of a process."""
 
 
 # -- the two kinds of places ---------------------------------------------------------------------

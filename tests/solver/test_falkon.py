@@ -317,7 +317,7 @@ def test_settings_without_sense_are_refused(change: dict[str, Any], message: str
 
 def test_partial_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match="solver='falkon' needs the same rows in every pass"):
-        Online(settings(**FALKON), None).advance(array_source())
+        Online(settings(**FALKON)).advance(array_source())
 
 
 # --- warm start ---------------------------------------------------------------------------------

@@ -161,7 +161,7 @@ def test_it_holds_no_sums_and_takes_one_pass() -> None:
 def test_blocks_that_arrive_later_are_summed_beside_the_first() -> None:
     """`partial_fit`: centers are the rows of the first block, and others follow."""
     config = settings(**{"solver.name": "direct", "solver.ridge": RIDGE, "model.n_centers": 60})
-    online = Online(config, None)
+    online = Online(config)
     for k in range(3):
         X, y = arrays(60, seed=k)
         result = online.advance(ArraySource(X, y, classes=("ant", "bee", "cat")))

@@ -259,7 +259,7 @@ def test_every_bit_flip_is_caught(tmp_path: Path) -> None:
         damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)
-        with pytest.raises(CorruptChunkError):
+        with pytest.raises(CorruptChunkError, match=r"^chunk X/c/0/0 of .*s "):
             store.read_chunk(0)
 
 
@@ -687,7 +687,8 @@ def test_absent_foreign_chunks_are_errors_unless_said_otherwise(tmp_path: Path) 
     np.testing.assert_array_equal(open_store(path, missing="fill").read_chunk(1)[0], 0.0)
     own = write(tmp_path / "own", X, y)
     faults.remove(tmp_path / "own", "X/c/1/0")
-    with pytest.raises(CorruptChunkError):  # ours have every chunk: "fill" changes nothing
+    # Ours have every chunk: "fill" changes nothing.
+    with pytest.raises(CorruptChunkError, match=r"X/c/1/0 .*missing"):
         open_store(tmp_path / "own", missing="fill").read_chunk(1)
     assert not own.spec.foreign
 

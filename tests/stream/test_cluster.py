@@ -34,8 +34,9 @@ from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.unit_graph import Recipe
 from streamkern.train.train import train
 from tests import clusters
-from tests.clusters import PATIENCE_S, Cluster, Dies, Fails, Misbehaving, Waits, eventually
+from tests.clusters import Cluster, Dies, Fails, Misbehaving, Waits
 from tests.conftest import MakeZarr
+from tests.lives import eventually
 from tests.runs import (
     array_source,
     assert_same_bits,
@@ -49,22 +50,6 @@ from tests.streams import assert_same, kept
 
 pytest.importorskip("distributed")
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two workers; a test that kills one starts another."""
-    with Cluster(tmp_path_factory.mktemp("cluster")) as started:
-        started.worker()
-        started.worker()
-        yield started
-
-
-@pytest.fixture
-def client(cluster: Cluster) -> Iterator[Any]:
-    with connect(cluster.address, wait_s=PATIENCE_S) as connected:
-        connected.wait_for_workers(2)
-        yield connected
 
 
 @pytest.fixture

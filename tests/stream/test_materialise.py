@@ -40,6 +40,7 @@ from streamkern.stream.sources.transforms import (
 )
 from tests.faults import flip_bit, tree
 from tests.images import CHUNK_MB, IMAGES, LABELS, NOISY, N, augmented, base
+from tests.lives import Stop
 from tests.streams import epoch_rows, everything
 
 
@@ -309,10 +310,6 @@ def test_killed_and_gone_on_with(tmp_path: Path, whole: dict[str, bytes], kill_a
     assert 0 < zarr.open_array(out / "digests", mode="r")[:].any(axis=1).sum() < 22
     materialise(augmented(*NOISY), out, seed=5, chunk_mb=CHUNK_MB)
     assert tree(out) == whole
-
-
-class Stop(Exception):
-    pass
 
 
 def interrupted(out: Path, after: int = 400, source: Source | None = None) -> None:

@@ -19,7 +19,7 @@ from streamkern.solver.method import Rows
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.generator import GeneratorSource
-from streamkern.train.choose_kernel import BORNE, HIGHEST, LOWEST, Found, first_good, nearest
+from streamkern.train.choose_kernel import BORNE, HIGHEST, LOWEST, FoundKernel, first_good, nearest
 from streamkern.train.setup import merged
 from tests import reference as ref
 from tests.runs import (
@@ -212,12 +212,12 @@ def test_the_nearest_of_those_that_are_about_as_good() -> None:
 
 
 def test_the_roughest_kernel_that_is_about_as_good() -> None:
-    def of(error: float) -> Found:
-        return Found(get_kernel("laplace", 1.0), Noise(tried=[(1.0, error)]))
+    def of(error: float) -> FoundKernel:
+        return FoundKernel(get_kernel("laplace", 1.0), Noise(tried=[(1.0, error)]))
 
     found = [of(1.0), of(0.9), of(0.88)]
     assert first_good(found) is found[1]
-    nothing = Found(get_kernel("laplace", 1.0), NO_NOISE)
+    nothing = FoundKernel(get_kernel("laplace", 1.0), NO_NOISE)
     assert first_good([nothing, nothing]) is nothing
 
 

@@ -18,6 +18,7 @@ from streamkern.train.opened import Given, open_run
 from tests.runs import (
     Array,
     array_source,
+    arrays,
     assert_same_bits,
     final,
     finished,
@@ -164,6 +165,64 @@ def test_from_a_file_and_resumed(kind: str, tmp_path: Path) -> None:
     save(2 * metric)
     with pytest.raises(sk.ResumeMismatchError, match="metric"):
         finished(config(tmp_path / "run", named), **given)
+
+
+@pytest.mark.parametrize("name", ["given", "array", "file"])
+def test_any_word_that_is_none_of_ours_is_a_place(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of what the caller can give, which is told apart from it."""
+    monkeypatch.chdir(tmp_path)
+    X, _ = rows(60, 1)
+    Z, metric = X[:20, :5], SCALES[:5]
+    at_centers = settings(**{"model.centers": name, "model.n_centers": "auto"})
+    in_metric = settings(**{"model.metric": name})
+    for config, what in ((at_centers, "centers"), (in_metric, "a metric")):
+        with pytest.raises(sk.StoreNotFoundError, match=f"there is no array of {what} at {name}"):
+            finished(config, source=array_source())
+    zarr.save_array(name, Z)
+    read = finished(at_centers, source=array_source())
+    np.testing.assert_array_equal(np.sort(read.Z, axis=0), np.sort(Z, axis=0))
+    zarr.save_array(name, metric, mode="w")
+    read = finished(in_metric, source=array_source())
+    np.testing.assert_array_equal(read.model.op.kernel.metric, metric)
+
+
+@pytest.mark.parametrize("name", ["centers", "metric"])
+def test_what_is_given_is_in_the_place_of_a_setting(name: str, tmp_path: Path) -> None:
+    """Which is not read, and is no part of what the run is bound to; the array is."""
+    array = {"centers": rows(20, 1)[0][:, :5], "metric": SCALES[:5]}[name]
+    plain = settings(tmp_path / "run", **{"model.n_centers": "auto"})
+    named = plain.with_overrides({f"model.{name}": "nowhere"})
+    given: dict[str, Any] = {"source": array_source(), name: array}
+    first = finished(named, **given)
+    again = finished(plain, **given)
+    assert np.array_equal(again.model.weights, first.model.weights)
+    with pytest.raises(sk.ResumeMismatchError, match=rf"{name}\.sha256: was '\w+', now not set"):
+        finished(plain, source=array_source())
+    with pytest.raises(sk.ResumeMismatchError, match=rf"{name}\.sha256"):
+        finished(plain, **{**given, name: array + 1})
+
+
+@pytest.mark.parametrize(
+    ("settings_of", "text"),
+    [
+        ({"model.features": "fourier", "model.n_centers": "auto"}, "for kernels at centers"),
+        ({"model.kernel": sk.Laplace(1.0, metric=SCALES[:5])}, "would replace the metric of"),
+        ({"run.precision": "integer"}, "moves features off the integers"),
+    ],
+)
+def test_a_metric_beside_what_has_none_is_refused(settings_of: dict[str, Any], text: str) -> None:
+    own = {"model.bandwidth": "auto"} if "model.kernel" in settings_of else {}
+    with pytest.raises(sk.ConfigError, match=text):
+        finished(settings(**settings_of, **own), source=array_source(), metric=SCALES[:5])
+
+
+@pytest.mark.parametrize("solver", ["eigenpro2", "eigenpro1"])
+def test_centers_beside_a_solver_that_has_its_own_are_refused(solver: str) -> None:
+    config = settings(**{"solver.name": solver, "model.n_centers": "auto"})
+    with pytest.raises(sk.ConfigError, match="takes all 135 training rows as centers"):
+        finished(config, source=array_source(), centers=arrays()[0])
 
 
 def test_a_kernel_of_ones_own_goes_on_in_it(tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def test_a_run_that_can_not_be_saved_fails(tmp_path: Path, inflated: Inflated) -
         WINDOW * (i + 1) for i in range(MAX_BACK_OFFS)
     ]
     assert latest_step(tmp_path) == 250
-    with pytest.raises(DivergenceError):  # and says so again, from there
+    with pytest.raises(DivergenceError, match="halving the step size 8 times"):  # from there
         finished(config, source=stream())
 
 

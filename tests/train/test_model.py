@@ -19,36 +19,18 @@ from tests.faults import tree
 from tests.runs import (
     CLASSES,
     METHODS,
+    N_TEST,
     Array,
     C,
     D,
     array_source,
     arrays,
-    brute_force,
     finished,
     latest_step,
     settings,
     stopped,
     stream,
 )
-
-N_TEST = 103
-
-
-@pytest.fixture(scope="module")
-def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("model") / "run"
-
-
-@pytest.fixture(scope="module")
-def result(run_dir: Path) -> Result:
-    return finished(settings(run_dir), source=stream())
-
-
-@pytest.fixture
-def truth(result: Result) -> Array:
-    """f(X) of the test rows in float64, from centers and weights."""
-    return brute_force(result, arrays(N_TEST, 5)[0])
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -38,7 +38,6 @@ from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import GaussianNoise, MixUp
-from streamkern.train import guard
 from streamkern.train import whole_run as train_module
 from streamkern.train.train import train
 from tests.conftest import MakeZarr
@@ -58,20 +57,16 @@ from tests.runs import (
     latest_step,
     process,
     settings,
+    shorten_windows,
     stopped,
     stream,
+    whole_life,
 )
 
 
 @pytest.fixture(autouse=True)
 def small_world(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows of the guard that end inside these short runs, and a disk that never loses power."""
     shorten_windows(monkeypatch.setattr)
-
-
-def shorten_windows(setattr_: Callable[..., None] = setattr) -> None:
-    setattr_(guard, "WINDOW", 4)
-    setattr_(os, "fsync", lambda fd: None)
 
 
 @cache
@@ -390,18 +385,13 @@ def test_killed_while_saving(what: str, moment: str, tmp_path: Path) -> None:
     assert leftovers == []
 
 
-def _whole_run(run_dir: Path, method: str) -> None:
-    shorten_windows()
-    config = settings(run_dir, **METHODS[method], **{"run.checkpoint_every": 1})
-    train(config, source=stream(method), test=array_source(10, 5))
-
-
 @pytest.mark.parametrize("method", ["blocks", "eigenpro4", "direct", "falkon"])
 def test_random_kills(method: str, tmp_path: Path) -> None:
     draw = random.Random(method)
     codes = []
     for _ in range(3):
-        life = process(_whole_run, tmp_path, method)
+        config = settings(tmp_path, **METHODS[method], **{"run.checkpoint_every": 1})
+        life = process(whole_life, config, method)
         time.sleep(draw.uniform(0.05, 1.0))
         life.kill()
         life.join(60)

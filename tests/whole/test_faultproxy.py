@@ -27,6 +27,7 @@ from obstore.store import S3Store
 
 from benchmarks.s3_files import FileServer, raw_ceiling
 from tests.faultproxy import FaultProxy
+from tests.lives import PATIENCE_S, eventually
 from tests.s3server import KEY, REGION, SECRET, S3Server
 
 BODY = bytes(range(256)) * 2000
@@ -35,7 +36,6 @@ SIGNED = {
     "Authorization": f"AWS4-HMAC-SHA256 Credential={KEY}/20260101/{REGION}/s3/aws4_request, "
     "SignedHeaders=host, Signature=0"
 }
-PATIENCE_S = 30.0
 
 MakeProxy = Callable[..., FaultProxy]
 
@@ -59,13 +59,6 @@ def ask(
     connection.request(method, path, body, headers=SIGNED, **more)
     with connection.getresponse() as answer:
         return answer.status, answer.read()
-
-
-def wait_until(happened: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + PATIENCE_S
-    while not happened():
-        assert time.monotonic() < give_up, "it did not happen"
-        time.sleep(0.01)
 
 
 # ----------------------------------------------------------------------------- without a fault
@@ -181,7 +174,7 @@ def test_refuse(faulty: Callable[..., FaultProxy], bucket: str) -> None:
             return ask(connection, "GET", f"/{bucket}/k") == (200, BODY)
         return False
 
-    wait_until(works_again)
+    eventually(works_again)
     assert faults_of(proxy) == {"refuse": 1}
 
 
@@ -455,7 +448,7 @@ def test_servers_die_with_a_killed_owner() -> None:
         assert len(pids) == 2
         assert not any(map(is_gone, pids))
         owner.send_signal(signal.SIGKILL)
-    wait_until(lambda: all(map(is_gone, pids)))
+    eventually(lambda: all(map(is_gone, pids)))
 
 
 def test_stop_ends_the_process_in_the_middle_of_a_request(

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: when one is due, and the save under way."""
+"""When a checkpoint is due, and the save under way. What is in a file says `rundir.sealed`."""
 
 from __future__ import annotations
 
