@@ -29,17 +29,17 @@ class Line:
     PERIODS_S: ClassVar = {TERMINAL: 0.1, NOTEBOOK: 0.5, PIPE: 30.0}
     PATIENCE_S = 3.0
 
-    def __init__(self, stream: TextIO | None = None, *, shown: bool | str = True) -> None:
-        """shown : False: never. "auto": once the work takes more than `PATIENCE_S`. The first line
+    def __init__(self, stream: TextIO | None = None, *, asked: bool | str = True) -> None:
+        """asked : False: never. "auto": once the work takes more than `PATIENCE_S`. The first line
         into a pipe comes after its period in any case."""
         stream = sys.stderr if stream is None else stream
         self._stream: TextIO | None = None
         self._width = 0  # of what stands there now
         self.shown = False  # whether there was anything to do
         with contextlib.suppress(Exception):
-            if shown:
+            if asked:
                 self._kind = _kind(stream)
-                patience = self.PATIENCE_S if shown == "auto" else 0.0
+                patience = self.PATIENCE_S if asked == "auto" else 0.0
                 period = self.PERIODS_S[self._kind]
                 self._due = time.monotonic() + max(patience, period * (self._kind == PIPE))
                 self._stream = stream

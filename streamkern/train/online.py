@@ -83,7 +83,7 @@ class Online:
             given = replace(given, centers=self.setup[0]["Z"])
         run = open_run(config, given, fixed_sizes=self.sizes, whole=False)
         try:
-            with run.backend.active(), Line(shown=progress) as line:
+            with run.backend.active(), Line(asked=progress) as line:
                 return self._train(run, Live(line, RunLog(None), Position()))
         except BaseException:
             run.backend.close()

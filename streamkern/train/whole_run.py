@@ -66,7 +66,7 @@ class Trainer:
         self.log = stack.enter_context(RunLog(None) if logged is None else logged.open_log())
         self.checkpoints = Checkpoints(self.settings, directory, stack)
         self.position = Position()
-        line = stack.enter_context(Line(shown=progress))
+        line = stack.enter_context(Line(asked=progress))
         self.live = Live(line, self.log, self.position)
         # No method of this object, which would hold itself and all of the memory.
         self._report = self.live.report

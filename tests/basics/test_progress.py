@@ -103,7 +103,7 @@ def test_where_ipython_has_no_kernel_there_is_no_notebook(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
 def test_auto_waits_until_the_work_takes_long(stream: io.StringIO, clock: SimpleNamespace) -> None:
     first = 3.0 if stream.isatty() else 30.0
-    with Line(stream, shown="auto") as line:
+    with Line(stream, asked="auto") as line:
         for clock.s in (100.0, 100.0 + first - 0.1):
             line.draw("early")
         assert stream.getvalue() == ""
@@ -113,13 +113,13 @@ def test_auto_waits_until_the_work_takes_long(stream: io.StringIO, clock: Simple
     assert "early" not in stream.getvalue()
 
 
-@pytest.mark.parametrize("shown", [False, "auto"])
+@pytest.mark.parametrize("asked", [False, "auto"])
 @pytest.mark.parametrize("kind", [io.StringIO, Terminal])
 def test_nothing_at_all_is_written_unasked_or_of_short_work(
-    kind: type[io.StringIO], shown: bool | str
+    kind: type[io.StringIO], asked: bool | str
 ) -> None:
     stream = kind()
-    with Line(stream, shown=shown) as line, line.ticking(lambda: "setup"):
+    with Line(stream, asked=asked) as line, line.ticking(lambda: "setup"):
         line.draw("loss 1")
         line.close()
     assert stream.getvalue() == ""
