@@ -1,37 +1,47 @@
-"""The line on a terminal that says how far the work is."""
+"""The line that says how far the work is: on a terminal, in a notebook, or into a pipe."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import shutil
 import sys
+import threading
 import time
-from collections.abc import Callable
-from typing import Self, TextIO
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Final, Self, TextIO
 
 Progress = Callable[[str, int, int | None], None]
 """Called with what is done ("read", "write"), how many rows are, and of how many, if known."""
 
 WIPE = "\r\x1b[K"
+TERMINAL: Final = "terminal"
+NOTEBOOK: Final = "notebook"
+PIPE: Final = "pipe"
 
 
 class Line:
-    """One line, drawn over and over; nothing where there is no terminal, or without `enabled`.
+    """One line, drawn over and over on a terminal or in a notebook; into a pipe a new one, rarely.
 
-    It draws when it is called, so it owns no thread, and a failing terminal switches it off
-    instead of ending the work.
+    It draws when it is called, and owns a thread in `ticking` only. A failing stream switches it
+    off instead of ending the work.
     """
 
-    PERIOD_S = 0.1
+    PERIODS_S: ClassVar = {TERMINAL: 0.1, NOTEBOOK: 0.5, PIPE: 30.0}
+    PATIENCE_S = 3.0
 
-    def __init__(self, stream: TextIO | None = None, *, enabled: bool = True) -> None:
+    def __init__(self, stream: TextIO | None = None, *, asked: bool | str = True) -> None:
+        """asked : False: never. "auto": once the work takes more than `PATIENCE_S`. The first line
+        into a pipe comes after its period in any case."""
         stream = sys.stderr if stream is None else stream
         self._stream: TextIO | None = None
-        self._drawn = -math.inf
+        self._width = 0  # of what stands there now
         self.shown = False  # whether there was anything to do
         with contextlib.suppress(Exception):
-            if enabled and stream.isatty():
+            if asked:
+                self._kind = _kind(stream)
+                patience = self.PATIENCE_S if asked == "auto" else 0.0
+                period = self.PERIODS_S[self._kind]
+                self._due = time.monotonic() + max(patience, period * (self._kind == PIPE))
                 self._stream = stream
 
     def show(self, what: str, done: int, total: int | None) -> None:
@@ -40,18 +50,54 @@ class Line:
         of = "" if total is None else f" of {total:,}"
         self.draw(f"{what} {done:,}{of} rows")
 
+    @property
+    def due(self) -> bool:
+        """Whether `draw` would do anything now."""
+        return self._stream is not None and time.monotonic() >= self._due
+
     def draw(self, text: str) -> None:
-        """`text` in the place of what is there, at most ten times a second."""
-        now = time.monotonic()
-        if self._stream is not None and now - self._drawn >= self.PERIOD_S:
-            self._drawn = now
-            self._write(f"{WIPE}{text[: shutil.get_terminal_size().columns - 1]}")
+        """`text` in the place of what is there, or as a line of its own, if a period has passed."""
+        if not self.due:
+            return
+        self._due = time.monotonic() + self.PERIODS_S[self._kind]
+        if self._kind == TERMINAL:
+            text = text[: shutil.get_terminal_size().columns - 1]
+            self._write(f"{WIPE}{text}", len(text))
+        elif self._kind == NOTEBOOK:  # which knows a carriage return, and no other control
+            self._write(f"\r{text:<{self._width}}", len(text))
+        else:
+            self._write(f"streamkern: {text}\n", 0)
 
     def close(self) -> None:
         """Wipe it; the next call of `draw` draws it again."""
-        self._write(WIPE)
+        if self._width:
+            self._write(WIPE if self._kind == TERMINAL else f"\r{'':<{self._width}}\r", 0)
 
-    def _write(self, text: str) -> None:
+    @contextlib.contextmanager
+    def ticking(self, text: Callable[[], str]) -> Iterator[None]:
+        """Draw what `text` returns, period by period, meanwhile: of work that is a single call,
+        within which nobody could. A thread does it, and nothing else may draw."""
+        over = threading.Event()
+        thread = threading.Thread(
+            target=self._tick, args=(text, over), name="streamkern-line", daemon=True
+        )
+        if self._stream is not None:
+            with contextlib.suppress(RuntimeError):  # no more threads here: the work goes on
+                thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            if thread.ident is not None:
+                thread.join()
+            self.close()
+
+    def _tick(self, text: Callable[[], str], over: threading.Event) -> None:
+        while not over.wait(max(0.0, self._due - time.monotonic())) and self._stream is not None:
+            self.draw(text())
+
+    def _write(self, text: str, width: int) -> None:
+        self._width = width
         if self._stream is not None:
             try:
                 self._stream.write(text)
@@ -64,3 +110,11 @@ class Line:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _kind(stream: TextIO) -> str:
+    """How `stream` takes a line."""
+    if stream.isatty():
+        return TERMINAL
+    shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return NOTEBOOK if getattr(shell, "kernel", None) is not None else PIPE

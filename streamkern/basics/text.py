@@ -6,6 +6,7 @@ reach a log.
 
 from __future__ import annotations
 
+import math
 import numbers
 import os
 import re
@@ -27,6 +28,11 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
+def seconds_since(time: str) -> float:
+    """From a time that `utc_now` gave, by the clock of this machine; no less than 0."""
+    return max(0.0, (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds())
+
+
 _MOST = 2**1000  # what damaged headers declare may be more than a float can be
 
 
@@ -38,6 +44,20 @@ def size_text(n_bytes: int) -> str:
             break
         size, unit = size / 1024, larger
     return f"{size:.3g} {unit}"
+
+
+def time_text(seconds: float) -> str:
+    """Of what is left or has passed: "12 s", "3:05 min", "2:10 h", "3.4 days"; "?" if unknown."""
+    if not math.isfinite(seconds):
+        return "?"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02} min"
+    if whole < 48 * 3600:
+        return f"{whole // 3600}:{whole % 3600 // 60:02} h"
+    return f"{seconds / 86400:.1f} days"
 
 
 def table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> str:

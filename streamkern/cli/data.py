@@ -11,7 +11,7 @@ from streamkern.basics.progress import Line
 from streamkern.basics.stop import resumable
 from streamkern.basics.text import redact
 from streamkern.cli.console import as_text, say
-from streamkern.cli.described import store_text
+from streamkern.cli.described_store import store_text
 from streamkern.cli.options import (
     AsJson,
     External,

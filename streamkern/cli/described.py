@@ -1,4 +1,4 @@
-"""What `streamkern info` shows of a store or a run, as JSON values and as text."""
+"""What `streamkern info` shows of a run, as JSON values and as text."""
 
 from __future__ import annotations
 
@@ -8,72 +8,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from streamkern.basics.errors import RunError, StorageAccessError
-from streamkern.basics.text import redact, size_text
+from streamkern.basics.text import redact, seconds_since, time_text
+from streamkern.cli.glossary import FACTS, explained
 from streamkern.kernels.notation import kernel_text
 from streamkern.planning.sizes import own_sizes
 from streamkern.rundir.place import open_folder
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.sealed import as_saved, unkept
 from streamkern.solver.precondition.step_rule import largest
-
-
-def store_text(store: Mapping[str, Any]) -> str:
-    """A described store for people; warnings at the end."""
-    if store.get("unfinished"):
-        return _unfinished_text(store)
-    shape = " x ".join(str(k) for k in store["row_shape"])
-    targets = store["targets"] if store["targets"] != "classes" else "classes: " + _few(store)
-    lines = [
-        f"{store['url']}",
-        f"  {store['n_rows']:,} rows of {shape} {store['dtype']}, {store['n_outputs']} {targets}",
-        *_balance(store),
-        *(["  with sample weights"] if store["sample_weights"] else []),
-        f"  {store['n_chunks']:,} chunks of {store['chunk_rows']:,} rows, "
-        f"{size_text(store['chunk_bytes'])}, codecs {', '.join(store['codecs'])}",
-        f"  {size_text(store['decoded_bytes'])} decoded{_stored(store)}",
-        f"  fingerprint {store['fingerprint']}",
-        *(["  every chunk matches its digest"] if store.get("verified") else []),
-    ]
-    lines += [f"  note: {warning}" for warning in store["warnings"]]
-    return "\n".join(_printable(line) for line in lines)
-
-
-def _printable(text: str) -> str:
-    """The text with control characters, which names of classes may hold, written as escapes."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
-def _unfinished_text(store: Mapping[str, Any]) -> str:
-    rows, chunks, done = store["n_rows"], store["n_chunks"], store["chunks_written"]
-    of = "" if chunks is None else f" of {chunks:,}"
-    share = "" if not chunks else f", {done / chunks:.0%}"
-    of_rows = "" if rows is None else f"; {rows:,} rows in all"
-    return (
-        f"{store['url']}\n  unfinished: {done:,}{of} chunks are written{share}{of_rows}\n"
-        "  note: run the command that writes it again to finish it"
-    )
-
-
-def _balance(store: Mapping[str, Any]) -> list[str]:
-    """The smallest and the largest class."""
-    counts, names = store["class_counts"], store["classes"]
-    if not counts or names is None or not sum(counts):
-        return []
-    low, high = min(range(len(counts)), key=counts.__getitem__), counts.index(max(counts))
-    shown = (f"{names[k]} {counts[k]:,} ({counts[k] / sum(counts):.1%})" for k in (low, high))
-    return [f"  rows per class: {' to '.join(shown)}"]
-
-
-def _stored(store: Mapping[str, Any]) -> str:
-    if not store["stored_bytes"]:
-        return ""
-    about = "about " if store["stored_bytes_estimated"] else ""
-    return f", {about}{size_text(store['stored_bytes'])} stored ({store['compression_ratio']:.3g}x)"
-
-
-def _few(store: Mapping[str, Any]) -> str:
-    names = store["classes"]
-    return ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+from streamkern.train.evaluations import evaluations_in
+from streamkern.train.logged import where_it_is
+from streamkern.train.phases import DOING
 
 
 def is_run_directory(
@@ -102,7 +47,9 @@ def run_overview(
 ) -> dict[str, Any]:
     """State, position, metrics and settings of a run; every byte of its checkpoint is verified.
 
-    `warnings` names every file that is damaged.
+    Where a process works on it, position and metrics are the newest that its log tells of. `live`
+    is what the log says of where it is, see `where_it_is`. `warnings` names every file that is
+    damaged.
     """
     with RunDirectory(path, writable=False, storage_options=storage_options) as directory:
         config, damage = _recorded(directory)
@@ -113,6 +60,10 @@ def run_overview(
             place = _NOWHERE if saved is None else saved.meta["position"]
             position = {name: place[name] for name in _NOWHERE}
             metrics = {} if saved is None else saved.meta["metrics"] or {}
+            live, evaluated = where_it_is(records), evaluations_in(records)
+            if writer is not None and not position["done"]:
+                position |= {name: live[name] for name in position if name in live}
+                metrics = _figures(evaluated[-1]) if evaluated else metrics
             solver = (
                 None
                 if setup is None
@@ -131,7 +82,8 @@ def run_overview(
                 "epoch": position["epoch"],
                 "samples": position["samples"],
                 "metrics": metrics,
-                "evaluations": len({r["step"] for r in records if r.get("event") == "evaluation"}),
+                "live": live | ({"evaluated": evaluated[-1]["step"]} if evaluated else {}),
+                "evaluations": len(evaluated),
                 "checkpoints": directory.steps(),
                 "solver": solver,
                 "settings": config.get("identity", {}).get("settings", {}),
@@ -174,27 +126,69 @@ def _solver(meta: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]
     }
 
 
-def run_text(run: Mapping[str, Any]) -> str:
-    """The same for people; a line for each group that was verified."""
-    verified = pairs(run.get("verified", {}))
+def run_text(run: Mapping[str, Any], *, explain: bool = False) -> str:
+    """The same for people; a line for each group that was verified. explain : with what each
+    line means."""
+
+    def shown(values: Mapping[str, Any]) -> str:
+        return pairs(values, FACTS if explain else {})
+
+    verified = shown(run.get("verified", {}))
     if "state" not in run:
         return verified
-    data = run["data"]
-    head = {
-        "state": run["state"],
-        "step": run["step"],
-        "samples": f"{run['samples']:,}",
-        "checkpoints": ", ".join(str(step) for step in run["checkpoints"]) or "none yet",
-        "rows": data.get("n_rows", "?"),
-    }
     settings = {
         f"{section}.{key}": kernel_text(value) if (section, key) == ("model", "kernel") else value
         for section, entries in run["settings"].items()
         for key, value in entries.items()
     }
-    parts = [run["run_dir"], pairs(head), pairs(run["metrics"]), pairs(_in_words(run["solver"]))]
-    parts += [pairs(settings), verified, *(f"note: {warning}" for warning in run["warnings"])]
+    parts = [run["run_dir"], shown(_head(run)), shown(_of_its_data(run))]
+    parts += [shown(_in_words(run["solver"])), shown(settings), verified]
+    parts += [f"note: {warning}" for warning in run["warnings"]]
     return "\n\n".join(part for part in parts if part)
+
+
+def _head(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Where it is; of a process that works on it how it moves as well."""
+    live = run["live"]
+    working = run["state"].startswith("being")
+    of_epochs = f" of {live['epochs']}" if "epochs" in live else ""
+    of_samples = f" of {live['of_samples']:,}" if "of_samples" in live else ""
+    head = {"state": run["state"]}
+    if working and "doing" in live:
+        head["doing"] = DOING.get(live["doing"], live["doing"])
+        if live.get("blocks", 1) > 1:
+            head["doing"] += f", {live['blocks_done']} of {live['blocks']} blocks are done"
+    head |= {"step": run["step"], "epoch": f"{run['epoch']}{of_epochs}"}
+    head["samples"] = f"{run['samples']:,}{of_samples}"
+    if working and "time" in live:
+        ago = seconds_since(live["time"])
+        if "left_s" in live:
+            head["time_left"] = time_text(max(0.0, live["left_s"] - ago))
+            head["samples_per_s"] = f"{live['samples_per_s']:,.0f}"
+        head["last_heard"] = f"{time_text(ago)} ago"
+    if live.get("step", 0) > run["step"]:
+        head["logged_step"] = live["step"]
+    head["checkpoints"] = ", ".join(str(step) for step in run["checkpoints"]) or "none yet"
+    return head | {"rows": run["data"].get("n_rows", "?")}
+
+
+def _of_its_data(run: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures, and the data that they are of."""
+    live, found = run["live"], dict[str, Any]()
+    if "train_mse" in live:
+        found["train_mse"] = live["train_mse"]
+    found |= run["metrics"]
+    given = "given in Python"
+    if "train_mse" in live:
+        found["train_data"] = ", ".join(live.get("train") or [given])
+    if run["metrics"]:
+        at = f", at step {live['evaluated']}" if "evaluated" in live else ""
+        found["test_data"] = f"{live.get('test') or given}{at}"
+    return found
+
+
+def _figures(evaluation: Mapping[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in evaluation.items() if name not in ("step", "samples")}
 
 
 def _fact(name: str, value: object) -> str:
@@ -233,10 +227,13 @@ def _metric_in_words(metric: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def pairs(values: Mapping[str, Any]) -> str:
-    """A line for each name and value."""
+def pairs(values: Mapping[str, Any], meanings: Mapping[str, str] | None = None) -> str:
+    """A line for each name and value, and one for the meaning of those that have one."""
     width = max(map(len, values), default=0)
-    return "\n".join(f"  {name:<{width}}  {_value(value)}" for name, value in values.items())
+    return "\n".join(
+        explained(name, f"  {name:<{width}}  {_value(value)}", meanings or {})
+        for name, value in values.items()
+    )
 
 
 def _value(value: Any) -> str:

@@ -11,7 +11,9 @@ import typer
 from streamkern.basics.errors import CheckpointError, ConfigError, DataError
 from streamkern.basics.text import redact
 from streamkern.cli.console import as_text
-from streamkern.cli.described import is_run_directory, run_overview, run_text, store_text
+from streamkern.cli.described import is_run_directory, run_overview, run_text
+from streamkern.cli.described_store import store_text
+from streamkern.cli.glossary import FACTS, STORE
 from streamkern.cli.metric_plot import spectrum_png
 from streamkern.cli.options import (
     AsJson,
@@ -36,6 +38,9 @@ def info(
     verify: Annotated[
         bool, typer.Option("--verify", help="Read every byte and compare it with its digest.")
     ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say below every fact what it means.")
+    ] = False,
     foreign: Foreign = False,
     as_json: AsJson = False,
     plot: Annotated[
@@ -49,7 +54,7 @@ def info(
     if is_run_directory(place, options):
         if plot is not None:
             _draw_metric(place, options, plot)
-        _show_run(place, options, verified=verify, as_json=as_json)
+        _show_run(place, options, verified=verify, explain=explain, as_json=as_json)
         return
     if plot is not None:
         raise ConfigError(
@@ -66,7 +71,10 @@ def info(
         if verify:
             store.verify()
             found["verified"] = True
-    typer.echo(as_text(found) if as_json else store_text(found))
+    if as_json:
+        typer.echo(as_text(found | ({"meanings": STORE} if explain else {})))
+    else:
+        typer.echo(store_text(found, explain=explain))
 
 
 def _draw_metric(place: str, options: Mapping[str, Any] | None, path: Path) -> None:
@@ -86,14 +94,15 @@ def _draw_metric(place: str, options: Mapping[str, Any] | None, path: Path) -> N
 
 
 def _show_run(
-    place: str, options: Mapping[str, Any] | None, *, verified: bool, as_json: bool
+    place: str, options: Mapping[str, Any] | None, *, verified: bool, explain: bool, as_json: bool
 ) -> None:
     """The overview of a run; where something is damaged only what was verified, and exit code 3."""
     found: dict[str, Any] = {"verified": verify_run(place, options)} if verified else {}
     damaged = [name for name, how in found.get("verified", {}).items() if how != WHOLE]
     run = {} if damaged else run_overview(place, options)
+    found |= {"meanings": FACTS} if explain and as_json else {}
     with as_saved(redact(place)):
-        text = as_text(run | found) if as_json else run_text(run | found)
+        text = as_text(run | found) if as_json else run_text(run | found, explain=explain)
     typer.echo(text)
     if damaged:
         raise CheckpointError(

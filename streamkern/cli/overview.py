@@ -9,7 +9,8 @@ from typing import Any
 
 from streamkern.basics.text import redact, size_text, table
 from streamkern.centers.random_rows import BANDWIDTH_ROWS
-from streamkern.cli.described import pairs, store_text
+from streamkern.cli.described import pairs
+from streamkern.cli.described_store import store_text
 from streamkern.kernels.notation import bandwidths, kernel_text
 from streamkern.store.describe import describe_store
 from streamkern.stream.sources.stores import stores_of

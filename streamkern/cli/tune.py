@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -119,7 +118,7 @@ def tune(
             ridges=_numbers(ridges, "--ridges"),
             kernels=None if kernels is None else [name.strip() for name in kernels.split(",")],
             rows=rows, centers=centers, epochs=epochs, folds=folds, refine=refine, out=folder,
-            progress=sys.stderr.isatty(), report=_show, stop=context.obj,
+            progress=True, report=_show, stop=context.obj,
         )  # fmt: skip
     _save_plot(tuned, folder)
     if target is not None:

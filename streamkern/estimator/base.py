@@ -85,7 +85,7 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
             stream = self._transformed(source, [*self._transforms(source), *kept])
             result = train(
                 config, source=stream, test=held_out, centers=centers, metric=metric, warm=warm,
-                facts=self._facts(),
+                facts=self._facts(), progress=self._progress(),
             )  # fmt: skip
             self._keep(result)
             self._found = kept or _found(result, stream)
@@ -109,7 +109,7 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
             if isinstance(online, SavedRun):
                 online = online.open(self._execution())
             stream = self._transformed(source, bound)
-            result = online.advance(stream)
+            result = online.advance(stream, self._progress())
             self._keep(result)
             found = _found(result, stream)
             bound += found
@@ -244,7 +244,8 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
         self.bandwidth_ = described.get("bandwidth", self.kernel_.bandwidth)
         self._precision, self._grid = model.op.precision, model.op.grid
         self._fixed = model.fixed
-        self.history_ = result.history
+        self.history_, self.loss_curve_ = result.history, result.losses
+        self.n_iter_ = result.epochs
         self._meta = meta
         self.report_ = _report(meta) | {"samples": result.samples} | result.metrics
         if result.ridge:
@@ -291,11 +292,14 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
         else:
             with self._model() as model:
                 setup, state = model_only(
-                    model, self.centers_, self._meta, samples=report["samples"],
-                    ridge=report.get("ridge", 0.0),
+                    model, self.centers_, self._meta, epochs=self.n_iter_,
+                    samples=report["samples"], ridge=report.get("ridge", 0.0),
                 )  # fmt: skip
         setup = setup[0], setup[1] | {"facts": facts}
-        return Whole(self._settings, setup, state, metrics, self.history_, report.get("ended"))
+        ended = report.get("ended")
+        return Whole(
+            self._settings, setup, state, metrics, self.history_, self.loss_curve_, ended
+        )  # fmt: skip
 
     # -- predicting ------------------------------------------------------------------------
 

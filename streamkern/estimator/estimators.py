@@ -106,6 +106,10 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
         "eigenpro4" and "falkon".
     run_dir : a directory for checkpoints and the log; makes `fit` resumable.
     checkpoint_every : steps, or a time such as "5 min".
+    verbose : 0: silent. 1: `fit` and `partial_fit` say on stderr what the setup is doing, how far
+        the steps are, the training loss, and the time left: in a line that is drawn anew on a
+        terminal and in a notebook, in a new line every 30 s into a pipe. "auto": likewise, of what
+        takes more than 3 s.
 
     Attributes
     ----------
@@ -123,6 +127,10 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
     history_ : the evaluations on `test`, oldest first: `test_mse` in squares of the units of y,
         its mean over rows and outputs, and `test_r2` or, of classes, `test_accuracy`. The last of
         them are in report_ as well.
+    n_iter_ : epochs that were passed to the end; in `partial_fit` over all blocks so far.
+    loss_curve_ : the training loss, oldest first: means over 32 steps, each of rows before the step
+        that learned from them, in squares of the units of y; the last one of the steps that were
+        left. It covers what other processes did for the same `run_dir`, whose log keeps it.
     """
 
     def __sklearn_tags__(self) -> Any:

@@ -106,6 +106,7 @@ class Parameters:
     warm_start: bool | str | os.PathLike[str] = False
     run_dir: str | os.PathLike[str] | None = None
     checkpoint_every: int | str = "auto"
+    verbose: int | str = "auto"
 
     def _check_kept(self, *names: str) -> None:
         """Raise ConfigError where one of these was not kept by the run that was loaded."""
@@ -113,6 +114,13 @@ class Parameters:
             value = getattr(self, name)
             if isinstance(value, NotKept):
                 raise ConfigError(value.refusal(name))
+
+    def _progress(self) -> bool | str:
+        """`verbose` as `train` takes it."""
+        wanted = self.verbose
+        if wanted != "auto" and (isinstance(wanted, str) or wanted not in (0, 1)):
+            raise ConfigError(f'verbose={wanted!r} must be 0, 1 or "auto"')
+        return wanted if isinstance(wanted, str) else bool(wanted)
 
     def _given_centers(self) -> npt.NDArray[Any] | None:
         """The centers that are rows rather than a setting."""

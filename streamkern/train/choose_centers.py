@@ -51,6 +51,7 @@ def choose_centers(
     the rows that `Way.refine` begins with. Fourier features have random frequencies and phases in
     the place of centers.
     """
+    report("setup", {"doing": "centers"})
     if run.problem.features == "fourier":
         return _frequencies(run, dtype, report, kernel)
     began = time.perf_counter()

@@ -157,6 +157,12 @@ class Watch:
             self.good[...] = self.state.alpha
         return shown[0]
 
+    def rest(self) -> list[float]:
+        """The mean loss of the steps that are not judged yet, where there are any; see `judge`."""
+        window = self.read()
+        with np.errstate(over="ignore", invalid="ignore"):
+            return [float(window[:, 2].mean())] if len(window) else []
+
     def judge_rest(self) -> None:
         """Judge the window that the end of the run cuts short.
 

@@ -12,20 +12,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from streamkern.basics.errors import ConfigError, DivergenceError, RunError
+from streamkern.basics.progress import Line
 from streamkern.basics.text import redact
 from streamkern.config.run_config import RunConfig
 from streamkern.planning.sizes import Sizes
 from streamkern.rundir.run_directory import RunDirectory
+from streamkern.rundir.run_log import RunLog
 from streamkern.rundir.sealed import as_saved
+from streamkern.stream.meter import Meter
 from streamkern.stream.sources.base import Source
+from streamkern.train.live import Live
+from streamkern.train.logged import losses_in
 from streamkern.train.opened import NOTHING, Given, Run, open_run
 from streamkern.train.same_run import recorded_run, recorded_sizes
 from streamkern.train.setup import reassemble, start
-from streamkern.train.steps import Kept, Position, Result, Steps
+from streamkern.train.steps import Between, Kept, Position, Result, Steps
 
 
 @dataclass
@@ -33,7 +38,7 @@ class Online:
     """A run without an end: `advance` trains on one more block.
 
     given : but for the rows, which come block by block. setup : what the first block decided,
-    arrays and JSON values. kept : see `Steps.kept`.
+    arrays and JSON values. kept : see `Steps.kept`. losses : of the windows that have ended.
     """
 
     config: RunConfig
@@ -41,9 +46,11 @@ class Online:
     sizes: Sizes | None = None
     setup: Kept | None = None
     kept: Kept | None = None
+    losses: list[float] = field(default_factory=list)
 
-    def advance(self, source: Source) -> Result:
+    def advance(self, source: Source, progress: bool | str = False) -> Result:
         """data.epochs passes over the rows of `source`. The caller closes `Result.model.backend`.
+        progress : as of `train`.
 
         After an error nothing has changed: the block counts as not seen.
         """
@@ -76,26 +83,30 @@ class Online:
             given = replace(given, centers=self.setup[0]["Z"])
         run = open_run(config, given, fixed_sizes=self.sizes, whole=False)
         try:
-            with run.backend.active():
-                return self._train(run)
+            with run.backend.active(), Line(asked=progress) as line:
+                return self._train(run, Live(line, RunLog(None), Position()))
         except BaseException:
             run.backend.close()
             raise
 
-    def _train(self, run: Run) -> Result:
-        made = start(run, _ignore) if self.setup is None else reassemble(run, *self.setup)
-        steps = Steps(run, made, Position(), _ignore)
+    def _train(self, run: Run, live: Live) -> Result:
+        with live.setting_up():
+            made = start(run, live.report) if self.setup is None else reassemble(run, *self.setup)
+        steps = Steps(run, made, live.position, live.report)
         if self.kept is None:
             steps.begin()
         else:
             arrays, meta = self.kept
             steps.restore(arrays | {"good": arrays["good"].copy()}, meta)
         # Epoch numbers go on, so that no block is shuffled and augmented like another.
-        first = steps.position.epoch
+        first, passes = steps.position.epoch, run.config.data.passes
         with steps.feed() as feed:
-            steps.run_through(feed.epochs(first, first + run.config.data.passes))
+            done = first, steps.position.samples
+            live.begin(Meter(feed.loader, done[1]), run.data.source.n_rows, passes, done)
+            steps.run_through(feed.epochs(first, first + passes), _to(live))
         steps.solver.finish(steps.state)
-        result = steps.result()
+        losses = [*self.losses, *live.losses]
+        result = steps.result(losses=[*losses, *steps.watch.rest()])
         if not run.backend.xp.isfinite(result.model.weights).all():
             raise DivergenceError(
                 "training diverged on this block; check it for outliers, or give a larger bandwidth"
@@ -103,8 +114,16 @@ class Online:
         if self.setup is None:
             arrays = {name: run.backend.copy_to_host(a) for name, a in made.arrays.items()}
             self.setup, self.sizes = (arrays, made.meta), run.sizes
-        self.kept = steps.kept()
+        self.kept, self.losses = steps.kept(), losses
         return result
+
+
+def _to(live: Live) -> Between:
+    def between(before: int, loss: float | None) -> bool:
+        live.stepped(loss)
+        return False
+
+    return between
 
 
 class SavedRun:
@@ -137,6 +156,7 @@ class SavedRun:
         with directory:
             recorded, sizes = recorded_run(directory), recorded_sizes(directory)
             setup, saved = directory.load_setup(), directory.load_latest()
+            records, _ = directory.read_log()
         if recorded is None or sizes is None or setup is None or saved is None:
             raise RunError(f"{directory.place} has no checkpoint yet; train first")
         with as_saved(directory.place):
@@ -153,9 +173,10 @@ class SavedRun:
                     "run directory, or use fit"
                 )
             config = _continued(recorded["identity"]["settings"], setup.meta, sizes.solver)
+            losses = losses_in(records, saved.meta["position"]["step"])
             return Online(
                 config.with_overrides(execution), Given(facts=setup.meta["facts"]), sizes,
-                (setup.arrays, setup.meta), (saved.arrays, saved.meta),
+                (setup.arrays, setup.meta), (saved.arrays, saved.meta), losses,
             )  # fmt: skip
 
 
@@ -175,7 +196,3 @@ def _continued(
     tables["model"] |= {"kernel": described, "metric": "none", "centers": "random"}
     tables["solver"] |= {"name": solver, "warm_start": None}
     return RunConfig.from_tables(tables)
-
-
-def _ignore(event: str, fields: dict[str, Any]) -> None:
-    pass

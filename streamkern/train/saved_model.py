@@ -23,19 +23,26 @@ from streamkern.train.steps import Kept
 @dataclass(frozen=True)
 class Whole:
     """All that a model is made of. setup, state : arrays and JSON values as of a run: see `start`
-    and `Steps.kept`. settings : of the run. history : evaluations. ended : why before its
-    epochs were over, if so."""
+    and `Steps.kept`. settings : of the run. history : evaluations. losses : of windows of
+    steps. ended : why before its epochs were over, if so."""
 
     settings: Mapping[str, Any]
     setup: Kept
     state: Kept
     metrics: Mapping[str, float] = field(default_factory=dict)
     history: Sequence[Mapping[str, Any]] = ()
+    losses: Sequence[float] = ()
     ended: str | None = None
 
 
 def model_only(
-    model: KernelModel, Z: npt.NDArray[Any], meta: Mapping[str, Any], *, samples: int, ridge: float
+    model: KernelModel,
+    Z: npt.NDArray[Any],
+    meta: Mapping[str, Any],
+    *,
+    epochs: int,
+    samples: int,
+    ridge: float,
 ) -> tuple[Kept, Kept]:
     """(setup, state) of a model without the state of its solver. Z : its centers. meta : of its
     setup."""
@@ -47,7 +54,7 @@ def model_only(
     }  # fmt: skip
     if model.op.kernel.metric is not None:
         arrays["metric"] = model.op.kernel.metric
-    position = {"epoch": 0, "batch": 0, "step": 0, "samples": samples, "done": True}
+    position = {"epoch": epochs, "batch": 0, "step": 0, "samples": samples, "done": True}
     state = {"position": position, "state": {"ridge": ridge}, "evaluated": "alpha"}
     return (arrays, dict(meta) | {"scaling": scaling}), (
         {"alpha": model.backend.to_host(model.weights)},
@@ -82,8 +89,11 @@ def save_model(
         with directory.open_log() as log:
             for entry in whole.history:
                 log.write(**{"epoch": 0, **entry, "event": "evaluation"})
+            at = {k: whole.state[1]["position"][k] for k in ("step", "epoch", "samples")}
+            if whole.losses:
+                mse = whole.losses[-1]
+                log.write(**at, event="train", train_mse=mse, window=0, losses=whole.losses)
             if whole.ended is not None:
-                at = {k: whole.state[1]["position"][k] for k in ("step", "epoch", "samples")}
                 log.write(**at, event="finished", why=whole.ended)
             directory.save_setup(*whole.setup)
             arrays, meta = whole.state

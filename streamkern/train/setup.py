@@ -46,6 +46,7 @@ from streamkern.train.choose_kernel import find_kernel, is_open
 from streamkern.train.choose_metric import NOT_LEARNED, Learned, copied_part, learn_metric, split
 from streamkern.train.intercept import target_scale
 from streamkern.train.opened import Run
+from streamkern.train.phases import told
 from streamkern.train.scaling import save_scaling
 
 SAMPLE_STAGE = 2
@@ -119,7 +120,7 @@ def start(
     if known_rows is not None:
         known = replace(_known(run, dtype, inside, known_rows), whole=run.problem.whole)
     work = Work(op, points, run.problem, run.sizes, options, known, noise, n)
-    setup = method.compute(work, samples, report)
+    setup = method.compute(work, told(samples, report), report)
     if n is not None:
         ridge = setup.meta.setdefault("ridge", options.fixed_ridge)
         work = replace(work, options=replace(options, ridge=ridge))
@@ -292,6 +293,7 @@ def _looked_at(
     if found is None and run.metric is not None:
         learned = Learned(run.metric, None, {})
     elif found is None and run.config.model.learns_metric:
+        report("setup", {"doing": "metric"})
         rows = _few(run, dtype, targets, METRIC_ROWS)
         learned, n = learn_metric(run, rows, targets, report), len(rows.X)
         if learned.metric is not None:  # from targets of other rows than these
@@ -299,6 +301,7 @@ def _looked_at(
             judging = copied_part(rows, slice(n_held, min(n_held + NOISE_ROWS, n - n_fit)))
             few = cache(lambda: judging)
     if learned.kernel is None and is_open(run):
+        report("setup", {"doing": "kernel"})
         kernel = find_kernel(run, few(), report, learned.metric).kernel
         learned = learned._replace(kernel=kernel)
     return few, learned

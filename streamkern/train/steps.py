@@ -52,7 +52,10 @@ class Result:
     seconds of the loop in this process, and of it waiting for data. ended : why it took fewer
     epochs than were allowed, or None. skipped : a sentence for each damaged checkpoint in whose
     place an older one was taken, here or in the run of solver.warm_start, and for a damaged log.
-    ridge : the one that the solver found; 0 where it looks for none.
+    ridge : the one that the solver found; 0 where it looks for none. epochs : that are behind it.
+    losses : means of the training loss over windows of steps, each before the step it led to, in
+    squares of the user's targets; the last one of what was left. Of all processes that worked on
+    the run where it keeps a log, else of this one.
     """
 
     model: KernelModel
@@ -66,6 +69,8 @@ class Result:
     ended: str | None = None
     skipped: tuple[str, ...] = ()
     ridge: float = 0.0
+    epochs: int = 0
+    losses: list[float] = field(default_factory=list)
 
 
 class Steps:
@@ -180,6 +185,6 @@ class Steps:
         made, to_host = self.made, self.run.backend.to_host
         return Result(
             self.model(), to_host(made.arrays["Z"]), np.asarray(made.arrays["order"]), made.meta,
-            self.position.samples, ridge=made.meta["setup"].get("ridge", self.state.ridge),
-            **of_the_run,
+            self.position.samples, epochs=self.position.epoch,
+            ridge=made.meta["setup"].get("ridge", self.state.ridge), **of_the_run,
         )  # fmt: skip

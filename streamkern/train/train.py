@@ -41,7 +41,7 @@ def train(
     centers: npt.ArrayLike | None = None,
     metric: npt.ArrayLike | None = None,
     client: Any = None,
-    progress: bool = False,
+    progress: bool | str = False,
     on_evaluation: Callable[[dict[str, Any]], None] | None = None,
     stop: StopRequest | None = None,
     warm: WarmStart | None = None,
@@ -56,7 +56,9 @@ def train(
     metric : (d,) scales of the features after scaling, or a (d, r) matrix, in place of
         model.metric; see `Kernel`.
     client : a `distributed.Client` to read on, in place of data.dask; it stays open.
-    progress : draw a line on the terminal.
+    progress : say on stderr how far the run is, its setup included: a line that is drawn anew on a
+        terminal and in a notebook, a new one every 30 s into a pipe. "auto": once it has taken more
+        than 3 s.
     on_evaluation : called with every evaluation record.
     stop : the caller's own, for a run that is a part of something larger.
     warm : weights to start from, in place of solver.warm_start.
@@ -94,7 +96,7 @@ def _train(
     given: Given,
     directory: RunDirectory | None,
     request: StopRequest,
-    progress: bool,
+    progress: bool | str,
     on_evaluation: Callable[[dict[str, Any]], None] | None,
 ) -> Result:
     config = as_recorded(config, directory)

@@ -16,6 +16,7 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.sealed import Saved, as_saved
 from streamkern.train.arrivals import load_trained
 from streamkern.train.evaluations import evaluations_in
+from streamkern.train.logged import losses_in
 from streamkern.train.model import model_of
 from streamkern.train.same_run import recorded_run
 from streamkern.train.steps import Result
@@ -64,7 +65,7 @@ def load_trained_run(
 
 
 def _result(place: str, setup: Saved, saved: Saved, records: list[dict[str, Any]]) -> Result:
-    meta, state = setup.meta, saved.meta["state"]
+    meta, state, position = setup.meta, saved.meta["state"], saved.meta["position"]
     why = [record.get("why") for record in records if record.get("event") == "finished"]
     backend = get_backend("cpu", 1)
     try:
@@ -73,7 +74,7 @@ def _result(place: str, setup: Saved, saved: Saved, records: list[dict[str, Any]
             setup.arrays["Z"],
             np.asarray(setup.arrays["order"]),
             meta,
-            saved.meta["position"]["samples"],
+            position["samples"],
             metrics={
                 k: np.nan if v is None else v for k, v in (saved.meta["metrics"] or {}).items()
             },
@@ -81,6 +82,8 @@ def _result(place: str, setup: Saved, saved: Saved, records: list[dict[str, Any]
             ended=why[-1] if why else None,
             skipped=saved.skipped,
             ridge=meta["setup"].get("ridge", state.get("ridge", 0.0)),
+            epochs=position["epoch"],
+            losses=losses_in(records, position["step"]),
         )
     except BaseException:
         backend.close()

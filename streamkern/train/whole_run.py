@@ -12,8 +12,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from datetime import timedelta
-from functools import partial
 from typing import Any, NoReturn
 
 from streamkern.backend.batch import Batch
@@ -40,13 +38,13 @@ from streamkern.train.arrivals import Arrivals, is_computed_with
 from streamkern.train.checkpoint_times import Checkpoints
 from streamkern.train.choose_metric import Learned
 from streamkern.train.evaluations import Evaluations
+from streamkern.train.live import Live
+from streamkern.train.logged import losses_in
 from streamkern.train.opened import Run
 from streamkern.train.same_run import changed_backend, changed_versions, check_order
 from streamkern.train.setup import Assembled, reassemble, start
 from streamkern.train.steps import Position, Result, Steps
 from streamkern.train.warm_start import WarmStart, load_warm_start
-
-LOG_EVERY_S = 1.0
 
 
 class Trainer:
@@ -60,18 +58,19 @@ class Trainer:
         stack: contextlib.ExitStack,
         stop: StopRequest,
         *,
-        progress: bool,
+        progress: bool | str,
     ) -> None:
         self.run, self.directory, self.evaluations = run, directory, evaluations
         self.settings, self.stack, self.stop = run.config.run, stack, stop
         logged = directory if self.settings.log else None
         self.log = stack.enter_context(RunLog(None) if logged is None else logged.open_log())
         self.checkpoints = Checkpoints(self.settings, directory, stack)
-        self.line = stack.enter_context(Line(enabled=progress))
         self.position = Position()
+        line = stack.enter_context(Line(asked=progress))
+        self.live = Live(line, self.log, self.position)
         # No method of this object, which would hold itself and all of the memory.
-        self._report = partial(_report, self.log, self.position)
-        self.logged, self.loop_s = time.monotonic(), 0.0
+        self._report = self.live.report
+        self.loop_s = 0.0
         self.ended: str | None = None
         self.skipped: tuple[str, ...] = ()
 
@@ -83,9 +82,11 @@ class Trainer:
         warm = None if begun else self.run.given.warm or load_warm_start(self.run.config)
         if warm is not None:
             warm.check(self.run.config, self.run.data.source, self.run.metric)
-        made = self._setup(record, warm)
-        self.steps = Steps(self.run, made, self.position, self._report)
-        order = self._resume(warm, {} if client is None else {"dashboard": dashboard_link(client)})
+        link = {} if client is None else {"dashboard": dashboard_link(client)}
+        with self.live.setting_up():
+            made = self._setup(record, warm)
+            self.steps = Steps(self.run, made, self.position, self._report)
+            order = self._resume(warm, self._ahead() | link)
         self.feed = self.stack.enter_context(self.steps.feed(client))
         check_order(order, self.feed.loader.order_key())
 
@@ -114,14 +115,23 @@ class Trainer:
             directory.save_setup(arrays, made.meta)
         return made
 
-    def _resume(self, warm: WarmStart | None, cluster: dict[str, Any]) -> dict[str, Any] | None:
+    def _ahead(self) -> dict[str, Any]:
+        """What the run is to come to, for the log."""
+        data = self.run.config.data
+        total = data.passes * self.run.data.source.n_rows
+        return {
+            "epochs": data.passes, "of_samples": total,
+            "train": list(data.train_urls), "test": data.test,
+        }  # fmt: skip
+
+    def _resume(self, warm: WarmStart | None, ahead: dict[str, Any]) -> dict[str, Any] | None:
         """The state, new or from the newest checkpoint; returns the order its samples came in."""
         arriving = Arrivals(self.run.backend, lambda name: name != "window")
         saved = None if self.directory is None else self.directory.load_latest(arriving)
         made = self.steps.made
         if self.directory is None or saved is None:
             self.steps.begin(None if warm is None else warm.weights(made.arrays, made.meta))
-            self._report("start", {"setup": _summary(made.meta), **cluster})
+            self._report("start", {"setup": _summary(made.meta), **ahead})
             self._keep_skipped(() if warm is None else warm.skipped)
             return None
         with as_saved(self.directory.place):
@@ -129,7 +139,7 @@ class Trainer:
             self.evaluations.restore(saved.meta["metrics"])
             order = dict(saved.meta["order"])
         self.ended = self._finished()
-        self._report("resume", cluster)
+        self._report("resume", ahead)
         for text in saved.skipped:
             warn(text)
         self._keep_skipped(saved.skipped)
@@ -173,7 +183,8 @@ class Trainer:
     def _loop(self) -> None:
         position, epochs = self.position, self.run.config.data.passes
         began = time.perf_counter()
-        self.meter = Meter(self.feed.loader, position.samples)
+        meter = Meter(self.feed.loader, position.samples)
+        self.live.begin(meter, self.run.data.source.n_rows, epochs)
         batches = self._arriving(self.feed.epochs(position.epoch, epochs, position.batch))
         try:
             if not self.ended:
@@ -203,7 +214,7 @@ class Trainer:
 
     def _between(self, before: int, loss: float | None) -> bool:
         """Between two steps: show, end, evaluate, save; whether it was the last. See `Between`."""
-        self._show(loss)
+        self.live.stepped(loss)
         position = self.position
         if position.batch == 0:
             self.ended = self._finished()
@@ -232,6 +243,8 @@ class Trainer:
         ) from None
 
     def _finish(self) -> None:
+        self.live.losses += self.steps.watch.rest()
+        self.live.log_losses()
         self.steps.watch.judge_rest()
         self.steps.solver.finish(self.steps.state)
         self.position.done = True
@@ -242,6 +255,7 @@ class Trainer:
     # -- saving and showing ----------------------------------------------------------------
 
     def _checkpoint(self) -> None:
+        self.live.log_losses()
         order, metrics = self.feed.loader.order_key(), self.evaluations.kept()
         self.checkpoints.save(self.steps, {"order": order, "metrics": metrics}, self._check_data)
 
@@ -252,28 +266,20 @@ class Trainer:
 
     def _evaluate(self) -> None:
         """The figures on the test data; a signal is granted meanwhile, and they are owed then."""
-        self.line.close()
-        self.evaluations.take(self.steps.model, self.position, self._stoppable(), self._report)
+        self.evaluations.take(self.steps.model, self.position, self._looking_on(), self._report)
 
-    def _show(self, loss: float | None) -> None:
-        """The loss of a window, where one has ended."""
-        if loss is None:
-            return
-        done, now = self.position.samples, time.monotonic()
-        total = self.run.data.source.n_rows * self.run.config.data.passes
-        flow = self.meter.flow(done)
-        left = timedelta(seconds=round((total - done) / max(flow.samples_per_s, 1e-3)))
-        self.line.draw(f"{done / total:.0%}  {left} left  train mse {loss:.4g}  {flow.words()}")
-        if now - self.logged >= LOG_EVERY_S:
-            self._report("train", {"train_mse": loss, **flow.fields()})
-            self.logged = now
+    @contextlib.contextmanager
+    def _looking_on(self) -> Iterator[None]:
+        with self._stoppable(), self.live.evaluating():
+            yield
 
     def _recall(self, directory: RunDirectory) -> None:
-        """The evaluations of all processes that worked on the run."""
+        """The evaluations and losses of all processes that worked on the run."""
         try:
             self.log.flush()
             records, damage = directory.read_log()
             self.evaluations.recall(records)
+            self.live.losses = losses_in(records)
         except (RunError, StorageError) as error:  # the run is done, with its log or without
             damage = str(error)
         if damage is not None:
@@ -285,18 +291,13 @@ class Trainer:
             self._recall(self.directory)
         stall_s = self.feed.loader.stats.stall_s
         return self.steps.result(
+            losses=self.live.losses,
             metrics=self.evaluations.metrics,
             history=self.evaluations.history,
             timing={"loop_s": self.loop_s, "stall_s": stall_s},
             ended=self.ended,
             skipped=self.skipped,
         )
-
-
-def _report(log: RunLog, position: Position, event: str, fields: dict[str, Any]) -> None:
-    log.write(
-        step=position.step, epoch=position.epoch, samples=position.samples, event=event, **fields
-    )
 
 
 def _summary(meta: dict[str, Any]) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def tune(
     refine: int = 2,
     out: str | os.PathLike[str] | None = None,
     source: Source | None = None,
-    progress: bool = False,
+    progress: bool | str = False,
     report: Report | None = None,
     stop: StopRequest | None = None,
 ) -> Tuned:
@@ -120,7 +120,7 @@ def tune(
         with further kernels, bandwidths, ridges or folds. SIGTERM, SIGINT and SIGHUP end it
         at once.
     source : in place of data.train and data.transforms.
-    progress : draw a line on the terminal during a training.
+    progress : say how far a training is; see `train`.
     report : called with ("search", sizes) before the first training, ("trial", record) after each.
     stop : the caller's own, for a search that is a part of something larger.
 

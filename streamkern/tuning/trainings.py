@@ -34,7 +34,7 @@ class Trainings:
         stop: StopRequest,
         total: int,
         report: Report | None,
-        progress: bool,
+        progress: bool | str,
     ) -> None:
         self.candidates, self.trials, self.stop = candidates, trials, stop
         self.total, self.progress = total, progress

@@ -1,11 +1,26 @@
+"""What is written where: on a real terminal, into a real pipe, and as a notebook takes it."""
+
 from __future__ import annotations
 
+import contextlib
 import io
+import itertools
+import os
+import pty
+import re
+import sys
 import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
-from streamkern.basics.progress import WIPE, Line
+from streamkern import KernelRegressor
+from streamkern.basics.progress import NOTEBOOK, PIPE, TERMINAL, WIPE, Line
+
+AT_ONCE = dict.fromkeys((TERMINAL, NOTEBOOK, PIPE), 0.0)
 
 
 class Terminal(io.StringIO):
@@ -15,7 +30,24 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Line, "PERIOD_S", 0.0)
+    monkeypatch.setattr(Line, "PERIODS_S", AT_ONCE)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    now = SimpleNamespace(s=100.0)
+    monkeypatch.undo()
+    monkeypatch.setattr("streamkern.basics.progress.time.monotonic", lambda: now.s)
+    yield now
+    monkeypatch.undo()
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """As within a kernel of Jupyter, whose streams are no terminals."""
+    shell = SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    return io.StringIO()
 
 
 def test_a_line_is_drawn_in_its_place_and_wiped_without_a_thread() -> None:
@@ -41,10 +73,55 @@ def test_a_long_line_stays_on_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     assert terminal.getvalue() == WIPE + "x" * 99
 
 
+def test_a_pipe_gets_a_line_of_its_own_every_30_s(clock: SimpleNamespace) -> None:
+    pipe = io.StringIO()
+    with Line(pipe) as line:
+        for clock.s in range(100, 200):
+            line.draw(f"{clock.s - 100} %")
+    assert pipe.getvalue() == "".join(f"streamkern: {k} %\n" for k in (30, 60, 90))
+
+
+def test_a_notebook_sees_one_line_that_changes(notebook: io.StringIO) -> None:
+    with Line(notebook) as line:
+        for text in ("9 of 10", "10 of 10", "11"):
+            line.draw(text)
+    shown = notebook.getvalue()
+    assert "\x1b" not in shown
+    assert "\n" not in shown
+    # What stood there before is covered, as nothing else takes it away.
+    assert shown.split("\r") == ["", "9 of 10", "10 of 10", f"{'11':<8}", "  ", ""]
+
+
+def test_where_ipython_has_no_kernel_there_is_no_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal_shell = SimpleNamespace(get_ipython=lambda: SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "IPython", terminal_shell)
+    pipe = io.StringIO()
+    Line(pipe).draw("half")
+    assert pipe.getvalue() == "streamkern: half\n"
+
+
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
-def test_nothing_is_drawn_off_a_terminal_or_unasked(stream: io.StringIO) -> None:
-    with Line(stream, enabled=not stream.isatty()) as line:
+def test_auto_waits_until_the_work_takes_long(stream: io.StringIO, clock: SimpleNamespace) -> None:
+    first = 3.0 if stream.isatty() else 30.0
+    with Line(stream, asked="auto") as line:
+        for clock.s in (100.0, 100.0 + first - 0.1):
+            line.draw("early")
+        assert stream.getvalue() == ""
+        clock.s = 100.0 + first
+        line.draw("late")
+    assert "late" in stream.getvalue()
+    assert "early" not in stream.getvalue()
+
+
+@pytest.mark.parametrize("asked", [False, "auto"])
+@pytest.mark.parametrize("kind", [io.StringIO, Terminal])
+def test_nothing_at_all_is_written_unasked_or_of_short_work(
+    kind: type[io.StringIO], asked: bool | str
+) -> None:
+    stream = kind()
+    with Line(stream, asked=asked) as line, line.ticking(lambda: "setup"):
         line.draw("loss 1")
+        line.close()
     assert stream.getvalue() == ""
 
 
@@ -55,3 +132,96 @@ def test_a_broken_terminal_ends_nothing() -> None:
     line.draw("loss 1")
     line.close()
     Line(terminal).draw("loss 1")
+    with Line(terminal).ticking(lambda: "setup"):
+        pass
+
+
+def test_one_long_call_is_drawn_by_a_thread_that_ends_with_it() -> None:
+    before, terminal, seen = threading.active_count(), Terminal(), threading.Event()
+    numbers = itertools.count()
+
+    def text() -> str:
+        number = next(numbers)
+        if number == 2:
+            seen.set()
+        return f"block {number}"
+
+    with Line(terminal).ticking(text):
+        assert seen.wait(30)
+    assert threading.active_count() == before
+    assert terminal.getvalue().split(WIPE)[1:3] == ["block 0", "block 1"]
+    assert terminal.getvalue().endswith(WIPE)
+
+
+def test_without_another_thread_the_work_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", full)
+    done = False
+    with Line(Terminal()).ticking(lambda: "setup"):
+        done = True
+    assert done
+
+
+# ---------------------------------------------------------------------------- a whole run, real
+
+
+def what_is_seen(ends: tuple[int, int], patch: pytest.MonkeyPatch, verbose: Any) -> str:
+    """By who holds the first of two ends, of a fit whose standard error is the other one."""
+    ours, theirs = ends
+    parts: list[bytes] = []
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # as Linux says that the last writer on a terminal left
+            while part := os.read(ours, 1 << 16):
+                parts.append(part)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    rows = np.random.default_rng(0).normal(size=(640, 3))
+    model = KernelRegressor(
+        "laplace", bandwidth=1.0, solver="block", n_centers=20, batch_size=10, epochs=2,
+        threads=1, verbose=verbose,
+    )  # fmt: skip
+    with os.fdopen(theirs, "w") as stream, patch.context() as within:
+        within.setattr(sys, "stderr", stream)
+        within.setenv("COLUMNS", "200")
+        model.fit(rows, rows[:, 0] ** 2)
+    reader.join()
+    os.close(ours)
+    return b"".join(parts).decode()
+
+
+STEP = (
+    r"\d+%, epoch [12] of 2  [\d:]+ (s|min) left  (train mse \S+  )?\S+ samples/s  \S+ MB/s  "
+    r"\d+ MB in flight  stall \d+%"
+)
+SETUP = r"setup: .+  \(\d+ s so far\)"
+
+
+def test_a_terminal_sees_the_setup_and_the_steps_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, *drawn, last = what_is_seen(pty.openpty(), monkeypatch, 1).split(WIPE)
+    assert (first, last) == ("", "")
+    kinds = [
+        "setup" if re.fullmatch(SETUP, text) else "step" if re.fullmatch(STEP, text) else text
+        for text in drawn
+        if text
+    ]
+    assert set(kinds) == {"setup", "step"}
+    assert kinds == sorted(kinds)
+    assert drawn[-1].startswith("100%, epoch 2 of 2  0 s left")
+
+
+def test_a_terminal_sees_nothing_of_a_short_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Line, "PATIENCE_S", 1000.0)
+    assert what_is_seen(pty.openpty(), monkeypatch, "auto") == ""
+
+
+def test_a_pipe_sees_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    *lines, end = what_is_seen(os.pipe(), monkeypatch, 1).split("\n")
+    assert end == ""
+    assert all(re.fullmatch(f"streamkern: ({SETUP}|{STEP})", line) for line in lines), lines
+    assert lines[-1].startswith("streamkern: 100%, epoch 2 of 2  0 s left")

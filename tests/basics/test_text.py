@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamkern.basics.text import redact, size_text, table
+from streamkern.basics.text import redact, seconds_since, size_text, table, time_text, utc_now
 
 # -- redact ------------------------------------------------------------------------------------
 
@@ -66,3 +66,20 @@ def test_sizes_are_short(n_bytes: int, text: str) -> None:
 
 def test_a_size_of_a_damaged_header_has_a_text() -> None:
     assert size_text(2**8000) == size_text(2**1000)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"), (59.4, "59 s"), (59.6, "1:00 min"), (185, "3:05 min"), (3599.6, "1:00 h"),
+        (7860, "2:11 h"), (300_000, "3.5 days"), (float("inf"), "?"), (float("nan"), "?"),
+    ],
+)  # fmt: skip
+def test_a_time_is_as_a_person_says_it(seconds: float, text: str) -> None:
+    assert time_text(seconds) == text
+
+
+def test_the_age_of_a_time_is_told_and_never_negative() -> None:
+    assert 0 <= seconds_since(utc_now()) < 60
+    assert seconds_since("2001-01-01T00:00:00.000+00:00") > 7e8
+    assert seconds_since("2999-01-01T00:00:00.000+00:00") == 0  # of a clock that is fast

@@ -20,6 +20,7 @@ import pytest
 import zarr
 
 import streamkern
+from streamkern.basics.progress import Line
 from streamkern.cli import main
 from streamkern.cli.console import in_options
 from streamkern.cli.options import options_for, parse_options
@@ -253,6 +254,32 @@ def test_train_evaluate_predict_info(run: Run, stores: Path, tmp_path: Path) -> 
     code, out, _ = run("info", tmp_path / "run")
     assert code == DONE
     assert "finished" in out
+
+
+def test_training_and_info_say_where_a_run_is(
+    run: Run, stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Into a pipe, which a test is, a line from time to time; nothing in the first 30 s."""
+    words = ("train", "--train", stores / "train.zarr", "--run-dir", tmp_path / "run", *BY_STEPS)
+    code, _, err = run(*words, "--epochs", 4, "--set", "data.batch_size=10")
+    assert (code, err) == (DONE, "")
+    monkeypatch.setattr(Line, "PERIODS_S", dict.fromkeys(Line.PERIODS_S, 0.0))
+    words = (*words[:4], tmp_path / "again", *BY_STEPS)
+    code, _, err = run(*words, "--epochs", 4, "--set", "data.batch_size=10")
+    lines = err.splitlines()
+    assert code == DONE
+    assert all(line.startswith("streamkern: ") for line in lines)
+    assert lines[-1].startswith("streamkern: 100%, epoch 4 of 4  ")
+    assert any(line.startswith("streamkern: setup: ") for line in lines)
+    code, out, err = run("info", tmp_path / "run", "--explain")
+    assert (code, err) == (DONE, "")
+    assert "  step         200\n      batches that were trained on" in out
+    assert "train_data  " + str(stores / "train.zarr") in out
+    code, out, _ = run("info", tmp_path / "run", "--explain", "--json")
+    assert json.loads(out)["meanings"]["step"].startswith("batches that were trained on")
+    assert json.loads(out)["live"]["of_samples"] == 2000
+    code, out, _ = run("info", stores / "train.zarr", "--explain")
+    assert "\n      what is read, checked and decompressed in one piece" in out
 
 
 def test_a_run_file_and_what_is_set_over_it(run: Run, stores: Path, tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ from streamkern import (
     Scale,
 )
 from streamkern.basics.errors import DivergenceError, RunError, TrainingInterrupted
+from streamkern.basics.progress import Line
 from streamkern.kernels.builtin import Kernel
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
@@ -626,3 +627,82 @@ def test_r2_of_a_stream_with_a_constant_output() -> None:
     model = KernelRegressor(epochs=1, **SMALL).fit(X, constant)
     expected = r2_score(constant, model.predict(X))
     assert model.score(ArraySource(X, constant)) == pytest.approx(expected)
+
+
+# ---------------------------------------------------------------------------- what a fit says
+
+
+@pytest.mark.parametrize("solver", ["direct", "sgd"])
+def test_the_loss_curve_is_in_squares_of_the_units_of_y(solver: str) -> None:
+    """Of steps that move next to nothing, 32 of which are a pass: it is the variance."""
+    y = 1e3 * Y[:256] + 7e5
+    model = KernelRegressor(
+        "laplace", bandwidth=3.0, solver=solver, batch_size=8, epochs=1, **SMALL
+    )
+    model.set_params(epochs=1, **({"step_scale": 1e-12, "ridge": 0} if solver == "sgd" else {}))
+    model.fit(X[:256], y)
+    assert model.n_iter_ == 1
+    np.testing.assert_allclose(model.loss_curve_, [y.var(axis=0).mean()], rtol=1e-4)
+
+
+def test_partial_fit_adds_to_the_loss_curve() -> None:
+    def model() -> KernelRegressor:
+        return KernelRegressor(
+            "laplace",
+            bandwidth=3.0,
+            solver="eigenpro3",
+            n_centers=40,
+            batch_size=10,
+            epochs=3,
+            **SMALL,
+        )
+
+    whole = model().fit(X, Y)  # 90 steps
+    assert (whole.n_iter_, len(whole.loss_curve_)) == (3, 3)
+    assert whole.loss_curve_[-1] < whole.loss_curve_[0]
+    parts = model().partial_fit(X, Y)
+    assert (parts.n_iter_, len(parts.loss_curve_)) == (3, 3)
+    first = parts.loss_curve_
+    pickle.loads(pickle.dumps(parts)).partial_fit(X[:50], Y[:50])
+    parts.partial_fit(X[:50], Y[:50])  # 105 steps, the third window complete
+    assert (parts.n_iter_, len(parts.loss_curve_)) == (6, 4)
+    assert parts.loss_curve_[:2] == first[:2]
+
+
+def test_a_fit_that_was_done_before_has_its_loss_curve(tmp_path: Path) -> None:
+    def fitted() -> KernelRegressor:
+        return KernelRegressor(
+            "laplace", bandwidth=3.0, solver="block", n_centers=40, batch_size=10, epochs=3,
+            run_dir=tmp_path, **SMALL,
+        ).fit(X, Y)  # fmt: skip
+
+    first = fitted()
+    assert len(first.loss_curve_) == 3
+    for again in (fitted(), streamkern.load(tmp_path)):
+        assert (again.loss_curve_, again.n_iter_) == (first.loss_curve_, 3)
+
+
+@pytest.mark.parametrize("verbose", [0, False, "auto"])
+def test_small_fits_print_nothing(verbose: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    model = KernelRegressor(n_centers=20, epochs=1, verbose=verbose, **SMALL)
+    model.fit(X, Y).partial_fit(X, Y)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_verbose_fits_say_where_they_are(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Line, "PERIODS_S", dict.fromkeys(Line.PERIODS_S, 0.0))
+    model = KernelRegressor(
+        solver="block", n_centers=20, batch_size=5, epochs=2, verbose=True, **SMALL
+    )
+    for train in (model.fit, model.partial_fit, model.partial_fit):
+        train(X, Y)
+        out, err = capfd.readouterr()
+        assert out == ""
+        assert "epoch 1 of 2" in err
+        assert "epoch 2 of 2" in err
+        assert "streamkern: setup: " in err
+    for verbose in (2, -1, "loud", None):
+        with pytest.raises(ConfigError, match=r'verbose=.* must be 0, 1 or "auto"'):
+            model.set_params(verbose=verbose).fit(X, Y)

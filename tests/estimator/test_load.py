@@ -68,6 +68,9 @@ def same(loaded: Any, fitted: Any, rows: Any = X) -> None:
     assert loaded.n_features_in_ == fitted.n_features_in_
     assert loaded.report_ == fitted.report_
     assert loaded.history_ == fitted.history_
+    assert loaded.n_iter_ == fitted.n_iter_ > 0
+    assert loaded.loss_curve_ == fitted.loss_curve_
+    assert loaded.loss_curve_
 
 
 WAYS: dict[str, Callable[[], Any]] = {

@@ -21,7 +21,7 @@ from numcodecs.zstd import Zstd
 from zarr.storage import MemoryStore
 
 from streamkern.basics.errors import ConfigError, CorruptChunkError, DataError
-from streamkern.cli.described import store_text
+from streamkern.cli.described_store import store_text
 from streamkern.filesystem.cache import Cache
 from streamkern.ingest.ingest import ingest
 from streamkern.store.describe import describe_store, describe_unfinished

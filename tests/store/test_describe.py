@@ -12,7 +12,7 @@ import pytest
 import zarr
 
 from streamkern.basics.text import size_text
-from streamkern.cli.described import store_text
+from streamkern.cli.described_store import store_text
 from streamkern.ingest.ingest import ingest
 from streamkern.store.describe import describe_store, describe_unfinished
 from streamkern.store.store import open_store

@@ -278,6 +278,26 @@ def evaluated(run_dir: Path) -> RunConfig:
     return settings(run_dir, **METHODS["blocks"], **{"run.evaluate_every": 5})
 
 
+def test_the_losses_of_a_run_are_the_same_wherever_it_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows of 4 steps: 14 steps are 3 of them, and what is left."""
+    for module in ("guard", "live", "logged"):
+        monkeypatch.setattr(f"streamkern.train.{module}.WINDOW", 4)
+    whole = finished(settings(), source=stream())
+    assert (len(whole.losses), whole.epochs) == (4, 2)
+    config = settings(tmp_path / "run")
+    for step in (3, 8):
+        stopped(config, step, source=stream())
+    for _ in range(2):
+        result = finished(config, source=stream())
+        assert (result.losses, result.epochs) == (whole.losses, 2)
+    # A log that is not kept leaves those of the last process.
+    config = settings(tmp_path / "mute", **{"run.log": False})
+    stopped(config, 6, source=stream())
+    assert finished(config, source=stream()).losses == whole.losses[1:]
+
+
 @pytest.mark.parametrize(
     ("waits_in", "steps"),
     [((1,), [5]), ((1, 1), [5, 5]), ((2, 1, 2), [10, 10, 14]), ((3, 1, 1), [14, 14, 14])],

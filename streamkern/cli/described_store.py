@@ -1,0 +1,74 @@
+"""What `streamkern info` shows of a store, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from streamkern.basics.text import size_text
+from streamkern.cli.glossary import STORE, explained
+
+
+def store_text(store: Mapping[str, Any], *, explain: bool = False) -> str:
+    """A described store for people; warnings at the end. explain : with what each line means."""
+    facts = _unfinished(store) if store.get("unfinished") else _facts(store)
+    lines = [(name, f"  {_printable(text)}") for name, text in facts]
+    shown = [explained(name, text, STORE) if explain else text for name, text in lines]
+    return "\n".join([_printable(str(store["url"])), *shown])
+
+
+def _facts(store: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Lines, by their names in the glossary."""
+    shape = " x ".join(str(k) for k in store["row_shape"])
+    targets = store["targets"] if store["targets"] != "classes" else "classes: " + _few(store)
+    facts = [
+        ("rows", f"{store['n_rows']:,} rows of {shape} {store['dtype']}, "
+         f"{store['n_outputs']} {targets}"),
+        *_balance(store),
+        *([("weights", "with sample weights")] if store["sample_weights"] else []),
+        ("chunks", f"{store['n_chunks']:,} chunks of {store['chunk_rows']:,} rows, "
+         f"{size_text(store['chunk_bytes'])}, codecs {', '.join(store['codecs'])}"),
+        ("size", f"{size_text(store['decoded_bytes'])} decoded{_stored(store)}"),
+        ("fingerprint", f"fingerprint {store['fingerprint']}"),
+    ]  # fmt: skip
+    if store.get("verified"):
+        facts.append(("verified", "every chunk matches its digest"))
+    return facts + [("note", f"note: {warning}") for warning in store["warnings"]]
+
+
+def _printable(text: str) -> str:
+    """The text with control characters, which names of classes may hold, written as escapes."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def _unfinished(store: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows, chunks, done = store["n_rows"], store["n_chunks"], store["chunks_written"]
+    of = "" if chunks is None else f" of {chunks:,}"
+    share = "" if not chunks else f", {done / chunks:.0%}"
+    of_rows = "" if rows is None else f"; {rows:,} rows in all"
+    return [
+        ("unfinished", f"unfinished: {done:,}{of} chunks are written{share}{of_rows}"),
+        ("note", "note: run the command that writes it again to finish it"),
+    ]
+
+
+def _balance(store: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The smallest and the largest class."""
+    counts, names = store["class_counts"], store["classes"]
+    if not counts or names is None or not sum(counts):
+        return []
+    low, high = min(range(len(counts)), key=counts.__getitem__), counts.index(max(counts))
+    shown = (f"{names[k]} {counts[k]:,} ({counts[k] / sum(counts):.1%})" for k in (low, high))
+    return [("balance", f"rows per class: {' to '.join(shown)}")]
+
+
+def _stored(store: Mapping[str, Any]) -> str:
+    if not store["stored_bytes"]:
+        return ""
+    about = "about " if store["stored_bytes_estimated"] else ""
+    return f", {about}{size_text(store['stored_bytes'])} stored ({store['compression_ratio']:.3g}x)"
+
+
+def _few(store: Mapping[str, Any]) -> str:
+    names = store["classes"]
+    return ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")

@@ -1,0 +1,148 @@
+"""What every fact that `streamkern info` prints means, in one phrase each.
+
+`docs/glossary.md` is written from it by ``python tools/glossary.py``, and a test compares them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+RUN: Final = {
+    "state": "whether the run is finished, whether a process works on it now, and which",
+    "doing": "what the setup, which comes before the first step, is at",
+    "step": "batches that were trained on: now, where a process works on it, else when last saved",
+    "epoch": "passes over the training data that are behind it, of those that were asked for",
+    "samples": "training rows that were trained on, each time counted, of all until the last epoch",
+    "time_left": "until the last epoch ends, at the rate of the last ten seconds of training",
+    "samples_per_s": "training rows a second, over the last ten seconds of training",
+    "last_heard": "the age of the newest line of the run's log",
+    "logged_step": "the last step that the log tells of; those not saved are computed again",
+    "checkpoints": "the steps at which the run was saved, of the checkpoints that are kept",
+    "rows": "of the training data, copies included",
+}
+FIGURES: Final = {
+    "train_mse": "mean squared error on the training rows of the last 32 steps, of each before the "
+    "step that learns from it, in squares of the units of the targets",
+    "test_mse": "mean squared error on the test data, over rows and outputs, in squares of the "
+    "units of the targets",
+    "test_r2": "1 minus the mean squared error over the variance of the test targets, mean over "
+    "the outputs",
+    "test_accuracy": "the share of the rows of the test data whose class is predicted",
+    "train_data": "the rows that train_mse is of",
+    "test_data": "the rows that the test figures are of, and the step at which they were taken",
+}
+SOLVER: Final = {
+    "solver": "the method that was used, where `solver.name` leaves it open the one chosen",
+    "scale": "what is done to every feature before the kernel sees it",
+    "kernel": "the kernel that was used, where `model.kernel` leaves it open the one chosen",
+    "bandwidth": "the length in which the kernel counts distances, after scaling",
+    "gamma": "the factor on the inner product in a polynomial kernel",
+    "c0": "the constant beside the inner product in a polynomial kernel",
+    "degree": "the power of a polynomial kernel",
+    "depth": "hidden layers of the network that the kernel stands for",
+    "of": "the kernel that the Fourier features stand for",
+    "n_features": "random Fourier features",
+    "block_size": "centers in a block of the preconditioner, at most",
+    "keep": "whether a step holds all of K(batch, centers) in memory",
+    "n_sums": "sets of sums that the direct solver takes: of all rows, and of parts held out",
+    "level": "directions that EigenPro damps",
+    "n_nystrom": "rows of the sample that EigenPro's directions are found on",
+    "period": "steps from one projection to the next",
+    "projection": "how what was learned is brought to the centers",
+    "leverage": "the largest influence that a row can have on a step, which bounds the step size",
+    "lambda_1": "the top eigenvalue, after preconditioning, which bounds the step size",
+    "mu": "the damping of the preconditioner",
+    "jitter": "what was added to the diagonal of the kernel matrix so that it could be factored",
+    "start_rows": "rows of the sample that the weights started from",
+    "batch_size": "training rows of a step",
+    "ridge": "the weight of the norm of f beside the error",
+    "learned_metric": "how the metric was found, and how much better it is on held-out rows",
+    "metric": "the scales of the features, or the matrix, in which distances are taken",
+    "importances": "the features with the largest shares in the metric",
+    "spectrum": "the largest shares of directions in the metric",
+    "direction": "the features that make up one of the main directions of the metric",
+}
+SETTINGS: Final = {
+    "data.weights": "the shares in which several stores are mixed",
+    "data.x": "the name of the array of rows",
+    "data.y": "the name of the array of targets",
+    "data.sample_weight": "the name of the array of sample weights",
+    "data.foreign": "whether arrays are read as they are, as if another program had written them",
+    "data.class_weight": "weights of the classes",
+    "data.copies": "times that every row comes in an epoch, each made anew by the transforms",
+    "data.transforms": "what is done to training rows, in order, before they are scaled",
+    "data.scale": "how features are scaled; auto: as they look",
+    "data.epochs": "passes over the training data",
+    "data.batch_size": "training rows of a step; auto: as suits method and memory",
+    "model.kernel": "the kernel; auto: the one with which rows predict each other best",
+    "model.bandwidth": "of the kernel; auto: with which rows predict each other best",
+    "model.metric": "in which distances are taken: as the features are, learned, or a given one",
+    "model.n_centers": "centers; auto: all rows, at most 10 000",
+    "model.centers": "how centers are chosen, or where they are",
+    "model.features": "whether f is made of kernels or of explicit features",
+    "model.n_features": "Fourier features; auto: 10 000",
+    "model.fit_intercept": "whether the mean of the targets is taken out before and added after",
+    "solver.name": "the method; auto: direct where that is sooner done, else block",
+    "solver.block_size": "centers in a block of the preconditioner",
+    "solver.ridge": "the weight of the norm of f beside the error; auto: found from the data",
+    "solver.n_nystrom": "rows of EigenPro's sample",
+    "solver.level": "directions that EigenPro damps",
+    "solver.period": "steps from one projection to the next",
+    "solver.projection": "how what was learned is brought to the centers",
+    "solver.average": "whether the model has the running average of the weights",
+    "solver.damping": "of the preconditioner; auto: by the noise of the targets",
+    "solver.step_scale": "the factor on the step that was measured to be safe",
+    "solver.tolerance": "the residual, relative to the first, at which falkon stops",
+    "solver.warm_start": "the run whose weights training started from",
+    "run.precision": "of the arithmetic; auto: the fastest that is as good as float32",
+    "run.random_state": "the seed of every draw",
+}
+VERIFIED: Final = {
+    "setup": "whether every byte of what is computed once matches its checksum",
+    "checkpoints/": "whether every byte of this checkpoint matches its checksum",
+}
+STORE: Final = {
+    "unfinished": "what a command that was interrupted has written so far",
+    "rows": "how many, of which shape and type, and what their targets are",
+    "balance": "the smallest and the largest class, and their shares",
+    "weights": "every row has a weight",
+    "chunks": "what is read, checked and decompressed in one piece",
+    "size": "in memory, and as it is stored",
+    "fingerprint": "of all contents: stores with the same one are equal",
+    "verified": "every byte was read and compared",
+    "note": "what is worth knowing before training on it",
+}
+FACTS: Final = {**RUN, **FIGURES, **SOLVER, **SETTINGS, **VERIFIED}
+"""By the names in which `info` prints them of a run."""
+
+
+def explained(name: str, line: str, meanings: Mapping[str, str]) -> str:
+    """The line of a fact with its meaning below. Of "checkpoints/1" it is that of "checkpoints/",
+    of "direction 1" that of "direction"."""
+    kind = re.sub(r"(?<=/).*| \d+$", "", name)
+    meaning = meanings.get(kind)
+    return line if meaning is None else f"{line}\n      {meaning}"
+
+
+_HEADS: Final = (
+    ("Of a run", RUN),
+    ("Figures, and what they are of", FIGURES),
+    ("What the setup chose and measured", SOLVER),
+    ("Settings", SETTINGS),
+    ("With `--verify`", VERIFIED),
+    ("Of a store", STORE),
+)
+
+
+def page() -> str:
+    """The glossary as Markdown."""
+    parts = [
+        "# Glossary\n\nThe facts that `streamkern info` prints, and what each means; "
+        "`streamkern info --explain` says it\nbeside them. Written by `python tools/glossary.py`.\n"
+    ]
+    for head, meanings in _HEADS:
+        rows = "".join(f"| `{name}` | {text} |\n" for name, text in meanings.items())
+        parts.append(f"## {head}\n\n| fact | meaning |\n|---|---|\n{rows}")
+    return "\n".join(parts)

@@ -1,0 +1,119 @@
+"""What a run says while it works: on the line for whoever looks on, and in its log.
+
+Losses arrive a window at a time, so that no step waits for the device to have something to show.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+from streamkern.basics.progress import Line
+from streamkern.basics.text import time_text
+from streamkern.rundir.run_log import RunLog
+from streamkern.stream.meter import Meter
+from streamkern.train.guard import WINDOW
+from streamkern.train.phases import DOING
+from streamkern.train.steps import Position
+
+LOG_EVERY_S, LOG_AT_LEAST_EVERY_S = 1.0, 30.0
+"""Of windows, and of steps so slow that a window takes longer."""
+
+
+class Live:
+    """Of one process that works on a run. `position` is kept up to date by the steps.
+
+    losses : of the windows that ended in this process, in squares of the user's targets; the first
+    of them is number `first` of the run.
+    """
+
+    def __init__(self, line: Line, log: RunLog, position: Position) -> None:
+        self.line, self._log, self.position = line, log, position
+        self.losses: list[float] = []
+        self.first = self._logged = 0
+        self._logged_at = time.monotonic()
+        self.doing = "getting ready"
+        self._begun = self._blocks_begun = time.monotonic()
+
+    def report(self, event: str, fields: dict[str, Any]) -> None:
+        """A record of the log; what it says of the setup is for the line as well."""
+        at = self.position
+        self._log.write(step=at.step, epoch=at.epoch, samples=at.samples, event=event, **fields)
+        if event == "setup":
+            self.doing = DOING[fields["doing"]]
+            self._blocks_begun = time.monotonic()
+        elif event == "centers":
+            self.doing = "looking at the noise of the targets"
+        elif event == "bandwidth":
+            self.doing = f"{DOING['kernel']}, {fields['kernel']['kernel']} is done"
+        elif event == "block" and fields["blocks"] > 1:
+            self.doing = self._block(fields["block"] + 1, fields["blocks"])
+
+    def _block(self, done: int, blocks: int) -> str:
+        """What follows a block of the preconditioner; all of them take about the same time."""
+        if done == blocks:
+            return "learning from the sample"
+        left = (time.monotonic() - self._blocks_begun) / done * (blocks - done)
+        return f"preconditioner, block {done + 1} of {blocks}, about {time_text(left)} left"
+
+    def setting_up(self) -> contextlib.AbstractContextManager[None]:
+        """The line of the setup, of which a part may be one call of minutes."""
+        return self._saying("setup: ", lambda: self.doing)
+
+    def evaluating(self) -> contextlib.AbstractContextManager[None]:
+        """The line of an evaluation."""
+        return self._saying("", lambda: "evaluating on the test data")
+
+    def _saying(
+        self, before: str, what: Callable[[], str]
+    ) -> contextlib.AbstractContextManager[None]:
+        began = time.monotonic()
+        return self.line.ticking(
+            lambda: f"{before}{what()}  ({time_text(time.monotonic() - began)} so far)"
+        )
+
+    def begin(self, meter: Meter, n_rows: int, passes: int, done: tuple[int, int] = (0, 0)) -> None:
+        """Steps follow: `passes` over `n_rows`, behind the epochs and samples that are done."""
+        self._meter, self._passes, self._done = meter, passes, done
+        self._total = n_rows * passes
+        self.first = self.position.step // WINDOW
+
+    def stepped(self, loss: float | None) -> None:
+        """After a step. loss : the mean of the window that has ended with it, if one has."""
+        if loss is not None:
+            self.losses.append(loss)
+        due = LOG_EVERY_S if loss is not None else LOG_AT_LEAST_EVERY_S
+        if time.monotonic() - self._logged_at >= due:
+            self._log_steps()
+        if self.line.due:
+            self.line.draw(self._words())
+
+    def _words(self) -> str:
+        """Share, epoch, time left, the newest loss that is known, and how the data moves."""
+        flow, at = self._meter.flow(self.position.samples), self.position
+        epoch = min(at.epoch - self._done[0] + 1, self._passes)
+        share = (at.samples - self._done[1]) / self._total
+        loss = f"train mse {self.losses[-1]:.4g}  " if self.losses else ""
+        left = time_text(self._left(flow.samples_per_s))
+        return f"{share:.0%}, epoch {epoch} of {self._passes}  {left} left  {loss}{flow.words()}"
+
+    def log_losses(self) -> None:
+        """All losses that the log does not have yet."""
+        if len(self.losses) > self._logged:
+            self._log_steps()
+
+    def _log_steps(self) -> None:
+        """An event "train": where the steps are, and the windows that have ended since the last."""
+        flow, new = self._meter.flow(self.position.samples), self.losses[self._logged :]
+        fields: dict[str, Any] = {"left_s": self._left(flow.samples_per_s), **flow.fields()}
+        if new:
+            first = self.first + self._logged
+            fields = {"train_mse": new[-1], "window": first, "losses": new, **fields}
+        self.report("train", fields)
+        self._logged, self._logged_at = len(self.losses), time.monotonic()
+
+    def _left(self, samples_per_s: float) -> float:
+        done = self.position.samples - self._done[1]
+        return (self._total - done) / max(samples_per_s, 1e-3)

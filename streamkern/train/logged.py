@@ -1,0 +1,50 @@
+"""What the records of a run's log say of its losses, and of where the run is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from streamkern.train.guard import WINDOW
+
+Record = dict[str, Any]
+_AHEAD = ("epochs", "of_samples", "train", "test")
+_MOVING = ("train_mse", "samples_per_s", "left_s")
+
+
+def losses_in(records: Iterable[Record], steps: float = math.inf) -> list[float]:
+    """The losses of all windows, oldest first; what was computed twice, once. steps : of a run that
+    is at this checkpoint; windows that had not ended then are left out."""
+    seen: dict[int, float] = {}
+    for record in records:
+        if record.get("event") == "train":
+            first, losses = record.get("window", 0), record.get("losses", [])
+            if record["step"] > steps:
+                losses = losses[: max(0, int(steps) // WINDOW - first)]
+            seen |= dict(enumerate(map(float, losses), first))
+    return [seen[number] for number in sorted(seen)]
+
+
+def where_it_is(records: Sequence[Record]) -> Record:
+    """Of the newest record `time`, `step`, `epoch` and `samples`; what the process that was
+    the last to begin tells of its `epochs`, `of_samples` and data (`train`, `test`); what it is
+    `doing` in the setup, with `blocks_done` of `blocks`; and the newest `train_mse`,
+    `samples_per_s` and `left_s`."""
+    if not records:
+        return {}
+    last = records[-1]
+    found = {name: last[name] for name in ("time", "step", "epoch", "samples")}
+    for record in records:
+        event = record.get("event")
+        if event in ("start", "resume"):
+            found |= {name: record[name] for name in _AHEAD if name in record}
+            for name in ("doing", "blocks_done", "blocks", "left_s"):
+                found.pop(name, None)
+        elif event == "setup":
+            found["doing"] = record["doing"]
+        elif event == "block":
+            found |= {"blocks_done": record["block"] + 1, "blocks": record["blocks"]}
+        elif event == "train":
+            found |= {name: record[name] for name in _MOVING if name in record}
+    return found

@@ -1,0 +1,27 @@
+"""The phases of a setup: events "setup" of the log, and what they are called."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from streamkern.solver.method import Report, Rows, Samples
+
+DOING: Final = {
+    "metric": "looking for the metric",
+    "kernel": "looking for the kernel and its bandwidth",
+    "centers": "choosing the centers",
+    "sample": "reading a sample of the stream",
+    "preconditioner": "computing the preconditioner",
+}
+
+
+def told(samples: Samples, report: Report) -> Samples:
+    """`samples`, which reports when the reading begins, and what follows it."""
+
+    def read() -> tuple[Rows, Rows]:
+        report("setup", {"doing": "sample"})
+        found = samples()
+        report("setup", {"doing": "preconditioner"})
+        return found
+
+    return read

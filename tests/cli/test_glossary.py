@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamkern.cli.described import run_overview, run_text
+from streamkern.cli.described_store import store_text
+from streamkern.cli.glossary import FACTS, SETTINGS, STORE, explained, page
+from streamkern.config.run_config import FREE_AT_RESUME, RunConfig
+from streamkern.ingest.ingest import ingest
+from streamkern.kernels.builtin import KERNELS, get_kernel
+from streamkern.rundir.verification import verify
+from streamkern.store.describe import describe_store
+from streamkern.store.store import open_store
+from tests.runs import METHODS, array_source, finished, settings, stream
+
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
+PAGE = Path(__file__).parents[2] / "docs" / "glossary.md"
+SHOWN = (
+    "block", "blocks, ridge", "eigenpro3", "eigenpro4", "direct", "falkon", "sgd", "eigenpro1",
+    "block, nystrom", "fourier",
+)  # fmt: skip
+
+
+def unexplained(plain: str, with_meanings: str) -> list[str]:
+    """The lines of facts that nothing is said about."""
+    said = with_meanings.splitlines()
+    below = dict(zip(said, [*said[1:], ""], strict=True))
+    assert [line for line in said if not line.startswith("      ")] == plain.splitlines()
+    return [
+        line
+        for line in plain.splitlines()
+        if line.startswith("  ") and not below[line].startswith("      ")
+    ]
+
+
+def test_the_page_is_written_from_the_table() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run python tools/glossary.py"
+
+
+def test_every_setting_that_a_run_is_bound_to_is_explained() -> None:
+    names = {
+        f"{section}.{name}"
+        for section, table in RunConfig.model_fields.items()
+        for name in type(table.default).model_fields
+    }
+    # The addresses of the data are said beside the figures.
+    assert set(SETTINGS) == names - FREE_AT_RESUME - {"data.train"}
+
+
+def test_every_parameter_of_a_kernel_is_explained() -> None:
+    for name in KERNELS:
+        assert set(get_kernel(name, lambda geometry: 1.0).describe()) <= set(FACTS)
+
+
+@pytest.mark.parametrize("method", SHOWN)
+def test_every_fact_of_a_run_is_explained(method: str, tmp_path: Path) -> None:
+    config = settings(tmp_path / "run", **METHODS[method])
+    finished(config, source=stream(method), test=array_source(20, 5))
+    found = run_overview(tmp_path / "run") | {"verified": verify(tmp_path / "run")}
+    plain = run_text(found)
+    assert not unexplained(plain, run_text(found, explain=True))
+    assert "checkpoints/" in plain
+    assert "test_accuracy" in plain
+
+
+def test_every_fact_of_a_learned_metric_is_explained(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(800, 6)).astype(np.float32)
+    ingest(X, tmp_path / "s", y=np.sin(3 * X[:, 0] + X[:, 1]))
+    config = settings(
+        tmp_path / "run",
+        **{"data.train": str(tmp_path / "s"), "model.metric": "learn", "data.epochs": 1},
+    )
+    finished(config)
+    found = run_overview(tmp_path / "run")
+    plain = run_text(found)
+    assert {"learned_metric", "importances", "direction 1"} <= set(map(str.strip, _names(plain)))
+    assert not unexplained(plain, run_text(found, explain=True))
+
+
+def _names(text: str) -> list[str]:
+    return [line.strip().split("  ")[0] for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("classes", [True, False])
+def test_every_fact_of_a_store_is_explained(classes: bool, tmp_path: Path) -> None:
+    y = np.arange(40) % 2 if classes else np.linspace(0, 1, 40)
+    ingest(np.eye(40, 3), tmp_path / "s", y=y, sample_weight=np.ones(40))
+    found = describe_store(open_store(tmp_path / "s")) | {"verified": True}
+    found["warnings"] = [*found["warnings"], "one more"]
+    assert not unexplained(store_text(found), store_text(found, explain=True))
+
+
+def test_of_an_unfinished_store_too() -> None:
+    found = {
+        "unfinished": True, "url": "s", "n_rows": 9, "n_chunks": 3, "chunks_written": 1,
+    }  # fmt: skip
+    assert not unexplained(store_text(found), store_text(found, explain=True))
+
+
+def test_a_meaning_is_one_phrase_and_one_that_is_not_known_is_left_out() -> None:
+    for meaning in [*FACTS.values(), *STORE.values()]:
+        assert "\n" not in meaning
+        assert ". " not in meaning
+        assert not meaning.endswith(".")
+    assert explained("nothing", "  nothing  1", FACTS) == "  nothing  1"

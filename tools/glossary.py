@@ -1,0 +1,12 @@
+"""Write docs/glossary.md: what the facts that `streamkern info` prints mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from streamkern.cli.glossary import page
+
+PAGE = Path(__file__).parents[1] / "docs" / "glossary.md"
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
