@@ -25,6 +25,7 @@ from streamkern.basics.errors import (
     StreamkernError,
     TrainingInterrupted,
 )
+from streamkern.basics.machine import TakenMemory
 from streamkern.basics.progress import Line
 from streamkern.basics.stop import Stopped, StopRequest
 from streamkern.basics.warning import warn
@@ -41,6 +42,7 @@ from streamkern.train.checkpoint_times import Checkpoints
 from streamkern.train.choose_metric import Learned
 from streamkern.train.evaluations import Evaluations
 from streamkern.train.opened import Run
+from streamkern.train.planned import planned
 from streamkern.train.same_run import changed_backend, changed_versions, check_order
 from streamkern.train.setup import Assembled, reassemble, start
 from streamkern.train.steps import Position, Result, Steps
@@ -71,6 +73,7 @@ class Trainer:
         self.position = Position()
         # No method of this object, which would hold itself and all of the memory.
         self._report = partial(_report, self.log, self.position)
+        self.taken, self.began = TakenMemory(), time.perf_counter()
         self.logged, self.loop_s = time.monotonic(), 0.0
         self.ended: str | None = None
         self.skipped: tuple[str, ...] = ()
@@ -85,7 +88,10 @@ class Trainer:
             warm.check(self.run.config, self.run.data.source, self.run.metric)
         made = self._setup(record, warm)
         self.steps = Steps(self.run, made, self.position, self._report)
-        order = self._resume(warm, {} if client is None else {"dashboard": dashboard_link(client)})
+        facts = {"setup_s": time.perf_counter() - self.began, "plan": planned(self.run)}
+        if client is not None:
+            facts["dashboard"] = dashboard_link(client)
+        order = self._resume(warm, facts)
         self.feed = self.stack.enter_context(self.steps.feed(client))
         check_order(order, self.feed.loader.order_key())
 
@@ -114,14 +120,14 @@ class Trainer:
             directory.save_setup(arrays, made.meta)
         return made
 
-    def _resume(self, warm: WarmStart | None, cluster: dict[str, Any]) -> dict[str, Any] | None:
+    def _resume(self, warm: WarmStart | None, facts: dict[str, Any]) -> dict[str, Any] | None:
         """The state, new or from the newest checkpoint; returns the order its samples came in."""
         arriving = Arrivals(self.run.backend, lambda name: name != "window")
         saved = None if self.directory is None else self.directory.load_latest(arriving)
         made = self.steps.made
         if self.directory is None or saved is None:
             self.steps.begin(None if warm is None else warm.weights(made.arrays, made.meta))
-            self._report("start", {"setup": _summary(made.meta), **cluster})
+            self._report("start", {"setup": _summary(made.meta), **facts})
             self._keep_skipped(() if warm is None else warm.skipped)
             return None
         with as_saved(self.directory.place):
@@ -129,7 +135,7 @@ class Trainer:
             self.evaluations.restore(saved.meta["metrics"])
             order = dict(saved.meta["order"])
         self.ended = self._finished()
-        self._report("resume", cluster)
+        self._report("resume", facts)
         for text in saved.skipped:
             warn(text)
         self._keep_skipped(saved.skipped)
@@ -265,8 +271,14 @@ class Trainer:
         left = timedelta(seconds=round((total - done) / max(flow.samples_per_s, 1e-3)))
         self.line.draw(f"{done / total:.0%}  {left} left  train mse {loss:.4g}  {flow.words()}")
         if now - self.logged >= LOG_EVERY_S:
-            self._report("train", {"train_mse": loss, **flow.fields()})
+            self._report("train", {"train_mse": loss, **flow.fields(), **self._held()})
             self.logged = now
+
+    def _held(self) -> dict[str, int]:
+        """The most memory that was held so far, where the plan is of this machine's and not of a
+        device's."""
+        peak = self.taken.peak() if self.run.backend.name == "cpu" else None
+        return {} if peak is None else {"peak_bytes": peak}
 
     def _recall(self, directory: RunDirectory) -> None:
         """The evaluations of all processes that worked on the run."""
