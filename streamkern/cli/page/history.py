@@ -1,0 +1,232 @@
+"""What happened in a run, from the records of its log: curves over samples, and lives in time.
+
+A run that was killed goes on from its last checkpoint. What the log holds of the steps behind that
+one was done again: it is no part of a curve, and how much it was is said where the run went on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from streamkern.kernels.notation import kernel_text
+from streamkern.predict.figures import in_words
+
+Point = tuple[float, float]
+Record = Mapping[str, Any]
+
+RATES = ("samples_per_s", "stall_share")
+LOSS, PEAK = "train_mse", "peak_bytes"
+_ORDER = {"metric": 0, "bandwidth": 1, "centers": 2, "noise": 3}
+"""In which a setup reports what it chose; all else comes later."""
+_LATER = 4
+_NO_CHOICE = ("start", "resume", "changed", "skipped", "back-off", "finished", "pass")
+_PLACE = ("time", "step", "epoch", "samples", "event")
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something worth a line: when, after how many samples, what, and whether it is bad news."""
+
+    time: str
+    samples: int
+    what: str
+    bad: bool = False
+
+
+@dataclass(frozen=True)
+class Life:
+    """What a process that worked on the run logged."""
+
+    records: Sequence[Record]
+
+    @property
+    def seconds(self) -> float:
+        """As far as the log goes."""
+        return seconds_between(self.records[0]["time"], self.records[-1]["time"])
+
+
+@dataclass
+class History:
+    """curves : (samples, value) by the name of the figure, in order. evaluations : figures by
+    name, with time, step and samples. setup : records of the last setup. plan : of the last
+    process that said it. lost : samples that were done again."""
+
+    curves: dict[str, list[Point]] = field(default_factory=dict)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    lives: list[Life] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    setup: list[Record] = field(default_factory=list)
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    setup_s: float | None = None
+    peak_bytes: int | None = None
+    lost: int = 0
+    last: Record | None = None
+
+    @property
+    def steps_s(self) -> float | None:
+        """Seconds of taking steps, in all processes, by the rates they logged."""
+        rates, before, seconds = self.curves.get(RATES[0], []), 0.0, 0.0
+        for samples, rate in rates:
+            seconds += (samples - before) / rate if rate > 0 else 0.0
+            before = samples
+        return seconds or None
+
+
+def history_of(records: Sequence[Record]) -> History:
+    """The records of a log, oldest first."""
+    found = History(lives=lives_of(records), last=records[-1] if records else None)
+    for count, life in enumerate(found.lives, 1):
+        if life.records[0].get("event") in _ORDER:
+            found.setup = []
+        for record in life.records:
+            _take(found, record, str(record.get("event", "")), count)
+    return found
+
+
+def lives_of(records: Iterable[Record]) -> list[Life]:
+    """The records by the process that wrote them."""
+    lives: list[list[Record]] = []
+    seen: list[str] = []
+    for record in records:
+        event = str(record.get("event", ""))
+        if _begins(event, seen):
+            lives.append([])
+            seen = []
+        lives[-1].append(record)
+        seen.append(event)
+    return [Life(life) for life in lives]
+
+
+def _begins(event: str, seen: Sequence[str]) -> bool:
+    """Whether it is the first that a process says, behind those of one before it."""
+    if not seen or event == "changed":
+        return True
+    if event == "resume":
+        return seen[-1] != "changed"
+    if event == "start":
+        return not {"start", "resume"}.isdisjoint(seen)
+    here = _ORDER.get(event, _LATER)
+    return here < max(_ORDER.get(each, _LATER) for each in seen)
+
+
+def _take(found: History, record: Record, event: str, lives: int) -> None:
+    """One record into what it is of."""
+    if event == "train":
+        for name in (LOSS, *RATES):
+            _add(found.curves, name, record)
+        found.peak_bytes = max(found.peak_bytes or 0, int(record.get(PEAK, 0))) or None
+        return
+    if event == "evaluation":
+        kept = [e for e in found.evaluations if e["step"] < record["step"]]
+        found.evaluations = [*kept, _evaluation(record)]
+    elif event in ("start", "resume"):
+        found.plan = record.get("plan", found.plan)
+        if event == "start":
+            found.setup_s = record.get("setup_s")
+        _go_back(found, record)
+    elif event not in _NO_CHOICE:
+        found.setup.append(record)
+    said = _said(record, event, lives)
+    if said is not None:
+        found.events.append(Event(record["time"], record["samples"], *said))
+
+
+def _evaluation(record: Record) -> dict[str, Any]:
+    figures = {name: number(value) for name, value in record.items() if name not in _PLACE}
+    return {"time": record["time"], "step": record["step"], "samples": record["samples"],
+            "figures": figures}  # fmt: skip
+
+
+def _add(curves: dict[str, list[Point]], name: str, record: Record) -> None:
+    value = number(record.get(name))
+    if value is not None:
+        curves.setdefault(name, []).append((float(record["samples"]), value))
+
+
+def _go_back(found: History, record: Record) -> None:
+    """Forget what lies behind the place where a process goes on."""
+    here = record["samples"]
+    done = [points[-1][0] for points in found.curves.values() if points]
+    done += [float(e["samples"]) for e in found.evaluations]
+    again = int(max([here, *done])) - here
+    if again:
+        found.lost += again
+        found.events.append(
+            Event(record["time"], here, f"{again:,} samples or more are done again", bad=True)
+        )
+    for name, points in found.curves.items():
+        found.curves[name] = [point for point in points if point[0] <= here]
+    found.evaluations = [e for e in found.evaluations if e["samples"] <= here]
+
+
+def _said(record: Record, event: str, lives: int) -> tuple[str, bool] | tuple[str] | None:
+    """An event in words, and whether it is bad news; None where it is not worth a line."""
+    match event:
+        case "start":
+            took = record.get("setup_s")
+            return (f"set up{f' in {duration(took)}' if took else ''}; the steps begin",)
+        case "resume":
+            return (f"went on, in process {lives}", False)
+        case "evaluation":
+            figures = {k: v for k, v in record.items() if k not in _PLACE}
+            return (f"evaluated: {in_words(figures)}",)
+        case "back-off":
+            return (f"the loss grew; back to the last good weights, steps x {_scale(record)}", True)
+        case "skipped":
+            return ("; ".join(map(str, record.get("what", ()))), True)
+        case "changed":
+            return (f"other libraries: {'; '.join(map(str, record.get('what', ())))}", True)
+        case "finished":
+            return (f"ended before its last epoch: {record.get('why', '')}",)
+        case "pass":
+            return (f"pass: {facts_text(record)}", "note" in record)
+        case "centers" | "bandwidth":
+            return (_chosen(record, event),)
+    return None
+
+
+def _scale(record: Record) -> str:
+    scale = number(record.get("scale"))
+    return "?" if scale is None else f"{scale:.3g}"
+
+
+def _chosen(record: Record, event: str) -> str:
+    if event == "bandwidth":
+        return f"tried kernel {kernel_text(record['kernel'])}"
+    return f"chose {record.get('centers', 0):,} centers: {record.get('method', '')}"
+
+
+def facts_text(record: Record) -> str:
+    """What a record says beside its place, a name and a value each."""
+    shown = {k: v for k, v in record.items() if k not in _PLACE and not isinstance(v, list | dict)}
+    return ", ".join(
+        f"{name.replace('_', ' ')} {f'{value:.4g}' if isinstance(value, float) else value}"
+        for name, value in shown.items()
+    )
+
+
+def number(value: object) -> float | None:
+    """A finite number of the log, which holds others as text; None for those."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def seconds_between(began: str, ended: str) -> float:
+    """Of two times as the log has them."""
+    return (datetime.fromisoformat(ended) - datetime.fromisoformat(began)).total_seconds()
+
+
+def duration(seconds: float) -> str:
+    """Seconds as "0.4 s", "2 min 5 s" or "3 h 20 min"."""
+    if seconds < 60:
+        return f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"
