@@ -31,13 +31,15 @@ class Line:
 
 @dataclass(frozen=True)
 class Axes:
-    """What is on them. zero : y begins there. log_x : as y is where its values need it."""
+    """What is on them. zero : y begins there. log_x : x is logarithmic. far : x goes there at
+    least."""
 
     x: str
     y: str
     zero: bool = False
     percent: bool = False
     log_x: bool = False
+    far: float = 0.0
 
 
 def line_chart(title: str, lines: Sequence[Line], axes: Axes, note: str = "") -> Html:
@@ -48,8 +50,9 @@ def line_chart(title: str, lines: Sequence[Line], axes: Axes, note: str = "") ->
     xs = [x for _, points in shown for x, _ in points]
     ys = [y for _, points in shown for _, y in points]
     xs += [line.marked[0] for line, _ in shown if line.marked]
-    across = logarithmic(xs) if axes.log_x else linear([0.0, *xs], zero=True)
-    up = linear(ys, zero=True) if axes.zero else fitting(ys)
+    across = logarithmic(xs) if axes.log_x else linear([axes.far, *xs], zero=True)
+    least = 0.05 if axes.percent else 1e-12
+    up = linear(ys, zero=True, least=least) if axes.zero else fitting(ys)
 
     def at(point: tuple[float, float]) -> tuple[float, float]:
         x = _LEFT + across.share(point[0]) * (_WIDTH - _LEFT - _RIGHT)
@@ -110,12 +113,15 @@ def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, flo
 
 
 def bar_chart(
-    title: str, bars: Sequence[tuple[str, float]], colour: int = 0, note: str = ""
+    title: str, bars: Sequence[tuple[str, float]], *, share: bool = False, note: str = ""
 ) -> Html:
-    """Horizontal bars with their names and shares, from the top; below 0 they go to the left."""
+    """Horizontal bars with their names and numbers, from the top; below 0 they go to the left.
+
+    share : the numbers are shares.
+    """
     if not bars:
         return NOTHING
-    step, top, names = 21.0, 6.0, 150.0
+    step, top, names = 21.0, 6.0, 170.0
     most = max(max(abs(value) for _, value in bars), 1e-12)
     signed = any(value < 0 for _, value in bars)
     room = _WIDTH - names - 64
@@ -123,12 +129,12 @@ def bar_chart(
     drawn = []
     for k, (name, value) in enumerate(bars):
         y, length = top + k * step, abs(value) / most * size
-        text = f"{value:+.2f}" if signed else f"{value:.1%}"
-        label = name if len(name) <= 22 else f"{name[:21]}…"
+        text = f"{value:.1%}" if share else f"{value:+.2f}" if signed else short(value)
+        label = name if len(name) <= 26 else f"{name[:25]}…"
         drawn += [
             tag("text", tag("title", name), label, x=names - 8, y=y + 13, text_anchor="end"),
             tag("rect", tag("title", f"{name}: {text}"), x=zero - (length if value < 0 else 0.0),
-                y=y + 2, width=max(length, 0.5), height=step - 6, class_=f"bar c{colour}"),
+                y=y + 2, width=max(length, 0.5), height=step - 6, class_="bar c0"),
             tag("text", text, x=_WIDTH - 4, y=y + 13, text_anchor="end"),
         ]  # fmt: skip
     height = top + step * len(bars) + 4

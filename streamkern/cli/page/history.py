@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from streamkern.kernels.notation import kernel_text
 from streamkern.predict.figures import in_words
 
 Point = tuple[float, float]
@@ -184,20 +183,14 @@ def _said(record: Record, event: str, lives: int) -> tuple[str, bool] | tuple[st
             return (f"ended before its last epoch: {record.get('why', '')}",)
         case "pass":
             return (f"pass: {facts_text(record)}", "note" in record)
-        case "centers" | "bandwidth":
-            return (_chosen(record, event),)
+        case "centers":
+            return (f"chose {record.get('centers', 0):,} centers: {record.get('method', '')}",)
     return None
 
 
 def _scale(record: Record) -> str:
     scale = number(record.get("scale"))
     return "?" if scale is None else f"{scale:.3g}"
-
-
-def _chosen(record: Record, event: str) -> str:
-    if event == "bandwidth":
-        return f"tried kernel {kernel_text(record['kernel'])}"
-    return f"chose {record.get('centers', 0):,} centers: {record.get('method', '')}"
 
 
 def facts_text(record: Record) -> str:

@@ -59,11 +59,11 @@ def table(
     def line(name: str, cells: Sequence[Cell], i: int) -> Html:
         made = []
         for j, cell in enumerate(cells):
-            kind = [*(["n"] if j not in sides else []), *(["mark"] if (i, j) in out else [])]
             scope = "col" if name == "th" else "row" if j == 0 else None
             text = tag("span", UNKNOWN, class_="no") if cell is None else cell
+            text = tag("mark", text) if (i, j) in out else text
             made.append(
-                tag("th" if scope else "td", text, class_=" ".join(kind) or None, scope=scope)
+                tag("th" if scope else "td", text, class_=None if j in sides else "n", scope=scope)
             )
         return tag("tr", *made)
 

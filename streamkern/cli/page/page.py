@@ -7,9 +7,10 @@ from typing import Any
 
 from streamkern.basics.text import utc_now
 from streamkern.basics.version import __version__
+from streamkern.cli.page.curves import curves
 from streamkern.cli.page.facts import Facts
 from streamkern.cli.page.html import Html, joined, tag
-from streamkern.cli.page.sections import clock, curves, in_short, plan, section, settings
+from streamkern.cli.page.sections import clock, in_short, plan, section, settings
 from streamkern.cli.page.setup_sections import choices, data, in_time, machine
 from streamkern.cli.page.style import STYLE
 

@@ -25,16 +25,20 @@ class Scale:
         return (x - a) / (b - a)
 
 
-def linear(values: Sequence[float], *, zero: bool = False, marks: int = 5) -> Scale:
-    """From below the values to above them, at round numbers. zero : it begins there."""
+def linear(
+    values: Sequence[float], *, zero: bool = False, least: float = 1e-12, marks: int = 5
+) -> Scale:
+    """From below the values to above them, at round numbers.
+
+    zero : it begins there, and ends at `least` or above.
+    """
     low, high = min(values), max(values)
     if zero:
-        low, high = min(0.0, low), max(high, 1e-12)
+        low, high = min(0.0, low), max(high, least)
     # What changes by less than a hundredth is shown as what it is: level.
-    least = 0.01 * max(abs(low), abs(high)) or 1.0
-    if high - low < least:
-        middle = (low + high) / 2
-        low, high = (low, low + least) if zero else (middle - least / 2, middle + least / 2)
+    span, middle = 0.01 * max(abs(low), abs(high)) or 1.0, (low + high) / 2
+    if high - low < span:
+        low, high = middle - span / 2, middle + span / 2
     step = _round_step((high - low) / marks)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return Scale(first * step, last * step, tuple(k * step for k in range(first, last + 1)))

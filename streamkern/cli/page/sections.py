@@ -1,4 +1,4 @@
-"""The sections that compare runs: in short, curves, the plan beside what came of it, settings."""
+"""The sections that compare runs: in short, the plan beside what came of it, settings."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from streamkern.basics.text import size_text
-from streamkern.cli.page.charts import COLOURS, Axes, Line, line_chart
+from streamkern.cli.page.charts import COLOURS
 from streamkern.cli.page.facts import Facts
-from streamkern.cli.page.history import LOSS, RATES, duration, seconds_between
+from streamkern.cli.page.history import RATES, duration, seconds_between
 from streamkern.cli.page.html import NOTHING, Cell, Html, joined, table, tag
 from streamkern.cli.page.scales import short
 from streamkern.kernels.notation import kernel_text
-
-SAMPLES = "samples trained on"
 
 
 def named(run: Facts, k: int) -> Html:
@@ -58,6 +56,8 @@ def text_of(value: Any) -> Cell:
         return f"{value:.6g}"
     if isinstance(value, Mapping) and ("kind" in value or "kernel" in value):
         return kernel_text(value) if "parts" in value else _listed(value)
+    if isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):
+        return "; ".join(str(text_of(each)) for each in value)
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -73,7 +73,7 @@ def _listed(value: Mapping[str, Any]) -> str:
 def in_short(runs: Sequence[Facts]) -> Html:
     """A line for each run."""
     names = list(dict.fromkeys(name for run in runs for name in run.figures))
-    head = ["run", "state", "solver", "kernel", "centers", "samples", "of", "epochs",
+    head = ["run", "state", "solver", "kernel", "centers", "samples", "of plan", "epochs",
             "training loss", *map(figure_name, names), "time", "last seen, UTC"]  # fmt: skip
     rows = [
         [
@@ -110,68 +110,7 @@ def working_s(run: Facts) -> float | None:
 
 def clock(time: str) -> str:
     """A time of the log to the second."""
-    return time[:19].replace("T", " ")
-
-
-# ----------------------------------------------------------------------------------- curves
-
-
-def curves(runs: Sequence[Facts]) -> Html:
-    """Losses, figures, rates and stalls over samples."""
-    names = list(
-        dict.fromkeys(n for run in runs for e in run.history.evaluations for n in e["figures"])
-    )
-
-    def logged(name: str) -> list[Line]:
-        return [Line(run.name, run.history.curves.get(name, ()), k) for k, run in enumerate(runs)]
-
-    charts = [line_chart("Training loss", logged(LOSS), Axes(SAMPLES, "mean squared error"),
-        "of rows not learned from yet")]  # fmt: skip
-    for name in names:
-        y = "mean squared error" if name.endswith("mse") else figure_name(name)
-        title = figure_name(name).capitalize()
-        charts.append(line_chart(title, _evaluated(runs, name), Axes(SAMPLES, y)))
-    rate, stall = map(logged, RATES)
-    charts.append(line_chart("Rate", rate, Axes(SAMPLES, "samples / s", zero=True)))
-    charts.append(
-        line_chart("Waiting for data", stall, Axes(SAMPLES, "share of the time", True, True))
-    )
-    shown = [chart for chart in charts if chart]
-    if not shown:
-        return section("Curves", tag("p", "The log holds no step that was trained so far."))
-    legend = NOTHING
-    if len(runs) > 1:
-        legend = tag("p", *(joined([named(run, k), "   "]) for k, run in enumerate(runs)))
-    return section("Curves", legend, tag("div", *shown, class_="charts"), _evaluations(runs, names))
-
-
-def _evaluated(runs: Sequence[Facts], name: str) -> list[Line]:
-    return [
-        Line(
-            run.name,
-            [
-                (e["samples"], e["figures"][name])
-                for e in run.history.evaluations
-                if e["figures"].get(name) is not None
-            ],
-            k,
-        )
-        for k, run in enumerate(runs)
-    ]
-
-
-def _evaluations(runs: Sequence[Facts], names: Sequence[str]) -> Html:
-    """The figures behind the curves, folded."""
-    rows = [
-        [run.name, clock(e["time"]), count(e["step"]), count(e["samples"]),
-         *(figure(e["figures"].get(name)) for name in names)]
-        for run in runs for e in run.history.evaluations
-    ]  # fmt: skip
-    if not rows:
-        return NOTHING
-    head = ["run", "time, UTC", "step", "samples", *map(figure_name, names)]
-    return tag("details", tag("summary", f"All {len(rows)} evaluations"),
-               table(head, rows, left=(1,)))  # fmt: skip
+    return time[:19].replace("T", "\N{NO-BREAK SPACE}")
 
 
 # ----------------------------------------------------------------------------------- the plan
@@ -186,7 +125,7 @@ def plan(runs: Sequence[Facts]) -> Html:
         names = (tag("th", named(run, k), colspan=2, class_="group") for k, run in enumerate(runs))
         above = tag("tr", tag("td"), *names)
     head = ["", *("planned", "measured") * len(runs)]
-    return section("Plan and measured", table(head, cells, above=above))
+    return section("Plan and measured", tag("div", table(head, cells, above=above), class_="pairs"))
 
 
 def _memory(run: Facts) -> tuple[Cell, Cell]:
@@ -199,18 +138,28 @@ def _bytes(size: int | None) -> Cell:
     return None if size is None else size_text(size)
 
 
-def _work(run: Facts, what: str, took: float | None, share: float) -> tuple[Cell, Cell]:
-    flops = run.history.plan.get("flops", {}).get(what)
+def _work(flops: float, took: float | None, share: float) -> tuple[Cell, Cell]:
     if not flops:
         return None, None
-    speed = None if not took else f"{short(share * flops / took)}FLOP/s"
-    return f"{short(flops)}FLOP", speed
+    speed = None if not took else f"{_flop(share * flops / took)}/s"
+    return _flop(flops), speed
+
+
+def _flop(number: float) -> str:
+    text = short(number)
+    return f"{text[:-1]} {text[-1]}FLOP" if text[-1].isalpha() else f"{text} FLOP"
+
+
+def _setup(run: Facts) -> tuple[Cell, Cell]:
+    flops = run.history.plan.get("flops", {})
+    before = sum(work for what, work in flops.items() if what != "training")
+    return _work(before, run.history.setup_s, 1.0)
 
 
 def _training(run: Facts) -> tuple[Cell, Cell]:
     total = run.planned_samples
     share = run.done["samples"] / total if total else 0.0
-    return _work(run, "training", run.history.steps_s, share)
+    return _work(run.history.plan.get("flops", {}).get("training", 0), run.history.steps_s, share)
 
 
 def _batch(run: Facts) -> tuple[Cell, Cell]:
@@ -233,10 +182,10 @@ _PLANNED: dict[str, Callable[[Facts], tuple[Cell, Cell]]] = {
     "steps": lambda run: (count(run.history.plan.get("batches")), count(run.done["step"])),
     "rows in a batch": _batch,
     "peak memory": _memory,
-    "bound on it": lambda run: (_bytes(run.history.plan.get("budget_bytes")), None),
+    "memory bound": lambda run: (_bytes(run.history.plan.get("budget_bytes")), None),
     "setup": lambda run: (None, seconds(run.history.setup_s)),
-    "work of setup": lambda run: _work(run, "setup", run.history.setup_s, 1.0),
-    "steps, time": lambda run: (None, seconds(run.history.steps_s)),
+    "work of setup": _setup,
+    "time of steps": lambda run: (None, seconds(run.history.steps_s)),
     "work of steps": _training,
     "samples / s": _rate,
     "waiting for data": _stall,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from streamkern.cli.page.charts import Axes, Line, Span, bar_chart, line_chart, time_line
+from streamkern.cli.page.charts import COLOURS, Axes, Line, Span, bar_chart, line_chart, time_line
 from streamkern.cli.page.facts import Facts
 from streamkern.cli.page.history import Life, duration, facts_text, number, seconds_between
 from streamkern.cli.page.html import NOTHING, Cell, Html, joined, table, tag
@@ -23,6 +23,7 @@ from streamkern.kernels.notation import kernel_text
 
 _SHOWN = 14
 """Features of a metric in a chart."""
+_LEFT_OUT = "squared error of rows left out, of scaled targets"
 
 # ----------------------------------------------------------------------------------- its choices
 
@@ -34,7 +35,7 @@ def choices(runs: Sequence[Facts]) -> Html:
 
 def _choices(run: Facts, k: int) -> Html:
     records = run.history.setup
-    charts = [_kernels(records), _noise(records), *_metric(run)]
+    charts = [_kernels(records), _rounds(records), _noise(records), *_metric(run)]
     shown = [chart for chart in charts if chart]
     facts = _found(run)
     if not shown and not facts:
@@ -50,27 +51,51 @@ def _tried(record: Mapping[str, Any]) -> list[tuple[float, float]]:
 
 def _kernels(records: Sequence[Mapping[str, Any]]) -> Html:
     """The error of each kernel over its bandwidth; a ring is around the best of all."""
-    lines = [
-        Line(str(kernel_text(r["kernel"])), _tried(r), k)
-        for k, r in enumerate(r for r in records if r.get("event") == "bandwidth" and _tried(r))
+    found = [
+        (str(kernel_text({k: v for k, v in r["kernel"].items() if k != "metric"})), _tried(r))
+        for r in records
+        if r.get("event") == "bandwidth" and _tried(r)
     ]
-    if not lines:
+    if not found:
         return NOTHING
-    best = min((y, x, line.name) for line in lines for x, y in line.points)
+    if all(len(points) == 1 for _, points in found):
+        bars = sorted(((name, points[0][1]) for name, points in found), key=lambda bar: bar[1])
+        return bar_chart("Kernel", bars, note=_LEFT_OUT)
+    best = min((y, x, name) for name, points in found for x, y in points)
     lines = [
-        Line(line.name, line.points, line.colour, best[1::-1] if line.name == best[2] else None)
-        for line in lines
+        Line(name, points, k, best[1::-1] if name == best[2] else None)
+        for k, (name, points) in enumerate(found)
     ]
     chart = line_chart(
         "Kernel and bandwidth", lines,
-        Axes("bandwidth / median distance of rows", "error of rows left out", log_x=True),
+        Axes("bandwidth, in median distances of rows", _LEFT_OUT, log_x=True),
         "the ring is around the best",
     )  # fmt: skip
-    names = [
-        tag("span", tag("i", class_=f"c{line.colour}"), line.name, "   ", class_="run")
+    return tag("div", chart, _legend(lines))
+
+
+def _rounds(records: Sequence[Mapping[str, Any]]) -> Html:
+    """The error of each way to learn a metric after its rounds."""
+    lines: list[Line] = []
+    for record in records:
+        errors = [number(error) for error in record.get("errors", ())]
+        points = [(float(k), error) for k, error in enumerate(errors) if error is not None]
+        if record.get("event") == "metric" and points:
+            rows = f", {record['rows']:,} rows" if "rows" in record else ""
+            name = f"{record.get('kind')}, exponent {record.get('exponent')}{rows}"
+            lines.append(Line(name, points, len(lines)))
+    if not lines:
+        return NOTHING
+    chart = line_chart("Metric", lines, Axes("rounds of gradients", _LEFT_OUT))
+    return tag("div", chart, _legend(lines))
+
+
+def _legend(lines: Sequence[Line]) -> Html:
+    names = (
+        tag("span", tag("i", class_=f"c{line.colour % COLOURS}"), line.name, class_="run")
         for line in lines
-    ]
-    return tag("div", chart, tag("p", *names))
+    )
+    return tag("p", *names, class_="legend")
 
 
 def _noise(records: Sequence[Mapping[str, Any]]) -> Html:
@@ -83,7 +108,7 @@ def _noise(records: Sequence[Mapping[str, Any]]) -> Html:
     ridge = number(noise[-1].get("ridge"))
     return line_chart(
         "Noise of the targets", [Line("error", points, 0, best)],
-        Axes("variance of the noise, of that of the targets", "error of rows left out", log_x=True),
+        Axes("variance of the noise", _LEFT_OUT, log_x=True),
         "" if ridge is None else f"ridge {ridge:.3g}",
     )  # fmt: skip
 
@@ -95,7 +120,7 @@ def _metric(run: Facts) -> list[Html]:
         return []
     bars = [(str(name), float(share)) for name, share in metric["importances"][:_SHOWN]]
     few = "" if len(bars) == metric["features"] else f"the first of {metric['features']:,}"
-    charts = [bar_chart("Importance of features", bars, note=few)]
+    charts = [bar_chart("Importance of features", bars, share=True, note=few)]
     if metric["kind"] == "matrix":
         points = [(float(j), float(v)) for j, v in enumerate(metric["spectrum"], 1) if v > 0]
         charts.append(
@@ -169,10 +194,14 @@ def _data(run: Facts) -> dict[str, Cell]:
             str(text_of(t)) for t in described.get("transforms", ()) if t.get("kind") != "scale"
         ) or None,
         "copies": count(described["copies"]) if described.get("copies", 1) != 1 else None,
-        "fingerprint": tag("code", str(described["fingerprint"])) if described.get("fingerprint")
-        else None,
+        "fingerprint": _digest(described.get("fingerprint")),
     }  # fmt: skip
     return {name: cell for name, cell in found.items() if cell is not None}
+
+
+def _digest(text: str | None) -> Cell:
+    """Enough of it to compare, and all as a tooltip."""
+    return None if not text else tag("code", text[:16], title=text)
 
 
 def _few(names: Sequence[str]) -> str:
@@ -207,7 +236,7 @@ def _in_time(run: Facts, k: int) -> Html:
     times = "1 process" if len(lives) == 1 else f"{len(lives)} processes"
     kept = ", ".join(f"{step:,}" for step in run.steps) or "none"
     words = f"{times}, {seconds(working_s(run)) or 'no time'}; checkpoints kept: step {kept}"
-    title = tag("h3", named(run, k), " ", tag("small", words, class_="no"))
+    title = tag("h3", named(run, k), tag("small", words))
     line = tag("div", time_line(f"{run.name} in time", spans, k % 8), class_="time")
     return joined([title, line, events])
 

@@ -11,7 +11,7 @@ STYLE = """
 @media (prefers-color-scheme: dark) {
   :root {
     --page: #14171a; --text: #e4e7ea; --quiet: #979fa8; --line: #2b3036; --base: #59616a;
-    --soft: #1c2024; --mark: #453a14; --bad: #ff8a80; --good: #6fcf97; --setup: #4a525b;
+    --soft: #1c2024; --mark: #3d3517; --bad: #ff8a80; --good: #6fcf97; --setup: #4a525b;
     --c0: #6ea8fe; --c1: #ff9d5c; --c2: #5fcf95; --c3: #e08fd0; --c4: #d4b455; --c5: #ff8593;
     --c6: #5ccad9; --c7: #a99bff;
   }
@@ -26,7 +26,8 @@ h2 {
   margin: 40px 0 12px; padding-top: 14px; border-top: 1px solid var(--line);
   font-size: 15px; font-weight: 600;
 }
-h3 { margin: 20px 0 6px; font-size: 14px; font-weight: 600; }
+h3 { margin: 22px 0 6px; font-size: 14px; font-weight: 600; }
+h3 small { margin-left: 8px; color: var(--quiet); font-size: 12px; font-weight: 400; }
 p { margin: 4px 0 10px; color: var(--quiet); max-width: 76ch; }
 p.note { color: var(--bad); }
 .wide { overflow-x: auto; }
@@ -35,13 +36,18 @@ th, td {
   padding: 4px 20px 4px 0; text-align: left; vertical-align: top;
   border-bottom: 1px solid var(--line); font-weight: 400;
 }
-td { max-width: 46ch; overflow-wrap: anywhere; }
+td { max-width: 52ch; overflow-wrap: break-word; }
 th:last-child, td:last-child { padding-right: 4px; }
 thead th { color: var(--quiet); font-size: 12px; white-space: nowrap; vertical-align: bottom; }
 tbody th { color: var(--quiet); white-space: nowrap; }
 th.n, td.n { text-align: right; white-space: nowrap; }
-th.group { text-align: right; color: var(--text); border-bottom: 0; }
-td.mark { background: var(--mark); box-shadow: -8px 0 0 var(--mark); }
+th.group { text-align: right; border-bottom: 0; }
+.pairs td:nth-child(even), .pairs thead th:nth-child(even) { padding-left: 22px; }
+.legend { margin: 0 0 14px; max-width: none; font-size: 13px; }
+.legend .run { margin-right: 22px; font-weight: 400; display: inline-block; }
+mark {
+  background: var(--mark); color: inherit; padding: 1px 4px; margin: 0 -4px; border-radius: 3px;
+}
 .no { color: var(--base); }
 .bad { color: var(--bad); }
 .run { white-space: nowrap; color: var(--text); font-weight: 600; }
@@ -57,7 +63,7 @@ summary { cursor: pointer; color: var(--quiet); }
 details[open] > summary { margin-bottom: 8px; }
 .charts {
   display: grid; gap: 20px 28px;
-  grid-template-columns: repeat(auto-fit, minmax(min(420px, 100%), 1fr));
+  grid-template-columns: repeat(auto-fill, minmax(min(440px, 100%), 1fr));
 }
 figure { margin: 0; min-width: 0; }
 figcaption { font-weight: 600; font-size: 13px; margin-bottom: 4px; }
