@@ -15,6 +15,7 @@ from streamkern.cli.page.facts import read_facts, told_apart
 from streamkern.cli.page.page import MARK, page
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.durable import write_aside
+from streamkern.rundir.sealed import as_saved
 
 Out = Annotated[Path, typer.Option(metavar="FILE", help="The page; an older one is replaced.")]
 
@@ -35,7 +36,8 @@ def report(
         read_facts(place, options_for(given, place), secrets.hidden_in)
         for place in dict.fromkeys(places)
     ]
-    text = page(told_apart(runs), _defaults())
+    with as_saved(", ".join(run.place for run in runs)):
+        text = page(told_apart(runs), _defaults())
     check_free(out)  # reading may have taken a while
     write_aside(out, text.encode())
     say(f"wrote {out}")

@@ -77,7 +77,7 @@ def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
         "name": row["name"], "state": row["state"], "solver": row["solver"],
         "p": row["centers"], "samples": row["samples"], "of all": share, "epochs": row["epoch"],
         "train mse": row["train_mse"], "held out": in_words(figures),
-        "started": _clock(row["started"]), "last seen": _clock(row["last_seen"]),
+        "started, UTC": _clock(row["started"]), "last seen": _clock(row["last_seen"]),
     }  # fmt: skip
 
 

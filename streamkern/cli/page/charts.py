@@ -113,7 +113,12 @@ def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, flo
 
 
 def bar_chart(
-    title: str, bars: Sequence[tuple[str, float]], *, share: bool = False, note: str = ""
+    title: str,
+    bars: Sequence[tuple[str, float]],
+    colour: int = 0,
+    *,
+    share: bool = False,
+    note: str = "",
 ) -> Html:
     """Horizontal bars with their names and numbers, from the top; below 0 they go to the left.
 
@@ -134,7 +139,7 @@ def bar_chart(
         drawn += [
             tag("text", tag("title", name), label, x=names - 8, y=y + 13, text_anchor="end"),
             tag("rect", tag("title", f"{name}: {text}"), x=zero - (length if value < 0 else 0.0),
-                y=y + 2, width=max(length, 0.5), height=step - 6, class_="bar c0"),
+                y=y + 2, width=max(length, 0.5), height=step - 6, class_=f"bar c{colour % COLOURS}"),
             tag("text", text, x=_WIDTH - 4, y=y + 13, text_anchor="end"),
         ]  # fmt: skip
     height = top + step * len(bars) + 4

@@ -20,8 +20,9 @@ Hide = Callable[[str], str]
 @dataclass(frozen=True)
 class Facts:
     """A run. name : the last part of its place, or as much as tells it from others. state :
-    "finished", "running" or "stopped". setup, saved : what was kept beside the arrays. started,
-    seen : times. done : samples, steps and epochs."""
+    "finished", "running" or "stopped". setup : what was kept beside its arrays. kept_centers : of
+    those. steps : that have a checkpoint. done : samples, steps and epochs. figures : the newest.
+    started, seen : times."""
 
     name: str
     place: str
@@ -31,6 +32,7 @@ class Facts:
     sizes: Mapping[str, Any]
     versions: Mapping[str, Any]
     setup: Mapping[str, Any]
+    kept_centers: int | None
     steps: Sequence[int]
     history: History
     done: Mapping[str, int]
@@ -59,10 +61,11 @@ class Facts:
 
     @property
     def n_centers(self) -> int | None:
-        """Or explicit features."""
-        chosen = [r.get("centers") for r in self.history.setup if r.get("event") == "centers"]
+        """As they were chosen, or as they will be where that is known."""
+        chosen = [r["centers"] for r in self.history.setup if r.get("event") == "centers"]
         given = self.settings.get("model.n_centers")
-        return chosen[-1] if chosen else given if isinstance(given, int) else None
+        asked = given if isinstance(given, int) else None
+        return self.kept_centers or (chosen[-1] if chosen else asked)
 
     @property
     def planned_samples(self) -> int | None:
@@ -103,7 +106,8 @@ def _clean(seen: Glance, hide: Hide) -> Glance:
         return value
 
     manifests = [
-        m and {name: m[name] for name in ("meta", "saved")} for m in (seen.setup, seen.saved)
+        m and {name: m[name] for name in ("meta", "saved", "arrays")}
+        for m in (seen.setup, seen.saved)
     ]
     return replace(
         seen, place=clean(seen.place), bound=clean(seen.bound), setup=clean(manifests[0]),
@@ -130,6 +134,7 @@ def _facts(seen: Glance) -> Facts:
         sizes=seen.bound.get("sizes", {}),
         versions=seen.bound.get("versions", {}),
         setup=setup,
+        kept_centers=seen.setup["arrays"]["Z"][0][0] if seen.setup else None,
         steps=seen.steps,
         history=history,
         done={key: int(at.get(key, 0)) for key in ("samples", "step", "epoch")},

@@ -47,6 +47,12 @@ class Life:
         """As far as the log goes."""
         return seconds_between(self.records[0]["time"], self.records[-1]["time"])
 
+    @property
+    def steps_s(self) -> float | None:
+        """Of those the seconds behind its setup; None where it did not get there."""
+        begun = [r["time"] for r in self.records if r.get("event") in ("start", "resume")]
+        return seconds_between(begun[0], self.records[-1]["time"]) if begun else None
+
 
 @dataclass
 class History:
@@ -67,12 +73,8 @@ class History:
 
     @property
     def steps_s(self) -> float | None:
-        """Seconds of taking steps, in all processes, by the rates they logged."""
-        rates, before, seconds = self.curves.get(RATES[0], []), 0.0, 0.0
-        for samples, rate in rates:
-            seconds += (samples - before) / rate if rate > 0 else 0.0
-            before = samples
-        return seconds or None
+        """Seconds of steps and evaluations, in all processes, as far as the log goes."""
+        return sum(life.steps_s or 0.0 for life in self.lives) or None
 
 
 def history_of(records: Sequence[Record]) -> History:

@@ -123,7 +123,7 @@ def plan(runs: Sequence[Facts]) -> Html:
     above = NOTHING
     if len(runs) > 1:
         names = (tag("th", named(run, k), colspan=2, class_="group") for k, run in enumerate(runs))
-        above = tag("tr", tag("td"), *names)
+        above = tag("tr", tag("td", class_="group"), *names)
     head = ["", *("planned", "measured") * len(runs)]
     return section("Plan and measured", tag("div", table(head, cells, above=above), class_="pairs"))
 
@@ -158,7 +158,7 @@ def _setup(run: Facts) -> tuple[Cell, Cell]:
 
 def _training(run: Facts) -> tuple[Cell, Cell]:
     total = run.planned_samples
-    share = run.done["samples"] / total if total else 0.0
+    share = (run.done["samples"] + run.history.lost) / total if total else 0.0
     return _work(run.history.plan.get("flops", {}).get("training", 0), run.history.steps_s, share)
 
 
@@ -173,8 +173,8 @@ def _stall(run: Facts) -> tuple[Cell, Cell]:
 
 
 def _rate(run: Facts) -> tuple[Cell, Cell]:
-    curve, took = run.history.curves.get(RATES[0]), run.history.steps_s
-    return None, count(curve[-1][0] / took) if curve and took else None
+    taken, took = run.done["samples"] + run.history.lost, run.history.steps_s
+    return None, count(taken / took) if taken and took else None
 
 
 _PLANNED: dict[str, Callable[[Facts], tuple[Cell, Cell]]] = {
@@ -185,7 +185,7 @@ _PLANNED: dict[str, Callable[[Facts], tuple[Cell, Cell]]] = {
     "memory bound": lambda run: (_bytes(run.history.plan.get("budget_bytes")), None),
     "setup": lambda run: (None, seconds(run.history.setup_s)),
     "work of setup": _setup,
-    "time of steps": lambda run: (None, seconds(run.history.steps_s)),
+    "steps and evaluations": lambda run: (None, seconds(run.history.steps_s)),
     "work of steps": _training,
     "samples / s": _rate,
     "waiting for data": _stall,

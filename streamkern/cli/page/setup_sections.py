@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from streamkern.basics.text import size_text
 from streamkern.cli.page.charts import COLOURS, Axes, Line, Span, bar_chart, line_chart, time_line
 from streamkern.cli.page.facts import Facts
 from streamkern.cli.page.history import Life, duration, facts_text, number, seconds_between
@@ -35,7 +36,7 @@ def choices(runs: Sequence[Facts]) -> Html:
 
 def _choices(run: Facts, k: int) -> Html:
     records = run.history.setup
-    charts = [_kernels(records), _rounds(records), _noise(records), *_metric(run)]
+    charts = [_kernels(records), _rounds(records), _noise(records, k), *_metric(run, k)]
     shown = [chart for chart in charts if chart]
     facts = _found(run)
     if not shown and not facts:
@@ -98,7 +99,7 @@ def _legend(lines: Sequence[Line]) -> Html:
     return tag("p", *names, class_="legend")
 
 
-def _noise(records: Sequence[Mapping[str, Any]]) -> Html:
+def _noise(records: Sequence[Mapping[str, Any]], k: int) -> Html:
     """The error over the noise that the targets are taken to have."""
     noise = [r for r in records if r.get("event") == "noise" and _tried(r)]
     if not noise:
@@ -107,30 +108,30 @@ def _noise(records: Sequence[Mapping[str, Any]]) -> Html:
     best = min(points, key=lambda point: point[1])
     ridge = number(noise[-1].get("ridge"))
     return line_chart(
-        "Noise of the targets", [Line("error", points, 0, best)],
+        "Noise of the targets", [Line("error", points, k, best)],
         Axes("variance of the noise", _LEFT_OUT, log_x=True),
         "" if ridge is None else f"ridge {ridge:.3g}",
     )  # fmt: skip
 
 
-def _metric(run: Facts) -> list[Html]:
+def _metric(run: Facts, k: int) -> list[Html]:
     """Shares of the features, the spectrum, and the first directions."""
     metric = run.setup.get("setup", {}).get("metric")
     if not metric:
         return []
     bars = [(str(name), float(share)) for name, share in metric["importances"][:_SHOWN]]
     few = "" if len(bars) == metric["features"] else f"the first of {metric['features']:,}"
-    charts = [bar_chart("Importance of features", bars, share=True, note=few)]
+    charts = [bar_chart("Importance of features", bars, k, share=True, note=few)]
     if metric["kind"] == "matrix":
         points = [(float(j), float(v)) for j, v in enumerate(metric["spectrum"], 1) if v > 0]
         charts.append(
-            line_chart("Spectrum of the metric", [Line("eigenvalue", points)],
+            line_chart("Spectrum of the metric", [Line("eigenvalue", points, k)],
                 Axes("number", "share of the trace"), f"{metric['directions']:,} directions")
         )  # fmt: skip
         charts += [
-            bar_chart(f"Direction {k}", [(str(n), float(x)) for n, x in terms],
-                note=f"{metric['spectrum'][k - 1]:.1%} of the metric")
-            for k, terms in enumerate(metric["first"], 1)
+            bar_chart(f"Direction {j}", [(str(n), float(x)) for n, x in terms], k,
+                note=f"{metric['spectrum'][j - 1]:.1%} of the metric")
+            for j, terms in enumerate(metric["first"], 1)
         ]  # fmt: skip
     return charts
 
@@ -142,8 +143,9 @@ def _found(run: Facts) -> Html:
     learned = setup.get("learned_metric")
     if learned:
         known["learned metric"] = facts_text(learned)
-    if run.sizes:
-        known |= {f"size: {k}": v for k, v in run.sizes.items() if k != "solver"}
+    for name, size in run.sizes.items():
+        if name != "solver":
+            known[f"size: {name}"] = size_text(size) if name.endswith("_bytes") else size
     if not known:
         return NOTHING
     rows = [[tag("code", name), text_of(value)] for name, value in known.items()]
@@ -250,13 +252,11 @@ def _span(run: Facts, number_: int, before: Life | None, life: Life) -> Span:
         mine = began <= event.time <= ended
         if mine and (event.bad or event.what.startswith("evaluated")):
             marks.append((at, f"{event.samples:,} samples: {event.what}", event.bad))
-    steps = [r["time"] for r in life.records if r.get("event") in ("start", "resume")]
-    setup_s = seconds_between(began, steps[0]) if steps else life.seconds
     pause = "" if before is None else duration(
         max(seconds_between(before.records[-1]["time"], began), 0.0)
     )  # fmt: skip
     text = f"process {number_}, from {clock(began)} for {duration(life.seconds)}"
-    return Span(setup_s, life.seconds, text, marks, pause)
+    return Span(life.seconds - (life.steps_s or 0.0), life.seconds, text, marks, pause)
 
 
 # ----------------------------------------------------------------------------------- the machine

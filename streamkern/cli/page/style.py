@@ -41,7 +41,7 @@ th:last-child, td:last-child { padding-right: 4px; }
 thead th { color: var(--quiet); font-size: 12px; white-space: nowrap; vertical-align: bottom; }
 tbody th { color: var(--quiet); white-space: nowrap; }
 th.n, td.n { text-align: right; white-space: nowrap; }
-th.group { text-align: right; border-bottom: 0; }
+td.group, th.group { text-align: right; border-bottom: 0; }
 .pairs td:nth-child(even), .pairs thead th:nth-child(even) { padding-left: 22px; }
 .legend { margin: 0 0 14px; max-width: none; font-size: 13px; }
 .legend .run { margin-right: 22px; font-weight: 400; display: inline-block; }
