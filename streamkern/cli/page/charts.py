@@ -131,7 +131,7 @@ def bar_chart(
     signed = any(value < 0 for _, value in bars)
     room = _WIDTH - names - 64
     zero, size = (names + room / 2, room / 2) if signed else (names, room)
-    drawn = []
+    drawn, shade = [], f"bar c{colour % COLOURS}"
     for k, (name, value) in enumerate(bars):
         y, length = top + k * step, abs(value) / most * size
         text = f"{value:.1%}" if share else f"{value:+.2f}" if signed else short(value)
@@ -139,7 +139,7 @@ def bar_chart(
         drawn += [
             tag("text", tag("title", name), label, x=names - 8, y=y + 13, text_anchor="end"),
             tag("rect", tag("title", f"{name}: {text}"), x=zero - (length if value < 0 else 0.0),
-                y=y + 2, width=max(length, 0.5), height=step - 6, class_=f"bar c{colour % COLOURS}"),
+                y=y + 2, width=max(length, 0.5), height=step - 6, class_=shade),
             tag("text", text, x=_WIDTH - 4, y=y + 13, text_anchor="end"),
         ]  # fmt: skip
     height = top + step * len(bars) + 4

@@ -173,7 +173,7 @@ def _said(record: Record, event: str, lives: int) -> tuple[str, bool] | tuple[st
         case "resume":
             return (f"went on, in process {lives}", False)
         case "evaluation":
-            figures = {k: v for k, v in record.items() if k not in _PLACE}
+            figures = {k: float(v) for k, v in record.items() if k not in _PLACE}
             return (f"evaluated: {in_words(figures)}",)
         case "back-off":
             return (f"the loss grew; back to the last good weights, steps x {_scale(record)}", True)
