@@ -22,7 +22,7 @@ def place(tmp_path: Path) -> Path:
         run.write_config(BOUND)
         with run.open_log() as log:
             log.write(step=0, epoch=0, samples=0, event="start")
-            run.save_setup({"Z": np.zeros((3, 2))}, {"kind": "setup"})
+            run.save_setup({"Z": np.ones((3, 2))}, {"kind": "setup"})
             for step in (1, 2):
                 log.write(step=step, epoch=0, samples=10 * step, event="train")
                 run.save(step, {"alpha": np.full(3, step)}, {"at": step})
@@ -42,7 +42,7 @@ def test_it_says_what_was_written_and_writes_nothing(place: Path) -> None:
 
 
 def test_arrays_are_not_read(place: Path) -> None:
-    chunks = [path for path in place.rglob("c/*") if path.is_file()]
+    chunks = [path for path in place.rglob("*") if "c" in path.parts and path.is_file()]
     assert len(chunks) == 3
     for path in chunks:
         path.unlink()
