@@ -19,10 +19,12 @@ Record = Mapping[str, Any]
 
 RATES = ("samples_per_s", "stall_share")
 LOSS, PEAK = "train_mse", "peak_bytes"
-_ORDER = {"metric": 0, "bandwidth": 1, "centers": 2, "noise": 3}
-"""In which a setup reports what it chose; all else comes later."""
-_LATER = 4
-_NO_CHOICE = ("start", "resume", "changed", "skipped", "back-off", "finished", "pass")
+_ORDER = {"metric": 0, "kernel": 1, "centers": 2, "noise": 3, "sample": 4, "preconditioner": 5}
+"""Of the stages of a setup; what else it reports comes later."""
+_LATER = 6
+_ONCE = ("setup", "centers", "noise", "start")
+"""What a process reports once, of a stage."""
+_NO_CHOICE = ("setup", "start", "resume", "changed", "skipped", "back-off", "finished", "pass")
 _PLACE = ("time", "step", "epoch", "samples", "event")
 
 
@@ -81,7 +83,7 @@ def history_of(records: Sequence[Record]) -> History:
     """The records of a log, oldest first."""
     found = History(lives=lives_of(records), last=records[-1] if records else None)
     for count, life in enumerate(found.lives, 1):
-        if life.records[0].get("event") in _ORDER:
+        if _stage(life.records[0])[1] in _ORDER:
             found.setup = []
         for record in life.records:
             _take(found, record, str(record.get("event", "")), count)
@@ -91,34 +93,44 @@ def history_of(records: Sequence[Record]) -> History:
 def lives_of(records: Iterable[Record]) -> list[Life]:
     """The records by the process that wrote them."""
     lives: list[list[Record]] = []
-    seen: list[str] = []
+    seen: list[tuple[str, str]] = []
     for record in records:
-        event = str(record.get("event", ""))
-        if _begins(event, seen):
+        here = _stage(record)
+        if _begins(here, seen):
             lives.append([])
             seen = []
         lives[-1].append(record)
-        seen.append(event)
+        seen.append(here)
     return [Life(life) for life in lives]
 
 
-def _begins(event: str, seen: Sequence[str]) -> bool:
+def _stage(record: Record) -> tuple[str, str]:
+    """The event, and the stage of a setup that it is of."""
+    event = str(record.get("event", ""))
+    stage = record.get("doing", event) if event == "setup" else event
+    return event, "kernel" if stage == "bandwidth" else str(stage)
+
+
+def _begins(here: tuple[str, str], seen: Sequence[tuple[str, str]]) -> bool:
     """Whether it is the first that a process says, behind those of one before it."""
+    event, stage = here
     if not seen or event == "changed":
         return True
     if event == "resume":
-        return seen[-1] != "changed"
+        return seen[-1][0] != "changed"
+    if event in _ONCE and here in seen:
+        return True
     if event == "start":
-        return not {"start", "resume"}.isdisjoint(seen)
-    here = _ORDER.get(event, _LATER)
-    return here < max(_ORDER.get(each, _LATER) for each in seen)
+        return any(each == "resume" for each, _ in seen)
+    return _ORDER.get(stage, _LATER) < max(_ORDER.get(each, _LATER) for _, each in seen)
 
 
 def _take(found: History, record: Record, event: str, lives: int) -> None:
     """One record into what it is of."""
     if event == "train":
-        for name in (LOSS, *RATES):
-            _add(found.curves, name, record)
+        _add_losses(found.curves, record)
+        for name in RATES:
+            _add(found.curves, name, record["samples"], record.get(name))
         found.peak_bytes = max(found.peak_bytes or 0, int(record.get(PEAK, 0))) or None
         return
     if event == "evaluation":
@@ -142,10 +154,19 @@ def _evaluation(record: Record) -> dict[str, Any]:
             "figures": figures}  # fmt: skip
 
 
-def _add(curves: dict[str, list[Point]], name: str, record: Record) -> None:
-    value = number(record.get(name))
-    if value is not None:
-        curves.setdefault(name, []).append((float(record["samples"]), value))
+def _add_losses(curves: dict[str, list[Point]], record: Record) -> None:
+    """Those of the windows that ended since the record before, or the last of them."""
+    losses = record.get("losses") or [record.get(LOSS)]
+    before = curves[LOSS][-1][0] if curves.get(LOSS) else 0.0
+    each = (record["samples"] - before) / len(losses)
+    for k, loss in enumerate(losses, 1):
+        _add(curves, LOSS, before + k * each, loss)
+
+
+def _add(curves: dict[str, list[Point]], name: str, samples: float, value: object) -> None:
+    known = number(value)
+    if known is not None:
+        curves.setdefault(name, []).append((float(samples), known))
 
 
 def _go_back(found: History, record: Record) -> None:

@@ -80,6 +80,25 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again() -> Non
     assert (found.lost, len(found.lives)) == (200, 2)
 
 
+def test_stages_of_a_setup_are_of_one_process_until_they_come_again() -> None:
+    stages = ("metric", "kernel", "centers", "sample", "preconditioner")
+    doing = [record(k, 0, "setup", doing=stage) for k, stage in enumerate(stages)]
+    doing.insert(1, record(0, 0, "metric", errors=[1.0]))
+    doing.insert(3, record(1, 0, "bandwidth"))
+    killed, whole = doing[:4], [*doing, record(9, 0, "block"), record(9, 0, "start")]
+    assert [len(life.records) for life in lives_of([*killed, *killed, *whole])] == [4, 4, 9]
+    assert [r["event"] for r in history_of([*killed, *whole]).setup] == [
+        "metric", "bandwidth", "block",
+    ]  # fmt: skip
+
+
+def test_losses_of_windows_are_spread_over_their_samples() -> None:
+    first = trained(1, 100) | {"losses": [4.0, 3.0]}
+    second = trained(2, 300) | {"losses": [2.0, "inf", 1.0, 0.5]}
+    found = history_of([record(0, 0, "start"), first, second])
+    assert found.curves["train_mse"] == [(50, 4), (100, 3), (150, 2), (250, 1), (300, 0.5)]
+
+
 def test_what_is_no_number_is_left_out() -> None:
     found = history_of([record(0, 0, "start"), trained(1, 10, "inf"), trained(2, 20, 1.0)])
     assert found.curves["train_mse"] == [(20, 1.0)]
