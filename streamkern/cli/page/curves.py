@@ -8,7 +8,7 @@ from streamkern.cli.page.charts import Axes, Line, line_chart
 from streamkern.cli.page.facts import Facts
 from streamkern.cli.page.history import LOSS, RATES
 from streamkern.cli.page.html import NOTHING, Html, table, tag
-from streamkern.cli.page.sections import clock, count, figure, figure_name, named, section
+from streamkern.cli.page.sections import count, figure, figure_name, moment, named, section
 
 _SAMPLES, _SQUARES = "samples trained on", "mean squared error"
 
@@ -61,7 +61,7 @@ def _evaluated(runs: Sequence[Facts], name: str) -> list[Line]:
 def _evaluations(runs: Sequence[Facts], names: Sequence[str]) -> Html:
     """The figures behind the curves, folded."""
     rows = [
-        [run.name, clock(e["time"]), count(e["step"]), count(e["samples"]),
+        [run.name, moment(e["time"]), count(e["step"]), count(e["samples"]),
          *(figure(e["figures"].get(name)) for name in names)]
         for run in runs for e in run.history.evaluations
     ]  # fmt: skip

@@ -125,8 +125,8 @@ def _begins(here: tuple[str, str], seen: Sequence[tuple[str, str]]) -> bool:
     return _ORDER.get(stage, _LATER) < max(_ORDER.get(each, _LATER) for _, each in seen)
 
 
-def _take(found: History, record: Record, event: str, lives: int) -> None:
-    """One record into what it is of."""
+def _take(found: History, record: Record, event: str, count: int) -> None:
+    """One record, of the process of this number, into what it is of."""
     if event == "train":
         _add_losses(found.curves, record)
         for name in RATES:
@@ -134,16 +134,17 @@ def _take(found: History, record: Record, event: str, lives: int) -> None:
         found.peak_bytes = max(found.peak_bytes or 0, int(record.get(PEAK, 0))) or None
         return
     if event == "evaluation":
-        kept = [e for e in found.evaluations if e["step"] < record["step"]]
-        found.evaluations = [*kept, _evaluation(record)]
+        while found.evaluations and found.evaluations[-1]["step"] >= record["step"]:
+            found.evaluations.pop()  # the newest of a step counts
+        found.evaluations.append(_evaluation(record))
     elif event in ("start", "resume"):
         found.plan = record.get("plan", found.plan)
-        if event == "start":
-            found.setup_s = record.get("setup_s")
+        if event == "start":  # of one that was only read again it is less
+            found.setup_s = max(found.setup_s or 0.0, number(record.get("setup_s")) or 0.0) or None
         _go_back(found, record)
     elif event not in _NO_CHOICE:
         found.setup.append(record)
-    said = _said(record, event, lives)
+    said = _went_on(found.lives, count, record) if event == "resume" else _said(record, event)
     if said is not None:
         found.events.append(Event(record["time"], record["samples"], *said))
 
@@ -185,14 +186,21 @@ def _go_back(found: History, record: Record) -> None:
     found.evaluations = [e for e in found.evaluations if e["samples"] <= here]
 
 
-def _said(record: Record, event: str, lives: int) -> tuple[str, bool] | tuple[str] | None:
+def _went_on(lives: Sequence[Life], count: int, record: Record) -> tuple[str]:
+    """That the process of this number began, and how long after the one before it."""
+    if count == 1:
+        return ("went on",)
+    before = lives[count - 2].records[-1]["time"]
+    pause = duration(max(seconds_between(before, record["time"]), 0.0))
+    return (f"went on, in process {count}, {pause} after the last word of process {count - 1}",)
+
+
+def _said(record: Record, event: str) -> tuple[str, bool] | tuple[str] | None:
     """An event in words, and whether it is bad news; None where it is not worth a line."""
     match event:
         case "start":
             took = record.get("setup_s")
             return (f"set up{f' in {duration(took)}' if took else ''}; the steps begin",)
-        case "resume":
-            return (f"went on, in process {lives}", False)
         case "evaluation":
             figures = {k: float(v) for k, v in record.items() if k not in _PLACE}
             return (f"evaluated: {in_words(figures)}",)

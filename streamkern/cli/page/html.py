@@ -61,7 +61,7 @@ def table(
         for j, cell in enumerate(cells):
             scope = "col" if name == "th" else "row" if j == 0 else None
             text = tag("span", UNKNOWN, class_="no") if cell is None else cell
-            text = tag("mark", text) if (i, j) in out else text
+            text = tag("mark", text) if cell is not None and (i, j) in out else text
             made.append(
                 tag("th" if scope else "td", text, class_=None if j in sides else "n", scope=scope)
             )

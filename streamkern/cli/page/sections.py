@@ -80,7 +80,7 @@ def in_short(runs: Sequence[Facts]) -> Html:
             named(run, k), run.state, run.solver, _kernel(run), count(run.n_centers),
             count(run.done["samples"]), _share(run), count(run.done["epoch"]), figure(run.loss),
             *(figure(run.figures.get(name)) for name in names), seconds(working_s(run)),
-            None if run.seen is None else clock(run.seen),
+            None if run.seen is None else moment(run.seen),
         ]
         for k, run in enumerate(runs)
     ]  # fmt: skip
@@ -110,7 +110,12 @@ def working_s(run: Facts) -> float | None:
 
 def clock(time: str) -> str:
     """A time of the log to the second."""
-    return time[:19].replace("T", "\N{NO-BREAK SPACE}")
+    return time[:19].replace("T", " ")
+
+
+def moment(time: str) -> Html:
+    """The same for a table, in one line."""
+    return tag("time", clock(time), datetime=time)
 
 
 # ----------------------------------------------------------------------------------- the plan

@@ -14,6 +14,7 @@ from streamkern.cli.page.sections import (
     clock,
     count,
     elapsed,
+    moment,
     named,
     seconds,
     section,
@@ -149,7 +150,7 @@ def _found(run: Facts) -> Html:
     if not known:
         return NOTHING
     rows = [[tag("code", name), text_of(value)] for name, value in known.items()]
-    log = [[clock(r["time"]), str(r.get("event")), facts_text(r)] for r in run.history.setup]
+    log = [[moment(r["time"]), str(r.get("event")), facts_text(r)] for r in run.history.setup]
     lines = table(["time, UTC", "event", "said"], log, left=(1, 2)) if log else NOTHING
     return tag("details", tag("summary", "Numbers of the setup"), table(["", ""], rows), lines)
 
@@ -230,7 +231,7 @@ def _in_time(run: Facts, k: int) -> Html:
         for k, (before, life) in enumerate(zip([None, *lives], lives, strict=False), 1)
     ]
     rows = [
-        [clock(e.time), elapsed(run, e.time), count(e.samples),
+        [moment(e.time), elapsed(run, e.time), count(e.samples),
          tag("span", e.what, class_="bad" if e.bad else None)]
         for e in run.history.events if not e.what.startswith("evaluated")
     ]  # fmt: skip

@@ -48,6 +48,7 @@ td.group, th.group { text-align: right; border-bottom: 0; }
 mark {
   background: var(--mark); color: inherit; padding: 1px 4px; margin: 0 -4px; border-radius: 3px;
 }
+time { white-space: nowrap; }
 .no { color: var(--base); }
 .bad { color: var(--bad); }
 .run { white-space: nowrap; color: var(--text); font-weight: 600; }

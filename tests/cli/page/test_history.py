@@ -57,6 +57,8 @@ def test_processes_are_told_apart() -> None:
     assert [life.seconds for life in found.lives] == [7, 2, 1]
     assert [life.steps_s for life in found.lives] == [3, 2, 1]
     assert found.steps_s == 6
+    said = [event.what for event in found.events]
+    assert "went on, in process 2, 1 min 0 s after the last word of process 1" in said
     bad = [event.what for event in found.events if event.bad]
     assert bad == [
         "other libraries: numpy: was 1, now 2",
