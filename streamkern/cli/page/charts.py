@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streamkern.cli.page.html import NOTHING, Html, tag
-from streamkern.cli.page.scales import Scale, fitting, linear, logarithmic, short, tick_texts
+from streamkern.cli.page.scales import Axis, fitting, linear, logarithmic, short, tick_texts
 
 COLOURS = 8
 _WIDTH, _HEIGHT = 560.0, 250.0
@@ -20,7 +20,7 @@ _MOST, _SPOTS = 400, 60
 
 
 @dataclass(frozen=True)
-class Line:
+class Curve:
     """points : (x, y), by x. colour : its number. marked : of the points that stand out, one."""
 
     name: str
@@ -42,7 +42,7 @@ class Axes:
     far: float = 0.0
 
 
-def line_chart(title: str, lines: Sequence[Line], axes: Axes, note: str = "") -> Html:
+def line_chart(title: str, lines: Sequence[Curve], axes: Axes, note: str = "") -> Html:
     """Lines with their points where those are few. Nothing where there are no points."""
     shown = [(line, _thinned(line.points)) for line in lines if line.points]
     if not shown:
@@ -58,7 +58,7 @@ def line_chart(title: str, lines: Sequence[Line], axes: Axes, note: str = "") ->
         x = _LEFT + across.share(point[0]) * (_WIDTH - _LEFT - _RIGHT)
         return x, _HEIGHT - _BOTTOM - up.share(point[1]) * (_HEIGHT - _TOP - _BOTTOM)
 
-    def told(line: Line, point: tuple[float, float]) -> str:
+    def told(line: Curve, point: tuple[float, float]) -> str:
         y = f"{point[1]:.1%}" if axes.percent else short(point[1], 4)
         return f"{line.name}: {y} at {short(point[0], 4)}"
 
@@ -82,7 +82,7 @@ def _spot(x: float, y: float, kind: str, text: str, r: float) -> Html:
     return tag("circle", tag("title", text), cx=x, cy=y, r=r, class_=kind)
 
 
-def _frame(across: Scale, up: Scale, axes: Axes) -> list[Html]:
+def _frame(across: Axis, up: Axis, axes: Axes) -> list[Html]:
     """Level lines and the numbers on both axes, and what x is."""
     bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
     drawn = []

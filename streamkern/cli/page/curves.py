@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from streamkern.cli.page.charts import Axes, Line, line_chart
+from streamkern.cli.page.charts import Axes, Curve, line_chart
 from streamkern.cli.page.facts import Facts
 from streamkern.cli.page.history import LOSS, RATES
 from streamkern.cli.page.html import NOTHING, Html, table, tag
@@ -31,11 +31,11 @@ def _charts(runs: Sequence[Facts], names: Sequence[str]) -> list[Html]:
     """All with one scale of samples."""
     far = float(max(run.done["samples"] for run in runs))
 
-    def chart(title: str, lines: list[Line], y: str, note: str = "", **how: bool) -> Html:
+    def chart(title: str, lines: list[Curve], y: str, note: str = "", **how: bool) -> Html:
         return line_chart(title, lines, Axes(_SAMPLES, y, far=far, **how), note)
 
-    def logged(name: str) -> list[Line]:
-        return [Line(run.name, run.history.curves.get(name, ()), k) for k, run in enumerate(runs)]
+    def logged(name: str) -> list[Curve]:
+        return [Curve(run.name, run.history.curves.get(name, ()), k) for k, run in enumerate(runs)]
 
     found = [chart("Training loss", logged(LOSS), _SQUARES, "of rows not learned from yet")]
     for name in names:
@@ -48,14 +48,14 @@ def _charts(runs: Sequence[Facts], names: Sequence[str]) -> list[Html]:
     return found
 
 
-def _evaluated(runs: Sequence[Facts], name: str) -> list[Line]:
+def _evaluated(runs: Sequence[Facts], name: str) -> list[Curve]:
     """A figure of each run."""
 
     def points(run: Facts) -> list[tuple[float, float]]:
         known = ((e["samples"], e["figures"].get(name)) for e in run.history.evaluations)
         return [(samples, value) for samples, value in known if value is not None]
 
-    return [Line(run.name, points(run), k) for k, run in enumerate(runs)]
+    return [Curve(run.name, points(run), k) for k, run in enumerate(runs)]
 
 
 def _evaluations(runs: Sequence[Facts], names: Sequence[str]) -> Html:

@@ -29,7 +29,7 @@ _PLACE = ("time", "step", "epoch", "samples", "event")
 
 
 @dataclass(frozen=True)
-class Event:
+class Happening:
     """Something worth a line: when, after how many samples, what, and whether it is bad news."""
 
     time: str
@@ -65,7 +65,7 @@ class History:
     curves: dict[str, list[Point]] = field(default_factory=dict)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     lives: list[Life] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
+    events: list[Happening] = field(default_factory=list)
     setup: list[Record] = field(default_factory=list)
     plan: Mapping[str, Any] = field(default_factory=dict)
     setup_s: float | None = None
@@ -146,7 +146,7 @@ def _take(found: History, record: Record, event: str, count: int) -> None:
         found.setup.append(record)
     said = _went_on(found.lives, count, record) if event == "resume" else _said(record, event)
     if said is not None:
-        found.events.append(Event(record["time"], record["samples"], *said))
+        found.events.append(Happening(record["time"], record["samples"], *said))
 
 
 def _evaluation(record: Record) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def _go_back(found: History, record: Record) -> None:
     if again:
         found.lost += again
         found.events.append(
-            Event(record["time"], here, f"{again:,} samples or more are done again", bad=True)
+            Happening(record["time"], here, f"{again:,} samples or more are done again", bad=True)
         )
     for name, points in found.curves.items():
         found.curves[name] = [point for point in points if point[0] <= here]

@@ -11,8 +11,8 @@ _LOG_FROM = 8.0
 
 
 @dataclass(frozen=True)
-class Scale:
-    """An axis from `low` to `high`, where its marks are, and in how many digits they are told."""
+class Axis:
+    """From `low` to `high`, where its marks are, and in how many digits they are told."""
 
     low: float
     high: float
@@ -27,7 +27,7 @@ class Scale:
 
 def linear(
     values: Sequence[float], *, zero: bool = False, least: float = 1e-12, marks: int = 5
-) -> Scale:
+) -> Axis:
     """From below the values to above them, at round numbers.
 
     zero : it begins there, and ends at `least` or above.
@@ -41,7 +41,7 @@ def linear(
         low, high = middle - span / 2, middle + span / 2
     step = _round_step((high - low) / marks)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return Scale(first * step, last * step, tuple(k * step for k in range(first, last + 1)))
+    return Axis(first * step, last * step, tuple(k * step for k in range(first, last + 1)))
 
 
 def _round_step(least: float) -> float:
@@ -50,7 +50,7 @@ def _round_step(least: float) -> float:
     return next(m * power for m in (1, 2, 5, 10) if m * power >= least * (1 - 1e-9))
 
 
-def logarithmic(values: Sequence[float], marks: int = 6) -> Scale:
+def logarithmic(values: Sequence[float], marks: int = 6) -> Axis:
     """Around the values, which are positive: marks at decades, and between few of those."""
     low, high = min(values), max(values)
     pad = (high / low) ** 0.04 if high > low else 1.1
@@ -66,21 +66,21 @@ def logarithmic(values: Sequence[float], marks: int = 6) -> Scale:
         if len(found) <= marks or not best:
             best = found
         if len(best) >= 3:
-            return Scale(low, high, best, log=True)
+            return Axis(low, high, best, log=True)
     if len(best) >= 2:
-        return Scale(low, high, best, log=True)
+        return Axis(low, high, best, log=True)
     even = linear([low, high])  # within a part of a decade round numbers are more even
-    return Scale(low, high, tuple(t for t in even.ticks if low <= t <= high), log=True)
+    return Axis(low, high, tuple(t for t in even.ticks if low <= t <= high), log=True)
 
 
-def fitting(values: Iterable[float]) -> Scale:
+def fitting(values: Iterable[float]) -> Axis:
     """Logarithmic where the values need it and allow it."""
     known = list(values)
     wide = min(known) > 0 and max(known) > _LOG_FROM * min(known)
     return logarithmic(known) if wide else linear(known)
 
 
-def tick_texts(scale: Scale, *, percent: bool = False) -> list[str]:
+def tick_texts(scale: Axis, *, percent: bool = False) -> list[str]:
     """The marks as short as they differ: 0, 50k, 100k; or each its own on a logarithmic axis."""
     ticks = scale.ticks
     if percent:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streamkern.basics.text import size_text
-from streamkern.cli.page.charts import COLOURS, Axes, Line, Span, bar_chart, line_chart, time_line
+from streamkern.cli.page.charts import COLOURS, Axes, Curve, Span, bar_chart, line_chart, time_line
 from streamkern.cli.page.facts import Facts
 from streamkern.cli.page.history import Life, duration, facts_text, number, seconds_between
 from streamkern.cli.page.html import NOTHING, Cell, Html, joined, table, tag
@@ -65,7 +65,7 @@ def _kernels(records: Sequence[Mapping[str, Any]]) -> Html:
         return bar_chart("Kernel", bars, note=_LEFT_OUT)
     best = min((y, x, name) for name, points in found for x, y in points)
     lines = [
-        Line(name, points, k, best[1::-1] if name == best[2] else None)
+        Curve(name, points, k, best[1::-1] if name == best[2] else None)
         for k, (name, points) in enumerate(found)
     ]
     chart = line_chart(
@@ -78,21 +78,21 @@ def _kernels(records: Sequence[Mapping[str, Any]]) -> Html:
 
 def _rounds(records: Sequence[Mapping[str, Any]]) -> Html:
     """The error of each way to learn a metric after its rounds."""
-    lines: list[Line] = []
+    lines: list[Curve] = []
     for record in records:
         errors = [number(error) for error in record.get("errors", ())]
         points = [(float(k), error) for k, error in enumerate(errors) if error is not None]
         if record.get("event") == "metric" and points:
             rows = f", {record['rows']:,} rows" if "rows" in record else ""
             name = f"{record.get('kind')}, exponent {record.get('exponent')}{rows}"
-            lines.append(Line(name, points, len(lines)))
+            lines.append(Curve(name, points, len(lines)))
     if not lines:
         return NOTHING
     chart = line_chart("Metric", lines, Axes("rounds of gradients", _LEFT_OUT))
     return tag("div", chart, _legend(lines))
 
 
-def _legend(lines: Sequence[Line]) -> Html:
+def _legend(lines: Sequence[Curve]) -> Html:
     names = (
         tag("span", tag("i", class_=f"c{line.colour % COLOURS}"), line.name, class_="run")
         for line in lines
@@ -109,7 +109,7 @@ def _noise(records: Sequence[Mapping[str, Any]], k: int) -> Html:
     best = min(points, key=lambda point: point[1])
     ridge = number(noise[-1].get("ridge"))
     return line_chart(
-        "Noise of the targets", [Line("error", points, k, best)],
+        "Noise of the targets", [Curve("error", points, k, best)],
         Axes("variance of the noise", _LEFT_OUT, log_x=True),
         "" if ridge is None else f"ridge {ridge:.3g}",
     )  # fmt: skip
@@ -126,7 +126,7 @@ def _metric(run: Facts, k: int) -> list[Html]:
     if metric["kind"] == "matrix":
         points = [(float(j), float(v)) for j, v in enumerate(metric["spectrum"], 1) if v > 0]
         charts.append(
-            line_chart("Spectrum of the metric", [Line("eigenvalue", points, k)],
+            line_chart("Spectrum of the metric", [Curve("eigenvalue", points, k)],
                 Axes("number", "share of the trace"), f"{metric['directions']:,} directions")
         )  # fmt: skip
         charts += [

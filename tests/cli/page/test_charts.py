@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
-from streamkern.cli.page.charts import Axes, Line, Span, bar_chart, line_chart, time_line
+from streamkern.cli.page.charts import Axes, Curve, Span, bar_chart, line_chart, time_line
 from streamkern.cli.page.html import NOTHING
 
 HOSTILE = '<b onload="x">&'
@@ -32,7 +32,7 @@ def ticks(root: ET.Element) -> dict[str, tuple[float, float]]:
 
 def test_points_are_between_the_numbers_that_they_are_between() -> None:
     points = [(0.0, 0.0), (50.0, 5.0), (100.0, 10.0)]
-    root = ET.fromstring(line_chart("t", [Line("a", points)], Axes("steps", "loss", zero=True)))
+    root = ET.fromstring(line_chart("t", [Curve("a", points)], Axes("steps", "loss", zero=True)))
     x, y = coordinates(root).T
     at = ticks(root)
     assert x[2] == pytest.approx(at["100"][0], abs=0.1)
@@ -45,13 +45,13 @@ def test_points_are_between_the_numbers_that_they_are_between() -> None:
 
 def test_decades_are_as_far_apart() -> None:
     points = [(float(k), 10.0**-k) for k in range(4)]
-    y = coordinates(ET.fromstring(line_chart("t", [Line("a", points)], Axes("x", "y"))))[:, 1]
+    y = coordinates(ET.fromstring(line_chart("t", [Curve("a", points)], Axes("x", "y"))))[:, 1]
     np.testing.assert_allclose(np.diff(y), np.diff(y).mean(), atol=0.11)
 
 
 def test_a_long_line_is_thinned_to_the_means_of_neighbours() -> None:
     x = np.arange(100_000.0)
-    chart = line_chart("t", [Line("a", list(zip(x, 5 + 0 * x, strict=True)))], Axes("x", "y"))
+    chart = line_chart("t", [Curve("a", list(zip(x, 5 + 0 * x, strict=True)))], Axes("x", "y"))
     assert len(chart) < 40_000
     y = coordinates(ET.fromstring(chart))[:, 1]
     assert 200 <= len(y) <= 400
@@ -59,7 +59,7 @@ def test_a_long_line_is_thinned_to_the_means_of_neighbours() -> None:
 
 
 def test_names_are_text_and_nothing_is_drawn_of_nothing() -> None:
-    lines = [Line(HOSTILE, [(0.0, 1.0), (1.0, 2.0)], colour=9, marked=(1.0, 2.0)), Line("b", [])]
+    lines = [Curve(HOSTILE, [(0.0, 1.0), (1.0, 2.0)], colour=9, marked=(1.0, 2.0)), Curve("b", [])]
     for drawn in (
         line_chart(HOSTILE, lines, Axes(HOSTILE, HOSTILE), HOSTILE),
         bar_chart(HOSTILE, [(HOSTILE, 1.0), ("b", -2.0)]),
@@ -68,7 +68,7 @@ def test_names_are_text_and_nothing_is_drawn_of_nothing() -> None:
         root = ET.fromstring(drawn)
         assert not list(root.iter("b"))
         assert HOSTILE in "".join(root.itertext()) or HOSTILE in str(root.attrib)
-    assert line_chart("t", [Line("a", [])], Axes("x", "y")) == NOTHING
+    assert line_chart("t", [Curve("a", [])], Axes("x", "y")) == NOTHING
     assert bar_chart("t", []) == NOTHING
 
 

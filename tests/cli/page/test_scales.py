@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamkern.cli.page.scales import Scale, fitting, linear, logarithmic, short, tick_texts
+from streamkern.cli.page.scales import Axis, fitting, linear, logarithmic, short, tick_texts
 
 NUMBERS = st.floats(1e-9, 1e12) | st.floats(-1e12, -1e-9) | st.just(0.0)
 
@@ -42,7 +42,7 @@ def test_an_axis_is_logarithmic_where_its_values_need_it() -> None:
 
 
 def test_the_ends_of_an_axis_are_0_and_1() -> None:
-    assert (linear([0, 10]).share(5), Scale(1, 100, (), log=True).share(10)) == (0.5, 0.5)
+    assert (linear([0, 10]).share(5), Axis(1, 100, (), log=True).share(10)) == (0.5, 0.5)
 
 
 def test_a_level_line_is_not_blown_up() -> None:
@@ -62,7 +62,7 @@ def test_a_level_line_is_not_blown_up() -> None:
     ],
 )
 def test_numbers_of_an_axis_are_short(ticks: tuple[float, ...], texts: list[str]) -> None:
-    assert tick_texts(Scale(ticks[0], ticks[-1], ticks)) == texts
+    assert tick_texts(Axis(ticks[0], ticks[-1], ticks)) == texts
 
 
 @given(st.floats(1e-12, 1e14))
