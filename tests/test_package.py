@@ -33,6 +33,7 @@ ROOMS = [
     ["config"],
     ["train"],
     ["tuning", "estimator"],
+    ["cli.page"],
     ["cli"],
     ["__main__"],
 ]

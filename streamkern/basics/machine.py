@@ -36,6 +36,31 @@ def available_memory() -> int:
     return int(max(min(free, _limited()), 0))
 
 
+class TakenMemory:
+    """Memory that this process takes from now on; on Linux, elsewhere it is not known."""
+
+    def __init__(self) -> None:
+        self._before = _resident()
+
+    def peak(self) -> int | None:
+        """Most bytes that were held at once beyond those held at first; None where that is not
+        known, as where this process had held more before."""
+        now, before = _resident(), self._before
+        if now is None or before is None or now[1] <= before[1]:
+            return None
+        return now[1] - before[0]
+
+
+def _resident() -> tuple[int, int] | None:
+    """Bytes of memory this process holds, and the most it ever did."""
+    try:
+        with open("/proc/self/status") as lines:
+            fields = {line.partition(":")[0]: line.split()[1:2] for line in lines}
+        return int(fields["VmRSS"][0]) * 1024, int(fields["VmHWM"][0]) * 1024
+    except (OSError, LookupError, ValueError):
+        return None
+
+
 def is_alive(pid: int) -> bool:
     """Whether there is a process of that number here. Not on Windows: there, signal 0 is Ctrl-C."""
     try:

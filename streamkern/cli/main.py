@@ -32,13 +32,15 @@ if TYPE_CHECKING:  # each command is loaded when it is given: all of them take a
     from streamkern.cli.info import info as info
     from streamkern.cli.model import evaluate as evaluate
     from streamkern.cli.model import predict as predict
+    from streamkern.cli.report import report as report
+    from streamkern.cli.run_table import runs as runs
     from streamkern.cli.runs import plan as plan
     from streamkern.cli.runs import train as train
     from streamkern.cli.tune import tune as tune
 
 _HOME = homes(__spec__)
 DEBUG = "--debug"
-ANSWERS = ("plan", "info", "evaluate")  # what they print is all that they make
+ANSWERS = ("plan", "info", "runs", "evaluate")  # what they print is all that they make
 COMMANDS = {  # in the order of their list, and what it says of them
     "ingest": "Make a store from files of raw data.",
     "augment": "Write augmented copies of the rows of stores to a new one.",
@@ -48,6 +50,8 @@ COMMANDS = {  # in the order of their list, and what it says of them
     "evaluate": "Evaluate a trained model on stores or files.",
     "predict": "Write what a model predicts for every row.",
     "info": "Describe a store, finished or not, or the state of a run.",
+    "runs": "List the runs in a folder.",
+    "report": "Write runs to a page: curves, plan and measured, settings, time line.",
     "bench-read": "Measure what the storage of a store can deliver.",
 }
 STYLE: dict[str, Any] = {

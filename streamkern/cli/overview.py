@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -15,8 +14,8 @@ from streamkern.kernels.notation import bandwidths, kernel_text
 from streamkern.store.describe import describe_store
 from streamkern.stream.sources.stores import stores_of
 from streamkern.train.choose_kernel import LOWEST, ROWS, kernels_of, widest_of
-from streamkern.train.choose_metric import metric_flops
 from streamkern.train.opened import Run
+from streamkern.train.planned import planned_batches, planned_flops
 
 _WORDS = {
     "kernel": "centers",
@@ -28,13 +27,7 @@ _WORDS = {
 def plan_overview(run: Run) -> dict[str, Any]:
     """What a run will take: sizes, memory by phase, FLOPs, batches, and how its data is stored."""
     problem, sizes, model = run.problem, run.sizes, run.config.model
-    batches = math.ceil(problem.n_rows / sizes.batch_size)
-    setup, training = run.method.flops(problem, sizes)
-    spent = {"setup": setup, "training": training}
-    if problem.selection is not None:
-        spent = {"centers": problem.selection.flops, **spent}
-    if problem.learns_metric:
-        spent = {"metric": metric_flops(run), **spent}
+    per_epoch, batches = planned_batches(run)
     return {
         "problem": {
             "rows_per_epoch": problem.n_rows,
@@ -52,8 +45,8 @@ def plan_overview(run: Run) -> dict[str, Any]:
         "solver": {"name": sizes.solver, "reason": run.reason},
         "sizes": _chosen(run),
         "sizes_reason": run.sizes_reason,
-        "batches_per_epoch": batches,
-        "batches": batches * run.method.passes(problem),
+        "batches_per_epoch": per_epoch,
+        "batches": batches,
         "until_converged": run.method.same_rows,
         "device": run.backend.name,
         "precision": run.precision,
@@ -69,7 +62,7 @@ def plan_overview(run: Run) -> dict[str, Any]:
                 if phase == wanted
             ],
         },
-        "flops": spent,
+        "flops": planned_flops(run),
         "stores": [describe_store(store) for store in stores_of(run.data.source)],
     }
 

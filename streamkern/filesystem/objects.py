@@ -199,6 +199,10 @@ class Objects:
         """Keys below the folder `prefix`, at any depth, with their bytes, in order."""
         return self._wait(lambda: self.list_async(prefix))
 
+    def children(self, prefix: str = "") -> Names:
+        """Names right below the folder `prefix`, of objects and of folders, in order."""
+        return self._wait(lambda: self.children_async(prefix))
+
     def stat(self, key: str) -> tuple[int, str]:
         """Bytes of an object, and its ETag or time, which tells it from a later version."""
         return self._wait(lambda: self.stat_async(key))

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from streamkern.basics.machine import TakenMemory
 from streamkern.basics.progress import Line
 from streamkern.basics.text import time_text
 from streamkern.rundir.run_log import RunLog
@@ -26,15 +27,18 @@ class Live:
     """Of one process that works on a run. `position` is kept up to date by the steps.
 
     losses : of the windows that ended in this process, in squares of the user's targets; the first
-    of them is number `first` of the run.
+    of them is number `first` of the run. on_host : its memory is this machine's, not a device's.
     """
 
-    def __init__(self, line: Line, log: RunLog, position: Position) -> None:
+    def __init__(
+        self, line: Line, log: RunLog, position: Position, *, on_host: bool = True
+    ) -> None:
         self.line, self._log, self.position = line, log, position
         self.losses: list[float] = []
         self.first = self._logged = 0
         self._logged_at = time.monotonic()
         self.doing = "getting ready"
+        self._taken = TakenMemory() if on_host else None
         self._begun = self._blocks_begun = time.monotonic()
 
     def report(self, event: str, fields: dict[str, Any]) -> None:
@@ -108,6 +112,9 @@ class Live:
         """An event "train": where the steps are, and the windows that have ended since the last."""
         flow, new = self._meter.flow(self.position.samples), self.losses[self._logged :]
         fields: dict[str, Any] = {"left_s": self._left(flow.samples_per_s), **flow.fields()}
+        peak = None if self._taken is None else self._taken.peak()
+        if peak is not None:
+            fields["peak_bytes"] = peak
         if new:
             first = self.first + self._logged
             fields = {"train_mse": new[-1], "window": first, "losses": new, **fields}

@@ -41,6 +41,7 @@ from streamkern.train.evaluations import Evaluations
 from streamkern.train.live import Live
 from streamkern.train.logged import losses_in
 from streamkern.train.opened import Run
+from streamkern.train.planned import planned
 from streamkern.train.same_run import changed_backend, changed_versions, check_order
 from streamkern.train.setup import Assembled, reassemble, start
 from streamkern.train.steps import Position, Result, Steps
@@ -67,10 +68,10 @@ class Trainer:
         self.checkpoints = Checkpoints(self.settings, directory, stack)
         self.position = Position()
         line = stack.enter_context(Line(asked=progress))
-        self.live = Live(line, self.log, self.position)
+        self.live = Live(line, self.log, self.position, on_host=run.backend.name == "cpu")
         # No method of this object, which would hold itself and all of the memory.
         self._report = self.live.report
-        self.loop_s = 0.0
+        self.began, self.loop_s = time.perf_counter(), 0.0
         self.ended: str | None = None
         self.skipped: tuple[str, ...] = ()
 
@@ -122,6 +123,7 @@ class Trainer:
         return {
             "epochs": data.passes, "of_samples": total,
             "train": list(data.train_urls), "test": data.test,
+            "setup_s": time.perf_counter() - self.began, "plan": planned(self.run),
         }  # fmt: skip
 
     def _resume(self, warm: WarmStart | None, ahead: dict[str, Any]) -> dict[str, Any] | None:

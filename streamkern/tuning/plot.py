@@ -1,65 +1,109 @@
-"""The picture of a search: error against bandwidth, a line for each kernel and ridge."""
+"""The picture of a search: error against bandwidth; a colour is a kernel, a dash a ridge."""
 
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streamkern.basics.optional import need
 from streamkern.kernels.notation import kernel_text
 
+_DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1, 1.5)))
+_MARKERS = "osD^v<>P"
+_APART = 0.006
+"""Of the width, between the lines, where error bars of one bandwidth would hide each other."""
+
 
 def scores_png(table: Sequence[Mapping[str, Any]], best: Mapping[str, Any]) -> bytes:
-    """The rows of `Tuned.table` as a PNG; MissingDependencyError without Matplotlib.
+    """The rows of `Tuned.table` as a PNG; MissingDependencyError without Matplotlib."""
+    picture = io.BytesIO()
+    scores_figure(table, best).savefig(picture, format="png", dpi=160)
+    return picture.getvalue()
+
+
+def scores_figure(table: Sequence[Mapping[str, Any]], best: Mapping[str, Any]) -> Any:
+    """The same as a figure of Matplotlib's.
 
     Bars are standard errors over the splits. Kernels without a bandwidth are level lines. What
     diverged is left out.
     """
     figure = need("matplotlib.figure", "the plot", "report").Figure(
-        figsize=(7.2, 4.6), layout="constrained"
+        figsize=(8.4, 4.8), layout="constrained"
     )
     axes = figure.add_subplot()
-    for kernel, ridge in dict.fromkeys((kernel_text(row["kernel"]), row["ridge"]) for row in table):
+    widths = [row["bandwidth"] for row in table if row["bandwidth"] is not None]
+    lines = list(dict.fromkeys((kernel_text(row["kernel"]), row["ridge"]) for row in table))
+    kernels, ridges = (sorted({line[j] for line in lines}) for j in (0, 1))
+    span = math.log(max(widths) / min(widths)) if widths else 0.0
+    of_best = 1.0
+    for k, (kernel, ridge) in enumerate(lines):
         rows = [r for r in table if (kernel_text(r["kernel"]), r["ridge"]) == (kernel, ridge)]
-        _draw(
-            axes, [r for r in rows if r["held_out_mse"] is not None], f"{kernel}, ridge {ridge:g}"
-        )
-    if best["bandwidth"] is not None:
-        axes.plot(
-            best["bandwidth"], best["held_out_mse"], "o", ms=12, mfc="none", mec="0.15", mew=1.4,
-            zorder=5, label=f"best: {best['bandwidth']:.4g}",
-        )  # fmt: skip
-        axes.set_xscale("log")
-    axes.set(xlabel="bandwidth", ylabel="mean squared error, rows held out", yscale="log")
+        style = {
+            "color": f"C{kernels.index(kernel) % 10}",
+            "ls": _DASHES[ridges.index(ridge) % len(_DASHES)],
+            "marker": _MARKERS[ridges.index(ridge) % len(_MARKERS)],
+            "label": f"{kernel}, ridge {ridge:g}",
+        }
+        shift = math.exp(_APART * span * (k - (len(lines) - 1) / 2)) if "se" in table[0] else 1.0
+        _draw(axes, [r for r in rows if r["held_out_mse"] is not None], style, shift)
+        if (kernel, ridge) == (kernel_text(best["kernel"]), best["ridge"]):
+            of_best = shift
+    _mark(axes, best, of_best)
+    axes.set_yscale("log")
     _label(axes.yaxis)
-    if best["bandwidth"] is not None:
+    if widths:
+        axes.set_xscale("log")
         _label(axes.xaxis)
-    axes.grid(which="major", color="0.9")
+    else:
+        axes.set_xticks([])
+    axes.set_xlabel("bandwidth" if widths else "no kernel that was tried has a bandwidth")
+    axes.set_ylabel("mean squared error of rows held out")
+    axes.grid(which="major", color="0.92")
+    axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=9)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=160)
-    return picture.getvalue()
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8.5, handlelength=3)
+    return figure
 
 
-def _draw(axes: Any, rows: Sequence[Mapping[str, Any]], label: str) -> None:
+def _draw(
+    axes: Any, rows: Sequence[Mapping[str, Any]], style: Mapping[str, Any], shift: float
+) -> None:
+    """A line, moved by the factor `shift`."""
     if not rows:
         return
     if rows[0]["bandwidth"] is None:
-        axes.axhline(rows[0]["held_out_mse"], lw=1, ls="--", color="0.5", label=label)
+        level = {name: value for name, value in style.items() if name != "marker"}
+        axes.axhline(rows[0]["held_out_mse"], lw=1.3, **level)
         return
     rows = sorted(rows, key=lambda row: float(row["bandwidth"]))
-    widths, errors = ([row[key] for row in rows] for key in ("bandwidth", "held_out_mse"))
-    bars = [row["se"] for row in rows] if "se" in rows[0] else None
-    axes.errorbar(widths, errors, bars, marker="o", ms=4, lw=1.4, capsize=2, label=label)
+    widths = [shift * row["bandwidth"] for row in rows]
+    errors = [row["held_out_mse"] for row in rows]
+    axes.plot(widths, errors, ms=4, lw=1.4, **style)
+    if "se" in rows[0]:
+        bars = [row["se"] for row in rows]
+        axes.errorbar(widths, errors, bars, fmt="none", ecolor=style["color"], elinewidth=0.8,
+            capsize=0, alpha=0.55)  # fmt: skip
+
+
+def _mark(axes: Any, best: Mapping[str, Any], shift: float) -> None:
+    """A ring around the best, whose settings are the title."""
+    width, error = best["bandwidth"], best["held_out_mse"]
+    told = "" if width is None else f", bandwidth {width:.4g}"
+    title = f"Best: {kernel_text(best['kernel'])}{told}, ridge {best['ridge']:g}; error {error:.4g}"
+    axes.set_title(title, loc="left", fontsize=11)
+    if width is not None:
+        axes.plot(shift * width, error, "o", ms=13, mfc="none", mec="0.1", mew=1.6, zorder=5,
+            label="the best")  # fmt: skip
 
 
 def _label(axis: Any) -> None:
-    """Plain numbers on a logarithmic axis; between the powers of ten where those are few."""
+    """Plain numbers at the decades of a logarithmic axis, and between them where those are few."""
     ticker = need("matplotlib.ticker", "the plot", "report")
-    plain = ticker.FuncFormatter(lambda value, _: f"{value:.4g}")
     low, high = axis.get_view_interval()
-    axis.set_major_formatter(plain)
-    axis.set_minor_formatter(plain if high < 40 * low else ticker.NullFormatter())
-    axis.set_tick_params(which="minor", labelsize=7)
+    ratio = high / low
+    subs = (1, 1.5, 2, 3, 4, 6, 8) if ratio < 12 else (1, 2, 5) if ratio < 300 else (1,)
+    axis.set_major_locator(ticker.LogLocator(subs=subs))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:.4g}"))
+    axis.set_minor_formatter(ticker.NullFormatter())

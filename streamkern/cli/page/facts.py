@@ -1,0 +1,166 @@
+"""What is shown of a run: all that its directory says, cleaned, and what follows from it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+from typing import Any
+
+from streamkern.basics.text import redact
+from streamkern.cli.page.history import LOSS, History, history_of, number
+from streamkern.rundir.glance import Glance, glance
+from streamkern.rundir.sealed import as_saved
+
+Hide = Callable[[str], str]
+"""Takes known secrets out of a text."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A run. name : the last part of its place, or as much as tells it from others. state :
+    "finished", "running" or "stopped". setup : what was kept beside its arrays. kept_centers : of
+    those. steps : that have a checkpoint. done : samples, steps and epochs. figures : the newest.
+    started, seen : times."""
+
+    name: str
+    place: str
+    state: str
+    writer: str | None
+    identity: Mapping[str, Any]
+    sizes: Mapping[str, Any]
+    versions: Mapping[str, Any]
+    setup: Mapping[str, Any]
+    kept_centers: int | None
+    steps: Sequence[int]
+    history: History
+    done: Mapping[str, int]
+    figures: Mapping[str, float | None]
+    started: str | None
+    seen: str | None
+    notes: tuple[str, ...]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """By section and name."""
+        tables: Mapping[str, Any] = self.identity.get("settings", {})
+        return {f"{s}.{k}": v for s, table in tables.items() for k, v in table.items()}
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        """How the training data describes itself."""
+        found: Mapping[str, Any] = self.identity.get("data", {})
+        return found
+
+    @property
+    def solver(self) -> str | None:
+        """The method, where it is known by now."""
+        sizes = self.sizes or self.setup.get("sizes", {})
+        return sizes.get("solver")
+
+    @property
+    def n_centers(self) -> int | None:
+        """As they were chosen, or as they will be where that is known."""
+        chosen = [r["centers"] for r in self.history.setup if r.get("event") == "centers"]
+        given = self.settings.get("model.n_centers")
+        asked = given if isinstance(given, int) else None
+        return self.kept_centers or (chosen[-1] if chosen else asked)
+
+    @property
+    def planned_samples(self) -> int | None:
+        """All that the run was to take; None where that is not known."""
+        if "samples" in self.history.plan:
+            return int(self.history.plan["samples"])
+        epochs, rows = self.settings.get("data.epochs"), self.data.get("n_rows")
+        return epochs * rows if isinstance(epochs, int) and isinstance(rows, int) else None
+
+    @property
+    def loss(self) -> float | None:
+        """The last training loss."""
+        curve = self.history.curves.get(LOSS)
+        return curve[-1][1] if curve else None
+
+
+def read_facts(
+    place: str | os.PathLike[str],
+    storage_options: Mapping[str, Any] | None = None,
+    hide: Hide = lambda text: text,
+) -> Facts:
+    """A run as it is now. RunError where there is none, StorageError where it can not be told."""
+    seen = glance(place, storage_options)
+    with as_saved(seen.place):
+        return _facts(_clean(seen, hide))
+
+
+def _clean(seen: Glance, hide: Hide) -> Glance:
+    """Without secrets, in whatever is text."""
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, str):
+            return hide(redact(value))
+        if isinstance(value, Mapping):
+            return {hide(redact(str(key))): clean(each) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(map(clean, value))
+        return value
+
+    manifests = [
+        m and {name: m[name] for name in ("meta", "saved", "arrays")}
+        for m in (seen.setup, seen.saved)
+    ]
+    return replace(
+        seen, place=clean(seen.place), bound=clean(seen.bound), setup=clean(manifests[0]),
+        saved=clean(manifests[1]), records=clean(seen.records), writer=clean(seen.writer),
+        notes=clean(seen.notes),
+    )  # fmt: skip
+
+
+def _facts(seen: Glance) -> Facts:
+    saved, history = seen.saved or {}, history_of(seen.records)
+    setup: Mapping[str, Any] = (seen.setup or {}).get("meta", {})
+    kept = saved.get("meta", {})
+    place = kept.get("position", {})
+    finished = bool(place.get("done"))
+    at = place if finished or history.last is None else history.last
+    times = [m["saved"] for m in (seen.setup, seen.saved) if m]
+    times += [record["time"] for record in (*seen.records[:1], *seen.records[-1:])]
+    return Facts(
+        name=PurePosixPath(seen.place.rstrip("/")).name or seen.place,
+        place=seen.place,
+        state="running" if seen.writer else "finished" if finished else "stopped",
+        writer=seen.writer,
+        identity=seen.bound.get("identity", {}),
+        sizes=seen.bound.get("sizes", {}),
+        versions=seen.bound.get("versions", {}),
+        setup=setup,
+        kept_centers=seen.setup["arrays"]["Z"][0][0] if seen.setup else None,
+        steps=seen.steps,
+        history=history,
+        done={key: int(at.get(key, 0)) for key in ("samples", "step", "epoch")},
+        figures=_figures(kept.get("metrics") or {}, history),
+        started=min(times, default=None),
+        seen=max(times, default=None),
+        notes=seen.notes,
+    )
+
+
+def _figures(kept: Mapping[str, Any], history: History) -> Mapping[str, float | None]:
+    """The newest that are known of data that is not trained on."""
+    if history.evaluations:
+        newest: Mapping[str, float | None] = history.evaluations[-1]["figures"]
+        return newest
+    return {name: number(value) for name, value in kept.items()}
+
+
+def told_apart(runs: Sequence[Facts]) -> list[Facts]:
+    """The same with names that differ: by more of their places where the last part does not."""
+    names = [run.name for run in runs]
+    parts = [PurePosixPath(run.place).parts for run in runs]
+    for length in range(2, max(map(len, parts), default=0) + 1):
+        twice = {name for name in names if names.count(name) > 1}
+        names = [
+            "/".join(part[-length:]) if name in twice else name
+            for name, part in zip(names, parts, strict=True)
+        ]
+    return [replace(run, name=name) for run, name in zip(runs, names, strict=True)]

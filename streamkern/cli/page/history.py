@@ -1,0 +1,256 @@
+"""What happened in a run, from the records of its log: curves over samples, and lives in time.
+
+A run that was killed goes on from its last checkpoint. What the log holds of the steps behind that
+one was done again: it is no part of a curve, and how much it was is said where the run went on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from streamkern.predict.figures import in_words
+
+Point = tuple[float, float]
+Record = Mapping[str, Any]
+
+RATES = ("samples_per_s", "stall_share")
+LOSS, PEAK = "train_mse", "peak_bytes"
+_ORDER = {"metric": 0, "kernel": 1, "centers": 2, "noise": 3, "sample": 4, "preconditioner": 5}
+"""Of the stages of a setup; what else it reports comes later."""
+_LATER = 6
+_ONCE = ("setup", "centers", "noise", "start")
+"""What a process reports once, of a stage."""
+_NO_CHOICE = ("setup", "start", "resume", "changed", "skipped", "back-off", "finished", "pass")
+_PLACE = ("time", "step", "epoch", "samples", "event")
+
+
+@dataclass(frozen=True)
+class Happening:
+    """Something worth a line: when, after how many samples, what, and whether it is bad news."""
+
+    time: str
+    samples: int
+    what: str
+    bad: bool = False
+
+
+@dataclass(frozen=True)
+class Life:
+    """What a process that worked on the run logged."""
+
+    records: Sequence[Record]
+
+    @property
+    def seconds(self) -> float:
+        """As far as the log goes."""
+        return seconds_between(self.records[0]["time"], self.records[-1]["time"])
+
+    @property
+    def steps_s(self) -> float | None:
+        """Of those the seconds behind its setup; None where it did not get there."""
+        begun = [r["time"] for r in self.records if r.get("event") in ("start", "resume")]
+        return seconds_between(begun[0], self.records[-1]["time"]) if begun else None
+
+
+@dataclass
+class History:
+    """curves : (samples, value) by the name of the figure, in order. evaluations : figures by
+    name, with time, step and samples. setup : records of the last setup. plan : of the last
+    process that said it. lost : samples that were done again."""
+
+    curves: dict[str, list[Point]] = field(default_factory=dict)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    lives: list[Life] = field(default_factory=list)
+    events: list[Happening] = field(default_factory=list)
+    setup: list[Record] = field(default_factory=list)
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    setup_s: float | None = None
+    peak_bytes: int | None = None
+    lost: int = 0
+    last: Record | None = None
+
+    @property
+    def steps_s(self) -> float | None:
+        """Seconds of steps and evaluations, in all processes, as far as the log goes."""
+        return sum(life.steps_s or 0.0 for life in self.lives) or None
+
+
+def history_of(records: Sequence[Record]) -> History:
+    """The records of a log, oldest first."""
+    found = History(lives=lives_of(records), last=records[-1] if records else None)
+    for count, life in enumerate(found.lives, 1):
+        if _stage(life.records[0])[1] in _ORDER:
+            found.setup = []
+        for record in life.records:
+            _take(found, record, str(record.get("event", "")), count)
+    return found
+
+
+def lives_of(records: Iterable[Record]) -> list[Life]:
+    """The records by the process that wrote them."""
+    lives: list[list[Record]] = []
+    seen: list[tuple[str, str]] = []
+    for record in records:
+        here = _stage(record)
+        if _begins(here, seen):
+            lives.append([])
+            seen = []
+        lives[-1].append(record)
+        seen.append(here)
+    return [Life(life) for life in lives]
+
+
+def _stage(record: Record) -> tuple[str, str]:
+    """The event, and the stage of a setup that it is of."""
+    event = str(record.get("event", ""))
+    stage = record.get("doing", event) if event == "setup" else event
+    return event, "kernel" if stage == "bandwidth" else str(stage)
+
+
+def _begins(here: tuple[str, str], seen: Sequence[tuple[str, str]]) -> bool:
+    """Whether it is the first that a process says, behind those of one before it."""
+    event, stage = here
+    if not seen or event == "changed":
+        return True
+    if event == "resume":
+        return seen[-1][0] != "changed"
+    if event in _ONCE and here in seen:
+        return True
+    if event == "start":
+        return any(each == "resume" for each, _ in seen)
+    return _ORDER.get(stage, _LATER) < max(_ORDER.get(each, _LATER) for _, each in seen)
+
+
+def _take(found: History, record: Record, event: str, count: int) -> None:
+    """One record, of the process of this number, into what it is of."""
+    if event == "train":
+        _add_losses(found.curves, record)
+        for name in RATES:
+            _add(found.curves, name, record["samples"], record.get(name))
+        found.peak_bytes = max(found.peak_bytes or 0, int(record.get(PEAK, 0))) or None
+        return
+    if event == "evaluation":
+        while found.evaluations and found.evaluations[-1]["step"] >= record["step"]:
+            found.evaluations.pop()  # the newest of a step counts
+        found.evaluations.append(_evaluation(record))
+    elif event in ("start", "resume"):
+        found.plan = record.get("plan", found.plan)
+        if event == "start":  # of one that was only read again it is less
+            found.setup_s = max(found.setup_s or 0.0, number(record.get("setup_s")) or 0.0) or None
+        _go_back(found, record)
+    elif event not in _NO_CHOICE:
+        found.setup.append(record)
+    said = _went_on(found.lives, count, record) if event == "resume" else _said(record, event)
+    if said is not None:
+        found.events.append(Happening(record["time"], record["samples"], *said))
+
+
+def _evaluation(record: Record) -> dict[str, Any]:
+    figures = {name: number(value) for name, value in record.items() if name not in _PLACE}
+    return {"time": record["time"], "step": record["step"], "samples": record["samples"],
+            "figures": figures}  # fmt: skip
+
+
+def _add_losses(curves: dict[str, list[Point]], record: Record) -> None:
+    """Those of the windows that ended since the record before, or the last of them."""
+    losses = record.get("losses") or [record.get(LOSS)]
+    before = curves[LOSS][-1][0] if curves.get(LOSS) else 0.0
+    each = (record["samples"] - before) / len(losses)
+    for k, loss in enumerate(losses, 1):
+        _add(curves, LOSS, before + k * each, loss)
+
+
+def _add(curves: dict[str, list[Point]], name: str, samples: float, value: object) -> None:
+    known = number(value)
+    if known is not None:
+        curves.setdefault(name, []).append((float(samples), known))
+
+
+def _go_back(found: History, record: Record) -> None:
+    """Forget what lies behind the place where a process goes on."""
+    here = record["samples"]
+    done = [points[-1][0] for points in found.curves.values() if points]
+    done += [float(e["samples"]) for e in found.evaluations]
+    again = int(max([here, *done])) - here
+    if again:
+        found.lost += again
+        found.events.append(
+            Happening(record["time"], here, f"{again:,} samples or more are done again", bad=True)
+        )
+    for name, points in found.curves.items():
+        found.curves[name] = [point for point in points if point[0] <= here]
+    found.evaluations = [e for e in found.evaluations if e["samples"] <= here]
+
+
+def _went_on(lives: Sequence[Life], count: int, record: Record) -> tuple[str]:
+    """That the process of this number began, and how long after the one before it."""
+    if count == 1:
+        return ("went on",)
+    before = lives[count - 2].records[-1]["time"]
+    pause = duration(max(seconds_between(before, record["time"]), 0.0))
+    return (f"went on, in process {count}, {pause} after the last word of process {count - 1}",)
+
+
+def _said(record: Record, event: str) -> tuple[str, bool] | tuple[str] | None:
+    """An event in words, and whether it is bad news; None where it is not worth a line."""
+    match event:
+        case "start":
+            took = record.get("setup_s")
+            return (f"set up{f' in {duration(took)}' if took else ''}; the steps begin",)
+        case "evaluation":
+            figures = {k: float(v) for k, v in record.items() if k not in _PLACE}
+            return (f"evaluated: {in_words(figures)}",)
+        case "back-off":
+            return (f"the loss grew; back to the last good weights, steps x {_scale(record)}", True)
+        case "skipped":
+            return ("; ".join(map(str, record.get("what", ()))), True)
+        case "changed":
+            return (f"other libraries: {'; '.join(map(str, record.get('what', ())))}", True)
+        case "finished":
+            return (f"ended before its last epoch: {record.get('why', '')}",)
+        case "pass":
+            return (f"pass: {facts_text(record)}", "note" in record)
+        case "centers":
+            return (f"chose {record.get('centers', 0):,} centers: {record.get('method', '')}",)
+    return None
+
+
+def _scale(record: Record) -> str:
+    scale = number(record.get("scale"))
+    return "?" if scale is None else f"{scale:.3g}"
+
+
+def facts_text(record: Record) -> str:
+    """What a record says beside its place, a name and a value each."""
+    shown = {k: v for k, v in record.items() if k not in _PLACE and not isinstance(v, list | dict)}
+    return ", ".join(
+        f"{name.replace('_', ' ')} {f'{value:.4g}' if isinstance(value, float) else value}"
+        for name, value in shown.items()
+    )
+
+
+def number(value: object) -> float | None:
+    """A finite number of the log, which holds others as text; None for those."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def seconds_between(began: str, ended: str) -> float:
+    """Of two times as the log has them."""
+    return (datetime.fromisoformat(ended) - datetime.fromisoformat(began)).total_seconds()
+
+
+def duration(seconds: float) -> str:
+    """Seconds as "0.4 s", "2 min 5 s" or "3 h 20 min"."""
+    if seconds < 60:
+        return f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"

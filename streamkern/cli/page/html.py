@@ -1,0 +1,74 @@
+"""HTML that is put together from parts: what is no part of ours is escaped, always."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+
+_VOID = frozenset({"meta", "link", "br"})
+
+
+class Html(str):
+    """Text that is markup already. Only `tag` and `joined` make it, and what is fixed here."""
+
+    __slots__ = ()
+
+
+NOTHING = Html("")
+UNKNOWN = "\N{EN DASH}"
+
+
+def tag(name: str, /, *children: str, **attributes: object) -> Html:
+    """The element with children, of which plain text is escaped, and attributes.
+
+    `class_` is class, and `stroke_width` stroke-width; an attribute that is None is left out.
+    """
+    written = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{html.escape(_number(value))}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    if name in _VOID:
+        return Html(f"<{name}{written}>")
+    return Html(f"<{name}{written}>{joined(children)}</{name}>")
+
+
+def joined(children: Iterable[str]) -> Html:
+    """The children one after the other, of which plain text is escaped."""
+    return Html("".join(c if isinstance(c, Html) else html.escape(c) for c in children))
+
+
+def _number(value: object) -> str:
+    """Coordinates to a hundredth of a pixel."""
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+Cell = str | None
+"""Text or markup; None is a dash, of what is not known."""
+
+
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[Cell]], *, above: Html = NOTHING,
+    left: Sequence[int] = (), marked: Iterable[tuple[int, int]] = (),
+) -> Html:  # fmt: skip
+    """A table whose first column names the row. Other columns are numbers, to the right, unless
+    they are `left`. above : a row over the head. marked : (row, column) of cells that stand out.
+    """
+    out, sides = set(marked), {0, *left}
+
+    def line(name: str, cells: Sequence[Cell], i: int) -> Html:
+        made = []
+        for j, cell in enumerate(cells):
+            scope = "col" if name == "th" else "row" if j == 0 else None
+            text = tag("span", UNKNOWN, class_="no") if cell is None else cell
+            text = tag("mark", text) if cell is not None and (i, j) in out else text
+            made.append(
+                tag("th" if scope else "td", text, class_=None if j in sides else "n", scope=scope)
+            )
+        return tag("tr", *made)
+
+    body = [line("td", cells, i) for i, cells in enumerate(rows)]
+    whole = tag(
+        "table", tag("thead", above, line("th", head, -1)), tag("tbody", *body)
+    )  # fmt: skip
+    return tag("div", whole, class_="wide")

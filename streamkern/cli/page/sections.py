@@ -1,0 +1,250 @@
+"""The sections that compare runs: in short, the plan beside what came of it, settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from streamkern.basics.text import size_text
+from streamkern.cli.page.charts import COLOURS
+from streamkern.cli.page.facts import Facts
+from streamkern.cli.page.history import RATES, duration, seconds_between
+from streamkern.cli.page.html import NOTHING, Cell, Html, joined, table, tag
+from streamkern.cli.page.scales import short
+from streamkern.kernels.notation import kernel_text
+
+
+def named(run: Facts, k: int) -> Html:
+    """The name of a run beside its colour."""
+    return tag("span", tag("i", class_=f"c{k % COLOURS}"), run.name, class_="run")
+
+
+def section(title: str, *parts: str, words: str = "") -> Html:
+    """Parts below a title and a sentence; nothing where there are none."""
+    if not any(parts):
+        return NOTHING
+    said = tag("p", words) if words else NOTHING
+    return tag("section", tag("h2", title), said, *parts)
+
+
+def figure_name(key: str) -> str:
+    """ "test accuracy" of test_accuracy."""
+    return key.replace("_", " ").replace(" r2", " R²")
+
+
+def count(value: int | float | None) -> Cell:
+    """A whole number with its thousands apart."""
+    return None if value is None else f"{value:,.0f}"
+
+
+def figure(value: float | None) -> Cell:
+    """A measured number, to four digits."""
+    return None if value is None else f"{value:.4g}"
+
+
+def seconds(value: float | None) -> Cell:
+    """A time in words."""
+    return None if value is None else duration(value)
+
+
+def text_of(value: Any) -> Cell:
+    """A setting as a run file would have it."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, Mapping) and ("kind" in value or "kernel" in value):
+        return kernel_text(value) if "parts" in value else _listed(value)
+    if isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):
+        return "; ".join(str(text_of(each)) for each in value)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _listed(value: Mapping[str, Any]) -> str:
+    kind = value.get("kind", value.get("kernel"))
+    rest = ", ".join(f"{k} {text_of(v)}" for k, v in value.items() if k not in ("kind", "kernel"))
+    return f"{kind} ({rest})" if rest else str(kind)
+
+
+# ----------------------------------------------------------------------------------- in short
+
+
+def in_short(runs: Sequence[Facts]) -> Html:
+    """A line for each run."""
+    names = list(dict.fromkeys(name for run in runs for name in run.figures))
+    head = ["run", "state", "solver", "kernel", "centers", "samples", "of plan", "epochs",
+            "training loss", *map(figure_name, names), "time", "last seen, UTC"]  # fmt: skip
+    rows = [
+        [
+            named(run, k), run.state, run.solver, _kernel(run), count(run.n_centers),
+            count(run.done["samples"]), _share(run), count(run.done["epoch"]), figure(run.loss),
+            *(figure(run.figures.get(name)) for name in names), seconds(working_s(run)),
+            None if run.seen is None else moment(run.seen),
+        ]
+        for k, run in enumerate(runs)
+    ]  # fmt: skip
+    notes = [tag("p", f"{run.name}: {note}", class_="note") for run in runs for note in run.notes]
+    busy = [tag("p", f"{run.name} is being written by {run.writer}") for run in runs if run.writer]
+    return joined([table(head, rows, left=(1, 2, 3, len(head) - 1)), *busy, *notes])
+
+
+def _kernel(run: Facts) -> Cell:
+    described = run.setup.get("kernel")
+    if not described:
+        return None
+    return kernel_text({k: v for k, v in described.items() if k != "metric"}) + (
+        ", in a metric" if "metric" in described else ""
+    )
+
+
+def _share(run: Facts) -> Cell:
+    total = run.planned_samples
+    return f"{run.done['samples'] / total:.0%}" if total else None
+
+
+def working_s(run: Facts) -> float | None:
+    """Seconds that processes worked on it, as far as the log goes."""
+    return sum(life.seconds for life in run.history.lives) or None
+
+
+def clock(time: str) -> str:
+    """A time of the log to the second."""
+    return time[:19].replace("T", " ")
+
+
+def moment(time: str) -> Html:
+    """The same for a table, in one line."""
+    return tag("time", clock(time), datetime=time)
+
+
+# ----------------------------------------------------------------------------------- the plan
+
+
+def plan(runs: Sequence[Facts]) -> Html:
+    """What each run was planned to take, and took."""
+    rows = [(name, of) for name, of in _PLANNED.items() if any(any(of(run)) for run in runs)]
+    cells = [[name, *(cell for run in runs for cell in of(run))] for name, of in rows]
+    above = NOTHING
+    if len(runs) > 1:
+        names = (tag("th", named(run, k), colspan=2, class_="group") for k, run in enumerate(runs))
+        above = tag("tr", tag("td", class_="group"), *names)
+    head = ["", *("planned", "measured") * len(runs)]
+    return section("Plan and measured", tag("div", table(head, cells, above=above), class_="pairs"))
+
+
+def _memory(run: Facts) -> tuple[Cell, Cell]:
+    planned, peak = run.history.plan.get("peak_bytes"), run.history.peak_bytes
+    share = f" ({peak / planned:.0%})" if peak and planned else ""
+    return _bytes(planned), None if peak is None else f"{size_text(peak)}{share}"
+
+
+def _bytes(size: int | None) -> Cell:
+    return None if size is None else size_text(size)
+
+
+def _work(flops: float, took: float | None, share: float) -> tuple[Cell, Cell]:
+    if not flops:
+        return None, None
+    speed = None if not took else f"{_flop(share * flops / took)}/s"
+    return _flop(flops), speed
+
+
+def _flop(number: float) -> str:
+    text = short(number)
+    return f"{text[:-1]} {text[-1]}FLOP" if text[-1].isalpha() else f"{text} FLOP"
+
+
+def _setup(run: Facts) -> tuple[Cell, Cell]:
+    flops = run.history.plan.get("flops", {})
+    before = sum(work for what, work in flops.items() if what != "training")
+    return _work(before, run.history.setup_s, 1.0)
+
+
+def _training(run: Facts) -> tuple[Cell, Cell]:
+    total = run.planned_samples
+    share = (run.done["samples"] + run.history.lost) / total if total else 0.0
+    return _work(run.history.plan.get("flops", {}).get("training", 0), run.history.steps_s, share)
+
+
+def _batch(run: Facts) -> tuple[Cell, Cell]:
+    step, samples = run.done["step"], run.done["samples"]
+    return count(run.sizes.get("batch_size")), f"{samples / step:.4g}" if step else None
+
+
+def _stall(run: Facts) -> tuple[Cell, Cell]:
+    shares = [share for _, share in run.history.curves.get(RATES[1], ())]
+    return None, f"{sum(shares) / len(shares):.1%}" if shares else None
+
+
+def _rate(run: Facts) -> tuple[Cell, Cell]:
+    taken, took = run.done["samples"] + run.history.lost, run.history.steps_s
+    return None, count(taken / took) if taken and took else None
+
+
+_PLANNED: dict[str, Callable[[Facts], tuple[Cell, Cell]]] = {
+    "samples": lambda run: (count(run.planned_samples), count(run.done["samples"])),
+    "steps": lambda run: (count(run.history.plan.get("batches")), count(run.done["step"])),
+    "rows in a batch": _batch,
+    "peak memory": _memory,
+    "memory bound": lambda run: (_bytes(run.history.plan.get("budget_bytes")), None),
+    "setup": lambda run: (None, seconds(run.history.setup_s)),
+    "work of setup": _setup,
+    "steps and evaluations": lambda run: (None, seconds(run.history.steps_s)),
+    "work of steps": _training,
+    "samples / s": _rate,
+    "waiting for data": _stall,
+    "samples done again": lambda run: (None, count(run.history.lost or None)),
+}
+
+
+# ----------------------------------------------------------------------------------- settings
+
+
+def settings(runs: Sequence[Facts], defaults: Mapping[str, Any]) -> Html:
+    """Those that differ between the runs, or from the defaults; all of them, folded."""
+    found = [run.settings for run in runs]
+    if not any(found):
+        return NOTHING
+    sizes = [{f"size: {k}": v for k, v in run.sizes.items()} for run in runs]
+    columns = [setting | size for setting, size in zip(found, sizes, strict=True)]
+    heads = [named(run, k) for k, run in enumerate(runs)]
+    if len(runs) == 1:
+        columns = [dict(defaults), found[0]]
+        heads = [Html("default"), *heads]
+    names = list(dict.fromkeys(name for column in columns for name in column))
+    apart = [n for n in names if any(c.get(n) != columns[0].get(n) for c in columns)]
+    which = "the defaults" if len(runs) == 1 else "each other"
+    shown: list[Html] = []
+    if apart:
+        shown.append(_settings_table(apart, columns, heads, set()))
+    else:
+        shown.append(tag("p", f"None differs from {which}."))
+    everything = _settings_table(names, columns, heads, set(apart))
+    folded = tag("details", tag("summary", f"All {len(names)} settings and sizes"), everything)
+    return section(
+        "Settings that differ", *shown, folded if len(names) > len(apart) else NOTHING,
+        words=f"From {which}; what a setting left to “auto” became is a size."
+        if len(runs) > 1 else "From the defaults.",
+    )  # fmt: skip
+
+
+def _settings_table(
+    names: Sequence[str], columns: Sequence[Mapping[str, Any]], heads: Sequence[Html],
+    apart: set[str],
+) -> Html:  # fmt: skip
+    rows = [
+        [tag("code", name), *(text_of(column.get(name)) for column in columns)] for name in names
+    ]
+    marked = [
+        (i, j)
+        for i, name in enumerate(names)
+        for j in range(1, len(columns) + 1)
+        if name in apart and columns[j - 1].get(name) != columns[0].get(name)
+    ]
+    return table(["", *heads], rows, left=range(1, len(columns) + 1), marked=marked)
+
+
+def elapsed(run: Facts, time: str) -> str:
+    """From its start to a time, as text."""
+    return duration(max(seconds_between(run.started or time, time), 0.0))

@@ -1,0 +1,296 @@
+"""The sections on each run by itself: what its setup chose, data, time line, machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from streamkern.basics.text import size_text
+from streamkern.cli.page.charts import COLOURS, Axes, Curve, Span, bar_chart, line_chart, time_line
+from streamkern.cli.page.facts import Facts
+from streamkern.cli.page.history import Life, duration, facts_text, number, seconds_between
+from streamkern.cli.page.html import NOTHING, Cell, Html, joined, table, tag
+from streamkern.cli.page.sections import (
+    clock,
+    count,
+    elapsed,
+    moment,
+    named,
+    seconds,
+    section,
+    text_of,
+    working_s,
+)
+from streamkern.kernels.notation import kernel_text
+
+_SHOWN = 14
+"""Features of a metric in a chart."""
+_LEFT_OUT = "squared error of rows left out, of scaled targets"
+
+# ----------------------------------------------------------------------------------- its choices
+
+
+def choices(runs: Sequence[Facts]) -> Html:
+    """Kernels that were tried, the noise of the targets, the metric, what else setup found."""
+    return section("What the setup chose", *(_choices(run, k) for k, run in enumerate(runs)))
+
+
+def _choices(run: Facts, k: int) -> Html:
+    records = run.history.setup
+    charts = [_kernels(records), _rounds(records), _noise(records, k), *_metric(run, k)]
+    shown = [chart for chart in charts if chart]
+    facts = _found(run)
+    if not shown and not facts:
+        return NOTHING
+    drawn = tag("div", *shown, class_="charts") if shown else NOTHING
+    return joined([tag("h3", named(run, k)), drawn, facts])
+
+
+def _tried(record: Mapping[str, Any]) -> list[tuple[float, float]]:
+    points = [(number(x), number(y)) for x, y in record.get("tried", ())]
+    return sorted((x, y) for x, y in points if x is not None and y is not None)
+
+
+def _kernels(records: Sequence[Mapping[str, Any]]) -> Html:
+    """The error of each kernel over its bandwidth; a ring is around the best of all."""
+    found = [
+        (str(kernel_text({k: v for k, v in r["kernel"].items() if k != "metric"})), _tried(r))
+        for r in records
+        if r.get("event") == "bandwidth" and _tried(r)
+    ]
+    if not found:
+        return NOTHING
+    if all(len(points) == 1 for _, points in found):
+        bars = sorted(((name, points[0][1]) for name, points in found), key=lambda bar: bar[1])
+        return bar_chart("Kernel", bars, note=_LEFT_OUT)
+    best = min((y, x, name) for name, points in found for x, y in points)
+    lines = [
+        Curve(name, points, k, best[1::-1] if name == best[2] else None)
+        for k, (name, points) in enumerate(found)
+    ]
+    chart = line_chart(
+        "Kernel and bandwidth", lines,
+        Axes("bandwidth, in median distances of rows", _LEFT_OUT, log_x=True),
+        "the ring is around the best",
+    )  # fmt: skip
+    return tag("div", chart, _legend(lines))
+
+
+def _rounds(records: Sequence[Mapping[str, Any]]) -> Html:
+    """The error of each way to learn a metric after its rounds."""
+    lines: list[Curve] = []
+    for record in records:
+        errors = [number(error) for error in record.get("errors", ())]
+        points = [(float(k), error) for k, error in enumerate(errors) if error is not None]
+        if record.get("event") == "metric" and points:
+            rows = f", {record['rows']:,} rows" if "rows" in record else ""
+            name = f"{record.get('kind')}, exponent {record.get('exponent')}{rows}"
+            lines.append(Curve(name, points, len(lines)))
+    if not lines:
+        return NOTHING
+    chart = line_chart("Metric", lines, Axes("rounds of gradients", _LEFT_OUT))
+    return tag("div", chart, _legend(lines))
+
+
+def _legend(lines: Sequence[Curve]) -> Html:
+    names = (
+        tag("span", tag("i", class_=f"c{line.colour % COLOURS}"), line.name, class_="run")
+        for line in lines
+    )
+    return tag("p", *names, class_="legend")
+
+
+def _noise(records: Sequence[Mapping[str, Any]], k: int) -> Html:
+    """The error over the noise that the targets are taken to have."""
+    noise = [r for r in records if r.get("event") == "noise" and _tried(r)]
+    if not noise:
+        return NOTHING
+    points = _tried(noise[-1])
+    best = min(points, key=lambda point: point[1])
+    ridge = number(noise[-1].get("ridge"))
+    return line_chart(
+        "Noise of the targets", [Curve("error", points, k, best)],
+        Axes("variance of the noise", _LEFT_OUT, log_x=True),
+        "" if ridge is None else f"ridge {ridge:.3g}",
+    )  # fmt: skip
+
+
+def _metric(run: Facts, k: int) -> list[Html]:
+    """Shares of the features, the spectrum, and the first directions."""
+    metric = run.setup.get("setup", {}).get("metric")
+    if not metric:
+        return []
+    bars = [(str(name), float(share)) for name, share in metric["importances"][:_SHOWN]]
+    few = "" if len(bars) == metric["features"] else f"the first of {metric['features']:,}"
+    charts = [bar_chart("Importance of features", bars, k, share=True, note=few)]
+    if metric["kind"] == "matrix":
+        points = [(float(j), float(v)) for j, v in enumerate(metric["spectrum"], 1) if v > 0]
+        charts.append(
+            line_chart("Spectrum of the metric", [Curve("eigenvalue", points, k)],
+                Axes("number", "share of the trace"), f"{metric['directions']:,} directions")
+        )  # fmt: skip
+        charts += [
+            bar_chart(f"Direction {j}", [(str(n), float(x)) for n, x in terms], k,
+                note=f"{metric['spectrum'][j - 1]:.1%} of the metric")
+            for j, terms in enumerate(metric["first"], 1)
+        ]  # fmt: skip
+    return charts
+
+
+def _found(run: Facts) -> Html:
+    """Numbers that setup found, and lines of its log, folded."""
+    setup: Mapping[str, Any] = run.setup.get("setup", {})
+    known: dict[str, Any] = {k: v for k, v in setup.items() if isinstance(v, int | float)}
+    learned = setup.get("learned_metric")
+    if learned:
+        known["learned metric"] = facts_text(learned)
+    for name, size in run.sizes.items():
+        if name != "solver":
+            known[f"size: {name}"] = size_text(size) if name.endswith("_bytes") else size
+    if not known:
+        return NOTHING
+    rows = [[tag("code", name), text_of(value)] for name, value in known.items()]
+    log = [[moment(r["time"]), str(r.get("event")), facts_text(r)] for r in run.history.setup]
+    lines = table(["time, UTC", "event", "said"], log, left=(1, 2)) if log else NOTHING
+    return tag("details", tag("summary", "Numbers of the setup"), table(["", ""], rows), lines)
+
+
+# ----------------------------------------------------------------------------------- the data
+
+
+def data(runs: Sequence[Facts]) -> Html:
+    """What each run was trained on."""
+    columns = [_data(run) for run in runs]
+    names = list(dict.fromkeys(name for column in columns for name in column))
+    rows: list[list[Cell]] = [[name, *(c.get(name) for c in columns)] for name in names]
+    if not rows:
+        return NOTHING
+    apart = [
+        (i, j)
+        for i, name in enumerate(names)
+        for j, column in enumerate(columns, 1)
+        if column.get(name) != columns[0].get(name)
+    ]
+    heads = [named(run, k) for k, run in enumerate(runs)]
+    left = range(1, len(runs) + 1)
+    return section("Data", table(["", *heads], rows, left=left, marked=apart))
+
+
+def _data(run: Facts) -> dict[str, Cell]:
+    described, base = run.data, run.data
+    while "base" in base:
+        base = base["base"]
+    shape = described.get("row_shape") or run.setup.get("row_shape")
+    classes = described.get("classes") or run.setup.get("classes")
+    n_outputs = described.get("n_outputs", run.setup.get("n_outputs"))
+    columns = run.setup.get("columns")
+    found: dict[str, Cell] = {
+        "rows of an epoch": count(described.get("n_rows")),
+        "rows stored": count(base.get("n_rows")) if base is not described else None,
+        "features": None if shape is None else " x ".join(map(str, shape)),
+        "columns": _few(columns) if columns else None,
+        "type": described.get("dtype"),
+        "classes": f"{len(classes)}: {_few(classes)}" if classes else None,
+        "outputs": None if classes or n_outputs is None else count(n_outputs),
+        "scaling": run.setup.get("scale"),
+        "transforms": "; ".join(
+            str(text_of(t)) for t in described.get("transforms", ()) if t.get("kind") != "scale"
+        ) or None,
+        "copies": count(described["copies"]) if described.get("copies", 1) != 1 else None,
+        "fingerprint": _digest(described.get("fingerprint")),
+    }  # fmt: skip
+    return {name: cell for name, cell in found.items() if cell is not None}
+
+
+def _digest(text: str | None) -> Cell:
+    """Enough of it to compare, and all as a tooltip."""
+    return None if not text else tag("code", text[:16], title=text)
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(map(str, names[:12])) + (", …" if len(names) > 12 else "")
+
+
+# ----------------------------------------------------------------------------------- in time
+
+
+def in_time(runs: Sequence[Facts]) -> Html:
+    """The processes that worked on each run, and what happened to them."""
+    return section(
+        "In time", *(_in_time(run, k) for k, run in enumerate(runs)),
+        words="Grey is setup, colour is steps; ticks are evaluations, triangles what went wrong.",
+    )  # fmt: skip
+
+
+def _in_time(run: Facts, k: int) -> Html:
+    lives = run.history.lives
+    if not lives:
+        return NOTHING
+    spans = [
+        _span(run, k, before, life)
+        for k, (before, life) in enumerate(zip([None, *lives], lives, strict=False), 1)
+    ]
+    rows = [
+        [moment(e.time), elapsed(run, e.time), count(e.samples),
+         tag("span", e.what, class_="bad" if e.bad else None)]
+        for e in run.history.events if not e.what.startswith("evaluated")
+    ]  # fmt: skip
+    events = table(["time, UTC", "after", "samples", "what"], rows, left=(3,)) if rows else NOTHING
+    times = "1 process" if len(lives) == 1 else f"{len(lives)} processes"
+    kept = ", ".join(f"{step:,}" for step in run.steps) or "none"
+    words = f"{times}, {seconds(working_s(run)) or 'no time'}; checkpoints kept: step {kept}"
+    title = tag("h3", named(run, k), tag("small", words))
+    line = tag("div", time_line(f"{run.name} in time", spans, k % 8), class_="time")
+    return joined([title, line, events])
+
+
+def _span(run: Facts, number_: int, before: Life | None, life: Life) -> Span:
+    began = life.records[0]["time"]
+    marks: list[tuple[float, str, bool]] = []
+    ended = life.records[-1]["time"]
+    for event in run.history.events:
+        at = seconds_between(began, event.time)
+        mine = began <= event.time <= ended
+        if mine and (event.bad or event.what.startswith("evaluated")):
+            marks.append((at, f"{event.samples:,} samples: {event.what}", event.bad))
+    pause = "" if before is None else duration(
+        max(seconds_between(before.records[-1]["time"], began), 0.0)
+    )  # fmt: skip
+    text = f"process {number_}, from {clock(began)} for {duration(life.seconds)}"
+    return Span(life.seconds - (life.steps_s or 0.0), life.seconds, text, marks, pause)
+
+
+# ----------------------------------------------------------------------------------- the machine
+
+
+def machine(runs: Sequence[Facts]) -> Html:
+    """What the runs computed with."""
+    columns = [_machine(run) for run in runs]
+    names = list(dict.fromkeys(name for column in columns for name in column))
+    rows: list[list[Cell]] = [[name, *(c.get(name) for c in columns)] for name in names]
+    if not rows:
+        return NOTHING
+    heads = [named(run, k) for k, run in enumerate(runs)]
+    apart = [
+        (i, j)
+        for i, name in enumerate(names)
+        for j, column in enumerate(columns, 1)
+        if column.get(name) != columns[0].get(name)
+    ]
+    shown = table(["", *heads], rows, left=range(1, len(runs) + 1), marked=apart)
+    return section("Machine and versions", shown)
+
+
+def _machine(run: Facts) -> dict[str, Cell]:
+    backend = run.setup.get("backend", {})
+    listed = {
+        name: ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        for name, value in backend.items()
+        if value and name != "numpy"
+    }
+    facts: dict[str, Cell] = dict(listed)
+    if "threads" in run.history.plan:
+        facts["threads"] = count(run.history.plan["threads"])
+    if "precision" in run.setup:
+        facts["precision"] = str(run.setup["precision"])
+    return facts | {name: str(version) for name, version in run.versions.items()}

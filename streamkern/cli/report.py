@@ -1,0 +1,77 @@
+"""The command `report`: runs on one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from streamkern.basics.errors import ConfigError
+from streamkern.cli.console import say
+from streamkern.cli.options import StorageOption, options_for, parse_options
+from streamkern.cli.outlet import Secrets, of_url
+from streamkern.cli.page.facts import read_facts, told_apart
+from streamkern.cli.page.page import MARK, page
+from streamkern.config.run_config import RunConfig
+from streamkern.filesystem.durable import write_aside
+from streamkern.rundir.sealed import as_saved
+
+Out = Annotated[Path, typer.Option(metavar="FILE", help="The page; an older one is replaced.")]
+
+
+def report(
+    places: Annotated[list[str], typer.Argument(metavar="RUN_DIR...", show_default=False)],
+    out: Out = Path("report.html"),
+    storage_option: StorageOption = None,
+) -> None:
+    """Write runs to a page of HTML: curves, plan and measured, settings, data, time line.
+
+    Also of runs that are under way. The page is one file and needs no network.
+    """
+    check_free(out)
+    given = parse_options(storage_option)
+    secrets = _secrets(places, given)
+    runs = [
+        read_facts(place, options_for(given, place), secrets.hidden_in)
+        for place in dict.fromkeys(places)
+    ]
+    with as_saved(", ".join(run.place for run in runs)):
+        text = page(told_apart(runs), _defaults())
+    check_free(out)  # reading may have taken a while
+    write_aside(out, text.encode())
+    say(f"wrote {out}")
+
+
+def check_free(out: Path) -> None:
+    """ConfigError unless a page may be written there: in the place of nothing, or of a page."""
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(f"--out {out}: there is no folder {out.parent}; make it first")
+    if not out.exists():
+        return
+    try:
+        with out.open(encoding="utf-8", errors="replace") as file:
+            ours = file.read(len(MARK)) == MARK
+    except OSError as error:  # a folder, for example
+        raise ConfigError(
+            f"--out {out} can not be replaced ({error.strerror}); name another file"
+        ) from None
+    if not ours:
+        raise ConfigError(
+            f"--out {out} is there and was not made by streamkern report; name another file"
+        )
+
+
+def _secrets(places: list[str], options: dict[str, object]) -> Secrets:
+    """What a page shows less than the command itself."""
+    secrets = Secrets()
+    for place in places:
+        secrets.add(*of_url(place))
+    for name, value in options.items():
+        secrets.add_option(name, value)
+    secrets.add_environment()
+    return secrets
+
+
+def _defaults() -> dict[str, object]:
+    return {f"{s}.{k}": v for s, table in RunConfig().identity().items() for k, v in table.items()}

@@ -1,0 +1,85 @@
+"""The command `runs`: a table of the run directories in a folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from streamkern.basics.errors import ConfigError, StreamkernError
+from streamkern.basics.text import redact, table
+from streamkern.cli.console import as_text, say
+from streamkern.cli.described import is_run_directory
+from streamkern.cli.options import AsJson, StorageOption, options_for, parse_options
+from streamkern.cli.page.facts import Facts, read_facts, told_apart
+from streamkern.filesystem.urls import local_path, open_objects
+from streamkern.predict.figures import in_words
+
+
+def runs(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER")] = ".",
+    as_json: AsJson = False,
+    storage_option: StorageOption = None,
+) -> None:
+    """List the runs in a folder: their state, how far they are, and how good."""
+    options = options_for(parse_options(storage_option), folder)
+    found, damaged = [], []
+    for place in [folder, *_below(folder, options)]:
+        try:
+            if is_run_directory(place, options):
+                found.append(read_facts(place, options))
+        except (StreamkernError, OSError) as error:
+            damaged.append(str(error))
+    rows = [_row(run) for run in told_apart(found)]
+    if as_json:
+        typer.echo(as_text({"folder": redact(folder), "runs": rows, "notes": damaged}))
+    elif rows:
+        typer.echo(table([_shown(row) for row in rows], list(_shown(rows[0]))))
+    else:
+        say(f"there is no run in {redact(folder)}, nor right below it")
+    for text in () if as_json else (*damaged, *(note for run in found for note in run.notes)):
+        say(f"note: {text}")
+
+
+def _below(folder: str, options: Mapping[str, Any] | None) -> list[str]:
+    """What is right below it, in order."""
+    path = local_path(folder)
+    if path is None:
+        names = open_objects(folder, storage_options=options).children()
+        return [f"{folder.rstrip('/')}/{name}" for name in names]
+    try:
+        with os.scandir(path) as entries:
+            return sorted(entry.path for entry in entries if entry.is_dir())
+    except OSError as error:
+        raise ConfigError(
+            f"{redact(folder)} can not be listed ({error.strerror}); give a folder of runs"
+        ) from None
+
+
+def _row(run: Facts) -> dict[str, Any]:
+    """A run as JSON values."""
+    return {
+        "name": run.name, "run_dir": run.place, "state": run.state, "writer": run.writer,
+        "solver": run.solver, "centers": run.n_centers, **run.done,
+        "planned_samples": run.planned_samples, "train_mse": run.loss, "held_out": run.figures,
+        "started": run.started, "last_seen": run.seen, "notes": list(run.notes),
+    }  # fmt: skip
+
+
+def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for people."""
+    total = row["planned_samples"]
+    share = f"{row['samples'] / total:.0%}" if total else ""
+    figures = {name: value for name, value in row["held_out"].items() if value is not None}
+    return {
+        "name": row["name"], "state": row["state"], "solver": row["solver"],
+        "p": row["centers"], "samples": row["samples"], "of all": share, "epochs": row["epoch"],
+        "train mse": row["train_mse"], "held out": in_words(figures),
+        "started, UTC": _clock(row["started"]), "last seen": _clock(row["last_seen"]),
+    }  # fmt: skip
+
+
+def _clock(time: str | None) -> str:
+    return "" if time is None else time[:16].replace("T", " ")

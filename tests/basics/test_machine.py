@@ -1,0 +1,41 @@
+"""What a process takes of the machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+CHILD = """
+import numpy as np
+from streamkern.basics.machine import TakenMemory
+
+taken = TakenMemory()
+held = np.ones({before} << 17)     # MiB
+del held
+after = TakenMemory()
+held = np.ones({after} << 17)
+print(taken.peak(), after.peak())
+"""
+
+
+def peaks(before: int, after: int) -> list[str]:
+    """As two watches see them that were begun before the first and the second MiB were taken."""
+    code = CHILD.format(before=before, after=after)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc, as Linux has it")
+def test_the_peak_is_what_was_taken_at_once() -> None:
+    first, second = peaks(20, 60)
+    assert 59 < int(first) / 2**20 < 64
+    assert 59 < int(second) / 2**20 < 64
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc, as Linux has it")
+def test_a_peak_below_an_older_one_is_not_known() -> None:
+    first, second = peaks(60, 20)
+    assert 59 < int(first) / 2**20 < 64
+    assert second == "None"

@@ -1,0 +1,42 @@
+"""Markup: whatever the text is, a parser of HTML reads it back, and as text."""
+
+from __future__ import annotations
+
+import html5lib
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamkern.cli.page.html import Html, joined, table, tag
+
+# What HTML can hold: no control characters, and nothing that its parsers replace.
+TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cn", "Cs")), max_size=40)
+HOSTILE = st.sampled_from(["<script>x</script>", '"><b>', "&amp;", "</p>", "a&b<c>'d'", "--><!--"])
+
+
+def parsed(markup: str) -> object:
+    whole = f"<!DOCTYPE html><html><head><title>t</title></head><body>{markup}</body></html>"
+    return html5lib.HTMLParser(strict=True, namespaceHTMLElements=False).parse(whole)
+
+
+@given(TEXTS | HOSTILE, TEXTS | HOSTILE)
+def test_text_is_read_back_as_it_was(text: str, title: str) -> None:
+    found = parsed(tag("p", text, title=title)).find("body/p")  # type: ignore[attr-defined]
+    assert (found.text or "", found.get("title"), len(found)) == (text, title, 0)
+
+
+def test_markup_is_taken_as_it_is_and_numbers_are_short() -> None:
+    inner = tag("b", "<")
+    assert isinstance(inner, Html)
+    assert joined(["a<", inner]) == "a&lt;<b>&lt;</b>"
+    assert tag("br") == "<br>"
+    assert tag("line", x1=1.0, stroke_width=0.256, class_=None) == (
+        '<line x1="1" stroke-width="0.26"></line>'
+    )
+
+
+def test_a_table_has_a_head_names_of_rows_and_marks() -> None:
+    made = parsed(table(["", "n"], [["a", "1"], ["b", None]], marked=[(0, 1)]))
+    body = made.find("body/div/table/tbody")  # type: ignore[attr-defined]
+    cells = [[(cell.tag, "".join(cell.itertext())) for cell in row] for row in body]
+    assert cells == [[("th", "a"), ("td", "1")], [("th", "b"), ("td", "–")]]  # noqa: RUF001
+    assert [mark.text for mark in body.iter("mark")] == ["1"]

@@ -1,0 +1,301 @@
+"""The page on runs: valid, complete, without secrets, and opened by a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import html5lib
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+import streamkern
+from streamkern.cli import main
+from streamkern.cli.page.page import MARK
+from streamkern.filesystem.urls import open_objects
+from streamkern.ingest.ingest import ingest
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.train import live
+from tests.browser import COMMAND, open_page
+from tests.faults import flip_bit, tree
+from tests.s3server import SECRET, S3Server
+
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
+
+DONE, USAGE = 0, 2
+COLUMNS = ["<b>width</b>", "height & depth", "a \"quoted\" 'name'", "plain"]
+SETTINGS = ("model.n_centers=60", "data.batch_size=50", "run.threads=1", "run.device=cpu")
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(600, 4)).astype(np.float32)
+Y = np.where(X[:, 0] + X[:, 1] ** 2 > 0.5, "<i>yes</i>", "no & never")
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Call the command in this process: (exit code, stdout, stderr)."""
+
+    def call(*words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main.main([str(word) for word in words])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def words(folder: Path, run_dir: object, *more: str) -> list[str]:
+    settings = [w for s in (*SETTINGS, *more) for w in ("--set", s)]
+    return ["--train", f"{folder}/train.zarr", "--test", f"{folder}/test.zarr", "--run-dir",
+            f"{run_dir}", "--epochs", "20", *settings]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two stores and the runs `one` and `two`."""
+    folder = tmp_path_factory.mktemp("reports")
+    ingest(X[:500], folder / "train.zarr", y=Y[:500])
+    ingest(X[500:], folder / "test.zarr", y=Y[500:])
+    often = ("run.evaluate_every=50", "solver.name='block'")
+    metric = ("model.metric='learn-diagonal'", "model.kernel='auto'")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(live, "LOG_EVERY_S", 0.0)  # these runs take no second
+        assert main.main(["train", *words(folder, folder / "one", *often)]) == DONE
+        assert main.main(["train", *words(folder, folder / "two", *often, *metric)]) == DONE
+    return folder
+
+
+def page_of(text: str) -> Any:
+    """The tree of a page. ParseError where it is no valid HTML, or an SVG no valid XML."""
+    assert text.startswith(MARK)
+    for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
+        ET.fromstring(svg)
+    return html5lib.HTMLParser(strict=True, namespaceHTMLElements=False).parse(text)
+
+
+def rows_of(page: Any, title: str) -> dict[str, list[str]]:
+    """The rows of the first table in a section, by what they begin with."""
+    for section in page.iter("section"):
+        if "".join(section.find("h2").itertext()) == title:
+            rows = next(section.iter("tbody"))
+            texts = [["".join(cell.itertext()) for cell in row] for row in rows]
+            return {name: cells for name, *cells in texts}
+    raise AssertionError(f"no section {title}")
+
+
+def test_the_page_says_what_the_runs_say(run: Command, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    before = tree(folder)
+    assert run("report", folder / "one", folder / "two", "--out", out) == (
+        DONE, "", f"streamkern: wrote {out}\n",
+    )  # fmt: skip
+    assert tree(folder) == before
+    page = page_of(out.read_text())
+    code, text, _ = run("info", folder / "one", "--json")
+    info = json.loads(text)
+    assert code == DONE
+    whole = "".join(page.itertext())
+    assert f"{info['metrics']['test_accuracy']:.4g}" in whole
+    planned = json.loads(run("plan", *words(folder, folder / "new", "solver.name='block'"),
+        "--json")[1])  # fmt: skip
+    measured = rows_of(page, "Plan and measured")
+    assert measured["samples"][:2] == ["10,000", f"{info['samples']:,}"]
+    assert measured["steps"][:2] == [f"{planned['batches']:,}", f"{info['step']:,}"]
+    assert measured["rows in a batch"][:2] == ["50", "50"]
+    mib = planned["memory"]["peak_bytes"] / 2**20
+    assert measured["peak memory"][0] == f"{mib:.3g} MiB"
+    assert rows_of(page, "Data")["fingerprint"][0] == info["data"]["fingerprint"][:16]
+    assert rows_of(page, "Machine and versions")["streamkern"][0] == streamkern.__version__
+
+
+def test_settings_that_differ_are_listed_and_no_others(
+    run: Command, folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "page.html"
+    assert run("report", folder / "one", folder / "two", "--out", out)[0] == DONE
+    differing = rows_of(page_of(out.read_text()), "Settings that differ")
+    assert differing["model.metric"] == ["none", "learn-diagonal"]
+    assert "model.n_centers" not in differing
+    assert run("report", folder / "two", "--out", out)[0] == DONE  # in the place of the other
+    differing = rows_of(page_of(out.read_text()), "Settings that differ")
+    assert differing["model.n_centers"] == ["auto", "60"]
+    assert "model.centers" not in differing
+
+
+def test_curves_hold_what_the_log_holds(run: Command, folder: Path, tmp_path: Path) -> None:
+    assert run("report", folder / "one", "--out", tmp_path / "page.html")[0] == DONE
+    page = page_of((tmp_path / "page.html").read_text())
+    lines = (folder / "one" / "log.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    evaluated = [r for r in records if r["event"] == "evaluation"]
+    (drawing,) = (s for s in page.iter() if s.get("aria-label") == "Test mse")
+    told = [title.text for title in drawing.iter() if str(title.tag).endswith("title")]
+    assert len(told) == len(evaluated) == 4
+    for text, each in zip(told, evaluated, strict=True):
+        value, samples = re.fullmatch(r"one: (\S+) at (\S+)", text).groups()  # type: ignore[union-attr]
+        assert float(value) == pytest.approx(each["test_mse"], rel=1e-3)
+        assert float(samples.replace("k", "e3")) == each["samples"]
+
+
+def test_the_page_needs_nothing_else(run: Command, folder: Path, tmp_path: Path) -> None:
+    assert run("report", folder / "one", "--out", tmp_path / "page.html")[0] == DONE
+    text = (tmp_path / "page.html").read_text()
+    page = page_of(text)
+    assert [e.tag for e in page.iter("script")] == []
+    links = {v for e in page.iter() for k, v in e.items() if k in ("href", "src", "action")}
+    assert links <= {"data:,"}
+    assert not re.search(r"url\(|@import|https?://|\bon\w+=", text)
+    (policy,) = (m.get("content") for m in page.iter("meta") if m.get("http-equiv"))
+    assert policy.startswith("default-src 'none';")
+
+
+def test_names_of_others_are_text(run: Command, tmp_path: Path) -> None:
+    """Of columns, classes and folders."""
+    table = "\n".join(
+        [",".join('"' + name.replace('"', '""') + '"' for name in [*COLUMNS, "y"])]
+        + [",".join(map(str, row)) + f",{label}" for row, label in zip(X, Y, strict=True)]
+    )
+    (tmp_path / "t.csv").write_text(table)
+    assert run("ingest", tmp_path / "t.csv", tmp_path / "t.zarr", "--y", "y")[0] == DONE
+    place = tmp_path / "<u>run & 'co'"
+    settings = [w for s in (*SETTINGS, "model.metric='learn'") for w in ("--set", s)]
+    code, _, said = run("train", "--train", tmp_path / "t.zarr", "--run-dir", place, *settings)
+    assert code == DONE, said
+    assert run("report", place, "--out", tmp_path / "page.html")[0] == DONE
+    page = page_of((tmp_path / "page.html").read_text())
+    whole = "".join(page.itertext())
+    assert page.find("body/h1").text == place.name
+    assert all(name in whole for name in (*COLUMNS, *set(Y)))
+    assert [list(page.iter(tag)) for tag in ("b", "u")] == [[], []]
+
+
+def test_damage_is_said_and_the_rest_is_shown(run: Command, folder: Path, tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    shutil.copytree(folder / "one", place)
+    lines = (place / "log.jsonl").read_bytes().splitlines(keepends=True)
+    lines[-3] = lines[-3].replace(b'"samples"', b'"Samples"')
+    (place / "log.jsonl").write_bytes(b"".join(lines))
+    newest = sorted(path.name for path in (place / "checkpoints").glob("*.json"))[-1]
+    flip_bit(place, f"checkpoints/{newest}")
+    flip_bit(place, "run.json", 40)
+    assert run("report", place, "--out", tmp_path / "page.html")[0] == DONE
+    whole = "".join(page_of((tmp_path / "page.html").read_text()).itertext())
+    for said in ("1 damaged line(s) of the run log", f"{newest} is damaged", "run.json is damaged"):
+        assert said in whole
+    assert "Training loss" in whole
+
+
+def test_a_run_that_is_being_written_and_a_saved_model(
+    run: Command, folder: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "run"
+    shutil.copytree(folder / "one", place)
+    streamkern.KernelClassifier(kernel="laplace", bandwidth=2.0).fit(X, Y).save(tmp_path / "saved")
+    with RunDirectory(place):
+        assert run("report", place, tmp_path / "saved", "--out", tmp_path / "p.html")[0] == DONE
+    whole = "".join(page_of((tmp_path / "p.html").read_text()).itertext())
+    assert "run is being written by process" in whole
+    assert "1 damaged" not in whole
+
+
+def test_runs_of_one_name_are_told_apart(run: Command, folder: Path, tmp_path: Path) -> None:
+    for parent in ("a", "b"):
+        shutil.copytree(folder / "one", tmp_path / parent / "run")
+    places = (tmp_path / "a" / "run", tmp_path / "b" / "run")
+    assert run("report", *places, places[0], "--out", tmp_path / "p.html")[0] == DONE
+    page = page_of((tmp_path / "p.html").read_text())
+    assert "".join(page.find("body/h1").itertext()) == "2 runs"
+    names = ["".join(cell.itertext()) for cell in next(page.iter("tbody")).iter("th")]
+    assert names == ["a/run", "b/run"]
+
+
+def test_what_is_no_page_is_never_replaced(run: Command, folder: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.html"
+    mine.write_text("<!DOCTYPE html>\n<html></html>")
+    one = folder / "one"
+    for out, said in (
+        (mine, "was not made by streamkern report; name another file"),
+        (tmp_path, "can not be replaced (Is a directory); name another file"),
+        (tmp_path / "none" / "p.html", "make it first"),
+    ):
+        code, _, err = run("report", one, "--out", out)
+        assert (code, err.count("\n")) == (USAGE, 1)
+        assert err.endswith(f"{said}\n")
+    assert mine.read_text() == "<!DOCTYPE html>\n<html></html>"
+    code, _, err = run("report", one, folder / "train.zarr", "--out", tmp_path / "new.html")
+    assert (code, err.count("\n")) == (USAGE, 1)
+    assert "there is no run in" in err
+    assert not (tmp_path / "new.html").exists()
+
+
+def test_a_run_on_s3_without_its_secrets(
+    run: Command, folder: Path, s3: S3Server, bucket: str, tmp_path: Path
+) -> None:
+    options = [w for k, v in s3.options().items() for w in ("--storage-option", f"{k}={v}")]
+    objects = open_objects(f"s3://{bucket}/runs/one", storage_options=s3.options())
+    for key, data in tree(folder / "one").items():
+        objects.put(key, data)
+    place = f"s3://KEYNAME:{SECRET}@{bucket}/runs/one?sig=Zq7Xk{SECRET}"
+    assert run("report", f"s3://{bucket}/runs/one", "--out", tmp_path / "p.html", *options)[0] == (
+        DONE
+    )
+    run("report", place, "--out", tmp_path / "q.html", *options)
+    for text in (path.read_text() for path in tmp_path.glob("*.html")):
+        assert SECRET not in text
+        assert rows_of(page_of(text), "Plan and measured")["samples"] == ["10,000", "10,000"]
+    code, out, _ = run("runs", f"s3://{bucket}/runs", *options)
+    assert code == DONE
+    assert re.search(r"^one +finished +block +60 +10000 ", out, re.MULTILINE)
+
+
+def test_secrets_of_the_environment_are_no_part_of_a_page(
+    run: Command, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "ZqSECRET7Xk<&>"
+    shutil.copytree(folder / "one", place)
+    monkeypatch.setenv("SOME_SECRET", place.name)
+    assert run("report", place, "--out", tmp_path / "p.html")[0] == DONE
+    text = (tmp_path / "p.html").read_text()
+    page_of(text)
+    assert "ZqSECRET7Xk" not in text
+
+
+# ---------------------------------------------------------------------------------- a browser
+
+needs_chromium = pytest.mark.skipif(COMMAND is None, reason="needs chromium")
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_a_browser_has_nothing_to_complain_about(
+    run: Command, folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "page.html"
+    assert run("report", folder / "one", folder / "two", "--out", out)[0] == DONE
+    backgrounds = []
+    for dark in (False, True):
+        picture = tmp_path / f"{dark}.png"
+        assert open_page(out, picture, dark=dark) == []
+        pixels = imread(picture)[:, :, :3]
+        assert pixels.shape[:2] == (2400, 1280)
+        assert len(np.unique(pixels[::4, ::4].reshape(-1, 3), axis=0)) > 20  # curves and text
+        backgrounds.append(pixels[0, 0].mean())
+    assert backgrounds[0] > 0.9
+    assert backgrounds[1] < 0.2
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_a_browser_would_say_what_is_wrong(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.html"
+    wrong.write_text("<!DOCTYPE html><title>t</title><img src='https://example.org/x.png'>"
+                     "<script>undefined_name()</script>")  # fmt: skip
+    said = "\n".join(open_page(wrong, tmp_path / "p.png"))
+    assert "undefined_name is not defined" in said

@@ -1,0 +1,105 @@
+"""The table of runs: every run in a folder, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamkern.cli import main
+from streamkern.config.run_config import RunConfig
+from streamkern.ingest.ingest import ingest
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.train.train import train
+from tests.faults import flip_bit, tree
+
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(300, 3)).astype(np.float32)
+Y = X[:, :1] ** 2
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with three runs, a store, a file, and an empty folder."""
+    folder = tmp_path_factory.mktemp("runs")
+    tables = {
+        "data": {"epochs": 2, "batch_size": 50},
+        "model": {"n_centers": 50, "kernel": "laplace", "bandwidth": 2.0},
+        "solver": {"name": "block"},
+        "run": {"run_dir": str(folder / "b-first"), "device": "cpu", "threads": 1},
+    }
+    rows = ArraySource(X, Y)
+    train(RunConfig.model_validate(tables), source=rows, test=rows).model.backend.close()
+    for name in ("a-second", "c-third"):
+        shutil.copytree(folder / "b-first", folder / name)
+    ingest(X, folder / "store.zarr", y=Y)
+    (folder / "empty").mkdir()
+    (folder / "file.txt").write_text("x")
+    return folder
+
+
+def table(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = main.main(["runs", *map(str, words)])
+    return code, *capsys.readouterr()
+
+
+def test_runs_are_listed_by_name(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    before = tree(folder)
+    with RunDirectory(folder / "c-third"):
+        code, out, err = table(capsys, folder)
+    assert (code, err) == (0, "")
+    head, _, *rows = out.splitlines()
+    assert [row.split()[0] for row in rows] == ["a-second", "b-first", "c-third"]
+    assert [row.split()[1] for row in rows] == ["finished", "finished", "running"]
+    assert "train mse" in head
+    assert {k: v for k, v in tree(folder).items() if not k.startswith("c-third/")} == {
+        k: v for k, v in before.items() if not k.startswith("c-third/")
+    }
+
+
+def test_json_says_what_info_says(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    main.main(["info", str(folder / "b-first"), "--json"])
+    info = json.loads(capsys.readouterr().out)
+    for place in (folder, folder / "b-first"):  # a run itself, too
+        code, out, _ = table(capsys, place, "--json")
+        rows = {row["name"]: row for row in json.loads(out)["runs"]}
+        row = rows["b-first"]
+        assert (code, row["held_out"]) == (0, info["metrics"])
+        assert [row[key] for key in ("run_dir", "samples", "step", "epoch")] == [
+            info[key] for key in ("run_dir", "samples", "step", "epoch")
+        ]
+        assert (row["solver"], row["centers"], row["planned_samples"]) == ("block", 50, 600)
+        assert row["started"] <= row["last_seen"]
+
+
+def test_damage_hides_no_other_run(
+    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path
+) -> None:
+    for name in ("a-second", "b-first"):
+        shutil.copytree(folder / name, tmp_path / name)
+    for path in (tmp_path / "a-second").glob("checkpoints/*.json"):
+        flip_bit(tmp_path / "a-second", f"checkpoints/{path.name}")
+    code, out, err = table(capsys, tmp_path)
+    assert code == 0
+    assert [line.split()[:2] for line in out.splitlines()[2:]] == [
+        ["a-second", "stopped"], ["b-first", "finished"],
+    ]  # fmt: skip
+    assert "is damaged" in err
+    assert err.startswith("streamkern: note: ")
+
+
+def test_a_folder_without_runs(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    code, out, err = table(capsys, folder / "empty")
+    assert (code, out) == (0, "")
+    assert "there is no run in" in err
+    for none in ("nothing", "file.txt"):
+        code, _, err = table(capsys, folder / none)
+        assert code == 2
+        assert "can not be listed" in err

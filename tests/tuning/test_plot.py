@@ -1,0 +1,58 @@
+"""The picture of a search can be read: decades are labelled, and the best is told and marked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from streamkern.tuning.plot import scores_figure
+
+
+def row(kernel: str, width: float, ridge: float, error: float, **more: float) -> dict[str, Any]:
+    return {"kernel": kernel, "bandwidth": width, "ridge": ridge, "held_out_mse": error, **more}
+
+
+def texts(axis: Any) -> list[str]:
+    low, high = sorted(axis.get_view_interval())
+    return [t.get_text() for t in axis.get_ticklabels() if low <= value_of(t) <= high]
+
+
+def value_of(label: Any) -> float:
+    return float(label.get_text() or "nan")
+
+
+@pytest.mark.parametrize("factor", [1.3, 3.0, 30.0, 1e4])
+def test_numbers_stand_at_the_marks(factor: float) -> None:
+    table = [row("laplace", 2.0 * factor**k, 0.0, 0.5 * factor**-k) for k in range(3)]
+    figure = scores_figure(table, table[2])
+    figure.canvas.draw()
+    (axes,) = figure.axes
+    for axis in (axes.xaxis, axes.yaxis):
+        told = texts(axis)
+        assert 2 <= len(told) <= 12
+        assert all(float(text) > 0 for text in told)
+    if factor >= 30:
+        assert {"10", "100", "1000"} <= set(texts(axes.xaxis))
+
+
+def test_the_best_is_in_the_title_and_ringed() -> None:
+    table = [row("laplace", 2.0, 0.0, 0.5), row("gaussian", 8.0, 1e-6, 0.25)]
+    figure = scores_figure(table, table[1])
+    (axes,) = figure.axes
+    assert axes.get_title(loc="left") == "Best: gaussian, bandwidth 8, ridge 1e-06; error 0.25"
+    (ring,) = (line for line in axes.lines if line.get_label() == "the best")
+    assert (ring.get_xdata()[0], ring.get_ydata()[0]) == (8.0, 0.25)
+    shown = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert shown == ["laplace, ridge 0", "gaussian, ridge 1e-06", "the best"]
+
+
+def test_a_colour_is_a_kernel_and_a_dash_a_ridge() -> None:
+    table = [row(k, 2.0, r, 0.5, se=0.1) for k in ("laplace", "cauchy") for r in (0.0, 1e-6)]
+    (axes,) = scores_figure(table, table[0]).axes
+    looks = {line.get_label(): (line.get_color(), line.get_linestyle()) for line in axes.lines}
+    assert looks["laplace, ridge 0"][0] == looks["laplace, ridge 1e-06"][0]
+    assert looks["laplace, ridge 0"][0] != looks["cauchy, ridge 0"][0]
+    assert looks["laplace, ridge 0"][1] == looks["cauchy, ridge 0"][1]
+    assert looks["laplace, ridge 0"][1] != looks["laplace, ridge 1e-06"][1]
+    assert len(axes.collections) == 4  # error bars
