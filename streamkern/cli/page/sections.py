@@ -80,7 +80,7 @@ def in_short(runs: Sequence[Facts]) -> Html:
             named(run, k), run.state, run.solver, _kernel(run), count(run.n_centers),
             count(run.done["samples"]), _share(run), count(run.done["epoch"]), figure(run.loss),
             *(figure(run.figures.get(name)) for name in names), seconds(working_s(run)),
-            None if run.seen is None else moment(run.seen),
+            None if run.seen is None else tag("time", clock(run.seen)[:16], datetime=run.seen),
         ]
         for k, run in enumerate(runs)
     ]  # fmt: skip
