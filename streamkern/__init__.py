@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # the public names, one a line; `homes` reads these lines
     from streamkern.estimator.estimators import KernelClassifier as KernelClassifier
     from streamkern.estimator.estimators import KernelRegressor as KernelRegressor
     from streamkern.estimator.load import load as load
+    from streamkern.estimator.tune import tune as tune
     from streamkern.filesystem.cache import Cache as Cache
     from streamkern.ingest.ingest import ingest as _ingest
     from streamkern.kernels.builtin import Cauchy as Cauchy
@@ -65,7 +66,6 @@ if TYPE_CHECKING:  # the public names, one a line; `homes` reads these lines
     from streamkern.stream.sources.transforms import deterministic as deterministic
     from streamkern.stream.sources.transforms import host_transform as host_transform
     from streamkern.train.train import train as _train
-    from streamkern.tuning.search import tune as tune
 
     ingest_store = _ingest
     materialise_store = _materialise

@@ -32,9 +32,8 @@ ROOMS = [
     ["stream", "solver", "centers", "predict"],
     ["config"],
     ["train"],
-    ["tuning", "estimator"],
-    ["cli.page"],
-    ["cli"],
+    ["tuning"],
+    ["estimator", "cli"],
     ["__main__"],
 ]
 FLOORS = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}

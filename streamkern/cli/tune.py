@@ -51,6 +51,15 @@ Ridges = Annotated[
 Kernels = Annotated[
     str | None, typer.Option(metavar="NAME,NAME,...", help="Default: that of the run file.")
 ]
+MetricName = Annotated[
+    str,
+    typer.Option(
+        "--metric",
+        metavar="NAME",
+        help="That decides: accuracy, balanced_accuracy, log_loss or mse of classes; mse, mae or "
+        "r2 of values. auto: accuracy, or mse.",
+    ),
+]
 Rows = Annotated[int | None, typer.Option(help="Rows of the sample, at most.  [default: 20000]")]
 Centers = Annotated[
     int | None,
@@ -83,6 +92,7 @@ def tune(
     context: typer.Context,
     run_file: RunFile = None,
     train: Train = None,
+    metric: MetricName = "auto",
     bandwidths: Bandwidths = "auto",
     ridges: Ridges = "auto",
     kernels: Kernels = None,
@@ -101,9 +111,11 @@ def tune(
 ) -> None:
     """Find kernel, bandwidth and ridge by short trainings on a sample of the data.
 
-    A part of the sample is held out; the test store is not touched. Every training is recorded
-    when it is done: after an interruption the same command goes on. The bandwidth found is meant
-    for the run on all of the data; the ridge is an upper bound there.
+    A part of the sample is held out; the test store is not touched. The settings of the run file
+    are tried as well, and kept unless others are better by more than two standard errors. Every
+    training is recorded when it is done: after an interruption the same command goes on, and with
+    another metric nothing is trained twice. The bandwidth found is meant for the run on all of the
+    data; the ridge is an upper bound there.
     """
     config = run_config(
         run_file, {"data.train": train, "solver.name": solver}, memory=memory, cache_size=None,
@@ -114,7 +126,7 @@ def tune(
     with resumable(context.obj, kept=True), warnings.catch_warnings():
         warnings.simplefilter("once", UserWarning)  # every training has the same ones
         tuned = run_tuning(
-            config, bandwidths=_numbers(bandwidths, "--bandwidths"),
+            config, metric=metric, bandwidths=_numbers(bandwidths, "--bandwidths"),
             ridges=_numbers(ridges, "--ridges"),
             kernels=None if kernels is None else [name.strip() for name in kernels.split(",")],
             rows=rows, centers=centers, epochs=epochs, folds=folds, refine=refine, out=folder,
@@ -169,23 +181,33 @@ def _show(event: str, fields: Mapping[str, Any]) -> None:
 
 def _show_result(tuned: Tuned, folder: str, as_json: bool) -> None:
     if as_json:
-        result = {"best": tuned.best, "table": tuned.table, "search": tuned.search}
-        typer.echo(as_text(result | {"toml": tuned.toml, "out": redact(folder)}))
+        result = {"best": tuned.best, "table": tuned.table, "metric": tuned.metric}
+        result |= {"search": tuned.search, "toml": tuned.toml, "out": redact(folder)}
+        typer.echo(as_text(result))
         return
-    rows = [{**row, "kernel": kernel_text(row["kernel"])} for row in tuned.table]
-    for row in rows:
-        row["within 1 se"] = "yes" if row.pop("within", False) else ""
-        row["held_out_mse"] = "diverged" if row["held_out_mse"] is None else row["held_out_mse"]
-    figures = ("held_out_mse", "se", "within 1 se", "held_out_r2", "held_out_accuracy")
-    columns = ["kernel", "bandwidth", "ridge", *figures, "seconds"]
-    shown = [name for name in columns if any(row.get(name) not in (None, "") for row in rows)]
-    typer.echo(table(rows, shown))
+    typer.echo(table(*_shown(tuned)))
     typer.echo(f"\n{tuned.toml}")
+    if tuned.best["as_given"]:
+        say(f"nothing is surely better in {tuned.metric} than the settings as given: they are kept")
     if tuned.edge:
         say("note: the best bandwidth is at the edge of those tried; give --bandwidths beyond it")
     if tuned.ridge_edge:
         say("note: the best ridge is at the edge of those tried; give --ridges beyond it")
     say(f"results are in {folder}; the ridge found is an upper bound for a run on more rows")
+
+
+def _shown(tuned: Tuned) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rows and columns of the table, the metric that decided in front."""
+    rows = [{**row, "kernel": kernel_text(row["kernel"])} for row in tuned.table]
+    for row in rows:
+        row["within 2 se"] = "yes" if row.pop("within") else ""
+        row["as given"] = "yes" if row.pop("as_given") else ""
+        row["held_out_mse"] = "diverged" if row["held_out_mse"] is None else row["held_out_mse"]
+    judged = f"held_out_{tuned.metric}"
+    figures = [name for name in rows[0] if name.startswith("held_out_") and name != judged]
+    columns = ["kernel", "bandwidth", "ridge", "as given", judged, "se", "within 2 se", *figures]
+    columns.append("seconds")
+    return rows, [name for name in columns if any(row.get(name) not in (None, "") for row in rows)]
 
 
 def _save_plot(tuned: Tuned, folder: str) -> None:

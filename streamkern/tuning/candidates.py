@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.machine import available_memory
@@ -46,12 +47,21 @@ class Wishes:
 class Candidates:
     """Makes the settings of a candidate, and the rows it is trained and evaluated on.
 
-    trial : settings of every candidate but for kernel, bandwidth and ridge. copies : replicas of
-    the rows to fit in an epoch. Raises ConfigError and DataError.
+    trial : settings of every candidate but for kernel, bandwidth and ridge, which are those that
+    were given. distances : in place of model.metric. copies : replicas of the rows to fit in an
+    epoch. Raises ConfigError and DataError.
     """
 
-    def __init__(self, config: RunConfig, data: Data, wishes: Wishes, folds: int) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        data: Data,
+        wishes: Wishes,
+        folds: int,
+        distances: npt.NDArray[Any] | None = None,
+    ) -> None:
         self.folds, self.n_parts = folds, max(HELD_OUT, folds)
+        self.distances = distances
         self.seed = config.run.random_state
         self.sample = _sampled(config, data, wishes.rows)
         n = len(self.sample.X)
@@ -86,6 +96,24 @@ class Candidates:
             self._split = fold, self.sample.split(fold, self.n_parts, self.seed, self.copies)
         return self._split[1]
 
+    def targets(self, fold: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
+        """(class ids (n,) or values (n, c), sample weights (n,) or None) of the rows held out."""
+        out, sample = self.sample.held_out(fold, self.n_parts, self.seed), self.sample
+        return sample.y[out], None if sample.w is None else sample.w[out]
+
+    def given(self) -> tuple[Any, float | str | None, float | str]:
+        """Kernel, bandwidth and ridge of the settings as they were given, JSON values.
+
+        bandwidth : as in `config`, and a word where it is to be found.
+        """
+        told = self.trial.model_dump(mode="json")
+        kernel, width = told["model"]["kernel"], told["model"]["bandwidth"]
+        widths = [] if kernel == "auto" else bandwidths(kernel)
+        if kernel != "auto" and "auto" not in widths:
+            width = max(widths) if widths else None
+        ridge = told["solver"]["ridge"]
+        return kernel, _number(width), _number(ridge)
+
     def config(self, kernel: Any, bandwidth: float | None, ridge: float) -> RunConfig:
         """The settings of one; bandwidth None: its own, or the median distance."""
         model = in_settings(kernel, bandwidth)
@@ -114,7 +142,8 @@ class Candidates:
         """The ridges to try; ConfigError for one, or a kernel, that no training would accept."""
 
         def check(kernel: Any, ridge: float) -> None:
-            open_run(self.config(kernel, bandwidth, ridge), Given(self.split(0)[0])).backend.close()
+            rows = Given(self.split(0)[0], metric=self.distances)
+            open_run(self.config(kernel, bandwidth, ridge), rows).backend.close()
 
         ridge = self.trial.solver.ridge
         own = [0.0 if ridge == "auto" else ridge]
@@ -128,6 +157,11 @@ class Candidates:
         except ConfigError:  # the solver knows no ridge
             return [0.0]
         return sorted({*RIDGES, *own})
+
+
+def _number(value: Any) -> Any:
+    """As `numbers_or_auto` has it: 3 and 3.0 are one name of a record."""
+    return value if value is None or isinstance(value, str) else float(value)
 
 
 def copies_and_epochs(passes: int, copies: int, epochs: int) -> tuple[int, int]:

@@ -43,6 +43,11 @@ class SearchSample:
     source: BaseSource
     w: npt.NDArray[Any] | None = None
 
+    def held_out(self, fold: int, n_parts: int, seed: int) -> npt.NDArray[np.bool_]:
+        """Which rows split `fold` holds out, (n,)."""
+        found: npt.NDArray[np.bool_] = parts_of(self.stratum, n_parts, seed) == fold
+        return found
+
     def split(
         self, fold: int, n_parts: int, seed: int, max_copies: int
     ) -> tuple[BaseSource, ArraySource]:
@@ -51,7 +56,7 @@ class SearchSample:
         max_copies : at most so many replicas of an augmented source. Raises DataError where
         nothing is left to hold out.
         """
-        out = parts_of(self.stratum, n_parts, seed) == fold
+        out = self.held_out(fold, n_parts, seed)
         if not out.any():
             raise DataError(
                 f"split {fold + 1} has no rows to hold out: {len(self.X)} rows in "

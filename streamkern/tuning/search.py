@@ -1,13 +1,15 @@
 """Choosing kernel, bandwidth and ridge by trainings on a small sample of the data.
 
-A bounded sample of the stored rows is split into rows to fit and rows held out (`holdout`). Every
-combination of the kernels, bandwidths and ridges is trained on the one with few centers, by the
-same `train` as a real run, and evaluated on the other. Then come rounds of refinement, in each of
-which the bandwidth of the best combination gets two more neighbours: half way, on the log scale, to
-those it has; where it has none on one side, as far out again as the other one is. A best ridge
-with none beyond it gets one more, as far out again; there is nothing below 0. Every candidate sees
-the same rows and batches, and centers chosen the same way, so that differences are those of the
-settings. In a sum or a product of kernels the bandwidths of all parts change by one factor.
+A bounded sample of the stored rows is split into rows to fit and rows held out (`holdout`). The
+settings as they were given, and combinations of kernels, bandwidths and ridges (`grid`, or
+`optuna_trials`), are trained on the one with few centers, by the same `train` as a real run, and
+evaluated on the other. Every candidate sees the same rows and batches, and centers chosen the same
+way, so that differences are those of the settings. In a sum or a product of kernels the bandwidths
+of all parts change by one factor.
+
+They are compared by a metric of the rows held out (`metrics`), equal ones by mean squared error,
+which is what training minimises. The settings as they were given are kept unless others are better
+by more than two standard errors of the difference, which the losses of single rows tell (`table`).
 
 How what is found carries over to the run on all of the data:
 
@@ -15,19 +17,18 @@ How what is found carries over to the run on all of the data:
   more rows and centers slightly smaller ones become affordable.
 - The ridge belongs to the mean loss, (1/2n) sum |f(x_i) - y_i|^2 + (ridge/2) |f|^2, and needs no
   rescaling. The best one falls as n grows, so the one found is an upper bound for the run.
+- Settings that were left open, "auto", stay so where they are kept: the run finds its own.
 - Errors are those of a model with few centers on few rows, and not those of the run.
-
-The candidates are compared by mean squared error, which is what training minimises, also where
-there are classes: on a few thousand rows accuracy has many ties.
 """
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError, DivergenceError
 from streamkern.basics.stop import StopRequest, resumable
@@ -46,10 +47,12 @@ from streamkern.tuning.candidates import (
     numbers_or_auto,
     plain_kernels,
 )
+from streamkern.tuning.grid import most_trainings, search_grid
+from streamkern.tuning.metrics import OF_CLASSES, OF_VALUES, find_metric, row_weights
 from streamkern.tuning.records import Trials
-from streamkern.tuning.trainings import MSE, Row, Trainings
+from streamkern.tuning.table import Row, Table
+from streamkern.tuning.trainings import Report, Trainings
 
-FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the median distance between centers, or what is given
 MAX_FOLDS, MAX_REFINE = 20, 20
 
 
@@ -57,35 +60,44 @@ MAX_FOLDS, MAX_REFINE = 20, 20
 class Tuned:
     """What a search found.
 
-    table : a row for each combination, best first: kernel, bandwidth (of a sum or product the
-    largest of its parts, which change by a common factor; None of a kernel without), ridge,
-    held_out_mse, held_out_r2 (held_out_accuracy with classes), seconds. With several folds these
-    figures are means, `se` is the standard error of held_out_mse, and `within` says whether that is
-    within one `se` of the best. Where a training diverged it is None.
-    best : the first row. config : the settings given, with the best in them, the bandwidth to six
-    digits. search : rows, centers, epochs and the like. edge : no bandwidth on one side of the
-    best was tried. ridge_edge : no ridge.
+    best : the row of the table that was chosen, which is its first: the settings as they were
+    given, unless others are better by more than two standard errors.
+    table : a row for each combination, after the first best first: kernel, bandwidth (of a sum or
+    product the largest of its parts, which change by a common factor; None of a kernel without),
+    ridge; as_given, whether they are the settings that were given, of which what those leave open
+    is as a training found it; held_out_mse and the other figures, means over the splits; se, the
+    standard error of the difference to the best figure in `metric`, over the rows held out (None
+    where that is one row), and within, whether the difference is two of them or less; seconds.
+    Where a training diverged, held_out_mse is None.
+    config : the settings given, with the best in them, the bandwidth to six digits.
+    metric : that they were judged by. search : rows, centers, epochs and the like.
+    edge : no bandwidth on one side of the best was tried. ridge_edge : no ridge.
+    estimator : with the best settings, where the data was given as for `fit`, else None.
     """
 
     best: Row
     table: list[Row]
     config: RunConfig
+    metric: str
     search: Row
     edge: bool
     ridge_edge: bool
+    estimator: Any = None
 
     @property
     def toml(self) -> str:
         """The best settings, to be pasted into a run file."""
-        tables = _sections(self.best)
-        if tables["model"]["bandwidth"] == "auto":
-            del tables["model"]["bandwidth"]
-        return toml(tables)
+        settings = self.config.model_dump(mode="json")
+        model = {name: settings["model"][name] for name in ("kernel", "bandwidth")}
+        if model["bandwidth"] == "auto":
+            del model["bandwidth"]
+        return toml({"model": model, "solver": {"ridge": settings["solver"]["ridge"]}})
 
 
 def tune(
     config: RunConfig | str | os.PathLike[str],
     *,
+    metric: str = "auto",
     bandwidths: Sequence[float] | str = "auto",
     ridges: Sequence[float] | str = "auto",
     kernels: Sequence[Any] | None = None,
@@ -96,40 +108,17 @@ def tune(
     refine: int = 2,
     out: str | os.PathLike[str] | None = None,
     source: Source | None = None,
-    progress: bool | str = False,
+    distances: npt.NDArray[Any] | None = None,
+    progress: bool = False,
     report: Report | None = None,
     stop: StopRequest | None = None,
 ) -> Tuned:
     """Search the kernel, bandwidth and ridge of a run on a sample of its data.
 
-    Parameters
-    ----------
-    config : settings, or the path of a run file.
-    bandwidths : of every kernel that has one, of sums and products that of the widest part;
-        "auto": 1/4, 1/2, 1, 2 and 4 times that of a table that says it, or the median distance.
-    ridges : "auto": 0, 1e-6, 1e-4 and that of the settings; 0 where the solver knows no ridge.
-    kernels : as in a run file; default: that of the settings.
-    rows : of the sample, at most; default: 20 000, or what 512 MiB hold.
-    centers : or Fourier features; default: a fifth of the rows, at most 2 000 and at most those of
-        the settings.
-    epochs : passes over the rows to fit; default: for 100 000 samples, at most 20. Copies of an
-        augmented source count as passes.
-    folds : splits, which hold different rows out. refine : rounds of two more bandwidths, and of
-        one more ridge where the best has none beyond it.
-    out : folder or URL where every training is kept once it is done: the same call goes on, also
-        with further kernels, bandwidths, ridges or folds. SIGTERM, SIGINT and SIGHUP end it
-        at once.
-    source : in place of data.train and data.transforms.
-    progress : say how far a training is; see `train`.
-    report : called with ("search", sizes) before the first training, ("trial", record) after each.
-    stop : the caller's own, for a search that is a part of something larger.
+    Parameters are those of `streamkern.tune`, and these; errors are raised as there.
 
-    Raises
-    ------
-    ConfigError, DataError : before anything was written.
-    ResumeMismatchError : `out` holds a search with other settings or data, which are named.
-    RunError : `out` can not be used, or another process is at it.
-    TrainingInterrupted : a signal, with `out`. DivergenceError : every candidate diverged.
+    config : settings, or the path of a run file.
+    source : in place of data.train and data.transforms. distances : in place of model.metric.
     """
     config = config if isinstance(config, RunConfig) else load_run_file(config)
     for name, value, low, high in (
@@ -143,16 +132,14 @@ def tune(
     chosen = plain_kernels(config, kernels)
     widths = numbers_or_auto("bandwidths", bandwidths, above=True)
     penalties = numbers_or_auto("ridges", ridges, above=False)
-    with_width = sum(1 for kernel in chosen if notation.bandwidths(kernel))
-    if widths is not None and not with_width:
+    if widths is not None and not any(map(notation.bandwidths, chosen)):
         raise ConfigError(f"bandwidths={bandwidths!r} but no kernel has one; leave bandwidths= out")
     data = open_data(config, source)
-    candidates = Candidates(config, data, Wishes(rows, centers, epochs), folds)
+    judged_by = find_metric(metric, data.source.classes is not None)
+    candidates = Candidates(config, data, Wishes(rows, centers, epochs), folds, distances)
     penalties = candidates.ridges(penalties, chosen, None if widths is None else widths[0])
     trials = Trials(out, _identity(candidates, data), config.data.storage_options)
-    n_widths = len(FACTORS if widths is None else widths)
-    more = 2 * bool(with_width and n_widths > 1) + (sum(map(bool, penalties)) > 1)
-    tried = (with_width * n_widths + len(chosen) - with_width) * len(penalties) + more * refine
+    tried = 1 + most_trainings(chosen, widths, penalties, refine)
 
     def recorded() -> str:
         return f"with {len(trials.records())} of {tried * folds} trainings recorded"
@@ -160,128 +147,52 @@ def tune(
     with resumable(stop, kept=out is not None, where=recorded) as request, trials:
         trainings = Trainings(candidates, trials, request, tried * folds, report, progress)
         sizes = trainings.announce(chosen, penalties)
-        table = _searched(trainings, chosen, widths, penalties, refine)
-        best = table[0]
-        keys = {f"{s}.{k}": v for s, t in _sections(best).items() for k, v in t.items()}
-        edges = (_at_edge(name, best, table) for name in ("bandwidth", "ridge"))
-        tuned = Tuned(best, table, config.with_overrides(keys), sizes, *edges)
-        trials.finish({"best": best, "table": table, "search": sizes, "toml": tuned.toml})
+        targets = map(candidates.targets, range(folds))
+        table = Table(judged_by, [row_weights(judged_by, *of_split) for of_split in targets])
+        table.add(trainings.as_given())
+        search_grid(trainings, table, chosen, widths, penalties, refine)
+        tuned = _tuned(config, table, sizes)
+        found = {"best": tuned.best, "table": tuned.table, "metric": tuned.metric}
+        trials.finish(found | {"search": sizes, "toml": tuned.toml})
     return tuned
 
 
-def _searched(
-    trainings: Trainings,
-    kernels: list[Any],
-    bandwidths: list[float] | None,
-    ridges: list[float],
-    refine: int,
-) -> list[Row]:
-    """The grid, the refinement, the table."""
-    table = [
-        trainings.measured(made, bandwidth, ridge)
-        for kernel in kernels
-        for made, bandwidth in _grid(trainings, kernel, bandwidths, ridges[0])
-        for ridge in ridges
-    ]
-    for _ in range(refine):
-        best = _sorted(table)[0]
-        table += [
-            trainings.measured(best["kernel"], best["bandwidth"], ridge)
-            for ridge in _beyond(best["ridge"], _tried("ridge", best, table))
-        ]
-        best = _sorted(table)[0]
-        table += [
-            trainings.measured(best["kernel"], bandwidth, best["ridge"])
-            for bandwidth in _neighbours(best["bandwidth"], _tried("bandwidth", best, table))
-        ]
-    table = _sorted(table)
-    if table[0][MSE] is None:
+def _tuned(config: RunConfig, table: Table, sizes: Row) -> Tuned:
+    point, rows = table.chosen(), table.rows()
+    if point.diverged:
         raise DivergenceError(
             "every candidate diverged; check the data for outliers, or scale the features"
         )
-    if "se" in table[0]:
-        bound = table[0][MSE] + table[0]["se"]
-        for row in table:
-            row["within"] = row[MSE] is not None and row[MSE] <= bound
-    return table
+    edges = []
+    for name in ("bandwidth", "ridge"):
+        tried, value = table.tried(name, point.kernel), getattr(point, name)
+        at_end = len(tried) > 1 and value in (tried[0], tried[-1]) and value > 0
+        edges.append(at_end and not point.is_open)
+    if not point.is_given:
+        config = config.with_overrides(_overrides(point.kernel, point.bandwidth, point.ridge))
+    return Tuned(rows[0], rows, config, table.metric.name, sizes, *edges)
 
 
-def _grid(
-    trainings: Trainings, kernel: Any, bandwidths: list[float] | None, ridge: float
-) -> list[tuple[Any, float | None]]:
-    """The kernel, with ratios of bandwidths that are known, and each bandwidth to try."""
-    own = notation.bandwidths(kernel)
-    if not own:
-        return [(kernel, None)]
-    if bandwidths is not None:
-        return [(kernel, bandwidth) for bandwidth in bandwidths]
-    if "auto" not in own:
-        scale = float(max(own))
-    else:  # the engine says what it is
-        first = trainings.automatic(kernel, ridge)
-        kernel, scale = first["kernel"], first["bandwidth"]
-    return [(kernel, scale if factor == 1 else _neat(factor * scale)) for factor in FACTORS]
+def _overrides(kernel: Any, bandwidth: float | None, ridge: float) -> dict[str, Any]:
+    """As settings; a bandwidth that the kernel holds, or lacks, is "auto"."""
+    model = notation.in_settings(kernel, bandwidth)
+    if model["bandwidth"] != "auto":
+        model["bandwidth"] = float(f"{model['bandwidth']:.6g}")
+    return {**{f"model.{name}": value for name, value in model.items()}, "solver.ridge": ridge}
 
 
 def _identity(candidates: Candidates, data: Data) -> dict[str, Any]:
-    """What must not change when a search goes on: all but what is searched."""
+    """What must not change when a search goes on: all but what is searched, and the metric."""
     settings = candidates.trial.identity()
     settings["data"].pop("train", None)  # a store may move: its contents count
     for section, key in (("model", "kernel"), ("model", "bandwidth"), ("solver", "ridge")):
         settings[section].pop(key, None)
     sample = {"rows": len(candidates.sample.X), "parts": candidates.n_parts}
-    found = {"settings": settings, "data": data.source.describe(), "sample": sample}
-    model = candidates.trial.model
-    if model.metric != "none" and not model.learns_metric:
-        found["metric"] = digest(open_metric(candidates.trial, int(candidates.sample.X[0].size)))
+    metrics = OF_VALUES if data.source.classes is None else OF_CLASSES
+    kept = sorted({metric.loss for metric in metrics.values()})
+    found = {"settings": settings, "data": data.source.describe(), "sample": sample, "kept": kept}
+    model, given = candidates.trial.model, candidates.distances
+    if given is not None or (model.metric != "none" and not model.learns_metric):
+        d = int(candidates.sample.X[0].size)
+        found["metric"] = digest(open_metric(candidates.trial, d) if given is None else given)
     return found
-
-
-# -- the table ---------------------------------------------------------------------------------
-
-
-def _sorted(table: list[Row]) -> list[Row]:
-    """Best first; those that diverged last."""
-    return sorted(table, key=lambda row: math.inf if row[MSE] is None else row[MSE])
-
-
-def _tried(name: str, best: Row, table: list[Row]) -> list[float]:
-    """The bandwidths or the ridges that were tried with the kernel of `best`, in order."""
-    like = (row[name] for row in table if row["kernel"] == best["kernel"])
-    return sorted({value for value in like if value is not None})
-
-
-def _at_edge(name: str, best: Row, table: list[Row]) -> bool:
-    tried = _tried(name, best, table)
-    return len(tried) > 1 and best[name] in (tried[0], tried[-1]) and best[name] > 0
-
-
-def _neighbours(best: float | None, tried: list[float]) -> list[float]:
-    """Two more bandwidths beside `best`, one of the ascending `tried`; none without others."""
-    if best is None or len(tried) < 2:
-        return []
-    at = tried.index(best)
-    low = math.sqrt(tried[at - 1] * best) if at else best * best / tried[1]
-    high = best * best / tried[at - 1] if best == tried[-1] else math.sqrt(tried[at + 1] * best)
-    return [width for width in (_neat(low), _neat(high)) if width not in tried]
-
-
-def _beyond(best: float, tried: list[float]) -> list[float]:
-    """One more ridge, if `best` is at an end of the ascending `tried` other than 0."""
-    above = [ridge for ridge in tried if ridge]
-    if len(above) < 2 or best not in (above[-1], tried[0]) or not best:
-        return []
-    return [_neat(best * best / above[-2 if best == above[-1] else 1])]
-
-
-def _neat(bandwidth: float) -> float:
-    """To four digits: more of them decide nothing."""
-    return float(f"{bandwidth:.4g}")
-
-
-def _sections(best: Row) -> dict[str, dict[str, Any]]:
-    """A row of the table as settings; a bandwidth that the kernel holds, or lacks, is "auto"."""
-    model = notation.in_settings(best["kernel"], best["bandwidth"])
-    if model["bandwidth"] != "auto":
-        model["bandwidth"] = float(f"{model['bandwidth']:.6g}")
-    return {"model": model, "solver": {"ridge": best["ridge"]}}

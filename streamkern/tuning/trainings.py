@@ -12,16 +12,18 @@ import numpy as np
 
 from streamkern.basics.errors import DivergenceError
 from streamkern.basics.stop import StopRequest
+from streamkern.config.run_config import RunConfig
 from streamkern.kernels import notation
 from streamkern.solver.equations import SINGULAR_NOTE
 from streamkern.solver.method import Report
 from streamkern.train.train import Result, train
 from streamkern.tuning.candidates import Candidates
+from streamkern.tuning.metrics import MSE, OF_CLASSES, OF_VALUES, losses, packed, row_weights
 from streamkern.tuning.records import Trials
+from streamkern.tuning.table import HELD_OUT, Point, Row
 
-Row = dict[str, Any]
-HELD_OUT = "held_out"  # in front of the figures of a row, which are of the rows held out
-MSE = f"{HELD_OUT}_mse"
+Report = Callable[[str, Row], None]
+Asked = tuple[Any, Any, Any]
 
 
 class Trainings:
@@ -45,86 +47,139 @@ class Trainings:
     def announce(self, kernels: Sequence[Any], ridges: Sequence[float]) -> Row:
         """What there is to do, and with what; reported with the number of those recorded before."""
         sizes = {"trainings": self.total, **self.candidates.sizes()}
-        records = self.trials.records()
+        records, own = self.trials.records(), list(self.candidates.given())
         known = [*kernels, *(r["kernel"] for r in records if r.get("given") in kernels)]
+        # Those of the grid, and what the refinement goes on to.
         like = (
-            r["kernel"] in known and r["fold"] < self.candidates.folds
-            # Those of the grid, and what the refinement goes on to.
-            and (r["ridge"] in ridges or not ridges[0] <= r["ridge"] <= ridges[-1])
+            r["asked"] == own
+            or (
+                r["asked"][0] in known
+                and (r["ridge"] in ridges or not ridges[0] <= r["ridge"] <= ridges[-1])
+            )
             for r in records
-        )  # fmt: skip
+            if r["fold"] < self.candidates.folds
+        )
         self._report("search", {**sizes, "recorded": min(self.total, sum(like))})
         return sizes
 
-    def measured(self, kernel: Any, bandwidth: float | None, ridge: float) -> Row:
-        """A row of the table: all splits of a candidate."""
-        records = [
-            self._recorded(kernel, bandwidth, ridge, fold)
-            or self._trained(kernel, bandwidth, ridge, fold)
-            for fold in range(self.candidates.folds)
-        ]
-        row: Row = {"kernel": kernel, "bandwidth": bandwidth, "ridge": ridge, MSE: None}
-        errors = [record[MSE] for record in records]
-        if None not in errors:
-            figures = [name for name in records[0] if name.startswith(f"{HELD_OUT}_")]
-            row |= {name: float(np.mean([r[name] for r in records])) for name in figures}
-            if len(errors) > 1:
-                row["se"] = float(np.std(errors, ddof=1) / math.sqrt(len(errors)))
-        return row | {"seconds": math.fsum(record["seconds"] for record in records)}
+    def measured(self, kernel: Any, bandwidth: float | None, ridge: float) -> Point:
+        """All splits of a candidate."""
+        return self._point((kernel, bandwidth, ridge))
+
+    def as_given(self) -> Point:
+        """All splits of the settings as they were given.
+
+        What they leave open is found in every training, and shown as the first one has found it.
+        """
+        return self._point(self.candidates.given())
 
     def automatic(self, kernel: Any, ridge: float) -> Row:
-        """The record of the kernel with its bandwidth as the engine chooses it, in numbers.
+        """The record of the kernel with the median distance as its bandwidth, in numbers.
 
-        A kernel of which some parts say theirs has that of all parts in them.
+        A kernel of which some parts say theirs has that of all parts in them. Raises
+        DivergenceError: without its number there is no grid.
         """
         known = (r for r in self.trials.records() if r.get("given") == kernel)
-        return next(known, None) or self._trained(kernel, "auto", ridge, 0)
+        return next(known, None) or self._automatic(kernel, ridge)
 
-    def _recorded(self, *key: Any) -> Row | None:
-        found = self.trials.get(key)
-        if found is not None:
-            self._used.add(repr(key))
-        return found
+    def _point(self, asked: Asked) -> Point:
+        records = []
+        for fold in range(self.candidates.folds):
+            found = self.trials.get((*asked, fold))
+            if found is None:
+                found = self._trained(asked, fold)
+            self._used.add(repr((*asked, fold)))
+            records.append(found)
+        return Point(records, is_given=asked == self.candidates.given())
 
-    def _trained(self, kernel: Any, bandwidth: Any, ridge: float, fold: int) -> Row:
-        """The record of a training that is done now."""
-        self.stop.check()
-        began, given = time.perf_counter(), kernel if bandwidth == "auto" else None
-        fit, held_out = self.candidates.split(fold)
-        config = self.candidates.config(kernel, None if given else bandwidth, ridge)
-        metrics: dict[str, float] = {}
+    def _trained(self, asked: Asked, fold: int) -> Row:
+        began, as_given = time.perf_counter(), asked == self.candidates.given()
+        config = self.candidates.trial if as_given else self.candidates.config(*asked)
+        shown = tuple(None if isinstance(value, str) else value for value in asked[1:])
+        found: Row = dict(zip(("kernel", "bandwidth", "ridge"), (asked[0], *shown), strict=True))
         try:
-            with warnings.catch_warnings():
-                # What the solution without a ridge is worth, the rows held out say here.
-                warnings.filterwarnings("ignore", SINGULAR_NOTE)
-                result = train(
-                    config, source=fit, test=held_out, progress=self.progress, stop=self.stop
-                )
-            result.model.backend.close()
-            metrics = {HELD_OUT + k.removeprefix("test"): v for k, v in result.metrics.items()}
-            if given:
-                kernel, bandwidth = _resolved(kernel, result)
+            found |= self._result(config, fold, asked)
         except DivergenceError:
-            if given:
-                raise  # without its number there is no grid
-        # A loss that overflows has diverged as well.
-        finite = metrics if metrics and all(map(math.isfinite, metrics.values())) else {MSE: None}
-        key, seconds = (kernel, bandwidth, ridge, fold), time.perf_counter() - began
-        record = dict(zip(("kernel", "bandwidth", "ridge", "fold"), key, strict=True))
-        record |= {"given": given, **finite, "seconds": seconds}
-        self.trials.add(key, record)
-        self._used.add(repr(key))
+            found[f"{HELD_OUT}_mse"] = None
+        return self._keep(asked, fold, found, time.perf_counter() - began)
+
+    def _automatic(self, kernel: Any, ridge: float) -> Row:
+        began = time.perf_counter()
+        config = self.candidates.config(kernel, None, ridge)
+        found = self._result(config, 0, (kernel, "median", ridge)) | {"given": kernel}
+        asked = found["kernel"], found["bandwidth"], ridge
+        return self._keep(asked, 0, found, time.perf_counter() - began)
+
+    def _result(self, config: RunConfig, fold: int, asked: Asked) -> Row:
+        """Kernel, bandwidth and ridge in numbers, figures and losses of the rows held out."""
+        self.stop.check()
+        fit, held_out = self.candidates.split(fold)
+        with warnings.catch_warnings():
+            # What the solution without a ridge is worth, the rows held out say here.
+            warnings.filterwarnings("ignore", SINGULAR_NOTE)
+            result = train(
+                config, source=fit, test=held_out, metric=self.candidates.distances,
+                progress=self.progress, stop=self.stop,
+            )  # fmt: skip
+        try:
+            # A loss that overflows has diverged as well.
+            if not result.metrics or not all(map(math.isfinite, result.metrics.values())):
+                raise DivergenceError("the error on the rows held out is not finite")
+            figures = self._figures(result, fold)
+        finally:
+            result.model.backend.close()
+        return _in_numbers(asked, result) | figures
+
+    def _figures(self, result: Result, fold: int) -> Row:
+        """Of every metric, and what each row loses."""
+        y, w = self.candidates.targets(fold)
+        classes, variance = result.model.classes is not None, None
+        if not classes:
+            v, values = row_weights(MSE, y, w), np.float64(y).reshape(len(y), -1)
+            variance = v @ np.square(values - v @ values)
+        to_host = result.model.backend.to_host
+        parts = [
+            losses(to_host(F), to_host(Y), variance)
+            for _, F, Y in result.model.stream(self.candidates.split(fold)[1])
+        ]
+        lost = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        figures = {
+            name: metric.loss_of(float(row_weights(metric, y, w) @ lost[metric.loss]))
+            for name, metric in (OF_CLASSES if classes else OF_VALUES).items()
+        }
+        figures |= {k.removeprefix("test_"): v for k, v in result.metrics.items()}
+        named: Row = {f"{HELD_OUT}_{name}": value for name, value in figures.items()}
+        return named | {"losses": {name: packed(values) for name, values in lost.items()}}
+
+    def _keep(self, asked: Asked, fold: int, found: Row, seconds: float) -> Row:
+        """Record it, and report that it is done."""
+        record = {**found, "fold": fold, "asked": list(asked), "seconds": seconds}
+        self.trials.add((*asked, fold), record)
+        self._used.add(repr((*asked, fold)))
         self._done, self._spent_s = self._done + 1, self._spent_s + seconds
         left = self.total - len(self._used)
         progress = {"left": left, "seconds_left": left * self._spent_s / self._done}
-        self._report("trial", {**record, "folds": self.candidates.folds, **progress})
+        shown = {k: v for k, v in record.items() if k not in ("losses", "asked")}
+        self._report("trial", {**shown, "folds": self.candidates.folds, **progress})
         return record
 
 
-def _resolved(kernel: Any, result: Result) -> tuple[Any, float]:
-    """The kernel, with the bandwidths of all parts if some said theirs, and its largest one."""
+def _in_numbers(asked: Asked, result: Result) -> Row:
+    """Kernel, bandwidth and ridge, as the run has found what is a word in `asked`.
+
+    The bandwidth of a sum or product is its largest one; where some parts say theirs, the kernel
+    has that of all parts.
+    """
+    kernel, bandwidth, ridge = asked
     described = result.meta["kernel"]
-    widths = notation.bandwidths(described.get("of", described))  # of Fourier features
-    if set(notation.bandwidths(kernel)) != {"auto"}:
+    described = described.get("of", described)  # of Fourier features
+    widths = notation.bandwidths(described)
+    if kernel == "auto":
+        kernel = described["kernel"]
+    elif isinstance(bandwidth, str) and set(notation.bandwidths(kernel)) != {"auto"}:
         kernel = notation.with_bandwidths(kernel, widths)
-    return kernel, max(widths)
+    return {
+        "kernel": kernel,
+        "bandwidth": max(widths) if isinstance(bandwidth, str) else bandwidth,
+        "ridge": result.ridge if isinstance(ridge, str) else ridge,
+    }

@@ -1,0 +1,176 @@
+"""`tune`: the best settings for a run file, or for an estimator and its data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from sklearn.base import clone
+
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.stop import StopRequest
+from streamkern.config.run_config import RunConfig
+from streamkern.estimator import inputs
+from streamkern.estimator.base import KernelEstimator
+from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
+from streamkern.estimator.parameters import own_names
+from streamkern.stream.sources.base import Source
+from streamkern.tuning import search
+from streamkern.tuning.metrics import OF_CLASSES, OF_VALUES
+from streamkern.tuning.search import Tuned
+from streamkern.tuning.trainings import Report
+
+CALL = "tune(X, y, estimator=KernelClassifier(...))"
+
+
+def tune(
+    X: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    estimator: KernelRegressor | KernelClassifier | None = None,
+    metric: str = "auto",
+    refit: bool = False,
+    bandwidths: Sequence[float] | str = "auto",
+    ridges: Sequence[float] | str = "auto",
+    kernels: Sequence[Any] | None = None,
+    rows: int | None = None,
+    centers: int | None = None,
+    epochs: int | None = None,
+    folds: int = 1,
+    refine: int = 2,
+    out: str | os.PathLike[str] | None = None,
+    source: Source | None = None,
+    progress: bool = False,
+    report: Report | None = None,
+    stop: StopRequest | None = None,
+) -> Tuned:
+    """Search the kernel, bandwidth and ridge by short trainings on a sample of the data.
+
+    A part of the sample is held out. The settings as they are given are tried as well, and kept
+    unless others are better there by more than two standard errors.
+
+    Parameters
+    ----------
+    X, y, sample_weight : data as for `fit`: arrays, a DataFrame, a store, its URL, a source. Or, as
+        X alone, settings: a `RunConfig`, or the path of a run file, which ends in .toml.
+    estimator : whose settings are tuned; it is left as it is. Default: a `KernelClassifier` where
+        the targets are labels (whole numbers or words), else a `KernelRegressor`.
+    metric : that decides, by scikit-learn's names: "accuracy", "balanced_accuracy", "log_loss" or
+        "mse" of classes, "mse", "mae" or "r2" of values; "auto": accuracy, or mse. Equal ones are
+        told apart by mse. Probabilities of "log_loss" are f(x) cut off at 0.001 / classes, sum 1.
+    refit : whether the estimator is fitted to all of the data.
+    bandwidths : of every kernel that has one, of sums and products that of the widest part;
+        "auto": 1/4, 1/2, 1, 2 and 4 times that of a table that says it, or the median distance.
+    ridges : "auto": 0, 1e-6, 1e-4 and that of the settings; 0 where the solver knows no ridge.
+    kernels : as in a run file; default: that of the settings.
+    rows : of the sample, at most; default: 20 000, or what 512 MiB hold.
+    centers : or Fourier features; default: a fifth of the rows, at most 2 000 and at most those of
+        the settings.
+    epochs : passes over the rows to fit; default: for 100 000 samples, at most 20. Copies of an
+        augmented source count as passes.
+    folds : splits, which hold different rows out. refine : rounds of two more bandwidths, and of
+        one more ridge where the best has none beyond it.
+    out : folder or URL where every training is kept once it is done: the same call goes on, also
+        with another metric or further kernels, bandwidths, ridges or folds. SIGTERM, SIGINT and
+        SIGHUP end it at once.
+    source : in place of data.train and data.transforms of settings.
+    progress : draw a line on the terminal during a training.
+    report : called with ("search", sizes) before the first training, ("trial", record) after each.
+    stop : the caller's own, for a search that is a part of something larger.
+
+    Returns
+    -------
+    tuned : `tuned.estimator` has the best settings, and is fitted with `refit`; `tuned.best` are
+        they, `tuned.table` has all that was tried, `tuned.toml` is for a run file. Of settings
+        `tuned.config` are the best ones, and the estimator is None.
+
+    Raises
+    ------
+    ConfigError, DataError : before anything was written.
+    ResumeMismatchError : `out` holds a search with other settings or data, which are named.
+    RunError : `out` can not be used, or another process is at it.
+    TrainingInterrupted : a signal, with `out`. DivergenceError : every candidate diverged.
+
+    Examples
+    --------
+    >>> tuned = streamkern.tune(X, y, metric="accuracy", refit=True)  # doctest: +SKIP
+    >>> tuned.estimator.predict(X_new)  # doctest: +SKIP
+    """
+    options: dict[str, Any] = {
+        "metric": metric, "bandwidths": bandwidths, "ridges": ridges, "kernels": kernels,
+        "rows": rows, "centers": centers, "epochs": epochs, "folds": folds, "refine": refine,
+        "out": out, "progress": progress, "report": report, "stop": stop,
+    }  # fmt: skip
+    if _are_settings(X):
+        _check_alone({"y": y, "sample_weight": sample_weight, "estimator": estimator})
+        if refit:
+            raise ConfigError(
+                "refit=True is for an estimator; train the best settings with "
+                "train_model(tuned.config)"
+            )
+        return search.tune(X, source=source, **options)
+    if source is not None:
+        raise ConfigError("source= goes with settings; give the source as X")
+    own = _estimator(X, y, metric) if estimator is None else _checked(estimator)
+    tuned = _search(clone(own), X, y, sample_weight, options)
+    best = clone(own)
+    if not tuned.best["as_given"]:
+        model, ridge = tuned.config.model, tuned.config.solver.ridge
+        best.set_params(kernel=model.kernel, bandwidth=model.bandwidth, ridge=ridge)
+    return replace(tuned, estimator=best.fit(X, y, sample_weight) if refit else best)
+
+
+def _are_settings(X: Any) -> bool:
+    named = isinstance(X, str | os.PathLike) and os.fspath(X).endswith(".toml")
+    return named or isinstance(X, RunConfig)
+
+
+def _check_alone(given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise ConfigError(
+                f"{name} can not be given with settings, which say their own; leave it out, or "
+                f"give the data: {CALL}"
+            )
+
+
+def _checked(estimator: Any) -> KernelRegressor | KernelClassifier:
+    if isinstance(estimator, KernelRegressor | KernelClassifier):
+        return estimator
+    raise ConfigError(
+        f"estimator={estimator!r} must be a KernelClassifier or a KernelRegressor, or None"
+    )
+
+
+def _estimator(X: Any, y: Any, metric: str) -> KernelRegressor | KernelClassifier:
+    """The one that the metric is of, or else the targets."""
+    if isinstance(X, KernelEstimator):
+        raise ConfigError(f"the data comes first; give the estimator by name: {CALL}")
+    if (metric in OF_CLASSES) != (metric in OF_VALUES):
+        labels = metric in OF_CLASSES
+    elif y is None:
+        labels = inputs.is_stream(X) and inputs.open_stream(X).classes is not None
+    else:
+        targets = y if hasattr(y, "dtype") and hasattr(y, "ndim") else np.asarray(y)
+        labels = targets.ndim == 1 and getattr(targets.dtype, "kind", "O") in "iubUTO"
+    return KernelClassifier() if labels else KernelRegressor()
+
+
+def _search(
+    model: KernelRegressor | KernelClassifier,
+    X: Any,
+    y: Any,
+    sample_weight: Any,
+    options: Mapping[str, Any],
+) -> Tuned:
+    """On what `fit` would train on."""
+    model._check_kept("centers", "metric", "transforms")
+    source = model._source(X, y, sample_weight, first=True)
+    with own_names():
+        stream = model._transformed(source, model._transforms(source))
+        config, distances = model._config(model.epochs), model._given_metric()
+        return search.tune(config, source=stream, distances=distances, **options)

@@ -1,0 +1,129 @@
+"""What settings are judged by: figures of the rows held out, by scikit-learn's names.
+
+    mse                mean over rows and outputs of (f(x) - y)^2; of classes y is one-hot
+    mae, r2            of values: mean absolute error; R2, the plain mean over the outputs
+    accuracy           share of the rows whose largest output is that of their class
+    balanced_accuracy  mean over the classes of the accuracy on the rows of each
+    log_loss           mean of -log p(class of the row), p as in `probabilities`
+
+Each is a weighted mean of what single rows lose, or one minus it. So a difference between two
+models on the same rows has a standard error, and losses that were kept, of float32 a row, judge
+every metric afterwards.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.basics.errors import ConfigError
+
+Rows = npt.NDArray[np.float64]
+FLOOR = 1e-3  # of the mean probability: what a few thousand rows can tell from none
+
+
+@dataclass(frozen=True)
+class Metric:
+    """loss : the one of a row that it is a mean of. gain : whether it is one minus that mean.
+
+    balanced : whether every class weighs the same.
+    """
+
+    name: str
+    loss: str
+    gain: bool = False
+    balanced: bool = False
+
+    def loss_of(self, figure: float) -> float:
+        """The figure as something to be made small."""
+        return 1 - figure if self.gain else figure
+
+
+def _named(*metrics: Metric) -> dict[str, Metric]:
+    return {metric.name: metric for metric in metrics}
+
+
+MSE = Metric("mse", "mse")
+OF_VALUES = _named(MSE, Metric("mae", "mae"), Metric("r2", "r2", gain=True))
+OF_CLASSES = _named(
+    Metric("accuracy", "error", gain=True),
+    Metric("balanced_accuracy", "error", gain=True, balanced=True),
+    Metric("log_loss", "log_loss"),
+    MSE,
+)
+
+
+def find_metric(name: str, classes: bool) -> Metric:
+    """The metric of this name; "auto": accuracy of classes, mse of values. Or ConfigError."""
+    known = OF_CLASSES if classes else OF_VALUES
+    if name == "auto":
+        return next(iter(known.values()))
+    if name in known:
+        return known[name]
+    what = "classes" if classes else "values"
+    other = OF_VALUES if classes else OF_CLASSES
+    rule = f"is not defined for {what}, which the data has" if name in other else "is not known"
+    raise ConfigError(f'metric={name!r} {rule}; take "auto", {", ".join(known)}')
+
+
+def probabilities(F: npt.NDArray[Any]) -> Rows:
+    """Of the classes, (n, c), from values f(X): cut off below at a thousandth of 1/c, sum 1.
+
+    Least squares on one-hot targets estimates them as it is, but for values outside 0 ... 1.
+    """
+    P: Rows = np.maximum(np.float64(1) * F, FLOOR / F.shape[1])
+    P /= P.sum(axis=1, keepdims=True)
+    return P
+
+
+def losses(F: npt.NDArray[Any], Y: npt.NDArray[Any], variance: Rows | None) -> dict[str, Rows]:
+    """What each row loses, (n,), by name. F : f(X), (n, c). Y : values, or one-hot classes.
+
+    variance : of each output over all rows held out; None of classes.
+    """
+    F, Y = np.asarray(F, np.float64), np.asarray(Y, np.float64)
+    squared = np.square(F - Y)
+    found: dict[str, Rows] = {"mse": squared.mean(axis=1)}
+    if variance is None:
+        true = Y.argmax(axis=1)
+        p = np.take_along_axis(probabilities(F), true[:, None], axis=1)[:, 0]
+        wrong: Rows = (F.argmax(axis=1) != true).astype(np.float64)
+        return found | {"error": wrong, "log_loss": -np.log(p)}
+    # An output that never changes has no R2 to lose row by row.
+    part = np.divide(squared, variance, out=np.zeros_like(squared), where=variance > 0)
+    return found | {"mae": np.abs(F - Y).mean(axis=1), "r2": part.mean(axis=1)}
+
+
+def row_weights(
+    metric: Metric, y: npt.NDArray[Any], sample_weight: npt.NDArray[Any] | None
+) -> Rows:
+    """The share of each row in the metric, (n,). y : class ids, or values."""
+    v: Rows = np.ones(len(y))
+    if sample_weight is not None:
+        v = np.asarray(sample_weight, np.float64)
+    if metric.balanced:
+        totals = np.bincount(y, v)[y]
+        v = np.divide(v, totals, out=np.zeros(len(v)), where=totals > 0)
+    return np.asarray(v / v.sum())
+
+
+def squared_error(difference: Rows, weights: Rows) -> float:
+    """The squared standard error of sum weights * difference, whose weights sum to 1."""
+    n = np.count_nonzero(weights)
+    spread = np.square(weights * (difference - weights @ difference)).sum()
+    return float(spread * n / (n - 1)) if n > 1 else float("inf")
+
+
+def packed(values: Rows) -> str:
+    """As text, in float32."""
+    return base64.b64encode(zlib.compress(np.asarray(values, "<f4").tobytes(), 1)).decode()
+
+
+def unpacked(text: str) -> Rows:
+    """What `packed` took."""
+    return np.frombuffer(zlib.decompress(base64.b64decode(text)), "<f4").astype(np.float64)

@@ -1,0 +1,128 @@
+"""What was tried, compared on the same rows held out, and which of it is chosen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from streamkern.tuning.metrics import Metric, Rows, squared_error, unpacked
+
+Row = dict[str, Any]
+SURE = 2  # standard errors: with 1, a single row that is met or missed would decide
+HELD_OUT = "held_out"  # in front of the figures of a row, which are of the rows held out
+MSE = f"{HELD_OUT}_mse"
+
+
+@dataclass(frozen=True)
+class Point:
+    """A kernel, a bandwidth and a ridge, with the record of each split (`trainings`).
+
+    is_given : they are those of the settings.
+    """
+
+    records: Sequence[Row]
+    is_given: bool = False
+
+    @property
+    def kernel(self) -> Any:
+        return self.records[0]["kernel"]
+
+    @property
+    def bandwidth(self) -> float | None:
+        return self.records[0]["bandwidth"]  # type: ignore[no-any-return]
+
+    @property
+    def ridge(self) -> float:
+        return self.records[0]["ridge"]  # type: ignore[no-any-return]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether each training finds some of them for itself."""
+        return list(self.records[0]["asked"]) != [self.kernel, self.bandwidth, self.ridge]
+
+    @property
+    def diverged(self) -> bool:
+        return any(record[MSE] is None for record in self.records)
+
+    def figure(self, name: str) -> float:
+        """Mean over the splits."""
+        return float(np.mean([record[name] for record in self.records]))
+
+    def row(self) -> Row:
+        """Of the table."""
+        row: Row = {
+            "kernel": self.kernel, "bandwidth": self.bandwidth, "ridge": self.ridge,
+            "as_given": self.is_given, MSE: None,
+        }  # fmt: skip
+        if not self.diverged:
+            names = [name for name in self.records[0] if name.startswith(f"{HELD_OUT}_")]
+            row |= {name: self.figure(name) for name in names}
+        return row | {"seconds": math.fsum(record["seconds"] for record in self.records)}
+
+
+class Table:
+    """The points that were tried, judged by a metric.
+
+    weights : shares of the rows held out in it, of each split.
+    """
+
+    def __init__(self, metric: Metric, weights: Sequence[Rows]) -> None:
+        self.metric, self._weights = metric, weights
+        self.points: list[Point] = []
+
+    def add(self, point: Point) -> None:
+        """Take it in, unless it is there already."""
+        asked = point.records[0]["asked"]
+        if all(other.records[0]["asked"] != asked for other in self.points):
+            self.points.append(point)
+
+    def best(self) -> Point:
+        """Of those that say kernel, bandwidth and ridge."""
+        return min((point for point in self.points if not point.is_open), key=self._rank)
+
+    def tried(self, name: str, kernel: Any) -> list[float]:
+        """The bandwidths or the ridges that were tried with a kernel, ascending."""
+        like = (p for p in self.points if not p.is_open and p.kernel == kernel)
+        values = {getattr(point, name) for point in like}
+        return sorted(value for value in values if value is not None)
+
+    def ranked(self) -> list[Point]:
+        """Best first, by the metric and then by mse; those that diverged last."""
+        return sorted(self.points, key=self._rank)
+
+    def chosen(self) -> Point:
+        """The settings as given, unless others are surely better."""
+        first = self.ranked()[0]
+        given = [p for p in self.points if p.is_given and self._compared(p, first)["within"]]
+        return given[0] if given else first
+
+    def rows(self) -> list[Row]:
+        """The chosen one, and then the others, best first."""
+        ranked, chosen = self.ranked(), self.chosen()
+        rest = [point for point in ranked if point is not chosen]
+        return [{**p.row(), **self._compared(p, ranked[0])} for p in (chosen, *rest)]
+
+    def _rank(self, point: Point) -> tuple[float, float]:
+        return (self._loss(point), math.inf if point.diverged else point.figure(MSE))
+
+    def _loss(self, point: Point) -> float:
+        if point.diverged:
+            return math.inf
+        return self.metric.loss_of(point.figure(f"{HELD_OUT}_{self.metric.name}"))
+
+    def _compared(self, point: Point, best: Point) -> Row:
+        """se : standard error, over the rows held out, of what the point loses more than the best;
+        None with a single row. within : whether that is no more than chance can do."""
+        if point.diverged:
+            return {"se": None, "within": False}
+        name, squares = self.metric.loss, 0.0
+        for record, other, weights in zip(point.records, best.records, self._weights, strict=True):
+            more = unpacked(record["losses"][name]) - unpacked(other["losses"][name])
+            squares += squared_error(more, weights)
+        se = math.sqrt(squares) / len(self._weights)
+        within = self._loss(point) - self._loss(best) <= SURE * se
+        return {"se": se if math.isfinite(se) else None, "within": within}
