@@ -101,7 +101,7 @@ class Candidates:
         out, sample = self.sample.held_out(fold, self.n_parts, self.seed), self.sample
         return sample.y[out], None if sample.w is None else sample.w[out]
 
-    def given(self) -> tuple[Any, float | str | None, float | str]:
+    def given(self) -> tuple[Any, Any, Any]:
         """Kernel, bandwidth and ridge of the settings as they were given, JSON values.
 
         bandwidth : as in `config`, and a word where it is to be found.

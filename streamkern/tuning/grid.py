@@ -12,7 +12,7 @@ from typing import Any
 
 from streamkern.kernels import notation
 from streamkern.tuning.table import Table
-from streamkern.tuning.trainings import Trainings
+from streamkern.tuning.trainings import Asked, Trainings
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the median distance between centers, or what is given
 
@@ -40,13 +40,23 @@ def search_grid(
 
 
 def most_trainings(
-    kernels: list[Any], bandwidths: list[float] | None, ridges: list[float], refine: int
+    given: Asked,
+    kernels: list[Any],
+    bandwidths: list[float] | None,
+    ridges: list[float],
+    refine: int,
 ) -> int:
-    """That `search_grid` can ask for, of each split."""
+    """That `search_grid` can ask for, of each split, and the settings as given if beside them."""
     with_width = sum(1 for kernel in kernels if notation.bandwidths(kernel))
     n_widths = len(FACTORS if bandwidths is None else bandwidths)
     more = 2 * bool(with_width and n_widths > 1) + (sum(map(bool, ridges)) > 1)
-    return (with_width * n_widths + len(kernels) - with_width) * len(ridges) + more * refine
+    grid = (with_width * n_widths + len(kernels) - with_width) * len(ridges)
+    kernel, width, ridge = given
+    inside = kernel in kernels and ridge in ridges
+    if inside and width is not None:
+        own = notation.bandwidths(kernel)
+        inside = "auto" not in own if bandwidths is None else width in bandwidths
+    return grid + more * refine + (not inside)
 
 
 def _grid(

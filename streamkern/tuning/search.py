@@ -139,7 +139,7 @@ def tune(
     candidates = Candidates(config, data, Wishes(rows, centers, epochs), folds, distances)
     penalties = candidates.ridges(penalties, chosen, None if widths is None else widths[0])
     trials = Trials(out, _identity(candidates, data), config.data.storage_options)
-    tried = 1 + most_trainings(chosen, widths, penalties, refine)
+    tried = most_trainings(candidates.given(), chosen, widths, penalties, refine)
 
     def recorded() -> str:
         return f"with {len(trials.records())} of {tried * folds} trainings recorded"
