@@ -1,0 +1,253 @@
+"""Tuning of an estimator: its data, its metric, its settings, and what comes back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pytest
+from sklearn import metrics as truth
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+
+import streamkern as sk
+from streamkern.train.training_data import open_data
+from streamkern.tuning.candidates import Candidates, Wishes
+from streamkern.tuning.metrics import OF_CLASSES, OF_VALUES, probabilities
+
+Array = npt.NDArray[Any]
+# A search of few trainings.
+QUICK: dict[str, Any] = {
+    "bandwidths": [1.0, 4.0], "ridges": [1e-4], "refine": 0, "epochs": 2, "centers": 40,
+}  # fmt: skip
+PLAIN: dict[str, Any] = {"threads": 1, "device": "cpu", "memory": "1 GiB"}
+
+
+def some_rows(n: int = 200) -> Array:
+    return np.random.default_rng(0).standard_normal((n, 4)).astype(np.float32)
+
+
+def labels_of(X: Array) -> Array:
+    """Unevenly many of three words, with some noise."""
+    noise = np.random.default_rng(1).standard_normal(len(X))
+    return np.array(["ant", "bee", "cat"])[np.digitize(X[:, 0] + 0.3 * noise, [0.5, 1.2])]
+
+
+def values_of(X: Array) -> Array:
+    return np.stack([np.sin(X[:, 0]), 10 * X[:, 1] ** 2], axis=1)
+
+
+def held_out(config: Any, source: Any) -> tuple[Any, Any]:
+    made = Candidates(config, open_data(config, source), Wishes(None, 40, 2), folds=1)
+    return made.split(0)
+
+
+@pytest.mark.parametrize("metric", [*OF_CLASSES])
+def test_figures_are_those_of_predictions_of_the_rows_held_out(metric: str) -> None:
+    """By scikit-learn, from an estimator that is fitted to the other rows."""
+    X = some_rows()
+    y = labels_of(X)
+    model = sk.KernelClassifier(
+        "laplace", bandwidth=4.0, ridge=1e-4, scale="none", solver="block", **PLAIN
+    )
+    found = sk.tune(X, y, estimator=model, metric=metric, **QUICK)
+    ids = np.unique(y, return_inverse=True)[1]
+    source = sk.ArraySource(X, ids, classes=("ant", "bee", "cat"))
+    fit, out = (part.read_unit(0, 0, 0) for part in held_out(found.config, source))
+    row = next(row for row in found.table if row["bandwidth"] == 4.0)
+    one = clone(model).set_params(n_centers=40, epochs=2).fit(fit.X, fit.y)
+    F = one.predict_values(out.X)
+    expected = {
+        "accuracy": truth.accuracy_score(out.y, F.argmax(axis=1)),
+        "balanced_accuracy": truth.balanced_accuracy_score(out.y, F.argmax(axis=1)),
+        "log_loss": truth.log_loss(out.y, probabilities(F)),
+        "mse": truth.mean_squared_error(np.eye(3)[out.y], F),
+    }
+    for name, value in expected.items():
+        assert row[f"held_out_{name}"] == pytest.approx(value, rel=1e-5), name
+    best = max if metric.endswith("accuracy") else min
+    figures = {r["bandwidth"]: r[f"held_out_{metric}"] for r in found.table}
+    lead = best(figures.values())
+    assert found.metric == metric
+    assert found.best["as_given"] or figures[found.best["bandwidth"]] == lead
+
+
+@pytest.mark.parametrize("metric", [*OF_VALUES])
+def test_figures_of_values_are_those_of_predictions(metric: str) -> None:
+    X = some_rows()
+    model = sk.KernelRegressor("laplace", bandwidth=4.0, ridge=1e-4, scale="none", solver="block",
+                               **PLAIN)  # fmt: skip
+    found = sk.tune(X, values_of(X), estimator=model, metric=metric, **QUICK)
+    fit, out = (
+        p.read_unit(0, 0, 0) for p in held_out(found.config, sk.ArraySource(X, values_of(X)))
+    )
+    F = clone(model).set_params(n_centers=40, epochs=2).fit(fit.X, fit.y).predict(out.X)
+    row = next(row for row in found.table if row["bandwidth"] == 4.0)
+    score = {"mse": truth.mean_squared_error, "mae": truth.mean_absolute_error,
+             "r2": truth.r2_score}  # fmt: skip
+    for name, of in score.items():
+        assert row[f"held_out_{name}"] == pytest.approx(of(out.y, F), rel=1e-5), name
+
+
+def test_the_estimator_comes_back_ready_and_the_given_one_as_it_was() -> None:
+    X = some_rows(400)
+    given = sk.KernelClassifier("laplace", bandwidth=0.01, ridge=0.0, n_centers=100, **PLAIN)
+    before = given.get_params()
+    found = sk.tune(X, labels_of(X), estimator=given, metric="mse", **QUICK)
+    assert given.get_params() == before
+    assert not hasattr(given, "centers_")
+    best = found.estimator
+    assert type(best) is sk.KernelClassifier
+    assert (best.bandwidth, best.ridge) == (found.best["bandwidth"], 1e-4) != (0.01, 0.0)
+    changed = {name for name, value in best.get_params().items() if value != before[name]}
+    assert changed == {"bandwidth", "ridge"}
+    with pytest.raises(NotFittedError):
+        best.predict(X)
+    fitted = sk.tune(X, labels_of(X), estimator=given, metric="mse", refit=True, **QUICK).estimator
+    F = clone(best).fit(X, labels_of(X)).predict_values(X)
+    np.testing.assert_array_equal(fitted.predict_values(X), F)
+
+
+def test_settings_that_nothing_is_surely_better_than_stay_open() -> None:
+    """So that a fit to all of the data finds its own."""
+    X = some_rows()
+    noise = np.random.default_rng(2).standard_normal(len(X))
+    found = sk.tune(X, noise, estimator=sk.KernelRegressor("laplace", **PLAIN), **QUICK)
+    assert found.best["as_given"]
+    assert found.best == found.table[0]
+    assert isinstance(found.best["bandwidth"], float)  # as it was found
+    assert found.estimator.get_params() == sk.KernelRegressor("laplace", **PLAIN).get_params()
+    assert (found.config.model.bandwidth, found.config.solver.ridge) == ("auto", "auto")
+    assert 'ridge = "auto"' in found.toml
+
+
+def essence(found: Any) -> list[dict[str, Any]]:
+    drop = ("seconds", "se")
+    return [{k: v for k, v in row.items() if k not in drop} for row in found.table]
+
+
+def test_data_frames_and_stores_are_taken_as_fit_takes_them(tmp_path: Path) -> None:
+    X = some_rows()
+    y = labels_of(X)
+    frame = pd.DataFrame(X, columns=list("abcd"))
+    plain = sk.tune(X, y, estimator=sk.KernelClassifier(**PLAIN), **QUICK)
+    named = sk.tune(
+        frame, pd.Series(y, name="insect"), estimator=sk.KernelClassifier(**PLAIN), **QUICK
+    )
+    assert essence(named) == essence(plain)
+    sk.ingest_store(X, tmp_path / "a.zarr", y=y)
+    stored = sk.tune(str(tmp_path / "a.zarr"), **QUICK, refit=True)
+    assert stored.search["rows"] == 200
+    assert stored.metric == "accuracy"
+    assert set(stored.estimator.predict(X)) <= {"ant", "bee", "cat"}
+    source = sk.tune(sk.ArraySource(X, values_of(X)), **QUICK)
+    assert (type(source.estimator), source.metric) == (sk.KernelRegressor, "mse")
+
+
+@pytest.mark.parametrize(
+    ("y", "metric", "kind"),
+    [
+        ([0, 1] * 20, "auto", sk.KernelClassifier),
+        (["a", "b"] * 20, "auto", sk.KernelClassifier),
+        ([True, False] * 20, "mse", sk.KernelClassifier),
+        ([0.0, 1.0] * 20, "auto", sk.KernelRegressor),
+        ([0.0, 1.0] * 20, "accuracy", sk.KernelClassifier),
+        ([0, 1] * 20, "mae", sk.KernelRegressor),
+        ([[0, 1]] * 20 + [[1, 0]] * 20, "auto", sk.KernelRegressor),
+        (pd.Series(["a", "b"] * 20, dtype="category"), "auto", sk.KernelClassifier),
+    ],
+)
+def test_the_kind_of_estimator_is_that_of_the_metric_or_the_targets(
+    y: Any, metric: str, kind: type
+) -> None:
+    quick = QUICK | {"centers": 10, "kernels": ["laplace"]}
+    found = sk.tune(some_rows(40), y, metric=metric, **quick)
+    assert type(found.estimator) is kind
+
+
+def test_sample_weights_and_class_weights_and_transforms_count() -> None:
+    X = some_rows()
+    y, w = labels_of(X), np.tile([1.0, 3.0], 100)
+    given = sk.KernelClassifier(
+        "laplace", bandwidth=1.0, ridge=1e-4, class_weight="balanced",
+        transforms=[{"kind": "noise", "sigma": 0.1}], **PLAIN,
+    )  # fmt: skip
+    tables = [
+        essence(sk.tune(X, y, weights, estimator=estimator, **QUICK))
+        for estimator in (given, clone(given).set_params(class_weight=None, transforms=()))
+        for weights in (None, w)
+    ]
+    assert all(a != b for i, a in enumerate(tables) for b in tables[:i])
+
+
+def test_centers_and_a_metric_of_ones_own() -> None:
+    X = some_rows()
+    X[:, 1:] *= 100  # which a metric undoes
+    metric = np.array([1, 0.01, 0.01, 0.01])
+    own = sk.KernelRegressor(
+        "laplace", bandwidth=1.0, scale="none", centers=X[:50], metric=metric, **PLAIN
+    )
+    y = np.sin(X[:, 0])
+    without = sk.KernelRegressor("laplace", bandwidth=1.0, scale="none", **PLAIN)
+    errors = [
+        sk.tune(X, y, estimator=estimator, **QUICK).best["held_out_mse"]
+        for estimator in (own, without)
+    ]
+    assert errors[0] < 0.5 * errors[1]
+
+
+def test_another_metric_trains_nothing_again(tmp_path: Path) -> None:
+    X, trained = some_rows(), list[Any]()
+    y = labels_of(X)
+
+    def search(metric: str, **more: Any) -> Any:
+        def heard(event: str, fields: Any) -> None:
+            trained.extend([fields] if event == "trial" else [])
+
+        return sk.tune(X, y, metric=metric, out=tmp_path / "t", report=heard, **QUICK | more)
+
+    first = search("accuracy", kernels=["laplace"])
+    assert len(trained) == 3
+    assert all("losses" not in record for record in trained)
+    for metric in OF_CLASSES:
+        again = search(metric, kernels=["laplace"])
+        assert json.loads((tmp_path / "t" / "result.json").read_text())["metric"] == metric
+        fresh = sk.tune(X, y, metric=metric, kernels=["laplace"], **QUICK)
+        assert [{**r, "seconds": 0} for r in again.table] == [
+            {**r, "seconds": 0} for r in fresh.table
+        ]
+    assert len(trained) == 3
+    assert search("accuracy", kernels=["laplace"]).table == first.table
+
+
+@pytest.mark.parametrize(
+    ("words", "more", "sentence"),
+    [
+        ((sk.KernelClassifier(), some_rows()), {}, "the data comes first; give the estimator by"),
+        (("run.toml", [1]), {}, "y can not be given with settings, which say their own"),
+        (("run.toml",), {"estimator": sk.KernelClassifier()}, "estimator can not be given with"),
+        (("run.toml",), {"refit": True}, r"refit=True is for an estimator; train .*train_model"),
+        ((some_rows(), [0, 1] * 100), {"source": 1}, "source= goes with settings; give the source"),
+        ((some_rows(), [0, 1] * 100), {"estimator": "svm"}, "estimator='svm' must be a Kernel"),
+        ((some_rows(), [0, 1] * 100), {"metric": "auc"}, "metric='auc' is not known; take"),
+        (
+            (some_rows(), [0.5, 1] * 100),
+            {"metric": "accuracy", "estimator": sk.KernelRegressor()},
+            "metric='accuracy' is not defined for values",
+        ),
+        ((some_rows(),), {}, "requires y to be passed"),
+        ((some_rows(), [0, 1] * 100), {"rows": 4}, "rows=4 can not be split"),
+    ],
+)
+def test_calls_that_mean_nothing_are_refused(
+    words: tuple[Any, ...], more: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=sentence) as caught:
+        sk.tune(*words, out=tmp_path / "t", **more)
+    assert isinstance(caught.value, sk.ConfigError | sk.DataError)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "t").exists()

@@ -1,0 +1,102 @@
+"""Figures of rows held out, as scikit-learn has them, from what single rows lose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn import metrics as truth
+
+from streamkern.basics.errors import ConfigError
+from streamkern.tuning.metrics import (
+    OF_CLASSES,
+    OF_VALUES,
+    find_metric,
+    losses,
+    packed,
+    probabilities,
+    row_weights,
+    squared_error,
+    unpacked,
+)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_figures_of_classes_are_scikit_learns(weighted: bool) -> None:
+    rng = np.random.default_rng(0)
+    y = rng.choice(4, 300, p=[0.7, 0.1, 0.1, 0.1])
+    F, Y = 0.4 * rng.standard_normal((300, 4)) + np.eye(4)[y], np.eye(4)[y]
+    w = rng.integers(0, 4, 300).astype(np.float32) if weighted else None
+    lost = losses(F, Y, None)
+    P, labels = probabilities(F), F.argmax(axis=1)
+    expected = {
+        "accuracy": truth.accuracy_score(y, labels, sample_weight=w),
+        "balanced_accuracy": truth.balanced_accuracy_score(y, labels, sample_weight=w),
+        "log_loss": truth.log_loss(y, P, sample_weight=w),
+        "mse": truth.mean_squared_error(Y, F, sample_weight=w),
+    }
+    for name, metric in OF_CLASSES.items():
+        figure = metric.loss_of(float(row_weights(metric, y, w) @ lost[metric.loss]))
+        assert figure == pytest.approx(expected[name], rel=1e-6), name
+    assert expected.keys() == OF_CLASSES.keys()
+    np.testing.assert_allclose(P.sum(axis=1), 1)
+    assert P.min() > 0
+    inside = (F > 1e-3).all(axis=1)
+    ratio = P[inside] / F[inside]  # only divided by their sum
+    np.testing.assert_allclose(ratio, ratio[:, :1].repeat(4, axis=1))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_figures_of_values_are_scikit_learns(weighted: bool) -> None:
+    rng = np.random.default_rng(0)
+    Y = rng.standard_normal((200, 3)) * [1, 10, 100]
+    F = Y + rng.standard_normal((200, 3))
+    w = rng.random(200) if weighted else None
+    v = row_weights(OF_VALUES["mse"], Y, w)
+    lost = losses(F, Y, v @ np.square(Y - v @ Y))
+    expected = {
+        "mse": truth.mean_squared_error(Y, F, sample_weight=w),
+        "mae": truth.mean_absolute_error(Y, F, sample_weight=w),
+        "r2": truth.r2_score(Y, F, sample_weight=w),
+    }
+    for name, metric in OF_VALUES.items():
+        figure = metric.loss_of(float(row_weights(metric, Y, w) @ lost[metric.loss]))
+        assert figure == pytest.approx(expected[name], rel=1e-9), name
+
+
+def test_the_standard_error_is_that_of_a_mean() -> None:
+    d = np.random.default_rng(0).standard_normal(50)
+    assert squared_error(d, np.full(50, 1 / 50)) == pytest.approx(d.var(ddof=1) / 50)
+    assert squared_error(d[:1], np.ones(1)) == np.inf
+
+
+def test_losses_are_kept_in_float32() -> None:
+    values = np.random.default_rng(0).standard_normal(1000)
+    np.testing.assert_array_equal(unpacked(packed(values)), np.float32(values))
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "found"),
+    [
+        ("auto", True, "accuracy"),
+        ("auto", False, "mse"),
+        ("log_loss", True, "log_loss"),
+        ("r2", False, "r2"),
+    ],
+)
+def test_metrics_go_by_name(name: str, classes: bool, found: str) -> None:
+    assert find_metric(name, classes).name == found
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "sentence"),
+    [
+        ("mae", True, "metric='mae' is not defined for classes, which the data has; take \"auto\""),
+        ("accuracy", False, "metric='accuracy' is not defined for values"),
+        ("auc", True, "metric='auc' is not known; take .*, accuracy, balanced_accuracy, log_loss"),
+    ],
+)
+def test_another_metric_is_refused(name: Any, classes: bool, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        find_metric(name, classes)

@@ -1,0 +1,80 @@
+"""Which of the points that were tried is chosen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from streamkern.tuning.metrics import OF_CLASSES, packed
+from streamkern.tuning.table import Point, Table
+
+Array = npt.NDArray[Any]
+N = 200
+
+
+def point(name: float, wrong: int, mse: float = 0.1, *, first: int = 0, given: bool = False) -> Any:
+    """That misses `wrong` rows from row `first` on."""
+    error = np.zeros(N)
+    error[first : first + wrong] = 1
+    record = {
+        "kernel": "laplace", "bandwidth": name, "ridge": 0.0, "asked": ["laplace", name, 0.0],
+        "held_out_mse": mse, "held_out_accuracy": 1 - error.mean(),
+        "losses": {"error": packed(error)}, "seconds": 1.0,
+    }  # fmt: skip
+    return Point([record], is_given=given)
+
+
+def table(*points: Point) -> Table:
+    made = Table(OF_CLASSES["accuracy"], [np.full(N, 1 / N)])
+    for each in points:
+        made.add(each)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("more", "common", "changes"), [(1, 10, False), (3, 10, False), (5, 10, True), (9, 0, True)]
+)
+def test_the_settings_as_given_stay_unless_others_are_surely_better(
+    more: int, common: int, changes: bool
+) -> None:
+    """k rows that only the given ones miss are k / n, with a standard error of sqrt(k) / n."""
+    given, other = point(1, common + more, given=True), point(2, common)
+    made = table(given, other, point(3, 100))
+    assert made.chosen() is (other if changes else given)
+    rows = made.rows()
+    assert [row["bandwidth"] for row in rows] == ([2, 1, 3] if changes else [1, 2, 3])
+    d = np.zeros(N)
+    d[:more] = 1
+    told = next(row for row in rows if row["as_given"])
+    assert told["se"] == pytest.approx(d.std(ddof=1) / np.sqrt(N), rel=1e-6)
+    assert told["within"] == (not changes)
+
+
+def test_rows_that_both_miss_in_turn_count_as_noise() -> None:
+    """8 rows better and 3 worse: 5 / n, with a standard error of sqrt(11) / n."""
+    given, other = point(1, 8, given=True), point(2, 3, first=100)
+    assert table(given, other).chosen() is given
+
+
+def test_equal_ones_are_told_apart_by_mse() -> None:
+    made = table(point(1, 10, 0.3), point(2, 10, 0.1), point(3, 10, 0.2))
+    assert made.best().bandwidth == 2
+    assert [p.bandwidth for p in made.ranked()] == [2, 3, 1]
+
+
+def test_what_diverged_is_last_even_if_given() -> None:
+    bad = point(1, 0, given=True)
+    bad.records[0]["held_out_mse"] = None
+    made = table(bad, point(2, 50))
+    assert made.chosen().bandwidth == 2
+    assert made.rows()[-1]["held_out_mse"] is None
+    assert not made.rows()[-1]["within"]
+
+
+def test_a_point_is_in_it_once() -> None:
+    made = table(point(1, 10), point(1, 10), point(2, 10))
+    assert len(made.points) == 2
+    assert made.tried("bandwidth", "laplace") == [1, 2]
