@@ -212,7 +212,7 @@ def _shown(tuned: Tuned) -> tuple[list[dict[str, Any]], list[str]]:
 
 def _save_plot(tuned: Tuned, folder: str) -> None:
     try:
-        picture = scores_png(tuned.table, tuned.best)
+        picture = scores_png(tuned.table, tuned.best, tuned.metric)
     except MissingDependencyError as error:
         say(f"note: {error}")
         return

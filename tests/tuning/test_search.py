@@ -1011,6 +1011,9 @@ def test_the_plot_of_odd_tables() -> None:
         {"kernel": "laplace", "bandwidth": 4.0, "ridge": 0.0, "held_out_mse": None},
         {"kernel": "cauchy", "bandwidth": 4.0, "ridge": 0.0, "held_out_mse": None},
     ]
+    for row in rows:
+        row |= {"held_out_r2": row["held_out_mse"], "se": None}
+    assert plot.scores_png(rows, rows[0], "r2").startswith(b"\x89PNG")
     for table in (rows, rows[:1], rows[1:2], rows[1:]):
         assert plot.scores_png(table, table[0]).startswith(b"\x89PNG")
 
