@@ -70,12 +70,16 @@ Folds = Annotated[
     int, typer.Option(help="Splits; several give standard errors, and cost as much more.")
 ]
 Refine = Annotated[
-    int,
+    int | None,
     typer.Option(
         help="Rounds of two more bandwidths around the best, and one more ridge beyond it where "
-        "it is the last."
+        "it is the last.  [default: 2]"
     ),
 ]
+Sampler = Annotated[
+    str, typer.Option(metavar="grid|optuna", help="optuna: combinations that Optuna proposes.")
+]
+NTrials = Annotated[int | None, typer.Option(help="To ask Optuna for.  [default: 40]")]
 Out = Annotated[
     str | None,
     typer.Option(
@@ -100,7 +104,9 @@ def tune(
     centers: Centers = None,
     epochs: Epochs = None,
     folds: Folds = 1,
-    refine: Refine = 2,
+    refine: Refine = None,
+    sampler: Sampler = "grid",
+    n_trials: NTrials = None,
     out: Out = None,
     write: Write = None,
     solver: Solver = None,
@@ -129,8 +135,9 @@ def tune(
             config, metric=metric, bandwidths=_numbers(bandwidths, "--bandwidths"),
             ridges=_numbers(ridges, "--ridges"),
             kernels=None if kernels is None else [name.strip() for name in kernels.split(",")],
-            rows=rows, centers=centers, epochs=epochs, folds=folds, refine=refine, out=folder,
-            progress=True, report=_show, stop=context.obj,
+            rows=rows, centers=centers, epochs=epochs, folds=folds, refine=refine, sampler=sampler,
+            n_trials=n_trials, out=folder,
+            progress=sys.stderr.isatty(), report=_show, stop=context.obj,
         )  # fmt: skip
     _save_plot(tuned, folder)
     if target is not None:

@@ -41,7 +41,9 @@ def tune(
     centers: int | None = None,
     epochs: int | None = None,
     folds: int = 1,
-    refine: int = 2,
+    refine: int | None = None,
+    sampler: str = "grid",
+    n_trials: int | None = None,
     out: str | os.PathLike[str] | None = None,
     source: Source | None = None,
     progress: bool = False,
@@ -72,8 +74,12 @@ def tune(
         the settings.
     epochs : passes over the rows to fit; default: for 100 000 samples, at most 20. Copies of an
         augmented source count as passes.
-    folds : splits, which hold different rows out. refine : rounds of two more bandwidths, and of
-        one more ridge where the best has none beyond it.
+    folds : splits, which hold different rows out.
+    refine : rounds of two more bandwidths, and of one more ridge where the best has none beyond it;
+        default: 2.
+    sampler : "grid": all combinations, and then the refinement. "optuna": the `n_trials` (default:
+        40) that Optuna proposes, of the given kernels, with bandwidths ("auto": 1/8 to 8 times
+        that) and ridges ("auto": 1e-9 to 1e-2) between the ends of those given.
     out : folder or URL where every training is kept once it is done: the same call goes on, also
         with another metric or further kernels, bandwidths, ridges or folds. SIGTERM, SIGINT and
         SIGHUP end it at once.
@@ -103,6 +109,7 @@ def tune(
     options: dict[str, Any] = {
         "metric": metric, "bandwidths": bandwidths, "ridges": ridges, "kernels": kernels,
         "rows": rows, "centers": centers, "epochs": epochs, "folds": folds, "refine": refine,
+        "sampler": sampler, "n_trials": n_trials,
         "out": out, "progress": progress, "report": report, "stop": stop,
     }  # fmt: skip
     if _are_settings(X):

@@ -8,6 +8,7 @@ ridge with none beyond it gets one more, as far out again; there is nothing belo
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from streamkern.kernels import notation
@@ -17,46 +18,45 @@ from streamkern.tuning.trainings import Asked, Trainings
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the median distance between centers, or what is given
 
 
-def search_grid(
-    trainings: Trainings,
-    table: Table,
-    kernels: list[Any],
-    bandwidths: list[float] | None,
-    ridges: list[float],
-    refine: int,
-) -> None:
-    """Fill the table. bandwidths : None is "auto". refine : rounds."""
-    for kernel in kernels:
-        for made, bandwidth in _grid(trainings, kernel, bandwidths, ridges[0]):
-            for ridge in ridges:
-                table.add(trainings.measured(made, bandwidth, ridge))
-    for _ in range(refine):
-        best = table.best()
-        for ridge in _beyond(best.ridge, table.tried("ridge", best.kernel)):
-            table.add(trainings.measured(best.kernel, best.bandwidth, ridge))
-        best = table.best()
-        for bandwidth in _neighbours(best.bandwidth, table.tried("bandwidth", best.kernel)):
-            table.add(trainings.measured(best.kernel, bandwidth, best.ridge))
+@dataclass(frozen=True)
+class Grid:
+    """bandwidths : None is "auto". refine : rounds."""
 
+    kernels: list[Any]
+    bandwidths: list[float] | None
+    ridges: list[float]
+    refine: int
 
-def most_trainings(
-    given: Asked,
-    kernels: list[Any],
-    bandwidths: list[float] | None,
-    ridges: list[float],
-    refine: int,
-) -> int:
-    """That `search_grid` can ask for, of each split, and the settings as given if beside them."""
-    with_width = sum(1 for kernel in kernels if notation.bandwidths(kernel))
-    n_widths = len(FACTORS if bandwidths is None else bandwidths)
-    more = 2 * bool(with_width and n_widths > 1) + (sum(map(bool, ridges)) > 1)
-    grid = (with_width * n_widths + len(kernels) - with_width) * len(ridges)
-    kernel, width, ridge = given
-    inside = kernel in kernels and ridge in ridges
-    if inside and width is not None:
-        own = notation.bandwidths(kernel)
-        inside = "auto" not in own if bandwidths is None else width in bandwidths
-    return grid + more * refine + (not inside)
+    def most(self, given: Asked) -> int:
+        """Trainings of each split, with that of the settings as given if it is beside the grid."""
+        with_width = sum(1 for kernel in self.kernels if notation.bandwidths(kernel))
+        n_widths = len(FACTORS if self.bandwidths is None else self.bandwidths)
+        more = 2 * bool(with_width and n_widths > 1) + (sum(map(bool, self.ridges)) > 1)
+        each = with_width * n_widths + len(self.kernels) - with_width
+        kernel, width, ridge = given
+        inside = kernel in self.kernels and ridge in self.ridges
+        if inside and width is not None:
+            own = notation.bandwidths(kernel)
+            inside = "auto" not in own if self.bandwidths is None else width in self.bandwidths
+        return each * len(self.ridges) + more * self.refine + (not inside)
+
+    def knows(self, ridge: float) -> bool:
+        """Whether a training with it may be asked for: of the grid, or beyond it."""
+        return ridge in self.ridges or not self.ridges[0] <= ridge <= self.ridges[-1]
+
+    def fill(self, table: Table, trainings: Trainings) -> None:
+        """Train what is asked for, and take it in."""
+        for kernel in self.kernels:
+            for made, bandwidth in _grid(trainings, kernel, self.bandwidths, self.ridges[0]):
+                for ridge in self.ridges:
+                    table.add(trainings.measured(made, bandwidth, ridge))
+        for _ in range(self.refine):
+            best = table.best()
+            for ridge in _beyond(best.ridge, table.tried("ridge", best.kernel)):
+                table.add(trainings.measured(best.kernel, best.bandwidth, ridge))
+            best = table.best()
+            for bandwidth in _neighbours(best.bandwidth, table.tried("bandwidth", best.kernel)):
+                table.add(trainings.measured(best.kernel, bandwidth, best.ridge))
 
 
 def _grid(
@@ -68,12 +68,18 @@ def _grid(
         return [(kernel, None)]
     if bandwidths is not None:
         return [(kernel, bandwidth) for bandwidth in bandwidths]
+    kernel, scale = own_scale(trainings, kernel, ridge)
+    return [(kernel, scale if factor == 1 else neat(factor * scale)) for factor in FACTORS]
+
+
+def own_scale(trainings: Trainings, kernel: Any, ridge: float) -> tuple[Any, float]:
+    """The kernel, with ratios of bandwidths that are known, and the bandwidth that it says, or the
+    median distance between centers."""
+    own = notation.bandwidths(kernel)
     if "auto" not in own:
-        scale = float(max(own))
-    else:  # the engine says what it is
-        first = trainings.automatic(kernel, ridge)
-        kernel, scale = first["kernel"], first["bandwidth"]
-    return [(kernel, scale if factor == 1 else _neat(factor * scale)) for factor in FACTORS]
+        return kernel, float(max(own))
+    first = trainings.automatic(kernel, ridge)
+    return first["kernel"], first["bandwidth"]
 
 
 def _neighbours(best: float | None, tried: list[float]) -> list[float]:
@@ -83,7 +89,7 @@ def _neighbours(best: float | None, tried: list[float]) -> list[float]:
     at = tried.index(best)
     low = math.sqrt(tried[at - 1] * best) if at else best * best / tried[1]
     high = best * best / tried[at - 1] if best == tried[-1] else math.sqrt(tried[at + 1] * best)
-    return [width for width in (_neat(low), _neat(high)) if width not in tried]
+    return [width for width in (neat(low), neat(high)) if width not in tried]
 
 
 def _beyond(best: float, tried: list[float]) -> list[float]:
@@ -91,9 +97,9 @@ def _beyond(best: float, tried: list[float]) -> list[float]:
     above = [ridge for ridge in tried if ridge]
     if len(above) < 2 or best not in (above[-1], tried[0]) or not best:
         return []
-    return [_neat(best * best / above[-2 if best == above[-1] else 1])]
+    return [neat(best * best / above[-2 if best == above[-1] else 1])]
 
 
-def _neat(bandwidth: float) -> float:
+def neat(bandwidth: float) -> float:
     """To four digits: more of them decide nothing."""
     return float(f"{bandwidth:.4g}")

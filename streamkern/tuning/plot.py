@@ -21,8 +21,8 @@ def scores_png(
 ) -> bytes:
     """The rows of `Tuned.table` as a PNG; MissingDependencyError without Matplotlib.
 
-    Bars are standard errors of the difference to the best. Kernels without a bandwidth are level lines. What
-    diverged is left out.
+    Bars are standard errors of the difference to the best. Kernels without a bandwidth are level
+    lines. What diverged is left out.
     """
     figure = need("matplotlib.figure", "the plot", "report").Figure(
         figsize=(8.4, 4.8), layout="constrained"

@@ -24,7 +24,7 @@ How what is found carries over to the run on all of the data:
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,13 +47,15 @@ from streamkern.tuning.candidates import (
     numbers_or_auto,
     plain_kernels,
 )
-from streamkern.tuning.grid import most_trainings, search_grid
+from streamkern.tuning.grid import Grid
 from streamkern.tuning.metrics import OF_CLASSES, OF_VALUES, find_metric, row_weights
+from streamkern.tuning.optuna_trials import N_TRIALS, RIDGES, Proposals, optuna_package
 from streamkern.tuning.records import Trials
 from streamkern.tuning.table import Row, Table
 from streamkern.tuning.trainings import Report, Trainings
 
-MAX_FOLDS, MAX_REFINE = 20, 20
+REFINE = 2
+RANGES = {"folds": (1, 20), "refine": (0, 20), "n_trials": (1, 10_000)}
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,9 @@ def tune(
     centers: int | None = None,
     epochs: int | None = None,
     folds: int = 1,
-    refine: int = 2,
+    refine: int | None = None,
+    sampler: str = "grid",
+    n_trials: int | None = None,
     out: str | os.PathLike[str] | None = None,
     source: Source | None = None,
     distances: npt.NDArray[Any] | None = None,
@@ -121,14 +125,9 @@ def tune(
     source : in place of data.train and data.transforms. distances : in place of model.metric.
     """
     config = config if isinstance(config, RunConfig) else load_run_file(config)
-    for name, value, low, high in (
-        ("folds", folds, 1, MAX_FOLDS),
-        ("refine", refine, 0, MAX_REFINE),
-        ("rows", rows, 1, None),
-        ("centers", centers, 1, None),
-        ("epochs", epochs, 1, None),
-    ):
-        check_whole(name, value, low, high)
+    counts = {"folds": folds, "refine": refine, "n_trials": n_trials}
+    _check_counts(counts | {"rows": rows, "centers": centers, "epochs": epochs})
+    rounds, n_asked = _effort(sampler, refine, n_trials)
     chosen = plain_kernels(config, kernels)
     widths = numbers_or_auto("bandwidths", bandwidths, above=True)
     penalties = numbers_or_auto("ridges", ridges, above=False)
@@ -137,24 +136,47 @@ def tune(
     data = open_data(config, source)
     judged_by = find_metric(metric, data.source.classes is not None)
     candidates = Candidates(config, data, Wishes(rows, centers, epochs), folds, distances)
-    penalties = candidates.ridges(penalties, chosen, None if widths is None else widths[0])
+    known = candidates.ridges(penalties, chosen, None if widths is None else widths[0])
+    way: Grid | Proposals = Grid(chosen, widths, known, rounds)
+    if n_asked:
+        known = RIDGES if penalties is None and any(known) else known
+        way = Proposals(chosen, widths, known, n_asked)
     trials = Trials(out, _identity(candidates, data), config.data.storage_options)
-    tried = most_trainings(candidates.given(), chosen, widths, penalties, refine)
+    tried = way.most(candidates.given())
 
     def recorded() -> str:
         return f"with {len(trials.records())} of {tried * folds} trainings recorded"
 
     with resumable(stop, kept=out is not None, where=recorded) as request, trials:
         trainings = Trainings(candidates, trials, request, tried * folds, report, progress)
-        sizes = trainings.announce(chosen, penalties)
+        sizes = trainings.announce(chosen, way.knows)
         targets = map(candidates.targets, range(folds))
         table = Table(judged_by, [row_weights(judged_by, *of_split) for of_split in targets])
         table.add(trainings.as_given())
-        search_grid(trainings, table, chosen, widths, penalties, refine)
+        way.fill(table, trainings)
         tuned = _tuned(config, table, sizes)
         found = {"best": tuned.best, "table": tuned.table, "metric": tuned.metric}
         trials.finish(found | {"search": sizes, "toml": tuned.toml})
     return tuned
+
+
+def _check_counts(counts: Mapping[str, Any]) -> None:
+    for name, value in counts.items():
+        low, high = RANGES.get(name, (1, None))
+        check_whole(name, value, low, high)
+
+
+def _effort(sampler: str, refine: int | None, n_trials: int | None) -> tuple[int, int]:
+    """(rounds of refinement, trials that Optuna is asked for)."""
+    if sampler not in ("grid", "optuna"):
+        raise ConfigError(f'sampler={sampler!r} must be "grid" or "optuna"')
+    name, value = ("n_trials", n_trials) if sampler == "grid" else ("refine", refine)
+    if value is not None:
+        raise ConfigError(f"{name}={value} is not defined for sampler={sampler!r}; leave it out")
+    if sampler == "grid":
+        return REFINE if refine is None else refine, 0
+    optuna_package()  # or the reason why not, before anything is written
+    return 0, N_TRIALS if n_trials is None else n_trials
 
 
 def _tuned(config: RunConfig, table: Table, sizes: Row) -> Tuned:

@@ -107,9 +107,10 @@ class Table:
         return [{**p.row(), **self._compared(p, ranked[0])} for p in (chosen, *rest)]
 
     def _rank(self, point: Point) -> tuple[float, float]:
-        return (self._loss(point), math.inf if point.diverged else point.figure(MSE))
+        return (self.loss(point), math.inf if point.diverged else point.figure(MSE))
 
-    def _loss(self, point: Point) -> float:
+    def loss(self, point: Point) -> float:
+        """The metric as something to be made small; infinite where a training diverged."""
         if point.diverged:
             return math.inf
         return self.metric.loss_of(point.figure(f"{HELD_OUT}_{self.metric.name}"))
@@ -124,5 +125,5 @@ class Table:
             more = unpacked(record["losses"][name]) - unpacked(other["losses"][name])
             squares += squared_error(more, weights)
         se = math.sqrt(squares) / len(self._weights)
-        within = self._loss(point) - self._loss(best) <= SURE * se
+        within = self.loss(point) - self.loss(best) <= SURE * se
         return {"se": se if math.isfinite(se) else None, "within": within}

@@ -44,18 +44,16 @@ class Trainings:
         self._used: set[str] = set()  # trainings of this search that are recorded
         self._done, self._spent_s = 0, 0.0
 
-    def announce(self, kernels: Sequence[Any], ridges: Sequence[float]) -> Row:
-        """What there is to do, and with what; reported with the number of those recorded before."""
+    def announce(self, kernels: Sequence[Any], knows: Callable[[float], bool]) -> Row:
+        """What there is to do, and with what; reported with the number of those recorded before.
+
+        knows : whether a training with a ridge may be asked for.
+        """
         sizes = {"trainings": self.total, **self.candidates.sizes()}
         records, own = self.trials.records(), list(self.candidates.given())
         known = [*kernels, *(r["kernel"] for r in records if r.get("given") in kernels)]
-        # Those of the grid, and what the refinement goes on to.
         like = (
-            r["asked"] == own
-            or (
-                r["asked"][0] in known
-                and (r["ridge"] in ridges or not ridges[0] <= r["ridge"] <= ridges[-1])
-            )
+            r["asked"] == own or (r["asked"][0] in known and knows(r["ridge"]))
             for r in records
             if r["fold"] < self.candidates.folds
         )

@@ -1,0 +1,85 @@
+"""Kernels, bandwidths and ridges that Optuna's sampler proposes, one after the other.
+
+Optuna keeps nothing: its sampler proposes the same again for the same seed and the same answers, so
+a search goes on by asking it from the start, and what is recorded is not trained again.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from streamkern.basics.optional import need
+from streamkern.kernels import notation
+from streamkern.tuning.grid import neat, own_scale
+from streamkern.tuning.table import Table
+from streamkern.tuning.trainings import Asked, Trainings
+
+N_TRIALS = 40
+FACTORS = [1 / 8, 8.0]  # of the median distance between centers, or what is given
+RIDGES = [1e-9, 1e-2]
+
+
+def optuna_package() -> Any:
+    """The package, or MissingDependencyError."""
+    return need("optuna", 'sampler="optuna"', "optuna")
+
+
+@dataclass(frozen=True)
+class Proposals:
+    """bandwidths, ridges : of which the ends count; bandwidths None is "auto"."""
+
+    kernels: list[Any]
+    bandwidths: list[float] | None
+    ridges: list[float]
+    n_trials: int
+
+    def most(self, given: Asked) -> int:
+        """Trainings of each split, with the settings as given and those that say a bandwidth."""
+        own = sum("auto" in notation.bandwidths(kernel) for kernel in self.kernels)
+        return self.n_trials + 1 + (own if self.bandwidths is None else 0)
+
+    def knows(self, ridge: float) -> bool:
+        """Whether a training with it may be asked for."""
+        return not ridge or self.ridges[0] <= ridge <= self.ridges[-1]
+
+    def fill(self, table: Table, trainings: Trainings) -> None:
+        """Train what is proposed, and take it in."""
+        study = _study(trainings.candidates.seed)
+        for _ in range(self.n_trials):
+            trial = study.ask()
+            point = trainings.measured(*self._proposed(trial, trainings))
+            table.add(point)
+            loss = table.loss(point)
+            # One that diverged is no answer to go by.
+            told = {"values": loss} if math.isfinite(loss) else {"state": _failed()}
+            study.tell(trial, **told)
+
+    def _proposed(self, trial: Any, trainings: Trainings) -> Asked:
+        kernel = self.kernels[trial.suggest_categorical("kernel", range(len(self.kernels)))]
+        above, width, ridge = [ridge for ridge in self.ridges if ridge], None, 0.0
+        if above:
+            ridge = neat(trial.suggest_float("ridge", above[0], above[-1], log=True))
+        if notation.bandwidths(kernel):
+            ends, scale = FACTORS if self.bandwidths is None else self.bandwidths, 1.0
+            factor = trial.suggest_float("bandwidth", ends[0], ends[-1], log=True)
+            if self.bandwidths is None:
+                kernel, scale = own_scale(trainings, kernel, self.ridges[0])
+            width = neat(factor * scale)
+        return kernel, width, ridge
+
+
+def _study(seed: int) -> Any:
+    """In memory; that one was made is nothing to tell."""
+    package = optuna_package()
+    told = package.logging.get_verbosity()
+    package.logging.set_verbosity(package.logging.WARNING)
+    try:
+        return package.create_study(sampler=package.samplers.TPESampler(seed=seed))
+    finally:
+        package.logging.set_verbosity(told)
+
+
+def _failed() -> Any:
+    return optuna_package().trial.TrialState.FAIL
