@@ -12,7 +12,9 @@ import pandas as pd
 import pytest
 from sklearn import metrics as truth
 from sklearn.base import clone
+from sklearn.datasets import load_digits
 from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import train_test_split
 
 import streamkern as sk
 from streamkern.train.training_data import open_data
@@ -222,6 +224,19 @@ def test_another_metric_trains_nothing_again(tmp_path: Path) -> None:
         ]
     assert len(trained) == 3
     assert search("accuracy", kernels=["laplace"]).table == first.table
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("metric", ["accuracy", "mse"])
+def test_the_readmes_example_does_not_get_worse(metric: str) -> None:
+    X, y = load_digits(return_X_y=True)
+    X, X_test, y, y_test = train_test_split(X, y, random_state=0)
+    plain = sk.KernelClassifier(bandwidth=4.0, **PLAIN)
+    found = sk.tune(
+        X, y, estimator=plain, metric=metric, kernels=["laplace", "gaussian"],
+        ridges=[0.0, 1e-6], refine=0, epochs=5, refit=True,
+    )  # fmt: skip
+    assert found.estimator.score(X_test, y_test) >= plain.fit(X, y).score(X_test, y_test) > 0.99
 
 
 @pytest.mark.parametrize(
