@@ -162,8 +162,9 @@ def _estimator(X: Any, y: Any, metric: str) -> KernelRegressor | KernelClassifie
     elif y is None:
         labels = inputs.is_stream(X) and inputs.open_stream(X).classes is not None
     else:
-        targets = y if hasattr(y, "dtype") and hasattr(y, "ndim") else np.asarray(y)
-        labels = targets.ndim == 1 and getattr(targets.dtype, "kind", "O") in "iubUTO"
+        streamed = hasattr(getattr(y, "dtype", None), "kind")  # of an array that is not to be read
+        targets = y if streamed else np.asarray(y)
+        labels = targets.ndim == 1 and targets.dtype.kind in "iubUTO"
     return KernelClassifier() if labels else KernelRegressor()
 
 

@@ -17,6 +17,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import train_test_split
 
 import streamkern as sk
+from streamkern.kernels import notation
 from streamkern.train.training_data import open_data
 from streamkern.tuning.candidates import Candidates, Wishes
 from streamkern.tuning.metrics import OF_CLASSES, OF_VALUES, probabilities
@@ -200,6 +201,20 @@ def test_centers_and_a_metric_of_ones_own() -> None:
         for estimator in (own, without)
     ]
     assert errors[0] < 0.5 * errors[1]
+
+
+def test_kernels_that_are_objects() -> None:
+    """Their bandwidths change by one factor; a metric in one can not be kept in a table."""
+    X = some_rows()
+    kernel = 0.5 * sk.Laplace(0.01) + sk.Gaussian(0.02)
+    given = sk.KernelRegressor(kernel, ridge=1e-4, **PLAIN)
+    found = sk.tune(X, np.sin(X[:, 0]), estimator=given, **QUICK)
+    assert found.best["bandwidth"] == 4.0
+    assert notation.bandwidths(found.estimator.kernel) == [2.0, 4.0]
+    assert found.estimator.fit(X, np.sin(X[:, 0])).bandwidth_ == 4.0
+    own = sk.KernelRegressor(sk.Laplace(1.0).with_metric(np.ones(4)), **PLAIN)
+    with pytest.raises(sk.ConfigError, match="has a metric, which a table does not hold; give"):
+        sk.tune(X, np.sin(X[:, 0]), estimator=own, **QUICK)
 
 
 def test_another_metric_trains_nothing_again(tmp_path: Path) -> None:

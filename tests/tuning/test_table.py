@@ -59,6 +59,21 @@ def test_rows_that_both_miss_in_turn_count_as_noise() -> None:
     assert table(given, other).chosen() is given
 
 
+def test_splits_are_independent() -> None:
+    """The mean of two differences has half the root of the sum of their squared errors."""
+    pairs = [(point(1, 8), point(2, 2)), (point(1, 12), point(2, 3))]
+    points = [Point([p.records[0] for p in split]) for split in zip(*pairs, strict=True)]
+    made = Table(OF_CLASSES["accuracy"], [np.full(N, 1 / N)] * 2)
+    for each in points:
+        made.add(each)
+    best, other = made.rows()
+    assert best["held_out_accuracy"] == pytest.approx(1 - 2.5 / N)
+    d = [np.repeat([1.0, 0.0], [k, N - k]) for k in (6, 9)]
+    squares = [x.var(ddof=1) / N for x in d]
+    assert other["se"] == pytest.approx(np.sqrt(sum(squares)) / 2, rel=1e-6)
+    assert (best["se"], best["within"], other["within"]) == (0, True, False)
+
+
 def test_equal_ones_are_told_apart_by_mse() -> None:
     made = table(point(1, 10, 0.3), point(2, 10, 0.1), point(3, 10, 0.2))
     assert made.best().bandwidth == 2
