@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,7 +68,7 @@ Centers = Annotated[
 ]
 Epochs = Annotated[int | None, typer.Option(help="Default: enough for 100000 samples, at most 20.")]
 Folds = Annotated[
-    int, typer.Option(help="Splits; several give standard errors, and cost as much more.")
+    int, typer.Option(help="Splits, which hold different rows out, and cost as much more.")
 ]
 Refine = Annotated[
     int | None,
@@ -137,7 +138,7 @@ def tune(
             kernels=None if kernels is None else [name.strip() for name in kernels.split(",")],
             rows=rows, centers=centers, epochs=epochs, folds=folds, refine=refine, sampler=sampler,
             n_trials=n_trials, out=folder,
-            progress=sys.stderr.isatty(), report=_show, stop=context.obj,
+            progress=sys.stderr.isatty(), report=partial(_show, metric), stop=context.obj,
         )  # fmt: skip
     _save_plot(tuned, folder)
     if target is not None:
@@ -163,7 +164,7 @@ def _free(path: str) -> Path:
     return target
 
 
-def _show(event: str, fields: Mapping[str, Any]) -> None:
+def _show(metric: str, event: str, fields: Mapping[str, Any]) -> None:
     """What there is to do, and every training."""
     if event == "search":
         known = f", {fields['recorded']} recorded already" if fields["recorded"] else ""
@@ -174,16 +175,20 @@ def _show(event: str, fields: Mapping[str, Any]) -> None:
         )
         return
     width = fields["bandwidth"]
-    metrics = in_words(
-        {k: v for k, v in fields.items() if k.startswith("held_out_") and v is not None}
-    )
+    names = [name for name in _figures(metric) if fields.get(name) is not None]
+    metrics = in_words({name: fields[name] for name in names})
     fold = f", split {fields['fold'] + 1}" if fields["folds"] > 1 else ""
     left = f"; {fields['left']} left, about {_time(fields['seconds_left'])}"
     say(
         f"{kernel_text(fields['kernel'])}{'' if width is None else f', bandwidth {width:.4g}'}, "
-        f"ridge {fields['ridge']:g}{fold}: {metrics or 'diverged'}, {fields['seconds']:.1f} s"
+        f"ridge {fields['ridge']:.4g}{fold}: {metrics or 'diverged'}, {fields['seconds']:.1f} s"
         f"{left if fields['left'] else ''}"
     )
+
+
+def _figures(metric: str) -> list[str]:
+    """That are shown: the one that decides, and those that every training tells."""
+    return list(dict.fromkeys(f"held_out_{name}" for name in (metric, "mse", "accuracy", "r2")))
 
 
 def _show_result(tuned: Tuned, folder: str, as_json: bool) -> None:
@@ -200,7 +205,8 @@ def _show_result(tuned: Tuned, folder: str, as_json: bool) -> None:
         say("note: the best bandwidth is at the edge of those tried; give --bandwidths beyond it")
     if tuned.ridge_edge:
         say("note: the best ridge is at the edge of those tried; give --ridges beyond it")
-    say(f"results are in {folder}; the ridge found is an upper bound for a run on more rows")
+    bound = "; the ridge found is an upper bound for a run on more rows"
+    say(f"results are in {folder}{'' if tuned.best['as_given'] else bound}")
 
 
 def _shown(tuned: Tuned) -> tuple[list[dict[str, Any]], list[str]]:
@@ -210,9 +216,8 @@ def _shown(tuned: Tuned) -> tuple[list[dict[str, Any]], list[str]]:
         row["within 2 se"] = "yes" if row.pop("within") else ""
         row["as given"] = "yes" if row.pop("as_given") else ""
         row["held_out_mse"] = "diverged" if row["held_out_mse"] is None else row["held_out_mse"]
-    judged = f"held_out_{tuned.metric}"
-    figures = [name for name in rows[0] if name.startswith("held_out_") and name != judged]
-    columns = ["kernel", "bandwidth", "ridge", "as given", judged, "se", "within 2 se", *figures]
+    judged, *others = _figures(tuned.metric)
+    columns = ["kernel", "bandwidth", "ridge", "as given", judged, "se", "within 2 se", *others]
     columns.append("seconds")
     return rows, [name for name in columns if any(row.get(name) not in (None, "") for row in rows)]
 

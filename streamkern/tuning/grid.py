@@ -41,7 +41,8 @@ class Grid:
         return each * len(self.ridges) + more * self.refine + (not inside)
 
     def knows(self, ridge: float) -> bool:
-        """Whether a training with it may be asked for: of the grid, or beyond it."""
+        """Whether trainings with it are asked for: of the grid, and what the refinement goes on
+        to."""
         return ridge in self.ridges or not self.ridges[0] <= ridge <= self.ridges[-1]
 
     def fill(self, table: Table, trainings: Trainings) -> None:

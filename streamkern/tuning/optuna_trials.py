@@ -41,8 +41,8 @@ class Proposals:
         return self.n_trials + 1 + (own if self.bandwidths is None else 0)
 
     def knows(self, ridge: float) -> bool:
-        """Whether a training with it may be asked for."""
-        return not ridge or self.ridges[0] <= ridge <= self.ridges[-1]
+        """Nothing is known to be proposed before it is."""
+        return False
 
     def fill(self, table: Table, trainings: Trainings) -> None:
         """Train what is proposed, and take it in."""

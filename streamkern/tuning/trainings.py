@@ -47,7 +47,7 @@ class Trainings:
     def announce(self, kernels: Sequence[Any], knows: Callable[[float], bool]) -> Row:
         """What there is to do, and with what; reported with the number of those recorded before.
 
-        knows : whether a training with a ridge may be asked for.
+        knows : whether a training with a ridge is known to be asked for.
         """
         sizes = {"trainings": self.total, **self.candidates.sizes()}
         records, own = self.trials.records(), list(self.candidates.given())

@@ -865,7 +865,7 @@ def test_the_command(call: Command, run_file: Path) -> None:
     header, _, first, *_ = out.splitlines()
     assert re.split(r"  +", header.strip()) == [
         "kernel", "bandwidth", "ridge", "as given", "held_out_mse", "se", "within 2 se",
-        "held_out_accuracy", "held_out_balanced_accuracy", "held_out_log_loss", "seconds",
+        "held_out_accuracy", "seconds",
     ]  # fmt: skip
     folder = run_file.with_name("run-tune")
     result = json.loads((folder / "result.json").read_text())
@@ -971,6 +971,27 @@ def test_a_run_shows_its_kernel_in_words(
     assert " kernel 0.7 laplace(bandwidth 2) + 0.3 gaussian(bandwidth 2) " in out
     assert " model.kernel 0.7 laplace + 0.3 gaussian " in out
     assert "parts" not in out
+
+
+def test_another_metric_decides_from_what_is_recorded(call: Command, run_file: Path) -> None:
+    code, out, err = call(run_file, *WORDS, "--refine", 0)
+    assert (code, err.count("laplace, bandwidth")) == (DONE, 3), err
+    found = {}
+    for metric in ("auto", "log_loss", "balanced_accuracy"):
+        code, out, err = call(run_file, *WORDS, "--refine", 0, "--metric", metric, "--json")
+        assert code == DONE, err
+        assert "3 recorded already" in err
+        found[metric] = json.loads(out)
+    assert found["auto"]["metric"] == "accuracy"
+    for metric, result in found.items():
+        name = f"held_out_{result['metric']}"
+        figures = [row[name] for row in result["table"] if not row["as_given"]]
+        assert figures == sorted(figures, reverse=metric != "log_loss")
+    code, out, err = call(run_file, *WORDS, "--refine", 0, "--metric", "log_loss")
+    assert "held_out_log_loss" in out.splitlines()[0].split()
+    code, _, err = call(run_file, *WORDS, "--metric", "r2")
+    assert (code, len(err.splitlines())) == (USAGE, 1)
+    assert "--metric r2 is not defined for classes, which the data has; take" in err
 
 
 def test_the_help(call: Command) -> None:
