@@ -16,16 +16,18 @@ from streamkern.config.run_config import RunConfig
 from streamkern.estimator import inputs
 from streamkern.estimator.base import KernelEstimator
 from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
+from streamkern.estimator.mistakes import brief
 from streamkern.estimator.parameters import own_names
+from streamkern.solver.method import Report
 from streamkern.stream.sources.base import Source
 from streamkern.tuning import search
 from streamkern.tuning.metrics import OF_CLASSES, OF_VALUES
 from streamkern.tuning.search import Tuned
-from streamkern.tuning.trainings import Report
 
 CALL = "tune(X, y, estimator=KernelClassifier(...))"
 
 
+@brief
 def tune(
     X: Any,
     y: Any = None,

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamkern.kernels import notation
-from streamkern.tuning.table import Table
+from streamkern.tuning.table import SearchTable
 from streamkern.tuning.trainings import Asked, Trainings
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the median distance between centers, or what is given
 
 
 @dataclass(frozen=True)
-class Grid:
+class SearchGrid:
     """bandwidths : None is "auto". refine : rounds."""
 
     kernels: list[Any]
@@ -45,7 +45,7 @@ class Grid:
         to."""
         return ridge in self.ridges or not self.ridges[0] <= ridge <= self.ridges[-1]
 
-    def fill(self, table: Table, trainings: Trainings) -> None:
+    def fill(self, table: SearchTable, trainings: Trainings) -> None:
         """Train what is asked for, and take it in."""
         for kernel in self.kernels:
             for made, bandwidth in _grid(trainings, kernel, self.bandwidths, self.ridges[0]):

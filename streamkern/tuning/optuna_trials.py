@@ -13,7 +13,7 @@ from typing import Any
 from streamkern.basics.optional import need
 from streamkern.kernels import notation
 from streamkern.tuning.grid import neat, own_scale
-from streamkern.tuning.table import Table
+from streamkern.tuning.table import SearchTable
 from streamkern.tuning.trainings import Asked, Trainings
 
 N_TRIALS = 40
@@ -44,7 +44,7 @@ class Proposals:
         """Nothing is known to be proposed before it is."""
         return False
 
-    def fill(self, table: Table, trainings: Trainings) -> None:
+    def fill(self, table: SearchTable, trainings: Trainings) -> None:
         """Train what is proposed, and take it in."""
         study = _study(trainings.candidates.seed)
         for _ in range(self.n_trials):

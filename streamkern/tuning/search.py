@@ -47,12 +47,12 @@ from streamkern.tuning.candidates import (
     numbers_or_auto,
     plain_kernels,
 )
-from streamkern.tuning.grid import Grid
+from streamkern.tuning.grid import SearchGrid
 from streamkern.tuning.metrics import OF_CLASSES, OF_VALUES, find_metric, row_weights
 from streamkern.tuning.optuna_trials import N_TRIALS, RIDGES, Proposals, optuna_package
 from streamkern.tuning.records import Trials
-from streamkern.tuning.table import Row, Table
-from streamkern.tuning.trainings import Report, Trainings
+from streamkern.tuning.table import Row, SearchTable
+from streamkern.tuning.trainings import Trainings
 
 REFINE = 2
 RANGES = {"folds": (1, 20), "refine": (0, 20), "n_trials": (1, 10_000)}
@@ -137,7 +137,7 @@ def tune(
     judged_by = find_metric(metric, data.source.classes is not None)
     candidates = Candidates(config, data, Wishes(rows, centers, epochs), folds, distances)
     known = candidates.ridges(penalties, chosen, None if widths is None else widths[0])
-    way: Grid | Proposals = Grid(chosen, widths, known, rounds)
+    way: SearchGrid | Proposals = SearchGrid(chosen, widths, known, rounds)
     if n_asked:
         known = RIDGES if penalties is None and any(known) else known
         way = Proposals(chosen, widths, known, n_asked)
@@ -151,7 +151,7 @@ def tune(
         trainings = Trainings(candidates, trials, request, tried * folds, report, progress)
         sizes = trainings.announce(chosen, way.knows)
         targets = map(candidates.targets, range(folds))
-        table = Table(judged_by, [row_weights(judged_by, *of_split) for of_split in targets])
+        table = SearchTable(judged_by, [row_weights(judged_by, *of_split) for of_split in targets])
         table.add(trainings.as_given())
         way.fill(table, trainings)
         tuned = _tuned(config, table, sizes)
@@ -179,7 +179,7 @@ def _effort(sampler: str, refine: int | None, n_trials: int | None) -> tuple[int
     return 0, N_TRIALS if n_trials is None else n_trials
 
 
-def _tuned(config: RunConfig, table: Table, sizes: Row) -> Tuned:
+def _tuned(config: RunConfig, table: SearchTable, sizes: Row) -> Tuned:
     point, rows = table.chosen(), table.rows()
     if point.diverged:
         raise DivergenceError(

@@ -64,7 +64,7 @@ class Point:
         return row | {"seconds": math.fsum(record["seconds"] for record in self.records)}
 
 
-class Table:
+class SearchTable:
     """The points that were tried, judged by a metric.
 
     weights : shares of the rows held out in it, of each split.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,6 @@ from streamkern.tuning.metrics import MSE, OF_CLASSES, OF_VALUES, losses, packed
 from streamkern.tuning.records import Trials
 from streamkern.tuning.table import HELD_OUT, Point, Row
 
-Report = Callable[[str, Row], None]
 Asked = tuple[Any, Any, Any]
 
 

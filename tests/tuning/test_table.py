@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from streamkern.tuning.metrics import OF_CLASSES, packed
-from streamkern.tuning.table import Point, Table
+from streamkern.tuning.table import Point, SearchTable
 
 Array = npt.NDArray[Any]
 N = 200
@@ -27,8 +27,8 @@ def point(name: float, wrong: int, mse: float = 0.1, *, first: int = 0, given: b
     return Point([record], is_given=given)
 
 
-def table(*points: Point) -> Table:
-    made = Table(OF_CLASSES["accuracy"], [np.full(N, 1 / N)])
+def table(*points: Point) -> SearchTable:
+    made = SearchTable(OF_CLASSES["accuracy"], [np.full(N, 1 / N)])
     for each in points:
         made.add(each)
     return made
@@ -63,7 +63,7 @@ def test_splits_are_independent() -> None:
     """The mean of two differences has half the root of the sum of their squared errors."""
     pairs = [(point(1, 8), point(2, 2)), (point(1, 12), point(2, 3))]
     points = [Point([p.records[0] for p in split]) for split in zip(*pairs, strict=True)]
-    made = Table(OF_CLASSES["accuracy"], [np.full(N, 1 / N)] * 2)
+    made = SearchTable(OF_CLASSES["accuracy"], [np.full(N, 1 / N)] * 2)
     for each in points:
         made.add(each)
     best, other = made.rows()
