@@ -6,6 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -108,7 +109,10 @@ class Trainings:
         return self._keep(asked, 0, found, time.perf_counter() - began)
 
     def _result(self, config: RunConfig, fold: int, asked: Asked) -> Row:
-        """Kernel, bandwidth and ridge in numbers, figures and losses of the rows held out."""
+        """Kernel, bandwidth and ridge in numbers, figures and losses of the rows held out.
+
+        Without figures where they are not finite: what overflows has diverged as well.
+        """
         self.stop.check()
         fit, held_out = self.candidates.split(fold)
         with warnings.catch_warnings():
@@ -118,13 +122,10 @@ class Trainings:
                 config, source=fit, test=held_out, metric=self.candidates.distances,
                 progress=self.progress, stop=self.stop,
             )  # fmt: skip
-        try:
-            # A loss that overflows has diverged as well.
-            if not result.metrics or not all(map(math.isfinite, result.metrics.values())):
-                raise DivergenceError("the error on the rows held out is not finite")
-            figures = self._figures(result, fold)
-        finally:
-            result.model.backend.close()
+        figures: Row = {f"{HELD_OUT}_mse": None}
+        with closing(result.model.backend) as backend, backend.active():
+            if result.metrics and all(map(math.isfinite, result.metrics.values())):
+                figures = self._figures(result, fold)
         return _in_numbers(asked, result) | figures
 
     def _figures(self, result: Result, fold: int) -> Row:

@@ -727,6 +727,28 @@ def test_a_candidate_that_diverges_is_last(monkeypatch: pytest.MonkeyPatch) -> N
         tune(config(), **QUICK | {"bandwidths": [3.0]}, source=array_source())
 
 
+def test_an_error_that_is_not_finite_has_diverged_and_says_its_bandwidth(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which is that of the grid's middle."""
+    real = trainings.train
+
+    def overflowing(one: RunConfig, **options: Any) -> Any:
+        result = real(one, **options)
+        if one.model.bandwidth == "median":
+            result.metrics["test_mse"] = math.inf
+        return result
+
+    monkeypatch.setattr(trainings, "train", overflowing)
+    options: dict[str, Any] = {"ridges": [0.0], "refine": 0, "epochs": 1}
+    found = tune(config(**OPEN), source=array_source(), **options)
+    assert len(found.table) == 6
+    middle = found.table[-1]
+    assert (middle["held_out_mse"], middle["as_given"]) == (None, False)
+    widths = sorted(row["bandwidth"] for row in found.table if not row["as_given"])
+    assert widths[2] == middle["bandwidth"]
+
+
 # -- bad options -----------------------------------------------------------------------------------
 
 
