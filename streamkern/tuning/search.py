@@ -150,9 +150,10 @@ def tune(
     with resumable(stop, kept=out is not None, where=recorded) as request, trials:
         trainings = Trainings(candidates, trials, request, tried * folds, report, progress)
         sizes = trainings.announce(chosen, way.knows)
+        given = trainings.as_given()
         targets = map(candidates.targets, range(folds))
         table = SearchTable(judged_by, [row_weights(judged_by, *of_split) for of_split in targets])
-        table.add(trainings.as_given())
+        table.add(given)
         way.fill(table, trainings)
         tuned = _tuned(config, table, sizes)
         found = {"best": tuned.best, "table": tuned.table, "metric": tuned.metric}
