@@ -33,7 +33,9 @@ ROOMS = [
     ["config"],
     ["train"],
     ["tuning"],
-    ["estimator", "cli"],
+    ["estimator"],
+    ["cli.page"],
+    ["cli"],
     ["__main__"],
 ]
 FLOORS = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}

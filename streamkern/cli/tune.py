@@ -138,7 +138,7 @@ def tune(
             kernels=None if kernels is None else [name.strip() for name in kernels.split(",")],
             rows=rows, centers=centers, epochs=epochs, folds=folds, refine=refine, sampler=sampler,
             n_trials=n_trials, out=folder,
-            progress=sys.stderr.isatty(), report=partial(_show, metric), stop=context.obj,
+            progress=True, report=partial(_show, metric), stop=context.obj,
         )  # fmt: skip
     _save_plot(tuned, folder)
     if target is not None:

@@ -48,7 +48,7 @@ def tune(
     n_trials: int | None = None,
     out: str | os.PathLike[str] | None = None,
     source: Source | None = None,
-    progress: bool = False,
+    progress: bool | str = False,
     report: Report | None = None,
     stop: StopRequest | None = None,
 ) -> Tuned:
@@ -86,7 +86,7 @@ def tune(
         with another metric or further kernels, bandwidths, ridges or folds. SIGTERM, SIGINT and
         SIGHUP end it at once.
     source : in place of data.train and data.transforms of settings.
-    progress : draw a line on the terminal during a training.
+    progress : say on stderr how far each training is: True, False or "auto"; see `train_model`.
     report : called with ("search", sizes) before the first training, ("trial", record) after each.
     stop : the caller's own, for a search that is a part of something larger.
 

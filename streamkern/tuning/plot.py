@@ -1,4 +1,4 @@
-"""The picture of a search: the metric against bandwidth, a line for each kernel and ridge."""
+"""The picture of a search: the metric against bandwidth; a colour is a kernel, a dash a ridge."""
 
 from __future__ import annotations
 
@@ -19,7 +19,16 @@ _APART = 0.006
 def scores_png(
     table: Sequence[Mapping[str, Any]], best: Mapping[str, Any], metric: str = "mse"
 ) -> bytes:
-    """The rows of `Tuned.table` as a PNG; MissingDependencyError without Matplotlib.
+    """The rows of `Tuned.table` as a PNG; MissingDependencyError without Matplotlib."""
+    picture = io.BytesIO()
+    scores_figure(table, best, metric).savefig(picture, format="png", dpi=160)
+    return picture.getvalue()
+
+
+def scores_figure(
+    table: Sequence[Mapping[str, Any]], best: Mapping[str, Any], metric: str = "mse"
+) -> Any:
+    """The same as a figure of Matplotlib's.
 
     Bars are standard errors of the difference to the best. Kernels without a bandwidth are level
     lines. What diverged is left out.
@@ -27,28 +36,37 @@ def scores_png(
     figure = need("matplotlib.figure", "the plot", "report").Figure(
         figsize=(8.4, 4.8), layout="constrained"
     )
-    axes, figure_of = figure.add_subplot(), f"held_out_{metric}"
-    for kernel, ridge in dict.fromkeys((kernel_text(row["kernel"]), row["ridge"]) for row in table):
+    axes = figure.add_subplot()
+    widths = [row["bandwidth"] for row in table if row["bandwidth"] is not None]
+    lines = list(dict.fromkeys((kernel_text(row["kernel"]), row["ridge"]) for row in table))
+    kernels, ridges = (sorted({line[j] for line in lines}) for j in (0, 1))
+    span = math.log(max(widths) / min(widths)) if widths else 0.0
+    of_best, figure_of = 1.0, f"held_out_{metric}"
+    for k, (kernel, ridge) in enumerate(lines):
         rows = [r for r in table if (kernel_text(r["kernel"]), r["ridge"]) == (kernel, ridge)]
-        good = [r for r in rows if r["held_out_mse"] is not None]
-        _draw(axes, good, figure_of, f"{kernel}, ridge {ridge:g}")
-    if best["bandwidth"] is not None:
-        axes.plot(
-            best["bandwidth"], best[figure_of], "o", ms=12, mfc="none", mec="0.15", mew=1.4,
-            zorder=5, label=f"best: {best['bandwidth']:.4g}",
-        )  # fmt: skip
-        axes.set_xscale("log")
-    words = "mean squared error" if metric == "mse" else metric.replace("_", " ")
-    axes.set(xlabel="bandwidth", ylabel=f"{words}, rows held out")
+        style = {
+            "color": f"C{kernels.index(kernel) % 10}",
+            "ls": _DASHES[ridges.index(ridge) % len(_DASHES)],
+            "marker": _MARKERS[ridges.index(ridge) % len(_MARKERS)],
+            "label": f"{kernel}, ridge {ridge:.3g}",
+        }
+        shift = math.exp(_APART * span * (k - (len(lines) - 1) / 2)) if "se" in table[0] else 1.0
+        good = [row for row in rows if row["held_out_mse"] is not None]
+        _draw(axes, good, figure_of, style, shift)
+        if (kernel, ridge) == (kernel_text(best["kernel"]), best["ridge"]):
+            of_best = shift
+    _mark(axes, best, metric, of_best)
     if metric in ("mse", "mae", "log_loss"):
         axes.set_yscale("log")
         _label(axes.yaxis)
-    if best["bandwidth"] is not None:
+    if widths:
+        axes.set_xscale("log")
         _label(axes.xaxis)
     else:
         axes.set_xticks([])
     axes.set_xlabel("bandwidth" if widths else "no kernel that was tried has a bandwidth")
-    axes.set_ylabel("mean squared error of rows held out")
+    words = "mean squared error" if metric == "mse" else metric.replace("_", " ")
+    axes.set_ylabel(f"{words} of rows held out")
     axes.grid(which="major", color="0.92")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -56,16 +74,42 @@ def scores_png(
     return figure
 
 
-def _draw(axes: Any, rows: Sequence[Mapping[str, Any]], figure_of: str, label: str) -> None:
+def _draw(
+    axes: Any,
+    rows: Sequence[Mapping[str, Any]],
+    figure_of: str,
+    style: Mapping[str, Any],
+    shift: float,
+) -> None:
+    """A line, moved by the factor `shift`."""
     if not rows:
         return
     if rows[0]["bandwidth"] is None:
-        axes.axhline(rows[0][figure_of], lw=1, ls="--", color="0.5", label=label)
+        level = {name: value for name, value in style.items() if name != "marker"}
+        axes.axhline(rows[0][figure_of], lw=1.3, **level)
         return
     rows = sorted(rows, key=lambda row: float(row["bandwidth"]))
-    widths, errors = ([row[key] for row in rows] for key in ("bandwidth", figure_of))
-    bars = [row.get("se") or 0.0 for row in rows]
-    axes.errorbar(widths, errors, bars, marker="o", ms=4, lw=1.4, capsize=2, label=label)
+    widths = [shift * row["bandwidth"] for row in rows]
+    errors = [row[figure_of] for row in rows]
+    axes.plot(widths, errors, ms=4, lw=1.4, **style)
+    if "se" in rows[0]:
+        bars = [row["se"] or 0.0 for row in rows]
+        axes.errorbar(widths, errors, bars, fmt="none", ecolor=style["color"], elinewidth=0.8,
+            capsize=0, alpha=0.55)  # fmt: skip
+
+
+def _mark(axes: Any, best: Mapping[str, Any], metric: str, shift: float) -> None:
+    """A ring around the best, whose settings are the title."""
+    width, error = best["bandwidth"], best[f"held_out_{metric}"]
+    name = "error" if metric == "mse" else metric.replace("_", " ")
+    told = "" if width is None else f", bandwidth {width:.4g}"
+    title = (
+        f"Best: {kernel_text(best['kernel'])}{told}, ridge {best['ridge']:.3g}; {name} {error:.4g}"
+    )
+    axes.set_title(title, loc="left", fontsize=11)
+    if width is not None:
+        axes.plot(shift * width, error, "o", ms=13, mfc="none", mec="0.1", mew=1.6, zorder=5,
+            label="the best")  # fmt: skip
 
 
 def _label(axis: Any) -> None:

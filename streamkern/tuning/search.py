@@ -113,7 +113,7 @@ def tune(
     out: str | os.PathLike[str] | None = None,
     source: Source | None = None,
     distances: npt.NDArray[Any] | None = None,
-    progress: bool = False,
+    progress: bool | str = False,
     report: Report | None = None,
     stop: StopRequest | None = None,
 ) -> Tuned:
