@@ -56,3 +56,16 @@ def test_a_colour_is_a_kernel_and_a_dash_a_ridge() -> None:
     assert looks["laplace, ridge 0"][1] == looks["cauchy, ridge 0"][1]
     assert looks["laplace, ridge 0"][1] != looks["laplace, ridge 1e-06"][1]
     assert len(axes.collections) == 4  # error bars
+
+
+def test_another_metric_is_drawn_and_told() -> None:
+    more = {"held_out_balanced_accuracy": 0.75, "se": None}
+    table = [row("laplace", width, 0.0, 0.5) | more for width in (2.0, 4.0)]
+    (axes,) = scores_figure(table, table[0], "balanced_accuracy").axes
+    title = "Best: laplace, bandwidth 2, ridge 0; balanced accuracy 0.75"
+    assert axes.get_title(loc="left") == title
+    assert (axes.get_ylabel(), axes.get_yscale()) == (
+        "balanced accuracy of rows held out",
+        "linear",
+    )
+    assert list(axes.lines[0].get_ydata()) == [0.75, 0.75]
