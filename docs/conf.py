@@ -26,7 +26,7 @@ exclude_patterns = ["_build"]
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 myst_dmath_double_inline = True
-suppress_warnings = ["myst.header"]  # levels that the generated parts leave out
+suppress_warnings = ["toc.empty_glob"]
 
 # Names in backticks are links where they are names of ours, and code where not.
 default_role = "py:obj"
