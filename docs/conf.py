@@ -23,10 +23,8 @@ extensions = [
 ]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
-myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
 myst_heading_anchors = 3
-myst_dmath_double_inline = True
-suppress_warnings = ["toc.empty_glob"]
+smartquotes = False  # quotes are those of settings
 
 # Names in backticks are links where they are names of ours, and code where not.
 default_role = "py:obj"
@@ -39,6 +37,7 @@ autodoc_class_signature = "mixed"
 autodoc_preserve_defaults = True
 add_module_names = False
 napoleon_use_ivar = True
+napoleon_attr_annotations = False
 napoleon_use_rtype = False
 
 html_theme = "furo"
