@@ -37,6 +37,7 @@ ROOMS = {
     "stream": "Stores",
     "kernels": "Kernels",
     "basics.errors": "Errors",
+    "": "Others",
 }
 
 
@@ -190,7 +191,7 @@ def api() -> str:
             groups[_group(home[0].removeprefix("streamkern."))].append(name)
     parts = []
     for title, names in groups.items():
-        parts.append(f"## {title}\n")
+        parts += [f"## {title}\n"] if names else []
         parts += [f"```{{eval-rst}}\n{directive(name)}\n```\n" for name in sorted(names)]
     return "\n".join(parts)
 
