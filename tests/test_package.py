@@ -255,19 +255,14 @@ def test_a_batch_passes_few_modules(tmp_path: Path) -> None:
     assert len(passed(tmp_path)) <= MOST_ON_THE_WAY_OF_A_BATCH
 
 
-def test_the_readme_lists_the_rooms_from_the_ground_up() -> None:
-    text = (ROOT.parent / "README.md").read_text(encoding="utf-8")
-    listed = re.findall(r"^    (\w+)  ", text.split("```text\nstreamkern/\n")[1], re.MULTILINE)
-    upwards: dict[str, int] = {}
-    for own, floor in FLOORS.items():
-        top = own.partition(".")[0]
-        upwards[top] = max(upwards.get(top, 0), floor)
-    del upwards["__main__"]
-    assert sorted(listed) == sorted(upwards)
-    above = {name: listed[: listed.index(name)] for name in listed}
+def test_the_page_lists_the_rooms_from_the_ground_up() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    listed = re.findall(r"^\| \d+ \| `([\w.]+)` \|", text, re.MULTILINE)
+    assert sorted(listed) == sorted(set(FLOORS) - {"__main__"})
+    below = {name: listed[: listed.index(name)] for name in listed}
     for name in MODULES:
-        own, needed = name.partition(".")[0], {n.partition(".")[0] for n in NEEDS[name]}
-        assert own == "__main__" or needed <= {own, *above[own]}, name
+        own, needed = room(name), {room(other) for other in NEEDS[name]}
+        assert own == "__main__" or needed <= {own, *below[own]}, name
 
 
 def test_types_are_shipped() -> None:

@@ -83,12 +83,20 @@ class DataConfig(Table):
     """[data]: what is trained on, and the order and size in which it comes.
 
     train : a store, or several: one after another, or with `weights` in those shares.
+    weights : shares of the stores in `train`; without them the stores come one after another.
+    test : a store that is evaluated during training, and never trained on. Of its weights only
+    those that an ingested store brings along count, and class weights do not.
+    x : name of the array of rows in a foreign store.
+    y : name of the array of targets in a foreign store.
     sample_weight : name of the array of sample weights, in stores that streamkern did not write;
-    ours bring theirs along. foreign : read the arrays of a store of ours, perhaps a damaged one, as
-    if another program had written them: without classes, weights and checks.
-    class_weight : "balanced", or weights by class name. See `sample_weights`.
-    Of `test`, only weights that an ingested store brings along count, and class weights do not.
-    transforms see rows in the units they are stored in, unless a scale is first among them.
+    ours bring theirs along.
+    foreign : read the arrays of a store of ours, perhaps a damaged one, as if another program had
+    written them: without classes, weights and checks.
+    class_weight : "balanced", or weights by class name, on top of sample weights. See
+    `sample_weights`.
+    copies : how often each row comes in a pass, each time made anew by the transforms.
+    transforms : what is done to training rows, in order. They see rows in the units they are stored
+    in, unless a scale is first among them.
     scale : how what comes out of the transforms is scaled, as a part of the model: "feature", every
     feature by its own mean and standard deviation; "global", all of them by one; "none"; "auto":
     "global" for images, rows of uint8, and features that vary little because they are nearly always
@@ -96,8 +104,16 @@ class DataConfig(Table):
     place.
     epochs : passes; "auto": enough for 100 000 rows, copies included, between 1 and 20, and at
     most 20 with a solver that stops when it has converged.
-    cache : a folder that keeps chunks of remote stores, up to `cache_size`, by default half of the
-    free disk, so that a second epoch or run does not fetch them again.
+    batch_size : rows of a step; "auto": by the method and the memory.
+    prefetch_threads : threads that read ahead; "auto": as many as the storage rewards. The batches
+    are the same for any number.
+    dask : address of a Dask scheduler whose workers do the reading and the transforms.
+    cache : a folder that keeps chunks of remote stores, up to `cache_size`, so that a second epoch
+    or run does not fetch them again.
+    cache_size : bytes; "auto": half of the free disk.
+    storage_options : of all remote places of the run, as fsspec takes them, and two of ours:
+    `engine`, "obstore" or "s3fs", and `deadline_s`, seconds for which a failing request is tried
+    again. Never logged or saved.
     """
 
     table = "data"

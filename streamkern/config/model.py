@@ -55,6 +55,7 @@ class ModelConfig(Table):
     bandwidth : of the kernel, or of those parts that do not say theirs. "median": the median
     distance of rows. "auto": of its halvings and doublings the one with which rows predict each
     other best (`train.choose_kernel`).
+    n_centers : p; "auto": all rows, at most 10 000.
     features : "kernel": f is a sum of kernels at the centers. "nystrom": the same f, trained as
     a linear model of L^-1 k(Z, x), K(Z, Z) = L L^T. "fourier": a linear model of `n_features`
     random Fourier features, without centers.
@@ -62,6 +63,7 @@ class ModelConfig(Table):
     many of each class as far as there are. "kmeans": means of a stream of rows (`kmeans`); they
     help where p is far below n. "rpcholesky": rows that span the kernel matrix well, out of up to
     8 p random ones (`rpcholesky`). "all": every row. Or the place of an array of rows or a store.
+    n_features : of Fourier features, an even number; "auto": 10 000.
     fit_intercept : the weighted mean of the targets is taken from them before and added to f after;
     false, as in most papers: f is kernels and nothing else.
     """

@@ -92,7 +92,22 @@ class Every(NamedTuple):
 class ExecutionConfig(Table):
     """[run]: where and how the run executes, and how it is saved and watched.
 
-    evaluate_every : steps; evaluate_at : counts of samples, each evaluated once it is reached.
+    run_dir : folder or URL of checkpoints and log, by which the same command goes on; without it
+    nothing is saved.
+    precision : of the arithmetic: "exact" is float32, "float64" is that, "high", "integer" and
+    "fast" are ways of GPUs; "auto": the fastest that is as good as float32.
+    device : where it is computed; "auto": a GPU that CuPy can use, else the CPU.
+    accelerator : of the CPU; "auto": Numba where it is installed.
+    memory : what the run may add to the process, in bytes; "auto": four fifths of what is free.
+    device_memory : the same of the GPU's memory.
+    threads : of the computation; "auto": one for each processor.
+    random_state : the seed that fixes every draw.
+    checkpoint_every : steps or time between two checkpoints; "auto": a minute, or 20 times what
+    training stood still for the one before.
+    keep_checkpoints : how many of the newest checkpoints are kept.
+    evaluate_every : steps between two evaluations on `data.test`; "auto": one after each pass.
+    evaluate_at : counts of samples, each evaluated once it is reached.
+    log : whether the run log is written.
     """
 
     table = "run"

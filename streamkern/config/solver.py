@@ -40,14 +40,25 @@ Solver = Annotated[
 class SolverConfig(Table):
     """[solver]: the method, and what of it the user wants to fix by hand.
 
+    name : the method; "auto": "block", or "direct" where that is expected to be done sooner.
+    block_size : centers of a block, of "block"; "auto": as large as memory and length of the
+    run are worth.
     ridge : coefficient of tr(alpha^T K(Z, Z) alpha) / 2 beside half the mean squared error; 0 is
     none; "auto": found from the data, by "direct" on rows held out, elsewhere from the noise of the
     targets (`solver.precondition.noise`). Solvers without a ridge take no notice of "auto".
+    n_nystrom : rows of the sample from which EigenPro's preconditioner is made.
+    level : directions that EigenPro's preconditioner damps.
+    period : steps between two projections, of "eigenpro4".
+    projection : how "eigenpro3" and "eigenpro4" project: "exact"; "resident", with K(Z, Z) kept in
+    memory; "inexact", by an inner EigenPro.
+    average : whether the model has the running average of the weights, or the last ones.
     damping : mu of the solver "block" over the top eigenvalue of the first block's covariance;
     "auto": by the noise of the targets. Of "eigenpro1" the factor tau.
+    step_scale : factor on the step that was measured to be safe.
     tolerance : conjugate gradient stops at this residual, relative to that of the zero function, in
-    the norm of its preconditioner; left out it is 1e-4. warm_start : run directory whose newest
-    weights training starts from; its centers must be the same.
+    the norm of its preconditioner; left out it is 1e-4.
+    warm_start : run directory whose newest weights training starts from; its centers must be the
+    same.
     """
 
     table = "solver"

@@ -49,7 +49,7 @@ from streamkern.train.warm_start import WarmStart, of_features
 
 
 class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it has no type hints
-    """What both estimators share; `KernelRegressor` documents the parameters."""
+    """What both estimators share; `docstrings` says what the parameters are."""
 
     # -- fitting ---------------------------------------------------------------------------
 
@@ -66,8 +66,10 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
             They are divided by their mean, so that `ridge` keeps its scale: see `sample_weights`.
         test : held-out data evaluated during training: (X, y), or what X may be.
 
-        With `run_dir`, the same call goes on where an earlier one was interrupted, and returns at
-        once after it has finished.
+        Returns
+        -------
+        self : the fitted estimator. With `run_dir`, the same call goes on where an earlier one was
+            interrupted, and returns at once after it has finished.
         """
         self._check_kept("centers", "metric", "transforms")
         if hasattr(self, "_online"):

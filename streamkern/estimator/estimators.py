@@ -17,6 +17,7 @@ from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.text import some
 from streamkern.estimator import inputs
 from streamkern.estimator.base import KernelEstimator
+from streamkern.estimator.docstrings import docstring
 from streamkern.estimator.facts import label_dtype
 from streamkern.estimator.mistakes import brief, suggesting
 from streamkern.stream.sources.arrays import ArraySource
@@ -27,111 +28,21 @@ __all__ = ["KernelClassifier", "KernelRegressor"]
 
 @suggesting
 class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
-    """Least-squares regression with f(x) = mean(y) + sum_j alpha_j k(x, z_j), trained by streaming.
+    __doc__ = docstring(
+        """Least-squares regression with f(x) = mean(y) + sum_j alpha_j k(x, z_j), by streaming.
 
-    Features are scaled, see `scale`.
-
-    Parameters
-    ----------
-    kernel : "auto": of "laplace", "matern32", "matern52" and "gaussian" the one with which 512
-        rows predict each other best (for "sgd" and EigenPro "laplace"). Or "laplace", "laplace_l1",
-        "gaussian", "cauchy", "matern32", "matern52", "dispersal", "linear", "polynomial",
-        "relu_ntk", a table with parameters, {"kind": "polynomial", "degree": 2}, or a `Kernel`
-        object, such as `0.5 * Laplace(3) + Polynomial(2)`.
-    bandwidth : number above 0; "median": the median distance, in the norm of the kernel, between
-        centers, or between the rows that "kmeans" and "rpcholesky" begin with (with
-        `kernel="auto"`, between 512 rows); "auto": that of an eighth to 16 times the median
-        distance with which 512 rows predict each other best. Of parts that do not say
-        theirs.
-    metric : "learn": distances are taken in a metric in which the targets are simpler, if one is
-        surely better on held-out rows: a scale for each feature, or a matrix; kernel and bandwidth
-        that are left open are those that suit it. "learn-diagonal", "learn-full": only scales, or
-        only a matrix. "none": as the features are. Or a metric of your own: scales (d,), or a
-        matrix A (d, r), for distances |(x - z) A| of features after scaling; or the path or URL of
-        such an array (.npy or zarr).
-    n_centers : p; "auto": all rows, at most 10 000.
-    centers : "random" rows of the data; "balanced", random rows with equally many of each class;
-        "kmeans", means of a stream of rows, for p far below n; "rpcholesky", rows that span the
-        kernel matrix well, from at most 8 p random ones; "all" rows; a (p, d) array in the units
-        of X; or the path or URL of one (.npy or zarr) or of a store.
-    features : "kernel"; "nystrom" and "fourier" make a linear model of explicit features, for the
-        solvers "block", "sgd", "eigenpro1" and "direct". "nystrom": L^-1 k(centers, x), the same
-        functions as with "kernel". "fourier": `n_features` random cosines and sines, without
-        centers; for the kernels of a distance, built in. n_features : an even number; "auto":
-        10 000.
-    fit_intercept : whether the weighted mean of the targets is taken from them before and added to
-        f after; False, as in papers on kernel machines: f is kernels and nothing else. It is the
-        mean over the rows of `fit`, of the first block in `partial_fit` (f learns what later ones
-        differ by), of the run that `warm_start` goes on from, and of a sample of the rows where a
-        function makes or changes the targets. Mix-up keeps it.
-    solver : "auto", "block", "sgd", "eigenpro1", "eigenpro2", "eigenpro3", "eigenpro4", "direct" or
-        "falkon". The following are its sizes; "auto" fits them to the problem and the memory.
-        "sgd", "eigenpro1" and "eigenpro2" take all rows as centers, unless features are explicit.
-    block_size : centers per block ("block"). ridge : weight of the RKHS norm, with Fourier
-        features of |w|^2 ("block", "sgd", "direct", "falkon", and "eigenpro1" with features); 0:
-        none; "auto": found from the data, `report_["ridge"]`, by "direct" on rows held out, by the
-        others from the noise of the targets that some rows show.
-    n_nystrom, level, period : sample, damped directions, steps per projection ("eigenpro*").
-    projection : "exact", "resident" (K(Z, Z) is kept) or "inexact" ("eigenpro3", "eigenpro4").
-    damping : mu over the top eigenvalue of the covariance ("block"), or the factor tau in (0, 1]
-        ("eigenpro1"). average : whether the model has the running average of the weights.
-        step_scale : factor in (0, 1] on the step that was measured to be safe.
-    tolerance : relative residual at which "falkon" stops; None: 1e-4.
-    epochs : passes over the data; "auto": enough for 100 000 rows, copies included, between 1 and
-        20; at most 20 with "falkon", which stops when it has converged. "direct" stops after the
-        first, unless transforms make every pass another one. In `partial_fit`, passes over each
-        block; "auto": one.
-    batch_size : rows per step.
-    transforms : of the training rows, in order: tables as in a run file,
-        {"kind": "noise", "sigma": 0.5}, or functions (X, Y, rng) -> (X, Y). Random ones are
-        augmentation. They see rows in the units of X, unless {"kind": "scale"} is first.
-    scale : of the features, behind the transforms: "feature", every feature by its own mean and
-        standard deviation; "global", all of them by one; "none"; "auto": "global" for images, rows
-        of uint8, and features that vary little because they are nearly always 0, which are pixels
-        as a rule; "feature" for all others. The numbers are those of a store or of arrays in
-        memory, else of a sample of the rows. Scaling is part of the model: every row it sees, and
-        `centers`, are given in the units of X. A constant feature is only centred. A scale in
-        `transforms` takes its place.
-    precision : "exact" (float32), "float64", "high", "integer" or "fast" (for GPUs); "auto": the
-        fastest that is as good as float32.
-    device : "auto", "cpu", "gpu" or "gpu:N".
-    accelerator : of the CPU: "numba", "none", or "auto", which is Numba where it is installed.
-    memory : bytes to stay within, or "8 GiB"; "auto": four fifths of what is free.
-    threads : of the computation; "auto": one for each processor.
-    random_state : whole number, which fixes every draw; or None or a RandomState, as in
-        scikit-learn.
-    warm_start : True: `fit` starts from the weights of the fit before, over the same centers, which
-        the same rows and random_state give, or `centers` that are handed over; other ones are a
-        `ConfigError`. Or the run_dir of another fit, with its centers. For "block", "eigenpro3",
-        "eigenpro4" and "falkon".
-    run_dir : a directory for checkpoints and the log; makes `fit` resumable.
-    checkpoint_every : steps, or a time such as "5 min".
-    verbose : 0: silent. 1: `fit` and `partial_fit` say on stderr what the setup is doing, how far
-        the steps are, the training loss, and the time left: in a line that is drawn anew on a
-        terminal and in a notebook, in a new line every 30 s into a pipe. "auto": likewise, of what
-        takes more than 3 s.
-
-    Attributes
-    ----------
-    centers_ : (p, d) the centers, in the order given or drawn, in the units the kernel sees: those
-        of X after scaling. With Fourier features (p, d + 1), their frequencies and phases.
-    dual_coef_ : (p, c) their weights: f(X) = K(scaled X, centers_) @ dual_coef_ + intercept_.
-        float64, but for classes in the precision of the training.
-    intercept_ : (c,) float64; zeros without `fit_intercept`.
-    feature_importances_ : (d,) of a model with a metric: shares of the features, which sum to 1.
-    kernel_, bandwidth_ : the kernel with its bandwidth: 1 if it has none, and the largest of a sum
-        or product of kernels of distances.
-    n_features_in_ : d.
-    report_ : what was chosen and measured: solver, sizes, leverage, step size, samples, metrics;
-        why it took fewer epochs than were allowed (`ended`).
-    history_ : the evaluations on `test`, oldest first: `test_mse` in squares of the units of y,
-        its mean over rows and outputs, and `test_r2` or, of classes, `test_accuracy`. The last of
-        them are in report_ as well.
-    n_iter_ : epochs that were passed to the end; in `partial_fit` over all blocks so far.
-    loss_curve_ : the training loss, oldest first: means over 32 steps, each of rows before the step
-        that learned from them, in squares of the units of y; the last one of the steps that were
-        left. It covers what other processes did for the same `run_dir`, whose log keeps it.
-    """
+X may be an array, a DataFrame, or a store, which is read in pieces. Features are scaled, see
+`scale`.
+""",
+        """\
+>>> import numpy as np, streamkern
+>>> X = np.random.default_rng(0).uniform(-2, 2, (300, 2))
+>>> y = np.sin(X).sum(axis=1)
+>>> model = streamkern.KernelRegressor().fit(X[:200], y[:200])
+>>> model.score(X[200:], y[200:]) > 0.99
+True
+""",
+    )
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -147,8 +58,7 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
         passes over its block with the same solver state and running average. Sample weights that a
         block brings are divided by their mean in it. A `fit` before is discarded, and `fit` starts
         anew. A ridge that is left open, "auto", is none here: nobody knows how many rows there
-        will be.
-        `run_dir` is not used: pickle the estimator to keep its state.
+        will be. `run_dir` is not used: `save` keeps the state.
         """
         return self._partial_fit(X, y)
 
@@ -156,11 +66,20 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
     def predict(
         self, X: Any, *, out: Any = None, overwrite: bool = False, order: str = "source"
     ) -> Any:
-        """Predicted values, float64, (n,) where y was (n,), else (n, c).
+        """Predicted values.
 
-        X : as in `fit`. Of a store, row k of the answer is that of row k of the files or arrays
-        that were ingested. out, overwrite, order : as in `KernelModel.predict_to`, which writes
-        instead of returning them; nothing of the size of the data is then held in memory.
+        Parameters
+        ----------
+        X : rows, as in `fit`. Of a store, row k of the answer is that of row k of the files or
+            arrays that were ingested.
+        out : a place to write to instead, .zarr, .npy, .csv or .parquet; nothing of the size of the
+            data is then held in memory.
+        overwrite : whether predictions of streamkern's at `out` are replaced.
+        order : "source", or "store": as it is read, with the numbers of the rows.
+
+        Returns
+        -------
+        y : float64, (n,) where y was (n,), else (n, c); None with `out`.
         """
         if out is not None:
             return self._write(X, out, overwrite, order)
@@ -202,35 +121,66 @@ class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
 @suggesting
 @dataclass(kw_only=True, eq=False, repr=False)
 class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
-    """Least-squares classification: regression on one-hot targets, prediction by the largest.
+    __doc__ = docstring(
+        """Least-squares classification: regression on one-hot targets, prediction by the largest.
 
-    Parameters and attributes are those of `KernelRegressor`, and these.
-
-    Parameters
-    ----------
-    class_weight : weights of the classes, on top of `sample_weight` in `fit`: "balanced", which is
-        n / (classes * rows of the class), or a dict {label: weight}, 1 for labels it leaves out.
-
-    Attributes
-    ----------
-    classes_ : (c,) sorted labels. Of a store they are its class names, as whole numbers where all
-        of them are.
-    """
+f(x) = shares of the classes + sum_j alpha_j k(x, z_j), trained by streaming: X may be an array, a
+DataFrame, or a store, which is read in pieces. Features are scaled, see `scale`.
+""",
+        """\
+>>> from sklearn.datasets import load_iris
+>>> import streamkern
+>>> X, y = load_iris(return_X_y=True)
+>>> model = streamkern.KernelClassifier().fit(X[::2], y[::2])
+>>> model.score(X[1::2], y[1::2]) > 0.9
+True
+""",
+        classes=True,
+    )
 
     class_weight: Any = None
 
     @brief
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, test: Any = None) -> Self:
-        """See `KernelRegressor.fit`. y : (n,) labels."""
+        """Train on all of the data.
+
+        Parameters
+        ----------
+        X : (n, d) or (n, h, w, channels) array; a zarr or Dask array, read in pieces; or a
+            store, its URL, a zarr group or a source, which bring their labels along.
+        y : (n,) labels, numbers or words; None where X brings them along.
+        sample_weight : (n,) finite numbers, 0 or above, beside arrays; a store brings its own.
+            They are divided by their mean, so that `ridge` keeps its scale: see `sample_weights`.
+        test : held-out data evaluated during training: (X, y), or what X may be.
+
+        Returns
+        -------
+        self : the fitted estimator. With `run_dir`, the same call goes on where an earlier one was
+            interrupted, and returns at once after it has finished.
+        """
         self._forget_classes()
         super().fit(X, y, sample_weight, test=test)
         return self
 
     @brief
     def partial_fit(self, X: Any, y: Any = None, classes: Any = None) -> Self:
-        """See `KernelRegressor.partial_fit`.
+        """Train on one more block of rows.
 
+        The first call chooses centers, bandwidth, scaling, intercept and preconditioner from its
+        block, so it should be large and like the rest. Every call makes `epochs` ("auto": one)
+        passes over its block with the same solver state and running average. A `fit` before is
+        discarded, and `fit` starts anew. A ridge that is left open, "auto", is none here. `run_dir`
+        is not used: `save` keeps the state.
+
+        Parameters
+        ----------
+        X : a block of rows, as in `fit`.
+        y : (n,) labels; None where X brings them along.
         classes : all labels there will be; needed in the first call unless its block has all.
+
+        Returns
+        -------
+        self : the fitted estimator.
         """
         if self.class_weight is not None:
             raise ConfigError(
@@ -254,7 +204,21 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
     def predict(
         self, X: Any, *, out: Any = None, overwrite: bool = False, order: str = "source"
     ) -> Any:
-        """Predicted labels (n,); see `KernelRegressor.predict`."""
+        """Predicted labels.
+
+        Parameters
+        ----------
+        X : rows, as in `fit`. Of a store, row k of the answer is that of row k of the files or
+            arrays that were ingested.
+        out : a place to write to instead, .zarr, .npy, .csv or .parquet; nothing of the size of the
+            data is then held in memory.
+        overwrite : whether predictions of streamkern's at `out` are replaced.
+        order : "source", or "store": as it is read, with the numbers of the rows.
+
+        Returns
+        -------
+        y : (n,) labels, of the kind that was trained on; None with `out`.
+        """
         if out is not None:
             return self._write(X, out, overwrite, order)
         best = self.predict_values(X).argmax(axis=1)

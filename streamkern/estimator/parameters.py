@@ -72,7 +72,7 @@ def own_names() -> Iterator[None]:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Parameters:
-    """What both estimators share; `KernelRegressor` documents them. They are kept as given."""
+    """What both estimators share; `docstrings` says what they are. They are kept as given."""
 
     kernel: str | Mapping[str, Any] | Kernel = field(default="auto", kw_only=False)
     bandwidth: float | str = "auto"

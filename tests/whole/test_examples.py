@@ -1,4 +1,4 @@
-"""The demo and the README run as they are printed."""
+"""The scripts of examples/ run, are resumed, and judge by their criteria."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import importlib.util
 import json
 import math
 import os
-import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,8 +21,6 @@ import scipy.linalg
 from scipy.spatial.distance import cdist
 
 import streamkern as sk
-from streamkern.cli.main import main
-from streamkern.config.run_config import load_run_file
 from tests.rawfiles import write_idx
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -434,33 +430,3 @@ def test_the_exact_model_is_the_interpolant(script: Any, name: str, kernel: Any)
     wrong = (kernel(cdist(X_test, X), b) @ alpha).argmax(axis=1) != split.y_test
     exact = script("against_pegasos").exact_error(split, name)
     assert exact == pytest.approx(100 * wrong.mean(), abs=1e-8)  # rounded there
-
-
-# ------------------------------------------------------------------------------- the README
-
-
-def test_every_block_of_the_readme_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"__name__": "readme"}
-    ran = {"python": 0, "sh": 0, "toml": 0}
-    for kind, block in re.findall(r"^```(python|sh|toml)\n(.*?)^```$", text, re.M | re.S):
-        ran[kind] += 1
-        if kind == "python":
-            exec(compile(block, "README.md", "exec"), names)
-        elif kind == "toml":
-            name = "run.toml" if ran["toml"] == 1 else "other.toml"  # the first one is run
-            Path(name).write_text(block, encoding="utf-8")
-            load_run_file(name)
-        else:
-            for line in block.splitlines():
-                words = shlex.split(line, comments=True)
-                if words[0] == "streamkern":
-                    assert main(words[1:]) == 0, (line, capsys.readouterr().err)
-                elif words[0].startswith("tools/"):
-                    assert (ROOT / words[0]).is_file()
-    assert ran["python"] >= 5
-    assert ran["toml"] == 3
-    assert ran["sh"] >= 3

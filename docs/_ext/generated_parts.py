@@ -1,0 +1,222 @@
+"""Parts of the pages that are made from the code when they are built.
+
+A line `<!-- generated: NAME -->` of a page becomes the Markdown of the function in `PARTS`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, get_args, get_origin
+
+import typer
+from pydantic import BaseModel
+
+import streamkern
+from streamkern.basics import errors
+from streamkern.basics.lazy_names import homes
+from streamkern.cli.main import app as command_line
+from streamkern.config.data import TRANSFORMS
+from streamkern.config.rules import Rule, Table
+from streamkern.config.run_config import FREE_AT_RESUME, RunConfig
+
+MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
+# Where public names live, and what the parts of the page on them are called.
+ROOMS = {
+    "estimator": "Estimators",
+    "train": "Runs",
+    "config": "Runs",
+    "tuning": "Runs",
+    "store": "Stores",
+    "ingest": "Stores",
+    "filesystem": "Stores",
+    "stream.sources.transforms": "Transforms",
+    "stream.sources": "Sources",
+    "stream": "Stores",
+    "kernels": "Kernels",
+    "basics.errors": "Errors",
+    "": "Others",
+}
+
+
+def setup(app: Any) -> dict[str, bool]:
+    app.connect("source-read", fill)
+    return {"parallel_read_safe": True}
+
+
+def fill(app: Any, page: str, source: list[str]) -> None:
+    """Put the parts where the page asks for them."""
+    source[0] = MARK.sub(lambda mark: PARTS[mark[1]](), source[0])
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table; cells are Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    cells = ([cell.replace("|", r"\|") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+# ---------------------------------------------------------------------------------- settings
+
+
+def meanings(model: type[BaseModel]) -> dict[str, str]:
+    """Field -> what its model's docstring says of it, where lines begin with `name : `."""
+    fields = "|".join(map(re.escape, model.model_fields))
+    text = inspect.getdoc(model) or ""
+    parts = re.split(rf"^({fields}) : ", text, flags=re.MULTILINE)
+    return {
+        name: " ".join(said.split("\n\n")[0].split())
+        for name, said in zip(parts[1::2], parts[2::2], strict=True)
+    }
+
+
+def allowed(model: type[BaseModel], name: str) -> str:
+    """What values a field takes, in words."""
+    field = model.model_fields[name]
+    for item in field.metadata:
+        if isinstance(item, Rule):
+            return item.text
+    if field.annotation is bool:
+        return "true or false"
+    assert get_origin(field.annotation) is Literal
+    return "one of " + ", ".join(map(json.dumps, get_args(field.annotation)))
+
+
+def default_of(model: type[BaseModel], name: str) -> str:
+    """The default as a run file would have it."""
+    field = model.model_fields[name]
+    if field.is_required():
+        return "has to be given"
+    default = field.get_default(call_default_factory=True)
+    return "none" if default in (None, (), {}) else f"`{json.dumps(default)}`"
+
+
+def settings() -> str:
+    """A table for each section of a run file."""
+    return "\n\n".join(section(name, type(values)) for name, values in RunConfig())
+
+
+def section(name: str, model: type[Table]) -> str:
+    """The heading and the table of a section."""
+    said = meanings(model)
+    rows = [
+        [
+            f"`{field}`",
+            allowed(model, field),
+            default_of(model, field),
+            markdown(said[field]),
+            "yes" if f"{name}.{field}" in FREE_AT_RESUME else "",
+        ]
+        for field in model.model_fields
+    ]
+    header = ["setting", "value", "default", "meaning", "may change at resume"]
+    first = (inspect.getdoc(model) or "").partition("\n")[0].partition(": ")[2]
+    return f"## [{name}]\n\n{first[:1].upper()}{first[1:]}\n\n{table(header, rows)}"
+
+
+def transforms() -> str:
+    """What `transforms` may list."""
+    rows = [
+        [f"`{kind}`", inspect.getdoc(model) or "", ", ".join(_parameters(model)) or "none"]
+        for kind, model in TRANSFORMS.items()
+    ]
+    return table(["kind", "what it does", "parameters"], rows)
+
+
+def _parameters(model: type[BaseModel]) -> Iterator[str]:
+    for name in model.model_fields:
+        if name != "kind":
+            yield f"`{name}`: {allowed(model, name)} (default: {default_of(model, name)})"
+
+
+def markdown(text: str) -> str:
+    """A docstring's text, in which only backticks are signs."""
+    parts = re.split(r"(`[^`]*`)", text)
+    parts[::2] = [re.sub(r"[\\*_<>\[\]$]", r"\\\g<0>", part) for part in parts[::2]]
+    return "".join(parts)
+
+
+# ---------------------------------------------------------------------------------- commands
+
+
+def commands() -> str:
+    """Every command with its arguments and options."""
+    group: Any = typer.main.get_command(command_line)
+    context = typer.Context(group, info_name="streamkern")
+    found = [(name, group.get_command(context, name)) for name in group.list_commands(context)]
+    first = command("streamkern", group, context)
+    others = [
+        command(f"streamkern {name}", one, typer.Context(one, info_name=name, parent=context))
+        for name, one in found
+    ]
+    return "\n\n".join([first, *others])
+
+
+def command(name: str, one: Any, context: Any) -> str:
+    """What `--help` says of a command."""
+    usage = one.get_usage(context).removeprefix("Usage: ")
+    records = [param.get_help_record(context) for param in one.get_params(context)]
+    rows = [[f"`{option}`", markdown(text)] for option, text in filter(None, records)]
+    told = markdown(inspect.cleandoc(one.help or ""))
+    listed = table(["argument or option", "meaning"], rows)
+    return f"## {name}\n\n{told}\n\n```text\n{usage}\n```\n\n{listed}"
+
+
+# ------------------------------------------------------------------------------ names in Python
+
+
+def errors_and_codes() -> str:
+    """The errors with what they are as well, and how a command ends."""
+    found = [v for v in vars(errors).values() if isinstance(v, type)]
+    rows = [
+        [
+            f"`{error.__name__}`",
+            ", ".join(f"`{base.__name__}`" for base in error.__bases__),
+            str(error.exit_code),
+            markdown(" ".join((inspect.getdoc(error) or "").split())),
+        ]
+        for error in found
+        if issubclass(error, errors.StreamkernError)
+    ]
+    return table(["error", "is a", "exit code", "when"], rows)
+
+
+def api() -> str:
+    """Every public name, with its docstring, by what it is for."""
+    groups: dict[str, list[str]] = {name: [] for name in dict.fromkeys(ROOMS.values())}
+    for name, home in homes(streamkern.__spec__).items():
+        if not name.startswith("_"):
+            groups[_group(home[0].removeprefix("streamkern."))].append(name)
+    parts = []
+    for title, names in groups.items():
+        parts += [f"## {title}\n"] if names else []
+        parts += [f"```{{eval-rst}}\n{directive(name)}\n```\n" for name in sorted(names)]
+    return "\n".join(parts)
+
+
+def _group(module: str) -> str:
+    while module not in ROOMS:
+        module = module.rpartition(".")[0]
+    return ROOMS[module]
+
+
+def directive(name: str) -> str:
+    """How autodoc is asked for a name."""
+    value = getattr(streamkern, name)
+    if not isinstance(value, type):
+        return f".. autofunction:: streamkern.{name}"
+    members = ["   :members:"]
+    if not issubclass(value, Exception):
+        members.append("   :inherited-members: BaseEstimator, BaseModel, tuple, dict, object")
+    return "\n".join([f".. autoclass:: streamkern.{name}", *members])
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "settings": settings,
+    "transforms": transforms,
+    "commands": commands,
+    "errors": errors_and_codes,
+    "api": api,
+}

@@ -1,0 +1,172 @@
+"""The pages say what is so: every block of them runs, every link leads somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import pytest
+
+from streamkern.cli.main import main
+from streamkern.config.run_config import RunConfig, load_run_file
+from tests.s3server import KEY, SECRET, S3Server
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+README = ROOT / "README.md"
+PAGES = [README, *sorted(p for p in DOCS.rglob("*.md") if "_build" not in p.parts)]
+BLOCK = re.compile(r"^(<!-- not run: (\w.+) -->\n)?```(python|toml|sh)\n(.*?)^```$", re.M | re.S)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+ON_S3 = "<!-- runs on: s3 -->"
+MOST_LINES_OF_README = 150
+MOST_NOT_RUN = 10
+
+
+class Block(NamedTuple):
+    """A fenced block. kind : python, toml or sh. why_not : the reason why it is not run, or ""."""
+
+    kind: str
+    text: str
+    why_not: str
+
+
+def blocks(page: Path) -> list[Block]:
+    """Those of a page that can be run, in order."""
+    found = BLOCK.findall(page.read_text(encoding="utf-8"))
+    return [Block(kind, text, why) for _, why, kind, text in found]
+
+
+WITH_BLOCKS = [page for page in PAGES if any(not block.why_not for block in blocks(page))]
+
+
+def run_toml(text: str) -> None:
+    """Write a run file, called as its first line says, and have it checked."""
+    name = re.match(r"# (\S+\.toml)\n", text)
+    path = Path(name[1] if name else "unnamed.toml")
+    path.write_text(text, encoding="utf-8")
+    load_run_file(path)
+
+
+def run_line(line: str) -> str | None:
+    """What is wrong with a line of a shell block, in this process."""
+    words = shlex.split(line, comments=True)
+    match words:
+        case ["streamkern", *rest]:
+            code = main(rest)
+            return None if code == 0 else f"exit code {code}"
+        case ["python", "-m", "pip", *_] | ["pip", *_] | []:
+            return None
+        case ["python", "-m", module, *_]:
+            path = ROOT / module.replace(".", "/")
+            return None if path.is_dir() or path.with_suffix(".py").is_file() else "no such module"
+        case [program, *rest]:
+            script = rest[0] if program == "python" else program
+            return None if (ROOT / script).is_file() else "no such program"
+    return None
+
+
+def run_by_shell(text: str, folder: Path) -> str | None:
+    """What is wrong with a block that needs a shell."""
+    programs = folder / "programs"
+    programs.mkdir(exist_ok=True)
+    program = programs / "streamkern"
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m streamkern "$@"\n')
+    program.chmod(0o755)
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}
+    done = subprocess.run(
+        ["sh", "-e", "-c", text], env=environment, capture_output=True, text=True, check=False
+    )
+    return None if done.returncode == 0 else done.stderr
+
+
+def run_sh(text: str, folder: Path) -> None:
+    """Line by line in this process, or all of it by a shell where it uses one."""
+    if re.search(r"[&;$>|]", re.sub(r"'[^']*'|#.*", "", text)):
+        problem = run_by_shell(text, folder)
+        assert problem is None, f"{text}\n{problem}"
+        return
+    for line in text.replace("\\\n", "").splitlines():
+        problem = run_line(line)
+        assert problem is None, f"{line}: {problem}"
+
+
+@pytest.mark.parametrize("page", WITH_BLOCKS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_block_of_a_page_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if ON_S3 in page.read_text(encoding="utf-8"):
+        server: S3Server = request.getfixturevalue("s3")
+        server.client().create_bucket(Bucket="bucket")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    names: dict[str, Any] = {"__name__": page.stem}
+    for block in blocks(page):
+        if block.why_not:
+            continue
+        if block.kind == "python":
+            exec(compile(block.text, str(page), "exec"), names)
+        elif block.kind == "toml":
+            run_toml(block.text)
+        else:
+            run_sh(block.text, tmp_path)
+
+
+def test_few_blocks_are_not_run() -> None:
+    not_run = [block for page in PAGES for block in blocks(page) if block.why_not]
+    assert len(not_run) <= MOST_NOT_RUN
+
+
+def test_no_block_looks_as_if_it_ran_and_does_not() -> None:
+    """A fence that the pattern above would miss: indented, or with more words behind its kind."""
+    fence = re.compile(r"^ *```+ *(python|toml|sh)\b.*$", re.M)
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert len(fence.findall(text)) == len(blocks(page)), page
+
+
+# ------------------------------------------------------------------------------------- links
+
+
+def anchors(page: Path) -> set[str]:
+    """Those of its headings, as GitHub and MyST make them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    for link in LINK.findall(text):
+        parts = urlsplit(link)
+        if parts.scheme:
+            assert parts.scheme == "https", link
+            assert re.fullmatch(r"[\w-]+(\.[\w-]+)+", parts.netloc), link
+            continue
+        target = (page.parent / parts.path).resolve() if parts.path else page
+        assert target.exists(), link
+        if parts.fragment and "<!-- generated" not in target.read_text(encoding="utf-8"):
+            assert parts.fragment in anchors(target), link
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= MOST_LINES_OF_README
+
+
+# ---------------------------------------------------------------------- the generated parts
+
+
+def test_every_setting_is_described() -> None:
+    """In its model's docstring, of which the page of settings is made."""
+    for _, section in RunConfig():
+        kind = type(section)
+        said = re.findall(r"^    (\w+) : ", kind.__doc__ or "", re.M)
+        assert sorted(said) == sorted(kind.model_fields), kind.__name__
