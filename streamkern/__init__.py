@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # the public names, one a line; `homes` reads these lines
     from streamkern.estimator.load import load as load
     from streamkern.estimator.tune import tune as tune
     from streamkern.filesystem.cache import Cache as Cache
+    from streamkern.ingest.append import append as _append
     from streamkern.ingest.ingest import ingest as _ingest
     from streamkern.kernels.builtin import Cauchy as Cauchy
     from streamkern.kernels.builtin import Dispersal as Dispersal
@@ -67,6 +68,7 @@ if TYPE_CHECKING:  # the public names, one a line; `homes` reads these lines
     from streamkern.stream.sources.transforms import host_transform as host_transform
     from streamkern.train.train import train as _train
 
+    append_store = _append
     ingest_store = _ingest
     materialise_store = _materialise
     train_model = _train

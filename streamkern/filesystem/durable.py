@@ -146,6 +146,11 @@ class LocalFiles(LocalStore):
     def set_sync(self, key: str, value: Buffer) -> None:
         self.write(key, value.as_buffer_like())
 
+    def replace(self, key: str, data: Any) -> None:
+        """Put the same in the place of what is at `key`: one of the two is durable at any time."""
+        self._check_writable()
+        write_durably(self.root / key, data)
+
     def write(self, key: str, data: Any, *, exclusive: bool = False) -> None:
         """Put bytes-like data, or a list of them, at `key`: whole, and as durable as said above."""
         self._check_writable()

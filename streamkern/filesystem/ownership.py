@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,10 @@ from streamkern.filesystem.zarr_store import ObjectsStore
 ATTRIBUTE = "streamkern"
 STORE, PREDICTIONS = "store", "predictions"
 ARRAYS = {
-    STORE: frozenset({"X", "y", "w", "row", "digests", "crc"}),
-    PREDICTIONS: frozenset({"values", "labels", "row", "digests"}),
+    STORE: re.compile(r"X|y|w|row|(?:digests|crc)(?:-[1-9]\d*)?"),
+    PREDICTIONS: re.compile(r"values|labels|row|digests"),
 }
-"""What a group of a kind may hold; anything else in it is somebody else's."""
+"""What a group of a kind may hold, by name; anything else in it is somebody else's."""
 
 _ARRAY = re.compile(r"([^/]+)/(?:zarr\.json|(?:c(?:/\d+)*/?)?)")
 _ROOT = re.compile(r"zarr\.json|(?:[^/]+/(?:c/(?:\d+/)*)?)?[^/]+\.[0-9a-f]{32}\.partial")
@@ -56,7 +56,7 @@ def mark_at(store: Any, url: str) -> dict[str, Any] | None:
         f"{redact(url)} holds something streamkern did not write; choose another place"
     )
     try:
-        group = zarr.open_group(store, mode="r")
+        group = zarr.open_group(store, mode="r", use_consolidated=False)
     except (FileNotFoundError, NotADirectoryError):
         if _is_free(store):
             return None
@@ -84,7 +84,8 @@ def begin(store: Any, url: str, mark: Mark) -> zarr.Group:
             make_folders(store.root)
         return zarr.create_group(store, attributes={ATTRIBUTE: dict(mark)})
     check_kind(old, kind, url)
-    group = zarr.open_group(store, mode="r+")
+    # Without what its zarr.json may say of arrays that will be gone.
+    group = zarr.open_group(store, mode="r+", use_consolidated=False)
     # From here to the new mark what is left of the old must not be taken for either of them.
     group.attrs.put({ATTRIBUTE: {**mark, "status": "clearing"}})
     _delete(store, lambda key: _is_array(key, kind) or _is_left_over(key, kind))
@@ -116,6 +117,15 @@ def sweep(store: Any, kind: str) -> None:
     """Delete what killed writes left beside the files of a group of this kind."""
     if isinstance(store, LocalFiles):  # an object is there whole or not at all
         _delete(store, lambda key: _is_left_over(key, kind))
+
+
+def remove_arrays(store: LocalFiles, kind: str, names: Container[str]) -> None:
+    """Delete those arrays of a group of this kind that have one of the `names`."""
+
+    def chosen(key: str) -> bool:
+        return _is_array(key, kind) and key.partition("/")[0] in names
+
+    remove(store.root, chosen)
 
 
 def remove(root: Path, ours: Callable[[str], bool]) -> None:
@@ -177,7 +187,7 @@ def _is_free(store: Any) -> bool:
 def _is_array(key: str, kind: str | None = None) -> bool:
     """Whether it is a file or a folder of an array that such a group has."""
     match = _ARRAY.fullmatch(key)
-    return match is not None and (kind is None or match[1] in ARRAYS[kind])
+    return match is not None and (kind is None or bool(ARRAYS[kind].fullmatch(match[1])))
 
 
 def _is_left_over(key: str, kind: str) -> bool:

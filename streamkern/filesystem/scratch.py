@@ -105,6 +105,17 @@ class Scratch:
         self._saver.shutdown()
         self._lock.release()
 
+    def hold(self) -> None:
+        """Keep every other call for the same output out from now on, whatever files there will be.
+
+        Raises DataError as `restore`.
+        """
+        make_folders(self.folder.parent)
+        with contextlib.suppress(FileExistsError):
+            self.folder.mkdir(mode=0o700)
+        self._check_ours()
+        self._hold()
+
     def restore(self, identity: str) -> Any:
         """The state last saved here for this `identity`, and its files; else None, and no files.
 
@@ -218,11 +229,7 @@ class Scratch:
         self._changed.clear()
 
     def _begin(self) -> None:
-        make_folders(self.folder.parent)
-        with contextlib.suppress(FileExistsError):
-            self.folder.mkdir(mode=0o700)
-        self._check_ours()
-        self._hold()
+        self.hold()
         self.save(None, wait=True)
 
     def _check_ours(self) -> None:
@@ -240,6 +247,8 @@ class Scratch:
         return [n for n in os.listdir(self.folder) if n != _LOCK and not is_temporary(n)]
 
     def _hold(self) -> None:
+        if self._lock.is_locked:
+            return
         try:
             self._lock.acquire()
         except filelock.Timeout:

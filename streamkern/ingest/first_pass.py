@@ -23,6 +23,7 @@ from streamkern.ingest.readers import Reader
 from streamkern.ingest.rounding import Rounding
 from streamkern.ingest.shuffle import Spool
 from streamkern.ingest.targets import Targets
+from streamkern.store.layout import StoreSpec
 
 _SAVE_EVERY = 1 << 28  # spooled bytes between two points an interrupted pass can go on from
 
@@ -55,15 +56,23 @@ def spool_rows(
     dtype: Any,
     memory: int,
     progress: Progress | None,
+    like: StoreSpec | None = None,
 ) -> Spooled:
-    """All rows of the reader, checked and converted, in a sealed spool."""
+    """All rows of the reader, checked and converted, in a sealed spool.
+
+    like : of the store that they are appended to, which they must fit
+    """
     block_bytes = int(np.clip(memory // 32, 1 << 20, 64 << 20))
     first = next(reader.blocks(0, block_bytes), None)
     if first is None or len(first.X) == 0:
         raise DataError("the input has no rows; there is nothing to ingest")
     narrow = dtype is None and reader.as_text
-    features = Features(first, np.float32 if narrow else dtype, reader.natural_dtype)
-    values = Targets(first, targets)
+    natural = reader.natural_dtype if like is None else like.x_dtype
+    text = np.float32 if like is None else like.x_dtype
+    features = Features(first, text if narrow else dtype, natural)
+    values = Targets(first, targets, None if like is None else like.classes)
+    if like is not None:
+        check_fits(first, features, values, like)
     spool = Spool(
         features.row_shape,
         features.dtype,
@@ -88,6 +97,34 @@ def spool_rows(
     else:
         _read_all(reader, files, features, rows, block_bytes, progress)
     return rows
+
+
+def check_fits(first: RawBlock, features: Features, values: Targets, like: StoreSpec) -> None:
+    """DataError unless rows that begin like this can be appended to such a store."""
+    if features.row_shape != like.row_shape:
+        raise DataError(
+            f"{first.where} has rows of shape {features.row_shape}, and those of the store have "
+            f"{like.row_shape}; append rows with the same features"
+        )
+    weighted = like.weight_totals is not None
+    if (first.w is not None) != weighted:
+        remedy = "name theirs with sample_weight=" if weighted else "leave sample_weight= out"
+        raise DataError(
+            f"the rows of the store have {'' if weighted else 'no '}sample weights, and those of "
+            f"{first.where} have {'none' if weighted else 'some'}; {remedy}"
+        )
+    if like.classes is not None or like.y_dtype is None:
+        return
+    if values.shape != (like.n_outputs,):
+        raise DataError(
+            f"{first.where} has {values.shape[0]} targets, and the store has {like.n_outputs}; "
+            "append rows with the same targets"
+        )
+    if not np.can_cast(values.dtype, like.y_dtype, "safe"):
+        raise DataError(
+            f"the targets of {first.where} are {values.dtype.name}, and the store holds "
+            f"{like.y_dtype.name}, which would round them; convert them first"
+        )
 
 
 def _read_all(

@@ -35,6 +35,7 @@ from streamkern.ingest.first_pass import Spooled, spool_rows
 from streamkern.ingest.readers import Reader, open_reader
 from streamkern.ingest.shuffle import Spool
 from streamkern.store import layout
+from streamkern.store.chunk import Chunk
 from streamkern.store.fill import (
     DEFAULT_MEMORY,
     checked_chunk_bytes,
@@ -45,7 +46,7 @@ from streamkern.store.fill import (
 from streamkern.store.journal import is_made_from
 from streamkern.store.layout import StoreSpec
 from streamkern.store.store import open_store
-from streamkern.store.writer import Chunk, StoreWriter
+from streamkern.store.writer import StoreWriter
 
 __all__ = ["ingest"]
 

@@ -269,6 +269,15 @@ def _one_each(given: Any, n_files: int, apart: bool, what: str) -> list[Any]:
     return list(given)
 
 
+def is_table(inputs: Any) -> bool:
+    """Whether targets are columns of it, beside the features."""
+    if hasattr(inputs, "__arrow_c_stream__"):
+        return True
+    first = inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs
+    with ExitStack() as files:
+        return is_path(first) and Place({}, files).kind(first) in _TABLES
+
+
 # ------------------------------------------------------------------------------ a reader of a file
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from streamkern.basics.errors import ConfigError, DataError, NonFiniteError
+from streamkern.basics.text import some
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.numbers import is_integer, is_number, numbers
 from streamkern.store import layout
@@ -30,10 +31,13 @@ class Targets:
     """Converts y: to provisional class codes while labels are being discovered, or to values.
 
     A code is the number of labels seen before it first appeared; `ranks` maps codes to the ids
-    of the sorted class names once all rows are known.
+    of the sorted class names once all rows are known. classes : that there are, any other one is
+    refused.
     """
 
-    def __init__(self, first: RawBlock, targets: str = "auto") -> None:
+    def __init__(
+        self, first: RawBlock, targets: str = "auto", classes: Sequence[str] | None = None
+    ) -> None:
         if targets not in ("auto", "classes", "values"):
             raise ConfigError(f'targets="{targets}" is unknown; use "auto", "classes" or "values"')
         y = first.y
@@ -60,6 +64,7 @@ class Targets:
         else:
             self.dtype = np.dtype(np.float64)
         self._codes: dict[int | str, int] = {}
+        self._classes = classes
 
     @property
     def labels(self) -> list[int | str]:
@@ -116,11 +121,22 @@ class Targets:
         found, inverse = np.unique(y, return_inverse=True)
         if self._auto and y.dtype.kind == "U":
             self._check_kinds(block, y, found)
+        self._check_known(block, y, found)
         codes = np.empty(len(found), np.int32)
         for i, label in enumerate(found.tolist()):
             codes[i] = self._codes.setdefault(label, len(self._codes))
         self._check_labels(block)
         return codes[inverse.reshape(-1)]
+
+    def _check_known(self, block: RawBlock, y: NDArray[Any], found: NDArray[Any]) -> None:
+        """Raise for the first label that is none of the classes, where those are known."""
+        if self._classes is None or set(map(str, found.tolist())) <= set(self._classes):
+            return
+        row, label = next(k for k in enumerate(y.tolist()) if str(k[1]) not in self._classes)
+        raise DataError(
+            f"the label of {block.place(row)} is {label!r}, which is none of the classes of the "
+            f"store, {some(self._classes)}; correct it, or ingest all rows to a new store"
+        )
 
     def _check_kinds(self, block: RawBlock, y: NDArray[Any], found: NDArray[Any]) -> None:
         """Raise for the first label that is of another kind than the first of all."""

@@ -159,13 +159,15 @@ class ChunkWriter(Chunks):
         super().__init__(array)
         self._array, self._store = array, array.store_path.store
 
-    def write(self, i: int, rows: NDArray[Any]) -> int:
-        """Store chunk `i`, which begins with `rows`; its checksum."""
+    def write(self, i: int, rows: NDArray[Any], *, replaces: bool = False) -> int:
+        """Store chunk `i`, which begins with `rows`; its checksum. replaces : one that counts."""
         parts, crc = self.encode(rows)
+        key = chunk_key(self._array, i)
         if isinstance(self._store, LocalFiles):
-            self._store.write(chunk_key(self._array, i), parts)
+            put = self._store.replace if replaces else self._store.write
+            put(key, parts)
         else:
-            self._store.objects.put(self._store.key(chunk_key(self._array, i)), b"".join(parts))
+            self._store.objects.put(self._store.key(key), b"".join(parts))
         return crc
 
     def read(self, i: int, n_rows: int) -> tuple[NDArray[Any], int | None]:

@@ -18,9 +18,11 @@ from streamkern.basics.parallel import in_turn
 from streamkern.basics.progress import Progress
 from streamkern.basics.text import redact, size_text
 from streamkern.filesystem.urls import local_path
+from streamkern.store.appender import StoreAppender
+from streamkern.store.chunk import Chunk
 from streamkern.store.layout import StoreSpec
 from streamkern.store.statistics import RunningStatistics
-from streamkern.store.writer import Chunk, StoreWriter
+from streamkern.store.writer import StoreWriter
 
 DEFAULT_MEMORY = 1 << 30
 _REMOTE_WRITERS = 16
@@ -63,12 +65,14 @@ def n_writers(url: str | os.PathLike[str], memory: int, chunk_bytes: int) -> int
 
 
 def fill(
-    writer: StoreWriter,
+    writer: StoreWriter | StoreAppender,
     chunks_from: Callable[[int], Iterable[Callable[[], Chunk]]],
     n_ahead: int,
     progress: Progress | None = None,
 ) -> StoreSpec:
     """Keep the chunks that verify, make the others, and publish; the spec of the store.
+
+    The chunks are those that hold rows which `writer.statistics()` have not taken in.
 
     Parameters
     ----------
@@ -76,12 +80,10 @@ def fill(
         runs on some thread, up to `n_ahead` behind the one waited for.
     progress : called with ("write", rows done, rows in all) after each chunk
     """
-    spec = writer.spec
-    n_classes = None if spec.classes is None else len(spec.classes)
-    stats = RunningStatistics(spec.n_features, n_classes)
+    spec, stats = writer.spec, writer.statistics()
     with ThreadPoolExecutor(n_ahead, thread_name_prefix="streamkern-write") as pool:
         # Chunks are counted on their threads and added in their order, which is part of the bits.
-        for counted in _written(writer, chunks_from, stats.empty, pool, n_ahead):
+        for counted in _written(writer, chunks_from, stats, pool, n_ahead):
             stats.merge(counted)
             if progress is not None:
                 progress("write", stats.n_rows, spec.n_rows)
@@ -89,32 +91,36 @@ def fill(
 
 
 def _written(
-    writer: StoreWriter,
+    writer: StoreWriter | StoreAppender,
     chunks_from: Callable[[int], Iterable[Callable[[], Chunk]]],
-    empty: Callable[[], RunningStatistics],
+    before: RunningStatistics,
     pool: ThreadPoolExecutor,
     n_ahead: int,
 ) -> Iterator[RunningStatistics]:
-    """Those of every chunk in its order, which is in the store by then."""
+    """Those of every chunk in its order, which is in the store by then.
 
-    def counted(chunk: Chunk) -> RunningStatistics:
-        stats = empty()
-        stats.add(chunk.X, chunk.y, chunk.w)
+    before : the statistics of the rows that are there already
+    """
+    n_there, chunk_rows = before.n_rows, writer.spec.chunk_rows
+
+    def counted(i: int, chunk: Chunk) -> RunningStatistics:
+        stats, new = before.empty(), slice(max(n_there - i * chunk_rows, 0), None)
+        stats.add(chunk.X[new], chunk.y[new], None if chunk.w is None else chunk.w[new])
         return stats
 
     def keep(i: int) -> RunningStatistics | None:
         chunk = writer.stored(i)
-        return None if chunk is None else counted(chunk)
+        return None if chunk is None else counted(i, chunk)
 
     def write(i: int, make: Callable[[], Chunk]) -> RunningStatistics:
         chunk = writer.stored(i)
         if chunk is None:
             chunk = make()
             writer.write_chunk(i, *chunk)
-        return counted(chunk)
+        return counted(i, chunk)
 
-    first = 0
-    stored = (partial(keep, i) for i in range(writer.spec.n_chunks))
+    first = n_there // chunk_rows
+    stored = (partial(keep, i) for i in range(first, writer.spec.n_chunks))
     with closing(in_turn(pool, stored, n_ahead)) as kept:
         for stats in kept:
             if stats is None:

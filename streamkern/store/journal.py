@@ -96,6 +96,13 @@ class Journal:
         except (ValueError, RuntimeError):  # a damaged journal means nothing is known to be done
             self.digests = np.zeros(array.shape, np.uint8)
 
+    def keep(self, digests: NDArray[np.uint8]) -> None:
+        """The first chunks are written, with these digests, since another journal."""
+        self.digests[: len(digests)] = digests
+        for slab in range(-(-len(digests) // DIGEST_CHUNK)):
+            rows = slice(slab * DIGEST_CHUNK, (slab + 1) * DIGEST_CHUNK)
+            self._chunks.write(slab, self.digests[rows])
+
     @property
     def done(self) -> NDArray[np.bool_]:
         """(chunks,) bool: those that are written."""

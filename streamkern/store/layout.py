@@ -16,6 +16,9 @@ does not depend on the codec. The digests are an array because 10^8 rows have 75
 double as the journal of an ingest: a row of zeros is a chunk not yet written. A checksum is the
 CRC-32C at the end of the chunk: whoever reads a chunk has it, and comparing it with the one written
 down tells a chunk of another place or store.
+
+A store that rows were appended to (see `appender`) has its tables under the names ``digests-<k>``
+and ``crc-<k>`` after the k-th time, and the metadata of all arrays in the group's zarr.json too.
 """
 
 from __future__ import annotations
@@ -175,9 +178,16 @@ def row_arrays(weighted: bool) -> tuple[str, ...]:
     return ("X", "y", "w", "row") if weighted else ("X", "y", "row")
 
 
-def array_names(weighted: bool) -> tuple[str, ...]:
-    """Names of all arrays of a store."""
-    return (*row_arrays(weighted), "digests", "crc")
+def table_names(appends: int) -> tuple[str, str]:
+    """Names of digests and checksums of a store that rows were appended to so many times."""
+    ending = f"-{appends}" if appends else ""
+    return f"digests{ending}", f"crc{ending}"
+
+
+def array_names(mark: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of all arrays of a store, from its attribute."""
+    weighted = mark.get("weight_totals") is not None
+    return (*row_arrays(weighted), *table_names(mark.get("appends", 0)))
 
 
 def dimension_names(row_shape: Sequence[int]) -> tuple[str, ...]:

@@ -74,13 +74,16 @@ def read_metadata(
     return _foreign(inner, prefix, names, missing, url, foreign)
 
 
-def fingerprint_now(found: GroupContents, url: str) -> str:
-    """The fingerprint of what is at the place of a store by now; "" where ours is gone."""
+def fingerprints_now(found: GroupContents, url: str) -> list[str]:
+    """That of what is at the place of a store by now, and those it had before rows were appended,
+    newest first; none where ours is gone."""
     if found.spec.foreign:
         arrays = _foreign_arrays(_strict_group(found.store, found.path, url), found.names, url)
-        return foreign_fingerprint(arrays, found.names)
+        return [foreign_fingerprint(arrays, found.names)]
     mark = own_mark(found.store, found.path, url)
-    return "" if mark is None else str(mark.get("fingerprint"))
+    if mark is None:
+        return []
+    return [str(mark.get("fingerprint")), *(was for _, was in reversed(mark.get("before", [])))]
 
 
 def _own(
@@ -93,6 +96,7 @@ def _own(
             "names out, or pass foreign=True (data.foreign) to read other arrays, without classes, "
             "weights and checks"
         )
+    digests, crc = layout.table_names(documents.mark.get("appends", 0))
     try:
         arrays = {name: open_array(strict, path, name, documents) for name in documents.arrays}
         y = None if names[1] is None else arrays["y"]
@@ -106,7 +110,7 @@ def _own(
     names = ("X", None if y is None else "y", None if w is None else "w")
     return GroupContents(
         strict, path, names, spec, arrays["X"], y, w,
-        arrays["row"], arrays["digests"], arrays["crc"], documents.mark,
+        arrays["row"], arrays[digests], arrays[crc], documents.mark,
     )  # fmt: skip
 
 

@@ -57,18 +57,8 @@ class NewArrays:
     ) -> Any:
         if name in self._group:
             return self._group[name]
-        return self._group.create_array(
-            name,
-            shape=shape,
-            chunks=(chunk_rows, *shape[1:]),
-            dtype=dtype,
-            filters=None,
-            compressors=layout.codecs(dtype, compress or self._compress),
-            fill_value=0,
-            dimension_names=names,
-            config={"write_empty_chunks": True},
-            attributes={ATTRIBUTE: STORE},  # which tells that the group is ours, if its is lost
-        )
+        compress = compress or self._compress
+        return create_array(self._group, name, shape, chunk_rows, dtype, names, compress)
 
     def write(self, i: int, parts: Sequence[NDArray[Any]]) -> None:
         """Write chunk `i`, its rows of each array; then it is in the journal."""
@@ -104,6 +94,35 @@ class NewArrays:
         table = np.array([self._crcs[i] for i in range(n_chunks)], np.uint32)
         if "crc" in self._group:
             del self._group["crc"]
-        rows = min(layout.CRC_CHUNK, n_chunks)
-        self._array("crc", table.shape, rows, table.dtype, ("chunk", "array"), "none")[:] = table
-        return layout.array_digest(table).tobytes().hex()
+        return write_crcs(self._group, "crc", table)
+
+
+def create_array(
+    group: zarr.Group,
+    name: str,
+    shape: tuple[int, ...],
+    chunk_rows: int,
+    dtype: np.dtype[Any],
+    names: tuple[str, ...],
+    compress: str,
+) -> Any:
+    """A new array of ours, in chunks of whole rows. names : of its dimensions."""
+    return group.create_array(
+        name,
+        shape=shape,
+        chunks=(chunk_rows, *shape[1:]),
+        dtype=dtype,
+        filters=None,
+        compressors=layout.codecs(dtype, compress),
+        fill_value=0,
+        dimension_names=names,
+        config={"write_empty_chunks": True},
+        attributes={ATTRIBUTE: STORE},  # which tells that the group is ours, if its is lost
+    )
+
+
+def write_crcs(group: zarr.Group, name: str, table: NDArray[np.uint32]) -> str:
+    """Store the checksums of all chunks, (chunks, arrays), as a new array; their digest."""
+    rows, names = min(layout.CRC_CHUNK, len(table)), ("chunk", "array")
+    create_array(group, name, table.shape, rows, table.dtype, names, "none")[:] = table
+    return layout.array_digest(table).tobytes().hex()

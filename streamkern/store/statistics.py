@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from streamkern.basics.errors import DataError
+from streamkern.store.layout import StoreSpec
 from streamkern.store.sample_weights import add_totals
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class ColumnMoments:
     ) -> ColumnMoments:
         """Of rows of which these are known; scale : (n_columns,) standard deviation."""
         moments = cls(len(mean))
-        moments.weight, moments._first, moments._m2 = weight, mean, weight * scale**2
+        moments.weight, moments._first, moments._m2 = weight, mean.copy(), weight * scale**2
         return moments
 
     def take(self, places: Any) -> ColumnMoments:
@@ -144,6 +145,23 @@ class RunningStatistics:
         self._targets: ColumnMoments | None = None
         self._counts = None if n_classes is None else np.zeros(n_classes, np.int64)
         self._totals: NDArray[np.float64] | None = None
+
+    @classmethod
+    def of(cls, spec: StoreSpec) -> RunningStatistics:
+        """Of the rows of a store that knows them, to go on from."""
+        found = cls(spec.n_features, None if spec.classes is None else len(spec.classes))
+        assert spec.mean is not None
+        assert spec.scale is not None
+        found.n_rows = spec.n_rows
+        found._features = ColumnMoments.of(spec.n_rows, spec.mean, spec.scale)
+        if spec.class_counts is not None:
+            found._counts = np.array(spec.class_counts, np.int64)
+        if spec.weight_totals is not None:
+            found._totals = np.array(spec.weight_totals)
+        if spec.classes is None and spec.target_mean is not None and spec.target_scale is not None:
+            weight = spec.n_rows if spec.weight_totals is None else spec.weight_totals[0]
+            found._targets = ColumnMoments.of(weight, spec.target_mean, spec.target_scale)
+        return found
 
     def add(self, X: NDArray[Any], y: NDArray[Any], w: NDArray[Any] | None = None) -> None:
         """Take in a block: X (k, ...) of any dtype, y (k,) class ids or (k, c) values, w (k,)."""

@@ -8,7 +8,7 @@ integer targets become classes 0..max after one pass over y.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.objects import READS
 from streamkern.filesystem.urls import check_missing, local_path, zarr_store
 from streamkern.store import layout
-from streamkern.store.metadata import fingerprint_now, read_metadata
+from streamkern.store.metadata import fingerprints_now, read_metadata
 from streamkern.store.sample_weights import as_weights
 from streamkern.store.stored_chunks import StoredChunks, StoredRows
 
@@ -56,7 +56,7 @@ class Store:
             raise TypeError(
                 f"{self!r} was opened from a zarr Group and can not travel; open it by URL"
             )
-        return self._reopen, ()
+        return _reopened, (self._reopen, self.spec.fingerprint)
 
     def until(self, stopped: threading.Event) -> Store:
         """The same store, for a reader who gives requests up, by StorageError, once `stopped`."""
@@ -165,20 +165,17 @@ class Store:
     def check_unchanged(self) -> None:
         """Raise DataError if another store is at the URL by now, or none; one small request.
 
-        Foreign stores are compared by their metadata only.
+        Foreign stores are compared by their metadata only. Rows that were appended since are
+        behind those of this one, which are what they were.
         """
-        now = fingerprint_now(self.stored.found, self.url)
+        now = fingerprints_now(self.stored.found, self.url)
         if not now:
             raise DataError(
                 f"{self!r} was deleted while it was in use; restore it and resume, or start a new "
                 "run"
             )
-        if now != self.spec.fingerprint:
-            raise DataError(
-                f"{self!r} was changed while it was in use: its fingerprint was "
-                f"{self.spec.fingerprint[:16]} and is {now[:16]}; restore it and resume, or start "
-                "a new run"
-            )
+        if self.spec.fingerprint not in now:
+            raise _changed(self, self.spec.fingerprint, now[0])
 
     def codec_names(self) -> list[str]:
         """Names of X's codecs, in the order they encode."""
@@ -251,6 +248,21 @@ class Store:
             return np.dtype(np.int64)
         dtype = np.dtype(np.float32) if self.spec.y_dtype is None else self.spec.y_dtype
         return dtype if dtype.kind == "f" else np.dtype(np.float64)
+
+
+def _reopened(reopen: Callable[[], Store], fingerprint: str) -> Store:
+    """The store as it was where it came from; DataError for one of other rows, or more."""
+    store = reopen()
+    if store.spec.fingerprint != fingerprint:
+        raise _changed(store, fingerprint, store.spec.fingerprint)
+    return store
+
+
+def _changed(store: Store, was: str, now: str) -> DataError:
+    return DataError(
+        f"{store!r} was changed while it was in use: its fingerprint was {was[:16]} and is "
+        f"{now[:16]}; restore it and resume, or start a new run"
+    )
 
 
 def _no_targets(n_rows: int) -> NDArray[Any]:

@@ -110,13 +110,8 @@ class StoredChunks:
             raise CorruptChunkError(f"the digests of {self!r} do not match its fingerprint")
         return digests
 
-    def _part(self, array: Any, i: int) -> _Part:
-        return _Part(array, self.key(array, i), *self.bounds(i), self._crc(array, i))
-
-    def _crc(self, array: Any, i: int) -> int | None:
-        """What was written down for a chunk; None in foreign stores."""
-        if self.found.crc is None:
-            return None
+    def read_crcs(self) -> NDArray[np.uint32]:
+        """(n_chunks, 3 or 4) checksums of the chunks as they are stored, checked; kept."""
         with self._lock:
             if not self._known_crcs:
                 table = self._read_table(self.found.crc)
@@ -126,7 +121,17 @@ class StoredChunks:
                         f"{self._remedy()}"
                     )
                 self._known_crcs.append(table)
-        (known,) = self._known_crcs
+        known: NDArray[np.uint32] = self._known_crcs[0]
+        return known
+
+    def _part(self, array: Any, i: int) -> _Part:
+        return _Part(array, self.key(array, i), *self.bounds(i), self._crc(array, i))
+
+    def _crc(self, array: Any, i: int) -> int | None:
+        """What was written down for a chunk; None in foreign stores."""
+        if self.found.crc is None:
+            return None
+        known = self.read_crcs()
         return int(known[i, layout.row_arrays(known.shape[1] == 4).index(array.basename)])
 
     def _read_table(self, array: Any) -> NDArray[Any]:
@@ -160,7 +165,8 @@ class StoredChunks:
                 raise CorruptChunkError(f"chunk {error}; {self._remedy()}") from error
             for (reader, part), data in zip(missing, raw, strict=True):
                 with self._explained(part.key, retry=reads_left > 0):
-                    rows[part.key] = _placed(part, *reader.decode(data, part.stop - part.start))
+                    read = reader.decode(data, part.stop - part.start)
+                    rows[part.key] = self._placed(part, *read)
             if len(rows) == len(parts):
                 break
         return [rows[part.key] for part in parts]
@@ -172,10 +178,28 @@ class StoredChunks:
                 if reader is None:
                     rows = _native(np.asarray(part.array[part.start : part.stop]))
                 else:
-                    rows = _placed(part, *reader.read(part.key, part.stop - part.start))
+                    rows = self._placed(part, *reader.read(part.key, part.stop - part.start))
                 break
         assert rows is not None
         return rows
+
+    def _placed(self, part: _Part, rows: NDArray[Any], crc: int | None) -> NDArray[Any]:
+        """The rows; ValueError unless the chunk is the one that was written at its place."""
+        if part.crc is not None and crc != part.crc and not self._begins_with(part, rows):
+            raise ValueError(
+                "it is whole, and not the chunk that was written there: its checksum is another one"
+            )
+        return _native(rows)
+
+    def _begins_with(self, part: _Part, rows: NDArray[Any]) -> bool:
+        """Whether it is a last chunk that has been filled up since by rows that were appended."""
+        if part.stop - part.start == self.spec.chunk_rows:
+            return False
+        digests = self.read_digests()
+        names = layout.row_arrays(digests.shape[1] == 4 * layout.DIGEST_BYTES)
+        start = names.index(part.array.basename) * layout.DIGEST_BYTES
+        written = digests[-1, start : start + layout.DIGEST_BYTES]
+        return np.array_equal(layout.array_digest(rows), written)
 
     @contextmanager
     def _explained(self, key: str, *, retry: bool) -> Iterator[None]:
@@ -251,15 +275,6 @@ class StoredRows:
             chunk = self._stored.read_array(self._array, i)
             parts.append(chunk[max(start - i * k, 0) : stop - i * k])
         return np.concatenate(parts[1:]) if len(parts) > 2 else parts[-1]
-
-
-def _placed(part: _Part, rows: NDArray[Any], crc: int | None) -> NDArray[Any]:
-    """The rows; ValueError unless the chunk is the one that was written at its place."""
-    if part.crc is not None and crc != part.crc:
-        raise ValueError(
-            "it is whole, and not the chunk that was written there: its checksum is another one"
-        )
-    return _native(rows)
 
 
 def _native(data: NDArray[Any]) -> NDArray[Any]:

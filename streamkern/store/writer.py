@@ -8,39 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from streamkern.basics.errors import ConfigError, DataError, NonFiniteError
+from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.text import redact
 from streamkern.filesystem.durable import disk_full_hint
 from streamkern.filesystem.ownership import STORE, publish
 from streamkern.filesystem.urls import zarr_store
 from streamkern.store import layout
+from streamkern.store.chunk import Chunk, checked_parts
 from streamkern.store.journal import Claim, made_from
 from streamkern.store.layout import StoreSpec
 from streamkern.store.new_arrays import NewArrays
-from streamkern.store.sample_weights import as_weights
-from streamkern.store.statistics import Statistics
+from streamkern.store.statistics import RunningStatistics, Statistics
 from streamkern.store.zarr_json import sealed_mark
 
 if TYPE_CHECKING:
     import os
 
     from numpy.typing import NDArray
-
-
-class Chunk(NamedTuple):
-    """Rows as stored: X (k, *row_shape), y (k,) ids or (k, c) values, w (k,) where they have some.
-
-    rows : (k,) uint64, their numbers in the source; None: their positions in the store.
-    """
-
-    X: NDArray[Any]
-    y: NDArray[Any]
-    w: NDArray[Any] | None = None
-    rows: NDArray[Any] | None = None
 
 
 class StoreWriter:
@@ -131,6 +119,11 @@ class StoreWriter:
             self.resumed = self._claim.resumed
             self._arrays = NewArrays(self._claim.group, self.spec, compress)
 
+    def statistics(self) -> RunningStatistics:
+        """Of the rows that are there before the first chunk is written: none."""
+        classes = self.spec.classes
+        return RunningStatistics(self.spec.n_features, None if classes is None else len(classes))
+
     @property
     def done(self) -> NDArray[np.bool_]:
         """(chunks,) bool: those that the journal says are written."""
@@ -149,23 +142,7 @@ class StoreWriter:
         Every chunk has `chunk_rows` rows, the last one what is left. Chunks may come in any
         order, and on several threads. Non-finite values and ids outside the classes are refused.
         """
-        X = np.asarray(X)
-        start = self._place(i, X)
-        y = self._stored_targets(np.asarray(y), i, len(X))
-        if (w is not None) != (self.spec.weight_totals is not None):
-            raise DataError(
-                f"chunk {i} comes {'with' if w is not None else 'without'} sample weights; give "
-                "them with every chunk of a weighted store, and with none of another"
-            )
-        if rows is None:
-            rows = np.arange(start, start + len(X), dtype=layout.ROW)
-        weights = [] if w is None else [as_weights(w, len(X), f"chunk {i}", start)]
-        parts = [X, y, *weights, rows.astype(layout.ROW, copy=False)]
-        where = layout.first_nonfinite(X)
-        if where is not None:
-            raise NonFiniteError(
-                f"{where[2]} in X of chunk {i}, row {start + where[0]}, column {where[1]}"
-            )
+        parts = checked_parts(self.spec, i, Chunk(X, y, w, rows))
         with disk_full_hint(self.url):
             self._arrays.write(i, parts)
 
@@ -218,43 +195,6 @@ class StoreWriter:
             **({} if spec.weight_totals is None else {"weighted": True}),
         }
 
-    def _place(self, i: int, X: NDArray[Any]) -> int:
-        """The first row of chunk `i`, whose rows X are."""
-        spec = self.spec
-        if X.shape[1:] != spec.row_shape or X.dtype.newbyteorder("=") != spec.x_dtype:
-            raise DataError(
-                f"chunk {i} has X {X.shape} {X.dtype}; this store holds rows of "
-                f"{spec.row_shape} {spec.x_dtype}"
-            )
-        if not 0 <= i < spec.n_chunks:
-            raise DataError(f"chunk {i} does not fit a store of {spec.n_chunks} chunks")
-        start = i * spec.chunk_rows
-        needed = min(spec.chunk_rows, spec.n_rows - start)
-        if len(X) != needed:
-            raise DataError(
-                f"chunk {i} has {len(X)} rows; it needs {needed} of {spec.n_rows} in all"
-            )
-        return start
-
-    def _stored_targets(self, y: NDArray[Any], i: int, rows: int) -> NDArray[Any]:
-        spec = self.spec
-        if len(y) != rows:
-            raise DataError(f"chunk {i} has {rows} rows of X and {len(y)} of y; they must agree")
-        if spec.classes is not None:
-            if y.ndim != 1 or y.dtype.kind not in "iu":
-                raise DataError(f"chunk {i} has y {y.shape} {y.dtype}; class ids are (n,) integers")
-            if y.min() < 0 or y.max() >= spec.n_outputs:
-                raise DataError(f"chunk {i} has a class id outside its {spec.n_outputs} classes")
-            return y.astype(spec.y_dtype)
-        y = y.reshape(rows, -1).astype(spec.y_dtype, copy=False)
-        if y.shape[1] != spec.n_outputs:
-            raise DataError(f"chunk {i} has {y.shape[1]} targets; this store has {spec.n_outputs}")
-        where = layout.first_nonfinite(y)
-        if where is not None:
-            row = i * spec.chunk_rows + where[0]
-            raise NonFiniteError(f"{where[2]} in y of chunk {i}, row {row}, column {where[1]}")
-        return y
-
     def _attributes(self, stats: Statistics | None) -> dict[str, Any]:
         spec = self.spec
         return {
@@ -270,11 +210,13 @@ class StoreWriter:
             "made_from": self._made_from,
             "digest": "sha256",
             "fingerprint": layout.content_fingerprint(spec, self._arrays.journal.digests),
-            **{name: _json(getattr(stats, name, None)) for name in _STATISTICS},
+            **statistics_json(stats),
         }
 
 
-_STATISTICS = [field.name for field in fields(Statistics)]
+def statistics_json(stats: Statistics | None) -> dict[str, Any]:
+    """The statistics as a store's attribute has them."""
+    return {field.name: _json(getattr(stats, field.name, None)) for field in fields(Statistics)}
 
 
 def _json(value: Any) -> Any:

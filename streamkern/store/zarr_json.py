@@ -4,13 +4,17 @@ Zarr makes what it can of the metadata it finds, so that one altered character m
 codec, or leave out an attribute. The attribute of a store therefore has the SHA-256 of what each
 array's zarr.json says, and one of itself. The arrays say that they are ours, too: a group whose
 attribute is lost is a damaged store, and not somebody else's.
+
+Of a store that rows were appended to the group's zarr.json says what those of the arrays say, as
+consolidated metadata, which zarr and xarray read as well: one file, replaced in one step, is the
+old store or the new one. The files of the arrays follow.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import zarr
@@ -26,7 +30,7 @@ from streamkern.store import layout
 from streamkern.store.layout import SCHEMA
 
 _REMEDY = "restore the zarr.json files from a copy, or ingest the data again"
-_SIGNS = (b'"streamkern"', b'"metadata_digest"')
+_SIGNS = ('"streamkern"', '"metadata_digest"')
 
 
 class Documents(NamedTuple):
@@ -46,17 +50,18 @@ def own_documents(store: Any, path: str, url: str) -> Documents | None:
     DataError
         An unfinished store, one of another schema, or another group that streamkern wrote.
     """
-    mark = own_mark(store, path, url)
-    if mark is None:
+    root = _root(store, path, url)
+    mark = None if root is None else _own_mark(root, url)
+    if root is None or mark is None:
         return None
     _check_state(mark, url)
-    names = layout.array_names(mark.get("weight_totals") is not None)
+    names = layout.array_names(mark)
     arrays: dict[str, Mapping[str, Any]] = {}
     known = mark.get("metadata")
-    for name, data in zip(names, _read(store, path, names), strict=True):
-        if data is None:
+    for name, document in zip(names, _of_arrays(store, path, url, root, mark), strict=True):
+        if document is None:
             raise CorruptChunkError(f"{name}/zarr.json of {redact(url)} is missing; {_REMEDY}")
-        arrays[name] = _parsed(data, f"{name}/zarr.json of {redact(url)}")
+        arrays[name] = document
         if not isinstance(known, Mapping) or known.get(name) != document_digest(arrays[name]):
             raise CorruptChunkError(
                 f"{name}/zarr.json of {redact(url)} does not match its digest; {_REMEDY}"
@@ -69,24 +74,46 @@ def own_mark(store: Any, path: str, url: str) -> Mapping[str, Any] | None:
 
     Raises CorruptChunkError for a zarr.json that is no JSON, or ours without a whole attribute.
     """
+    root = _root(store, path, url)
+    return None if root is None else _own_mark(root, url)
+
+
+def _root(store: Any, path: str, url: str) -> Mapping[str, Any] | None:
+    """What the zarr.json of a group says."""
     (data,) = _read(store, path, [""])
-    if data is None:
-        return None
-    where = f"zarr.json of {redact(url)}"
-    root = _parsed(data, where)
+    return None if data is None else _parsed(data, f"zarr.json of {redact(url)}")
+
+
+def _own_mark(root: Mapping[str, Any], url: str) -> Mapping[str, Any] | None:
     if root.get("node_type") == "array":
         raise DataError(f"{redact(url)} is a single zarr array; give the group that holds X and y")
     attributes = root.get("attributes")
     mark = attributes.get(ATTRIBUTE) if isinstance(attributes, Mapping) else None
     if not isinstance(mark, Mapping):
-        if any(sign in data for sign in _SIGNS):
+        if any(sign in json.dumps(root) for sign in _SIGNS):
             raise without_mark(url)
         return None
     finished = mark.get("status") == "complete" and mark.get("kind") == STORE
     sealed = mark.get("schema") == SCHEMA and (finished or _OWN in mark)
     if sealed and _digest(root, mark) != mark.get(_OWN):
-        raise CorruptChunkError(f"{where} does not match its digest; {_REMEDY}")
+        raise CorruptChunkError(f"zarr.json of {redact(url)} does not match its digest; {_REMEDY}")
     return mark
+
+
+def _of_arrays(
+    store: Any, path: str, url: str, root: Mapping[str, Any], mark: Mapping[str, Any]
+) -> list[Mapping[str, Any] | None]:
+    """What is said of each array: by the group where rows were appended, else by its own file."""
+    names = layout.array_names(mark)
+    inline = root.get("consolidated_metadata") if mark.get("appends") else None
+    inline = inline.get("metadata") if isinstance(inline, Mapping) else None
+    if isinstance(inline, Mapping):
+        said = (inline.get(name) for name in names)
+        return [document if isinstance(document, Mapping) else None for document in said]
+    return [
+        None if data is None else _parsed(data, f"{name}/zarr.json of {redact(url)}")
+        for name, data in zip(names, _read(store, path, names), strict=True)
+    ]
 
 
 def without_mark(url: str) -> CorruptChunkError:
@@ -100,11 +127,33 @@ def without_mark(url: str) -> CorruptChunkError:
 
 def sealed_mark(mark: Mapping[str, Any], store: Any, path: str, url: str) -> dict[str, Any]:
     """The attribute of a finished store, with the digests of its metadata as they are stored."""
-    names = layout.array_names(mark["weight_totals"] is not None)
+    return sealed(mark, read_documents(store, path, url, layout.array_names(mark)))
+
+
+def read_documents(
+    store: Any, path: str, url: str, names: Sequence[str]
+) -> dict[str, Mapping[str, Any]]:
+    """What the zarr.json of arrays say, as they are stored."""
     read = zip(names, _read(store, path, names), strict=True)
-    documents = {n: document_digest(_parsed(d or b"", f"{n} of {redact(url)}")) for n, d in read}
+    return {name: _parsed(data or b"", f"{name} of {redact(url)}") for name, data in read}
+
+
+def sealed(mark: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The attribute of a finished store whose arrays' zarr.json say this."""
+    documents = {name: document_digest(document) for name, document in arrays.items()}
     state = json.loads(json.dumps({**mark, "metadata": documents}))
-    return {**state, _OWN: _digest({"zarr_format": 3, "node_type": "group"}, state)}
+    return {**state, _OWN: _digest(_GROUP, state)}
+
+
+def root_of(
+    mark: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]], attributes: Mapping[str, Any]
+) -> bytes:
+    """The zarr.json of a group with this sealed attribute beside others, which says what those of
+    its arrays say."""
+    inline = {"kind": "inline", "must_understand": False, "metadata": dict(arrays)}
+    whole = {ATTRIBUTE: dict(mark)}
+    root = {**_GROUP, "attributes": {**attributes, **whole}, "consolidated_metadata": inline}
+    return json.dumps(root, indent=2).encode()
 
 
 def open_array(store: Any, path: str, name: str, documents: Documents) -> Any:
@@ -120,6 +169,7 @@ def document_digest(document: Mapping[str, Any]) -> str:
 
 
 _OWN = "metadata_digest"
+_GROUP = {"zarr_format": 3, "node_type": "group"}
 
 
 def _digest(root: Mapping[str, Any], mark: Mapping[str, Any]) -> str:

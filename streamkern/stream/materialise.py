@@ -26,6 +26,7 @@ from streamkern.basics.randomness import Stage
 from streamkern.filesystem.ownership import mark_at
 from streamkern.filesystem.urls import zarr_store
 from streamkern.store import layout
+from streamkern.store.chunk import Chunk
 from streamkern.store.fill import (
     COPIES_OF_A_CHUNK,
     DEFAULT_MEMORY,
@@ -37,7 +38,7 @@ from streamkern.store.fill import (
 from streamkern.store.journal import is_made_from
 from streamkern.store.layout import StoreSpec
 from streamkern.store.store import open_store
-from streamkern.store.writer import Chunk, StoreWriter
+from streamkern.store.writer import StoreWriter
 from streamkern.stream.feed import prepare
 from streamkern.stream.loader import Loader
 from streamkern.stream.row_numbers import RowNumbers

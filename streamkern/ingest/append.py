@@ -1,0 +1,223 @@
+"""Adds rows from raw data to a finished store: read once, shuffled among themselves, published.
+
+    reader --blocks--> conform --rows--> spool (shuffles) --chunks--> appender --> store
+
+The rows that are there stay where they are, and the new ones come behind them in an order of their
+own: an epoch takes chunks in random order and mixes the rows of several, so that both parts are
+mixed again while they are trained on. They are numbered on from the old ones: a row's number counts
+over all files, old and new.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamkern.basics.digest import json_digest
+from streamkern.basics.errors import ConfigError, DataError, StorageError, StreamkernError
+from streamkern.basics.progress import Progress
+from streamkern.basics.text import redact, some
+from streamkern.filesystem.scratch import Scratch, scratch_folder
+from streamkern.filesystem.urls import check_missing, local_path
+from streamkern.ingest.first_pass import Spooled, spool_rows
+from streamkern.ingest.readers import Reader, is_table, open_reader
+from streamkern.ingest.shuffle import Spool
+from streamkern.store import layout
+from streamkern.store.appender import StoreAppender, complete
+from streamkern.store.chunk import Chunk
+from streamkern.store.fill import DEFAULT_MEMORY, fill, n_writers, refuse_same_place
+from streamkern.store.journal import made_from
+from streamkern.store.layout import StoreSpec
+from streamkern.store.store import Store, open_store
+
+__all__ = ["append"]
+
+
+def append(
+    inputs: Any,
+    store: str | os.PathLike[str],
+    *,
+    x: Any = None,
+    y: Any = None,
+    sample_weight: Any = None,
+    shuffle: bool = True,
+    seed: int = 0,
+    dtype: Any = None,
+    memory: int = DEFAULT_MEMORY,
+    progress: Progress | None = None,
+    input_options: Mapping[str, Any] | None = None,
+    missing: str = "error",
+    external: bool = False,
+    foreign: bool = False,
+) -> StoreSpec:
+    """The spec of `store` with the rows of `inputs` behind those that it has.
+
+    At every instant the store is the old one or the new one. Who reads the old one meanwhile goes
+    on with its rows. After a kill the same call goes on, and what it has appended already it does
+    not append again: the same rows for a second time in a row need another seed.
+
+    Parameters
+    ----------
+    inputs, x, sample_weight, input_options, missing, external, foreign
+        As for `ingest`. Columns are taken by the names that the store has, in its order.
+    store : str or path
+        A finished store of streamkern's on a disk.
+    y
+        As for `ingest`; of a table by default the target columns that the store has.
+    shuffle, seed
+        Order of the new rows among themselves.
+    dtype : dtype, optional
+        That of the store, where rows are to be rounded to it.
+    memory : int
+        Bytes to stay within, beyond four chunks of the store; scratch files are beside the store.
+    progress : callable, optional
+        Called with ("read" or "write", rows done, rows in all or None) after each block.
+
+    Raises
+    ------
+    ConfigError, StoreNotFoundError
+        There is no such store, or it is not on a disk.
+    DataError, NonFiniteError
+        Rows do not fit the store, which stays as it was; or another call is appending to it.
+    OSError
+        Also when the disk is full: run the same command again to go on.
+    """
+    if seed < 0:
+        raise ConfigError(f"seed={seed} must be 0 or more")
+    check_missing(missing)
+    path = _checked_place(store)
+    with ExitStack() as files, Scratch(scratch_folder(path, ending=".append")) as own:
+        own.hold()
+        try:
+            there = open_store(path)
+            _check_store(there, dtype)
+            if y is None and there.spec.target_columns and is_table(inputs):
+                y = list(there.spec.target_columns)
+            reader = open_reader(
+                inputs, y, files, x=x, sample_weight=sample_weight, columns=there.spec.columns,
+                input_options=input_options, missing=missing, external=external, foreign=foreign,
+            )  # fmt: skip
+            paths = inputs if isinstance(inputs, list | tuple) else [inputs]
+            refuse_same_place((k for k in paths if isinstance(k, str | os.PathLike)), path)
+            _check_names(reader, there.spec, x)
+            plan = {"inputs": reader.identity, "seed": int(seed) if shuffle else None}
+            complete(path)
+            if not _is_appended(there, plan):
+                key = json_digest(plan)
+                kind = "values" if there.spec.classes is None else "classes"
+                rows = spool_rows(
+                    reader, files, plan["seed"], key, own, kind, dtype, memory, progress, there.spec
+                )
+                _write(rows, path, reader, key, memory, progress)
+                rows.spool.discard()
+        except StorageError:
+            raise  # what was spooled is good, and the same call goes on from it
+        except StreamkernError:
+            own.discard()
+            raise
+        own.discard()
+    return open_store(path).spec
+
+
+def _checked_place(store: str | os.PathLike[str]) -> os.PathLike[str]:
+    path = local_path(store)
+    if path is None:
+        raise ConfigError(
+            f"{redact(store)} is not on a disk, where alone a store is replaced in one step by one "
+            "writer; ingest the rows to a store of their own, and give data.train both"
+        )
+    open_store(path)  # before a folder for scratch files is made beside it
+    return path.absolute()
+
+
+def _check_store(store: Store, dtype: Any) -> None:
+    """Refuse a store that nothing can be appended to."""
+    spec = store.spec
+    if spec.foreign:
+        raise DataError(f"{store!r} was not written by streamkern; ingest it, and append to that")
+    if spec.n_origins:
+        raise DataError(
+            f"{store!r} holds augmented copies, and rows behind them could not be told from these; "
+            "append to the store that they were made from, and augment that again"
+        )
+    if spec.mean is None or spec.scale is None:
+        raise DataError(f"{store!r} has no statistics to go on with; ingest the data again")
+    if dtype is not None and layout.wanted_dtype(dtype) != spec.x_dtype:
+        raise ConfigError(
+            f"dtype={layout.wanted_dtype(dtype).name} is not that of {store!r}; leave it out, or "
+            "ingest all rows to a new store"
+        )
+
+
+def _check_names(reader: Reader, spec: StoreSpec, x: Any) -> None:
+    """Refuse rows whose columns are not those of the store, as far as both have names."""
+    if spec.columns is not None and reader.columns is None and reader.as_text and x is None:
+        raise DataError(
+            f"{reader.files[0][0]} has no header line, and the store has columns by name, "
+            f"{some(spec.columns)}; add one, or say with x= which columns these are, by position"
+        )
+    own, theirs = spec.target_columns, reader.target_columns
+    if own is not None and theirs is not None and len(own) > 1 and own != theirs:
+        raise DataError(
+            f"the targets are {some(theirs)} and those of the store {some(own)}; give the same in "
+            "the same order with y="
+        )
+
+
+def _is_appended(store: Store, plan: Mapping[str, Any]) -> bool:
+    """Whether the same call has appended its rows before, the last of all."""
+    if store.stored.found.mark.get("appended") != json_digest(plan):
+        return False
+    if made_from(plan, "") is None:
+        raise DataError(
+            f"what was last appended to {store!r} looks like these rows, and only their ends can "
+            "be compared; if they are others, give another seed=, else there is nothing to do"
+        )
+    return True
+
+
+def _write(
+    rows: Spooled, path: os.PathLike[str], reader: Reader, key: str, memory: int,
+    progress: Progress | None,
+) -> None:  # fmt: skip
+    spool, values = rows.spool, rows.values
+    appender = StoreAppender(path, spool.n_rows, rows.files.counts if reader.files else (), key)
+    spec = appender.spec
+    ranks = None
+    if spec.classes is not None:
+        names, order = values.ranks()
+        ids = np.array([spec.classes.index(name) for name in names], np.int64)
+        ranks = ids[order]
+    n_ahead = n_writers(path, memory // 4, spec.chunk_rows * spec.row_bytes)
+    fill(appender, partial(_chunks_from, spool, ranks, appender), n_ahead, progress)
+
+
+def _chunks_from(
+    spool: Spool, ranks: NDArray[Any] | None, appender: StoreAppender, first: int
+) -> Iterator[Callable[[], Chunk]]:
+    """The calls that make chunk `first` and those after it."""
+    spec = appender.spec
+    before = spec.n_rows - spool.n_rows
+
+    def chunk(head: Chunk | None, X: Any, y: Any, rows: Any, w: Any = None) -> Chunk:
+        y = y if ranks is None else ranks[y].astype(spec.y_dtype)
+        made = Chunk(X, y.astype(spec.y_dtype, copy=False), w, rows + layout.ROW.type(before))
+        return made if head is None else _behind(head, made)
+
+    for i in range(first, spec.n_chunks):
+        start = max(i * spec.chunk_rows, before)
+        stop = min((i + 1) * spec.chunk_rows, spec.n_rows)
+        head = appender.head if start > i * spec.chunk_rows else None
+        yield partial(chunk, head, *spool.rows(start - before, stop - before))
+
+
+def _behind(head: Chunk, more: Chunk) -> Chunk:
+    """One chunk of the rows of two."""
+    pairs = zip(head, more, strict=True)
+    return Chunk(*(None if a is None else np.concatenate([a, b]) for a, b in pairs))  # type: ignore[arg-type]

@@ -1,0 +1,255 @@
+"""Adds rows to a finished store on a disk: it is the old store until one file is replaced.
+
+    new chunks, the last old one filled up -> tables under new names -> the group's zarr.json
+    -> the zarr.json of the arrays, for who opens one by itself
+
+No reader of the old store looks beyond its rows. The one chunk that changes is its last, where that
+has room: it begins with the rows it had, by whose digest a reader of the old store knows it again
+(`StoredChunks`), and its new content is durable before it takes the place of the old. Tables of the
+old store stay until rows are appended for the second time after.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import zarr
+
+from streamkern.basics.errors import DataError
+from streamkern.basics.text import redact
+from streamkern.filesystem.durable import LocalFiles, disk_full_hint, sync_store
+from streamkern.filesystem.ownership import ATTRIBUTE, STORE, remove_arrays, sweep
+from streamkern.filesystem.urls import zarr_store
+from streamkern.store import layout
+from streamkern.store.chunk import Chunk, checked_parts
+from streamkern.store.fast_chunks import ChunkWriter
+from streamkern.store.journal import Journal
+from streamkern.store.layout import StoreSpec
+from streamkern.store.new_arrays import create_array, write_crcs
+from streamkern.store.statistics import RunningStatistics, Statistics
+from streamkern.store.store import open_store
+from streamkern.store.writer import statistics_json
+from streamkern.store.zarr_json import own_documents, own_mark, read_documents, root_of, sealed
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_PLAN = "plan"
+
+
+class StoreAppender:
+    """Writes the chunks of a store that hold appended rows, and publishes them all at once.
+
+    The caller sees to it that nobody else appends to the store. The same appender (same `plan`,
+    same rows) goes on where a killed one was.
+
+    Parameters
+    ----------
+    url : of a finished store on a disk
+    n_rows : how many are added
+    files : names of the files they come from, and how many each gave
+    plan : a key of all that the rows, and their order, follow from; kept with the store
+
+    Attributes
+    ----------
+    spec : StoreSpec
+        Of the store that will be.
+    head : Chunk or None
+        The rows of the last chunk that there are already, where it has room.
+    """
+
+    def __init__(
+        self, url: str | os.PathLike[str], n_rows: int, files: Sequence[tuple[str, int]], plan: str
+    ) -> None:
+        self.url, self._plan = str(url), plan
+        self._old = open_store(url)
+        old, self._mark = self._old.spec, self._old.stored.found.mark
+        store = zarr_store(url, read_only=False)
+        assert isinstance(store, LocalFiles)
+        self._store = store
+        sweep(store, STORE)
+        self.spec = replace(
+            old, n_rows=old.n_rows + n_rows, files=_files(old, n_rows, files), fingerprint=""
+        )
+        self._first = old.n_rows // old.chunk_rows
+        self.head = self._read_head()
+        self._group: Any = zarr.open_group(store, mode="r+", use_consolidated=False)
+        names = layout.row_arrays(old.weight_totals is not None)
+        self._chunks = [ChunkWriter(self._group[name]) for name in names]
+        self._digests, self._crc = layout.table_names(self._appends)
+        self._crcs: dict[int, list[int | None]] = {}  # of each chunk that this appender has seen
+        with disk_full_hint(self.url):
+            self._journal = self._begin(len(names))
+
+    @property
+    def _appends(self) -> int:
+        """How often rows were appended, this time included."""
+        return int(self._mark.get("appends", 0)) + 1
+
+    def statistics(self) -> RunningStatistics:
+        """Of the rows that there are already."""
+        return RunningStatistics.of(self._old.spec)
+
+    def write_chunk(
+        self,
+        i: int,
+        X: NDArray[Any],
+        y: NDArray[Any],
+        w: NDArray[Any] | None = None,
+        rows: NDArray[Any] | None = None,
+    ) -> None:
+        """Write chunk `i`, given as the fields of `Chunk`; the first one begins with `head`."""
+        parts = checked_parts(self.spec, i, Chunk(X, y, w, rows))
+        replaces = self.head is not None and i == self._first
+        with disk_full_hint(self.url):
+            chunks = zip(self._chunks, parts, strict=True)
+            self._crcs[i] = [array.write(i, part, replaces=replaces) for array, part in chunks]
+            self._journal.add(i, layout.chunk_digest(*parts))
+
+    def stored(self, i: int) -> Chunk | None:
+        """Chunk `i`, if the journal has it and its digest agrees; else None."""
+        digest = self._journal.digest(i)
+        if digest is None:
+            return None
+        n_rows = min(self.spec.chunk_rows, self.spec.n_rows - i * self.spec.chunk_rows)
+        try:
+            read = [array.read(i, n_rows) for array in self._chunks]
+        except (ValueError, RuntimeError, FileNotFoundError):  # bytes that do not decode
+            return None
+        parts = [rows.astype(rows.dtype.newbyteorder("="), copy=False) for rows, _ in read]
+        if not np.array_equal(layout.chunk_digest(*parts), digest):
+            return None
+        self._crcs[i] = [crc for _, crc in read]
+        X, y, *w, rows = parts
+        return Chunk(X, y, w[0] if w else None, rows)
+
+    def finish(self, stats: Statistics) -> StoreSpec:
+        """Publish the new store in the place of the old one, in one step; its spec."""
+        for i in range(self._first, self.spec.n_chunks):
+            if i not in self._crcs and self.stored(i) is None:
+                raise DataError(f"chunk {i} of {redact(self.url)} is damaged; write it again")
+        with disk_full_hint(self.url):
+            crc = self._write_crcs()
+            arrays = self._documents()
+            mark = sealed({**self._attributes(stats), "crc": crc}, arrays)
+            root = root_of(mark, arrays, self._other_attributes())
+            sync_store(self._store)
+            self._check_place()
+            self._store.write("zarr.json", root)
+            complete(self.url)
+        return open_store(self.url).spec
+
+    def _begin(self, n_arrays: int) -> Journal:
+        """The journal of a killed call, or a new one, which has the chunks of the old store."""
+        plan = [self._plan, self._old.spec.fingerprint, self.spec.n_rows]
+        digests = self._old.stored.read_digests()[: self._first]
+        self._remove(self._crc)
+        if self._digests in self._group:
+            table = self._group[self._digests]
+            if table.attrs.get(_PLAN) == plan:
+                journal = Journal(table)
+                if not np.array_equal(journal.digests[: self._first], digests):
+                    journal.keep(digests)  # of which a kill has left a part
+                return journal
+            self._remove(self._digests)
+        shape, byte = (self.spec.n_chunks, n_arrays * layout.DIGEST_BYTES), np.dtype(np.uint8)
+        table = create_array(
+            self._group, self._digests, shape, layout.DIGEST_CHUNK, byte, ("chunk", "byte"),
+            self._compress(),
+        )  # fmt: skip
+        journal = Journal(table)
+        journal.keep(digests)
+        table.attrs[_PLAN] = plan
+        return journal
+
+    def _remove(self, name: str) -> None:
+        if (self._store.root / name).is_dir():
+            remove_arrays(self._store, STORE, (name,))
+
+    def _compress(self) -> str:
+        """How the old tables are compressed."""
+        return "zstd" if len(self._old.stored.found.digests.compressors) > 1 else "none"
+
+    def _read_head(self) -> Chunk | None:
+        stored, spec = self._old.stored, self._old.spec
+        if spec.n_rows % spec.chunk_rows == 0:
+            return None
+        X, y, *w = stored.read(self._first)
+        return Chunk(X, y, w[0] if w else None, self._old.source_rows(self._first))
+
+    def _write_crcs(self) -> str:
+        """Those of the old chunks are known, and of the others as they were written."""
+        old = self._old.stored.read_crcs()[: self._first]
+        new = [self._crcs[i] for i in range(self._first, self.spec.n_chunks)]
+        return write_crcs(self._group, self._crc, np.concatenate([old, np.array(new, np.uint32)]))
+
+    def _documents(self) -> dict[str, Mapping[str, Any]]:
+        """What will be said of the arrays: those of rows have more of them."""
+        found = own_documents(self._store, "", self.url)
+        assert found is not None
+        arrays: dict[str, Mapping[str, Any]] = {}
+        for name in layout.row_arrays(self.spec.weight_totals is not None):
+            document = found.arrays[name]
+            arrays[name] = {**document, "shape": [self.spec.n_rows, *document["shape"][1:]]}
+        tables = (self._digests, self._crc)
+        return arrays | read_documents(self._store, "", self.url, tables)
+
+    def _attributes(self, stats: Statistics) -> dict[str, Any]:
+        digests = self._journal.digests
+        old = self._old.spec
+        before = [*self._mark.get("before", []), [old.n_rows, old.fingerprint]]
+        return {
+            **{k: v for k, v in self._mark.items() if k not in ("metadata", "metadata_digest")},
+            "made_from": None,  # no one call makes it again
+            "appends": self._appends,
+            "before": before,
+            "appended": self._plan,
+            "files": self.spec.files,
+            "fingerprint": layout.content_fingerprint(self.spec, digests),
+            **statistics_json(stats),
+        }
+
+    def _other_attributes(self) -> dict[str, Any]:
+        """Those that somebody gave the group beside ours."""
+        attributes = json.loads((self._store.root / "zarr.json").read_bytes())["attributes"]
+        return {name: value for name, value in attributes.items() if name != ATTRIBUTE}
+
+    def _check_place(self) -> None:
+        now = own_mark(self._store, "", self.url) or {}
+        if now.get("fingerprint") != self._old.spec.fingerprint:
+            raise DataError(
+                f"rows can not be appended to {redact(self.url)}: it was replaced meanwhile; let "
+                "only one call write to it at a time"
+            )
+
+
+def complete(url: str | os.PathLike[str]) -> None:
+    """What is left to do once rows were appended: the arrays' own zarr.json say so as well, and
+    tables that no reader has any more go. Nothing where no rows were ever appended."""
+    store = zarr_store(url, read_only=False)
+    found = own_documents(store, "", str(url))
+    if found is None or not found.mark.get("appends"):
+        return
+    assert isinstance(store, LocalFiles)
+    names = tuple(found.arrays)
+    for name, own in read_documents(store, "", str(url), names).items():
+        wanted = {**found.arrays[name], "attributes": own.get("attributes", {})}
+        if own != wanted:
+            store.write(f"{name}/zarr.json", json.dumps(wanted, indent=2).encode())
+    old = [name for k in range(found.mark["appends"] - 1) for name in layout.table_names(k)]
+    there = [name for name in old if (store.root / name).is_dir()]
+    if there:
+        remove_arrays(store, STORE, there)
+
+
+def _files(
+    old: StoreSpec, n_rows: int, files: Sequence[tuple[str, int]]
+) -> tuple[tuple[str, int], ...]:
+    """Where the rows come from, in order: those that there are, and the new ones."""
+    before = old.files or (("memory", old.n_rows),)
+    return (*before, *(files or (("memory", n_rows),)))
