@@ -1,4 +1,4 @@
-"""The commands about data: ingest | augment | bench-read."""
+"""The commands about data: ingest | append | augment | bench-read."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from streamkern.cli.options import (
 )
 from streamkern.config.data import DataConfig
 from streamkern.config.parse import parse_bytes
+from streamkern.ingest.append import append as append_rows
 from streamkern.ingest.ingest import ingest as run_ingest
 from streamkern.store.describe import describe_store
 from streamkern.store.store import open_store
@@ -57,6 +58,10 @@ Targets = Annotated[
         "--y", help="Target column, by name or else position, or array, or labels file; repeatable."
     ),
 ]
+Weights = Annotated[
+    str | None,
+    typer.Option(help="Weights of the rows: a column, the name of an array, or a file."),
+]
 Seed = Annotated[int, typer.Option(help="Of the row order, and of random transforms.")]
 Shuffle = Annotated[bool, typer.Option(help="Mix the rows.")]
 ChunkMb = Annotated[float, typer.Option(help="MiB of rows in a chunk.")]
@@ -71,10 +76,7 @@ def ingest(
     out: Out,
     x: Features = None,
     y: Targets = None,
-    sample_weight: Annotated[
-        str | None,
-        typer.Option(help="Weights of the rows: a column, the name of an array, or a file."),
-    ] = None,
+    sample_weight: Weights = None,
     targets: Annotated[str, typer.Option(help="auto, classes or values.")] = "auto",
     seed: Seed = 0,
     shuffle: Shuffle = True,
@@ -90,14 +92,13 @@ def ingest(
     storage_option: StorageOption = None,
 ) -> None:
     """Make a store from .npy, .npz, IDX, CSV, Parquet, HDF5 or Zarr files."""
-    columns = [number_or_text(name) for name in y or ()]
     options = parse_options(storage_option)
     with resumable(context.obj, kept=True), Line() as line:
         run_ingest(
             inputs[0] if len(inputs) == 1 else inputs,
             out,
             x=None if x is None else column_list(x),
-            y=None if not columns else columns[0] if len(columns) == 1 else columns,
+            y=_columns(y),
             sample_weight=None if sample_weight is None else number_or_text(sample_weight),
             targets=targets,
             chunk_mb=chunk_mb,
@@ -116,6 +117,47 @@ def ingest(
             input_options=options_for(options, *inputs),
         )
     _show_store(out, options, made=line.shown)
+
+
+def append(
+    context: typer.Context,
+    store: Annotated[str, typer.Argument(metavar="STORE", help="A store on a disk.")],
+    inputs: Inputs,
+    x: Features = None,
+    y: Targets = None,
+    sample_weight: Weights = None,
+    seed: Seed = 0,
+    shuffle: Shuffle = True,
+    dtype: Dtype = None,
+    memory: Within = "1 GiB",
+    missing: Missing = "error",
+    external: External = False,
+    foreign: Foreign = False,
+    storage_option: StorageOption = None,
+) -> None:
+    """Add the rows of files to a finished store, which is the old one or the new one at any time.
+
+    Columns are taken by the names that the store has. The rows are mixed among themselves.
+    """
+    options = parse_options(storage_option)
+    with resumable(context.obj, kept=True), Line() as line:
+        append_rows(
+            inputs[0] if len(inputs) == 1 else inputs, store,
+            x=None if x is None else column_list(x), y=_columns(y),
+            sample_weight=None if sample_weight is None else number_or_text(sample_weight),
+            seed=seed, shuffle=shuffle, dtype=dtype, memory=parse_bytes(memory, "memory"),
+            progress=line.show, input_options=options_for(options, *inputs), missing=missing,
+            external=external, foreign=foreign,
+        )  # fmt: skip
+    if not line.shown:
+        say(f"note: {redact(store)} ends with these rows already; nothing is appended")
+    typer.echo(store_text(describe_store(open_store(store))))
+
+
+def _columns(names: list[str] | None) -> int | str | list[int | str] | None:
+    """Target columns, as `ingest` takes them."""
+    columns = [number_or_text(name) for name in names or ()]
+    return None if not columns else columns[0] if len(columns) == 1 else columns
 
 
 def augment(

@@ -88,6 +88,7 @@ def run_overview(
                 "solver": solver,
                 "settings": config.get("identity", {}).get("settings", {}),
                 "data": config.get("identity", {}).get("data", {}),
+                "continues": config.get("identity", {}).get("continues"),
                 "versions": config.get("versions", {}),
                 "warnings": [
                     *(() if saved is None else saved.skipped),
@@ -169,7 +170,12 @@ def _head(run: Mapping[str, Any]) -> dict[str, Any]:
     if live.get("step", 0) > run["step"]:
         head["logged_step"] = live["step"]
     head["checkpoints"] = ", ".join(str(step) for step in run["checkpoints"]) or "none yet"
-    return head | {"rows": run["data"].get("n_rows", "?")}
+    head |= {"rows": run["data"].get("n_rows", "?")}
+    if run["continues"] is not None:
+        line = (run["continues"], *run["continues"]["before"])
+        places = [f"{old['run']} at step {old['step']}" for old in line]
+        head["continues"] = ", which continued ".join(places)
+    return head
 
 
 def _of_its_data(run: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ RUN: Final = {
     "logged_step": "the last step that the log tells of; those not saved are computed again",
     "checkpoints": "the steps at which the run was saved, of the checkpoints that are kept",
     "rows": "of the training data, copies included",
+    "continues": "the run whose newest weights it started from, and what that one continued",
 }
 FIGURES: Final = {
     "train_mse": "mean squared error on the training rows of the last 32 steps, of each before the "

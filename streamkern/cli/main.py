@@ -26,6 +26,7 @@ from streamkern.cli.console import EXIT_INTERRUPTED, explain, say, show_warning
 from streamkern.cli.outlet import guarded
 
 if TYPE_CHECKING:  # each command is loaded when it is given: all of them take a second
+    from streamkern.cli.data import append as append
     from streamkern.cli.data import augment as augment
     from streamkern.cli.data import bench_read as bench_read
     from streamkern.cli.data import ingest as ingest
@@ -43,6 +44,7 @@ DEBUG = "--debug"
 ANSWERS = ("plan", "info", "runs", "evaluate")  # what they print is all that they make
 COMMANDS = {  # in the order of their list, and what it says of them
     "ingest": "Make a store from files of raw data.",
+    "append": "Add the rows of files to a store, in one step.",
     "augment": "Write augmented copies of the rows of stores to a new one.",
     "tune": "Find kernel, bandwidth and ridge by short trainings.",
     "plan": "Show the sizes, the memory and the work of a run.",

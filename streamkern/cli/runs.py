@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -101,15 +101,28 @@ def plan(config: RunConfig, as_json: AsJson = False) -> None:
 
 
 @_of_a_run
-def train(config: RunConfig, context: typer.Context, as_json: AsJson = False) -> None:
+def train(
+    config: RunConfig,
+    context: typer.Context,
+    continues: Annotated[
+        str | None,
+        typer.Option(
+            "--continue",
+            metavar="RUN_DIR",
+            help="Run to go on from in a new run directory: more epochs, or other rows.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Train, or go on with, the run of a run file."""
     if config.run.run_dir is None:
         say("note: without run.run_dir the model is not kept and the run can not be resumed")
     began = time.perf_counter()
     with _cluster(config.data.dask) as client:
         result = run_training(
-            config, client=client, progress=True, on_evaluation=show_evaluation, stop=context.obj
-        )
+            config, client=client, progress=True, on_evaluation=show_evaluation, stop=context.obj,
+            continues=continues,
+        )  # fmt: skip
     result.model.backend.close()
     seconds = time.perf_counter() - began
     summary: dict[str, Any] = {"samples": result.samples, "seconds": seconds, **result.metrics}

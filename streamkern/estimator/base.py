@@ -22,7 +22,7 @@ from streamkern.estimator import inputs
 from streamkern.estimator.facts import transform_tables
 from streamkern.estimator.mistakes import brief
 from streamkern.estimator.parameters import Parameters, own_names
-from streamkern.kernels.fourier import FourierFeatures
+from streamkern.kernels.fourier import FourierFeatures, of_features
 from streamkern.kernels.importances import importances
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.sizes import own_sizes
@@ -45,7 +45,7 @@ from streamkern.train.opened import Given
 from streamkern.train.saved_model import Whole, model_only, save_model
 from streamkern.train.train import Result, train
 from streamkern.train.training_data import check_same_rows
-from streamkern.train.warm_start import WarmStart, of_features
+from streamkern.train.warm_start import WarmStart
 
 
 class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it has no type hints

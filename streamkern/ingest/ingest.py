@@ -199,7 +199,10 @@ def _check_place(
 ) -> None:
     """Refuse early, before pass 1, what the writer would refuse after it."""
     if found.get("status") == "complete":
-        raise DataError(f"{redact(url)} already holds a store; pass overwrite=True to replace it")
+        raise DataError(
+            f"{redact(url)} already holds a store; pass overwrite=True to replace it, or append "
+            "the rows to it (streamkern append, or append_store)"
+        )
     old, new = (found.get("plan") or {}).get("source"), json.loads(json.dumps(source))
     if old == new:
         return

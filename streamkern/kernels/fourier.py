@@ -140,3 +140,8 @@ class FourierFeatures(InnerKernel):
 
     def __repr__(self) -> str:
         return f"FourierFeatures({self.n_features}, of={self.of['kernel']!r})"
+
+
+def of_features(described: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The kernel, or that which random features stand for."""
+    return dict(described.get("of", described))

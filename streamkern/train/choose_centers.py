@@ -51,6 +51,10 @@ def choose_centers(
     the rows that `Way.refine` begins with. Fourier features have random frequencies and phases in
     the place of centers.
     """
+    if run.given.continued is not None:
+        Z, order, own = run.given.continued.chosen(dtype, run.problem.features)
+        report("centers", {"method": "continued", "centers": len(Z), "rows": 0, "seconds": 0.0})
+        return Chosen(Z, order, own)
     report("setup", {"doing": "centers"})
     if run.problem.features == "fourier":
         return _frequencies(run, dtype, report, kernel)

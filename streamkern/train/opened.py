@@ -33,6 +33,7 @@ from streamkern.stream.loader import MAX_THREADS
 from streamkern.stream.sources.base import Source, read_ahead, target_bytes, unit_sizes
 from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.row_shapes import check_row_shape
+from streamkern.train.continued import Continued
 from streamkern.train.given_arrays import check_metric, open_centers, open_metric
 from streamkern.train.precision import resolve_precision
 from streamkern.train.training_data import Data, open_data, with_epochs
@@ -51,6 +52,7 @@ class Given:
     form, of model.centers. metric : of model.metric. client : of data.dask, a `distributed.Client`.
     warm : of solver.warm_start. facts : JSON of the caller's own, kept with the setup. The settings
     whose place `centers` and `metric` take are left at their defaults.
+    continued : what a run takes over from the one that it continues.
     """
 
     source: Source | None = None
@@ -60,6 +62,7 @@ class Given:
     client: Any = None
     warm: WarmStart | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    continued: Continued | None = None
 
     def settings(self, config: RunConfig) -> RunConfig:
         """Those of a run with these arrays, which have been checked beside them."""
@@ -130,7 +133,7 @@ def open_run(
     caller closes `Run.backend`.
     """
     config = given.settings(config)
-    data = open_data(config, given.source)
+    data = open_data(config, given.source, given.continued)
     kernel, metric = _in_its_metric(config, given, get_kernel(config.model.kernels[0]), data.d)
     config = with_epochs(config, data.source.n_rows)
     p = count_centers(config, data) if given.centers is None else len(given.centers)

@@ -45,6 +45,8 @@ def run_record(run: Run) -> dict[str, Any]:
     for name, array in (("centers", run.given.centers), ("metric", run.metric)):
         if array is not None:
             identity[name] = digest(array)
+    if run.given.continued is not None:
+        identity["continues"] = run.given.continued.ancestry
     return {
         "identity": checked_meta(identity, "identity"),  # as it is read back: tuples are lists
         "sizes": asdict(run.sizes),
@@ -140,9 +142,14 @@ def check_same_run(directory: RunDirectory | None, record: dict[str, Any]) -> No
     changes = difference(recorded["identity"], record["identity"])
     changes = [change.removeprefix("settings.") for change in changes]
     if changes:
+        remedy = "restore these, or give another run_dir"
+        if all(change.startswith("data.") for change in changes):  # more epochs, or other rows
+            remedy = (
+                "restore these, give another run_dir, or continue this run in another one "
+                "(streamkern train --continue, or continues of train_model)"
+            )
         raise ResumeMismatchError(
-            f"{directory.place} holds a run that differs: {'; '.join(changes)}; restore these, or "
-            "give another run_dir"
+            f"{directory.place} holds a run that differs: {'; '.join(changes)}; {remedy}"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from streamkern.config.run_config import RunConfig
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.cluster import check_cluster, connect
 from streamkern.stream.sources.base import Source
+from streamkern.train.ancestor import continuing
 from streamkern.train.evaluations import Evaluations
 from streamkern.train.opened import Given, open_run
 from streamkern.train.same_run import (
@@ -46,6 +48,7 @@ def train(
     stop: StopRequest | None = None,
     warm: WarmStart | None = None,
     facts: Mapping[str, Any] | None = None,
+    continues: str | os.PathLike[str] | None = None,
 ) -> Result:
     """Train, or resume, the run that `config` describes.
 
@@ -63,6 +66,9 @@ def train(
     stop : the caller's own, for a run that is a part of something larger.
     warm : weights to start from, in place of solver.warm_start.
     facts : JSON of the caller's own that is kept with the setup, as `Result.meta["facts"]`.
+    continues : run directory, finished or not, that this run continues in its own run.run_dir: on
+        its centers, kernel, metric and scaling, from its weights, with data.epochs more epochs over
+        the same or other rows. Of [model] only what it has there may be set.
 
     Raises
     ------
@@ -88,7 +94,7 @@ def train(
         )
     kept = directory is not None
     with resumable(stop, kept=kept, where=lambda: "before the next step") as request:
-        return _train(config, given, directory, request, progress, on_evaluation)
+        return _train(config, given, directory, request, progress, on_evaluation, continues)
 
 
 def _train(
@@ -98,8 +104,9 @@ def _train(
     request: StopRequest,
     progress: bool | str,
     on_evaluation: Callable[[dict[str, Any]], None] | None,
+    continues: str | os.PathLike[str] | None,
 ) -> Result:
-    config = as_recorded(config, directory)
+    config, given = continuing(continues, as_recorded(config, directory), given, directory)
     run = open_run(config, given, fixed_sizes=recorded_sizes(directory))
     try:
         if given.centers is not None:

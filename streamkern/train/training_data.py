@@ -32,6 +32,7 @@ from streamkern.stream.sources.transforms import (
     transform_name,
 )
 from streamkern.stream.sources.user import as_source
+from streamkern.train.continued import Continued
 from streamkern.train.scaling import find_scale
 
 # "auto" epochs: passes over small data until about this many rows were seen. On digits, diabetes
@@ -86,11 +87,14 @@ def host_transforms(source: BaseSource) -> list[Transform]:
     return [*below, *source.host_transforms]
 
 
-def open_data(config: RunConfig, source: Source | None = None) -> Data:
+def open_data(
+    config: RunConfig, source: Source | None = None, continued: Continued | None = None
+) -> Data:
     """Open the training data, and put its scaling on it.
 
     `source` overrides data.train and data.transforms. Metadata only is read, and a sample of the
-    rows where the scaling needs statistics that nobody has.
+    rows where the scaling needs statistics that nobody has. continued : of the run that brings its
+    scaling, and the order of columns.
     """
     settings, cache = config.data, None
     if settings.cache is not None:
@@ -111,9 +115,15 @@ def open_data(config: RunConfig, source: Source | None = None) -> Data:
             storage_options=storage_options_for(config, *settings.train_urls),
             cache=cache,
         )
+        if continued is not None:
+            source = _in_its_columns(source, continued)
         if settings.copies > 1 or settings.transforms:
-            transforms = from_config(settings.transform_tables)
+            transforms = list(from_config(settings.transform_tables))
+            if continued is not None:
+                transforms, _ = continued.bound(transforms)
             source = AugmentedSource(source, settings.copies, transforms)
+    elif continued is not None:
+        source = _in_its_columns(source, continued)
     source = as_source(source)
     if source.n_outputs < 1:
         raise ConfigError("the training data has no targets y; training needs them")
@@ -124,12 +134,23 @@ def open_data(config: RunConfig, source: Source | None = None) -> Data:
                 "deterministic; as a part of the model it has to run at the feed: leave "
                 "host_transform out"
             )
-    scale, words = find_scale(source, settings.scale, config.run.random_state)
-    if scale is not None:
-        source = AugmentedSource(source, 1, [scale])
+    if continued is None:
+        scale, words = find_scale(source, settings.scale, config.run.random_state)
+        if scale is not None:
+            source = AugmentedSource(source, 1, [scale])
+    else:
+        continued.check_scale(settings.scale)
+        own = [t for t in source.feed_transforms if is_deterministic(t)]
+        left = continued.bound(own)[1]
+        source, words = AugmentedSource(source, 1, left) if left else source, continued.words
     fixed = tuple(t for t in source.feed_transforms if is_deterministic(t))
     factors = weight_factors(source, settings.class_weight)
     return Data(source, stored_rows(source), fixed, words, cache, factors)
+
+
+def _in_its_columns(source: Source, continued: Continued) -> BaseSource:
+    names = continued.columns, continued.target_columns
+    return in_columns(as_source(source), names[0], "data.train", names[1])
 
 
 def with_epochs(config: RunConfig, n_rows: int) -> RunConfig:

@@ -15,9 +15,10 @@ from streamkern.basics.text import redact, some
 from streamkern.basics.warning import warn
 from streamkern.config.run_config import RunConfig
 from streamkern.kernels.builtin import Kernel, get_kernel
+from streamkern.kernels.fourier import of_features
 from streamkern.kernels.notation import bandwidths, with_bandwidths
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.rundir.sealed import as_saved
+from streamkern.rundir.sealed import Saved, as_saved
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.stream.target_scale import TargetScale
@@ -136,7 +137,8 @@ class WarmStart:
             raise ConfigError(
                 f"solver.warm_start={self.place} has other centers than this run: they must be "
                 "the same after scaling; give both runs the same centers, transforms and scale, "
-                "or leave warm_start out"
+                "continue that run, which takes them over (streamkern train --continue, or "
+                "continues of train_model), or leave warm_start out"
             )
         if self.digest != meta["warm_start"]:
             raise ConfigError(
@@ -162,11 +164,6 @@ def _places(Z: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> npt.NDArray[np.int
     return order
 
 
-def of_features(described: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The kernel, or that which random features stand for."""
-    return dict(described.get("of", described))
-
-
 def load_warm_start(config: RunConfig) -> WarmStart | None:
     """What solver.warm_start names: the weights that its newest good checkpoint evaluates.
 
@@ -186,11 +183,16 @@ def load_warm_start(config: RunConfig) -> WarmStart | None:
     for text in saved.skipped:
         warn(text)
     with as_saved(run.place):
-        chosen = np.argsort(setup.arrays["order"])
-        return WarmStart(
-            redact(run.place), tuple(setup.meta["row_shape"]), setup.arrays["Z"][chosen],
-            saved.arrays[saved.meta["evaluated"]][chosen], setup.meta["classes"],
-            TargetScale.from_arrays(setup.arrays), setup.meta["fit_intercept"],
-            setup.meta["target_columns"], of_features(setup.meta["kernel"]),
-            setup.arrays.get("metric"), saved.skipped,
-        )  # fmt: skip
+        return warm_start_of(run.place, setup, saved)
+
+
+def warm_start_of(place: str, setup: Saved, saved: Saved) -> WarmStart:
+    """That of a run's setup and of a checkpoint, as `load_trained` returns them."""
+    chosen = np.argsort(setup.arrays["order"])
+    return WarmStart(
+        redact(place), tuple(setup.meta["row_shape"]), setup.arrays["Z"][chosen],
+        saved.arrays[saved.meta["evaluated"]][chosen], setup.meta["classes"],
+        TargetScale.from_arrays(setup.arrays), setup.meta["fit_intercept"],
+        setup.meta["target_columns"], of_features(setup.meta["kernel"]),
+        setup.arrays.get("metric"), saved.skipped,
+    )  # fmt: skip

@@ -90,6 +90,8 @@ class Trainer:
             order = self._resume(warm, self._ahead() | link)
         self.feed = self.stack.enter_context(self.steps.feed(client))
         check_order(order, self.feed.loader.order_key())
+        if self.run.given.continued is not None and not begun:
+            self._checkpoint()  # from here on the old run is not needed
 
     def _setup(self, record: dict[str, Any], warm: WarmStart | None) -> Assembled:
         directory, backend = self.directory, self.run.backend
@@ -106,8 +108,10 @@ class Trainer:
             return made
         going_on: tuple[Any, ...] = ()
         if warm is not None:
-            config = self.run.config
+            config, continued = self.run.config, self.run.given.continued
             found = Learned(warm.metric_for(config), warm.kernel_for(config), {})
+            if continued is not None:
+                found = Learned(continued.metric, continued.made_kernel(), {})
             going_on = warm.targets, found
         made = start(self.run, self._report, *going_on)
         made.meta["warm_start"] = None if warm is None else warm.digest
@@ -187,7 +191,11 @@ class Trainer:
         began = time.perf_counter()
         meter = Meter(self.feed.loader, position.samples)
         self.live.begin(meter, self.run.data.source.n_rows, epochs)
-        batches = self._arriving(self.feed.epochs(position.epoch, epochs, position.batch))
+        continued = self.run.given.continued
+        behind = 0 if continued is None else continued.epochs
+        batches = self._arriving(
+            self.feed.epochs(behind + position.epoch, behind + epochs, position.batch)
+        )
         try:
             if not self.ended:
                 self.steps.run_through(batches, self._between)

@@ -1,0 +1,176 @@
+"""The run that another one continues: read, compared with the settings, and put in their place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from streamkern.backend.devices import get_backend
+from streamkern.basics.errors import ConfigError, ResumeMismatchError, RunError
+from streamkern.basics.text import redact
+from streamkern.basics.warning import warn
+from streamkern.config.run_config import RunConfig
+from streamkern.filesystem.urls import local_path
+from streamkern.kernels.builtin import get_kernel
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.rundir.sealed import Saved, as_saved
+from streamkern.solver.methods import options_of
+from streamkern.train.arrivals import load_trained
+from streamkern.train.continued import Continued
+from streamkern.train.model import model_of
+from streamkern.train.opened import Given
+from streamkern.train.same_run import recorded_run
+from streamkern.train.training_data import storage_options_for
+from streamkern.train.warm_start import warm_start_of
+
+
+def continuing(
+    old: str | os.PathLike[str] | None,
+    config: RunConfig,
+    given: Given,
+    directory: RunDirectory | None,
+) -> tuple[RunConfig, Given]:
+    """Settings and what is given of a run that continues `old`; as they are where that is None.
+
+    A run that has begun has all of it itself, and the old one may be gone.
+
+    Raises
+    ------
+    ConfigError
+        The settings contradict the old run, which keeps its kernel, centers, metric and scaling.
+    ResumeMismatchError
+        The directory holds a run that continues another one, or none.
+    """
+    recorded = recorded_run(directory)
+    known = None if recorded is None else recorded["identity"].get("continues")
+    if old is None:
+        if known is not None and directory is not None:
+            raise ResumeMismatchError(
+                f"{directory.place} holds a run that continues {known['run']}; say so with "
+                f"continues={known['run']}, or give another run_dir"
+            )
+        return config, given
+    place = os.fspath(old)
+    _check_place(place, directory)
+    config = _warm(config, place, given)
+    if recorded is None:
+        return _begun(place, config, given)
+    assert directory is not None
+    if known is None or known["run"] != _place(place):
+        what = "no other run" if known is None else known["run"]
+        raise ResumeMismatchError(
+            f"{directory.place} holds a run that continues {what}, and not {_place(place)}; give "
+            "another run_dir"
+        )
+    # Another object: what is loaded from here must not be taken for what the writer knows.
+    options = config.data.storage_options
+    with RunDirectory(config.run.run_dir or "", writable=False, storage_options=options) as run:
+        setup, _ = load_trained(run)
+    if setup is None:
+        raise RunError(
+            f"the setup in {directory.place} is gone, without which a run that continues another "
+            "one can not go on; restore it from a copy, or continue in another run_dir"
+        )
+    with as_saved(directory.place):
+        continued = Continued.of(known, setup)
+    return _taken_over(recorded["identity"]["settings"], continued, config, given)
+
+
+def _warm(config: RunConfig, place: str, given: Given) -> RunConfig:
+    for what, wish in (("centers", given.centers), ("metric", given.metric)):
+        if wish is not None:
+            raise ConfigError(f"{what} are those of the run that is continued; leave {what}= out")
+    name, own = config.solver.name, config.solver.warm_start
+    if "warm_start" not in options_of(name):
+        raise ConfigError(
+            f"solver.name={name!r} starts from nothing and can not continue a run; use another "
+            "one, such as 'block'"
+        )
+    if own is not None and _place(own) != _place(place):
+        raise ConfigError(
+            f"solver.warm_start={redact(own)} is another run than the one that is continued, whose "
+            "weights are taken; leave it out"
+        )
+    path = local_path(place)
+    return config.with_overrides(
+        {"solver.warm_start": place if path is None else str(path.absolute())}
+    )
+
+
+def _begun(place: str, config: RunConfig, given: Given) -> tuple[RunConfig, Given]:
+    """From the old run itself."""
+    run = RunDirectory(place, writable=False, storage_options=storage_options_for(config, place))
+    with run:
+        recorded = recorded_run(run)
+        setup, saved = load_trained(run)
+    if recorded is None or setup is None or saved is None:
+        raise ConfigError(f"{redact(place)} has no checkpoint to continue from yet; train it first")
+    for text in saved.skipped:
+        warn(text)
+    with as_saved(run.place):
+        warm, facts = warm_start_of(run.place, setup, saved), given.facts or setup.meta["facts"]
+        continued = Continued.of(_ancestry(_place(place), recorded, setup, saved), setup)
+        given = replace(given, warm=warm, facts=facts)
+    return _taken_over(recorded["identity"]["settings"], continued, config, given)
+
+
+def _ancestry(
+    place: str, recorded: Mapping[str, Any], setup: Saved, saved: Saved
+) -> dict[str, Any]:
+    """See `Continued`."""
+    position, own = saved.meta["position"], recorded["identity"].get("continues")
+    backend = get_backend("cpu", 1)
+    try:
+        model = model_of(place, backend, setup, saved).digest()
+    finally:
+        backend.close()
+    behind = position["epoch"] + (position["batch"] > 0) + (0 if own is None else own["epochs"])
+    parent = {k: v for k, v in (own or {}).items() if k != "before"}
+    return {
+        "run": place, "step": saved.step, "samples": position["samples"], "epochs": behind,
+        "model": model, "before": [] if own is None else [parent, *own["before"]],
+    }  # fmt: skip
+
+
+def _taken_over(
+    settings: Mapping[str, Mapping[str, Any]],
+    continued: Continued,
+    config: RunConfig,
+    given: Given,
+) -> tuple[RunConfig, Given]:
+    """The settings with [model] of the old run; what is at its default there counts as left out."""
+    asked, usual = config.identity()["model"], RunConfig().identity()["model"]
+    old = settings["model"]
+    # Those that are missing were given as arrays, as those of a run that continues another one are.
+    other = [k for k, v in asked.items() if v not in (usual.get(k), old.get(k, v))]
+    if other:
+        wrong = "; ".join(f"model.{k}: was {old.get(k)!r}, now {asked[k]!r}" for k in other)
+        raise ConfigError(
+            f"a run keeps the model of the one it continues, {continued.ancestry['run']}: {wrong}; "
+            "leave these out, or start a run of its own"
+        )
+    own = {f"model.{k}": v for k, v in {**usual, **old}.items()}
+    kernel = old.get("kernel")
+    if isinstance(kernel, Mapping) and "kind" not in kernel:  # a `Kernel` object, described
+        own["model.kernel"] = get_kernel(kernel)
+    centers = None if old.get("features") == "fourier" else continued.Z
+    metric = None if "metric" in old else continued.metric
+    given = replace(given, continued=continued, centers=centers, metric=metric)
+    return config.with_overrides(own), given
+
+
+def _check_place(place: str, directory: RunDirectory | None) -> None:
+    """Refuse to write into the run that is continued."""
+    if directory is not None and _place(directory.place) == _place(place):
+        raise ConfigError(
+            f"run_dir={directory.place} is the run that is continued, which stays as it is; give "
+            f"the new one its own, such as run_dir={directory.place.rstrip('/')}-2"
+        )
+
+
+def _place(place: str) -> str:
+    """A place as it is shown and compared."""
+    path = local_path(place)
+    return redact(place).rstrip("/") if path is None else str(path.absolute())

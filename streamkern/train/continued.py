@@ -1,0 +1,110 @@
+"""What a run takes over from the one it continues: centers, kernel, metric and scaling.
+
+Its data may be other rows than the old run had: appended ones, say, which change the statistics of
+a store. All that the weights belong to therefore comes from the old run, and nothing is found anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.basics.errors import ConfigError
+from streamkern.kernels.builtin import Kernel, get_kernel
+from streamkern.kernels.fourier import FourierFeatures, of_features
+from streamkern.rundir.sealed import Saved
+from streamkern.stream.sources.transforms import Scale, Transform, is_deterministic
+from streamkern.train.scaling import load_scaling
+
+
+@dataclass(frozen=True, eq=False)
+class Continued:
+    """ancestry : of the run, JSON: which run it continues (`run`, `step`, `samples`, `epochs` that
+    lie behind it, sha256 of the `model`), and what that one continued (`before`), newest first.
+
+    Z, order : as of `Assembled`. kernel : described, and metric, as it takes it. fixed : transforms
+    of the model. columns, target_columns : names, or None.
+    """
+
+    ancestry: dict[str, Any]
+    Z: npt.NDArray[Any]
+    order: npt.NDArray[np.int64]
+    kernel: Mapping[str, Any]
+    metric: npt.NDArray[np.float64] | None
+    fixed: tuple[Transform, ...]
+    columns: tuple[str, ...] | None
+    target_columns: tuple[str, ...] | None
+
+    @classmethod
+    def of(cls, ancestry: dict[str, Any], setup: Saved) -> Continued:
+        """From the setup of either run, which agree in this."""
+        arrays, meta = setup.arrays, setup.meta
+        names = (meta["columns"], meta["target_columns"])
+        columns, target_columns = (None if k is None else tuple(k) for k in names)
+        return cls(
+            ancestry, arrays["Z"], np.asarray(arrays["order"]), of_features(meta["kernel"]),
+            arrays.get("metric"), load_scaling(arrays, meta["scaling"]), columns, target_columns,
+        )  # fmt: skip
+
+    @property
+    def epochs(self) -> int:
+        """Epochs that lie behind the run: its own go on from there, so that no order of rows and no
+        draw comes again."""
+        return int(self.ancestry["epochs"])
+
+    @property
+    def words(self) -> str:
+        """What is done about the scale of the features."""
+        return f"as in {self.ancestry['run']}, which is continued"
+
+    def made_kernel(self) -> Kernel:
+        """That of the old run, with its bandwidth and in its metric; of features what they stand
+        for."""
+        return get_kernel(self.kernel, metric=self.metric)
+
+    def chosen(
+        self, dtype: np.dtype[Any], features: str
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64], Kernel]:
+        """Z, order and kernel, as of `Chosen`; ConfigError where numbers have another width."""
+        if self.Z.dtype != dtype:
+            raise ConfigError(
+                f"run.precision gives {dtype.name} numbers, and the run that is continued has "
+                f"{self.Z.dtype.name} ones; set run.precision to what it has there"
+            )
+        kernel = self.made_kernel()
+        if features == "fourier":
+            kernel = FourierFeatures(len(self.Z), kernel.describe())
+        return self.Z, self.order, kernel
+
+    def bound(self, built: Sequence[Transform]) -> tuple[list[Transform], list[Transform]]:
+        """Transforms with the numbers of the old run, and those to put behind them.
+
+        built : as asked for. Raises ConfigError where the fixed ones among them are others.
+        """
+        left = list(self.fixed)
+        found: list[Transform] = []
+        for transform in built:
+            if not is_deterministic(transform) or getattr(transform, "mode", "") == "none":
+                found.append(transform)
+                continue
+            old = left.pop(0) if left else None
+            if old is None or getattr(old, "mode", "") != getattr(transform, "mode", None):
+                raise ConfigError(
+                    "data.transforms scales rows otherwise than the run that is continued; leave "
+                    "the scale out, which is taken from there"
+                )
+            found.append(old)
+        return found, left
+
+    def check_scale(self, wish: str) -> None:
+        """ConfigError where data.scale asks for another scaling than there was."""
+        modes = [t.mode for t in self.fixed if isinstance(t, Scale)] or ["none"]
+        if wish not in ("auto", *modes):
+            raise ConfigError(
+                f'data.scale="{wish}" contradicts the run that is continued, which has '
+                f'"{modes[-1]}"; leave it out'
+            )
