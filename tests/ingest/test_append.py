@@ -1,0 +1,540 @@
+"""Rows that are appended: all of them, each to be traced, in one step; nothing where refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import streamkern as sk
+from streamkern.basics.errors import (
+    ConfigError,
+    DataError,
+    NonFiniteError,
+    StoreNotFoundError,
+    StreamkernError,
+)
+from streamkern.filesystem.scratch import Scratch, scratch_folder
+from streamkern.ingest.append import append
+from streamkern.ingest.ingest import ingest
+from streamkern.store.appender import StoreAppender, complete
+from streamkern.store.describe import describe_store
+from streamkern.store.layout import StoreSpec
+from streamkern.store.store import Store, open_store
+from streamkern.stream.materialise import augment_store
+from streamkern.stream.sources.stores import ZarrSource
+from tests.powerloss import ROWS, SMALL, Command, data, replay, store_of, void
+from tests.rawfiles import memory_url
+
+D = 4
+NAMES = np.array(["Lima", "Oslo", "Rome"])
+
+
+def rows(n: int, seed: int, *, classes: bool = True, weighted: bool = False) -> dict[str, Any]:
+    """X, y and perhaps sample weights of n rows, as `ingest` takes them."""
+    rng = np.random.default_rng(seed)
+    found: dict[str, Any] = {"inputs": rng.standard_normal((n, D)).astype(np.float32)}
+    found["y"] = NAMES[rng.integers(0, 3, n)] if classes else rng.standard_normal((n, 2))
+    if weighted:
+        found["sample_weight"] = rng.random(n).astype(np.float32)
+    return found
+
+
+def stored(place: Path, parts: dict[str, Any], chunk_rows: int = 8) -> Path:
+    """A store of these rows, with all three classes."""
+    if parts["y"].dtype.kind == "U":
+        parts["y"][:3] = NAMES[: len(parts["y"])]
+    ingest(parts["inputs"], place, **without_x(parts), chunk_mb=chunk_rows * D * 4 / 2**20)
+    return place
+
+
+def without_x(parts: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in parts.items() if k != "inputs"}
+
+
+def added(place: Path, parts: dict[str, Any], **options: Any) -> StoreSpec:
+    return append(parts["inputs"], place, **without_x(parts), **options)
+
+
+def check_rows(store: Store, *parts: dict[str, Any]) -> None:
+    """Every row is there once, and says which one of all rows in their order it is."""
+    X = np.concatenate([part["inputs"] for part in parts])
+    y = np.concatenate([part["y"] for part in parts])
+    seen: list[int] = []
+    for i in range(store.n_chunks):
+        numbers = store.source_rows(i)
+        found, targets, w = store.read_weighted_chunk(i)
+        np.testing.assert_array_equal(found, X[numbers])
+        if store.spec.classes is not None:
+            targets = np.array(store.spec.classes)[targets]
+        np.testing.assert_array_equal(targets, y[numbers])
+        if w is not None:
+            weights = np.concatenate([part["sample_weight"] for part in parts])
+            np.testing.assert_array_equal(w, weights[numbers])
+        seen += numbers.tolist()
+    assert sorted(seen) == list(range(len(X)))
+    store.verify()
+
+
+def check_statistics(spec: StoreSpec, *parts: dict[str, Any]) -> None:
+    """Against NumPy, of all rows at once."""
+    X = np.concatenate([part["inputs"] for part in parts]).astype(np.float64)
+    y = np.concatenate([part["y"] for part in parts])
+    close = partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-9)  # float64, merged by parts
+    close(spec.mean, X.mean(axis=0))
+    close(spec.scale, X.std(axis=0))
+    close([spec.global_mean, spec.global_scale], [X.mean(), X.std()])
+    weighted = "sample_weight" in parts[0]
+    w = np.ones(len(X))
+    if weighted:
+        w = np.concatenate([part["sample_weight"] for part in parts]).astype(np.float64)
+    if spec.classes is not None:
+        Y = (y[:, None] == np.array(spec.classes)).astype(np.float64)
+        assert spec.class_counts == tuple(Y.sum(axis=0).astype(int))
+        totals = w @ Y
+    else:
+        Y, totals = y, np.array([w.sum()])
+    if weighted:
+        close(spec.weight_totals, totals)
+    mean = w @ Y / w.sum()
+    close(spec.target_mean, mean)
+    close(spec.target_scale, np.sqrt(w @ (Y - mean) ** 2 / w.sum()))
+
+
+def files_of(root: Path) -> dict[str, str]:
+    """What is in all files of a folder, and of what lies beside it by name."""
+    found = {p.name: "" for p in root.parent.iterdir()}
+    files = (p for p in root.rglob("*") if p.is_file())
+    return found | {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+# ------------------------------------------------------------------------------- all rows are there
+
+
+@given(
+    st.integers(3, 40), st.lists(st.integers(1, 30), min_size=1, max_size=3), st.integers(1, 12),
+    st.booleans(), st.booleans(), st.sampled_from([1 << 16, 1 << 30]),
+)  # fmt: skip
+@settings(max_examples=10, deadline=None)
+def test_all_rows_are_there_and_can_be_traced(
+    n: int, more: list[int], chunk_rows: int, classes: bool, weighted: bool, memory: int
+) -> None:
+    """Chunks that end where the old rows do, before, and after; by way of scratch files or not."""
+    parts = [rows(k, i, classes=classes, weighted=weighted) for i, k in enumerate([n, *more])]
+    with tempfile.TemporaryDirectory() as folder:
+        place = stored(Path(folder) / "s", parts[0], chunk_rows)
+        for part in parts[1:]:
+            before = open_store(place).spec
+            spec = added(place, part, memory=memory)
+            assert spec.fingerprint != before.fingerprint
+            assert spec.chunk_rows == before.chunk_rows
+        check_rows(open_store(place), *parts)
+        check_statistics(spec, *parts)
+        assert spec.files == tuple(("memory", len(part["inputs"])) for part in parts)
+        assert [p.name for p in Path(folder).iterdir()] == ["s"]
+
+
+def test_other_programs_see_the_new_rows(tmp_path: Path) -> None:
+    parts = rows(20, 0), rows(9, 1)
+    place = stored(tmp_path / "s", parts[0])
+    added(place, parts[1])
+    store, group = open_store(place), zarr.open_group(place, mode="r")
+    one = zarr.open_group(place, mode="r", use_consolidated=False)
+    X = np.concatenate([store.read_chunk(i)[0] for i in range(store.n_chunks)])
+    for found in (group["X"], one["X"], zarr.open_array(place / "X", mode="r")):
+        np.testing.assert_array_equal(found[:], X)  # type: ignore[index]
+    assert {name: array.shape[0] for name, array in group.arrays()} == {
+        "X": 29, "y": 29, "row": 29, "digests-1": 4, "crc-1": 4,
+    }  # fmt: skip
+
+
+def test_new_rows_are_mixed_among_themselves_and_by_the_seed(tmp_path: Path) -> None:
+    old, new = rows(16, 0), rows(40, 1)
+    orders = []
+    for seed in (0, 0, 1, None):
+        place = stored(tmp_path / f"s{len(orders)}", old)
+        added(place, new, seed=seed or 0, shuffle=seed is not None)
+        store = open_store(place)
+        orders.append(np.concatenate([store.source_rows(i) for i in range(store.n_chunks)])[16:])
+    assert np.array_equal(orders[0], orders[1])
+    assert not np.array_equal(orders[0], orders[2])
+    assert np.array_equal(orders[3], np.arange(16, 56))
+    assert not np.array_equal(np.sort(orders[0]), orders[0])
+
+
+def test_tables_are_taken_by_the_names_of_the_store(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,b,label\n1,2,x\n3,4,y\n5,6.5,x\n")
+    (tmp_path / "b.csv").write_text("label,b,a\ny,8,7\n")
+    place = tmp_path / "s"
+    ingest(tmp_path / "a.csv", place, y="label", shuffle=False)
+    spec = append(tmp_path / "b.csv", place)
+    assert [Path(name).name for name, _ in spec.files] == ["a.csv", "b.csv"]
+    X, y = open_store(place).read_rows(np.array([3]))
+    assert (X.tolist(), y.tolist(), spec.columns) == ([[7.0, 8.0]], [1], ("a", "b"))
+
+
+def test_a_store_of_ours_is_appended_with_its_weights(tmp_path: Path) -> None:
+    parts = rows(20, 0, weighted=True), rows(9, 1, weighted=True)
+    place, other = stored(tmp_path / "s", parts[0]), stored(tmp_path / "o", parts[1])
+    spec = append(other, place)
+    assert spec.n_rows == 29
+    assert spec.weight_totals is not None
+    total = sum(part["sample_weight"].sum() for part in parts)
+    np.testing.assert_allclose(sum(spec.weight_totals), total, rtol=1e-6)
+
+
+# ----------------------------------------------------------------------------- who reads meanwhile
+
+
+def test_who_opened_the_old_store_goes_on_with_its_rows(tmp_path: Path) -> None:
+    """Also where its tables were not read before, and rows are appended once more."""
+    parts = rows(21, 0), rows(30, 1), rows(5, 2)
+    place = stored(tmp_path / "s", parts[0])
+    old = open_store(place)
+    added(place, parts[1])
+    newer = open_store(place)
+    check_rows(old, parts[0])
+    old.check_unchanged()
+    added(place, parts[2])
+    check_rows(newer, *parts[:2])
+    for store in (old, newer):
+        store.check_unchanged()
+    check_rows(open_store(place), *parts)
+    stored(tmp_path / "o", rows(21, 7))
+    shutil.copy(tmp_path / "o/zarr.json", place / "zarr.json")
+    with pytest.raises(DataError, match="was changed while it was in use"):
+        old.check_unchanged()
+
+
+def test_a_last_chunk_that_does_not_begin_with_the_old_rows_is_refused(tmp_path: Path) -> None:
+    place, other = stored(tmp_path / "s", rows(21, 0)), stored(tmp_path / "o", rows(24, 1))
+    old = open_store(place)
+    shutil.copy(other / "X/c/2/0", place / "X/c/2/0")
+    with pytest.raises(StreamkernError, match="not the chunk that was written there"):
+        old.read_chunk(2)
+
+
+def test_a_store_that_travels_arrives_as_it_was_or_not_at_all(tmp_path: Path) -> None:
+    place = stored(tmp_path / "s", rows(20, 0))
+    travelling = pickle.dumps(open_store(place))
+    assert pickle.loads(travelling).spec.n_rows == 20
+    added(place, rows(9, 1))
+    with pytest.raises(DataError, match="was changed while it was in use"):
+        pickle.loads(travelling)
+
+
+def test_a_training_goes_on_with_the_rows_that_it_began_with(tmp_path: Path) -> None:
+    """The same bits as undisturbed; a resume is refused, with the remedy."""
+    parts, answers = (rows(60, 0), rows(30, 1)), []
+    for name in ("s", "t"):
+        place = stored(tmp_path / name, parts[0])
+
+        def grow(record: dict[str, Any], place: Path = place) -> None:
+            if record["step"] == 3 and place.name == "t":
+                added(place, parts[1])
+
+        config = sk.RunConfig.from_tables(
+            {
+                "data": {"train": str(place), "test": str(place), "batch_size": 10, "epochs": 2},
+                "model": {"n_centers": 12, "bandwidth": 2.0},
+                "solver": {"name": "block"},
+                "run": {
+                    "run_dir": str(tmp_path / f"run-{name}"), "evaluate_every": 1, "device": "cpu",
+                    "threads": 1, "accelerator": "none",
+                    "checkpoint_every": 2,
+                },
+            }
+        )  # fmt: skip
+        result = sk.train_model(config, on_evaluation=grow)
+        answers.append(result.model.backend.to_host(result.model.weights))
+        result.model.backend.close()
+    assert open_store(tmp_path / "t").spec.n_rows == 90
+    np.testing.assert_array_equal(*answers)
+    with pytest.raises(sk.ResumeMismatchError, match=r"n_rows: was 60, now 90.*train --continue"):
+        sk.train_model(config)
+
+
+# ------------------------------------------------------------------------------- kills and repeats
+
+
+def appended(root: Path) -> Any:
+    """All that any reader sees: ours, zarr, and zarr of one array alone."""
+    store = open_store(root / "o.zarr")
+    group: Any = zarr.open_group(root / "o.zarr", mode="r")
+    store.verify()
+    for name in ("X", "y", "row"):
+        alone: Any = zarr.open_array(root / "o.zarr" / name, mode="r")
+        assert len(group[name][:]) == store.spec.n_rows
+        assert alone.shape[0] in (ROWS, store.spec.n_rows)
+        np.testing.assert_array_equal(alone[:], group[name][: alone.shape[0]])
+    digest = hashlib.sha256(group["X"][:].tobytes()).digest()
+    return store.spec.fingerprint, store.spec.files, str(store.spec.mean), digest
+
+
+GROWN = Command(
+    lambda root: void(shutil.copytree(store_of(root, 0), root / "o.zarr")),
+    lambda root: void(append(data(root, 1), root / "o.zarr", memory=SMALL["memory"])),
+    appended,
+)
+
+
+def test_whatever_a_kill_leaves_is_the_old_store_or_the_new_one(tmp_path: Path) -> None:
+    """As after a kill -9, and as after a power cut; the same command ends with the new one."""
+    instants, counts = replay(GROWN, tmp_path / "d", sample=12)
+    assert instants > 50
+    assert counts["refused"] == 0
+    assert counts["whole"]
+    assert counts["as before"]
+
+
+@pytest.mark.full
+def test_every_instant_leaves_the_old_store_or_the_new_one(tmp_path: Path) -> None:
+    _, counts = replay(GROWN, tmp_path / "d")
+    assert counts["refused"] == 0
+
+
+def killed(monkeypatch: pytest.MonkeyPatch, name: str, call: Callable[[], object]) -> None:
+    """The call, which ends where the appender comes to a method."""
+
+    def end(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreAppender, name, end)
+        with pytest.raises(KeyboardInterrupt):
+            call()
+
+
+@pytest.mark.parametrize("name", ["_write_crcs", "_check_place", "_begin", "write_chunk"])
+def test_other_rows_may_be_appended_after_a_kill(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is left of those that were not appended; then they are, once."""
+    parts = rows(21, 0), rows(30, 1), rows(17, 2)
+    place = stored(tmp_path / "s", parts[0])
+    killed(monkeypatch, name, lambda: added(place, parts[1]))
+    check_rows(open_store(place), parts[0])
+    added(place, parts[2])
+    check_rows(open_store(place), parts[0], parts[2])
+    added(place, parts[1])
+    added(place, parts[1])
+    check_rows(open_store(place), parts[0], parts[2], parts[1])
+
+
+def test_chunks_that_a_killed_call_wrote_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = rows(21, 0), rows(30, 1)
+    place = stored(tmp_path / "s", parts[0])
+    killed(monkeypatch, "_write_crcs", lambda: added(place, parts[1]))
+    written = (place / "X/c/4/0").stat().st_ino
+    added(place, parts[1])
+    assert (place / "X/c/4/0").stat().st_ino == written
+    check_rows(open_store(place), *parts)
+
+
+def test_what_was_left_to_do_after_the_one_step_is_done_by_the_same_call(tmp_path: Path) -> None:
+    parts = rows(21, 0), rows(30, 1)
+    place = stored(tmp_path / "s", parts[0])
+    old = {name: (place / name / "zarr.json").read_bytes() for name in ("X", "y", "row")}
+    added(place, parts[1])
+    for name, text in old.items():
+        (place / name / "zarr.json").write_bytes(text)
+    check_rows(open_store(place), *parts)
+    assert added(place, parts[1]).n_rows == 51
+    assert zarr.open_array(place / "X", mode="r").shape == (51, D)
+    complete(place)
+
+
+def test_the_same_rows_twice_in_a_row_need_another_seed(tmp_path: Path) -> None:
+    parts = rows(21, 0), rows(30, 1)
+    place = stored(tmp_path / "s", parts[0])
+    assert added(place, parts[1]).n_rows == 51
+    assert added(place, parts[1]).n_rows == 51
+    assert added(place, parts[1], seed=1).n_rows == 81
+    check_rows(open_store(place), *parts, parts[1])
+
+
+def test_rows_that_only_look_the_same_are_not_taken_for_it(tmp_path: Path) -> None:
+    """Of an iterator nothing is known but how it begins."""
+    parts = rows(21, 0), rows(30, 1)
+    place = stored(tmp_path / "s", parts[0])
+    blocks = [(parts[1]["inputs"], parts[1]["y"])]
+    append(iter(blocks), place)
+    with pytest.raises(DataError, match=r"looks like these rows.*give another seed="):
+        append(iter([*blocks, *blocks]), place)
+    assert append(iter([*blocks, *blocks]), place, seed=1).n_rows == 111
+
+
+def test_a_second_call_is_refused_while_one_is_at_work(tmp_path: Path) -> None:
+    place = stored(tmp_path / "s", rows(21, 0))
+    with Scratch(scratch_folder(place, ending=".append")) as other:
+        other.hold()
+        with pytest.raises(DataError, match="in use by another call for the same output"):
+            added(place, rows(9, 1))
+        other.discard()
+    assert added(place, rows(9, 1)).n_rows == 30
+
+
+def test_a_store_that_was_replaced_meanwhile_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, other = stored(tmp_path / "s", rows(21, 0)), rows(21, 5)
+    check = StoreAppender._check_place
+
+    def replaced(self: StoreAppender) -> None:
+        ingest(other["inputs"], place, y=other["y"], overwrite=True, chunk_mb=128 / 2**20)
+        check(self)
+
+    monkeypatch.setattr(StoreAppender, "_check_place", replaced)
+    with pytest.raises(DataError, match="it was replaced meanwhile"):
+        added(place, rows(9, 1))
+    check_rows(open_store(place), other)
+
+
+# ------------------------------------------------------------------------- tables, and replacing it
+
+
+def test_tables_of_the_old_store_go_once_nobody_needs_them(tmp_path: Path) -> None:
+    place = stored(tmp_path / "s", rows(21, 0))
+    for k in range(1, 4):
+        added(place, rows(9, k))
+    names = {p.name for p in place.iterdir()}
+    assert names == {"zarr.json", "X", "y", "row", "digests-2", "crc-2", "digests-3", "crc-3"}
+    mark = json.loads((place / "zarr.json").read_text())["attributes"]["streamkern"]
+    assert [n for n, _ in mark["before"]] == [21, 30, 39]
+
+
+def test_attributes_of_others_stay(tmp_path: Path) -> None:
+    place = stored(tmp_path / "s", rows(21, 0))
+    for path in (place, place / "X"):
+        node: Any = zarr.open(path, mode="r+")
+        node.attrs["mine"] = 1
+    added(place, rows(9, 1))
+    for path in (place, place / "X"):
+        assert zarr.open(path, mode="r").attrs["mine"] == 1
+    check_rows(open_store(place), *(rows(21, 0) | {"y": open_labels(place, 21)}, rows(9, 1)))
+
+
+def open_labels(place: Path, n: int) -> Any:
+    """The labels of the first n rows, of which `stored` has set some."""
+    store = open_store(place)
+    numbers = np.concatenate([store.source_rows(i) for i in range(store.n_chunks)])
+    ids = np.concatenate([store.read_targets(i) for i in range(store.n_chunks)])
+    return NAMES[ids[np.argsort(numbers)]][:n]
+
+
+def test_a_store_that_rows_were_appended_to_is_replaced_as_any_other(tmp_path: Path) -> None:
+    place, new = stored(tmp_path / "s", rows(21, 0)), rows(12, 3)
+    added(place, rows(9, 1))
+    with pytest.raises(DataError, match=r"already holds a store.*append_store"):
+        ingest(new["inputs"], place, y=new["y"])
+    ingest(new["inputs"], place, y=new["y"], overwrite=True)
+    check_rows(open_store(place), new)
+    assert {p.name for p in place.iterdir()} == {"zarr.json", "X", "y", "row", "digests", "crc"}
+    assert "consolidated_metadata" not in json.loads((place / "zarr.json").read_text())
+
+
+def test_the_first_ingest_does_not_take_it_for_its_own(tmp_path: Path) -> None:
+    parts = rows(21, 0)
+    place = stored(tmp_path / "s", parts)
+    added(place, rows(9, 1))
+    with pytest.raises(DataError, match="already holds a store"):
+        stored(place, parts)
+
+
+# --------------------------------------------------------------------------------------- refusals
+
+X9 = rows(9, 1)["inputs"]
+REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
+    "class": (DataError, "row 2 is 'Bern', which is none of the classes",
+              {"inputs": X9, "y": np.array([*"ab", "Bern"] * 3).astype("U4")}),
+    "shape": (DataError, r"shape \(3,\), and those of the store have \(4,\)",
+              {"inputs": X9[:, :3], "y": NAMES[[0] * 9]}),
+    "dtype": (DataError, "float64, and the rows before are stored as float32",
+              {"inputs": X9.astype(np.float64), "y": NAMES[[0] * 9]}),
+    "weights": (DataError, "no sample weights, and those of the array have some; leave",
+                {"inputs": X9, "y": NAMES[[0] * 9], "sample_weight": np.ones(9)}),
+    "nan": (NonFiniteError, "nan", {"inputs": X9 * np.nan, "y": NAMES[[0] * 9]}),
+    "another dtype": (ConfigError, "dtype=float64 is not that of",
+                      {"inputs": X9, "y": NAMES[[0] * 9], "dtype": "float64"}),
+    "seed": (ConfigError, "seed=-1", {"inputs": X9, "y": NAMES[[0] * 9], "seed": -1}),
+    "no rows": (DataError, "no rows", {"inputs": X9[:0], "y": NAMES[:0]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_refused_and_nothing_is_left(name: str, tmp_path: Path) -> None:
+    kind, text, given = REFUSED[name]
+    if name == "class":
+        given = given | {"y": np.array(["Lima", "Rome", "Bern"] * 3)}
+    place = stored(tmp_path / "s", rows(21, 0))
+    before = files_of(place)
+    with pytest.raises(kind, match=text):
+        added(place, given)
+    assert files_of(place) == before
+
+
+def test_rows_without_weights_and_other_targets_are_refused(tmp_path: Path) -> None:
+    weighted = stored(tmp_path / "w", rows(21, 0, weighted=True))
+    with pytest.raises(DataError, match="have none; name theirs with sample_weight="):
+        added(weighted, rows(9, 1))
+    values = stored(tmp_path / "v", rows(21, 0, classes=False))
+    with pytest.raises(DataError, match="has 1 targets, and the store has 2"):
+        append(X9, values, y=np.ones(9))
+    narrow = tmp_path / "n"
+    ingest(X9, narrow, y=X9[:, 0] * 1.5)
+    with pytest.raises(DataError, match="are float64, and the store holds float32"):
+        append(X9, narrow, y=np.linspace(0, 1, 9))
+
+
+def test_text_is_rounded_to_the_store_only_where_nothing_is_lost(tmp_path: Path) -> None:
+    place, more = tmp_path / "s", tmp_path / "m.csv"
+    ingest(X9, place, y=NAMES[[0, 1, 2] * 3])
+    lines = ["a,b,c,d,city", *(f"{1e9 + k},1,2,3,Oslo" for k in range(4))]
+    more.write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError, match="is rounded by up to"):
+        append(more, place, y="city")
+    assert append(more, place, y="city", dtype="float32").n_rows == 13
+
+
+def test_stores_that_nothing_can_be_appended_to_are_refused(tmp_path: Path) -> None:
+    url = memory_url()
+    ingest(X9, url, y=NAMES[[0, 1, 2] * 3])
+    with pytest.raises(ConfigError, match=r"is not on a disk.*give data.train both"):
+        append(X9, url, y=NAMES[[0] * 9])
+    with pytest.raises(StoreNotFoundError):
+        append(X9, tmp_path / "nothing", y=NAMES[[0] * 9])
+    place = stored(tmp_path / "s", rows(21, 0))
+    augment_store(place, tmp_path / "a", copies=2)
+    with pytest.raises(DataError, match="holds augmented copies"):
+        append(X9, tmp_path / "a", y=NAMES[[0] * 9])
+    group = zarr.create_group(tmp_path / "f")
+    group.create_array("X", data=X9)
+    group.create_array("y", data=X9[:, 0])
+    with pytest.raises(DataError, match="was not written by streamkern"):
+        append(X9, tmp_path / "f", y=NAMES[[0] * 9])
+    with pytest.raises(ConfigError, match="is both input and output"):
+        append(place, place)
+    assert {p.name for p in tmp_path.iterdir()} == {"s", "a", "f"}
+
+
+def test_it_is_described_and_read_as_any_other(tmp_path: Path) -> None:
+    parts = rows(21, 0), rows(30, 1)
+    place = stored(tmp_path / "s", parts[0])
+    added(place, parts[1])
+    found = describe_store(open_store(place))
+    assert (found["n_rows"], found["n_chunks"]) == (51, 7)
+    assert len(list(ZarrSource(place).blocks())) == ZarrSource(place).n_units
