@@ -72,7 +72,6 @@ class StoreAppender:
         store = zarr_store(url, read_only=False)
         assert isinstance(store, LocalFiles)
         self._store = store
-        sweep(store, STORE)
         self.spec = replace(
             old, n_rows=old.n_rows + n_rows, files=_files(old, n_rows, files), fingerprint=""
         )
@@ -229,9 +228,10 @@ class StoreAppender:
 
 
 def complete(url: str | os.PathLike[str]) -> None:
-    """What is left to do once rows were appended: the arrays' own zarr.json say so as well, and
-    tables that no reader has any more go. Nothing where no rows were ever appended."""
+    """What a killed call may have left to do: what it left beside files goes, and, if its rows are
+    there, the arrays' own zarr.json say so as well, and tables that no reader has any more go."""
     store = zarr_store(url, read_only=False)
+    sweep(store, STORE)
     found = own_documents(store, "", str(url))
     if found is None or not found.mark.get("appends"):
         return

@@ -332,7 +332,8 @@ def open_store(
             cache=cache,
         )
         inner, prefix = zarr_store(text, storage_options=storage_options), ""
-    for reads_left in reversed(range(1 if local_path(text) is not None else READS)):
+    # Once more also on a disk: rows may be appended between the reads of two files.
+    for reads_left in reversed(range(2 if local_path(text) is not None else READS)):
         try:
             found = read_metadata(inner, prefix, text, (x, y, w), missing, foreign)
             break

@@ -110,7 +110,9 @@ def _begun(place: str, config: RunConfig, given: Given) -> tuple[RunConfig, Give
     for text in saved.skipped:
         warn(text)
     with as_saved(run.place):
-        warm, facts = warm_start_of(run.place, setup, saved), given.facts or setup.meta["facts"]
+        warm, held = warm_start_of(run.place, setup, saved), setup.meta["facts"]
+        # What its caller knew of the targets, which stay what they are.
+        facts = given.facts or {k: held[k] for k in ("flat", "labels") if k in held}
         continued = Continued.of(_ancestry(_place(place), recorded, setup, saved), setup)
         given = replace(given, warm=warm, facts=facts)
     return _taken_over(recorded["identity"]["settings"], continued, config, given)

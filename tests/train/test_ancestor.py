@@ -1,0 +1,293 @@
+"""A run that continues another one: from its function, in what it belongs to, and by itself."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import streamkern as sk
+from streamkern.basics.errors import ConfigError, ResumeMismatchError, RunError
+from streamkern.cli.described import run_overview, run_text
+from streamkern.cli.main import main
+from streamkern.config.run_config import RunConfig
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.rundir.sealed import Saved
+from streamkern.stream.feed import Feed
+from streamkern.train.model import load_model
+from tests.runs import FOURIER, Array, array_source, arrays, final, finished, settings, stopped
+
+NAMES = np.array(["ant", "bee", "cat"])
+
+
+def rows(n: int, seed: int, far: float = 0.0) -> tuple[Array, Array]:
+    """Rows of a table, whose columns have scales of their own, and labels."""
+    X, y = arrays(n, seed)
+    return X * np.float32([1, 10, 100, 1, 0.1]) + np.float32(far), NAMES[y]
+
+
+def store(folder: Path) -> Path:
+    X, y = rows(90, 0)
+    sk.ingest_store(X, folder / "s.zarr", y=y, chunk_mb=16 * 20 / 2**20)
+    return folder / "s.zarr"
+
+
+def config(folder: Path, name: str, **changes: Any) -> RunConfig:
+    """Of a run over the store, with everything left open that may be."""
+    found = settings(folder / name).with_overrides(
+        {
+            "data.train": str(folder / "s.zarr"), "data.scale": "auto", "data.epochs": 1,
+            "model.bandwidth": "median", "model.n_centers": 30,
+        }
+    )  # fmt: skip
+    return found.with_overrides(changes) if changes else found
+
+
+def saved(run_dir: Path, step: int | None = None) -> tuple[Saved, Saved]:
+    """The setup, and the checkpoint of a step, by default the newest."""
+    if step is not None:
+        run_dir = Path(shutil.copytree(run_dir, run_dir.with_name(f"{run_dir.name}-{step}")))
+        for manifest in (run_dir / "checkpoints").glob("*.json"):
+            if int(manifest.stem.rpartition("-")[2]) > step:
+                manifest.unlink()
+    with RunDirectory(run_dir, writable=False) as run:
+        setup, checkpoint = run.load_setup(), run.load_latest()
+    assert setup is not None
+    assert checkpoint is not None
+    return setup, checkpoint
+
+
+def weights(checkpoint: Saved) -> Array:
+    return checkpoint.arrays[checkpoint.meta["evaluated"]]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"model.kernel": "auto", "model.bandwidth": "auto"},
+        {"model.centers": "kmeans"},
+        {"model.centers": "all", "model.n_centers": "auto"},
+        {"model.metric": "learn-diagonal"},
+        {"data.transforms": [{"kind": "scale", "mode": "global"}, {"kind": "noise", "sigma": 0.1}]},
+        FOURIER,
+        {"model.features": "nystrom"},
+    ],
+    ids=lambda changes: ", ".join(f"{k}={v}" for k, v in changes.items())[:40] or "plain",
+)
+def test_it_begins_with_the_function_of_the_old_run_over_appended_rows(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """Though statistics, means and distances of the rows are other ones now."""
+    place, test = store(tmp_path), rows(40, 8)[0]
+    finished(config(tmp_path, "a", **changes))
+    X, y = rows(70, 1, far=3.0)
+    sk.append_store(X, place, y=y)
+    kept = {k: v for k, v in changes.items() if not k.startswith("model.")}
+    left_out = {f"model.{k}": v for k, v in RunConfig().model}
+    finished(config(tmp_path, "b", **left_out | kept), continues=tmp_path / "a")
+    (old, last), (new, first) = saved(tmp_path / "a"), saved(tmp_path / "b", step=0)
+    for name in ("Z", "order", "metric", *(k for k in old.arrays if k.startswith("scaling"))):
+        assert (name in old.arrays) == (name in new.arrays)
+        if name in old.arrays:
+            np.testing.assert_array_equal(new.arrays[name], old.arrays[name])
+    assert new.meta["kernel"] == old.meta["kernel"]
+    np.testing.assert_array_equal(weights(first), weights(last))
+    answers = []
+    for run_dir in ("a", "b-0"):
+        model = load_model(tmp_path / run_dir, device="cpu", threads=1)
+        answers.append(model.predict(array_of(test)))
+        model.backend.close()
+    np.testing.assert_array_equal(*answers)
+    assert new.meta["sizes"] != old.meta["sizes"] or new.meta["setup"] != old.meta["setup"]
+    data = run_overview(tmp_path / "b")["data"]
+    assert data["n_rows"] == 160
+
+
+def array_of(X: Array) -> Any:
+    return sk.ArraySource(X, np.zeros(len(X), np.int64), classes=tuple(NAMES))
+
+
+def test_more_epochs_bring_other_orders_than_those_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or every epoch of an augmented run would draw the same noise again."""
+    store(tmp_path)
+    asked: list[tuple[int, int]] = []
+    epochs = Feed.epochs
+
+    def noted(self: Feed, first: int, stop: int, start: int = 0) -> Any:
+        asked.append((first, stop))
+        return epochs(self, first, stop, start)
+
+    monkeypatch.setattr(Feed, "epochs", noted)
+    for name, old in (("a", None), ("b", "a"), ("c", "b")):
+        finished(
+            config(tmp_path, name, **{"data.epochs": 2}),
+            continues=None if old is None else tmp_path / old,
+        )
+    assert asked == [(0, 2), (2, 4), (4, 6)]
+
+
+def test_a_longer_run_gets_nearer(tmp_path: Path) -> None:
+    """To the targets of rows that it has seen, of which there is no noise."""
+    store(tmp_path)
+    shared = {"data.test": str(tmp_path / "s.zarr"), "solver.ridge": 0, "solver.average": False}
+    errors = []
+    for name, old in (("a", None), ("b", "a"), ("c", "b")):
+        result = finished(
+            config(tmp_path, name, **shared | {"data.epochs": 4}),
+            continues=None if old is None else tmp_path / old,
+        )
+        errors.append(result.metrics["test_mse"])
+    assert errors[2] <= errors[1] <= errors[0] * 1.01
+
+
+def test_a_killed_one_goes_on_without_the_old_run_to_the_same_bits(tmp_path: Path) -> None:
+    store(tmp_path)
+    finished(config(tmp_path, "a"))
+    old = tmp_path / "a"
+    twice = {"data.epochs": 2}
+    finished(config(tmp_path, "b", **twice), continues=old)
+    for step in (1, 4):
+        test = array_of(rows(10, 5)[0])
+        stopped(config(tmp_path, f"c{step}", **twice), step, continues=old, test=test)
+    shutil.rmtree(old)
+    for step in (1, 4):
+        run_dir = tmp_path / f"c{step}"
+        finished(config(tmp_path, run_dir.name, **twice), continues=old)
+        for name, array in final(tmp_path / "b").items():
+            np.testing.assert_array_equal(final(run_dir)[name], array, err_msg=name)
+
+
+def test_its_ancestors_are_recorded_and_shown(tmp_path: Path) -> None:
+    store(tmp_path)
+    for name, old in (("a", None), ("b", "a"), ("c", "b")):
+        result = finished(config(tmp_path, name), continues=None if old is None else tmp_path / old)
+    found = run_overview(tmp_path / "c")
+    line = [found["continues"], *found["continues"]["before"]]
+    assert [(k["run"], k["step"], k["samples"], k["epochs"]) for k in line] == [
+        (str(tmp_path / "b"), 5, 90, 2), (str(tmp_path / "a"), 5, 90, 1),
+    ]  # fmt: skip
+    model = load_model(tmp_path / "b", device="cpu", threads=1)
+    assert line[0]["model"] == model.digest()
+    model.backend.close()
+    assert f"{tmp_path / 'b'} at step 5, which continued {tmp_path / 'a'}" in run_text(found)
+    assert json.loads((tmp_path / "c/run.json").read_text()) is not None
+    assert result.samples == 90
+
+
+def test_a_run_of_an_estimator_goes_on_and_keeps_its_labels(tmp_path: Path) -> None:
+    X, y = arrays(90)
+    fitted = sk.KernelClassifier(
+        n_centers=30, bandwidth=3.0, run_dir=str(tmp_path / "a"), solver="block", epochs=1
+    ).fit(X, y)
+    sk.ingest_store(X, tmp_path / "s.zarr", y=y)
+    plain = RunConfig.from_tables(
+        {"data": {"train": str(tmp_path / "s.zarr")}, "run": {"run_dir": str(tmp_path / "b")}}
+    )
+    finished(plain, continues=tmp_path / "a")
+    loaded = sk.load(tmp_path / "b")
+    assert isinstance(loaded, sk.KernelClassifier)
+    np.testing.assert_array_equal(loaded.classes_, fitted.classes_)
+    assert loaded.classes_.dtype == fitted.classes_.dtype
+    np.testing.assert_array_equal(loaded.centers_, fitted.centers_)
+    assert loaded.score(X, y) >= fitted.score(X, y) - 0.05
+
+
+def test_columns_in_another_order_are_put_right(tmp_path: Path) -> None:
+    X, y = rows(90, 0)
+    for name, order in (("s", "abcde"), ("t", "edcba")):
+        table = {"label": y, **{c: X[:, "abcde".index(c)] for c in order}}
+        lines = [",".join(table), *(",".join(map(str, row)) for row in zip(*table.values()))]  # noqa: B905
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines) + "\n")
+        sk.ingest_store(tmp_path / f"{name}.csv", tmp_path / f"{name}.zarr", y="label")
+    finished(config(tmp_path, "a"))
+    answers = []
+    for name in "st":
+        changes = {"data.train": str(tmp_path / f"{name}.zarr")}
+        result = finished(config(tmp_path, f"b{name}", **changes), continues=tmp_path / "a")
+        answers.append(result.model.backend.to_host(result.model.weights))
+    np.testing.assert_allclose(*answers, rtol=1e-3, atol=1e-5)  # float32, sums in another order
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "kernel": ("keeps the model of the one it continues.*model.kernel: was 'laplace', now 'gau",
+               {"model.kernel": "gaussian"}),
+    "centers": ("model.n_centers: was 30, now 31", {"model.n_centers": 31}),
+    "scale": ('data.scale="none" contradicts', {"data.scale": "none"}),
+    "transform": ("data.transforms scales rows otherwise",
+                  {"data.transforms": [{"kind": "scale", "mode": "global"}]}),
+    "direct": ("solver.name='direct' starts from nothing", {"solver.name": "direct"}),
+    "precision": ("run.precision gives float64", {"run.precision": "float64"}),
+    "another start": ("solver.warm_start=.*is another run", {"solver.warm_start": "elsewhere"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_contradicts_the_old_run_is_refused(name: str, tmp_path: Path) -> None:
+    text, changes = REFUSED[name]
+    store(tmp_path)
+    finished(config(tmp_path, "a"))
+    with pytest.raises(ConfigError, match=text):
+        finished(config(tmp_path, "b", **changes), continues=tmp_path / "a")
+
+
+def test_places_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    store(tmp_path)
+    a, b = tmp_path / "a", tmp_path / "b"
+    finished(config(tmp_path, "a"))
+    with pytest.raises(ConfigError, match=r"is the run that is continued.*such as run_dir=.*a-2"):
+        finished(config(tmp_path, "a"), continues=a)
+    finished(config(tmp_path, "other"))
+    with pytest.raises(ResumeMismatchError, match="continues no other run, and not"):
+        finished(config(tmp_path, "other"), continues=a)
+    finished(config(tmp_path, "b"), continues=a)
+    with pytest.raises(ResumeMismatchError, match=r"holds a run that continues .*a; say so with"):
+        finished(config(tmp_path, "b"))
+    with pytest.raises(ResumeMismatchError, match=r"continues .*a, and not .*other"):
+        finished(config(tmp_path, "b"), continues=tmp_path / "other")
+    with pytest.raises(RunError, match="no run directory"):
+        finished(config(tmp_path, "c"), continues=tmp_path / "nothing")
+    for manifest in b.glob("*setup.json"):
+        manifest.unlink()
+    with pytest.raises(RunError, match=r"the setup in .* is gone"):
+        finished(config(tmp_path, "b"), continues=a)
+
+
+def test_given_rows_and_no_directory_are_enough(tmp_path: Path) -> None:
+    """In Python; centers and a transform of the rows' own are refused."""
+    finished(settings(tmp_path / "a"), source=array_source())
+    result = finished(settings(), source=array_source(60, 3), continues=tmp_path / "a")
+    np.testing.assert_array_equal(result.Z, saved(tmp_path / "a")[0].arrays["Z"])
+    with pytest.raises(ConfigError, match="centers are those of the run that is continued"):
+        finished(settings(), source=array_source(), centers=arrays(5)[0], continues=tmp_path / "a")
+
+
+def test_the_commands_say_how_and_do_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a user meets it: more epochs are refused, with what to do."""
+    monkeypatch.chdir(tmp_path)
+    X, y = rows(90, 0)
+    more = rows(40, 1)
+    np.savez("a.npz", X=X, y=y)
+    np.savez("b.npz", X=more[0], y=more[1])
+    run = ["train", "--train", "s.zarr", "--set", "model.n_centers=20", "--run-dir"]
+    assert main(["ingest", "a.npz", "s.zarr"]) == 0
+    assert main([*run, "a", "--epochs", "1"]) == 0
+    assert main([*run, "a", "--epochs", "2"]) == 2
+    assert "streamkern train --continue" in capsys.readouterr().err
+    assert main(["append", "s.zarr", "b.npz"]) == 0
+    assert "130 rows" in capsys.readouterr().out
+    assert main(["append", "s.zarr", "b.npz"]) == 0
+    assert "ends with these rows already; nothing is appended" in capsys.readouterr().err
+    assert main([*run, "a", "--epochs", "1", "--continue", "a"]) == 2
+    assert "such as --run-dir" in capsys.readouterr().err
+    assert main([*run, "b", "--epochs", "1", "--continue", "a"]) == 0
+    assert main(["info", "b"]) == 0
+    assert "a at step" in capsys.readouterr().out
