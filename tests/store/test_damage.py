@@ -23,6 +23,7 @@ from zarr.storage import MemoryStore
 from streamkern.basics.errors import ConfigError, CorruptChunkError, DataError
 from streamkern.cli.described_store import store_text
 from streamkern.filesystem.cache import Cache
+from streamkern.ingest.append import append
 from streamkern.ingest.ingest import ingest
 from streamkern.store.describe import describe_store, describe_unfinished
 from streamkern.store.store import Store, open_store
@@ -49,6 +50,14 @@ def float32_store(place: Any, seed: int = 0) -> Any:
 def uint8_store(place: Any, seed: int = 0) -> Any:
     """Compressed rows of integers, and values."""
     ingest(rows("uint8", seed), place, y=rows("float32", 7)[:, :2] * 1.5, chunk_mb=300 / 2**20)
+    return place
+
+
+def appended_store(place: Any) -> Any:
+    """The same rows as in `float32_store`, and as many behind them."""
+    X = rows("float32", 1)
+    y = np.array(["Oslo", "Rome", "Lima"])[np.arange(N) % 3]
+    append(X, float32_store(place), y=y, sample_weight=X[:, 0])
     return place
 
 
@@ -85,6 +94,14 @@ def test_a_flipped_bit_anywhere_is_an_error_or_harmless(
     counts = damage.survey(root, n, seed=1, use=use, peak_bytes=16 << 20)
     print(dict(counts))
     assert counts["CorruptChunkError"] > n // 2
+    assert set(counts) <= {"same", "CorruptChunkError", "DataError", "StoreNotFoundError"}
+
+
+def test_a_flipped_bit_in_a_store_that_rows_were_appended_to(tmp_path: Path) -> None:
+    """Also in what its old readers have, and in what only other programs read."""
+    root = appended_store(tmp_path / "s")
+    counts = damage.survey(root, 250, seed=2, use=partial(everything, root), peak_bytes=16 << 20)
+    assert counts["CorruptChunkError"] > 100
     assert set(counts) <= {"same", "CorruptChunkError", "DataError", "StoreNotFoundError"}
 
 
