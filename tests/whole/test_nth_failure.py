@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,8 +40,8 @@ class Command(NamedTuple):
     result: Callable[[Path, str], Any]
 
 
-def _store(folder: Path, out: str) -> Any:
-    store = open_store(folder / "out.zarr")
+def _store(folder: Path, out: str, name: str = "out.zarr") -> Any:
+    store = open_store(folder / name)
     store.verify()
     return store.spec.fingerprint
 
@@ -83,7 +84,13 @@ COMMANDS = {
         lambda at: ["augment", at / "s.zarr", at / "out.zarr", "--copies", "2", "--chunk-mb",
                     "0.01", "--transform", '{kind = "noise", sigma = 0.5}'], _store
     ),
+    "append": Command(
+        lambda at: ["append", at / "s.zarr", at / "x.npz"], partial(_store, name="s.zarr")
+    ),
     "train": _train(),
+    "train --continue": Command(
+        lambda at: [*COMMANDS["train"].words(at), "--continue", at / "run"], _weights
+    ),
     "train eigenpro4": _train("--solver", "eigenpro4", "--set", "solver.level=10"),
     "predict": Command(
         lambda at: ["predict", at / "run", at / "s.zarr", at / "out.zarr"], _answers
