@@ -72,14 +72,17 @@ class Features:
     dtype : to convert all rows to, whatever theirs is. By default the narrowest stored one that
         holds them, and rows that come later in one that it does not hold are refused.
     natural : the dtype of the rows where it is known of all of them, or else that of `first`
+    widens : whether `dtype` may be a wider one, for a message
     """
 
-    def __init__(self, first: RawBlock, dtype: Any = None, natural: Any = None) -> None:
+    def __init__(
+        self, first: RawBlock, dtype: Any = None, natural: Any = None, *, widens: bool = True
+    ) -> None:
         shape = first.X.shape[1:]
         self._source_shape = shape
         # (n, h, w) images get their one channel.
         self.row_shape: tuple[int, ...] = (*shape, 1) if len(shape) == 2 else shape
-        self._settled = dtype is None
+        self._settled, self._widens = dtype is None, widens
         self.dtype: np.dtype[Any] = (
             _storage_dtype(first.X.dtype if natural is None else natural, first.where)
             if dtype is None
@@ -127,10 +130,11 @@ class Features:
     def _refuse_wider(self, block: RawBlock) -> None:
         wanted = _storage_dtype(block.X.dtype, block.where)
         if len(block.X) and not np.can_cast(wanted, self.dtype, "safe"):
+            wider = np.promote_types(wanted, self.dtype) if self._widens else self.dtype
             raise DataError(
                 f"{block.place(0)} is {block.X.dtype.name}, and the rows before are stored as "
-                f"{self.dtype.name}, which can not hold it: pass "
-                f'dtype="{np.promote_types(wanted, self.dtype).name}"'
+                f"{self.dtype.name}, which can not hold it: "
+                f'{"" if self._widens else "convert it, or "}pass dtype="{wider.name}"'
             )
 
     @staticmethod

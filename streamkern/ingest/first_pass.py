@@ -69,7 +69,7 @@ def spool_rows(
     narrow = dtype is None and reader.as_text
     natural = reader.natural_dtype if like is None else like.x_dtype
     text = np.float32 if like is None else like.x_dtype
-    features = Features(first, text if narrow else dtype, natural)
+    features = Features(first, text if narrow else dtype, natural, widens=like is None)
     values = Targets(first, targets, None if like is None else like.classes)
     if like is not None:
         check_fits(first, features, values, like)

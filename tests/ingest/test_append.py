@@ -481,7 +481,7 @@ REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
               {"inputs": X9, "y": np.array([*"ab", "Bern"] * 3).astype("U4")}),
     "shape": (DataError, r"shape \(3,\), and those of the store have \(4,\)",
               {"inputs": X9[:, :3], "y": NAMES[[0] * 9]}),
-    "dtype": (DataError, "float64, and the rows before are stored as float32",
+    "dtype": (DataError, 'float64, .* stored as float32, .*convert it, or pass dtype="float32"',
               {"inputs": X9.astype(np.float64), "y": NAMES[[0] * 9]}),
     "weights": (DataError, "no sample weights, and those of the array have some; leave",
                 {"inputs": X9, "y": NAMES[[0] * 9], "sample_weight": np.ones(9)}),
@@ -526,6 +526,13 @@ def test_text_is_rounded_to_the_store_only_where_nothing_is_lost(tmp_path: Path)
     with pytest.raises(DataError, match="is rounded by up to"):
         append(more, place, y="city")
     assert append(more, place, y="city", dtype="float32").n_rows == 13
+
+
+def test_wider_rows_are_rounded_to_the_store_where_that_is_asked_for(tmp_path: Path) -> None:
+    place, wide = stored(tmp_path / "s", rows(21, 0)), X9.astype(np.float64) + 1e-9
+    append(wide, place, y=NAMES[[0] * 9], dtype="float32")
+    found = open_store(place).read_rows(np.arange(21, 30))[0]
+    np.testing.assert_array_equal(np.sort(found, axis=0), np.sort(np.float32(wide), axis=0))
 
 
 def test_stores_that_nothing_can_be_appended_to_are_refused(tmp_path: Path) -> None:
