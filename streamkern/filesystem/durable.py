@@ -13,7 +13,7 @@ import errno
 import os
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,14 +64,26 @@ def sync_tree(folder: Path) -> None:
     # Side by side: a file system makes several files durable with one write of its journal.
     with ThreadPoolExecutor(_SYNCS, thread_name_prefix="streamkern-sync") as pool:
         for parent, _, names in os.walk(folder, topdown=False, onerror=fail):
-            files = [Path(parent, name) for name in names]
-            try:
-                list(pool.map(sync_file, files))
-            except RuntimeError:  # no thread is to be had: one after the other
-                for file in files:
-                    sync_file(file)
+            _sync_all(pool, [Path(parent, name) for name in names])
             sync_folder(Path(parent))
     sync_folder(folder.parent)
+
+
+def sync_files(root: Path, files: Sequence[Path]) -> None:
+    """Return once these files, and the names that lead to them from `root`, are durable."""
+    with ThreadPoolExecutor(_SYNCS, thread_name_prefix="streamkern-sync") as pool:
+        _sync_all(pool, files)
+    folders = {folder for file in files for folder in file.parents if folder.is_relative_to(root)}
+    for folder in sorted(folders, key=lambda folder: -len(folder.parts)):
+        sync_folder(folder)
+
+
+def _sync_all(pool: ThreadPoolExecutor, files: Sequence[Path]) -> None:
+    try:
+        list(pool.map(sync_file, files))
+    except RuntimeError:  # no thread is to be had: one after the other
+        for file in files:
+            sync_file(file)
 
 
 def make_folders(folder: Path) -> None:

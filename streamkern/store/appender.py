@@ -22,12 +22,12 @@ import zarr
 
 from streamkern.basics.errors import DataError
 from streamkern.basics.text import redact
-from streamkern.filesystem.durable import LocalFiles, disk_full_hint, sync_store
+from streamkern.filesystem.durable import LocalFiles, disk_full_hint, sync_files
 from streamkern.filesystem.ownership import ATTRIBUTE, STORE, remove_arrays, sweep
 from streamkern.filesystem.urls import zarr_store
 from streamkern.store import layout
 from streamkern.store.chunk import Chunk, checked_parts
-from streamkern.store.fast_chunks import ChunkWriter
+from streamkern.store.fast_chunks import ChunkWriter, chunk_key
 from streamkern.store.journal import Journal
 from streamkern.store.layout import StoreSpec
 from streamkern.store.new_arrays import create_array, write_crcs
@@ -137,10 +137,10 @@ class StoreAppender:
             arrays = self._documents()
             mark = sealed({**self._attributes(stats), "crc": crc}, arrays)
             root = root_of(mark, arrays, self._other_attributes())
-            sync_store(self._store)
+            self._sync()
             self._check_place()
             self._store.write("zarr.json", root)
-            complete(self.url)
+            _follow(self._store, self.url)
         return open_store(self.url).spec
 
     def _begin(self, n_arrays: int) -> Journal:
@@ -218,6 +218,15 @@ class StoreAppender:
         attributes = json.loads((self._store.root / "zarr.json").read_bytes())["attributes"]
         return {name: value for name, value in attributes.items() if name != ATTRIBUTE}
 
+    def _sync(self) -> None:
+        """Return once the new chunks and tables are durable; the old ones are."""
+        place, names = self._store.root, layout.row_arrays(self.spec.weight_totals is not None)
+        chunks = range(self._first, self.spec.n_chunks)
+        files = [place / chunk_key(self._group[name], i) for name in names for i in chunks]
+        tables = (place / name for name in (self._digests, self._crc))
+        files += [path for table in tables for path in table.rglob("*") if path.is_file()]
+        sync_files(place, files)
+
     def _check_place(self) -> None:
         now = own_mark(self._store, "", self.url) or {}
         if now.get("fingerprint") != self._old.spec.fingerprint:
@@ -231,13 +240,19 @@ def complete(url: str | os.PathLike[str]) -> None:
     """What a killed call may have left to do: what it left beside files goes, and, if its rows are
     there, the arrays' own zarr.json say so as well, and tables that no reader has any more go."""
     store = zarr_store(url, read_only=False)
+    assert isinstance(store, LocalFiles)
     sweep(store, STORE)
-    found = own_documents(store, "", str(url))
+    _follow(store, str(url))
+
+
+def _follow(store: LocalFiles, url: str) -> None:
+    """Make the arrays' own zarr.json say what the group's says, and drop tables of stores before
+    the last one."""
+    found = own_documents(store, "", url)
     if found is None or not found.mark.get("appends"):
         return
-    assert isinstance(store, LocalFiles)
     names = tuple(found.arrays)
-    for name, own in read_documents(store, "", str(url), names).items():
+    for name, own in read_documents(store, "", url, names).items():
         wanted = {**found.arrays[name], "attributes": own.get("attributes", {})}
         if own != wanted:
             store.write(f"{name}/zarr.json", json.dumps(wanted, indent=2).encode())
