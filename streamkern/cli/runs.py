@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from streamkern.basics.text import table
+from streamkern.basics.text import redact, table
 from streamkern.cli.console import as_text, say
 from streamkern.cli.model import skipped
 from streamkern.cli.options import AsJson, StorageOption
@@ -125,6 +125,11 @@ def train(
         )  # fmt: skip
     result.model.backend.close()
     seconds = time.perf_counter() - began
+    if config.run.run_dir is not None and not result.timing["loop_s"]:
+        say(
+            f"note: the run in {redact(config.run.run_dir)} had come to its end; --continue goes "
+            "on from it in another run directory, with more epochs or other rows"
+        )
     summary: dict[str, Any] = {"samples": result.samples, "seconds": seconds, **result.metrics}
     if as_json:
         summary |= {"history": result.history, "run_dir": config.run.run_dir}

@@ -280,6 +280,9 @@ def test_the_commands_say_how_and_do_it(
     run = ["train", "--train", "s.zarr", "--set", "model.n_centers=20", "--run-dir"]
     assert main(["ingest", "a.npz", "s.zarr"]) == 0
     assert main([*run, "a", "--epochs", "1"]) == 0
+    assert "had come to its end" not in capsys.readouterr().err
+    assert main([*run, "a", "--epochs", "1"]) == 0
+    assert "had come to its end; --continue goes on" in capsys.readouterr().err
     assert main([*run, "a", "--epochs", "2"]) == 2
     assert "streamkern train --continue" in capsys.readouterr().err
     assert main(["append", "s.zarr", "b.npz"]) == 0
