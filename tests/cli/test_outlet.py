@@ -168,6 +168,8 @@ DOORS = (
     "ingest {} o.zarr", "ingest raw.npz {} o.zarr", "ingest raw.npz {}",
     "ingest X.npy o.zarr --y {}", "ingest X.npy o.zarr --y y.npy --sample-weight {}",
     "ingest raw.npz o.zarr --scratch {}",
+    "append {} raw.npz", "append s.zarr {}", "append s.zarr X.npy --y {}",
+    "append s.zarr X.npy --y y.npy --sample-weight {}",
     "augment {} o.zarr", "augment s.zarr {} o.zarr", "augment s.zarr {}",
     "tune --train {}", "tune --train s.zarr --out {}", "tune --train s.zarr --write {}", "tune {}",
     "plan --train {}", "plan --train s.zarr --test {}", "plan --train s.zarr --run-dir {}",
@@ -178,7 +180,8 @@ DOORS = (
     "train --train s.zarr --set solver.warm_start={}", "train --train s.zarr --dask {}",
     "evaluate {} s.zarr", "evaluate run {}", "evaluate run raw.npz {}", "evaluate run X.npy --y {}",
     "predict {} s.zarr o.csv", "predict run {} o.csv", "predict run s.zarr {}",
-    "info {}", "bench-read {}",
+    "train --train s.zarr --run-dir o --continue {}",
+    "info {}", "report {}", "report run {}", "report run --out {}", "runs {}", "bench-read {}",
 )  # fmt: skip
 ENDINGS = ("", ".npz", ".npy", ".csv", ".csv.gz", ".parquet", ".h5", ".zarr", ".toml", "-ubyte")
 WITH_USER = st.builds(
