@@ -127,7 +127,7 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
 
     def _execution(self) -> dict[str, Any]:
         """Settings that a run goes on with: they do not belong to what it has computed."""
-        config = self._config(self.epochs)
+        config = self._config(1 if self.epochs == "auto" else self.epochs)
         names = ("device", "accelerator", "memory", "device_memory", "threads")
         return {f"run.{name}": getattr(config.run, name) for name in names} | {
             "data.epochs": config.data.epochs
@@ -266,6 +266,7 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
         It is laid out like a run directory, so that `streamkern predict`, `evaluate` and `info`
         read it as well, and holds no code. After `partial_fit` the state of the solver is there
         too, to go on with; after `fit` it is not: use `run_dir` for a run that can be gone on with.
+        Of a model that was loaded it stays where that was loaded from.
 
         Parameters
         ----------
@@ -287,10 +288,12 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
         """What `save` writes."""
         report = self.report_
         metrics = {name: report[name] for name in report if name.startswith("test_")}
-        facts = self._meta["facts"] | self._facts()
+        facts = self._meta.get("facts", {}) | self._facts()
         online = self._online[0] if hasattr(self, "_online") else None
         if isinstance(online, Online) and online.setup is not None and online.kept is not None:
-            setup, state = online.setup, online.kept
+            setup, (arrays, meta) = online.setup, online.kept
+            # No command goes on with it: it has no data.
+            state = arrays, meta | {"position": meta["position"] | {"done": True}}
         else:
             with self._model() as model:
                 setup, state = model_only(

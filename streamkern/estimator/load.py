@@ -68,7 +68,7 @@ def _fitted(
     run: Trained, place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None
 ) -> KernelRegressor | KernelClassifier:
     result = run.result
-    model, facts = result.model, result.meta["facts"]
+    model, facts = result.model, result.meta.get("facts", {})
     kind = KernelRegressor if model.classes is None else KernelClassifier
     estimator = kind(**_parameters(run))
     estimator._keep(result)
@@ -103,7 +103,7 @@ def _tables(transforms: Any) -> list[Mapping[str, Any]]:
 
 def _parameters(run: Trained) -> dict[str, Any]:
     """Of the estimator, from the settings of the run."""
-    settings, meta = run.settings, run.result.meta
+    settings, facts = run.settings, run.result.meta.get("facts", {})
     values: dict[str, Any] = {}
     for name, path in SETTINGS.items():
         section, _, key = path.partition(".")
@@ -115,7 +115,7 @@ def _parameters(run: Trained) -> dict[str, Any]:
     if isinstance(kernel, Mapping) and "kind" not in kernel:  # a `Kernel` object, described
         own = "metric" in kernel
         values["kernel"] = run.result.model.op.kernel if own else get_kernel(kernel)
-    values["transforms"] = restored_transforms(meta["facts"], settings["data"]["transforms"])
+    values["transforms"] = restored_transforms(facts, settings["data"]["transforms"])
     if run.result.model.classes is not None:
         values["class_weight"] = settings["data"].get("class_weight")
     return values

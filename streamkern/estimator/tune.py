@@ -125,6 +125,11 @@ def tune(
     if source is not None:
         raise ConfigError("source= goes with settings; give the source as X")
     own = _estimator(X, y, metric) if estimator is None else _checked(estimator)
+    if refit and (own.run_dir is not None or isinstance(own.warm_start, str | os.PathLike)):
+        raise ConfigError(
+            "refit=True may train other settings than those that run_dir or warm_start of the "
+            "estimator are of; leave refit out, and give tuned.estimator its own"
+        )
     tuned = _search(clone(own), X, y, sample_weight, options)
     best = clone(own)
     if not tuned.best["as_given"]:

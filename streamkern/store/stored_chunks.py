@@ -61,6 +61,7 @@ class StoredChunks:
         self.traffic = Traffic() if self.objects is None else self.objects.traffic
         self.cache: Cache | None = None
         self._known_crcs: list[Any] = []  # read when they are first wanted
+        self._last_digests: NDArray[np.uint8] | None = None  # with them
         self._lock = threading.Lock()
         self._remote = local_path(url) is None
         tables = (found.row, found.digests, found.crc)
@@ -120,6 +121,7 @@ class StoredChunks:
                         f"the checksums in crc of {self!r} do not match their digest; "
                         f"{self._remedy()}"
                     )
+                self._last_digests = self._digests_of_last()
                 self._known_crcs.append(table)
         known: NDArray[np.uint32] = self._known_crcs[0]
         return known
@@ -195,11 +197,21 @@ class StoredChunks:
         """Whether it is a last chunk that has been filled up since by rows that were appended."""
         if part.stop - part.start == self.spec.chunk_rows:
             return False
-        digests = self.read_digests()
-        names = layout.row_arrays(digests.shape[1] == 4 * layout.DIGEST_BYTES)
+        digests = self._last_digests
+        if digests is None:
+            return False
+        names = layout.row_arrays(len(digests) == 4 * layout.DIGEST_BYTES)
         start = names.index(part.array.basename) * layout.DIGEST_BYTES
-        written = digests[-1, start : start + layout.DIGEST_BYTES]
+        written = digests[start : start + layout.DIGEST_BYTES]
         return np.array_equal(layout.array_digest(rows), written)
+
+    def _digests_of_last(self) -> NDArray[np.uint8] | None:
+        """Of the last chunk, where rows may be appended to it: read at once, as the table goes when
+        that has happened twice."""
+        if self.spec.n_rows % self.spec.chunk_rows == 0 or self._remote:
+            return None
+        last: NDArray[np.uint8] = self._read_table(self.found.digests)[-1].copy()
+        return last
 
     @contextmanager
     def _explained(self, key: str, *, retry: bool) -> Iterator[None]:

@@ -110,7 +110,7 @@ def _begun(place: str, config: RunConfig, given: Given) -> tuple[RunConfig, Give
     for text in saved.skipped:
         warn(text)
     with as_saved(run.place):
-        warm, held = warm_start_of(run.place, setup, saved), setup.meta["facts"]
+        warm, held = warm_start_of(run.place, setup, saved), setup.meta.get("facts", {})
         # What its caller knew of the targets, which stay what they are.
         facts = given.facts or {k: held[k] for k in ("flat", "labels") if k in held}
         continued = Continued.of(_ancestry(_place(place), recorded, setup, saved), setup)
@@ -146,7 +146,7 @@ def _taken_over(
     asked, usual = config.identity()["model"], RunConfig().identity()["model"]
     old = settings["model"]
     # Those that are missing were given as arrays, as those of a run that continues another one are.
-    other = [k for k, v in asked.items() if v not in (usual.get(k), old.get(k, v))]
+    other = [k for k, v in asked.items() if v not in (usual.get(k), old.get(k, usual.get(k)))]
     if other:
         wrong = "; ".join(f"model.{k}: was {old.get(k)!r}, now {asked[k]!r}" for k in other)
         raise ConfigError(

@@ -175,7 +175,7 @@ class SavedRun:
             config = _continued(recorded["identity"]["settings"], setup.meta, sizes.solver)
             losses = losses_in(records, saved.meta["position"]["step"])
             return Online(
-                config.with_overrides(execution), Given(facts=setup.meta["facts"]), sizes,
+                config.with_overrides(execution), Given(facts=setup.meta.get("facts", {})), sizes,
                 (setup.arrays, setup.meta), (saved.arrays, saved.meta), losses,
             )  # fmt: skip
 

@@ -191,6 +191,7 @@ def _listed(names: tuple[str, ...] | None) -> list[str] | None:
 
 def reassemble(run: Run, arrays: dict[str, npt.NDArray[Any]], meta: dict[str, Any]) -> Assembled:
     """The same solver from what `start` returned; KeyError where an entry of meta is gone."""
+    meta = {"facts": {}} | meta  # which runs of 0.1.0 have not
     meta = {name: meta[name] for name in _META}
     kernel = run.config.model.kernel
     op = operator(run.backend, arrays, meta, kernel if isinstance(kernel, Kernel) else None)

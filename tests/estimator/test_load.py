@@ -35,6 +35,7 @@ from streamkern.basics.errors import (
     ResumeMismatchError,
     RunError,
 )
+from streamkern.cli.described import run_overview
 from streamkern.kernels.builtin import Gaussian, Kernel
 from tests import runs
 from tests.damage import survey
@@ -202,6 +203,7 @@ def test_partial_fit_goes_on_as_without_a_disk_between(tmp_path: Path) -> None:
         )
 
     begun().save(tmp_path / "saved")
+    assert run_overview(str(tmp_path / "saved"), None)["state"] == "finished"  # by no command
     loaded = load(tmp_path / "saved").partial_fit(X[150:], LABELS[150:])
     straight = begun().partial_fit(X[150:], LABELS[150:])
     assert np.array_equal(loaded.decision_function(X), straight.decision_function(X))
@@ -419,3 +421,10 @@ def test_a_remote_place(tmp_path: Path) -> None:
     same(load("memory://bucket-of-load/saved"), fitted)
     with pytest.raises(RunError, match="nothing-there"):
         load("memory://bucket-of-load/nothing-there")
+
+
+def test_partial_fit_of_a_loaded_estimator_makes_one_pass_by_default(tmp_path: Path) -> None:
+    KernelRegressor(**{**SMALL, "epochs": 1}).partial_fit(X, Y).save(tmp_path / "saved")
+    loaded = load(tmp_path / "saved").set_params(epochs="auto")
+    before = loaded.n_iter_
+    assert loaded.partial_fit(X, Y).n_iter_ == before + 1

@@ -281,3 +281,11 @@ def test_calls_that_mean_nothing_are_refused(
     assert isinstance(caught.value, sk.ConfigError | sk.DataError)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "t").exists()
+
+
+def test_a_refit_does_not_go_into_a_run_of_other_settings(tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).random((40, 2))
+    for own in ({"run_dir": tmp_path / "run"}, {"warm_start": str(tmp_path / "run")}):
+        estimator = sk.KernelRegressor(**own)
+        with pytest.raises(sk.ConfigError, match="leave refit out"):
+            sk.tune(rows, rows[:, 0], estimator=estimator, refit=True)

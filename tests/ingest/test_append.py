@@ -435,6 +435,16 @@ def test_tables_of_the_old_store_go_once_nobody_needs_them(tmp_path: Path) -> No
     assert [n for n, _ in mark["before"]] == [21, 30, 39]
 
 
+def test_a_reader_goes_on_with_its_rows_however_often_others_are_appended(tmp_path: Path) -> None:
+    place = stored(tmp_path / "s", rows(21, 0))
+    old = open_store(place)
+    before = [part.copy() for i in range(old.spec.n_chunks) for part in old.stored.read(i)]
+    for k in range(1, 4):
+        added(place, rows(9, k))
+        now = [part for i in range(old.spec.n_chunks) for part in old.stored.read(i)]
+        assert all(np.array_equal(a, b) for a, b in zip(now, before, strict=True))
+
+
 def test_attributes_of_others_stay(tmp_path: Path) -> None:
     place = stored(tmp_path / "s", rows(21, 0))
     for path in (place, place / "X"):

@@ -190,7 +190,7 @@ def build_block(
         factor = BlockFactor(op, Z, block, S, values, known, seed, batch, least_jitter, top)
         top = factor.top
         if i == 0:
-            noise = _noise(factor, probe, noise, rows, report)
+            noise = _noise(factor, probe, noise, rows, worth, report)
             ridge = ridge if worth is None else noise.penalty(worth)
             mu = max(noise.penalty(rows), FLOOR * top) if damping is None else damping * top
         factor.learn(max(mu, ridge), out=start[block])
@@ -227,13 +227,15 @@ def _facts(measured: Damped, jitter: float) -> dict[str, Any]:
 
 
 def _noise(
-    factor: BlockFactor, probe: Sample, noise: Noise, rows: float,
+    factor: BlockFactor, probe: Sample, noise: Noise, rows: float, worth: float | None,
     report: Callable[[str, dict[str, Any]], None],
 ) -> Noise:  # fmt: skip
     """What is known of it once the first block is there."""
     found = noise_on_fresh_rows(factor, probe, noise, rows)
     if found is not noise:
-        report("noise", {"variance": found.variance, "tried": found.tried, "fresh": probe.n_fresh})
+        facts = {"variance": found.variance, "tried": found.tried, "fresh": probe.n_fresh}
+        ridge = {} if worth is None else {"ridge": found.penalty(worth)}
+        report("fresh noise", facts | ridge)
     return found
 
 

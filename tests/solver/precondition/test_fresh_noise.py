@@ -122,10 +122,10 @@ def test_a_preconditioner_says_the_ridge_of_the_run(block: int) -> None:
         block_slices(P, block), noise=LOW, worth=1e5, ridge=LOW.penalty(1e5),
         report=lambda event, fields: events.append({"event": event, **fields}),
     )  # fmt: skip
-    told = [e for e in events if e["event"] == "noise"]
+    told = [e for e in events if e["event"] == "fresh noise"]
     assert len(told) == 1
     assert told[0]["fresh"] == H
-    assert pre.ridge == told[0]["variance"] / 1e5
+    assert pre.ridge == told[0]["ridge"] == told[0]["variance"] / 1e5
     assert pre.mu >= told[0]["variance"] / N * (1 - 1e-12)
 
 
