@@ -145,6 +145,10 @@ def judge(case: Case) -> tuple[list[str], float | None]:
             if len(np.unique(case.X[: case.n_fit], axis=0)) < 2 and "coincide" in str(error):
                 return [], None  # no bandwidth can be had of one row
             return [f"{type(error).__name__}: {error}"], None
+        except ValueError as error:
+            if case.n_fit < 2 and "minimum of 2" in str(error):
+                return [], None  # scikit-learn's own refusal of a single row
+            raise
         faults = [str(warning.message) for warning in said]
         for part, most in ((slice(case.n_fit), TRAINED), (slice(case.n_fit, None), OTHERS)):
             X, y = case.X[part], case.y[part]
