@@ -18,6 +18,7 @@ from matplotlib.image import imread
 import streamkern
 from streamkern.cli import main
 from streamkern.cli.page.page import MARK
+from streamkern.cli.page.setup_sections import _noise
 from streamkern.filesystem.urls import open_objects
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
@@ -299,3 +300,13 @@ def test_a_browser_would_say_what_is_wrong(tmp_path: Path) -> None:
                      "<script>undefined_name()</script>")  # fmt: skip
     said = "\n".join(open_page(wrong, tmp_path / "p.png"))
     assert "undefined_name is not defined" in said
+
+
+def test_the_ridge_of_the_page_is_the_one_that_is_used() -> None:
+    """That of the fresh rows, where they tell more noise than a thousand do."""
+    tried = [(1e-4, 0.3), (1e-2, 0.2), (1.0, 0.4)]
+    first = {"event": "noise", "tried": tried, "ridge": 4e-8}
+    second = {"event": "fresh noise", "tried": tried, "ridge": 7e-6}
+    assert "ridge 4e-08" in str(_noise([first], 0))
+    assert "ridge 7e-06" in str(_noise([first, second], 0))
+    assert "ridge 4e-08" not in str(_noise([first, second], 0))

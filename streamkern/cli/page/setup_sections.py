@@ -101,8 +101,9 @@ def _legend(lines: Sequence[Curve]) -> Html:
 
 
 def _noise(records: Sequence[Mapping[str, Any]], k: int) -> Html:
-    """The error over the noise that the targets are taken to have."""
-    noise = [r for r in records if r.get("event") == "noise" and _tried(r)]
+    """The error over the noise that the targets are taken to have; the last record counts."""
+    told = ("noise", "fresh noise")
+    noise = [r for r in records if r.get("event") in told and _tried(r)]
     if not noise:
         return NOTHING
     points = _tried(noise[-1])
