@@ -235,17 +235,23 @@ class Backend(DenseAlgebra):
 
     def gemm(self, A: Array, B: Array, out: Array) -> None:
         """out = A @ B.T on this thread. A : (r, k), B : (t, k), out : (r, t)."""
+        self._rows_of(A, B.T, out)
+
+    def _rows_of(self, A: Array, B: Array, out: Array) -> None:
+        """out = A @ B, a single row as each of many.
+
+        It would be a matrix-vector product, whose order of additions is far from that of a matrix
+        product: a row that is a center would be seen to move, alone or among others.
+        """
         if len(A) > 1:
-            np.matmul(A, B.T, out=out)
+            np.matmul(A, B, out=out)
             return
-        # A single row would be a matrix-vector product, whose order of additions is far from that
-        # of a matrix product: a row that is a center would be seen to move, alone or among others.
         with (
             self.workspace((2, A.shape[1]), A.dtype) as pair,
-            self.workspace((2, len(B)), out.dtype) as both,
+            self.workspace((2, B.shape[1]), out.dtype) as both,
         ):
             pair[...] = A
-            np.matmul(pair, B.T, out=both)
+            np.matmul(pair, B, out=both)
             out[...] = both[: len(A)]
 
     def l1_distances(self, A: Array, B: Array, out: Array) -> None:
@@ -301,7 +307,10 @@ class Backend(DenseAlgebra):
     def add_product(self, tile: Array, W: Array, out: Array) -> None:
         """out += tile @ W on this thread. tile : (r, t), W : (t, c), out : (r, c)."""
         with self.workspace(out.shape, out.dtype) as share:
-            np.matmul(tile, W, out=share)
+            if W.shape[1] == 1:  # as above, and where a batch ends would matter to its last rows
+                np.vecdot(tile, W[:, 0], out=share[:, 0])
+            else:
+                self._rows_of(tile, W, share)
             out += share
 
     def apply_profile(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from streamkern.backend.base import Backend
 from streamkern.backend.cupy_backend import NOT_INSTALLED, CupyBackend, gpu_problem
 from streamkern.backend.numba_backend import CompiledBackend, numba_problem
@@ -11,16 +13,24 @@ from streamkern.basics.warning import warn
 ACCELERATORS = ("auto", "numba", "none")
 
 
+WORTH_COMPILING = 5e7
+"""Kernel values: NumPy takes .8 ns more for each, and the compiler a second in every process."""
+
+
 def get_backend(
-    device: str = "auto", threads: int | None = None, accelerator: str = "auto"
-) -> Backend:
+    device: str = "auto", threads: int | None = None, accelerator: str = "auto",
+    values: float = math.inf,
+) -> Backend:  # fmt: skip
     """The backend for "cpu", "gpu", "gpu:N" or "auto" (a GPU if one can be used, else the CPU).
 
     accelerator : of the CPU. "numba" compiles the element-wise passes, "none" leaves them to
-    NumPy, "auto" is "numba" where it is installed.
+    NumPy, "auto" is "numba" where it is installed and pays. values : of the kernel, that are going
+    to be evaluated, about.
     """
     if accelerator not in ACCELERATORS:
         raise ConfigError(f"accelerator={accelerator!r} is not known; use one of {ACCELERATORS}")
+    if accelerator == "auto" and values < WORTH_COMPILING:
+        accelerator = "none"
     if device == "cpu":
         return _cpu(threads, accelerator)
     if device == "auto":

@@ -97,7 +97,8 @@ class ExecutionConfig(Table):
     precision : of the arithmetic: "exact" is float32, "float64" is that, "high", "integer" and
     "fast" are ways of GPUs; "auto": the fastest that is as good as float32.
     device : where it is computed; "auto": a GPU that CuPy can use, else the CPU.
-    accelerator : of the CPU; "auto": Numba where it is installed.
+    accelerator : of the CPU; "auto": Numba where it is installed and there is enough to compute for
+        what it compiles to pay.
     memory : what the run may add to the process, in bytes; "auto": four fifths of what is free.
     device_memory : the same of the GPU's memory.
     threads : of the computation; "auto": one for each processor.

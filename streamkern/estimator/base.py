@@ -39,7 +39,7 @@ from streamkern.stream.sources.transforms import (
     from_config,
     is_deterministic,
 )
-from streamkern.train.model import KernelModel
+from streamkern.train.model import KernelModel, accelerator_of
 from streamkern.train.online import Online, SavedRun
 from streamkern.train.opened import Given
 from streamkern.train.saved_model import Whole, model_only, save_model
@@ -324,9 +324,10 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
     def _model(self) -> Iterator[KernelModel]:
         """The fitted model on its device, for the time of a call."""
         check_is_fitted(self)
-        threads = None if isinstance(self.threads, str) else self.threads
-        with own_names(), get_backend(self.device, threads, self.accelerator) as backend:
-            Z = self.centers_
+        threads, Z = None if isinstance(self.threads, str) else self.threads, self.centers_
+        auto = self.accelerator == "auto"
+        accelerator = accelerator_of(self._meta) if auto else self.accelerator
+        with own_names(), get_backend(self.device, threads, accelerator) as backend:
             shift = Z.mean(axis=0, dtype=np.float64).astype(Z.dtype)
             op = KernelOperator(self.kernel_, backend, self._precision, shift, self._grid)
             with backend.active():

@@ -74,7 +74,7 @@ precision : of distances and products: "exact" (float32), "float64", "high", "in
     (for GPUs); "auto", the default: the fastest that is as good as float32.
 device : "cpu", "gpu" or "gpu:N"; "auto", the default: a GPU if one can be used, else the CPU.
 accelerator : of the CPU: "numba", "none", or "auto", the default, which is Numba where it is
-    installed.
+    installed and there is enough to compute for what it compiles to pay.
 memory : bytes to stay within, or text such as "8 GiB"; "auto", the default: four fifths of what is
     free. Of a GPU its own memory as well.
 threads : of the computation; "auto", the default: one for each processor.

@@ -313,13 +313,18 @@ def load_model(
         raise RunError(f"{run.place} has no checkpoint yet; train first")
     for text in saved.skipped:
         warn(text)
-    backend = get_backend(device, threads)
+    backend = get_backend(device, threads, accelerator_of(setup.meta))
     try:
         with as_saved(run.place):
             return model_of(run.place, backend, setup, saved)
     except BaseException:
         backend.close()
         raise
+
+
+def accelerator_of(meta: Mapping[str, Any]) -> str:
+    """With which a model, of which this is the setup's record, predicts as it was trained."""
+    return "none" if meta["backend"].get("accelerator") == "none" else "auto"
 
 
 def model_of(place: str, backend: Backend, setup: Saved, saved: Saved) -> KernelModel:

@@ -28,6 +28,7 @@ from streamkern.planning.problem import Problem
 from streamkern.planning.sizes import Options, Sizes
 from streamkern.solver.method import Method
 from streamkern.solver.methods import find, resolve
+from streamkern.solver.precondition.noise import NOISE_ROWS
 from streamkern.stream.feed import transform_dtype
 from streamkern.stream.loader import MAX_THREADS
 from streamkern.stream.sources.base import Source, read_ahead, target_bytes, unit_sizes
@@ -42,6 +43,8 @@ from streamkern.train.warm_start import WarmStart
 SAVING = 128 << 20  # beside the arrays, while `checksums` has chunks of them on their way
 
 DEFAULT_CENTERS = 10_000
+KERNELS_TRIED = 16
+"""And bandwidths, about, where both are looked for."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,8 @@ def open_run(
     p = count_centers(config, data) if given.centers is None else len(given.centers)
     settings = config.run
     threads = None if settings.threads == "auto" else settings.threads
-    backend = get_backend(settings.device, threads, settings.accelerator)
+    values = _kernel_values(config, data, p)
+    backend = get_backend(settings.device, threads, settings.accelerator, values)
     try:
         budget = settings.memory if backend.name == "cpu" else settings.device_memory
         budget_bytes = default_budget(backend.memory_available()) if budget == "auto" else budget
@@ -173,6 +177,14 @@ def open_run(
     return Run(
         config, given, data, problem, *chosen, why, int(budget_bytes), backend, *precision, metric
     )
+
+
+def _kernel_values(config: RunConfig, data: Data, p: int) -> int:
+    """That the run evaluates, about: of some rows for the kernel and the noise, and of all in each
+    pass, or in one where all of them are centers."""
+    n = data.source.n_rows
+    passes = 1 if p == n else config.data.passes
+    return n * passes * p + KERNELS_TRIED * min(n, NOISE_ROWS) ** 2
 
 
 def centers_from(config: RunConfig, given: Given) -> str:

@@ -179,6 +179,21 @@ def test_products(m: int, k: int, c: int, threads: int, dtype: npt.DTypeLike) ->
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("c", [1, 2, 5])
+def test_a_row_times_weights_is_the_same_alone_and_among_others(
+    c: int, dtype: npt.DTypeLike
+) -> None:
+    tile, W = rows(1, 20, 300).astype(dtype), rows(2, 300, c).astype(dtype)
+    together, alone = np.zeros((2, 20, c), dtype)
+    backend = Backend(1)
+    backend.add_product(tile, W, together)
+    for i in range(20):
+        backend.add_product(tile[i : i + 1], W, alone[i : i + 1])
+    np.testing.assert_array_equal(alone, together)
+    close_to(together, tile.astype(np.float64) @ W)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_dense_algebra_allocates_nothing_of_size(dtype: npt.DTypeLike) -> None:
     """A tenth of the matrix is far below the copy that a wrong memory order would make."""
     b, c = 400, 3

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamkern.backend.base import Backend
-from streamkern.backend.devices import get_backend
+from streamkern.backend.devices import WORTH_COMPILING, get_backend
 from streamkern.backend.expression import render
 from streamkern.backend.numba_backend import CompiledBackend, _cos, numba_problem
 from streamkern.basics.errors import BackendError, ConfigError
@@ -179,6 +179,15 @@ def test_an_expression_of_another_function_is_refused() -> None:
 def test_the_accelerator_is_chosen_and_recorded() -> None:
     for accelerator, name in (("auto", "numba"), ("numba", "numba"), ("none", "none")):
         with get_backend("cpu", 1, accelerator) as backend:
+            assert str(backend.describe()["accelerator"]).partition(" ")[0] == name
+
+
+@needs_numba
+def test_little_is_not_worth_compiling() -> None:
+    little, much = WORTH_COMPILING - 1, WORTH_COMPILING
+    chosen = (("auto", little, "none"), ("auto", much, "numba"), ("numba", little, "numba"))
+    for accelerator, values, name in chosen:
+        with get_backend("cpu", 1, accelerator, values) as backend:
             assert str(backend.describe()["accelerator"]).partition(" ")[0] == name
 
 

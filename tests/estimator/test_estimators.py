@@ -95,6 +95,19 @@ def checks_of_array_libraries() -> str:
     return done.stdout
 
 
+def test_a_small_fit_waits_for_no_compiler() -> None:
+    code = """
+import sys
+import numpy as np
+from streamkern import KernelRegressor
+X = np.random.default_rng(0).standard_normal((300, 4))
+KernelRegressor().fit(X, X[:, 0]).predict(X)
+print("numba" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 def test_construction_does_no_work() -> None:
     wrong = KernelRegressor(bandwidth=-1, kernel="nonsense", n_centers="many")
     assert wrong.get_params()["bandwidth"] == -1
