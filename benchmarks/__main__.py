@@ -8,6 +8,8 @@ product        K(A, B) @ W
 step_products  K @ alpha and K^T @ r from one evaluation of K
 step           a whole training step
 setup          what a run computes before its first step
+sums           what the direct solver adds up, against float64 products
+small_data     a default fit on a small table
 loader         samples from a store to the device
 ingest         a file into a shuffled store, against the parts of it
 pipeline       training from a store against training from memory
@@ -35,7 +37,7 @@ from benchmarks.harness import SCHEMA, WrongResult, environment
 from streamkern.basics.text import table
 
 SUBJECTS = (
-    *("ceilings", "product", "step_products", "step", "setup"),
+    *("ceilings", "product", "step_products", "step", "setup", "sums", "small_data"),
     *("loader", "ingest", "pipeline", "object_storage", "cluster", "time_to_loss"),
 )
 COLUMNS = ("case", "variant", "median", "low", "high", "unit", "floor", "fraction", "ratio")
