@@ -13,8 +13,8 @@ the mean squared error.
 The exact model is least squares in float64 on the same centers, with the ridge, of seven, that is
 best on the test rows: no honest choice of a ridge can be expected to reach it, so 1.00 is as good
 as can be. All have the Laplace kernel with the median distance for bandwidth, so that a column
-compares what trains; "chosen" is `kernel="auto", bandwidth="auto"` beside them, and "metric" the
-same with `metric="learn"`.
+compares what trains; "chosen" is `kernel="auto", bandwidth="auto"` beside them, "metric" the same
+with `metric="learn"`, and "no ridge" the block solver with `ridge=0`.
 
 A figure is the median over the seeds; below, the median and the worst over the tables.
 """
@@ -41,7 +41,10 @@ from streamkern.basics.text import table
 
 Array = npt.NDArray[Any]
 RIDGES = (1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
-METHODS = ("auto", "direct", "chosen", "metric", "block", "block p/4", "block p/16")
+METHODS = (
+    *("auto", "direct", "chosen", "metric", "block", "block p/4", "block p/16"),
+    *("no ridge", "no ridge p/4"),
+)
 SLAB = 8192
 
 
@@ -144,8 +147,10 @@ def settings(method: str, problem: Problem) -> dict[str, Any]:
     name, _, share = method.partition(" p/")
     if name == "chosen":
         return chosen
-    if name == "block":
+    if name in ("block", "no ridge"):
         plain["block_size"] = -(-len(problem.Z) // int(share or 1))
+    if name == "no ridge":
+        return plain | {"solver": "block", "ridge": 0.0}
     return plain | {"solver": name}
 
 
