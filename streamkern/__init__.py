@@ -66,6 +66,11 @@ if TYPE_CHECKING:  # the public names, one a line; `homes` reads these lines
     from streamkern.stream.sources.transforms import Scale as Scale
     from streamkern.stream.sources.transforms import deterministic as deterministic
     from streamkern.stream.sources.transforms import host_transform as host_transform
+    from streamkern.train.callbacks import Beginning as Beginning
+    from streamkern.train.callbacks import Callback as Callback
+    from streamkern.train.callbacks import Passed as Passed
+    from streamkern.train.sinks import MLflow as MLflow
+    from streamkern.train.sinks import TensorBoard as TensorBoard
     from streamkern.train.train import train as _train
 
     append_store = _append

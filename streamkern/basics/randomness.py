@@ -64,6 +64,7 @@ class Stage(IntEnum):
     HOST_TRANSFORM = 3
     FEED_TRANSFORM = 4
     SAMPLE = 5
+    VALIDATION = 6
 
 
 def philox_key(*parts: int) -> tuple[int, int]:

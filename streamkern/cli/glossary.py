@@ -31,6 +31,9 @@ FIGURES: Final = {
     "test_r2": "1 minus the mean squared error over the variance of the test targets, mean over "
     "the outputs",
     "test_accuracy": "the share of the rows of the test data whose class is predicted",
+    "validation_mse": "mean squared error on the rows set aside for early stopping",
+    "validation_r2": "R2 on the rows set aside",
+    "validation_accuracy": "the share of the rows set aside whose class is predicted",
     "train_data": "the rows that train_mse is of",
     "test_data": "the rows that the test figures are of, and the step at which they were taken",
 }
@@ -99,6 +102,9 @@ SETTINGS: Final = {
     "solver.warm_start": "the run whose weights training started from",
     "run.precision": "of the arithmetic; auto: the fastest that is as good as float32",
     "run.random_state": "the seed of every draw",
+    "run.early_stopping": "whether passes end once the score on rows set aside gets no better",
+    "run.validation_fraction": "the share of the rows that is set aside",
+    "run.n_iter_no_change": "passes without a better score that end the run",
 }
 VERIFIED: Final = {
     "setup": "whether every byte of what is computed once matches its checksum",

@@ -114,6 +114,7 @@ Bandwidth: TypeAlias = Annotated[
     Auto | Literal["median"] | Above0, Rule('"auto", "median" or a number above 0')
 ]
 Below1: TypeAlias = Annotated[float, Field(strict=True, gt=0, lt=1)]
+Part: TypeAlias = Annotated[Below1, Rule("a number above 0 and below 1")]
 OptionalPart: TypeAlias = Annotated[Below1 | None, Rule("a number above 0 and below 1")]
 NotNegative: TypeAlias = Annotated[
     float, Field(strict=True, ge=0, allow_inf_nan=False), Rule("a number, 0 or above")

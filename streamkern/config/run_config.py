@@ -46,8 +46,10 @@ from streamkern.config.rules import (
     Counts,
     Device,
     Flag,
+    LocalFolder,
     Memory,
     OptionalUrl,
+    Part,
     Seed,
     Table,
     unknown_key,
@@ -78,8 +80,15 @@ FREE_AT_RESUME: Final = frozenset(
         "run.evaluate_every",
         "run.evaluate_at",
         "run.log",
+        "run.tensorboard",
+        "run.mlflow",
     }
 )
+
+OF_VALIDATION: Final = frozenset(
+    {"run.early_stopping", "run.validation_fraction", "run.n_iter_no_change"}
+)
+"""They mean nothing where no rows are set aside."""
 
 
 class Every(NamedTuple):
@@ -109,6 +118,13 @@ class ExecutionConfig(Table):
     evaluate_every : steps between two evaluations on `data.test`; "auto": one after each pass.
     evaluate_at : counts of samples, each evaluated once it is reached.
     log : whether the run log is written.
+    tensorboard : folder for TensorBoard, which gets losses and figures as they are logged.
+    mlflow : tracking URI of MLflow, which gets the settings and the same numbers.
+    early_stopping : set rows aside, score the model on them after every pass, by accuracy or R2,
+    and stop once that has not got better for a while. The model has the weights of the best pass,
+    also where `data.epochs` end it. Rows set aside are never trained on, nor are copies of them.
+    validation_fraction : the share of the stored rows that is set aside for that.
+    n_iter_no_change : passes in a row without a better score that end the run.
     """
 
     table = "run"
@@ -125,6 +141,11 @@ class ExecutionConfig(Table):
     evaluate_every: AutoStep = "auto"
     evaluate_at: Counts = ()
     log: Flag = True
+    tensorboard: LocalFolder = None
+    mlflow: OptionalUrl = None
+    early_stopping: Flag = False
+    validation_fraction: Part = 0.1
+    n_iter_no_change: Count = 5
 
     @property
     def checkpoint_cadence(self) -> Every:
@@ -179,11 +200,10 @@ class RunConfig(Table):
 
     def identity(self) -> dict[str, dict[str, Any]]:
         """Return, as JSON values, the settings that must not change when a run is resumed."""
+        left_out = FREE_AT_RESUME if self.run.early_stopping else FREE_AT_RESUME | OF_VALIDATION
         return {
             name: {
-                k: v
-                for k, v in table.items()
-                if v is not None and f"{name}.{k}" not in FREE_AT_RESUME
+                k: v for k, v in table.items() if v is not None and f"{name}.{k}" not in left_out
             }
             for name, table in self.model_dump(mode="json").items()
         }

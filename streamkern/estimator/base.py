@@ -19,15 +19,16 @@ from sklearn.utils.validation import check_is_fitted
 from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.estimator import inputs
+from streamkern.estimator.callbacks import CallbackSupport, FitTasks, with_callbacks
 from streamkern.estimator.facts import transform_tables
+from streamkern.estimator.fitted import attributes_of, found_scaling
 from streamkern.estimator.mistakes import brief
 from streamkern.estimator.parameters import Parameters, own_names
-from streamkern.kernels.fourier import FourierFeatures, of_features
+from streamkern.kernels.builtin import Kernel
 from streamkern.kernels.importances import importances
+from streamkern.kernels.points import Grid
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.sizes import own_sizes
 from streamkern.solver.methods import METHODS, options_of
-from streamkern.solver.precondition.step_rule import StepRule, largest
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource
@@ -37,8 +38,8 @@ from streamkern.stream.sources.transforms import (
     Transform,
     bind_transform,
     from_config,
-    is_deterministic,
 )
+from streamkern.stream.target_scale import TargetScale
 from streamkern.train.model import KernelModel, accelerator_of
 from streamkern.train.online import Online, SavedRun
 from streamkern.train.opened import Given
@@ -48,12 +49,13 @@ from streamkern.train.training_data import check_same_rows
 from streamkern.train.warm_start import WarmStart
 
 
-class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it has no type hints
+class KernelEstimator(CallbackSupport, Parameters, BaseEstimator):  # type: ignore[misc]
     """What both estimators share; `docstrings` says what the parameters are."""
 
     # -- fitting ---------------------------------------------------------------------------
 
     @brief
+    @with_callbacks  # type: ignore[untyped-decorator]
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, test: Any = None) -> Self:
         """Train on all of the data.
 
@@ -85,13 +87,19 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
             # Weights mean something in the scale they were fitted in.
             kept = self._found if warm is not None and config.data.scale == "auto" else []
             stream = self._transformed(source, [*self._transforms(source), *kept])
+            told, tasks = list(self.callbacks or ()), None
+            if FitTasks.wanted(self):
+                metadata = None if sample_weight is None else {"sample_weight": sample_weight}
+                told.append(tasks := FitTasks(self, X=X, y=y, metadata=metadata))
             result = train(
                 config, source=stream, test=held_out, centers=centers, metric=metric, warm=warm,
-                facts=self._facts(), progress=self._progress(),
+                facts=self._facts(), progress=self._progress(), callbacks=told,
             )  # fmt: skip
             self._keep(result)
-            self._found = kept or _found(result, stream)
+            self._found = kept or found_scaling(result, stream)
             self._settings = Given(centers=centers, metric=metric).recorded(config)
+        if tasks is not None:
+            tasks.fitted()
         return self
 
     def _partial_fit(self, X: Any, y: Any) -> Self:
@@ -113,7 +121,7 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
             stream = self._transformed(source, bound)
             result = online.advance(stream, self._progress())
             self._keep(result)
-            found = _found(result, stream)
+            found = found_scaling(result, stream)
             bound += found
             self._found = found if first else [*self._found, *found]
             self._settings = online.given.recorded(online.config)
@@ -130,7 +138,8 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
         config = self._config(1 if self.epochs == "auto" else self.epochs)
         names = ("device", "accelerator", "memory", "device_memory", "threads")
         return {f"run.{name}": getattr(config.run, name) for name in names} | {
-            "data.epochs": config.data.epochs
+            "data.epochs": config.data.epochs,
+            "run.early_stopping": config.run.early_stopping,
         }
 
     def _source(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> BaseSource:
@@ -192,6 +201,19 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
             )
         return self._warm
 
+    centers_: npt.NDArray[Any]
+    dual_coef_: npt.NDArray[Any]
+    kernel_: Kernel
+    history_: list[dict[str, Any]]
+    loss_curve_: list[float]
+    validation_scores_: list[float] | None
+    n_iter_: int
+    report_: dict[str, Any]
+    _targets: TargetScale
+    _precision: str
+    _grid: Grid | None
+    _fixed: tuple[Transform, ...]
+    _meta: dict[str, Any]
     _warm: WarmStart | None = None
     feature_names_in_: npt.NDArray[Any]
     _found: list[Transform]
@@ -218,44 +240,10 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
         return AugmentedSource(source, 1, transforms) if transforms else source
 
     def _keep(self, result: Result) -> None:
-        """The fitted attributes, centers in the order in which they were chosen."""
-        model, meta = result.model, result.meta
-        chosen = np.argsort(result.order)
-        self.centers_ = np.asarray(result.Z)[chosen]
-        alpha = model.backend.to_host(model.weights)[chosen]
-        # Powers of two: nothing is rounded, and float64 holds what float32 may not.
-        self.dual_coef_ = alpha if model.classes else alpha * model.targets.scale
-        self.intercept_ = model.targets.mean
-        model.backend.close()
-        self._targets = model.targets
-        self._warm = WarmStart(
-            "True",
-            tuple(meta["row_shape"]),
-            self.centers_,
-            alpha,
-            meta["classes"],
-            model.targets,
-            meta["fit_intercept"],
-            meta["target_columns"],
-            of_features(meta["kernel"]),
-            model.op.kernel.metric,
-        )
-        self.kernel_ = model.op.kernel
-        # Fourier features have that of the kernel they stand for.
-        described = self.kernel_.of if isinstance(self.kernel_, FourierFeatures) else {}
-        self.bandwidth_ = described.get("bandwidth", self.kernel_.bandwidth)
-        self._precision, self._grid = model.op.precision, model.op.grid
-        self._fixed = model.fixed
-        self.history_, self.loss_curve_ = result.history, result.losses
-        self.n_iter_ = result.epochs
-        self._meta = meta
-        self.report_ = _report(meta) | {"samples": result.samples} | result.metrics
-        if result.ridge:
-            self.report_["ridge"] = result.ridge
-        if result.ended:
-            self.report_["ended"] = result.ended
-        if result.skipped:
-            self.report_["skipped"] = list(result.skipped)
+        """The fitted attributes, and no device."""
+        for name, value in attributes_of(result).items():
+            setattr(self, name, value)
+        result.model.backend.close()
 
     @brief
     def save(
@@ -287,7 +275,8 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
     def _whole(self) -> Whole:
         """What `save` writes."""
         report = self.report_
-        metrics = {name: report[name] for name in report if name.startswith("test_")}
+        of_data = ("test_", "validation_")
+        metrics = {name: report[name] for name in report if name.startswith(of_data)}
         facts = self._meta.get("facts", {}) | self._facts()
         online = self._online[0] if hasattr(self, "_online") else None
         if isinstance(online, Online) and online.setup is not None and online.kept is not None:
@@ -303,7 +292,8 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
         setup = setup[0], setup[1] | {"facts": facts}
         ended = report.get("ended")
         return Whole(
-            self._settings, setup, state, metrics, self.history_, self.loss_curve_, ended
+            self._settings, setup, state, metrics, self.history_, self.loss_curve_, ended,
+            self.validation_scores_ or (),
         )  # fmt: skip
 
     # -- predicting ------------------------------------------------------------------------
@@ -362,22 +352,3 @@ class KernelEstimator(Parameters, BaseEstimator):  # type: ignore[misc]  # it ha
             )
         with self._model() as model:
             model.predict_to(source, out, overwrite=overwrite, order=order)
-
-
-def _found(result: Result, stream: BaseSource) -> list[Transform]:
-    """The scaling that a run put behind the transforms of its source."""
-    return list(result.model.fixed[sum(map(is_deterministic, stream.feed_transforms)) :])
-
-
-def _report(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """What setup decided and measured, in one flat table."""
-    setup, sizes = meta["setup"], meta["sizes"]
-    rules = [StepRule(**rule) for rule in setup["rules"]]
-    return {
-        "solver": sizes["solver"],
-        **own_sizes(sizes),
-        "scale": meta["scale"],
-        **largest(setup["rules"]),
-        **({"step_size": min(rule.eta(setup["batch_size"]) for rule in rules)} if rules else {}),
-        **{k: v for k, v in setup.items() if k not in ("rules", "projection_rule", "jitters")},
-    }

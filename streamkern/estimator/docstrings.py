@@ -55,7 +55,8 @@ average : whether the model has the running average of the weights; True, the de
 step_scale : factor in (0, 1] on the step that was measured to be safe; 1.0, the default.
 tolerance : relative residual, between 0 and 1, at which "falkon" stops; None, the default: 1e-4.
 epochs : passes over the data; "auto", the default: enough for 100 000 rows, copies included,
-    between 1 and 20; at most 20 with "falkon", which stops when it has converged. "direct" stops
+    between 1 and 20; at most 20 with "falkon", which stops when it has converged, and with
+    `early_stopping`. "direct" stops
     after the first, unless transforms make every pass another one. In `partial_fit`, passes over
     each block; "auto": one.
 batch_size : rows of a step; "auto", the default.
@@ -88,6 +89,17 @@ run_dir : a directory, path or URL, for checkpoints and the log; makes `fit` res
     default: nothing is written.
 checkpoint_every : steps, or a time such as "5 min"; "auto", the default: a minute, or 20 times what
     training stood still for the last one.
+early_stopping : True: a share of the rows is set aside, the model is scored on it after every pass,
+    by accuracy or R2, and `fit` ends once the score has not got better for `n_iter_no_change`
+    passes. The weights kept are those of the best pass. Rows set aside are never trained on, nor
+    are copies of them. Not for "direct", `partial_fit`, `warm_start`, and rows that a function
+    makes. False, the default: all rows are trained on.
+validation_fraction : the share that is set aside, between 0 and 1; 0.1, the default. Of arrays in
+    memory it is the same share of each class.
+n_iter_no_change : passes in a row without a better score that end `fit`; 5, the default.
+callbacks : objects of subclasses of `streamkern.Callback`, such as `streamkern.TensorBoard` and
+    `streamkern.MLflow`, that are told of `fit` and may end it; none, the default. Those of
+    scikit-learn 1.9 and newer are for `set_callbacks`.
 verbose : 0: silent. 1: `fit` and `partial_fit` say on stderr what the setup is doing, how far
     the steps are, the training loss, and the time left: in a line that is drawn anew on a
     terminal and in a notebook, in a new line every 30 s into a pipe. "auto", the default:
@@ -119,8 +131,11 @@ loss_curve_ : the training loss, oldest first: means over 32 steps, each of rows
     that learned from them, in squares of the units of y; the last one of the steps that were
     left. It covers what other processes did for the same `run_dir`, whose log keeps it.
 history_ : the evaluations on `test`, oldest first: `test_mse` in squares of the units of y,
-    its mean over rows and outputs, and `test_r2` or, of classes, `test_accuracy`. The last of
-    them are in report_ as well.
+    its mean over rows and outputs, and `test_r2` or, of classes, `test_accuracy`; with
+    `early_stopping` also `validation_mse` and so on, of the rows set aside. The last of them, of
+    the weights that are kept, are in report_ as well.
+validation_scores_ : with `early_stopping` the score of every pass on the rows set aside, accuracy
+    or R2, oldest first; else None.
 """
 
 CLASSES_ATTRIBUTE = """\

@@ -51,6 +51,9 @@ SETTINGS = {
     "random_state": "run.random_state",
     "checkpoint_every": "run.checkpoint_every",
     "run_dir": "run.run_dir",
+    "early_stopping": "run.early_stopping",
+    "validation_fraction": "run.validation_fraction",
+    "n_iter_no_change": "run.n_iter_no_change",
 }
 
 
@@ -106,6 +109,10 @@ class Parameters:
     warm_start: bool | str | os.PathLike[str] = False
     run_dir: str | os.PathLike[str] | None = None
     checkpoint_every: int | str = "auto"
+    early_stopping: bool = False
+    validation_fraction: float = 0.1
+    n_iter_no_change: int = 5
+    callbacks: Any = ()
     verbose: int | str = "auto"
 
     def _check_kept(self, *names: str) -> None:

@@ -132,6 +132,9 @@ def _count_stream(buffers: Buffers, problem: Problem, sizes: Sizes, needs: Needs
     add("train", "rows being evaluated", EVALUATED_ROWS,
         problem.row_bytes + point + d * max(item, problem.transformed) + 4 * c * item)  # fmt: skip
     add("train", "weights, average, last good, copies for a checkpoint", 7 * p, c, itemsize=item)
+    if problem.set_aside:
+        add("host" if apart else "train", "rows set aside, being read", _in_hand(problem))
+        add("train", "best weights, a copy for a checkpoint", 2 * p, c, itemsize=item)
 
 
 def _count_saving(buffers: Buffers, problem: Problem, needs: Needs) -> None:
@@ -143,7 +146,8 @@ def _count_saving(buffers: Buffers, problem: Problem, needs: Needs) -> None:
         # Zarr encodes beside what it was given.
         add("host", "centers as chosen", p, problem.d, itemsize=item)
         add("host", "a chunk being saved or loaded, encoded", 2, SAVED_CHUNK)
-        add("host", "copies for a checkpoint", 4 * p, c, itemsize=item)
+        copies = 5 if problem.set_aside else 4
+        add("host", "copies for a checkpoint", copies * p, c, itemsize=item)
     if problem.saving:
         saved = (p * problem.d + needs.setup) * item
         add("host" if apart else "setup", "setup on its way", min(problem.saving, saved))
@@ -167,7 +171,7 @@ def _count_selection(buffers: Buffers, problem: Problem, sizes: Sizes) -> None:
 
 def _in_hand(problem: Problem) -> int:
     """Units read one after the other; one that is being decoded counts twice."""
-    return (2 * problem.units_in_hand - 1) * problem.unit_rows * problem.row_bytes
+    return (2 * problem.units_in_hand - 1) * problem.decoded_rows * problem.row_bytes
 
 
 def count_products(buffers: Buffers, problem: Problem, b: int, phase: str = "setup") -> int:
@@ -201,7 +205,8 @@ def loader_bytes(problem: Problem, sizes: Sizes) -> int:
     block_rows = min(units * unit, problem.n_rows)
     allowed = max(1, sizes.loader_in_flight_bytes // (unit * row))
     reading = min(problem.readers or problem.threads, allowed)
-    return (2 * block_rows + sizes.batch_size) * row + 2 * reading * unit * problem.row_bytes
+    decoded = problem.decoded_rows * problem.row_bytes
+    return (2 * block_rows + sizes.batch_size) * row + 2 * reading * decoded
 
 
 def default_budget(available: int) -> int:

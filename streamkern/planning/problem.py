@@ -36,6 +36,8 @@ class Problem:
     learns_metric : whether that is asked for. metric : bytes of one in float64, given or learned.
     n_stored : row v is made from the stored row v mod n_stored; 0 stands for n_rows.
     hides_copies : whether that is so of some rows only, see `BaseSource`.
+    set_aside : rows that are validated on after every pass, see `validation`. read_rows : rows that
+    a read of the data decodes, where some are left out; 0 stands for unit_rows.
     features : "kernel", "nystrom" or "fourier"; p counts the latter.
     float64 : time of a FLOP in it over that of one in the precision of the run.
     """
@@ -73,6 +75,8 @@ class Problem:
     float64: float = 2.0
     n_stored: int = 0
     hides_copies: bool = False
+    set_aside: int = 0
+    read_rows: int = 0
     features: str = "kernel"
 
     @property
@@ -84,6 +88,11 @@ class Problem:
     def cycled(self) -> int | None:
         """Rows over which the stream cycles; None where each of them is new."""
         return self.n_rows if self.repeats and self.whole else None
+
+    @property
+    def decoded_rows(self) -> int:
+        """Of a unit as it is read."""
+        return max(self.unit_rows, self.read_rows)
 
     @property
     def point(self) -> int:

@@ -46,6 +46,8 @@ def choose_method(
         return block(f"chosen, as solver.{setting} is set")
     if problem.features != "kernel":
         return block(f"chosen for {problem.features} features")
+    if problem.set_aside:
+        return block("chosen, as the direct solver has no passes to stop early")
     if options.ridge == 0:
         return block(
             "chosen, as no ridge is wished for: averaged steps are then a better model than the "
@@ -71,7 +73,8 @@ def _without_block(
     problem: Problem, options: Options, budget_bytes: int, error: MemoryBudgetError
 ) -> tuple[Method[Any], Sizes, Buffers, str]:
     """Few centers take less memory than the block solver's samples."""
-    if options.first_set(_BLOCK_ONLY) or options.ridge == 0 or problem.features != "kernel":
+    block_only = options.ridge == 0 or problem.set_aside or problem.features != "kernel"
+    if block_only or options.first_set(_BLOCK_ONLY):
         raise error
     try:
         direct = DIRECT.plan(problem, options, budget_bytes)

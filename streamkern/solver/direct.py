@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import numpy.typing as npt
 
+from streamkern.basics.errors import ConfigError
 from streamkern.planning.memory import CHUNK, Buffers, Needs
 from streamkern.planning.problem import ENTRY, Problem
 from streamkern.planning.sizes import Options, Sizes, without_sample
@@ -40,6 +41,16 @@ class Direct(Method[DirectSizes]):
     features = ("kernel", "nystrom", "fourier")
     squares = True
     bears_width = True
+
+    def check(self, problem: Problem, options: Options) -> None:
+        """Raise ConfigError also where passes are to be stopped early: it has the model after one,
+        or, where each brings other forms of the rows, sums all of them."""
+        super().check(problem, options)
+        if problem.set_aside:
+            raise ConfigError(
+                "run.early_stopping has no meaning for solver='direct', whose model gets no better "
+                "and no worse with further passes; leave it out, or use another solver"
+            )
 
     def finds_ridge(self, problem: Problem) -> bool:
         """Rows that are centers say nothing about it, see `held_out.apart`: others must be left.

@@ -1,4 +1,5 @@
-"""The figures of a run on held-out data: when they are due, what they were, and what is owed."""
+"""The figures of a run on data it does not learn from: when they are due, what they were, and what
+is owed."""
 
 from __future__ import annotations
 
@@ -12,12 +13,13 @@ import numpy as np
 from streamkern.config.run_config import ExecutionConfig
 from streamkern.predict.figures import named
 from streamkern.stream.sources.base import BaseSource
+from streamkern.train.early_stopping import DATA
 from streamkern.train.model import KernelModel
 from streamkern.train.steps import Position
 
 
 class Evaluations:
-    """Of a run on `test`, where there is one.
+    """Of a run on `test`, and on `aside`, the rows it sets aside, where there are such.
 
     metrics : the newest. history : all of them, oldest first. owed : whether one was begun that did
     not end.
@@ -28,8 +30,11 @@ class Evaluations:
         settings: ExecutionConfig,
         test: BaseSource | None,
         heard: Callable[[dict[str, Any]], None] | None,
+        aside: BaseSource | None = None,
     ) -> None:
-        self._settings, self._test, self._heard = settings, test, heard
+        self._settings, self._heard = settings, heard
+        of = {DATA: aside, "test": test}
+        self._of = {name: data for name, data in of.items() if data is not None}
         self.metrics: dict[str, float] = {}
         self.history: list[dict[str, Any]] = []
         self.owed = False
@@ -40,6 +45,8 @@ class Evaluations:
         before : samples before the last step.
         """
         every = self._settings.evaluate_every
+        if DATA in self._of and position.batch == 0:
+            return True
         if any(before < count <= position.samples for count in self._settings.evaluate_at):
             return True
         if every == "auto":
@@ -54,15 +61,20 @@ class Evaluations:
         report: Callable[[str, dict[str, Any]], None],
     ) -> None:
         """Evaluate. stoppable : entered meanwhile; the figures are owed if it ends with Stopped."""
-        self.metrics, self.owed = {}, self._test is not None
-        if self._test is None:
+        self.metrics, self.owed = {}, bool(self._of)
+        if not self._of:
             return
+        metrics: dict[str, float] = {}
         with stoppable, np.errstate(over="ignore", invalid="ignore"):
-            metrics = named("test", model().evaluate(self._test))
-        self.metrics, self.owed = metrics, False
+            evaluated = model()
+            for name, data in self._of.items():
+                metrics |= named(name, evaluated.evaluate(data))
         record = {"step": position.step, "samples": position.samples, **metrics}
-        self.history.append(record)
         report("evaluation", metrics)
+        self.metrics, self.owed = metrics, False
+        if self.history and self.history[-1]["step"] == position.step:
+            self.history.pop()  # of the last pass, whose weights may not be those that are kept
+        self.history.append(record)
         if self._heard is not None:
             self._heard(record)
 

@@ -28,12 +28,14 @@ class Live:
 
     losses : of the windows that ended in this process, in squares of the user's targets; the first
     of them is number `first` of the run. on_host : its memory is this machine's, not a device's.
+    heard : is told what the log is.
     """
 
     def __init__(
-        self, line: Line, log: RunLog, position: Position, *, on_host: bool = True
-    ) -> None:
-        self.line, self._log, self.position = line, log, position
+        self, line: Line, log: RunLog, position: Position, *, on_host: bool = True,
+        heard: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.line, self._log, self.position, self._heard = line, log, position, heard
         self.losses: list[float] = []
         self.first = self._logged = 0
         self._logged_at = time.monotonic()
@@ -44,7 +46,10 @@ class Live:
     def report(self, event: str, fields: dict[str, Any]) -> None:
         """A record of the log; what it says of the setup is for the line as well."""
         at = self.position
-        self._log.write(step=at.step, epoch=at.epoch, samples=at.samples, event=event, **fields)
+        where = {"step": at.step, "epoch": at.epoch, "samples": at.samples}
+        self._log.write(**where, event=event, **fields)
+        if self._heard is not None:
+            self._heard({"event": event, **where, **fields})
         if event == "setup":
             self.doing = DOING[fields["doing"]]
             self._blocks_begun = time.monotonic()

@@ -34,7 +34,9 @@ from streamkern.stream.loader import MAX_THREADS
 from streamkern.stream.sources.base import Source, read_ahead, target_bytes, unit_sizes
 from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.row_shapes import check_row_shape
+from streamkern.stream.sources.validation import rows_read
 from streamkern.train.continued import Continued
+from streamkern.train.early_stopping import check_early_stopping
 from streamkern.train.given_arrays import check_metric, open_centers, open_metric
 from streamkern.train.precision import resolve_precision
 from streamkern.train.training_data import Data, open_data, with_epochs
@@ -136,6 +138,7 @@ def open_run(
     caller closes `Run.backend`.
     """
     config = given.settings(config)
+    check_early_stopping(config, whole=whole, goes_on=bool(given.warm or given.continued))
     data = open_data(config, given.source, given.continued)
     kernel, metric = _in_its_metric(config, given, get_kernel(config.model.kernels[0]), data.d)
     config = with_epochs(config, data.source.n_rows)
@@ -300,6 +303,8 @@ def _problem(
         hides_copies=source.hides_copies,
         float64=1.0 if itemsize == 8 else backend.float64,
         features=config.model.features,
+        set_aside=0 if data.aside is None else data.aside.n_rows,
+        read_rows=rows_read(source),
     )
 
 

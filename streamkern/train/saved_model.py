@@ -14,6 +14,7 @@ from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import RunError
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.sealed import Saved
+from streamkern.train.early_stopping import kept_scores
 from streamkern.train.model import KernelModel, model_of
 from streamkern.train.same_run import versions
 from streamkern.train.scaling import save_scaling
@@ -24,7 +25,7 @@ from streamkern.train.steps import Kept
 class Whole:
     """All that a model is made of. setup, state : arrays and JSON values as of a run: see `start`
     and `Steps.kept`. settings : of the run. history : evaluations. losses : of windows of
-    steps. ended : why before its epochs were over, if so."""
+    steps. ended : why before its epochs were over, if so. validation_scores : as of `Result`."""
 
     settings: Mapping[str, Any]
     setup: Kept
@@ -33,6 +34,7 @@ class Whole:
     history: Sequence[Mapping[str, Any]] = ()
     losses: Sequence[float] = ()
     ended: str | None = None
+    validation_scores: Sequence[float] = ()
 
 
 def model_only(
@@ -98,9 +100,10 @@ def save_model(
             directory.save_setup(*whole.setup)
             arrays, meta = whole.state
             metrics = {k: v if np.isfinite(v) else None for k, v in whole.metrics.items()}
-            directory.save(
-                meta["position"]["step"], arrays, meta | {"order": {}, "metrics": metrics}
-            )
+            kept: dict[str, Any] = {"order": {}, "metrics": metrics}
+            if whole.validation_scores:
+                kept["validation"] = kept_scores(whole.validation_scores)
+            directory.save(meta["position"]["step"], arrays, meta | kept)
 
 
 def _record(whole: Whole, place: str) -> dict[str, Any]:

@@ -53,6 +53,7 @@ class Result:
     epochs than were allowed, or None. skipped : a sentence for each damaged checkpoint in whose
     place an older one was taken, here or in the run of solver.warm_start, and for a damaged log.
     ridge : the one that the solver found; 0 where it looks for none. epochs : that are behind it.
+    validation_scores : of the passes, where rows are set aside; see `early_stopping`.
     losses : means of the training loss over windows of steps, each before the step it led to, in
     squares of the user's targets; the last one of what was left. Of all processes that worked on
     the run where it keeps a log, else of this one.
@@ -71,6 +72,7 @@ class Result:
     ridge: float = 0.0
     epochs: int = 0
     losses: list[float] = field(default_factory=list)
+    validation_scores: list[float] = field(default_factory=list)
 
 
 class Steps:
@@ -80,6 +82,7 @@ class Steps:
         self.run, self.made, self.solver = run, made, made.solver
         self.position, self.report = position, report
         self.whole = True  # no step has begun that did not end
+        self._best: Any = None
 
     def begin(self, alpha: npt.NDArray[Any] | None = None) -> None:
         """From the zero function, or the one with the weights `alpha` (p, c)."""
@@ -89,7 +92,7 @@ class Steps:
 
     def restore(self, arrays: dict[str, Any], meta: dict[str, Any]) -> None:
         """From where `kept` was called. arrays["good"] is written to from now on."""
-        state = self.solver.restore(arrays, meta["state"])
+        state, self._best = self.solver.restore(arrays, meta["state"]), arrays.get("best")
         self._go_on(state, Guard.restore(meta["guard"]), arrays["good"], arrays["window"])
         for name, now in asdict(self.position).items():
             setattr(self.position, name, type(now)(meta["position"][name]))
@@ -105,6 +108,8 @@ class Steps:
         """Host arrays and JSON values that `restore` goes on with, and a model is made of."""
         averaged = self.solver.weights(self.state) is self.state.average  # may bring it up to date
         arrays = self.solver.arrays(self.state) | {"good": self.watch.good}
+        if self._best is not None:
+            arrays["best"] = self._best
         kept = {name: self.run.backend.copy_to_host(a) for name, a in arrays.items()}
         # As an array, because a diverging run has losses that JSON can not hold.
         kept["window"] = self.watch.read().copy()
@@ -114,6 +119,20 @@ class Steps:
             "guard": self.watch.guard.scalars(),
             "evaluated": "average" if averaged else "alpha",
         }
+
+    def keep_best(self) -> None:
+        """Remember the weights as they are."""
+        weights = self.solver.weights(self.state)
+        if self._best is None:
+            self._best = weights.copy()
+        else:
+            self._best[...] = weights
+
+    def take_best(self) -> None:
+        """Go back to the weights of `keep_best`, if it was called, at the end of a run."""
+        if self._best is not None:
+            self.state.alpha[...] = self.state.average[...] = self._best
+            self._best = None
 
     @contextlib.contextmanager
     def feed(self, client: Any = None) -> Iterator[Feed]:

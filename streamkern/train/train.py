@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.cluster import check_cluster, connect
 from streamkern.stream.sources.base import Source
 from streamkern.train.ancestor import continuing
+from streamkern.train.callbacks import Callback, Callbacks, check_callbacks
 from streamkern.train.evaluations import Evaluations
 from streamkern.train.opened import Given, open_run
 from streamkern.train.same_run import (
@@ -27,6 +28,7 @@ from streamkern.train.same_run import (
     recorded_sizes,
     run_record,
 )
+from streamkern.train.sinks import sinks_of
 from streamkern.train.steps import Result
 from streamkern.train.training_data import checked_classes, open_test
 from streamkern.train.warm_start import WarmStart
@@ -49,6 +51,7 @@ def train(
     warm: WarmStart | None = None,
     facts: Mapping[str, Any] | None = None,
     continues: str | os.PathLike[str] | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Train, or resume, the run that `config` describes.
 
@@ -69,6 +72,8 @@ def train(
     continues : run directory, finished or not, that this run continues in its own run.run_dir: on
         its centers, kernel, metric and scaling, from its weights, with data.epochs more epochs over
         the same or other rows. Of [model] only what it has there may be set.
+    callbacks : are told of the run and may end it, see `Callback`; an exception of theirs comes
+        out as it is.
 
     Raises
     ------
@@ -85,6 +90,7 @@ def train(
     """
     rows = None if centers is None else as_centers(centers)
     own = None if metric is None else np.asarray(metric)
+    told = (*check_callbacks(callbacks), *sinks_of(config.run))
     given, directory = Given(source, test, rows, own, client, warm, facts or {}), None
     if config.run.run_dir is not None:
         directory = RunDirectory(
@@ -94,7 +100,7 @@ def train(
         )
     kept = directory is not None
     with resumable(stop, kept=kept, where=lambda: "before the next step") as request:
-        return _train(config, given, directory, request, progress, on_evaluation, continues)
+        return _train(config, given, directory, request, progress, on_evaluation, continues, told)
 
 
 def _train(
@@ -105,6 +111,7 @@ def _train(
     progress: bool | str,
     on_evaluation: Callable[[dict[str, Any]], None] | None,
     continues: str | os.PathLike[str] | None,
+    callbacks: Sequence[Callback],
 ) -> Result:
     config, given = continuing(continues, as_recorded(config, directory), given, directory)
     run = open_run(config, given, fixed_sizes=recorded_sizes(directory))
@@ -130,8 +137,9 @@ def _train(
                 check_same_run(directory, record)  # nobody else wrote in between
                 if recorded_run(directory) is None:
                     directory.write_config(record)
-            evaluations = Evaluations(config.run, held_out, on_evaluation)
-            trainer = Trainer(run, directory, evaluations, stack, request, progress=progress)
+            evaluations = Evaluations(config.run, held_out, on_evaluation, run.data.aside)
+            told = Callbacks(callbacks, stack)
+            trainer = Trainer(run, directory, evaluations, stack, request, told, progress=progress)
             with request.at_once():
                 trainer.begin(client, record)
             return trainer.run_to_end()

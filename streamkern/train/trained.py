@@ -15,6 +15,7 @@ from streamkern.basics.warning import warn
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.sealed import Saved, as_saved
 from streamkern.train.arrivals import load_trained
+from streamkern.train.early_stopping import scores_in
 from streamkern.train.evaluations import evaluations_in
 from streamkern.train.logged import losses_in
 from streamkern.train.model import model_of
@@ -84,6 +85,7 @@ def _result(place: str, setup: Saved, saved: Saved, records: list[dict[str, Any]
             ridge=meta["setup"].get("ridge", state.get("ridge", 0.0)),
             epochs=position["epoch"],
             losses=losses_in(records, position["step"]),
+            validation_scores=scores_in(saved.meta.get("validation", ())),
         )
     except BaseException:
         backend.close()

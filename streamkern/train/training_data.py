@@ -32,6 +32,7 @@ from streamkern.stream.sources.transforms import (
     transform_name,
 )
 from streamkern.stream.sources.user import as_source
+from streamkern.stream.sources.validation import set_aside
 from streamkern.train.continued import Continued
 from streamkern.train.scaling import find_scale
 
@@ -48,6 +49,7 @@ class Data:
     fixed : the transforms that are no augmentation (scaling), in order, bound to their numbers;
     centers and evaluated rows go through these alone. scale : what is done about the scale of the
     features, in words. cache : for chunks of remote stores.
+    aside : the rows that are validated on and not among these, or None.
     weight_factors : see `sample_weights.weight_factors`; None where rows have no sample weights.
     """
 
@@ -57,6 +59,7 @@ class Data:
     scale: str
     cache: Cache | None = None
     weight_factors: npt.NDArray[np.float64] | None = None
+    aside: BaseSource | None = None
 
     @property
     def d(self) -> int:
@@ -127,6 +130,9 @@ def open_data(
     source = as_source(source)
     if source.n_outputs < 1:
         raise ConfigError("the training data has no targets y; training needs them")
+    aside, run = None, config.run
+    if run.early_stopping:
+        source, aside = set_aside(source, run.validation_fraction, run.random_state)
     for transform in host_transforms(source):
         if is_deterministic(transform):
             raise ConfigError(
@@ -145,7 +151,7 @@ def open_data(
         source, words = AugmentedSource(source, 1, left) if left else source, continued.words
     fixed = tuple(t for t in source.feed_transforms if is_deterministic(t))
     factors = weight_factors(source, settings.class_weight)
-    return Data(source, stored_rows(source), fixed, words, cache, factors)
+    return Data(source, stored_rows(source), fixed, words, cache, factors, aside)
 
 
 def _in_its_columns(source: Source, continued: Continued) -> BaseSource:
@@ -162,8 +168,8 @@ def with_epochs(config: RunConfig, n_rows: int) -> RunConfig:
 
 def auto_epochs(config: RunConfig, n_rows: int) -> int:
     """What "auto" epochs are. Where all passes are of the same rows, they are iterations, which are
-    needed on any data and end by themselves."""
-    if config.method.same_rows:
+    needed on any data and end by themselves, as they do where they are stopped early."""
+    if config.method.same_rows or config.run.early_stopping:
         return MAX_AUTO_EPOCHS
     return max(1, min(MAX_AUTO_EPOCHS, math.ceil(AUTO_SAMPLES / n_rows)))
 

@@ -25,6 +25,7 @@ from streamkern.basics.errors import (
 )
 from streamkern.basics.progress import Line
 from streamkern.basics.stop import Stopped, StopRequest
+from streamkern.basics.text import redact
 from streamkern.basics.warning import warn
 from streamkern.planning.sizes import own_sizes
 from streamkern.rundir.run_directory import RunDirectory
@@ -35,8 +36,10 @@ from streamkern.stream.cluster import dashboard_link
 from streamkern.stream.meter import Meter
 from streamkern.stream.sources.stores import stores_of
 from streamkern.train.arrivals import Arrivals, is_computed_with
+from streamkern.train.callbacks import Beginning, Callbacks, Passed
 from streamkern.train.checkpoint_times import Checkpoints
 from streamkern.train.choose_metric import Learned
+from streamkern.train.early_stopping import EarlyStopping, kept_scores, scores_in
 from streamkern.train.evaluations import Evaluations
 from streamkern.train.live import Live
 from streamkern.train.logged import losses_in
@@ -58,6 +61,7 @@ class Trainer:
         evaluations: Evaluations,
         stack: contextlib.ExitStack,
         stop: StopRequest,
+        callbacks: Callbacks,
         *,
         progress: bool | str,
     ) -> None:
@@ -68,7 +72,9 @@ class Trainer:
         self.checkpoints = Checkpoints(self.settings, directory, stack)
         self.position = Position()
         line = stack.enter_context(Line(asked=progress))
-        self.live = Live(line, self.log, self.position, on_host=run.backend.name == "cpu")
+        self.callbacks, self.stopping = callbacks, EarlyStopping(self.settings)
+        on_host = run.backend.name == "cpu"
+        self.live = Live(line, self.log, self.position, on_host=on_host, heard=callbacks.record)
         # No method of this object, which would hold itself and all of the memory.
         self._report = self.live.report
         self.began, self.loop_s = time.perf_counter(), 0.0
@@ -92,6 +98,14 @@ class Trainer:
         check_order(order, self.feed.loader.order_key())
         if self.run.given.continued is not None and not begun:
             self._checkpoint()  # from here on the old run is not needed
+        self.callbacks.begin(self._beginning(made))
+
+    def _beginning(self, made: Assembled) -> Beginning:
+        run, at, directory = self.run, self.position, self.directory
+        return Beginning(
+            run.given.recorded(run.config), _summary(made.meta), at.step, at.epoch,
+            run.config.data.passes, None if directory is None else redact(directory.place),
+        )  # fmt: skip
 
     def _setup(self, record: dict[str, Any], warm: WarmStart | None) -> Assembled:
         directory, backend = self.directory, self.run.backend
@@ -143,8 +157,9 @@ class Trainer:
         with as_saved(self.directory.place):
             self.steps.restore(arriving.arrays(saved), saved.meta)
             self.evaluations.restore(saved.meta["metrics"])
+            self.stopping.scores = scores_in(saved.meta.get("validation", ()))
             order = dict(saved.meta["order"])
-        self.ended = self._finished()
+        self.ended = saved.meta.get("ended") or self._finished()
         self._report("resume", ahead)
         for text in saved.skipped:
             warn(text)
@@ -179,8 +194,6 @@ class Trainer:
 
     def _to_end(self) -> None:
         try:
-            if self.evaluations.owed:
-                self._evaluate()
             self._loop()
             self._finish()
         except Stopped as stopped:
@@ -197,6 +210,10 @@ class Trainer:
             self.feed.epochs(behind + position.epoch, behind + epochs, position.batch)
         )
         try:
+            if self.evaluations.owed:
+                self._evaluate()
+                if position.batch == 0:
+                    self._judge_pass()
             if not self.ended:
                 self.steps.run_through(batches, self._between)
         except (RunError, DivergenceError, TrainingInterrupted):
@@ -227,15 +244,33 @@ class Trainer:
         self.live.stepped(loss)
         position = self.position
         if position.batch == 0:
-            self.ended = self._finished()
-            if self.ended:
-                self._report("finished", {"why": self.ended})
+            self._end_with(self._finished())
         last = position.epoch == self.run.config.data.passes or self.ended is not None
-        if self.evaluations.due(position, before) and not last:
+        scored = self.stopping.active and position.batch == 0
+        if self.evaluations.due(position, before) and (scored or not last):
             self._evaluate()  # the end has its own
+        if position.batch == 0:
+            self._judge_pass()
         if self.checkpoints.due(position.step) and not self.stop.requested:  # which saves as well
             self._checkpoint()
         return self.ended is not None
+
+    def _judge_pass(self) -> None:
+        """What its score and the callbacks make of a pass that has ended."""
+        if self.stopping.active:
+            if self.stopping.judge(self.evaluations.metrics):
+                self.steps.keep_best()
+            self._end_with(self.stopping.reason())
+        at, figures = self.position, dict(self.evaluations.metrics)
+        last = at.epoch == self.run.config.data.passes or self.ended is not None
+        passed = Passed(at.epoch, at.step, at.samples, figures, last, self.steps.result)
+        self._end_with(self.callbacks.pass_ended(passed))
+
+    def _end_with(self, why: str | None) -> None:
+        """End the run after this pass, if there is a reason and others were left."""
+        if why and not self.ended and self.position.epoch < self.run.config.data.passes:
+            self.ended = why
+            self._report("finished", {"why": why})
 
     def _finished(self) -> str | None:
         """Why the epochs that are left are not needed, or None."""
@@ -257,6 +292,7 @@ class Trainer:
         self.live.log_losses()
         self.steps.watch.judge_rest()
         self.steps.solver.finish(self.steps.state)
+        self.steps.take_best()
         self.position.done = True
         self._check_data()
         self._evaluate()
@@ -267,7 +303,12 @@ class Trainer:
     def _checkpoint(self) -> None:
         self.live.log_losses()
         order, metrics = self.feed.loader.order_key(), self.evaluations.kept()
-        self.checkpoints.save(self.steps, {"order": order, "metrics": metrics}, self._check_data)
+        meta: dict[str, Any] = {"order": order, "metrics": metrics}
+        if self.stopping.active:
+            meta["validation"] = kept_scores(self.stopping.scores)
+        if self.ended:
+            meta["ended"] = self.ended
+        self.checkpoints.save(self.steps, meta, self._check_data)
 
     def _check_data(self) -> None:
         """Raise DataError if a store was replaced, so that no checkpoint is made of two."""
@@ -307,6 +348,7 @@ class Trainer:
             timing={"loop_s": self.loop_s, "stall_s": stall_s},
             ended=self.ended,
             skipped=self.skipped,
+            validation_scores=self.stopping.scores,
         )
 
 

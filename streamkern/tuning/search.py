@@ -133,6 +133,7 @@ def tune(
     penalties = numbers_or_auto("ridges", ridges, above=False)
     if widths is not None and not any(map(notation.bandwidths, chosen)):
         raise ConfigError(f"bandwidths={bandwidths!r} but no kernel has one; leave bandwidths= out")
+    asked, config = config, config.with_overrides({"run.early_stopping": False})
     data = open_data(config, source)
     judged_by = find_metric(metric, data.source.classes is not None)
     candidates = Candidates(config, data, Wishes(rows, centers, epochs), folds, distances)
@@ -155,7 +156,7 @@ def tune(
         table = SearchTable(judged_by, [row_weights(judged_by, *of_split) for of_split in targets])
         table.add(given)
         way.fill(table, trainings)
-        tuned = _tuned(config, table, sizes)
+        tuned = _tuned(asked, table, sizes)
         found = {"best": tuned.best, "table": tuned.table, "metric": tuned.metric}
         trials.finish(found | {"search": sizes, "toml": tuned.toml})
     return tuned

@@ -1,0 +1,251 @@
+"""A share of the rows set aside for validation, and the rows that are left to train on.
+
+Which rows is a function of seed and row alone, so that a resumed run sets the same ones aside. It
+is decided below all copies: of a row that is set aside no replica is trained on, and it is
+validated on without augmentation. Nothing of size n is kept.
+
+    store of C chunks    the share of the rows, from 256 random chunks, or from as many as hold it:
+                         an evaluation reads no others
+    array in memory      the same, and of each class its share
+    store of copies      rows by a draw for the row they were made from, which is looked up for all
+    mixture, augmented   each source by itself, and the same made of what is left
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.randomness import RowRandom, Stage
+from streamkern.store.sample_weights import add_totals
+from streamkern.store.statistics import ColumnMoments
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.base import BaseSource, Block, ahead, unit_edges
+from streamkern.stream.sources.generator import GeneratorSource
+from streamkern.stream.sources.mixture import MixtureSource
+from streamkern.stream.sources.sampling import MANY_UNITS
+from streamkern.stream.sources.transforms import Moments
+from streamkern.stream.sources.user import UserSource
+
+
+def set_aside(source: BaseSource, share: float, seed: int) -> tuple[BaseSource, BaseSource]:
+    """(rows to train on, rows set aside, without augmentation) of `source`.
+
+    share : of the stored rows, between 0 and 1. Reads what rows are made from where a store holds
+    copies, and nothing else.
+
+    Raises
+    ------
+    ConfigError
+        Rows are made by a function, or come in the shares of a mixture.
+    DataError
+        There are too few rows to set any aside, or to leave any.
+    """
+    if isinstance(source, AugmentedSource):
+        left, aside = set_aside(source.base, share, seed)
+        transforms = (*source.host_transforms, *source._own_feed())
+        return AugmentedSource(left, source.copies, transforms), aside
+    if isinstance(source, MixtureSource):
+        if source.weights is not None:
+            raise ConfigError(
+                "early_stopping can not be used with the shares of a mixture (data.weights), which "
+                "rows set aside would not have; leave one of them out"
+            )
+        parts = [set_aside(part, share, seed) for part in source.parts]
+        transforms = (*source.host_transforms, *source.feed_transforms)
+        left = MixtureSource([own for own, _ in parts], transforms=transforms)
+        return left, MixtureSource([aside for _, aside in parts])
+    _check_stored(source)
+    split = _Split(source, share, seed)
+    return SplitSource(split, aside=False), SplitSource(split, aside=True)
+
+
+def _check_stored(source: BaseSource) -> None:
+    """Raise ConfigError unless the rows are those of one store or array."""
+    if isinstance(source, GeneratorSource | UserSource):
+        raise ConfigError(
+            "early_stopping can not be used with rows that a function or a source of your own "
+            "makes: nobody knows which of them are made from one; leave early_stopping out, or "
+            "write them to a store first"
+        )
+    for part in source.parts:  # columns in another order
+        if isinstance(part, AugmentedSource | MixtureSource) or part.host_transforms:
+            raise ConfigError(
+                "early_stopping can not be used with columns that are put in order behind an "
+                "augmentation or a mixture; give its sources their columns in the same order"
+            )
+        _check_stored(part)
+
+
+def rows_read(source: BaseSource) -> int:
+    """Rows that a read of `source` decodes at most, where some of them are left out; else 0."""
+    own = source.split.largest if isinstance(source, SplitSource) else 0
+    return max([own, *map(rows_read, source.parts)])
+
+
+class _Split:
+    """Which rows of each unit of `base` are set aside."""
+
+    def __init__(self, base: BaseSource, share: float, seed: int) -> None:
+        self.base, self.share, self.seed = base, share, seed
+        edges = unit_edges(base)
+        self.sizes = np.diff(edges)
+        self.largest = int(self.sizes.max())
+        self.by_class = base.classes is not None and _in_memory(base)
+        if base.n_origins:
+            self.counts = self._counted()
+        else:
+            self.counts = _counts(self.sizes, share, seed)
+        n = int(self.counts.sum())
+        if not 2 <= n < base.n_rows:
+            raise DataError(
+                f"validation_fraction={share:g} sets {n} of {base.n_rows} rows aside; it takes "
+                "two, and one to train on: give more rows, or another fraction"
+            )
+
+    def _counted(self) -> np.ndarray:
+        calls = (partial(self.of, u) for u in range(len(self.sizes)))
+        return np.array([np.count_nonzero(part) for part in ahead(self.base, calls)], np.int64)
+
+    def of(self, u: int) -> np.ndarray:
+        """(k,) bool, of the rows of unit u."""
+        if self.base.n_origins:
+            origins = self.base.origins(u, 0).astype(np.int64)
+            draws = RowRandom(np, self.seed, 0, Stage.VALIDATION, origins, np.float64)
+            found: np.ndarray = draws.uniform() < self.share
+            return found
+        k, count = int(self.sizes[u]), int(self.counts[u])
+        rng = np.random.default_rng([self.seed, Stage.VALIDATION, 1, u])
+        order, start = rng.permutation(k), rng.random()
+        if self.by_class:  # equal steps through the classes take the same share of each
+            labels = self.base.read_targets(u, 0, 0)
+            order = order[np.argsort(labels[order], kind="stable")]
+        chosen = np.zeros(k, bool)
+        if count:
+            chosen[order[((np.arange(count) + start) * (k / count)).astype(np.int64)]] = True
+        return chosen
+
+
+def _counts(sizes: np.ndarray, share: float, seed: int) -> np.ndarray:
+    """Rows to set aside in each unit: (n_units,) int64, in all the share of the rows to half one.
+
+    Of few units all give some; of many, as few as hold the share, and no fewer than `MANY_UNITS`.
+    """
+    n_units = len(sizes)
+    n_giving = max(math.ceil(share * n_units), min(n_units, MANY_UNITS))
+    rng = np.random.default_rng([seed, Stage.VALIDATION, 0])
+    giving = np.sort(rng.permutation(n_units)[:n_giving])
+    given = np.cumsum(sizes[giving])
+    wanted = min(share * sizes.sum() / given[-1], 1.0)
+    counts = np.zeros(n_units, np.int64)
+    counts[giving] = np.diff(np.floor(given * wanted + 0.5).astype(np.int64), prepend=0)
+    found: np.ndarray = np.minimum(counts, sizes)
+    return found
+
+
+def _in_memory(source: BaseSource) -> bool:
+    plain = isinstance(source, ArraySource) and not source.host_transforms
+    return plain and not source.statistics_read
+
+
+class SplitSource(BaseSource):
+    """The rows of a source that are set aside, without its transforms, or those that are left.
+
+    Units are those of the base that hold some. Statistics are those of all rows.
+    """
+
+    kind = "split"
+
+    def __init__(self, split: _Split, *, aside: bool) -> None:
+        base = split.base
+        self.split, self.aside, self.parts = split, aside, (base,)
+        self._set_rows_like(base)
+        counts = split.counts if aside else split.sizes - split.counts
+        self._units = np.flatnonzero(counts)
+        self._edges = np.concatenate(([0], np.cumsum(counts[self._units])))
+        self._base_edges = unit_edges(base)
+        self.n_rows = int(self._edges[-1])
+        self.remote, self.level, self.repeats = base.remote, base.level, base.repeats
+        self.n_origins = round(base.n_origins * self.n_rows / base.n_rows)
+        self.hides_copies = base.hides_copies
+        self.statistics_read = base.statistics_read
+        self.feed_transforms = () if aside else base.feed_transforms
+        self.totals = self._own_totals()
+
+    @property
+    def base(self) -> BaseSource:
+        """All of the rows."""
+        return self.parts[0]
+
+    @property
+    def fingerprint(self) -> str:
+        return self.base.fingerprint
+
+    def describe(self) -> dict[str, Any]:
+        return super().describe() | {"share": self.split.share, "base": self.base.describe()}
+
+    def _own_totals(self) -> np.ndarray | None:
+        """See `BaseSource`; counted in memory, else in proportion."""
+        base = self.base
+        if base.totals is None:
+            return None
+        if not _in_memory(base):
+            return np.asarray(base.totals * (self.n_rows / base.n_rows))
+        totals = np.zeros_like(base.totals)
+        for u in range(self.n_units):
+            block = self._of_base(u)
+            add_totals(totals, block.y, block.w, base.classes is not None)
+        return totals
+
+    def _of_base(self, u: int) -> Block:
+        return self.base.read_rows(int(self._units[u]), 0, 0).take(self._places(u))
+
+    def _places(self, u: int) -> np.ndarray:
+        """(k,) rows of the unit of the base that unit u has, ascending."""
+        found = self.split.of(int(self._units[u]))
+        return np.flatnonzero(found if self.aside else ~found)
+
+    def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
+        if self.aside:
+            return self._of_base(u).read
+        return self.base.read_unit(int(self._units[u]), seed, epoch).take(self._places(u)).read
+
+    def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
+        targets = self.base.read_targets(int(self._units[u]), seed, epoch)
+        own: np.ndarray = targets[self._places(u)]
+        return own
+
+    def source_rows(self, u: int) -> np.ndarray:
+        rows: np.ndarray = self.base.source_rows(int(self._units[u]))[self._places(u)]
+        return rows
+
+    def origins(self, u: int, epoch: int) -> np.ndarray:
+        """Those of the base."""
+        rows: np.ndarray = self.base.origins(int(self._units[u]), epoch)[self._places(u)]
+        return rows
+
+    def find_rows(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """See `BaseSource`; of those that the base finds."""
+        found = self.base.find_rows(X)
+        if found is None:
+            return None
+        numbers, places = found
+        own = np.full(len(numbers), -1)
+        holder = np.searchsorted(self._base_edges, numbers, side="right") - 1
+        for u in np.unique(np.searchsorted(self._units, holder)[np.isin(holder, self._units)]):
+            here = self._places(int(u)) + self._base_edges[self._units[u]]
+            at = np.minimum(np.searchsorted(here, numbers), len(here) - 1)
+            hit = here[at] == numbers
+            own[hit] = self._edges[u] + at[hit]
+        return own[own >= 0], places[own >= 0]
+
+    def statistics(self) -> Moments:
+        return self.base.statistics()
+
+    def target_moments(self) -> ColumnMoments | None:
+        return self.base.target_moments()

@@ -1,0 +1,116 @@
+"""Callbacks: what is told of a run while it trains, and may end it.
+
+They hear what the log is told, and are asked after every pass. One that raises ends the run with
+its own exception; where there is a run directory, the same call goes on from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from streamkern.basics.errors import ConfigError
+from streamkern.train.steps import Result
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """A run that is about to take its steps.
+
+    settings : of the run, table by table, JSON. setup : what was chosen and measured. step, epoch :
+    that are behind a run that is resumed. epochs : at most. run_dir : where there is one.
+    """
+
+    settings: Mapping[str, Mapping[str, Any]]
+    setup: Mapping[str, Any]
+    step: int
+    epoch: int
+    epochs: int
+    run_dir: str | None = None
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A pass that has ended.
+
+    epoch, step, samples : that are behind the run. figures : the newest of the evaluations. last :
+    whether no other pass follows. result : makes what the run would return now, whose model is the
+    run's own: it is neither closed nor kept.
+    """
+
+    epoch: int
+    step: int
+    samples: int
+    figures: Mapping[str, float]
+    last: bool
+    result: Callable[[], Result]
+
+
+class Callback:
+    """Does nothing; override what is of interest.
+
+    All is called by the thread that trains, between two steps, which wait for it.
+    """
+
+    def begin(self, run: Beginning) -> None:
+        """The setup is over. Also of a run that is resumed."""
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """What the log is told: `event`, `step`, `epoch`, `samples`, and what belongs to the event.
+
+        "train" has `train_mse` and `samples_per_s`, about once a second; "evaluation" has figures.
+        """
+
+    def pass_ended(self, passed: Passed) -> bool | None:
+        """A pass has ended. True: no other one is wanted."""
+        return None
+
+    def end(self, error: BaseException | None) -> None:
+        """Nothing more will be told. error : that training ended with; None where it came to its
+        end. Also called where `begin` failed."""
+
+
+def check_callbacks(callbacks: Sequence[Any]) -> tuple[Callback, ...]:
+    """The callbacks; ConfigError for what is none."""
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise ConfigError(
+                f"callbacks has {callback!r}, which is no object of a subclass of "
+                "streamkern.Callback; those of scikit-learn are for set_callbacks"
+            )
+    return tuple(callbacks)
+
+
+class Callbacks:
+    """Those of a run, in order. stack : on which they end."""
+
+    def __init__(self, callbacks: Sequence[Callback], stack: contextlib.ExitStack) -> None:
+        self._callbacks, self._stack = callbacks, stack
+        self._told: list[Callback] = []
+
+    def begin(self, run: Beginning) -> None:
+        """Tell all of them, and see to it that they end."""
+        for callback in self._callbacks:
+            self._stack.push(_ender(callback))
+            callback.begin(run)
+            self._told.append(callback)
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """See `Callback`. What came before the beginning is not told."""
+        for callback in self._told:
+            callback.record(record)
+
+    def pass_ended(self, passed: Passed) -> str | None:
+        """Why no other pass is wanted, or None. All of them are told."""
+        wishes = [callback.pass_ended(passed) for callback in self._told]
+        enders = [type(c).__name__ for c, wish in zip(self._told, wishes, strict=True) if wish]
+        return f"{enders[0]} asked for no further pass" if enders else None
+
+
+def _ender(callback: Callback) -> Callable[..., None]:
+    def end(kind: object, error: BaseException | None, traceback: object) -> None:
+        callback.end(error)
+
+    return end

@@ -1,0 +1,141 @@
+"""Callbacks that hand the numbers of a run to TensorBoard and to MLflow, as the log gets them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from streamkern.basics.errors import TrainingInterrupted
+from streamkern.basics.optional import need
+from streamkern.basics.stop import Stopped
+from streamkern.config.run_config import ExecutionConfig
+from streamkern.train.callbacks import Beginning, Callback
+from streamkern.train.guard import WINDOW
+
+MOST_AT_ONCE = 1000
+"""Numbers in a request to MLflow, whose servers refuse more."""
+LONGEST = 500
+"""Of a parameter in MLflow, in characters."""
+_PLACES = ("event", "step", "epoch", "samples", "window", "left_s")
+RUN_DIR = "streamkern.run_dir"
+"""The tag by which a run that is resumed finds its run in MLflow."""
+
+
+def sinks_of(settings: ExecutionConfig) -> list[Callback]:
+    """Those that the settings name."""
+    found: list[Callback] = []
+    if settings.tensorboard is not None:
+        found.append(TensorBoard(settings.tensorboard))
+    if settings.mlflow is not None:
+        found.append(MLflow(settings.mlflow))
+    return found
+
+
+def numbers_in(record: Mapping[str, Any]) -> Iterator[tuple[str, float, int]]:
+    """(name, value, step) of a record of the log: of "train" the loss of every window that has
+    ended, of all events what else is a number."""
+    losses = record.get("losses", ())
+    for number, loss in enumerate(losses, record.get("window", 0) + 1):
+        yield "train_mse", float(loss), number * WINDOW
+    if record["event"] not in ("train", "evaluation", "back-off"):
+        return
+    for name, value in record.items():
+        if name in _PLACES or (losses and name == "train_mse"):
+            continue
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield name, float(value), int(record["step"])
+
+
+class TensorBoard(Callback):
+    """Writes losses and figures to a folder that TensorBoard shows.
+
+    folder : local. A run that is resumed goes on in it.
+
+    Raises `MissingDependencyError` without tensorboardX.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = os.fspath(folder)
+        need("tensorboardX", "run.tensorboard", "tensorboard")
+        self._writer: Any = None
+
+    def begin(self, run: Beginning) -> None:
+        """Open a file in the folder."""
+        module = need("tensorboardX", "run.tensorboard", "tensorboard")
+        # What was written after the checkpoint that a run is resumed from comes anew.
+        again = {"purge_step": run.step + 1} if run.step else {}
+        self._writer = module.SummaryWriter(self.folder, **again)
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Its numbers."""
+        for name, value, step in numbers_in(record):
+            self._writer.add_scalar(name, value, step)
+
+    def end(self, error: BaseException | None) -> None:
+        """Close the file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+class MLflow(Callback):
+    """Writes settings, losses and figures to a run in MLflow.
+
+    uri : of the tracking server or store; None: as MLflow is set up. experiment : in which the run
+    is; made where there is none. A run with a `run_dir` that is resumed goes on in its run.
+
+    Raises `MissingDependencyError` without MLflow.
+    """
+
+    def __init__(self, uri: str | None = None, *, experiment: str = "streamkern") -> None:
+        self.uri, self.experiment = uri, experiment
+        self.run_id: str | None = None
+        need("mlflow", "run.mlflow", "mlflow")
+        self._client: Any = None
+
+    def begin(self, run: Beginning) -> None:
+        """Find or make the run, and write the settings."""
+        self._client = need("mlflow", "run.mlflow", "mlflow").MlflowClient(self.uri)
+        found = self._client.get_experiment_by_name(self.experiment)
+        place = (
+            self._client.create_experiment(self.experiment)
+            if found is None
+            else found.experiment_id
+        )
+        self.run_id = self._resumed(place, run) if run.step and run.run_dir else None
+        if self.run_id is None:
+            tags = {} if run.run_dir is None else {RUN_DIR: run.run_dir}
+            self.run_id = self._client.create_run(place, tags=tags).info.run_id
+            for name, value in _parameters(run.settings):
+                self._client.log_param(self.run_id, name, value)
+        else:
+            self._client.update_run(self.run_id, status="RUNNING")
+
+    def _resumed(self, place: str, run: Beginning) -> str | None:
+        """The newest run of that run directory."""
+        runs = self._client.search_runs([place], order_by=["attributes.start_time DESC"])
+        same = (r.info.run_id for r in runs if r.data.tags.get(RUN_DIR) == run.run_dir)
+        return next(same, None)
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Its numbers."""
+        metric, now = need("mlflow.entities").Metric, int(time.time() * 1000)
+        numbers = [metric(name, value, now, step) for name, value, step in numbers_in(record)]
+        for first in range(0, len(numbers), MOST_AT_ONCE):
+            self._client.log_batch(self.run_id, metrics=numbers[first : first + MOST_AT_ONCE])
+
+    def end(self, error: BaseException | None) -> None:
+        """Say how it ended."""
+        if self.run_id is not None:
+            stopped = isinstance(error, TrainingInterrupted | Stopped)
+            status = "FINISHED" if error is None else "KILLED" if stopped else "FAILED"
+            self._client.set_terminated(self.run_id, status)
+            self._client = None
+
+
+def _parameters(settings: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    for table, values in settings.items():
+        for name, value in values.items():
+            yield f"{table}.{name}", str(value)[:LONGEST]
