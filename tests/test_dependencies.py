@@ -20,6 +20,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 CALLED = {
     "cupy": "cupy-cuda12x",
     "cupyx": "cupy-cuda12x",
+    "mlflow": "mlflow-skinny",
     "nvidia": "nvidia-cuda-nvrtc",
     "sklearn": "scikit-learn",
 }

@@ -7,9 +7,10 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from streamkern.basics.errors import TrainingInterrupted
+from streamkern.basics.errors import ConfigError, TrainingInterrupted
 from streamkern.basics.optional import need
 from streamkern.basics.stop import Stopped
+from streamkern.basics.text import redact
 from streamkern.config.run_config import ExecutionConfig
 from streamkern.train.callbacks import Beginning, Callback
 from streamkern.train.guard import WINDOW
@@ -86,18 +87,28 @@ class MLflow(Callback):
     uri : of the tracking server or store; None: as MLflow is set up. experiment : in which the run
     is; made where there is none. A run with a `run_dir` that is resumed goes on in its run.
 
-    Raises `MissingDependencyError` without MLflow.
+    Raises `MissingDependencyError` without MLflow, and `ConfigError` where it does not take `uri`.
     """
 
     def __init__(self, uri: str | None = None, *, experiment: str = "streamkern") -> None:
         self.uri, self.experiment = uri, experiment
         self.run_id: str | None = None
-        need("mlflow", "run.mlflow", "mlflow")
+        self._connected()
         self._client: Any = None
+
+    def _connected(self) -> Any:
+        module = need("mlflow", "run.mlflow", "mlflow")
+        try:
+            return module.MlflowClient(self.uri)
+        except module.MlflowException as error:
+            raise ConfigError(
+                f"run.mlflow={redact(str(self.uri))} is no place that MLflow can use ({error}); "
+                "give the URI of a tracking server or store"
+            ) from error
 
     def begin(self, run: Beginning) -> None:
         """Find or make the run, and write the settings."""
-        self._client = need("mlflow", "run.mlflow", "mlflow").MlflowClient(self.uri)
+        self._client = self._connected()
         found = self._client.get_experiment_by_name(self.experiment)
         place = (
             self._client.create_experiment(self.experiment)

@@ -1,0 +1,136 @@
+"""What TensorBoard and MLflow are given, read back from their files."""
+
+from __future__ import annotations
+
+import importlib
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamkern.basics.errors import ConfigError, MissingDependencyError
+from streamkern.basics.optional import need
+from streamkern.train import guard, sinks
+from streamkern.train.sinks import MLflow, TensorBoard, numbers_in
+from tests.runs import array_source, finished, settings, stopped, stream
+
+EPOCHS = {"data.epochs": 3, "run.evaluate_every": "auto"}
+
+
+def there(module: str) -> None:
+    """Skip where it is not installed."""
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        pytest.skip(f"needs {module}")
+
+
+def scalars(folder: Path) -> dict[tuple[str, int], float]:
+    """(tag, step) -> the newest value in the event files: records of length, sum, bytes, sum."""
+    there("tensorboardX")
+    event_pb2: Any = importlib.import_module("tensorboardX.proto.event_pb2")
+    found: dict[tuple[str, int], float] = {}
+    for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns):
+        data = path.read_bytes()
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            event = event_pb2.Event.FromString(data[12 : 12 + length])
+            found |= {(v.tag, event.step): v.simple_value for v in event.summary.value}
+            data = data[16 + length :]
+    return found
+
+
+def test_numbers_of_records() -> None:
+    where = {"step": 80, "epoch": 1, "samples": 9}
+    train = {"event": "train", **where, "train_mse": 3.0, "window": 1, "losses": [2.0, 3.0]}
+    assert list(numbers_in(train | {"left_s": 5.0, "samples_per_s": 7})) == [
+        ("train_mse", 2.0, 2 * guard.WINDOW), ("train_mse", 3.0, 3 * guard.WINDOW),
+        ("samples_per_s", 7.0, 80),
+    ]  # fmt: skip
+    evaluation = {"event": "evaluation", **where, "test_mse": 0.5, "why": "x", "flag": True}
+    assert list(numbers_in(evaluation)) == [("test_mse", 0.5, 80)]
+    assert list(numbers_in({"event": "start", **where, "plan": 3})) == []
+
+
+def test_a_folder_for_tensorboard(tmp_path: Path) -> None:
+    there("tensorboardX")
+    result = finished(
+        settings(**EPOCHS, **{"run.tensorboard": str(tmp_path / "tb")}),
+        source=stream(), test=array_source(50, 5),
+    )  # fmt: skip
+    found = scalars(tmp_path / "tb")
+    assert len(result.history) == 3
+    for record in result.history:
+        assert found["test_mse", record["step"]] == pytest.approx(record["test_mse"], rel=1e-6)
+    losses = [value for (tag, _), value in sorted(found.items()) if tag == "train_mse"]
+    assert losses == pytest.approx(result.losses, rel=1e-6)
+
+
+def test_tensorboard_itself_reads_it(tmp_path: Path) -> None:
+    there("tensorboardX")
+    there("tensorboard")
+    reader: Any = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
+    config = settings(tmp_path / "run", **EPOCHS, **{"run.tensorboard": str(tmp_path / "tb")})
+    stopped(config, 10, source=stream())
+    result = finished(config, source=stream(), test=array_source(50, 5))
+    accumulator = reader.EventAccumulator(str(tmp_path / "tb")).Reload()
+    shown = {event.step: event.value for event in accumulator.Scalars("test_mse")}
+    own = {r["step"]: r["test_mse"] for r in result.history if r["step"] > 10}
+    assert len(own) == 2
+    assert {step: shown[step] for step in own} == pytest.approx(own, rel=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")  # of MLflow's own
+def test_a_store_of_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there("mlflow")
+    # Stores of files have to be allowed; those in SQLite need more packages.
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    client = need("mlflow").MlflowClient(uri := (tmp_path / "mlruns").as_uri())
+    sink = MLflow(uri, experiment="digits")
+    config = settings(tmp_path / "run", **EPOCHS)
+    stopped(config, 10, source=stream(), callbacks=[sink])
+    first = sink.run_id
+    assert first is not None
+    assert client.get_run(first).info.status == "KILLED"
+    result = finished(config, source=stream(), test=array_source(50, 5), callbacks=[sink])
+    assert sink.run_id == first  # the same one goes on
+    run = client.get_run(first)
+    assert run.info.status == "FINISHED"
+    assert run.data.params["solver.name"] == "block"
+    assert run.data.params["data.epochs"] == "3"
+    assert run.data.metrics["test_mse"] == result.metrics["test_mse"]
+    shown = {m.step: m.value for m in client.get_metric_history(first, "test_mse")}
+    assert shown.items() >= {r["step"]: r["test_mse"] for r in result.history[-2:]}.items()
+    other = MLflow(uri, experiment="digits")
+    finished(settings(**EPOCHS), source=stream(), callbacks=[other])
+    assert other.run_id != first
+    with pytest.raises(ZeroDivisionError):
+        finished(
+            settings(**EPOCHS), source=stream(), test=array_source(50, 5),
+            callbacks=[other], on_evaluation=lambda record: 1 // 0,
+        )  # fmt: skip
+    assert other.run_id is not None
+    assert client.get_run(other.run_id).info.status == "FAILED"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_place_that_mlflow_does_not_take_is_refused(tmp_path: Path) -> None:
+    there("mlflow")
+    config = settings(tmp_path / "run", **{"run.mlflow": "nowhere://x"})
+    with pytest.raises(ConfigError, match=r"run\.mlflow=nowhere://x is no place"):
+        finished(config, source=stream())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("kind", "extra"), [(TensorBoard, "tensorboard"), (MLflow, "mlflow")])
+def test_what_is_not_installed_is_said_before_anything_is_written(
+    tmp_path: Path, kind: Any, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(module: str, what: str, extra: str) -> Any:
+        return need("no_such_module", what, extra)
+
+    monkeypatch.setattr(sinks, "need", missing)
+    with pytest.raises(MissingDependencyError, match=rf"streamkern\[{extra}\]"):
+        finished(settings(tmp_path / "run", **{f"run.{extra}": str(tmp_path / "x")}))
+    assert not list(tmp_path.iterdir())
