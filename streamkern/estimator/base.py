@@ -19,7 +19,7 @@ from sklearn.utils.validation import check_is_fitted
 from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.estimator import inputs
-from streamkern.estimator.callbacks import CallbackSupport, FitTasks, with_callbacks
+from streamkern.estimator.callbacks import CallbackSupport, ScikitLearnCallbacks, with_callbacks
 from streamkern.estimator.facts import transform_tables
 from streamkern.estimator.fitted import attributes_of, found_scaling
 from streamkern.estimator.mistakes import brief
@@ -88,9 +88,9 @@ class KernelEstimator(CallbackSupport, Parameters, BaseEstimator):  # type: igno
             kept = self._found if warm is not None and config.data.scale == "auto" else []
             stream = self._transformed(source, [*self._transforms(source), *kept])
             told, tasks = list(self.callbacks or ()), None
-            if FitTasks.wanted(self):
+            if ScikitLearnCallbacks.wanted(self):
                 metadata = None if sample_weight is None else {"sample_weight": sample_weight}
-                told.append(tasks := FitTasks(self, X=X, y=y, metadata=metadata))
+                told.append(tasks := ScikitLearnCallbacks(self, X=X, y=y, metadata=metadata))
             result = train(
                 config, source=stream, test=held_out, centers=centers, metric=metric, warm=warm,
                 facts=self._facts(), progress=self._progress(), callbacks=told,

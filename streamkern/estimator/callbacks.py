@@ -24,10 +24,10 @@ except ImportError:
         return method
 
 
-__all__ = ["CallbackSupport", "FitTasks", "with_callbacks"]
+__all__ = ["CallbackSupport", "ScikitLearnCallbacks", "with_callbacks"]
 
 
-class FitTasks(Callback):
+class ScikitLearnCallbacks(Callback):
     """Tells scikit-learn's callbacks of a `fit` of this estimator, and hears whether they stop it.
 
     data : what the hooks are given, by name: X, y and metadata.

@@ -48,6 +48,7 @@ Y = np.stack([np.sin(X[:, 0]) + X[:, 1] ** 2, X[:, 2] * X[:, 3]], axis=1)
 SIDE = np.digitize(X[:, 0] + X[:, 1], [-0.7, 0.7])
 LABELS = np.array(["low", "mid", "high"])[SIDE]
 SMALL: dict[str, Any] = {"threads": 1, "n_centers": 60, "epochs": 2}
+STOPS: dict[str, Any] = {**SMALL, "early_stopping": True, "solver": "block"}
 METRIC = rng.normal(size=(4, 2))
 
 
@@ -68,6 +69,7 @@ def same(loaded: Any, fitted: Any, rows: Any = X) -> None:
     assert loaded.bandwidth_ == fitted.bandwidth_
     assert loaded.n_features_in_ == fitted.n_features_in_
     assert loaded.report_ == fitted.report_
+    assert loaded.validation_scores_ == fitted.validation_scores_
     assert loaded.history_ == fitted.history_
     assert loaded.n_iter_ == fitted.n_iter_ > 0
     assert loaded.loss_curve_ == fitted.loss_curve_
@@ -85,6 +87,7 @@ WAYS: dict[str, Callable[[], Any]] = {
     "booleans": lambda: KernelClassifier(**SMALL).fit(X, SIDE > 1),
     "float64": lambda: KernelRegressor(**SMALL, precision="float64").fit(X, Y),
     "evaluated": lambda: KernelRegressor(**SMALL).fit(X, Y, test=(X[:50], Y[:50])),
+    "stopped early": lambda: KernelRegressor(**STOPS).fit(X, Y),
     "direct": lambda: KernelRegressor(**SMALL, solver="direct").fit(X, Y),
     "blocks": lambda: KernelRegressor(**SMALL, solver="block", block_size=25).fit(X, Y),
     "eigenpro4": lambda: KernelRegressor(**SMALL, solver="eigenpro4").fit(X, Y),

@@ -1,0 +1,84 @@
+"""Early stopping of the estimators: what `fit` leaves behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.datasets import load_diabetes, load_digits
+
+from streamkern import ConfigError, KernelClassifier, KernelRegressor, load
+
+STOPS: dict[str, Any] = {"threads": 1, "n_centers": 100, "early_stopping": True}
+
+
+def test_a_classifier_has_scores_and_history_without_a_test_set() -> None:
+    X, y = load_digits(return_X_y=True)
+    model = KernelClassifier(**STOPS).fit(X, y)
+    assert model.validation_scores_ is not None
+    assert model.n_iter_ == len(model.validation_scores_) == len(model.history_)
+    assert model.report_["validation_accuracy"] == max(model.validation_scores_)
+    assert 0.8 < max(model.validation_scores_) <= 1
+    assert len(model.loss_curve_) >= 1
+    assert model.report_["samples"] == model.n_iter_ * (len(X) - 180)
+
+
+@pytest.mark.parametrize("transforms", [(), ({"kind": "noise", "sigma": 0.1},)])
+def test_a_regressor_has_them(transforms: Any) -> None:
+    X, y = load_diabetes(return_X_y=True)
+    model = KernelRegressor(**STOPS, transforms=transforms, validation_fraction=0.2).fit(
+        pd.DataFrame(X).rename(columns=str), y
+    )
+    assert model.validation_scores_ is not None
+    assert max(model.validation_scores_) > 0.2
+    assert set(model.history_[0]) == {"step", "samples", "validation_mse", "validation_r2"}
+
+
+def test_without_it_there_are_none() -> None:
+    X, y = load_diabetes(return_X_y=True)
+    assert KernelRegressor(threads=1, n_centers=50).fit(X, y).validation_scores_ is None
+
+
+def test_a_run_that_is_loaded_has_them(tmp_path: Path) -> None:
+    X, y = load_diabetes(return_X_y=True)
+    model = KernelRegressor(**STOPS, run_dir=tmp_path / "run").fit(X, y)
+    model.save(tmp_path / "saved")
+    for place in ("run", "saved"):
+        loaded = load(tmp_path / place)
+        assert loaded.validation_scores_ == model.validation_scores_
+        assert loaded.report_ == model.report_
+        assert loaded.early_stopping is True
+        np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
+    with pytest.raises(ConfigError, match="early_stopping can not be used with partial_fit"):
+        load(tmp_path / "run").partial_fit(X, y)
+
+
+def test_partial_fit_goes_on_from_the_best_weights(tmp_path: Path) -> None:
+    X, y = load_diabetes(return_X_y=True)
+    model = KernelRegressor(**STOPS, run_dir=tmp_path, solver="block").fit(X, y)
+    loaded = load(tmp_path).set_params(early_stopping=False, epochs=1)
+    loaded.partial_fit(X, y)
+    assert loaded.n_iter_ == model.n_iter_ + 1
+    assert loaded.score(X, y) > 0.3
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"solver": "direct"}, "early_stopping has no meaning for solver='direct'"),
+        ({"warm_start": True}, "early_stopping can not be used with weights"),
+        ({"validation_fraction": 1.0}, "validation_fraction=1.0 must be"),
+        ({"n_iter_no_change": 0}, "n_iter_no_change=0 must be"),
+    ],
+)
+def test_what_it_refuses(parameters: dict[str, Any], words: str) -> None:
+    X, y = load_diabetes(return_X_y=True)
+    model = KernelRegressor(**STOPS | parameters)
+    if "warm_start" in parameters:
+        model = model.set_params(early_stopping=False, solver="block").fit(X, y)
+        model.set_params(early_stopping=True)
+    with pytest.raises(ConfigError, match=words):
+        model.fit(X, y)

@@ -1,0 +1,163 @@
+"""scikit-learn's callbacks on our estimators, and ours without them."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from streamkern import Callback, KernelClassifier, KernelRegressor, Passed
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(200, 3))
+Y = np.sin(X[:, 0]) + X[:, 1] ** 2
+LABELS = np.where(Y > 1, "high", "low")
+SMALL: dict[str, Any] = {"threads": 1, "n_centers": 40, "epochs": 3, "solver": "block"}
+
+
+def sklearn_callback() -> Any:
+    """scikit-learn's module; skips where it is older."""
+    try:
+        return importlib.import_module("sklearn.callback")
+    except ImportError:
+        pytest.skip("needs scikit-learn 1.9")
+
+
+class Recorder:
+    """A `FitCallback` of scikit-learn's. stops : the pass after which it asks to stop."""
+
+    max_propagation_depth = None
+
+    def __init__(self, stops: int = 0) -> None:
+        self.stops, self.told = stops, list[tuple[str, str, int]]()
+        self.predictions: list[np.ndarray] = []
+        self.setups = self.teardowns = 0
+
+    def setup(self, estimator: Any, context: Any) -> None:
+        self.setups += 1
+
+    def teardown(self, estimator: Any, context: Any) -> None:
+        self.teardowns += 1
+
+    def on_fit_task_begin(self, estimator: Any, context: Any, *, X: Any = None) -> None:
+        self.told.append(("begin", context.task_name, context.task_id))
+
+    def on_fit_task_end(
+        self, estimator: Any, context: Any, *, X: Any = None, fitted_estimator: Any = None
+    ) -> bool:
+        self.told.append(("end", context.task_name, context.task_id))
+        if context.task_name == "pass" and fitted_estimator is not None:
+            assert fitted_estimator is not estimator
+            self.predictions.append(fitted_estimator.predict(X))
+        return context.task_name == "pass" and context.task_id + 1 == self.stops
+
+
+@pytest.mark.parametrize(("kind", "y"), [(KernelRegressor, Y), (KernelClassifier, LABELS)])
+def test_passes_are_tasks_of_a_fit(kind: Any, y: Any) -> None:
+    recorder = Recorder()
+    assert isinstance(recorder, sklearn_callback().FitCallback)
+    model = kind(**SMALL).set_callbacks(recorder).fit(X, y)
+    passes = [(what, "pass", k) for k in range(3) for what in ("begin", "end")]
+    assert recorder.told == [("begin", "fit", 0), *passes, ("end", "fit", 0)]
+    assert (recorder.setups, recorder.teardowns) == (1, 1)
+    np.testing.assert_array_equal(recorder.predictions[-1], model.predict(X))
+    plain = kind(**SMALL | {"epochs": 1}).fit(X, y)
+    np.testing.assert_array_equal(recorder.predictions[0], plain.predict(X))
+
+
+def test_they_may_end_the_fit() -> None:
+    sklearn_callback()
+    recorder = Recorder(stops=2)
+    model = KernelRegressor(**SMALL).set_callbacks(recorder).fit(X, Y)
+    assert model.n_iter_ == 2
+    assert model.report_["ended"] == "ScikitLearnCallbacks asked for no further pass"
+    two = KernelRegressor(**SMALL | {"epochs": 2}).fit(X, Y)
+    np.testing.assert_array_equal(model.predict(X), two.predict(X))
+
+
+def test_a_fit_that_fails_tears_them_down() -> None:
+    sklearn_callback()
+
+    class Failing(Recorder):
+        def on_fit_task_end(self, *args: Any, **values: Any) -> bool:
+            raise ZeroDivisionError
+
+    recorder = Failing()
+    with pytest.raises(ZeroDivisionError):
+        KernelRegressor(**SMALL).set_callbacks(recorder).fit(X, Y)
+    assert recorder.teardowns == 1
+
+
+def test_a_pass_that_early_stopping_leaves_out_ends_too() -> None:
+    sklearn_callback()
+    recorder = Recorder()
+    settings = SMALL | {"epochs": 40, "early_stopping": True, "n_iter_no_change": 1}
+    model = KernelRegressor(**settings, ridge=0.0).set_callbacks(recorder).fit(X, Y)
+    assert model.n_iter_ < 40
+    begun, ended = ([t for t in recorder.told if t[0] == what] for what in ("begin", "end"))
+    assert len(begun) == len(ended) == model.n_iter_ + 1
+
+
+def test_their_own_score_a_fit() -> None:
+    module = sklearn_callback()
+    monitor = module.ScoringMonitor(scoring="r2")
+    model = KernelRegressor(**SMALL).set_callbacks(monitor).fit(X, Y)
+    log = monitor.get_logs()
+    rows = (log if isinstance(log, list) else [log])[0].data
+    scores = [row["r2"] for row in rows if row["task_name"] == "pass"]
+    assert len(scores) == 3
+    assert scores[-1] == pytest.approx(model.score(X, Y))
+
+
+def test_they_reach_it_through_others() -> None:
+    sklearn_callback()
+    recorder = Recorder()
+    pipeline = make_pipeline(StandardScaler(), KernelRegressor(**SMALL))
+    pipeline.set_callbacks(recorder).fit(X, Y)
+    assert ("end", "pass", 2) in recorder.told
+    searched = Recorder()
+    search = GridSearchCV(KernelRegressor(**SMALL), {"ridge": [0.0, 1e-3]}, cv=2)
+    search.set_callbacks(searched).fit(X, Y)
+    assert searched.told.count(("end", "pass", 2)) == 5
+
+
+class Counting(Callback):
+    """One of ours. It can be pickled and cloned."""
+
+    def __init__(self) -> None:
+        self.epochs: list[int] = []
+
+    def pass_ended(self, passed: Passed) -> None:
+        self.epochs.append(passed.epoch)
+
+
+def test_ours_are_a_parameter() -> None:
+    counting = Counting()
+    model = KernelRegressor(**SMALL, callbacks=[counting]).fit(X, Y)
+    assert counting.epochs == [1, 2, 3]
+    assert pickle.loads(pickle.dumps(model)).callbacks[0].epochs == [1, 2, 3]
+    clone(model).fit(X, Y)
+    assert counting.epochs == [1, 2, 3]  # the clone has its own
+    np.testing.assert_array_equal(model.predict(X), KernelRegressor(**SMALL).fit(X, Y).predict(X))
+
+
+def test_before_scikit_learn_has_them() -> None:
+    code = (
+        "import sys; sys.modules['sklearn.callback'] = None\n"
+        "import numpy as np\n"
+        "from streamkern import KernelRegressor\n"
+        "X = np.random.default_rng(0).normal(size=(50, 2))\n"
+        "model = KernelRegressor(early_stopping=True, threads=1, solver='block').fit(X, X[:, 0])\n"
+        "print(hasattr(model, 'set_callbacks'), len(model.validation_scores_) == model.n_iter_)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
