@@ -187,9 +187,11 @@ def _of_its_data(run: Mapping[str, Any]) -> dict[str, Any]:
     given = "given in Python"
     if "train_mse" in live:
         found["train_data"] = ", ".join(live.get("train") or [given])
-    if run["metrics"]:
-        at = f", at step {live['evaluated']}" if "evaluated" in live else ""
+    at = f", at step {live['evaluated']}" if "evaluated" in live else ""
+    if any(name.startswith("test_") for name in run["metrics"]):
         found["test_data"] = f"{live.get('test') or given}{at}"
+    if any(name.startswith("validation_") for name in run["metrics"]):
+        found["validation_data"] = f"rows of the training data that were set aside{at}"
     return found
 
 

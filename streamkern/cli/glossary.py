@@ -34,6 +34,7 @@ FIGURES: Final = {
     "validation_mse": "mean squared error on the rows set aside for early stopping",
     "validation_r2": "R2 on the rows set aside",
     "validation_accuracy": "the share of the rows set aside whose class is predicted",
+    "validation_data": "the rows that the validation figures are of",
     "train_data": "the rows that train_mse is of",
     "test_data": "the rows that the test figures are of, and the step at which they were taken",
 }

@@ -31,6 +31,7 @@ def plan_overview(run: Run) -> dict[str, Any]:
     return {
         "problem": {
             "rows_per_epoch": problem.n_rows,
+            "rows_set_aside": problem.set_aside,
             "epochs": problem.epochs,
             "features": problem.d,
             "outputs": problem.c,
@@ -102,6 +103,7 @@ def plan_text(plan: Mapping[str, Any]) -> str:
     ]
     parts = [
         f"{problem['rows_per_epoch']:,} rows x {problem['epochs']} epochs, "
+        f"{_aside_text(problem['rows_set_aside'])}"
         f"{problem['features']} features, {problem['outputs']} outputs, "
         f"{problem['centers']:,} {_WORDS[plan['features']]}{_choice_text(plan['centers'])}, "
         f"on {plan['device']}, precision {plan['precision']}, "
@@ -123,6 +125,10 @@ def plan_text(plan: Mapping[str, Any]) -> str:
         )
     parts += [store_text(store) for store in plan["stores"]]
     return "\n\n".join(parts)
+
+
+def _aside_text(n_rows: int) -> str:
+    return f"{n_rows:,} rows set aside to stop them early, " if n_rows else ""
 
 
 def _choice_text(choice: Mapping[str, Any]) -> str:

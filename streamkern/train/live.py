@@ -73,7 +73,7 @@ class Live:
 
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
         """The line of an evaluation."""
-        return self._saying("", lambda: "evaluating on the test data")
+        return self._saying("", lambda: "evaluating")
 
     def _saying(
         self, before: str, what: Callable[[], str]
