@@ -171,7 +171,7 @@ def _count_selection(buffers: Buffers, problem: Problem, sizes: Sizes) -> None:
 
 def _in_hand(problem: Problem) -> int:
     """Units read one after the other; one that is being decoded counts twice."""
-    return (2 * problem.units_in_hand - 1) * problem.decoded_rows * problem.row_bytes
+    return (2 * problem.units_in_hand - 1) * problem.read_bytes
 
 
 def count_products(buffers: Buffers, problem: Problem, b: int, phase: str = "setup") -> int:
@@ -205,8 +205,7 @@ def loader_bytes(problem: Problem, sizes: Sizes) -> int:
     block_rows = min(units * unit, problem.n_rows)
     allowed = max(1, sizes.loader_in_flight_bytes // (unit * row))
     reading = min(problem.readers or problem.threads, allowed)
-    decoded = problem.decoded_rows * problem.row_bytes
-    return (2 * block_rows + sizes.batch_size) * row + 2 * reading * decoded
+    return (2 * block_rows + sizes.batch_size) * row + 2 * reading * problem.read_bytes
 
 
 def default_budget(available: int) -> int:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from streamkern.planning.center_costs import Selection
 
 MiB = 1 << 20
+TOLD_APART = 64
+"""Bytes for a row of a unit, while it is found out which of them are left out of a run."""
 ENTRY = 400
 """What an entry of a kernel matrix takes beside its products, in FLOPs at the speed of a GEMM: a
 distance, an exponential, and a number written once and read twice. On two cores with 200 GFLOP/s;
@@ -90,9 +92,11 @@ class Problem:
         return self.n_rows if self.repeats and self.whole else None
 
     @property
-    def decoded_rows(self) -> int:
-        """Of a unit as it is read."""
-        return max(self.unit_rows, self.read_rows)
+    def read_bytes(self) -> int:
+        """Of a unit as it is read, half of what telling rows to be left out takes among them."""
+        if not self.read_rows:
+            return self.unit_rows * self.row_bytes
+        return self.read_rows * (self.row_bytes + TOLD_APART // 2)
 
     @property
     def point(self) -> int:

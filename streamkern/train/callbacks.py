@@ -7,7 +7,7 @@ its own exception; where there is a run directory, the same call goes on from th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,15 +97,25 @@ class Callbacks:
             callback.begin(run)
             self._told.append(callback)
 
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[list[Callback]]:
+        """Those to tell. Where one of them raises, what is saved then is no news for any."""
+        try:
+            yield self._told
+        except BaseException:
+            self._told = []
+            raise
+
     def record(self, record: Mapping[str, Any]) -> None:
         """See `Callback`. What came before the beginning is not told."""
-        for callback in self._told:
-            callback.record(record)
+        with self._telling() as told:
+            for callback in told:
+                callback.record(record)
 
     def pass_ended(self, passed: Passed) -> str | None:
         """Why no other pass is wanted, or None. All of them are told."""
-        wishes = [callback.pass_ended(passed) for callback in self._told]
-        enders = [type(c).__name__ for c, wish in zip(self._told, wishes, strict=True) if wish]
+        with self._telling() as told:
+            enders = [type(each).__name__ for each in told if each.pass_ended(passed)]
         return f"{enders[0]} asked for no further pass" if enders else None
 
 

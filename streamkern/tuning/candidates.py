@@ -84,6 +84,8 @@ class Candidates:
                 "data.cache": None,
                 "solver.warm_start": None,
                 "run.run_dir": None,
+                "run.tensorboard": None,
+                "run.mlflow": None,
                 "run.evaluate_every": 0,
                 "run.evaluate_at": (),
             }

@@ -13,7 +13,16 @@ from streamkern.basics.errors import ConfigError, TrainingInterrupted
 from streamkern.rundir.run_log import read_log
 from streamkern.train.callbacks import Beginning, Callback, Passed
 from streamkern.train.train import train
-from tests.runs import array_source, assert_same_bits, final, finished, settings, stopped, stream
+from tests.runs import (
+    array_source,
+    assert_same_bits,
+    final,
+    finished,
+    latest_step,
+    settings,
+    stopped,
+    stream,
+)
 
 EPOCHS = {"data.epochs": 4}
 
@@ -123,6 +132,8 @@ def test_an_exception_comes_out_and_the_run_can_be_resumed(tmp_path: Path, fails
         train(config, **seen, callbacks=[other, failing])
     assert other.told[-1] == "end"
     assert failing.told[-1] == "end"
+    if fails in ("evaluation", "pass"):  # what was done until then is saved
+        assert latest_step(tmp_path / "failed") > 0
     finished(config, **seen, callbacks=[Listener()])
     assert_same_bits(final(tmp_path / "failed"), final(tmp_path / "whole"))
 

@@ -79,9 +79,12 @@ def test_a_run_without_it_has_no_scores() -> None:
     assert finished(settings(), source=noisy()).validation_scores == []
 
 
-@pytest.mark.parametrize("method", ["block", "eigenpro3", "falkon"])
+@pytest.mark.parametrize("method", ["block", "eigenpro2", "eigenpro3", "falkon"])
 def test_the_weights_are_those_of_the_best_pass(method: str) -> None:
-    config = early(**{"solver.name": method})
+    own: dict[str, Any] = {"solver.name": method}
+    if method == "eigenpro2":
+        own["model.n_centers"] = "auto"
+    config = early(**own)
     result = finished(config, source=noisy())
     best = best_of(result.validation_scores)
     assert len(result.validation_scores) == result.epochs < EPOCHS
@@ -90,9 +93,7 @@ def test_the_weights_are_those_of_the_best_pass(method: str) -> None:
     assert f"pass {best}" in result.ended
     # The same rows, for as many passes as were good.
     left, _ = set_aside(noisy(), 0.25, 0)
-    plain = settings(**{
-        "data.epochs": best, "solver.name": method, "solver.ridge": 0.0, "model.bandwidth": 1.0,
-    })  # fmt: skip
+    plain = settings(**{"solver.ridge": 0.0, "model.bandwidth": 1.0, "data.epochs": best}, **own)
     other = finished(plain, source=left)
     np.testing.assert_array_equal(np.asarray(result.model.weights), np.asarray(other.model.weights))
     np.testing.assert_array_equal(result.Z, other.Z)

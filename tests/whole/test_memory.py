@@ -87,6 +87,7 @@ def measured(
     accelerator: str = "none",
     centers: str = "random",
     metric: str = "none",
+    early: bool = False,
 ) -> dict[str, Any]:
     """Peak and plan of one run, from a fresh process. solver : its name, and that of features."""
     name, _, features = solver.partition(", ")
@@ -95,7 +96,7 @@ def measured(
             "train": str(make_store(folder, rows)),
             "test": str(make_store(folder, 4000)),
             "transforms": [{"kind": "noise", "sigma": 0.1}],
-            "epochs": 2 if solver == "falkon" else 1,
+            "epochs": 2 if solver == "falkon" or early else 1,
         },
         "model": {"bandwidth": 20.0, "n_centers": P, "centers": centers, "metric": metric},
         "solver": {"name": name} | ({"n_nystrom": 500} if name.startswith("eigenpro") else {}),
@@ -104,8 +105,9 @@ def measured(
             "device": "cpu",
             "accelerator": accelerator,
             "run_dir": str(
-                folder / f"run-{rows}-{solver}-{memory}-{accelerator}-{centers}-{metric}"
+                folder / f"run-{rows}-{solver}-{memory}-{accelerator}-{centers}-{metric}-{early}"
             ),
+            "early_stopping": early,
             "checkpoint_every": 50,
         },
     }
@@ -161,6 +163,13 @@ def test_learning_a_metric_is_planned_too(folder: Path) -> None:
     assert 0.9 * report["planned"] <= report["phases"]["metric"]
     assert report["planned"] <= 240 << 20
     assert report["peak"] <= min(240 << 20, 1.1 * report["planned"]), report
+    assert report["peak"] >= 0.5 * report["planned"], report
+
+
+def test_rows_set_aside_are_planned_too(folder: Path) -> None:
+    report = measured(folder, 60_000, "block", "200 MiB", early=True)
+    assert report["planned"] <= 200 << 20
+    assert report["peak"] <= min(200 << 20, 1.1 * report["planned"]), report
     assert report["peak"] >= 0.5 * report["planned"], report
 
 
