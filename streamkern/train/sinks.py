@@ -67,7 +67,9 @@ class TensorBoard(Callback):
         module = need("tensorboardX", "run.tensorboard", "tensorboard")
         # What was written after the checkpoint that a run is resumed from comes anew.
         again = {"purge_step": run.step + 1} if run.step else {}
-        self._writer = module.SummaryWriter(self.folder, **again)
+        # Else files of one second have one name, and the second would replace the first.
+        own = f".{time.time_ns()}"
+        self._writer = module.SummaryWriter(self.folder, filename_suffix=own, **again)
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Its numbers."""
@@ -100,7 +102,7 @@ class MLflow(Callback):
         module = need("mlflow", "run.mlflow", "mlflow")
         try:
             return module.MlflowClient(self.uri)
-        except module.MlflowException as error:
+        except (module.MlflowException, ImportError) as error:  # SQLite needs more packages
             raise ConfigError(
                 f"run.mlflow={redact(str(self.uri))} is no place that MLflow can use ({error}); "
                 "give the URI of a tracking server or store"

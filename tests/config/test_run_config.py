@@ -170,6 +170,11 @@ def test_all_settings_in_a_run_file(solver: str, tmp_path: Path) -> None:
         evaluate_every = 0
         evaluate_at = [1000, 10_000]
         log = false
+        tensorboard = "runs/board"
+        mlflow = "http://localhost:5000"
+        early_stopping = true
+        validation_fraction = 0.2
+        n_iter_no_change = 3
         [solver]
         """
         + solver,
