@@ -7,7 +7,7 @@ ceilings       SGEMM, memory copies, exponentials: what this machine can do at a
 product        K(A, B) @ W
 step_products  K @ alpha and K^T @ r from one evaluation of K
 step           a whole training step
-logging        what it costs to say how a run is going
+log_cost       what it costs to say how a run is going
 setup          what a run computes before its first step
 sums           what the direct solver adds up, against float64 products
 small_data     a default fit on a small table
@@ -38,7 +38,7 @@ from benchmarks.harness import SCHEMA, WrongResult, environment
 from streamkern.basics.text import table
 
 SUBJECTS = (
-    *("ceilings", "product", "step_products", "step", "logging", "setup", "sums", "small_data"),
+    *("ceilings", "product", "step_products", "step", "log_cost", "setup", "sums", "small_data"),
     *("loader", "ingest", "pipeline", "object_storage", "cluster", "time_to_loss"),
 )
 COLUMNS = ("case", "variant", "median", "low", "high", "unit", "floor", "fraction", "ratio")
