@@ -220,13 +220,16 @@ def test_no_file_of_tests_imports_another() -> None:
     assert not {name: found for name, found in importing.items() if found}
 
 
+ALL = ("whole", "journey")
+
+
 def test_tests_mirror_the_rooms() -> None:
-    """A file is of a module of its room, or of several of them; `whole` is of all rooms at once."""
+    """A file is of a module of its room, or of several of them; `ALL` are of all rooms at once."""
     tests = Path(__file__).parent
     of_rooms = {
         ".".join((*path.parent.relative_to(tests).parts, path.stem.removeprefix("test_")))
         for path in tests.rglob("test_*.py")
-        if path.parent not in (tests, tests / "whole")
+        if path.parent not in (tests, *(tests / name for name in ALL))
     }
     assert {name.rpartition(".")[0] for name in of_rooms} <= FLOORS.keys()
     assert of_rooms - LAYOUT.files.keys() == OF_SEVERAL_MODULES.keys()
