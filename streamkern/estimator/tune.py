@@ -16,6 +16,7 @@ from streamkern.config.run_config import RunConfig
 from streamkern.estimator import inputs
 from streamkern.estimator.base import KernelEstimator
 from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
+from streamkern.estimator.foreign import arrived
 from streamkern.estimator.mistakes import brief
 from streamkern.estimator.parameters import own_names
 from streamkern.solver.method import Report
@@ -162,6 +163,7 @@ def _checked(estimator: Any) -> KernelRegressor | KernelClassifier:
 
 def _estimator(X: Any, y: Any, metric: str) -> KernelRegressor | KernelClassifier:
     """The one that the metric is of, or else the targets."""
+    X, y = arrived(X, "X"), arrived(y, "y")
     if isinstance(X, KernelEstimator):
         raise ConfigError(f"the data comes first; give the estimator by name: {CALL}")
     if (metric in OF_CLASSES) != (metric in OF_VALUES):
