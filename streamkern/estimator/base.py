@@ -89,7 +89,7 @@ class KernelEstimator(Predicting, BaseEstimator):  # type: ignore[misc]  # it ha
                 config, source=stream, test=held_out, centers=centers, metric=metric, warm=warm,
                 facts=self._facts(), progress=self._progress(),
             )  # fmt: skip
-            self._keep(result)
+            self._keep(result, inputs.sparse_note(X))
             self._found = kept or _found(result, stream)
             self._settings = Given(centers=centers, metric=metric).recorded(config)
         return self
@@ -112,7 +112,7 @@ class KernelEstimator(Predicting, BaseEstimator):  # type: ignore[misc]  # it ha
                 online = online.open(self._execution())
             stream = self._transformed(source, bound)
             result = online.advance(stream, self._progress())
-            self._keep(result)
+            self._keep(result, inputs.sparse_note(X))
             found = _found(result, stream)
             bound += found
             self._found = found if first else [*self._found, *found]
@@ -210,8 +210,11 @@ class KernelEstimator(Predicting, BaseEstimator):  # type: ignore[misc]  # it ha
     def _transformed(source: BaseSource, transforms: list[Any]) -> BaseSource:
         return AugmentedSource(source, 1, transforms) if transforms else source
 
-    def _keep(self, result: Result) -> None:
-        """The fitted attributes, centers in the order in which they were chosen."""
+    def _keep(self, result: Result, notes: Mapping[str, Any] = {}) -> None:
+        """The fitted attributes, centers in the order in which they were chosen.
+
+        notes : for the report.
+        """
         model, meta = result.model, result.meta
         chosen = np.argsort(result.order)
         self.centers_ = np.asarray(result.Z)[chosen]
@@ -243,6 +246,7 @@ class KernelEstimator(Predicting, BaseEstimator):  # type: ignore[misc]  # it ha
         self.n_iter_ = result.epochs
         self._meta = meta
         self.report_ = _report(meta) | {"samples": result.samples} | result.metrics
+        self.report_.update(notes)
         if result.ridge:
             self.report_["ridge"] = result.ridge
         if result.ended:

@@ -14,6 +14,7 @@ from streamkern.basics.errors import DataError
 from streamkern.basics.optional import on_demand
 from streamkern.basics.text import some
 from streamkern.store.layout import X_DTYPES
+from streamkern.stream.sources.base import UNIT_BYTES
 
 
 def arrived(given: Any, name: str) -> Any:
@@ -35,12 +36,13 @@ def arrived(given: Any, name: str) -> Any:
     if isinstance(given, np.ndarray) or not hasattr(given, "__dlpack__"):
         return given
     try:
-        return np.from_dlpack(given)
+        # The library's own word where it has one: DLPack forgets that a tensor is a negative view.
+        return np.asarray(given) if hasattr(given, "__array__") else np.from_dlpack(given)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise DataError(
             f"{name} is a {_kind(given)} that can not be read as an array here ({reason}); give "
-            "one of the CPU, dense, without gradient and of a dtype that NumPy has"
+            "one on the CPU, dense, without gradient and of a dtype that NumPy has"
         ) from None
 
 
@@ -54,10 +56,13 @@ def _is_of(package: str, name: str, given: Any) -> bool:
 
 
 def _held(array: Any) -> Any:
-    """What a DataArray holds; of a file that is not read yet, a Dask array."""
+    """What a DataArray holds; of a file that is not read yet, a Dask array in small pieces."""
     # Its own word for it: `data` of such a one would read the file as a whole.
     if array.chunks is None and not array.variable._in_memory:
-        array = array.chunk()
+        rows = max(1, UNIT_BYTES * len(array) // max(1, array.nbytes))
+        stored = array.encoding.get("preferred_chunks", {}).get(array.dims[0], 1)
+        pieces = dict.fromkeys(array.dims, -1) | {array.dims[0]: stored * max(1, rows // stored)}
+        array = array.chunk(pieces)
     return array.data
 
 
@@ -125,7 +130,7 @@ def as_dask_array(table: Any, name: str, columns: list[Any] | None = None, **opt
     else:
         numbers = _plain(table.dtype)
         if numbers.kind not in "biuf":
-            return table.to_dask_array(**options)  # labels in words
+            return table.astype(object).to_dask_array(**options)  # labels in words
     return table.astype(numbers if numbers in X_DTYPES else np.float64).to_dask_array(**options)
 
 

@@ -142,7 +142,16 @@ def _checked_rows(estimator: Any, X: Any, *, reset: bool, nameless: bool) -> Any
         return validate_data(
             estimator, X, reset=reset, ensure_min_samples=2 if reset else 1, **wanted
         )
-    return check_array(X, allow_nd=images, estimator=estimator, **wanted)
+    return check_array(X, allow_nd=images, estimator=estimator, input_name="X", **wanted)
+
+
+def sparse_note(X: Any) -> dict[str, str]:
+    """What a report says of sparse rows; nothing of others."""
+    if not is_sparse(X):
+        return {}
+    made = "" if X.format == "csr" else f", of {X.format.upper()} made CSR once"
+    share = X.nnz / max(1, math.prod(X.shape))
+    return {"sparse": f"{share:.2%} of the entries are stored; batches are made dense{made}"}
 
 
 @contextlib.contextmanager

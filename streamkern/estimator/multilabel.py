@@ -68,7 +68,7 @@ def streamed_indicator(y: Any) -> Any:
     y = lazy_array(y)
     if isinstance(y, np.ndarray):
         return checked_indicator(y, len(y))
-    return y.map_blocks(_zeros_and_ones, dtype=np.float64)
+    return y.rechunk({1: -1}).map_blocks(_zeros_and_ones, dtype=np.float64)
 
 
 def _zeros_and_ones(y: npt.NDArray[Any]) -> npt.NDArray[np.float64]:

@@ -56,9 +56,9 @@ class ArraySource(BaseSource):
         unit_rows: int | None = None,
     ) -> None:
         self._X, self._y = _as_rows(X), None if y is None else _as_array(y)
-        self.n_rows, self.row_shape = int(self._X.shape[0]), tuple(self._X.shape[1:])
         self.dtype = _row_dtype(self._X).newbyteorder("=")
         _check_layout(self._X, self._y, self.dtype)
+        self.n_rows, self.row_shape = int(self._X.shape[0]), tuple(self._X.shape[1:])
         rows = max(1, UNIT_BYTES // self.row_bytes) if unit_rows is None else unit_rows
         if rows < 1:
             raise ConfigError(f"unit_rows={unit_rows} must be at least 1")
