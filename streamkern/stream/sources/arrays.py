@@ -12,6 +12,7 @@ import numpy as np
 import zarr
 
 from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.plain import whole
 from streamkern.store.layout import X_DTYPES
 from streamkern.store.sample_weights import add_totals, as_weights
 from streamkern.store.statistics import ColumnMoments, RunningStatistics
@@ -59,9 +60,8 @@ class ArraySource(BaseSource):
         self.dtype = _row_dtype(self._X).newbyteorder("=")
         _check_layout(self._X, self._y, self.dtype)
         self.n_rows, self.row_shape = int(self._X.shape[0]), tuple(self._X.shape[1:])
-        rows = max(1, UNIT_BYTES // self.row_bytes) if unit_rows is None else unit_rows
-        if rows < 1:
-            raise ConfigError(f"unit_rows={unit_rows} must be at least 1")
+        rows = max(1, UNIT_BYTES // self.row_bytes)
+        rows = rows if unit_rows is None else whole("unit_rows", unit_rows)
         self._edges = _chunked_edges(self._X, rows)
         self._checked = np.zeros(self.n_units, bool)
         self._fingerprint: str | None = None
