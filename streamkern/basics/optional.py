@@ -8,18 +8,17 @@ from typing import Any
 from streamkern.basics.errors import MissingDependencyError
 
 
-def need(module: str, what: str = "reading this format", extra: str | None = "files") -> Any:
+def need(module: str, what: str = "reading this format", extra: str = "files") -> Any:
     """The module, or an error that says how to install its package.
 
-    what : it is for, as in "`what` needs numpy". extra : of streamkern, that brings it;
-    None: the package itself does.
+    what : it is for, as in "`what` needs numpy". extra : of streamkern, that brings it.
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        package = module.partition(".")[0]
-        wanted = package if extra is None else f'"streamkern[{extra}]"'
-        raise MissingDependencyError(f"{what} needs {package}: pip install {wanted}") from error
+        raise MissingDependencyError(
+            f'{what} needs {module.partition(".")[0]}: pip install "streamkern[{extra}]"'
+        ) from error
 
 
 def on_demand(module: str) -> Any:

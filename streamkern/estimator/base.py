@@ -59,9 +59,10 @@ class KernelEstimator(Predicting, BaseEstimator):  # type: ignore[misc]  # it ha
 
         Parameters
         ----------
-        X : (n, d) or (n, h, w, channels) array; a zarr or Dask array, read in pieces; or a
-            store, its URL, a zarr group or a source, which bring their targets along.
-        y : (n,) labels, or (n,) or (n, c) values; None where X brings it along.
+        X : (n, d) or (n, h, w, channels) array, or a data frame; a zarr or Dask array, a Dask data
+            frame or an array of xarray, read in pieces; one of SciPy's sparse arrays, made dense in
+            pieces; or a store, its URL, a zarr group or a source, which bring their targets along.
+        y : (n,) or (n, c) values; None where X brings it along.
         sample_weight : (n,) finite numbers, 0 or above, beside arrays; a store brings its own.
             They are divided by their mean, so that `ridge` keeps its scale: see `sample_weights`.
         test : held-out data evaluated during training: (X, y), or what X may be.

@@ -113,19 +113,19 @@ bandwidth_ : of the kernel: 1 if it has none, and the largest of a sum or produc
 n_features_in_ : d.
 feature_names_in_ : (d,) names of the columns, where a DataFrame or a store had them.
 report_ : what was chosen and measured: solver, sizes, leverage, step size, samples, metrics;
-    why it took fewer epochs than were allowed (`ended`).
+    why it took fewer epochs than were allowed (`ended`); of sparse rows how full they are.
 n_iter_ : epochs that were passed to the end; in `partial_fit` over all blocks so far.
 loss_curve_ : the training loss, oldest first: means over 32 steps, each of rows before the step
     that learned from them, in squares of the units of y; the last one of the steps that were
     left. It covers what other processes did for the same `run_dir`, whose log keeps it.
 history_ : the evaluations on `test`, oldest first: `test_mse` in squares of the units of y,
     its mean over rows and outputs, and `test_r2` or, of classes, `test_accuracy`. The last of
-    them are in report_ as well.
+    them are in report_ as well. Of several labels for a row they are those of values.
 """
 
 CLASSES_ATTRIBUTE = """\
 classes_ : (c,) sorted labels. Of a store they are its class names, as whole numbers where all
-    of them are.
+    of them are; of several labels for a row the numbers of their columns.
 """
 
 RAISES = """\

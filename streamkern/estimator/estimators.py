@@ -91,7 +91,8 @@ True
 
         Returns
         -------
-        y : float64, (n,) where y was (n,), else (n, c); None with `out`.
+        y : float64, (n,) where y was (n,), else (n, c); None with `out`. Of a Dask array or data
+            frame a Dask array, of which nothing is computed yet. See `set_output`.
         """
         if out is not None:
             return self._write(X, out, overwrite, order)
@@ -140,7 +141,8 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
         """Least-squares classification: regression on one-hot targets, prediction by the largest.
 
 f(x) = shares of the classes + sum_j alpha_j k(x, z_j), trained by streaming: X may be an array, a
-DataFrame, or a store, which is read in pieces. Features are scaled, see `scale`.
+DataFrame, or a store, which is read in pieces. Features are scaled, see `scale`. Where y has a
+column of 0 or 1 for each of several labels, a row has those whose f(x) is above a half.
 """,
         """\
 >>> from sklearn.datasets import load_iris
@@ -166,9 +168,11 @@ True
 
         Parameters
         ----------
-        X : (n, d) or (n, h, w, channels) array; a zarr or Dask array, read in pieces; or a
-            store, its URL, a zarr group or a source, which bring their labels along.
-        y : (n,) labels, numbers or words; None where X brings them along.
+        X : (n, d) or (n, h, w, channels) array, or a data frame; a zarr or Dask array, a Dask data
+            frame or an array of xarray, read in pieces; one of SciPy's sparse arrays, made dense in
+            pieces; or a store, its URL, a zarr group or a source, which bring their labels along.
+        y : (n,) labels, numbers or words; or (n, L), at least two columns of 0 or 1, one for each
+            of the labels that a row may have; None where X brings them along.
         sample_weight : (n,) finite numbers, 0 or above, beside arrays; a store brings its own.
             They are divided by their mean, so that `ridge` keeps its scale: see `sample_weights`.
         test : held-out data evaluated during training: (X, y), or what X may be.
@@ -237,7 +241,9 @@ True
 
         Returns
         -------
-        y : (n,) labels, of the kind that was trained on; None with `out`.
+        y : (n,) labels, of the kind that was trained on, or (n, L) of 0 and 1 where that was; None
+            with `out`. Of a Dask array or data frame a Dask array, of which nothing is computed
+            yet. See `set_output`.
         """
         if out is not None:
             if self._indicator is not None:
@@ -250,12 +256,14 @@ True
 
     @brief
     def predict_values(self, X: Any) -> Any:
-        """f(X), (n, c): about 1 for the class of a row and 0 for the others. See `predict`."""
+        """f(X), (n, c): about 1 for the class of a row, or its labels, and 0 for the others; lazy
+        where `predict` is."""
         return self._answer(X, "_as_they_are")
 
     @brief
     def decision_function(self, X: Any) -> Any:
-        """f(X), (n, c); with two classes the difference of their values, (n,). See `predict`."""
+        """f(X), (n, c); with two classes the difference of their values, (n,); of several labels
+        f(X) - 1/2, (n, L), above 0 for those that a row has. Lazy where `predict` is."""
         return self._answer(X, "_decisions")
 
     def _labels(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -280,7 +288,8 @@ True
 
     @brief
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Accuracy; y is None where X brings it along."""
+        """Accuracy, of several labels the share of rows that have all of theirs and no other; y is
+        None where X brings it along."""
         X, y = arrived(X, "X"), arrived(y, "y")
         if not inputs.is_stream(X):
             return float(super().score(X, y, sample_weight))

@@ -126,7 +126,7 @@ class Predicting(Parameters):
 
     def _framed(self, answer: npt.NDArray[Any], X: Any, method: str) -> Any:
         """With the index of X, if it has one."""
-        pandas = need("pandas", 'set_output(predict="pandas")', None)
+        pandas = need("pandas", 'set_output(predict="pandas")', "frames")
         index = getattr(X, "index", None) if isinstance(X, pandas.DataFrame) else None
         names = self._names_of(method)
         if answer.ndim == 1:

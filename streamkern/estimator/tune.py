@@ -60,7 +60,8 @@ def tune(
 
     Parameters
     ----------
-    X, y, sample_weight : data as for `fit`: arrays, a DataFrame, a store, its URL, a source. Or, as
+    X, y, sample_weight : data as for `fit`: arrays, sparse ones too, a DataFrame, a store, its URL,
+        a source. Or, as
         X alone, settings: a `RunConfig`, or the path of a run file, which ends in .toml.
     estimator : whose settings are tuned; it is left as it is. Default: a `KernelClassifier` where
         the targets are labels (whole numbers or words), else a `KernelRegressor`.

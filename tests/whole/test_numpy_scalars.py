@@ -61,9 +61,9 @@ def test_stores(tmp_path: Path) -> None:
     weights = np.array([0.5, 0.5])
     assert augment_store([a, a], c, weights=weights, epoch=three, threads=np.int8(1)).n_rows == 800
     source = AugmentedSource(ZarrSource(a, cache=Cache(tmp_path / "cache", np.int64(10**8))), three)
-    assert materialise_store(source, d, seed=three, memory=np.int64(10**8)).n_rows == 1200
+    assert materialise_store(source, d, seed=three, memory=np.int64(2**29)).n_rows == 1200
     # The same call again finds what it has made.
-    assert materialise_store(source, d, seed=3, memory=10**8).n_rows == 1200
+    assert materialise_store(source, d, seed=3, memory=2**29).n_rows == 1200
 
 
 def test_sources_and_transforms(tmp_path: Path) -> None:
