@@ -129,9 +129,9 @@ def as_dask_array(table: Any, name: str, columns: list[Any] | None = None, **opt
         table = table if columns is None else table[columns]
     else:
         numbers = _plain(table.dtype)
-        if numbers.kind not in "biuf":
-            return table.astype(object).to_dask_array(**options)  # labels in words
-    return table.astype(numbers if numbers in X_DTYPES else np.float64).to_dask_array(**options)
+    if name == "X" and numbers not in X_DTYPES:
+        numbers = np.dtype(np.float64)
+    return table.astype(numbers).to_dask_array(**options)
 
 
 def _plain(dtype: Any) -> np.dtype[Any]:

@@ -17,6 +17,7 @@ from sklearn.utils.validation import _check_sample_weight, check_array, validate
 
 from streamkern.basics.errors import ConfigError, DataError, StreamkernError
 from streamkern.basics.optional import on_demand
+from streamkern.basics.text import some
 from streamkern.estimator.foreign import (
     check_table,
     has_columns,
@@ -24,7 +25,6 @@ from streamkern.estimator.foreign import (
     not_numbers,
     with_lengths,
 )
-from streamkern.ingest.columns import in_order
 from streamkern.predict.answer_files import class_labels
 from streamkern.store.layout import X_DTYPES
 from streamkern.store.store import Store
@@ -94,7 +94,18 @@ def columns_in_order(
     found: tuple[str, ...] | None, wanted: tuple[str, ...] | None, where: str
 ) -> list[str] | None:
     """The names found in the order wanted, DataError where they are others; None without names."""
-    return None if found is None or wanted is None else in_order(found, wanted, where)
+    if found is None or wanted is None:
+        return None
+    lacking = [name for name in wanted if name not in found]
+    besides = [name for name in found if name not in wanted]
+    if lacking or besides:
+        lacks = [f"lacks {some(lacking)}"] if lacking else []
+        has = [f"has {some(besides)} besides"] if besides else []
+        raise DataError(
+            f"{where} {' and '.join(lacks + has)}; give the columns trained on, in any order: "
+            f"{some(wanted)}"
+        )
+    return list(wanted)
 
 
 def check_features(estimator: Any, X: Any) -> None:
@@ -121,7 +132,7 @@ def checked_rows(estimator: Any, X: Any, *, reset: bool, nameless: bool = False)
     """
     if has_columns(X):
         check_table(X, "X")
-    with _one_sentence(X):
+    with _one_sentence(X, "X"):
         rows = _checked_rows(estimator, X, reset=reset, nameless=nameless)
     n_features = int(np.prod(rows.shape[1:]))
     if reset:
@@ -155,21 +166,24 @@ def sparse_note(X: Any) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _one_sentence(X: Any) -> Iterator[None]:
-    """What scikit-learn's checks say of X in many lines as one sentence of ours."""
+def _one_sentence(given: Any, name: str) -> Iterator[None]:
+    """What scikit-learn's checks say of an argument in many lines as one sentence of ours."""
     try:
         yield
     except StreamkernError:
         raise
     except ValueError as error:
-        columns = _words_in(X)
+        columns = _words_in(given)
         if columns:
-            raise DataError(f"X has {not_numbers(columns)}") from None
+            raise DataError(f"{name} has {not_numbers(columns)}") from None
         first, *others = str(error).splitlines()
-        remedies = [line for line in others if line.startswith("Reshape")]
+        more = [line for line in others if line.startswith("Reshape")]
         if "contains NaN" in first or "contains infinity" in first:
-            remedies = ["correct such rows, or leave them out"]
-        raise DataError("; ".join([first.rstrip(".:"), *remedies])) from None
+            more = ["correct such rows, or leave them out"]
+        if "feature names" in first:
+            listed = " ".join(others).replace(": - ", ": ").replace(" - ", ", ")
+            more = [listed.replace(" Feature names", "; Feature names")]
+        raise DataError("; ".join([first.rstrip(".:"), *filter(None, more)])) from None
 
 
 def _words_in(X: Any) -> list[str]:
@@ -191,7 +205,8 @@ def _holds_numbers(column: Any) -> bool:
 
 def checked_values(y: Any, n_rows: int) -> npt.NDArray[Any]:
     """Regression targets (n,) or (n, c), floating."""
-    values: npt.NDArray[Any] = check_array(y, dtype="numeric", ensure_2d=False, input_name="y")
+    with _one_sentence(y, "y"):
+        values: npt.NDArray[Any] = check_array(y, dtype="numeric", ensure_2d=False, input_name="y")
     check_length(values, n_rows)
     return values if values.dtype.kind == "f" else values.astype(np.float64)
 
@@ -231,9 +246,10 @@ def checked_weights(sample_weight: Any, X: npt.NDArray[Any]) -> npt.NDArray[Any]
 
 def checked_labels(y: Any, n_rows: int) -> npt.NDArray[Any]:
     """Class labels (n,) of any kind."""
-    labels: npt.NDArray[Any] = column_or_1d(y, warn=True)
-    assert_all_finite(labels, input_name="y")
-    check_classification_targets(labels)
+    with _one_sentence(y, "y"):
+        labels: npt.NDArray[Any] = column_or_1d(y, warn=True)
+        assert_all_finite(labels, input_name="y")
+        check_classification_targets(labels)
     check_length(labels, n_rows)
     return labels
 

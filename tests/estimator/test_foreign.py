@@ -124,6 +124,11 @@ def test_a_dask_data_frame_is_the_data_frame(dense: KernelRegressor) -> None:
     words = dask_frame(pd.DataFrame({"label": LABELS}, index=FRAME.index))["label"]
     classifier = KernelClassifier(**SMALL).fit(table, words)
     np.testing.assert_array_equal(classifier.classes_, ["down", "up"])
+    ids = dask_frame(pd.DataFrame({"label": LABELS == "up"}, index=FRAME.index))["label"]
+    for dtype in (np.int64, bool):
+        classes = KernelClassifier(**SMALL).fit(table, ids.astype(dtype)).classes_
+        assert classes.dtype == dtype
+        np.testing.assert_array_equal(classes, [0, 1])
 
 
 def test_columns_of_a_dask_data_frame_go_by_name() -> None:
@@ -131,8 +136,12 @@ def test_columns_of_a_dask_data_frame_go_by_name() -> None:
     wanted = model.predict(FRAME)
     turned = dask_frame(FRAME[NAMES[::-1]])
     np.testing.assert_array_equal(model.predict(turned).compute(), wanted)
-    with pytest.raises(DataError, match=r"^X lacks 'f': its columns must be"):
+    with pytest.raises(DataError, match=r"^X lacks 'f'; give the columns trained on, in any"):
         model.predict(dask_frame(FRAME[NAMES[:5]]))
+    with pytest.raises(DataError, match=r"^X lacks 'a' and has 'z' besides; give the"):
+        model.predict(dask_frame(FRAME.rename(columns={"a": "z"})))
+    with pytest.raises(DataError, match=r"fit; Feature names unseen at fit time: z; .*: a$"):
+        model.predict(FRAME.rename(columns={"a": "z"}))
 
 
 def test_columns_of_a_dask_data_frame_may_be_of_any_numbers() -> None:
