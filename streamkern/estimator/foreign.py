@@ -31,6 +31,11 @@ def arrived(given: Any, name: str) -> Any:
         )
     if _is_of("xarray", "DataArray", given):
         return _held(given)
+    if hasattr(given, "__dask_graph__") and not isinstance(getattr(given, "ndim", None), int):
+        raise DataError(
+            f"{name} is a {_kind(given)}, of which Dask knows no shape; give a Dask array or data "
+            "frame, by from_delayed or to_dataframe"
+        )
     if is_dask_table(given):
         return given if name == "X" else with_lengths(given, name)
     if isinstance(given, np.ndarray) or not hasattr(given, "__dlpack__"):
