@@ -139,9 +139,9 @@ class KernelEstimator(Predicting, BaseEstimator):  # type: ignore[misc]  # it ha
 
     def _source(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> BaseSource:
         """Checked training data; `first` : it decides features and classes."""
+        table, X, y = y, arrived(X, "X"), arrived(y, "y")
         if first:
-            self._output_names = names_of_targets(y)
-        X, y = arrived(X, "X"), arrived(y, "y")
+            self._output_names = names_of_targets(table)
         sample_weight = arrived(sample_weight, "sample_weight")
         if inputs.is_stream(X):
             source = self._stream(X, y, sample_weight)
