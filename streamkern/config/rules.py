@@ -24,6 +24,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.fields import FieldInfo
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.plain import plain
 from streamkern.basics.text import SCHEDULER_ADDRESS, redact
 from streamkern.config.nearest_word import nearest_word
 from streamkern.config.parse import parse_bytes, parse_seconds
@@ -217,12 +218,7 @@ class Table(BaseModel):
     @classmethod
     def _numpy_scalars(cls, values: Any) -> Any:
         """Accept NumPy scalars (grid searches pass them) as the Python numbers they stand for."""
-        if not isinstance(values, Mapping):
-            return values
-        return {
-            key: v.item() if hasattr(v, "dtype") and hasattr(v, "item") else v
-            for key, v in values.items()
-        }
+        return plain(values)
 
 
 def _sentence(model: type[Table], detail: Mapping[str, Any]) -> str:

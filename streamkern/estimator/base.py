@@ -6,41 +6,33 @@ closed after it, so estimators can be pickled, cloned and sent to other processe
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.estimator import inputs
 from streamkern.estimator.callbacks import CallbackSupport, ScikitLearnCallbacks, with_callbacks
 from streamkern.estimator.facts import transform_tables
 from streamkern.estimator.fitted import attributes_of, found_scaling
+from streamkern.estimator.foreign import arrived, names_of_targets
 from streamkern.estimator.mistakes import brief
-from streamkern.estimator.parameters import Parameters, own_names
-from streamkern.kernels.builtin import Kernel
-from streamkern.kernels.importances import importances
-from streamkern.kernels.points import Grid
-from streamkern.kernels.products import KernelOperator
+from streamkern.estimator.parameters import own_names
+from streamkern.estimator.predicting import Predicting
 from streamkern.solver.methods import METHODS, options_of
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.column_order import in_columns
-from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.stream.sources.transforms import (
     Transform,
     bind_transform,
     from_config,
 )
-from streamkern.stream.target_scale import TargetScale
-from streamkern.train.model import KernelModel, accelerator_of
 from streamkern.train.online import Online, SavedRun
 from streamkern.train.opened import Given
 from streamkern.train.saved_model import Whole, model_only, save_model
@@ -49,8 +41,13 @@ from streamkern.train.training_data import check_same_rows
 from streamkern.train.warm_start import WarmStart
 
 
-class KernelEstimator(CallbackSupport, Parameters, BaseEstimator):  # type: ignore[misc]
+class KernelEstimator(CallbackSupport, Predicting, BaseEstimator):  # type: ignore[misc]
     """What both estimators share; `docstrings` says what the parameters are."""
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
 
     # -- fitting ---------------------------------------------------------------------------
 
@@ -61,9 +58,10 @@ class KernelEstimator(CallbackSupport, Parameters, BaseEstimator):  # type: igno
 
         Parameters
         ----------
-        X : (n, d) or (n, h, w, channels) array; a zarr or Dask array, read in pieces; or a
-            store, its URL, a zarr group or a source, which bring their targets along.
-        y : (n,) labels, or (n,) or (n, c) values; None where X brings it along.
+        X : (n, d) or (n, h, w, channels) array, or a data frame; a zarr or Dask array, a Dask data
+            frame or an array of xarray, read in pieces; one of SciPy's sparse arrays, made dense in
+            pieces; or a store, its URL, a zarr group or a source, which bring their targets along.
+        y : (n,) or (n, c) values; None where X brings it along.
         sample_weight : (n,) finite numbers, 0 or above, beside arrays; a store brings its own.
             They are divided by their mean, so that `ridge` keeps its scale: see `sample_weights`.
         test : held-out data evaluated during training: (X, y), or what X may be.
@@ -95,7 +93,7 @@ class KernelEstimator(CallbackSupport, Parameters, BaseEstimator):  # type: igno
                 config, source=stream, test=held_out, centers=centers, metric=metric, warm=warm,
                 facts=self._facts(), progress=self._progress(), callbacks=told,
             )  # fmt: skip
-            self._keep(result)
+            self._keep(result, inputs.sparse_note(X))
             self._found = kept or found_scaling(result, stream)
             self._settings = Given(centers=centers, metric=metric).recorded(config)
         if tasks is not None:
@@ -120,7 +118,7 @@ class KernelEstimator(CallbackSupport, Parameters, BaseEstimator):  # type: igno
                 online = online.open(self._execution())
             stream = self._transformed(source, bound)
             result = online.advance(stream, self._progress())
-            self._keep(result)
+            self._keep(result, inputs.sparse_note(X))
             found = found_scaling(result, stream)
             bound += found
             self._found = found if first else [*self._found, *found]
@@ -131,7 +129,10 @@ class KernelEstimator(CallbackSupport, Parameters, BaseEstimator):  # type: igno
     def _facts(self) -> dict[str, Any]:
         """See `facts`."""
         tables, not_kept = transform_tables(self.transforms)
-        return {"flat": self._flat, "transforms": tables, "not_kept": not_kept}
+        names = self._output_names
+        outputs = list(names) if names and all(isinstance(name, str) for name in names) else None
+        own = {"flat": self._flat, "outputs": outputs}
+        return own | {"transforms": tables, "not_kept": not_kept}
 
     def _execution(self) -> dict[str, Any]:
         """Settings that a run goes on with: they do not belong to what it has computed."""
@@ -144,6 +145,10 @@ class KernelEstimator(CallbackSupport, Parameters, BaseEstimator):  # type: igno
 
     def _source(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> BaseSource:
         """Checked training data; `first` : it decides features and classes."""
+        table, X, y = y, arrived(X, "X"), arrived(y, "y")
+        if first:
+            self._output_names = names_of_targets(table)
+        sample_weight = arrived(sample_weight, "sample_weight")
         if inputs.is_stream(X):
             source = self._stream(X, y, sample_weight)
             if not first:
@@ -175,16 +180,6 @@ class KernelEstimator(CallbackSupport, Parameters, BaseEstimator):  # type: igno
             self._named_by_store = False
         return given
 
-    def _shaped(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Rows as they were trained on, which may be given flat."""
-        check_row_shape("X has", rows.shape[1:], "the model was trained on", self._row_shape)
-        return rows.reshape(len(rows), *self._row_shape)
-
-    def _columns(self) -> tuple[str, ...] | None:
-        """Names of the features that were trained on, as scikit-learn keeps them."""
-        names = getattr(self, "feature_names_in_", None)
-        return None if names is None else tuple(map(str, names))
-
     def _last_fit(self) -> WarmStart | None:
         """The weights that `warm_start=True` stands for; None where nothing was fitted yet."""
         if isinstance(self.warm_start, str | os.PathLike) or not self.warm_start:
@@ -201,33 +196,21 @@ class KernelEstimator(CallbackSupport, Parameters, BaseEstimator):  # type: igno
             )
         return self._warm
 
-    centers_: npt.NDArray[Any]
-    dual_coef_: npt.NDArray[Any]
-    kernel_: Kernel
     history_: list[dict[str, Any]]
     loss_curve_: list[float]
     validation_scores_: list[float] | None
     n_iter_: int
     report_: dict[str, Any]
-    _targets: TargetScale
-    _precision: str
-    _grid: Grid | None
-    _fixed: tuple[Transform, ...]
-    _meta: dict[str, Any]
     _warm: WarmStart | None = None
-    feature_names_in_: npt.NDArray[Any]
     _found: list[Transform]
-    _row_shape: tuple[int, ...]
-    _target_columns: tuple[str, ...] | None
-    _named_by_store = False
     _online: tuple[Online | SavedRun, list[Any]]
-    _flat = True
+    _indicator: str | None = None  # dtype of the targets, where they are several labels
     _settings: dict[str, dict[str, Any]]
 
     def _stream(self, X: Any, y: Any, sample_weight: Any = None) -> BaseSource:
         raise NotImplementedError
 
-    def _array_source(self, X: npt.NDArray[Any], y: Any, w: Any, first: bool) -> ArraySource:
+    def _array_source(self, X: Any, y: Any, w: Any, first: bool) -> ArraySource:
         raise NotImplementedError
 
     def _transforms(self, source: BaseSource) -> list[Any]:
@@ -239,10 +222,11 @@ class KernelEstimator(CallbackSupport, Parameters, BaseEstimator):  # type: igno
     def _transformed(source: BaseSource, transforms: list[Any]) -> BaseSource:
         return AugmentedSource(source, 1, transforms) if transforms else source
 
-    def _keep(self, result: Result) -> None:
-        """The fitted attributes, and no device."""
+    def _keep(self, result: Result, notes: Mapping[str, Any] = {}) -> None:
+        """The fitted attributes, and no device. notes : for the report."""
         for name, value in attributes_of(result).items():
             setattr(self, name, value)
+        self.report_.update(notes)
         result.model.backend.close()
 
     @brief
@@ -295,60 +279,3 @@ class KernelEstimator(CallbackSupport, Parameters, BaseEstimator):  # type: igno
             self._settings, setup, state, metrics, self.history_, self.loss_curve_, ended,
             self.validation_scores_ or (),
         )  # fmt: skip
-
-    # -- predicting ------------------------------------------------------------------------
-
-    @property
-    def feature_importances_(self) -> npt.NDArray[np.float64]:
-        """(d,), the share of each feature, after scaling, in the trace of the kernel's metric."""
-        check_is_fitted(self)
-        metric = self.kernel_.metric
-        if metric is None:
-            raise AttributeError(
-                "feature_importances_ are those of a metric, and this model has no metric; fit "
-                'with metric="learn", which may find that none is better'
-            )
-        return importances(metric)
-
-    @contextlib.contextmanager
-    def _model(self) -> Iterator[KernelModel]:
-        """The fitted model on its device, for the time of a call."""
-        check_is_fitted(self)
-        threads, Z = None if isinstance(self.threads, str) else self.threads, self.centers_
-        auto = self.accelerator == "auto"
-        accelerator = accelerator_of(self._meta) if auto else self.accelerator
-        with own_names(), get_backend(self.device, threads, accelerator) as backend:
-            shift = Z.mean(axis=0, dtype=np.float64).astype(Z.dtype)
-            op = KernelOperator(self.kernel_, backend, self._precision, shift, self._grid)
-            with backend.active():
-                points = op.points(backend.asarray(Z), right=True)
-            weights = backend.asarray(self.dual_coef_ / self._targets.scale, op.dtype)
-            yield KernelModel(
-                op, points, weights, self._names(), self._row_shape, self._fixed, self._targets,
-                columns=self._columns(), target_columns=self._target_columns,
-            )  # fmt: skip
-
-    def _names(self) -> tuple[str, ...] | None:
-        return None
-
-    def _values(self, X: Any) -> npt.NDArray[Any]:
-        """f(X), (n, c), in slabs."""
-        check_is_fitted(self)
-        if not inputs.is_stream(X):
-            rows = inputs.checked_rows(self, X, reset=False, nameless=self._named_by_store)
-            with self._model() as model:
-                return model.values(self._shaped(rows))
-        source = inputs.open_stream(X, targets=False)
-        with self._model() as model:
-            return model.predict(source)
-
-    def _write(self, X: Any, out: Any, overwrite: bool, order: str) -> None:
-        check_is_fitted(self)
-        if inputs.is_stream(X):
-            source = inputs.open_stream(X, targets=False)
-        else:
-            source = ArraySource(
-                inputs.checked_rows(self, X, reset=False, nameless=self._named_by_store)
-            )
-        with self._model() as model:
-            model.predict_to(source, out, overwrite=overwrite, order=order)

@@ -125,7 +125,7 @@ bandwidth_ : of the kernel: 1 if it has none, and the largest of a sum or produc
 n_features_in_ : d.
 feature_names_in_ : (d,) names of the columns, where a DataFrame or a store had them.
 report_ : what was chosen and measured: solver, sizes, leverage, step size, samples, metrics;
-    why it took fewer epochs than were allowed (`ended`).
+    why it took fewer epochs than were allowed (`ended`); of sparse rows how full they are.
 n_iter_ : epochs that were passed to the end; in `partial_fit` over all blocks so far.
 loss_curve_ : the training loss, oldest first: means over 32 steps, each of rows before the step
     that learned from them, in squares of the units of y; the last one of the steps that were
@@ -133,14 +133,15 @@ loss_curve_ : the training loss, oldest first: means over 32 steps, each of rows
 history_ : the evaluations on `test`, oldest first: `test_mse` in squares of the units of y,
     its mean over rows and outputs, and `test_r2` or, of classes, `test_accuracy`; with
     `early_stopping` also `validation_mse` and so on, of the rows set aside. The last of them, of
-    the weights that are kept, are in report_ as well.
+    the weights that are kept, are in report_ as well. Of several labels for a row they are those
+    of values.
 validation_scores_ : with `early_stopping` the score of every pass on the rows set aside, accuracy
     or R2, oldest first; else None.
 """
 
 CLASSES_ATTRIBUTE = """\
 classes_ : (c,) sorted labels. Of a store they are its class names, as whole numbers where all
-    of them are.
+    of them are; of several labels for a row the numbers of their columns.
 """
 
 RAISES = """\

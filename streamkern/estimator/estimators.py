@@ -5,6 +5,7 @@ Data are arrays, or anything streamed: a store, its URL, a source, zarr and Dask
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -19,7 +20,18 @@ from streamkern.estimator import inputs
 from streamkern.estimator.base import KernelEstimator
 from streamkern.estimator.docstrings import docstring
 from streamkern.estimator.facts import label_dtype
+from streamkern.estimator.foreign import arrived
 from streamkern.estimator.mistakes import brief, suggesting
+from streamkern.estimator.multilabel import (
+    HALF,
+    check_alike,
+    checked_indicator,
+    indicator_dtype,
+    is_indicator,
+    label_numbers,
+    streamed_indicator,
+    subset_accuracy,
+)
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.base import BaseSource
 
@@ -79,16 +91,20 @@ True
 
         Returns
         -------
-        y : float64, (n,) where y was (n,), else (n, c); None with `out`.
+        y : float64, (n,) where y was (n,), else (n, c); None with `out`. Of a Dask array or data
+            frame a Dask array, of which nothing is computed yet. See `set_output`.
         """
         if out is not None:
             return self._write(X, out, overwrite, order)
-        F = self._values(X)
+        return self._answer(X, "_as_targets")
+
+    def _as_targets(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return F[:, 0] if self._flat else F
 
     @brief
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """R2, the plain mean over the outputs; y is None where X brings it along."""
+        X, y = arrived(X, "X"), arrived(y, "y")
         if not inputs.is_stream(X):
             return float(super().score(X, y, sample_weight))
         _no_weights(sample_weight)
@@ -109,8 +125,8 @@ True
             _same_outputs(source.n_outputs, self.dual_coef_.shape[1])
         return source
 
-    def _array_source(self, X: npt.NDArray[Any], y: Any, w: Any, first: bool) -> ArraySource:
-        y = inputs.checked_values(y, len(X))
+    def _array_source(self, X: Any, y: Any, w: Any, first: bool) -> ArraySource:
+        y = inputs.checked_values(y, X.shape[0])
         if first:
             self._flat = y.ndim == 1
         elif hasattr(self, "_online"):  # what fit holds out is compared with what it trains on
@@ -125,7 +141,8 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
         """Least-squares classification: regression on one-hot targets, prediction by the largest.
 
 f(x) = shares of the classes + sum_j alpha_j k(x, z_j), trained by streaming: X may be an array, a
-DataFrame, or a store, which is read in pieces. Features are scaled, see `scale`.
+DataFrame, or a store, which is read in pieces. Features are scaled, see `scale`. Where y has a
+column of 0 or 1 for each of several labels, a row has those whose f(x) is above a half.
 """,
         """\
 >>> from sklearn.datasets import load_iris
@@ -140,15 +157,22 @@ True
 
     class_weight: Any = None
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags
+
     @brief
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, test: Any = None) -> Self:
         """Train on all of the data.
 
         Parameters
         ----------
-        X : (n, d) or (n, h, w, channels) array; a zarr or Dask array, read in pieces; or a
-            store, its URL, a zarr group or a source, which bring their labels along.
-        y : (n,) labels, numbers or words; None where X brings them along.
+        X : (n, d) or (n, h, w, channels) array, or a data frame; a zarr or Dask array, a Dask data
+            frame or an array of xarray, read in pieces; one of SciPy's sparse arrays, made dense in
+            pieces; or a store, its URL, a zarr group or a source, which bring their labels along.
+        y : (n,) labels, numbers or words; or (n, L), at least two columns of 0 or 1, one for each
+            of the labels that a row may have; None where X brings them along.
         sample_weight : (n,) finite numbers, 0 or above, beside arrays; a store brings its own.
             They are divided by their mean, so that `ridge` keeps its scale: see `sample_weights`.
         test : held-out data evaluated during training: (X, y), or what X may be.
@@ -189,7 +213,7 @@ True
             )
         if not hasattr(self, "_online"):
             self._forget_classes()
-            if classes is not None:
+            if classes is not None and not is_indicator(y):
                 self.classes_ = inputs.sorted_classes(classes)
         elif classes is not None and not np.array_equal(
             inputs.sorted_classes(classes), self.classes_
@@ -217,46 +241,96 @@ True
 
         Returns
         -------
-        y : (n,) labels, of the kind that was trained on; None with `out`.
+        y : (n,) labels, of the kind that was trained on, or (n, L) of 0 and 1 where that was; None
+            with `out`. Of a Dask array or data frame a Dask array, of which nothing is computed
+            yet. See `set_output`.
         """
         if out is not None:
+            if self._indicator is not None:
+                raise ConfigError(
+                    f"out={out!r} is for one class of a row, and y had several labels; leave it "
+                    "out, and give X as a Dask array, whose predictions can be stored in pieces"
+                )
             return self._write(X, out, overwrite, order)
-        best = self.predict_values(X).argmax(axis=1)
-        return self.classes_[best]
+        return self._answer(X, "_labels")
 
     @brief
-    def predict_values(self, X: Any) -> npt.NDArray[Any]:
-        """f(X), (n, c): about 1 for the class of a row and 0 for the others."""
-        return self._values(X)
+    def predict_values(self, X: Any) -> Any:
+        """f(X), (n, c): about 1 for the class of a row, or its labels, and 0 for the others; lazy
+        where `predict` is."""
+        return self._answer(X, "_as_they_are")
 
     @brief
-    def decision_function(self, X: Any) -> npt.NDArray[Any]:
-        """f(X), (n, c); with two classes the difference of their values, (n,)."""
-        F = self._values(X)
+    def decision_function(self, X: Any) -> Any:
+        """f(X), (n, c); with two classes the difference of their values, (n,); of several labels
+        f(X) - 1/2, (n, L), above 0 for those that a row has. Lazy where `predict` is."""
+        return self._answer(X, "_decisions")
+
+    def _labels(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if self._indicator is not None:
+            return (F > HALF).astype(self._indicator)
+        labels: npt.NDArray[Any] = self.classes_[F.argmax(axis=1)]
+        return labels
+
+    def _as_they_are(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return F
+
+    def _decisions(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if self._indicator is not None:
+            return F - HALF
         return F[:, 1] - F[:, 0] if F.shape[1] == 2 else F
+
+    def _names_of(self, method: str) -> Sequence[Any] | None:
+        if method == "_labels" or self._indicator is not None:
+            return super()._names_of(method)
+        classes = list(self.classes_)
+        return classes[1:] if method == "_decisions" and len(classes) == 2 else classes
 
     @brief
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Accuracy; y is None where X brings it along."""
+        """Accuracy, of several labels the share of rows that have all of theirs and no other; y is
+        None where X brings it along."""
+        X, y = arrived(X, "X"), arrived(y, "y")
         if not inputs.is_stream(X):
             return float(super().score(X, y, sample_weight))
         _no_weights(sample_weight)
         check_is_fitted(self)
         source = self._stream(X, y)
         with self._model() as model:
+            if self._indicator is not None:
+                return subset_accuracy(model, source)
             return model.evaluate(source)["accuracy"]
 
     def _forget_classes(self) -> None:
+        self._indicator = None
         if hasattr(self, "classes_"):
             del self.classes_
 
-    def _names(self) -> tuple[str, ...]:
-        return inputs.names_of(self.classes_)
+    def _names(self) -> tuple[str, ...] | None:
+        return None if self._indicator is not None else inputs.names_of(self.classes_)
 
     def _facts(self) -> dict[str, Any]:
-        return {**super()._facts(), "labels": label_dtype(self.classes_)}
+        own = {"labels": label_dtype(self.classes_), "indicator": self._indicator}
+        return {**super()._facts(), **own}
+
+    def _takes_indicator(self, y: Any) -> bool:
+        """Whether y has a column for each label. What y is first, it has to be again."""
+        given = is_indicator(y)
+        if hasattr(self, "classes_"):
+            check_alike(y, self.classes_, several=self._indicator is not None)
+            return given
+        if given:
+            if self.class_weight is not None:
+                raise ConfigError(
+                    "class_weight is for rows of one class each, and y has a column for each "
+                    "label; leave it out, or give sample_weight"
+                )
+            self.classes_, self._indicator = label_numbers(y), indicator_dtype(y)
+        return given
 
     def _stream(self, X: Any, y: Any, sample_weight: Any = None) -> BaseSource:
+        if self._takes_indicator(y):
+            return inputs.open_stream(X, streamed_indicator(y), sample_weight)
         known = hasattr(self, "classes_")
         if y is not None and known:
             ids = inputs.streamed_ids(y, self.classes_)
@@ -272,12 +346,14 @@ True
         elif self._names() != source.classes:
             raise DataError(
                 f"the data has the classes {some(source.classes)}, the model was trained on "
-                f"{some(self._names())}; use data with the same classes"
+                f"{some(self._names() or ())}; use data with the same classes"
             )
         return source
 
-    def _array_source(self, X: npt.NDArray[Any], y: Any, w: Any, first: bool) -> ArraySource:
-        y = inputs.checked_labels(y, len(X))
+    def _array_source(self, X: Any, y: Any, w: Any, first: bool) -> ArraySource:
+        if self._takes_indicator(y):
+            return ArraySource(X, checked_indicator(y, X.shape[0]), sample_weight=w)
+        y = inputs.checked_labels(y, X.shape[0])
         if not hasattr(self, "classes_"):
             self.classes_ = inputs.sorted_classes(y)
         ids = inputs.label_ids(y, self.classes_)

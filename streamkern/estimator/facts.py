@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from streamkern.basics.plain import plain
 from streamkern.stream.sources.transforms import (
     KINDS,
     Scale,
@@ -52,7 +53,7 @@ def transform_tables(transforms: Sequence[Any]) -> tuple[list[dict[str, Any]] | 
 
 def _table(transform: Any) -> dict[str, Any] | None:
     if isinstance(transform, Mapping):
-        held = dict(transform)
+        held = dict(plain(transform))
     elif isinstance(transform, Scale) and transform.mean is not None:
         return None
     elif type(transform) in KINDS.values():
@@ -60,10 +61,10 @@ def _table(transform: Any) -> dict[str, Any] | None:
     else:
         return None
     try:
-        plain = json.loads(json.dumps(held))
+        kept = json.loads(json.dumps(held))
     except TypeError:  # numbers in arrays
         return None
-    return dict(plain)
+    return dict(kept)
 
 
 def restored_transforms(facts: Mapping[str, Any], tables: Sequence[Mapping[str, Any]]) -> Any:

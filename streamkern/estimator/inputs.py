@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,12 +15,22 @@ from sklearn.utils import assert_all_finite, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import _check_sample_weight, check_array, validate_data
 
-from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.errors import ConfigError, DataError, StreamkernError
 from streamkern.basics.optional import on_demand
+from streamkern.basics.text import some
+from streamkern.estimator.foreign import (
+    check_table,
+    has_columns,
+    is_dask_table,
+    not_numbers,
+    with_lengths,
+)
 from streamkern.predict.answer_files import class_labels
+from streamkern.store.layout import X_DTYPES
 from streamkern.store.store import Store
-from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.arrays import ArraySource, is_sparse
 from streamkern.stream.sources.base import BaseSource
+from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.user import as_source, is_source
 
@@ -47,8 +59,15 @@ def open_stream(
 
     classes : names, where y holds numbers into them. targets : whether y of a store is wanted.
     """
+    if is_dask_table(X):
+        names = names_of_columns(X) if has_columns(X) else None
+        rows = with_lengths(X, "X")
+        source = ArraySource(rows, y, classes=classes, sample_weight=sample_weight)
+        source.columns = names
+        return source
     if isinstance(X, zarr.Array) or hasattr(X, "__dask_graph__"):
-        return ArraySource(X, y, classes=classes, sample_weight=sample_weight)
+        rows = _lazy_rows(X)
+        return ArraySource(rows, y, classes=classes, sample_weight=sample_weight)
     for name, given in (("y", y), ("sample_weight", sample_weight)):
         if given is not None:
             raise ConfigError(
@@ -59,55 +78,154 @@ def open_stream(
     return ZarrSource(X) if isinstance(X, Store) else as_source(X)
 
 
-def checked_rows(
-    estimator: Any, X: Any, *, reset: bool, nameless: bool = False
-) -> npt.NDArray[Any]:
-    """Rows (n, d) or images (n, h, w, ch) as an array; `reset` records their features.
+def _lazy_rows(X: Any) -> Any:
+    """Lazy rows in a dtype that is streamed: like arrays in memory, others become float64."""
+    dtype = np.dtype(X.dtype)
+    return X if dtype in X_DTYPES or dtype.kind not in "biuf" else lazy_array(X).astype(np.float64)
+
+
+def names_of_columns(table: Any) -> tuple[str, ...] | None:
+    """Names of the columns of a data frame where, as for scikit-learn, all are text."""
+    names = list(table.columns)
+    return tuple(names) if all(isinstance(name, str) for name in names) else None
+
+
+def columns_in_order(
+    found: tuple[str, ...] | None, wanted: tuple[str, ...] | None, where: str
+) -> list[str] | None:
+    """The names found in the order wanted, DataError where they are others; None without names."""
+    if found is None or wanted is None:
+        return None
+    lacking = [name for name in wanted if name not in found]
+    besides = [name for name in found if name not in wanted]
+    if lacking or besides:
+        lacks = [f"lacks {some(lacking)}"] if lacking else []
+        has = [f"has {some(besides)} besides"] if besides else []
+        raise DataError(
+            f"{where} {' and '.join(lacks + has)}; give the columns trained on, in any order: "
+            f"{some(wanted)}"
+        )
+    return list(wanted)
+
+
+def check_features(estimator: Any, X: Any) -> None:
+    """DataError unless X, lazy, has as many features as were trained on, or leaves them open."""
+    n_features = math.prod(X.shape[1:])
+    if n_features != estimator.n_features_in_ and n_features == n_features:  # NaN: nobody knows
+        raise _other_features(estimator, n_features)
+    if n_features == n_features:
+        check_row_shape("X has", X.shape[1:], "the model was trained on", estimator._row_shape)
+
+
+def _other_features(estimator: Any, n_features: int) -> DataError:
+    return DataError(
+        f"X has {n_features} features, but {type(estimator).__name__} is expecting "
+        f"{estimator.n_features_in_} features as input"
+    )
+
+
+def checked_rows(estimator: Any, X: Any, *, reset: bool, nameless: bool = False) -> Any:
+    """Rows (n, d), dense or sparse, or images (n, h, w, ch); `reset` records their features.
 
     nameless : an array, which goes by position, is expected although features have names: no
     warning, as where a store named them, and not the user
     """
-    images = getattr(X, "ndim", 2) == 4
-    named = any(hasattr(X, name) for name in ("columns", "__dataframe__"))
-    if not images and (reset or named or not nameless):
-        rows: npt.NDArray[Any] = validate_data(
-            estimator, X, reset=reset, dtype=DTYPES, ensure_min_samples=2 if reset else 1
-        )
-        return rows
-    plain: npt.NDArray[Any] = check_array(X, dtype=DTYPES, allow_nd=images, estimator=estimator)
-    n_features = int(np.prod(plain.shape[1:]))
+    if has_columns(X):
+        check_table(X, "X")
+    with _one_sentence(X, "X"):
+        rows = _checked_rows(estimator, X, reset=reset, nameless=nameless)
+    n_features = int(np.prod(rows.shape[1:]))
     if reset:
         estimator.n_features_in_ = n_features
     elif n_features != estimator.n_features_in_:
-        raise DataError(
-            f"X has {n_features} features, but {type(estimator).__name__} is expecting "
-            f"{estimator.n_features_in_} features as input"
+        raise _other_features(estimator, n_features)
+    return rows
+
+
+def _checked_rows(estimator: Any, X: Any, *, reset: bool, nameless: bool) -> Any:
+    images = getattr(X, "ndim", 2) == 4
+    named = any(hasattr(X, name) for name in ("columns", "__dataframe__"))
+    # Sparse numbers keep their dtype until they are dense: nothing of size is copied.
+    wanted: dict[str, Any] = {"dtype": DTYPES}
+    if is_sparse(X):
+        wanted = {"dtype": None, "accept_sparse": "csr"}
+    if not images and (reset or named or not nameless):
+        return validate_data(
+            estimator, X, reset=reset, ensure_min_samples=2 if reset else 1, **wanted
         )
-    return plain
+    return check_array(X, allow_nd=images, estimator=estimator, input_name="X", **wanted)
+
+
+def sparse_note(X: Any) -> dict[str, str]:
+    """What a report says of sparse rows; nothing of others."""
+    if not is_sparse(X):
+        return {}
+    made = "" if X.format == "csr" else f", of {X.format.upper()} made CSR once"
+    share = X.nnz / max(1, math.prod(X.shape))
+    return {"sparse": f"{share:.2%} of the entries are stored; batches are made dense{made}"}
+
+
+@contextlib.contextmanager
+def _one_sentence(given: Any, name: str) -> Iterator[None]:
+    """What scikit-learn's checks say of an argument in many lines as one sentence of ours."""
+    try:
+        yield
+    except StreamkernError:
+        raise
+    except ValueError as error:
+        columns = _words_in(given)
+        if columns:
+            raise DataError(f"{name} has {not_numbers(columns)}") from None
+        first, *others = str(error).splitlines()
+        more = [line for line in others if line.startswith("Reshape")]
+        if "contains NaN" in first or "contains infinity" in first:
+            more = ["correct such rows, or leave them out"]
+        if "feature names" in first:
+            listed = " ".join(others).replace(": - ", ": ").replace(" - ", ", ")
+            more = [listed.replace(" Feature names", "; Feature names")]
+        raise DataError("; ".join([first.rstrip(".:"), *filter(None, more)])) from None
+
+
+def _words_in(X: Any) -> list[str]:
+    """Names of the columns of a data frame that hold something else than numbers."""
+    if not has_columns(X):
+        return []
+    return [str(name) for name in X.columns if not _holds_numbers(X[name])]
+
+
+def _holds_numbers(column: Any) -> bool:
+    if getattr(column.dtype, "kind", "O") in "biuf":
+        return True
+    try:
+        np.asarray(column, dtype=np.float64)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def checked_values(y: Any, n_rows: int) -> npt.NDArray[Any]:
     """Regression targets (n,) or (n, c), floating."""
-    values: npt.NDArray[Any] = check_array(y, dtype="numeric", ensure_2d=False, input_name="y")
-    _check_length(values, n_rows)
+    with _one_sentence(y, "y"):
+        values: npt.NDArray[Any] = check_array(y, dtype="numeric", ensure_2d=False, input_name="y")
+    check_length(values, n_rows)
     return values if values.dtype.kind == "f" else values.astype(np.float64)
 
 
 def floating(y: Any) -> Any:
     """Streamed regression targets with a floating dtype, so that they are not taken for labels."""
-    y = _lazy(y)
+    y = lazy_array(y)
     return y if y is None or y.dtype.kind == "f" else y.astype(np.float64)
 
 
 def streamed_ids(y: Any, classes: npt.NDArray[Any]) -> Any:
     """Places of streamed labels in the sorted `classes`."""
-    y = _lazy(y)
+    y = lazy_array(y)
     if isinstance(y, np.ndarray):
         return label_ids(y, classes)
     return y.map_blocks(label_ids, classes, dtype=np.int64)
 
 
-def _lazy(y: Any) -> Any:
+def lazy_array(y: Any) -> Any:
     """A zarr array as a Dask array, to be converted in pieces; anything else as it is."""
     if isinstance(y, zarr.Array):
         return on_demand("dask.array").from_array(y)
@@ -128,14 +246,16 @@ def checked_weights(sample_weight: Any, X: npt.NDArray[Any]) -> npt.NDArray[Any]
 
 def checked_labels(y: Any, n_rows: int) -> npt.NDArray[Any]:
     """Class labels (n,) of any kind."""
-    labels: npt.NDArray[Any] = column_or_1d(y, warn=True)
-    assert_all_finite(labels, input_name="y")
-    check_classification_targets(labels)
-    _check_length(labels, n_rows)
+    with _one_sentence(y, "y"):
+        labels: npt.NDArray[Any] = column_or_1d(y, warn=True)
+        assert_all_finite(labels, input_name="y")
+        check_classification_targets(labels)
+    check_length(labels, n_rows)
     return labels
 
 
-def _check_length(y: npt.NDArray[Any], n_rows: int) -> None:
+def check_length(y: npt.NDArray[Any], n_rows: int) -> None:
+    """DataError unless there is a target for each row."""
     if len(y) != n_rows:
         raise DataError(f"X has {n_rows} rows and y has {len(y)}; give one target for each row")
 

@@ -69,7 +69,9 @@ def _fitted(
 ) -> KernelRegressor | KernelClassifier:
     result = run.result
     model, facts = result.model, result.meta.get("facts", {})
-    kind = KernelRegressor if model.classes is None else KernelClassifier
+    several = facts.get("indicator")  # labels for each row
+    values = model.classes is None and several is None
+    kind = KernelRegressor if values else KernelClassifier
     estimator = kind(**_parameters(run))
     estimator._keep(result)
     # A scaling that the run found by itself; one that was given is among the transforms.
@@ -79,11 +81,16 @@ def _fitted(
     estimator.n_features_in_ = int(np.prod(model.row_shape))
     estimator._row_shape = model.row_shape
     estimator._flat = facts.get("flat", model.n_outputs == 1)
+    names = facts.get("outputs")
+    estimator._output_names = None if names is None else tuple(names)
     estimator._target_columns, estimator._named_by_store = model.target_columns, True
     if model.columns is not None:
         estimator.feature_names_in_ = np.array(model.columns, dtype=object)
     if isinstance(estimator, KernelClassifier):
-        estimator.classes_ = labels_of(model.classes or (), facts.get("labels"))
+        if several is None:
+            estimator.classes_ = labels_of(model.classes or (), facts.get("labels"))
+        else:
+            estimator.classes_, estimator._indicator = np.arange(model.n_outputs), several
     estimator._settings = run.settings
     bound = [] if isinstance(estimator.transforms, NotKept) else _bound(estimator, model.fixed)
     estimator._online = SavedRun(place, run.step, storage_options), bound

@@ -16,6 +16,7 @@ from streamkern.config.run_config import RunConfig
 from streamkern.estimator import inputs
 from streamkern.estimator.base import KernelEstimator
 from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
+from streamkern.estimator.foreign import arrived
 from streamkern.estimator.mistakes import brief
 from streamkern.estimator.parameters import own_names
 from streamkern.solver.method import Report
@@ -59,7 +60,8 @@ def tune(
 
     Parameters
     ----------
-    X, y, sample_weight : data as for `fit`: arrays, a DataFrame, a store, its URL, a source. Or, as
+    X, y, sample_weight : data as for `fit`: arrays, sparse ones too, a DataFrame, a store, its URL,
+        a source. Or, as
         X alone, settings: a `RunConfig`, or the path of a run file, which ends in .toml.
     estimator : whose settings are tuned; it is left as it is. Default: a `KernelClassifier` where
         the targets are labels (whole numbers or words), else a `KernelRegressor`.
@@ -162,6 +164,7 @@ def _checked(estimator: Any) -> KernelRegressor | KernelClassifier:
 
 def _estimator(X: Any, y: Any, metric: str) -> KernelRegressor | KernelClassifier:
     """The one that the metric is of, or else the targets."""
+    X, y = arrived(X, "X"), arrived(y, "y")
     if isinstance(X, KernelEstimator):
         raise ConfigError(f"the data comes first; give the estimator by name: {CALL}")
     if (metric in OF_CLASSES) != (metric in OF_VALUES):

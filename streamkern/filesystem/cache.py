@@ -39,6 +39,7 @@ import google_crc32c
 import numpy as np
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.plain import plain
 from streamkern.basics.text import redact
 from streamkern.basics.warning import warn
 from streamkern.filesystem.durable import is_temporary, write_all, write_durably
@@ -120,6 +121,7 @@ class Cache:
         path = local_path(folder)
         if path is None:
             raise ConfigError(f"cache={redact(folder)!r} must be a local folder; give a path")
+        size = plain(size)
         if size != "auto" and (not isinstance(size, int) or size < 1):
             raise ConfigError(f'cache_size={size!r} must be "auto" or bytes, at least 1')
         self.folder, self.size, self.idle_s = path.absolute(), size, idle_s

@@ -26,6 +26,7 @@ import numpy as np
 
 from streamkern.basics.errors import ConfigError, RunError
 from streamkern.basics.machine import available_cpus
+from streamkern.basics.plain import plain
 from streamkern.stream.buffers import Buffer, Fill
 from streamkern.stream.cluster_reader import ClusterReader
 from streamkern.stream.local_reader import LocalReader, UnitReader, read_patiently
@@ -344,7 +345,7 @@ class _Run:
 
 
 def _n_threads(threads: int | str, allowed: int, waits: bool) -> int:
-    allowed = max(1, min(allowed, MAX_THREADS))
+    threads, allowed = plain(threads), max(1, min(allowed, MAX_THREADS))
     if threads == "auto":
         return allowed if waits else min(allowed, max(2, available_cpus()))
     if not isinstance(threads, int) or threads < 1:

@@ -21,6 +21,7 @@ import numpy as np
 
 from streamkern.backend.base import Backend
 from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.plain import whole
 from streamkern.basics.progress import Progress
 from streamkern.basics.randomness import Stage
 from streamkern.filesystem.ownership import mark_at
@@ -129,8 +130,8 @@ def materialise(
     ResumeMismatchError
         An unfinished store is there, made of other data or settings.
     """
-    source = as_source(source)
-    chunk_bytes = _check(source, out_url, epoch, chunk_mb, memory)
+    source, seed, epoch = as_source(source), whole("seed", seed, 0), whole("epoch", epoch, 0)
+    chunk_bytes = _check(source, out_url, chunk_mb, memory)
     maker = _Maker(source, seed, epoch, dtype)
     chunk_rows = layout.rows_per_chunk(source.row_shape, maker.dtype, chunk_bytes)
     loader = Loader(
@@ -297,11 +298,9 @@ class _Maker:
 
 
 def _check(
-    source: BaseSource, out_url: str | os.PathLike[str], epoch: int, chunk_mb: float, memory: int
+    source: BaseSource, out_url: str | os.PathLike[str], chunk_mb: float, memory: int
 ) -> int:
     """Bytes of a chunk; refuses what can not be done, before anything is written."""
-    if epoch < 0:
-        raise ConfigError(f"epoch={epoch} must be at least 0")
     chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 4 * COPIES_OF_A_CHUNK)
     if source.n_outputs < 1:
         raise ConfigError("the source has no targets y; a store needs them")

@@ -31,6 +31,7 @@ from streamkern.predict.predictions import Question, write_predictions
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.sealed import Saved, as_saved
 from streamkern.stream.feed import prepare
+from streamkern.stream.sources.arrays import rows_of
 from streamkern.stream.sources.base import BaseSource, Block, Source
 from streamkern.stream.sources.column_order import in_columns
 from streamkern.stream.sources.row_shapes import check_row_shape
@@ -97,12 +98,14 @@ class KernelModel:
         return int(self.weights.shape[1])
 
     @on_its_backend
-    def values(self, X: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """f(X) on the host, (n, c). X : (n, *row_shape) as stored, or flat."""
+    def values(self, X: Any) -> npt.NDArray[Any]:
+        """f(X) on the host, (n, c). X : (n, *row_shape) as stored, or flat; sparse rows are made
+        dense a tile at a time."""
         check_row_shape("X has", X.shape[1:], "the model was trained on", self.row_shape)
-        out = np.empty((len(X), self.n_outputs), self.dtype)
-        for rows in tiles(len(X), EVALUATED_ROWS):
-            block = Block(X[rows], np.empty((rows.stop - rows.start, 0)), _ids(rows))
+        out = np.empty((X.shape[0], self.n_outputs), self.dtype)
+        for rows in tiles(X.shape[0], EVALUATED_ROWS):
+            part = rows_of(X, rows.start, rows.stop)
+            block = Block(part, np.empty((rows.stop - rows.start, 0)), _ids(rows))
             out[rows] = self.backend.to_host(self._block_values(block, None, 0)[0])
         return out
 
@@ -111,12 +114,12 @@ class KernelModel:
 
         f(X) and Y are on the device: compute with them inside `backend.active()`.
         """
-        rows_of = self._checked(source, self.target_columns)
-        classes = self.classes if rows_of.classes is not None else None
-        for block in rows_of.blocks():
+        checked = self._checked(source, self.target_columns)
+        classes = self.classes if checked.classes is not None else None
+        for block in checked.blocks():
             for rows in tiles(len(block.rows), EVALUATED_ROWS):
                 part = block.take(rows)
-                yield part, *self._block_values(part, classes, rows_of.n_outputs)
+                yield part, *self._block_values(part, classes, checked.n_outputs)
 
     def _checked(self, source: Any, target_columns: tuple[str, ...] | None = None) -> Any:
         """Rows like those of the training data, their columns in the same order.

@@ -251,13 +251,13 @@ def numbers_or_auto(name: str, values: Any, *, above: bool) -> list[float] | Non
     return numbers
 
 
-def check_whole(name: str, value: object, low: int, high: int | None) -> None:
-    """Return where the value is None or a whole number in the range; else ConfigError."""
+def checked_whole(name: str, value: object, low: int, high: int | None) -> int | None:
+    """None, or a whole number in the range as an int; ConfigError for anything else."""
     if value is None:
-        return
+        return None
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         number = int(value)
         if low <= number and (high is None or number <= high):
-            return
+            return number
     upto = "" if high is None else f", at most {high}"
     raise ConfigError(f"{name}={value!r} must be a whole number, at least {low}{upto}")

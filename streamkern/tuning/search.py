@@ -24,7 +24,7 @@ How what is found carries over to the run on all of the data:
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +43,7 @@ from streamkern.train.training_data import Data, open_data
 from streamkern.tuning.candidates import (
     Candidates,
     Wishes,
-    check_whole,
+    checked_whole,
     numbers_or_auto,
     plain_kernels,
 )
@@ -125,8 +125,8 @@ def tune(
     source : in place of data.train and data.transforms. distances : in place of model.metric.
     """
     config = config if isinstance(config, RunConfig) else load_run_file(config)
-    counts = {"folds": folds, "refine": refine, "n_trials": n_trials}
-    _check_counts(counts | {"rows": rows, "centers": centers, "epochs": epochs})
+    folds, refine, n_trials = _counts(folds=folds, refine=refine, n_trials=n_trials)
+    wishes = Wishes(*_counts(rows=rows, centers=centers, epochs=epochs))
     rounds, n_asked = _effort(sampler, refine, n_trials)
     chosen = plain_kernels(config, kernels)
     widths = numbers_or_auto("bandwidths", bandwidths, above=True)
@@ -136,7 +136,7 @@ def tune(
     asked, config = config, config.with_overrides({"run.early_stopping": False})
     data = open_data(config, source)
     judged_by = find_metric(metric, data.source.classes is not None)
-    candidates = Candidates(config, data, Wishes(rows, centers, epochs), folds, distances)
+    candidates = Candidates(config, data, wishes, folds, distances)
     known = candidates.ridges(penalties, chosen, None if widths is None else widths[0])
     way: SearchGrid | Proposals = SearchGrid(chosen, widths, known, rounds)
     if n_asked:
@@ -162,10 +162,11 @@ def tune(
     return tuned
 
 
-def _check_counts(counts: Mapping[str, Any]) -> None:
-    for name, value in counts.items():
+def _counts(**given: Any) -> Iterator[Any]:
+    """Of each the whole number, or None."""
+    for name, value in given.items():
         low, high = RANGES.get(name, (1, None))
-        check_whole(name, value, low, high)
+        yield checked_whole(name, value, low, high)
 
 
 def _effort(sampler: str, refine: int | None, n_trials: int | None) -> tuple[int, int]:

@@ -231,6 +231,62 @@ def test_numpy_scalars_and_paths_are_accepted() -> None:
     assert (made.model.bandwidth, made.solver.average) == (2.5, False)
 
 
+# Of every setting a value; of NumPy's numbers those that float32 and uint16 hold.
+TRIED: dict[str, dict[str, Any]] = {
+    "data": {
+        "train": ["a.zarr", "b.zarr"], "weights": [0.5, 2], "test": "c.zarr", "x": "X", "y": "y",
+        "sample_weight": "w", "foreign": True, "class_weight": {"a": 0.5, "b": 2}, "copies": 2,
+        "transforms": [{"kind": "noise", "sigma": 0.5}, {"kind": "crop", "padding": 2}],
+        "scale": "none", "epochs": 3, "batch_size": 8, "prefetch_threads": 2,
+        "dask": "tcp://host:8786", "cache": "cache", "cache_size": 512,
+        "storage_options": {"deadline_s": 0.5, "keys": [1, 2]},
+    },
+    "model": {
+        "kernel": {"kind": "sum", "parts": [{"kind": "laplace", "bandwidth": 0.5}, "linear"],
+                   "weights": [0.5, 2]},
+        "bandwidth": "auto", "metric": "m.npy", "n_centers": 20, "centers": "z.npy",
+        "features": "kernel", "n_features": "auto", "fit_intercept": False,
+    },
+    "solver": {
+        "name": "block", "block_size": 10, "ridge": 0.5, "n_nystrom": "auto", "level": "auto",
+        "period": "auto", "projection": "auto", "average": False, "damping": 0.5,
+        "step_scale": 0.5, "tolerance": None, "warm_start": "runs/w",
+    },
+    "run": {
+        "run_dir": "runs/a", "precision": "exact", "device": "cpu", "accelerator": "none",
+        "memory": 4096, "device_memory": 4096, "threads": 2, "random_state": 3,
+        "checkpoint_every": 5, "keep_checkpoints": 2, "evaluate_every": 0, "evaluate_at": [5, 7],
+        "log": False,
+    },
+}  # fmt: skip
+PLACES = {"train", "test", "cache", "metric", "centers", "warm_start", "run_dir"}
+
+
+def in_numpy(value: Any, key: Any = None) -> Any:
+    """The same numbers of NumPy's, and paths."""
+    if isinstance(value, dict):
+        return {k: in_numpy(item, k) for k, item in value.items()}
+    if isinstance(value, list):
+        return [in_numpy(item, key) for item in value]
+    if isinstance(value, str):
+        return Path(value) if key in PLACES else np.str_(value)
+    kind = np.bool_ if isinstance(value, bool) else np.uint16 if isinstance(value, int) else None
+    return value if value is None else (kind or np.float32)(value)
+
+
+def test_numpy_scalars_and_paths_mean_the_same_everywhere() -> None:
+    stages = {name: set(type(stage).model_fields) for name, stage in RunConfig()}
+    assert stages == {name: set(table) for name, table in TRIED.items()}
+    plain, twin = RunConfig.from_tables(TRIED), RunConfig.from_tables(in_numpy(TRIED))
+    assert twin == plain
+    assert twin.model_dump_json() == plain.model_dump_json()
+    assert twin.data.storage_options == plain.data.storage_options
+    listed = config(run={"evaluate_at": np.array([5, 7])})
+    assert listed.run.evaluate_at == (5, 7)
+    overridden = plain.with_overrides({"run.threads": np.int64(3), "run.run_dir": Path("b")})
+    assert (overridden.run.threads, overridden.run.run_dir) == (3, "b")
+
+
 def test_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         config().data.epochs = 3

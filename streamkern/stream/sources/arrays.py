@@ -1,4 +1,4 @@
-"""Rows of arrays: NumPy, zarr, or Dask read block by block."""
+"""Rows of arrays: NumPy; zarr and Dask, read block by block; sparse ones, made dense likewise."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import numpy as np
 import zarr
 
 from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.plain import whole
+from streamkern.store.layout import X_DTYPES
 from streamkern.store.sample_weights import add_totals, as_weights
 from streamkern.store.statistics import ColumnMoments, RunningStatistics
 from streamkern.stream.sources.base import (
@@ -32,7 +34,9 @@ class ArraySource(BaseSource):
 
     Parameters
     ----------
-    X : (n, d) or (n, h, w, ch), uint8, uint16, float16, float32 or float64
+    X : (n, d) or (n, h, w, ch), uint8, uint16, float16, float32 or float64; or one of SciPy's
+        sparse arrays (n, d), whose rows are made dense a unit at a time, numbers of other dtypes as
+        float64. One that is not CSR is made that once.
     y : (n,) labels (integers, booleans or strings), (n,) or (n, c) values, or None
         Labels become ids of the sorted classes.
     classes : class names, when y already holds ids 0..c-1 or names out of these
@@ -52,24 +56,23 @@ class ArraySource(BaseSource):
         sample_weight: Any = None,
         unit_rows: int | None = None,
     ) -> None:
-        self._X, self._y = _as_array(X), None if y is None else _as_array(y)
-        self.n_rows, self.row_shape = int(self._X.shape[0]), tuple(self._X.shape[1:])
-        self.dtype = np.dtype(self._X.dtype).newbyteorder("=")
+        self._X, self._y = _as_rows(X), None if y is None else _as_array(y)
+        self.dtype = _row_dtype(self._X).newbyteorder("=")
         _check_layout(self._X, self._y, self.dtype)
-        rows = max(1, UNIT_BYTES // self.row_bytes) if unit_rows is None else unit_rows
-        if rows < 1:
-            raise ConfigError(f"unit_rows={unit_rows} must be at least 1")
+        self.n_rows, self.row_shape = int(self._X.shape[0]), tuple(self._X.shape[1:])
+        rows = max(1, UNIT_BYTES // self.row_bytes)
+        rows = rows if unit_rows is None else whole("unit_rows", unit_rows)
         self._edges = _chunked_edges(self._X, rows)
         self._checked = np.zeros(self.n_units, bool)
         self._fingerprint: str | None = None
         self._moments: Moments | None = None
-        self.statistics_read = not isinstance(self._X, np.ndarray)
+        self.statistics_read = not _in_memory(self._X)
         self._set_targets(classes)
         self.weighted = sample_weight is not None
         self._w = None
         if self.weighted:
             w = _as_array(sample_weight)
-            self._w = as_weights(w if w.ndim != 1 else _rows_of(w, 0, None), self.n_rows, "X")
+            self._w = as_weights(w if w.ndim != 1 else rows_of(w, 0, None), self.n_rows, "X")
         self.host_transforms, self.feed_transforms = bind_transforms(transforms, self)
 
     def _set_targets(self, classes: Sequence[str] | None) -> None:
@@ -92,7 +95,7 @@ class ArraySource(BaseSource):
     def _find_labels(self, y: Any) -> np.ndarray:
         labels = np.array([], dtype=np.dtype(y.dtype).newbyteorder("="))
         for start, stop in zip(self._edges[:-1], self._edges[1:], strict=True):
-            labels = np.union1d(labels, _rows_of(y, start, stop))
+            labels = np.union1d(labels, rows_of(y, start, stop))
             if len(labels) > MAX_LABELS:
                 raise DataError(
                     f"y has over {MAX_LABELS} different labels; make it floating for "
@@ -136,7 +139,7 @@ class ArraySource(BaseSource):
 
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         start, stop = self.unit_bounds(u)
-        X = _rows_of(self._X, start, stop).astype(self.dtype, copy=False)
+        X = rows_of(self._X, start, stop).astype(self.dtype, copy=False)
         y = self._targets(start, stop)
         if not self._checked[u]:
             check_finite(X, f"X of unit {u}", start)
@@ -152,7 +155,7 @@ class ArraySource(BaseSource):
 
     def find_rows(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """See `BaseSource`; in one pass over an array in memory, a unit at a time."""
-        if not isinstance(self._X, np.ndarray):
+        if not _in_memory(self._X):
             return None
         wanted = X.astype(self.dtype)
         if not np.array_equal(wanted, X):
@@ -161,7 +164,7 @@ class ArraySource(BaseSource):
         place = {row.tobytes(): i for i, row in enumerate(wanted)}
         found = []
         for start, stop in zip(self._edges[:-1], self._edges[1:], strict=True):
-            rows = _rows_of(self._X, start, stop).astype(self.dtype, copy=False)
+            rows = rows_of(self._X, start, stop).astype(self.dtype, copy=False)
             for i in np.flatnonzero(np.isin(_checksums(rows), sums)).tolist():
                 found.append((start + i, place.get(rows[i].tobytes(), -1)))
         pairs = np.array(found, np.int64).reshape(-1, 2)
@@ -171,7 +174,7 @@ class ArraySource(BaseSource):
     def _targets(self, start: int, stop: int) -> np.ndarray:
         if self._y is None:
             return np.empty((stop - start, 0), self.y_dtype)
-        y = _rows_of(self._y, start, stop)
+        y = rows_of(self._y, start, stop)
         if self._labels is None:
             return y.reshape(len(y), -1).astype(self.y_dtype, copy=False)
         return encode_labels(y, self._labels, start)
@@ -203,11 +206,39 @@ def _as_array(a: Any) -> Any:
     return a if isinstance(a, zarr.Array) or hasattr(a, "__dask_graph__") else np.asarray(a)
 
 
-def _rows_of(a: Any, start: int, stop: int | None) -> np.ndarray:
+def is_sparse(a: Any) -> bool:
+    """Whether it is one of SciPy's sparse arrays or matrices."""
+    return hasattr(a, "tocsr") and hasattr(a, "nnz")
+
+
+def _as_rows(X: Any) -> Any:
+    """X in a form of which `rows_of` has any rows at hand."""
+    if not is_sparse(X):
+        return _as_array(X)
+    if X.ndim != 2:
+        raise DataError(f"X is sparse and has shape {X.shape}; give rows (n, d)")
+    return X.tocsr()
+
+
+def _row_dtype(X: Any) -> np.dtype[Any]:
+    """Of `rows_of`."""
+    dtype: np.dtype[Any] = np.dtype(X.dtype)
+    other = is_sparse(X) and dtype not in X_DTYPES and dtype.kind in "biuf"
+    return np.dtype(np.float64) if other else dtype
+
+
+def _in_memory(a: Any) -> bool:
+    return isinstance(a, np.ndarray) or is_sparse(a)
+
+
+def rows_of(a: Any, start: int, stop: int | None) -> np.ndarray:
+    """Some rows of what is sliced like an array, read and dense."""
     part = a[start:stop]
     if hasattr(part, "__dask_graph__"):
         # On this thread: the prefetch pool already is the parallelism.
         part = part.compute(scheduler="synchronous")
+    if is_sparse(part):
+        part = part.toarray().astype(_row_dtype(part), copy=False)
     return np.asarray(part)
 
 
@@ -233,7 +264,7 @@ def _given_labels(y: Any, classes: Sequence[str]) -> np.ndarray:
 
 def _array_fingerprint(*given: Any) -> str:
     """sha256 over contents for arrays in memory, over what is known without reading else."""
-    arrays = [a for a in given if a is not None]
+    arrays = [part for a in given if a is not None for part in _stored_parts(a)]
     in_memory = all(isinstance(a, np.ndarray) for a in arrays)
     digest = hashlib.sha256()
     for a in arrays:
@@ -246,3 +277,8 @@ def _array_fingerprint(*given: Any) -> str:
             part = a[start : start + step]
             digest.update(repr(part.tolist()).encode() if a.dtype.hasobject else part.tobytes())
     return ("" if in_memory else "meta:") + digest.hexdigest()
+
+
+def _stored_parts(a: Any) -> tuple[Any, ...]:
+    """The arrays that an array consists of."""
+    return (np.array(a.shape), a.indptr, a.indices, a.data) if is_sparse(a) else (a,)

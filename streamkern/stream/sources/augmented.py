@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.plain import whole
 from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.sources.base import (
     UNIT_BYTES,
@@ -34,8 +35,7 @@ class AugmentedSource(BaseSource):
     kind = "augmented"
 
     def __init__(self, base: Source, copies: int, transforms: Sequence[Transform] = ()) -> None:
-        if copies < 1:
-            raise ConfigError(f"copies={copies} must be at least 1")
+        copies = whole("copies", copies)
         base = as_source(base)
         self.parts, self.copies = (base,), copies
         self.n_rows = copies * base.n_rows

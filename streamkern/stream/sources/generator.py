@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.plain import whole
 from streamkern.store.sample_weights import as_weights
 from streamkern.stream.sources.base import (
     UNIT_BYTES,
@@ -53,8 +54,9 @@ class GeneratorSource(BaseSource):
         transforms: Sequence[Transform] = (),
         weight_totals: npt.ArrayLike | None = None,
     ) -> None:
-        self.fn, self.n_rows, self.row_shape = fn, n_rows, tuple(row_shape)
-        self.dtype, self.n_outputs = np.dtype(dtype), n_outputs
+        self.fn, self.n_rows = fn, whole("n_rows", n_rows, 0)
+        self.row_shape = tuple(whole("row_shape", k) for k in row_shape)
+        self.dtype, self.n_outputs = np.dtype(dtype), whole("n_outputs", n_outputs, 0)
         self.name = name or getattr(fn, "__qualname__", type(fn).__qualname__)
         self.classes = None if classes is None else tuple(classes)
         if n_rows < 1 or (self.classes is not None and len(self.classes) != n_outputs):
@@ -65,10 +67,9 @@ class GeneratorSource(BaseSource):
         check_dtype(self.dtype, f"generator {self.name}")
         wide = np.float64 if self.dtype == np.float64 else np.float32
         self.y_dtype = np.dtype(wide if classes is None else np.int64)
-        rows = max(1, UNIT_BYTES // self.row_bytes) if block_rows is None else block_rows
-        if rows < 1:
-            raise ConfigError(f"block_rows={block_rows} must be at least 1")
-        self._edges = regular_edges(n_rows, rows)
+        rows = max(1, UNIT_BYTES // self.row_bytes)
+        rows = rows if block_rows is None else whole("block_rows", block_rows)
+        self._edges = regular_edges(self.n_rows, rows)
         self.host_transforms, self.feed_transforms = bind_transforms(transforms, self)
         self.weighted = weight_totals is not None
         if weight_totals is not None:

@@ -26,6 +26,7 @@ import numpy as np
 
 from streamkern.basics.errors import ConfigError, DataError, StreamkernError
 from streamkern.basics.optional import on_demand
+from streamkern.basics.plain import plain
 from streamkern.basics.randomness import Array, Empty, Fills, RowRandom, Run, one_by_one
 
 Transform = Callable[[Array, Array, RowRandom], tuple[Array, Array]]
@@ -265,7 +266,7 @@ def from_config(settings: Sequence[Mapping[str, Any]]) -> tuple[Transform, ...]:
     """Transforms from plain settings such as ``[{"kind": "noise", "sigma": 0.5}]``."""
     built = []
     for number, entry in enumerate(settings, start=1):
-        options = dict(entry)
+        options = dict(plain(entry))
         kind = options.pop("kind", None)
         if kind not in KINDS:
             raise ConfigError(
@@ -308,7 +309,7 @@ def describe_transform(transform: Transform) -> dict[str, object]:
     """JSON-able description; a user's function is known by its name."""
     describe = getattr(transform, "describe", None)
     if describe is not None:
-        return dict(describe())
+        return dict(plain(describe()))
     return {"kind": "function", "name": transform_name(transform)}
 
 

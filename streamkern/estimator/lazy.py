@@ -1,0 +1,75 @@
+"""Answers for a Dask array or data frame: lazy as it is, one block of rows after another.
+
+The model is that of the moment of the call, whatever its estimator is fitted to before the answers
+are computed.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from typing import Any
+
+import numpy.typing as npt
+
+from streamkern.basics.optional import on_demand
+from streamkern.estimator import inputs
+from streamkern.estimator.foreign import as_dask_array, has_columns, is_dask_table
+
+# Dask computes blocks on many threads, and each block takes all of them and its own memory.
+_TURN = threading.Lock()
+
+
+def is_lazy(X: Any) -> bool:
+    """Whether answers for X are lazy: of what Dask computes."""
+    return hasattr(X, "__dask_graph__")
+
+
+def answers(estimator: Any, X: Any, method: str, like: npt.NDArray[Any]) -> Any:
+    """A Dask array of `estimator._answer(block, method)`, in the chunks of the rows of X.
+
+    like : the answer for no rows. X : a Dask array, or data frame, whose columns go by name.
+    Raises, of what can be seen without computing, as the estimator does for arrays in memory.
+    """
+    if is_dask_table(X):
+        X = as_dask_array(X, "X", columns_in_order(estimator, X))
+    inputs.check_features(estimator, X)
+    if any(count > 1 for count in X.numblocks[1:]):
+        X = X.rechunk(dict.fromkeys(range(1, X.ndim), -1))
+    return X.map_blocks(
+        _answer, on_demand("dask").delayed(_now(estimator)), method,
+        chunks=(X.chunks[0], *((k,) for k in like.shape[1:])),
+        drop_axis=list(range(like.ndim, X.ndim)), dtype=like.dtype, meta=like,
+    )  # fmt: skip
+
+
+def framed_answers(estimator: Any, table: Any, method: str, like: Any) -> Any:
+    """The same as a Dask data frame, or column, with the index of `table`."""
+    columns = columns_in_order(estimator, table)
+    table = table if columns is None else table[columns]
+    return table.map_partitions(
+        _answer, on_demand("dask").delayed(_now(estimator, framed=True)), method, meta=like
+    )
+
+
+def columns_in_order(estimator: Any, table: Any) -> list[str] | None:
+    """The columns of a Dask data frame in the order trained on; None where they go by position."""
+    if not has_columns(table):
+        return None
+    return inputs.columns_in_order(inputs.names_of_columns(table), estimator._columns(), "X")
+
+
+def _now(estimator: Any, *, framed: bool = False) -> Any:
+    """The estimator as it is now, without what only training needs; for blocks without names."""
+    still = copy.copy(estimator)
+    for name in ("_online", "_warm"):
+        vars(still).pop(name, None)
+    if not framed:
+        still._named_by_store = True
+        vars(still).pop("_sklearn_output_config", None)
+    return still
+
+
+def _answer(block: Any, estimator: Any, method: str) -> Any:
+    with _TURN:
+        return estimator._answer(block, method)

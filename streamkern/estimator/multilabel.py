@@ -1,0 +1,92 @@
+"""Several labels for each row: targets (n, L) of 0 or 1, one column for each label.
+
+The model has a function for each label, fitted to its column, and a row has the labels whose
+function is above a half.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.utils.validation import check_array
+
+from streamkern.basics.errors import DataError
+from streamkern.estimator.inputs import check_length, lazy_array
+from streamkern.stream.sources.base import BaseSource
+from streamkern.train.model import KernelModel
+
+HALF = 0.5
+
+
+def is_indicator(y: Any) -> bool:
+    """Whether the targets have a column for each of several labels."""
+    return y is not None and len(_shape(y)) == 2 and _shape(y)[1] > 1
+
+
+def _shape(y: Any) -> tuple[int, ...]:
+    # Of what Dask computes it may be known in part.
+    return tuple(y.shape if hasattr(y, "shape") else np.asarray(y).shape)
+
+
+def label_numbers(y: Any) -> npt.NDArray[Any]:
+    """The labels that the columns are of, 0 to L - 1."""
+    return np.arange(_shape(y)[1])
+
+
+def indicator_dtype(y: Any) -> str:
+    """In which predictions are given: that of the targets, whole numbers where that is none."""
+    dtype = np.dtype(getattr(y, "dtype", None) or np.asarray(y).dtype)
+    return (dtype if dtype.kind in "biuf" else np.dtype(np.int64)).str
+
+
+def check_alike(y: Any, classes: npt.NDArray[Any], *, several: bool) -> None:
+    """DataError unless y is of the form that was trained on. several : labels for each row."""
+    if is_indicator(y) == several and (not several or _shape(y)[1] == len(classes)):
+        return
+    if several:
+        raise DataError(
+            f"y has shape {_shape(y)}; the model was trained on {len(classes)} labels for each "
+            f"row, give a column of 0 or 1 for each: (n, {len(classes)})"
+        )
+    raise DataError(
+        f"y has shape {_shape(y)}; the model was trained on one of {len(classes)} classes for "
+        "each row, give (n,) labels"
+    )
+
+
+def checked_indicator(y: Any, n_rows: int) -> npt.NDArray[np.float64]:
+    """The targets as values (n, L), of which all are 0 or 1."""
+    found = check_array(y, dtype="numeric", input_name="y")
+    check_length(found, n_rows)
+    return _zeros_and_ones(found)
+
+
+def streamed_indicator(y: Any) -> Any:
+    """The same of targets that are read in pieces, and are looked at then."""
+    y = lazy_array(y)
+    if isinstance(y, np.ndarray):
+        return checked_indicator(y, len(y))
+    return y.rechunk({1: -1}).map_blocks(_zeros_and_ones, dtype=np.float64)
+
+
+def _zeros_and_ones(y: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    values: npt.NDArray[np.float64] = y.astype(np.float64)
+    wrong = (values != 0) & (values != 1)
+    if wrong.any():
+        value = values[wrong][0]
+        raise DataError(
+            f"y has a column for each of {y.shape[1]} labels and holds {value:g}; give 0 or 1 "
+            "there, or the classes of the rows in one column"
+        )
+    return values
+
+
+def subset_accuracy(model: KernelModel, source: BaseSource) -> float:
+    """The share of the rows that are given all of their labels and no other."""
+    right = 0
+    with model.backend.active():
+        for _, F, Y in model.stream(source):
+            right += int(((F > HALF) == (Y > HALF)).all(axis=1).sum())
+    return right / source.n_rows

@@ -1,0 +1,176 @@
+"""What a fitted estimator says of new rows: at once, into a file, or lazily for a Dask array."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.utils.validation import check_is_fitted
+
+from streamkern.backend.devices import get_backend
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.optional import need
+from streamkern.basics.text import some
+from streamkern.estimator import inputs, lazy
+from streamkern.estimator.foreign import arrived, is_dask_table
+from streamkern.estimator.parameters import Parameters, own_names
+from streamkern.kernels.base import Kernel
+from streamkern.kernels.importances import importances
+from streamkern.kernels.points import Grid
+from streamkern.kernels.products import KernelOperator
+from streamkern.stream.sources.arrays import ArraySource, is_sparse
+from streamkern.stream.sources.row_shapes import check_row_shape
+from streamkern.stream.sources.transforms import Transform
+from streamkern.stream.target_scale import TargetScale
+from streamkern.train.model import KernelModel, accelerator_of
+
+OUTPUTS = ("default", "pandas")
+
+
+class Predicting(Parameters):
+    """The fitted attributes as a model, for the time of a call."""
+
+    centers_: npt.NDArray[Any]
+    dual_coef_: npt.NDArray[Any]
+    intercept_: npt.NDArray[np.float64]
+    kernel_: Kernel
+    feature_names_in_: npt.NDArray[Any]
+    _meta: Mapping[str, Any]
+    _precision: str
+    _grid: Grid | None
+    _fixed: tuple[Transform, ...]
+    _targets: TargetScale
+    _row_shape: tuple[int, ...]
+    _target_columns: tuple[str, ...] | None
+    _named_by_store = False
+    _flat = True
+
+    @property
+    def feature_importances_(self) -> npt.NDArray[np.float64]:
+        """(d,), the share of each feature, after scaling, in the trace of the kernel's metric."""
+        check_is_fitted(self)
+        metric = self.kernel_.metric
+        if metric is None:
+            raise AttributeError(
+                "feature_importances_ are those of a metric, and this model has no metric; fit "
+                'with metric="learn", which may find that none is better'
+            )
+        return importances(metric)
+
+    @contextlib.contextmanager
+    def _model(self) -> Iterator[KernelModel]:
+        """The fitted model on its device, for the time of a call."""
+        check_is_fitted(self)
+        threads, Z = None if isinstance(self.threads, str) else self.threads, self.centers_
+        auto = self.accelerator == "auto"
+        accelerator = accelerator_of(self._meta) if auto else self.accelerator
+        with own_names(), get_backend(self.device, threads, accelerator) as backend:
+            shift = Z.mean(axis=0, dtype=np.float64).astype(Z.dtype)
+            op = KernelOperator(self.kernel_, backend, self._precision, shift, self._grid)
+            with backend.active():
+                points = op.points(backend.asarray(Z), right=True)
+            weights = backend.asarray(self.dual_coef_ / self._targets.scale, op.dtype)
+            yield KernelModel(
+                op, points, weights, self._names(), self._row_shape, self._fixed, self._targets,
+                columns=self._columns(), target_columns=self._target_columns,
+            )  # fmt: skip
+
+    def _names(self) -> tuple[str, ...] | None:
+        return None
+
+    def set_output(self, *, predict: str | None = None, transform: Any = None) -> Self:
+        """Say what predictions and scores are given in.
+
+        Parameters
+        ----------
+        predict : "pandas": a Series or DataFrame with the index of X, and the names of the
+            targets or classes; of rows that have no index, numbered ones; of a Dask data frame
+            another one; of a Dask array, which has no index, a Dask array. "default": an array.
+            None: as it was.
+        transform : is for transformers, and refused but for None and "default".
+
+        Returns
+        -------
+        self : the estimator; clones and copies of it have the same.
+        """
+        if transform not in (None, "default"):
+            raise ConfigError(
+                f"transform={transform!r} is for transformers, and {type(self).__name__} has no "
+                'transform; give predict="pandas" for predictions with the index of X'
+            )
+        if predict not in (None, *OUTPUTS):
+            raise ConfigError(f"predict={predict!r} must be one of {some(OUTPUTS)}")
+        if predict is not None:
+            self._sklearn_output_config = {"predict": predict}  # which `clone` copies
+        return self
+
+    _sklearn_output_config: Mapping[str, str] = {}
+    _output_names: tuple[Any, ...] | None = None
+
+    def _answer(self, X: Any, method: str) -> Any:
+        """The answer that `method` makes of f(X), in the form that suits X; see `set_output`."""
+        check_is_fitted(self)
+        X = arrived(X, "X")
+        answer_of = getattr(self, method)
+        framed = self._sklearn_output_config.get("predict") == "pandas"
+        if lazy.is_lazy(X):
+            like = answer_of(np.zeros((0, len(self.intercept_)), self._dtype))
+            if framed and is_dask_table(X):
+                return lazy.framed_answers(self, X, method, self._framed(like, X, method))
+            return lazy.answers(self, X, method, like)
+        answer = answer_of(self._values(X))
+        return self._framed(answer, X, method) if framed else answer
+
+    def _framed(self, answer: npt.NDArray[Any], X: Any, method: str) -> Any:
+        """With the index of X, if it has one."""
+        pandas = need("pandas", 'set_output(predict="pandas")', "frames")
+        index = getattr(X, "index", None) if isinstance(X, pandas.DataFrame) else None
+        names = self._names_of(method)
+        if answer.ndim == 1:
+            return pandas.Series(answer, index, name=None if names is None else names[0])
+        return pandas.DataFrame(answer, index, names)
+
+    def _names_of(self, _method: str) -> Sequence[Any] | None:
+        """Of the columns of an answer."""
+        return self._output_names or self._target_columns
+
+    @property
+    def _dtype(self) -> np.dtype[Any]:
+        """Of f(X)."""
+        values = self._names() is None
+        return np.dtype(np.float64) if values else np.dtype(self.dual_coef_.dtype)
+
+    def _values(self, X: Any) -> npt.NDArray[Any]:
+        """f(X), (n, c), in slabs."""
+        if not inputs.is_stream(X):
+            rows = inputs.checked_rows(self, X, reset=False, nameless=self._named_by_store)
+            with self._model() as model:
+                return model.values(self._shaped(rows))
+        source = inputs.open_stream(X, targets=False)
+        with self._model() as model:
+            return model.predict(source)
+
+    def _write(self, X: Any, out: Any, overwrite: bool, order: str) -> None:
+        check_is_fitted(self)
+        X = arrived(X, "X")
+        if inputs.is_stream(X):
+            source = inputs.open_stream(X, targets=False)
+        else:
+            source = ArraySource(
+                inputs.checked_rows(self, X, reset=False, nameless=self._named_by_store)
+            )
+        with self._model() as model:
+            model.predict_to(source, out, overwrite=overwrite, order=order)
+
+    def _shaped(self, rows: Any) -> Any:
+        """Rows as they were trained on, which may be given flat; sparse ones stay as they are."""
+        check_row_shape("X has", rows.shape[1:], "the model was trained on", self._row_shape)
+        return rows if is_sparse(rows) else rows.reshape(len(rows), *self._row_shape)
+
+    def _columns(self) -> tuple[str, ...] | None:
+        """Names of the features that were trained on, as scikit-learn keeps them."""
+        names = getattr(self, "feature_names_in_", None)
+        return None if names is None else tuple(map(str, names))

@@ -1,0 +1,257 @@
+"""Data of other libraries is the same data: bit for bit, or refused in one sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+from dask import delayed
+
+from streamkern import ArraySource, DataError, KernelClassifier, KernelRegressor, tune
+
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
+
+rng = np.random.default_rng(0)
+DENSE = np.where(rng.random((300, 6)) < 0.6, 0.0, rng.normal(size=(300, 6)))
+Y = np.stack([DENSE[:, 0] - DENSE[:, 1], np.sin(DENSE[:, 2])], axis=1)
+LABELS = np.where(Y[:, 0] > 0, "up", "down")
+NAMES = ["a", "b", "c", "d", "e", "f"]
+FRAME = pd.DataFrame(DENSE, columns=NAMES, index=np.arange(300)[::-1])
+SMALL: dict[str, Any] = {"threads": 1, "epochs": 2}
+
+
+def regressor(**more: Any) -> KernelRegressor:
+    return KernelRegressor(**SMALL, **more)
+
+
+@pytest.fixture(scope="module")
+def dense() -> KernelRegressor:
+    return regressor().fit(DENSE, Y)
+
+
+def assert_same_model(model: Any, other: Any) -> None:
+    np.testing.assert_array_equal(model.dual_coef_, other.dual_coef_)
+    np.testing.assert_array_equal(model.centers_, other.centers_)
+
+
+# ------------------------------------------------------------------------------------- sparse
+
+
+@pytest.mark.parametrize("kind", [sp.csr_array, sp.csr_matrix, sp.csc_array, sp.csc_matrix])
+def test_sparse_rows_are_the_dense_ones(kind: Any, dense: KernelRegressor) -> None:
+    X = kind(DENSE)
+    model = regressor().fit(X, Y, test=(X[:50], Y[:50]))
+    assert_same_model(model, dense)
+    np.testing.assert_array_equal(model.predict(X), dense.predict(DENSE))
+    assert model.score(X, Y) == dense.score(DENSE, Y)
+    said = model.report_["sparse"]
+    assert said.startswith(f"{X.nnz / X.shape[0] / X.shape[1]:.2%} of the entries are stored")
+    assert ("made CSR once" in said) == (X.format == "csc")
+    assert "sparse" not in dense.report_
+
+
+@pytest.mark.parametrize("solver", ["direct", "eigenpro2", "eigenpro4", "falkon", "sgd"])
+def test_every_solver_makes_rows_dense_alike(solver: str) -> None:
+    options = {"solver": solver, "kernel": "laplace", "bandwidth": 2.0}
+    dense, sparse = (regressor(**options).fit(X, Y) for X in (DENSE, sp.csr_array(DENSE)))
+    assert_same_model(sparse, dense)
+
+
+def test_sparse_blocks_add_up_as_dense_ones(tmp_path: Any) -> None:
+    dense, sparse = KernelClassifier(**SMALL), KernelClassifier(**SMALL)
+    for start in (0, 100, 200):
+        rows = slice(start, start + 100)
+        dense.partial_fit(DENSE[rows], LABELS[rows], classes=["down", "up"])
+        sparse.partial_fit(sp.csr_array(DENSE[rows]), LABELS[rows], classes=["down", "up"])
+    assert_same_model(sparse, dense)
+    X = sp.csr_array(DENSE)
+    np.testing.assert_array_equal(sparse.decision_function(X), dense.decision_function(DENSE))
+    sparse.predict(X, out=tmp_path / "labels.npy")
+    assert len(np.load(tmp_path / "labels.npy")) == 300
+
+
+def test_tuned_on_sparse_rows_as_on_dense_ones() -> None:
+    few: dict[str, Any] = {"bandwidths": [1.0, 2.0], "ridges": [0.0], "epochs": 1, "refine": 0}
+    dense, sparse = (tune(X, LABELS, **few) for X in (DENSE, sp.csr_array(DENSE)))
+    assert sparse.best["bandwidth"] == dense.best["bandwidth"]
+    assert sparse.best["held_out_mse"] == dense.best["held_out_mse"]
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int8, bool, np.uint8, np.float32, ">f8"])
+def test_sparse_numbers_of_any_dtype_are_those_of_dense_rows(dtype: Any) -> None:
+    counts = rng.integers(0, 2, DENSE.shape).astype(dtype)
+    sparse = sp.csr_array(counts.astype(np.dtype(dtype).newbyteorder("=")))
+    assert_same_model(regressor().fit(sparse, Y), regressor().fit(counts, Y))
+
+
+def test_a_sparse_source_is_the_dense_one_in_small_units() -> None:
+    sparse = ArraySource(sp.csr_array(DENSE), Y, unit_rows=70)
+    for got, wanted in zip(
+        sparse.blocks(), ArraySource(DENSE, Y, unit_rows=70).blocks(), strict=True
+    ):
+        np.testing.assert_array_equal(got.X, wanted.X)
+        np.testing.assert_array_equal(got.y, wanted.y)
+    rows, places = sparse.find_rows(DENSE[[3, 200]])  # type: ignore[misc]
+    assert set(zip(rows.tolist(), places.tolist(), strict=True)) >= {(3, 0), (200, 1)}
+    other = sp.csr_array(DENSE * 2)
+    assert sparse.fingerprint != ArraySource(other, Y).fingerprint
+    assert not sparse.fingerprint.startswith("meta:")
+
+
+# ----------------------------------------------------------------------------------- data frames
+
+
+def dask_frame(frame: Any = FRAME) -> Any:
+    """Partitions of 100 rows, whose lengths nobody knows."""
+    return dd.from_pandas(frame, npartitions=3, sort=False).map_partitions(lambda part: part)
+
+
+def test_a_dask_data_frame_is_the_data_frame(dense: KernelRegressor) -> None:
+    table, targets = (
+        dask_frame(),
+        dask_frame(pd.DataFrame(Y, columns=["u", "v"], index=FRAME.index)),
+    )
+    model = regressor().fit(table, targets)
+    assert_same_model(model, dense)
+    np.testing.assert_array_equal(model.feature_names_in_, NAMES)
+    assert model.score(table, targets) == pytest.approx(dense.score(DENSE, Y))
+    column = regressor().fit(table, targets["v"])
+    assert_same_model(column, regressor().fit(DENSE, Y[:, 1]))
+    words = dask_frame(pd.DataFrame({"label": LABELS}, index=FRAME.index))["label"]
+    classifier = KernelClassifier(**SMALL).fit(table, words)
+    np.testing.assert_array_equal(classifier.classes_, ["down", "up"])
+    ids = dask_frame(pd.DataFrame({"label": LABELS == "up"}, index=FRAME.index))["label"]
+    for dtype in (np.int64, bool):
+        classes = KernelClassifier(**SMALL).fit(table, ids.astype(dtype)).classes_
+        assert classes.dtype == dtype
+        np.testing.assert_array_equal(classes, [0, 1])
+
+
+def test_columns_of_a_dask_data_frame_go_by_name() -> None:
+    # In float64, where the rows of a block decide the last bits alone.
+    model = regressor(precision="float64").fit(FRAME, Y)
+    wanted = model.predict(FRAME)
+    turned = dask_frame(FRAME[NAMES[::-1]])
+    np.testing.assert_allclose(model.predict(turned).compute(), wanted, rtol=1e-9, atol=1e-9)
+    with pytest.raises(DataError, match=r"^X lacks 'f'; give the columns trained on, in any"):
+        model.predict(dask_frame(FRAME[NAMES[:5]]))
+    with pytest.raises(DataError, match=r"^X lacks 'a' and has 'z' besides; give the"):
+        model.predict(dask_frame(FRAME.rename(columns={"a": "z"})))
+    with pytest.raises(DataError, match=r"fit; Feature names unseen at fit time: z; .*: a$"):
+        model.predict(FRAME.rename(columns={"a": "z"}))
+
+
+def test_columns_of_a_dask_data_frame_may_be_of_any_numbers() -> None:
+    mixed = pd.DataFrame(
+        {
+            "whole": rng.integers(0, 9, 300),
+            "nullable": pd.array(rng.integers(0, 9, 300), dtype="Int64"),
+            "arrow": pd.array(rng.normal(size=300), dtype="double[pyarrow]"),
+            "yes": rng.random(300) < 0.5,
+        }
+    )
+    numbers = mixed.astype(float).to_numpy()
+    assert_same_model(regressor().fit(dask_frame(mixed), Y), regressor().fit(numbers, Y))
+
+
+@pytest.mark.parametrize("make", [lambda frame: frame, dask_frame])
+def test_tables_of_no_use_are_refused_in_one_sentence(make: Any) -> None:
+    words = FRAME.assign(b="word")
+    with pytest.raises(DataError, match=r"^X has columns that are not numbers, 'b'; encode"):
+        regressor().fit(make(words), Y)
+    times = FRAME.assign(c=pd.Timestamp("2026-01-01"))
+    with pytest.raises(DataError, match=r"^X has columns that are not numbers, 'c'; encode"):
+        regressor().fit(make(times), Y)
+    twice = FRAME.set_axis(["a", "a", "c", "d", "e", "f"], axis=1)
+    with pytest.raises(DataError, match=r"^X has more than one column called 'a'; give every"):
+        regressor().fit(make(twice), Y)
+    lacking = FRAME.assign(d=np.nan)
+    with pytest.raises(DataError, match=r"(?i)nan") as raised:
+        regressor().fit(make(lacking), Y)
+    assert "\n" not in str(raised.value)
+
+
+# -------------------------------------------------------------------------------------- arrays
+
+
+class Tensor:
+    """What other libraries hand out: memory by DLPack, and nothing that NumPy takes by itself."""
+
+    def __init__(self, held: np.ndarray, error: Exception | None = None) -> None:
+        self._held, self._error = held, error
+        self.shape = held.shape
+
+    def __dlpack__(self, **options: Any) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._held.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._held.__dlpack_device__()
+
+
+def test_what_comes_by_dlpack(dense: KernelRegressor) -> None:
+    wide = np.zeros((300, 12))
+    wide[:, ::2] = DENSE
+    model = regressor().fit(Tensor(wide[:, ::2]), Tensor(Y), test=(Tensor(DENSE), Tensor(Y)))
+    assert_same_model(model, dense)
+    np.testing.assert_array_equal(model.predict(Tensor(DENSE)), dense.predict(DENSE))
+    np.testing.assert_array_equal(np.from_dlpack(model.predict(DENSE)), dense.predict(DENSE))
+    assert model.score(Tensor(DENSE), Tensor(Y)) == dense.score(DENSE, Y)
+    weights = rng.random(300)
+    weighted = regressor().fit(DENSE, Y, sample_weight=Tensor(weights))
+    assert_same_model(weighted, regressor().fit(DENSE, Y, sample_weight=weights))
+
+
+@pytest.mark.parametrize("error", [BufferError, RuntimeError, TypeError])
+def test_a_tensor_that_can_not_be_read_is_refused_in_one_sentence(error: Any) -> None:
+    given = Tensor(DENSE, error("it requires grad.\nmore"))
+    with pytest.raises(DataError, match=r"^X is a \w+.Tensor that can .* \(it requires grad\); "):
+        regressor().fit(given, Y)
+    with pytest.raises(DataError, match=r"^y is a \w+.Tensor that can"):
+        regressor().fit(DENSE, Tensor(Y, error("no")))
+
+
+def test_what_dask_knows_no_shape_of_is_refused() -> None:
+    with pytest.raises(
+        DataError, match=r"^X is a dask.Delayed\w*, of which .* give a Dask array or"
+    ):
+        regressor().fit(delayed(DENSE), Y)
+    with pytest.raises(DataError, match=r"^y is a dask.Delayed\w*, of which"):
+        regressor().fit(DENSE, delayed(Y))
+
+
+def test_arrays_of_xarray(dense: KernelRegressor, tmp_path: Any) -> None:
+    xr = pytest.importorskip("xarray")
+    rows = xr.DataArray(DENSE, dims=("row", "column"))
+    targets = xr.DataArray(Y, dims=("row", "target"))
+    model = regressor().fit(rows, targets)
+    assert_same_model(model, dense)
+    assert isinstance(model.predict(rows), np.ndarray)
+    lazy = regressor().fit(rows.chunk(row=70, column=2), targets.chunk(row=70))
+    assert_same_model(lazy, dense)
+    assert isinstance(lazy.predict(rows.chunk(row=70)), da.Array)
+    data = xr.Dataset({"x": rows, "y": targets})
+    data.chunk(row=70).to_zarr(tmp_path / "a.zarr", consolidated=False)
+    stored = xr.open_zarr(tmp_path / "a.zarr", chunks=None, consolidated=False)
+    assert_same_model(regressor().fit(stored["x"], stored["y"]), dense)
+    assert not stored["x"].variable._in_memory
+    with pytest.raises(DataError, match=r"^X is an xarray.Dataset, .* give one of them"):
+        model.predict(data)
+
+
+def test_whole_numbers_of_dask_and_zarr_are_those_of_numpy(make_zarr: Any) -> None:
+    import zarr
+
+    counts = rng.integers(0, 9, DENSE.shape)
+    wanted = regressor().fit(counts, Y)
+    lazy = da.from_array(counts, chunks=(70, 2))
+    assert_same_model(regressor().fit(lazy, Y), wanted)
+    stored = zarr.array(counts, chunks=(70, 6))
+    assert_same_model(regressor().fit(stored, Y), wanted)
+    np.testing.assert_array_equal(wanted.predict(stored), wanted.predict(counts))

@@ -1,0 +1,163 @@
+"""What is predicted for Dask's arrays and data frames stays lazy, and comes to the same."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import dask
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+
+from streamkern import DataError, KernelClassifier, KernelRegressor
+from streamkern.planning.memory import EVALUATED_ROWS
+
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(300, 4))
+Y = np.stack([np.sin(X[:, 0]), X[:, 1] * X[:, 2]], axis=1)
+LABELS = np.array(["low", "mid", "high"])[np.digitize(X[:, 0] + X[:, 1], [-0.7, 0.7])]
+SMALL: dict[str, Any] = {"threads": 1, "epochs": 2}
+
+
+class Reads:
+    """Blocks of X as they are asked for, and how many are worked on at a time."""
+
+    def __init__(self, chunks: Any = (70, 2)) -> None:
+        self.count = 0
+        self._lock = threading.Lock()
+        self.rows = da.from_array(X, chunks=chunks).map_blocks(
+            self._read, dtype=X.dtype, meta=np.empty((0, 0))
+        )
+
+    def _read(self, block: np.ndarray) -> np.ndarray:
+        with self._lock:
+            self.count += 1
+        return block
+
+
+@pytest.fixture(scope="module")
+def regressor() -> KernelRegressor:
+    return KernelRegressor(**SMALL).fit(X, Y)
+
+
+@pytest.fixture(scope="module")
+def classifier() -> KernelClassifier:
+    return KernelClassifier(**SMALL).fit(X, LABELS)
+
+
+def assert_answers(lazy: Any, wanted: np.ndarray, reads: Reads) -> None:
+    assert isinstance(lazy, da.Array)
+    assert reads.count == 0
+    assert (lazy.shape, lazy.dtype) == (wanted.shape, wanted.dtype)
+    assert lazy.chunks[0] == (70, 70, 70, 70, 20)
+    assert_rounded(lazy[70:140].compute(), wanted[70:140])
+    assert reads.count <= 2  # that block alone, from two of the columns each
+    assert_rounded(lazy.compute(), wanted)
+
+
+def assert_rounded(answer: np.ndarray, wanted: np.ndarray) -> None:
+    """The same labels; values to the rounding of float32, in which a product of few rows may add
+    up in another order."""
+    if wanted.dtype.kind == "f":
+        np.testing.assert_allclose(answer, wanted, atol=1e-4)
+    else:
+        np.testing.assert_array_equal(answer, wanted)
+
+
+def test_blocks_of_the_rows_of_a_tile_are_the_same_bits(regressor: KernelRegressor) -> None:
+    rows = rng.normal(size=(2500, 4))
+    lazy = regressor.predict(da.from_array(rows, chunks=(EVALUATED_ROWS, 4)))
+    np.testing.assert_array_equal(lazy.compute(), regressor.predict(rows))
+
+
+def test_values_stay_lazy(regressor: KernelRegressor) -> None:
+    reads = Reads()
+    assert_answers(regressor.predict(reads.rows), regressor.predict(X), reads)
+    flat = KernelRegressor(**SMALL).fit(X, Y[:, 0])
+    reads = Reads()
+    assert_answers(flat.predict(reads.rows), flat.predict(X), reads)
+
+
+@pytest.mark.parametrize("method", ["predict", "decision_function", "predict_values"])
+def test_labels_and_scores_stay_lazy(classifier: KernelClassifier, method: str) -> None:
+    answer = getattr(classifier, method)
+    reads = Reads()
+    assert_answers(answer(reads.rows), answer(X), reads)
+    two = KernelClassifier(**SMALL).fit(X, LABELS == "mid")
+    reads = Reads()
+    assert_answers(getattr(two, method)(reads.rows), getattr(two, method)(X), reads)
+
+
+def test_answers_are_of_the_model_at_the_call() -> None:
+    model = KernelRegressor(**SMALL).fit(X, Y)
+    wanted = model.predict(X)
+    lazy = model.predict(da.from_array(X, chunks=(100, 4)))
+    model.fit(X, -Y)
+    assert_rounded(lazy.compute(), wanted)
+    online = KernelRegressor(**SMALL).partial_fit(X, Y)
+    wanted = online.predict(X)
+    lazy = online.predict(da.from_array(X, chunks=(100, 4)))
+    online.partial_fit(X, -Y)
+    assert_rounded(lazy.compute(), wanted)
+
+
+def test_images_stay_lazy() -> None:
+    images = rng.integers(0, 256, (120, 3, 4, 2)).astype(np.uint8)
+    labels = images[:, 0, 0, 0] > 127
+    model = KernelClassifier(precision="float64", **SMALL).fit(images, labels)
+    lazy = model.predict_values(da.from_array(images, chunks=(50, 3, 2, 2)))
+    assert lazy.chunks == ((50, 50, 20), (2,))
+    assert_rounded(lazy.compute(), model.predict_values(images))
+    flat = model.predict(da.from_array(images.reshape(120, -1), chunks=(50, -1)))
+    assert_rounded(flat.compute(), model.predict(images))
+
+
+def test_one_block_is_computed_at_a_time(
+    regressor: KernelRegressor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dask has many threads, and every block would take memory and all processors."""
+    inside, most = 0, 0
+    values = KernelRegressor._values
+
+    def counted(self: Any, rows: Any) -> Any:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        found = values(self, rows)
+        inside -= 1
+        return found
+
+    monkeypatch.setattr(KernelRegressor, "_values", counted)
+    lazy = regressor.predict(da.from_array(X, chunks=(10, 4)))
+    with dask.config.set(scheduler="threads", num_workers=8):
+        lazy.compute()
+    assert most == 1
+
+
+def test_what_can_be_seen_is_refused_at_once(regressor: KernelRegressor) -> None:
+    with pytest.raises(DataError, match="X has 3 features, but KernelRegressor is expecting 4"):
+        regressor.predict(da.zeros((10, 3)))
+    with pytest.raises(ValueError, match=r"rows of shape \(2, 2, 1\), the model was trained on"):
+        KernelRegressor(**SMALL).fit(X.reshape(300, 1, 4, 1), Y).predict(da.zeros((10, 2, 2, 1)))
+    with pytest.raises(DataError, match="X contains NaN"):
+        regressor.predict(da.full((10, 4), np.nan)).compute()
+
+
+def test_partitions_of_unknown_length_stay_so(classifier: KernelClassifier) -> None:
+    frame = pd.DataFrame(X, columns=list("abcd"))
+    table = dd.from_pandas(frame, npartitions=3).query("a < 9")
+    lazy = classifier.predict(table)
+    assert isinstance(lazy, da.Array)
+    assert np.isnan(lazy.shape[0])
+    np.testing.assert_array_equal(lazy.compute(), classifier.predict(X))
+    named = KernelClassifier(**SMALL).fit(frame, LABELS)
+    np.testing.assert_array_equal(named.predict(table).compute(), named.predict(frame))
+    unknown = da.from_array(X, chunks=(100, 4))[da.from_array(X[:, 0] < 9, chunks=100)]
+    np.testing.assert_array_equal(classifier.predict(unknown).compute(), classifier.predict(X))
+    with pytest.raises(DataError, match="call compute_chunk_sizes first"):
+        classifier.fit(unknown, LABELS)

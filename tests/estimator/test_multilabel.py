@@ -1,0 +1,114 @@
+"""Several labels for each row, beside scikit-learn's way of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.metrics import accuracy_score
+from sklearn.multiclass import OneVsRestClassifier
+
+import streamkern
+from streamkern import ConfigError, DataError, KernelClassifier, KernelRegressor
+
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(300, 4))
+Y = np.stack([X[:, 0] > 0, X[:, 1] + X[:, 2] > 0, X[:, 3] > 1], axis=1).astype(int)
+SMALL: dict[str, Any] = {"threads": 1, "epochs": 3}
+
+
+@pytest.fixture(scope="module")
+def model() -> KernelClassifier:
+    return KernelClassifier(**SMALL).fit(X, Y)
+
+
+def test_each_label_has_the_function_that_regression_fits_to_its_column(
+    model: KernelClassifier,
+) -> None:
+    values = KernelRegressor(**SMALL).fit(X, Y.astype(float)).predict(X)
+    np.testing.assert_array_equal(model.predict_values(X), values)
+    np.testing.assert_array_equal(model.decision_function(X), values - 0.5)
+    np.testing.assert_array_equal(model.predict(X), (values > 0.5).astype(int))
+    assert model.score(X, Y) == accuracy_score(Y, model.predict(X)) > 0.8
+
+
+def test_the_answers_have_the_form_of_scikit_learns(model: KernelClassifier) -> None:
+    theirs = OneVsRestClassifier(KernelClassifier(**SMALL)).fit(X, Y)
+    assert theirs.multilabel_
+    np.testing.assert_array_equal(model.classes_, theirs.classes_)
+    for method in ("predict", "decision_function"):
+        ours, other = getattr(model, method)(X), getattr(theirs, method)(X)
+        assert (ours.shape, ours.dtype.kind) == (other.shape, other.dtype.kind)
+    assert (model.predict(X) == theirs.predict(X)).mean() > 0.95
+
+
+@pytest.mark.parametrize("dtype", [bool, np.int64, np.uint8, np.float32, object])
+def test_predictions_have_the_dtype_of_the_targets(dtype: Any, model: KernelClassifier) -> None:
+    answer = KernelClassifier(**SMALL).fit(X, Y.astype(dtype)).predict(X)
+    assert answer.dtype == (np.int64 if dtype is object else dtype)
+    np.testing.assert_array_equal(answer, model.predict(X))
+
+
+def test_lazy_targets_are_those_in_memory(model: KernelClassifier) -> None:
+    rows, targets = da.from_array(X, chunks=(70, 4)), da.from_array(Y, chunks=(70, 2))
+    lazy = KernelClassifier(**SMALL).fit(rows, targets)
+    np.testing.assert_array_equal(lazy.dual_coef_, model.dual_coef_)
+    assert lazy.score(rows, targets) == model.score(X, Y)
+    answer = lazy.predict(rows)
+    assert (answer.shape, answer.dtype) == (Y.shape, Y.dtype)
+    np.testing.assert_array_equal(answer.compute(), model.predict(X))
+    with pytest.raises(DataError, match=r"^y has a column for each of 3 labels and holds 2; give"):
+        KernelClassifier(**SMALL).fit(rows, targets * 2)
+
+
+def test_blocks_of_several_labels() -> None:
+    online = KernelClassifier(threads=1).partial_fit(X[:200], Y[:200], classes=[0, 1, 2])
+    online.partial_fit(X[200:], Y[200:])
+    assert online.score(X, Y) > 0.8
+    with pytest.raises(DataError, match=r"^y has shape \(300, 2\); the model was trained on 3 lab"):
+        online.partial_fit(X, Y[:, :2])
+    with pytest.raises(DataError, match=r"^y has shape \(300,\); the model was trained on 3 label"):
+        online.partial_fit(X, Y[:, 0])
+    with pytest.raises(ConfigError, match="differ from those of the first call"):
+        online.partial_fit(X, Y, classes=[0, 1])
+    # A fit starts anew.
+    assert online.fit(X, Y[:, 0]).predict(X).shape == (300,)
+    with pytest.raises(DataError, match=r"^y has shape \(300, 3\); the model was trained on one"):
+        online.fit(X, Y[:, 0], test=(X, Y))
+
+
+def test_several_labels_are_kept_on_disk(model: KernelClassifier, tmp_path: Path) -> None:
+    model.save(tmp_path / "saved")
+    KernelClassifier(run_dir=tmp_path / "run", **SMALL).fit(X, Y.astype(bool))
+    for place, dtype in (("saved", int), ("run", bool)):
+        loaded = streamkern.load(tmp_path / place)
+        answer = loaded.predict(X)
+        assert answer.dtype == dtype
+        np.testing.assert_array_equal(answer, model.predict(X))
+        assert loaded.score(X, Y) == model.score(X, Y)
+
+
+def test_labels_have_the_names_of_their_columns() -> None:
+    named = pd.DataFrame(Y, columns=["red", "green", "blue"])
+    model = KernelClassifier(**SMALL).fit(X, named).set_output(predict="pandas")
+    assert list(model.predict(X).columns) == ["red", "green", "blue"]
+    assert list(model.decision_function(X).columns) == ["red", "green", "blue"]
+
+
+def test_what_several_labels_have_no_meaning_for(model: KernelClassifier, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"^y has a column for each of 3 labels and holds 2; give"):
+        KernelClassifier(**SMALL).fit(X, 2 * Y)
+    with pytest.raises(ConfigError, match=r"^class_weight is for rows of one class each"):
+        KernelClassifier(class_weight="balanced", **SMALL).fit(X, Y)
+    with pytest.raises(ConfigError, match=r"^out=.* is for one class of a row"):
+        model.predict(X, out=tmp_path / "a.csv")
+    with pytest.raises(DataError, match=r"^X has 300 rows and y has 299"):
+        KernelClassifier(**SMALL).fit(X, Y[:299])
+    with pytest.raises(ConfigError, match=r"balanced"):
+        KernelClassifier(centers="balanced", n_centers=50, **SMALL).fit(X, Y)

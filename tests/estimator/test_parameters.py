@@ -1,0 +1,117 @@
+"""Parameters as grid searches and scripts give them: NumPy's numbers, and paths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern import GaussianNoise, KernelClassifier, KernelRegressor, Laplace, Polynomial
+from streamkern.estimator.parameters import SETTINGS
+
+# Of every parameter that a number or a path may be; words stand for themselves.
+PLAIN: dict[str, list[Any]] = {
+    "kernel": [{"kind": "polynomial", "degree": 3, "c0": 0.5}],
+    "bandwidth": [2, 2.5],
+    "metric": ["learn", "m.npy"],
+    "n_centers": [30],
+    "centers": ["kmeans", "c.npy"],
+    "features": ["kernel"],
+    "n_features": [20],
+    "fit_intercept": [False],
+    "solver": ["block"],
+    "block_size": [10],
+    "ridge": [0, 0.5],
+    "n_nystrom": [50],
+    "level": [5],
+    "period": [2],
+    "projection": ["exact"],
+    "damping": [0.5],
+    "average": [False],
+    "step_scale": [1, 0.5],
+    "tolerance": [0.25],
+    "epochs": [3],
+    "batch_size": [10],
+    "transforms": [({"kind": "noise", "sigma": 0.5},)],
+    "scale": ["global"],
+    "precision": ["exact"],
+    "device": ["cpu"],
+    "accelerator": ["none"],
+    "memory": [10**9, "1 GiB"],
+    "threads": [2],
+    "random_state": [3],
+    "warm_start": [False, "runs/a"],
+    "run_dir": ["runs/b"],
+    "checkpoint_every": [5, "5 min"],
+    "verbose": [0, 1],
+    "class_weight": [{0: 2, 1: 0.5}],
+}
+BESIDE: dict[str, dict[str, Any]] = {
+    "n_nystrom": {"solver": "eigenpro3"},
+    "level": {"solver": "eigenpro3"},
+    "n_features": {"features": "fourier"},
+    "metric": {"kernel": "laplace"},
+    "period": {"solver": "eigenpro4"},
+    "projection": {"solver": "eigenpro3"},
+    "tolerance": {"solver": "falkon"},
+    "block_size": {"solver": "block"},
+    "damping": {"solver": "block"},
+    "warm_start": {"solver": "block"},
+}
+PATHS = {"metric", "centers", "warm_start", "run_dir"}
+
+
+def test_every_parameter_is_tried() -> None:
+    assert set(PLAIN) == set(KernelClassifier().get_params())
+
+
+def twins(name: str, value: Any) -> list[Any]:
+    """The same value as NumPy, or a path, has it; float32 and int16 hold those above."""
+    if isinstance(value, dict):
+        return [{k: twins(name, v)[0] for k, v in value.items()}]
+    if isinstance(value, tuple):
+        return [tuple(twins(name, v)[0] for v in value)]
+    if isinstance(value, str):
+        return [np.str_(value), *([Path(value)] if name in PATHS else [])]
+    if isinstance(value, bool):
+        return [np.bool_(value)]
+    if isinstance(value, int):
+        return [np.int64(value), np.uint32(value)]
+    return [np.float64(value), np.float32(value), np.float16(value)]
+
+
+@pytest.mark.parametrize("name", sorted(PLAIN))
+def test_numbers_of_numpy_and_paths_are_the_same_settings(name: str) -> None:
+    for value in PLAIN[name]:
+        made = [
+            KernelClassifier(**BESIDE.get(name, {}) | {name: given})
+            for given in (value, *twins(name, value))
+        ]
+        configs = [model._config(model.epochs).model_dump_json() for model in made]
+        assert configs == configs[:1] * len(configs)
+        transforms = [[t["sigma"] for t in model.transforms] for model in made]
+        assert transforms == transforms[:1] * len(transforms)
+        assert len({model._progress() for model in made}) == 1
+
+
+@pytest.mark.parametrize("twin", [np.float32, np.float64])
+def test_a_run_goes_on_with_the_same_numbers(twin: Any, tmp_path: Path) -> None:
+    """What identifies a run is the numbers, and not of which library they are."""
+    X = np.random.default_rng(0).normal(size=(100, 3))
+    for k, (kernel, same) in enumerate(
+        [
+            (0.5 * Laplace(2.5), twin(0.5) * Laplace(twin(2.5))),
+            (Polynomial(2, c0=0.5), Polynomial(np.int64(2), c0=twin(0.5))),
+        ]
+    ):
+        place, few = tmp_path / str(k), {"epochs": 1, "threads": 1}
+        plain = KernelRegressor(kernel, transforms=[GaussianNoise(0.5)], run_dir=place, **few)
+        plain.fit(X, X[:, 0])
+        other = KernelRegressor(same, transforms=[GaussianNoise(twin(0.5))], run_dir=place, **few)
+        np.testing.assert_array_equal(other.fit(X, X[:, 0]).dual_coef_, plain.dual_coef_)
+
+
+def test_every_setting_is_a_parameter() -> None:
+    assert set(SETTINGS) <= set(PLAIN)

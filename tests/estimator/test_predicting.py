@@ -1,0 +1,103 @@
+"""Answers in the form that is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.base import clone
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+import streamkern
+from streamkern import ConfigError, KernelClassifier, KernelRegressor
+
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
+
+rng = np.random.default_rng(0)
+INDEX = pd.Index([f"row {k}" for k in range(200)], name="id")
+FRAME = pd.DataFrame(rng.normal(size=(200, 3)), columns=["a", "b", "c"], index=INDEX)
+VALUES = pd.DataFrame({"u": FRAME["a"] ** 2, "v": FRAME["b"]}, index=INDEX)
+LABELS = pd.Series(np.where(FRAME["a"] > 0, "up", "down"), index=INDEX, name="way")
+SMALL: dict[str, Any] = {"threads": 1, "epochs": 2}
+
+
+def test_values_of_a_data_frame_keep_its_index() -> None:
+    model = KernelRegressor(**SMALL).fit(FRAME, VALUES)
+    plain = model.predict(FRAME)
+    assert isinstance(plain, np.ndarray)
+    assert plain.dtype == np.float64
+    framed = model.set_output(predict="pandas").predict(FRAME)
+    pd.testing.assert_frame_equal(framed, pd.DataFrame(plain, INDEX, ["u", "v"]))
+    assert model.score(FRAME, VALUES) == clone(model).fit(FRAME, VALUES).score(FRAME, VALUES)
+    rows = model.predict(FRAME.iloc[5:9])
+    assert list(rows.index) == ["row 5", "row 6", "row 7", "row 8"]
+    one = model.fit(FRAME, VALUES["v"]).predict(FRAME)
+    pd.testing.assert_series_equal(one, pd.Series(one.to_numpy(), INDEX, name="v"))
+    back = model.set_output(predict="default").predict(FRAME)
+    np.testing.assert_array_equal(back, one.to_numpy())
+
+
+def test_rows_without_an_index_are_numbered() -> None:
+    X, y = FRAME.to_numpy(), VALUES["u"].to_numpy()
+    model = KernelRegressor(**SMALL).fit(X, y).set_output(predict="pandas")
+    answer = model.predict(X[:7])
+    pd.testing.assert_series_equal(answer, pd.Series(answer.to_numpy()))
+
+
+def test_labels_and_scores_keep_the_index() -> None:
+    model = KernelClassifier(**SMALL).fit(FRAME, LABELS)
+    scores, values = model.decision_function(FRAME), model.predict_values(FRAME)
+    copied = clone(model).fit(FRAME, LABELS)
+    assert isinstance(copied.predict(FRAME), np.ndarray)
+    copied = clone(model.set_output(predict="pandas")).fit(FRAME, LABELS)
+    labels = copied.predict(FRAME)
+    assert (labels.name, list(labels.index)) == ("way", list(INDEX))
+    pd.testing.assert_series_equal(
+        copied.decision_function(FRAME), pd.Series(scores, INDEX, name="up")
+    )
+    pd.testing.assert_frame_equal(
+        copied.predict_values(FRAME), pd.DataFrame(values, INDEX, ["down", "up"])
+    )
+    assert copied.score(FRAME, LABELS) > 0.9
+
+
+def test_a_dask_data_frame_keeps_its_index() -> None:
+    table = dd.from_pandas(FRAME, npartitions=3, sort=False)
+    # In float64, where the rows of a block decide the last bits alone.
+    model = KernelClassifier(precision="float64", **SMALL).fit(FRAME, LABELS)
+    model.set_output(predict="pandas")
+    for method in ("predict", "decision_function", "predict_values"):
+        lazy, wanted = getattr(model, method)(table), getattr(model, method)(FRAME)
+        assert isinstance(lazy, dd.Series | dd.DataFrame)
+        same = pd.testing.assert_series_equal if wanted.ndim == 1 else pd.testing.assert_frame_equal
+        same(lazy.compute(), wanted, check_dtype=False, check_index_type=False)
+    turned = model.predict(table[["c", "b", "a"]]).compute()
+    np.testing.assert_array_equal(turned, model.predict(FRAME))
+
+
+def test_names_are_kept_on_disk(tmp_path: Path) -> None:
+    KernelRegressor(**SMALL).fit(FRAME, VALUES).save(tmp_path / "model")
+    loaded = streamkern.load(tmp_path / "model").set_output(predict="pandas")
+    assert list(loaded.predict(FRAME).columns) == ["u", "v"]
+
+
+def test_in_a_pipeline() -> None:
+    """`set_output` of a pipeline is for its transformers, as with other predictors."""
+    last = KernelRegressor(**SMALL).set_output(predict="pandas")
+    pipeline = make_pipeline(StandardScaler(), last).set_output(transform="pandas")
+    answer = pipeline.fit(FRAME, VALUES["u"]).predict(FRAME)
+    assert list(answer.index) == list(INDEX)
+
+
+def test_other_forms_are_refused_in_one_sentence() -> None:
+    model = KernelRegressor()
+    with pytest.raises(ConfigError, match=r"^transform='pandas' is for transformers, .* predict="):
+        model.set_output(transform="pandas")
+    with pytest.raises(ConfigError, match=r"^predict='polars' must be one of 'default', 'pandas'"):
+        model.set_output(predict="polars")
+    assert model.set_output(transform="default") is model
