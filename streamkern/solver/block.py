@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array
+from streamkern.planning.effort import Effort
 from streamkern.planning.memory import Buffers, Needs, count_products
 from streamkern.planning.problem import Problem
 from streamkern.planning.sizes import Options, check_between
@@ -20,7 +21,7 @@ from streamkern.solver.block_sizes import (
     block_reason,
     candidates,
     n_sweeps,
-    setup_flops,
+    setup_effort,
 )
 from streamkern.solver.block_step import BlockSolver, alone
 from streamkern.solver.method import STEPS, Method, Report, Samples, Setup, Work
@@ -60,12 +61,15 @@ class BlockMethod(Method[BlockSizes]):
         why = block_reason(problem, options, sizes)
         return f"block_size: {why}" if options.block_size is None else None
 
-    def flops(self, problem: Problem, sizes: BlockSizes) -> tuple[int, int]:
-        """See `setup_flops` and `block_step`."""
-        p, c, n = problem.p, problem.c, problem.n_rows * problem.epochs
+    def effort(self, problem: Problem, sizes: BlockSizes) -> tuple[Effort, Effort]:
+        """See `precondition.block.build_block` and `block_step`."""
+        p, b, n = problem.p, sizes.block_size, problem.n_rows * problem.epochs
         steps = -(-n // sizes.batch_size)
-        work = 2 * p * (problem.d + 3 * c) * n + 2 * p * sizes.block_size * c * steps
-        return setup_flops(problem, sizes), work
+        one = problem.ridge and b == p
+        step = Effort(kept=p * n, swept=2 * p * n + (2 if one else 1) * p * b * steps)
+        if not sizes.keep:
+            step += Effort(entries=p * n)
+        return setup_effort(problem, sizes), step
 
     def needs(self, problem: Problem, sizes: BlockSizes) -> Needs:
         """A ridge on several blocks evaluates rows of K(Z, Z); on one it has the factor."""

@@ -1,0 +1,217 @@
+"""How fast this machine does what a run is made of: each kind of work for a moment, on rows of it.
+
+Kernel, precision, widths and batches are those of the run, as far as they matter to speed. Nothing
+is written, and no run is measured that is not asked about.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from streamkern.backend.base import Array, Backend
+from streamkern.centers.random_rows import median_bandwidth
+from streamkern.kernels.builtin import get_kernel
+from streamkern.kernels.fourier import FourierFeatures, frequencies
+from streamkern.kernels.products import KernelOperator
+from streamkern.planning.effort import Effort, Speeds
+from streamkern.solver.precondition.eigen import EIGH
+from streamkern.solver.precondition.noise import NOISE_ROWS
+from streamkern.stream.feed import prepare
+from streamkern.stream.sources.base import Block, joined
+from streamkern.stream.sources.transforms import SETUP_EPOCH
+from streamkern.train.opened import Run
+
+SECONDS = 2.0
+"""For all kinds together, about."""
+SHARES = 8
+LARGEST, COLUMNS, ENTRIES = 4096, 8192, 1 << 24
+"""Of a square matrix, of a kernel matrix, and numbers in one: speeds hardly depend on more."""
+EIGEN = 1536
+READ_BYTES, MOST_UNITS = 32 << 20, 64
+
+Call = tuple[float, Callable[[], object]]
+"""Units of a kind that a call does, and the call."""
+
+
+class _Reading(NamedTuple):
+    """Rows, and seconds of a row: until it is read, of them those computing, until prepared."""
+
+    block: Block
+    read: float
+    busy: float
+
+
+def measure_speeds(run: Run, efforts: Iterable[Effort]) -> Speeds:
+    """Of the kinds that the efforts have. Takes about `SECONDS`, and longer on slow storage."""
+    backend, asked = run.backend, sum(efforts, Effort())
+    with backend.active():
+        reading = _read(run, SECONDS / SHARES)
+        X, prepared = _prepare(run, reading.block, SECONDS / SHARES)
+        each = {
+            kind: _timed(backend, SECONDS / SHARES, *call())
+            for kind, call in _calls(run, X, asked).items()
+            if getattr(asked, kind)
+        }
+    backend.release()
+    return Speeds(Effort(**each), prepared, reading.read, reading.busy)
+
+
+def _timed(backend: Backend, share: float, amount: float, call: Callable[[], object]) -> float:
+    """Seconds of a unit: the median of the calls in that time, but for a first one."""
+    call()
+    backend.synchronize()
+    taken, began = list[float](), time.perf_counter()
+    while not taken or time.perf_counter() - began < share:
+        start = time.perf_counter()
+        call()
+        backend.synchronize()
+        taken.append(time.perf_counter() - start)
+    return median(taken) / amount
+
+
+def _read(run: Run, share: float) -> _Reading:
+    """Random units, while there is time. The first one, which opens what it needs, does not count
+    where there are others."""
+    source, seed = run.data.source, run.config.run.random_state
+    units = np.random.default_rng([seed, 0]).permutation(source.n_units)[:MOST_UNITS].tolist()
+    blocks, wall, busy, rows, size = list[Block](), 0.0, 0.0, 0, 0
+    for at, u in enumerate(units):
+        began, computed = time.perf_counter(), time.thread_time()
+        block = source.read_unit(u, seed, SETUP_EPOCH)
+        taken, computing = time.perf_counter() - began, time.thread_time() - computed
+        if size < READ_BYTES:
+            blocks.append(block)
+            size += block.X.nbytes
+        if at or len(units) == 1:
+            wall, busy, rows = wall + taken, busy + computing, rows + len(block.X)
+        if wall > share:
+            break
+    return _Reading(joined(blocks), wall / rows, min(busy, wall) / rows)
+
+
+def _prepare(run: Run, block: Block, share: float) -> tuple[Array, float]:
+    """Rows as steps take them, a batch or fewer, and the seconds of a row."""
+    source, backend = run.data.source, run.backend
+    part = block.take(slice(min(run.sizes.batch_size, len(block.X))))
+    made: list[Array] = []
+
+    def call() -> None:
+        made[:] = prepare(
+            backend, part, run.data.weight_factors, transforms=source.feed_transforms,
+            dtype=np.float64 if run.precision == "float64" else np.float32,
+            seed=run.config.run.random_state, epoch=SETUP_EPOCH, n_outputs=source.n_outputs,
+            classes=source.classes,
+        )[:1]  # fmt: skip
+
+    seconds = _timed(backend, share, len(part.X), call)
+    return made[0], seconds
+
+
+def _calls(run: Run, X: Array, asked: Effort) -> dict[str, Callable[[], Call]]:
+    """What makes the call of each kind: only those that are asked for are made."""
+    backend, item = run.backend, X.dtype
+    side = min(getattr(run.sizes, "block_size", run.problem.p), LARGEST)
+    wide = min(run.problem.p if asked.wide_products else NOISE_ROWS, LARGEST)
+    made: list[_KernelMatrix] = []
+
+    def matrix() -> _KernelMatrix:
+        made.extend([] if made else [_KernelMatrix(run, X)])
+        return made[0]
+
+    return {
+        "entries": lambda: matrix().evaluated(keep=False),
+        "kept": lambda: matrix().evaluated(keep=True),
+        "swept": lambda: matrix().swept(),
+        "products": lambda: _product(backend, side, side, item),
+        "factors": lambda: _factor(backend, side, item),
+        "eigen": lambda: _eigenpairs(run, item),
+        "wide_products": lambda: _product(backend, run.sizes.batch_size, wide, np.float64),
+        "wide_factors": lambda: _factor(backend, wide, np.float64),
+    }
+
+
+class _KernelMatrix:
+    """K(X, Z) of a batch and some centers."""
+
+    def __init__(self, run: Run, X: Array) -> None:
+        backend, c = run.backend, run.problem.c
+        m = run.sizes.batch_size
+        q = max(1, min(run.problem.p, COLUMNS, ENTRIES // m))
+        host = backend.to_host(X)
+        self.op, Z = _operator(run, host, q)
+        self.backend, self.c = backend, c
+        self.x = self.op.points(backend.asarray(np.resize(host, (m, host.shape[1]))), left=True)
+        self.z = self.op.points(backend.asarray(Z), right=True)
+        ones, dtype = backend.xp.ones, self.op.dtype
+        self.W, self.R, self.K = ones((q, c), dtype), ones((m, c), dtype), ones((m, q), dtype)
+        self.F, self.G = backend.xp.empty((m, c), dtype), backend.xp.empty((q, c), dtype)
+
+    def evaluated(self, *, keep: bool) -> Call:
+        K = self.K if keep else None
+        return self.K.size, lambda: self.op.product(self.x, self.z, self.W, out=self.F, keep=K)
+
+    def swept(self) -> Call:
+        def both() -> None:
+            with self.backend.single_threaded_blas():
+                self.backend.matmul_t(self.K, self.R, self.G)
+                self.backend.matmul(self.K, self.W, self.F)
+
+        return 2 * self.K.size, both
+
+
+def _operator(run: Run, X: Any, q: int) -> tuple[KernelOperator, Any]:
+    """Of the kernel, with the median distance where its bandwidth is open; and q rows as centers,
+    or what features are made of."""
+    model, few = run.config.model, X[:NOISE_ROWS].astype(np.float64)
+
+    def width(geometry: str) -> float:
+        if not isinstance(model.bandwidth, str):
+            return model.bandwidth
+        same = len(few) < 2 or not np.ptp(few, axis=0).any()
+        norm = "cityblock" if geometry == "l1" else "euclidean"
+        return 1.0 if same else median_bandwidth(few, norm)
+
+    kernel, Z = get_kernel(model.kernels[0], width), np.resize(X, (q, X.shape[1]))
+    if run.metric is not None:
+        kernel = kernel.with_metric(run.metric)
+    if model.features == "fourier":
+        Z = frequencies(kernel, X.shape[1], q, 0).astype(X.dtype)
+        kernel = FourierFeatures(q, kernel.describe())
+    shift = X.mean(axis=0, dtype=np.float64).astype(X.dtype)
+    return KernelOperator(kernel, run.backend, run.precision, shift, run.grid), Z
+
+
+def _product(backend: Backend, rows: int, columns: int, dtype: Any) -> Call:
+    """Of a matrix with itself, k b^2 FLOPs for half of the result."""
+    W, C = backend.xp.ones((rows, columns), dtype), backend.xp.zeros((columns, columns), dtype)
+    return rows * columns**2, lambda: _alone(backend, lambda: backend.add_gram(C, W, 1.0))
+
+
+def _factor(backend: Backend, n: int, dtype: Any) -> Call:
+    A, room = backend.xp.ones((n, n), dtype), backend.xp.empty((n, n), dtype)
+    A[backend.xp.arange(n), backend.xp.arange(n)] += n
+
+    def call() -> None:
+        room[...] = A
+        backend.cholesky(room)
+
+    return n**3 / 3, call
+
+
+def _eigenpairs(run: Run, dtype: Any) -> Call:
+    n, level = min(run.sizes.n_sample, EIGEN), getattr(run.sizes, "level", 1)
+    rng = np.random.default_rng(0)
+    drawn = run.backend.asarray(rng.standard_normal((n, n)), dtype)
+    A = drawn @ drawn.T
+    k = max(1, min(n - 1, level * n // run.sizes.n_sample))
+    return EIGH * n**3, lambda: run.backend.top_eigh(A.copy(), k)
+
+
+def _alone(backend: Backend, call: Callable[[], None]) -> None:
+    with backend.single_threaded_blas():
+        call()
