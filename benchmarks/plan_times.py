@@ -1,17 +1,20 @@
 """What `plan` expects a run to take, against what it takes: setup, an epoch and the whole.
 
-Other work on the machine slows what is measured and what is run alike, if it lasts: so each run is
-planned before and after, and the middle of the two is what is compared.
+On one thread, and in seconds of its processor, which other work on the machine takes few of. Each
+run is planned before and after, and compared with the mean of the two.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -21,8 +24,10 @@ from streamkern.stream.sources.base import BaseSource
 from streamkern.train.opened import open_run
 from streamkern.train.planned import Times, expected_times
 from streamkern.train.training_data import open_test
+from streamkern.train.whole_run import Trainer
 
 REPEATS = 1
+CLOCK = time.process_time
 TEST_ROWS = 5000
 
 
@@ -37,7 +42,6 @@ class Shape:
     model: dict[str, Any]
     solver: dict[str, Any]
     epochs: int = 1
-    run: dict[str, Any] = field(default_factory=dict)
 
 
 FIXED = {"kernel": "laplace", "bandwidth": "median"}
@@ -73,7 +77,8 @@ def measure(repeats: int, *, shapes: tuple[Shape, ...] = SHAPES) -> list[Figure]
 def _stores(shape: Shape, place: Path) -> tuple[Path, Path]:
     """Rows whose targets are a rough function of them; labels where there are several outputs."""
     X = points(shape.n + TEST_ROWS, shape.d, 1)
-    f = np.sin(2 * X @ np.random.default_rng(2).standard_normal((shape.d, shape.c)))
+    w = np.random.default_rng(2).standard_normal((shape.d, shape.c)) / np.sqrt(shape.d)
+    f = np.sin(2 * X @ w)
     y = f.argmax(axis=1) if shape.c > 1 else (f + 0.1 * np.cos(7 * X[:, :1])).ravel()
     stores = place / "train.zarr", place / "test.zarr"
     for store, part in zip(stores, (slice(shape.n), slice(shape.n, None)), strict=True):
@@ -86,36 +91,40 @@ def _turn(shape: Shape, train: Path, test: Path, run_dir: Path) -> tuple[list[Ti
     tables = {
         "data": {"train": str(train), "test": str(test), "epochs": shape.epochs},
         "model": shape.model, "solver": shape.solver,
-        "run": {"device": "cpu", "run_dir": str(run_dir), **shape.run},
+        "run": {"device": "cpu", "threads": 1, "run_dir": str(run_dir)},
     }  # fmt: skip
     config = sk.RunConfig.from_tables(tables)
     before = _expected(config)
-    marks: list[float] = []
-    began = time.perf_counter()
-    result = sk.train_model(config, on_evaluation=lambda record: marks.append(time.perf_counter()))
-    whole = time.perf_counter() - began
+    began, marks = CLOCK(), list[float]()
+    with _marked(marks):
+        result = sk.train_model(config, on_evaluation=lambda record: marks.append(CLOCK()))
+    whole = CLOCK() - began
     result.model.backend.close()
-    records = _log(run_dir)
-    check(bool(records), "the log of the run")
-    setup = records["setup_s"]
-    passes = max(1, round(result.samples / shape.n))
+    check(len(marks) == len(result.history) + 1, "the number of evaluations")
+    setup, passes = marks[0] - began, round(result.samples / shape.n)
     expected = [before, _expected(config)]
     epoch = (whole - setup) / passes - mean(times.evaluation for times in expected)
     return expected, Times(setup, epoch, 0.0, whole, {})
+
+
+@contextmanager
+def _marked(marks: list[float]) -> Iterator[None]:
+    """Inside, the end of a setup is appended to `marks`."""
+    begin = Trainer.begin
+
+    def marked(trainer: Trainer, *given: Any) -> None:
+        begin(trainer, *given)
+        marks.append(CLOCK())
+
+    with mock.patch.object(Trainer, "begin", marked):
+        yield
 
 
 def _expected(config: sk.RunConfig) -> Times:
     run = open_run(config)
     with run.backend:
         held_out: BaseSource | None = open_test(config, run.data)
-        return expected_times(run, held_out)
-
-
-def _log(run_dir: Path) -> dict[str, Any]:
-    from json import loads
-
-    lines = (run_dir / "log.jsonl").read_text().splitlines()
-    return next(record for record in map(loads, lines) if record.get("event") == "start")
+        return expected_times(run, held_out, CLOCK)
 
 
 def _figures(shape: Shape, turns: list[tuple[list[Times], Times]]) -> list[Figure]:

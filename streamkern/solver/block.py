@@ -62,14 +62,19 @@ class BlockMethod(Method[BlockSizes]):
         return f"block_size: {why}" if options.block_size is None else None
 
     def effort(self, problem: Problem, sizes: BlockSizes) -> tuple[Effort, Effort]:
-        """See `precondition.block.build_block` and `block_step`."""
+        """See `precondition.block.build_block` and `block_step`. Of several blocks a ridge
+        that is found takes one of K(Z, Z) in every second step, from none to all; one that is set
+        is weak as a rule."""
         p, b, n = problem.p, sizes.block_size, problem.n_rows * problem.epochs
-        steps = -(-n // sizes.batch_size)
-        one = problem.ridge and b == p
-        step = Effort(kept=p * n, swept=2 * p * n + (2 if one else 1) * p * b * steps)
+        steps, factors = -(-n // sizes.batch_size), 1
+        step = Effort(kept=p * n, swept=2 * p * n)
+        if problem.ridge and b == p:
+            factors = 2
+        elif problem.finds_ridge:
+            step += Effort(entries=p * b * steps / 2)
         if not sizes.keep:
             step += Effort(entries=p * n)
-        return setup_effort(problem, sizes), step
+        return setup_effort(problem, sizes), step + Effort(swept=factors * p * b * steps)
 
     def needs(self, problem: Problem, sizes: BlockSizes) -> Needs:
         """A ridge on several blocks evaluates rows of K(Z, Z); on one it has the factor."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from streamkern.stream.sources.sampling import MANY_UNITS
 from streamkern.train.choose_kernel import is_open, kernels_of, looked_at
 from streamkern.train.choose_metric import metric_flops
 from streamkern.train.opened import Run
-from streamkern.train.speeds import measure_speeds
+from streamkern.train.speeds import Clock, measure_speeds
 
 TRIALS, WIDTHS = 6, 6
 """Ridges and bandwidths that a search tries, about."""
@@ -59,13 +60,16 @@ class Times:
     speeds: dict[str, float]
 
 
-def expected_times(run: Run, test: BaseSource | None) -> Times:
-    """What the run will take on this machine, which is measured for that. test : data.test."""
+def expected_times(run: Run, test: BaseSource | None, clock: Clock = time.perf_counter) -> Times:
+    """What the run will take on this machine, which is measured for that.
+
+    test : data.test. clock : see `measure_speeds`.
+    """
     problem, passes = run.problem, run.method.passes(run.problem)
     before = planned_efforts(run)
     training = before.pop("training")
     once = Effort(entries=problem.p * (0 if test is None else test.n_rows))
-    speeds = measure_speeds(run, [*before.values(), training, once])
+    speeds = measure_speeds(run, [*before.values(), training, once], clock)
     setup = together(before.values()).seconds(speeds.compute) + _sampled(run) * speeds.read
     computing = training.seconds(speeds.compute) / passes
     epoch = speeds.streaming(problem.n_rows, computing, problem)

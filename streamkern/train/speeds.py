@@ -34,6 +34,7 @@ LARGEST, COLUMNS, ENTRIES = 4096, 8192, 1 << 24
 EIGEN = 1536
 READ_BYTES, MOST_UNITS = 32 << 20, 64
 
+Clock = Callable[[], float]
 Call = tuple[float, Callable[[], object]]
 """Units of a kind that a call does, and the call."""
 
@@ -46,14 +47,17 @@ class _Reading(NamedTuple):
     busy: float
 
 
-def measure_speeds(run: Run, efforts: Iterable[Effort]) -> Speeds:
-    """Of the kinds that the efforts have. Takes about `SECONDS`, and longer on slow storage."""
+def measure_speeds(run: Run, efforts: Iterable[Effort], clock: Clock = time.perf_counter) -> Speeds:
+    """Of the kinds that the efforts have. Takes about `SECONDS`, and longer on slow storage.
+
+    clock : of seconds, another one where the machine has much else to do.
+    """
     backend, asked = run.backend, sum(efforts, Effort())
     with backend.active():
         reading = _read(run, SECONDS / SHARES)
-        X, prepared = _prepare(run, reading.block, SECONDS / SHARES)
+        X, prepared = _prepare(run, reading.block, SECONDS / SHARES, clock)
         each = {
-            kind: _timed(backend, SECONDS / SHARES, *call())
+            kind: _timed(backend, SECONDS / SHARES, *call(), clock)
             for kind, call in _calls(run, X, asked).items()
             if getattr(asked, kind)
         }
@@ -61,16 +65,18 @@ def measure_speeds(run: Run, efforts: Iterable[Effort]) -> Speeds:
     return Speeds(Effort(**each), prepared, reading.read, reading.busy)
 
 
-def _timed(backend: Backend, share: float, amount: float, call: Callable[[], object]) -> float:
+def _timed(
+    backend: Backend, share: float, amount: float, call: Callable[[], object], clock: Clock
+) -> float:
     """Seconds of a unit: the median of the calls in that time, but for a first one."""
     call()
     backend.synchronize()
-    taken, began = list[float](), time.perf_counter()
-    while not taken or time.perf_counter() - began < share:
-        start = time.perf_counter()
+    taken, began = list[float](), clock()
+    while not taken or clock() - began < share:
+        start = clock()
         call()
         backend.synchronize()
-        taken.append(time.perf_counter() - start)
+        taken.append(clock() - start)
     return median(taken) / amount
 
 
@@ -94,7 +100,7 @@ def _read(run: Run, share: float) -> _Reading:
     return _Reading(joined(blocks), wall / rows, min(busy, wall) / rows)
 
 
-def _prepare(run: Run, block: Block, share: float) -> tuple[Array, float]:
+def _prepare(run: Run, block: Block, share: float, clock: Clock) -> tuple[Array, float]:
     """Rows as steps take them, a batch or fewer, and the seconds of a row."""
     source, backend = run.data.source, run.backend
     part = block.take(slice(min(run.sizes.batch_size, len(block.X))))
@@ -108,7 +114,7 @@ def _prepare(run: Run, block: Block, share: float) -> tuple[Array, float]:
             classes=source.classes,
         )[:1]  # fmt: skip
 
-    seconds = _timed(backend, share, len(part.X), call)
+    seconds = _timed(backend, share, len(part.X), call, clock)
     return made[0], seconds
 
 
