@@ -11,13 +11,14 @@ from streamkern.planning.problem import Problem
 
 @dataclass(frozen=True)
 class Effort:
-    """Leading terms. All but the last two kinds are in the precision of the run.
+    """Leading terms, in the precision of the run where they are not wide.
 
     entries : of kernel matrices that are evaluated and multiplied with all outputs. kept : the
     same, where they are kept as well. swept : entries of matrices that are there, each multiplied
     with all outputs.
     products : FLOPs of products of large matrices. factors : of Cholesky factors and of inverses of
     triangles. eigen : of eigensystems. wide_products, wide_factors : the same in float64.
+    calls : of the library, which take time however small the arrays are.
     """
 
     entries: float = 0
@@ -28,6 +29,7 @@ class Effort:
     eigen: float = 0
     wide_products: float = 0
     wide_factors: float = 0
+    calls: float = 0
 
     def __add__(self, other: Effort) -> Effort:
         return Effort(*(a + b for a, b in zip(self._amounts, other._amounts, strict=True)))
@@ -43,7 +45,7 @@ class Effort:
     def flops(self, problem: Problem) -> int:
         """Of all kinds together."""
         evaluated, outputs = self.entries + self.kept, 2 * problem.c
-        own = sum(self._amounts[3:])
+        own = sum(self._amounts[3:-1])
         return int(2 * problem.d * evaluated + outputs * (evaluated + self.swept) + own)
 
     def seconds(self, each: Effort) -> float:
@@ -65,13 +67,15 @@ class Speeds:
     """Of a machine, for one run.
 
     compute : seconds of one of each kind. prepared : of a row, until a step takes it. read, busy :
-    seconds that a thread reads a row, and of them those in which it computes.
+    seconds that a thread reads a row, and of them those in which it computes. compiled : seconds
+    until a kernel is evaluated for the first time in a process.
     """
 
     compute: Effort
     prepared: float
     read: float
     busy: float
+    compiled: float
 
     def streaming(self, rows: float, computing: float, problem: Problem) -> float:
         """Seconds of so many rows from the source, while steps take `computing`.

@@ -35,6 +35,9 @@ from streamkern.solver.precondition.block import (
 from streamkern.solver.precondition.known import Sample
 from streamkern.solver.precondition.step_rule import saved_rules
 
+CALLS, CALLS_OF_BLOCK = 10, 6
+"""Of a step, about, in calls of a kernel product."""
+
 
 class BlockMethod(Method[BlockSizes]):
     """SGD preconditioned block by block in the span of the centers."""
@@ -67,14 +70,20 @@ class BlockMethod(Method[BlockSizes]):
         is weak as a rule."""
         p, b, n = problem.p, sizes.block_size, problem.n_rows * problem.epochs
         steps, factors = -(-n // sizes.batch_size), 1
-        step = Effort(kept=p * n, swept=2 * p * n)
+        step = Effort(kept=p * n, swept=p * n * (1 if b == p else 2))
         if problem.ridge and b == p:
             factors = 2
         elif problem.finds_ridge:
             step += Effort(entries=p * b * steps / 2)
         if not sizes.keep:
             step += Effort(entries=p * n)
-        return setup_effort(problem, sizes), step + Effort(swept=factors * p * b * steps)
+        calls = steps * (CALLS + CALLS_OF_BLOCK * -(-p // b))
+        step += Effort(swept=factors * p * b * steps, calls=calls)
+        return setup_effort(problem, sizes), step
+
+    def outputs(self, problem: Problem) -> int:
+        """With the sketches of the leverage."""
+        return problem.c + SKETCH
 
     def needs(self, problem: Problem, sizes: BlockSizes) -> Needs:
         """A ridge on several blocks evaluates rows of K(Z, Z); on one it has the factor."""

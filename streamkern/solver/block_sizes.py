@@ -173,10 +173,11 @@ def setup_flops(problem: Problem, sizes: BlockSizes) -> int:
 
 
 def setup_effort(problem: Problem, sizes: BlockSizes) -> Effort:
-    """The same in its kinds, with what all blocks learn together: half of the sweeps, as a rule."""
+    """The same in its kinds, with what all blocks learn together: half of the sweeps, as a rule,
+    and half of the penalties that `fresh_noise` tries."""
     p, b, s, h = problem.p, sizes.block_size, sizes.n_sample, sizes.n_probe
     factored = Effort(
-        kept=p * (b + s + h), products=p * b * (2 * s + h + 2 * b / 3), factors=p * b * b
+        kept=p * (b + s + h), products=p * b * (2 * s + h + b), factors=p * b * b + b**3
     )
     if b == p:
         return factored

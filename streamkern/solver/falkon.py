@@ -268,6 +268,10 @@ class Falkon(Method[Sizes]):
         setup = Effort(kept=2 * p * p, products=p**3, factors=p**3)
         return setup, Effort(kept=p * n, swept=2 * p * n + 4 * ends, entries=ends)
 
+    def outputs(self, problem: Problem) -> int:
+        """The weights and the direction."""
+        return 2 * problem.c
+
     def needs(self, problem: Problem, sizes: Sizes) -> Needs:
         """K times [alpha, v]; a ridge evaluates K(Z, Z)."""
         p = problem.p

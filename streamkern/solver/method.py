@@ -240,6 +240,10 @@ class Method(Generic[S]):
         """Of setup and of training, leading terms only."""
         raise NotImplementedError
 
+    def outputs(self, problem: Problem) -> int:
+        """Columns that K(X, Z) is multiplied with when it is evaluated in a step."""
+        return problem.c
+
     def passes(self, problem: Problem) -> int:
         """Epochs that are read, at most."""
         return problem.epochs

@@ -70,7 +70,9 @@ def expected_times(run: Run, test: BaseSource | None, clock: Clock = time.perf_c
     training = before.pop("training")
     once = Effort(entries=problem.p * (0 if test is None else test.n_rows))
     speeds = measure_speeds(run, [*before.values(), training, once], clock)
+    kernels = len(kernels_of(run)) if is_open(run) else 1
     setup = together(before.values()).seconds(speeds.compute) + _sampled(run) * speeds.read
+    setup += kernels * speeds.compiled
     computing = training.seconds(speeds.compute) / passes
     epoch = speeds.streaming(problem.n_rows, computing, problem)
     evaluation = 0.0

@@ -28,7 +28,7 @@ from streamkern.train.opened import Run
 
 SECONDS = 2.0
 """For all kinds together, about."""
-SHARES = 8
+SHARES = 12
 LARGEST, COLUMNS, ENTRIES = 4096, 8192, 1 << 24
 """Of a square matrix, of a kernel matrix, and numbers in one: speeds hardly depend on more."""
 EIGEN = 1536
@@ -37,6 +37,13 @@ READ_BYTES, MOST_UNITS = 32 << 20, 64
 Clock = Callable[[], float]
 Call = tuple[float, Callable[[], object]]
 """Units of a kind that a call does, and the call."""
+
+
+class _Timed(NamedTuple):
+    """Seconds of a unit, and what the first call took more."""
+
+    unit: float
+    first: float
 
 
 class _Reading(NamedTuple):
@@ -62,22 +69,26 @@ def measure_speeds(run: Run, efforts: Iterable[Effort], clock: Clock = time.perf
             if getattr(asked, kind)
         }
     backend.release()
-    return Speeds(Effort(**each), prepared, reading.read, reading.busy)
+    compiled = max((each[kind].first for kind in ("kept", "entries") if kind in each), default=0.0)
+    speeds = Effort(**{kind: timed.unit for kind, timed in each.items()})
+    return Speeds(speeds, prepared.unit, reading.read, reading.busy, compiled)
 
 
 def _timed(
     backend: Backend, share: float, amount: float, call: Callable[[], object], clock: Clock
-) -> float:
-    """Seconds of a unit: the median of the calls in that time, but for a first one."""
+) -> _Timed:
+    """The median of the calls in that time, but for a first one, which compiles what it needs."""
+    start = clock()
     call()
     backend.synchronize()
+    first = clock() - start
     taken, began = list[float](), clock()
     while not taken or clock() - began < share:
         start = clock()
         call()
         backend.synchronize()
         taken.append(clock() - start)
-    return median(taken) / amount
+    return _Timed(median(taken) / amount, max(first - median(taken), 0.0))
 
 
 def _read(run: Run, share: float) -> _Reading:
@@ -100,8 +111,8 @@ def _read(run: Run, share: float) -> _Reading:
     return _Reading(joined(blocks), wall / rows, min(busy, wall) / rows)
 
 
-def _prepare(run: Run, block: Block, share: float, clock: Clock) -> tuple[Array, float]:
-    """Rows as steps take them, a batch or fewer, and the seconds of a row."""
+def _prepare(run: Run, block: Block, share: float, clock: Clock) -> tuple[Array, _Timed]:
+    """Rows as steps take them, a batch or fewer."""
     source, backend = run.data.source, run.backend
     part = block.take(slice(min(run.sizes.batch_size, len(block.X))))
     made: list[Array] = []
@@ -132,7 +143,8 @@ def _calls(run: Run, X: Array, asked: Effort) -> dict[str, Callable[[], Call]]:
     return {
         "entries": lambda: matrix().evaluated(keep=False),
         "kept": lambda: matrix().evaluated(keep=True),
-        "swept": lambda: matrix().swept(),
+        "swept": lambda: matrix().swept(side),
+        "calls": lambda: matrix().call(),
         "products": lambda: _product(backend, side, side, item),
         "factors": lambda: _factor(backend, side, item),
         "eigen": lambda: _eigenpairs(run, item),
@@ -153,21 +165,35 @@ class _KernelMatrix:
         self.backend, self.c = backend, c
         self.x = self.op.points(backend.asarray(np.resize(host, (m, host.shape[1]))), left=True)
         self.z = self.op.points(backend.asarray(Z), right=True)
-        ones, dtype = backend.xp.ones, self.op.dtype
-        self.W, self.R, self.K = ones((q, c), dtype), ones((m, c), dtype), ones((m, q), dtype)
-        self.F, self.G = backend.xp.empty((m, c), dtype), backend.xp.empty((q, c), dtype)
+        ones, empty, dtype = backend.xp.ones, backend.xp.empty, self.op.dtype
+        self.K, self.W, self.F = ones((m, q), dtype), ones((q, c), dtype), empty((m, c), dtype)
+        wide = run.method.outputs(run.problem)
+        self.wide = ones((q, wide), dtype), empty((m, wide), dtype)
 
     def evaluated(self, *, keep: bool) -> Call:
+        W, F = self.wide if keep else (self.W, self.F)
         K = self.K if keep else None
-        return self.K.size, lambda: self.op.product(self.x, self.z, self.W, out=self.F, keep=K)
+        return self.K.size, lambda: self.op.product(self.x, self.z, W, out=F, keep=K)
 
-    def swept(self) -> Call:
+    def swept(self, side: int) -> Call:
+        """Forth and back, of a matrix that is no smaller than those of setup."""
+        n, backend = max(side, len(self.K)), self.backend
+        K, right, out = (
+            backend.xp.ones((n, width), self.op.dtype) for width in (side, self.c, self.c)
+        )
+        left = backend.xp.ones((side, self.c), self.op.dtype)
+
         def both() -> None:
-            with self.backend.single_threaded_blas():
-                self.backend.matmul_t(self.K, self.R, self.G)
-                self.backend.matmul(self.K, self.W, self.F)
+            with backend.single_threaded_blas():
+                backend.matmul_t(K, right, left)
+                backend.matmul(K, left, out)
 
-        return 2 * self.K.size, both
+        return 2 * K.size, both
+
+    def call(self) -> Call:
+        """A product of hardly anything."""
+        x, z, W, F, K = self.x[:1], self.z[:1], self.W[:1], self.F[:1], self.K[:1, :1]
+        return 1, lambda: self.op.product(x, z, W, out=F, keep=K)
 
 
 def _operator(run: Run, X: Any, q: int) -> tuple[KernelOperator, Any]:
