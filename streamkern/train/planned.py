@@ -29,6 +29,8 @@ def planned_efforts(run: Run) -> dict[str, Effort]:
         spent["setup"] += _noise(min(NOISE_ROWS, problem.n_rows)).times(TRIALS)
     if problem.selection is not None:
         spent = {"centers": Effort(products=problem.selection.flops), **spent}
+    if run.given.continued is not None:  # which has its kernel and its metric
+        return spent
     if is_open(run):
         n, kernels = looked_at(problem.n_rows), len(kernels_of(run))
         spent = {"kernel": _noise(n).times(TRIALS * WIDTHS * kernels), **spent}
