@@ -148,5 +148,4 @@ def _figures(shape: Shape, turns: list[tuple[list[Times], Times]]) -> list[Figur
         found.append(
             figure(case, part, "s", took, expected=float(np.median(expected)), quotient=quotient)
         )
-        print(found[-1]["case"], part, took, expected, quotient, flush=True)
     return found

@@ -46,7 +46,7 @@ class _Timed(NamedTuple):
     first: float
 
 
-class _Reading(NamedTuple):
+class _Sampled(NamedTuple):
     """Rows, and seconds of a row: until it is read, of them those computing, until prepared."""
 
     block: Block
@@ -91,7 +91,7 @@ def _timed(
     return _Timed(median(taken) / amount, max(first - median(taken), 0.0))
 
 
-def _read(run: Run, share: float) -> _Reading:
+def _read(run: Run, share: float) -> _Sampled:
     """Random units, while there is time. The first one, which opens what it needs, does not count
     where there are others."""
     source, seed = run.data.source, run.config.run.random_state
@@ -108,7 +108,7 @@ def _read(run: Run, share: float) -> _Reading:
             wall, busy, rows = wall + taken, busy + computing, rows + len(block.X)
         if wall > share:
             break
-    return _Reading(joined(blocks), wall / rows, min(busy, wall) / rows)
+    return _Sampled(joined(blocks), wall / rows, min(busy, wall) / rows)
 
 
 def _prepare(run: Run, block: Block, share: float, clock: Clock) -> tuple[Array, _Timed]:

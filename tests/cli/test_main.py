@@ -7,6 +7,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -194,18 +195,65 @@ def test_plan_says_what_the_run_will_be(run: Run, stores: Path) -> None:
     for phase, size in memory["phases"].items():
         own = sum(b["bytes"] for b in memory["buffers"] if b["phase"] == phase)
         assert size == always + own
-    # The run evaluates K(X, Z) once: 2 n p (d + 3 c) and the factors twice, 2 p b c a step.
-    assert plan["flops"]["training"] == 2 * 1000 * 40 * (5 + 9) + 20 * 2 * 40 * 40 * 3
+    # One block evaluates K(X, Z) once: 2 n p (d + 2 c), and of preconditioner and ridge the factors
+    # twice, 4 p b c a step.
+    assert plan["flops"]["training"] == 2 * 1000 * 40 * (5 + 6) + 20 * 4 * 40 * 40 * 3
     assert plan["stores"][0]["n_chunks"] == 5
-    code, out, _ = run("plan", *words)
+    seconds = plan["seconds"]
+    assert min(seconds["setup"], seconds["epoch"]) > 0 == seconds["evaluation"]
+    assert seconds["whole"] == pytest.approx(seconds["setup"] + 2 * seconds["epoch"])
+
+
+def test_plan_is_a_screen_and_lists_everything_when_asked(run: Run, stores: Path) -> None:
+    words = ("plan", "--train", stores / "train.zarr", *BY_STEPS, "--no-measure")
+    code, out, _ = run(*words)
     assert code == DONE
     assert "predicted peak" in out
+    assert len(out.splitlines()) < 36
+    assert "weights, average" not in out
+    assert "expected on this machine" not in out
+    code, out, _ = run(*words, "--all")
+    assert code == DONE
+    assert "weights, average" in out
     assert "5 chunks of 100 rows" in out
+    assert json.loads(run(*words, "--json")[1])["seconds"] is None
+
+
+def test_plan_says_the_time_where_rows_can_be_read(run: Run, stores: Path, tmp_path: Path) -> None:
+    words = ("--test", stores / "test.zarr", *BY_STEPS)
+    _, out, _ = run("plan", "--train", stores / "train.zarr", *words)
+    line = next(line for line in out.splitlines() if "expected on this machine" in line)
+    assert re.search(r": [\d.e-]+ s \(setup .* s, an epoch .* s, an evaluation .* s\)", line)
+    shutil.copytree(stores / "train.zarr", tmp_path / "bad.zarr")
+    for chunk in filter(Path.is_file, (tmp_path / "bad.zarr" / "X" / "c").rglob("*")):
+        chunk.write_bytes(b"x")
+    code, out, err = run("plan", "--train", tmp_path / "bad.zarr", *BY_STEPS)
+    assert code == DONE
+    assert "expected on this machine" not in out
+    assert "the time is not known" in err
+
+
+def test_plan_shows_what_a_continued_run_would_be(run: Run, stores: Path, tmp_path: Path) -> None:
+    words = ("--train", stores / "train.zarr", *BY_STEPS)
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert run("train", *words, "--run-dir", first, "--epochs", 1)[0] == DONE
+    onward = ("plan", "--train", stores / "train.zarr", "--no-measure", "--continue", first)
+    code, out, _ = run(*onward, "--run-dir", second, "--epochs", 3, *BY_STEPS, "--json")
+    assert code == DONE
+    plan = json.loads(out)
+    assert plan["problem"]["centers"] == 40
+    assert plan["batches"] == 30
+    assert not second.exists()
+    said = sentence(run(*onward, "--run-dir", first), USAGE)
+    assert "--run-dir" in said
+    assert "is the run that is continued" in said
 
 
 @pytest.mark.parametrize("solver", ["sgd", "eigenpro1", "eigenpro2", "eigenpro3", "eigenpro4"])
 def test_plan_of_every_solver(run: Run, stores: Path, solver: str) -> None:
-    code, out, _ = run("plan", "--train", stores / "train.zarr", "--solver", solver, "--json")
+    code, out, _ = run(
+        "plan", "--train", stores / "train.zarr", "--solver", solver, "--json", "--no-measure"
+    )
     assert code == DONE
     plan = json.loads(out)
     assert plan["sizes"]["solver"] == solver
