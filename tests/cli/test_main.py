@@ -23,8 +23,8 @@ import zarr
 import streamkern
 from streamkern.basics.progress import Line
 from streamkern.cli import main
-from streamkern.cli.console import in_options
 from streamkern.cli.options import options_for, parse_options
+from streamkern.cli.wording import Wording
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir import documents
 from streamkern.rundir.run_directory import RunDirectory, Saved
@@ -481,8 +481,8 @@ def test_bad_usage_is_one_sentence_and_leaves_nothing(
 )  # fmt: skip
 def test_parameters_are_the_options_of_the_command(text: str, said: str) -> None:
     options = main._options_of(["predict", "run", "ingest"])
-    assert in_options(text, options) == said
-    assert in_options(text, main._options_of(["--version"])) == text
+    assert Wording(options)(text) == said
+    assert Wording(main._options_of(["--version"]))(text) == text
 
 
 def test_remedies_are_in_the_words_of_the_command_line(
