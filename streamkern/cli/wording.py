@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from streamkern.config.names import VALUE, in_settings
+from streamkern.config.names import SETTINGS, VALUE, in_settings
 
 SETTING_OPTIONS: Final = {
     "data.train": "--train", "data.test": "--test", "data.epochs": "--epochs",
@@ -52,9 +52,15 @@ class Wording:
 
     def __call__(self, text: str) -> str:
         """The text in these words."""
-        own = set(self.options.values())
-        text = in_options(text, self.options)
-        return in_settings(text, self._said) if "--set" in own else text
+        if "--set" not in self.options.values():
+            return in_options(text, self.options)
+        own = {
+            name: option
+            for name, option in self.options.items()
+            if option != SETTING_OPTIONS.get(SETTINGS.get(name, ""))
+        }
+        said = in_settings(in_options(text, own), self._said)
+        return re.sub(r"\bset (?=--)", "give ", said)
 
     def _said(self, path: str, value: str | None) -> str:
         option = SETTING_OPTIONS.get(path)
