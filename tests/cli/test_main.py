@@ -440,10 +440,10 @@ BAD_TRAINING = {
     "unknown section": (["--set", "modle.bandwidth=2"], "modle is not a setting"),
     "no section": (["--set", "bandwidth=2"], "did you mean model.bandwidth?"),
     "no value": (["--set", "model.bandwidth"], "must be SECTION.KEY=VALUE"),
-    "solver": (["--solver", "adam"], "solver.name='adam' must be one of"),
+    "solver": (["--solver", "adam"], "--solver adam must be one of"),
     "memory": (["--memory", "much"], "--memory much must be"),
     "too little memory": (["--memory", "2 MiB"], "--memory 2 MiB is not enough"),
-    "epochs": (["--epochs", "0"], "data.epochs=0 must be"),
+    "epochs": (["--epochs", "0"], "--epochs 0 must be"),
     "epochs as text": (["--epochs", "few"], "Invalid value for '--epochs'"),
     "option": (["--epoch", "3"], "No such option"),
     "two run files": (["a.toml", "b.toml"], "unexpected extra argument"),
@@ -834,7 +834,7 @@ def test_a_run_on_a_cluster_says_where_to_watch_it(run: Run, stores: Path, tmp_p
     assert code == DONE, err
     assert f"note: reading on the cluster at {cluster.address}, dashboard http://127.0.0.1" in err
     said = sentence(run("train", *words, "--dask", "somewhere"), USAGE)
-    assert "data.dask='somewhere' must be the address of a Dask scheduler" in said
+    assert "--dask somewhere must be the address of a Dask scheduler" in said
 
 
 # ------------------------------------------------------------------------------ processes that end
