@@ -24,6 +24,7 @@ from streamkern.basics.stop import Stopped, StopRequest, watched
 from streamkern.basics.version import __version__
 from streamkern.cli.console import EXIT_INTERRUPTED, explain, say, show_warning
 from streamkern.cli.outlet import guarded
+from streamkern.cli.usage import say_usage
 from streamkern.cli.wording import Wording
 
 if TYPE_CHECKING:  # each command is loaded when it is given: all of them take a second
@@ -89,7 +90,7 @@ def _command(name: str) -> Any:
     """The command of this name, loaded."""
     one = typer.Typer(**STYLE)
     one.command(name)(load_name(_HOME[name.replace("-", "_")]))
-    return typer.main.get_command(one)
+    return say_usage(typer.main.get_command(one), name)
 
 
 app = typer.Typer(

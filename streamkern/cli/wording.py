@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from streamkern.config.names import SETTINGS, VALUE, in_settings
+from streamkern.config.names import SETTINGS, VALUE, reworded
 
 SETTING_OPTIONS: Final = {
     "data.train": "--train", "data.test": "--test", "data.epochs": "--epochs",
@@ -59,7 +59,7 @@ class Wording:
             for name, option in self.options.items()
             if option != SETTING_OPTIONS.get(SETTINGS.get(name, ""))
         }
-        said = in_settings(in_options(text, own), self._said)
+        said = reworded(in_options(text, own), self._said)
         return re.sub(r"\bset (?=--)", "give ", said)
 
     def _said(self, path: str, value: str | None) -> str:

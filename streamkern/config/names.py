@@ -2,7 +2,7 @@
 
 Sentences of errors name a setting in one of the first two ways, `name=value` or `section.name`.
 Whoever shows one says it in the words of the place: the estimators by `parameters_of`, the command
-line by `in_settings`.
+line by `reworded`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def parameters_of(text: str) -> str:
     return text
 
 
-def in_settings(text: str, said: Callable[[str, str | None], str]) -> str:
+def reworded(text: str, said: Callable[[str, str | None], str]) -> str:
     """A sentence with each `name=value` of a parameter, and each `section.name` or
     `section.name=value`, as `said` renders it, of its path and the value without quotes, or None.
     """
