@@ -17,6 +17,7 @@ pipeline       training from a store against training from memory
 object_storage reading behind 40 ms against raw GETs, training against local disk
 cluster        units prepared by Dask workers against threads of this process
 time_to_loss   seconds and samples to within a few per cent of the exact model
+plan_times     what `plan` expects a run to take against what it takes
 
 Nothing fails for being slow. The exit code is 1 if a result is wrong. `benchmarks.harness` says
 what the columns mean. NumPy, numba and PyTorch (`pip install streamkern[bench]`) run beside ours
@@ -39,7 +40,7 @@ from streamkern.basics.text import table
 
 SUBJECTS = (
     *("ceilings", "product", "step_products", "step", "log_cost", "setup", "sums", "small_data"),
-    *("loader", "ingest", "pipeline", "object_storage", "cluster", "time_to_loss"),
+    *("loader", "ingest", "pipeline", "object_storage", "cluster", "time_to_loss", "plan_times"),
 )
 COLUMNS = ("case", "variant", "median", "low", "high", "unit", "floor", "fraction", "ratio")
 IN_JSON_ONLY = ("min", "max", "repeats")

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-N, D, C = 3000, 12, 3
+N, N_MORE, D, C = 3000, 1001, 12, 3
 METHODS: dict[str, dict[str, object]] = {
     "block": {"name": "block"},
     "blocks": {"name": "block", "block_size": 60},
@@ -48,11 +48,13 @@ VOLATILE = ("writer", "time", "saved", "seconds", "mtime", "sha256")
 
 @dataclass
 class Command:
-    """Arguments of the command, given the folder it works in, and what it left there, by name."""
+    """Arguments of the command, given the folder it works in, what it left there, by name, and what
+    is wrong there after a kill."""
 
     name: str
     arguments: Callable[[Path], list[str]]
     left: Callable[[Path], Mapping[str, str]]
+    wrong: Callable[[Path], list[str]] = lambda folder: []
 
 
 @dataclass
@@ -71,9 +73,10 @@ class Outcome:
 def make_inputs(folder: Path) -> None:
     """Arrays, a store and a trained run that the commands start from."""
     rng = np.random.default_rng(0)
-    X = rng.standard_normal((N, D)).astype(np.float32)
+    X = rng.standard_normal((N + N_MORE, D)).astype(np.float32)
     y = np.abs(X[:, :C]).argmax(axis=1)
-    np.savez(folder / "raw.npz", X=X, y=y)
+    np.savez(folder / "raw.npz", X=X[:N], y=y[:N])
+    np.savez(folder / "more.npz", X=X[N:], y=y[N:])
     call(["ingest", str(folder / "raw.npz"), str(folder / "train.zarr"), "--chunk-mb", "0.02"])
     path = run_file(folder, folder / "trained", METHODS["direct"])
     call(["train", str(path)])
@@ -151,6 +154,27 @@ def trained(run_dir: Path) -> dict[str, str]:
     return found
 
 
+def copied(folder: Path, work: Path) -> str:
+    """A store of its own for a command that changes one."""
+    place = work / "out.zarr"
+    shutil.copytree(folder / "train.zarr", place)
+    return str(place)
+
+
+def neither_old_nor_new(work: Path) -> list[str]:
+    """What is wrong with a store after a kill of `append`: every chunk is read and compared."""
+    from streamkern.basics.errors import StreamkernError
+    from streamkern.store.store import open_store
+
+    try:
+        store = open_store(work / "out.zarr")
+        store.verify()
+    except StreamkernError as error:
+        return [f"after a kill: {error}"]
+    n = store.spec.n_rows
+    return [] if n in (N, N + N_MORE) else [f"after a kill: {n} rows"]
+
+
 def commands(folder: Path) -> Iterator[Command]:
     """All of them. `folder` holds the inputs."""
     raw, store = str(folder / "raw.npz"), str(folder / "train.zarr")
@@ -164,6 +188,12 @@ def commands(folder: Path) -> Iterator[Command]:
                    '{kind = "noise", sigma = 0.5}', "--chunk-mb", "0.02"],
         all_files,
     )  # fmt: skip
+    yield Command(
+        "append",
+        lambda f: ["append", copied(folder, f), str(folder / "more.npz"), "--memory", "1 MiB"],
+        lambda f: all_files(f / "out.zarr"),
+        neither_old_nor_new,
+    )
     for ending in ("zarr", "npy", "csv"):
         yield Command(
             f"predict .{ending}",
@@ -206,7 +236,12 @@ def begin(arguments: list[str], errors: Path) -> Any:
     """The command in a process of its own, forked by one that has imported everything."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["streamkern.cli.main", "streamkern.train.train", "streamkern.ingest.ingest"]
+        [
+            "streamkern.cli.main",
+            "streamkern.train.train",
+            "streamkern.ingest.ingest",
+            "streamkern.ingest.append",
+        ]
     )
     life = context.Process(target=_life, args=(arguments, str(errors)))
     life.start()
@@ -236,7 +271,7 @@ def kill(command: Command, folder: Path, kills: int, draw: random.Random) -> Out
         work = folder / "killed"
         work.mkdir()
         arguments = command.arguments(work)
-        while True:
+        while not outcome.failures:
             life = begin(arguments, said)
             life.join(draw.uniform(0, 1.2 * outcome.whole_s) if outcome.kills < kills else None)
             life.kill()
@@ -247,6 +282,7 @@ def kill(command: Command, folder: Path, kills: int, draw: random.Random) -> Out
                 outcome.failures.append(f"exit code {life.exitcode}: {said.read_text()[-2000:]}")
                 break
             outcome.kills += 1
+            outcome.failures += command.wrong(work)
         if not outcome.failures:
             outcome.ended += 1
             outcome.failures += _differences(expected, command.left(work))

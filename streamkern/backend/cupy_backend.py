@@ -21,7 +21,7 @@ from streamkern.backend.base import Array, Backend, Uploader, tiles
 from streamkern.backend.row_major import RowMajor
 from streamkern.backend.staging_ring import Ring, Transfers
 from streamkern.basics.errors import BackendError
-from streamkern.basics.optional import on_demand
+from streamkern.basics.optional import install, on_demand
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ CHOLESKY_BLOCK = 4096
 # Of a triangular matrix, rows or columns that are multiplied at a time without most of its zeros.
 TRIANGLE_BLOCK = 4096
 
-NOT_INSTALLED = "CuPy is not installed (pip install 'streamkern[gpu-cuda12]')"
+NOT_INSTALLED = f"CuPy is not installed ({install('gpu-cuda12')})"
 _USABLE: dict[int, Any] = {}
 """The CuPy with which a device was seen to compute."""
 

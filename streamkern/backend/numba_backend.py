@@ -18,7 +18,7 @@ import numpy as np
 from streamkern.backend.base import Array, Backend
 from streamkern.backend.expression import render
 from streamkern.backend.numba_random import fills
-from streamkern.basics.optional import on_demand
+from streamkern.basics.optional import install, on_demand
 from streamkern.basics.randomness import Fills
 
 f4 = np.float32
@@ -35,7 +35,7 @@ L1_FEATURES = 8
 def numba_problem() -> str | None:
     """Why compiled tiles can not be used, or None. Imports it: versions may not go together."""
     if importlib.util.find_spec("numba") is None:
-        return "Numba is not installed (pip install 'streamkern[fast]')"
+        return f"Numba is not installed ({install('fast')})"
     try:
         on_demand("numba")
     except Exception as error:  # an ImportError as a rule, with the versions that it wants

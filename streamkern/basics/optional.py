@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import json
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 from typing import Any
 
 from streamkern.basics.errors import MissingDependencyError
@@ -17,8 +22,26 @@ def need(module: str, what: str = "reading this format", extra: str = "files") -
         return importlib.import_module(module)
     except ImportError as error:
         raise MissingDependencyError(
-            f'{what} needs {module.partition(".")[0]}: pip install "streamkern[{extra}]"'
+            f"{what} needs {module.partition('.')[0]}: {install(extra)}"
         ) from error
+
+
+@cache
+def install(extra: str) -> str:
+    """The command that brings an extra, from where streamkern is: an index, a folder, a repository,
+    or the checkout that it runs in."""
+    checkout = Path(__file__).parents[2]
+    if (checkout / "pyproject.toml").is_file():
+        return f'pip install -e "{checkout}[{extra}]"'
+    origin: dict[str, Any] = {}
+    with suppress(PackageNotFoundError, ValueError):
+        origin = json.loads(distribution("streamkern").read_text("direct_url.json") or "{}")
+    where = ""
+    if "vcs_info" in origin:
+        where = f" @ {origin['vcs_info']['vcs']}+{origin['url']}"
+    elif "dir_info" in origin:
+        where = f" @ {origin['url']}"
+    return f'pip install "streamkern[{extra}]{where}"'
 
 
 def on_demand(module: str) -> Any:

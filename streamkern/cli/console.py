@@ -6,9 +6,8 @@ And what an error becomes: its sentence, and the exit code that goes with it.
 from __future__ import annotations
 
 import json
-import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 import typer
@@ -33,35 +32,10 @@ def as_text(value: Mapping[str, Any]) -> str:
     return json.dumps(value, indent=1)
 
 
-def in_options(text: str, options: Mapping[str, str]) -> str:
-    """A message with parameters of the library as the options of a command.
-
-    `overwrite=True` becomes `--overwrite`, `missing="fill"` `--missing fill`, and `x=`, which only
-    names a parameter, `--x`. options : by the name of the parameter, "--x" of "x"
-    """
-
-    def option(match: re.Match[str]) -> str:
-        name, value = options[match["name"]], match["value"] or ""
-        if value in ("", "True"):
-            return name
-        return f"{name} {value.replace(', ', ',').translate(_BARE)}"
-
-    names = "|".join(sorted(options, key=len, reverse=True))
-    return re.sub(_PARAMETER.format(names=names), option, text) if options else text
-
-
-# Not within a word, a quotation, a setting of a run file (data.x), or what follows one.
-_PARAMETER = (
-    r"(?<![\w.'\"?&/-])(?P<name>{names})="
-    r"(?P<value>'[^']*'|\"[^\"]*\"|\[[^\]]*\]|[^\s;,:()]*)(?: \(data\.\w+\))?"
-)
-_BARE = str.maketrans("", "", "[]'\"")
-
-
-def explain(error: BaseException, options: Mapping[str, str]) -> int:
+def explain(error: BaseException, wording: Callable[[str], str]) -> int:
     """Say what happened in a sentence and return the exit code that goes with it.
 
-    options : of the command, as for `in_options`
+    wording : of the command, see `wording`
     """
     if isinstance(error, KeyboardInterrupt | typer.Abort | Stopped):
         say(str(error) or "interrupted")
@@ -75,7 +49,7 @@ def explain(error: BaseException, options: Mapping[str, str]) -> int:
         return EXIT_USAGE
     text = "; ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
     if isinstance(error, StreamkernError):
-        say(in_options(text, options))
+        say(wording(text))
         return error.exit_code
     if isinstance(error, OSError | MemoryError):
         say(text)
@@ -92,7 +66,7 @@ def show_warning(
     file: TextIO | None = None,
     line: str | None = None,
     *,
-    options: Mapping[str, str],
+    wording: Callable[[str], str],
 ) -> None:
     """A warning as one line; goes in the place of `warnings.showwarning`."""
-    say(in_options(f"warning: {' '.join(str(message).split())}", options))
+    say(wording(f"warning: {' '.join(str(message).split())}"))

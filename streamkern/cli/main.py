@@ -24,6 +24,8 @@ from streamkern.basics.stop import Stopped, StopRequest, watched
 from streamkern.basics.version import __version__
 from streamkern.cli.console import EXIT_INTERRUPTED, explain, say, show_warning
 from streamkern.cli.outlet import guarded
+from streamkern.cli.usage import say_usage
+from streamkern.cli.wording import Wording
 
 if TYPE_CHECKING:  # each command is loaded when it is given: all of them take a second
     from streamkern.cli.data import append as append
@@ -88,7 +90,7 @@ def _command(name: str) -> Any:
     """The command of this name, loaded."""
     one = typer.Typer(**STYLE)
     one.command(name)(load_name(_HOME[name.replace("-", "_")]))
-    return typer.main.get_command(one)
+    return say_usage(typer.main.get_command(one), name)
 
 
 app = typer.Typer(
@@ -132,8 +134,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = DEBUG in words
     words = [word for word in words if word != DEBUG]
     stop = StopRequest(install=True)
-    options = _options_of(words)
-    explained = functools.partial(explain, options=options)
+    wording = Wording(_options_of(words), words)
+    explained = functools.partial(explain, wording=wording)
     with (
         guarded(words) as out,
         warnings.catch_warnings(),
@@ -143,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.simplefilter("default", UserWarning)  # a search trains, and would warn, many times
         # Of a request that a signal came before.
         warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
-        warnings.showwarning = functools.partial(show_warning, options=options)
+        warnings.showwarning = functools.partial(show_warning, wording=wording)
         try:
             code = app(words, prog_name="streamkern", standalone_mode=False, obj=stop)
         except (Exception, KeyboardInterrupt, Stopped) as error:

@@ -28,8 +28,8 @@ External = Annotated[bool, typer.Option("--external", help="Follow links of HDF5
 Foreign = Annotated[
     bool, typer.Option("--foreign", help="Take a store of streamkern's for somebody else's.")
 ]
-XName = Annotated[str, typer.Option("--x", help="Name of the array of rows.")]
-YName = Annotated[str, typer.Option("--y", help="Name of the array of targets.")]
+XName = Annotated[str, typer.Option("--x", metavar="NAME", help="Name of the array of rows.")]
+YName = Annotated[str, typer.Option("--y", metavar="NAME", help="Name of the array of targets.")]
 DeviceName = Annotated[str, typer.Option("--device", help='"auto", "cpu", "gpu" or "gpu:N".')]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
 

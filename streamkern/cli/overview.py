@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from streamkern.basics.text import redact, size_text, table
+from streamkern.basics.text import redact, size_text, table, time_text
 from streamkern.centers.random_rows import BANDWIDTH_ROWS
 from streamkern.cli.described import pairs
 from streamkern.cli.described_store import store_text
@@ -15,7 +15,7 @@ from streamkern.store.describe import describe_store
 from streamkern.stream.sources.stores import stores_of
 from streamkern.train.choose_kernel import LOWEST, ROWS, kernels_of, widest_of
 from streamkern.train.opened import Run
-from streamkern.train.planned import planned_batches, planned_flops
+from streamkern.train.planned import Times, planned_batches, planned_flops
 
 _WORDS = {
     "kernel": "centers",
@@ -24,8 +24,11 @@ _WORDS = {
 }
 
 
-def plan_overview(run: Run) -> dict[str, Any]:
-    """What a run will take: sizes, memory by phase, FLOPs, batches, and how its data is stored."""
+def plan_overview(run: Run, times: Times | None = None) -> dict[str, Any]:
+    """What a run will take: sizes, memory by phase, FLOPs, batches, and how its data is stored.
+
+    times : what it is expected to take here, where that was measured.
+    """
     problem, sizes, model = run.problem, run.sizes, run.config.model
     per_epoch, batches = planned_batches(run)
     return {
@@ -64,6 +67,7 @@ def plan_overview(run: Run) -> dict[str, Any]:
             ],
         },
         "flops": planned_flops(run),
+        "seconds": None if times is None else asdict(times),
         "stores": [describe_store(store) for store in stores_of(run.data.source)],
     }
 
@@ -93,14 +97,9 @@ def _chosen(run: Run) -> dict[str, Any]:
     return {named.get(name, name): size for name, size in sizes.items()}
 
 
-def plan_text(plan: Mapping[str, Any]) -> str:
-    """The same for people."""
-    problem, memory = plan["problem"], plan["memory"]
-    flop, total = plan["flops"], sum(plan["flops"].values())
-    rows = [
-        {"": row["phase"], "buffer": row["buffer"], "MiB": mib(row["bytes"])}
-        for row in memory["buffers"]
-    ]
+def plan_text(plan: Mapping[str, Any], *, everything: bool = False) -> str:
+    """The same for people: a screen, or every buffer and all that is known of the stores."""
+    problem, flop, total = plan["problem"], plan["flops"], sum(plan["flops"].values())
     parts = [
         f"{problem['rows_per_epoch']:,} rows x {problem['epochs']} epochs, "
         f"{_aside_text(problem['rows_set_aside'])}"
@@ -108,23 +107,66 @@ def plan_text(plan: Mapping[str, Any]) -> str:
         f"{problem['centers']:,} {_WORDS[plan['features']]}{_choice_text(plan['centers'])}, "
         f"on {plan['device']}, precision {plan['precision']}, "
         f"accelerator {plan['accelerator']}",
-        f"scale: {plan['scale']}",
-        _kernel_text(**plan["kernel"], kernels=plan["kernels"], widest=plan["widest"]),
+        f"scale: {plan['scale']}\n"
+        + _kernel_text(**plan["kernel"], kernels=plan["kernels"], widest=plan["widest"]),
         _solver_text(**plan["solver"], sizes=plan["sizes_reason"]),
         pairs(_sizes_in_words(plan["sizes"]) | {"batches": _batches_text(plan)}),
-        table(rows, ["", "buffer", "MiB"]),
-        pairs({phase: f"{mib(size)} MiB" for phase, size in memory["phases"].items()}),
-        f"predicted peak {mib(memory['peak_bytes'])} MiB of {mib(memory['budget_bytes'])} MiB",
+        _memory_text(plan["memory"], everything),
         f"about {total:.2e} FLOPs: "
         + ", ".join(f"{phase} {count / total:.0%}" for phase, count in flop.items()),
     ]
+    if plan["seconds"] is not None:
+        parts.append(_times_text(plan))
     if flop.get("centers", 0) > flop["training"]:
         parts.append(
             f"note: choosing centers by {plan['centers']['method']} takes more than training; "
             "random centers cost nothing, and more of them may be the better use of the time"
         )
-    parts += [store_text(store) for store in plan["stores"]]
-    return "\n\n".join(parts)
+    stores = [store_text(store) for store in plan["stores"]]
+    if everything:
+        return "\n\n".join(parts + stores)
+    return "\n\n".join([*parts, *(_first_lines(stores, 2))])
+
+
+SHOWN_STORES = 3
+
+
+def _first_lines(texts: Sequence[str], n: int) -> list[str]:
+    """Of the first few texts, and how many there are besides."""
+    shown = ["\n".join(text.splitlines()[:n]) for text in texts[:SHOWN_STORES]]
+    more = len(texts) - len(shown)
+    return [*shown, f"and {more} more stores"] if more > 0 else shown
+
+
+def _memory_text(memory: Mapping[str, Any], everything: bool) -> str:
+    """The peak and the phases, and beside them every buffer."""
+    phases = ", ".join(f"{phase} {mib(size)}" for phase, size in memory["phases"].items())
+    peak = (
+        f"predicted peak {mib(memory['peak_bytes'])} MiB of {mib(memory['budget_bytes'])} MiB"
+        f" ({phases})"
+    )
+    if not everything:
+        return f"{peak}; --all lists every buffer"
+    rows = [
+        {"": row["phase"], "buffer": row["buffer"], "MiB": mib(row["bytes"])}
+        for row in memory["buffers"]
+    ]
+    return "\n\n".join([table(rows, ["", "buffer", "MiB"]), peak])
+
+
+def _times_text(plan: Mapping[str, Any]) -> str:
+    """What the run is expected to take."""
+    seconds = plan["seconds"]
+    once = f", an evaluation {_time(seconds['evaluation'])}" if seconds["evaluation"] else ""
+    most = " at most" if plan["until_converged"] else ""
+    return (
+        f"expected on this machine, by a measurement of two seconds: {_time(seconds['whole'])}"
+        f"{most} (setup {_time(seconds['setup'])}, an epoch {_time(seconds['epoch'])}{once})"
+    )
+
+
+def _time(seconds: float) -> str:
+    return time_text(seconds) if seconds >= 10 else f"{seconds:.2g} s"
 
 
 def _aside_text(n_rows: int) -> str:

@@ -21,7 +21,7 @@ Out = Annotated[Path, typer.Option(metavar="FILE", help="The page; an older one 
 
 
 def report(
-    places: Annotated[list[str], typer.Argument(metavar="RUN_DIR...", show_default=False)],
+    places: Annotated[list[str], typer.Argument(metavar="RUN_DIR", show_default=False)],
     out: Out = Path("report.html"),
     storage_option: StorageOption = None,
 ) -> None:

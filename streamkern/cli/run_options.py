@@ -13,7 +13,7 @@ from streamkern.config.parse import parse_bytes
 from streamkern.config.run_config import RunConfig, load_run_file
 from streamkern.config.solver import SOLVERS
 
-RunFile = Annotated[str | None, typer.Argument(metavar="[RUN.toml]", help="Run file.")]
+RunFile = Annotated[str | None, typer.Argument(metavar="RUN.toml", help="Run file.")]
 Train = Annotated[str | None, typer.Option("--train", help="Store to train on.")]
 Test = Annotated[str | None, typer.Option("--test", help="Store to evaluate on.")]
 RunDir = Annotated[str | None, typer.Option("--run-dir", help="Where the run is saved.")]

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from streamkern.basics.errors import DataError
 from streamkern.basics.text import redact, table
 from streamkern.cli.console import as_text, say
 from streamkern.cli.model import skipped
@@ -33,7 +34,10 @@ from streamkern.cli.run_options import (
 from streamkern.config.run_config import RunConfig
 from streamkern.predict.figures import in_words
 from streamkern.stream.cluster import connect, dashboard_link
-from streamkern.train.opened import open_run
+from streamkern.stream.sources.base import BaseSource
+from streamkern.train.opened import Run, open_run
+from streamkern.train.planned import Times, expected_times
+from streamkern.train.train import open_continued
 from streamkern.train.train import train as run_training
 from streamkern.train.training_data import open_test
 
@@ -88,30 +92,50 @@ def _of_a_run(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+Continues = Annotated[
+    str | None,
+    typer.Option(
+        "--continue",
+        metavar="RUN_DIR",
+        help="Run to go on from in a new run directory: more epochs, or other rows.",
+    ),
+]
+
+
 @_of_a_run
-def plan(config: RunConfig, as_json: AsJson = False) -> None:
-    """Show the sizes, the memory and the work of a run without starting it."""
-    run = open_run(config)
+def plan(
+    config: RunConfig,
+    continues: Continues = None,
+    everything: Annotated[bool, typer.Option("--all", help="With every buffer.")] = False,
+    measure: Annotated[
+        bool, typer.Option(help="Measure this machine for two seconds, to tell how long it takes.")
+    ] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Show the sizes, the memory, the work and the time of a run without starting it."""
+    run = open_run(config) if continues is None else open_continued(config, continues)
     try:
-        open_test(config, run.data)
-        overview = plan_overview(run)
+        held_out = open_test(config, run.data)
+        overview = plan_overview(run, _expected(run, held_out) if measure else None)
     finally:
         run.backend.close()
-    typer.echo(as_text(overview) if as_json else plan_text(overview))
+    typer.echo(as_text(overview) if as_json else plan_text(overview, everything=everything))
+
+
+def _expected(run: Run, test: BaseSource | None) -> Times | None:
+    """What the run will take; None, and a sentence, where rows can not be read for that."""
+    try:
+        return expected_times(run, test)
+    except (DataError, OSError) as error:
+        say(f"note: the time is not known, as rows could not be measured: {error}")
+        return None
 
 
 @_of_a_run
 def train(
     config: RunConfig,
     context: typer.Context,
-    continues: Annotated[
-        str | None,
-        typer.Option(
-            "--continue",
-            metavar="RUN_DIR",
-            help="Run to go on from in a new run directory: more epochs, or other rows.",
-        ),
-    ] = None,
+    continues: Continues = None,
     as_json: AsJson = False,
 ) -> None:
     """Train, or go on with, the run of a run file."""

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from streamkern.basics.errors import ConfigError
+from streamkern.config.names import SETTINGS
 from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
 from streamkern.estimator.facts import NotKept, restored_transforms
 from streamkern.estimator.inputs import labels_of
 from streamkern.estimator.mistakes import brief
-from streamkern.estimator.parameters import SETTINGS
 from streamkern.kernels.builtin import get_kernel
 from streamkern.rundir.sealed import as_saved
 from streamkern.stream.sources.transforms import Scale, Transform, from_config, is_deterministic

@@ -14,47 +14,10 @@ from sklearn.utils import check_random_state
 
 from streamkern.basics.errors import ConfigError, StreamkernError
 from streamkern.centers.random_rows import as_centers
+from streamkern.config.names import SETTINGS, parameters_of
 from streamkern.config.run_config import RunConfig
 from streamkern.estimator.facts import NotKept
 from streamkern.kernels.builtin import Kernel
-
-# Where a parameter goes in a `RunConfig`. Messages name it the other way round.
-SETTINGS = {
-    "scale": "data.scale",
-    "epochs": "data.epochs",
-    "batch_size": "data.batch_size",
-    "kernel": "model.kernel",
-    "bandwidth": "model.bandwidth",
-    "metric": "model.metric",
-    "n_centers": "model.n_centers",
-    "centers": "model.centers",
-    "features": "model.features",
-    "n_features": "model.n_features",
-    "fit_intercept": "model.fit_intercept",
-    "solver": "solver.name",
-    "block_size": "solver.block_size",
-    "ridge": "solver.ridge",
-    "n_nystrom": "solver.n_nystrom",
-    "level": "solver.level",
-    "period": "solver.period",
-    "projection": "solver.projection",
-    "damping": "solver.damping",
-    "average": "solver.average",
-    "step_scale": "solver.step_scale",
-    "tolerance": "solver.tolerance",
-    "warm_start": "solver.warm_start",
-    "precision": "run.precision",
-    "device": "run.device",
-    "accelerator": "run.accelerator",
-    "memory": "run.memory",  # and run.device_memory
-    "threads": "run.threads",
-    "random_state": "run.random_state",
-    "checkpoint_every": "run.checkpoint_every",
-    "run_dir": "run.run_dir",
-    "early_stopping": "run.early_stopping",
-    "validation_fraction": "run.validation_fraction",
-    "n_iter_no_change": "run.n_iter_no_change",
-}
 
 
 @contextlib.contextmanager
@@ -63,11 +26,7 @@ def own_names() -> Iterator[None]:
     try:
         yield
     except StreamkernError as error:
-        text = str(error).replace("run.device_memory", "memory")
-        for name in ("class_weight", "transforms"):
-            text = text.replace(f"data.{name}", name)
-        for name, path in SETTINGS.items():
-            text = text.replace(path, name)
+        text = parameters_of(str(error))
         if text != str(error):
             error.args = ("\n".join(dict.fromkeys(text.splitlines())),)
         raise

@@ -19,6 +19,7 @@ from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
 from streamkern.estimator.foreign import arrived
 from streamkern.estimator.mistakes import brief
 from streamkern.estimator.parameters import own_names
+from streamkern.kernels.builtin import Kernel
 from streamkern.solver.method import Report
 from streamkern.stream.sources.base import Source
 from streamkern.tuning import search
@@ -126,7 +127,7 @@ def tune(
         return search.tune(X, source=source, **options)
     if source is not None:
         raise ConfigError("source= goes with settings; give the source as X")
-    own = _estimator(X, y, metric) if estimator is None else _checked(estimator)
+    own = _estimator(X, y, metric) if estimator is None else _apart(_checked(estimator))
     if refit and (own.run_dir is not None or isinstance(own.warm_start, str | os.PathLike)):
         raise ConfigError(
             "refit=True may train other settings than those that run_dir or warm_start of the "
@@ -160,6 +161,21 @@ def _checked(estimator: Any) -> KernelRegressor | KernelClassifier:
     raise ConfigError(
         f"estimator={estimator!r} must be a KernelClassifier or a KernelRegressor, or None"
     )
+
+
+def _apart(
+    estimator: KernelRegressor | KernelClassifier,
+) -> KernelRegressor | KernelClassifier:
+    """With the metric of its kernel, if that has one, beside the kernel: all that are tried have
+    it."""
+    kernel = estimator.kernel
+    if not isinstance(kernel, Kernel) or kernel.metric is None:
+        return estimator
+    if not (isinstance(estimator.metric, str) and estimator.metric == "none"):
+        raise ConfigError(f"kernel={kernel!r} has a metric already; leave metric= out")
+    apart: KernelRegressor | KernelClassifier = clone(estimator)
+    apart.set_params(kernel=kernel.with_metric(None), metric=np.array(kernel.metric))
+    return apart
 
 
 def _estimator(X: Any, y: Any, metric: str) -> KernelRegressor | KernelClassifier:

@@ -25,6 +25,7 @@ import fsspec
 from zarr.storage import LocalStore, WrapperStore
 
 from streamkern.basics.errors import ConfigError, CorruptChunkError, MissingDependencyError
+from streamkern.basics.optional import install
 from streamkern.basics.text import redact
 from streamkern.filesystem import s3
 from streamkern.filesystem.durable import LocalFiles
@@ -99,7 +100,7 @@ def _engine(url: str, options: dict[str, Any]) -> Engine:
     installed = all(importlib.util.find_spec(name) for name in ("obstore", "botocore"))
     if engine == "obstore" and not installed:
         raise MissingDependencyError(
-            "engine='obstore' needs packages that are not installed: pip install \"streamkern[s3]\""
+            f"engine='obstore' needs packages that are not installed: {install('s3')}"
         )
     if engine == "obstore" and not s3.understands(options):
         raise ConfigError("engine='obstore' does not know all of the storage options; use 's3fs'")
@@ -116,7 +117,7 @@ def _by_fsspec(url: str, open_filesystem: Callable[[], tuple[Any, str]]) -> Engi
         return FsspecEngine(open_filesystem)
     except ImportError as error:
         s3 = urlsplit(url).scheme in _S3
-        what = 'pip install "streamkern[s3]"' if s3 else str(error)
+        what = install("s3") if s3 else str(error)
         raise MissingDependencyError(
             f"{redact(url)} needs a package that is not installed: {what}"
         ) from error

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array
+from streamkern.planning.effort import Effort
 from streamkern.planning.memory import Buffers, Needs, count_products
 from streamkern.planning.problem import Problem
 from streamkern.planning.sizes import Options, check_between
@@ -20,7 +21,7 @@ from streamkern.solver.block_sizes import (
     block_reason,
     candidates,
     n_sweeps,
-    setup_flops,
+    setup_effort,
 )
 from streamkern.solver.block_step import BlockSolver, alone
 from streamkern.solver.method import STEPS, Method, Report, Samples, Setup, Work
@@ -33,6 +34,9 @@ from streamkern.solver.precondition.block import (
 )
 from streamkern.solver.precondition.known import Sample
 from streamkern.solver.precondition.step_rule import saved_rules
+
+CALLS, CALLS_OF_BLOCK = 10, 6
+"""Of a step, about, in calls of a kernel product."""
 
 
 class BlockMethod(Method[BlockSizes]):
@@ -60,12 +64,26 @@ class BlockMethod(Method[BlockSizes]):
         why = block_reason(problem, options, sizes)
         return f"block_size: {why}" if options.block_size is None else None
 
-    def flops(self, problem: Problem, sizes: BlockSizes) -> tuple[int, int]:
-        """See `setup_flops` and `block_step`."""
-        p, c, n = problem.p, problem.c, problem.n_rows * problem.epochs
-        steps = -(-n // sizes.batch_size)
-        work = 2 * p * (problem.d + 3 * c) * n + 2 * p * sizes.block_size * c * steps
-        return setup_flops(problem, sizes), work
+    def effort(self, problem: Problem, sizes: BlockSizes) -> tuple[Effort, Effort]:
+        """See `precondition.block.build_block` and `block_step`. Of several blocks a ridge
+        that is found takes one of K(Z, Z) in every second step, from none to all; one that is set
+        is weak as a rule."""
+        p, b, n = problem.p, sizes.block_size, problem.n_rows * problem.epochs
+        steps, factors = -(-n // sizes.batch_size), 1
+        step = Effort(kept=p * n, swept=p * n * (1 if b == p else 2))
+        if problem.ridge and b == p:
+            factors = 2
+        elif problem.finds_ridge:
+            step += Effort(entries=p * b * steps / 2)
+        if not sizes.keep:
+            step += Effort(entries=p * n)
+        calls = steps * (CALLS + CALLS_OF_BLOCK * -(-p // b))
+        step += Effort(swept=factors * p * b * steps, calls=calls)
+        return setup_effort(problem, sizes), step
+
+    def outputs(self, problem: Problem) -> int:
+        """With the sketches of the leverage."""
+        return problem.c + SKETCH
 
     def needs(self, problem: Problem, sizes: BlockSizes) -> Needs:
         """A ridge on several blocks evaluates rows of K(Z, Z); on one it has the factor."""

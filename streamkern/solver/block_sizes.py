@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from streamkern.planning.effort import Effort
 from streamkern.planning.problem import ENTRY, Problem
 from streamkern.planning.sizes import (
     LOADERS,
@@ -169,3 +170,15 @@ def setup_flops(problem: Problem, sizes: BlockSizes) -> int:
     p, b, s, h = problem.p, sizes.block_size, sizes.n_sample, sizes.n_probe
     kernels = 2 * (b + s + h) * problem.d
     return p * ((2 * s + h) * b + 5 * b * b // 3 + kernels) + 4 * b**3 // 3
+
+
+def setup_effort(problem: Problem, sizes: BlockSizes) -> Effort:
+    """The same in its kinds, with what all blocks learn together: half of the sweeps, as a rule,
+    and half of the penalties that `fresh_noise` tries."""
+    p, b, s, h = problem.p, sizes.block_size, sizes.n_sample, sizes.n_probe
+    factored = Effort(
+        kept=p * (b + s + h), products=p * b * (2 * s + h + b), factors=p * b * b + b**3
+    )
+    if b == p:
+        return factored
+    return factored + Effort(entries=(1 + n_sweeps(problem, sizes)) * p * (s + p))

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
+from streamkern.planning.effort import NOTHING, Effort
 from streamkern.planning.memory import CHUNK, Buffers, Needs
 from streamkern.planning.problem import ENTRY, Problem
 from streamkern.planning.sizes import Options, Sizes, without_sample
@@ -77,12 +78,17 @@ class Direct(Method[DirectSizes]):
     def _summed(self, problem: Problem) -> int:
         return problem.n_rows * self.passes(problem)
 
-    def flops(self, problem: Problem, sizes: DirectSizes) -> tuple[int, int]:
-        """See the module's first lines."""
-        p, d, c = problem.p, problem.d, problem.c
+    def effort(self, problem: Problem, sizes: DirectSizes) -> tuple[Effort, Effort]:
+        """See the module's first lines. Rows held out are summed twice."""
+        p, n = problem.p, self._summed(problem)
         if self.takes_rows(sizes):
-            return 0, p * p * (d + 2 * c) + p**3 // 3
-        return 0, (p * p + 2 * p * (d + 2 * c)) * self._summed(problem) + p**3 // 3
+            return NOTHING, Effort(kept=p * p / 2, swept=p * p, wide_factors=p**3 / 3)
+        searched = problem.finds_ridge and self.finds_ridge(problem)
+        solutions = 1 + TRIALS * n_parts(p) if searched else 1
+        return NOTHING, Effort(
+            kept=p * n, swept=p * n, wide_products=p * p * n * (2 if sizes.n_sums > 1 else 1),
+            wide_factors=solutions * p**3 / 3,
+        )  # fmt: skip
 
     def time(self, problem: Problem) -> int:
         """Until it is done, in FLOPs at the speed of a GEMM: see `block_sizes`."""

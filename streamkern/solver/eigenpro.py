@@ -33,6 +33,7 @@ from streamkern.backend.batch import Batch
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
+from streamkern.planning.effort import Effort
 from streamkern.planning.memory import Buffers, Needs
 from streamkern.planning.problem import Problem
 from streamkern.planning.sizes import LOADERS, Options, batches, check_between, steps
@@ -227,18 +228,25 @@ class EigenPro3(LowRank[ProjectedSizes]):
             for loader in LOADERS
         ]  # fmt: skip
 
-    def flops(self, problem: Problem, sizes: ProjectedSizes) -> tuple[int, int]:
-        """An eigensystem and the factor of K(Z, Z); per row K(X, Z), three times K(X, X_s) and half
-        a period of temporary centers; per period a projection."""
-        n, p, d, c = problem.n_rows * problem.epochs, problem.p, problem.d, problem.c
-        before, row = self.setup_flops(problem, sizes), self.row_flops(problem, sizes)
-        row += 2 * sizes.n_sample * (d + c)
-        row += (sizes.period - 1) * sizes.batch_size // 2 * 2 * (d + c)
-        width = c + d if sizes.projection == "inexact" else c
+    def effort(self, problem: Problem, sizes: ProjectedSizes) -> tuple[Effort, Effort]:
+        """An eigensystem and the factor of K(Z, Z); per row K(X, Z), twice K(X, X_s) and half a
+        period of temporary centers; per period a projection."""
+        n, p, m = problem.n_rows * problem.epochs, problem.p, sizes.batch_size
+        s, before = sizes.n_sample, self.setup_effort(sizes)
+        tail = s if sizes.period > 1 else 0
+        row = self.correction(sizes) + Effort(
+            kept=p, swept=p, entries=tail + (sizes.period - 1) * m / 2
+        )
+        each = Effort(entries=p * s)
         if sizes.projection == "exact":
-            before += p**3 // 3 + 2 * p * p * d
-        projections = -(-n // sizes.batch_size) // sizes.period
-        return before, row * n + 2 * p * p * width * projections
+            before += Effort(kept=p * p, factors=p**3 / 3)
+            each += Effort(swept=p * p)
+        elif sizes.projection == "resident":
+            before += Effort(kept=p * p)
+            each += Effort(swept=p * p, entries=p * s)
+        else:
+            each += Effort(entries=p * (p + s))
+        return before, row.times(n) + each.times(-(-n // m) / sizes.period)
 
     def needs(self, problem: Problem, sizes: ProjectedSizes) -> Needs:
         """A projection evaluates K(Z, X_s), and K(Z, Z)."""

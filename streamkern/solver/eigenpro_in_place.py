@@ -15,6 +15,7 @@ from streamkern.backend.base import Array
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
+from streamkern.planning.effort import Effort
 from streamkern.planning.memory import Buffers, Needs
 from streamkern.planning.problem import Problem
 from streamkern.planning.sizes import LOADERS, Options, batches
@@ -125,10 +126,10 @@ class EigenPro2(InPlace):
             for loader in LOADERS
         ]
 
-    def flops(self, problem: Problem, sizes: LowRankSizes) -> tuple[int, int]:
-        """An eigensystem; per row K(X, Z) and twice K(X, X_s)."""
-        rows = problem.n_rows * problem.epochs
-        return self.setup_flops(problem, sizes), self.row_flops(problem, sizes) * rows
+    def effort(self, problem: Problem, sizes: LowRankSizes) -> tuple[Effort, Effort]:
+        """An eigensystem; per row K(X, Z) and K(X, X_s)."""
+        row = self.correction(sizes) + Effort(entries=problem.p)
+        return self.setup_effort(sizes), row.times(problem.n_rows * problem.epochs)
 
     def add_buffers(self, buffers: Buffers, problem: Problem, sizes: LowRankSizes) -> None:
         """With the sample, which stays."""
@@ -191,12 +192,13 @@ class EigenPro1(InPlace):
             for loader in LOADERS
         ]
 
-    def flops(self, problem: Problem, sizes: LowRankSizes) -> tuple[int, int]:
+    def effort(self, problem: Problem, sizes: LowRankSizes) -> tuple[Effort, Effort]:
         """An eigensystem and its extension; per row K(X, Z) twice, per step E twice."""
-        p, d, c, q = problem.p, problem.d, problem.c, sizes.level
-        n = problem.n_rows * problem.epochs
-        before = self.setup_flops(problem, sizes) + 2 * p * (p + sizes.n_sample) * (d + q)
-        return before, 4 * p * (d + c) * n + 4 * p * q * c * -(-n // sizes.batch_size)
+        p, q, n = problem.p, sizes.level, problem.n_rows * problem.epochs
+        seen = p * (p + sizes.n_sample)
+        extended = Effort(entries=seen, products=2 * seen * q)
+        steps = Effort(entries=2 * p * n, swept=2 * p * q * -(-n // sizes.batch_size))
+        return self.setup_effort(sizes) + extended, steps
 
     def needs(self, problem: Problem, sizes: LowRankSizes) -> Needs:
         """Its eigenvectors are on all rows."""

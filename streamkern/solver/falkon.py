@@ -40,6 +40,7 @@ from streamkern.backend.batch import Batch
 from streamkern.basics.errors import ConfigError, DivergenceError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
+from streamkern.planning.effort import Effort
 from streamkern.planning.memory import CHUNK, Buffers, Needs, count_products
 from streamkern.planning.problem import Problem
 from streamkern.planning.sizes import Options, Sizes, without_sample
@@ -260,10 +261,16 @@ class Falkon(Method[Sizes]):
         """Without a sample of the stream."""
         return without_sample(self.name, problem, options)
 
-    def flops(self, problem: Problem, sizes: Sizes) -> tuple[int, int]:
-        """See the module's first lines, and `precondition`."""
-        n, p, d, c = problem.n_rows * problem.epochs, problem.p, problem.d, problem.c
-        return 2 * p**3 + 2 * p * p * d, (2 * n + 4 * p) * p * (d + 3 * c)
+    def effort(self, problem: Problem, sizes: Sizes) -> tuple[Effort, Effort]:
+        """See the module's first lines, and `precondition`. H is cast anew for every product."""
+        n, p = problem.n_rows * problem.epochs, problem.p
+        ends = problem.epochs * p * p
+        setup = Effort(kept=2 * p * p, products=p**3, factors=p**3)
+        return setup, Effort(kept=p * n, swept=2 * p * n + 4 * ends, entries=ends)
+
+    def outputs(self, problem: Problem) -> int:
+        """The weights and the direction."""
+        return 2 * problem.c
 
     def needs(self, problem: Problem, sizes: Sizes) -> Needs:
         """K times [alpha, v]; a ridge evaluates K(Z, Z)."""

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
+from streamkern.planning.effort import Effort
 from streamkern.planning.memory import Buffers, Needs, count_products
 from streamkern.planning.problem import Problem
 from streamkern.planning.sizes import LOADERS, Options
@@ -53,15 +54,20 @@ class LinearEigenPro(LowRank[LowRankSizes]):
         level = max(1, min(PAPER_LEVEL, problem.p // 8))
         return sampled(problem, options, PAPER_N_NYSTROM, level)
 
-    def flops(self, problem: Problem, sizes: LowRankSizes) -> tuple[int, int]:
+    def effort(self, problem: Problem, sizes: LowRankSizes) -> tuple[Effort, Effort]:
         """Products of features of the sample and of the probe; L^-1 where there is one."""
-        n, p, d, c = problem.n_rows * problem.epochs, problem.p, problem.d, problem.c
-        s, h, q = sizes.n_sample, sizes.n_probe, sizes.level
-        coupled = problem.features == "nystrom"
-        before = 4 * s * p * (d + s) + 2 * h * p * (d + h) + eigen.flops(s, q + 1) * (q > 0)
-        before += (p**3 + 2 * (s + h) * p * p) if coupled else 0
+        n, p, q = problem.n_rows * problem.epochs, problem.p, sizes.level
+        s, h = sizes.n_sample if q else 0, sizes.n_probe
+        before = Effort(
+            kept=p * (2 * s + h), products=p * (3 * s * s + h * h),
+            eigen=eigen.flops(s, q + 1) if q else 0,
+        )  # fmt: skip
+        applied = 2 * q
+        if problem.features == "nystrom":
+            before += Effort(kept=p * p, factors=2 * p**3 / 3, products=p * p * (s + h))
+            applied += p
         steps = -(-n // sizes.batch_size)
-        return before, 2 * p * (d + 2 * c) * n + (4 * p * (q + coupled * p // 2) * c) * steps
+        return before, Effort(kept=p * n, swept=p * n + p * applied * steps)
 
     def needs(self, problem: Problem, sizes: LowRankSizes) -> Needs:
         """The map of the features, and the damped directions."""

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from streamkern.backend.base import Array
 from streamkern.basics.errors import ConfigError
+from streamkern.planning.effort import Effort
 from streamkern.planning.memory import Buffers
 from streamkern.planning.problem import Problem
 from streamkern.planning.sizes import (
@@ -55,15 +56,16 @@ class LowRank(Method[S]):
         check_between("n_nystrom", options.n_nystrom, 2, problem.n_rows, "n_rows=")
         super().check(problem, options)
 
-    def setup_flops(self, problem: Problem, sizes: S) -> int:
-        """Of an eigensystem of the sample."""
-        s = sizes.n_sample
-        return eigen.flops(s, sizes.level + 1) + 2 * s * s * problem.d
+    def setup_effort(self, sizes: S) -> Effort:
+        """Of an eigensystem of the sample, and of the step on the probe."""
+        s, h, q = sizes.n_sample, sizes.n_probe, sizes.level
+        measured = Effort(kept=s * s + h * (s + h), products=2 * h * q * (s + h))
+        return measured + Effort(eigen=eigen.flops(s, q + 1))
 
-    def row_flops(self, problem: Problem, sizes: S) -> int:
-        """Per row of a batch K(X, Z), forward and back, and the correction."""
-        d, c = problem.d, problem.c
-        return 2 * problem.p * (d + 2 * c) + 2 * sizes.n_sample * (d + sizes.level + c)
+    def correction(self, sizes: S) -> Effort:
+        """Of a row: K(X, X_s). Of a step: E twice."""
+        s = sizes.n_sample
+        return Effort(entries=s, swept=2 * s * sizes.level / sizes.batch_size)
 
     def add_buffers(self, buffers: Buffers, problem: Problem, sizes: S) -> None:
         """The sample, its eigensystem, the probe."""

@@ -23,6 +23,7 @@ from streamkern.backend.base import Array
 from streamkern.basics.errors import ConfigError, MemoryBudgetError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
+from streamkern.planning.effort import Effort
 from streamkern.planning.memory import (
     EVALUATED_ROWS,
     METRIC_COLUMNS,
@@ -235,9 +236,13 @@ class Method(Generic[S]):
         """The buffers that are its own. Keep in step with its setup and its step."""
         raise NotImplementedError
 
-    def flops(self, problem: Problem, sizes: S) -> tuple[int, int]:
-        """(setup, training), leading terms only."""
+    def effort(self, problem: Problem, sizes: S) -> tuple[Effort, Effort]:
+        """Of setup and of training, leading terms only."""
         raise NotImplementedError
+
+    def outputs(self, problem: Problem) -> int:
+        """Columns that K(X, Z) is multiplied with when it is evaluated in a step."""
+        return problem.c
 
     def passes(self, problem: Problem) -> int:
         """Epochs that are read, at most."""

@@ -13,6 +13,7 @@ from streamkern.backend.base import Array
 from streamkern.backend.batch import Batch
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
+from streamkern.planning.effort import Effort
 from streamkern.planning.memory import Buffers, Needs
 from streamkern.planning.problem import Problem
 from streamkern.planning.sizes import LOADERS, MIN_PROBE, Options, Sizes, batches
@@ -106,10 +107,10 @@ class SGD(Method[Sizes]):
             for loader in LOADERS
         ]
 
-    def flops(self, problem: Problem, sizes: Sizes) -> tuple[int, int]:
+    def effort(self, problem: Problem, sizes: Sizes) -> tuple[Effort, Effort]:
         """K(probe, probe); K(X, Z) for every batch."""
-        p, d, c = problem.p, problem.d, problem.c
-        return 2 * sizes.n_probe**2 * d, 2 * p * (d + c) * problem.n_rows * problem.epochs
+        rows = problem.n_rows * problem.epochs
+        return Effort(kept=sizes.n_probe**2), Effort(entries=problem.p * rows)
 
     def needs(self, problem: Problem, sizes: Sizes) -> Needs:
         """A row of a batch is a center."""

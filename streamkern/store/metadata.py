@@ -86,6 +86,15 @@ def fingerprints_now(found: GroupContents, url: str) -> list[str]:
     return [str(mark.get("fingerprint")), *(was for _, was in reversed(mark.get("before", [])))]
 
 
+def rows_appended(url: str, n_rows: int) -> DataError:
+    """What to say where a store of n_rows rows can not be read on as it was."""
+    return DataError(
+        f"rows were appended to {redact(url)} since it was opened with {n_rows}, and it can not be "
+        "read on as it was; open it again, and continue a run in another run_dir (streamkern train "
+        "--continue, or continues of train_model)"
+    )
+
+
 def _own(
     strict: StrictStore, path: str, documents: Documents, names: Names, url: str
 ) -> GroupContents:

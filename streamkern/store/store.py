@@ -20,7 +20,7 @@ from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.objects import READS
 from streamkern.filesystem.urls import check_missing, local_path, zarr_store
 from streamkern.store import layout
-from streamkern.store.metadata import fingerprints_now, read_metadata
+from streamkern.store.metadata import fingerprints_now, read_metadata, rows_appended
 from streamkern.store.sample_weights import as_weights
 from streamkern.store.stored_chunks import StoredChunks, StoredRows
 
@@ -254,6 +254,9 @@ def _reopened(reopen: Callable[[], Store], fingerprint: str) -> Store:
     """The store as it was where it came from; DataError for one of other rows, or more."""
     store = reopen()
     if store.spec.fingerprint != fingerprint:
+        before = {was: n for n, was in store.stored.found.mark.get("before", [])}
+        if fingerprint in before:
+            raise rows_appended(store.url, before[fingerprint])
         raise _changed(store, fingerprint, store.spec.fingerprint)
     return store
 

@@ -3,22 +3,101 @@
 from __future__ import annotations
 
 import math
+import time
+from dataclasses import dataclass
 from typing import Any
 
+from streamkern.planning.effort import Effort, together
+from streamkern.solver.precondition.noise import NOISE_ROWS
+from streamkern.stream.sources.base import BaseSource
+from streamkern.stream.sources.sampling import MANY_UNITS
+from streamkern.train.choose_kernel import is_open, kernels_of, looked_at
 from streamkern.train.choose_metric import metric_flops
 from streamkern.train.opened import Run
+from streamkern.train.speeds import Clock, measure_speeds
+
+TRIALS, WIDTHS = 6, 6
+"""Ridges and bandwidths that a search tries, about."""
+
+
+def planned_efforts(run: Run) -> dict[str, Effort]:
+    """By what they are for, in the order in which a run does it."""
+    problem, method = run.problem, run.method
+    setup, training = method.effort(problem, run.sizes)
+    spent = {"setup": setup, "training": training}
+    if method.asks_noise(problem, open_ridge=problem.finds_ridge):
+        spent["setup"] += _noise(min(NOISE_ROWS, problem.n_rows)).times(TRIALS)
+    if problem.selection is not None:
+        spent = {"centers": Effort(products=problem.selection.flops), **spent}
+    if run.given.continued is not None:  # which has its kernel and its metric
+        return spent
+    if is_open(run):
+        n, kernels = looked_at(problem.n_rows), len(kernels_of(run))
+        spent = {"kernel": _noise(n).times(TRIALS * WIDTHS * kernels), **spent}
+    if problem.learns_metric:
+        spent = {"metric": Effort(wide_factors=metric_flops(run)), **spent}
+    return spent
+
+
+def _noise(n: int) -> Effort:
+    """Of a ridge that n rows are tried with: a factor and its inverse."""
+    return Effort(wide_factors=2 * n**3 / 3)
 
 
 def planned_flops(run: Run) -> dict[str, int]:
-    """FLOPs by what they are for, in the order in which a run does it."""
-    problem = run.problem
-    setup, training = run.method.flops(problem, run.sizes)
-    spent = {"setup": setup, "training": training}
-    if problem.selection is not None:
-        spent = {"centers": problem.selection.flops, **spent}
-    if problem.learns_metric:
-        spent = {"metric": metric_flops(run), **spent}
-    return spent
+    """FLOPs by what they are for."""
+    return {what: effort.flops(run.problem) for what, effort in planned_efforts(run).items()}
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds. setup : until the first step. epoch : a pass over the rows, without evaluations.
+    evaluation : of the test rows, once; 0 where there are none. whole : all of it. speeds : with
+    which they were reckoned, units of work per second."""
+
+    setup: float
+    epoch: float
+    evaluation: float
+    whole: float
+    speeds: dict[str, float]
+
+
+def expected_times(run: Run, test: BaseSource | None, clock: Clock = time.perf_counter) -> Times:
+    """What the run will take on this machine, which is measured for that.
+
+    test : data.test. clock : see `measure_speeds`.
+    """
+    problem, passes = run.problem, run.method.passes(run.problem)
+    before = planned_efforts(run)
+    training = before.pop("training")
+    once = Effort(entries=problem.p * (0 if test is None else test.n_rows))
+    speeds = measure_speeds(run, [*before.values(), training, once], clock)
+    kernels = len(kernels_of(run)) if is_open(run) else 1
+    setup = together(before.values()).seconds(speeds.compute) + _sampled(run) * speeds.read
+    setup += kernels * speeds.compiled
+    computing = training.seconds(speeds.compute) / passes
+    epoch = speeds.streaming(problem.n_rows, computing, problem)
+    evaluation = 0.0
+    if test is not None:
+        evaluation = speeds.streaming(test.n_rows, once.seconds(speeds.compute), problem)
+    whole = setup + passes * epoch + _evaluations(run, passes) * evaluation
+    return Times(setup, epoch, evaluation, whole, speeds.told())
+
+
+def _sampled(run: Run) -> int:
+    """Rows that are read before the first step, each with all of its unit: for the centers, a
+    sample, and few rows to look at."""
+    units = min(run.data.source.n_units, MANY_UNITS)
+    return 2 * min(run.problem.n_rows, units * run.problem.unit_rows)
+
+
+def _evaluations(run: Run, passes: int) -> int:
+    """How often the test rows are evaluated."""
+    settings, (per_epoch, _) = run.config.run, planned_batches(run)
+    if settings.evaluate_every == "auto":
+        return passes + len(settings.evaluate_at)
+    every = settings.evaluate_every
+    return (passes * per_epoch // every if every else 0) + 1 + len(settings.evaluate_at)
 
 
 def planned_batches(run: Run) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from streamkern.stream.sources.base import Source
 from streamkern.train.ancestor import continuing
 from streamkern.train.callbacks import Callback, Callbacks, check_callbacks
 from streamkern.train.evaluations import Evaluations
-from streamkern.train.opened import Given, open_run
+from streamkern.train.opened import Given, Run, open_run
 from streamkern.train.same_run import (
     as_recorded,
     check_same_run,
@@ -113,8 +113,7 @@ def _train(
     continues: str | os.PathLike[str] | None,
     callbacks: Sequence[Callback],
 ) -> Result:
-    config, given = continuing(continues, as_recorded(config, directory), given, directory)
-    run = open_run(config, given, fixed_sizes=recorded_sizes(directory))
+    run = _opened(config, given, directory, continues)
     try:
         if given.centers is not None:
             check_features(given.centers, run.data.source.row_shape)
@@ -146,3 +145,32 @@ def _train(
     except BaseException:
         run.backend.close()
         raise
+
+
+def _opened(
+    config: RunConfig,
+    given: Given,
+    directory: RunDirectory | None,
+    continues: str | os.PathLike[str] | None,
+) -> Run:
+    config, given = continuing(continues, as_recorded(config, directory), given, directory)
+    return open_run(config, given, fixed_sizes=recorded_sizes(directory))
+
+
+def open_continued(config: RunConfig, continues: str | os.PathLike[str]) -> Run:
+    """What `train` would begin with that continues another run, without writing anything.
+
+    The caller closes `Run.backend`. Raises what `train` does before anything is written.
+    """
+    directory = None
+    if config.run.run_dir is not None:
+        directory = RunDirectory(
+            config.run.run_dir, writable=False, storage_options=config.data.storage_options
+        )
+    run = _opened(config, Given(), directory, continues)
+    try:
+        check_same_run(directory, run_record(run))
+    except BaseException:
+        run.backend.close()
+        raise
+    return run

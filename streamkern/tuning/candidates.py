@@ -20,6 +20,7 @@ from streamkern.basics.text import size_text
 from streamkern.centers.ways import WAYS
 from streamkern.config.model import ROUGH_TO_SMOOTH
 from streamkern.config.run_config import RunConfig
+from streamkern.kernels.builtin import Kernel
 from streamkern.kernels.notation import bandwidths, in_settings
 from streamkern.planning.memory import default_budget
 from streamkern.planning.sizes import OF_THE_WHOLE
@@ -229,6 +230,12 @@ def plain_kernels(config: RunConfig, kernels: Sequence[Any] | None) -> list[Any]
     if kernels is not None and (isinstance(kernels, str | Mapping) or not len(kernels)):
         raise ConfigError(f"kernels={kernels!r} must be a list of kernels, at least one")
     given = config.model.kernels if kernels is None else kernels
+    for kernel in given:
+        if isinstance(kernel, Kernel) and kernel.metric is not None:
+            raise ConfigError(
+                f"kernel {kernel!r} has a metric, and a search has one for all kernels: give the "
+                "kernel without it, and it as metric of the estimator, or as model.metric"
+            )
     wanted = [k for each in given for k in (ROUGH_TO_SMOOTH if each == "auto" else (each,))]
     made = [config.with_overrides({"model.kernel": k, "model.bandwidth": "auto"}) for k in wanted]
     plain = [one.model_dump(mode="json")["model"]["kernel"] for one in made]

@@ -21,6 +21,7 @@ from streamkern.backend.cupy_backend import gpu_problem
 from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import BackendError, ConfigError
 from streamkern.basics.machine import available_cpus
+from streamkern.basics.optional import install
 from tests.maths import Array, rows
 
 DTYPES = [np.float32, np.float64]
@@ -338,7 +339,7 @@ def test_get_backend_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_gpu_problem_is_a_sentence_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    assert gpu_problem() == "CuPy is not installed (pip install 'streamkern[gpu-cuda12]')"
+    assert gpu_problem() == f"CuPy is not installed ({install('gpu-cuda12')})"
 
     def no_driver(index: int) -> None:
         raise OSError("driver too old")

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,8 +23,8 @@ import zarr
 import streamkern
 from streamkern.basics.progress import Line
 from streamkern.cli import main
-from streamkern.cli.console import in_options
 from streamkern.cli.options import options_for, parse_options
+from streamkern.cli.wording import Wording
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir import documents
 from streamkern.rundir.run_directory import RunDirectory, Saved
@@ -194,18 +195,65 @@ def test_plan_says_what_the_run_will_be(run: Run, stores: Path) -> None:
     for phase, size in memory["phases"].items():
         own = sum(b["bytes"] for b in memory["buffers"] if b["phase"] == phase)
         assert size == always + own
-    # The run evaluates K(X, Z) once: 2 n p (d + 3 c) and the factors twice, 2 p b c a step.
-    assert plan["flops"]["training"] == 2 * 1000 * 40 * (5 + 9) + 20 * 2 * 40 * 40 * 3
+    # One block evaluates K(X, Z) once: 2 n p (d + 2 c), and of preconditioner and ridge the factors
+    # twice, 4 p b c a step.
+    assert plan["flops"]["training"] == 2 * 1000 * 40 * (5 + 6) + 20 * 4 * 40 * 40 * 3
     assert plan["stores"][0]["n_chunks"] == 5
-    code, out, _ = run("plan", *words)
+    seconds = plan["seconds"]
+    assert min(seconds["setup"], seconds["epoch"]) > 0 == seconds["evaluation"]
+    assert seconds["whole"] == pytest.approx(seconds["setup"] + 2 * seconds["epoch"])
+
+
+def test_plan_is_a_screen_and_lists_everything_when_asked(run: Run, stores: Path) -> None:
+    words = ("plan", "--train", stores / "train.zarr", *BY_STEPS, "--no-measure")
+    code, out, _ = run(*words)
     assert code == DONE
     assert "predicted peak" in out
+    assert len(out.splitlines()) < 36
+    assert "weights, average" not in out
+    assert "expected on this machine" not in out
+    code, out, _ = run(*words, "--all")
+    assert code == DONE
+    assert "weights, average" in out
     assert "5 chunks of 100 rows" in out
+    assert json.loads(run(*words, "--json")[1])["seconds"] is None
+
+
+def test_plan_says_the_time_where_rows_can_be_read(run: Run, stores: Path, tmp_path: Path) -> None:
+    words = ("--test", stores / "test.zarr", *BY_STEPS)
+    _, out, _ = run("plan", "--train", stores / "train.zarr", *words)
+    line = next(line for line in out.splitlines() if "expected on this machine" in line)
+    assert re.search(r": [\d.e-]+ s \(setup .* s, an epoch .* s, an evaluation .* s\)", line)
+    shutil.copytree(stores / "train.zarr", tmp_path / "bad.zarr")
+    for chunk in filter(Path.is_file, (tmp_path / "bad.zarr" / "X" / "c").rglob("*")):
+        chunk.write_bytes(b"x")
+    code, out, err = run("plan", "--train", tmp_path / "bad.zarr", *BY_STEPS)
+    assert code == DONE
+    assert "expected on this machine" not in out
+    assert "the time is not known" in err
+
+
+def test_plan_shows_what_a_continued_run_would_be(run: Run, stores: Path, tmp_path: Path) -> None:
+    words = ("--train", stores / "train.zarr", *BY_STEPS)
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert run("train", *words, "--run-dir", first, "--epochs", 1)[0] == DONE
+    onward = ("plan", "--train", stores / "train.zarr", "--no-measure", "--continue", first)
+    code, out, _ = run(*onward, "--run-dir", second, "--epochs", 3, *BY_STEPS, "--json")
+    assert code == DONE
+    plan = json.loads(out)
+    assert plan["problem"]["centers"] == 40
+    assert plan["batches"] == 30
+    assert not second.exists()
+    said = sentence(run(*onward, "--run-dir", first), USAGE)
+    assert "--run-dir" in said
+    assert "is the run that is continued" in said
 
 
 @pytest.mark.parametrize("solver", ["sgd", "eigenpro1", "eigenpro2", "eigenpro3", "eigenpro4"])
 def test_plan_of_every_solver(run: Run, stores: Path, solver: str) -> None:
-    code, out, _ = run("plan", "--train", stores / "train.zarr", "--solver", solver, "--json")
+    code, out, _ = run(
+        "plan", "--train", stores / "train.zarr", "--solver", solver, "--json", "--no-measure"
+    )
     assert code == DONE
     plan = json.loads(out)
     assert plan["sizes"]["solver"] == solver
@@ -392,10 +440,10 @@ BAD_TRAINING = {
     "unknown section": (["--set", "modle.bandwidth=2"], "modle is not a setting"),
     "no section": (["--set", "bandwidth=2"], "did you mean model.bandwidth?"),
     "no value": (["--set", "model.bandwidth"], "must be SECTION.KEY=VALUE"),
-    "solver": (["--solver", "adam"], "solver.name='adam' must be one of"),
+    "solver": (["--solver", "adam"], "--solver adam must be one of"),
     "memory": (["--memory", "much"], "--memory much must be"),
     "too little memory": (["--memory", "2 MiB"], "--memory 2 MiB is not enough"),
-    "epochs": (["--epochs", "0"], "data.epochs=0 must be"),
+    "epochs": (["--epochs", "0"], "--epochs 0 must be"),
     "epochs as text": (["--epochs", "few"], "Invalid value for '--epochs'"),
     "option": (["--epoch", "3"], "No such option"),
     "two run files": (["a.toml", "b.toml"], "unexpected extra argument"),
@@ -433,8 +481,8 @@ def test_bad_usage_is_one_sentence_and_leaves_nothing(
 )  # fmt: skip
 def test_parameters_are_the_options_of_the_command(text: str, said: str) -> None:
     options = main._options_of(["predict", "run", "ingest"])
-    assert in_options(text, options) == said
-    assert in_options(text, main._options_of(["--version"])) == text
+    assert Wording(options)(text) == said
+    assert Wording(main._options_of(["--version"]))(text) == text
 
 
 def test_remedies_are_in_the_words_of_the_command_line(
@@ -786,7 +834,7 @@ def test_a_run_on_a_cluster_says_where_to_watch_it(run: Run, stores: Path, tmp_p
     assert code == DONE, err
     assert f"note: reading on the cluster at {cluster.address}, dashboard http://127.0.0.1" in err
     said = sentence(run("train", *words, "--dask", "somewhere"), USAGE)
-    assert "data.dask='somewhere' must be the address of a Dask scheduler" in said
+    assert "--dask somewhere must be the address of a Dask scheduler" in said
 
 
 # ------------------------------------------------------------------------------ processes that end

@@ -174,7 +174,7 @@ DOORS = (
     "tune --train {}", "tune --train s.zarr --out {}", "tune --train s.zarr --write {}", "tune {}",
     "plan --train {}", "plan --train s.zarr --test {}", "plan --train s.zarr --run-dir {}",
     "plan --train s.zarr --cache {}", "plan --train s.zarr --set model.centers={}", "plan {}",
-    "plan --train s.zarr --set solver.warm_start={}",
+    "plan --train s.zarr --set solver.warm_start={}", "plan --train s.zarr --continue {}",
     "train --train {}", "train --train s.zarr --test {}", "train --train s.zarr --run-dir {}",
     "train --train s.zarr --cache {}", "train --train s.zarr --set model.centers={}", "train {}",
     "train --train s.zarr --set solver.warm_start={}", "train --train s.zarr --dask {}",

@@ -15,8 +15,8 @@ from sklearn.base import clone
 
 from streamkern import KernelClassifier, KernelRegressor, load
 from streamkern.basics.errors import DivergenceError, StoreNotFoundError
+from streamkern.config.names import SETTINGS
 from streamkern.estimator.mistakes import ELSEWHERE, brief
-from streamkern.estimator.parameters import SETTINGS
 
 X = np.random.default_rng(0).random((20, 3))
 

@@ -289,3 +289,25 @@ def test_a_refit_does_not_go_into_a_run_of_other_settings(tmp_path: Path) -> Non
         estimator = sk.KernelRegressor(**own)
         with pytest.raises(sk.ConfigError, match="leave refit out"):
             sk.tune(rows, rows[:, 0], estimator=estimator, refit=True)
+
+
+@pytest.mark.parametrize("scales", [(1.0, 0.0), ((1.0, 0.5), (0.0, 0.2))])
+def test_a_kernel_that_carries_a_metric_is_searched_in_it(scales: Any) -> None:
+    """As with the metric beside the kernel."""
+    rows = np.random.default_rng(0).random((300, 2))
+    asked: dict[str, Any] = {"bandwidths": [0.3, 1.0], "ridges": [1e-4], "refine": 0}
+    found = [
+        sk.tune(rows, np.sin(9 * rows[:, 0]), estimator=estimator, **asked)
+        for estimator in (
+            sk.KernelRegressor(kernel=sk.Laplace(metric=np.array(scales)), n_centers=60),
+            sk.KernelRegressor(kernel=sk.Laplace(), metric=np.array(scales), n_centers=60),
+        )
+    ]
+    one, other = ([row["held_out_mse"] for row in tuned.table] for tuned in found)
+    assert one == other
+    np.testing.assert_array_equal(found[0].estimator.metric, np.array(scales))
+    with pytest.raises(sk.ConfigError, match=r"a search has one for all kernels"):
+        sk.tune(rows, rows[:, 0], kernels=[sk.Laplace(metric=np.array(scales))])
+    both = sk.KernelRegressor(kernel=sk.Laplace(metric=np.array(scales)), metric=[1.0, 1.0])
+    with pytest.raises(sk.ConfigError, match=r"has a metric already; leave metric= out"):
+        sk.tune(rows, rows[:, 0], estimator=both)

@@ -250,8 +250,23 @@ def test_a_store_that_travels_arrives_as_it_was_or_not_at_all(tmp_path: Path) ->
     travelling = pickle.dumps(open_store(place))
     assert pickle.loads(travelling).spec.n_rows == 20
     added(place, rows(9, 1))
+    with pytest.raises(DataError, match=r"rows were appended .* with 20, .* --continue"):
+        pickle.loads(travelling)
+    shutil.rmtree(place)
+    stored(place, rows(20, 5))
     with pytest.raises(DataError, match="was changed while it was in use"):
         pickle.loads(travelling)
+
+
+def test_a_store_that_was_opened_and_not_read_before_two_appends_says_so(tmp_path: Path) -> None:
+    """Its tables are gone by then."""
+    place = stored(tmp_path / "s", rows(21, 0))
+    old, other = open_store(place), open_store(place)
+    for k in range(1, 3):
+        added(place, rows(9, k))
+    for call in (partial(old.read_chunk, 0), old.verify, other.verify):
+        with pytest.raises(DataError, match=r"rows were appended .* with 21, .* open it again"):
+            call()
 
 
 def test_a_training_goes_on_with_the_rows_that_it_began_with(tmp_path: Path) -> None:

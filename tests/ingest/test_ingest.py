@@ -5,6 +5,7 @@ import gzip
 import io
 import lzma
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -37,6 +38,7 @@ from streamkern.basics.errors import (
     ResumeMismatchError,
     StoreNotFoundError,
 )
+from streamkern.basics.optional import install
 from streamkern.filesystem import remote_file
 from streamkern.filesystem.durable import is_temporary
 from streamkern.filesystem.engines import FsspecEngine
@@ -727,7 +729,7 @@ def test_optional_packages_name_the_extra(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     for name in ("a.h5", "a.parquet"):
         (tmp_path / name).write_bytes(b"x")
-        with pytest.raises(MissingDependencyError, match=r'pip install "streamkern\[files\]"'):
+        with pytest.raises(MissingDependencyError, match=re.escape(install("files"))):
             ingest(tmp_path / name, tmp_path / "out")
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import re
 import signal
 import socket
 import sys
@@ -23,6 +24,7 @@ from streamkern.basics.errors import (
     CorruptChunkError,
     MissingDependencyError,
 )
+from streamkern.basics.optional import install
 from streamkern.config.run_config import RunConfig
 from streamkern.rundir.run_log import read_log
 from streamkern.stream import cluster_reader
@@ -425,7 +427,7 @@ def test_an_address_is_checked(address: str) -> None:
 def test_without_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     with (
-        pytest.raises(MissingDependencyError, match=r'pip install "streamkern\[cluster\]"'),
+        pytest.raises(MissingDependencyError, match=re.escape(install("cluster"))),
         connect("tcp://127.0.0.1:1"),
     ):
         pass

@@ -312,9 +312,11 @@ def test_the_command_line_takes_it(tmp_path: Path, capsys: pytest.CaptureFixture
     given = ["--train", store, "--run-dir", run, "--set", f"model.metric={metric}"]
     assert main(["plan", *given]) == 0
     assert main(["train", *given, "--epochs", "1"]) == 0
-    assert main(["predict", run, store, str(tmp_path / "values.npy")]) == 0
+    others, test = rows(100, 1)[0], str(tmp_path / "test.zarr")  # where rows meet centers a root
+    sk.ingest_store(others, test, y=others[:, 0])  # of rounding tells orders of rows apart
+    assert main(["predict", run, test, str(tmp_path / "values.npy")]) == 0
     model = load_model(run, device="cpu")
     with model.backend:
-        found = model.values(X)[:, 0]
+        found = model.values(others)[:, 0]
         np.testing.assert_array_equal(model.op.kernel.metric, SCALES)
     np.testing.assert_allclose(np.load(tmp_path / "values.npy").reshape(-1), found, rtol=1e-5)

@@ -31,6 +31,7 @@ from streamkern.basics.errors import (
     StreamkernError,
     TrainingInterrupted,
 )
+from streamkern.basics.optional import install
 from streamkern.basics.stop import Stopped, StopRequest
 from streamkern.cli import main
 from streamkern.config.run_config import RunConfig, load_run_file
@@ -1038,7 +1039,7 @@ def test_without_matplotlib_there_is_no_plot(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     code, out, err = call(run_file, *WORDS)
     assert code == DONE
-    assert 'note: the plot needs matplotlib: pip install "streamkern[report]"' in err
+    assert f"note: the plot needs matplotlib: {install('report')}" in err
     assert "[model]" in out
     names = {path.name for path in run_file.with_name("run-tune").iterdir()}
     assert "result.json" in names

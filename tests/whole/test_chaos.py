@@ -242,7 +242,7 @@ def test_data_lost_in_the_middle_of_a_run(
     # What is gone is noticed by a read or before a checkpoint, whichever comes first.
     gone = (OSError, DataError) if "deleted" in words else OSError
     assert isinstance(caught.value, CorruptChunkError if "chunk" in words else gone)
-    assert explain(caught.value, {}) == 3
+    assert explain(caught.value, str) == 3
     said = capsys.readouterr().err
     assert re.search(words, said)
     assert KEY not in said

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import streamkern as sk
+from streamkern.config.names import SETTINGS
 from streamkern.config.run_config import RunConfig
 from streamkern.estimator.base import KernelEstimator
-from streamkern.estimator.parameters import SETTINGS
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.train import training_data

@@ -1,0 +1,92 @@
+"""The words of a command line: what a sentence of the library says of parameters and settings, said
+by the options of the command, or as a run file has it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from streamkern.config.names import SETTINGS, VALUE, reworded
+
+SETTING_OPTIONS: Final = {
+    "data.train": "--train", "data.test": "--test", "data.epochs": "--epochs",
+    "data.scale": "--scale", "data.dask": "--dask", "data.cache": "--cache",
+    "data.cache_size": "--cache-size", "solver.name": "--solver", "run.run_dir": "--run-dir",
+    "run.memory": "--memory", "run.device_memory": "--memory",
+}  # fmt: skip
+"""Settings that have an option of their own; the others are given by --set."""
+
+
+def in_options(text: str, options: Mapping[str, str]) -> str:
+    """A message with parameters of the library as the options of a command.
+
+    `overwrite=True` becomes `--overwrite`, `missing="fill"` `--missing fill`, and `x=`, which only
+    names a parameter, `--x`. options : by the name of the parameter, "--x" of "x"
+    """
+
+    def option(match: re.Match[str]) -> str:
+        name, value = options[match["name"]], match["value"] or ""
+        if value in ("", "True"):
+            return name
+        return f"{name} {value.replace(', ', ',').translate(_BARE)}"
+
+    names = "|".join(sorted(options, key=len, reverse=True))
+    return re.sub(_PARAMETER.format(names=names), option, text) if options else text
+
+
+# Not within a word, a quotation, a setting of a run file (data.x), or what follows one.
+_PARAMETER = rf"(?<![\w.'\"?&/-])(?P<name>{{names}})=(?P<value>{VALUE})(?: \(data\.\w+\))?"
+_BARE = str.maketrans("", "", "[]'\"")
+
+
+@dataclass(frozen=True)
+class Wording:
+    """Of one command. options : by the names of its parameters. words : that it was given."""
+
+    options: Mapping[str, str]
+    words: Sequence[str] = ()
+
+    def __call__(self, text: str) -> str:
+        """The text in these words."""
+        if "--set" not in self.options.values():
+            return in_options(text, self.options)
+        own = {
+            name: option
+            for name, option in self.options.items()
+            if option != SETTING_OPTIONS.get(SETTINGS.get(name, ""))
+        }
+        said = reworded(in_options(text, own), self._said)
+        return re.sub(r"\bset (?=--)", "give ", said)
+
+    def _said(self, path: str, value: str | None) -> str:
+        option = SETTING_OPTIONS.get(path)
+        option = option if option in self.options.values() else None
+        if self._is_given(path, option) or not self._has_run_file:
+            if option is not None:
+                return option if value is None else f"{option} {value}".rstrip()
+            return path if value is None else f"--set {path}={value}"
+        return path if value is None else f"{path}={_toml(value)}"
+
+    def _is_given(self, path: str, option: str | None) -> bool:
+        """Whether a setting is on the command line, in one way or the other."""
+        words = [word.partition("=")[0] for word in self.words]
+        sets = [after for word, after in zip(self.words, self.words[1:], strict=False)
+                if word == "--set"]  # fmt: skip
+        return option in words or any(each.partition("=")[0].strip() == path for each in sets)
+
+    @property
+    def _has_run_file(self) -> bool:
+        return any(word.endswith(".toml") for word in self.words)
+
+
+def _toml(value: str) -> str:
+    """As in a run file: text in quotes."""
+    if value in ("True", "False"):
+        return value.lower()
+    if value in ("true", "false") or re.match(r"[-+\d\[{]", value) or not value:
+        return value
+    return json.dumps(value)

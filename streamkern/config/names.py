@@ -1,0 +1,91 @@
+"""One setting, three names: a parameter in Python, an entry of a run file, an option of a command.
+
+Sentences of errors name a setting in one of the first two ways, `name=value` or `section.name`.
+Whoever shows one says it in the words of the place: the estimators by `parameters_of`, the command
+line by `reworded`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+SETTINGS: Final = {
+    "scale": "data.scale",
+    "epochs": "data.epochs",
+    "batch_size": "data.batch_size",
+    "kernel": "model.kernel",
+    "bandwidth": "model.bandwidth",
+    "metric": "model.metric",
+    "n_centers": "model.n_centers",
+    "centers": "model.centers",
+    "features": "model.features",
+    "n_features": "model.n_features",
+    "fit_intercept": "model.fit_intercept",
+    "solver": "solver.name",
+    "block_size": "solver.block_size",
+    "ridge": "solver.ridge",
+    "n_nystrom": "solver.n_nystrom",
+    "level": "solver.level",
+    "period": "solver.period",
+    "projection": "solver.projection",
+    "damping": "solver.damping",
+    "average": "solver.average",
+    "step_scale": "solver.step_scale",
+    "tolerance": "solver.tolerance",
+    "warm_start": "solver.warm_start",
+    "precision": "run.precision",
+    "device": "run.device",
+    "accelerator": "run.accelerator",
+    "memory": "run.memory",  # and run.device_memory
+    "threads": "run.threads",
+    "random_state": "run.random_state",
+    "checkpoint_every": "run.checkpoint_every",
+    "run_dir": "run.run_dir",
+    "early_stopping": "run.early_stopping",
+    "validation_fraction": "run.validation_fraction",
+    "n_iter_no_change": "run.n_iter_no_change",
+}
+"""Where a parameter of the estimators goes in a `RunConfig`."""
+ELSEWHERE: Final = {
+    "foreign": "data.foreign",
+    "device_memory": "run.device_memory",
+    "storage_options": "data.storage_options",
+    "sample_weight": "data.sample_weight",
+    "class_weight": "data.class_weight",
+    "copies": "data.copies",
+}
+"""Other settings that have a parameter somewhere."""
+
+# Not within a word, a quotation, or what follows one.
+_BEFORE = r"(?<![\w.'\"?&/-])"
+VALUE: Final = r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|[^\s;,:()]*"
+
+
+def parameters_of(text: str) -> str:
+    """A sentence with settings by the names that they have as parameters."""
+    text = text.replace("run.device_memory", "memory")
+    for name in ("class_weight", "transforms"):
+        text = text.replace(f"data.{name}", name)
+    for name, path in SETTINGS.items():
+        text = text.replace(path, name)
+    return text
+
+
+def reworded(text: str, said: Callable[[str, str | None], str]) -> str:
+    """A sentence with each `name=value` of a parameter, and each `section.name` or
+    `section.name=value`, as `said` renders it, of its path and the value without quotes, or None.
+    """
+    known = SETTINGS | ELSEWHERE
+    names = "|".join(sorted(known, key=len, reverse=True))
+    pattern = (
+        rf"{_BEFORE}(?:(?P<path>(?:data|model|solver|run)\.[a-z]\w*)|(?P<name>{names})(?==))"
+        rf"(?:\s?=\s?(?P<value>{VALUE}))?(?: \((?:data|run)\.\w+\))?"
+    )
+
+    def render(match: re.Match[str]) -> str:
+        path, value = match["path"] or known[match["name"]], match["value"]
+        return said(path, None if value is None else value.strip("'\""))
+
+    return re.sub(pattern, render, text)

@@ -1,0 +1,249 @@
+"""How fast this machine does what a run is made of: each kind of work for a moment, on rows of it.
+
+Kernel, precision, widths and batches are those of the run, as far as they matter to speed. Nothing
+is written, and no run is measured that is not asked about.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from streamkern.backend.base import Array, Backend
+from streamkern.centers.random_rows import median_bandwidth
+from streamkern.kernels.builtin import get_kernel
+from streamkern.kernels.fourier import FourierFeatures, frequencies
+from streamkern.kernels.products import KernelOperator
+from streamkern.planning.effort import Effort, Speeds
+from streamkern.solver.precondition.eigen import EIGH
+from streamkern.solver.precondition.noise import NOISE_ROWS
+from streamkern.stream.feed import prepare
+from streamkern.stream.sources.base import Block, joined
+from streamkern.stream.sources.transforms import SETUP_EPOCH
+from streamkern.train.opened import Run
+
+SECONDS = 2.0
+"""For all kinds together, about."""
+SHARES = 12
+LARGEST, COLUMNS, ENTRIES = 4096, 8192, 1 << 24
+"""Of a square matrix, of a kernel matrix, and numbers in one: speeds hardly depend on more."""
+EIGEN = 1536
+READ_BYTES, MOST_UNITS = 32 << 20, 64
+
+Clock = Callable[[], float]
+Call = tuple[float, Callable[[], object]]
+"""Units of a kind that a call does, and the call."""
+
+
+class _Timed(NamedTuple):
+    """Seconds of a unit, and what the first call took more."""
+
+    unit: float
+    first: float
+
+
+class _Sampled(NamedTuple):
+    """Rows, and seconds of a row: until it is read, of them those computing, until prepared."""
+
+    block: Block
+    read: float
+    busy: float
+
+
+def measure_speeds(run: Run, efforts: Iterable[Effort], clock: Clock = time.perf_counter) -> Speeds:
+    """Of the kinds that the efforts have. Takes about `SECONDS`, and longer on slow storage.
+
+    clock : of seconds, another one where the machine has much else to do.
+    """
+    backend, asked = run.backend, sum(efforts, Effort())
+    with backend.active():
+        reading = _read(run, SECONDS / SHARES)
+        X, prepared = _prepare(run, reading.block, SECONDS / SHARES, clock)
+        each = {
+            kind: _timed(backend, SECONDS / SHARES, *call(), clock)
+            for kind, call in _calls(run, X, asked).items()
+            if getattr(asked, kind)
+        }
+    backend.release()
+    compiled = max((each[kind].first for kind in ("kept", "entries") if kind in each), default=0.0)
+    speeds = Effort(**{kind: timed.unit for kind, timed in each.items()})
+    return Speeds(speeds, prepared.unit, reading.read, reading.busy, compiled)
+
+
+def _timed(
+    backend: Backend, share: float, amount: float, call: Callable[[], object], clock: Clock
+) -> _Timed:
+    """The median of the calls in that time, but for a first one, which compiles what it needs."""
+    start = clock()
+    call()
+    backend.synchronize()
+    first = clock() - start
+    taken, began = list[float](), clock()
+    while not taken or clock() - began < share:
+        start = clock()
+        call()
+        backend.synchronize()
+        taken.append(clock() - start)
+    return _Timed(median(taken) / amount, max(first - median(taken), 0.0))
+
+
+def _read(run: Run, share: float) -> _Sampled:
+    """Random units, while there is time. The first one, which opens what it needs, does not count
+    where there are others."""
+    source, seed = run.data.source, run.config.run.random_state
+    units = np.random.default_rng([seed, 0]).permutation(source.n_units)[:MOST_UNITS].tolist()
+    blocks, wall, busy, rows, size = list[Block](), 0.0, 0.0, 0, 0
+    for at, u in enumerate(units):
+        began, computed = time.perf_counter(), time.thread_time()
+        block = source.read_unit(u, seed, SETUP_EPOCH)
+        taken, computing = time.perf_counter() - began, time.thread_time() - computed
+        if size < READ_BYTES:
+            blocks.append(block)
+            size += block.X.nbytes
+        if at or len(units) == 1:
+            wall, busy, rows = wall + taken, busy + computing, rows + len(block.X)
+        if wall > share:
+            break
+    return _Sampled(joined(blocks), wall / rows, min(busy, wall) / rows)
+
+
+def _prepare(run: Run, block: Block, share: float, clock: Clock) -> tuple[Array, _Timed]:
+    """Rows as steps take them, a batch or fewer."""
+    source, backend = run.data.source, run.backend
+    part = block.take(slice(min(run.sizes.batch_size, len(block.X))))
+    made: list[Array] = []
+
+    def call() -> None:
+        made[:] = prepare(
+            backend, part, run.data.weight_factors, transforms=source.feed_transforms,
+            dtype=np.float64 if run.precision == "float64" else np.float32,
+            seed=run.config.run.random_state, epoch=SETUP_EPOCH, n_outputs=source.n_outputs,
+            classes=source.classes,
+        )[:1]  # fmt: skip
+
+    seconds = _timed(backend, share, len(part.X), call, clock)
+    return made[0], seconds
+
+
+def _calls(run: Run, X: Array, asked: Effort) -> dict[str, Callable[[], Call]]:
+    """What makes the call of each kind: only those that are asked for are made."""
+    backend, item = run.backend, X.dtype
+    side = min(getattr(run.sizes, "block_size", run.problem.p), LARGEST)
+    wide = min(run.problem.p if asked.wide_products else NOISE_ROWS, LARGEST)
+    made: list[_KernelMatrix] = []
+
+    def matrix() -> _KernelMatrix:
+        made.extend([] if made else [_KernelMatrix(run, X)])
+        return made[0]
+
+    return {
+        "entries": lambda: matrix().evaluated(keep=False),
+        "kept": lambda: matrix().evaluated(keep=True),
+        "swept": lambda: matrix().swept(side),
+        "calls": lambda: matrix().call(),
+        "products": lambda: _product(backend, side, side, item),
+        "factors": lambda: _factor(backend, side, item),
+        "eigen": lambda: _eigenpairs(run, item),
+        "wide_products": lambda: _product(backend, run.sizes.batch_size, wide, np.float64),
+        "wide_factors": lambda: _factor(backend, wide, np.float64),
+    }
+
+
+class _KernelMatrix:
+    """K(X, Z) of a batch and some centers."""
+
+    def __init__(self, run: Run, X: Array) -> None:
+        backend, c = run.backend, run.problem.c
+        m = run.sizes.batch_size
+        q = max(1, min(run.problem.p, COLUMNS, ENTRIES // m))
+        host = backend.to_host(X)
+        self.op, Z = _operator(run, host, q)
+        self.backend, self.c = backend, c
+        self.x = self.op.points(backend.asarray(np.resize(host, (m, host.shape[1]))), left=True)
+        self.z = self.op.points(backend.asarray(Z), right=True)
+        ones, empty, dtype = backend.xp.ones, backend.xp.empty, self.op.dtype
+        self.K, self.W, self.F = ones((m, q), dtype), ones((q, c), dtype), empty((m, c), dtype)
+        wide = run.method.outputs(run.problem)
+        self.wide = ones((q, wide), dtype), empty((m, wide), dtype)
+
+    def evaluated(self, *, keep: bool) -> Call:
+        W, F = self.wide if keep else (self.W, self.F)
+        K = self.K if keep else None
+        return self.K.size, lambda: self.op.product(self.x, self.z, W, out=F, keep=K)
+
+    def swept(self, side: int) -> Call:
+        """Forth and back, of a matrix that is no smaller than those of setup."""
+        n, backend = max(side, len(self.K)), self.backend
+        K, right, out = (
+            backend.xp.ones((n, width), self.op.dtype) for width in (side, self.c, self.c)
+        )
+        left = backend.xp.ones((side, self.c), self.op.dtype)
+
+        def both() -> None:
+            with backend.single_threaded_blas():
+                backend.matmul_t(K, right, left)
+                backend.matmul(K, left, out)
+
+        return 2 * K.size, both
+
+    def call(self) -> Call:
+        """A product of hardly anything."""
+        x, z, W, F, K = self.x[:1], self.z[:1], self.W[:1], self.F[:1], self.K[:1, :1]
+        return 1, lambda: self.op.product(x, z, W, out=F, keep=K)
+
+
+def _operator(run: Run, X: Any, q: int) -> tuple[KernelOperator, Any]:
+    """Of the kernel, with the median distance where its bandwidth is open; and q rows as centers,
+    or what features are made of."""
+    model, few = run.config.model, X[:NOISE_ROWS].astype(np.float64)
+
+    def width(geometry: str) -> float:
+        if not isinstance(model.bandwidth, str):
+            return model.bandwidth
+        same = len(few) < 2 or not np.ptp(few, axis=0).any()
+        norm = "cityblock" if geometry == "l1" else "euclidean"
+        return 1.0 if same else median_bandwidth(few, norm)
+
+    kernel, Z = get_kernel(model.kernels[0], width), np.resize(X, (q, X.shape[1]))
+    if run.metric is not None:
+        kernel = kernel.with_metric(run.metric)
+    if model.features == "fourier":
+        Z = frequencies(kernel, X.shape[1], q, 0).astype(X.dtype)
+        kernel = FourierFeatures(q, kernel.describe())
+    shift = X.mean(axis=0, dtype=np.float64).astype(X.dtype)
+    return KernelOperator(kernel, run.backend, run.precision, shift, run.grid), Z
+
+
+def _product(backend: Backend, rows: int, columns: int, dtype: Any) -> Call:
+    """Of a matrix with itself, k b^2 FLOPs for half of the result."""
+    W, C = backend.xp.ones((rows, columns), dtype), backend.xp.zeros((columns, columns), dtype)
+    return rows * columns**2, lambda: _alone(backend, lambda: backend.add_gram(C, W, 1.0))
+
+
+def _factor(backend: Backend, n: int, dtype: Any) -> Call:
+    A, room = backend.xp.ones((n, n), dtype), backend.xp.empty((n, n), dtype)
+    A[backend.xp.arange(n), backend.xp.arange(n)] += n
+
+    def call() -> None:
+        room[...] = A
+        backend.cholesky(room)
+
+    return n**3 / 3, call
+
+
+def _eigenpairs(run: Run, dtype: Any) -> Call:
+    n, level = min(run.sizes.n_sample, EIGEN), getattr(run.sizes, "level", 1)
+    rng = np.random.default_rng(0)
+    drawn = run.backend.asarray(rng.standard_normal((n, n)), dtype)
+    A = drawn @ drawn.T
+    k = max(1, min(n - 1, level * n // run.sizes.n_sample))
+    return EIGH * n**3, lambda: run.backend.top_eigh(A.copy(), k)
+
+
+def _alone(backend: Backend, call: Callable[[], None]) -> None:
+    with backend.single_threaded_blas():
+        call()

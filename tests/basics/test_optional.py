@@ -1,0 +1,69 @@
+"""Packages that are not there, and the command that brings them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from streamkern.basics import optional
+from streamkern.basics.errors import MissingDependencyError
+from streamkern.basics.optional import install, need
+
+
+@pytest.fixture(autouse=True)
+def anew() -> Iterator[None]:
+    install.cache_clear()
+    yield
+    install.cache_clear()
+
+
+def test_a_checkout_is_installed_from_itself() -> None:
+    """Which is on no index, and stays editable."""
+    *command, place = shlex.split(install("files"))
+    assert command == ["pip", "install", "-e"]
+    folder, extra = place.removesuffix("]").split("[")
+    assert extra == "files"
+    assert (Path(folder) / "pyproject.toml").is_file()
+    with pytest.raises(MissingDependencyError, match=re.escape(install("files"))):
+        need("numpy.no_such_module")
+
+
+@pytest.mark.parametrize(
+    ("origin", "url"),
+    [
+        (None, None),
+        ({"url": "file:///a%20b/streamkern", "dir_info": {}}, "file:///a%20b/streamkern"),
+        (
+            {"url": "https://host/x.git", "vcs_info": {"vcs": "git"}},
+            "git+https://host/x.git",
+        ),
+        ({"url": "https://host/x.whl", "archive_info": {}}, None),
+    ],
+)
+def test_what_was_installed_comes_from_where_it_came(
+    origin: Any, url: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = {"direct_url.json": None if origin is None else json.dumps(origin)}
+    monkeypatch.setattr(optional, "__file__", str(tmp_path / "a" / "b" / "optional.py"))
+    monkeypatch.setattr(optional, "distribution", lambda name: SimpleNamespace(read_text=read.get))
+    asked = shlex.split(install("s3"))[-1]  # as PEP 508 has it
+    assert asked == ("streamkern[s3]" if url is None else f"streamkern[s3] @ {url}")
+
+
+def test_a_package_without_metadata_is_asked_of_an_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(name: str) -> Any:
+        raise importlib.metadata.PackageNotFoundError
+
+    monkeypatch.setattr(optional, "__file__", str(tmp_path / "a" / "b" / "optional.py"))
+    monkeypatch.setattr(optional, "distribution", none)
+    assert install("s3") == 'pip install "streamkern[s3]"'

@@ -1,0 +1,115 @@
+"""The same mistake made in Python, in a run file and on the command line: each is answered in its
+own words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import streamkern as sk
+from streamkern.cli import main
+from streamkern.cli.wording import SETTING_OPTIONS, Wording
+from streamkern.config.run_config import RunConfig
+
+rng = np.random.default_rng(0)
+X = rng.standard_normal((80, 3)).astype(np.float32)
+USAGE = 2
+
+MISTAKES: tuple[tuple[dict[str, Any], tuple[str, ...], str, tuple[str, str, str]], ...] = (
+    (
+        {"epochs": -1}, ("--epochs", "-1"), "[data]\nepochs = -1",
+        ("epochs=-1 must be", "--epochs -1 must be", "data.epochs=-1 must be"),
+    ),
+    (
+        {"solver": "block", "block_size": 900}, ("--solver", "block", "--set",
+        "solver.block_size=900"), '[solver]\nname = "block"\nblock_size = 900',
+        (
+            "block_size=900 must lie between 1 and n_centers=80",
+            "--set solver.block_size=900 must lie between 1 and --set model.n_centers=80",
+            "solver.block_size=900 must lie between 1 and model.n_centers=80",
+        ),
+    ),
+    (
+        {"solver": "falkon", "epochs": 1}, ("--solver", "falkon", "--epochs", "1"),
+        '[solver]\nname = "falkon"\n[data]\nepochs = 1',
+        (
+            "epochs=1 must be at least 2", "--epochs 1 must be at least 2",
+            "data.epochs=1 must be at least 2",
+        ),
+    ),
+    (
+        {"solver": "sgd", "n_centers": 5}, ("--solver", "sgd", "--set", "model.n_centers=5"),
+        '[solver]\nname = "sgd"\n[model]\nn_centers = 5',
+        (
+            "n_centers=5: solver='sgd' takes all 80 training rows",
+            "--set model.n_centers=5: --solver sgd takes all 80 training rows",
+            'model.n_centers=5: solver.name="sgd" takes all 80 training rows',
+        ),
+    ),
+    (
+        {"memory": "1 MiB"}, ("--memory", "1 MiB"), '[run]\nmemory = "1 MiB"',
+        ("memory=1 MiB is not enough", "--memory 1 MiB is not enough", "run.memory=1 MiB is not"),
+    ),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("wording") / "train.zarr"
+    sk.ingest_store(X, place, y=X[:, 0])
+    return place
+
+
+@pytest.mark.parametrize(("parameters", "options", "table", "said"), MISTAKES)
+def test_a_mistake_is_answered_in_the_words_of_its_place(
+    parameters: dict[str, Any],
+    options: tuple[str, ...],
+    table: str,
+    said: tuple[str, str, str],
+    store: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(ValueError, match=r"must|takes|enough") as caught:
+        sk.KernelRegressor(**parameters).fit(X, X[:, 0])
+    assert str(caught.value).startswith(said[0])
+    assert main.main(["plan", "--train", str(store), *options]) == USAGE
+    assert capsys.readouterr().err.startswith(f"streamkern: {said[1]}")
+    run_file, data = tmp_path / "run.toml", f'train = "{store}"'
+    if "[data]" in table:
+        table = table.replace("[data]", f"[data]\n{data}")
+    else:
+        table = f"[data]\n{data}\n{table}"
+    run_file.write_text(table)
+    assert main.main(["plan", str(run_file)]) == USAGE
+    assert said[2] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "said"),
+    [
+        ((), "set accelerator='none'", "give --set run.accelerator=none"),
+        (("a.toml",), "set accelerator='none'", 'set run.accelerator="none"'),
+        (("a.toml", "--set", "solver.ridge=3"), "ridge=3, level=5",
+         "--set solver.ridge=3, solver.level=5"),
+        (("a.toml", "--epochs=3"), "data.epochs=3; solver.level", "--epochs 3; solver.level"),
+        ((), "'data.epochs=3' n_rows=5, and x=2", "'data.epochs=3' n_rows=5, and x=2"),
+        ((), "pass foreign=True (data.foreign)", "pass --set data.foreign=True"),
+        ((), "s3://b/run.name=3 a.model.kernel=3", "s3://b/run.name=3 a.model.kernel=3"),
+    ],
+)  # fmt: skip
+def test_settings_are_said_as_they_can_be_given(
+    words: tuple[str, ...], text: str, said: str
+) -> None:
+    assert Wording(main._options_of(["train"]), words)(text) == said
+
+
+def test_options_of_settings_are_there_and_settings_exist() -> None:
+    options = set(main._options_of(["train"]).values())
+    assert options.issuperset(SETTING_OPTIONS.values())
+    for path in SETTING_OPTIONS:
+        section, _, name = path.partition(".")
+        assert hasattr(getattr(RunConfig(), section), name)
