@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from streamkern import GaussianNoise, KernelClassifier, KernelRegressor, Laplace, Polynomial
-from streamkern.estimator.parameters import SETTINGS
+from streamkern.config.names import SETTINGS
 
 # Of every parameter that a number or a path may be; words stand for themselves.
 PLAIN: dict[str, list[Any]] = {
@@ -47,6 +47,10 @@ PLAIN: dict[str, list[Any]] = {
     "checkpoint_every": [5, "5 min"],
     "verbose": [0, 1],
     "class_weight": [{0: 2, 1: 0.5}],
+    "early_stopping": [True],
+    "validation_fraction": [0.25],
+    "n_iter_no_change": [3],
+    "callbacks": [()],
 }
 BESIDE: dict[str, dict[str, Any]] = {
     "n_nystrom": {"solver": "eigenpro3"},
@@ -59,6 +63,8 @@ BESIDE: dict[str, dict[str, Any]] = {
     "block_size": {"solver": "block"},
     "damping": {"solver": "block"},
     "warm_start": {"solver": "block"},
+    "validation_fraction": {"early_stopping": True},
+    "n_iter_no_change": {"early_stopping": True},
 }
 PATHS = {"metric", "centers", "warm_start", "run_dir"}
 
