@@ -46,6 +46,10 @@ class EarlyStopping:
         """Whether rows are set aside."""
         return self._patience is not None
 
+    def owes(self, epoch: int) -> bool:
+        """Whether one of so many passes has no score: what told of its end has failed."""
+        return self.active and len(self.scores) < epoch
+
     def judge(self, figures: Mapping[str, float]) -> bool:
         """Whether the pass that has ended is the best so far. figures : on the rows set aside."""
         name = "accuracy" if f"{DATA}_accuracy" in figures else "r2"

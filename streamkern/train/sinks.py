@@ -110,6 +110,7 @@ class MLflow(Callback):
 
     def begin(self, run: Beginning) -> None:
         """Find or make the run, and write the settings."""
+        self.run_id = None  # that of another `fit` has ended
         self._client = self._connected()
         found = self._client.get_experiment_by_name(self.experiment)
         place = (

@@ -210,7 +210,7 @@ class Trainer:
             self.feed.epochs(behind + position.epoch, behind + epochs, position.batch)
         )
         try:
-            if self.evaluations.owed:
+            if self.evaluations.owed or self.stopping.owes(position.epoch):
                 self._evaluate()
                 if position.batch == 0:
                     self._judge_pass()

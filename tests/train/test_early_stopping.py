@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from streamkern.stream.sources.base import joined
 from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.transforms import GaussianNoise
 from streamkern.stream.sources.validation import set_aside
-from streamkern.train import whole_run
+from streamkern.train import live, whole_run
+from streamkern.train.callbacks import Callback, Passed
 from streamkern.train.early_stopping import EarlyStopping, kept_scores, scores_in
 from streamkern.train.online import Online
 from streamkern.train.opened import Given, open_run
@@ -283,3 +285,37 @@ def test_what_it_holds_is_counted() -> None:
     }  # fmt: skip
     assert stops["best weights, a copy for a checkpoint"] == 2 * runs[1].problem.p * 4
     assert runs[1].problem.read_rows == 16
+
+
+class Failing(Callback):
+    """Fails at a number of steps, when it hears of an event or of the end of a pass."""
+
+    def __init__(self, event: str, step: int) -> None:
+        self.event, self.step = event, step
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        if record["event"] == self.event and record["step"] == self.step:
+            raise ZeroDivisionError(self.event)
+
+    def pass_ended(self, passed: Passed) -> None:
+        self.record({"event": "pass ended", "step": passed.step})
+
+
+@pytest.mark.parametrize("event", ["train", "evaluation", "pass ended", "finished"])
+def test_a_callback_that_fails_at_the_end_of_a_pass_takes_no_score_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str
+) -> None:
+    monkeypatch.setattr(live, "LOG_EVERY_S", 0.0)
+    monkeypatch.setattr(live, "LOG_AT_LEAST_EVERY_S", 0.0)
+    whole = finished(early(tmp_path / "whole"), source=noisy())
+    steps = latest_step(tmp_path / "whole")
+    best = best_of(whole.validation_scores)
+    for epoch in [whole.epochs] if event == "finished" else [1, best, whole.epochs]:
+        place, step = tmp_path / str(epoch), steps // whole.epochs * epoch
+        with pytest.raises(ZeroDivisionError, match=event):
+            train(early(place), source=noisy(), callbacks=[Failing(event, step)])
+        assert latest_step(place) == step
+        again = finished(early(place), source=noisy())
+        assert_same_bits(final(place), final(tmp_path / "whole"))
+        assert again.validation_scores == whole.validation_scores
+        assert again.ended == whole.ended
