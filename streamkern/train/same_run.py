@@ -14,12 +14,13 @@ import numpy.typing as npt
 import zarr
 from pydantic import TypeAdapter, ValidationError
 
+from streamkern.backend.numba_backend import numba_problem
 from streamkern.basics.errors import ConfigError, ResumeMismatchError, RunError
 from streamkern.basics.version import __version__
 from streamkern.config.run_config import RunConfig
 from streamkern.planning.sizes import Sizes
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.rundir.sealed import checked_meta
+from streamkern.rundir.sealed import as_saved, checked_meta
 from streamkern.solver.methods import find
 from streamkern.train.opened import Run
 
@@ -91,13 +92,28 @@ def recorded_run(directory: RunDirectory | None) -> dict[str, Any] | None:
 
 
 def as_recorded(config: RunConfig, directory: RunDirectory | None) -> RunConfig:
-    """The settings, with the epochs that "auto" meant when the run was started."""
+    """The settings, with the epochs and the accelerator that "auto" meant when the run was
+    started."""
     recorded = recorded_run(directory)
-    if recorded is None or config.data.epochs != "auto":
+    if directory is None or recorded is None:
         return config
-    return config.with_overrides(
-        {"data.epochs": recorded["identity"]["settings"]["data"]["epochs"]}
-    )
+    meant: dict[str, Any] = {}
+    if config.data.epochs == "auto":
+        meant["data.epochs"] = recorded["identity"]["settings"]["data"]["epochs"]
+    if config.run.accelerator == "auto":
+        meant["run.accelerator"] = _accelerator(directory)
+    return config.with_overrides(meant)
+
+
+def _accelerator(directory: RunDirectory) -> str:
+    """That of a run, as a setting; "auto" where it is not on this machine, or not decided yet."""
+    setup = directory.load_setup(lambda *_: None)
+    if setup is None:
+        return "auto"
+    with as_saved(directory.place):
+        name = str(setup.meta["backend"].get("accelerator")).partition(" ")[0]
+    here = name == "none" or (name == "numba" and numba_problem() is None)
+    return name if here else "auto"
 
 
 def recorded_sizes(directory: RunDirectory | None) -> Sizes | None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from streamkern.backend import devices
 from streamkern.basics.errors import CheckpointError, ResumeMismatchError, RunError
 from streamkern.kernels.builtin import get_kernel
 from streamkern.rundir.run_directory import RunDirectory
@@ -20,7 +21,18 @@ from streamkern.train.same_run import (
     recorded_sizes,
     run_record,
 )
-from tests.runs import Array, array_source, arrays, opened
+from tests.runs import (
+    Array,
+    array_source,
+    arrays,
+    assert_same_bits,
+    final,
+    finished,
+    opened,
+    settings,
+    stopped,
+    stream,
+)
 
 
 def written(path: Path, record: dict[str, Any], *, setup: bool = True) -> RunDirectory:
@@ -162,3 +174,16 @@ def test_what_else_a_process_has_loaded_does_not_count() -> None:
     assert "openblas 0.3 on 2 threads" in change
     assert "mkl 2025" in change
     assert changed_backend(plain, plain | {"device": "gpu"}) == ["device: was 'cpu', now 'gpu'"]
+
+
+@pytest.mark.parametrize("begun", [0.0, float("inf")])
+def test_a_run_goes_on_with_what_it_was_begun_with(
+    begun: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another version of streamkern may think otherwise of whether a compiler pays."""
+    monkeypatch.setattr(devices, "WORTH_COMPILING", begun)
+    finished(settings(tmp_path / "whole"), source=stream())
+    stopped(settings(tmp_path / "run"), 9, source=stream())
+    monkeypatch.setattr(devices, "WORTH_COMPILING", float("inf") if begun == 0 else 0.0)
+    finished(settings(tmp_path / "run"), source=stream())
+    assert_same_bits(final(tmp_path / "run"), final(tmp_path / "whole"))
