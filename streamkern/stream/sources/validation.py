@@ -14,6 +14,7 @@ validated on without augmentation. Nothing of size n is kept.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -56,6 +57,7 @@ def set_aside(source: BaseSource, share: float, seed: int) -> tuple[BaseSource, 
                 "early_stopping can not be used with the shares of a mixture (data.weights), which "
                 "rows set aside would not have; leave one of them out"
             )
+        _check_copies_alone(source)
         parts = [set_aside(part, share, seed) for part in source.parts]
         transforms = (*source.host_transforms, *source.feed_transforms)
         left = MixtureSource([own for own, _ in parts], transforms=transforms)
@@ -63,6 +65,23 @@ def set_aside(source: BaseSource, share: float, seed: int) -> tuple[BaseSource, 
     _check_stored(source)
     split = _Split(source, share, seed)
     return SplitSource(split, aside=False), SplitSource(split, aside=True)
+
+
+def _check_copies_alone(mixture: MixtureSource) -> None:
+    """Raise ConfigError where copies in a store may be of rows of another part."""
+    if len({part.hides_copies for part in _stored(mixture)}) > 1:
+        raise ConfigError(
+            "early_stopping can not be used with a store of copies beside other data, which they "
+            "may be made from; leave early_stopping out, or train on one of them"
+        )
+
+
+def _stored(source: BaseSource) -> Iterator[BaseSource]:
+    """The stores and arrays that a source is made of."""
+    if not source.parts:
+        yield source
+    for part in source.parts:
+        yield from _stored(part)
 
 
 def _check_stored(source: BaseSource) -> None:

@@ -136,6 +136,15 @@ def test_a_source_that_comes_twice_is_set_aside_alike() -> None:
     assert not set(told(left)) & set(told(aside))
 
 
+def test_a_store_of_copies_beside_what_it_may_be_made_from_is_refused(tmp_path: Path) -> None:
+    materialise(AugmentedSource(rows(60), 3, [GaussianNoise(0.1)]), tmp_path / "a.zarr")
+    copies = ZarrSource(tmp_path / "a.zarr")
+    for parts in ([copies, rows(60)], [AugmentedSource(rows(60), 2), MixtureSource([copies])]):
+        with pytest.raises(ConfigError, match="a store of copies beside other data"):
+            set_aside(MixtureSource(parts), 0.2, 0)
+    check(MixtureSource([copies, copies]), 0.2)
+
+
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_of_a_store_of_copies(
     tmp_path: Path, shuffle: bool, monkeypatch: pytest.MonkeyPatch
