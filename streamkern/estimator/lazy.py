@@ -19,6 +19,12 @@ from streamkern.estimator.foreign import as_dask_array, has_columns, is_dask_tab
 # Dask computes blocks on many threads, and each block takes all of them and its own memory.
 _TURN = threading.Lock()
 
+# Of size, or of the user: callbacks hold files and connections, which are for one process.
+_OF_TRAINING = (
+    "_online", "_warm", "_found", "_skl_callbacks", "callbacks", "centers", "metric", "transforms",
+    "history_", "loss_curve_",
+)  # fmt: skip
+
 
 def is_lazy(X: Any) -> bool:
     """Whether answers for X are lazy: of what Dask computes."""
@@ -62,7 +68,7 @@ def columns_in_order(estimator: Any, table: Any) -> list[str] | None:
 def _now(estimator: Any, *, framed: bool = False) -> Any:
     """The estimator as it is now, without what only training needs; for blocks without names."""
     still = copy.copy(estimator)
-    for name in ("_online", "_warm"):
+    for name in _OF_TRAINING:
         vars(still).pop(name, None)
     if not framed:
         still._named_by_store = True

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from typing import Any
 
+import cloudpickle
 import dask
 import dask.array as da
 import dask.dataframe as dd
@@ -161,3 +163,13 @@ def test_partitions_of_unknown_length_stay_so(classifier: KernelClassifier) -> N
     np.testing.assert_array_equal(classifier.predict(unknown).compute(), classifier.predict(X))
     with pytest.raises(DataError, match="call compute_chunk_sizes first"):
         classifier.fit(unknown, LABELS)
+
+
+def test_a_graph_holds_the_model_and_nothing_of_its_training(regressor: KernelRegressor) -> None:
+    model = copy.copy(regressor)
+    for held in ("callbacks", "transforms", "history_"):
+        setattr(model, held, [threading.Lock()])  # which no process hands to another
+    lazy = model.predict(da.from_array(X, chunks=(70, 4)))
+    sent = cloudpickle.dumps(lazy)
+    assert len(sent) < 2 * (regressor.centers_.nbytes + regressor.dual_coef_.nbytes + X.nbytes)
+    assert_rounded(cloudpickle.loads(sent).compute(), regressor.predict(X))
