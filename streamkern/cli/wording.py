@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from streamkern.config.names import SETTINGS, VALUE, reworded
+from streamkern.config.names import QUOTED, SETTINGS, VALUE, reworded
 
 SETTING_OPTIONS: Final = {
     "data.train": "--train", "data.test": "--test", "data.epochs": "--epochs",
@@ -29,6 +29,8 @@ def in_options(text: str, options: Mapping[str, str]) -> str:
     """
 
     def option(match: re.Match[str]) -> str:
+        if not match["name"]:
+            return match[0]
         name, value = options[match["name"]], match["value"] or ""
         if value in ("", "True"):
             return name
@@ -39,7 +41,7 @@ def in_options(text: str, options: Mapping[str, str]) -> str:
 
 
 # Not within a word, a quotation, a setting of a run file (data.x), or what follows one.
-_PARAMETER = rf"(?<![\w.'\"?&/-])(?P<name>{{names}})=(?P<value>{VALUE})(?: \(data\.\w+\))?"
+_PARAMETER = rf"{QUOTED}|(?<![\w.'\"?&/-])(?P<name>{{names}})=(?P<value>{VALUE})(?: \(data\.\w+\))?"
 _BARE = str.maketrans("", "", "[]'\"")
 
 

@@ -58,19 +58,26 @@ ELSEWHERE: Final = {
 }
 """Other settings that have a parameter somewhere."""
 
-# Not within a word, a quotation, or what follows one.
-_BEFORE = r"(?<![\w.'\"?&/-])"
+QUOTED: Final = r"(?<!\w)(?:'[^']*'|\"[^\"]*\")(?!\w)"
+"""A user's text, of which nothing is reworded."""
+# Not within a word or a path, nor what follows one, nor the beginning of a name of a file.
+_BEFORE, _AFTER = r"(?<![\w.'\"?&/-])", r"(?!\w|\.\w|/)"
 VALUE: Final = r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|[^\s;,:()]*"
 
 
 def parameters_of(text: str) -> str:
     """A sentence with settings by the names that they have as parameters."""
-    text = text.replace("run.device_memory", "memory")
-    for name in ("class_weight", "transforms"):
-        text = text.replace(f"data.{name}", name)
-    for name, path in SETTINGS.items():
-        text = text.replace(path, name)
-    return text
+    names = {path: name for name, path in SETTINGS.items()} | {
+        "run.device_memory": "memory",
+        "data.class_weight": "class_weight",
+        "data.transforms": "transforms",
+    }
+    paths = "|".join(map(re.escape, names))
+
+    def named(match: re.Match[str]) -> str:
+        return names[match["path"]] if match["path"] else match[0]
+
+    return re.sub(rf"{QUOTED}|{_BEFORE}(?P<path>{paths}){_AFTER}", named, text)
 
 
 def reworded(text: str, said: Callable[[str, str | None], str]) -> str:
@@ -80,11 +87,14 @@ def reworded(text: str, said: Callable[[str, str | None], str]) -> str:
     known = SETTINGS | ELSEWHERE
     names = "|".join(sorted(known, key=len, reverse=True))
     pattern = (
-        rf"{_BEFORE}(?:(?P<path>(?:data|model|solver|run)\.[a-z]\w*)|(?P<name>{names})(?==))"
+        rf"{QUOTED}|{_BEFORE}"
+        rf"(?:(?P<path>(?:data|model|solver|run)\.[a-z]\w*){_AFTER}|(?P<name>{names})(?==))"
         rf"(?:\s?=\s?(?P<value>{VALUE}))?(?: \((?:data|run)\.\w+\))?"
     )
 
     def render(match: re.Match[str]) -> str:
+        if not (match["path"] or match["name"]):
+            return match[0]
         path, value = match["path"] or known[match["name"]], match["value"]
         return said(path, None if value is None else value.strip("'\""))
 

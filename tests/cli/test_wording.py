@@ -12,6 +12,7 @@ import pytest
 import streamkern as sk
 from streamkern.cli import main
 from streamkern.cli.wording import SETTING_OPTIONS, Wording
+from streamkern.config.names import ELSEWHERE, SETTINGS, parameters_of
 from streamkern.config.run_config import RunConfig
 
 rng = np.random.default_rng(0)
@@ -113,3 +114,29 @@ def test_options_of_settings_are_there_and_settings_exist() -> None:
     for path in SETTING_OPTIONS:
         section, _, name = path.partition(".")
         assert hasattr(getattr(RunConfig(), section), name)
+
+
+PLACES = (
+    "data.test.parquet",
+    "/a/data.scale/model.kernel.npy",
+    "solver.name/x.npy",
+    "run.memory.2",
+)
+
+
+@pytest.mark.parametrize("words", [(), ("a.toml",), ("a.toml", "--train", "x")])
+@pytest.mark.parametrize("path", [*SETTINGS.values(), *ELSEWHERE.values()])
+def test_what_is_of_the_user_stays_as_it_is(words: tuple[str, ...], path: str) -> None:
+    name = path.partition(".")[2]
+    said = Wording(main._options_of(["train"]), words)
+    own = [f"'a {path}=3'", f'"it\'s {name}=2 ({path})"', f"s3://b/{path}?{name}=3&{path}=1",
+           *(f"{place}.{path}.h5" for place in PLACES)]  # fmt: skip
+    for text in own:
+        sentence = f"{text} and 'b' are not the rows' columns, {text}: x"
+        assert said(sentence) == sentence
+        assert parameters_of(sentence) == sentence
+    known = dict(zip(SETTINGS.values(), SETTINGS, strict=True))
+    if path in known:
+        assert parameters_of(f"{path}, {path}=3; '{path}' ({path})") == (
+            f"{known[path]}, {known[path]}=3; '{path}' ({known[path]})"
+        )
