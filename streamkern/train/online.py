@@ -28,7 +28,7 @@ from streamkern.stream.sources.base import Source
 from streamkern.train.live import Live
 from streamkern.train.logged import losses_in
 from streamkern.train.opened import NOTHING, Given, Run, open_run
-from streamkern.train.same_run import recorded_run, recorded_sizes
+from streamkern.train.same_run import begun_with, recorded_run, recorded_sizes
 from streamkern.train.setup import reassemble, start
 from streamkern.train.steps import Between, Kept, Position, Result, Steps
 
@@ -79,6 +79,8 @@ class Online:
             config = config.with_overrides({"solver.name": config.method.name})
         if config.solver.ridge == "auto":
             config = config.with_overrides({"solver.ridge": 0.0})
+        if self.setup is not None and config.run.accelerator == "auto":
+            config = config.with_overrides({"run.accelerator": begun_with(self.setup[1])})
         if self.setup is not None and model.features != "fourier":
             given = replace(given, centers=self.setup[0]["Z"])
         run = open_run(config, given, fixed_sizes=self.sizes, whole=False)

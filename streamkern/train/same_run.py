@@ -101,17 +101,18 @@ def as_recorded(config: RunConfig, directory: RunDirectory | None) -> RunConfig:
     if config.data.epochs == "auto":
         meant["data.epochs"] = recorded["identity"]["settings"]["data"]["epochs"]
     if config.run.accelerator == "auto":
-        meant["run.accelerator"] = _accelerator(directory)
+        setup = directory.load_setup(lambda *_: None)
+        with as_saved(directory.place):
+            meant["run.accelerator"] = "auto" if setup is None else begun_with(setup.meta)
     return config.with_overrides(meant)
 
 
-def _accelerator(directory: RunDirectory) -> str:
-    """That of a run, as a setting; "auto" where it is not on this machine, or not decided yet."""
-    setup = directory.load_setup(lambda *_: None)
-    if setup is None:
-        return "auto"
-    with as_saved(directory.place):
-        name = str(setup.meta["backend"].get("accelerator")).partition(" ")[0]
+def begun_with(meta: Mapping[str, Any]) -> str:
+    """The accelerator of a run, as a setting; "auto" where it is not on this machine.
+
+    meta : of its setup.
+    """
+    name = str(meta["backend"].get("accelerator")).partition(" ")[0]
     here = name == "none" or (name == "numba" and numba_problem() is None)
     return name if here else "auto"
 

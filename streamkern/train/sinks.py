@@ -104,8 +104,8 @@ class MLflow(Callback):
             return module.MlflowClient(self.uri)
         except (module.MlflowException, ImportError) as error:  # SQLite needs more packages
             raise ConfigError(
-                f"run.mlflow={redact(str(self.uri))} is no place that MLflow can use ({error}); "
-                "give the URI of a tracking server or store"
+                f"run.mlflow={redact(str(self.uri))} is no place that MLflow can use "
+                f"({redact(str(error))}); give the URI of a tracking server or store"
             ) from error
 
     def begin(self, run: Beginning) -> None:
@@ -152,4 +152,4 @@ class MLflow(Callback):
 def _parameters(settings: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     for table, values in settings.items():
         for name, value in values.items():
-            yield f"{table}.{name}", str(value)[:LONGEST]
+            yield f"{table}.{name}", redact(str(value))[:LONGEST]

@@ -38,9 +38,12 @@ from streamkern import (
     ResumeMismatchError,
     Scale,
 )
+from streamkern.backend import devices
+from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import DivergenceError, RunError, TrainingInterrupted
 from streamkern.basics.progress import Line
 from streamkern.kernels.builtin import Kernel
+from streamkern.train import opened
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
@@ -456,6 +459,23 @@ def test_partial_fit_of_one_block_is_fit() -> None:
     partial = KernelRegressor(epochs=3, batch_size=10, **options).partial_fit(X, Y)
     np.testing.assert_array_equal(fit.dual_coef_, partial.dual_coef_)
     np.testing.assert_array_equal(fit.predict(X), partial.predict(X))
+
+
+def test_later_blocks_are_computed_with_what_the_first_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used: list[str] = []
+
+    def noted(*asked: Any) -> Any:
+        backend = get_backend(*asked)
+        used.append(backend.accelerator)
+        return backend
+
+    monkeypatch.setattr(opened, "get_backend", noted)
+    model = KernelRegressor(**SMALL).partial_fit(X, Y)
+    monkeypatch.setattr(devices, "WORTH_COMPILING", 0.0)
+    model.partial_fit(X, Y)
+    assert used == ["none", "none"]
 
 
 def test_blocks_add_up() -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from streamkern.basics.errors import ConfigError, MissingDependencyError
 from streamkern.basics.optional import need
-from streamkern.train import guard
-from streamkern.train.sinks import MLflow, TensorBoard, numbers_in
+from streamkern.train import guard, sinks
+from streamkern.train.callbacks import Beginning
+from streamkern.train.sinks import MLflow, TensorBoard, _parameters, numbers_in
 from tests.runs import array_source, finished, settings, stopped, stream
 
 EPOCHS = {"data.epochs": 3, "run.evaluate_every": "auto"}
@@ -43,6 +44,44 @@ def test_numbers_of_records() -> None:
     evaluation = {"event": "evaluation", **where, "test_mse": 0.5, "why": "x", "flag": True}
     assert list(numbers_in(evaluation)) == [("test_mse", 0.5, 80)]
     assert list(numbers_in({"event": "start", **where, "plan": 3})) == []
+
+
+def test_parameters_hold_no_secret() -> None:
+    told = dict(
+        _parameters({"data": {"train": ("https://h/x?sig=SECRET", "s3://b/y"), "epochs": 3}})
+    )
+    assert told["data.epochs"] == "3"
+    assert "s3://b/y" in told["data.train"]
+    assert "SECRET" not in told["data.train"]
+
+
+class _NoServer:
+    """An MLflow whose server can not be reached, until `found`."""
+
+    MlflowException = ConnectionError
+    found = False
+
+    def MlflowClient(self, uri: str) -> Any:
+        if not self.found:
+            raise ConnectionError(f"{uri} does not answer")
+        return self
+
+    def set_terminated(self, run_id: str, status: str) -> None:
+        raise AssertionError(f"{run_id} has ended before")
+
+
+def test_a_place_that_is_gone_is_named_without_secrets_and_touches_no_other_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mlflow = _NoServer()
+    monkeypatch.setattr(sinks, "need", lambda *_: mlflow)
+    mlflow.found = True
+    sink = MLflow("https://user:SECRET@h/x")
+    sink.run_id, mlflow.found = "of the fit before", False
+    with pytest.raises(ConfigError, match="does not answer") as caught:
+        sink.begin(Beginning({}, {}, 0, 0, 1))
+    sink.end(caught.value)
+    assert "SECRET" not in str(caught.value)
 
 
 def test_a_folder_for_tensorboard(tmp_path: Path) -> None:
@@ -119,6 +158,6 @@ def test_what_is_not_installed_is_said_before_anything_is_written(
 ) -> None:
     for module in ("tensorboardX", "mlflow"):
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(MissingDependencyError, match=rf"streamkern\[{extra}\]"):
+    with pytest.raises(MissingDependencyError, match=rf"pip install .*\[{extra}\]"):
         finished(settings(tmp_path / "run", **{f"run.{extra}": str(tmp_path / "x")}))
     assert not list(tmp_path.iterdir())
