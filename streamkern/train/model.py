@@ -31,7 +31,7 @@ from streamkern.predict.predictions import Question, write_predictions
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.sealed import Saved, as_saved
 from streamkern.stream.feed import prepare
-from streamkern.stream.sources.arrays import rows_of
+from streamkern.stream.sources.arrays import is_sparse, rows_of
 from streamkern.stream.sources.base import BaseSource, Block, Source
 from streamkern.stream.sources.column_order import in_columns
 from streamkern.stream.sources.row_shapes import check_row_shape
@@ -102,6 +102,7 @@ class KernelModel:
         """f(X) on the host, (n, c). X : (n, *row_shape) as stored, or flat; sparse rows are made
         dense a tile at a time."""
         check_row_shape("X has", X.shape[1:], "the model was trained on", self.row_shape)
+        X = X.tocsr() if is_sparse(X) else X  # not all of them have rows to slice
         out = np.empty((X.shape[0], self.n_outputs), self.dtype)
         for rows in tiles(X.shape[0], EVALUATED_ROWS):
             part = rows_of(X, rows.start, rows.stop)

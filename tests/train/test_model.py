@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 
 from streamkern.basics.errors import ConfigError, DataError, RunError
 from streamkern.estimator.estimators import KernelClassifier
@@ -49,6 +50,15 @@ def test_values_and_metrics_are_those_of_the_formula(result: Result, truth: Arra
     metrics = result.model.evaluate(array_source(N_TEST, 5))
     np.testing.assert_allclose(metrics["mse"], ((truth - np.eye(C)[y]) ** 2).mean(), rtol=1e-4)
     assert metrics["accuracy"] == (truth.argmax(axis=1) == y).mean()
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("form", ["csr", "csc", "coo", "dok"])
+def test_sparse_rows_of_any_form_have_the_same_values(result: Result, form: str) -> None:
+    X = arrays(N_TEST, 5)[0]
+    X[np.abs(X) < 0.5] = 0
+    sparse = scipy.sparse.coo_array(X).asformat(form)
+    np.testing.assert_array_equal(result.model.values(sparse), result.model.values(X))
 
 
 def test_units_do_not_matter(result: Result) -> None:
