@@ -141,7 +141,7 @@ def _check_store(store: Store, dtype: Any) -> None:
     spec = store.spec
     if spec.foreign:
         raise DataError(f"{store!r} was not written by streamkern; ingest it, and append to that")
-    if spec.n_origins:
+    if spec.n_origins or spec.hides_copies:
         raise DataError(
             f"{store!r} holds augmented copies, and rows behind them could not be told from these; "
             "append to the store that they were made from, and augment that again"

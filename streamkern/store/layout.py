@@ -80,6 +80,8 @@ class StoreSpec:
     n_origins : int
         Rows whose numbers (`Store.source_rows`) are equal modulo this were made from one row; 0
         where no two are, as far as is known.
+    hides_copies : bool
+        Whether some rows were made from one, and it is not known which.
     target_mean, target_scale : (c,) float64 or None
         Mean and standard deviation of each output, one-hot for classes; by the sample weights
         where there are some. None where they are not known without reading the data.
@@ -103,6 +105,7 @@ class StoreSpec:
     target_columns: tuple[str, ...] | None = None
     files: tuple[tuple[str, int], ...] = ()
     n_origins: int = 0
+    hides_copies: bool = False
     target_mean: NDArray[np.float64] | None = field(default=None, repr=False)
     target_scale: NDArray[np.float64] | None = field(default=None, repr=False)
 
@@ -256,6 +259,7 @@ def spec_from_attributes(X: Any, y: Any, w: Any, state: Mapping[str, Any]) -> St
         target_columns=None if y is None else _names(state["target_columns"]),
         files=tuple((name, n_rows) for name, n_rows in state["files"]),
         n_origins=int(state.get("n_origins", 0)),
+        hides_copies=bool(state.get("hides_copies", False)),
         target_mean=None if y is None else _vector(state["target_mean"]),
         target_scale=None if y is None else _vector(state["target_scale"]),
     )

@@ -54,7 +54,7 @@ class StoreWriter:
         What the content is made from. A resume under another plan is refused.
     weighted : bool
         Whether rows bring sample weights.
-    columns, target_columns, files, n_origins
+    columns, target_columns, files, n_origins, hides_copies
         As in `StoreSpec`.
 
     Attributes
@@ -83,6 +83,7 @@ class StoreWriter:
         target_columns: Sequence[str] | None = None,
         files: Sequence[tuple[str, int]] = (),
         n_origins: int = 0,
+        hides_copies: bool = False,
     ) -> None:
         self.url = str(url)
         dtype = np.dtype(x_dtype).newbyteorder("=")
@@ -110,6 +111,7 @@ class StoreWriter:
             target_columns=None if target_columns is None else tuple(target_columns),
             files=tuple((name, int(k)) for name, k in files),
             n_origins=n_origins,
+            hides_copies=hides_copies,
         )
         self._compress, self._made_from = compress, made_from(plan or {}, compress)
         layout.codecs(dtype, compress)
@@ -207,6 +209,7 @@ class StoreWriter:
             "target_columns": spec.target_columns,
             "files": spec.files,
             "n_origins": spec.n_origins,
+            "hides_copies": spec.hides_copies,
             "made_from": self._made_from,
             "digest": "sha256",
             "fingerprint": layout.content_fingerprint(spec, self._arrays.journal.digests),

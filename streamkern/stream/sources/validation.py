@@ -92,6 +92,11 @@ def _check_stored(source: BaseSource) -> None:
             "makes: nobody knows which of them are made from one; leave early_stopping out, or "
             "write them to a store first"
         )
+    if source.hides_copies and not source.n_origins:
+        raise ConfigError(
+            "early_stopping can not be used with a store that copies were written to together with "
+            "other data: nobody knows which of its rows are made from one; leave early_stopping out"
+        )
     for part in source.parts:  # columns in another order
         if isinstance(part, AugmentedSource | MixtureSource) or part.host_transforms:
             raise ConfigError(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from streamkern.basics.errors import ConfigError, DataError
+from streamkern.ingest.append import append
 from streamkern.stream.materialise import materialise
 from streamkern.stream.sources import stores
 from streamkern.stream.sources.arrays import ArraySource
@@ -143,6 +144,18 @@ def test_a_store_of_copies_beside_what_it_may_be_made_from_is_refused(tmp_path: 
         with pytest.raises(ConfigError, match="a store of copies beside other data"):
             set_aside(MixtureSource(parts), 0.2, 0)
     check(MixtureSource([copies, copies]), 0.2)
+
+
+def test_a_store_to_which_both_were_written_says_so(tmp_path: Path) -> None:
+    once, mixed = str(tmp_path / "copies.zarr"), str(tmp_path / "mixed.zarr")
+    materialise(AugmentedSource(rows(60), 3, [GaussianNoise(0.1)]), once)
+    materialise(MixtureSource([rows(60), ZarrSource(once)]), mixed)
+    source = ZarrSource(mixed)
+    assert (source.n_origins, source.hides_copies) == (0, True)
+    with pytest.raises(ConfigError, match="nobody knows which of its rows"):
+        set_aside(source, 0.2, 0)
+    with pytest.raises(DataError, match="holds augmented copies"):
+        append(np.zeros((5, 2), np.float32), mixed, y=np.zeros(5))
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
