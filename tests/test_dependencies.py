@@ -12,9 +12,13 @@ from pathlib import Path
 import pytest
 
 from tools.layout import imports
+from tools.oldest import main as print_oldest
+from tools.oldest import oldest
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+MOST_MANDATORY = 12
 
 # Packages that are not called as their modules are.
 CALLED = {
@@ -65,3 +69,25 @@ def test_what_goes_with_it_imports_what_is_declared(folder: str) -> None:
 
 def test_an_import_of_a_package_that_another_brings_is_found() -> None:
     assert list(undeclared("streamkern", for_users() - {"filelock"})) == ["filelock"]
+
+
+def test_few_packages_are_mandatory() -> None:
+    assert 0 < len(PROJECT["project"]["dependencies"]) <= MOST_MANDATORY
+
+
+def test_the_oldest_versions_are_those_that_are_named() -> None:
+    assert oldest(["numpy>=2", "moto[server]>=5.1"]) == ["numpy==2", "moto==5.1"]
+    with pytest.raises(SystemExit, match=r"'zarr>=3,<4' of pyproject.toml"):
+        oldest(["zarr>=3,<4"])
+
+
+def test_every_dependency_of_a_user_has_an_oldest_version(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_oldest(sorted(PROJECT["project"]["optional-dependencies"]))
+    assert packages(capsys.readouterr().out.splitlines()) == for_users()
+
+
+def test_extras_that_there_are_not_have_no_oldest_versions() -> None:
+    with pytest.raises(SystemExit, match="no extra 's4'; there are"):
+        print_oldest(["s4"])

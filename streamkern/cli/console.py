@@ -41,11 +41,7 @@ def explain(error: BaseException, wording: Callable[[str], str]) -> int:
         say(str(error) or "interrupted")
         return EXIT_INTERRUPTED
     if hasattr(error, "format_message"):  # click's usage errors; typer may carry its own click
-        text = str(error.format_message())
-        if text.startswith("Usage:"):  # no command: the help itself
-            typer.echo(text, err=True)
-        else:
-            say(text)
+        say(str(error.format_message()))
         return EXIT_USAGE
     text = "; ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
     if isinstance(error, StreamkernError):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from streamkern.basics.errors import EXIT_DONE, EXIT_FAILED
+from streamkern.basics.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
 from streamkern.basics.lazy_names import homes, load_name
 from streamkern.basics.stop import Stopped, StopRequest, watched
 from streamkern.basics.version import __version__
@@ -96,7 +96,7 @@ def _command(name: str) -> Any:
 app = typer.Typer(
     **STYLE | {"add_completion": True},
     cls=Commands,
-    no_args_is_help=True,
+    invoke_without_command=True,
     help="Train large kernel models out of core, streaming from Zarr.",
 )
 
@@ -109,12 +109,15 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
     debug: Annotated[bool, typer.Option(DEBUG, help="Show tracebacks.")] = False,
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(EXIT_USAGE)
 
 
 # ----------------------------------------------------------------------------------- the entry

@@ -20,14 +20,14 @@ import enum
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-from tenacity import AsyncRetrying, RetryCallState, stop_before_delay, wait_random_exponential
-
 from streamkern.basics.errors import StorageAccessError, StorageError, StreamkernError
+from streamkern.basics.patience import pauses
 from streamkern.basics.text import redact
 from streamkern.filesystem.waiting import at_once, result_of
 
@@ -308,39 +308,29 @@ class Objects:
             await self._renew(renewals)
             return await asyncio.wait_for(attempt(), limit)
 
-        def passing(state: RetryCallState) -> bool:
-            error = state.outcome.exception() if state.outcome is not None else None
-            if isinstance(error, Exception):
-                return self._outcome(error) is Outcome.PASSING
-            return False
-
-        told = False
-
-        def before_sleep(state: RetryCallState) -> None:
-            nonlocal told
+        began = time.monotonic()
+        left = pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, began + self.deadline_s)
+        tries, told = 1, False
+        while True:
+            try:
+                return await once()
+            except Exception as error:
+                passing = self._outcome(error) is Outcome.PASSING
+                pause, since = next(left, None) if passing else None, time.monotonic() - began
+                if pause is None:
+                    explained = self._explained(where, key, error, tries, since)
+                    if explained is error:  # not about the storage
+                        raise
+                    raise explained from error
+                if since > _SILENT_S and not told:
+                    told = True
+                    _log.warning(
+                        "%s fails (%s); it is tried again until %.0f s have gone by",
+                        where, self._words(error), self.deadline_s,
+                    )  # fmt: skip
             self.traffic.add(retries=1)
-            error = state.outcome.exception() if state.outcome is not None else None
-            if (state.seconds_since_start or 0) > _SILENT_S and not told and error is not None:
-                told = True
-                _log.warning(
-                    "%s fails (%s); it is tried again until %.0f s have gone by",
-                    where, self._words(error), self.deadline_s,
-                )  # fmt: skip
-
-        retrying = AsyncRetrying(
-            retry=passing,
-            stop=stop_before_delay(self.deadline_s),
-            wait=wait_random_exponential(multiplier=_FIRST_PAUSE_S, max=_LONGEST_PAUSE_S),
-            before_sleep=before_sleep,
-            reraise=True,
-        )
-        try:
-            return await retrying(once)
-        except Exception as error:
-            explained = self._explained(where, key, error, retrying.statistics)
-            if explained is error:  # not about the storage
-                raise
-            raise explained from error
+            tries += 1
+            await asyncio.sleep(pause)
 
     def _outcome(self, error: Exception) -> Outcome:
         # What streamkern found wrong itself, such as credentials that are gone by now.
@@ -362,7 +352,7 @@ class Objects:
                 self._renewals.count += 1
 
     def _explained(
-        self, where: str, key: str, error: Exception, statistics: Mapping[str, Any]
+        self, where: str, key: str, error: Exception, tries: int, seconds: float
     ) -> Exception:
         outcome = self._outcome(error)
         if outcome is Outcome.OTHER:
@@ -377,5 +367,4 @@ class Objects:
             )
         if outcome is Outcome.REFUSED:
             return StorageAccessError(f"{where} was refused: {text}")
-        tries, seconds = statistics["attempt_number"], statistics["delay_since_first_attempt"]
         return StorageError(f"{where} failed {tries} times in {seconds:.0f} s: {text}")

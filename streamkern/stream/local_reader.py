@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Protocol
 
-from tenacity import (
-    Retrying,
-    retry_if_exception,
-    sleep_using_event,
-    stop_before_delay,
-    stop_when_event_set,
-    wait_random_exponential,
-)
-
 from streamkern.basics.errors import StreamkernError
+from streamkern.basics.patience import pauses
 from streamkern.stream.sources.base import BaseSource, Block
 from streamkern.stream.unit_graph import UnitWork, run
 
@@ -79,26 +72,18 @@ def read_patiently(
     0.4 … 10 s, drawn at random so that many readers do not return at once, until `retry_s` would
     be over; `stopped` ends a pause. What stays is raised as it came, with a note naming the unit.
     """
-    tries = 0
-
-    def attempt() -> Block:
-        nonlocal tries
-        if tries:
-            on_retry()
+    left = pauses(FIRST_RETRY_S, LONGEST_RETRY_S, time.monotonic() + retry_s)
+    tries = 1
+    while True:
+        try:
+            return reader.read(u, seed, epoch, stopped)
+        except Exception as error:
+            again = _may_pass(error) and not stopped.is_set()
+            pause = next(left, None) if again else None
+            if pause is None or stopped.wait(pause):
+                more = f", {tries} tries" if tries > 1 else ""
+                rows = f"rows {bounds[0]} to {bounds[1] - 1}"
+                error.add_note(f"while reading unit {u} ({rows}) of epoch {epoch}{more}")
+                raise
         tries += 1
-        return reader.read(u, seed, epoch, stopped)
-
-    try:
-        return Retrying(
-            retry=retry_if_exception(lambda e: _may_pass(e) and not stopped.is_set()),
-            wait=wait_random_exponential(multiplier=FIRST_RETRY_S, max=LONGEST_RETRY_S),
-            stop=stop_before_delay(retry_s) | stop_when_event_set(stopped),
-            sleep=sleep_using_event(stopped),
-            reraise=True,
-        )(attempt)
-    except Exception as error:
-        more = f", {tries} tries" if tries > 1 else ""
-        error.add_note(
-            f"while reading unit {u} (rows {bounds[0]} to {bounds[1] - 1}) of epoch {epoch}{more}"
-        )
-        raise
+        on_retry()

@@ -13,17 +13,18 @@ in which order; `Delayed.compute` takes ten times as long as that.
 from __future__ import annotations
 
 import itertools
+import pickle
 import threading
 import uuid
 from collections import OrderedDict
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 from dask.task_spec import Task, TaskRef
 from dask.typing import Key
 
 from streamkern.basics.errors import ClusterError, ConfigError
+from streamkern.basics.optional import need
 from streamkern.basics.version import __version__
 from streamkern.stream.sources.base import BaseSource, Block
 
@@ -94,6 +95,7 @@ class Recipe:
     def __init__(self, source: BaseSource) -> None:
         self.token = uuid.uuid4().hex
         self.versions = versions()
+        cloudpickle = need("cloudpickle", "reading on a cluster", "cluster")
         try:
             self.data: bytes = cloudpickle.dumps(source)
         except Exception as error:
@@ -124,7 +126,7 @@ def opened(held: BaseSource | Recipe) -> BaseSource:
                 if theirs != held.versions[name]:
                     where = "a worker of the cluster"
                     raise ClusterError(mismatch(name, held.versions[name], theirs, where))
-            source = cloudpickle.loads(held.data)
+            source = pickle.loads(held.data)
         _open[held.token] = source
         while len(_open) > _KEPT:
             _open.popitem(last=False)

@@ -1,0 +1,22 @@
+"""How long to wait before what failed is tried again."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+
+
+def pauses(first_s: float, longest_s: float, until: float) -> Iterator[float]:
+    """Seconds before each further try: up to first_s, twice that, four times … longest_s.
+
+    They are drawn at random, so that many that failed together do not come back at once, and end
+    before a try that would begin at `until` or later, a time of `time.monotonic`.
+    """
+    most = first_s
+    while True:
+        pause = random.uniform(0, min(most, longest_s))
+        if time.monotonic() + pause >= until:
+            return
+        yield pause
+        most = min(2 * most, longest_s)
