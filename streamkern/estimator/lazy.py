@@ -32,7 +32,7 @@ def is_lazy(X: Any) -> bool:
 
 
 def answers(estimator: Any, X: Any, method: str, like: npt.NDArray[Any]) -> Any:
-    """A Dask array of `estimator._answer(block, method)`, in the chunks of the rows of X.
+    """A Dask array of `estimator._answer_of_block(block, method)`, in the chunks of the rows of X.
 
     like : the answer for no rows. X : a Dask array, or data frame, whose columns go by name.
     Raises, of what can be seen without computing, as the estimator does for arrays in memory.
@@ -78,4 +78,4 @@ def _now(estimator: Any, *, framed: bool = False) -> Any:
 
 def _answer(block: Any, estimator: Any, method: str) -> Any:
     with _TURN:
-        return estimator._answer(block, method)
+        return estimator._answer_of_block(block, method)

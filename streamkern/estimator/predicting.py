@@ -114,14 +114,21 @@ class Predicting(Parameters):
         """The answer that `method` makes of f(X), in the form that suits X; see `set_output`."""
         check_is_fitted(self)
         X = arrived(X, "X")
-        answer_of = getattr(self, method)
         framed = self._sklearn_output_config.get("predict") == "pandas"
         if lazy.is_lazy(X):
-            like = answer_of(np.zeros((0, len(self.intercept_)), self._dtype))
-            if framed and is_dask_table(X):
-                return lazy.framed_answers(self, X, method, self._framed(like, X, method))
-            return lazy.answers(self, X, method, like)
-        answer = answer_of(self._values(X))
+            framed = framed and is_dask_table(X)
+            like = self._empty_answer(X, method, framed=framed)
+            return (lazy.framed_answers if framed else lazy.answers)(self, X, method, like)
+        answer = getattr(self, method)(self._values(X))
+        return self._framed(answer, X, method) if framed else answer
+
+    def _answer_of_block(self, X: Any, method: str) -> Any:
+        """The same for a block of lazy rows, which may have none: a filter has left none there."""
+        framed = self._sklearn_output_config.get("predict") == "pandas"
+        return self._answer(X, method) if len(X) else self._empty_answer(X, method, framed=framed)
+
+    def _empty_answer(self, X: Any, method: str, *, framed: bool) -> Any:
+        answer = getattr(self, method)(np.zeros((0, len(self.intercept_)), self._dtype))
         return self._framed(answer, X, method) if framed else answer
 
     def _framed(self, answer: npt.NDArray[Any], X: Any, method: str) -> Any:

@@ -173,3 +173,19 @@ def test_a_graph_holds_the_model_and_nothing_of_its_training(regressor: KernelRe
     sent = cloudpickle.dumps(lazy)
     assert len(sent) < 2 * (regressor.centers_.nbytes + regressor.dual_coef_.nbytes + X.nbytes)
     assert_rounded(cloudpickle.loads(sent).compute(), regressor.predict(X))
+
+
+def test_blocks_that_a_filter_leaves_empty_have_no_answers() -> None:
+    table = pd.DataFrame(np.sort(X, axis=0), columns=list("abcd"))
+    lazy = dd.from_pandas(table, npartitions=4)
+    found, wanted = lazy[lazy["a"] > 1], table[table["a"] > 1]
+    model = KernelClassifier(**SMALL).fit(table, pd.Series(LABELS, name="level"))
+    np.testing.assert_array_equal(model.predict(found).compute(), model.predict(wanted))
+    rows = found.to_dask_array()
+    np.testing.assert_array_equal(model.predict(rows).compute(), model.predict(wanted))
+    assert model.decision_function(lazy[lazy["a"] > 99]).compute().shape == (0, 3)
+    model.set_output(predict="pandas")
+    pd.testing.assert_series_equal(model.predict(found).compute(), model.predict(wanted))
+    pd.testing.assert_frame_equal(
+        model.decision_function(found).compute(), model.decision_function(wanted)
+    )
