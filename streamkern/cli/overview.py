@@ -29,7 +29,7 @@ def plan_overview(run: Run, times: Times | None = None) -> dict[str, Any]:
 
     times : what it is expected to take here, where that was measured.
     """
-    problem, sizes, model = run.problem, run.sizes, run.config.model
+    problem, sizes = run.problem, run.sizes
     per_epoch, batches = planned_batches(run)
     return {
         "problem": {
@@ -43,8 +43,8 @@ def plan_overview(run: Run, times: Times | None = None) -> dict[str, Any]:
         "features": problem.features,
         "centers": _choice(run),
         "scale": run.data.scale,
-        "kernel": {"kernel": model.kernel, "bandwidth": model.bandwidth},
-        "kernels": list(kernels_of(run)) if model.kernel == "auto" else None,
+        "kernel": _kernel(run),
+        "kernels": list(kernels_of(run)) if _kernel(run)["kernel"] == "auto" else None,
         "widest": 2.0 ** widest_of(run),
         "solver": {"name": sizes.solver, "reason": run.reason},
         "sizes": _chosen(run),
@@ -70,6 +70,14 @@ def plan_overview(run: Run, times: Times | None = None) -> dict[str, Any]:
         "seconds": None if times is None else asdict(times),
         "stores": [describe_store(store) for store in stores_of(run.data.source)],
     }
+
+
+def _kernel(run: Run) -> dict[str, Any]:
+    """As it is asked for; that of the run that is continued has its bandwidths."""
+    model, continued = run.config.model, run.given.continued
+    if continued is not None:
+        return {"kernel": dict(continued.kernel), "bandwidth": continued.made_kernel().bandwidth}
+    return {"kernel": model.kernel, "bandwidth": model.bandwidth}
 
 
 def _choice(run: Run) -> dict[str, Any]:

@@ -68,7 +68,9 @@ class FoundKernel(NamedTuple):
 
 
 def is_open(run: Run) -> bool:
-    """Whether there is something to be found."""
+    """Whether there is something to be found; not where a run is continued, which has it."""
+    if run.given.continued is not None:
+        return False
     return run.config.model.kernel == "auto" or is_wide_open(run, run.config.model.kernels[0])
 
 

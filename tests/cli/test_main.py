@@ -243,6 +243,10 @@ def test_plan_shows_what_a_continued_run_would_be(run: Run, stores: Path, tmp_pa
     plan = json.loads(out)
     assert plan["problem"]["centers"] == 40
     assert plan["batches"] == 30
+    facts = json.loads(run("info", first, "--json")[1])
+    assert plan["kernel"]["bandwidth"] == plan["kernel"]["kernel"]["bandwidth"]
+    assert plan["kernel"]["bandwidth"] == facts["solver"]["bandwidth"]
+    assert plan["kernels"] is None  # none is looked for
     assert not second.exists()
     said = sentence(run(*onward, "--run-dir", first), USAGE)
     assert "--run-dir" in said
