@@ -33,6 +33,7 @@ from streamkern.stream.sources.transforms import (
     bind_transform,
     from_config,
 )
+from streamkern.train.callbacks import check_callbacks
 from streamkern.train.online import Online, SavedRun
 from streamkern.train.opened import Given
 from streamkern.train.saved_model import Whole, model_only, save_model
@@ -85,7 +86,7 @@ class KernelEstimator(CallbackSupport, Predicting, BaseEstimator):  # type: igno
             # Weights mean something in the scale they were fitted in.
             kept = self._found if warm is not None and config.data.scale == "auto" else []
             stream = self._transformed(source, [*self._transforms(source), *kept])
-            told, tasks = list(self.callbacks or ()), None
+            told, tasks = list(check_callbacks(self.callbacks)), None
             if ScikitLearnCallbacks.wanted(self):
                 metadata = None if sample_weight is None else {"sample_weight": sample_weight}
                 told.append(tasks := ScikitLearnCallbacks(self, X=X, y=y, metadata=metadata))

@@ -32,7 +32,7 @@ from streamkern.estimator.multilabel import (
     streamed_indicator,
     subset_accuracy,
 )
-from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.arrays import ArraySource, is_sparse
 from streamkern.stream.sources.base import BaseSource
 
 __all__ = ["KernelClassifier", "KernelRegressor"]
@@ -291,10 +291,12 @@ True
         """Accuracy, of several labels the share of rows that have all of theirs and no other; y is
         None where X brings it along."""
         X, y = arrived(X, "X"), arrived(y, "y")
+        check_is_fitted(self)
         if not inputs.is_stream(X):
+            if self._takes_indicator(y) and not is_sparse(y):
+                y = checked_indicator(y, len(y))
             return float(super().score(X, y, sample_weight))
         _no_weights(sample_weight)
-        check_is_fitted(self)
         source = self._stream(X, y)
         with self._model() as model:
             if self._indicator is not None:

@@ -38,6 +38,11 @@ def arrived(given: Any, name: str) -> Any:
         )
     if is_dask_table(given):
         return given if name == "X" else with_lengths(given, name)
+    if isinstance(given, np.ma.MaskedArray) and np.ma.is_masked(given):
+        raise DataError(
+            f"{name} is a masked array, whose masked entries would be taken for values; fill them, "
+            f"{name}.filled(value), or leave those rows out"
+        )
     if isinstance(given, np.ndarray) or not hasattr(given, "__dlpack__"):
         return given
     try:
@@ -93,14 +98,19 @@ def names_of_targets(y: Any) -> tuple[Any, ...] | None:
 
 
 def check_table(table: Any, name: str) -> None:
-    """DataError for columns of one name, for times, and for those of a Dask table that are no
-    numbers; of a table in memory who reads it sees whether objects are."""
+    """DataError for columns of one name, sparse ones and times, and for those of a Dask table
+    that are no numbers; of a table in memory who reads it sees whether objects are."""
     columns, dtypes = list(map(str, table.columns)), list(table.dtypes)
     twice = sorted({column for column in columns if columns.count(column) > 1})
     if twice:
         raise DataError(
             f"{name} has more than one column called {some(twice)}; give every column a name of "
             "its own"
+        )
+    if {type(dtype).__name__ for dtype in dtypes} == {"SparseDtype"}:
+        raise DataError(
+            f"{name} is a data frame of sparse columns; give {name}.sparse.to_coo(), or "
+            f"{name}.sparse.to_dense()"
         )
     kinds = {c: getattr(t, "kind", "") for c, t in zip(columns, dtypes, strict=True)}
     refused = "mM" if not is_dask_table(table) else "mMOSUcV"

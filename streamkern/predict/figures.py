@@ -50,7 +50,10 @@ class Figures:
     def result(self) -> dict[str, float]:
         """mse, and r2 or accuracy. Raises DataError where all weights are 0."""
         if not self._weight > 0:
-            raise DataError("all sample weights of the data are 0; there is nothing to evaluate")
+            raise DataError(
+                "all rows to evaluate have sample weight 0; there is nothing to evaluate, give "
+                "more of the rows a weight above 0"
+            )
         squared = self._squared / self._weight
         found = {"mse": float(squared.mean())}
         if self._classes:

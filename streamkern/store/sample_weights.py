@@ -114,15 +114,16 @@ def weight_factors(
 def class_notes(classes: tuple[str, ...], totals: NDArray[np.float64], what: str) -> list[str]:
     """What is unusual about the classes, in sentences.
 
-    totals : (c,) the rows of each class, or their weights; what : "rows" or "weight"
+    totals : (c,) the rows of each class, or their weights; what : "rows", and which, or "weight"
     """
     present = np.flatnonzero(totals > 0)
     if len(present) == 0:
         return []
     if len(present) == 1:
+        are = "are" if what.startswith("rows") else "is"
         return [
-            f"all {what} {'are' if what == 'rows' else 'is'} of class {classes[present[0]]!r}, so "
-            "there is nothing to learn; add rows of another class"
+            f"all {what} {are} of class {classes[present[0]]!r}, so there is nothing to learn; "
+            "add rows of another class"
         ]
     found = []
     if len(present) < len(totals):

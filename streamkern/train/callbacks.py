@@ -7,7 +7,7 @@ its own exception; where there is a run directory, the same call goes on from th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,15 +72,18 @@ class Callback:
         end. Also called where `begin` failed."""
 
 
-def check_callbacks(callbacks: Sequence[Any]) -> tuple[Callback, ...]:
-    """The callbacks; ConfigError for what is none."""
-    for callback in callbacks:
+def check_callbacks(callbacks: Any) -> tuple[Callback, ...]:
+    """The callbacks of a list, or none of None; ConfigError for what is none."""
+    if not isinstance(callbacks, Iterable | None):
+        raise ConfigError(f"callbacks={callbacks!r} must be a list of callbacks; give [it]")
+    found = tuple(callbacks or ())
+    for callback in found:
         if not isinstance(callback, Callback):
             raise ConfigError(
                 f"callbacks has {callback!r}, which is no object of a subclass of "
                 "streamkern.Callback; those of scikit-learn are for set_callbacks"
             )
-    return tuple(callbacks)
+    return found
 
 
 class Callbacks:

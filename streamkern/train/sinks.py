@@ -59,12 +59,12 @@ class TensorBoard(Callback):
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = os.fspath(folder)
-        need("tensorboardX", "run.tensorboard", "tensorboard")
+        need("tensorboardX", "TensorBoard", "tensorboard")
         self._writer: Any = None
 
     def begin(self, run: Beginning) -> None:
         """Open a file in the folder."""
-        module = need("tensorboardX", "run.tensorboard", "tensorboard")
+        module = need("tensorboardX", "TensorBoard", "tensorboard")
         # What was written after the checkpoint that a run is resumed from comes anew.
         again = {"purge_step": run.step + 1} if run.step else {}
         # Else files of one second have one name, and the second would replace the first.
@@ -99,7 +99,7 @@ class MLflow(Callback):
         self._client: Any = None
 
     def _connected(self) -> Any:
-        module = need("mlflow", "run.mlflow", "mlflow")
+        module = need("mlflow", "logging to MLflow", "mlflow")
         try:
             return module.MlflowClient(self.uri)
         except (module.MlflowException, ImportError) as error:  # SQLite needs more packages

@@ -239,7 +239,8 @@ def checked_classes(data: Data) -> list[str]:
     if source.classes is None or source.totals is None:
         return []
     weighed = source.totals if factors is None else source.totals * factors
-    notes = class_notes(source.classes, weighed, "rows" if factors is None else "weight")
+    rows = "rows" if data.aside is None else "rows that are not set aside"
+    notes = class_notes(source.classes, weighed, rows if factors is None else "weight")
     if np.count_nonzero(weighed) < 2:
         raise DataError(notes[0])
     return notes if factors is None else []

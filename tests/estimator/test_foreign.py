@@ -255,3 +255,20 @@ def test_whole_numbers_of_dask_and_zarr_are_those_of_numpy(make_zarr: Any) -> No
     stored = zarr.array(counts, chunks=(70, 6))
     assert_same_model(regressor().fit(stored, Y), wanted)
     np.testing.assert_array_equal(wanted.predict(stored), wanted.predict(counts))
+
+
+def test_what_is_masked_is_no_value(dense: KernelRegressor) -> None:
+    masked = np.ma.masked_array(DENSE, mask=DENSE > 1)
+    with pytest.raises(DataError, match=r"^X is a masked array, .* X\.filled\(value\)"):
+        regressor().fit(masked, Y)
+    with pytest.raises(DataError, match=r"^y is a masked array"):
+        regressor().fit(DENSE, np.ma.masked_array(Y, mask=Y > 1))
+    assert_same_model(regressor().fit(np.ma.masked_array(DENSE), Y), dense)
+
+
+def test_a_frame_of_sparse_columns_says_how_it_is_taken(dense: KernelRegressor) -> None:
+    frame = FRAME.astype(pd.SparseDtype(float, 0.0))
+    with pytest.raises(DataError, match=r"give X\.sparse\.to_coo\(\), or X\.sparse\.to_dense\(\)$"):
+        regressor().fit(frame, Y)
+    assert_same_model(regressor().fit(frame.sparse.to_coo(), Y), dense)
+    assert_same_model(regressor().fit(frame.sparse.to_dense(), Y), dense)

@@ -9,6 +9,7 @@ import dask.array as da
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse as sp
 from sklearn.metrics import accuracy_score
 from sklearn.multiclass import OneVsRestClassifier
 
@@ -53,6 +54,20 @@ def test_predictions_have_the_dtype_of_the_targets(dtype: Any, model: KernelClas
     answer = KernelClassifier(**SMALL).fit(X, Y.astype(dtype)).predict(X)
     assert answer.dtype == (np.int64 if dtype is object else dtype)
     np.testing.assert_array_equal(answer, model.predict(X))
+
+
+def test_labels_of_any_dtype_are_scored(model: KernelClassifier) -> None:
+    wanted = (model.predict(X) == Y).all(axis=1).mean()
+    frame = pd.DataFrame(Y)
+    for given in (
+        Y.astype(object),
+        frame.astype("boolean"),
+        frame.astype("Int64"),
+        sp.csr_array(Y),
+    ):
+        assert model.score(X, given) == pytest.approx(wanted)
+    with pytest.raises(DataError, match=r"^y has shape .* give a column of 0 or 1 for each"):
+        model.score(X, Y[:, 0])
 
 
 def test_lazy_targets_are_those_in_memory(model: KernelClassifier) -> None:

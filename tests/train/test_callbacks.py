@@ -153,4 +153,6 @@ def test_a_run_that_goes_on_says_where(tmp_path: Path) -> None:
 def test_what_is_no_callback_is_refused(tmp_path: Path, wrong: Any) -> None:
     with pytest.raises(ConfigError, match=r"streamkern\.Callback"):
         train(settings(tmp_path / "run"), source=stream(), callbacks=[wrong])
+    with pytest.raises(ConfigError, match=r"must be a list of callbacks; give \[it\]"):
+        train(settings(tmp_path / "run"), source=stream(), callbacks=Listener())  # type: ignore[arg-type]
     assert not (tmp_path / "run").exists()

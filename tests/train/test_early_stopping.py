@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, r2_score
 
-from streamkern.basics.errors import ConfigError, RunError
+from streamkern.basics.errors import ConfigError, DataError, RunError
 from streamkern.config.run_config import ExecutionConfig, RunConfig
 from streamkern.planning.memory import Buffers
 from streamkern.rundir.run_directory import RunDirectory
@@ -254,6 +254,27 @@ def test_rows_that_a_function_makes_are_refused() -> None:
 
     with pytest.raises(ConfigError, match="early_stopping can not be used with rows that"):
         train(early(), source=GeneratorSource(make, 100, (2,), np.float32, 1))
+
+
+def test_a_class_that_is_set_aside_as_a_whole_is_told_of() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(200, 2))
+    few = {"model.n_centers": 5}
+    labels = np.array(["rare", *np.where(X[1:, 0] > 0, "up", "down")])
+    with pytest.warns(UserWarning, match="'rare' has no rows that are not set aside, and will not"):
+        train(early(**few, **{"run.validation_fraction": 0.9}), source=ArraySource(X, labels))
+
+
+def test_rows_set_aside_need_weights() -> None:
+    X, weights = np.random.default_rng(0).normal(size=(60, 2)), np.zeros(60)
+    source = ArraySource(X, X[:, 0], sample_weight=weights)
+    aside = set_aside(source, 0.25, 0)[1]
+    rows = np.concatenate([aside.source_rows(u) for u in range(aside.n_units)])
+    weights[np.setdiff1d(np.arange(60), rows)] = 1
+    with pytest.raises(DataError, match=r"^all rows to evaluate have sample weight 0"):
+        train(
+            early(**{"model.n_centers": 5}), source=ArraySource(X, X[:, 0], sample_weight=weights)
+        )
 
 
 def test_partial_fit_refuses_it() -> None:
