@@ -140,7 +140,7 @@ def train(
 ) -> None:
     """Train, or go on with, the run of a run file."""
     if config.run.run_dir is None:
-        say("note: without run.run_dir the model is not kept and the run can not be resumed")
+        say("note: without --run-dir the model is not kept and the run can not be resumed")
     began = time.perf_counter()
     with _cluster(config.data.dask) as client:
         result = run_training(

@@ -354,7 +354,7 @@ def test_a_run_file_and_what_is_set_over_it(run: Run, stores: Path, tmp_path: Pa
     words = ("train", tmp_path / "run.toml", *settings, *FAST[2:])
     code, out, err = run(*words)
     assert code == DONE
-    assert "note: without run.run_dir the model is not kept" in err
+    assert "note: without --run-dir the model is not kept" in err
     assert "samples" in out
 
 
