@@ -256,10 +256,14 @@ TRIED: dict[str, dict[str, Any]] = {
         "run_dir": "runs/a", "precision": "exact", "device": "cpu", "accelerator": "none",
         "memory": 4096, "device_memory": 4096, "threads": 2, "random_state": 3,
         "checkpoint_every": 5, "keep_checkpoints": 2, "evaluate_every": 0, "evaluate_at": [5, 7],
-        "log": False,
+        "log": False, "tensorboard": "events", "mlflow": "mlruns", "early_stopping": True,
+        "validation_fraction": 0.25, "n_iter_no_change": 3,
     },
 }  # fmt: skip
-PLACES = {"train", "test", "cache", "metric", "centers", "warm_start", "run_dir"}
+PLACES = {
+    *("train", "test", "cache", "metric", "centers", "warm_start", "run_dir"),
+    *("tensorboard", "mlflow"),
+}
 
 
 def in_numpy(value: Any, key: Any = None) -> Any:

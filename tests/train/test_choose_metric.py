@@ -277,7 +277,7 @@ def test_plan_and_info_say_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     capsys.readouterr()
     assert main(["info", run]) == 0
     (line,) = [x for x in capsys.readouterr().out.splitlines() if "learned_metric" in x]
-    assert "full, 120 steps" in line
+    assert re.search(r"(full|diagonal), (120 steps|exponent \S+), error 0\.00\d+", line)
     assert "error without" in line
 
 
