@@ -301,5 +301,6 @@ def unknown_key(model: type[BaseModel], key: str, path: str = "") -> str:
     elif elsewhere:
         remedy = f"did you mean {elsewhere[0]}.{key}?"
     else:
-        remedy = f"known here are {', '.join(parent + name for name in model.model_fields)}"
+        of = f"of {parent.rstrip('.')}" if parent else "here"
+        remedy = f"known {of} are {', '.join(model.model_fields)}"
     return f"{path} is not a setting; {remedy}"

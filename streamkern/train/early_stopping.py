@@ -7,7 +7,7 @@ Which rows are set aside says `stream.sources.validation`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from streamkern.basics.errors import ConfigError
 from streamkern.config.run_config import ExecutionConfig, RunConfig
@@ -50,13 +50,14 @@ class EarlyStopping:
         """Whether one of so many passes has no score: what told of its end has failed."""
         return self.active and len(self.scores) < epoch
 
-    def judge(self, figures: Mapping[str, float]) -> bool:
-        """Whether the pass that has ended is the best so far. figures : on the rows set aside."""
+    def judge(self, figures: Mapping[str, float], keep: Callable[[], object]) -> None:
+        """Take the score of the pass that has ended; `keep` its weights first if it is the best so
+        far, so that no score is there without them. figures : on the rows set aside."""
         name = "accuracy" if f"{DATA}_accuracy" in figures else "r2"
         score = figures[f"{DATA}_{name}"]
-        better = math.isfinite(score) and all(score > other for other in self.scores)
+        if math.isfinite(score) and all(score > other for other in self.scores):
+            keep()
         self.scores.append(score if math.isfinite(score) else -math.inf)
-        return better
 
     def reason(self) -> str | None:
         """Why no further pass is needed, or None."""

@@ -258,8 +258,7 @@ class Trainer:
     def _judge_pass(self) -> None:
         """What its score and the callbacks make of a pass that has ended."""
         if self.stopping.active:
-            if self.stopping.judge(self.evaluations.metrics):
-                self.steps.keep_best()
+            self.stopping.judge(self.evaluations.metrics, self.steps.keep_best)
             self._end_with(self.stopping.reason())
         at, figures = self.position, dict(self.evaluations.metrics)
         last = at.epoch == self.run.config.data.passes or self.ended is not None

@@ -411,7 +411,7 @@ def test_a_run_without_a_training_set_is_refused(tables: dict[str, dict[str, str
         ({"run": {"device": "cuda"}}, '; did you mean "gpu"?'),
         ({"run": {"precision": "float16"}}, "; correct it or leave it out"),
         ({"zzz": {}}, "known here are data, model, solver, run"),
-        ({"model": {"zzz": 1}}, "known here are model.kernel, model.bandwidth"),
+        ({"model": {"zzz": 1}}, "known of model are kernel, bandwidth"),
         ({"model": 3}, "model must be a table of settings; write them under [model]"),
     ],
 )

@@ -343,6 +343,9 @@ def test_what_is_not_a_store_is_refused_in_one_sentence(tmp_path: Path) -> None:
     for missing in ("nowhere", "empty"):
         with pytest.raises(StoreNotFoundError, match="there is no zarr store at"):
             open_store(tmp_path / missing)
+    (tmp_path / "t.npz").write_bytes(b"PK")
+    with pytest.raises(StoreNotFoundError, match=r"t.npz is a file .* streamkern ingest"):
+        open_store(tmp_path / "t.npz")
     with pytest.raises(FileNotFoundError):
         open_store(memory_url())
     zarr.create_array(LocalStore(tmp_path / "array"), shape=(3,), dtype="u1")

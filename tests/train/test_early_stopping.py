@@ -6,6 +6,7 @@ import math
 import shutil
 import signal
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,23 @@ def best_of(scores: list[float]) -> int:
 def judged(scores: list[float], patience: int) -> tuple[list[bool], list[bool]]:
     """(was each the best so far, was it the end) of scores in turn."""
     stopping = EarlyStopping(ExecutionConfig(early_stopping=True, n_iter_no_change=patience))
-    found = [(stopping.judge({"validation_r2": s}), stopping.reason() is not None) for s in scores]
-    return [best for best, _ in found], [end for _, end in found]
+    best, end = [], []
+    for i, score in enumerate(scores):
+        kept: list[int] = []
+        stopping.judge({"validation_r2": score}, partial(kept.append, i))
+        best.append(kept == [i])
+        end.append(stopping.reason() is not None)
+    return best, end
+
+
+def test_a_score_is_there_only_with_its_weights() -> None:
+    def no_room() -> None:
+        raise MemoryError
+
+    stopping = EarlyStopping(ExecutionConfig(early_stopping=True))
+    with pytest.raises(MemoryError):
+        stopping.judge({"validation_r2": 0.5}, no_room)
+    assert stopping.scores == []
 
 
 def test_the_end_comes_after_passes_without_a_better_score() -> None:
