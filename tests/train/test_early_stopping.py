@@ -156,7 +156,7 @@ def test_rows_set_aside_are_never_trained_on(monkeypatch: pytest.MonkeyPatch) ->
     spoilt = AugmentedSource(ArraySource(X, y, unit_rows=16), 2, [GaussianNoise(0.1)])
     kept: list[Any] = []
     monkeypatch.setattr(
-        whole_run.EarlyStopping, "judge", lambda self, figures: kept.append(figures) or False
+        whole_run.EarlyStopping, "judge", lambda self, figures, keep: kept.append(figures)
     )
     first = finished(early(**{"run.n_iter_no_change": 50}), source=source)
     other = finished(early(**{"run.n_iter_no_change": 50}), source=spoilt)
