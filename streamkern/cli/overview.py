@@ -133,15 +133,18 @@ def plan_text(plan: Mapping[str, Any], *, everything: bool = False) -> str:
     stores = [store_text(store) for store in plan["stores"]]
     if everything:
         return "\n\n".join(parts + stores)
-    return "\n\n".join([*parts, *(_first_lines(stores, 2))])
+    return "\n\n".join([*parts, *_in_short(stores)])
 
 
 SHOWN_STORES = 3
 
 
-def _first_lines(texts: Sequence[str], n: int) -> list[str]:
-    """Of the first few texts, and how many there are besides."""
-    shown = ["\n".join(text.splitlines()[:n]) for text in texts[:SHOWN_STORES]]
+def _in_short(texts: Sequence[str]) -> list[str]:
+    """Place, rows and warnings of the first few stores, and how many there are besides."""
+    shown = [
+        "\n".join(lines[:2] + [line for line in lines[2:] if line.startswith("  note:")])
+        for lines in (text.splitlines() for text in texts[:SHOWN_STORES])
+    ]
     more = len(texts) - len(shown)
     return [*shown, f"and {more} more stores"] if more > 0 else shown
 

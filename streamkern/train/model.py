@@ -317,7 +317,9 @@ def load_model(
         raise RunError(f"{run.place} has no checkpoint yet; train first")
     for text in saved.skipped:
         warn(text)
-    backend = get_backend(device, threads, accelerator_of(setup.meta))
+    with as_saved(run.place):
+        accelerator = accelerator_of(setup.meta)
+    backend = get_backend(device, threads, accelerator)
     try:
         with as_saved(run.place):
             return model_of(run.place, backend, setup, saved)

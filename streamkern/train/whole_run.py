@@ -102,9 +102,12 @@ class Trainer:
 
     def _beginning(self, made: Assembled) -> Beginning:
         run, at, directory = self.run, self.position, self.directory
+        place = None if directory is None else redact(directory.place)
+        with as_saved(str(place)):
+            decided = _summary(made.meta)
         return Beginning(
-            run.given.recorded(run.config), _summary(made.meta), at.step, at.epoch,
-            run.config.data.passes, None if directory is None else redact(directory.place),
+            run.given.recorded(run.config), decided, at.step, at.epoch, run.config.data.passes,
+            place,
         )  # fmt: skip
 
     def _setup(self, record: dict[str, Any], warm: WarmStart | None) -> Assembled:

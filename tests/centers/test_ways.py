@@ -440,8 +440,9 @@ def test_the_plan_says_how_centers_are_chosen() -> None:
     plain = plan_overview(opened())
     assert plain["centers"] == {"method": "random"}
     assert "centers" not in plain["flops"]
-    for method, rows in (("kmeans", 10 * runs.N), ("rpcholesky", runs.N)):
-        plan = plan_overview(opened(**{"model.centers": method, "solver.name": "block"}))
+    for method, rows, epochs in (("kmeans", 10 * runs.N, 1), ("rpcholesky", runs.N, 2)):
+        given = {"model.centers": method, "solver.name": "block", "data.epochs": epochs}
+        plan = plan_overview(opened(**given))
         assert plan["centers"] == {"method": method, "rows": rows}
         assert plan["memory"]["phases"]["centers"] > 0
         assert f"60 centers ({method}, from {rows:,} rows)" in plan_text(plan)

@@ -979,7 +979,7 @@ def test_the_plan_has_a_kernel_in_words(
 ) -> None:
     words = [word for setting in settings for word in ("--set", setting)]
     assert main.main(["plan", str(run_file), *words]) == DONE
-    assert f"\n\n{line}" in capsys.readouterr().out
+    assert f"\n{line}" in capsys.readouterr().out
 
 
 def test_a_run_shows_its_kernel_in_words(
@@ -1065,7 +1065,7 @@ def test_the_plot_of_odd_tables() -> None:
 def test_bad_words_are_one_sentence(call: Command, run_file: Path) -> None:
     for words, sentence in (
         (("--bandwidths", "wide"), "--bandwidths 'wide' must be numbers with commas"),
-        (("--kernels", "triangle"), "model.kernel='triangle' must be \"auto\", one of"),
+        (("--kernels", "triangle"), 'model.kernel="triangle" must be "auto", one of'),
         (("--folds", 0), "--folds 0 must be a whole number"),
         (("--write", run_file.parent / "no" / "x.toml"), "is in a folder that does not exist"),
     ):
