@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Backend
 from streamkern.backend.batch import Batch
+from streamkern.backend.ranks import SOLO, Ranks
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures, frequencies
 from streamkern.kernels.points import Grid, Points
@@ -132,11 +133,13 @@ class Case:
     def method(self) -> Method[Any]:
         return find(self.sizes.solver, self.features)
 
-    def solver(self, setup: Setup | None = None, op: KernelOperator | None = None) -> Solver:
+    def solver(
+        self, setup: Setup | None = None, op: KernelOperator | None = None, ranks: Ranks = SOLO
+    ) -> Solver:
         """Assemble a new solver, of other setup arrays or on another operator if given."""
         op = featured(op or self.op, self.features, len(self.Z))
         problem = problem_of(self.Z, self.Y.shape[1], self.features, self.cycled)
-        work = Work(op, both(op, self.Z), problem, self.sizes, self.options)
+        work = Work(op, both(op, self.Z), problem, self.sizes, self.options, ranks=ranks)
         return self.method.assemble(work, setup or self.setup, self.sample_rows)
 
     def columns(self, X: Array) -> Array:

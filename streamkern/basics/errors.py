@@ -77,6 +77,10 @@ class RunError(StreamkernError, RuntimeError):
     """A run directory can not be used as asked."""
 
 
+class RankLostError(RunError):
+    """Another rank of the run is gone. The run can be resumed from its last checkpoint."""
+
+
 class ResumeMismatchError(RunError):
     """Data or settings differ from those the run was started with; names the difference."""
 

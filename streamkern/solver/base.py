@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Array
 from streamkern.backend.batch import Batch
+from streamkern.backend.ranks import SOLO, Ranks
 from streamkern.basics.errors import DivergenceError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
@@ -58,7 +59,8 @@ class State:
 
 
 class Solver:
-    """Base of the solvers. `Z` : points of the centers, p rows, both sides."""
+    """Base of the solvers. `Z` : points of the centers, p rows, both sides. ranks : that each have
+    a part of the rows of a batch; all keep the same state."""
 
     name: str
     """Of a solver whose steps have no size."""
@@ -69,9 +71,10 @@ class Solver:
     """What may be set where steps diverge however short they are."""
 
     def __init__(
-        self, op: KernelOperator, Z: Points, *, n_outputs: int, average: bool = True
-    ) -> None:
-        self.op, self.Z, self.backend = op, Z, op.backend
+        self, op: KernelOperator, Z: Points, *, n_outputs: int, average: bool = True,
+        ranks: Ranks = SOLO,
+    ) -> None:  # fmt: skip
+        self.op, self.Z, self.backend, self.ranks = op, Z, op.backend, ranks
         self.n_outputs = n_outputs
         self.averaging = average
         xp = op.backend.xp
@@ -141,8 +144,12 @@ class Solver:
         for values, loss in ((r, losses[0, ...]), (batch.Y, losses[1, ...])):
             self.backend.xp.multiply(values, values, out=squares)
             self._weigh(squares, batch.w).sum(axis=0, dtype=loss.dtype, out=loss)
-        losses *= 1 / len(r)
-        return losses
+        losses *= 1 / batch.whole
+        return self._total(losses)
+
+    def _total(self, a: Array) -> Array:
+        """a <- the sum of what the ranks have."""
+        return self.ranks.sum(a, self.backend)
 
     def _average(self, state: State) -> None:
         """average <- average + w (alpha - average), w = (k + 1) / (t + k), on the t-th of them.

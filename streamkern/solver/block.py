@@ -48,6 +48,7 @@ class BlockMethod(Method[BlockSizes]):
     features = ("kernel", "nystrom", "fourier")
     knows_rows = True
     bears_width = True
+    over_ranks = True
     finest = FLOOR
 
     def check(self, problem: Problem, options: Options) -> None:
@@ -168,7 +169,7 @@ class BlockMethod(Method[BlockSizes]):
             saved_rules(meta["rules"], options.step_scale), meta["mu"], meta["jitters"],
             arrays["start"], meta["start_rows"], sketches or None,
             arrays.get("values"), arrays.get("L"),
-        )  # fmt: skip
+        ).shared(work.ranks)  # fmt: skip
         # The centers are columns only from here on, where no ridge needs rows of K(Z, Z).
         Z = work.Z if options.fixed_ridge and pre.L is None else work.Z.columns()
         return BlockSolver(

@@ -65,6 +65,8 @@ RIDGE_AGE, RIDGE_DELAY = 0.5, 4
 """See `ridge_schedule`. With 1 for the first a smooth problem was behind; the second is below
 pi^2 / 2, and half of it is taken where rounds are long."""
 LEAST_SHARE = 1e-15
+MORE = 1.1
+"""Of an equal share of a batch, for which a rank has room from the beginning."""
 
 
 def alone(cycled: int | None, m: int) -> float:
@@ -132,20 +134,29 @@ class BlockSolver(Solver):
         widths = [b.stop - b.start for b in preconditioner.blocks]
         widest = max(widths)
         # One matrix per block rather than slices of one: contiguous, as a GPU's GEMM wants them.
-        columns = widths if keep else [widest]
-        self.K = [xp.empty((max_batch, width), op.dtype) for width in columns]
-        self.x = op.empty_points(max_batch, Z.width, left=True)
-        self.r, self.Ku = (xp.empty((max_batch, c), op.dtype) for _ in range(2))
+        self._columns, self.room = widths if keep else [widest], 0
         self.g, self.u = (xp.empty((widest, c), op.dtype) for _ in range(2))
         sketches = preconditioner.sketches or []
         # Of every block [alpha, G], so that one product with K_b serves both.
         self.beside = [xp.empty((len(G), c + G.shape[1]), op.dtype) for G in sketches]
         for beside, G in zip(self.beside, sketches, strict=True):
             beside[:, c:] = G
-        if sketches:
-            self.both = xp.empty((max_batch, c + sketches[0].shape[1]), op.dtype)
-            self.leverages = xp.empty((len(sketches), max_batch), op.dtype)
-            self.own, self.w = (xp.empty(max_batch, op.dtype) for _ in range(2))
+        self._make_room(math.ceil(MORE * max_batch / self.ranks.size))
+
+    def _make_room(self, rows: int) -> None:
+        """For as many rows of a batch; of several ranks one may have more than its share."""
+        if rows <= self.room:
+            return
+        xp, dtype, c = self.backend.xp, self.op.dtype, self.n_outputs
+        self.room = m = min(rows, self.max_batch)
+        self.K = []  # before there are others
+        self.K = [xp.empty((m, width), dtype) for width in self._columns]
+        self.x = self.op.empty_points(m, self.Z.width, left=True)
+        self.r, self.Ku = (xp.empty((m, c), dtype) for _ in range(2))
+        if self.beside:
+            self.both = xp.empty((m, self.beside[0].shape[1]), dtype)
+            self.leverages = xp.empty((len(self.beside), m), dtype)
+            self.own, self.w = (xp.empty(m, dtype) for _ in range(2))
 
     def init(self, alpha: Array | None = None) -> State:
         """What the setup sample alone teaches (`BlockPreconditioner.start`), or `alpha`.
@@ -169,45 +180,47 @@ class BlockSolver(Solver):
         return self.preconditioner.rules
 
     def _step(self, state: State, batch: Batch) -> Array:
-        m, blocks = len(batch.X), self.preconditioner.blocks
+        m, n, blocks = len(batch.X), batch.whole, self.preconditioner.blocks
+        self._make_room(m)
         rng = np.random.default_rng([self.seed, ORDER_STAGE, state.steps])
         order = rng.permutation(len(blocks))
         with self.backend.single_threaded_blas():
             x = self.op.points(batch.X, out=self.x[:m])
             r = self._residual(state, x, batch.Y)
             loss = self._measure(state, batch, r, self.Ku[:m])
-            w = self._weights(state, m, batch.w)
+            w = self._weights(state, m, n, batch.w)
             self._weigh(r, w)
             for i, b in enumerate(order.tolist()):
                 K_b = self.K[b][:m] if self.keep else self._recomputed(x, blocks[b])
-                u = self._block_step(state, b, K_b, r)
+                u = self._block_step(state, b, K_b, r, n)
                 if i + 1 < len(order):
-                    self._leave(r, state, b, K_b, u, w)
+                    self._leave(r, state, b, K_b, u, w, n)
             self._average(state)
-        state.rows += m
+        state.rows += n
         return loss
 
-    def _block_step(self, state: State, b: int, K_b: Array, r: Array) -> Array:
-        block, m = self.preconditioner.blocks[b], len(r)
+    def _block_step(self, state: State, b: int, K_b: Array, r: Array, n: int) -> Array:
+        block = self.preconditioner.blocks[b]
         width = block.stop - block.start
         g = self.backend.matmul_t(K_b, r, self.g[:width])
-        g *= 1 / m
+        g *= 1 / n
         if self.ridge:
             self._add_ridge(g, state, b)
-        u = self.preconditioner.apply(b, g, self.backend, self.u[:width])
-        u *= self._eta(state, b, m)
+        self._total(g)
+        u = self._total(self.preconditioner.apply(b, g, self.backend, self.u[:width]))
+        u *= self._eta(state, b, n)
         alpha = state.alpha[block]
         alpha -= u
         return u
 
-    def _weights(self, state: State, m: int, given: Array | None) -> Array | None:
+    def _weights(self, state: State, m: int, n: int, given: Array | None) -> Array | None:
         """What each row of a batch counts, (m,): its sample weight, damped by its leverage."""
         if not self.beside:
             return given
         xp, w = self.backend.xp, self.w[:m]
-        eta = max(self._eta(state, b, m) for b in range(len(self.preconditioner.rules)))
+        eta = max(self._eta(state, b, n) for b in range(len(self.preconditioner.rules)))
         self.leverages[:, :m].sum(axis=0, out=w)
-        w *= self._alone(m) * eta / m
+        w *= self._alone(n) * eta / n
         if given is None:
             w += 1
             return xp.reciprocal(w, out=w)
@@ -227,12 +240,14 @@ class BlockSolver(Solver):
         """Variance of a mean of m rows drawn as the stream does, over that of rows all new."""
         return alone(self.cycled, m)
 
-    def _leave(self, r: Array, state: State, b: int, K_b: Array, u: Array, w: Array | None) -> None:
+    def _leave(
+        self, r: Array, state: State, b: int, K_b: Array, u: Array, w: Array | None, n: int
+    ) -> None:
         """Take w K_b u from r, already weighted, but for what each row has moved itself by."""
         m = len(r)
         if self.beside:
             own = self.own[:m]
-            share = self._alone(m) * self._eta(state, b, m) / m
+            share = self._alone(n) * self._eta(state, b, n) / n
             self.backend.xp.multiply(self.leverages[b, :m], share, out=own)
             own *= w
             own += 1
@@ -260,28 +275,42 @@ class BlockSolver(Solver):
         """
         pre, xp, part = self.preconditioner, self.backend.xp, self.u[: len(g)]
         if pre.L is not None:
-            with self.backend.workspace(g.shape, g.dtype) as half:
-                self.backend.matmul_t(pre.L, state.alpha, half, lower=True)
-                part = self.backend.matmul(pre.L, half, part, lower=True)
-            part *= self.ridge
-            g += part
+            self._add_norm(g, state, pre.L)
             return
-        block = pre.blocks[b]
+        block, own = pre.blocks[b], self.ranks.stripe(len(g))
+        g, part = g[own], part[own]  # the other rows are added by other ranks
         values = state.alpha if self.op.kernel.explicit else state.pending["ridge_values"]
         if not self.op.kernel.explicit and self._is_due(b, state.steps):
             self._see_ridge(state, b)
-        xp.multiply(values[block], self.ridge, out=part)
+        xp.multiply(values[block][own], self.ridge, out=part)
         g += part
         if pre.jitters[b]:
-            xp.multiply(state.alpha[block], self.ridge * pre.jitters[b], out=part)
+            xp.multiply(state.alpha[block][own], self.ridge * pre.jitters[b], out=part)
             g += part
+
+    def _add_norm(self, g: Array, state: State, L: Array) -> None:
+        """g += ridge L L^T alpha, of which this rank has some rows of L, and adds those of g."""
+        rows = self.ranks.triangle(len(g))
+        first, lower = slice(rows.stop), rows.start == 0
+        with self.backend.workspace(g.shape, g.dtype) as half:
+            half[rows.stop :] = 0
+            self.backend.matmul_t(L, state.alpha[rows], half[first], lower=lower)
+            self._total(half)
+            part = self.backend.matmul(L, half[first], self.u[rows], lower=lower)
+        part *= self.ridge
+        g[rows] += part
 
     def _see_ridge(self, state: State, b: int) -> None:
         """Bring K(Z, Z) alpha of block b up to date."""
         block = self.preconditioner.blocks[b]
-        ids = np.arange(block.start, block.stop)
-        out, same = state.pending["ridge_values"][block], (ids - block.start, ids)
-        self.op.product(self.Z[block], self.Z, state.alpha, out=out, same=same)
+        out = state.pending["ridge_values"][block]
+        own = self.ranks.stripe(len(out))
+        ids = np.arange(own.start, own.stop)
+        if not self.ranks.alone:
+            out[...] = 0
+        same = (ids - own.start, ids + block.start)
+        self.op.product(self.Z[block][own], self.Z, state.alpha, out=out[own], same=same)
+        self._total(out)
 
     def backed_off(self, state: State, good: Array, factor: float) -> None:
         """And with the ridge of those weights."""

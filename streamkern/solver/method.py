@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array
+from streamkern.backend.ranks import SOLO, Ranks
 from streamkern.basics.errors import ConfigError, MemoryBudgetError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
@@ -83,7 +84,7 @@ class Work(Generic[S]):
     """What a solver is made for. Z : points of the centers, both sides. options : with the ridge as
     a number, unless the method finds it. known, noise : of a method that asks for them. worth :
     rows that the run is worth, where the noise says the ridge; a method that comes to know the
-    noise better has "ridge" among what it computes."""
+    noise better has "ridge" among what it computes. ranks : that share its steps."""
 
     op: KernelOperator
     Z: Points
@@ -93,11 +94,14 @@ class Work(Generic[S]):
     known: Known | None = None
     noise: Noise = NO_NOISE
     worth: float | None = None
+    ranks: Ranks = SOLO
 
     @property
     def shared(self) -> dict[str, Any]:
         """What every solver is given."""
-        return {"n_outputs": self.problem.c, "average": self.options.average}
+        return {
+            "n_outputs": self.problem.c, "average": self.options.average, "ranks": self.ranks,
+        }  # fmt: skip
 
 
 class Method(Generic[S]):
@@ -121,6 +125,8 @@ class Method(Generic[S]):
     finest = 0.0
     """The least penalty with which it learns fast, of the mean k(x, x): a kernel that suits data
     with less only would be learned slowly."""
+    over_ranks = False
+    """Whether several ranks can share its steps."""
     squares = False
     """Whether it holds p x p matrices whatever the memory."""
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from streamkern.backend.base import Array, Backend
+from streamkern.backend.ranks import SOLO, Ranks
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
@@ -95,21 +96,40 @@ class BlockPreconditioner:
     ridge: float = 0.0
     damped: tuple[Array, Array] | None = None
     """(E, D) of shapes (b, q) and (q,): the step is H^T (I - E D E^T) H g, see `linear`."""
+    ranks: Ranks = SOLO
+    """Each has some rows of every H and of L, as `shared` leaves them."""
 
     @property
     def jitter(self) -> float:
         """The largest of a block."""
         return max(self.jitters)
 
+    def shared(self, ranks: Ranks) -> BlockPreconditioner:
+        """With the rows of the factors that are this rank's, in memory of their own."""
+        if ranks.alone:
+            return self
+
+        def part(factor: Array | None) -> Array | None:
+            if factor is None:
+                return None
+            rows = ranks.triangle(len(factor))
+            return factor[rows, : rows.stop].copy()
+
+        return replace(self, H=[part(H) for H in self.H], L=part(self.L), ranks=ranks)
+
     def apply(self, b: int, g: Array, backend: Backend, out: Array) -> Array:
-        """H_b^T H_b g. g, out : (b, c)."""
-        H = self.H[b]
+        """H_b^T H_b g, or what this rank's rows of H_b add to it. g, out : (b, c)."""
+        H, rows = self.H[b], self.ranks.triangle(len(g))
         if H is None:
-            out[...] = g
+            out[...] = 0
+            out[rows] = g[rows]
             return self._damp(out, backend)
-        with backend.workspace(g.shape, g.dtype) as half:
-            self._damp(backend.matmul(H, g, half, lower=True), backend)
-            return backend.matmul_t(H, half, out, lower=True)
+        first, lower = slice(rows.stop), rows.start == 0
+        out[rows.stop :] = 0
+        with backend.workspace((len(H), g.shape[1]), g.dtype) as half:
+            self._damp(backend.matmul(H, g[first], half, lower=lower), backend)
+            backend.matmul_t(H, half, out[first], lower=lower)
+        return out
 
     def _damp(self, half: Array, backend: Backend) -> Array:
         """half <- (I - E D E^T) half."""

@@ -1,0 +1,140 @@
+"""Ranks: trainers that make one step together, and the sums between them.
+
+Every rank has a part of the rows of a batch, and sees the same sums; so all of them go the same way
+without a word beside. Nothing is sent but numbers.
+
+`Collective` is XGBoost's, by TCP, without authentication: for networks that one trusts. An array of
+a GPU goes through the host.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.base import Array, Backend
+from streamkern.basics.errors import RankLostError
+from streamkern.basics.optional import need
+
+
+class Ranks:
+    """One of `size` trainers. On its own: a sum over one is what it is."""
+
+    rank, size = 0, 1
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is nobody else."""
+        return self.size == 1
+
+    def sum(self, a: Array, backend: Backend) -> Array:
+        """a <- its sum over the ranks, with the same bits on all of them. Everybody calls it."""
+        if not self.alone and a.size:
+            host = np.ascontiguousarray(backend.to_host(a))
+            total = self._total(host)
+            a[...] = backend.asarray(total.reshape(host.shape), a.dtype)
+        return a
+
+    def same(self, numbers: Sequence[float]) -> npt.NDArray[np.float64]:
+        """Those of rank 0, on all ranks. Everybody calls it."""
+        mine = np.asarray(numbers, np.float64) * (self.rank == 0)
+        return mine if self.alone else self._total(mine)
+
+    def _total(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        raise NotImplementedError
+
+    def stripe(self, n: int) -> slice:
+        """The part of n rows that is this rank's; some may have none."""
+        return slice(n * self.rank // self.size, n * (self.rank + 1) // self.size)
+
+    def triangle(self, n: int) -> slice:
+        """The rows of a lower triangular matrix of n that are this rank's: equal areas."""
+        first, last = (round(n * (k / self.size) ** 0.5) for k in (self.rank, self.rank + 1))
+        return slice(first, last)
+
+
+SOLO = Ranks()
+
+
+class Threads(Ranks):
+    """Ranks that are threads of one process. `made` gives all of them."""
+
+    def __init__(self, rank: int, size: int, board: _Board) -> None:
+        self.rank, self.size, self._board = rank, size, board
+
+    @classmethod
+    def made(cls, size: int) -> list[Threads]:
+        """As many ranks, each for a thread of its own."""
+        board = _Board(size)
+        return [cls(rank, size, board) for rank in range(size)]
+
+    def _total(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return self._board.total(self.rank, mine)
+
+    def abort(self) -> None:
+        """Whoever waits for this rank fails."""
+        self._board.met.abort()
+
+
+class _Board:
+    """Where threads lay down what they have. Added up in the order of the ranks by each of them."""
+
+    def __init__(self, size: int) -> None:
+        self.met = threading.Barrier(size)
+        self.parts: list[Any] = [None] * size
+
+    def total(self, rank: int, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        try:
+            self.parts[rank] = mine.copy()
+            self.met.wait()
+            total = sum(self.parts[1:], self.parts[0].copy())
+            self.met.wait()  # before anyone lays down the next one
+        except threading.BrokenBarrierError:
+            raise RankLostError("another rank has failed") from None
+        return np.asarray(total)
+
+
+class Collective(Ranks):
+    """Ranks that are processes, by `xgboost.collective`; see `joined`."""
+
+    def __init__(self, rank: int, size: int, library: Any) -> None:
+        self.rank, self.size, self._library = rank, size, library
+
+    def _total(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        library = self._library
+        try:
+            return np.asarray(library.allreduce(mine, library.Op.SUM)).reshape(mine.shape)
+        except Exception as error:  # XGBoost's own type: a peer that is gone, a time that is up
+            raise RankLostError(f"another rank is gone, or too slow: {_short(error)}") from error
+
+
+def _short(error: Exception) -> str:
+    """The last line that says something; XGBoost's errors come with traces of its own."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = [line for line in lines if not line.startswith(("[bt]", "Stack trace"))]
+    return (said or lines or [type(error).__name__])[0][:200]
+
+
+@contextmanager
+def joined(rank: int, tracker: Mapping[str, Any]) -> Iterator[Ranks]:
+    """The ranks that `tracker`, of the process that started them, brings together.
+
+    tracker : what `xgboost.tracker.RabitTracker.worker_args` returned. Once in a process at a time.
+
+    Raises
+    ------
+    RankLostError
+        They do not come together.
+    """
+    library = need("xgboost.collective", "a run of several ranks", "ranks")
+    try:
+        library.init(**tracker, dmlc_task_id=str(rank))
+    except Exception as error:
+        raise RankLostError(f"the ranks do not come together: {_short(error)}") from error
+    yield Collective(library.get_rank(), library.get_world_size(), library)
+    library.finalize()  # not after a failure: it would wait for the others

@@ -1,0 +1,131 @@
+"""A step over several ranks is the step of one, whoever has which rows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamkern.backend.base import Backend
+from streamkern.backend.batch import Batch
+from streamkern.backend.ranks import SOLO, Ranks, Threads
+from streamkern.planning.sizes import Options
+from streamkern.solver.base import Solver, State
+from tests.maths import Array, Case, make_case, operator
+
+T = TypeVar("T")
+OVER_RANKS = ["block", "blocks", "blocks, recomputed", "blocks, fourier", "block, nystrom"]
+
+
+def on_threads(size: int, work: Callable[[Ranks], T]) -> list[T]:
+    """Return what every rank's work returned; whoever fails takes the others along."""
+    results: list[Any] = [None] * size
+    failures: list[BaseException] = []
+
+    def one(ranks: Threads) -> None:
+        try:
+            results[ranks.rank] = work(ranks)
+        except BaseException as error:
+            failures.append(error)
+            ranks.abort()
+
+    threads = [threading.Thread(target=one, args=(ranks,)) for ranks in Threads.made(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return results
+
+
+def trained(
+    case: Case, ranks: Ranks, share: Callable[[Array], Array], w: Array | None = None,
+    steps: int = 7,
+) -> tuple[Solver, State, list[float]]:  # fmt: skip
+    """Return a solver of these ranks behind some steps. share : of each of a batch's rows, whose it
+    is, one of the ranks."""
+    dtype, precision = case.op.dtype, case.op.precision
+    op = operator(precision=precision, backend=Backend(threads=1), shift=case.op.shift)
+    solver = case.solver(op=op, ranks=ranks)
+    state, losses = solver.init(), []
+    for t in range(steps):
+        ids = case.batch(t)
+        mine = ids[share(ids) == ranks.rank]
+        X, Y = (a[mine].astype(dtype) for a in (case.X, case.Y))
+        weights = None if w is None else w[mine].astype(dtype)
+        batch = Batch(X, Y, mine, weights, n_rows=len(ids))
+        losses.append(float(solver.step(state, batch)[0].sum()))
+    return solver, state, losses
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+@pytest.mark.parametrize("ridge", [0.0, 1e-3])
+@pytest.mark.parametrize("name", OVER_RANKS)
+def test_any_number_of_ranks_takes_the_steps_of_one(name: str, ridge: float, size: int) -> None:
+    """Weighted or not, of a short batch too; more ranks than rows of a short batch."""
+    case = make_case(operator(), name, options=Options(seed=3, ridge=ridge))
+    for w in (None, np.random.default_rng(1).uniform(0.2, 3, len(case.X))):
+        _, alone, losses = trained(case, SOLO, lambda ids: 0 * ids, w)
+        many = on_threads(size, lambda r: trained(case, r, lambda ids: ids * 7 % 11 % size, w))
+        for _, state, said in many:
+            np.testing.assert_allclose(state.alpha, alone.alpha, rtol=0, atol=1e-12)
+            np.testing.assert_allclose(state.average, alone.average, rtol=0, atol=1e-12)
+            np.testing.assert_allclose(said, losses, rtol=1e-12)
+            assert state.rows == alone.rows
+        # Not a bit apart, or replicas would drift.
+        assert all((s.alpha == many[0][1].alpha).all() for _, s, _ in many)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(2, 5), st.integers(0, 2**31), st.sampled_from(["block", "blocks"]))
+def test_rows_may_be_anybodys(size: int, seed: int, name: str) -> None:
+    """All of them one rank's, none of them another's."""
+    case = make_case(operator(), name, options=Options(seed=3, ridge=1e-4))
+    owners = np.random.default_rng(seed).integers(0, size, len(case.X))
+    owners[: seed % len(owners)] = size - 1
+    _, alone, _ = trained(case, SOLO, lambda ids: 0 * ids, steps=4)
+    for _, state, _ in on_threads(size, lambda r: trained(case, r, lambda ids: owners[ids], None, 4)):
+        np.testing.assert_allclose(state.alpha, alone.alpha, rtol=0, atol=1e-12)
+
+
+def test_float32_has_the_loss_of_one_rank() -> None:
+    """To four digits, as the sums are in another order."""
+    case = make_case(operator(precision="exact"), "blocks", options=Options(seed=3, ridge=1e-3))
+    _, _, losses = trained(case, SOLO, lambda ids: 0 * ids)
+    for _, _, said in on_threads(4, lambda r: trained(case, r, lambda ids: ids % 4)):
+        np.testing.assert_allclose(said, losses, rtol=1e-4)
+
+
+def test_factors_are_shared_out() -> None:
+    """In stripes of equal work, which together are the whole."""
+    case = make_case(operator(), "block", options=Options(seed=3, ridge=1e-3))
+    whole: Any = trained(case, SOLO, lambda ids: 0 * ids, steps=0)[0]
+    parts: list[Any] = on_threads(3, lambda r: trained(case, r, lambda ids: ids % 3, steps=0)[0])
+    H = np.zeros((24, 24))
+    for solver in parts:
+        rows = solver.ranks.triangle(24)
+        H[rows, : rows.stop] = solver.preconditioner.H[0]
+        assert solver.preconditioner.H[0].size < 0.45 * H.size
+        assert solver.preconditioner.L.shape == solver.preconditioner.H[0].shape
+    np.testing.assert_array_equal(H, whole.preconditioner.H[0])
+
+
+def test_going_back_goes_back_alike() -> None:
+    """With the ridge's values, which all ranks evaluate together."""
+    case = make_case(operator(), "blocks", options=Options(seed=3, ridge=1e-2))
+
+    def back(ranks: Ranks, size: int) -> tuple[Array, Array]:
+        solver, state, _ = trained(case, ranks, lambda ids: ids % size)
+        solver.backed_off(state, state.average.copy(), 0.5)
+        return state.alpha, state.pending["ridge_values"]
+
+    alpha, values = back(SOLO, 1)
+    for a, v in on_threads(3, lambda ranks: back(ranks, 3)):
+        np.testing.assert_allclose(a, alpha, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(v, values, rtol=0, atol=1e-12)
