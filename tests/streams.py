@@ -61,7 +61,7 @@ def epoch_rows(plan: EpochPlan, sizes: np.ndarray) -> list[np.ndarray]:
 
 def kept(batches: Iterable[HostBatch]) -> list[HostBatch]:
     """The batches copied, since their memory is reused."""
-    return [HostBatch(b.X.copy(), b.y.copy(), b.rows.copy(), b.epoch, b.index) for b in batches]
+    return [b._replace(X=b.X.copy(), y=b.y.copy(), rows=b.rows.copy(), w=None) for b in batches]
 
 
 def assert_same_rows(ours: tuple[Any, ...], theirs: tuple[Any, ...]) -> None:

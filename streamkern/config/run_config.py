@@ -75,6 +75,7 @@ FREE_AT_RESUME: Final = frozenset(
         "run.memory",
         "run.device_memory",
         "run.threads",
+        "run.ranks",
         "run.checkpoint_every",
         "run.keep_checkpoints",
         "run.evaluate_every",
@@ -111,6 +112,7 @@ class ExecutionConfig(Table):
     memory : what the run may add to the process, in bytes; "auto": four fifths of what is free.
     device_memory : the same of the GPU's memory.
     threads : of the computation; "auto": one for each processor.
+    ranks : processes that share every step, each with a part of its rows; with the block solver.
     random_state : the seed that fixes every draw.
     checkpoint_every : steps or time between two checkpoints; "auto": a minute, or 20 times what
     training stood still for the one before.
@@ -135,6 +137,7 @@ class ExecutionConfig(Table):
     memory: Memory = "auto"
     device_memory: Memory = "auto"
     threads: AutoCount = "auto"
+    ranks: Count = 1
     random_state: Seed = 0
     checkpoint_every: Cadence = "auto"
     keep_checkpoints: Count = 3

@@ -78,6 +78,7 @@ class Problem:
     n_stored: int = 0
     hides_copies: bool = False
     set_aside: int = 0
+    ranks: int = 1
     read_rows: int = 0
     features: str = "kernel"
 

@@ -41,6 +41,8 @@ def choose_method(
     def block(reason: str) -> tuple[Method[Any], Sizes, Buffers, str]:
         return BLOCK, sizes, buffers, reason
 
+    if problem.ranks > 1:
+        return block("chosen, as several ranks can share its steps")
     setting = options.first_set(_BLOCK_ONLY)
     if setting is not None:
         return block(f"chosen, as solver.{setting} is set")
@@ -73,7 +75,8 @@ def _without_block(
     problem: Problem, options: Options, budget_bytes: int, error: MemoryBudgetError
 ) -> tuple[Method[Any], Sizes, Buffers, str]:
     """Few centers take less memory than the block solver's samples."""
-    block_only = options.ridge == 0 or problem.set_aside or problem.features != "kernel"
+    others = problem.set_aside or problem.features != "kernel" or problem.ranks > 1
+    block_only = options.ridge == 0 or others
     if block_only or options.first_set(_BLOCK_ONLY):
         raise error
     try:

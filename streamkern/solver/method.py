@@ -138,6 +138,11 @@ class Method(Generic[S]):
     def check(self, problem: Problem, options: Options) -> None:
         """Raise ConfigError where a setting contradicts the data."""
         check_between("batch_size", options.batch_size, 1, problem.n_rows, "n_rows=")
+        if problem.ranks > 1 and not self.over_ranks:
+            raise ConfigError(
+                f"run.ranks={problem.ranks} can not share the steps of solver={self.name!r}; leave "
+                "ranks out, or use solver='block' in a new run directory"
+            )
         if self.in_place and problem.p != problem.n_rows:
             raise ConfigError(
                 f"solver={self.name!r} needs every training row as a center, but "

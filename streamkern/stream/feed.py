@@ -160,7 +160,7 @@ class Feed:
                 self._arrays.restart()
                 X, Y, w = self._path.take(up["X"], up["y"], up["rows"], batch.epoch, up.get("w"))
                 last = batch.index + 1 == self.loader.n_batches
-                yield Batch(X, Y, batch.rows, w, batch.epoch, batch.index, last)
+                yield Batch(X, Y, batch.rows, w, batch.epoch, batch.index, last, batch.n_rows)
         finally:
             batches.close()  # type: ignore[attr-defined]  # at once, not when collected
 

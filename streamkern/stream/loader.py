@@ -27,7 +27,7 @@ import numpy as np
 from streamkern.basics.errors import ConfigError, RunError
 from streamkern.basics.machine import available_cpus
 from streamkern.basics.plain import plain
-from streamkern.stream.buffers import Buffer, Fill
+from streamkern.stream.buffers import Buffer, Fill, Share
 from streamkern.stream.cluster_reader import ClusterReader
 from streamkern.stream.local_reader import LocalReader, UnitReader, read_patiently
 from streamkern.stream.order import PLAN_VERSION, EpochPlan
@@ -42,7 +42,8 @@ class HostBatch(NamedTuple):
 
     X : (m, *row_shape) storage dtype; y : (m,) int64 ids or (m, c) floats; rows : (m,) int64
     virtual row ids; w : (m,) float32 sample weights as the source has them, or None. Views of a
-    block buffer, or of one reused buffer across a block's edge.
+    block buffer, or of one reused buffer across a block's edge. n_rows : of the whole batch, of
+    which this may be a share.
     """
 
     X: np.ndarray
@@ -51,6 +52,7 @@ class HostBatch(NamedTuple):
     epoch: int
     index: int  # type: ignore[assignment]  # hides tuple.index
     w: np.ndarray | None = None
+    n_rows: int = 0
 
 
 @dataclass
@@ -88,6 +90,7 @@ class Loader:
     retry_s : how long a transient OSError (a time-out, a reset connection) is retried
     in_order : the rows as the source has them; nothing is shuffled
     repeat : every epoch has the order and the draws of epoch 0, and calls itself that
+    share : of each batch, that is read; the others are other ranks'
     """
 
     def __init__(
@@ -103,13 +106,14 @@ class Loader:
         retry_s: float = 60.0,
         in_order: bool = False,
         repeat: bool = False,
+        share: Share = Share(),
     ) -> None:
         for name, value in (("block_bytes", block_bytes), ("in_flight_bytes", in_flight_bytes)):
             if value < 1:
                 raise ConfigError(f"{name}={value} must be at least 1")
         source = as_source(source)
         self.source, self.batch_size, self.seed, self.retry_s = source, batch_size, seed, retry_s
-        self.in_order, self.repeat = in_order, repeat
+        self.in_order, self.repeat, self.share = in_order, repeat, share
         self.stats = LoaderStats()
         self._sizes = unit_sizes(source)
         unit_rows = int(self._sizes.max(initial=1))
@@ -120,6 +124,7 @@ class Loader:
         fit = max(1, block_bytes // (unit_rows * self._row_bytes))
         self.mix_units = max(1, min(fit, source.n_units))
         self._block_rows = min(self.mix_units * unit_rows, source.n_rows)
+        self._room = min(share.rows(self.mix_units, unit_rows), source.n_rows)
         self.n_batches = self._plan(0).n_batches  # also checks seed and batch_size
         waits = client is not None or source.remote
         self.threads = _n_threads(threads, in_flight_bytes // self._unit_bytes, waits)
@@ -233,24 +238,25 @@ class Loader:
         if len(pieces) == 1:
             piece, fill = pieces[0], self._ready(run)
             run.drained = piece.stop == fill.n_rows
-            rows = fill.buffer.part(piece.start, piece.stop)
+            rows = fill.part(piece.start, piece.stop)
         else:
             if self._straddle is None:
-                self._straddle = Buffer(self.source, self.batch_size)
+                self._straddle = Buffer(self.source, self.batch_size, 0)
             done = 0
             for piece in pieces:
                 if done:
                     self._release(run)
                 fill = self._ready(run)
-                size = piece.stop - piece.start
-                part = fill.buffer.part(piece.start, piece.stop)
+                part = fill.part(piece.start, piece.stop)
+                size = len(part.rows)
                 self._straddle.held.put(slice(done, done + size), part)
                 run.drained = piece.stop == fill.n_rows
                 done += size
             rows = self._straddle.part(0, done)
         self.stats.batches += 1
         self.stats.rows += len(rows.rows)
-        return HostBatch(rows.X, rows.y, rows.rows, plan.epoch, index, rows.w)
+        whole = sum(piece.stop - piece.start for piece in pieces)
+        return HostBatch(rows.X, rows.y, rows.rows, plan.epoch, index, rows.w, whole)
 
     def _ready(self, run: _Run) -> Fill:
         """The block being drained, once all of its units are in place."""
@@ -278,15 +284,14 @@ class Loader:
             if following is None:
                 return
             if not run.free:
-                run.free.append(Buffer(self.source, self._block_rows))
+                run.free.append(Buffer(self.source, self._room, self._block_rows))
                 self._buffers.append(run.free[0])
             plan, block = following
-            fill = Fill(plan, block, run.free.pop())
+            fill = Fill(plan, block, run.free.pop(), self.share)
             run.fills.append(fill)
-            units, offsets = plan.block_units(block)
             fill.futures = [
-                self._pool.submit(self._read_into, fill, int(u), int(offset), run.stopped)
-                for u, offset in zip(units, offsets[:-1], strict=True)
+                self._pool.submit(self._read_into, fill, u, offset, run.stopped)
+                for u, offset in fill.units
             ]
 
     def _end(self, run: _Run) -> None:

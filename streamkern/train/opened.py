@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Backend
 from streamkern.backend.devices import get_backend
+from streamkern.backend.ranks import SOLO, Ranks
 from streamkern.basics.errors import ConfigError
 from streamkern.centers.ways import WAYS
 from streamkern.config.run_config import RunConfig
@@ -57,7 +58,7 @@ class Given:
     form, of model.centers. metric : of model.metric. client : of data.dask, a `distributed.Client`.
     warm : of solver.warm_start. facts : JSON of the caller's own, kept with the setup. The settings
     whose place `centers` and `metric` take are left at their defaults.
-    continued : what a run takes over from the one that it continues.
+    continued : what a run takes over from the one that it continues. ranks : that share its steps.
     """
 
     source: Source | None = None
@@ -68,6 +69,7 @@ class Given:
     warm: WarmStart | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     continued: Continued | None = None
+    ranks: Ranks = SOLO
 
     def settings(self, config: RunConfig) -> RunConfig:
         """Those of a run with these arrays, which have been checked beside them."""
@@ -304,6 +306,7 @@ def _problem(
         float64=1.0 if itemsize == 8 else backend.float64,
         features=config.model.features,
         set_aside=0 if data.aside is None else data.aside.n_rows,
+        ranks=config.run.ranks,
         read_rows=rows_read(source),
     )
 

@@ -200,7 +200,7 @@ def reassemble(run: Run, arrays: dict[str, npt.NDArray[Any]], meta: dict[str, An
     options = run.config.options
     if "ridge" in meta["setup"]:
         options = replace(options, ridge=meta["setup"]["ridge"])
-    work = Work(op, points, run.problem, run.sizes, options)
+    work = Work(op, points, run.problem, run.sizes, options, ranks=run.given.ranks)
     solver = run.method.assemble(work, Setup(device, meta["setup"]), arrays["sample_rows"])
     return Assembled(solver, op, dict(arrays), meta)
 

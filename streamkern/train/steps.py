@@ -19,6 +19,7 @@ from streamkern.backend.batch import Batch
 from streamkern.basics.warning import warn
 from streamkern.solver.base import State
 from streamkern.solver.method import Report
+from streamkern.stream.buffers import Share
 from streamkern.stream.feed import Feed
 from streamkern.stream.loader import Loader
 from streamkern.train.guard import Guard, Watch
@@ -149,6 +150,7 @@ class Steps:
                 threads=config.data.prefetch_threads,
                 client=client,
                 repeat=self.run.method.same_rows,
+                share=Share(self.run.given.ranks.rank, self.run.given.ranks.size),
             ) as loader,
             Feed(
                 loader,
@@ -176,7 +178,7 @@ class Steps:
         with np.errstate(over="ignore", invalid="ignore"):  # the guard sees it, and acts
             self.solver.step(self.state, batch)
         position.step = self.state.steps
-        position.samples += len(batch.rows)
+        position.samples += batch.whole
         position.batch = batch.index + 1
         if batch.last:
             position.epoch, position.batch = position.epoch + 1, 0

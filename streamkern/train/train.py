@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -93,33 +93,45 @@ def train(
     told = (*check_callbacks(callbacks), *sinks_of(config.run))
     given, directory = Given(source, test, rows, own, client, warm, facts or {}), None
     if config.run.run_dir is not None:
-        directory = RunDirectory(
-            config.run.run_dir,
-            keep=config.run.keep_checkpoints,
-            storage_options=config.data.storage_options,
-        )
+        directory = run_directory(config)
     kept = directory is not None
     with resumable(stop, kept=kept, where=lambda: "before the next step") as request:
-        return _train(config, given, directory, request, progress, on_evaluation, continues, told)
+        beginning = begun(
+            config, given, directory, request, progress, on_evaluation, continues, told
+        )  # fmt: skip
+        with beginning as trainer:
+            return trainer.run_to_end()
 
 
-def _train(
+def run_directory(config: RunConfig, *, writable: bool = True) -> RunDirectory:
+    """That of the run, not yet acquired."""
+    assert config.run.run_dir is not None
+    return RunDirectory(
+        config.run.run_dir, keep=config.run.keep_checkpoints, writable=writable,
+        storage_options=config.data.storage_options,
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def begun(
     config: RunConfig,
     given: Given,
     directory: RunDirectory | None,
     request: StopRequest,
-    progress: bool | str,
-    on_evaluation: Callable[[dict[str, Any]], None] | None,
-    continues: str | os.PathLike[str] | None,
-    callbacks: Sequence[Callback],
-) -> Result:
+    progress: bool | str = False,
+    on_evaluation: Callable[[dict[str, Any]], None] | None = None,
+    continues: str | os.PathLike[str] | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Iterator[Trainer]:
+    """The trainer behind its setup, or its last checkpoint; its backend is closed on an error."""
     run = _opened(config, given, directory, continues)
     try:
         if given.centers is not None:
             check_features(given.centers, run.data.source.row_shape)
         for note in checked_classes(run.data):
             warn(note)
-        held_out = open_test(config, run.data, given.test)
+        first = given.ranks.rank == 0
+        held_out = open_test(config, run.data, given.test) if first else None
         record = run_record(run)
         check_same_run(directory, record)
         with contextlib.ExitStack() as stack:
@@ -134,14 +146,15 @@ def _train(
                 with request.at_once():  # a lease of another may have to end first
                     stack.enter_context(directory)
                 check_same_run(directory, record)  # nobody else wrote in between
-                if recorded_run(directory) is None:
+                if first and recorded_run(directory) is None:
                     directory.write_config(record)
-            evaluations = Evaluations(config.run, held_out, on_evaluation, run.data.aside)
+            aside = run.data.aside if first else None
+            evaluations = Evaluations(config.run, held_out, on_evaluation, aside)
             told = Callbacks(callbacks, stack)
             trainer = Trainer(run, directory, evaluations, stack, request, told, progress=progress)
             with request.at_once():
                 trainer.begin(client, record)
-            return trainer.run_to_end()
+            yield trainer
     except BaseException:
         run.backend.close()
         raise

@@ -66,10 +66,12 @@ class Trainer:
         progress: bool | str,
     ) -> None:
         self.run, self.directory, self.evaluations = run, directory, evaluations
+        self.ranks = run.given.ranks
         self.settings, self.stack, self.stop = run.config.run, stack, stop
-        logged = directory if self.settings.log else None
+        first = self.ranks.rank == 0  # of several ranks one writes, evaluates, and is heard
+        logged = directory if self.settings.log and first else None
         self.log = stack.enter_context(RunLog(None) if logged is None else logged.open_log())
-        self.checkpoints = Checkpoints(self.settings, directory, stack)
+        self.checkpoints = Checkpoints(self.settings, directory if first else None, stack)
         self.position = Position()
         line = stack.enter_context(Line(asked=progress))
         self.callbacks, self.stopping = callbacks, EarlyStopping(self.settings)
@@ -94,6 +96,7 @@ class Trainer:
             made = self._setup(record, warm)
             self.steps = Steps(self.run, made, self.position, self._report)
             order = self._resume(warm, self._ahead() | link)
+        self._check_alike()
         self.feed = self.stack.enter_context(self.steps.feed(client))
         check_order(order, self.feed.loader.order_key())
         if self.run.given.continued is not None and not begun:
@@ -123,6 +126,8 @@ class Trainer:
                 warn(f"resumed with other libraries: {'; '.join(changed)}; same to rounding only")
                 self._report("changed", {"what": changed})
             return made
+        if not self.ranks.alone:
+            raise RunError("ranks begin with a setup that one of them has made; make it first")
         going_on: tuple[Any, ...] = ()
         if warm is not None:
             config, continued = self.run.config, self.run.given.continued
@@ -183,7 +188,7 @@ class Trainer:
             self._evaluate()  # the metrics that were saved are of whatever was held out then
             if owed:
                 self._checkpoint()
-            elif self.directory is not None:
+            elif self.checkpoints.kept and self.directory is not None:
                 self.directory.retire()
         else:
             try:
@@ -239,7 +244,10 @@ class Trainer:
             yield batch
 
     def _stoppable(self) -> contextlib.AbstractContextManager[None]:
-        """Between two steps, where a signal ends the run, which saves them."""
+        """Between two steps, where a signal ends the run, which saves them. Of several ranks all
+        end after the same one: see `_agreed`."""
+        if not self.ranks.alone:
+            return contextlib.nullcontext()
         return self.stop.at_once(saves=self.checkpoints.kept)
 
     def _between(self, before: int, loss: float | None) -> bool:
@@ -254,12 +262,36 @@ class Trainer:
             self._evaluate()  # the end has its own
         if position.batch == 0:
             self._judge_pass()
+        self._agree()
         if self.checkpoints.due(position.step) and not self.stop.requested:  # which saves as well
             self._checkpoint()
         return self.ended is not None
 
+    def _agree(self) -> None:
+        """What rank 0 has decided by its clock, its figures or a signal, all ranks do."""
+        if self.ranks.alone:
+            return
+        stopped, ended = self.ranks.same([self.stop.requested is not None, self.ended is not None])
+        if stopped:
+            self.stop.requested = self.stop.requested or "rank 0"
+            self.stop.check()
+        if ended and not self.ended:
+            self.ended = "rank 0 has ended it"
+
+    def _check_alike(self) -> None:
+        """Raise unless all ranks go on from the same step."""
+        if not self.ranks.alone:
+            (step,) = self.ranks.same([self.position.step])
+            if step != self.position.step:
+                raise RunError(
+                    f"rank {self.ranks.rank} read a checkpoint of step {self.position.step}, rank "
+                    f"0 one of {step:.0f}; see that all see the same files in {self.settings.run_dir}"
+                )
+
     def _judge_pass(self) -> None:
         """What its score and the callbacks make of a pass that has ended."""
+        if self.ranks.rank:
+            return
         if self.stopping.active:
             self.stopping.judge(self.evaluations.metrics, self.steps.keep_best)
             self._end_with(self.stopping.reason())
@@ -340,7 +372,7 @@ class Trainer:
             self.skipped += (damage,)
 
     def _result(self) -> Result:
-        if self.directory is not None and self.settings.log:
+        if self.directory is not None and self.settings.log and self.ranks.rank == 0:
             self._recall(self.directory)
         stall_s = self.feed.loader.stats.stall_s
         return self.steps.result(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,35 +12,13 @@ from hypothesis import strategies as st
 
 from streamkern.backend.base import Backend
 from streamkern.backend.batch import Batch
-from streamkern.backend.ranks import SOLO, Ranks, Threads
+from streamkern.backend.ranks import SOLO, Ranks
 from streamkern.planning.sizes import Options
 from streamkern.solver.base import Solver, State
 from tests.maths import Array, Case, make_case, operator
+from tests.rank_threads import on_threads
 
-T = TypeVar("T")
 OVER_RANKS = ["block", "blocks", "blocks, recomputed", "blocks, fourier", "block, nystrom"]
-
-
-def on_threads(size: int, work: Callable[[Ranks], T]) -> list[T]:
-    """Return what every rank's work returned; whoever fails takes the others along."""
-    results: list[Any] = [None] * size
-    failures: list[BaseException] = []
-
-    def one(ranks: Threads) -> None:
-        try:
-            results[ranks.rank] = work(ranks)
-        except BaseException as error:
-            failures.append(error)
-            ranks.abort()
-
-    threads = [threading.Thread(target=one, args=(ranks,)) for ranks in Threads.made(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
-    return results
 
 
 def trained(

@@ -1,0 +1,48 @@
+"""What one of several ranks does in training: a setup that one makes, and steps that all share.
+
+The setup is made by one rank alone, in the run directory; then all of them begin as a resumed run
+does, from the same files. Rank 0 writes, evaluates and is heard; the others have the same weights,
+and make the same decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from streamkern.backend.ranks import Ranks
+from streamkern.basics.stop import StopRequest, resumable
+from streamkern.config.run_config import RunConfig
+from streamkern.train.opened import Given
+from streamkern.train.sinks import sinks_of
+from streamkern.train.train import begun, run_directory
+
+
+def make_setup(config: RunConfig, stop: StopRequest | None = None) -> None:
+    """Where the run directory has none yet; alone, before the ranks come together."""
+    with (
+        resumable(stop, kept=True, where=lambda: "in the setup") as request,
+        begun(config, Given(), run_directory(config), request) as trainer,
+    ):
+        trainer.checkpoints.wait()
+        trainer.run.backend.close()
+
+
+def train_rank(
+    config: RunConfig, ranks: Ranks, stop: StopRequest, *, progress: bool | str = False
+) -> Mapping[str, Any] | None:
+    """The run to its end, behind a setup. Returns the last figures, of rank 0, else None.
+
+    Raises RankLostError where another rank is gone, and what `train` does.
+    """
+    first = ranks.rank == 0
+    with (
+        resumable(stop, kept=True, where=lambda: "before the next step") as request,
+        begun(
+            config, Given(ranks=ranks), run_directory(config, writable=first), request,
+            progress if first else False, callbacks=sinks_of(config.run) if first else (),
+        ) as trainer,
+    ):  # fmt: skip
+        result = trainer.run_to_end()
+        trainer.run.backend.close()
+    return dict(result.metrics) if first else None

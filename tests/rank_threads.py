@@ -1,0 +1,33 @@
+"""Ranks that are threads of a test."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from streamkern.backend.ranks import Ranks, Threads
+
+T = TypeVar("T")
+
+
+def on_threads(size: int, work: Callable[[Ranks], T]) -> list[T]:
+    """Return what every rank's work returned; whoever fails takes the others along."""
+    results: list[Any] = [None] * size
+    failures: list[BaseException] = []
+
+    def one(ranks: Threads) -> None:
+        try:
+            results[ranks.rank] = work(ranks)
+        except BaseException as error:
+            failures.append(error)
+            ranks.abort()
+
+    threads = [threading.Thread(target=one, args=(ranks,)) for ranks in Threads.made(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return results

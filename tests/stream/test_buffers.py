@@ -1,0 +1,93 @@
+"""The shares of several ranks are together what one reads, and each unit is read once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamkern.stream.buffers import FEWEST_UNITS, Share
+from streamkern.stream.loader import HostBatch, Loader
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.base import Block, Source
+from streamkern.stream.sources.transforms import RandomFlip
+from tests.streams import kept
+
+X = np.random.default_rng(0).normal(size=(203, 3)).astype(np.float32)
+IMAGES = np.random.default_rng(2).integers(0, 256, (203, 1, 3, 1)).astype(np.uint8)
+Y = np.random.default_rng(1).normal(size=(203, 2))
+
+
+class Counted(ArraySource):
+    """Counts what is read."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.read: Counter[int] = Counter()
+
+    def read_unit(self, u: int, seed: int, epoch: int) -> Block:
+        self.read[u] += 1
+        return super().read_unit(u, seed, epoch)
+
+
+def loaded(source: Source, share: Share, *, start: int = 0, **kwargs: Any) -> list[HostBatch]:
+    """Return the batches of a share in two epochs."""
+    with Loader(source, seed=3, share=share, **kwargs) as loader:
+        return kept(loader.epochs(0, 2, start))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.integers(2, 5), unit_rows=st.integers(1, 60), mix=st.integers(1, 60),
+    batch_size=st.integers(1, 120), start=st.integers(0, 1),
+)  # fmt: skip
+def test_shares_are_the_whole(
+    size: int, unit_rows: int, mix: int, batch_size: int, start: int
+) -> None:
+    """In the order of the whole batch, with the same draws, from any batch on."""
+    source = AugmentedSource(ArraySource(IMAGES, Y, unit_rows=unit_rows), 2, [RandomFlip()])
+    row_bytes = 3 + 2 * 8 + 16
+    asked: dict[str, Any] = {
+        "batch_size": batch_size, "block_bytes": mix * unit_rows * row_bytes, "start": start,
+    }  # fmt: skip
+    whole = loaded(source, Share(), **asked)
+    parts = [loaded(source, Share(rank, size), **asked) for rank in range(size)]
+    for batch, *shares in zip(whole, *parts, strict=True):
+        assert all(s[3:5] == batch[3:5] and s.n_rows == len(batch.rows) for s in shares)
+        place = {row: at for at, row in enumerate(batch.rows.tolist())}
+        places = [[place[row] for row in s.rows.tolist()] for s in shares]
+        assert sorted(sum(places, [])) == list(range(len(batch.rows)))
+        for s, at in zip(shares, places, strict=True):
+            assert at == sorted(at)
+            np.testing.assert_array_equal(s.X, batch.X[at])
+            np.testing.assert_array_equal(s.y, batch.y[at])
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_unit_is_read_by_one_rank(size: int) -> None:
+    """Where a block has enough of them; and no rank has much more than its share."""
+    reads: Counter[int] = Counter()
+    held = []
+    for rank in range(size):
+        source = Counted(X, Y, unit_rows=2)
+        batches = loaded(source, Share(rank, size), batch_size=50, block_bytes=40 * 2 * 48)
+        reads += source.read
+        held.append(sum(len(b.rows) for b in batches))
+    assert set(reads.values()) == {2}  # in two epochs
+    assert len(reads) == 102
+    assert max(held) <= 1.1 * sum(held) / size
+
+
+def test_few_units_are_read_by_all() -> None:
+    """Of which each rank keeps as many rows as the others."""
+    source = Counted(X, Y, unit_rows=101)
+    assert FEWEST_UNITS * 2 > source.n_units
+    held = [
+        [len(b.rows) for b in loaded(source, Share(rank, 2), batch_size=50)] for rank in range(2)
+    ]
+    assert held == [[25, 25, 25, 25, 2] * 2, [25, 25, 25, 25, 1] * 2]

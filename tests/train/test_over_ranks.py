@@ -1,0 +1,147 @@
+"""A run over several ranks ends where a run of one does, and goes on with any number of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_limits
+
+from streamkern.backend.ranks import SOLO, Ranks
+from streamkern.basics.errors import ConfigError, RunError, TrainingInterrupted
+from streamkern.basics.stop import StopRequest
+from streamkern.config.run_config import RunConfig
+from streamkern.ingest.ingest import ingest
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.train.over_ranks import make_setup, train_rank
+from streamkern.train.train import train
+from tests.rank_threads import on_threads
+
+
+@pytest.fixture(autouse=True)
+def one_thread_in_the_blas() -> Iterator[None]:
+    """As in processes of their own: what ranks set it to is the process's."""
+    with threadpool_limits(1, "blas"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A store of 2000 rows in 125 chunks, with two classes."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(2000, 5)).astype(np.float32)
+    y = np.where(np.sin(2 * X[:, 0]) + X[:, 1] > 0, "yes", "no")
+    place = str(tmp_path_factory.mktemp("ranks") / "store.zarr")
+    ingest(X, place, y=y, chunk_mb=16 * 20 / 2**20)
+    return place
+
+
+def settings(store: str, run_dir: Path, **changes: Any) -> RunConfig:
+    """Return a run of two epochs in batches of 150, in three blocks."""
+    asked = {
+        "data.train": store, "data.epochs": 2, "data.test": store, "run.run_dir": str(run_dir),
+        "run.threads": 1, "run.accelerator": "none", "run.ranks": 2, "run.precision": "float64",
+        "model.n_centers": 120, "model.kernel": "laplace", "model.bandwidth": 2.0,
+        "solver.block_size": 40, "data.batch_size": 150, "solver.ridge": 1e-5,
+        "run.checkpoint_every": 5, "run.keep_checkpoints": 20,
+    }  # fmt: skip
+    return RunConfig().with_overrides(asked | changes)
+
+
+def over(size: int, config: RunConfig, request: StopRequest | None = None) -> list[Any]:
+    """Return what each rank's training returned."""
+    make_setup(config)
+    stop = request or StopRequest(install=False)
+
+    def one(ranks: Ranks) -> Any:
+        return train_rank(config, ranks, stop if ranks.rank == 0 else StopRequest(install=False))
+
+    return on_threads(size, one)
+
+
+def alpha(run_dir: Path, step: int | None = None) -> np.ndarray[Any, Any]:
+    """Return the weights of the newest checkpoint, which is of that step."""
+    saved = RunDirectory(run_dir, writable=False).load_latest()
+    assert saved is not None
+    assert step in (None, saved.step)
+    return np.asarray(saved.arrays["alpha"])
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("changes", [
+    {},
+    {"data.class_weight": "balanced"},
+    {"solver.block_size": 120},
+    {"run.early_stopping": True, "data.epochs": 4, "run.n_iter_no_change": 1},
+    {"data.batch_size": 1999},  # and then 1, for all of them
+])  # fmt: skip
+def test_the_run_is_that_of_one_rank(
+    store: str, tmp_path: Path, size: int, changes: dict[str, Any]
+) -> None:
+    """Bit for bit on all of them; the figures too."""
+    one = settings(store, tmp_path / "one", **changes)
+    result = train(one.with_overrides({"run.ranks": 1}))
+    many = settings(store, tmp_path / "many", **changes)
+    figures, *others = over(size, many)
+    assert others == [None] * (size - 1)
+    np.testing.assert_allclose(alpha(tmp_path / "many"), alpha(tmp_path / "one"), atol=1e-11)
+    assert figures.keys() == result.metrics.keys()
+    assert all(abs(figures[k] - v) < 1e-9 for k, v in result.metrics.items())
+    again = train(many.with_overrides({"run.ranks": 1}))  # it is done
+    assert again.samples == result.samples
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (3, 2), (2, 3)])
+def test_it_goes_on_with_any_number(
+    store: str, tmp_path: Path, before: int, after: int
+) -> None:
+    """From a checkpoint of others, to where one rank ends."""
+    train(settings(store, tmp_path / "one").with_overrides({"run.ranks": 1}))
+    config = settings(store, tmp_path / "many")
+    stop = StopRequest(install=False)
+    # Bound to be noticed after the first step.
+    stop.requested = "the test"
+    with pytest.raises(TrainingInterrupted, match="saved"):
+        if before == 1:
+            make_setup(config)
+            train_rank(config, SOLO, stop)
+        else:
+            over(before, config, stop)
+    if before > 1:
+        assert alpha(tmp_path / "many", 1).any()
+    over(after, config)
+    np.testing.assert_allclose(alpha(tmp_path / "many"), alpha(tmp_path / "one"), atol=1e-11)
+
+
+def test_the_same_number_gives_the_same_bits(store: str, tmp_path: Path) -> None:
+    """Interrupted or not."""
+    over(2, settings(store, tmp_path / "whole"))
+    config, stop = settings(store, tmp_path / "parts"), StopRequest(install=False)
+    stop.requested = "the test"
+    for _ in range(3):
+        with pytest.raises(TrainingInterrupted):
+            over(2, config, stop)
+    over(2, config)
+    np.testing.assert_array_equal(alpha(tmp_path / "parts"), alpha(tmp_path / "whole"))
+
+
+def test_what_ranks_can_not_share_is_refused(store: str, tmp_path: Path) -> None:
+    """Before anything is written."""
+    config = settings(
+        store, tmp_path / "run", **{"solver.name": "eigenpro4", "solver.ridge": 0.0,
+        "solver.block_size": None}
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"run\.ranks=2 .*solver='eigenpro4'"):
+        make_setup(config)
+    assert not (tmp_path / "run").exists()
+
+
+def test_ranks_need_a_setup(store: str, tmp_path: Path) -> None:
+    """Which one of them makes before."""
+    (tmp_path / "run").mkdir()
+    with pytest.raises(RunError, match="setup"):
+        config = settings(store, tmp_path / "run")
+        on_threads(2, lambda ranks: train_rank(config, ranks, StopRequest(install=False)))
