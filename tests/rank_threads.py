@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from streamkern.backend.ranks import Ranks, Threads
+from streamkern.basics.errors import RankLostError
 
 T = TypeVar("T")
 
@@ -14,13 +15,13 @@ T = TypeVar("T")
 def on_threads(size: int, work: Callable[[Ranks], T]) -> list[T]:
     """Return what every rank's work returned; whoever fails takes the others along."""
     results: list[Any] = [None] * size
-    failures: list[BaseException] = []
+    failures: dict[int, BaseException] = {}
 
     def one(ranks: Threads) -> None:
         try:
             results[ranks.rank] = work(ranks)
         except BaseException as error:
-            failures.append(error)
+            failures[ranks.rank] = error
             ranks.abort()
 
     threads = [threading.Thread(target=one, args=(ranks,)) for ranks in Threads.made(size)]
@@ -29,5 +30,6 @@ def on_threads(size: int, work: Callable[[Ranks], T]) -> list[T]:
     for thread in threads:
         thread.join()
     if failures:
-        raise failures[0]
+        first = sorted(failures, key=lambda rank: (type(failures[rank]) is RankLostError, rank))
+        raise failures[first[0]]
     return results

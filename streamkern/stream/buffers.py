@@ -16,7 +16,6 @@ import numpy as np
 from streamkern.stream.order import EpochPlan
 from streamkern.stream.sources.base import BaseSource, Block, check_promise, empty_rows
 
-
 FEWEST_UNITS = 8
 """Of a block for each rank, for which units are shared out, and not rows."""
 

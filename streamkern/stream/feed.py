@@ -229,7 +229,8 @@ class _Path(NamedTuple):
             fills=self.backend.fills,
             empty=self.empty,
         )
-        return self._cast(X, self.dtype).reshape(len(X), -1), self._inside(Y), weights
+        flat = self._cast(X, self.dtype).reshape(len(X), math.prod(X.shape[1:]))
+        return flat, self._inside(Y), weights
 
     def _values(self, y: Array) -> Array:
         """Targets that keep float64: what a mean leaves of them is still to come."""

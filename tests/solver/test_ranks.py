@@ -67,7 +67,9 @@ def test_rows_may_be_anybodys(size: int, seed: int, name: str) -> None:
     owners = np.random.default_rng(seed).integers(0, size, len(case.X))
     owners[: seed % len(owners)] = size - 1
     _, alone, _ = trained(case, SOLO, lambda ids: 0 * ids, steps=4)
-    for _, state, _ in on_threads(size, lambda r: trained(case, r, lambda ids: owners[ids], None, 4)):
+    for _, state, _ in on_threads(
+        size, lambda r: trained(case, r, lambda ids: owners[ids], None, 4)
+    ):
         np.testing.assert_allclose(state.alpha, alone.alpha, rtol=0, atol=1e-12)
 
 

@@ -86,7 +86,7 @@ def test_a_unit_is_read_by_one_rank(size: int) -> None:
 def test_few_units_are_read_by_all() -> None:
     """Of which each rank keeps as many rows as the others."""
     source = Counted(X, Y, unit_rows=101)
-    assert FEWEST_UNITS * 2 > source.n_units
+    assert source.n_units < FEWEST_UNITS * 2
     held = [
         [len(b.rows) for b in loaded(source, Share(rank, 2), batch_size=50)] for rank in range(2)
     ]

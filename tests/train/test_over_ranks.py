@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
-from streamkern.backend.ranks import SOLO, Ranks
 from streamkern.basics.errors import ConfigError, RunError, TrainingInterrupted
 from streamkern.basics.stop import StopRequest
 from streamkern.config.run_config import RunConfig
@@ -18,6 +17,7 @@ from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.over_ranks import make_setup, train_rank
 from streamkern.train.train import train
+from streamkern.train.whole_run import Trainer
 from tests.rank_threads import on_threads
 
 
@@ -51,15 +51,32 @@ def settings(store: str, run_dir: Path, **changes: Any) -> RunConfig:
     return RunConfig().with_overrides(asked | changes)
 
 
-def over(size: int, config: RunConfig, request: StopRequest | None = None) -> list[Any]:
+def over(size: int, config: RunConfig) -> list[Any]:
     """Return what each rank's training returned."""
     make_setup(config)
-    stop = request or StopRequest(install=False)
+    return on_threads(size, lambda ranks: train_rank(config, ranks, StopRequest(install=False)))
 
-    def one(ranks: Ranks) -> Any:
-        return train_rank(config, ranks, stop if ranks.rank == 0 else StopRequest(install=False))
 
-    return on_threads(size, one)
+@pytest.fixture
+def after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Return a function that has rank 0 be stopped after so many steps of a training."""
+
+    def stopped_after(steps: int) -> None:
+        def agree(self: Trainer) -> None:
+            if self.ranks.rank == 0 and self.position.step - began.setdefault(id(self), 0) == steps:
+                self.stop.requested = "the test"
+            agreed(self)
+
+        def begin(self: Trainer, *args: Any) -> None:
+            begun(self, *args)
+            began[id(self)] = self.position.step
+
+        began: dict[int, int] = {}
+        monkeypatch.setattr(Trainer, "_agree", agree)
+        monkeypatch.setattr(Trainer, "begin", begin)
+
+    agreed, begun = Trainer._agree, Trainer.begin
+    return stopped_after
 
 
 def alpha(run_dir: Path, step: int | None = None) -> np.ndarray[Any, Any]:
@@ -94,45 +111,30 @@ def test_the_run_is_that_of_one_rank(
     assert again.samples == result.samples
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (3, 2), (2, 3)])
+@pytest.mark.parametrize(("before", "then"), [(2, 1), (3, 2), (2, 3), (2, 2)])
 def test_it_goes_on_with_any_number(
-    store: str, tmp_path: Path, before: int, after: int
+    store: str, tmp_path: Path, before: int, then: int, after: Callable[[int], None]
 ) -> None:
-    """From a checkpoint of others, to where one rank ends."""
-    train(settings(store, tmp_path / "one").with_overrides({"run.ranks": 1}))
+    """From a checkpoint of others, to where one rank ends; with as many as before to the bit."""
+    reference = settings(store, tmp_path / "one")
+    train(reference.with_overrides({"run.ranks": 1})) if before != then else over(then, reference)
     config = settings(store, tmp_path / "many")
-    stop = StopRequest(install=False)
-    # Bound to be noticed after the first step.
-    stop.requested = "the test"
-    with pytest.raises(TrainingInterrupted, match="saved"):
-        if before == 1:
-            make_setup(config)
-            train_rank(config, SOLO, stop)
-        else:
-            over(before, config, stop)
-    if before > 1:
-        assert alpha(tmp_path / "many", 1).any()
-    over(after, config)
-    np.testing.assert_allclose(alpha(tmp_path / "many"), alpha(tmp_path / "one"), atol=1e-11)
-
-
-def test_the_same_number_gives_the_same_bits(store: str, tmp_path: Path) -> None:
-    """Interrupted or not."""
-    over(2, settings(store, tmp_path / "whole"))
-    config, stop = settings(store, tmp_path / "parts"), StopRequest(install=False)
-    stop.requested = "the test"
-    for _ in range(3):
-        with pytest.raises(TrainingInterrupted):
-            over(2, config, stop)
-    over(2, config)
-    np.testing.assert_array_equal(alpha(tmp_path / "parts"), alpha(tmp_path / "whole"))
+    for steps in (3, 4):
+        after(steps)
+        with pytest.raises(TrainingInterrupted, match="saved"):
+            over(before, config)
+    assert alpha(tmp_path / "many", 7).any()
+    after(1000)
+    over(then, config)
+    ended = alpha(tmp_path / "many")
+    np.testing.assert_allclose(ended, alpha(tmp_path / "one"), atol=1e-11 * (before != then))
 
 
 def test_what_ranks_can_not_share_is_refused(store: str, tmp_path: Path) -> None:
     """Before anything is written."""
     config = settings(
-        store, tmp_path / "run", **{"solver.name": "eigenpro4", "solver.ridge": 0.0,
-        "solver.block_size": None}
+        store, tmp_path / "run", **{"solver.name": "eigenpro4", "solver.ridge": "auto",
+        "solver.block_size": "auto"}
     )  # fmt: skip
     with pytest.raises(ConfigError, match=r"run\.ranks=2 .*solver='eigenpro4'"):
         make_setup(config)
@@ -142,6 +144,6 @@ def test_what_ranks_can_not_share_is_refused(store: str, tmp_path: Path) -> None
 def test_ranks_need_a_setup(store: str, tmp_path: Path) -> None:
     """Which one of them makes before."""
     (tmp_path / "run").mkdir()
+    config = settings(store, tmp_path / "run")
     with pytest.raises(RunError, match="setup"):
-        config = settings(store, tmp_path / "run")
         on_threads(2, lambda ranks: train_rank(config, ranks, StopRequest(install=False)))
