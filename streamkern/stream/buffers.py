@@ -44,6 +44,9 @@ class Share:
         return -(-mix_units // self.size) * unit_rows
 
 
+WHOLE = Share()
+
+
 class Buffer:
     """Room for the rows of a block, or of a share of it, and for the places that all of the block's
     are shuffled to."""

@@ -27,7 +27,7 @@ import numpy as np
 from streamkern.basics.errors import ConfigError, RunError
 from streamkern.basics.machine import available_cpus
 from streamkern.basics.plain import plain
-from streamkern.stream.buffers import Buffer, Fill, Share
+from streamkern.stream.buffers import WHOLE, Buffer, Fill, Share
 from streamkern.stream.cluster_reader import ClusterReader
 from streamkern.stream.local_reader import LocalReader, UnitReader, read_patiently
 from streamkern.stream.order import PLAN_VERSION, EpochPlan
@@ -106,7 +106,7 @@ class Loader:
         retry_s: float = 60.0,
         in_order: bool = False,
         repeat: bool = False,
-        share: Share = Share(),
+        share: Share = WHOLE,
     ) -> None:
         for name, value in (("block_bytes", block_bytes), ("in_flight_bytes", in_flight_bytes)):
             if value < 1:

@@ -30,8 +30,8 @@ def make_setup(config: RunConfig, stop: StopRequest | None = None) -> None:
 
 def train_rank(
     config: RunConfig, ranks: Ranks, stop: StopRequest, *, progress: bool | str = False
-) -> Mapping[str, Any] | None:
-    """The run to its end, behind a setup. Returns the last figures, of rank 0, else None.
+) -> Mapping[str, Any]:
+    """The run to its end, behind a setup. Returns figures and seconds, of each rank its own.
 
     Raises RankLostError where another rank is gone, and what `train` does.
     """
@@ -45,4 +45,4 @@ def train_rank(
     ):  # fmt: skip
         result = trainer.run_to_end()
         trainer.run.backend.close()
-    return dict(result.metrics) if first else None
+    return {"metrics": result.metrics, "timing": result.timing, "samples": result.samples}

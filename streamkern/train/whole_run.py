@@ -285,7 +285,7 @@ class Trainer:
             if step != self.position.step:
                 raise RunError(
                     f"rank {self.ranks.rank} read a checkpoint of step {self.position.step}, rank "
-                    f"0 one of {step:.0f}; see that all see the same files in {self.settings.run_dir}"
+                    f"0 one of {step:.0f}; give a run_dir whose files all of them see"
                 )
 
     def _judge_pass(self) -> None:

@@ -49,7 +49,7 @@ def test_any_number_of_ranks_takes_the_steps_of_one(name: str, ridge: float, siz
     case = make_case(operator(), name, options=Options(seed=3, ridge=ridge))
     for w in (None, np.random.default_rng(1).uniform(0.2, 3, len(case.X))):
         _, alone, losses = trained(case, SOLO, lambda ids: 0 * ids, w)
-        many = on_threads(size, lambda r: trained(case, r, lambda ids: ids * 7 % 11 % size, w))
+        many = on_threads(size, lambda r: trained(case, r, lambda ids: ids * 7 % 11 % size, w))  # noqa: B023
         for _, state, said in many:
             np.testing.assert_allclose(state.alpha, alone.alpha, rtol=0, atol=1e-12)
             np.testing.assert_allclose(state.average, alone.average, rtol=0, atol=1e-12)

@@ -61,7 +61,7 @@ def test_shares_are_the_whole(
         assert all(s[3:5] == batch[3:5] and s.n_rows == len(batch.rows) for s in shares)
         place = {row: at for at, row in enumerate(batch.rows.tolist())}
         places = [[place[row] for row in s.rows.tolist()] for s in shares]
-        assert sorted(sum(places, [])) == list(range(len(batch.rows)))
+        assert sorted(at for part in places for at in part) == list(range(len(batch.rows)))
         for s, at in zip(shares, places, strict=True):
             assert at == sorted(at)
             np.testing.assert_array_equal(s.X, batch.X[at])
