@@ -45,6 +45,14 @@ class Ranks:
         mine = np.asarray(numbers, np.float64) * (self.rank == 0)
         return mine if self.alone else self._total(mine)
 
+    def before(self, count: int) -> int:
+        """The counts of the ranks before this one, added up. Everybody calls it."""
+        if self.alone:
+            return 0
+        counts = np.zeros(self.size)
+        counts[self.rank] = count
+        return int(self._total(counts)[: self.rank].sum())
+
     def _total(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
         raise NotImplementedError
 
@@ -77,26 +85,36 @@ class Threads(Ranks):
         return self._board.total(self.rank, mine)
 
     def abort(self) -> None:
-        """Whoever waits for this rank fails."""
-        self._board.met.abort()
+        """Who waits for this rank fails, now or later."""
+        self._board.abort()
 
 
 class _Board:
     """Where threads lay down what they have. Added up in the order of the ranks by each of them."""
 
     def __init__(self, size: int) -> None:
-        self.met = threading.Barrier(size)
-        self.parts: list[Any] = [None] * size
+        self.size, self.broken = size, False
+        self.laid: dict[int, dict[int, npt.NDArray[Any]]] = {}
+        self.turns, self.changed = [0] * size, threading.Condition()
 
     def total(self, rank: int, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        try:
-            self.parts[rank] = mine.copy()
-            self.met.wait()
-            total = sum(self.parts[1:], self.parts[0].copy())
-            self.met.wait()  # before anyone lays down the next one
-        except threading.BrokenBarrierError:
-            raise RankLostError("another rank has failed") from None
-        return np.asarray(total)
+        with self.changed:
+            turn = self.turns[rank]
+            self.turns[rank] += 1
+            parts = self.laid.setdefault(turn, {})
+            parts[rank] = mine.copy()
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: len(parts) == self.size or self.broken)
+            if len(parts) < self.size:
+                raise RankLostError("another rank has failed")
+            self.laid.pop(turn - 1, None)  # who is here has added that up
+        first, *others = (parts[k] for k in range(self.size))
+        return np.asarray(sum(others, first))
+
+    def abort(self) -> None:
+        with self.changed:
+            self.broken = True
+            self.changed.notify_all()
 
 
 class Collective(Ranks):

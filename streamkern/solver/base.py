@@ -151,6 +151,23 @@ class Solver:
         """a <- the sum of what the ranks have."""
         return self.ranks.sum(a, self.backend)
 
+    def _of_first(self, a: Array) -> Array:
+        """a <- what rank 0 has: what ranks work out by themselves may differ by rounding."""
+        if self.ranks.rank:
+            a[...] = 0
+        return self._total(a)
+
+    def sums_of_rows(self, state: State) -> tuple[str, ...]:
+        """The pending arrays that are sums over the rows that this rank has seen."""
+        return ()
+
+    def gather(self, state: State) -> None:
+        """What all ranks have in those sums becomes rank 0's, which a checkpoint is made of."""
+        for name in self.sums_of_rows(state):
+            total = self._total(state.pending[name])
+            if self.ranks.rank:
+                total[...] = 0
+
     def _average(self, state: State) -> None:
         """average <- average + w (alpha - average), w = (k + 1) / (t + k), on the t-th of them.
 
@@ -192,6 +209,9 @@ class Solver:
         state = replace(state, **numbers)
         for name, target in self.arrays(state).items():
             target[...] = self.backend.asarray(arrays[name], target.dtype)
+        if self.ranks.rank:
+            for name in self.sums_of_rows(state):
+                state.pending[name][...] = 0
         return state
 
     def backed_off(self, state: State, good: Array, factor: float) -> None:

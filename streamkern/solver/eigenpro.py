@@ -128,30 +128,37 @@ class DelayedProjectionSolver(Solver):
         return [self.P.rule]
 
     def _step(self, state: State, batch: Batch) -> Array:
-        op, m, pending = self.op, len(batch.X), state.pending
+        op, m, n, pending = self.op, len(batch.X), batch.whole, state.pending
         x = op.points(batch.X, out=self.x[:m])
         g = self._values(state, x)
         g -= batch.Y
         loss = self._measure(state, batch, g, self.part[:m])
         self._weigh(g, batch.w)
-        g *= state.scale * self.P.rule.eta(m) / m
+        g *= state.scale * self.P.rule.eta(n) / n
         gamma, h = pending["gamma"], pending["h"]
-        gamma += self.P.correction(op, x, g, self.correction)
-        h -= self.backend.matmul_t(self.K[:m], g, self.h)
+        gamma += self._total(self.P.correction(op, x, g, self.correction))
+        h -= self._total(self.backend.matmul_t(self.K[:m], g, self.h))
         if (state.steps + 1) % self.period == 0:
             self._project(state)
         else:
-            self._remember(state, x, g)
+            self._remember(state, x, g, n)
         return loss
 
-    def _remember(self, state: State, x: Points, g: Array) -> None:
-        """The batch as temporary centers."""
-        new = slice(state.n_pending, state.n_pending + len(g))
-        state.pending["points"][new] = x.right
-        if x.norms is not None:
-            state.pending["norms"][new] = x.norms
-        self.backend.xp.negative(g, out=state.pending["delta"][new])
-        state.n_pending += len(g)
+    def _remember(self, state: State, x: Points, g: Array, n: int) -> None:
+        """The batch as temporary centers, in the order of the ranks, on all of them."""
+        new = slice(state.n_pending, state.n_pending + n)
+        first = self.ranks.before(len(g))
+        parts = {"points": x.right, "norms": x.norms, "delta": g}
+        for name, part in parts.items():
+            if part is not None:
+                kept = state.pending[name][new]
+                if not self.ranks.alone:
+                    kept[...] = 0
+                kept[first : first + len(g)] = part
+                self._total(kept)
+        delta = state.pending["delta"][new]
+        self.backend.xp.negative(delta, out=delta)
+        state.n_pending += n
 
     def _values(self, state: State, x: Points) -> Array:
         """f(X), all three parts; K(X, Z) stays in self.K."""
@@ -167,7 +174,7 @@ class DelayedProjectionSolver(Solver):
     def _project(self, state: State) -> None:
         h, gamma = state.pending["h"], state.pending["gamma"]
         h += self.op.product(self.Z, self.P.X_s, gamma, out=self.h)
-        state.alpha += self.projection.solve(h)
+        state.alpha += self._of_first(self.projection.solve(h))
         h[...] = 0
         gamma[...] = 0
         state.n_pending = 0
@@ -192,6 +199,7 @@ class EigenPro3(LowRank[ProjectedSizes]):
     """The method above with a projection after every step, and what it takes."""
 
     name = "eigenpro3"
+    over_ranks = True
     options = (*OPTIONS, "period", "projection", *STEPS, "warm_start")
     sizes = ProjectedSizes
 

@@ -139,14 +139,31 @@ class FalkonSolver(Solver):
                 self._add(K, self._weigh(r, w), pending["sums"])
                 Kv[...] = Y
                 self._add(K, self._weigh(Kv, w), pending["b"])
-        state.rows += m
+        state.rows += batch.whole
         return loss
+
+    def sums_of_rows(self, state: State) -> tuple[str, ...]:
+        """Of the first pass the right-hand side as well."""
+        return ("sums",) if state.passes else ("sums", "b")
 
     def _add(self, K: Array, values: Array, sums: Array) -> None:
         sums += self.backend.matmul_t(K, values, self.part)
 
     def end_pass(self, state: State) -> dict[str, Any]:
-        """The residual after the first pass, an iteration after every other one."""
+        """The residual after the first pass, an iteration after every other one; on rank 0."""
+        self.gather(state)
+        facts = {} if self.ranks.rank else self._iterate(state)
+        state.rows, state.passes = 0, state.passes + 1
+        for a in (state.alpha, *state.pending.values()):
+            self._of_first(a)
+        if not bool(self.backend.xp.isfinite(state.pending["squares"]).all()):
+            raise DivergenceError(
+                f"solver 'falkon' has a residual that is not finite after {state.passes} passes; "
+                "check the data for outliers, or give a larger bandwidth"
+            )
+        return facts
+
+    def _iterate(self, state: State) -> dict[str, Any]:
         pending, xp = state.pending, self.backend.xp
         v, r, sums, squares = (pending[name] for name in ("v", "r", "sums", "squares"))
         sums *= 1 / state.rows
@@ -168,17 +185,11 @@ class FalkonSolver(Solver):
             v += z
         squares[0] = rz
         sums[...] = 0
-        state.rows, state.passes = 0, state.passes + 1
         residual = self._residual(state)
         taken = residual <= BORNE * float(pending["least"][0])
         pending["least"][...] = min(residual, float(pending["least"][0]))
         self._take(state, weights=taken)
-        if not bool(xp.isfinite(squares).all()):
-            raise DivergenceError(
-                f"solver 'falkon' has a residual that is not finite after {state.passes} passes; "
-                "check the data for outliers, or give a larger bandwidth"
-            )
-        return {"iteration": state.passes - 1, "residual": residual, "taken": taken}
+        return {"iteration": state.passes, "residual": residual, "taken": taken}
 
     def _take(self, state: State, *, weights: bool = True) -> None:
         """The weights and the direction in the precision in which batches see them."""
@@ -244,6 +255,7 @@ class Falkon(Method[Sizes]):
     options = ("ridge", "tolerance", "warm_start")
     sizes = Sizes
     same_rows = True
+    over_ranks = True
     squares = True
     bears_width = True
     finest = FLOOR

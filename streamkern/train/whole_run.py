@@ -50,6 +50,9 @@ from streamkern.train.setup import Assembled, reassemble, start
 from streamkern.train.steps import Position, Result, Steps
 from streamkern.train.warm_start import WarmStart, load_warm_start
 
+GATHERED = 32
+"""Steps between two times at which ranks put together their sums over rows, within a pass."""
+
 
 class Trainer:
     """One run, from its setup or its last checkpoint to its end."""
@@ -245,7 +248,7 @@ class Trainer:
 
     def _stoppable(self) -> contextlib.AbstractContextManager[None]:
         """Between two steps, where a signal ends the run, which saves them. Of several ranks all
-        end after the same one: see `_agreed`."""
+        end after the same one."""
         if not self.ranks.alone:
             return contextlib.nullcontext()
         return self.stop.at_once(saves=self.checkpoints.kept)
@@ -262,21 +265,29 @@ class Trainer:
             self._evaluate()  # the end has its own
         if position.batch == 0:
             self._judge_pass()
-        self._agree()
+        if not self._agreed():
+            return False
         if self.checkpoints.due(position.step) and not self.stop.requested:  # which saves as well
             self._checkpoint()
         return self.ended is not None
 
-    def _agree(self) -> None:
-        """What rank 0 has decided by its clock, its figures or a signal, all ranks do."""
+    def _agreed(self) -> bool:
+        """What rank 0 has decided by its figures or a signal, all ranks do. Whether now is a time
+        to save: sums over rows are gathered at fixed steps, so that no save changes their order."""
         if self.ranks.alone:
-            return
+            return True
+        solver, state, position = self.steps.solver, self.steps.state, self.position
+        if position.batch and position.step % GATHERED and solver.sums_of_rows(state):
+            return False
+        if position.batch:
+            solver.gather(state)
         stopped, ended = self.ranks.same([self.stop.requested is not None, self.ended is not None])
         if stopped:
             self.stop.requested = self.stop.requested or "rank 0"
             self.stop.check()
         if ended and not self.ended:
             self.ended = "rank 0 has ended it"
+        return True
 
     def _check_alike(self) -> None:
         """Raise unless all ranks go on from the same step."""

@@ -18,7 +18,10 @@ from streamkern.solver.base import Solver, State
 from tests.maths import Array, Case, make_case, operator
 from tests.rank_threads import on_threads
 
-OVER_RANKS = ["block", "blocks", "blocks, recomputed", "blocks, fourier", "block, nystrom"]
+OVER_RANKS = [
+    "block", "blocks", "blocks, recomputed", "blocks, fourier", "block, nystrom", "falkon",
+    "eigenpro3", "eigenpro3, resident", "eigenpro3, inexact", "eigenpro4",
+]  # fmt: skip
 
 
 def trained(
@@ -38,6 +41,8 @@ def trained(
         weights = None if w is None else w[mine].astype(dtype)
         batch = Batch(X, Y, mine, weights, n_rows=len(ids))
         losses.append(float(solver.step(state, batch)[0].sum()))
+        if t % 3 == 2:
+            solver.end_pass(state)
     return solver, state, losses
 
 
