@@ -61,6 +61,7 @@ OF_SEVERAL_MODULES = {
     "rundir.states": "writers, kills and readers in any order",
     "solver.every_solver": "what must hold for all methods",
     "solver.features": "methods on explicit features",
+    "solver.ranks": "methods over several ranks against the same on one",
     "solver.plain": "methods against the same in a few lines",
     "solver.precondition.preconditioners": "preconditioners against dense formulas",
     "store.damage": "a store with flipped bits, through all that reads it",

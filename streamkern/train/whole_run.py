@@ -35,6 +35,7 @@ from streamkern.solver.precondition.step_rule import largest
 from streamkern.stream.cluster import dashboard_link
 from streamkern.stream.meter import Meter
 from streamkern.stream.sources.stores import stores_of
+from streamkern.train.agreement import Agreement
 from streamkern.train.arrivals import Arrivals, is_computed_with
 from streamkern.train.callbacks import Beginning, Callbacks, Passed
 from streamkern.train.checkpoint_times import Checkpoints
@@ -49,9 +50,6 @@ from streamkern.train.same_run import changed_backend, changed_versions, check_o
 from streamkern.train.setup import Assembled, reassemble, start
 from streamkern.train.steps import Position, Result, Steps
 from streamkern.train.warm_start import WarmStart, load_warm_start
-
-GATHERED = 32
-"""Steps between two times at which ranks put together their sums over rows, within a pass."""
 
 
 class Trainer:
@@ -69,7 +67,7 @@ class Trainer:
         progress: bool | str,
     ) -> None:
         self.run, self.directory, self.evaluations = run, directory, evaluations
-        self.ranks = run.given.ranks
+        self.ranks, self.agreement = run.given.ranks, Agreement(run.given.ranks, stop)
         self.settings, self.stack, self.stop = run.config.run, stack, stop
         first = self.ranks.rank == 0  # of several ranks one writes, evaluates, and is heard
         logged = directory if self.settings.log and first else None
@@ -99,7 +97,7 @@ class Trainer:
             made = self._setup(record, warm)
             self.steps = Steps(self.run, made, self.position, self._report)
             order = self._resume(warm, self._ahead() | link)
-        self._check_alike()
+        self.agreement.check_step(self.position.step)
         self.feed = self.stack.enter_context(self.steps.feed(client))
         check_order(order, self.feed.loader.order_key())
         if self.run.given.continued is not None and not begun:
@@ -265,39 +263,12 @@ class Trainer:
             self._evaluate()  # the end has its own
         if position.batch == 0:
             self._judge_pass()
-        if not self._agreed():
+        if not self.agreement.meets(self.steps):
             return False
+        self.ended = self.agreement.ended(self.ended)
         if self.checkpoints.due(position.step) and not self.stop.requested:  # which saves as well
             self._checkpoint()
         return self.ended is not None
-
-    def _agreed(self) -> bool:
-        """What rank 0 has decided by its figures or a signal, all ranks do. Whether now is a time
-        to save: sums over rows are gathered at fixed steps, so that no save changes their order."""
-        if self.ranks.alone:
-            return True
-        solver, state, position = self.steps.solver, self.steps.state, self.position
-        if position.batch and position.step % GATHERED and solver.sums_of_rows(state):
-            return False
-        if position.batch:
-            solver.gather(state)
-        stopped, ended = self.ranks.same([self.stop.requested is not None, self.ended is not None])
-        if stopped:
-            self.stop.requested = self.stop.requested or "rank 0"
-            self.stop.check()
-        if ended and not self.ended:
-            self.ended = "rank 0 has ended it"
-        return True
-
-    def _check_alike(self) -> None:
-        """Raise unless all ranks go on from the same step."""
-        if not self.ranks.alone:
-            (step,) = self.ranks.same([self.position.step])
-            if step != self.position.step:
-                raise RunError(
-                    f"rank {self.ranks.rank} read a checkpoint of step {self.position.step}, rank "
-                    f"0 one of {step:.0f}; give a run_dir whose files all of them see"
-                )
 
     def _judge_pass(self) -> None:
         """What its score and the callbacks make of a pass that has ended."""

@@ -254,7 +254,7 @@ TRIED: dict[str, dict[str, Any]] = {
     },
     "run": {
         "run_dir": "runs/a", "precision": "exact", "device": "cpu", "accelerator": "none",
-        "memory": 4096, "device_memory": 4096, "threads": 2, "random_state": 3,
+        "memory": 4096, "device_memory": 4096, "threads": 2, "ranks": 2, "random_state": 3,
         "checkpoint_every": 5, "keep_checkpoints": 2, "evaluate_every": 0, "evaluate_at": [5, 7],
         "log": False, "tensorboard": "events", "mlflow": "mlruns", "early_stopping": True,
         "validation_fraction": 0.25, "n_iter_no_change": 3,

@@ -15,10 +15,11 @@ from streamkern.basics.stop import StopRequest
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train import whole_run
+from streamkern.train import agreement
+from streamkern.train.agreement import Agreement
 from streamkern.train.over_ranks import make_setup, train_rank
+from streamkern.train.steps import Steps
 from streamkern.train.train import train
-from streamkern.train.whole_run import Trainer
 from tests.rank_threads import on_threads
 
 
@@ -63,20 +64,16 @@ def after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Return a function that has rank 0 be stopped after so many steps of a training."""
 
     def stopped_after(steps: int) -> None:
-        def agree(self: Trainer) -> bool:
-            if self.ranks.rank == 0 and self.position.step - began[id(self)] >= steps:
-                self.stop.requested = "the test"
-            return agreed(self)
-
-        def begin(self: Trainer, *args: Any) -> None:
-            begun(self, *args)
-            began[id(self)] = self.position.step
+        def meets(self: Agreement, taken: Steps) -> bool:
+            at = taken.position.step
+            if self._ranks.rank == 0 and at - began.setdefault(id(self), at - 1) >= steps:
+                self._stop.requested = "the test"
+            return met(self, taken)
 
         began: dict[int, int] = {}
-        monkeypatch.setattr(Trainer, "_agreed", agree)
-        monkeypatch.setattr(Trainer, "begin", begin)
+        monkeypatch.setattr(Agreement, "meets", meets)
 
-    agreed, begun = Trainer._agreed, Trainer.begin
+    met = Agreement.meets
     return stopped_after
 
 
@@ -130,7 +127,7 @@ def test_it_goes_on_with_any_number(
     after: Callable[[int], None], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """From a checkpoint of others, to where one rank ends; with as many as before to the bit."""
-    monkeypatch.setattr(whole_run, "GATHERED", 3)
+    monkeypatch.setattr(agreement, "GATHERED", 3)
     reference = settings(store, tmp_path / "one", **changes)
     train(reference.with_overrides({"run.ranks": 1})) if before != then else over(then, reference)
     config = settings(store, tmp_path / "many", **changes)

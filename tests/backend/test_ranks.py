@@ -1,0 +1,128 @@
+"""Sums between ranks: the same bits on all of them, and none that waits forever."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import queue
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamkern.backend.base import Backend
+from streamkern.backend.ranks import SOLO, Ranks, joined
+from streamkern.basics.errors import RankLostError
+from tests.rank_threads import on_threads
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def summed(ranks: Ranks) -> list[Any]:
+    """Return sums in either precision, of views as well, and what rank 0 says."""
+    backend = Backend(threads=1)
+    rng = np.random.default_rng(ranks.rank)
+    totals: list[Any] = []
+    for dtype in (np.float32, np.float64):
+        a = rng.normal(size=(300, 7)).astype(dtype)
+        ranks.sum(a[10:200, ::2], backend)
+        totals.append(a)
+    return [*totals, ranks.same([ranks.rank + 5.0, 0.1]), ranks.before(ranks.rank + 1)]
+
+
+def check_sums(results: list[list[Any]]) -> None:
+    """Check them against sums in float64."""
+    rngs = [np.random.default_rng(rank) for rank in range(len(results))]
+    for at, dtype, digits in ((0, np.float32, 1e-5), (1, np.float64, 1e-14)):
+        parts = [rng.normal(size=(300, 7)).astype(dtype) for rng in rngs]
+        total = np.sum(parts, axis=0, dtype=np.float64)[10:200, ::2]
+        for part, result in zip(parts, results, strict=True):
+            part[10:200, ::2] = result[at][10:200, ::2]
+            np.testing.assert_array_equal(result[at], part)  # the rest is as it was
+            np.testing.assert_array_equal(result[at][10:200, ::2], results[0][at][10:200, ::2])
+            np.testing.assert_allclose(result[at][10:200, ::2], total, atol=digits)
+    for rank, result in enumerate(results):
+        np.testing.assert_array_equal(result[2], [5.0, 0.1])
+        assert result[3] == rank * (rank + 1) // 2
+
+
+def one_rank(rank: int, tracker: dict[str, Any], work: Callable[..., Any], answers: Any) -> None:
+    """What a process of a test does."""
+    try:
+        with joined(rank, tracker) as ranks:
+            answers.put((ranks.rank, work(ranks)))
+    except RankLostError as error:
+        answers.put((rank, str(error)))
+
+
+def in_processes(size: int, work: Callable[..., Any]) -> list[Any]:
+    """Return what each rank's work returned, or said; None of those that were killed."""
+    tracker = pytest.importorskip("xgboost.tracker").RabitTracker(
+        host_ip="127.0.0.1", n_workers=size, sortby="task"
+    )
+    tracker.start()
+    answers = SPAWN.Queue()
+    arguments = [(rank, tracker.worker_args(), work, answers) for rank in range(size)]
+    processes = [SPAWN.Process(target=one_rank, args=each) for each in arguments]
+    for process in processes:
+        process.start()
+    found: dict[int, Any] = {}
+    while any(process.is_alive() for process in processes) or not answers.empty():
+        with contextlib.suppress(queue.Empty):
+            rank, answer = answers.get(timeout=0.1)
+            found[rank] = answer
+    with contextlib.suppress(Exception):  # a rank that was killed is one that it waits for
+        tracker.free()
+    return [found.get(rank) for rank in range(size)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_threads_add_up(size: int) -> None:
+    check_sums(on_threads(size, summed))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_processes_add_up(size: int) -> None:
+    check_sums(in_processes(size, summed))
+
+
+def killed_midway(ranks: Ranks) -> None:
+    """Sum until rank 1 is gone, which it soon is."""
+    backend, a = Backend(threads=1), np.ones(1000)
+    ranks.sum(a, backend)
+    if ranks.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.perf_counter()
+    with contextlib.suppress(RankLostError):
+        while True:
+            ranks.sum(a, backend)
+    assert time.perf_counter() - began < 10
+    raise RankLostError("seen")
+
+
+def test_a_peer_that_is_gone_is_seen() -> None:
+    """By all others, at once."""
+    assert in_processes(3, killed_midway) == ["seen", None, "seen"]
+
+
+@given(st.integers(0, 1000), st.integers(1, 40))
+def test_stripes_are_the_whole(n: int, size: int) -> None:
+    """In order; those of a triangle have equal areas, as far as rows go."""
+    for way in ("stripe", "triangle"):
+        rows: list[slice] = []
+        for rank in range(size):
+            ranks = Ranks()
+            ranks.rank, ranks.size = rank, size
+            rows.append(getattr(ranks, way)(n))
+        assert [r.start for r in rows] == [0, *(r.stop for r in rows[:-1])]
+        assert rows[-1].stop == n
+        if way == "triangle":
+            areas = [r.stop**2 - r.start**2 for r in rows]
+            assert max(areas) <= n * n / size + 2 * n + 1
+    assert SOLO.triangle(n) == SOLO.stripe(n) == slice(0, n)
