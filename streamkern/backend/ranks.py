@@ -10,6 +10,7 @@ a GPU goes through the host.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +27,8 @@ class Ranks:
     """One of `size` trainers. On its own: a sum over one is what it is."""
 
     rank, size = 0, 1
+    waited_s = 0.0
+    """In sums: for the others, and for the numbers on their way."""
 
     @property
     def alone(self) -> bool:
@@ -36,22 +39,30 @@ class Ranks:
         """a <- its sum over the ranks, with the same bits on all of them. Everybody calls it."""
         if not self.alone and a.size:
             host = np.ascontiguousarray(backend.to_host(a))
-            total = self._total(host)
+            total = self._timed(host)
             a[...] = backend.asarray(total.reshape(host.shape), a.dtype)
         return a
 
     def same(self, numbers: Sequence[float]) -> npt.NDArray[np.float64]:
         """Those of rank 0, on all ranks. Everybody calls it."""
         mine = np.asarray(numbers, np.float64) * (self.rank == 0)
-        return mine if self.alone else self._total(mine)
+        return mine if self.alone else self._timed(mine)
+
+    def each(self, numbers: Sequence[float]) -> npt.NDArray[np.float64]:
+        """(size, k): the k numbers of every rank. Everybody calls it."""
+        said = np.zeros((self.size, len(numbers)))
+        said[self.rank] = numbers
+        return said if self.alone else self._timed(said)
 
     def before(self, count: int) -> int:
         """The counts of the ranks before this one, added up. Everybody calls it."""
-        if self.alone:
-            return 0
-        counts = np.zeros(self.size)
-        counts[self.rank] = count
-        return int(self._total(counts)[: self.rank].sum())
+        return int(self.each([count])[: self.rank].sum())
+
+    def _timed(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        began = time.perf_counter()
+        total = self._total(mine)
+        self.waited_s += time.perf_counter() - began
+        return total
 
     def _total(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
         raise NotImplementedError

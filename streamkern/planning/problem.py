@@ -87,6 +87,10 @@ class Problem:
         """Rows that are not the same, over all epochs."""
         return self.n_rows if self.repeats else self.n_rows * self.epochs
 
+    def of_rank(self, n: int) -> int:
+        """What a rank has of n rows that are shared out."""
+        return -(-n // self.ranks)
+
     @property
     def cycled(self) -> int | None:
         """Rows over which the stream cycles; None where each of them is new."""

@@ -23,7 +23,7 @@ from streamkern.solver.block_sizes import (
     n_sweeps,
     setup_effort,
 )
-from streamkern.solver.block_step import BlockSolver, alone
+from streamkern.solver.block_step import MORE, BlockSolver, alone
 from streamkern.solver.method import STEPS, Method, Report, Samples, Setup, Work
 from streamkern.solver.precondition.block import (
     FLOOR,
@@ -49,6 +49,7 @@ class BlockMethod(Method[BlockSizes]):
     knows_rows = True
     bears_width = True
     over_ranks = True
+    in_stripes = ("H.", "L")
     finest = FLOOR
 
     def check(self, problem: Problem, options: Options) -> None:
@@ -104,8 +105,10 @@ class BlockMethod(Method[BlockSizes]):
         s, h = sizes.n_sample, sizes.n_probe
         n_blocks = -(-p // sizes.block_size)
         b = -(-p // n_blocks)
+        of_rank = problem.of_rank
+        add("setup", "block factors H", p, b, itemsize=item)
+        add("train", "block factors H", of_rank(p), b, itemsize=item)
         for phase in ("setup", "train"):
-            add(phase, "block factors H", p, b, itemsize=item)
             add(phase, "weights learned from the sample", p, c, itemsize=item)
             add(phase, "sketches of the leverage", p, SKETCH, itemsize=item)
         add("setup", "sample and probe, targets", s + h, problem.point + c * item)
@@ -119,14 +122,15 @@ class BlockMethod(Method[BlockSizes]):
         add("setup", "raw centers", p, problem.d, itemsize=item)
         beside = max(b + count_products(buffers, problem, b), 2 * h)
         add("setup", "factors of one block, probe", 2 * b + beside, b, itemsize=item)
-        add("train", "K(X, Z)", sizes.batch_size, p if sizes.keep else b, itemsize=item)
+        m = min(sizes.batch_size, math.ceil(MORE * of_rank(sizes.batch_size)))
+        add("train", "K(X, Z)", m, p if sizes.keep else b, itemsize=item)
         add("train", "parts of a step", 3 * b, c, itemsize=item)
-        add("train", "sketches beside alpha", p + sizes.batch_size, c + SKETCH, itemsize=item)
-        add("train", "leverages of a batch", sizes.batch_size, n_blocks + 2, itemsize=item)
+        add("train", "sketches beside alpha", p + m, c + SKETCH, itemsize=item)
+        add("train", "leverages of a batch", m, n_blocks + 2, itemsize=item)
         if problem.ridge and n_blocks > 1:
             add("train", "K(Z, Z) alpha, its copy, at the start", 3 * p, c, itemsize=item)
         elif problem.ridge and problem.features != "fourier":
-            add("train", "factor of K(Z, Z)", p, p, itemsize=item)
+            add("train", "factor of K(Z, Z)", of_rank(p), p, itemsize=item)
 
     def compute(self, work: Work[BlockSizes], samples: Samples, report: Report) -> Setup:
         """The preconditioner and its steps."""

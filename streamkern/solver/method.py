@@ -127,6 +127,9 @@ class Method(Generic[S]):
     with less only would be learned slowly."""
     over_ranks = False
     """Whether several ranks can share its steps."""
+    in_stripes: tuple[str, ...] = ()
+    """How the names of those arrays of its setup begin that are lower triangular and of which a
+    rank needs its stripe alone: see `Ranks.triangle`."""
     squares = False
     """Whether it holds p x p matrices whatever the memory."""
 

@@ -6,6 +6,9 @@ rank 0's clock, its figures or a signal, it tells the others.
 
 from __future__ import annotations
 
+import time
+from typing import Any, NamedTuple
+
 from streamkern.backend.ranks import Ranks
 from streamkern.basics.errors import RunError
 from streamkern.basics.stop import StopRequest
@@ -14,12 +17,24 @@ from streamkern.train.steps import Steps
 GATHERED = 32
 """Steps between two times at which ranks put together their sums over rows, within a pass."""
 
+WORTH_SAYING = 0.1
+"""Of the time, that one rank waits more than another."""
+
+
+class Busy(NamedTuple):
+    """Seconds of a rank so far: on the clock, waiting for data, waiting for the others."""
+
+    clock: float
+    stall: float
+    wait: float
+
 
 class Agreement:
     """Of one rank with the others. stop : of rank 0 the one that counts."""
 
     def __init__(self, ranks: Ranks, stop: StopRequest) -> None:
         self._ranks, self._stop = ranks, stop
+        self._before = self._now = [Busy(0.0, 0.0, 0.0)] * ranks.size
 
     def check_step(self, step: int) -> None:
         """Raise unless all ranks go on from the same step."""
@@ -55,3 +70,35 @@ class Agreement:
             self._stop.requested = self._stop.requested or "rank 0"
             self._stop.check()
         return why or ("rank 0 has ended it" if ended else None)
+
+    def exchange(self, step: int, stall_s: float) -> None:
+        """Tell each other, every now and then, what the time goes to."""
+        if not self._ranks.alone and step % GATHERED == 0:
+            own = Busy(time.perf_counter(), stall_s, self._ranks.waited_s)
+            self._before, self._now = self._now, [Busy(*each) for each in self._ranks.each(own)]
+
+    def facts(self) -> dict[str, Any]:
+        """For the log: of each rank, and between the last two exchanges, the shares of its time
+        that it waited for data and for the others. Who waits least is whom the others wait for."""
+        if not self._before[0].clock:
+            return {}
+        pairs = zip(self._before, self._now, strict=True)
+        spent = [Busy(*(b - a for a, b in zip(*pair, strict=True))) for pair in pairs]
+        waits = [_share(one.wait, one.clock) for one in spent]
+        return {
+            "rank_stall_shares": [_share(one.stall, one.clock) for one in spent],
+            "rank_wait_shares": waits,
+            "slowest_rank": waits.index(min(waits)),
+        }
+
+    def words(self) -> str:
+        """For the line: whom the others wait for, where that is worth knowing."""
+        facts = self.facts()
+        waits = facts.get("rank_wait_shares", [0.0])
+        if max(waits) - min(waits) < WORTH_SAYING:
+            return ""
+        return f"  rank {facts['slowest_rank']} keeps others waiting {max(waits):.0%}"
+
+
+def _share(part: float, whole: float) -> float:
+    return min(1.0, max(0.0, part / whole)) if whole > 0 else 0.0

@@ -34,21 +34,46 @@ def load_trained(run: RunDirectory) -> tuple[Saved | None, Saved | None]:
 class Arrivals:
     """Takes arrays from a run directory straight to the device, part by part (`sealed.Into`).
 
-    A setup of p^2 numbers would otherwise be on the host as a whole first. chosen : which.
+    A setup of p^2 numbers would otherwise be on the host as a whole first. chosen : which. stripe :
+    of the array of a name with so many rows, the rows of its lower triangle that are kept, in
+    memory of their own; None: all of it.
     """
 
-    def __init__(self, backend: Backend, chosen: Callable[[str], bool]) -> None:
-        self._backend, self._chosen = backend, chosen
+    def __init__(
+        self, backend: Backend, chosen: Callable[[str], bool],
+        stripe: Callable[[str, int], slice | None] = lambda name, n: None,
+    ) -> None:  # fmt: skip
+        self._backend, self._chosen, self._stripe = backend, chosen, stripe
         self._there: dict[str, Array] = {}
 
     def __call__(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Parts:
         if not self._chosen(name):
             return on_host(name, shape, dtype)
+        rows = self._stripe(name, shape[0]) if shape else None
+        held = shape if rows is None else (rows.stop - rows.start, rows.stop)
         with self._backend.active():
-            self._there[name] = self._backend.xp.empty(shape, dtype)
+            self._there[name] = self._backend.xp.empty(held, dtype)
         by_parts: Parts = self._backend.by_parts(self._there[name])
-        return by_parts
+        return by_parts if rows is None else Striped(shape, by_parts, rows)
 
     def arrays(self, saved: Saved) -> dict[str, Array]:
         """All that was saved, each where it arrived."""
         return saved.arrays | self._there
+
+
+class Striped:
+    """Takes a square array part by part, and keeps some rows of its lower triangle. kept : that
+    stripe, without the columns right of it."""
+
+    def __init__(self, shape: tuple[int, ...], kept: Parts, rows: slice) -> None:
+        self.shape, self.dtype, self.ndim = shape, kept.dtype, len(shape)
+        self._kept, self._rows = kept, rows
+
+    def __getitem__(self, part: Any) -> Any:
+        raise KeyError(part)
+
+    def __setitem__(self, part: Any, host: Any) -> None:
+        first, stop = max(part.start, self._rows.start), min(part.stop, self._rows.stop)
+        if first < stop:
+            at = slice(first - self._rows.start, stop - self._rows.start)
+            self._kept[at] = host[first - part.start : stop - part.start, : self._rows.stop]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from streamkern.basics.machine import TakenMemory
 from streamkern.basics.progress import Line
@@ -23,20 +23,31 @@ LOG_EVERY_S, LOG_AT_LEAST_EVERY_S = 1.0, 30.0
 """Of windows, and of steps so slow that a window takes longer."""
 
 
+class Ranks(Protocol):
+    """See `agreement.Agreement`."""
+
+    def facts(self) -> dict[str, Any]:
+        """For the log."""
+
+    def words(self) -> str:
+        """For the line."""
+
+
 class Live:
     """Of one process that works on a run. `position` is kept up to date by the steps.
 
     losses : of the windows that ended in this process, in squares of the user's targets; the first
     of them is number `first` of the run. on_host : its memory is this machine's, not a device's.
-    heard : is told what the log is.
+    heard : is told what the log is. ranks : where there are others, what is to be said of them.
     """
 
     def __init__(
         self, line: Line, log: RunLog, position: Position, *, on_host: bool = True,
-        heard: Callable[[dict[str, Any]], None] | None = None,
+        heard: Callable[[dict[str, Any]], None] | None = None, ranks: Ranks | None = None,
     ) -> None:  # fmt: skip
         self.line, self._log, self.position, self._heard = line, log, position, heard
         self.losses: list[float] = []
+        self._ranks = ranks
         self.first = self._logged = 0
         self._logged_at = time.monotonic()
         self.doing = "getting ready"
@@ -106,7 +117,9 @@ class Live:
         share = (at.samples - self._done[1]) / self._total
         loss = f"train mse {self.losses[-1]:.4g}  " if self.losses else ""
         left = time_text(self._left(flow.samples_per_s))
-        return f"{share:.0%}, epoch {epoch} of {self._passes}  {left} left  {loss}{flow.words()}"
+        ranks = "" if self._ranks is None else self._ranks.words()
+        moving = flow.words() + ranks
+        return f"{share:.0%}, epoch {epoch} of {self._passes}  {left} left  {loss}{moving}"
 
     def log_losses(self) -> None:
         """All losses that the log does not have yet."""
@@ -117,6 +130,8 @@ class Live:
         """An event "train": where the steps are, and the windows that have ended since the last."""
         flow, new = self._meter.flow(self.position.samples), self.losses[self._logged :]
         fields: dict[str, Any] = {"left_s": self._left(flow.samples_per_s), **flow.fields()}
+        if self._ranks is not None:
+            fields |= self._ranks.facts()
         peak = None if self._taken is None else self._taken.peak()
         if peak is not None:
             fields["peak_bytes"] = peak

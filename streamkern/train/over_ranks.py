@@ -13,24 +13,30 @@ from typing import Any
 from streamkern.backend.ranks import Ranks
 from streamkern.basics.stop import StopRequest, resumable
 from streamkern.config.run_config import RunConfig
+from streamkern.train.beginning import begun, run_directory
 from streamkern.train.opened import Given
 from streamkern.train.sinks import sinks_of
-from streamkern.train.train import begun, run_directory
 
 
-def make_setup(config: RunConfig, stop: StopRequest | None = None) -> None:
+def make_setup(
+    config: RunConfig, stop: StopRequest | None = None, *,
+    continues: str | None = None, progress: bool | str = False,
+) -> None:  # fmt: skip
     """Where the run directory has none yet; alone, before the ranks come together."""
     with (
         resumable(stop, kept=True, where=lambda: "in the setup") as request,
-        begun(config, Given(), run_directory(config), request) as trainer,
-    ):
+        begun(
+            config, Given(), run_directory(config), request, progress, continues=continues
+        ) as trainer,
+    ):  # fmt: skip
         trainer.checkpoints.wait()
         trainer.run.backend.close()
 
 
 def train_rank(
-    config: RunConfig, ranks: Ranks, stop: StopRequest, *, progress: bool | str = False
-) -> Mapping[str, Any]:
+    config: RunConfig, ranks: Ranks, stop: StopRequest, *,
+    continues: str | None = None, progress: bool | str = False,
+) -> Mapping[str, Any]:  # fmt: skip
     """The run to its end, behind a setup. Returns figures and seconds, of each rank its own.
 
     Raises RankLostError where another rank is gone, and what `train` does.
@@ -40,7 +46,8 @@ def train_rank(
         resumable(stop, kept=True, where=lambda: "before the next step") as request,
         begun(
             config, Given(ranks=ranks), run_directory(config, writable=first), request,
-            progress if first else False, callbacks=sinks_of(config.run) if first else (),
+            progress if first else False, continues=continues,
+            callbacks=sinks_of(config.run) if first else (),
         ) as trainer,
     ):  # fmt: skip
         result = trainer.run_to_end()

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.stop import StopRequest, resumable
-from streamkern.basics.warning import warn
-from streamkern.centers.random_rows import as_centers, check_features
+from streamkern.centers.random_rows import as_centers
 from streamkern.config.run_config import RunConfig
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.stream.cluster import check_cluster, connect
 from streamkern.stream.sources.base import Source
-from streamkern.train.ancestor import continuing
-from streamkern.train.callbacks import Callback, Callbacks, check_callbacks
-from streamkern.train.evaluations import Evaluations
-from streamkern.train.opened import Given, Run, open_run
+from streamkern.train.beginning import begun, opened_run, run_directory
+from streamkern.train.callbacks import Callback, check_callbacks
+from streamkern.train.opened import Given, Run
 from streamkern.train.same_run import (
-    as_recorded,
     check_same_run,
-    recorded_run,
-    recorded_sizes,
     run_record,
 )
 from streamkern.train.sinks import sinks_of
 from streamkern.train.steps import Result
-from streamkern.train.training_data import checked_classes, open_test
 from streamkern.train.warm_start import WarmStart
-from streamkern.train.whole_run import Trainer
 
 __all__ = ["Result", "train"]
 
@@ -103,73 +94,6 @@ def train(
             return trainer.run_to_end()
 
 
-def run_directory(config: RunConfig, *, writable: bool = True) -> RunDirectory:
-    """That of the run, not yet acquired."""
-    assert config.run.run_dir is not None
-    return RunDirectory(
-        config.run.run_dir, keep=config.run.keep_checkpoints, writable=writable,
-        storage_options=config.data.storage_options,
-    )  # fmt: skip
-
-
-@contextlib.contextmanager
-def begun(
-    config: RunConfig,
-    given: Given,
-    directory: RunDirectory | None,
-    request: StopRequest,
-    progress: bool | str = False,
-    on_evaluation: Callable[[dict[str, Any]], None] | None = None,
-    continues: str | os.PathLike[str] | None = None,
-    callbacks: Sequence[Callback] = (),
-) -> Iterator[Trainer]:
-    """The trainer behind its setup, or its last checkpoint; its backend is closed on an error."""
-    run = _opened(config, given, directory, continues)
-    try:
-        if given.centers is not None:
-            check_features(given.centers, run.data.source.row_shape)
-        for note in checked_classes(run.data):
-            warn(note)
-        first = given.ranks.rank == 0
-        held_out = open_test(config, run.data, given.test) if first else None
-        record = run_record(run)
-        check_same_run(directory, record)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(run.backend.active())
-            client = given.client
-            if client is None and config.data.dask is not None:
-                client = stack.enter_context(connect(config.data.dask))
-            if client is not None:
-                check_cluster(client, run.data.source)
-            if directory is not None:
-                stack.enter_context(request.later())  # until the directory is let go
-                with request.at_once():  # a lease of another may have to end first
-                    stack.enter_context(directory)
-                check_same_run(directory, record)  # nobody else wrote in between
-                if first and recorded_run(directory) is None:
-                    directory.write_config(record)
-            aside = run.data.aside if first else None
-            evaluations = Evaluations(config.run, held_out, on_evaluation, aside)
-            told = Callbacks(callbacks, stack)
-            trainer = Trainer(run, directory, evaluations, stack, request, told, progress=progress)
-            with request.at_once():
-                trainer.begin(client, record)
-            yield trainer
-    except BaseException:
-        run.backend.close()
-        raise
-
-
-def _opened(
-    config: RunConfig,
-    given: Given,
-    directory: RunDirectory | None,
-    continues: str | os.PathLike[str] | None,
-) -> Run:
-    config, given = continuing(continues, as_recorded(config, directory), given, directory)
-    return open_run(config, given, fixed_sizes=recorded_sizes(directory))
-
-
 def open_continued(config: RunConfig, continues: str | os.PathLike[str]) -> Run:
     """What `train` would begin with that continues another run, without writing anything.
 
@@ -180,7 +104,7 @@ def open_continued(config: RunConfig, continues: str | os.PathLike[str]) -> Run:
         directory = RunDirectory(
             config.run.run_dir, writable=False, storage_options=config.data.storage_options
         )
-    run = _opened(config, Given(), directory, continues)
+    run = opened_run(config, Given(), directory, continues)
     try:
         check_same_run(directory, run_record(run))
     except BaseException:

@@ -77,7 +77,10 @@ class Trainer:
         line = stack.enter_context(Line(asked=progress))
         self.callbacks, self.stopping = callbacks, EarlyStopping(self.settings)
         on_host = run.backend.name == "cpu"
-        self.live = Live(line, self.log, self.position, on_host=on_host, heard=callbacks.record)
+        self.live = Live(
+            line, self.log, self.position, on_host=on_host, heard=callbacks.record,
+            ranks=self.agreement,
+        )  # fmt: skip
         # No method of this object, which would hold itself and all of the memory.
         self._report = self.live.report
         self.began, self.loop_s = time.perf_counter(), 0.0
@@ -116,7 +119,7 @@ class Trainer:
 
     def _setup(self, record: dict[str, Any], warm: WarmStart | None) -> Assembled:
         directory, backend = self.directory, self.run.backend
-        arriving = Arrivals(backend, is_computed_with)
+        arriving = Arrivals(backend, is_computed_with, self._stripe)
         setup = None if directory is None else directory.load_setup(arriving)
         if directory is not None and setup is not None:
             with as_saved(directory.place):
@@ -142,6 +145,11 @@ class Trainer:
             arrays = {name: backend.by_parts(a) for name, a in made.arrays.items()}
             directory.save_setup(arrays, made.meta)
         return made
+
+    def _stripe(self, name: str, n: int) -> slice | None:
+        """Of an array of the setup, the rows that this rank computes with; None: all."""
+        striped = not self.ranks.alone and name.startswith(self.run.method.in_stripes)
+        return self.ranks.triangle(n) if striped else None
 
     def _ahead(self) -> dict[str, Any]:
         """What the run is to come to, for the log."""
@@ -253,6 +261,7 @@ class Trainer:
 
     def _between(self, before: int, loss: float | None) -> bool:
         """Between two steps: show, end, evaluate, save; whether it was the last. See `Between`."""
+        self.agreement.exchange(self.position.step, self.feed.loader.stats.stall_s)
         self.live.stepped(loss)
         position = self.position
         if position.batch == 0:

@@ -164,6 +164,7 @@ def test_all_settings_in_a_run_file(solver: str, tmp_path: Path) -> None:
         memory = "1.5 GiB"
         device_memory = 1000000
         threads = 2
+        ranks = 2
         random_state = 7
         checkpoint_every = "5 min"
         keep_checkpoints = 1
@@ -588,6 +589,7 @@ def test_identity_is_json_and_leaves_out_what_may_change() -> None:
             "run.memory": "1 GiB",
             "run.device_memory": "1 GiB",
             "run.threads": 2,
+            "run.ranks": 3,
             "run.checkpoint_every": "5 s",
             "run.keep_checkpoints": 9,
             "run.evaluate_every": 3,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,13 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
+from streamkern.backend.batch import Batch
 from streamkern.basics.errors import ConfigError, RunError, TrainingInterrupted
 from streamkern.basics.stop import StopRequest
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train import agreement
+from streamkern.train import agreement, live
 from streamkern.train.agreement import Agreement
 from streamkern.train.over_ranks import make_setup, train_rank
 from streamkern.train.steps import Steps
@@ -120,8 +122,9 @@ def test_the_run_is_that_of_one_rank(
     assert again.samples == result.samples
 
 
-@pytest.mark.parametrize("changes", [{}, FALKON, EIGENPRO], ids=["block", "falkon", "eigenpro4"])
-@pytest.mark.parametrize(("before", "then"), [(2, 1), (3, 2), (2, 3), (2, 2)])
+@pytest.mark.parametrize(("before", "then", "changes"), [
+    (2, 1, {}), (3, 2, {}), (2, 2, {}), (2, 3, FALKON), (2, 2, FALKON), (3, 2, EIGENPRO),
+])  # fmt: skip
 def test_it_goes_on_with_any_number(
     store: str, tmp_path: Path, before: int, then: int, changes: dict[str, Any],
     after: Callable[[int], None], monkeypatch: pytest.MonkeyPatch,
@@ -159,3 +162,27 @@ def test_ranks_need_a_setup(store: str, tmp_path: Path) -> None:
     config = settings(store, tmp_path / "run")
     with pytest.raises(RunError, match="setup"):
         on_threads(2, lambda ranks: train_rank(config, ranks, StopRequest(install=False)))
+
+
+def test_the_log_names_the_slowest_rank(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For which the others wait."""
+
+    def slowly(self: Steps, batch: Batch) -> float | None:
+        if self.run.given.ranks.rank == 1:
+            time.sleep(0.02)
+        return take(self, batch)
+
+    take = Steps.take
+    monkeypatch.setattr(Steps, "take", slowly)
+    monkeypatch.setattr(agreement, "GATHERED", 4)
+    monkeypatch.setattr(live, "LOG_AT_LEAST_EVERY_S", 0.0)
+    over(3, settings(store, tmp_path / "run"))
+    records, _ = RunDirectory(tmp_path / "run", writable=False).read_log()
+    logged = [record for record in records if "slowest_rank" in record]
+    assert {record["slowest_rank"] for record in logged} == {1}
+    for record in logged:
+        first, slow, last = record["rank_wait_shares"]
+        assert slow + 0.1 < min(first, last)
+        assert len(record["rank_stall_shares"]) == 3

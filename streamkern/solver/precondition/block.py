@@ -109,13 +109,17 @@ class BlockPreconditioner:
         if ranks.alone:
             return self
 
-        def part(factor: Array | None) -> Array | None:
+        def part(factor: Array | None, n: int) -> Array | None:
             if factor is None:
                 return None
-            rows = ranks.triangle(len(factor))
+            rows = ranks.triangle(n)
+            if factor.shape == (rows.stop - rows.start, rows.stop):
+                return factor  # as it was read
             return factor[rows, : rows.stop].copy()
 
-        return replace(self, H=[part(H) for H in self.H], L=part(self.L), ranks=ranks)
+        widths = [block.stop - block.start for block in self.blocks]
+        H = [part(H, n) for H, n in zip(self.H, widths, strict=True)]
+        return replace(self, H=H, L=part(self.L, sum(widths)), ranks=ranks)
 
     def apply(self, b: int, g: Array, backend: Backend, out: Array) -> Array:
         """H_b^T H_b g, or what this rank's rows of H_b add to it. g, out : (b, c)."""

@@ -1,0 +1,95 @@
+"""A run begun: everything checked, the run directory taken, and its `Trainer` behind the setup."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from streamkern.basics.stop import StopRequest
+from streamkern.basics.warning import warn
+from streamkern.centers.random_rows import check_features
+from streamkern.config.run_config import RunConfig
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.stream.cluster import check_cluster, connect
+from streamkern.train.ancestor import continuing
+from streamkern.train.callbacks import Callback, Callbacks
+from streamkern.train.evaluations import Evaluations
+from streamkern.train.opened import Given, Run, open_run
+from streamkern.train.same_run import (
+    as_recorded,
+    check_same_run,
+    recorded_run,
+    recorded_sizes,
+    run_record,
+)
+from streamkern.train.training_data import checked_classes, open_test
+from streamkern.train.whole_run import Trainer
+
+
+def run_directory(config: RunConfig, *, writable: bool = True) -> RunDirectory:
+    """That of the run, not yet acquired."""
+    assert config.run.run_dir is not None
+    return RunDirectory(
+        config.run.run_dir, keep=config.run.keep_checkpoints, writable=writable,
+        storage_options=config.data.storage_options,
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def begun(
+    config: RunConfig,
+    given: Given,
+    directory: RunDirectory | None,
+    request: StopRequest,
+    progress: bool | str = False,
+    on_evaluation: Callable[[dict[str, Any]], None] | None = None,
+    continues: str | os.PathLike[str] | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Iterator[Trainer]:
+    """The trainer behind its setup, or its last checkpoint; its backend is closed on an error."""
+    run = opened_run(config, given, directory, continues)
+    try:
+        if given.centers is not None:
+            check_features(given.centers, run.data.source.row_shape)
+        for note in checked_classes(run.data):
+            warn(note)
+        first = given.ranks.rank == 0
+        held_out = open_test(config, run.data, given.test) if first else None
+        record = run_record(run)
+        check_same_run(directory, record)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(run.backend.active())
+            client = given.client
+            if client is None and config.data.dask is not None:
+                client = stack.enter_context(connect(config.data.dask))
+            if client is not None:
+                check_cluster(client, run.data.source)
+            if directory is not None:
+                stack.enter_context(request.later())  # until the directory is let go
+                with request.at_once():  # a lease of another may have to end first
+                    stack.enter_context(directory)
+                check_same_run(directory, record)  # nobody else wrote in between
+                if first and recorded_run(directory) is None:
+                    directory.write_config(record)
+            aside = run.data.aside if first else None
+            evaluations = Evaluations(config.run, held_out, on_evaluation, aside)
+            told = Callbacks(callbacks, stack)
+            trainer = Trainer(run, directory, evaluations, stack, request, told, progress=progress)
+            with request.at_once():
+                trainer.begin(client, record)
+            yield trainer
+    except BaseException:
+        run.backend.close()
+        raise
+
+
+def opened_run(
+    config: RunConfig,
+    given: Given,
+    directory: RunDirectory | None,
+    continues: str | os.PathLike[str] | None,
+) -> Run:
+    config, given = continuing(continues, as_recorded(config, directory), given, directory)
+    return open_run(config, given, fixed_sizes=recorded_sizes(directory))
