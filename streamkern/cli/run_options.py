@@ -31,6 +31,15 @@ Scaling = Annotated[
 Scheduler = Annotated[
     str | None, typer.Option("--dask", metavar="tcp://HOST:PORT", help="Cluster to read on.")
 ]
+Ranks = Annotated[
+    int | None, typer.Option("--ranks", help="Processes that share every step.  [default: 1]")
+]
+MinRanks = Annotated[
+    int | None, typer.Option("--min-ranks", help="To go on with, where some are lost for good.")
+]
+Cluster = Annotated[
+    str | None, typer.Option("--cluster", metavar="tcp://HOST:PORT", help="Whose workers they are.")
+]
 CacheFolder = Annotated[
     str | None, typer.Option("--cache", metavar="FOLDER", help="Keeps what remote stores gave.")
 ]

@@ -19,8 +19,11 @@ from streamkern.cli.overview import plan_overview, plan_text
 from streamkern.cli.run_options import (
     CacheFolder,
     CacheSize,
+    Cluster,
     Epochs,
     Memory,
+    MinRanks,
+    Ranks,
     RunDir,
     RunFile,
     Scaling,
@@ -52,6 +55,9 @@ def _configured(
     epochs: Epochs = None,
     scale: Scaling = None,
     dask: Scheduler = None,
+    ranks: Ranks = None,
+    min_ranks: MinRanks = None,
+    cluster: Cluster = None,
     cache: CacheFolder = None,
     cache_size: CacheSize = None,
     settings: Set = None,
@@ -67,6 +73,9 @@ def _configured(
         "data.cache": cache,
         "solver.name": solver,
         "run.run_dir": run_dir,
+        "run.ranks": ranks,
+        "run.min_ranks": min_ranks,
+        "run.cluster": cluster,
     }
     return run_config(
         run_file, given, memory=memory, cache_size=cache_size, settings=settings,

@@ -50,6 +50,7 @@ from streamkern.config.rules import (
     Memory,
     OptionalUrl,
     Part,
+    Scheduler,
     Seed,
     Table,
     unknown_key,
@@ -76,6 +77,8 @@ FREE_AT_RESUME: Final = frozenset(
         "run.device_memory",
         "run.threads",
         "run.ranks",
+        "run.min_ranks",
+        "run.cluster",
         "run.checkpoint_every",
         "run.keep_checkpoints",
         "run.evaluate_every",
@@ -112,7 +115,10 @@ class ExecutionConfig(Table):
     memory : what the run may add to the process, in bytes; "auto": four fifths of what is free.
     device_memory : the same of the GPU's memory.
     threads : of the computation; "auto": one for each processor.
-    ranks : processes that share every step, each with a part of its rows; with the block solver.
+    ranks : processes that share every step, each with a part of its rows, on this machine or on
+    `cluster`; of the block solver, FALKON, EigenPro 3 and 4. The run ends as with one, to rounding.
+    min_ranks : with how many it goes on where some are lost for good.
+    cluster : address of a Dask scheduler on whose workers the ranks are, one on each.
     random_state : the seed that fixes every draw.
     checkpoint_every : steps or time between two checkpoints; "auto": a minute, or 20 times what
     training stood still for the one before.
@@ -138,6 +144,8 @@ class ExecutionConfig(Table):
     device_memory: Memory = "auto"
     threads: AutoCount = "auto"
     ranks: Count = 1
+    min_ranks: Count = 1
+    cluster: Scheduler = None
     random_state: Seed = 0
     checkpoint_every: Cadence = "auto"
     keep_checkpoints: Count = 3

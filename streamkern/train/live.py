@@ -23,7 +23,7 @@ LOG_EVERY_S, LOG_AT_LEAST_EVERY_S = 1.0, 30.0
 """Of windows, and of steps so slow that a window takes longer."""
 
 
-class Ranks(Protocol):
+class Beside(Protocol):
     """See `agreement.Agreement`."""
 
     def facts(self) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class Live:
 
     def __init__(
         self, line: Line, log: RunLog, position: Position, *, on_host: bool = True,
-        heard: Callable[[dict[str, Any]], None] | None = None, ranks: Ranks | None = None,
+        heard: Callable[[dict[str, Any]], None] | None = None, ranks: Beside | None = None,
     ) -> None:  # fmt: skip
         self.line, self._log, self.position, self._heard = line, log, position, heard
         self.losses: list[float] = []

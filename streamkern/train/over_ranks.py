@@ -52,4 +52,5 @@ def train_rank(
     ):  # fmt: skip
         result = trainer.run_to_end()
         trainer.run.backend.close()
-    return {"metrics": result.metrics, "timing": result.timing, "samples": result.samples}
+    timing = result.timing | {"waited_s": ranks.waited_s}
+    return {"metrics": result.metrics, "timing": timing, "samples": result.samples}
