@@ -18,9 +18,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.backend.base import Array, Backend
+from streamkern.backend.base import Array, Backend, tiles
 from streamkern.basics.errors import RankLostError
 from streamkern.basics.optional import need
+
+SLAB_BYTES = 64 << 20
+"""Of an array that is added up, at a time: each is held three times."""
 
 
 class Ranks:
@@ -37,10 +40,16 @@ class Ranks:
 
     def sum(self, a: Array, backend: Backend) -> Array:
         """a <- its sum over the ranks, with the same bits on all of them. Everybody calls it."""
-        if not self.alone and a.size:
-            host = np.ascontiguousarray(backend.to_host(a))
-            total = self._timed(host)
-            a[...] = backend.asarray(total.reshape(host.shape), a.dtype)
+        if self.alone or not a.size:
+            return a
+        if a.nbytes > SLAB_BYTES and a.ndim > 1:
+            rows = max(1, len(a) * SLAB_BYTES // a.nbytes)
+            for part in tiles(len(a), rows):
+                self.sum(a[part] if len(a) > 1 else a[0], backend)
+            return a
+        host = np.ascontiguousarray(backend.to_host(a))
+        total = self._timed(host)
+        a[...] = backend.asarray(total.reshape(host.shape), a.dtype)
         return a
 
     def same(self, numbers: Sequence[float]) -> npt.NDArray[np.float64]:

@@ -41,6 +41,7 @@ class Direct(Method[DirectSizes]):
     sizes = DirectSizes
     features = ("kernel", "nystrom", "fourier")
     squares = True
+    over_ranks = True
     bears_width = True
 
     def check(self, problem: Problem, options: Options) -> None:
@@ -65,7 +66,8 @@ class Direct(Method[DirectSizes]):
     def candidates(self, problem: Problem, options: Options) -> Sequence[DirectSizes]:
         """Without a sample of the stream."""
         searched = options.ridge is None and self.finds_ridge(problem)
-        sums: Iterable[int] = (0,) if problem.rows_are_centers else (1,)
+        alone = problem.rows_are_centers and problem.ranks == 1
+        sums: Iterable[int] = (0,) if alone else (1,)
         if searched:
             sums = dict.fromkeys((1 + n_parts(problem.p), 2))
         plain = without_sample(self.name, problem, options)

@@ -127,8 +127,12 @@ class DirectSolver(EquationSolver):
             self._add(state, 0, K, wide_Y)
             for k, rows in held_out:
                 self._add(state, k, K[rows], wide_Y[rows])
-        state.rows += m
+        state.rows += batch.whole
         return loss
+
+    def sums_of_rows(self, state: State) -> tuple[str, ...]:
+        """All of them."""
+        return ("G", "B", "totals")
 
     def _add(self, state: State, k: int, K: Array, Y: Array) -> None:
         """Rows to the k-th of the sums."""

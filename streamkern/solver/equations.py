@@ -45,8 +45,14 @@ class EquationSolver(Solver):
     singular = False
 
     def end_pass(self, state: State) -> dict[str, Any]:
-        """Solve, so that the next pass measures its loss with what this one found."""
-        state.alpha[...] = self.weights(state)
+        """Solve, so that the next pass measures its loss with what this one found; on rank 0."""
+        self.gather(state)
+        if self.ranks.rank == 0:
+            state.alpha[...] = self.weights(state)
+        state.averaged = state.rows
+        for a in (state.alpha, state.average):
+            self._of_first(a)
+        state.ridge = float(self.ranks.same([state.ridge])[0])
         state.passes += 1
         facts: dict[str, Any] = {"rows": state.rows, "jitter": self.jitter}
         return facts | {"note": self._note()} if self.singular else facts

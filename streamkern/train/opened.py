@@ -239,6 +239,11 @@ def _as_started(
 ) -> tuple[Method[Any], Sizes, Buffers, str]:
     method = find(sizes.solver, problem.features)
     method.check(problem, options)
+    if problem.ranks > 1 and method.takes_rows(sizes):
+        raise ConfigError(
+            f"run.ranks={problem.ranks} can not share the steps of a run whose centers are all of "
+            "its rows; leave ranks out, or begin it anew with them in another run_dir"
+        )
     return method, sizes, method.count(problem, sizes), "as when the run was started"
 
 

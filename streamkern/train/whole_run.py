@@ -268,12 +268,13 @@ class Trainer:
             self._end_with(self._finished())
         last = position.epoch == self.run.config.data.passes or self.ended is not None
         scored = self.stopping.active and position.batch == 0
-        if self.evaluations.due(position, before) and (scored or not last):
+        due = self.evaluations.due(position, before)
+        if not self.agreement.meets(self.steps, evaluates=due):
+            return False
+        if due and (scored or not last):
             self._evaluate()  # the end has its own
         if position.batch == 0:
             self._judge_pass()
-        if not self.agreement.meets(self.steps):
-            return False
         self.ended = self.agreement.ended(self.ended)
         if self.checkpoints.due(position.step) and not self.stop.requested:  # which saves as well
             self._checkpoint()

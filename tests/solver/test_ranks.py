@@ -19,8 +19,9 @@ from tests.maths import Array, Case, make_case, operator
 from tests.rank_threads import on_threads
 
 OVER_RANKS = [
-    "block", "blocks", "blocks, recomputed", "blocks, fourier", "block, nystrom", "falkon",
-    "eigenpro3", "eigenpro3, resident", "eigenpro3, inexact", "eigenpro4",
+    *("block", "blocks", "blocks, recomputed", "blocks, fourier", "block, nystrom", "falkon"),
+    *("direct", "direct, fourier", "direct, nystrom"),
+    *("eigenpro3", "eigenpro3, resident", "eigenpro3, inexact", "eigenpro4"),
 ]  # fmt: skip
 
 
@@ -43,6 +44,7 @@ def trained(
         losses.append(float(solver.step(state, batch)[0].sum()))
         if t % 3 == 2:
             solver.end_pass(state)
+    solver.gather(state)
     return solver, state, losses
 
 
@@ -56,10 +58,18 @@ def test_any_number_of_ranks_takes_the_steps_of_one(name: str, ridge: float, siz
         _, alone, losses = trained(case, SOLO, lambda ids: 0 * ids, w)
         many = on_threads(size, lambda r: trained(case, r, lambda ids: ids * 7 % 11 % size, w))  # noqa: B023
         for _, state, said in many:
-            np.testing.assert_allclose(state.alpha, alone.alpha, rtol=0, atol=1e-12)
-            np.testing.assert_allclose(state.average, alone.average, rtol=0, atol=1e-12)
-            np.testing.assert_allclose(said, losses, rtol=1e-12)
+            # Of equations that are solved, a condition of 1e5 times the rounding of their sums.
+            digits = 1e-9 if name.startswith("direct") else 1e-12
+            np.testing.assert_allclose(state.alpha, alone.alpha, rtol=0, atol=digits)
+            np.testing.assert_allclose(state.average, alone.average, rtol=0, atol=digits)
+            np.testing.assert_allclose(said, losses, rtol=digits)
             assert state.rows == alone.rows
+        solver, gathered, _ = many[0]
+        for key in solver.sums_of_rows(gathered):
+            kept, total = gathered.pending[key], alone.pending[key]
+            np.testing.assert_allclose(
+                kept, total, rtol=1e-9, atol=1e-11 * abs(total).max(initial=0)
+            )
         # Not a bit apart, or replicas would drift.
         assert all((s.alpha == many[0][1].alpha).all() for _, s, _ in many)
 

@@ -66,11 +66,11 @@ def after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Return a function that has rank 0 be stopped after so many steps of a training."""
 
     def stopped_after(steps: int) -> None:
-        def meets(self: Agreement, taken: Steps) -> bool:
+        def meets(self: Agreement, taken: Steps, *, evaluates: bool) -> bool:
             at = taken.position.step
             if self._ranks.rank == 0 and at - began.setdefault(id(self), at - 1) >= steps:
                 self._stop.requested = "the test"
-            return met(self, taken)
+            return met(self, taken, evaluates=evaluates)
 
         began: dict[int, int] = {}
         monkeypatch.setattr(Agreement, "meets", meets)
@@ -87,6 +87,10 @@ def alpha(run_dir: Path) -> np.ndarray[Any, Any]:
 
 
 FALKON = {"solver.name": "falkon", "solver.block_size": "auto", "data.epochs": 4}
+DIRECT = {
+    "solver.name": "direct", "solver.block_size": "auto", "run.evaluate_every": 5,
+    "solver.ridge": "auto", "data.transforms": [{"kind": "noise", "sigma": 0.05}],
+}  # fmt: skip
 EIGENPRO = {
     "solver.name": "eigenpro4", "solver.block_size": "auto", "solver.ridge": "auto",
     "solver.period": 5,
@@ -100,6 +104,7 @@ EIGENPRO = {
     {"solver.block_size": 120},
     {"run.early_stopping": True, "data.epochs": 4, "run.n_iter_no_change": 1},
     FALKON,
+    DIRECT,
     EIGENPRO,
     {"data.batch_size": 1999},  # and then 1, for all of them
 ])  # fmt: skip
@@ -124,6 +129,7 @@ def test_the_run_is_that_of_one_rank(
 
 @pytest.mark.parametrize(("before", "then", "changes"), [
     (2, 1, {}), (3, 2, {}), (2, 2, {}), (2, 3, FALKON), (2, 2, FALKON), (3, 2, EIGENPRO),
+    (2, 2, DIRECT), (2, 1, DIRECT),
 ])  # fmt: skip
 def test_it_goes_on_with_any_number(
     store: str, tmp_path: Path, before: int, then: int, changes: dict[str, Any],
