@@ -52,6 +52,7 @@ def plan_overview(run: Run, times: Times | None = None) -> dict[str, Any]:
         "batches_per_epoch": per_epoch,
         "batches": batches,
         "until_converged": run.method.same_rows,
+        "ranks": problem.ranks,
         "device": run.backend.name,
         "precision": run.precision,
         "accelerator": run.backend.accelerator,
@@ -125,6 +126,11 @@ def plan_text(plan: Mapping[str, Any], *, everything: bool = False) -> str:
     ]
     if plan["seconds"] is not None:
         parts.append(_times_text(plan))
+    if plan["ranks"] > 1:
+        parts.append(
+            f"{plan['ranks']} ranks share every step, and each holds what is said of train; one of "
+            "them makes the setup first. Work and times are said as of one process."
+        )
     if flop.get("centers", 0) > flop["training"]:
         parts.append(
             f"note: choosing centers by {plan['centers']['method']} takes more than training; "
