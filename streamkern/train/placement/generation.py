@@ -89,8 +89,7 @@ class Generation:
             raise
         finally:
             site.deafen()
-            for future in self._futures:
-                future.release()
+            self._forget()
 
     def _begin(self) -> None:
         site, spots, limits = self._site, self._spots, self._limits
@@ -186,8 +185,14 @@ class Generation:
         rank, error = next(iter(errors.items()))
         return f"rank {rank}: {error}"
 
+    def _forget(self) -> None:
+        """Have Dask not begin the tasks of workers that are gone again."""
+        for future in self._futures:
+            future.release()
+
     def _end(self, processes: dict[str, int]) -> int:
         """All processes. How many workers come back by themselves."""
+        self._forget()
         answered = self._site.end(processes)
         old = {spot.address for spot in self._spots if spot.nanny in answered}
         give_up = time.monotonic() + self._limits.timeout_s

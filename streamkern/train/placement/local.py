@@ -27,7 +27,7 @@ def local_cluster(ranks: int, threads: int | None = None) -> Iterator[Any]:
         threads_per_worker=share,
         processes=True,
         memory_limit=None,  # or their nannies would pause and kill trainers
-        dashboard_address=None,
+        dashboard_address="127.0.0.1:0",
         silence_logs=logging.CRITICAL,
         env=dict.fromkeys(_THREADS, str(share)),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -16,6 +17,10 @@ import pytest
 
 from streamkern.basics.errors import ConfigError, DataError, RunError, TrainingInterrupted
 from streamkern.basics.stop import StopRequest
+from streamkern.train.placement.local import local_cluster
+from streamkern.train.placement.place import place
+from streamkern.train.placement.site import Site
+from streamkern.train.placement.task import Job, Order, run_rank
 from tests import rank_toys as toys
 from tests.clusters import ROOT
 from tests.lives import eventually
@@ -24,10 +29,6 @@ pytest.importorskip("distributed")
 pytest.importorskip("xgboost")
 pytestmark = pytest.mark.slow
 
-from streamkern.train.placement.local import local_cluster  # noqa: E402
-from streamkern.train.placement.place import place  # noqa: E402
-from streamkern.train.placement.site import Site  # noqa: E402
-from streamkern.train.placement.task import Job, Order, run_rank  # noqa: E402
 
 STEPS = 8
 
@@ -132,7 +133,7 @@ def test_an_error_comes_out_as_it_is(client: Any, tmp_path: Path, rank: int) -> 
     """Ours and others', which say where they are from; nobody is left running."""
     with pytest.raises(DataError, match=r"^the toy is broken$") as ours:
         placed(client, tmp_path, acts={f"{rank} 2": "data"})
-    assert ours.value.exit_code == 3
+    assert ours.value.exit_code == DataError.exit_code
     assert not [pid for *_, pid, _ in toys.begun(tmp_path) if alive(pid)]
     with pytest.raises(KeyError, match="a bug") as bug:
         placed(client, tmp_path, acts={f"{rank} 4": "bug"})
@@ -204,8 +205,6 @@ def test_a_stale_task_does_nothing(client: Any, tmp_path: Path) -> None:
     """One of an older generation, which Dask may repeat."""
     site = Site(client, "stale", 10.0)
     (spot, _) = site.spots().values()
-    import pickle
-
     job = pickle.dumps(Job(toys.totals, {"folder": str(tmp_path), "steps": 1}))
     for told, of, address in ((None, 1, spot.address), (2, 1, spot.address), (1, 1, "tcp://x:1")):
         if told is not None:
