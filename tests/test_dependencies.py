@@ -27,6 +27,7 @@ CALLED = {
     "mlflow": "mlflow-skinny",
     "nvidia": "nvidia-cuda-nvrtc",
     "sklearn": "scikit-learn",
+    "xgboost": "xgboost-cpu",
 }
 
 

@@ -30,7 +30,7 @@ ROOMS = [
     ["ingest", "kernels"],
     ["stream.sources", "solver.precondition"],
     ["stream", "solver", "centers", "predict"],
-    ["config"],
+    ["config", "train.placement"],
     ["train"],
     ["tuning"],
     ["estimator"],

@@ -1,0 +1,207 @@
+"""One generation: ranks that begin together, are watched, and end together.
+
+The first that is lost ends it: a worker that left, a rank that is silent or has lost another. Then
+the processes of all of them are killed, for what they hold (sockets, the lock of a run directory,
+memory of a GPU) is only gone for sure with them, and a new process comes sooner than an old one can
+be used again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from typing import Any
+
+from streamkern.basics.errors import RankLostError, TrainingInterrupted
+from streamkern.basics.stop import StopRequest
+from streamkern.train.placement.site import Site, Spot
+from streamkern.train.placement.task import Job, Order, run_rank, start_tracker
+
+_TICK_S, _LOOK_S = 0.1, 0.25
+_CAUSE_S = 1.0  # for the cause of what a rank reports: others notice a failure before its rank says
+_SAVE_S = 600.0  # for rank 0 to save, once it was asked to stop
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds: of silence, of a rank and of the driver; `saves`: whether a stop is waited for."""
+
+    timeout_s: float
+    lonely_s: float
+    saves: bool = True
+
+    @property
+    def patience_s(self) -> float:
+        """How long a rank may take to stop."""
+        return _SAVE_S if self.saves else _CAUSE_S
+
+
+@dataclass(frozen=True)
+class Ended:
+    """With rank 0's result, or by what was `lost`; then `back` workers come back by themselves."""
+
+    result: Any = None
+    lost: str | None = None
+    back: int = 0
+
+
+class Generation:
+    """The ranks of one try, each at a worker of its own."""
+
+    def __init__(
+        self, site: Site, number: int, spots: list[Spot], job: Job, limits: Limits,
+        stop: StopRequest, on_event: Callable[..., None],
+    ) -> None:  # fmt: skip
+        self.reached: int | None = None
+        self._site, self._number, self._spots, self._job = site, number, spots, job
+        self._limits, self._stop, self._on_event = limits, stop, on_event
+        self._futures: list[Any] = []
+        self._ended: dict[int, BaseException | None] = {}  # rank -> its error
+        self._told = self._looked = self._bad = self._asked = 0.0  # when that last, or first, was
+        self._there = {spot.address for spot in spots}
+
+    def run(self) -> Ended:
+        """To its end. Raises what a rank raised that is not the loss of another."""
+        site = self._site
+        processes = site.processes(self._spots)
+        silent = [spot.address for spot in self._spots if not processes.get(spot.nanny)]
+        if silent:
+            lost = f"the nanny of {silent[0]} does not answer"
+            self._on_event("lost", why=lost)
+            return Ended(lost=lost, back=self._end(processes))
+        self._heard = [time.monotonic()] * len(self._spots)
+        site.listen(self._hear)
+        try:
+            self._begin()
+            missed = self._watched()
+            if missed is None:
+                result: Any = self._futures[0].result(self._limits.timeout_s)
+                return Ended(result)
+            return Ended(lost=missed, back=self._end(processes))
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self._end(processes)
+            raise
+        finally:
+            site.deafen()
+            self._forget()
+
+    def _begin(self) -> None:
+        site, spots, limits = self._site, self._spots, self._limits
+        site.tell(self._number, None)
+        only: dict[str, Any] = {"allow_other_workers": False, "retries": 0, "pure": False}
+        hosts, job = Counter(spot.host for spot in spots), pickle.dumps(self._job)
+        tracker = site.client.submit(start_tracker, len(spots), workers=[spots[0].address], **only)
+        for rank, spot in enumerate(spots):
+            order = Order(
+                site.name, self._number, rank, len(spots), spot.address, hosts[spot.host],
+                limits.timeout_s, limits.lonely_s, job,
+            )  # fmt: skip
+            future = site.client.submit(run_rank, order, tracker, workers=[spot.address], **only)
+            future.add_done_callback(lambda _: site.news.set())
+            self._futures.append(future)
+
+    def _hear(self, said: dict[str, Any]) -> None:
+        """What a rank said, on the client's thread."""
+        if said["generation"] == self._number:
+            self._heard[said["rank"]] = time.monotonic()
+            if said["reached"] is not None:
+                self.reached = said["reached"]
+
+    def _watched(self) -> str | None:
+        """What was lost; None: all ranks have ended well."""
+        while True:
+            self._site.news.wait(_TICK_S)
+            self._site.news.clear()
+            self._speak()
+            self._collect()
+            if len(self._ended) == len(self._spots) and not self._errors():
+                return None
+            missing = self._missing()
+            lost = self._judged() or missing
+            if lost is not None:
+                self._on_event("lost", why=lost)
+                return lost
+
+    def _speak(self) -> None:
+        """The word to the ranks: once a second, and at once when it is to stop."""
+        now, asked = time.monotonic(), self._stop.requested
+        new = bool(asked) and not self._asked
+        if new:
+            self._asked = now
+        if new or now - self._told >= min(1.0, self._limits.lonely_s / 6):
+            self._site.tell(self._number, asked)
+            self._told = now
+
+    def _collect(self) -> None:
+        """Which ranks have ended, and how."""
+        for rank, future in enumerate(self._futures):
+            if rank not in self._ended and future.done():
+                finished = future.status == "finished"
+                self._ended[rank] = None if finished else _lost_or(future.exception())
+
+    def _errors(self) -> dict[int, BaseException]:
+        return {r: error for r, error in sorted(self._ended.items()) if error is not None}
+
+    def _missing(self) -> str | None:
+        """Which rank that has not ended is gone, or silent."""
+        now = time.monotonic()
+        if now - self._looked >= _LOOK_S:
+            self._there, self._looked = set(self._site.spots()), now
+        for rank, spot in enumerate(self._spots):
+            if rank in self._ended:
+                continue
+            if spot.address not in self._there:
+                return f"rank {rank} at {spot.address} is gone"
+            if now - self._heard[rank] > self._limits.timeout_s:
+                silent_s = self._limits.timeout_s
+                return f"rank {rank} at {spot.address} has been silent for {silent_s:g} s"
+        return None
+
+    def _judged(self) -> str | None:
+        """What was lost by the errors that there are, once their cause has had its time. Raises the
+        cause where it is another: that of rank 0, else of the first.
+
+        Ranks that were told to stop have ended before rank 0 has saved.
+        """
+        errors, now = self._errors(), time.monotonic()
+        if self._asked and now - self._asked > self._limits.patience_s:
+            return "it was asked to stop, and did not"
+        if not errors:
+            return None
+        self._bad = self._bad or now
+        real = {r: error for r, error in errors.items() if not isinstance(error, RankLostError)}
+        stopped = all(isinstance(error, TrainingInterrupted) for error in real.values())
+        waits_s = self._limits.patience_s if real and stopped else _CAUSE_S
+        if 0 not in real and now - self._bad < waits_s:
+            return None
+        for error in real.values():
+            raise error
+        rank, error = next(iter(errors.items()))
+        return f"rank {rank}: {error}"
+
+    def _forget(self) -> None:
+        """Have Dask not begin the tasks of workers that are gone again."""
+        for future in self._futures:
+            future.release()
+
+    def _end(self, processes: dict[str, int]) -> int:
+        """All processes. How many workers come back by themselves."""
+        self._forget()
+        answered = self._site.end(processes)
+        old = {spot.address for spot in self._spots if spot.nanny in answered}
+        give_up = time.monotonic() + self._limits.timeout_s
+        while old & set(self._site.spots()) and time.monotonic() < give_up:
+            time.sleep(_TICK_S / 2)
+        return len(answered)
+
+
+def _lost_or(error: BaseException) -> BaseException:
+    """The error, or that a rank is lost where it is Dask's own."""
+    of_dask = isinstance(error, CancelledError) or type(error).__module__.startswith("distributed.")
+    return RankLostError(f"{type(error).__name__}: {error}") if of_dask else error

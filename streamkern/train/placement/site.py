@@ -1,0 +1,125 @@
+"""The cluster as a driver of ranks sees it: its workers, their processes, and a word to all."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from typing import Any
+
+from streamkern.basics.errors import ClusterError, ConfigError
+from streamkern.stream.cluster_reader import address_of, run_on
+
+_REACH_S = 10.0  # a nanny's machine that does not answer for so long is taken for gone
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A worker: where it is, and who can end its process."""
+
+    address: str
+    host: str
+    nanny: str
+    takes_tasks: bool
+
+
+class Site:
+    """A `distributed.Client`, asked with a limit on time.
+
+    name : of the placement, under which its ranks are heard and told.
+
+    Raises
+    ------
+    ClusterError
+        From any method, where the scheduler is gone or does not answer for `timeout_s`.
+    """
+
+    def __init__(self, client: Any, name: str, timeout_s: float) -> None:
+        self.client, self.name, self.timeout_s = client, name, timeout_s
+        self.news = threading.Event()
+        self._beats = 0
+
+    def listen(self, heard: Callable[[dict[str, Any]], None]) -> None:
+        """Have `heard` called with all that ranks say, on the client's thread."""
+        self.client.subscribe_topic(self.name, lambda event: heard(event[1]))
+
+    def deafen(self) -> None:
+        """The end of `listen`."""
+        if self.client.status == "running":
+            self.client.unsubscribe_topic(self.name)
+
+    def tell(self, generation: int, stop: str | None) -> None:
+        """The word to all ranks, which is also the sign that the driver lives."""
+        self._beats += 1
+        word = {"generation": generation, "stop": stop, "beat": self._beats}
+        self._ask(self.client.scheduler.set_metadata(keys=[self.name], value=word))
+
+    def spots(self) -> dict[str, Spot]:
+        """Address -> worker, of all that the scheduler has, in the order of the addresses."""
+        known = self._ask(self.client.scheduler.identity())["workers"]
+        bare = [address for address, worker in known.items() if not worker["nanny"]]
+        if bare:
+            raise ConfigError(
+                f"the worker {bare[0]} of {address_of(self.client)} has no nanny, which ends its "
+                "process with the other ranks'; start it without --no-nanny"
+            )
+        return {
+            address: Spot(address, worker["host"], worker["nanny"], worker["status"] == "running")
+            for address, worker in sorted(known.items())
+        }
+
+    def processes(self, spots: list[Spot]) -> dict[str, int]:
+        """Nanny -> the process of its worker, of those that answer."""
+        return self._of_nannies(_process, [spot.nanny for spot in spots])
+
+    def end(self, processes: Mapping[str, int]) -> set[str]:
+        """Kill processes, also stopped ones. The nannies that answered: theirs are gone for sure,
+        and they start others."""
+        return set(self._of_nannies(_end, list(processes), dict(processes)))
+
+    def _of_nannies(
+        self, ask: Callable[..., Any], nannies: list[str], *args: Any
+    ) -> dict[str, Any]:
+        async def one(nanny: str) -> dict[str, Any]:
+            # A nanny's address in place of its worker's: by then the scheduler may know only this.
+            answers = self.client.run(ask, *args, workers=[nanny], on_error="ignore")
+            return dict(await asyncio.wait_for(answers, _REACH_S))
+
+        async def all_of_them() -> list[dict[str, Any] | BaseException]:
+            return await asyncio.gather(*map(one, nannies), return_exceptions=True)
+
+        found: dict[str, Any] = {}
+        for answer in self._ask(all_of_them()):
+            found |= answer if isinstance(answer, dict) else {}
+        return found
+
+    def _ask(self, question: Any) -> Any:
+        answer = run_on(self.client.loop, question)
+        try:
+            return answer.result(self.timeout_s)
+        except (OSError, CancelledError) as error:
+            raise ClusterError(
+                f"{address_of(self.client)} is gone, or has not answered for {self.timeout_s:g} s; "
+                "start it again, then run the same command again to go on"
+            ) from error
+        finally:
+            answer.cancel()
+
+
+def _process(dask_worker: Any) -> Any:
+    """On a nanny: the id of its worker's process."""
+    return dask_worker.pid
+
+
+async def _end(processes: Mapping[str, int], dask_worker: Any) -> bool:
+    """On a nanny: kill the process, unless that is another one by now, and see that it is gone."""
+    process = processes[dask_worker.address]
+    if dask_worker.pid == process:
+        os.kill(process, signal.SIGKILL)
+    while dask_worker.pid == process:
+        await asyncio.sleep(0.01)
+    return True

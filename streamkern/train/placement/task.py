@@ -1,0 +1,221 @@
+"""What a worker of a Dask cluster does as one of several ranks.
+
+It says about once a second that it lives, and reads what the driver says: which generation is the
+newest, whether to stop, and that the driver lives. A rank of an older generation ends its process;
+one whose driver is gone saves, if its work does that when it is asked to stop, and ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from streamkern.backend.ranks import SOLO, Ranks, joined
+from streamkern.basics.errors import EXIT_TRY_AGAIN, RankLostError, StreamkernError
+from streamkern.basics.machine import available_cpus
+from streamkern.basics.optional import need, on_demand
+from streamkern.basics.stop import Stopped, StopRequest
+from streamkern.stream.cluster_reader import run_on
+
+_ASK_S = 5.0
+_ENDLESS_S = 7 * 86400  # the sums' own time-out, in milliseconds an int: the driver ends who hangs
+
+
+@dataclass(frozen=True)
+class RankSpec:
+    """Which rank one is.
+
+    tracker : by which `streamkern.backend.ranks.joined` finds the others; empty for one alone.
+    threads : that it may use. timeout_s : for which it may be silent.
+    """
+
+    rank: int
+    size: int
+    generation: int
+    tracker: Mapping[str, Any]
+    threads: int
+    timeout_s: float
+
+
+Work = Callable[[Ranks, RankSpec, dict[str, Any], StopRequest], Any]
+Reached = Callable[[dict[str, Any]], int]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the ranks do. Modules' own functions, which travel by name.
+
+    reached : how far that is which the work would go on from, of rank 0 before it begins.
+    """
+
+    work: Work
+    settings: dict[str, Any]
+    reached: Reached | None = None
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a rank is told. Settings may hold secrets: the job is bytes, which no repr shows.
+
+    name : under which driver and ranks talk. neighbours : ranks on the same host.
+    lonely_s : without a word of the driver, after which the rank saves and ends.
+    """
+
+    name: str
+    generation: int
+    rank: int
+    size: int
+    address: str
+    neighbours: int
+    timeout_s: float
+    lonely_s: float
+    job: bytes = field(repr=False)
+
+    @property
+    def every_s(self) -> float:
+        """Between two signs of life."""
+        return min(1.0, self.timeout_s / 6, self.lonely_s / 6)
+
+    def spec(self, tracker: Mapping[str, Any]) -> RankSpec:
+        """For the work, on the machine that does it."""
+        threads = max(1, available_cpus() // self.neighbours)
+        return RankSpec(self.rank, self.size, self.generation, tracker, threads, self.timeout_s)
+
+
+def start_tracker(size: int) -> dict[str, Any]:
+    """Start what brings `size` ranks together; returns what they need for it.
+
+    In rank 0's process, which ends with its generation, as the tracker has to: the others lose what
+    they have of it with the driver's process, and save after that.
+    """
+    if size == 1:
+        return {}
+    make = need("xgboost.tracker", "a run of several ranks", "ranks").RabitTracker
+    tracker = make(host_ip=on_demand("distributed").get_worker().ip, n_workers=size, sortby="task")
+    tracker.start()
+    threading.Thread(target=_tracked, args=(tracker,), daemon=True).start()
+    return {**tracker.worker_args(), "dmlc_timeout": _ENDLESS_S}
+
+
+def _tracked(tracker: Any) -> None:
+    with contextlib.suppress(Exception):  # of ranks that have not said goodbye
+        tracker.wait_for()
+
+
+def run_rank(order: Order, tracker: Mapping[str, Any]) -> Any:
+    """The task: the job's work; returns rank 0's result.
+
+    Raises RankLostError where this is not its worker, or not the newest generation.
+    """
+    worker = on_demand("distributed").get_worker()
+    stop = StopRequest(install=False)
+    pulse = _Pulse(worker, order, stop)
+    if worker.address != order.address or not pulse.newest():
+        raise RankLostError(f"rank {order.rank} of {order.address} is not awaited any more")
+    with pulse:
+        try:
+            result = _worked(order, order.spec(tracker), stop, pulse)
+        except BaseException as error:
+            raise _travelling(error, order) from None
+    return result if order.rank == 0 else None
+
+
+def _worked(order: Order, spec: RankSpec, stop: StopRequest, pulse: _Pulse) -> Any:
+    job: Job = pickle.loads(order.job)
+    if job.reached is not None and order.rank == 0:
+        pulse.reached = job.reached(job.settings)
+    pulse.say()
+    with _ranks(spec) as ranks:
+        return job.work(ranks, spec, job.settings, stop)
+
+
+def _ranks(spec: RankSpec) -> contextlib.AbstractContextManager[Ranks]:
+    return contextlib.nullcontext(SOLO) if spec.size == 1 else joined(spec.rank, spec.tracker)
+
+
+def _travelling(error: BaseException, order: Order) -> BaseException:
+    """The error, if it can be pickled, with where it was raised if it is none of ours."""
+    if not isinstance(error, StreamkernError):
+        trace = "".join(traceback.format_exception(error)).rstrip()
+        error.add_note(f"on rank {order.rank} of {order.size}, {order.address}:\n{trace}")
+    error.__traceback__ = error.__context__ = error.__cause__ = None  # frames hold all the memory
+    try:
+        if isinstance(error, Exception | Stopped):
+            pickle.loads(pickle.dumps(error))
+            return error
+    except Exception:  # its class takes other arguments
+        pass
+    plain = RuntimeError(f"{type(error).__name__}: {error}")
+    for note in getattr(error, "__notes__", ()):
+        plain.add_note(note)
+    return plain
+
+
+class _Pulse:
+    """The thread by which a rank and the driver know of each other."""
+
+    def __init__(self, worker: Any, order: Order, stop: StopRequest) -> None:
+        self.reached: int | None = None
+        self._worker, self._order, self._stop = worker, order, stop
+        self._ended = threading.Event()
+        self._heard, self._beat = time.monotonic(), None
+        self._thread = threading.Thread(target=self._run, name="streamkern-pulse", daemon=True)
+
+    def __enter__(self) -> _Pulse:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def say(self) -> None:
+        """That this rank lives."""
+        said = {"generation": self._order.generation, "rank": self._order.rank}
+        self._worker.log_event(self._order.name, said | {"reached": self.reached})
+
+    def newest(self) -> bool:
+        """Whether the driver has begun no other generation, as far as this rank can know."""
+        word = self._word()
+        return word is not None and word["generation"] == self._order.generation
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._order.every_s):
+            with contextlib.suppress(Exception):  # a worker that closes
+                self.say()
+            self._listen()
+
+    def _word(self) -> dict[str, Any] | None:
+        """What the driver said last, or None where nobody answers."""
+        loop, scheduler = self._worker.loop, self._worker.scheduler
+        asked = scheduler.get_metadata(keys=[self._order.name], default=None)
+        answer = run_on(loop, asked)
+        try:
+            word: dict[str, Any] | None = answer.result(_ASK_S)
+        except Exception:
+            return None
+        finally:
+            answer.cancel()
+        return word
+
+    def _listen(self) -> None:
+        word, order = self._word(), self._order
+        if word is not None and word["generation"] != order.generation:
+            os._exit(EXIT_TRY_AGAIN)  # it slept, and others have taken its place
+        if word is not None and word["beat"] != self._beat:
+            self._heard, self._beat = time.monotonic(), word["beat"]
+        silent_s = time.monotonic() - self._heard
+        asked = word["stop"] if word is not None else None
+        if silent_s > order.lonely_s:
+            asked = "the loss of its driver"
+        if asked and order.rank == 0:  # the others learn it from there, all after the same step
+            self._stop.requested = self._stop.requested or asked
+        if silent_s > order.lonely_s + order.timeout_s:
+            os._exit(EXIT_TRY_AGAIN)

@@ -1,0 +1,98 @@
+"""Toy work of ranks in worker processes, which import this file, so it imports little."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from streamkern.backend.ranks import Ranks
+from streamkern.basics.errors import DataError, TrainingInterrupted
+from streamkern.basics.stop import StopRequest
+from streamkern.train.placement.task import RankSpec
+
+NUMBERS = np.arange(12.0)
+
+
+def expected(steps: int) -> float:
+    """What `totals` comes to."""
+    return float(sum((NUMBERS * (step + 1)).sum() for step in range(steps)))
+
+
+def totals(ranks: Ranks, spec: RankSpec, settings: dict[str, Any], stop: StopRequest) -> Any:
+    """A sum over steps, shared out, saved after each; the notes say who did what.
+
+    settings : folder; steps; at a step a rank may do something: acts = {"rank step": what}, the
+    first time that it gets there.
+    """
+    folder = Path(settings["folder"])
+    done, total = ranks.same(saved(folder))
+    note(folder, f"{spec.generation} {spec.rank} {spec.size} {os.getpid()} {int(done)}")
+    for step in range(int(done), settings["steps"]):
+        _act(settings.get("acts", {}).get(f"{ranks.rank} {step}"), folder / f"{ranks.rank}-{step}")
+        mine = (NUMBERS * (step + 1))[ranks.stripe(len(NUMBERS))].sum()
+        total += ranks.each([mine]).sum()
+        if ranks.rank == 0:
+            aside = folder / "aside"
+            aside.write_text(json.dumps([step + 1, total]))
+            aside.replace(folder / "saved")
+        if ranks.same([stop.requested is not None])[0]:
+            if ranks.rank == 0:
+                time.sleep(0.5)  # the others end before it has saved
+                note(folder, "saved")
+            raise TrainingInterrupted(f"stopped by {stop.requested}, says rank {ranks.rank}")
+        time.sleep(settings.get("pause_s", 0.0))
+    return {"total": total, "secret": len(settings.get("secret", ""))}
+
+
+def saved(folder: Path) -> list[float]:
+    """Steps done, and their total."""
+    path = folder / "saved"
+    return list(json.loads(path.read_text())) if path.exists() else [0, 0.0]
+
+
+def reached(settings: dict[str, Any]) -> int:
+    """The steps that are done."""
+    return int(saved(Path(settings["folder"]))[0])
+
+
+def note(folder: Path, line: str) -> None:
+    """Write a line down."""
+    with (folder / "notes").open("a") as file:
+        file.write(f"{line}\n")
+
+
+def notes(folder: Path) -> list[str]:
+    """The lines that were written down."""
+    path = folder / "notes"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def begun(folder: Path) -> list[list[int]]:
+    """[generation, rank, size, process, steps done] of all ranks that began."""
+    return sorted([int(n) for n in line.split()] for line in notes(folder) if line[0].isdigit())
+
+
+def prepare(settings: dict[str, Any], stop: StopRequest) -> None:
+    """What is done before, alone."""
+    note(Path(settings["folder"]), "prepared")
+    _act(settings.get("first"), Path(settings["folder"]) / "first")
+
+
+def _act(what: str | None, once: Path) -> None:
+    if what is None or (once.exists() and not what.startswith("always")):
+        return
+    once.touch()
+    if what.endswith("kill"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif what.endswith("freeze"):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif what.endswith("data"):
+        raise DataError("the toy is broken")
+    elif what.endswith("bug"):
+        raise KeyError("a bug")
