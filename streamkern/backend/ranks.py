@@ -9,10 +9,11 @@ a GPU goes through the host.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -158,7 +159,7 @@ def _short(error: Exception) -> str:
     return (said or lines or [type(error).__name__])[0][:200]
 
 
-@contextmanager
+@contextlib.contextmanager
 def joined(rank: int, tracker: Mapping[str, Any]) -> Iterator[Ranks]:
     """The ranks that `tracker`, of the process that started them, brings together.
 
@@ -171,7 +172,8 @@ def joined(rank: int, tracker: Mapping[str, Any]) -> Iterator[Ranks]:
     """
     library = need("xgboost.collective", "a run of several ranks", "ranks")
     try:
-        library.init(**tracker, dmlc_task_id=str(rank))
+        with contextlib.redirect_stdout(io.StringIO()):  # where it says who has which rank
+            library.init(**tracker, dmlc_task_id=str(rank))
     except Exception as error:
         raise RankLostError(f"the ranks do not come together: {_short(error)}") from error
     yield Collective(library.get_rank(), library.get_world_size(), library)

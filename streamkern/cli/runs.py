@@ -152,8 +152,9 @@ def train(
         say("note: without --run-dir the model is not kept and the run can not be resumed")
     began = time.perf_counter()
     with _cluster(config.data.dask) as client:
+        shown = show_evaluation if config.run.ranks == 1 else None  # ranks show their own
         result = run_training(
-            config, client=client, progress=True, on_evaluation=show_evaluation, stop=context.obj,
+            config, client=client, progress=True, on_evaluation=shown, stop=context.obj,
             continues=continues,
         )  # fmt: skip
     result.model.backend.close()

@@ -1,4 +1,4 @@
-"""What one of several ranks does in training: a setup that one makes, and steps that all share.
+"""A run over several ranks: what each of them does, and where they are placed.
 
 The setup is made by one rank alone, in the run directory; then all of them begin as a resumed run
 does, from the same files. Rank 0 writes, evaluates and is heard; the others have the same weights,
@@ -7,21 +7,119 @@ and make the same decisions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from streamkern.backend.ranks import Ranks
+from streamkern.basics.errors import ConfigError
 from streamkern.basics.stop import StopRequest, resumable
 from streamkern.config.run_config import RunConfig
+from streamkern.predict.figures import in_words
+from streamkern.stream.cluster import connect
 from streamkern.train.beginning import begun, run_directory
 from streamkern.train.opened import Given
+from streamkern.train.placement.local import local_cluster
+from streamkern.train.placement.place import place
+from streamkern.train.placement.task import RankSpec
 from streamkern.train.sinks import sinks_of
+
+Told = Callable[[dict[str, Any]], None]
+
+
+def train_over(
+    config: RunConfig,
+    client: Any,
+    request: StopRequest,
+    *,
+    progress: bool | str = False,
+    continues: str | os.PathLike[str] | None = None,
+    on_event: Told = lambda event: None,
+) -> dict[str, Any]:
+    """The run to its end, by `run.ranks` ranks on the workers of `run.cluster`, or of a client, or
+    of a cluster on this machine that ends with the run. Returns what rank 0 found: `train_rank`.
+
+    on_event : is told of ranks that begin ("ranks") and are lost ("lost").
+    """
+    check_placeable(config)
+    ranks, local = config.run.ranks, client is None and config.run.cluster is None
+    settings = {
+        "config": config, "continues": None if continues is None else str(continues),
+        "progress": progress if local else False,
+    }  # fmt: skip
+    with _cluster(config, client) as workers:
+        found: dict[str, Any] = place(
+            workers, _work, settings, ranks=ranks, min_ranks=config.run.min_ranks,
+            prepare=_prepare, reached=_reached, stop=request, on_event=on_event,
+        )  # fmt: skip
+    return found
+
+
+def check_placeable(config: RunConfig) -> None:
+    """Raise where ranks would have nothing to begin from."""
+    if config.run.run_dir is None:
+        raise ConfigError(
+            f"run.ranks={config.run.ranks} needs a run.run_dir that all ranks see, from which they "
+            "begin; set it"
+        )
+    if config.run.min_ranks > config.run.ranks:
+        raise ConfigError(
+            f"run.min_ranks={config.run.min_ranks} must not be above run.ranks={config.run.ranks}; "
+            "lower it"
+        )
+    if config.data.dask is not None:
+        raise ConfigError(
+            f"run.ranks={config.run.ranks} reads on the ranks themselves, and data.dask names a "
+            "cluster to read on; leave one of them out"
+        )
+
+
+@contextlib.contextmanager
+def _cluster(config: RunConfig, client: Any) -> Iterator[Any]:
+    if client is not None:
+        yield client
+    elif config.run.cluster is not None:
+        with connect(config.run.cluster) as made:
+            yield made
+    else:
+        threads = config.run.threads
+        each = None if threads == "auto" else max(1, threads // config.run.ranks)
+        with local_cluster(config.run.ranks, each) as made:
+            yield made
+
+
+# ------------------------------------------------------------------- what is done on the workers
+
+
+def _prepare(settings: dict[str, Any], stop: StopRequest) -> None:
+    make_setup(
+        settings["config"], stop, continues=settings["continues"], progress=settings["progress"]
+    )
+
+
+def _work(
+    ranks: Ranks, spec: RankSpec, settings: dict[str, Any], stop: StopRequest
+) -> dict[str, Any]:
+    config = settings["config"].with_overrides({"run.threads": spec.threads})
+    return train_rank(
+        config, ranks, stop, continues=settings["continues"], progress=settings["progress"]
+    )
+
+
+def _reached(settings: dict[str, Any]) -> int:
+    """The newest checkpoint's step; -1 before the first."""
+    return max(run_directory(settings["config"], writable=False).steps(), default=-1)
 
 
 def make_setup(
-    config: RunConfig, stop: StopRequest | None = None, *,
-    continues: str | None = None, progress: bool | str = False,
-) -> None:  # fmt: skip
+    config: RunConfig,
+    stop: StopRequest | None = None,
+    *,
+    continues: str | None = None,
+    progress: bool | str = False,
+) -> None:
     """Where the run directory has none yet; alone, before the ranks come together."""
     with (
         resumable(stop, kept=True, where=lambda: "in the setup") as request,
@@ -33,10 +131,20 @@ def make_setup(
         trainer.run.backend.close()
 
 
+def _shown(record: dict[str, Any]) -> None:
+    """An evaluation, on the terminal that the processes of this machine share."""
+    figures = {k: v for k, v in record.items() if k not in ("step", "samples")}
+    print(f"streamkern: {record['samples']:,} samples: {in_words(figures)}", file=sys.stderr)
+
+
 def train_rank(
-    config: RunConfig, ranks: Ranks, stop: StopRequest, *,
-    continues: str | None = None, progress: bool | str = False,
-) -> Mapping[str, Any]:  # fmt: skip
+    config: RunConfig,
+    ranks: Ranks,
+    stop: StopRequest,
+    *,
+    continues: str | None = None,
+    progress: bool | str = False,
+) -> dict[str, Any]:
     """The run to its end, behind a setup. Returns figures and seconds, of each rank its own.
 
     Raises RankLostError where another rank is gone, and what `train` does.
@@ -46,11 +154,11 @@ def train_rank(
         resumable(stop, kept=True, where=lambda: "before the next step") as request,
         begun(
             config, Given(ranks=ranks), run_directory(config, writable=first), request,
-            progress if first else False, continues=continues,
+            progress if first else False, _shown if first and progress else None, continues,
             callbacks=sinks_of(config.run) if first else (),
         ) as trainer,
     ):  # fmt: skip
         result = trainer.run_to_end()
         trainer.run.backend.close()
-    timing = result.timing | {"waited_s": ranks.waited_s}
-    return {"metrics": result.metrics, "timing": timing, "samples": result.samples}
+    timing: Mapping[str, float] = result.timing | {"waited_s": ranks.waited_s}
+    return {"metrics": result.metrics, "timing": dict(timing), "samples": result.samples}

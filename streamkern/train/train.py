@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from streamkern.basics.errors import ConfigError
 from streamkern.basics.stop import StopRequest, resumable
+from streamkern.basics.warning import warn
 from streamkern.centers.random_rows import as_centers
 from streamkern.config.run_config import RunConfig
 from streamkern.rundir.run_directory import RunDirectory
@@ -17,12 +19,14 @@ from streamkern.stream.sources.base import Source
 from streamkern.train.beginning import begun, opened_run, run_directory
 from streamkern.train.callbacks import Callback, check_callbacks
 from streamkern.train.opened import Given, Run
+from streamkern.train.over_ranks import train_over
 from streamkern.train.same_run import (
     check_same_run,
     run_record,
 )
 from streamkern.train.sinks import sinks_of
 from streamkern.train.steps import Result
+from streamkern.train.trained import load_trained_run
 from streamkern.train.warm_start import WarmStart
 
 __all__ = ["Result", "train"]
@@ -79,6 +83,13 @@ def train(
     DivergenceError, CorruptChunkError, CheckpointError
         The run failed; its last checkpoint is good.
     """
+    if config.run.ranks > 1:
+        places = {
+            "source": source, "test": test, "centers": centers, "metric": metric, "warm": warm,
+            "facts": facts or None, "callbacks": callbacks or None, "on_evaluation": on_evaluation,
+        }  # fmt: skip
+        _check_in_settings(config, places)
+        return _over_ranks(config, client, stop, progress, continues)
     rows = None if centers is None else as_centers(centers)
     own = None if metric is None else np.asarray(metric)
     told = (*check_callbacks(callbacks), *sinks_of(config.run))
@@ -92,6 +103,35 @@ def train(
         )  # fmt: skip
         with beginning as trainer:
             return trainer.run_to_end()
+
+
+def _check_in_settings(config: RunConfig, given: Mapping[str, Any]) -> None:
+    """Raise where something is given that ranks, which are other processes, can not see."""
+    named = [name for name, value in given.items() if value is not None]
+    if named:
+        raise ConfigError(
+            f"run.ranks={config.run.ranks}: other processes can not be given {named[0]}; name "
+            "stores and arrays in the settings, or train with one rank"
+        )
+
+
+def _over_ranks(
+    config: RunConfig, client: Any, stop: StopRequest | None, progress: bool | str,
+    continues: str | os.PathLike[str] | None,
+) -> Result:  # fmt: skip
+    """See `over_ranks`."""
+
+    def tell(event: dict[str, Any]) -> None:
+        if event["event"] == "lost":
+            warn(f"{event['why']}; the run goes on from its last checkpoint")
+
+    with resumable(stop, kept=True, where=lambda: "before the next step") as request:
+        found = train_over(
+            config, client, request, progress=progress, continues=continues, on_event=tell
+        )
+    trained = load_trained_run(str(config.run.run_dir), config.data.storage_options)
+    trained.result.timing.update(found["timing"])
+    return trained.result
 
 
 def open_continued(config: RunConfig, continues: str | os.PathLike[str]) -> Run:
