@@ -24,6 +24,7 @@ from streamkern.train.placement.task import Job, Order, run_rank, start_tracker
 
 _TICK_S, _LOOK_S = 0.1, 0.25
 _CAUSE_S = 1.0  # for the cause of what a rank reports: others notice a failure before its rank says
+_BEGIN_S = 60.0  # for a rank to be heard for the first time: it imports all of the code before
 _SAVE_S = 600.0  # for rank 0 to save, once it was asked to stop
 
 
@@ -74,7 +75,8 @@ class Generation:
             lost = f"the nanny of {silent[0]} does not answer"
             self._on_event("lost", why=lost)
             return Ended(lost=lost, back=self._end(processes))
-        self._heard = [time.monotonic()] * len(self._spots)
+        begin_s = max(0.0, _BEGIN_S - self._limits.timeout_s)
+        self._heard = [time.monotonic() + begin_s] * len(self._spots)
         site.listen(self._hear)
         try:
             self._begin()

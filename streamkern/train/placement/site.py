@@ -110,8 +110,10 @@ class Site:
             answer.cancel()
 
 
-def _process(dask_worker: Any) -> Any:
-    """On a nanny: the id of its worker's process."""
+async def _process(dask_worker: Any) -> Any:
+    """On a nanny: the id of its worker's process, once it would start another in place of it."""
+    while dask_worker.process is None or dask_worker.process.status.name == "starting":
+        await asyncio.sleep(0.01)
     return dask_worker.pid
 
 
