@@ -173,7 +173,7 @@ def joined(rank: int, tracker: Mapping[str, Any]) -> Iterator[Ranks]:
     library = need("xgboost.collective", "a run of several ranks", "ranks")
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # where it says who has which rank
-            library.init(**tracker, dmlc_task_id=str(rank))
+            library.init(**tracker, dmlc_task_id=f"{rank:06d}")  # in the order of text
     except Exception as error:
         raise RankLostError(f"the ranks do not come together: {_short(error)}") from error
     yield Collective(library.get_rank(), library.get_world_size(), library)
