@@ -1,0 +1,69 @@
+"""What `streamkern plan --profile` says of more and more ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from streamkern.basics.text import size_text, table, time_text
+
+_MOST = {
+    "kernel": "kernel",
+    "factors": "factors",
+    "latency": "latency of sums",
+    "transfer": "transfer of sums",
+    "each": "what each rank does",
+    "waiting": "waiting",
+}
+_COLUMNS = (
+    "ranks", "step", "epoch", "efficiency", "kernel", "factors", "sums", "each", "waiting",
+    "memory", "most", "best block",
+)  # fmt: skip
+
+
+def over_ranks_text(found: Mapping[str, Any] | None) -> str:
+    """The table, or why there is none."""
+    if found is None:
+        return (
+            "note: the time of several ranks is not known: it is modelled for the block solver "
+            "only, and for the profile 'this' from a measurement"
+        )
+    rows = [_cells(row) for row in found["rows"]]
+    return "\n".join([
+        f"expected of the steps, by a model, not measured; a rank is {found['about']}:",
+        table(rows, _COLUMNS),
+        *_notes(found),
+    ])  # fmt: skip
+
+
+def _cells(row: Mapping[str, Any]) -> dict[str, Any]:
+    shares = row["shares"]
+    sums = shares["latency"] + shares["transfer"]
+    parts = {name: shares[name] for name in ("kernel", "factors", "each", "waiting")}
+    return {
+        "ranks": row["ranks"],
+        "step": _seconds(row["step_s"]),
+        "epoch": _seconds(row["epoch_s"]),
+        "efficiency": f"{row['efficiency']:.2f}",
+        **{name: f"{share:.0%}" for name, share in (parts | {"sums": sums}).items()},
+        "memory": size_text(row["memory_bytes"]) + "*" * (not row["fits"]),
+        "most": _MOST[row["bottleneck"]],
+        "best block": row["best_block_size"] or "none fits",
+    }
+
+
+def _notes(found: Mapping[str, Any]) -> Sequence[str]:
+    rows, has = found["rows"], size_text(found["rank_bytes"])
+    notes = []
+    if not all(row["fits"] for row in rows):
+        notes.append(
+            f"* more than the {has} of a rank, or the setup is, which one rank makes alone "
+            f"({size_text(found['setup_bytes'])})"
+        )
+    if rows[-1]["best_block_size"] not in (None, rows[0]["best_block_size"]):
+        notes.append("larger blocks need fewer sums and fewer rows, and more memory")
+    return notes
+
+
+def _seconds(seconds: float) -> str:
+    return time_text(seconds) if seconds >= 60 else f"{seconds:.3g} s"
