@@ -133,7 +133,7 @@ def plan_text(plan: Mapping[str, Any], *, everything: bool = False) -> str:
             "them makes the setup first. Work and times are said as of one process."
         )
     if "over_ranks" in plan:
-        parts.append(over_ranks_text(plan["over_ranks"]))
+        parts.append(over_ranks_text(plan["over_ranks"], plan["solver"]["name"]))
     if flop.get("centers", 0) > flop["training"]:
         parts.append(
             f"note: choosing centers by {plan['centers']['method']} takes more than training; "

@@ -21,13 +21,11 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def over_ranks_text(found: Mapping[str, Any] | None) -> str:
+def over_ranks_text(found: Mapping[str, Any] | None, solver: str) -> str:
     """The table, or why there is none."""
     if found is None:
-        return (
-            "note: the time of several ranks is not known: it is modelled for the block solver "
-            "only, and for the profile 'this' from a measurement"
-        )
+        why = "modelled for the solver block only" if solver != "block" else "not known"
+        return f"note: what several ranks would take is {why}"
     rows = [_cells(row) for row in found["rows"]]
     return "\n".join([
         f"expected of the steps, by a model, not measured; a rank is {found['about']}:",
@@ -53,15 +51,15 @@ def _cells(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _notes(found: Mapping[str, Any]) -> Sequence[str]:
-    rows, has = found["rows"], size_text(found["rank_bytes"])
+    has, setup = size_text(found["rank_bytes"]), size_text(found["setup_bytes"])
     notes = []
-    if not all(row["fits"] for row in rows):
+    if not all(row["fits"] for row in found["rows"]):
+        notes.append(f"* more than the {has} of a rank")
+    if found["setup_bytes"] > found["rank_bytes"]:
         notes.append(
-            f"* more than the {has} of a rank, or the setup is, which one rank makes alone "
-            f"({size_text(found['setup_bytes'])})"
+            f"note: the setup, which one rank makes alone, takes {setup}, and a rank has {has}; "
+            "a smaller block_size takes less"
         )
-    if rows[-1]["best_block_size"] not in (None, rows[0]["best_block_size"]):
-        notes.append("larger blocks need fewer sums and fewer rows, and more memory")
     return notes
 
 
