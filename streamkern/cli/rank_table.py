@@ -28,7 +28,8 @@ def over_ranks_text(found: Mapping[str, Any] | None, solver: str) -> str:
         return f"note: what several ranks would take is {why}"
     rows = [_cells(row) for row in found["rows"]]
     return "\n".join([
-        f"expected of the steps, by a model, not measured; a rank is {found['about']}:",
+        "expected of the steps of ranks, by a model, not measured. Each rank is",
+        f"{found['about']}:",
         table(rows, _COLUMNS),
         *_notes(found),
     ])  # fmt: skip
@@ -64,4 +65,6 @@ def _notes(found: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _seconds(seconds: float) -> str:
-    return time_text(seconds) if seconds >= 60 else f"{seconds:.3g} s"
+    if seconds >= 60:
+        return time_text(seconds)
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"

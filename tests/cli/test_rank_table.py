@@ -39,7 +39,7 @@ def test_the_table_has_a_row_for_each_number_of_ranks(
     words = (*BLOCK, "--ranks", 64, "--profile", "h100-ib", "--no-measure")
     code, out, err = plan(capsys, store, *words)
     assert (code, err) == (DONE, "")
-    assert "by a model, not measured; a rank is an H100" in out
+    assert "by a model, not measured. Each rank is\nan H100 (45 TFLOP/s" in out
     table = out[out.index("efficiency") :].splitlines()[2:9]
     assert [int(line.split()[0]) for line in table] == [1, 2, 4, 8, 16, 32, 64]
     shown = json.loads(plan(capsys, store, *words, "--json")[1])["over_ranks"]
@@ -95,7 +95,7 @@ def test_what_does_not_fit_is_marked_and_said() -> None:
     }  # fmt: skip
     found = {"about": "a box", "rank_bytes": 1 << 30, "setup_bytes": 2 << 30, "rows": [row]}
     said = over_ranks_text(found, "block")
-    assert "0.5 s  1:30 min  1.00" in said
+    assert "500 ms  1:30 min  1.00" in said
     assert "3 GiB*  transfer of sums  none fits" in said
     assert "* more than the 1 GiB of a rank" in said
     assert "the setup, which one rank makes alone, takes 2 GiB, and a rank has 1 GiB" in said

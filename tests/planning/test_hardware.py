@@ -67,6 +67,16 @@ def test_a_fast_kernel_is_faster_and_its_factors_are_not() -> None:
     assert (exact.swept, exact.products) == (fast.swept, fast.products)
 
 
+def test_float64_takes_twice_the_time_of_float32() -> None:
+    single, double = (
+        HARDWARE["h100-ib"].machine(d=784, c=10, outputs=26, itemsize=item, fast=False).each
+        for item in (4, 8)
+    )
+    for kind in ("entries", "kept", "swept", "products", "factors"):
+        assert getattr(double, kind) == pytest.approx(2 * getattr(single, kind))
+    assert double.calls == single.calls
+
+
 def test_what_is_measured_is_taken_and_the_rest_is_like_it() -> None:
     machine = measured({"kept": 1e9, "swept": 5e9, "calls": 1e5}, itemsize=4, memory_bytes=7)
     assert machine.each == Effort(entries=1e-9, kept=1e-9, swept=2e-10, calls=1e-5)
