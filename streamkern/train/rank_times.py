@@ -100,10 +100,10 @@ def _step(run: Run, sizes: Any) -> Step:
 def _blocks(run: Run) -> list[BlockSizes]:
     """p and its halves."""
     sizes, p = run.sizes, run.problem.p
+    assert isinstance(sizes, BlockSizes)
     loader = (sizes.loader_block_bytes, sizes.loader_in_flight_bytes)
-    keep = getattr(sizes, "keep", True)
     return [
-        block_sizes(run.problem, sizes.batch_size, b, SAMPLE_BLOCKS[-1], keep, loader)
+        block_sizes(run.problem, sizes.batch_size, b, SAMPLE_BLOCKS[-1], sizes.keep, loader)
         for b in halvings(None, p, min(SMALLEST_BLOCK, p))
     ]
 
