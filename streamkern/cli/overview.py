@@ -10,6 +10,7 @@ from streamkern.basics.text import redact, size_text, table, time_text
 from streamkern.centers.random_rows import BANDWIDTH_ROWS
 from streamkern.cli.described import pairs
 from streamkern.cli.described_store import store_text
+from streamkern.cli.rank_table import over_ranks_text
 from streamkern.kernels.notation import bandwidths, kernel_text
 from streamkern.store.describe import describe_store
 from streamkern.stream.sources.stores import stores_of
@@ -131,6 +132,8 @@ def plan_text(plan: Mapping[str, Any], *, everything: bool = False) -> str:
             f"{plan['ranks']} ranks share every step, and each holds what is said of train; one of "
             "them makes the setup first. Work and times are said as of one process."
         )
+    if "over_ranks" in plan:
+        parts.append(over_ranks_text(plan["over_ranks"], plan["solver"]["name"]))
     if flop.get("centers", 0) > flop["training"]:
         parts.append(
             f"note: choosing centers by {plan['centers']['method']} takes more than training; "

@@ -35,11 +35,13 @@ from streamkern.cli.run_options import (
     run_config,
 )
 from streamkern.config.run_config import RunConfig
+from streamkern.planning.hardware import PROFILES
 from streamkern.predict.figures import in_words
 from streamkern.stream.cluster import connect, dashboard_link
 from streamkern.stream.sources.base import BaseSource
 from streamkern.train.opened import Run, open_run
 from streamkern.train.planned import Times, expected_times
+from streamkern.train.rank_times import check_profile, expected_over_ranks
 from streamkern.train.train import open_continued
 from streamkern.train.train import train as run_training
 from streamkern.train.training_data import open_test
@@ -119,13 +121,25 @@ def plan(
     measure: Annotated[
         bool, typer.Option(help="Measure this machine for two seconds, to tell how long it takes.")
     ] = True,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            help=f"With the times of 1, 2, 4, ... --ranks ranks of: {', '.join(PROFILES)}."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the sizes, the memory, the work and the time of a run without starting it."""
+    if profile is not None:
+        check_profile(profile, measure=measure)
     run = open_run(config) if continues is None else open_continued(config, continues)
     try:
         held_out = open_test(config, run.data)
-        overview = plan_overview(run, _expected(run, held_out) if measure else None)
+        times = _expected(run, held_out) if measure else None
+        overview = plan_overview(run, times)
+        if profile is not None:
+            speeds = None if times is None else times.speeds
+            overview["over_ranks"] = expected_over_ranks(run, profile, speeds)
     finally:
         run.backend.close()
     typer.echo(as_text(overview) if as_json else plan_text(overview, everything=everything))

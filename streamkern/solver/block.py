@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array
-from streamkern.planning.effort import Effort
+from streamkern.planning.effort import Effort, together
 from streamkern.planning.memory import Buffers, Needs, count_products
 from streamkern.planning.problem import Problem
+from streamkern.planning.scale import Step
 from streamkern.planning.sizes import Options, check_between
 from streamkern.solver.base import Solver
 from streamkern.solver.block_sizes import (
@@ -67,21 +68,23 @@ class BlockMethod(Method[BlockSizes]):
         return f"block_size: {why}" if options.block_size is None else None
 
     def effort(self, problem: Problem, sizes: BlockSizes) -> tuple[Effort, Effort]:
-        """See `precondition.block.build_block` and `block_step`. Of several blocks a ridge
-        that is found takes one of K(Z, Z) in every second step, from none to all; one that is set
-        is weak as a rule."""
-        p, b, n = problem.p, sizes.block_size, problem.n_rows * problem.epochs
-        steps, factors = -(-n // sizes.batch_size), 1
-        step = Effort(kept=p * n, swept=p * n * (1 if b == p else 2))
-        if problem.ridge and b == p:
-            factors = 2
-        elif problem.finds_ridge:
-            step += Effort(entries=p * b * steps / 2)
-        if not sizes.keep:
-            step += Effort(entries=p * n)
-        calls = steps * (CALLS + CALLS_OF_BLOCK * -(-p // b))
-        step += Effort(swept=factors * p * b * steps, calls=calls)
-        return setup_effort(problem, sizes), step
+        """See `precondition.block.build_block` and `block_step`."""
+        return setup_effort(problem, sizes), together(_training(problem, sizes))
+
+    def step(self, problem: Problem, sizes: BlockSizes) -> Step:
+        """One of all ranks together, for `planning.scale`."""
+        p, b, c, m = problem.p, sizes.block_size, problem.c, sizes.batch_size
+        steps = -(-problem.n_rows * problem.epochs // m)
+        kernel, factors, calls = (part.times(1 / steps) for part in _training(problem, sizes))
+        n_sums, summed = 2.0 * -(-p // b), 2.0 * p * c
+        if problem.ridge and b == p:  # of L^T alpha
+            n_sums, summed = n_sums + 1, summed + p * c
+        elif problem.finds_ridge:  # of a block of K(Z, Z) alpha, in every second step
+            n_sums, summed = n_sums + 0.5, summed + b * c / 2
+        return Step(
+            m, kernel, factors, calls.calls, p * c, n_sums, summed, problem.itemsize,
+            p * problem.point,
+        )  # fmt: skip
 
     def outputs(self, problem: Problem) -> int:
         """With the sketches of the leverage."""
@@ -182,6 +185,24 @@ class BlockMethod(Method[BlockSizes]):
             keep=work.sizes.keep, cycled=problem.cycled,
             **work.shared,
         )  # fmt: skip
+
+
+def _training(problem: Problem, sizes: BlockSizes) -> tuple[Effort, Effort, Effort]:
+    """Of all steps: for the rows of batches; on the centers, with H and a ridge; and calls.
+
+    Of several blocks a ridge that is found takes one of K(Z, Z) in every second step, from none to
+    all; one that is set is weak as a rule.
+    """
+    p, b, n = problem.p, sizes.block_size, problem.n_rows * problem.epochs
+    steps = -(-n // sizes.batch_size)
+    rows = Effort(kept=p * n, swept=p * n * (1 if b == p else 2))
+    if not sizes.keep:
+        rows += Effort(entries=p * n)
+    factors = 2 if problem.ridge and b == p else 1
+    centers = Effort(swept=factors * p * b * steps)
+    if problem.finds_ridge and b < p:
+        centers += Effort(entries=p * b * steps / 2)
+    return rows, centers, Effort(calls=steps * (CALLS + CALLS_OF_BLOCK * -(-p // b)))
 
 
 def _damped_by(problem: Problem, m: int) -> float:

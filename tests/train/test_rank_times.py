@@ -1,0 +1,116 @@
+"""What `plan` expects of more and more ranks: sizes and memory of the run, seconds of the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from streamkern.basics.errors import ConfigError
+from streamkern.config.run_config import RunConfig
+from streamkern.planning.hardware import HARDWARE, PROFILES
+from streamkern.planning.scale import step_time
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.train import rank_times, speeds
+from streamkern.train.opened import Given, Run, open_run
+from streamkern.train.planned import expected_times
+from streamkern.train.rank_times import check_profile, expected_over_ranks
+
+rng = np.random.default_rng(0)
+X = rng.standard_normal((5000, 5)).astype(np.float32)
+
+
+def opened(ranks: int, solver: str = "block", **settings: object) -> Run:
+    tables = {
+        "data": {"batch_size": 512},
+        "model": {"n_centers": 4000, "kernel": "laplace", "bandwidth": 1.0},
+        "solver": {"name": solver, **settings},
+        "run": {"device": "cpu", "ranks": ranks, "memory": "4 GiB"},
+    }
+    run = open_run(RunConfig.from_tables(tables), Given(source=ArraySource(X, X[:, 0])))
+    run.backend.close()
+    return run
+
+
+@pytest.mark.parametrize("profile", HARDWARE)
+def test_rows_of_the_table_are_those_of_the_model(profile: str) -> None:
+    run = opened(6, block_size=1000, ridge=1e-6)
+    found = expected_over_ranks(run, profile, None)
+    assert found is not None
+    assert [row["ranks"] for row in found["rows"]] == [1, 2, 4, 6]
+    machine = HARDWARE[profile].machine(d=5, c=1, outputs=17, itemsize=4, fast=False)
+    step = rank_times._step(run, run.sizes)
+    for row in found["rows"]:
+        assert row["step_s"] == step_time(step, machine, row["ranks"]).seconds
+        assert row["epoch_s"] == pytest.approx(10 * row["step_s"])
+        assert sum(row["shares"].values()) == pytest.approx(1)
+    assert found["rows"][0]["efficiency"] == 1
+
+
+def test_memory_of_a_rank_is_what_its_plan_counts() -> None:
+    run = opened(4, block_size=1000, ridge=1e-6)
+    found = expected_over_ranks(run, "h100-ib", None)
+    assert found is not None
+    for row in found["rows"]:
+        own = opened(row["ranks"], block_size=1000, ridge=1e-6)
+        assert row["memory_bytes"] == own.buffers.total("train")
+        assert row["fits"]
+    assert found["setup_bytes"] == run.buffers.total("setup")
+
+
+def test_blocks_are_as_large_as_memory_allows_and_time_is_won(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = opened(2, block_size=1000, ridge=1e-6)
+    tiny = replace(HARDWARE["h100-ib"], memory_bytes=run.buffers.peak)
+    monkeypatch.setitem(rank_times.HARDWARE, "h100-ib", tiny)  # type: ignore[arg-type]
+    found = expected_over_ranks(run, "h100-ib", None)
+    assert found is not None
+    assert {row["best_block_size"] for row in found["rows"]} <= {1000, 500, 250}
+    monkeypatch.setitem(rank_times.HARDWARE, "h100-ib", replace(tiny, memory_bytes=1 << 20))  # type: ignore[arg-type]
+    found = expected_over_ranks(run, "h100-ib", None)
+    assert found is not None
+    assert {row["best_block_size"] for row in found["rows"]} == {None}
+    assert not any(row["fits"] for row in found["rows"])
+
+
+def test_slow_sums_ask_for_larger_blocks() -> None:
+    found = expected_over_ranks(opened(256, block_size=250, ridge=1e-6), "cpu-10gbe", None)
+    assert found is not None
+    best = [row["best_block_size"] for row in found["rows"]]
+    assert best == sorted(best)
+    assert best[-1] > 250
+
+
+def test_rows_are_dealt_by_units_where_a_block_has_enough_of_them() -> None:
+    """As the loader does: a block of 5000 rows is 5 units or fewer here."""
+    run = opened(2, block_size=1000, ridge=1e-6)
+    assert rank_times._step(run, run.sizes).dealt == run.data.source.n_units // 8
+
+
+def test_this_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speeds, "SECONDS", 0.0)
+    run = opened(2, block_size=1000, ridge=1e-6)
+    with run.backend:
+        told = expected_times(run, None).speeds
+    found = expected_over_ranks(run, "this", told)
+    assert found is not None
+    assert found["rank_bytes"] == 4 << 30
+    first, second = found["rows"]
+    assert first["step_s"] >= 512 * 4000 / told["kept"]
+    assert 0 < second["efficiency"] < 1
+
+
+def test_what_is_not_modelled_or_not_measured_is_not_told() -> None:
+    assert expected_over_ranks(opened(2, "falkon"), "h100-ib", None) is None
+    assert expected_over_ranks(opened(2), "this", None) is None
+
+
+def test_profiles_are_checked() -> None:
+    for profile in PROFILES:
+        check_profile(profile, measure=True)
+    with pytest.raises(ConfigError, match=r"profile='h100' must be one of cpu-10gbe, .*, this"):
+        check_profile("h100", measure=True)
+    with pytest.raises(ConfigError, match="profile='this' takes its figures from a measurement"):
+        check_profile("this", measure=False)
