@@ -182,9 +182,10 @@ def _opened(
         precision = resolve_precision(settings.precision, dtype, transforms, backend, kernel)
         on_cluster = given.client is not None
         problem = _problem(config, data, p, backend, precision[0], on_cluster, kernel)
-        problem = replace(problem, learns_metric=wish.learns)
         all_of_them = whole and _are_centers(config, origin, data, problem)
-        problem = replace(problem, whole=whole, rows_are_centers=all_of_them)
+        problem = replace(
+            problem, whole=whole, rows_are_centers=all_of_them, learns_metric=wish.learns
+        )
         if way is not None and config.model.features != "fourier":
             selection = way.plan(problem, data.base.n_rows, int(budget_bytes))
             problem = replace(problem, selection=selection)
