@@ -99,8 +99,7 @@ class Run:
     """Everything `plan` prints and `train` needs before the first row is read.
 
     config : with the epochs as a number. given : in place of what the settings name. metric : that
-    the kernel is given beside its name.
-    wish : the metric that is looked for.
+    the kernel is given beside its name. wish : what metric is looked for, and why.
     reason : why it is this method. sizes_reason : why it has these sizes, where that is to be said.
     """
 
