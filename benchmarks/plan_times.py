@@ -48,7 +48,7 @@ class Shape:
 
 FIXED = {"kernel": "laplace", "bandwidth": "median"}
 SHAPES = (
-    Shape("all open", 60_000, 16, 1, {"n_centers": 2000}, {}, 2),
+    Shape("all open", 60_000, 16, 1, {"metric": "none", "n_centers": 2000}, {}, 2),
     Shape("block, p", 300_000, 8, 1, FIXED | {"n_centers": 4000},
           {"name": "block", "block_size": 4000}, 2),
     Shape("block, p/4", 60_000, 128, 10, FIXED | {"n_centers": 8000},
@@ -56,7 +56,7 @@ SHAPES = (
     Shape("block, p/4", 80_000, 784, 10, FIXED | {"n_centers": 2000},
           {"name": "block", "block_size": 500, "ridge": 1e-6}, 2),
     Shape("direct", 100_000, 32, 1, FIXED | {"n_centers": 3000}, {"name": "direct", "ridge": 1e-6}),
-    Shape("falkon", 100_000, 64, 1, {"kernel": "gaussian", "n_centers": 2000},
+    Shape("falkon", 100_000, 64, 1, {"kernel": "gaussian", "metric": "none", "n_centers": 2000},
           {"name": "falkon", "ridge": 1e-6}, 11),
     Shape("eigenpro4", 100_000, 64, 10, FIXED | {"n_centers": 4000}, {"name": "eigenpro4"}, 2),
     Shape("eigenpro2", 8000, 784, 10, FIXED | {"centers": "all"}, {"name": "eigenpro2"}, 10),

@@ -64,7 +64,7 @@ def planned(p: int, d: int, solver: str = "block") -> Run:
     source = sk.GeneratorSource(_no_rows, RUN_SAMPLES, (d,), np.float32, C, name="no rows")
     tables = {
         "data": {"train": "made up", "scale": "none", "epochs": 1},
-        "model": {"kernel": "laplace", "n_centers": p},
+        "model": {"kernel": "laplace", "metric": "none", "n_centers": p},
         "solver": {"name": solver},
         "run": {"device": "cpu"},
     }

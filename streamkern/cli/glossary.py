@@ -83,7 +83,7 @@ SETTINGS: Final = {
     "data.batch_size": "training rows of a step; auto: as suits method and memory",
     "model.kernel": "the kernel; auto: the one with which rows predict each other best",
     "model.bandwidth": "of the kernel; auto: with which rows predict each other best",
-    "model.metric": "in which distances are taken: as the features are, learned, or a given one",
+    "model.metric": "in which distances are taken; auto: a learned one on tables, else none",
     "model.n_centers": "centers; auto: all rows, at most 10 000",
     "model.centers": "how centers are chosen, or where they are",
     "model.features": "whether f is made of kernels or of explicit features",

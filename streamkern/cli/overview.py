@@ -47,6 +47,7 @@ def plan_overview(run: Run, times: Times | None = None) -> dict[str, Any]:
         "kernel": _kernel(run),
         "kernels": list(kernels_of(run)) if _kernel(run)["kernel"] == "auto" else None,
         "widest": 2.0 ** widest_of(run),
+        "metric": _metric(run),
         "solver": {"name": sizes.solver, "reason": run.reason},
         "sizes": _chosen(run),
         "sizes_reason": run.sizes_reason,
@@ -80,6 +81,13 @@ def _kernel(run: Run) -> dict[str, Any]:
     if continued is not None:
         return {"kernel": dict(continued.kernel), "bandwidth": continued.made_kernel().bandwidth}
     return {"kernel": model.kernel, "bandwidth": model.bandwidth}
+
+
+def _metric(run: Run) -> dict[str, str]:
+    """What is looked for, and why."""
+    if run.metric is not None:
+        return {"metric": "given", "reason": "as set"}
+    return {"metric": run.wish.word, "reason": run.wish.reason}
 
 
 def _choice(run: Run) -> dict[str, Any]:
@@ -118,7 +126,8 @@ def plan_text(plan: Mapping[str, Any], *, everything: bool = False) -> str:
         f"on {plan['device']}, precision {plan['precision']}, "
         f"accelerator {plan['accelerator']}",
         f"scale: {plan['scale']}\n"
-        + _kernel_text(**plan["kernel"], kernels=plan["kernels"], widest=plan["widest"]),
+        + _kernel_text(**plan["kernel"], kernels=plan["kernels"], widest=plan["widest"])
+        + "\nmetric {metric}: {reason}".format(**plan["metric"]),
         _solver_text(**plan["solver"], sizes=plan["sizes_reason"]),
         pairs(_sizes_in_words(plan["sizes"]) | {"batches": _batches_text(plan)}),
         _memory_text(plan["memory"], everything),

@@ -15,7 +15,9 @@ from streamkern.kernels.builtin import KERNELS, Kernel, get_kernel
 ROUGH_TO_SMOOTH = ("laplace", "matern32", "matern52", "gaussian")
 """The kernels that "auto" chooses from."""
 LEARNED: Final = ("learn", "learn-diagonal", "learn-full")
-"""Metrics that are found; others than these and "none" are given."""
+"""Metrics that are found."""
+METRICS: Final = ("auto", "none", *LEARNED)
+"""Others than these are given."""
 
 
 def _kernel(value: object) -> object:
@@ -50,8 +52,10 @@ class ModelConfig(Table):
     SGD and EigenPro.
     metric : "learn": distances are taken in a metric in which the targets are simpler, found in
     rounds on some rows (`train.choose_metric`); "learn-diagonal": by a scale for each feature;
-    "learn-full": by a matrix. "none": as the features are. Or the place of an array, .npy or zarr:
-    scales (d,), or a matrix A (d, r), for distances |(x - z) A| of the features after scaling.
+    "learn-full": by a matrix. "none": as the features are. "auto": "learn" on tables of 1000 rows
+    and more where the bandwidth is open (`train.metric_wish`), else "none". Or the place of an
+    array, .npy or zarr: scales (d,), or a matrix A (d, r), for distances |(x - z) A| of the
+    features after scaling.
     bandwidth : of the kernel, or of those parts that do not say theirs. "median": the median
     distance of rows. "auto": of its halvings and doublings the one with which rows predict each
     other best (`train.choose_kernel`).
@@ -71,17 +75,12 @@ class ModelConfig(Table):
     table = "model"
     kernel: KernelChoice = "auto"
     bandwidth: Bandwidth = "auto"
-    metric: Metric = "none"
+    metric: Metric = "auto"
     n_centers: AutoCount = "auto"
     centers: Centers = "random"
     features: Literal["kernel", "fourier", "nystrom"] = "kernel"
     n_features: AutoCount = "auto"
     fit_intercept: Flag = True
-
-    @property
-    def learns_metric(self) -> bool:
-        """Whether it is to be found."""
-        return self.metric in LEARNED
 
     @property
     def kernels(self) -> tuple[Any, ...]:
@@ -112,7 +111,7 @@ class ModelConfig(Table):
 
     @model_validator(mode="after")
     def _one_metric(self) -> ModelConfig:
-        if self.metric != "none":
+        if self.metric not in ("auto", "none"):
             self.check_takes_metric()
         return self
 

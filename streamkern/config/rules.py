@@ -187,8 +187,8 @@ Metric: TypeAlias = Annotated[
     Text,
     BeforeValidator(_url),
     Rule(
-        '"none", "learn", "learn-diagonal", "learn-full", or the path or URL of an array, '
-        f"{_NO_PASSWORD}"
+        '"auto", "none", "learn", "learn-diagonal", "learn-full", or the path or URL of an '
+        f"array, {_NO_PASSWORD}"
     ),
 ]
 # Never shown in a repr, a dump or a message.

@@ -38,7 +38,7 @@ class Parameters:
 
     kernel: str | Mapping[str, Any] | Kernel = field(default="auto", kw_only=False)
     bandwidth: float | str = "auto"
-    metric: Any = "none"
+    metric: Any = "auto"
     n_centers: int | str = "auto"
     centers: Any = "random"
     features: str = "kernel"
@@ -99,7 +99,7 @@ class Parameters:
         if isinstance(self.metric, str | os.PathLike):
             return None
         if self.metric is None:
-            raise ConfigError('metric=None must be "none", another word, an array or a path')
+            raise ConfigError('metric=None must be "auto", another word, an array or a path')
         try:
             return np.asarray(self.metric)
         except ValueError as error:

@@ -138,6 +138,8 @@ def tune(
     if not tuned.best["as_given"]:
         model, ridge = tuned.config.model, tuned.config.solver.ridge
         best.set_params(kernel=model.kernel, bandwidth=model.bandwidth, ridge=ridge)
+        if isinstance(own.metric, str):
+            best.set_params(metric=model.metric)
     return replace(tuned, estimator=best.fit(X, y, sample_weight) if refit else best)
 
 
@@ -171,7 +173,7 @@ def _apart(
     kernel = estimator.kernel
     if not isinstance(kernel, Kernel) or kernel.metric is None:
         return estimator
-    if not (isinstance(estimator.metric, str) and estimator.metric == "none"):
+    if not (isinstance(estimator.metric, str) and estimator.metric in ("auto", "none")):
         raise ConfigError(f"kernel={kernel!r} has a metric already; leave metric= out")
     apart: KernelRegressor | KernelClassifier = clone(estimator)
     apart.set_params(kernel=kernel.with_metric(None), metric=np.array(kernel.metric))

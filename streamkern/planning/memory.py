@@ -27,6 +27,8 @@ METRIC_FIT, METRIC_POOL, METRIC_ROWS = 1024, 3072, 10240
 """Rows that are fitted to learn a metric, from which its steps draw theirs, and all."""
 STEPPED_FIT, STEPPED_OTHERS = 384, 768
 """Rows that a step on a metric fits, and predicts."""
+METRIC_FEATURES = 256
+"""Of a full metric that steps are taken on; d^3 FLOPs a step are then those of the factor."""
 METRIC_COLUMNS = 2048
 """Of a product of slopes at most, unless an output alone has more: each group of outputs evaluates
 the slopes anew, which costs less than a tenth of so many columns."""

@@ -38,6 +38,7 @@ from streamkern.kernels.agop import GradientSum
 from streamkern.kernels.base import Kernel
 from streamkern.planning.memory import (
     EVALUATED_ROWS,
+    METRIC_FEATURES,
     METRIC_FIT,
     METRIC_POOL,
     METRIC_ROWS,
@@ -48,7 +49,7 @@ from streamkern.solver.method import Report, Rows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.choose_kernel import Metric, is_open, kernels_of
 from streamkern.train.held_out_models import Fitted, HeldOut
-from streamkern.train.metric_steps import MOST_FEATURES, STEPS, steps_from
+from streamkern.train.metric_steps import STEPS, steps_from
 from streamkern.train.opened import Run
 
 ROUND_FIT = METRIC_FIT // 2
@@ -132,7 +133,7 @@ def metric_flops(run: Run) -> int:
     rounds = ROUNDS * (ways * round_of(few) + (more > few) * round_of(more))
     fit, predicted = STEPPED_FIT, STEPPED_OTHERS
     step = fit**3 // 3 + 12 * d * fit * (fit + predicted)
-    steps = 0 if _asked(run) == "full" and d > MOST_FEATURES else STEPS * step
+    steps = 0 if _asked(run) == "full" and d > METRIC_FEATURES else STEPS * step
     p = min(METRIC_FIT, others)
     judged = others * p**2 + 2 * p * d * (others + held) + TRIED * p**3 // 3
     return rounds + steps + 3 * (len(kernels_of(run)) * search(few) + judged)
@@ -196,7 +197,7 @@ def _best_round(
 
 def _asked(run: Run) -> str:
     """The kind that is, or ""."""
-    return run.config.model.metric.removeprefix("learn").removeprefix("-")
+    return run.wish.word.removeprefix("learn").removeprefix("-")
 
 
 class _Candidate(NamedTuple):

@@ -13,7 +13,7 @@ import zarr
 from streamkern.basics.errors import ConfigError, StoreNotFoundError, StreamkernError
 from streamkern.basics.text import redact, some
 from streamkern.centers.ways import WAYS
-from streamkern.config.model import LEARNED
+from streamkern.config.model import METRICS
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.remote_file import open_object
 from streamkern.filesystem.urls import local_path, zarr_store
@@ -45,7 +45,7 @@ def open_metric(config: RunConfig, d: int) -> npt.NDArray[Any]:
     Raises as `open_centers`.
     """
     url = config.model.metric
-    with _in_one_sentence(url, "model.metric", "a metric", "zarr array", ("none", *LEARNED)):
+    with _in_one_sentence(url, "model.metric", "a metric", "zarr array", METRICS):
         found = _open(config, url)
         if isinstance(found, zarr.Group):
             raise ConfigError(

@@ -31,7 +31,7 @@ from streamkern.kernels.agop import coordinates
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.kernels.slope import Slope
-from streamkern.planning.memory import STEPPED_FIT, STEPPED_OTHERS
+from streamkern.planning.memory import METRIC_FEATURES, STEPPED_FIT, STEPPED_OTHERS
 from streamkern.solver.method import Rows
 from streamkern.train.choose_kernel import Metric
 from streamkern.train.held_out_models import LEAST_RIDGE, Fitted
@@ -42,8 +42,6 @@ LENGTH = 0.1
 MOMENTUM, MEMORY = 0.8, 0.95
 RIDGE = 5.0
 """Steps of log lam, over those of A."""
-MOST_FEATURES = 256
-"""Of a full metric; d^3 FLOPs a step are then those of the factor."""
 NOISE, TINY = 1e-10, 1e-300
 """Of the largest gradient: smaller ones, of features that hardly vary, are what rounding left."""
 
@@ -60,13 +58,13 @@ def steps_from(model: Fitted, rows: Rows, kind: str, seed: int) -> Metric | None
     """The metric that of `model` has moved to, with trace d; None where there is no way.
 
     rows : to fit and to predict. kind : "diagonal" stays scales; "full" is a matrix of at most
-    `MOST_FEATURES` features; "" is a matrix where that can be, else scales.
+    `METRIC_FEATURES` features; "" is a matrix where that can be, else scales.
     """
     kernel, backend, d = model.op.kernel, model.op.backend, rows.X.shape[1]
     if kernel.geometry != "distance" or kernel.expression is None:
         return None
     A = np.ones(d) if kernel.metric is None else np.array(kernel.metric, np.float64)
-    matrix = kind != "diagonal" and d <= MOST_FEATURES
+    matrix = kind != "diagonal" and d <= METRIC_FEATURES
     if matrix and A.ndim == 1:
         A = np.diag(A).copy()
     elif not matrix and (A.ndim == 2 or kind == "full"):

@@ -81,6 +81,9 @@ class Online:
             config = config.with_overrides({"solver.ridge": 0.0})
         if self.setup is not None and config.run.accelerator == "auto":
             config = config.with_overrides({"run.accelerator": begun_with(self.setup[1])})
+        if self.setup is not None and model.metric == "auto":
+            learned = "metric" in self.setup[0]
+            config = config.with_overrides({"model.metric": "learn" if learned else "none"})
         if self.setup is not None and model.features != "fourier":
             given = replace(given, centers=self.setup[0]["Z"])
         run = open_run(config, given, fixed_sizes=self.sizes, whole=False)

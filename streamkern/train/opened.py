@@ -17,7 +17,7 @@ import numpy.typing as npt
 from streamkern.backend.base import Backend
 from streamkern.backend.devices import get_backend
 from streamkern.backend.ranks import SOLO, Ranks
-from streamkern.basics.errors import ConfigError
+from streamkern.basics.errors import ConfigError, MemoryBudgetError
 from streamkern.centers.ways import WAYS
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.urls import local_path
@@ -39,6 +39,7 @@ from streamkern.stream.sources.validation import rows_read
 from streamkern.train.continued import Continued
 from streamkern.train.early_stopping import check_early_stopping
 from streamkern.train.given_arrays import check_metric, open_centers, open_metric
+from streamkern.train.metric_wish import LOOKED_FOR, NO_ROOM, MetricWish, metric_wish
 from streamkern.train.precision import resolve_precision
 from streamkern.train.training_data import Data, open_data, with_epochs
 from streamkern.train.warm_start import WarmStart
@@ -100,7 +101,7 @@ class Run:
     """Everything `plan` prints and `train` needs before the first row is read.
 
     config : with the epochs as a number. given : in place of what the settings name. metric : that
-    the kernel is given beside its name.
+    the kernel is given beside its name. wish : what metric is looked for, and why.
     reason : why it is this method. sizes_reason : why it has these sizes, where that is to be said.
     """
 
@@ -117,6 +118,7 @@ class Run:
     backend: Backend
     precision: str
     grid: Grid | None
+    wish: MetricWish
     metric: npt.NDArray[np.float64] | None = None
 
     @property
@@ -142,8 +144,24 @@ def open_run(
     config = given.settings(config)
     check_early_stopping(config, whole=whole, goes_on=bool(given.warm or given.continued))
     data = open_data(config, given.source, given.continued)
-    kernel, metric = _in_its_metric(config, given, get_kernel(config.model.kernels[0]), data.d)
+    goes_on = bool(given.warm or given.continued or config.solver.warm_start)
+    wish = metric_wish(config, data, goes_on=goes_on)
     config = with_epochs(config, data.source.n_rows)
+    try:
+        return _opened(config, given, data, wish, fixed_sizes, whole)
+    except MemoryBudgetError:
+        if wish is not LOOKED_FOR:
+            raise
+    return _opened(config, given, data, NO_ROOM, fixed_sizes, whole)
+
+
+def _opened(
+    config: RunConfig, given: Given, data: Data, wish: MetricWish, fixed_sizes: Sizes | None,
+    whole: bool,
+) -> Run:  # fmt: skip
+    """The run in the metric that is wished for."""
+    unmoved = get_kernel(config.model.kernels[0])
+    kernel, metric = _in_its_metric(config, given, unmoved, wish, data.d)
     p = count_centers(config, data) if given.centers is None else len(given.centers)
     settings = config.run
     threads = None if settings.threads == "auto" else settings.threads
@@ -166,7 +184,9 @@ def open_run(
         on_cluster = given.client is not None
         problem = _problem(config, data, p, backend, precision[0], on_cluster, kernel)
         all_of_them = whole and _are_centers(config, origin, data, problem)
-        problem = replace(problem, whole=whole, rows_are_centers=all_of_them)
+        problem = replace(
+            problem, whole=whole, rows_are_centers=all_of_them, learns_metric=wish.learns
+        )
         if way is not None and config.model.features != "fourier":
             selection = way.plan(problem, data.base.n_rows, int(budget_bytes))
             problem = replace(problem, selection=selection)
@@ -180,8 +200,9 @@ def open_run(
         backend.close()
         raise
     return Run(
-        config, given, data, problem, *chosen, why, int(budget_bytes), backend, *precision, metric
-    )
+        config, given, data, problem, *chosen, why, int(budget_bytes), backend, *precision, wish,
+        metric,
+    )  # fmt: skip
 
 
 def _kernel_values(config: RunConfig, data: Data, p: int) -> int:
@@ -201,19 +222,18 @@ def centers_from(config: RunConfig, given: Given) -> str:
 
 
 def _in_its_metric(
-    config: RunConfig, given: Given, kernel: Kernel, d: int
+    config: RunConfig, given: Given, kernel: Kernel, wish: MetricWish, d: int
 ) -> tuple[Kernel, npt.NDArray[np.float64] | None]:
     """The kernel in the metric it is given, or with a stand-in for one that will be learned, which
     has its shape and takes no room; and the metric where it is given beside the kernel."""
-    asked = config.model.metric
-    if asked == "none" and given.metric is None:
+    if wish.word == "none" and given.metric is None:
         return kernel, None
     if config.run.precision == "integer":
         raise ConfigError(
             "model.metric moves features off the integers that run.precision='integer' needs; "
             "leave one of them out"
         )
-    if not config.model.learns_metric:
+    if not wish.learns:
         array = given.metric
         if array is None:
             array = open_metric(config, d)
@@ -223,7 +243,9 @@ def _in_its_metric(
         kernel = kernel.with_metric(array)
         return kernel, kernel.metric
     kernel = copy.copy(kernel)
-    kernel.metric = np.broadcast_to(np.float64(1), (d,) if asked == "learn-diagonal" else (d, d))
+    kernel.metric = np.broadcast_to(
+        np.float64(1), (d,) if wish.word == "learn-diagonal" else (d, d)
+    )
     return kernel, None
 
 
@@ -304,7 +326,6 @@ def _problem(
         ridge=config.solver.ridge != 0 and "ridge" in config.method.options,
         finds_ridge=config.solver.ridge == "auto",
         finds_bandwidth="auto" in (config.model.bandwidth, config.model.kernel),
-        learns_metric=config.model.learns_metric,
         metric=0 if kernel.metric is None else kernel.metric.size * 8,
         n_stored=stored_rows(source).n_rows,
         hides_copies=source.hides_copies,

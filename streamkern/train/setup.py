@@ -293,8 +293,8 @@ def _looked_at(
     few, learned = cache(partial(_few, run, dtype, targets)), found or NOT_LEARNED
     if found is None and run.metric is not None:
         learned = Learned(run.metric, None, {})
-    elif found is None and run.config.model.learns_metric:
-        report("setup", {"doing": "metric"})
+    elif found is None and run.wish.learns:
+        report("setup", {"doing": "metric", "why": run.wish.reason})
         rows = _few(run, dtype, targets, METRIC_ROWS)
         learned, n = learn_metric(run, rows, targets, report), len(rows.X)
         if learned.metric is not None:  # from targets of other rows than these

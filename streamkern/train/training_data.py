@@ -49,7 +49,8 @@ class Data:
     fixed : the transforms that are no augmentation (scaling), in order, bound to their numbers;
     centers and evaluated rows go through these alone. scale : what is done about the scale of the
     features, in words. cache : for chunks of remote stores.
-    aside : the rows that are validated on and not among these, or None.
+    aside : the rows that are validated on and not among these, or None. pixels : whether the
+    scaling that was left open took the features for such.
     weight_factors : see `sample_weights.weight_factors`; None where rows have no sample weights.
     """
 
@@ -60,6 +61,7 @@ class Data:
     cache: Cache | None = None
     weight_factors: npt.NDArray[np.float64] | None = None
     aside: BaseSource | None = None
+    pixels: bool = False
 
     @property
     def d(self) -> int:
@@ -140,8 +142,10 @@ def open_data(
                 "deterministic; as a part of the model it has to run at the feed: leave "
                 "host_transform out"
             )
+    pixels = False
     if continued is None:
         scale, words = find_scale(source, settings.scale, config.run.random_state)
+        pixels = settings.scale == "auto" and scale is not None and scale.mode == "global"
         if scale is not None:
             source = AugmentedSource(source, 1, [scale])
     else:
@@ -151,7 +155,7 @@ def open_data(
         source, words = AugmentedSource(source, 1, left) if left else source, continued.words
     fixed = tuple(t for t in source.feed_transforms if is_deterministic(t))
     factors = weight_factors(source, settings.class_weight)
-    return Data(source, stored_rows(source), fixed, words, cache, factors, aside)
+    return Data(source, stored_rows(source), fixed, words, cache, factors, aside, pixels)
 
 
 def _in_its_columns(source: Source, continued: Continued) -> BaseSource:

@@ -25,6 +25,7 @@ from streamkern.kernels.notation import bandwidths, in_settings
 from streamkern.planning.memory import default_budget
 from streamkern.planning.sizes import OF_THE_WHOLE
 from streamkern.stream.sources.base import Source, target_bytes
+from streamkern.train.metric_wish import metric_wish
 from streamkern.train.opened import Given, open_run
 from streamkern.train.training_data import Data, auto_epochs, with_epochs
 from streamkern.tuning.holdout import HELD_OUT, MIN_ROWS, SearchSample, draw
@@ -49,8 +50,9 @@ class Candidates:
     """Makes the settings of a candidate, and the rows it is trained and evaluated on.
 
     trial : settings of every candidate but for kernel, bandwidth and ridge, which are those that
-    were given. distances : in place of model.metric. copies : replicas of the rows to fit in an
-    epoch. Raises ConfigError and DataError.
+    were given, and for a metric that is left open: see `in_metric`. distances : in place of
+    model.metric. copies : replicas of the rows to fit in an epoch. Raises ConfigError and
+    DataError.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class Candidates:
         distances: npt.NDArray[Any] | None = None,
     ) -> None:
         self.folds, self.n_parts = folds, max(HELD_OUT, folds)
-        self.distances = distances
+        self.data, self.distances = data, distances
         self.seed = config.run.random_state
         self.sample = _sampled(config, data, wishes.rows)
         n = len(self.sample.X)
@@ -91,6 +93,20 @@ class Candidates:
                 "run.evaluate_at": (),
             }
         )
+        if self._metric_is_open and self.trial.model.bandwidth != "auto":
+            self.trial = self.trial.with_overrides({"model.metric": "none"})
+
+    @property
+    def _metric_is_open(self) -> bool:
+        return self.trial.model.metric == "auto" and self.distances is None
+
+    def in_metric(self, config: RunConfig) -> RunConfig:
+        """With what a metric that is left open means for the kernel on all rows of the run, said:
+        a bandwidth that is searched is no less open than one that the run finds."""
+        if not self._metric_is_open:
+            return config
+        wish = metric_wish(config.with_overrides({"model.bandwidth": "auto"}), self.data)
+        return config.with_overrides({"model.metric": wish.word})
 
     def split(self, fold: int) -> tuple[Source, Source]:
         """(rows to fit, rows held out); the last one asked for is kept."""
@@ -122,8 +138,10 @@ class Candidates:
         model = in_settings(kernel, bandwidth)
         if bandwidth is None and "auto" in bandwidths(kernel):
             model["bandwidth"] = "median"
-        return self.trial.with_overrides(
-            {**{f"model.{key}": v for key, v in model.items()}, "solver.ridge": ridge}
+        return self.in_metric(
+            self.trial.with_overrides(
+                {**{f"model.{key}": v for key, v in model.items()}, "solver.ridge": ridge}
+            )
         )
 
     def sizes(self) -> dict[str, Any]:

@@ -18,6 +18,9 @@ How what is found carries over to the run on all of the data:
 - The ridge belongs to the mean loss, (1/2n) sum |f(x_i) - y_i|^2 + (ridge/2) |f|^2, and needs no
   rescaling. The best one falls as n grows, so the one found is an upper bound for the run.
 - Settings that were left open, "auto", stay so where they are kept: the run finds its own.
+- A metric that is left open is learned, or not, in every training as the run would do it with the
+  kernel and an open bandwidth (`train.metric_wish`), and the best settings say which: a bandwidth
+  is one of distances in it.
 - Errors are those of a model with few centers on few rows, and not those of the run.
 """
 
@@ -32,6 +35,7 @@ import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError, DivergenceError
 from streamkern.basics.stop import StopRequest, resumable
+from streamkern.config.model import LEARNED, METRICS
 from streamkern.config.run_config import RunConfig, load_run_file
 from streamkern.config.toml import toml
 from streamkern.kernels import notation
@@ -71,7 +75,8 @@ class Tuned:
     standard error of the difference to the best figure in `metric`, over the rows held out (None
     where that is one row), and within, whether the difference is two of them or less; seconds.
     Where a training diverged, held_out_mse is None.
-    config : the settings given, with the best in them, the bandwidth to six digits.
+    config : the settings given, with the best in them, the bandwidth to six digits, and with a
+    metric that was left open as the trainings had it, "learn" or "none".
     metric : that they were judged by. search : rows, centers, epochs and the like.
     edge : no bandwidth on one side of the best was tried. ridge_edge : no ridge.
     estimator : with the best settings, where the data was given as for `fit`, else None.
@@ -90,9 +95,11 @@ class Tuned:
     def toml(self) -> str:
         """The best settings, to be pasted into a run file."""
         settings = self.config.model_dump(mode="json")
-        model = {name: settings["model"][name] for name in ("kernel", "bandwidth")}
+        model = {name: settings["model"][name] for name in ("kernel", "bandwidth", "metric")}
         if model["bandwidth"] == "auto":
             del model["bandwidth"]
+        if model["metric"] not in ("none", *LEARNED):
+            del model["metric"]
         return toml({"model": model, "solver": {"ridge": settings["solver"]["ridge"]}})
 
 
@@ -156,7 +163,7 @@ def tune(
         table = SearchTable(judged_by, [row_weights(judged_by, *of_split) for of_split in targets])
         table.add(given)
         way.fill(table, trainings)
-        tuned = _tuned(asked, table, sizes)
+        tuned = _tuned(asked, table, sizes, candidates)
         found = {"best": tuned.best, "table": tuned.table, "metric": tuned.metric}
         trials.finish(found | {"search": sizes, "toml": tuned.toml})
     return tuned
@@ -182,7 +189,9 @@ def _effort(sampler: str, refine: int | None, n_trials: int | None) -> tuple[int
     return 0, N_TRIALS if n_trials is None else n_trials
 
 
-def _tuned(config: RunConfig, table: SearchTable, sizes: Row) -> Tuned:
+def _tuned(
+    config: RunConfig, table: SearchTable, sizes: Row, candidates: Candidates
+) -> Tuned:  # fmt: skip
     point, rows = table.chosen(), table.rows()
     if point.diverged:
         raise DivergenceError(
@@ -194,7 +203,9 @@ def _tuned(config: RunConfig, table: SearchTable, sizes: Row) -> Tuned:
         at_end = len(tried) > 1 and value in (tried[0], tried[-1]) and value > 0
         edges.append(at_end and not point.is_open)
     if not point.is_given:
-        config = config.with_overrides(_overrides(point.kernel, point.bandwidth, point.ridge))
+        found = point.kernel, point.bandwidth, point.ridge
+        metric = candidates.config(*found).model.metric
+        config = config.with_overrides(_overrides(*found) | {"model.metric": metric})
     return Tuned(rows[0], rows, config, table.metric.name, sizes, *edges)
 
 
@@ -217,7 +228,7 @@ def _identity(candidates: Candidates, data: Data) -> dict[str, Any]:
     kept = sorted({metric.loss for metric in metrics.values()})
     found = {"settings": settings, "data": data.source.describe(), "sample": sample, "kept": kept}
     model, given = candidates.trial.model, candidates.distances
-    if given is not None or (model.metric != "none" and not model.learns_metric):
+    if given is not None or model.metric not in METRICS:
         d = int(candidates.sample.X[0].size)
         found["metric"] = digest(open_metric(candidates.trial, d) if given is None else given)
     return found

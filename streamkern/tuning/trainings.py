@@ -92,7 +92,8 @@ class Trainings:
 
     def _trained(self, asked: Asked, fold: int) -> Row:
         began, as_given = time.perf_counter(), asked == self.candidates.given()
-        config = self.candidates.trial if as_given else self.candidates.config(*asked)
+        candidates = self.candidates
+        config = candidates.in_metric(candidates.trial) if as_given else candidates.config(*asked)
         shown = tuple(None if isinstance(value, str) else value for value in asked[1:])
         found: Row = dict(zip(("kernel", "bandwidth", "ridge"), (asked[0], *shown), strict=True))
         try:

@@ -219,6 +219,29 @@ def test_plan_is_a_screen_and_lists_everything_when_asked(run: Run, stores: Path
     assert json.loads(run(*words, "--json")[1])["seconds"] is None
 
 
+def test_plan_says_whether_a_metric_is_looked_for_and_why(run: Run, tmp_path: Path) -> None:
+    X = np.random.default_rng(0).standard_normal((1000, 3), dtype=np.float32)
+    streamkern.ingest_store(X, tmp_path / "table.zarr", y=X[:, 0])
+
+    def said(*words: object) -> tuple[str, bool]:
+        words = ("plan", "--train", tmp_path / "table.zarr", "--no-measure", *words)
+        plan = json.loads(run(*words, "--json")[1])
+        assert f"metric {plan['metric']['metric']}: {plan['metric']['reason']}" in run(*words)[1]
+        assert ("metric" in plan["memory"]["phases"]) == ("metric" in plan["flops"])
+        return " ".join(plan["metric"].values()), "metric" in plan["flops"]
+
+    text, looked_for = said()
+    assert text.startswith("learn chosen, as the rows are those of a table")
+    assert text.endswith('model.metric="none" leaves it out')
+    assert looked_for
+    assert said("--set", "model.metric=none") == ("none as set", False)
+    text, looked_for = said("--set", "model.bandwidth=2")
+    assert text.startswith("none chosen, as the bandwidth is set")
+    assert not looked_for
+    np.save(tmp_path / "scales.npy", [1.0, 2.0, 3.0])
+    assert said("--set", f"model.metric={tmp_path / 'scales.npy'}") == ("given as set", False)
+
+
 def test_plan_says_the_time_where_rows_can_be_read(run: Run, stores: Path, tmp_path: Path) -> None:
     words = ("--test", stores / "test.zarr", *BY_STEPS)
     _, out, _ = run("plan", "--train", stores / "train.zarr", *words)

@@ -122,7 +122,7 @@ def test_settings_that_differ_are_listed_and_no_others(
     out = tmp_path / "page.html"
     assert run("report", folder / "one", folder / "two", "--out", out)[0] == DONE
     differing = rows_of(page_of(out.read_text()), "Settings that differ")
-    assert differing["model.metric"] == ["none", "learn-diagonal"]
+    assert differing["model.metric"] == ["auto", "learn-diagonal"]
     assert "model.n_centers" not in differing
     assert run("report", folder / "two", "--out", out)[0] == DONE  # in the place of the other
     differing = rows_of(page_of(out.read_text()), "Settings that differ")

@@ -15,7 +15,7 @@ from streamkern.config.names import SETTINGS
 PLAIN: dict[str, list[Any]] = {
     "kernel": [{"kind": "polynomial", "degree": 3, "c0": 0.5}],
     "bandwidth": [2, 2.5],
-    "metric": ["learn", "m.npy"],
+    "metric": ["learn", "none", "m.npy"],
     "n_centers": [30],
     "centers": ["kmeans", "c.npy"],
     "features": ["kernel"],

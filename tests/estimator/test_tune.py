@@ -107,7 +107,8 @@ def test_the_estimator_comes_back_ready_and_the_given_one_as_it_was() -> None:
     assert type(best) is sk.KernelClassifier
     assert (best.bandwidth, best.ridge) == (found.best["bandwidth"], 1e-4) != (0.01, 0.0)
     changed = {name for name, value in best.get_params().items() if value != before[name]}
-    assert changed == {"bandwidth", "ridge"}
+    assert changed == {"bandwidth", "ridge", "metric"}
+    assert best.metric == "none"  # as it was in the trainings
     with pytest.raises(NotFittedError):
         best.predict(X)
     fitted = sk.tune(X, labels_of(X), estimator=given, metric="mse", refit=True, **QUICK).estimator
@@ -126,6 +127,44 @@ def test_settings_that_nothing_is_surely_better_than_stay_open() -> None:
     assert found.estimator.get_params() == sk.KernelRegressor("laplace", **PLAIN).get_params()
     assert (found.config.model.bandwidth, found.config.solver.ridge) == ("auto", "auto")
     assert 'ridge = "auto"' in found.toml
+
+
+def test_a_metric_that_is_left_open_is_learned_in_every_training() -> None:
+    """And said of what is found, so that the fit to all rows is in one as well."""
+    X = some_rows(1000)
+    y = np.sin(3 * X[:, 0])
+    given = sk.KernelRegressor("laplace", ridge=0.1, scale="none", solver="block", **PLAIN)
+    found = sk.tune(X, y, estimator=given, **QUICK)
+    assert not found.best["as_given"]
+    assert (found.config.model.metric, found.estimator.metric) == ("learn", "learn")
+    assert 'metric = "learn"' in found.toml
+    fit, out = (p.read_unit(0, 0, 0) for p in held_out(found.config, sk.ArraySource(X, y)))
+    once = clone(found.estimator).set_params(n_centers=40, epochs=2).fit(fit.X, fit.y)
+    assert once.kernel_.metric is not None
+    error = np.mean((once.predict(out.X).ravel() - out.y.ravel()) ** 2)
+    assert found.best["held_out_mse"] == pytest.approx(error, rel=1e-4)
+
+
+def test_which_trainings_learn_a_metric() -> None:
+    X = some_rows(1000)
+    source = sk.ArraySource(X, X[:, 0])
+
+    def words(config: sk.RunConfig, distances: Array | None = None) -> list[str]:
+        data = open_data(config, source)
+        made = Candidates(config, data, Wishes(None, 40, 2), 1, distances)
+        asked = [("laplace", 3.0, 0.0), ("laplace_l1", 3.0, 0.0), ("gaussian", None, 0.0)]
+        return [
+            made.in_metric(made.trial).model.metric,
+            *(made.config(*each).model.metric for each in asked),
+        ]
+
+    config = sk.RunConfig()
+    assert words(config) == ["learn", "learn", "none", "learn"]
+    given = config.with_overrides({"model.kernel": "laplace", "model.bandwidth": 3.0})
+    assert words(given) == ["none"] * 4
+    said = config.with_overrides({"model.metric": "learn-full"})
+    assert words(said) == ["learn-full"] * 4
+    assert words(config, np.ones(4)) == ["auto"] * 4
 
 
 def essence(found: Any) -> list[dict[str, Any]]:

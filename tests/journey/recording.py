@@ -8,7 +8,7 @@ import re
 import subprocess
 from pathlib import Path
 
-NUMBER = re.compile(r"\d[\d,.]*(?:e[-+]?\d+)?k?")
+NUMBER = re.compile(r"\d[\d,.]*(?:e[-+]?\d+,?)?k?")  # with a comma behind it
 CONTROLS = re.compile(r"\x1b\[K|\r\n?|\n")
 RECORDINGS = Path(__file__).parent / "recordings"
 

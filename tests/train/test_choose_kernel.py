@@ -90,7 +90,7 @@ def test_a_solver_is_given_what_it_learns_fast() -> None:
     of steps does not get that far, and takes a rougher kernel."""
     X, y = smooth(4000, 0.0)
     fresh, truth = smooth(1000, 0.0, seed=1)
-    given: dict[str, Any] = {"random_state": 0, "n_centers": 300, "epochs": 1}
+    given: dict[str, Any] = {"metric": "none", "random_state": 0, "n_centers": 300, "epochs": 1}
     direct = KernelRegressor(solver="direct", **given).fit(X, y)
     block = KernelRegressor(solver="block", **given).fit(X, y)
     same = KernelRegressor(solver="block", kernel=direct.kernel_, **given).fit(X, y)

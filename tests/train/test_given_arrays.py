@@ -116,7 +116,7 @@ def test_a_search_is_of_one_metric(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metric", "text"),
     [
-        (None, 'metric=None must be "none"'),
+        (None, 'metric=None must be "auto"'),
         ([[1, 2], [3]], "metric is no array"),
         (np.zeros(D), "metric is 0 for all features"),
     ],

@@ -899,7 +899,7 @@ def test_the_command(call: Command, run_file: Path) -> None:
     assert written.model.bandwidth == result["best"]["bandwidth"]
     plain = load_run_file(run_file)
     found = {"model.bandwidth": written.model.bandwidth, "solver.ridge": result["best"]["ridge"]}
-    assert written == plain.with_overrides(found)
+    assert written == plain.with_overrides({**found, "model.metric": "none"})
     # Again: nothing is trained, and no file is replaced.
     code, out, err = call(run_file, *WORDS, *POOR, "--json")
     assert (code, json.loads(out)["table"]) == (DONE, result["table"])

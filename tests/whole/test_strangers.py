@@ -28,7 +28,7 @@ PLAIN = (
 )
 TRAIN = (
     "--set", "model.n_centers=20", "--set", "data.epochs=1", "--set", "run.device=cpu",
-    "--set", "run.memory=512 MiB",
+    "--set", "run.memory=512 MiB", "--set", "model.metric=none",
 )  # fmt: skip
 SEARCH = (
     "--bandwidths", "1,2", "--ridges", "0", "--rows", "100", "--centers", "10", "--epochs", "1",

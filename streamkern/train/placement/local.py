@@ -7,8 +7,6 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-import dask
-
 from streamkern.basics.machine import available_cpus
 from streamkern.basics.optional import need
 from streamkern.stream.cluster import connect
