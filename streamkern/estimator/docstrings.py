@@ -17,7 +17,7 @@ metric : "learn": distances are taken in a metric in which the targets are simpl
     surely better on held-out rows: a scale for each feature, or a matrix; kernel and bandwidth
     that are left open are those that suit it. "learn-diagonal", "learn-full": only scales, or
     only a matrix. "none": as the features are. "auto", the default: "learn" on tables (2 to 256
-    features, not taken for pixels) of 1000 rows and more, where `bandwidth` is left open and
+    features, not taken for pixels) of 2000 rows and more, where `bandwidth` is left open and
     `kernel` is, too, or one of the four above by name; else "none". Or a metric of your own:
     scales (d,), or a matrix A (d, r), for distances |(x - z) A| of features after scaling; or the
     path or URL of such an array (.npy or zarr).

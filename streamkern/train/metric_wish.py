@@ -11,9 +11,9 @@ from streamkern.config.run_config import RunConfig
 from streamkern.planning.memory import METRIC_FEATURES
 from streamkern.train.training_data import Data
 
-FEWEST_ROWS = 1000
-"""Of which "auto" looks for one. On none of eight tables with fewer that no constant was looked at
-with one was found (`docs/learned-metric.md`)."""
+FEWEST_ROWS = 2000
+"""Of which "auto" looks for one. Of ten tables with fewer that no constant was looked at with, one
+was found on airfoil's 1203 rows alone, with 1.19 and .69 of the squared error (two seeds)."""
 
 
 class MetricWish(NamedTuple):
