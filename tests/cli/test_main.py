@@ -220,7 +220,7 @@ def test_plan_is_a_screen_and_lists_everything_when_asked(run: Run, stores: Path
 
 
 def test_plan_says_whether_a_metric_is_looked_for_and_why(run: Run, tmp_path: Path) -> None:
-    X = np.random.default_rng(0).standard_normal((1000, 3), dtype=np.float32)
+    X = np.random.default_rng(0).standard_normal((2000, 3), dtype=np.float32)
     streamkern.ingest_store(X, tmp_path / "table.zarr", y=X[:, 0])
 
     def said(*words: object) -> tuple[str, bool]:

@@ -131,7 +131,7 @@ def test_settings_that_nothing_is_surely_better_than_stay_open() -> None:
 
 def test_a_metric_that_is_left_open_is_learned_in_every_training() -> None:
     """And said of what is found, so that the fit to all rows is in one as well."""
-    X = some_rows(1000)
+    X = some_rows(2000)
     y = np.sin(3 * X[:, 0])
     given = sk.KernelRegressor("laplace", ridge=0.1, scale="none", solver="block", **PLAIN)
     found = sk.tune(X, y, estimator=given, **QUICK)
@@ -146,7 +146,7 @@ def test_a_metric_that_is_left_open_is_learned_in_every_training() -> None:
 
 
 def test_which_trainings_learn_a_metric() -> None:
-    X = some_rows(1000)
+    X = some_rows(2000)
     source = sk.ArraySource(X, X[:, 0])
 
     def words(config: sk.RunConfig, distances: Array | None = None) -> list[str]:
