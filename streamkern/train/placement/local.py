@@ -1,35 +1,62 @@
-"""A cluster on this machine, for ranks that share its cores."""
+"""A Dask cluster on this machine, of as many worker processes as there are ranks."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import signal
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
 from streamkern.basics.machine import available_cpus
 from streamkern.basics.optional import need
-from streamkern.stream.cluster import connect
+from streamkern.basics.stop import SIGNALS
 
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_OF_BLAS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# After 15 s Dask's cluster closes a worker that was killed, also if it is only being killed again.
+_NEVER = {"distributed.deploy.lost-worker-timeout": "365 days"}
 
 
 @contextlib.contextmanager
 def local_cluster(ranks: int, threads: int | None = None) -> Iterator[Any]:
     """A client of `ranks` workers here, a process each, that end with the block or this process.
 
-    threads : of each; by default its share of the cores.
+    Each has one task at a time, and no limit on its memory, which would have it killed in training.
+    threads : of the BLAS of each; by default its share of the processors.
     """
-    share = threads or max(1, available_cpus() // ranks)
-    make = need("distributed", "a run of several ranks", "ranks").LocalCluster
-    cluster = make(
-        n_workers=ranks,
-        threads_per_worker=share,
-        processes=True,
-        memory_limit=None,  # or their nannies would pause and kill trainers
-        dashboard_address="127.0.0.1:0",
-        silence_logs=logging.CRITICAL,
-        env=dict.fromkeys(_THREADS, str(share)),
-    )
-    with cluster, connect(cluster.scheduler_address) as client:
+    distributed = need("distributed", "a run of several ranks", "ranks")
+    share = str(threads or max(1, available_cpus() // ranks))
+    with (
+        _own_environment(),
+        dask.config.set(_NEVER),
+        tempfile.TemporaryDirectory(prefix="streamkern-", ignore_cleanup_errors=True) as folder,
+        distributed.LocalCluster(
+            n_workers=ranks, threads_per_worker=1, processes=True, memory_limit=None,
+            host="127.0.0.1", scheduler_port=0, dashboard_address="127.0.0.1:0",
+            local_directory=folder, silence_logs=logging.CRITICAL, preload=[__name__],
+            env=dict.fromkeys(_OF_BLAS, share),
+        ) as cluster,
+        distributed.Client(cluster, set_as_default=False) as client,
+    ):  # fmt: skip
         yield client
+
+
+@contextlib.contextmanager
+def _own_environment() -> Iterator[None]:
+    """Dask sets variables of its workers in this process, and leaves them there."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def dask_setup(worker: Any) -> None:
+    """In a worker, before anything else: signals of the terminal are for the driver, which tells
+    the ranks. Whether the driver's process lives Dask watches itself."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
