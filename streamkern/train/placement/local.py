@@ -10,6 +10,8 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
+import dask
+
 from streamkern.basics.machine import available_cpus
 from streamkern.basics.optional import need
 from streamkern.basics.stop import SIGNALS

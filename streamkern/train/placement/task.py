@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streamkern.backend.ranks import SOLO, Ranks, joined
+from streamkern.basics import errors
 from streamkern.basics.errors import EXIT_TRY_AGAIN, RankLostError, StreamkernError
 from streamkern.basics.machine import available_cpus
 from streamkern.basics.optional import need, on_demand
@@ -140,8 +141,26 @@ def _ranks(spec: RankSpec) -> contextlib.AbstractContextManager[Ranks]:
     return contextlib.nullcontext(SOLO) if spec.size == 1 else joined(spec.rank, spec.tracker)
 
 
+class RankFailed(Exception):
+    """One of our errors on its way to the driver: the name of its class, what it says, its exit
+    code, its notes. As itself it would not arrive: what Dask sends errors by makes them without
+    their `__init__`, which those of two bases do not bear."""
+
+    def error(self) -> StreamkernError:
+        """As it was raised."""
+        name, said, code, notes = self.args
+        error: StreamkernError = getattr(errors, name)(said)
+        error.exit_code = code
+        for note in notes:
+            error.add_note(note)
+        return error
+
+
 def _travelling(error: BaseException, order: Order) -> BaseException:
     """The error, if it can be pickled, with where it was raised if it is none of ours."""
+    if type(error).__module__ == errors.__name__ and isinstance(error, StreamkernError):
+        notes = tuple(getattr(error, "__notes__", ()))
+        return RankFailed(type(error).__name__, str(error), error.exit_code, notes)
     if not isinstance(error, StreamkernError):
         trace = "".join(traceback.format_exception(error)).rstrip()
         error.add_note(f"on rank {order.rank} of {order.size}, {order.address}:\n{trace}")
