@@ -120,11 +120,14 @@ def run_rank(order: Order, tracker: Mapping[str, Any]) -> Any:
     pulse = _Pulse(worker, order, stop)
     if worker.address != order.address or not pulse.newest():
         raise RankLostError(f"rank {order.rank} of {order.address} is not awaited any more")
+    failure, result = None, None
     with pulse:
         try:
             result = _worked(order, order.spec(tracker), stop, pulse)
         except BaseException as error:
-            raise _travelling(error, order) from None
+            failure = _travelling(error, order)
+    if failure is not None:
+        raise failure  # out here, or the error before it would go along as its context
     return result if order.rank == 0 else None
 
 
