@@ -14,7 +14,7 @@ from typing import Any
 from streamkern.basics.errors import ClusterError, ConfigError
 from streamkern.stream.cluster_reader import address_of, run_on
 
-_REACH_S = 10.0  # a nanny's machine that does not answer for so long is taken for gone
+_REACH_S = 5.0  # a nanny's machine that does not answer for so long is taken for gone
 
 
 @dataclass(frozen=True)
@@ -93,14 +93,14 @@ class Site:
             return await asyncio.gather(*map(one, nannies), return_exceptions=True)
 
         found: dict[str, Any] = {}
-        for answer in self._ask(all_of_them()):
+        for answer in self._ask(all_of_them(), self.timeout_s + _REACH_S):
             found |= answer if isinstance(answer, dict) else {}
         return found
 
-    def _ask(self, question: Any) -> Any:
+    def _ask(self, question: Any, wait_s: float | None = None) -> Any:
         answer = run_on(self.client.loop, question)
         try:
-            return answer.result(self.timeout_s)
+            return answer.result(wait_s or self.timeout_s)
         except (OSError, CancelledError) as error:
             raise ClusterError(
                 f"{address_of(self.client)} is gone, or has not answered for {self.timeout_s:g} s; "

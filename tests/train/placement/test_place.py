@@ -185,9 +185,7 @@ def test_workers_come_and_go(tmp_path: Path) -> None:
 
         def end(event: dict[str, Any]) -> None:
             if event["event"] == "lost":
-                closing = next(iter(cluster.workers.values()))
-                client.run_on_scheduler(_removed, closing.worker_address)
-                cluster.sync(closing.close)
+                cluster.sync(cluster.workers[0].close)  # with its nanny
 
         with pytest.raises(TrainingInterrupted, match=r"1 of at least 2 workers are left") as left:
             placed(
@@ -195,10 +193,6 @@ def test_workers_come_and_go(tmp_path: Path) -> None:
                 timeout_s=3.0,
             )  # fmt: skip
         assert left.value.exit_code == 75
-
-
-def _removed(address: str, dask_scheduler: Any) -> None:
-    """Leave it to the test which worker goes."""
 
 
 def test_a_stale_task_does_nothing(client: Any, tmp_path: Path) -> None:
