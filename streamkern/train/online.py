@@ -82,7 +82,7 @@ class Online:
         if self.setup is not None and config.run.accelerator == "auto":
             config = config.with_overrides({"run.accelerator": begun_with(self.setup[1])})
         if self.setup is not None and model.metric == "auto":
-            learned = "metric" in self.setup[0]
+            learned = "learned_metric" in self.setup[1]["setup"]
             config = config.with_overrides({"model.metric": "learn" if learned else "none"})
         if self.setup is not None and model.features != "fourier":
             given = replace(given, centers=self.setup[0]["Z"])

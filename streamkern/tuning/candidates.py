@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.basics.errors import ConfigError
+from streamkern.basics.errors import ConfigError, MemoryBudgetError
 from streamkern.basics.machine import available_memory
 from streamkern.basics.text import size_text
 from streamkern.centers.ways import WAYS
@@ -25,7 +25,7 @@ from streamkern.kernels.notation import bandwidths, in_settings
 from streamkern.planning.memory import default_budget
 from streamkern.planning.sizes import OF_THE_WHOLE
 from streamkern.stream.sources.base import Source, target_bytes
-from streamkern.train.metric_wish import metric_wish
+from streamkern.train.metric_wish import NO_ROOM, metric_wish
 from streamkern.train.opened import Given, open_run
 from streamkern.train.training_data import Data, auto_epochs, with_epochs
 from streamkern.tuning.holdout import HELD_OUT, MIN_ROWS, SearchSample, draw
@@ -106,7 +106,16 @@ class Candidates:
         if not self._metric_is_open:
             return config
         wish = metric_wish(config.with_overrides({"model.bandwidth": "auto"}), self.data)
+        if wish.learns and not self._has_room(config.with_overrides({"model.metric": wish.word})):
+            wish = NO_ROOM
         return config.with_overrides({"model.metric": wish.word})
+
+    def _has_room(self, config: RunConfig) -> bool:
+        try:
+            open_run(config, Given(self.split(0)[0])).backend.close()
+        except MemoryBudgetError:
+            return False
+        return True
 
     def split(self, fold: int) -> tuple[Source, Source]:
         """(rows to fit, rows held out); the last one asked for is kept."""

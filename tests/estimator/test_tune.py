@@ -167,6 +167,19 @@ def test_which_trainings_learn_a_metric() -> None:
     assert words(config, np.ones(4)) == ["auto"] * 4
 
 
+def test_without_room_for_a_metric_trainings_have_none() -> None:
+    X = some_rows(1000)
+    config = sk.RunConfig().with_overrides({"run.threads": 1, "run.accelerator": "none"})
+    source = sk.ArraySource(X, X[:, 0])
+    words = []
+    for memory in (1 << 30, 100 << 20):
+        given = config.with_overrides({"run.memory": memory})
+        made = Candidates(given, open_data(given, source), Wishes(None, 40, 2), 1)
+        words.append(made.config("laplace", 3.0, 0.0).model.metric)
+        assert made.ridges([0.0], ["laplace"], None) == [0.0]  # it fits
+    assert words == ["learn", "none"]
+
+
 def essence(found: Any) -> list[dict[str, Any]]:
     drop = ("seconds", "se")
     return [{k: v for k, v in row.items() if k not in drop} for row in found.table]

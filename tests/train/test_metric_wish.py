@@ -177,3 +177,11 @@ def test_a_first_block_decides() -> None:
     np.testing.assert_array_equal(model.kernel_.metric, metric)
     few = sk.KernelRegressor(n_centers=150, solver="block").partial_fit(X[:500], truth(X[:500]))
     assert few.partial_fit(X, truth(X)).kernel_.metric is None
+
+
+def test_a_kernel_keeps_its_metric_block_by_block() -> None:
+    X, metric = rows(1500), np.arange(1.0, D + 1)
+    model = sk.KernelRegressor(Laplace(3.0, metric=metric), n_centers=150, solver="block")
+    for part in (slice(1200), slice(1200, None)):
+        model.partial_fit(X[part], truth(X[part]))
+        np.testing.assert_array_equal(model.kernel_.metric, metric)
