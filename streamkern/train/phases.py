@@ -7,7 +7,7 @@ from typing import Final
 from streamkern.solver.method import Report, Rows, Samples
 
 DOING: Final = {
-    "metric": 'looking for a metric, which metric="none" leaves out',
+    "metric": "looking for a metric",
     "kernel": "looking for the kernel and its bandwidth",
     "centers": "choosing the centers",
     "sample": "reading a sample of the stream",

@@ -92,7 +92,7 @@ def test_rows_without_one() -> None:
     assert of(rows(d=257)) == "none"
     assert of(rows(d=16), (4, 4, 1)) == "none"
     assert of(rows(dtype=np.uint8)) == "none"
-    pixels = load_digits().data.astype(np.float32)
+    pixels = np.tile(load_digits().data, (2, 1)).astype(np.float32)
     assert of(pixels) == "none"
     assert of(pixels, data__scale="feature") == "learn"
 
@@ -168,12 +168,12 @@ def test_a_run_records_auto_and_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_first_block_decides() -> None:
-    X = rows(1500)
+    X = rows(2500)
     model = sk.KernelRegressor(n_centers=150, solver="block")
-    model.partial_fit(X[:1200], truth(X[:1200]))
+    model.partial_fit(X[:2100], truth(X[:2100]))
     metric = model.kernel_.metric
     assert metric is not None
-    model.partial_fit(X[1200:], truth(X[1200:]))
+    model.partial_fit(X[2100:], truth(X[2100:]))
     np.testing.assert_array_equal(model.kernel_.metric, metric)
     few = sk.KernelRegressor(n_centers=150, solver="block").partial_fit(X[:500], truth(X[:500]))
     assert few.partial_fit(X, truth(X)).kernel_.metric is None

@@ -21,7 +21,9 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
 PAGES = [README, *sorted(p for p in DOCS.rglob("*.md") if "_build" not in p.parts)]
-BLOCK = re.compile(r"^(<!-- not run: (\w.+) -->\n)?```(python|toml|sh)\n(.*?)^```$", re.M | re.S)
+BLOCK = re.compile(
+    r"^(<!-- not run: (\w[^\n]+) -->\n)?```(python|toml|sh)\n(.*?)^```$", re.M | re.S
+)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 ON_S3 = "<!-- runs on: s3 -->"
 MOST_LINES_OF_README = 150
