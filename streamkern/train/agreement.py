@@ -56,10 +56,14 @@ class Agreement:
         solver, state, at = steps.solver, steps.state, steps.position
         if not at.batch:
             return True  # what there was, the end of the pass has gathered
-        if at.step % GATHERED and not evaluates and solver.sums_of_rows(state):
+        if at.step % GATHERED and not evaluates and not self.gathered(steps):
             return False
         solver.gather(state)
         return True
+
+    def gathered(self, steps: Steps) -> bool:
+        """Whether rank 0 has by itself all that a checkpoint keeps, at any step."""
+        return self._ranks.alone or not steps.solver.sums_of_rows(steps.state)
 
     def ended(self, why: str | None) -> str | None:
         """Why rank 0 ends the run after this step; raises Stopped where a signal is why."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from streamkern.backend.ranks import Ranks
-from streamkern.basics.errors import ConfigError
+from streamkern.basics.errors import ConfigError, StreamkernError
 from streamkern.basics.stop import StopRequest, resumable
 from streamkern.config.run_config import RunConfig
 from streamkern.predict.figures import in_words
@@ -45,6 +45,8 @@ def train_over(
     """
     check_placeable(config)
     ranks, local = config.run.ranks, client is None and config.run.cluster is None
+    if local and config.run.threads != "auto":  # of all of them
+        config = config.with_overrides({"run.threads": max(1, config.run.threads // ranks)})
     settings = {
         "config": config, "continues": None if continues is None else str(continues),
         "progress": progress if local else False,
@@ -84,9 +86,8 @@ def _cluster(config: RunConfig, client: Any) -> Iterator[Any]:
         with connect(config.run.cluster) as made:
             yield made
     else:
-        threads = config.run.threads
-        each = None if threads == "auto" else max(1, threads // config.run.ranks)
-        with local_cluster(config.run.ranks, each) as made:
+        threads = None if config.run.threads == "auto" else config.run.threads
+        with local_cluster(config.run.ranks, threads) as made:
             yield made
 
 
@@ -94,15 +95,19 @@ def _cluster(config: RunConfig, client: Any) -> Iterator[Any]:
 
 
 def _prepare(settings: dict[str, Any], stop: StopRequest) -> None:
-    make_setup(
-        settings["config"], stop, continues=settings["continues"], progress=settings["progress"]
-    )
+    config = settings["config"]
+    with contextlib.suppress(StreamkernError):  # what is not there, or not good, is made or told of
+        if run_directory(config, writable=False).load_setup(lambda *of: None) is not None:
+            return  # which each rank reads its part of
+    make_setup(config, stop, continues=settings["continues"], progress=settings["progress"])
 
 
 def _work(
     ranks: Ranks, spec: RankSpec, settings: dict[str, Any], stop: StopRequest
 ) -> dict[str, Any]:
-    config = settings["config"].with_overrides({"run.threads": spec.threads})
+    config = settings["config"]
+    if config.run.threads == "auto":
+        config = config.with_overrides({"run.threads": spec.threads})
     return train_rank(
         config, ranks, stop, continues=settings["continues"], progress=settings["progress"]
     )

@@ -231,13 +231,15 @@ class Trainer:
                 self._evaluate()
                 if position.batch == 0:
                     self._judge_pass()
+            self.ended = self.agreement.ended(self.ended)  # by what was owed
             if not self.ended:
                 self.steps.run_through(batches, self._between)
         except (RunError, DivergenceError, TrainingInterrupted):
             raise
         except Exception:
             # Bad data or a lost network at batch i + 1 does not take batch i away.
-            if self.steps.whole and not self.checkpoints.failed:
+            whole = self.steps.whole and self.agreement.gathered(self.steps)
+            if whole and not self.checkpoints.failed:
                 self._checkpoint()
             raise
         self.run.backend.synchronize()
