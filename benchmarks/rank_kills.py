@@ -1,0 +1,183 @@
+"""SIGKILL ranks, and now and then their driver, at random instants, and compare every bit.
+
+    python -m benchmarks.rank_kills --kills 200 --json rank_kills.json
+
+`streamkern train --ranks 2` on this machine, killed again and again in one of its processes, once
+it has got further than the time before. Where it was the driver, the same command is given again.
+What the run ends with must be the arrays of one that nobody disturbed. `seen_s` is the time from
+the kill of a rank to the sentence that says so, `again_s` to the next checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+import streamkern as sk
+from benchmarks.harness import environment
+from streamkern.rundir.run_directory import RunDirectory
+
+ROWS, D, CENTERS, EPOCHS = 40_000, 20, 1000, 12
+OF_THE_DRIVER = 0.15
+"""Of the kills."""
+KILLS_OF_A_RUN = 20
+RANK_BYTES = 60 << 20
+"""That a worker holds once it is a rank; the others are Dask's helpers."""
+
+
+def command(folder: Path, run: Path) -> list[str]:
+    """Train in two ranks, with a checkpoint every few steps."""
+    settings = {
+        "model.n_centers": CENTERS, "model.kernel": "laplace", "model.bandwidth": 6.0,
+        "solver.name": "block", "solver.block_size": 250, "data.batch_size": 512,
+        "run.checkpoint_every": 20,
+    }  # fmt: skip
+    sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    where = ["--train", str(folder / "train.zarr"), "--run-dir", str(run)]
+    train = [sys.executable, "-m", "streamkern", "train", *where]
+    return [*train, "--ranks", "2", "--epochs", str(EPOCHS), *sets]
+
+
+class Life:
+    """A driver and what it says."""
+
+    def __init__(self, folder: Path, run: Path) -> None:
+        self.said = run.with_suffix(".said")
+        with self.said.open("a") as said:
+            self.process = subprocess.Popen(command(folder, run), stdout=said, stderr=said)
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def ranks(self) -> list[psutil.Process]:
+        """Its processes that train."""
+        found = []
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            try:
+                if "spawn_main" in " ".join(child.cmdline()):
+                    found += [child] if child.memory_info().rss > RANK_BYTES else []
+            except psutil.Error:
+                continue  # it has ended
+        return found
+
+    def losses(self) -> int:
+        return self.said.read_text().count("is gone")
+
+
+def newest(run: Path) -> int:
+    """The step of the newest checkpoint, -1 before the first."""
+    steps = [int(path.stem.rpartition("-")[2]) for path in (run / "checkpoints").glob("*.json")]
+    return max(steps, default=-1)
+
+
+def arrays(run: Path) -> dict[str, Any]:
+    """Those of the last checkpoint."""
+    saved = RunDirectory(run, writable=False).load_latest()
+    assert saved is not None
+    assert saved.meta["position"]["done"]
+    return {name: np.asarray(array) for name, array in saved.arrays.items()}
+
+
+def killed(folder: Path, run: Path, kills: int, draw: random.Random) -> dict[str, Any]:
+    """A run that is killed so many times, and what that took."""
+    found: dict[str, Any] = {"kills": 0, "of_driver": 0, "seen_s": [], "again_s": []}
+    life, furthest = Life(folder, run), -1
+    while life.alive:
+        ranks = life.ranks() if newest(run) > furthest and found["kills"] < kills else []
+        if not ranks:
+            time.sleep(0.05)
+            continue
+        time.sleep(draw.uniform(0, 1.5))
+        furthest, losses, at = newest(run), life.losses(), time.monotonic()
+        found["kills"] += 1
+        if draw.random() < OF_THE_DRIVER:
+            found["of_driver"] += 1
+            life.process.kill()
+            life.process.wait()
+            life = Life(folder, run)
+            continue
+        _end(draw.choice(ranks))
+        while life.alive and life.losses() == losses and time.monotonic() - at < 30:
+            time.sleep(0.02)
+        found["seen_s"].append(time.monotonic() - at)
+        while life.alive and newest(run) <= furthest and time.monotonic() - at < 120:
+            time.sleep(0.05)
+        found["again_s"].append(time.monotonic() - at)
+    found["failed"] = life.said.read_text()[-2000:] if life.process.returncode else ""
+    return found
+
+
+def _end(process: psutil.Process) -> None:
+    with contextlib.suppress(psutil.Error):  # it has ended by itself
+        process.kill()
+
+
+def measure(kills: int, seed: int) -> dict[str, Any]:
+    """So many kills, in runs of `KILLS_OF_A_RUN`."""
+    rng, draw = np.random.default_rng(0), random.Random(seed)
+    total: dict[str, Any] = {"kills": 0, "of_driver": 0, "runs": 0, "failures": []}
+    seconds: dict[str, list[float]] = {"seen_s": [], "again_s": []}
+    with tempfile.TemporaryDirectory(prefix="streamkern-rank-kills-") as name:
+        folder = Path(name)
+        X = rng.normal(size=(ROWS, D)).astype(np.float32)
+        sk.ingest_store(X, folder / "train.zarr", y=np.sin(2 * X[:, 0]) + X[:, 1], chunk_mb=0.05)
+        undisturbed = killed(folder, folder / "plain", 0, draw)
+        assert not undisturbed["failed"], undisturbed["failed"]
+        expected = arrays(folder / "plain")
+        while total["kills"] < kills and not total["failures"]:
+            run = folder / f"run-{total['runs']}"
+            found = killed(folder, run, min(KILLS_OF_A_RUN, kills - total["kills"]), draw)
+            total["runs"] += 1
+            for what in ("kills", "of_driver"):
+                total[what] += found[what]
+            for what, times in seconds.items():
+                times += found[what]
+            total["failures"] += [found["failed"]] if found["failed"] else _differences(
+                expected, arrays(run)
+            )  # fmt: skip
+            print({**total, **{k: statistics.median(v or [0]) for k, v in seconds.items()}})
+            shutil.rmtree(run)
+    return total | {
+        what: {"median": statistics.median(times), "most": max(times)}
+        for what, times in seconds.items()
+        if times
+    }
+
+
+def _differences(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    return [
+        f"{name} is another"
+        for name in sorted({*expected, *found})
+        if not np.array_equal(expected.get(name), found.get(name), equal_nan=True)
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    found = {"environment": environment(), **measure(asked.kills, asked.seed)}
+    print(json.dumps({k: v for k, v in found.items() if k != "environment"}, indent=1))
+    if asked.json is not None:
+        asked.json.write_text(json.dumps(found, indent=1) + "\n")
+    return 1 if found["failures"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
