@@ -40,6 +40,7 @@ SETTINGS: Final = {
     "accelerator": "run.accelerator",
     "memory": "run.memory",  # and run.device_memory
     "threads": "run.threads",
+    "ranks": "run.ranks",
     "random_state": "run.random_state",
     "checkpoint_every": "run.checkpoint_every",
     "run_dir": "run.run_dir",

@@ -9,29 +9,35 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from streamkern.backend.ranks import Ranks
 from streamkern.basics.errors import ConfigError, StreamkernError
+from streamkern.basics.optional import need
 from streamkern.basics.stop import StopRequest, resumable
 from streamkern.config.run_config import RunConfig
 from streamkern.predict.figures import in_words
 from streamkern.stream.cluster import connect
 from streamkern.train.beginning import begun, run_directory
-from streamkern.train.opened import Given
+from streamkern.train.opened import NOTHING, Given
 from streamkern.train.placement.local import local_cluster
 from streamkern.train.placement.place import place
 from streamkern.train.placement.task import RankSpec
 from streamkern.train.sinks import sinks_of
+
+MOST_BYTES = 256 << 20
+"""That are given as arrays and travel to every rank."""
 
 Told = Callable[[dict[str, Any]], None]
 
 
 def train_over(
     config: RunConfig,
-    client: Any,
+    given: Given,
     request: StopRequest,
     *,
     progress: bool | str = False,
@@ -41,14 +47,17 @@ def train_over(
     """The run to its end, by `run.ranks` ranks on the workers of `run.cluster`, or of a client, or
     of a cluster on this machine that ends with the run. Returns what rank 0 found: `train_rank`.
 
+    given : what is not in the settings travels to every rank.
     on_event : is told of ranks that begin ("ranks") and are lost ("lost").
     """
     check_placeable(config)
+    client = given.client
     ranks, local = config.run.ranks, client is None and config.run.cluster is None
     if local and config.run.threads != "auto":  # of all of them
         config = config.with_overrides({"run.threads": max(1, config.run.threads // ranks)})
     settings = {
-        "config": config, "continues": None if continues is None else str(continues),
+        "config": config, "given": _packed(config, given),
+        "continues": None if continues is None else str(continues),
         "progress": progress if local else False,
     }  # fmt: skip
     with _cluster(config, client) as workers:
@@ -78,6 +87,26 @@ def check_placeable(config: RunConfig) -> None:
         )
 
 
+def _packed(config: RunConfig, given: Given) -> bytes:
+    """What is given beside the settings, as it travels."""
+    cloudpickle = need("cloudpickle", "a run of several ranks", "ranks")
+    try:
+        packed: bytes = cloudpickle.dumps(replace(given, client=None))
+    except Exception as error:
+        raise ConfigError(
+            f"run.ranks={config.run.ranks}: the data or the kernel can not travel to other "
+            f"processes: {error}; make it of things that can be pickled, or name stores in the "
+            "settings"
+        ) from error
+    if len(packed) > MOST_BYTES:
+        raise ConfigError(
+            f"run.ranks={config.run.ranks} would send {len(packed) >> 20} MiB of arrays to every "
+            f"rank, of at most {MOST_BYTES >> 20}; write them to a store (streamkern.ingest_store) "
+            "and name that"
+        )
+    return packed
+
+
 @contextlib.contextmanager
 def _cluster(config: RunConfig, client: Any) -> Iterator[Any]:
     if client is not None:
@@ -99,7 +128,10 @@ def _prepare(settings: dict[str, Any], stop: StopRequest) -> None:
     with contextlib.suppress(StreamkernError):  # what is not there, or not good, is made or told of
         if run_directory(config, writable=False).load_setup(lambda *of: None) is not None:
             return  # which each rank reads its part of
-    make_setup(config, stop, continues=settings["continues"], progress=settings["progress"])
+    make_setup(
+        config, stop, pickle.loads(settings["given"]), continues=settings["continues"],
+        progress=settings["progress"],
+    )  # fmt: skip
 
 
 def _work(
@@ -109,8 +141,9 @@ def _work(
     if config.run.threads == "auto":
         config = config.with_overrides({"run.threads": spec.threads})
     return train_rank(
-        config, ranks, stop, continues=settings["continues"], progress=settings["progress"]
-    )
+        config, ranks, stop, pickle.loads(settings["given"]), continues=settings["continues"],
+        progress=settings["progress"],
+    )  # fmt: skip
 
 
 def _reached(settings: dict[str, Any]) -> int:
@@ -121,6 +154,7 @@ def _reached(settings: dict[str, Any]) -> int:
 def make_setup(
     config: RunConfig,
     stop: StopRequest | None = None,
+    given: Given = NOTHING,
     *,
     continues: str | None = None,
     progress: bool | str = False,
@@ -129,7 +163,7 @@ def make_setup(
     with (
         resumable(stop, kept=True, where=lambda: "in the setup") as request,
         begun(
-            config, Given(), run_directory(config), request, progress, continues=continues
+            config, given, run_directory(config), request, progress, continues=continues
         ) as trainer,
     ):  # fmt: skip
         trainer.checkpoints.wait()
@@ -146,6 +180,7 @@ def train_rank(
     config: RunConfig,
     ranks: Ranks,
     stop: StopRequest,
+    given: Given = NOTHING,
     *,
     continues: str | None = None,
     progress: bool | str = False,
@@ -158,7 +193,7 @@ def train_rank(
     with (
         resumable(stop, kept=True, where=lambda: "before the next step") as request,
         begun(
-            config, Given(ranks=ranks), run_directory(config, writable=first), request,
+            config, replace(given, ranks=ranks), run_directory(config, writable=first), request,
             progress if first else False, _shown if first and progress else None, continues,
             callbacks=sinks_of(config.run) if first else (),
         ) as trainer,

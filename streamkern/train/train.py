@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,6 @@ from streamkern.train.same_run import (
 )
 from streamkern.train.sinks import sinks_of
 from streamkern.train.steps import Result
-from streamkern.train.trained import load_trained_run
 from streamkern.train.warm_start import WarmStart
 
 __all__ = ["Result", "train"]
@@ -83,17 +83,14 @@ def train(
     DivergenceError, CorruptChunkError, CheckpointError
         The run failed; its last checkpoint is good.
     """
-    if config.run.ranks > 1:
-        places = {
-            "source": source, "test": test, "centers": centers, "metric": metric, "warm": warm,
-            "facts": facts or None, "callbacks": callbacks or None, "on_evaluation": on_evaluation,
-        }  # fmt: skip
-        _check_in_settings(config, places)
-        return _over_ranks(config, client, stop, progress, continues)
     rows = None if centers is None else as_centers(centers)
     own = None if metric is None else np.asarray(metric)
     told = (*check_callbacks(callbacks), *sinks_of(config.run))
     given, directory = Given(source, test, rows, own, client, warm, facts or {}), None
+    if config.run.ranks > 1:
+        here = {"warm": warm, "callbacks": callbacks or None, "on_evaluation": on_evaluation}
+        _check_not_here(config, here)
+        return _over_ranks(config, given, stop, progress, continues)
     if config.run.run_dir is not None:
         directory = run_directory(config)
     kept = directory is not None
@@ -105,21 +102,22 @@ def train(
             return trainer.run_to_end()
 
 
-def _check_in_settings(config: RunConfig, given: Mapping[str, Any]) -> None:
-    """Raise where something is given that ranks, which are other processes, can not see."""
+def _check_not_here(config: RunConfig, given: Mapping[str, Any]) -> None:
+    """Raise where something is given that belongs to this process, which is no rank."""
     named = [name for name, value in given.items() if value is not None]
     if named:
         raise ConfigError(
-            f"run.ranks={config.run.ranks}: other processes can not be given {named[0]}; name "
-            "stores and arrays in the settings, or train with one rank"
+            f"run.ranks={config.run.ranks} trains in other processes, which {named[0]} would not "
+            "be of; leave it out, or train with one rank"
         )
 
 
 def _over_ranks(
-    config: RunConfig, client: Any, stop: StopRequest | None, progress: bool | str,
+    config: RunConfig, given: Given, stop: StopRequest | None, progress: bool | str,
     continues: str | os.PathLike[str] | None,
 ) -> Result:  # fmt: skip
-    """See `over_ranks`."""
+    """See `over_ranks`. What it returns is read back from the run directory, without test data,
+    which rank 0 has evaluated on, and without the factors."""
 
     def tell(event: dict[str, Any]) -> None:
         if event["event"] == "lost":
@@ -127,11 +125,15 @@ def _over_ranks(
 
     with resumable(stop, kept=True, where=lambda: "before the next step") as request:
         found = train_over(
-            config, client, request, progress=progress, continues=continues, on_event=tell
+            config, given, request, progress=progress, continues=continues, on_event=tell
         )
-    trained = load_trained_run(str(config.run.run_dir), config.data.storage_options)
-    trained.result.timing.update(found["timing"])
-    return trained.result
+        ended = config.with_overrides({"run.ranks": 1, "data.test": None})
+        given = replace(given, test=None, client=None)
+        beginning = begun(ended, given, run_directory(ended), request, continues=continues)
+        with beginning as trainer:
+            result = trainer.run_to_end()
+    result.metrics, result.timing = found["metrics"], found["timing"]
+    return result
 
 
 def open_continued(config: RunConfig, continues: str | os.PathLike[str]) -> Run:

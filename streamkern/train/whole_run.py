@@ -36,7 +36,7 @@ from streamkern.stream.cluster import dashboard_link
 from streamkern.stream.meter import Meter
 from streamkern.stream.sources.stores import stores_of
 from streamkern.train.agreement import Agreement
-from streamkern.train.arrivals import Arrivals, is_computed_with
+from streamkern.train.arrivals import Arrivals, has_ended, is_computed_with, stripes
 from streamkern.train.callbacks import Beginning, Callbacks, Passed
 from streamkern.train.checkpoint_times import Checkpoints
 from streamkern.train.choose_metric import Learned
@@ -119,14 +119,16 @@ class Trainer:
 
     def _setup(self, record: dict[str, Any], warm: WarmStart | None) -> Assembled:
         directory, backend = self.directory, self.run.backend
-        arriving = Arrivals(backend, is_computed_with, self._stripe)
+        ended = has_ended(directory)
+        stripe = stripes(self.run.method.in_stripes, self.ranks, ended=ended)
+        arriving = Arrivals(backend, is_computed_with, stripe)
         setup = None if directory is None else directory.load_setup(arriving)
         if directory is not None and setup is not None:
             with as_saved(directory.place):
                 made = reassemble(self.run, arriving.arrays(setup), setup.meta)
                 changed = changed_backend(setup.meta["backend"], backend.describe())
             changed += changed_versions(directory, record)
-            if changed:
+            if changed and not ended:
                 warn(f"resumed with other libraries: {'; '.join(changed)}; same to rounding only")
                 self._report("changed", {"what": changed})
             return made
@@ -145,11 +147,6 @@ class Trainer:
             arrays = {name: backend.by_parts(a) for name, a in made.arrays.items()}
             directory.save_setup(arrays, made.meta)
         return made
-
-    def _stripe(self, name: str, n: int) -> slice | None:
-        """Of an array of the setup, the rows that this rank computes with; None: all."""
-        striped = not self.ranks.alone and name.startswith(self.run.method.in_stripes)
-        return self.ranks.triangle(n) if striped else None
 
     def _ahead(self) -> dict[str, Any]:
         """What the run is to come to, for the log."""

@@ -87,6 +87,7 @@ class Candidates:
                 "data.cache": None,
                 "solver.warm_start": None,
                 "run.run_dir": None,
+                "run.ranks": 1,
                 "run.tensorboard": None,
                 "run.mlflow": None,
                 "run.evaluate_every": 0,

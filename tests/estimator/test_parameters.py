@@ -41,6 +41,7 @@ PLAIN: dict[str, list[Any]] = {
     "accelerator": ["none"],
     "memory": [10**9, "1 GiB"],
     "threads": [2],
+    "ranks": [2],
     "random_state": [3],
     "warm_start": [False, "runs/a"],
     "run_dir": ["runs/b"],

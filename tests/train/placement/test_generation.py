@@ -11,10 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+import streamkern as sk
+from streamkern.basics.errors import ConfigError
 from streamkern.basics.stop import StopRequest
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
+from streamkern.kernels.builtin import Laplace
 from streamkern.rundir.run_directory import RunDirectory
+from streamkern.train.opened import Given
 from streamkern.train.over_ranks import train_over
 from streamkern.train.placement.local import local_cluster
 from tests.lives import eventually
@@ -46,7 +50,7 @@ def test_a_training_with_a_kill_ends_with_the_same_bits(tmp_path: Path) -> None:
     ]  # fmt: skip
     told: list[dict[str, Any]] = []
     with local_cluster(2) as client:
-        train_over(configs[0], client, StopRequest(install=False))
+        train_over(configs[0], Given(client=client), StopRequest(install=False))
         assert alpha(tmp_path / "plain").shape[0] == 120
         pids = client.run(os.getpid)
         victim = pids[max(pids)]
@@ -60,7 +64,57 @@ def test_a_training_with_a_kill_ends_with_the_same_bits(tmp_path: Path) -> None:
 
         killing = threading.Thread(target=later)
         killing.start()
-        train_over(configs[1], client, StopRequest(install=False), on_event=told.append)
+        train_over(
+            configs[1], Given(client=client), StopRequest(install=False), on_event=told.append
+        )
         killing.join()
     assert [event["event"] for event in told].count("lost") == 1
     np.testing.assert_array_equal(alpha(tmp_path / "killed"), alpha(tmp_path / "plain"))
+
+
+def test_arrays_of_the_caller_travel_to_ranks(tmp_path: Path) -> None:
+    """What comes back is what one process finds: the model, its figures and its history."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(3000, 4)).astype(np.float32)
+    y = np.where(np.sin(2 * X[:, 0]) + X[:, 1] > 0, "yes", "no")
+    given: dict[str, Any] = {
+        "n_centers": 100, "epochs": 2, "solver": "block", "precision": "float64",
+        "transforms": [sk.GaussianNoise(0.1)], "accelerator": "none", "device": "cpu",
+    }  # fmt: skip
+    one = sk.KernelClassifier(Laplace(2.0), run_dir=tmp_path / "one", **given)
+    two = sk.KernelClassifier(Laplace(2.0), run_dir=tmp_path / "two", ranks=2, **given)
+    for model in (one, two):
+        model.fit(X, y, test=(X[:500], y[:500]))
+    np.testing.assert_allclose(two.decision_function(X), one.decision_function(X), atol=1e-9)
+    assert len(two.history_) == 2
+    for found, expected in zip(two.history_, one.history_, strict=True):
+        assert found == pytest.approx(expected)
+
+
+class Locked:
+    """A transform that can not be pickled."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __call__(self, xp: Any, X: Any, y: Any) -> Any:
+        return X, y
+
+
+@pytest.mark.parametrize(("settings", "said"), [
+    ({"run_dir": None}, "ranks=2 needs a run_dir that all ranks see"),
+    ({"solver": "sgd"}, "ranks=2 can not share the steps of solver='sgd'"),
+    ({"callbacks": [sk.Callback()]}, "callbacks would not be of"),
+    ({"transforms": [Locked()]}, "ranks=2: the data or the kernel can not travel"),
+])  # fmt: skip
+def test_what_ranks_can_not_do_is_refused(
+    tmp_path: Path, settings: dict[str, Any], said: str
+) -> None:
+    """Before anything is written."""
+    X = np.random.default_rng(0).normal(size=(300, 2))
+    model = sk.KernelRegressor(ranks=2).set_params(**{"run_dir": tmp_path / "run"} | settings)
+    with pytest.raises(ConfigError, match=said):
+        model.fit(X, X[:, 0])
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ConfigError, match="ranks=2 can not be used with partial_fit"):
+        sk.KernelRegressor(ranks=2).partial_fit(X, X[:, 0])
