@@ -16,6 +16,7 @@ ingest         a file into a shuffled store, against the parts of it
 pipeline       training from a store against training from memory
 object_storage reading behind 40 ms against raw GETs, training against local disk
 cluster        units prepared by Dask workers against threads of this process
+ranks          two ranks with a thread each against one process with two threads
 time_to_loss   seconds and samples to within a few per cent of the exact model
 plan_times     what `plan` expects a run to take against what it takes
 
@@ -40,7 +41,8 @@ from streamkern.basics.text import table
 
 SUBJECTS = (
     *("ceilings", "product", "step_products", "step", "log_cost", "setup", "sums", "small_data"),
-    *("loader", "ingest", "pipeline", "object_storage", "cluster", "time_to_loss", "plan_times"),
+    *("loader", "ingest", "pipeline", "object_storage", "cluster", "ranks", "time_to_loss"),
+    "plan_times",
 )
 COLUMNS = ("case", "variant", "median", "low", "high", "unit", "floor", "fraction", "ratio")
 IN_JSON_ONLY = ("min", "max", "repeats")
