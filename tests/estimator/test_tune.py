@@ -168,7 +168,7 @@ def test_which_trainings_learn_a_metric() -> None:
 
 
 def test_without_room_for_a_metric_trainings_have_none() -> None:
-    X = some_rows(1000)
+    X = some_rows(2000)
     config = sk.RunConfig().with_overrides({"run.threads": 1, "run.accelerator": "none"})
     source = sk.ArraySource(X, X[:, 0])
     words = []

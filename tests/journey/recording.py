@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 NUMBER = re.compile(r"\d[\d,.]*(?:e[-+]?\d+,?)?k?")  # with a comma behind it
+RULE = re.compile(r"-{3,}")  # as long as the widest number below it
 CONTROLS = re.compile(r"\x1b\[K|\r\n?|\n")
 RECORDINGS = Path(__file__).parent / "recordings"
 
@@ -37,6 +38,7 @@ def on_a_terminal(command: list[str], *, columns: int = 160) -> str:
 def shapes(written: str) -> list[str]:
     """The different lines of it, in order, each number a #."""
     lines = (" ".join(NUMBER.sub("#", line).split()) for line in CONTROLS.split(written))
+    lines = (RULE.sub("---", line) for line in lines)
     return list(dict.fromkeys(line for line in lines if line))
 
 

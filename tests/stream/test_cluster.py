@@ -178,11 +178,7 @@ def test_results_lost_with_their_worker(client: Any, cluster: Cluster) -> None:
                 pid = next(iter(client.run(clusters.os.getpid).values()))
                 psutil.Process(pid).send_signal(signal.SIGKILL)
                 cluster.worker()
-            found.append(
-                HostBatch(
-                    batch.X.copy(), batch.y.copy(), batch.rows.copy(), batch.epoch, batch.index
-                )
-            )
+            found.append(batch._replace(X=batch.X.copy(), y=batch.y.copy(), rows=batch.rows.copy()))
     assert_same(found, epochs(clusters.source()))
 
 
