@@ -116,7 +116,8 @@ class ExecutionConfig(Table):
     device_memory : the same of the GPU's memory.
     threads : of the computation; "auto": one for each processor.
     ranks : processes that share every step, each with a part of its rows, on this machine or on
-    `cluster`; of the block solver, FALKON, EigenPro 3 and 4. The run ends as with one, to rounding.
+    `cluster`; of the block and the direct solver, FALKON, EigenPro 3 and 4. The run ends as with
+    one, to rounding.
     min_ranks : with how many it goes on where some are lost for good.
     cluster : address of a Dask scheduler on whose workers the ranks are, one on each.
     random_state : the seed that fixes every draw.

@@ -111,6 +111,11 @@ def check_cluster(client: Any, source: BaseSource) -> None:
     if client.asynchronous:
         raise ConfigError("client is asynchronous; give one made without asynchronous=True")
     Recipe(source)
+    check_versions(client)
+
+
+def check_versions(client: Any) -> None:
+    """Raise a ConfigError unless the cluster runs the same code."""
     for name, ours in versions().items():
         where = f"{name}:__version__"
         found = client.run(pkgutil.resolve_name, where, on_error="return")

@@ -45,18 +45,18 @@ class Agreement:
                 f"{first:.0f}; give a run_dir whose files all ranks see"
             )
 
-    def meets(self, steps: Steps, *, evaluates: bool) -> bool:
+    def meets(self, steps: Steps, *, now: bool) -> bool:
         """Whether a run may be evaluated, saved or end after this step.
 
-        Sums over rows are gathered at fixed steps, and before an evaluation, so that no save
-        changes the order in which they are added up.
+        Sums over rows are gathered at fixed steps, so that no save changes the order in which they
+        are added up. now : at this one in any case, for which there are settings.
         """
         if self._ranks.alone:
             return True
         solver, state, at = steps.solver, steps.state, steps.position
         if not at.batch:
             return True  # what there was, the end of the pass has gathered
-        if at.step % GATHERED and not evaluates and not self.gathered(steps):
+        if at.step % GATHERED and not now and not self.gathered(steps):
             return False
         solver.gather(state)
         return True

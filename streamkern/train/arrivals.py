@@ -32,26 +32,15 @@ def load_trained(run: RunDirectory) -> tuple[Saved | None, Saved | None]:
     return run.load_setup(described), run.load_latest(weights)
 
 
-def stripes(
-    names: tuple[str, ...], ranks: Ranks, *, ended: bool
-) -> Callable[[str, int], slice | None]:
+def stripes(names: tuple[str, ...], ranks: Ranks) -> Callable[[str, int], slice | None]:
     """Of an array of the setup, by its name and rows, those that this rank computes with; None is
-    all of them. Of a run that has ended none. names : how those begin that are shared out."""
+    all of them. names : how those begin that are shared out."""
 
     def stripe(name: str, n: int) -> slice | None:
-        if not name.startswith(names):
-            return None
-        if ended:
-            return slice(0, 0)
-        return None if ranks.alone else ranks.triangle(n)
+        shared = name.startswith(names) and not ranks.alone
+        return ranks.triangle(n) if shared else None
 
     return stripe
-
-
-def has_ended(directory: RunDirectory | None) -> bool:
-    """Whether the run there is done, by what its newest checkpoint says."""
-    saved = None if directory is None else directory.load_latest(lambda *of: None)
-    return saved is not None and bool(saved.meta["position"]["done"])
 
 
 class Arrivals:

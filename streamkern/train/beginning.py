@@ -7,12 +7,14 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from streamkern.basics.errors import ConfigError
 from streamkern.basics.stop import StopRequest
 from streamkern.basics.warning import warn
 from streamkern.centers.random_rows import check_features
 from streamkern.config.run_config import RunConfig
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.cluster import check_cluster, connect
+from streamkern.stream.sources.transforms import MixUp, Transform
 from streamkern.train.ancestor import continuing
 from streamkern.train.callbacks import Callback, Callbacks
 from streamkern.train.evaluations import Evaluations
@@ -53,6 +55,7 @@ def begun(
     try:
         if given.centers is not None:
             check_features(given.centers, run.data.source.row_shape)
+        _check_shareable(config, run.data.source.feed_transforms)
         for note in checked_classes(run.data):
             warn(note)
         first = given.ranks.rank == 0
@@ -83,6 +86,16 @@ def begun(
     except BaseException:
         run.backend.close()
         raise
+
+
+def _check_shareable(config: RunConfig, transforms: Sequence[Transform]) -> None:
+    """Raise where what is made of a row depends on the others of its batch, of which a rank has a
+    part."""
+    if config.run.ranks > 1 and any(isinstance(each, MixUp) for each in transforms):
+        raise ConfigError(
+            f"run.ranks={config.run.ranks} can not share batches whose rows mixup pairs; leave one "
+            "of them out"
+        )
 
 
 def opened_run(

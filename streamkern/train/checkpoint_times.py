@@ -44,9 +44,14 @@ class Checkpoints:
         """Whether it is time for one after `step` steps."""
         steps, seconds = self._every
         if steps is not None:
-            return step % steps == 0
+            return self.at(step)
         auto = max(AUTO_S, SHARE * self._stood_still_s)
         return time.monotonic() - self._saved >= (seconds or auto)
+
+    def at(self, step: int) -> bool:
+        """Whether the settings want one after `step` steps, whatever the clock says."""
+        steps, _ = self._every
+        return steps is not None and step % steps == 0
 
     def save(self, steps: Steps, meta: dict[str, Any], before: Callable[[], object]) -> None:
         """Begin to save `steps` and `meta`; `before` is called on the way, see `AsyncSaver`."""

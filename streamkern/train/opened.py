@@ -169,7 +169,9 @@ def _opened(
     backend = get_backend(settings.device, threads, settings.accelerator, values)
     try:
         budget = settings.memory if backend.name == "cpu" else settings.device_memory
-        budget_bytes = default_budget(backend.memory_available()) if budget == "auto" else budget
+        if budget == "auto":
+            budget = default_budget(backend.memory_available()) // _neighbours(config, given)
+        budget_bytes = budget
         transforms = data.source.feed_transforms
         origin = centers_from(config, given)
         way = WAYS.get(origin)
@@ -203,6 +205,12 @@ def _opened(
         config, given, data, problem, *chosen, why, int(budget_bytes), backend, *precision, wish,
         metric,
     )  # fmt: skip
+
+
+def _neighbours(config: RunConfig, given: Given) -> int:
+    """Ranks that share the memory of this machine."""
+    elsewhere = config.run.cluster is not None or given.client is not None
+    return 1 if elsewhere else config.run.ranks
 
 
 def _kernel_values(config: RunConfig, data: Data, p: int) -> int:

@@ -15,13 +15,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from streamkern.backend.cupy_backend import gpu_problem
 from streamkern.backend.ranks import Ranks
 from streamkern.basics.errors import ConfigError, StreamkernError
 from streamkern.basics.optional import need
 from streamkern.basics.stop import StopRequest, resumable
 from streamkern.config.run_config import RunConfig
+from streamkern.filesystem.urls import local_path
 from streamkern.predict.figures import in_words
-from streamkern.stream.cluster import connect
+from streamkern.stream.cluster import check_versions, connect
 from streamkern.train.beginning import begun, run_directory
 from streamkern.train.opened import NOTHING, Given
 from streamkern.train.placement.local import local_cluster
@@ -51,16 +53,23 @@ def train_over(
     on_event : is told of ranks that begin ("ranks") and are lost ("lost").
     """
     check_placeable(config)
+    need("xgboost.collective", "a run of several ranks", "ranks")
     client = given.client
     ranks, local = config.run.ranks, client is None and config.run.cluster is None
-    if local and config.run.threads != "auto":  # of all of them
-        config = config.with_overrides({"run.threads": max(1, config.run.threads // ranks)})
+    if local:
+        _check_shared(config)
+        if config.run.threads != "auto":  # of all of them
+            config = config.with_overrides({"run.threads": max(1, config.run.threads // ranks)})
+    else:
+        _check_absolute(config)
     settings = {
         "config": config, "given": _packed(config, given),
         "continues": None if continues is None else str(continues),
         "progress": progress if local else False,
     }  # fmt: skip
     with _cluster(config, client) as workers:
+        if not local:
+            check_versions(workers)
         found: dict[str, Any] = place(
             workers, _work, settings, ranks=ranks, min_ranks=config.run.min_ranks,
             prepare=_prepare, reached=_reached, stop=request, on_event=on_event,
@@ -85,6 +94,26 @@ def check_placeable(config: RunConfig) -> None:
             f"run.ranks={config.run.ranks} reads on the ranks themselves, and data.dask names a "
             "cluster to read on; leave one of them out"
         )
+
+
+def _check_shared(config: RunConfig) -> None:
+    """Raise where ranks of this machine would have one GPU between them."""
+    if config.run.device != "cpu" and gpu_problem() is None:
+        raise ConfigError(
+            f"run.ranks={config.run.ranks} on this machine would compute on one GPU; start a "
+            "worker for each GPU (dask cuda worker) and set run.cluster, or set run.device='cpu'"
+        )
+
+
+def _check_absolute(config: RunConfig) -> None:
+    """Raise where a path is one of this process's folder: workers have their own."""
+    for url in filter(None, (config.run.run_dir, *config.data.train_urls, config.data.test)):
+        path = local_path(url)
+        if path is not None and not os.path.isabs(path):
+            raise ConfigError(
+                f"run.ranks={config.run.ranks} on a cluster: {url!r} is a path in this folder, "
+                "and its workers have their own; give an absolute path that all see, or a URL"
+            )
 
 
 def _packed(config: RunConfig, given: Given) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,10 @@ from streamkern.basics.stop import StopRequest, resumable
 from streamkern.basics.warning import warn
 from streamkern.centers.random_rows import as_centers
 from streamkern.config.run_config import RunConfig
+from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.base import Source
+from streamkern.stream.sources.transforms import Scale, is_deterministic, transform_name
 from streamkern.train.beginning import begun, opened_run, run_directory
 from streamkern.train.callbacks import Callback, check_callbacks
 from streamkern.train.opened import Given, Run
@@ -27,6 +28,7 @@ from streamkern.train.same_run import (
 )
 from streamkern.train.sinks import sinks_of
 from streamkern.train.steps import Result
+from streamkern.train.trained import load_trained_run
 from streamkern.train.warm_start import WarmStart
 
 __all__ = ["Result", "train"]
@@ -87,6 +89,7 @@ def train(
     own = None if metric is None else np.asarray(metric)
     told = (*check_callbacks(callbacks), *sinks_of(config.run))
     given, directory = Given(source, test, rows, own, client, warm, facts or {}), None
+    _check_ranks(config)
     if config.run.ranks > 1:
         here = {"warm": warm, "callbacks": callbacks or None, "on_evaluation": on_evaluation}
         _check_not_here(config, here)
@@ -100,6 +103,16 @@ def train(
         )  # fmt: skip
         with beginning as trainer:
             return trainer.run_to_end()
+
+
+def _check_ranks(config: RunConfig) -> None:
+    """Raise where there is one, and something is asked of others."""
+    settings = config.run
+    asked = "run.cluster" if settings.cluster is not None else "run.min_ranks"
+    if settings.ranks == 1 and (settings.cluster is not None or settings.min_ranks > 1):
+        raise ConfigError(
+            f"{asked} is for several ranks, and run.ranks is 1; set run.ranks, or leave it out"
+        )
 
 
 def _check_not_here(config: RunConfig, given: Mapping[str, Any]) -> None:
@@ -116,24 +129,41 @@ def _over_ranks(
     config: RunConfig, given: Given, stop: StopRequest | None, progress: bool | str,
     continues: str | os.PathLike[str] | None,
 ) -> Result:  # fmt: skip
-    """See `over_ranks`. What it returns is read back from the run directory, without test data,
-    which rank 0 has evaluated on, and without the factors."""
+    """See `over_ranks`. The result is read back from the run directory."""
 
     def tell(event: dict[str, Any]) -> None:
         if event["event"] == "lost":
             warn(f"{event['why']}; the run goes on from its last checkpoint")
+        elif event.get("wanted", 0) > event["ranks"]:
+            warn(f"there are workers for {event['ranks']} of {event['wanted']} ranks")
 
+    _check_read_back(config, given)
     with resumable(stop, kept=True, where=lambda: "before the next step") as request:
         found = train_over(
             config, given, request, progress=progress, continues=continues, on_event=tell
         )
-        ended = config.with_overrides({"run.ranks": 1, "data.test": None})
-        given = replace(given, test=None, client=None)
-        beginning = begun(ended, given, run_directory(ended), request, continues=continues)
-        with beginning as trainer:
-            result = trainer.run_to_end()
-    result.metrics, result.timing = found["metrics"], found["timing"]
+    result = load_trained_run(str(config.run.run_dir), config.data.storage_options).result
+    result.timing = found["timing"]
     return result
+
+
+def _check_read_back(config: RunConfig, given: Given) -> None:
+    """Raise where the model has something that a run directory does not keep."""
+    kernel, left = config.model.kernel, None
+    if isinstance(kernel, Kernel):
+        try:
+            get_kernel(kernel.describe(), metric=kernel.metric)
+        except ConfigError:
+            left = f"kernel={kernel!r}"
+    transforms = () if given.source is None else getattr(given.source, "feed_transforms", ())
+    for transform in transforms:
+        if is_deterministic(transform) and not isinstance(transform, Scale):
+            left = f"transform {transform_name(transform)!r}"
+    if left is not None:
+        raise ConfigError(
+            f"run.ranks={config.run.ranks}: {left} is a function, which the run directory that "
+            "ranks go by does not keep; train with one rank"
+        )
 
 
 def open_continued(config: RunConfig, continues: str | os.PathLike[str]) -> Run:

@@ -36,7 +36,7 @@ from streamkern.stream.cluster import dashboard_link
 from streamkern.stream.meter import Meter
 from streamkern.stream.sources.stores import stores_of
 from streamkern.train.agreement import Agreement
-from streamkern.train.arrivals import Arrivals, has_ended, is_computed_with, stripes
+from streamkern.train.arrivals import Arrivals, is_computed_with, stripes
 from streamkern.train.callbacks import Beginning, Callbacks, Passed
 from streamkern.train.checkpoint_times import Checkpoints
 from streamkern.train.choose_metric import Learned
@@ -119,8 +119,7 @@ class Trainer:
 
     def _setup(self, record: dict[str, Any], warm: WarmStart | None) -> Assembled:
         directory, backend = self.directory, self.run.backend
-        ended = has_ended(directory)
-        stripe = stripes(self.run.method.in_stripes, self.ranks, ended=ended)
+        stripe = stripes(self.run.method.in_stripes, self.ranks)
         arriving = Arrivals(backend, is_computed_with, stripe)
         setup = None if directory is None else directory.load_setup(arriving)
         if directory is not None and setup is not None:
@@ -128,7 +127,7 @@ class Trainer:
                 made = reassemble(self.run, arriving.arrays(setup), setup.meta)
                 changed = changed_backend(setup.meta["backend"], backend.describe())
             changed += changed_versions(directory, record)
-            if changed and not ended:
+            if changed:
                 warn(f"resumed with other libraries: {'; '.join(changed)}; same to rounding only")
                 self._report("changed", {"what": changed})
             return made
@@ -268,7 +267,7 @@ class Trainer:
         last = position.epoch == self.run.config.data.passes or self.ended is not None
         scored = self.stopping.active and position.batch == 0
         due = self.evaluations.due(position, before)
-        if not self.agreement.meets(self.steps, evaluates=due):
+        if not self.agreement.meets(self.steps, now=due or self.checkpoints.at(position.step)):
             return False
         if due and (scored or not last):
             self._evaluate()  # the end has its own

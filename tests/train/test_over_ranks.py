@@ -66,11 +66,11 @@ def after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Return a function that has rank 0 be stopped after so many steps of a training."""
 
     def stopped_after(steps: int) -> None:
-        def meets(self: Agreement, taken: Steps, *, evaluates: bool) -> bool:
+        def meets(self: Agreement, taken: Steps, *, now: bool) -> bool:
             at = taken.position.step
             if self._ranks.rank == 0 and at - began.setdefault(id(self), at - 1) >= steps:
                 self._stop.requested = "the test"
-            return met(self, taken, evaluates=evaluates)
+            return met(self, taken, now=now)
 
         began: dict[int, int] = {}
         monkeypatch.setattr(Agreement, "meets", meets)

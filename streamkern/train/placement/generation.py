@@ -64,6 +64,7 @@ class Generation:
         self._futures: list[Any] = []
         self._ended: dict[int, BaseException | None] = {}  # rank -> its error
         self._told = self._looked = self._bad = self._asked = 0.0  # when that last, or first, was
+        self._spoke = set[int]()  # those whose processes are this generation's
         self._there = {spot.address for spot in spots}
 
     def run(self) -> Ended:
@@ -112,6 +113,7 @@ class Generation:
         """What a rank said, on the client's thread."""
         if said["generation"] == self._number:
             self._heard[said["rank"]] = time.monotonic()
+            self._spoke.add(said["rank"])
             if said["reached"] is not None:
                 self.reached = said["reached"]
 
@@ -193,14 +195,15 @@ class Generation:
             future.release()
 
     def _end(self, processes: dict[str, int]) -> int:
-        """All processes. How many workers come back by themselves."""
+        """All processes that are ranks of ours. How many workers there will be by themselves."""
         self._forget()
-        answered = self._site.end(processes)
-        old = {spot.address for spot in self._spots if spot.nanny in answered}
+        ours = {self._spots[rank].nanny for rank in self._spoke}
+        ended = self._site.end({n: pid for n, pid in processes.items() if n in ours})
+        old = {spot.address for spot in self._spots if spot.nanny in ended}
         give_up = time.monotonic() + self._limits.timeout_s
         while old & set(self._site.spots()) and time.monotonic() < give_up:
             time.sleep(_TICK_S / 2)
-        return len(answered)
+        return len(ended) + len(processes.keys() - ours)
 
 
 def _lost_or(error: BaseException) -> BaseException:

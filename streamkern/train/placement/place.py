@@ -103,7 +103,8 @@ class _Driver:
         while True:
             spots = self._workers(least, wanted, what)[: most or None]
             self._number += 1
-            self._say("ranks", ranks=len(spots), workers=[spot.address for spot in spots])
+            workers = [spot.address for spot in spots]
+            self._say("ranks", ranks=len(spots), wanted=most or len(spots), workers=workers)
             generation = Generation(
                 self._site, self._number, spots, job, limits, self._stop, self._say
             )

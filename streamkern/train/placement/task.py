@@ -19,13 +19,21 @@ from typing import Any
 
 from streamkern.backend.ranks import SOLO, Ranks, joined
 from streamkern.basics import errors
-from streamkern.basics.errors import EXIT_TRY_AGAIN, RankLostError, StreamkernError
+from streamkern.basics.errors import (
+    EXIT_TRY_AGAIN,
+    RankLostError,
+    StreamkernError,
+    TrainingInterrupted,
+)
 from streamkern.basics.machine import available_cpus
 from streamkern.basics.optional import need, on_demand
 from streamkern.basics.stop import Stopped, StopRequest
 from streamkern.stream.cluster_reader import run_on
 
 _ASK_S = 5.0
+_held: list[str] = []
+"""The run that this process is a rank of: it can be of one at a time, and is killed as such."""
+_holding = threading.Lock()
 _ENDLESS_S = 7 * 86400  # the sums' own time-out, in milliseconds an int: the driver ends who hangs
 
 
@@ -113,9 +121,28 @@ def _tracked(tracker: Any) -> None:
 def run_rank(order: Order, tracker: Mapping[str, Any]) -> Any:
     """The task: the job's work; returns rank 0's result.
 
-    Raises RankLostError where this is not its worker, or not the newest generation.
+    Raises RankLostError where this is not its worker, or not the newest generation, and
+    TrainingInterrupted where this process is a rank already.
     """
     worker = on_demand("distributed").get_worker()
+    with _holding:
+        if order.name in _held:
+            raise RankLostError(f"rank {order.rank} before has not ended yet at {worker.address}")
+        if _held:
+            raise RankFailed(
+                TrainingInterrupted.__name__,
+                f"the Dask worker at {worker.address} is a rank of another run, or of this one by "
+                "a driver that is gone, which ends within minutes; run the same command again then",
+                TrainingInterrupted.exit_code, (),
+            )  # fmt: skip
+        _held.append(order.name)
+    try:
+        return _run_rank(worker, order, tracker)
+    finally:
+        _held.clear()
+
+
+def _run_rank(worker: Any, order: Order, tracker: Mapping[str, Any]) -> Any:
     stop = StopRequest(install=False)
     pulse = _Pulse(worker, order, stop)
     if worker.address != order.address or not pulse.newest():

@@ -91,6 +91,13 @@ def test_arrays_of_the_caller_travel_to_ranks(tmp_path: Path) -> None:
         assert found == pytest.approx(expected)
 
 
+class Own(Laplace):
+    """A kernel that no name makes."""
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "kernel": "own"}
+
+
 class Locked:
     """A transform that can not be pickled."""
 
@@ -105,6 +112,8 @@ class Locked:
     ({"run_dir": None}, "ranks=2 needs a run_dir that all ranks see"),
     ({"solver": "sgd"}, "ranks=2 can not share the steps of solver='sgd'"),
     ({"callbacks": [sk.Callback()]}, "callbacks would not be of"),
+    ({"transforms": [sk.MixUp(0.2)]}, "ranks=2 can not share batches whose rows mixup pairs"),
+    ({"kernel": Own()}, r"ranks=2: kernel=.*is a function"),
     ({"transforms": [Locked()]}, "ranks=2: the data or the kernel can not travel"),
 ])  # fmt: skip
 def test_what_ranks_can_not_do_is_refused(
@@ -118,3 +127,21 @@ def test_what_ranks_can_not_do_is_refused(
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match="ranks=2 can not be used with partial_fit"):
         sk.KernelRegressor(ranks=2).partial_fit(X, X[:, 0])
+
+
+def test_settings_of_ranks_are_checked(tmp_path: Path) -> None:
+    """Alone they mean nothing; on a cluster a path has to be one."""
+    place = {"data.train": str(tmp_path / "s.zarr"), "run.run_dir": str(tmp_path / "run")}
+    config = RunConfig().with_overrides(place)
+    for one in ({"run.cluster": "tcp://h:1"}, {"run.min_ranks": 2}):
+        with pytest.raises(ConfigError, match=f"{next(iter(one))} is for several ranks"):
+            sk.train_model(config.with_overrides(one))
+    over = config.with_overrides({"run.ranks": 2, "run.cluster": "tcp://h:1"})
+    for name in ("data.train", "run.run_dir", "data.test"):
+        with pytest.raises(ConfigError, match=r"ranks=2 on a cluster: 'there' is a path in this"):
+            sk.train_model(over.with_overrides({name: "there"}))
+    with pytest.raises(ConfigError, match=r"min_ranks=3 must not be above run\.ranks=2"):
+        sk.train_model(over.with_overrides({"run.min_ranks": 3}))
+    with pytest.raises(ConfigError, match=r"ranks=2 reads on the ranks themselves"):
+        sk.train_model(over.with_overrides({"data.dask": "tcp://h:1"}))
+    assert not any(tmp_path.iterdir())

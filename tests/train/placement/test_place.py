@@ -10,13 +10,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from streamkern.basics.errors import ConfigError, DataError, RunError, TrainingInterrupted
+from streamkern.basics.errors import (
+    ConfigError,
+    DataError,
+    RankLostError,
+    RunError,
+    TrainingInterrupted,
+)
 from streamkern.basics.stop import StopRequest
+from streamkern.train.placement import task
 from streamkern.train.placement.local import local_cluster
 from streamkern.train.placement.place import place
 from streamkern.train.placement.site import Site
@@ -208,6 +217,23 @@ def test_a_stale_task_does_nothing(client: Any, tmp_path: Path) -> None:
         with pytest.raises(RunError, match="not awaited any more"):
             future.result(10)
     assert toys.notes(tmp_path) == []
+
+
+def test_a_process_is_a_rank_of_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another driver is told so, and asked to come again; its own is taken for lost."""
+    worker = SimpleNamespace(address="tcp://h:1")
+    dask = SimpleNamespace(get_worker=lambda: worker)
+    monkeypatch.setattr(task, "on_demand", lambda name: dask)
+    monkeypatch.setattr(task, "_held", ["one"])
+    order = Order("other", 1, 0, 1, worker.address, 1, 10.0, 10.0, b"")
+    with pytest.raises(task.RankFailed) as refused:
+        run_rank(order, {})
+    error = refused.value.error()
+    assert isinstance(error, TrainingInterrupted)
+    assert error.exit_code == 75
+    assert "tcp://h:1 is a rank of another run" in str(error)
+    with pytest.raises(RankLostError, match="has not ended yet"):
+        run_rank(replace(order, name="one"), {})
 
 
 def test_settings_are_not_shown(client: Any, tmp_path: Path) -> None:
