@@ -7,11 +7,12 @@ import logging
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import dask
 
+from streamkern.basics.errors import RunError
 from streamkern.basics.machine import available_cpus
 from streamkern.basics.optional import need
 from streamkern.basics.stop import SIGNALS
@@ -34,7 +35,8 @@ def local_cluster(ranks: int, threads: int | None = None) -> Iterator[Any]:
         _own_environment(),
         dask.config.set(_NEVER),
         tempfile.TemporaryDirectory(prefix="streamkern-", ignore_cleanup_errors=True) as folder,
-        distributed.LocalCluster(
+        _begun(
+            distributed.LocalCluster,
             n_workers=ranks, threads_per_worker=1, processes=True, memory_limit=None,
             host="127.0.0.1", scheduler_port=0, dashboard_address="127.0.0.1:0",
             local_directory=folder, silence_logs=logging.CRITICAL, preload=[__name__],
@@ -43,6 +45,16 @@ def local_cluster(ranks: int, threads: int | None = None) -> Iterator[Any]:
         distributed.Client(cluster, set_as_default=False) as client,
     ):  # fmt: skip
         yield client
+
+
+def _begun(make: Callable[..., Any], **options: Any) -> Any:
+    try:
+        return make(**options)
+    except RuntimeError as error:
+        raise RunError(
+            f"the processes of {options['n_workers']} ranks could not be started ({error}); a "
+            'script has to train below `if __name__ == "__main__":`, as they import it'
+        ) from error
 
 
 @contextlib.contextmanager
