@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import threading
@@ -121,7 +122,8 @@ async def _end(processes: Mapping[str, int], dask_worker: Any) -> bool:
     """On a nanny: kill the process, unless that is another one by now, and see that it is gone."""
     process = processes[dask_worker.address]
     if dask_worker.pid == process:
-        os.kill(process, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+            os.kill(process, signal.SIGKILL)
     while dask_worker.pid == process:
         await asyncio.sleep(0.01)
     return True

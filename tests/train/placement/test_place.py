@@ -187,7 +187,7 @@ def test_workers_come_and_go(tmp_path: Path) -> None:
 
         acts = {"0 5": "kill"}
         events = Events(add)
-        placed(client, tmp_path, events, acts=acts, ranks=None, pause_s=0.5)
+        placed(client, tmp_path, events, acts=acts, ranks=None, pause_s=1.5)
         assert [size for _, _, size, *_ in toys.begun(tmp_path)] == [1, 2, 2]
         with pytest.raises(RunError, match=r"2 of at least 3 workers are there at .*; start more"):
             placed(client, tmp_path, ranks=3, min_ranks=3, timeout_s=1.0)
