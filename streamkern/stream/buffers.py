@@ -1,8 +1,8 @@
 """Room for shuffle blocks: units arrive in any order, rows leave in the order of the plan.
 
-Where several ranks train on the batches, each has room for its own rows of a block: those of every
-R-th unit of it, so that a unit is read by one of them. A block of few units would be shared out
-unevenly, if at all; there each rank reads all of them and keeps every R-th row.
+Where several ranks train on the batches, each has room for its own rows of a block: its units are
+dealt out, about as many rows to each, so that a unit is read by one of them. A block of few units
+would be shared out unevenly, if at all; there each rank reads all of them and keeps every R-th row.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from streamkern.stream.order import EpochPlan
 from streamkern.stream.sources.base import BaseSource, Block, check_promise, empty_rows
@@ -32,16 +33,24 @@ class Share:
         """Whether that is all of it."""
         return self.size == 1
 
-    def units(self, mix_units: int) -> slice:
-        """Which units of a block are read, of so many."""
-        by_units = mix_units >= FEWEST_UNITS * self.size
-        return slice(self.rank, None, self.size) if by_units else slice(None)
+    def deals(self, mix_units: int) -> bool:
+        """Whether units are shared out, of blocks of so many, and not rows."""
+        return not self.whole and mix_units >= FEWEST_UNITS * self.size
+
+    def units(self, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Which units of a block are this rank's, of so many rows each: the largest first, each to
+        who has the fewest rows. Of equal ones every R-th."""
+        held, mine = [0] * self.size, []
+        for k in np.argsort(-sizes, kind="stable").tolist():
+            rank = held.index(min(held))
+            held[rank] += int(sizes[k])
+            mine += [k] if rank == self.rank else []
+        return np.sort(np.array(mine, np.int64))
 
     def rows(self, mix_units: int, unit_rows: int) -> int:
         """At most, of a block."""
-        if self.units(mix_units) == slice(None):
-            return -(-mix_units * unit_rows // self.size)
-        return -(-mix_units // self.size) * unit_rows
+        share = -(-mix_units * unit_rows // self.size)
+        return share + unit_rows if self.deals(mix_units) else share
 
 
 WHOLE = Share()
@@ -69,7 +78,7 @@ class Fill:
         self.plan, self.block, self.buffer, self.share = plan, block, buffer, share
         self.n_rows = plan.block_rows(block)
         units, offsets = plan.block_units(block)
-        mine = share.units(plan.mix_units)
+        mine = share.units(np.diff(offsets)) if share.deals(plan.mix_units) else slice(None)
         self._ends = offsets[1:][mine]
         self.units = list(zip(units[mine].tolist(), offsets[:-1][mine].tolist(), strict=True))
         self.futures: list[Future[None]] = []
@@ -94,11 +103,11 @@ class Fill:
             self.plan.shuffle(self.block, places)
             if not self.share.whole:
                 held = np.zeros(self.n_rows + 1, np.int64)
-                if self.share.units(self.plan.mix_units) == slice(None):
-                    held[1 + self.share.rank :: self.share.size] = 1
-                else:
+                if self.share.deals(self.plan.mix_units):
                     for (_, start), stop in zip(self.units, self._ends, strict=True):
                         held[1 + places[start:stop]] = 1
+                else:
+                    held[1 + self.share.rank :: self.share.size] = 1
                 self._before = np.cumsum(held, out=held)
             self._shuffled = True
 

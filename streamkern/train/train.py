@@ -91,7 +91,7 @@ def train(
     given, directory = Given(source, test, rows, own, client, warm, facts or {}), None
     _check_ranks(config)
     if config.run.ranks > 1:
-        here = {"warm": warm, "callbacks": callbacks or None, "on_evaluation": on_evaluation}
+        here = {"warm_start": warm, "callbacks": callbacks or None, "on_evaluation": on_evaluation}
         _check_not_here(config, here)
         return _over_ranks(config, given, stop, progress, continues)
     if config.run.run_dir is not None:

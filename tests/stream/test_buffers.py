@@ -91,3 +91,14 @@ def test_few_units_are_read_by_all() -> None:
         [len(b.rows) for b in loaded(source, Share(rank, 2), batch_size=50)] for rank in range(2)
     ]
     assert held == [[25, 25, 25, 25, 2] * 2, [25, 25, 25, 25, 1] * 2]
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=60), st.integers(1, 6))
+def test_units_of_any_size_are_dealt_out_evenly(rows: list[int], size: int) -> None:
+    """As those of a mixture, whose stores take turns in a block: nobody has a unit more."""
+    sizes = np.array(rows)
+    dealt = [Share(rank, size).units(sizes) for rank in range(size)]
+    assert sorted(np.concatenate(dealt).tolist()) == list(range(len(rows)))
+    assert max(sizes[units].sum() for units in dealt) <= sizes.sum() / size + sizes.max()
+    alike = np.full(len(rows), 7)
+    assert Share(size - 1, size).units(alike).tolist() == list(range(size - 1, len(rows), size))
