@@ -19,6 +19,7 @@ from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train import agreement, live
 from streamkern.train.agreement import Agreement
+from streamkern.train.opened import open_run
 from streamkern.train.over_ranks import make_setup, train_rank
 from streamkern.train.steps import Steps
 from streamkern.train.train import train
@@ -192,3 +193,26 @@ def test_the_log_names_the_slowest_rank(
         first, slow, last = record["rank_wait_shares"]
         assert slow + 0.1 < min(first, last)
         assert len(record["rank_stall_shares"]) == 3
+
+
+def test_sums_over_rows_are_saved_as_often_as_asked_for(store: str, tmp_path: Path) -> None:
+    """Whatever steps they are gathered at otherwise."""
+    changes = FALKON | {"run.checkpoint_every": 5, "data.epochs": 2}
+    over(2, settings(store, tmp_path / "run", **changes))
+    steps = RunDirectory(tmp_path / "run", writable=False).steps()
+    assert steps == [5, 10, 15, 20, 25, 28]  # of 14 a pass, and at the end
+
+
+def test_ranks_of_this_machine_share_its_memory(store: str, tmp_path: Path) -> None:
+    """Where how much there may be is left open."""
+    budgets = []
+    for changes in (
+        {"run.ranks": 1},
+        {"run.ranks": 2},
+        {"run.ranks": 2, "run.cluster": "tcp://h:1"},
+    ):
+        run = open_run(settings(store, tmp_path / "run", **changes))
+        run.backend.close()
+        budgets.append(run.budget_bytes)
+    assert budgets[1] == pytest.approx(budgets[0] / 2, rel=0.1)
+    assert budgets[2] == pytest.approx(budgets[0], rel=0.1)
