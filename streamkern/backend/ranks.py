@@ -55,14 +55,29 @@ class Ranks:
 
     def same(self, numbers: Sequence[float]) -> npt.NDArray[np.float64]:
         """Those of rank 0, on all ranks. Everybody calls it."""
-        mine = np.asarray(numbers, np.float64) * (self.rank == 0)
-        return mine if self.alone else self._timed(mine)
+        mine = np.asarray(numbers, np.float64)
+        return mine if self.alone else self._timed(np.zeros_like(mine) if self.rank else mine)
 
     def each(self, numbers: Sequence[float]) -> npt.NDArray[np.float64]:
         """(size, k): the k numbers of every rank. Everybody calls it."""
         said = np.zeros((self.size, len(numbers)))
         said[self.rank] = numbers
         return said if self.alone else self._timed(said)
+
+    def agree(self, so: bool) -> bool:
+        """Whether all ranks say so. Everybody calls it."""
+        return bool(self.each([so]).all())
+
+    def told(self, said: bytes) -> bytes:
+        """What rank 0 says, to all ranks. Everybody calls it."""
+        if self.alone:
+            return said
+        heard = np.zeros(int(self.same([len(said)])[0]), np.uint8)
+        if not self.rank:
+            heard[:] = np.frombuffer(said, np.uint8)
+        for part in tiles(len(heard), SLAB_BYTES):
+            heard[part] = self._timed(heard[part])
+        return heard.tobytes()
 
     def before(self, count: int) -> int:
         """The counts of the ranks before this one, added up. Everybody calls it."""

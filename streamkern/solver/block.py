@@ -142,6 +142,7 @@ class BlockMethod(Method[BlockSizes]):
             Sample(op.points(rows.X, left=True), rows.Y, rows.root, rows.fresh, rows.place)
             for rows in samples()
         )
+        S = S.shared(work.ranks)
         op.backend.release()
         pre = build_block(
             op, work.Z, S, probe, block_slices(len(work.Z), work.sizes.block_size),

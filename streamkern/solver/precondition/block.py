@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -34,6 +35,7 @@ from streamkern.solver.precondition.norm import (
 from streamkern.solver.precondition.step_rule import (
     StepRule,
 )
+from streamkern.solver.precondition.stripes import AtCenters, apply_root, own_rows
 
 SKETCH = 16
 """Columns of a sketch of a block's leverage. With 16 the loss of several blocks was that of one in
@@ -108,32 +110,19 @@ class BlockPreconditioner:
         """With the rows of the factors that are this rank's, in memory of their own."""
         if ranks.alone:
             return self
-
-        def part(factor: Array | None, n: int) -> Array | None:
-            if factor is None:
-                return None
-            rows = ranks.triangle(n)
-            if factor.shape == (rows.stop - rows.start, rows.stop):
-                return factor  # as it was read
-            return factor[rows, : rows.stop].copy()
-
         widths = [block.stop - block.start for block in self.blocks]
-        H = [part(H, n) for H, n in zip(self.H, widths, strict=True)]
-        return replace(self, H=H, L=part(self.L, sum(widths)), ranks=ranks)
+        H = [own_rows(H, n, ranks) for H, n in zip(self.H, widths, strict=True)]
+        return replace(self, H=H, L=own_rows(self.L, sum(widths), ranks), ranks=ranks)
 
     def apply(self, b: int, g: Array, backend: Backend, out: Array) -> Array:
         """H_b^T H_b g, or what this rank's rows of H_b add to it. g, out : (b, c)."""
-        H, rows = self.H[b], self.ranks.triangle(len(g))
+        H = self.H[b]
         if H is None:
+            rows = self.ranks.triangle(len(g))
             out[...] = 0
             out[rows] = g[rows]
             return self._damp(out, backend)
-        first, lower = slice(rows.stop), rows.start == 0
-        out[rows.stop :] = 0
-        with backend.workspace((len(H), g.shape[1]), g.dtype) as half:
-            self._damp(backend.matmul(H, g[first], half, lower=lower), backend)
-            backend.matmul_t(H, half, out[first], lower=lower)
-        return out
+        return apply_root(H, g, out, self.ranks, backend, partial(self._damp, backend=backend))
 
     def _damp(self, half: Array, backend: Backend) -> Array:
         """half <- (I - E D E^T) half."""
@@ -178,7 +167,8 @@ def build_block(
     ----------
     Z, S, probe : points of the centers (p), both sides, and two samples of the stream, which must
         share no row (or `probe` must be the whole training set, which makes the bound exact). Of
-        the probe, rows that are centers are left out. S.Y is overwritten.
+        the probe, rows that are centers are left out. S.Y is overwritten. Of several ranks each
+        has some of S (`Sample.shared`), keeps its rows of the factors, and has all else.
     known : of the rows that are centers, where there are any.
     blocks : slices of the centers, which are in random order.
     noise : of the targets. It says the penalty for the sample, and mu is no less; where it is not
@@ -202,10 +192,11 @@ def build_block(
         The kernel between the centers and the rows is zero or not finite.
     """
     H: list[Array | None] = []
-    probe = probe.of_no_center(op.backend)
+    probe, ranks = probe.of_no_center(op.backend), S.ranks
     leverage = op.backend.xp.zeros(len(probe), op.dtype)
     start = op.backend.xp.zeros((len(Z), S.Y.shape[1]), op.dtype)
-    values = None if op.kernel.explicit else op.backend.xp.zeros(start.shape, op.dtype)
+    explicit = op.kernel.explicit
+    values = None if explicit else AtCenters.zeros(len(Z), start, ranks, op.backend)
     mus, jitters, lambdas, sketches = list[float](), list[float](), list[float](), list[Array]()
     mu, L, top = math.inf, None, None
     rows = effective_rows(S, known)
@@ -219,7 +210,7 @@ def build_block(
             mu = max(noise.penalty(rows), FLOOR * top) if damping is None else damping * top
         factor.learn(max(mu, ridge), out=start[block])
         if len(blocks) > 1:
-            factor.leave(S, start[block], values)
+            factor.leave(S, start[block])
         # A ridge on the weights themselves is evaluated on all blocks every step.
         rounds = 1 if factor.norm.L is None else len(blocks)
         measured = factor.damped(probe, mu, ridge, rounds)
@@ -228,11 +219,11 @@ def build_block(
         jitters.append(factor.norm.jitter)
         report("block", {"block": i, "blocks": len(blocks)} | _facts(measured, jitters[-1]))
         if ridge and len(blocks) == 1:
-            L = factor.norm.L
+            L = own_rows(factor.norm.L, len(Z), ranks)
         del factor.norm, factor.C
         op.backend.release()
-        H.append(measured.H)
-        sketches.append(_sketch(op, measured.H, seed, i))
+        sketches.append(_sketch(op, measured.H, seed, i, ranks))
+        H.append(own_rows(measured.H, len(measured.H), ranks))
         lambdas.append(measured.lambda_1)
         leverage += measured.leverage
     if len(blocks) > 1:
@@ -240,10 +231,11 @@ def build_block(
         # A ridge is what the steps go to, and needs no caution. mu has a floor, and may be far
         # above what the noise says; with neither noise nor ridge there is nothing to say.
         joint.learn(sweeps, seed, max(CAUTION * noise.penalty(rows), ridge) or math.inf, probe)
-    _trust(op, Z, start, values, probe)
-    rules = _rules(op, leverage, lambdas, known)
-    made = blocks, H, rules, min(mus), jitters, start, len(S), sketches
-    return BlockPreconditioner(*made, values if ridge and len(blocks) > 1 else None, L, ridge)
+    _trust(op, Z, start, values, probe, ranks)
+    rules = _rules(op, leverage, lambdas, known, ranks)
+    made = blocks, H, rules, min(mus), jitters, start, S.n_rows, sketches
+    there = values.of(slice(0, len(Z))) if values and ridge and len(blocks) > 1 else None
+    return BlockPreconditioner(*made, there, L, ridge, ranks=ranks)
 
 
 def _facts(measured: Damped, jitter: float) -> dict[str, Any]:
@@ -264,25 +256,31 @@ def _noise(
 
 
 def _rules(
-    op: KernelOperator, leverage: Array, lambdas: list[float], known: Known | None
+    op: KernelOperator, leverage: Array, lambdas: list[float], known: Known | None, ranks: Ranks
 ) -> list[StepRule]:
-    total = float(leverage.max())
+    mean = float(leverage.sum()) / len(leverage)
+    total, mean = ranks.same([float(leverage.max()), mean]).tolist()
     if known is None:  # centers that are rows reach themselves
         check_overlap(op, total, "leverage")
-    mean = float(leverage.sum()) / len(leverage)
     return [StepRule(total, each, 1.0, True, mean) for each in lambdas]
 
 
 def _trust(
-    op: KernelOperator, Z: Points, start: Array, values: Array | None, probe: Sample
-) -> None:
-    trust = on_fresh_rows(op, Z, start, probe).factor
+    op: KernelOperator, Z: Points, start: Array, values: AtCenters | None, probe: Sample,
+    ranks: Ranks,
+) -> None:  # fmt: skip
+    trust = on_fresh_rows(op, Z, start, probe, ranks).factor
     start *= trust
     if values is not None:
-        values *= trust
+        there = values.values
+        there *= trust
 
 
-def _sketch(op: KernelOperator, H: Array, seed: int, block: int) -> Array:
+def _sketch(op: KernelOperator, H: Array, seed: int, block: int, ranks: Ranks) -> Array:
+    """Rank 0's: what each works out by itself may differ by rounding."""
     rng = np.random.default_rng([seed, 6, block])
     N = op.backend.asarray(rng.standard_normal((len(H), SKETCH)) / SKETCH**0.5, op.dtype)
-    return op.backend.matmul_t(H, N, op.backend.xp.empty(N.shape, op.dtype), lower=True)
+    G = op.backend.matmul_t(H, N, op.backend.xp.empty(N.shape, op.dtype), lower=True)
+    if ranks.rank:
+        G[...] = 0
+    return ranks.sum(G, op.backend)

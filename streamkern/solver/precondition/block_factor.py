@@ -22,6 +22,7 @@ from streamkern.solver.precondition.step_rule import (
     fresh_eigenvalue,
     top_eigenvalue,
 )
+from streamkern.solver.precondition.stripes import AtCenters
 
 KNOWN_STEPS = 8
 """Of Lanczos, for the centers' own share of lambda_1: it is 1 at most, and lambda_1 1.6 to 11. Over
@@ -44,24 +45,25 @@ class Damped:
 class BlockFactor:
     """The parts of one block that do not depend on mu.
 
-    centers : all of them, of which the block has those of the slice. values : (p, c) what the
-    blocks before have learned, K(Z, Z) alpha, as S.Y is what they have left; None for explicit
-    features.
+    centers : all of them, of which the block has those of the slice. S : some rows of the sample,
+    of several ranks, which all have the factors. values : what the blocks before have learned,
+    K(Z, Z) alpha, as S.Y is what they have left; None for explicit features.
     """
 
     def __init__(
-        self, op: KernelOperator, centers: Points, block: slice, S: Sample, values: Array | None,
-        known: Known | None, seed: int, batch: float, least_jitter: float, top: float | None,
+        self, op: KernelOperator, centers: Points, block: slice, S: Sample,
+        values: AtCenters | None, known: Known | None, seed: int, batch: float,
+        least_jitter: float, top: float | None,
     ) -> None:  # fmt: skip
         self.op, self.backend, self.centers, self.block = op, op.backend, centers, block
         self.Z, self.values, self.known = centers[block], values, known
-        self.seed, self.n_rows, self.batch = seed, len(S), batch
-        self.norm = weight_norm(op, self.Z, least_jitter)
+        self.seed, self.ranks, self.batch = seed, S.ranks, batch
+        self.norm = weight_norm(op, self.Z, least_jitter, self.ranks.agree)
         self.C, self.moment = self._covariance(S)
         # Before Lanczos, which would fail on NaN without saying why.
         check_overlap(op, float(self.C.diagonal().sum()), "covariance")
         # The scale of damping: blocks are random, and that of the first does for all.
-        self.top = self._top() if top is None else top
+        self.top = self.ranks.same([self._top()]).item() if top is None else top
         check_overlap(op, self.top, "covariance")
 
     def _covariance(self, S: Sample) -> tuple[Array, Array]:
@@ -73,7 +75,7 @@ class BlockFactor:
         moment = xp.zeros((b, S.Y.shape[1]), self.op.dtype)
         # Slabs as tall as the block: the accumulating product runs at GEMM speed and the slab
         # costs no more than one more b x b buffer.
-        height = min(s, max(b, 256))
+        height = max(1, min(s, max(b, 256)))
         root, scale = self._outside(S)
         slab = xp.empty((height, b), self.op.dtype)
         for rows in tiles(s, height):
@@ -89,28 +91,27 @@ class BlockFactor:
         if self.known is not None and self.norm.L is not None:
             del slab
             self._add_known(self.known, self.norm.L, C, moment)
-        return C, moment
+        return self.ranks.sum(C, self.backend), self.ranks.sum(moment, self.backend)
 
     def _outside(self, S: Sample) -> tuple[Array | None, float]:
         """Square roots of the weights of the sampled rows, and a factor, with which the others in
         the stream are stood for by those that are not centers of the block."""
         inside = S.in_block(self.block)
         share = 0.0 if self.known is None else self.known.share(self.block)
-        others = len(S) - int(inside.sum())
-        scale = (1 - share) / max(others, 1)
-        if others == len(S):
+        scale = (1 - share) / max(S.outside(self.block), 1)
+        if not inside.any():
             return S.root, scale
         kept = self.backend.asarray(~inside, self.op.dtype)
         return (kept if S.root is None else kept * S.root), scale
 
     def _add_known(self, known: Known, L: Array, C: Array, moment: Array) -> None:
         """The rows that are centers of the block: of all these W is L^T."""
-        n, block, values = known.n_rows, self.block, self.values
-        w = known.weights[block, None]
+        n, block, values, rows = known.n_rows, self.block, self.values, self.ranks.stripe(len(L))
+        w, L = known.weights[block, None][rows], L[rows]
         W = L * self.backend.xp.sqrt(w)
-        self.backend.add_gram(C, W, 1 / n, lower=True)
-        left = known.Y[block] if values is None else known.Y[block] - values[block]
-        moment += L.T @ (left * (w / n))
+        self.backend.add_gram(C, W, 1 / n, lower=self.ranks.alone)
+        left = known.Y[block] if values is None else known.Y[block] - values.of(block)
+        moment += L.T @ (left[rows] * (w / n))
 
     def _top(self) -> float:
         rng = np.random.default_rng([self.seed, 1])
@@ -123,11 +124,11 @@ class BlockFactor:
         where rounding makes C + penalty I indefinite."""
         A, x = self.C.copy(), self.moment.copy()
         A.reshape(-1)[:: len(A) + 1] += penalty
-        if not self.backend.cholesky(A):
+        if not self.ranks.agree(self.backend.cholesky(A)):
             return None
         if self.block.start and self.values is not None and self.norm.L is not None:
             # The norm is that of all blocks.
-            before = self.backend.solve_lower(self.norm.L, self.values[self.block].copy())
+            before = self.backend.solve_lower(self.norm.L, self.values.of(self.block).copy())
             x -= penalty * before
         self.backend.solve_lower(A, x)
         x = self.backend.solve_lower(A, x, transposed=True)
@@ -136,25 +137,26 @@ class BlockFactor:
     def learn(self, penalty: float, out: Array) -> None:
         """out = what the sample alone teaches, (b, c); zero where rounding forbids the penalty."""
         learned = self.solution(penalty)
-        out[...] = 0 if learned is None else learned
+        out[...] = 0 if learned is None or self.ranks.rank else learned
+        self.ranks.sum(out, self.backend)
 
-    def leave(self, S: Sample, weights: Array, values: Array | None) -> None:
+    def leave(self, S: Sample, weights: Array) -> None:
         """Take what the block has learned from S.Y, and add it to `values`."""
         left = S.Y
         left -= self.op.product(S.X, self.Z, weights)
-        if values is not None:
-            ids = np.arange(self.block.start, self.block.stop)
-            same = (ids, ids - self.block.start)
-            values += self.op.product(self.centers, self.Z, weights, same=same)
+        if self.values is not None:
+            there = self.values.values
+            there += self.values.product(self.op, self.centers, self.block, weights)
 
     def damped(self, probe: Sample, damping: float, ridge: float, n_blocks: int) -> Damped:
         """H_b at mu, or more where rounding or the ridge asks for it."""
-        H, mu = inverse_root(self.op, self.norm, self.C, damping + n_blocks * ridge, self.top)
+        agree, least = self.ranks.agree, damping + n_blocks * ridge
+        H, mu = inverse_root(self.op, self.norm, self.C, least, self.top, agree)
         leverage, lambda_1 = self._measure(H, probe)
         if self.known is not None:
             share = self.known.share(self.block) if self.known.whole else 0.0
             lambda_1 = (1 - share) * lambda_1 + self._known_eigenvalue(H, self.known)
-        lambda_1 += n_blocks * ridge / mu
+        lambda_1 = self.ranks.same([lambda_1 + n_blocks * ridge / mu]).item()
         check_overlap(self.op, lambda_1, "covariance")
         return Damped(H, mu, leverage, lambda_1)
 

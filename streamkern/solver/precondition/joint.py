@@ -23,10 +23,12 @@ from typing import NamedTuple
 import numpy as np
 
 from streamkern.backend.base import Array, tiles
+from streamkern.backend.ranks import SOLO, Ranks
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.known import Known, Sample
 from streamkern.solver.precondition.norm import eps
+from streamkern.solver.precondition.stripes import AtCenters, apply_root, within
 
 ENOUGH = 1e-3
 """A sweep that lowers the objective of no output by more, in proportion, is the last one."""
@@ -35,8 +37,9 @@ CLEARLY = 0.99
 
 
 class Change(NamedTuple):
-    """Of the function. weights : (p, c). sampled : (s, c) its values at the sample. centers :
-    (p, c) those at the centers; None for explicit features."""
+    """Of the function. weights : (p, c). sampled : (s, c) its values at the rows of the sample that
+    this rank has. centers : (q, c) those at the centers of its stripe; None for explicit features.
+    """
 
     weights: Array
     sampled: Array
@@ -49,24 +52,29 @@ class Joint:
     The norm has the jitter of each block: without it rounding leaves directions in which it is
     negative where centers nearly coincide, and in float32 a start grew to 1e6.
 
-    S.Y : what is left of the targets. values : (p, c) K(Z, Z) start.
+    S : some rows of it, of several ranks, which all have all weights. S.Y : what is left of the
+    targets. H : as much of each as this rank has. values : K(Z, Z) start.
     """
 
     def __init__(
         self, op: KernelOperator, Z: Points, S: Sample, known: Known | None, blocks: list[slice],
-        H: list[Array | None], start: Array, values: Array | None, penalty: float,
+        H: list[Array | None], start: Array, values: AtCenters | None, penalty: float,
         jitters: list[float],
     ) -> None:  # fmt: skip
         widths = [block.stop - block.start for block in blocks]
+        self.ranks, self.own = S.ranks, S.ranks.stripe(len(Z))
         self.jitters = jitters
-        self.jitter = op.backend.asarray(np.repeat(jitters, widths), op.dtype)[:, None]
-        self.op, self.Z, self.S, self.known, self.blocks = op, Z, S, known, blocks
-        self.H, self.start, self.values, self.penalty = H, start, values, penalty
+        jitter = op.backend.asarray(np.repeat(jitters, widths), op.dtype)
+        self.jitter = jitter[self.own, None]
+        self.op, self.Z, self.S, self.blocks = op, Z, S, blocks
+        self.known = None if known is None else known.part(self.own)
+        self.H, self.start, self.penalty = H, start, penalty
+        self.at_centers, self.values = values, None if values is None else values.values
         whole = slice(0, len(Z))
         inside = S.in_block(whole)
         share = 0.0 if known is None else known.share(whole)
         kept = op.backend.asarray(~inside, op.dtype)
-        kept *= (1 - share) / max(1, int((~inside).sum()))
+        kept *= (1 - share) / max(1, S.outside(whole))
         self.weights = (kept if S.root is None else kept * S.root**2)[:, None]
 
     def learn(self, n: int, seed: int, least: float, probe: Sample) -> None:
@@ -105,29 +113,30 @@ class Joint:
 
     def _move(self, b: int) -> None:
         op, block, S, values, known = self.op, self.blocks[b], self.S, self.values, self.known
-        backend, xp, Z = op.backend, op.backend.xp, self.Z[block]
-        ids = np.arange(block.start, block.stop)
-        same = (ids, ids - block.start)
+        xp, Z, (at, here) = op.backend.xp, self.Z[block], within(block, self.own)
+        own = slice(block.start + at.start, block.start + at.stop)
         g = self._gradient(S.X, Z, self.weights * S.Y)
         if known is not None and values is not None:
             w = self._of_centers(known)
-            g += self._gradient(self.Z, Z, w * (known.Y - values))
-        g -= self.penalty * (self.start if values is None else values)[block]
+            g += self._gradient(self.Z[self.own], Z, w * (known.Y - values))
+        g[at] -= self.penalty * (self.start[own] if values is None else values[here])
         if values is not None:
-            g -= self.penalty * self.jitters[b] * self.start[block]
-        H = self.H[b]
+            g[at] -= self.penalty * self.jitters[b] * self.start[own]
+        self._total(g)
+        H, u = self.H[b], xp.empty(g.shape, op.dtype)
         assert H is not None
-        half, u = xp.empty(g.shape, op.dtype), xp.empty(g.shape, op.dtype)
-        u = backend.matmul_t(H, backend.matmul(H, g, half, lower=True), u, lower=True)
+        self._total(apply_root(H, g, u, self.ranks, op.backend))
         moved = op.product(S.X, Z, u)
         bend = (self.weights * moved**2).sum(axis=0)
-        if values is None:  # the norm is that of the weights
-            bend += self.penalty * (u * u).sum(axis=0)
+        if self.at_centers is None:  # the norm is that of the weights
+            bend += self.penalty * (u[at] * u[at]).sum(axis=0)
         else:
-            there = op.product(self.Z, Z, u, same=same)
-            bend += self.penalty * (u * there[block] + self.jitters[b] * u * u).sum(axis=0)
+            there = self.at_centers.product(op, self.Z, block, u)
+            squares = u[at] * there[here] + self.jitters[b] * u[at] * u[at]
+            bend += self.penalty * squares.sum(axis=0)
             if known is not None:
                 bend += (w * there**2).sum(axis=0)
+        self._total(bend)
         # A Newton step at most, should rounding leave the bend at zero or below.
         wish = (u * g).sum(axis=0)
         length = wish / xp.maximum(xp.maximum(bend, wish), 1e-30)
@@ -137,12 +146,15 @@ class Joint:
         if values is not None:
             values += length * there
 
+    def _total(self, a: Array) -> Array:
+        return self.ranks.sum(a, self.op.backend)
+
     def _state(self) -> Change:
         values = None if self.values is None else self.values.copy()
         return Change(self.start.copy(), self.S.Y.copy(), values)
 
     def _judged(self, probe: Sample) -> float:
-        return on_fresh_rows(self.op, self.Z, self.start, probe).error
+        return on_fresh_rows(self.op, self.Z, self.start, probe, self.ranks).error
 
     def _go_back(self, before: Change) -> None:
         self.start[...], self.S.Y[...] = before.weights, before.sampled
@@ -183,36 +195,38 @@ class Joint:
 
     def _energy(self) -> Array:
         """The objective, (c,)."""
-        found = (self.weights * self.S.Y**2).sum(axis=0)
+        found, start = (self.weights * self.S.Y**2).sum(axis=0), self.start[self.own]
         if self.values is None:
-            return found + self.penalty * (self.start**2).sum(axis=0)
-        found += self.penalty * (self.start * (self.values + self.jitter * self.start)).sum(axis=0)
+            return self._total(found + self.penalty * (start**2).sum(axis=0))
+        found += self.penalty * (start * (self.values + self.jitter * start)).sum(axis=0)
         if self.known is not None:
             found += (self._of_centers(self.known) * (self.known.Y - self.values) ** 2).sum(axis=0)
-        return found
+        return self._total(found)
 
     def _inner(self, d: Change, other: Change) -> Array:
         """d^T (Hessian of the sample's objective) other, (c,)."""
         found = (self.weights * d.sampled * other.sampled).sum(axis=0)
+        one, two = d.weights[self.own], other.weights[self.own]
         if other.centers is None:
-            return found + self.penalty * (d.weights * other.weights).sum(axis=0)
-        found += self.penalty * (d.weights * other.centers).sum(axis=0)
-        found += self.penalty * (self.jitter * d.weights * other.weights).sum(axis=0)
+            return self._total(found + self.penalty * (one * two).sum(axis=0))
+        found += self.penalty * (one * other.centers).sum(axis=0)
+        found += self.penalty * (self.jitter * one * two).sum(axis=0)
         if self.known is not None:
             found += (self._of_centers(self.known) * d.centers * other.centers).sum(axis=0)
-        return found
+        return self._total(found)
 
     def _slope(self, d: Change) -> Array:
         """How fast the objective falls along d, (c,)."""
         found = (self.weights * self.S.Y * d.sampled).sum(axis=0)
+        start, along = self.start[self.own], d.weights[self.own]
         if d.centers is None:
-            return found - self.penalty * (self.start * d.weights).sum(axis=0)
-        found -= self.penalty * (self.start * d.centers).sum(axis=0)
-        found -= self.penalty * (self.jitter * self.start * d.weights).sum(axis=0)
+            return self._total(found - self.penalty * (start * along).sum(axis=0))
+        found -= self.penalty * (start * d.centers).sum(axis=0)
+        found -= self.penalty * (self.jitter * start * along).sum(axis=0)
         if self.known is not None:
             left = self.known.Y - self.values
             found += (self._of_centers(self.known) * left * d.centers).sum(axis=0)
-        return found
+        return self._total(found)
 
     @staticmethod
     def _of_centers(known: Known) -> Array:
@@ -233,16 +247,22 @@ class Judged(NamedTuple):
     error: float
 
 
-def on_fresh_rows(op: KernelOperator, Z: Points, start: Array, probe: Sample) -> Judged:
+def on_fresh_rows(
+    op: KernelOperator, Z: Points, start: Array, probe: Sample, ranks: Ranks = SOLO
+) -> Judged:
     """What a start is worth on rows that nobody has learned from; 1 and NaN where there are none.
 
-    A sample that says little of other rows may teach what is worse than nothing.
+    A sample that says little of other rows may teach what is worse than nothing. Of several ranks,
+    which have all of the probe, each adds what its stripe of the centers does.
     """
     if not probe.n_fresh:
         return Judged(1.0, math.nan)
     fresh = slice(probe.fresh, len(probe))
-    f, Y = op.product(probe.X[fresh], Z, start), probe.Y[fresh]
+    own = ranks.stripe(len(Z))
+    f, Y = op.product(probe.X[fresh], Z[own], start[own]), probe.Y[fresh]
+    ranks.sum(f, op.backend)
     w = 1.0 if probe.root is None else probe.root[fresh, None] ** 2
     along, square = float((w * f * Y).sum()), float((w * f * f).sum())
     factor = min(max(along / square, 0.0), 1.0) if square > 0 else 1.0
-    return Judged(factor, float((w * (Y - factor * f) ** 2).sum()))
+    error = float((w * (Y - factor * f) ** 2).sum())
+    return Judged(*ranks.same([factor, error]).tolist())

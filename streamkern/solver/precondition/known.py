@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array, Backend
+from streamkern.backend.ranks import SOLO, Ranks
 from streamkern.kernels.points import Points
 
 
@@ -16,16 +17,34 @@ from streamkern.kernels.points import Points
 class Sample:
     """Rows of the stream that setup works with: X, points with the left side (n); Y : (n, c);
     root : (n,) square roots of the sample weights, or None. fresh : first row that is not in the
-    other sample as well. place : (n,) on the host, which center a row is, or -1; None: none is."""
+    other sample as well. place : (n,) on the host, which center a row is, or -1; None: none is.
+    ranks : that have a part of the rows each; SOLO: this is all of them."""
 
     X: Points
     Y: Array
     root: Array | None = None
     fresh: int = 0
     place: npt.NDArray[np.int64] | None = None
+    ranks: Ranks = SOLO
 
     def __len__(self) -> int:
         return len(self.X)
+
+    def shared(self, ranks: Ranks) -> Sample:
+        """This rank's stripe."""
+        own = ranks.stripe(len(self))
+        root, place = (None if a is None else a[own] for a in (self.root, self.place))
+        return Sample(self.X[own], self.Y[own], root, self.fresh, place, ranks)
+
+    def outside(self, block: slice) -> int:
+        """Rows of all ranks that are no centers of a block. Everybody calls it."""
+        mine = len(self) - int(self.in_block(block).sum())
+        return int(self.ranks.each([mine]).sum())
+
+    @property
+    def n_rows(self) -> int:
+        """Of all ranks. Everybody asks."""
+        return int(self.ranks.each([len(self)]).sum())
 
     def in_block(self, block: slice) -> npt.NDArray[np.bool_]:
         """Which rows are centers of a block."""
@@ -71,6 +90,10 @@ class Known:
         """Of the rows of the stream, that are centers of a block."""
         return float(self.counts[block].sum()) / self.n_rows
 
+    def part(self, own: slice) -> Known:
+        """Some of the centers."""
+        return replace(self, counts=self.counts[own], weights=self.weights[own], Y=self.Y[own])
+
 
 def by_center(
     backend: Backend, place: npt.NDArray[np.int64], Y: npt.NDArray[Any], w: npt.NDArray[Any] | None,
@@ -90,6 +113,6 @@ def effective_rows(S: Sample, known: Known | None) -> float:
     """Rows that count alike whose mean has the variance of the sample's."""
     whole = slice(0, np.iinfo(np.int64).max)
     q = 0 if known is None else int(known.counts.sum())
-    n = max(len(S), q) if known is None else known.n_rows
-    others = len(S) - int(S.in_block(whole).sum())
+    n = max(S.n_rows, q) if known is None else known.n_rows
+    others = S.outside(whole)
     return 1 / ((1 - q / n) ** 2 / max(1, others) + q / n**2)

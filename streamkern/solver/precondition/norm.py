@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,15 +52,26 @@ class WeightNorm:
         return w if self.L is None else backend.solve_lower(self.L, w, transposed=True)
 
 
-def weight_norm(op: KernelOperator, Z: Points, least_jitter: float) -> WeightNorm:
+Agree = Callable[[bool], bool]
+"""Whether what several ranks have tried, each for itself, has succeeded on all of them."""
+
+
+def alone(so: bool) -> bool:
+    """Of a single rank."""
+    return so
+
+
+def weight_norm(
+    op: KernelOperator, Z: Points, least_jitter: float, agree: Agree = alone
+) -> WeightNorm:
     """That of the weights on Z, points with both sides. least_jitter : see `jittered_cholesky`."""
     if op.kernel.explicit:
         return WeightNorm(None, 0.0)
-    return WeightNorm(*jittered_cholesky(op, Z, least_jitter))
+    return WeightNorm(*jittered_cholesky(op, Z, least_jitter, agree))
 
 
 def inverse_root(
-    op: KernelOperator, norm: WeightNorm, C: Array, mu: float, top: float
+    op: KernelOperator, norm: WeightNorm, C: Array, mu: float, top: float, agree: Agree = alone
 ) -> tuple[Array, float]:
     """A^-1 L^-1, A A^T = C + mu I, and the mu it took: rounding may leave C + mu indefinite.
 
@@ -73,7 +85,7 @@ def inverse_root(
     check_overlap(op, trace, "covariance")
     while True:
         A[diagonal, diagonal] += mu
-        if backend.cholesky(A):
+        if agree(backend.cholesky(A)):
             break
         if not mu <= trace:  # NaN, or more than any rounding: C is not finite
             raise ConfigError(NO_OVERLAP.format(op.kernel, f"covariance of trace {trace:g}"))
@@ -93,7 +105,9 @@ def noise_floor(op: KernelOperator, p: int) -> float:
     return 30 * eps(op.dtype) * math.sqrt(p)
 
 
-def jittered_cholesky(op: KernelOperator, Z: Points, least: float = 0.0) -> tuple[Array, float]:
+def jittered_cholesky(
+    op: KernelOperator, Z: Points, least: float = 0.0, agree: Agree = alone
+) -> tuple[Array, float]:
     """Lower factor of K(Z, Z) + jitter I and the jitter it took.
 
     Z : points with both sides. Duplicate or nearly duplicate centers make K(Z, Z) singular, and
@@ -108,7 +122,7 @@ def jittered_cholesky(op: KernelOperator, Z: Points, least: float = 0.0) -> tupl
         op.gram(Z, out=K)
         jitter = relative * float(abs(K.diagonal()).max())
         K[diagonal, diagonal] += jitter
-        if op.backend.cholesky(K):
+        if agree(op.backend.cholesky(K)):
             return K, jitter
         if relative > 1:
             raise ConfigError(

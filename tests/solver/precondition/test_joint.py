@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from streamkern.backend.base import Backend
+from streamkern.backend.ranks import SOLO
 from streamkern.solver.precondition import joint
 from streamkern.solver.precondition.joint import Change, Joint
 from streamkern.solver.precondition.known import Known, Sample, by_center
+from streamkern.solver.precondition.stripes import AtCenters
 from tests import reference as ref
 from tests.maths import Array, both, featured, frequencies, operator, rows
 
@@ -36,7 +38,8 @@ def made(targets: Array, w: Array | None, known: bool, penalty: float = PENALTY)
     found: Known | None = None
     if known:
         found = by_center(Backend(1), np.arange(P), targets[:P], part, p=P, n_rows=N)
-    start, values = np.zeros((P, targets.shape[1])), np.zeros((P, targets.shape[1]))
+    start = np.zeros((P, targets.shape[1]))
+    values = AtCenters.zeros(P, start, SOLO, op.backend)
     return Joint(op, both(op, z), S, found, BLOCKS, H, start, values, penalty, JITTERS)
 
 

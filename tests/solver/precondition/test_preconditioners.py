@@ -345,14 +345,14 @@ def test_duplicate_centers_are_factored_with_a_reported_jitter(precision: str) -
 @pytest.mark.parametrize("n_blocks", [1, 2, 4])
 @pytest.mark.parametrize(
     ("b", "s", "h"),
-    [(150, 450, 150), (300, 600, 300), (300, 600, 512), (300, 1500, 150), (800, 1600, 400)],
+    [(150, 450, 150), (300, 600, 300), (300, 600, 512), (300, 1500, 150), (400, 800, 200)],
 )
 def test_setup_holds_no_more_than_is_counted(
     b: int, s: int, h: int, n_blocks: int, n_outputs: int
 ) -> None:
     """With many outputs, too. What is counted for all runs alike, and the inputs, are left out."""
     op = operator(precision="exact")
-    op.backend.tile_rows = op.backend.tile_cols = 32
+    op.backend.tile_rows = op.backend.tile_cols = 64
     Z, S, probe = (both(op, rows(k, n, 3)) for k, n in enumerate((n_blocks * b, s, h)))
     Y, Y_probe = (rows(k, n, n_outputs).astype(np.float32) for k, n in ((3, s), (4, h)))
     problem = Problem(

@@ -1,0 +1,112 @@
+"""A preconditioner that several ranks make together is that of one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern.backend.base import Backend
+from streamkern.backend.ranks import SOLO, Ranks
+from streamkern.kernels.fourier import frequencies
+from streamkern.solver.precondition.block import BlockPreconditioner, block_slices, build_block
+from streamkern.solver.precondition.known import Sample, by_center
+from streamkern.solver.precondition.noise import Noise
+from tests.maths import both, featured, operator, rows
+from tests.rank_threads import on_threads
+
+P, N, PROBE = 48, 150, 120
+
+
+def built(
+    ranks: Ranks, *, blocks: int, weighted: bool, known: bool, ridge: bool, explicit: bool
+) -> BlockPreconditioner:
+    """Return one of 48 centers; where some are rows of the sample, `known`."""
+    own = Backend(threads=1)
+    op = operator(backend=own)
+    op = featured(op, "fourier", P) if explicit else op
+    Z = frequencies(operator().kernel, 4, P, 3) if explicit else rows(0, P, 4)
+    X = np.concatenate([Z[:9], rows(1, N - 9, 4)]) if known else rows(1, N, 4)
+    Y = np.stack([np.sin(X[:, 0]), X[:, 1] ** 2], axis=1) + 0.3 * rows(2, N, 2)
+    probe = rows(3, PROBE, 4)
+    Y_probe = np.stack([np.sin(probe[:, 0]), probe[:, 1] ** 2], axis=1) + 0.3 * rows(4, PROBE, 2)
+    root = np.random.default_rng(5).uniform(0.3, 2, N) if weighted else None
+    place = np.where(np.arange(N) < 9, np.arange(N), -1) if known else None
+    held = by_center(own, np.arange(P), rows(6, P, 2), None, p=P, n_rows=400) if known else None
+    S = Sample(op.points(X, left=True), Y, root, place=place).shared(ranks)
+    noise = Noise(1e-6, 1000, False)  # which the first block is asked for
+    return build_block(
+        op, both(op, Z), S, Sample(op.points(probe, left=True), Y_probe),
+        block_slices(P, -(-P // blocks)), noise=noise, worth=2000.0 if ridge else None, sweeps=6, known=held, batch=100.0,
+    )  # fmt: skip
+
+
+def whole(ranks: list[BlockPreconditioner], what: Any) -> np.ndarray[Any, Any]:
+    """Return a lower triangular factor, of which each rank has a stripe of rows."""
+    parts = [what(pre) for pre in ranks]
+    n = sum(len(part) for part in parts)
+    return np.concatenate([np.pad(a, ((0, 0), (0, n - a.shape[1]))) for a in parts])
+
+
+@pytest.mark.parametrize("size", [2, 5])
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize(
+    "case",
+    [
+        {},
+        {"weighted": True},
+        {"known": True},
+        {"ridge": True},
+        {"weighted": True, "known": True, "ridge": True},
+        {"explicit": True, "ridge": True},
+    ],
+)
+def test_ranks_make_what_one_makes(case: dict[str, bool], blocks: int, size: int) -> None:
+    """Each of them its rows of the factors, and all else alike to the bit."""
+    asked = dict.fromkeys(("weighted", "known", "ridge", "explicit"), False) | case
+    alone = built(SOLO, blocks=blocks, **asked)
+    many = on_threads(size, lambda ranks: built(ranks, blocks=blocks, **asked))
+    for b in range(blocks):
+        H = whole(many, lambda pre: pre.H[b])  # noqa: B023
+        np.testing.assert_allclose(H, alone.H[b], rtol=0, atol=1e-10 * np.abs(alone.H[b]).max())
+        np.testing.assert_allclose(many[0].sketches[b], alone.sketches[b], rtol=0, atol=1e-8)
+    assert (many[0].L is None) == (alone.L is None)
+    if alone.L is not None:
+        np.testing.assert_allclose(whole(many, lambda pre: pre.L), alone.L, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(many[0].start, alone.start, rtol=0, atol=1e-9)
+    assert (many[0].values is None) == (alone.values is None)
+    if alone.values is not None:
+        np.testing.assert_allclose(many[0].values, alone.values, rtol=0, atol=1e-9)
+    assert many[0].start_rows == alone.start_rows == N
+    assert many[0].jitters == alone.jitters
+    assert many[0].mu == pytest.approx(alone.mu, rel=1e-9)
+    assert many[0].ridge == pytest.approx(alone.ridge, rel=1e-9)
+    for one, other in zip(many[0].rules, alone.rules, strict=True):
+        assert one.lambda_1 == pytest.approx(other.lambda_1, rel=1e-6)
+        assert one.leverage == pytest.approx(other.leverage, rel=1e-8)
+        assert one.mean == pytest.approx(other.mean, rel=1e-8)
+    for other in many[1:]:
+        assert (other.start == many[0].start).all()
+        assert other.rules == many[0].rules
+        assert (other.mu, other.ridge, other.jitters) == (
+            many[0].mu,
+            many[0].ridge,
+            many[0].jitters,
+        )
+        assert all((a == b).all() for a, b in zip(other.sketches, many[0].sketches, strict=True))
+
+
+def test_a_stripe_of_a_sample_knows_how_many_rows_there_are() -> None:
+    """Of all ranks, and how many are no centers of a block."""
+    op = operator()
+    place = np.array([0, -1, 5, 2, -1, 6, -1])
+    S = Sample(op.points(rows(0, 7, 4), left=True), rows(1, 7, 1), place=place)
+    said = on_threads(
+        3, lambda r: (len(S.shared(r)), S.shared(r).n_rows, S.shared(r).outside(slice(0, 3)))
+    )
+    assert [n for _, n, _ in said] == [7, 7, 7]
+    assert sum(k for k, _, _ in said) == 7
+    assert {k for _, _, k in said} == {5}
+    assert replace(S).outside(slice(5, 7)) == 5
