@@ -17,7 +17,7 @@ from streamkern.backend.ranks import joined
 from streamkern.basics.optional import need
 from streamkern.basics.stop import StopRequest
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train.over_ranks import make_setup, train_rank
+from streamkern.train.over_ranks import prepare_run, train_rank
 
 REPEATS = 5
 SMALL = {"rows": 4000, "centers": 500, "d": 16, "block": 125}
@@ -46,7 +46,7 @@ def measure(
             "solver": {"name": "block", "block_size": block, "ridge": 1e-6},
             "run": {"run_dir": f"{folder}/setup", "device": "cpu", "ranks": 2, "memory": "4 GiB"},
         })  # fmt: skip
-        make_setup(config)
+        prepare_run(config)
         for k in range(repeats + 1):
             alone, ranks = (Path(folder) / name for name in ("alone", "ranks"))
             for place in (alone, ranks):

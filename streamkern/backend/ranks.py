@@ -72,12 +72,13 @@ class Ranks:
         """What rank 0 says, to all ranks. Everybody calls it."""
         if self.alone:
             return said
-        heard = np.zeros(int(self.same([len(said)])[0]), np.uint8)
-        if not self.rank:
-            heard[:] = np.frombuffer(said, np.uint8)
-        for part in tiles(len(heard), SLAB_BYTES):
-            heard[part] = self._timed(heard[part])
-        return heard.tobytes()
+        length = int(self.same([len(said)])[0])
+        heard = np.zeros(length, np.uint8) if self.rank else np.frombuffer(said, np.uint8)
+        for part in tiles(length, SLAB_BYTES):
+            total = self._timed(heard[part])
+            if self.rank:
+                heard[part] = total
+        return heard.tobytes() if self.rank else said
 
     def before(self, count: int) -> int:
         """The counts of the ranks before this one, added up. Everybody calls it."""
@@ -158,9 +159,12 @@ class Collective(Ranks):
 
     def __init__(self, rank: int, size: int, library: Any) -> None:
         self.rank, self.size, self._library = rank, size, library
+        self._thread = threading.get_ident()
 
     def _total(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
         library = self._library
+        if threading.get_ident() != self._thread:  # to the library another one is alone
+            raise RuntimeError("sums of ranks are for the thread that has joined them")
         try:
             return np.asarray(library.allreduce(mine, library.Op.SUM)).reshape(mine.shape)
         except Exception as error:  # XGBoost's own type: a peer that is gone, a time that is up

@@ -49,7 +49,7 @@ class BlockMethod(Method[BlockSizes]):
     features = ("kernel", "nystrom", "fourier")
     knows_rows = True
     bears_width = True
-    over_ranks = True
+    over_ranks = setup_over_ranks = True
     in_stripes = ("H.", "L")
     finest = FLOOR
 
@@ -109,7 +109,8 @@ class BlockMethod(Method[BlockSizes]):
         n_blocks = -(-p // sizes.block_size)
         b = -(-p // n_blocks)
         of_rank = problem.of_rank
-        add("setup", "block factors H", p, b, itemsize=item)
+        several = problem.ranks > 1
+        add("setup", "block factors H", of_rank(p) + b * several, b, itemsize=item)
         add("train", "block factors H", of_rank(p), b, itemsize=item)
         for phase in ("setup", "train"):
             add(phase, "weights learned from the sample", p, c, itemsize=item)
@@ -120,9 +121,13 @@ class BlockMethod(Method[BlockSizes]):
         if n_blocks > 1:
             # Values at the centers, what a block adds there and on the sample, two directions, and
             # where to go back to.
-            learned = p + s + max(2 * s, 3 * p) + 3 * (2 * p + s)
+            q, t = of_rank(p), of_rank(s)
+            learned = q + t + max(2 * t, 3 * q) + 3 * (p + q + t)
             add("setup", "what all blocks together learn", learned, c, itemsize=item)
         add("setup", "raw centers", p, problem.d, itemsize=item)
+        if several:
+            told = p * problem.d + (s + h) * (problem.d + c) + p * (c + 1)
+            add("sample", "what rank 0 tells the others, packed", 3 * told, itemsize=item)
         beside = max(b + count_products(buffers, problem, b), 2 * h)
         add("setup", "factors of one block, probe", 2 * b + beside, b, itemsize=item)
         m = min(sizes.batch_size, math.ceil(MORE * of_rank(sizes.batch_size)))

@@ -127,6 +127,8 @@ class Method(Generic[S]):
     with less only would be learned slowly."""
     over_ranks = False
     """Whether several ranks can share its steps."""
+    setup_over_ranks = False
+    """Whether they make its setup together, too; else one of them does, before."""
     in_stripes: tuple[str, ...] = ()
     """How the names of those arrays of its setup begin that are lower triangular and of which a
     rank needs its stripe alone: see `Ranks.triangle`."""

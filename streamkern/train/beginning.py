@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.stop import StopRequest
@@ -14,6 +14,7 @@ from streamkern.centers.random_rows import check_features
 from streamkern.config.run_config import RunConfig
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.cluster import check_cluster, connect
+from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.transforms import MixUp, Transform
 from streamkern.train.ancestor import continuing
 from streamkern.train.callbacks import Callback, Callbacks
@@ -39,18 +40,22 @@ def run_directory(config: RunConfig, *, writable: bool = True) -> RunDirectory:
     )  # fmt: skip
 
 
+class Entered(NamedTuple):
+    """A run whose directory, if it has one, is this process's. stack : closed when it is left."""
+
+    run: Run
+    held_out: BaseSource | None
+    record: dict[str, Any]
+    client: Any
+    stack: contextlib.ExitStack
+
+
 @contextlib.contextmanager
-def begun(
-    config: RunConfig,
-    given: Given,
-    directory: RunDirectory | None,
-    request: StopRequest,
-    progress: bool | str = False,
-    on_evaluation: Callable[[dict[str, Any]], None] | None = None,
+def entered(
+    config: RunConfig, given: Given, directory: RunDirectory | None, request: StopRequest,
     continues: str | os.PathLike[str] | None = None,
-    callbacks: Sequence[Callback] = (),
-) -> Iterator[Trainer]:
-    """The trainer behind its setup, or its last checkpoint; its backend is closed on an error."""
+) -> Iterator[Entered]:  # fmt: skip
+    """The run, checked before it is recorded; its backend is closed on an error."""
     run = opened_run(config, given, directory, continues)
     try:
         if given.centers is not None:
@@ -76,16 +81,33 @@ def begun(
                 check_same_run(directory, record)  # nobody else wrote in between
                 if first and recorded_run(directory) is None:
                     directory.write_config(record)
-            aside = run.data.aside if first else None
-            evaluations = Evaluations(config.run, held_out, on_evaluation, aside)
-            told = Callbacks(callbacks, stack)
-            trainer = Trainer(run, directory, evaluations, stack, request, told, progress=progress)
-            with request.at_once():
-                trainer.begin(client, record)
-            yield trainer
+            yield Entered(run, held_out, record, client, stack)
     except BaseException:
         run.backend.close()
         raise
+
+
+@contextlib.contextmanager
+def begun(
+    config: RunConfig,
+    given: Given,
+    directory: RunDirectory | None,
+    request: StopRequest,
+    progress: bool | str = False,
+    on_evaluation: Callable[[dict[str, Any]], None] | None = None,
+    continues: str | os.PathLike[str] | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Iterator[Trainer]:
+    """The trainer behind its setup, or its last checkpoint; its backend is closed on an error."""
+    with entered(config, given, directory, request, continues) as at:
+        run, stack = at.run, at.stack
+        aside = run.data.aside if given.ranks.rank == 0 else None
+        evaluations = Evaluations(config.run, at.held_out, on_evaluation, aside)
+        told = Callbacks(callbacks, stack)
+        trainer = Trainer(run, directory, evaluations, stack, request, told, progress=progress)
+        with request.at_once():
+            trainer.begin(at.client, at.record)
+        yield trainer
 
 
 def _check_shareable(config: RunConfig, transforms: Sequence[Transform]) -> None:

@@ -1,8 +1,8 @@
 """A run over several ranks: what each of them does, and where they are placed.
 
-The setup is made by one rank alone, in the run directory; then all of them begin as a resumed run
-does, from the same files. Rank 0 writes, evaluates and is heard; the others have the same weights,
-and make the same decisions.
+One records the run, in the run directory; then all of them make the setup, or begin as a resumed
+run does, from the same files. Rank 0 chooses, writes, evaluates and is heard; the others have the
+same weights, and make the same decisions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.urls import local_path
 from streamkern.predict.figures import in_words
 from streamkern.stream.cluster import check_versions, connect
-from streamkern.train.beginning import begun, run_directory
+from streamkern.train.beginning import begun, entered, run_directory
 from streamkern.train.opened import NOTHING, Given
 from streamkern.train.placement.local import local_cluster
 from streamkern.train.placement.place import place
@@ -157,7 +157,7 @@ def _prepare(settings: dict[str, Any], stop: StopRequest) -> None:
     with contextlib.suppress(StreamkernError):  # what is not there, or not good, is made or told of
         if run_directory(config, writable=False).load_setup(lambda *of: None) is not None:
             return  # which each rank reads its part of
-    make_setup(
+    prepare_run(
         config, stop, pickle.loads(settings["given"]), continues=settings["continues"],
         progress=settings["progress"],
     )  # fmt: skip
@@ -180,7 +180,7 @@ def _reached(settings: dict[str, Any]) -> int:
     return max(run_directory(settings["config"], writable=False).steps(), default=-1)
 
 
-def make_setup(
+def prepare_run(
     config: RunConfig,
     stop: StopRequest | None = None,
     given: Given = NOTHING,
@@ -188,15 +188,19 @@ def make_setup(
     continues: str | None = None,
     progress: bool | str = False,
 ) -> None:
-    """Where the run directory has none yet; alone, before the ranks come together."""
-    with (
-        resumable(stop, kept=True, where=lambda: "in the setup") as request,
-        begun(
-            config, given, run_directory(config), request, progress, continues=continues
-        ) as trainer,
-    ):  # fmt: skip
-        trainer.checkpoints.wait()
-        trainer.run.backend.close()
+    """What one rank does alone, before they come together: it records the run, so that all have
+    the same sizes; and makes the setup where they can not do that together."""
+    directory = run_directory(config)
+    with resumable(stop, kept=True, where=lambda: "in the setup") as request:
+        with entered(config, given, directory, request, continues) as at:
+            together = at.run.method.setup_over_ranks
+            at.run.backend.close()
+        if not together:
+            with begun(
+                config, given, run_directory(config), request, progress, continues=continues
+            ) as trainer:
+                trainer.checkpoints.wait()
+                trainer.run.backend.close()
 
 
 def _shown(record: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ All of it is returned as arrays and JSON values (`Assembled.arrays`, `.meta`), w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -24,23 +24,10 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import METRIC_ROWS
 from streamkern.planning.sizes import Options
 from streamkern.solver.base import Solver
-from streamkern.solver.copies import COPIES, FEWEST, common_share, worth
 from streamkern.solver.method import Report, Rows, Setup, Work
-from streamkern.solver.precondition.known import Known, by_center
-from streamkern.solver.precondition.noise import NO_NOISE, NOISE_ROWS, Noise, find_noise, unlike
-from streamkern.stream.feed import prepare
-from streamkern.stream.sources.base import Block
-from streamkern.stream.sources.sampling import (
-    choose_copies,
-    choose_rows,
-    origins_of,
-    read_rows,
-    sample_rows,
-)
-from streamkern.stream.sources.transforms import SETUP_EPOCH
+from streamkern.solver.precondition.noise import NO_NOISE, NOISE_ROWS, Noise, find_noise
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.arrivals import is_computed_with
-from streamkern.train.center_rows import CenterRows, places_of
 from streamkern.train.choose_centers import choose_centers
 from streamkern.train.choose_kernel import find_kernel, is_open
 from streamkern.train.choose_metric import NOT_LEARNED, Learned, copied_part, learn_metric, split
@@ -48,10 +35,9 @@ from streamkern.train.intercept import target_scale
 from streamkern.train.opened import Run
 from streamkern.train.phases import told
 from streamkern.train.scaling import save_scaling
+from streamkern.train.setup_rows import few_rows, known_rows, rows_worth, samples_of
+from streamkern.train.setup_told import heard, telling, work_of
 
-SAMPLE_STAGE = 2
-COPIED_UNITS = 16
-"""Read at most, `COPIES` times each, to tell what copies of a row have in common."""
 _META = (
     "kernel", "sizes", "setup", "classes", "row_shape", "columns", "target_columns", "n_outputs",
     "fit_intercept", "precision", "grid", "scaling", "scale", "backend", "warm_start",
@@ -98,7 +84,7 @@ def start(
     )  # fmt: skip
     few, learned = _looked_at(run, dtype, inside, report, found)
     chosen = choose_centers(run, dtype, report, learned.kernel, learned.metric)
-    host_Z, order, kernel, known_rows = chosen
+    host_Z, order, kernel, of_rows = chosen
     Z = run.backend.asarray(host_Z)
     # A common shift changes no distance; without it raw pixels cost three digits of them.
     shift = host_Z.mean(axis=0, dtype=np.float64).astype(dtype)
@@ -109,7 +95,7 @@ def start(
 
     def samples() -> tuple[Rows, Rows]:
         nonlocal rows
-        sample, probe, rows = _samples(run, dtype, inside, known_rows)
+        sample, probe, rows = samples_of(run, dtype, inside, of_rows)
         return sample, probe
 
     method = run.method
@@ -117,10 +103,15 @@ def start(
     few.cache_clear()
     run.backend.release()
     known = None
-    if known_rows is not None:
-        known = replace(_known(run, dtype, inside, known_rows), whole=run.problem.whole)
-    work = Work(op, points, run.problem, run.sizes, options, known, noise, n)
-    setup = method.compute(work, told(samples, report), report)
+    if of_rows is not None:
+        known = replace(known_rows(run, dtype, inside, of_rows), whole=run.problem.whole)
+    work = Work(op, points, run.problem, run.sizes, options, known, noise, n, run.given.ranks)
+    described = {"kernel": kernel.describe(), "precision": run.precision, "grid": _grid(run)}
+    arrays = {"Z": host_Z, "shift": shift}
+    if kernel.metric is not None:
+        arrays["metric"] = kernel.metric
+    read = telling(work, arrays, described, told(samples, report))
+    setup = method.compute(work, read, report)
     if n is not None:
         ridge = setup.meta.setdefault("ridge", options.fixed_ridge)
         work = replace(work, options=replace(options, ridge=ridge))
@@ -130,10 +121,8 @@ def start(
     del points, work
     run.backend.release()
     scale_arrays, scale_meta = save_scaling(data.fixed)
-    arrays = {"Z": host_Z, "order": order, "shift": shift, "sample_rows": rows}
-    arrays |= inside.arrays() | setup.arrays
+    arrays |= {"order": order, "sample_rows": rows} | inside.arrays() | setup.arrays
     if kernel.metric is not None:
-        arrays["metric"] = kernel.metric
         with run.backend.single_threaded_blas():
             setup.meta["metric"] = describe_metric(kernel.metric, data.source.columns)
     meta = _meta(run, kernel, setup.meta, scale_meta)
@@ -153,7 +142,7 @@ def _noise(
     noise = find_noise(op, points, *few()[:3])
     facts: dict[str, Any] = {"variance": noise.variance, "tried": noise.tried}
     if method.asks_ridge(run.problem, open_ridge=open_ridge):
-        n = _worth(run, op, op.dtype, targets)
+        n = rows_worth(run, op, op.dtype, targets)
         options = replace(options, ridge=noise.penalty(n))
         facts |= {"worth": n, "ridge": options.ridge}
     report("noise", facts)
@@ -176,13 +165,17 @@ def _meta(
         "n_outputs": data.source.n_outputs,
         "fit_intercept": run.config.model.fit_intercept,
         "precision": run.precision,
-        "grid": None if run.grid is None else asdict(run.grid),
+        "grid": _grid(run),
         "scaling": scaling,
         "scale": data.scale,
         "backend": run.backend.describe(),
         "warm_start": None,
         "facts": dict(run.given.facts),
     }
+
+
+def _grid(run: Run) -> dict[str, float] | None:
+    return None if run.grid is None else asdict(run.grid)
 
 
 def _listed(names: tuple[str, ...] | None) -> list[str] | None:
@@ -203,6 +196,15 @@ def reassemble(run: Run, arrays: dict[str, npt.NDArray[Any]], meta: dict[str, An
     work = Work(op, points, run.problem, run.sizes, options, ranks=run.given.ranks)
     solver = run.method.assemble(work, Setup(device, meta["setup"]), arrays["sample_rows"])
     return Assembled(solver, op, dict(arrays), meta)
+
+
+def assist(run: Run) -> dict[str, Array]:
+    """What this rank has of the arrays that `start` returns on rank 0, which tells it of what."""
+    arrays, meta = heard(run.given.ranks)
+    kernel = run.config.model.kernel
+    op = operator(run.backend, arrays, meta, kernel if isinstance(kernel, Kernel) else None)
+    work, samples = work_of(run, op, arrays, meta)
+    return run.method.compute(work, samples, lambda event, fields: None).arrays
 
 
 def operator(
@@ -228,74 +230,17 @@ def operator(
     return KernelOperator(kernel, backend, meta["precision"], arrays["shift"], grid)
 
 
-def _known(run: Run, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows) -> Known:
-    """Targets and weights as solvers take them."""
-    source = run.data.source
-    _, Y, w = prepare(
-        run.backend, known.block, run.data.weight_factors, transforms=(), dtype=dtype,
-        seed=run.config.run.random_state, epoch=SETUP_EPOCH, n_outputs=source.n_outputs,
-        classes=source.classes, targets=targets,
-    )  # fmt: skip
-    to_host = run.backend.to_host
-    return by_center(
-        run.backend, known.place, to_host(Y), None if w is None else to_host(w), p=run.problem.p,
-        n_rows=source.n_rows,
-    )  # fmt: skip
-
-
-def _worth(run: Run, op: KernelOperator, dtype: np.dtype[Any], targets: TargetScale) -> float:
-    """Independent rows that all rows of the run are worth."""
-    problem, source = run.problem, run.data.source
-    stored = source.n_origins if problem.repeats else problem.n_stored or problem.n_rows
-    copies = _stored_copies(run) if problem.repeats else _drawn_copies(run)
-    if op.kernel.explicit or copies is None:
-        return problem.n_samples
-    rho = common_share(op, _copies(run, copies, dtype, targets))
-    return worth(stored, problem.n_samples, rho)
-
-
-def _drawn_copies(run: Run) -> list[tuple[npt.NDArray[np.int64], int]]:
-    """Rows and a seed, as often: the same rows, drawn anew."""
-    source, seed = run.data.source, run.config.run.random_state
-    wanted = min(NOISE_ROWS, source.n_rows)
-    rows = choose_rows(source, wanted, seed, stage=SAMPLE_STAGE, max_units=COPIED_UNITS)
-    rows = rows[unlike(origins_of(source, rows, SETUP_EPOCH))]
-    # With another seed places of a mixture keep their rows.
-    return [(rows, (seed + r) % (1 << 32)) for r in range(COPIES)]
-
-
-def _stored_copies(run: Run) -> list[tuple[npt.NDArray[np.int64], int]] | None:
-    """Rows of a store that holds several made from each; None where there are too few."""
-    source, seed = run.data.source, run.config.run.random_state
-    if not source.n_origins:
-        return None
-    found = choose_copies(
-        source, NOISE_ROWS, COPIES, FEWEST, seed, SAMPLE_STAGE, COPIED_UNITS
-    )  # fmt: skip
-    return None if found is None else [(rows, seed) for rows in found]
-
-
-def _copies(
-    run: Run, copies: list[tuple[npt.NDArray[np.int64], int]], dtype: np.dtype[Any],
-    targets: TargetScale,
-) -> Iterator[tuple[Array, Array, Array | None]]:  # fmt: skip
-    """See `copies.common_share`."""
-    for rows, seed in copies:
-        block = read_rows(run.data.source, rows, seed, SETUP_EPOCH)
-        yield _through(run, block, dtype, targets, seed)
-
-
 def _looked_at(
     run: Run, dtype: np.dtype[Any], targets: TargetScale, report: Report, found: Learned | None
 ) -> tuple[Any, Learned]:
     """A cached function that gives rows which predict each other, and what was found on such: the
     metric, and the kernel where it was open. found : where that is known."""
-    few, learned = cache(partial(_few, run, dtype, targets)), found or NOT_LEARNED
+    few, learned = cache(partial(few_rows, run, dtype, targets)), found or NOT_LEARNED
     if found is None and run.metric is not None:
         learned = Learned(run.metric, None, {})
     elif found is None and run.wish.learns:
         report("setup", {"doing": "metric", "why": run.wish.reason})
-        rows = _few(run, dtype, targets, METRIC_ROWS)
+        rows = few_rows(run, dtype, targets, METRIC_ROWS)
         learned, n = learn_metric(run, rows, targets, report), len(rows.X)
         if learned.metric is not None:  # from targets of other rows than these
             n_fit, n_held = split(n)
@@ -306,95 +251,3 @@ def _looked_at(
         kernel = find_kernel(run, few(), report, learned.metric).kernel
         learned = learned._replace(kernel=kernel)
     return few, learned
-
-
-def _few(
-    run: Run, dtype: np.dtype[Any], targets: TargetScale, most: int = NOISE_ROWS
-) -> Rows:  # fmt: skip
-    """Rows that predict each other: no two are made from one stored row, or are equal, and none is
-    without weight."""
-    wanted, seed = min(most, run.data.source.n_rows), run.config.run.random_state
-    block = sample_rows(run.data.source, wanted, seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
-    block = block.take(unlike(origins_of(run.data.source, block.rows, SETUP_EPOCH), most))
-    rows = merged(run.backend, _prepared(run, block, dtype, targets, None))
-    if rows.root is None:
-        return rows
-    counted = np.flatnonzero(run.backend.to_host(rows.root))
-    at = run.backend.asarray(counted)
-    return rows if len(counted) == len(rows.X) else Rows(rows.X[at], rows.Y[at], rows.root[at])
-
-
-def merged(backend: Backend, rows: Rows) -> Rows:
-    """Each of the rows that are equal in X once, with their mean target and the sum of weights.
-
-    Copies of a row, of a small store that is drawn often or of rows that were repeated to balance
-    them, would tell how well a row is learned by heart.
-    """
-    X, Y = backend.to_host(rows.X), backend.to_host(rows.Y)
-    w = np.ones(len(X))
-    if rows.root is not None:
-        w = np.asarray(backend.to_host(rows.root), np.float64) ** 2
-    first, group = np.unique(
-        np.ascontiguousarray(X).view((np.void, X.itemsize * X.shape[1])).reshape(-1),
-        return_index=True, return_inverse=True,
-    )[1:]  # fmt: skip
-    if len(first) == len(X):
-        return rows
-    weights, sums = np.zeros(len(first)), np.zeros((len(first), Y.shape[1]))
-    np.add.at(weights, group, w)
-    np.add.at(sums, group, w[:, None] * Y)
-    sums /= np.where(weights > 0, weights, 1)[:, None]
-    order = np.argsort(first)
-    parts = (X[first], sums, np.sqrt(weights))
-    return Rows(*(backend.asarray(part[order], X.dtype) for part in parts))
-
-
-def _samples(
-    run: Run, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows | None
-) -> tuple[Rows, Rows, npt.NDArray[np.int64]]:
-    """The setup sample, the probe, and the row numbers of the sample."""
-    source, sizes, seed = run.data.source, run.sizes, run.config.run.random_state
-    wanted = min(sizes.n_sample + sizes.n_probe, source.n_rows)
-    block = sample_rows(source, wanted, seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
-    if run.in_order:  # no augmentation: the rows are what the stream delivers
-        first = np.argsort(block.rows[: sizes.n_sample])
-        order = np.concatenate([first, np.arange(sizes.n_sample, wanted)])
-        block = block.take(order)
-    X, Y, root, _, place = _prepared(run, block, dtype, targets, known)
-    assert place is not None
-    # Fewer rows than sample and probe together: the probe is all of them
-    # (`sizes.sample_sizes`).
-    s, h = slice(sizes.n_sample), slice(wanted - sizes.n_probe, None)
-    shared = max(0, sizes.n_sample - h.start)
-    sample, probe = (
-        Rows(
-            X[part],
-            Y[part],
-            None if root is None else root[part],
-            fresh,
-            place[part],
-        )
-        for part, fresh in ((s, 0), (h, shared))
-    )
-    return sample, probe, block.rows[s]
-
-
-def _prepared(
-    run: Run, block: Block, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows | None
-) -> Rows:
-    """Rows as the stream brings them."""
-    X, Y, w = _through(run, block, dtype, targets, run.config.run.random_state)
-    root = None if w is None else run.backend.xp.sqrt(w)
-    return Rows(X, Y, root, 0, places_of(block.rows, known))
-
-
-def _through(
-    run: Run, block: Block, dtype: np.dtype[Any], targets: TargetScale, seed: int
-) -> tuple[Array, Array, Array | None]:
-    """X, Y and w behind the transforms at the feed, with the draws of the setup."""
-    source = run.data.source
-    return prepare(
-        run.backend, block, run.data.weight_factors, transforms=source.feed_transforms,
-        dtype=dtype, seed=seed, epoch=SETUP_EPOCH, n_outputs=source.n_outputs,
-        classes=source.classes, targets=targets,
-    )  # fmt: skip

@@ -39,15 +39,15 @@ from streamkern.train.agreement import Agreement
 from streamkern.train.arrivals import Arrivals, is_computed_with, stripes
 from streamkern.train.callbacks import Beginning, Callbacks, Passed
 from streamkern.train.checkpoint_times import Checkpoints
-from streamkern.train.choose_metric import Learned
 from streamkern.train.early_stopping import EarlyStopping, kept_scores, scores_in
 from streamkern.train.evaluations import Evaluations
 from streamkern.train.live import Live
 from streamkern.train.logged import losses_in
+from streamkern.train.new_setup import help_with_setup, is_everywhere, new_setup, seen
 from streamkern.train.opened import Run
 from streamkern.train.planned import planned
 from streamkern.train.same_run import changed_backend, changed_versions, check_order
-from streamkern.train.setup import Assembled, reassemble, start
+from streamkern.train.setup import Assembled, reassemble
 from streamkern.train.steps import Position, Result, Steps
 from streamkern.train.warm_start import WarmStart, load_warm_start
 
@@ -118,33 +118,30 @@ class Trainer:
         )  # fmt: skip
 
     def _setup(self, record: dict[str, Any], warm: WarmStart | None) -> Assembled:
+        made, run = self._read_setup(record), self.run
+        if is_everywhere(made is not None, run):
+            assert made is not None
+            return made
+        if not self.ranks.rank:
+            return new_setup(run, self.directory, self._report, warm)
+        help_with_setup(run)
+        return seen(lambda: self._read_setup(record))
+
+    def _read_setup(self, record: dict[str, Any]) -> Assembled | None:
+        """What the run directory has of one."""
         directory, backend = self.directory, self.run.backend
         stripe = stripes(self.run.method.in_stripes, self.ranks)
         arriving = Arrivals(backend, is_computed_with, stripe)
         setup = None if directory is None else directory.load_setup(arriving)
-        if directory is not None and setup is not None:
-            with as_saved(directory.place):
-                made = reassemble(self.run, arriving.arrays(setup), setup.meta)
-                changed = changed_backend(setup.meta["backend"], backend.describe())
-            changed += changed_versions(directory, record)
-            if changed:
-                warn(f"resumed with other libraries: {'; '.join(changed)}; same to rounding only")
-                self._report("changed", {"what": changed})
-            return made
-        if not self.ranks.alone:
-            raise RunError("ranks begin with a setup that one of them has made; make it first")
-        going_on: tuple[Any, ...] = ()
-        if warm is not None:
-            config, continued = self.run.config, self.run.given.continued
-            found = Learned(warm.metric_for(config), warm.kernel_for(config), {})
-            if continued is not None:
-                found = Learned(continued.metric, continued.made_kernel(), {})
-            going_on = warm.targets, found
-        made = start(self.run, self._report, *going_on)
-        made.meta["warm_start"] = None if warm is None else warm.digest
-        if directory is not None:
-            arrays = {name: backend.by_parts(a) for name, a in made.arrays.items()}
-            directory.save_setup(arrays, made.meta)
+        if directory is None or setup is None:
+            return None
+        with as_saved(directory.place):
+            made = reassemble(self.run, arriving.arrays(setup), setup.meta)
+            changed = changed_backend(setup.meta["backend"], backend.describe())
+        changed += changed_versions(directory, record)
+        if changed:
+            warn(f"resumed with other libraries: {'; '.join(changed)}; same to rounding only")
+            self._report("changed", {"what": changed})
         return made
 
     def _ahead(self) -> dict[str, Any]:

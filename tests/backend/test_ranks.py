@@ -9,6 +9,7 @@ import queue
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,10 @@ def summed(ranks: Ranks) -> list[Any]:
         a = rng.normal(size=(300, 7)).astype(dtype)
         ranks.sum(a[10:200, ::2], backend)
         totals.append(a)
-    return [*totals, ranks.same([ranks.rank + 5.0, 0.1]), ranks.before(ranks.rank + 1)]
+    said = ranks.told(b"" if ranks.rank else bytes(range(256)))
+    agreed = ranks.agree(True), ranks.agree(ranks.rank != 0)
+    first = ranks.same([ranks.rank + 5.0, 0.1, np.nan if ranks.rank else 1.0])
+    return [*totals, first, ranks.before(ranks.rank + 1), said, agreed]
 
 
 def check_sums(results: list[list[Any]]) -> None:
@@ -48,8 +52,25 @@ def check_sums(results: list[list[Any]]) -> None:
             np.testing.assert_array_equal(result[at][10:200, ::2], results[0][at][10:200, ::2])
             np.testing.assert_allclose(result[at][10:200, ::2], total, atol=digits)
     for rank, result in enumerate(results):
-        np.testing.assert_array_equal(result[2], [5.0, 0.1])
+        np.testing.assert_array_equal(result[2], [5.0, 0.1, 1.0])
         assert result[3] == rank * (rank + 1) // 2
+        assert result[4] == bytes(range(256))
+        assert result[5] == (True, False)
+
+
+def test_what_rank_0_says_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it is."""
+    monkeypatch.setattr("streamkern.backend.ranks.SLAB_BYTES", 7)
+    said = np.random.default_rng(0).bytes(100)
+    heard = on_threads(3, lambda ranks: (ranks.told(b"" if ranks.rank else said), ranks.told(b"")))
+    assert heard == [(said, b"")] * 3
+
+
+def summed_elsewhere(ranks: Ranks) -> str:
+    """Return why a thread that has not joined can not sum: its library would think it alone."""
+    with ThreadPoolExecutor(1) as pool:
+        error = pool.submit(ranks.same, [1.0]).exception()
+    return f"{type(error).__name__}: {error}"
 
 
 def one_rank(rank: int, tracker: dict[str, Any], work: Callable[..., Any], answers: Any) -> None:
@@ -90,6 +111,12 @@ def test_threads_add_up(size: int) -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_processes_add_up(size: int) -> None:
     check_sums(in_processes(size, summed))
+
+
+def test_only_the_thread_that_has_joined_sums() -> None:
+    """Processes' own library takes any other one for a rank that is alone."""
+    said = in_processes(2, summed_elsewhere)
+    assert all(text.startswith("RuntimeError: sums of ranks are for the thread") for text in said)
 
 
 def killed_midway(ranks: Ranks) -> None:

@@ -20,7 +20,7 @@ from streamkern.solver.precondition.noise import NO_NOISE, Noise
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.train.choose_kernel import BORNE, HIGHEST, LOWEST, FoundKernel, first_good, nearest
-from streamkern.train.setup import merged
+from streamkern.train.setup_rows import merged
 from tests import reference as ref
 from tests.runs import (
     CLASSES,

@@ -20,7 +20,7 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train import agreement, live
 from streamkern.train.agreement import Agreement
 from streamkern.train.opened import open_run
-from streamkern.train.over_ranks import make_setup, train_rank
+from streamkern.train.over_ranks import prepare_run, train_rank
 from streamkern.train.steps import Steps
 from streamkern.train.train import train
 from tests.rank_threads import on_threads
@@ -58,7 +58,7 @@ def settings(store: str, run_dir: Path, **changes: Any) -> RunConfig:
 
 def over(size: int, config: RunConfig) -> list[Any]:
     """Return what each rank's training returned."""
-    make_setup(config)
+    prepare_run(config)
     return on_threads(size, lambda ranks: train_rank(config, ranks, StopRequest(install=False)))
 
 
@@ -159,14 +159,14 @@ def test_what_ranks_can_not_share_is_refused(store: str, tmp_path: Path) -> None
         "solver.block_size": "auto"}
     )  # fmt: skip
     with pytest.raises(ConfigError, match=r"run\.ranks=2 .*solver='eigenpro2'"):
-        make_setup(config)
+        prepare_run(config)
     assert not (tmp_path / "run").exists()
 
 
 def test_ranks_need_a_setup(store: str, tmp_path: Path) -> None:
-    """Which one of them makes before."""
+    """Which one of them makes before, where they can not share it."""
     (tmp_path / "run").mkdir()
-    config = settings(store, tmp_path / "run")
+    config = settings(store, tmp_path / "run", **FALKON)
     with pytest.raises(RunError, match="setup"):
         on_threads(2, lambda ranks: train_rank(config, ranks, StopRequest(install=False)))
 

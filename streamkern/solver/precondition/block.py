@@ -195,11 +195,9 @@ def build_block(
     probe, ranks = probe.of_no_center(op.backend), S.ranks
     leverage = op.backend.xp.zeros(len(probe), op.dtype)
     start = op.backend.xp.zeros((len(Z), S.Y.shape[1]), op.dtype)
-    explicit = op.kernel.explicit
-    values = None if explicit else AtCenters.zeros(len(Z), start, ranks, op.backend)
+    values = None if op.kernel.explicit else AtCenters.zeros(len(Z), start, ranks, op.backend)
     mus, jitters, lambdas, sketches = list[float](), list[float](), list[float](), list[Array]()
-    mu, L, top = math.inf, None, None
-    rows = effective_rows(S, known)
+    mu, L, top, rows = math.inf, None, None, effective_rows(S, known)
     for i, block in enumerate(blocks):
         least_jitter = noise_floor(op, len(Z)) if ridge else 0.0
         factor = BlockFactor(op, Z, block, S, values, known, seed, batch, least_jitter, top)
@@ -233,9 +231,9 @@ def build_block(
         joint.learn(sweeps, seed, max(CAUTION * noise.penalty(rows), ridge) or math.inf, probe)
     _trust(op, Z, start, values, probe, ranks)
     rules = _rules(op, leverage, lambdas, known, ranks)
-    made = blocks, H, rules, min(mus), jitters, start, S.n_rows, sketches
     there = values.of(slice(0, len(Z))) if values and ridge and len(blocks) > 1 else None
-    return BlockPreconditioner(*made, there, L, ridge, ranks=ranks)
+    made = blocks, H, rules, min(mus), jitters, start, S.n_rows, sketches, there, L, ridge
+    return BlockPreconditioner(*made, ranks=ranks)
 
 
 def _facts(measured: Damped, jitter: float) -> dict[str, Any]:

@@ -39,7 +39,8 @@ def built(
     noise = Noise(1e-6, 1000, False)  # which the first block is asked for
     return build_block(
         op, both(op, Z), S, Sample(op.points(probe, left=True), Y_probe),
-        block_slices(P, -(-P // blocks)), noise=noise, worth=2000.0 if ridge else None, sweeps=6, known=held, batch=100.0,
+        block_slices(P, -(-P // blocks)), noise=noise, worth=2000.0 if ridge else None,
+        sweeps=6, known=held, batch=100.0,
     )  # fmt: skip
 
 

@@ -1,0 +1,143 @@
+"""Arrays of a setup of which every rank has some rows, saved by rank 0 as if it had all of them.
+
+The others hand in what it asks for, a chunk at a time: no rank ever holds the whole.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.base import Array, Backend
+from streamkern.backend.ranks import Ranks
+from streamkern.rundir.sealed import Parts
+from streamkern.solver.precondition.stripes import within
+
+
+@dataclass(frozen=True)
+class Stripe:
+    """Of a lower triangular array (n, n) this rank's rows, up to the last of their columns."""
+
+    name: str
+    rows: Array
+    n: int
+
+
+def stripes_in(arrays: Mapping[str, Array], names: tuple[str, ...], ranks: Ranks) -> list[Stripe]:
+    """Those of them that are shared out, in the same order on all ranks. Everybody calls it."""
+    shared = sorted(name for name in arrays if name.startswith(names))
+    sizes = [int(ranks.each([len(arrays[name])]).sum()) for name in shared]
+    return [Stripe(name, arrays[name], n) for name, n in zip(shared, sizes, strict=True)]
+
+
+def saved_by_first(
+    stripes: list[Stripe], ranks: Ranks, backend: Backend,
+    save: Callable[[dict[str, Parts]], object],
+) -> None:  # fmt: skip
+    """Have rank 0 save arrays, given to it as if it had all of their rows. Everybody calls it."""
+    window = _Window(stripes, ranks, backend)
+    if ranks.rank:
+        while window.hand_in() is not None:
+            pass
+        return
+    counter = _Counter()
+    parts: dict[str, Parts] = {
+        stripe.name: _Whole(counter, k, (stripe.n, stripe.n), np.dtype(stripe.rows.dtype))
+        for k, stripe in enumerate(stripes)
+    }
+    try:
+        counter.serve(lambda: save(parts), window.hand_in)
+    finally:
+        window.close()
+
+
+class _Window:
+    """Where the rows of all ranks come together. On the thread of a rank, which its sums need."""
+
+    def __init__(self, stripes: list[Stripe], ranks: Ranks, backend: Backend) -> None:
+        self._stripes, self._ranks, self._backend = stripes, ranks, backend
+
+    def hand_in(self, k: int = -1, part: slice = slice(0, 0)) -> npt.NDArray[Any] | None:
+        """The rows that rank 0 asks for, of array k; None once it needs no more."""
+        k, start, stop = (int(each) for each in self._ranks.same([k, part.start, part.stop]))
+        if k < 0:
+            return None
+        stripe = self._stripes[k]
+        whole = self._backend.xp.zeros((stop - start, stripe.n), stripe.rows.dtype)
+        at, here = within(slice(start, stop), self._ranks.triangle(stripe.n))
+        whole[at, : stripe.rows.shape[1]] = stripe.rows[here]
+        return self._backend.to_host(self._ranks.sum(whole, self._backend))
+
+    def close(self) -> None:
+        """Tell the others that no more is needed."""
+        self._ranks.same([-1, 0, 0])
+
+
+class _Counter:
+    """Where threads that save ask for rows, and the rank's own thread gives them."""
+
+    def __init__(self) -> None:
+        self._asked: queue.SimpleQueue[tuple[int, slice, Future[Any]] | None] = queue.SimpleQueue()
+
+    def ask(self, k: int, part: slice) -> npt.NDArray[Any]:
+        """Rows of array k, once they are there."""
+        answer: Future[Any] = Future()
+        self._asked.put((k, part, answer))
+        rows: npt.NDArray[Any] = answer.result()
+        return rows
+
+    def serve(self, job: Callable[[], object], give: Callable[[int, slice], Any]) -> None:
+        """Do the job on another thread, and give it what it asks for. After an error it is given
+        no more, and the error comes out when it has ended."""
+        failure: BaseException | None = None
+        with ThreadPoolExecutor(1, thread_name_prefix="streamkern-setup") as pool:
+            done = pool.submit(job)
+            done.add_done_callback(lambda _: self._asked.put(None))
+            while True:
+                try:
+                    asked = self._asked.get()
+                    if asked is None:
+                        break
+                    self._give(asked, give, failure)
+                except BaseException as error:
+                    failure = failure or error
+        if failure is not None:
+            raise failure
+        done.result()
+
+    @staticmethod
+    def _give(
+        asked: tuple[int, slice, Future[Any]], give: Callable[[int, slice], Any],
+        failure: BaseException | None,
+    ) -> None:  # fmt: skip
+        k, part, answer = asked
+        try:
+            if failure is not None:
+                raise failure
+            answer.set_result(give(k, part))
+        except BaseException as error:
+            answer.set_exception(error)
+            raise
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """An array of which the ranks have the rows, as what is saved by parts."""
+
+    counter: _Counter
+    k: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    ndim: int = 2
+
+    def __getitem__(self, part: Any) -> Any:
+        return self.counter.ask(self.k, part)
+
+    def __setitem__(self, part: Any, host: Any) -> None:
+        raise TypeError("it is read only")

@@ -1,0 +1,80 @@
+"""A setup that is not there yet: made, and saved. Of several ranks each makes its rows of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from streamkern.basics.errors import RunError
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.rundir.sealed import Parts
+from streamkern.solver.method import Report
+from streamkern.train.choose_metric import Learned
+from streamkern.train.gathered import saved_by_first, stripes_in
+from streamkern.train.opened import Run
+from streamkern.train.setup import Assembled, assist, start
+from streamkern.train.warm_start import WarmStart
+
+SEEN_S = 60.0
+"""After which what rank 0 has written is seen by the others, on a disk that machines share."""
+NOT_SHARED = "give a run_dir whose files all ranks see"
+
+
+def is_everywhere(there: bool, run: Run) -> bool:
+    """Whether the ranks have a setup to read. Everybody calls it.
+
+    Raises RunError where some see one and others do not, or where they can not make it together.
+    """
+    ranks = run.given.ranks
+    seeing = int(ranks.each([there]).sum())
+    if seeing not in (0, ranks.size):
+        raise RunError(f"{seeing} of {ranks.size} ranks see the setup of the run; {NOT_SHARED}")
+    if not seeing and not ranks.alone and not run.method.setup_over_ranks:
+        raise RunError("ranks begin with a setup that one of them has made; make it first")
+    return bool(seeing)
+
+
+def seen(read: Callable[[], Assembled | None]) -> Assembled:
+    """What `read` finds of a setup that rank 0 has written; RunError where it is not seen."""
+    give_up = time.monotonic() + SEEN_S
+    while (made := read()) is None:
+        if time.monotonic() > give_up:
+            raise RunError(f"the setup that rank 0 has written is not there; {NOT_SHARED}")
+        time.sleep(0.2)
+    return made
+
+
+def new_setup(
+    run: Run, directory: RunDirectory | None, report: Report, warm: WarmStart | None
+) -> Assembled:
+    """On rank 0, in whose directory it is then."""
+    going_on: tuple[Any, ...] = ()
+    if warm is not None:
+        config, continued = run.config, run.given.continued
+        found = Learned(warm.metric_for(config), warm.kernel_for(config), {})
+        if continued is not None:
+            found = Learned(continued.metric, continued.made_kernel(), {})
+        going_on = warm.targets, found
+    made = start(run, report, *going_on)
+    made.meta["warm_start"] = None if warm is None else warm.digest
+    if directory is None:
+        return made
+    ranks, backend = run.given.ranks, run.backend
+    arrays: dict[str, Parts] = {name: backend.by_parts(a) for name, a in made.arrays.items()}
+    if ranks.alone:
+        directory.save_setup(arrays, made.meta)
+        return made
+
+    def save(whole: dict[str, Parts]) -> None:
+        directory.save_setup(arrays | whole, made.meta)
+
+    saved_by_first(stripes_in(made.arrays, run.method.in_stripes, ranks), ranks, backend, save)
+    return made
+
+
+def help_with_setup(run: Run) -> None:
+    """On the other ranks, which read it from the directory when it is there."""
+    ranks, arrays = run.given.ranks, assist(run)
+    stripes = stripes_in(arrays, run.method.in_stripes, ranks)
+    saved_by_first(stripes, ranks, run.backend, lambda whole: None)

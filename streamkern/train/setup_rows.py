@@ -1,0 +1,182 @@
+"""The rows that a setup works with: a sample of the stream, and what tells its noise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.base import Array, Backend
+from streamkern.kernels.products import KernelOperator
+from streamkern.solver.copies import COPIES, FEWEST, common_share, worth
+from streamkern.solver.method import Rows
+from streamkern.solver.precondition.known import Known, by_center
+from streamkern.solver.precondition.noise import NOISE_ROWS, unlike
+from streamkern.stream.feed import prepare
+from streamkern.stream.sources.base import Block
+from streamkern.stream.sources.sampling import (
+    choose_copies,
+    choose_rows,
+    origins_of,
+    read_rows,
+    sample_rows,
+)
+from streamkern.stream.sources.transforms import SETUP_EPOCH
+from streamkern.stream.target_scale import TargetScale
+from streamkern.train.center_rows import CenterRows, places_of
+from streamkern.train.opened import Run
+
+SAMPLE_STAGE = 2
+COPIED_UNITS = 16
+"""Read at most, `COPIES` times each, to tell what copies of a row have in common."""
+
+
+def samples_of(
+    run: Run, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows | None
+) -> tuple[Rows, Rows, npt.NDArray[np.int64]]:
+    """The setup sample, the probe, and the row numbers of the sample."""
+    source, sizes, seed = run.data.source, run.sizes, run.config.run.random_state
+    wanted = min(sizes.n_sample + sizes.n_probe, source.n_rows)
+    block = sample_rows(source, wanted, seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
+    if run.in_order:  # no augmentation: the rows are what the stream delivers
+        first = np.argsort(block.rows[: sizes.n_sample])
+        order = np.concatenate([first, np.arange(sizes.n_sample, wanted)])
+        block = block.take(order)
+    X, Y, root, _, place = _prepared(run, block, dtype, targets, known)
+    assert place is not None
+    # Fewer rows than sample and probe together: the probe is all of them
+    # (`sizes.sample_sizes`).
+    s, h = slice(sizes.n_sample), slice(wanted - sizes.n_probe, None)
+    shared = max(0, sizes.n_sample - h.start)
+    sample, probe = (
+        Rows(
+            X[part],
+            Y[part],
+            None if root is None else root[part],
+            fresh,
+            place[part],
+        )
+        for part, fresh in ((s, 0), (h, shared))
+    )
+    return sample, probe, block.rows[s]
+
+
+def few_rows(
+    run: Run, dtype: np.dtype[Any], targets: TargetScale, most: int = NOISE_ROWS
+) -> Rows:  # fmt: skip
+    """Rows that predict each other: no two are made from one stored row, or are equal, and none is
+    without weight."""
+    wanted, seed = min(most, run.data.source.n_rows), run.config.run.random_state
+    block = sample_rows(run.data.source, wanted, seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
+    block = block.take(unlike(origins_of(run.data.source, block.rows, SETUP_EPOCH), most))
+    rows = merged(run.backend, _prepared(run, block, dtype, targets, None))
+    if rows.root is None:
+        return rows
+    counted = np.flatnonzero(run.backend.to_host(rows.root))
+    at = run.backend.asarray(counted)
+    return rows if len(counted) == len(rows.X) else Rows(rows.X[at], rows.Y[at], rows.root[at])
+
+
+def merged(backend: Backend, rows: Rows) -> Rows:
+    """Each of the rows that are equal in X once, with their mean target and the sum of weights.
+
+    Copies of a row, of a small store that is drawn often or of rows that were repeated to balance
+    them, would tell how well a row is learned by heart.
+    """
+    X, Y = backend.to_host(rows.X), backend.to_host(rows.Y)
+    w = np.ones(len(X))
+    if rows.root is not None:
+        w = np.asarray(backend.to_host(rows.root), np.float64) ** 2
+    first, group = np.unique(
+        np.ascontiguousarray(X).view((np.void, X.itemsize * X.shape[1])).reshape(-1),
+        return_index=True, return_inverse=True,
+    )[1:]  # fmt: skip
+    if len(first) == len(X):
+        return rows
+    weights, sums = np.zeros(len(first)), np.zeros((len(first), Y.shape[1]))
+    np.add.at(weights, group, w)
+    np.add.at(sums, group, w[:, None] * Y)
+    sums /= np.where(weights > 0, weights, 1)[:, None]
+    order = np.argsort(first)
+    parts = (X[first], sums, np.sqrt(weights))
+    return Rows(*(backend.asarray(part[order], X.dtype) for part in parts))
+
+
+def known_rows(run: Run, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows) -> Known:
+    """Targets and weights as solvers take them."""
+    source = run.data.source
+    _, Y, w = prepare(
+        run.backend, known.block, run.data.weight_factors, transforms=(), dtype=dtype,
+        seed=run.config.run.random_state, epoch=SETUP_EPOCH, n_outputs=source.n_outputs,
+        classes=source.classes, targets=targets,
+    )  # fmt: skip
+    to_host = run.backend.to_host
+    return by_center(
+        run.backend, known.place, to_host(Y), None if w is None else to_host(w), p=run.problem.p,
+        n_rows=source.n_rows,
+    )  # fmt: skip
+
+
+def rows_worth(run: Run, op: KernelOperator, dtype: np.dtype[Any], targets: TargetScale) -> float:
+    """Independent rows that all rows of the run are worth."""
+    problem, source = run.problem, run.data.source
+    stored = source.n_origins if problem.repeats else problem.n_stored or problem.n_rows
+    copies = _stored_copies(run) if problem.repeats else _drawn_copies(run)
+    if op.kernel.explicit or copies is None:
+        return problem.n_samples
+    rho = common_share(op, _copies(run, copies, dtype, targets))
+    return worth(stored, problem.n_samples, rho)
+
+
+def _drawn_copies(run: Run) -> list[tuple[npt.NDArray[np.int64], int]]:
+    """Rows and a seed, as often: the same rows, drawn anew."""
+    source, seed = run.data.source, run.config.run.random_state
+    wanted = min(NOISE_ROWS, source.n_rows)
+    rows = choose_rows(source, wanted, seed, stage=SAMPLE_STAGE, max_units=COPIED_UNITS)
+    rows = rows[unlike(origins_of(source, rows, SETUP_EPOCH))]
+    # With another seed places of a mixture keep their rows.
+    return [(rows, (seed + r) % (1 << 32)) for r in range(COPIES)]
+
+
+def _stored_copies(run: Run) -> list[tuple[npt.NDArray[np.int64], int]] | None:
+    """Rows of a store that holds several made from each; None where there are too few."""
+    source, seed = run.data.source, run.config.run.random_state
+    if not source.n_origins:
+        return None
+    found = choose_copies(
+        source, NOISE_ROWS, COPIES, FEWEST, seed, SAMPLE_STAGE, COPIED_UNITS
+    )  # fmt: skip
+    return None if found is None else [(rows, seed) for rows in found]
+
+
+def _copies(
+    run: Run, copies: list[tuple[npt.NDArray[np.int64], int]], dtype: np.dtype[Any],
+    targets: TargetScale,
+) -> Iterator[tuple[Array, Array, Array | None]]:  # fmt: skip
+    """See `copies.common_share`."""
+    for rows, seed in copies:
+        block = read_rows(run.data.source, rows, seed, SETUP_EPOCH)
+        yield _through(run, block, dtype, targets, seed)
+
+
+def _prepared(
+    run: Run, block: Block, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows | None
+) -> Rows:
+    """Rows as the stream brings them."""
+    X, Y, w = _through(run, block, dtype, targets, run.config.run.random_state)
+    root = None if w is None else run.backend.xp.sqrt(w)
+    return Rows(X, Y, root, 0, places_of(block.rows, known))
+
+
+def _through(
+    run: Run, block: Block, dtype: np.dtype[Any], targets: TargetScale, seed: int
+) -> tuple[Array, Array, Array | None]:
+    """X, Y and w behind the transforms at the feed, with the draws of the setup."""
+    source = run.data.source
+    return prepare(
+        run.backend, block, run.data.weight_factors, transforms=source.feed_transforms,
+        dtype=dtype, seed=seed, epoch=SETUP_EPOCH, n_outputs=source.n_outputs,
+        classes=source.classes, targets=targets,
+    )  # fmt: skip

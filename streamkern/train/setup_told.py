@@ -1,0 +1,105 @@
+"""What rank 0 has chosen and read in a setup, told to the other ranks, which make their rows of the
+preconditioner from that."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.base import Array
+from streamkern.backend.ranks import Ranks
+from streamkern.kernels.products import KernelOperator
+from streamkern.solver.method import Rows, Samples, Work
+from streamkern.solver.precondition.known import Known
+from streamkern.solver.precondition.noise import Noise
+from streamkern.train.opened import Run
+
+Hosts = Mapping[str, npt.NDArray[Any]]
+
+
+def telling(work: Work[Any], arrays: Hosts, meta: Mapping[str, Any], samples: Samples) -> Samples:
+    """`samples` of rank 0, which tells the other ranks of them and of the work.
+
+    arrays, meta : what a kernel operator is made of, and "Z".
+    """
+    if work.ranks.alone:
+        return samples
+
+    def read() -> tuple[Rows, Rows]:
+        found, to_host = samples(), work.op.backend.to_host
+        said = dict(arrays)
+        for name, rows in zip(("sample", "probe"), found, strict=True):
+            said |= _named(name, rows._asdict(), to_host)
+        known, noise = work.known, asdict(replace(work.noise, tried=[]))
+        if known is not None:
+            said |= _named(
+                "known", {k: getattr(known, k) for k in ("counts", "weights", "Y")}, to_host
+            )
+        numbers = dict(meta) | {
+            "fresh": [rows.fresh for rows in found], "noise": noise, "worth": work.worth,
+            "ridge": work.options.ridge,
+            "known": None if known is None else [known.n_rows, known.whole],
+        }  # fmt: skip
+        work.ranks.told(_packed(said, numbers))
+        return found
+
+    return read
+
+
+def heard(ranks: Ranks) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+    """What rank 0 tells, on another one."""
+    with np.load(io.BytesIO(ranks.told(b"")), allow_pickle=False) as packed:
+        arrays = {name: packed[name] for name in packed.files}
+    return arrays, json.loads(arrays.pop("meta").tobytes())
+
+
+def work_of(
+    run: Run, op: KernelOperator, arrays: Hosts, meta: Mapping[str, Any]
+) -> tuple[Work[Any], Samples]:
+    """That of rank 0, from what it told."""
+    asarray = run.backend.asarray
+    Z = op.points(asarray(arrays["Z"]), left=True, right=True)
+    known = None
+    if meta["known"] is not None:
+        n_rows, whole = meta["known"]
+        weights, Y = (asarray(arrays[f"known.{name}"]) for name in ("weights", "Y"))
+        known = Known(arrays["known.counts"], weights, Y, n_rows, whole)
+    options = replace(run.config.options, ridge=meta["ridge"])
+    noise, worth = Noise(**meta["noise"]), meta["worth"]
+    work = Work(
+        op, Z, run.problem, run.sizes, options, known, noise, worth, run.given.ranks
+    )  # fmt: skip
+
+    def samples() -> tuple[Rows, Rows]:
+        sample, probe = (
+            _rows(name, arrays, fresh, asarray)
+            for name, fresh in zip(("sample", "probe"), meta["fresh"], strict=True)
+        )
+        return sample, probe
+
+    return work, samples
+
+
+def _rows(name: str, arrays: Hosts, fresh: int, asarray: Callable[[Any], Array]) -> Rows:
+    X, Y, root, place = (arrays.get(f"{name}.{part}") for part in ("X", "Y", "root", "place"))
+    return Rows(asarray(X), asarray(Y), None if root is None else asarray(root), fresh, place)
+
+
+def _named(
+    name: str, parts: Mapping[str, Any], to_host: Callable[[Array], npt.NDArray[Any]]
+) -> dict[str, npt.NDArray[Any]]:
+    arrays = {part: a for part, a in parts.items() if a is not None and not np.isscalar(a)}
+    return {f"{name}.{part}": np.asarray(to_host(a)) for part, a in arrays.items()}
+
+
+def _packed(arrays: Hosts, meta: Mapping[str, Any]) -> bytes:
+    text = np.frombuffer(json.dumps(meta, default=lambda number: number.item()).encode(), np.uint8)
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **arrays, meta=text)
+    return file.getvalue()
