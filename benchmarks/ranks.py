@@ -29,11 +29,10 @@ def measure(
 ) -> list[Figure]:
     """Seconds of the steps of a pass, the processor's seconds, and the share of sums.
 
-    Setup is made once; every pass begins with a copy of it. The floor of the ranks is what one
-    process takes.
+    Every one makes its setup. The floor of the ranks is what one process takes.
     """
     taken: dict[str, list[float]] = {
-        name: [] for name in ("alone", "ranks", "sums", "cpu", "cpu 2")
+        name: [] for name in ("alone", "ranks", "sums", "cpu", "cpu 2", "setup", "setup 2")
     }
     with tempfile.TemporaryDirectory() as folder:
         X = points(rows, d, 1)
@@ -61,14 +60,20 @@ def measure(
                 taken["sums"].append(100 * least / taken["ranks"][-1])
                 taken["cpu"].append(one["cpu_s"])
                 taken["cpu 2"].append(sum(each["cpu_s"] for each in two))
+                taken["setup"].append(_setup_s(alone))
+                taken["setup 2"].append(_setup_s(ranks))
         losses = [_losses(place) for place in (alone, ranks)]
     check(np.allclose(*losses, rtol=1e-3), "the loss of two ranks")
-    one_s, one_cpu_s = (float(np.median(taken[name])) for name in ("alone", "cpu"))
+    one_s, one_cpu_s, setup_s = (
+        float(np.median(taken[name])) for name in ("alone", "cpu", "setup")
+    )
     case = f"rows={rows}, p={centers}, d={d}, c={C}, blocks of {block}"
     return [
         figure(case, "one process, 2 threads", "s", taken["alone"]),
         figure(case, "2 ranks of a thread", "s", taken["ranks"], floor=one_s),
         figure(case, "sums and waiting", "% of the steps", taken["sums"]),
+        figure(case, "one process, setup", "s", taken["setup"]),
+        figure(case, "2 ranks, setup", "s", taken["setup 2"], floor=setup_s),
         figure(case, "one process, processor", "s", taken["cpu"]),
         figure(case, "2 ranks, processor", "s", taken["cpu 2"], floor=one_cpu_s),
     ]  # fmt: skip
@@ -105,6 +110,12 @@ def _one_rank(
         began = time.process_time()
         outcome = dict(train_rank(config, ranks, StopRequest(install=False)))
     answers.put(outcome | {"cpu_s": time.process_time() - began})
+
+
+def _setup_s(place: Path) -> float:
+    """Until the first step, as the log says."""
+    records, _ = RunDirectory(place, writable=False).read_log()
+    return float(next(each["setup_s"] for each in records if each["event"] == "start"))
 
 
 def _losses(place: Path) -> list[float]:
