@@ -165,10 +165,9 @@ def train(
     if config.run.run_dir is None:
         say("note: without --run-dir the model is not kept and the run can not be resumed")
     began = time.perf_counter()
-    with _cluster(config.data.dask) as client:
-        shown = show_evaluation if config.run.ranks == 1 else None  # ranks show their own
+    with _cluster(config) as client:
         result = run_training(
-            config, client=client, progress=True, on_evaluation=shown, stop=context.obj,
+            config, client=client, progress=True, on_evaluation=show_evaluation, stop=context.obj,
             continues=continues,
         )  # fmt: skip
     result.model.backend.close()
@@ -195,11 +194,14 @@ def show_evaluation(record: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _cluster(address: str | None) -> Iterator[Any]:
-    """A client of the scheduler, and a sentence that says where to watch it."""
+def _cluster(config: RunConfig) -> Iterator[Any]:
+    """A client of the scheduler that is named, and a sentence that says where to watch it."""
+    reads, trains = config.data.dask, config.run.cluster
+    address = trains if reads is None else reads
     if address is None:
         yield None
         return
-    with connect(address) as client:
-        say(f"note: reading on the cluster at {address}, dashboard {dashboard_link(client)}")
+    setting, does = ("run.cluster", "training") if reads is None else ("data.dask", "reading")
+    with connect(address, setting=setting) as client:
+        say(f"note: {does} on the cluster at {address}, dashboard {dashboard_link(client)}")
         yield client

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.progress import Asked
 from streamkern.basics.stop import StopRequest
 from streamkern.basics.warning import warn
 from streamkern.centers.random_rows import check_features
@@ -93,7 +94,7 @@ def begun(
     given: Given,
     directory: RunDirectory | None,
     request: StopRequest,
-    progress: bool | str = False,
+    progress: Asked = False,
     on_evaluation: Callable[[dict[str, Any]], None] | None = None,
     continues: str | os.PathLike[str] | None = None,
     callbacks: Sequence[Callback] = (),

@@ -60,6 +60,7 @@ class Given:
     warm : of solver.warm_start. facts : JSON of the caller's own, kept with the setup. The settings
     whose place `centers` and `metric` take are left at their defaults.
     continued : what a run takes over from the one that it continues. ranks : that share its steps.
+    placed : where these are, for the log: `workers`, and the `dashboard` of their cluster.
     """
 
     source: Source | None = None
@@ -71,6 +72,7 @@ class Given:
     facts: Mapping[str, Any] = field(default_factory=dict)
     continued: Continued | None = None
     ranks: Ranks = SOLO
+    placed: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self, config: RunConfig) -> RunConfig:
         """Those of a run with these arrays, which have been checked beside them."""

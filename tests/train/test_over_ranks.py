@@ -18,7 +18,7 @@ from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train import agreement, live
-from streamkern.train.agreement import Agreement
+from streamkern.train.agreement import Agreement, in_words
 from streamkern.train.opened import open_run
 from streamkern.train.over_ranks import prepare_run, train_rank
 from streamkern.train.steps import Steps
@@ -193,6 +193,9 @@ def test_the_log_names_the_slowest_rank(
         first, slow, last = record["rank_wait_shares"]
         assert slow + 0.1 < min(first, last)
         assert len(record["rank_stall_shares"]) == 3
+        first, slow, last = record["rank_samples_per_s"]
+        assert slow < 0.7 * min(first, last)
+    assert in_words(logged[-1]).startswith("3 ranks, slowest 1, waiting ")
 
 
 def test_sums_over_rows_are_saved_as_often_as_asked_for(store: str, tmp_path: Path) -> None:

@@ -92,12 +92,20 @@ def test_two_ranks_after_one_prepared(client: Any, tmp_path: Path) -> None:
     """Each in its process; twice on the same workers."""
     for folder in (tmp_path / "a", tmp_path / "b"):
         folder.mkdir()
-        result = placed(client, folder, prepare=toys.prepare, ranks=None)
+        events = Events()
+        result = placed(client, folder, events, prepare=toys.prepare, ranks=None)
         assert result["total"] == toys.expected(STEPS)
         assert toys.notes(folder)[0] == "prepared"
         (_, *first), (_, *second) = toys.begun(folder)
         assert (first[:2], second[:2]) == ([0, 2], [1, 2])
         assert first[2] != second[2]
+        told = sorted((e["rank"], *e["said"].items()) for e in events.of("told"))
+        workers = events.of("ranks")[-1]["workers"]
+        warning = ("warning", "one that all ranks give")
+        assert [said for said in told if said[1] == warning] == [(0, warning), (1, warning)]
+        assert [said[1] for said in told if said[1] != warning] == [
+            ("line", f"rank {rank} of {workers[rank]}") for rank in (0, 1)
+        ]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -212,7 +220,7 @@ def test_a_stale_task_does_nothing(client: Any, tmp_path: Path) -> None:
     for told, of, address in ((None, 1, spot.address), (2, 1, spot.address), (1, 1, "tcp://x:1")):
         if told is not None:
             site.tell(told, None)
-        order = Order("stale", of, 0, 1, address, 1, 10.0, 10.0, job)
+        order = Order("stale", of, 0, (address,), 1, 10.0, 10.0, job)
         future = client.submit(run_rank, order, {}, workers=[spot.address], pure=False)
         with pytest.raises(RunError, match="not awaited any more"):
             future.result(10)
@@ -225,7 +233,7 @@ def test_a_process_is_a_rank_of_one_run(monkeypatch: pytest.MonkeyPatch) -> None
     dask = SimpleNamespace(get_worker=lambda: worker)
     monkeypatch.setattr(task, "on_demand", lambda name: dask)
     monkeypatch.setattr(task, "_held", ["one"])
-    order = Order("other", 1, 0, 1, worker.address, 1, 10.0, 10.0, b"")
+    order = Order("other", 1, 0, (worker.address,), 1, 10.0, 10.0, b"")
     with pytest.raises(task.RankFailed) as refused:
         run_rank(order, {})
     error = refused.value.error()
@@ -242,7 +250,7 @@ def test_settings_are_not_shown(client: Any, tmp_path: Path) -> None:
     known = client.run_on_scheduler(
         lambda dask_scheduler: repr(list(dask_scheduler.transition_log))
     )
-    order = Order("name", 1, 0, 1, "a", 1, 1.0, 1.0, b"hunter2")
+    order = Order("name", 1, 0, ("a",), 1, 1.0, 1.0, b"hunter2")
     assert "hunter2" not in known + repr(order)
 
 
