@@ -240,4 +240,7 @@ def train_rank(
         result = trainer.run_to_end()
         trainer.run.backend.close()
     timing: Mapping[str, float] = result.timing | {"waited_s": ranks.waited_s}
-    return {"metrics": result.metrics, "timing": dict(timing), "samples": result.samples}
+    return {
+        "metrics": result.metrics, "timing": dict(timing), "samples": result.samples,
+        "history": result.history, "losses": result.losses,
+    }  # fmt: skip

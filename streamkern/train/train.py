@@ -142,6 +142,8 @@ def _over_ranks(
         )  # fmt: skip
     result = load_trained_run(str(config.run.run_dir), config.data.storage_options).result
     result.timing = found["timing"]
+    if not config.run.log:  # from which they are read else
+        result.history, result.losses = found["history"], found["losses"]
     return result
 
 
