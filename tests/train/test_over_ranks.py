@@ -124,6 +124,8 @@ def test_the_run_is_that_of_one_rank(
     np.testing.assert_allclose(alpha(tmp_path / "many"), alpha(tmp_path / "one"), atol=1e-11)
     assert figures.keys() == result.metrics.keys()
     assert all(abs(figures[k] - v) < 1e-9 for k, v in result.metrics.items())
+    assert [each["step"] for each in ended["history"]] == [e["step"] for e in result.history]
+    np.testing.assert_allclose(ended["losses"], result.losses, rtol=1e-6)
     again = train(many.with_overrides({"run.ranks": 1}))  # it is done
     assert again.samples == result.samples
 

@@ -20,7 +20,7 @@ from typing import Any
 from streamkern.basics.errors import RankLostError, TrainingInterrupted
 from streamkern.basics.stop import StopRequest
 from streamkern.train.placement.site import Site, Spot
-from streamkern.train.placement.task import Job, Order, RankFailed, run_rank, start_tracker
+from streamkern.train.placement.task import Job, Order, Raised, RankFailed, run_rank, start_tracker
 
 _TICK_S, _LOOK_S = 0.1, 0.25
 _CAUSE_S = 1.0  # for the cause of what a rank reports: others notice a failure before its rank says
@@ -220,7 +220,7 @@ class Generation:
 
 def _lost_or(error: BaseException) -> BaseException:
     """The error, or that a rank is lost where it is Dask's own."""
-    if isinstance(error, RankFailed):
+    if isinstance(error, RankFailed | Raised):
         return error.error()
     of_dask = isinstance(error, CancelledError) or type(error).__module__.startswith("distributed.")
     return RankLostError(f"{type(error).__name__}: {error}") if of_dask else error

@@ -64,7 +64,7 @@ def place(
     TrainingInterrupted
         The stop was requested, or not enough workers are left.
     ClusterError, ConfigError
-        The scheduler is gone; a worker has no nanny.
+        The scheduler is gone; a worker has no nanny, or a limit on its memory.
     """
     if not 1 <= min_ranks <= (ranks or min_ranks):
         raise ConfigError(

@@ -215,25 +215,39 @@ class RankFailed(Exception):
         return error
 
 
+class Raised(Exception):
+    """An error that is none of ours, on its way to the driver, and the text of where it was raised,
+    which a traceback shows as its cause."""
+
+    def error(self) -> BaseException:
+        """As it was raised."""
+        error: BaseException = self.args[0]
+        error.__cause__ = OnRank(self.args[1])
+        return error
+
+
+class OnRank(Exception):
+    """Where a rank raised the error that this is the cause of, as text."""
+
+
 def _travelling(error: BaseException, order: Order) -> BaseException:
-    """The error, if it can be pickled, with where it was raised if it is none of ours."""
+    """The error as something that can be pickled."""
     if type(error).__module__ == errors.__name__ and isinstance(error, StreamkernError):
         notes = tuple(getattr(error, "__notes__", ()))
         return RankFailed(type(error).__name__, str(error), error.exit_code, notes)
-    if not isinstance(error, StreamkernError):
-        trace = "".join(traceback.format_exception(error)).rstrip()
-        error.add_note(f"on rank {order.rank} of {order.size}, {order.address}:\n{trace}")
+    trace = "".join(traceback.format_exception(error)).rstrip()
+    where = f"rank {order.rank} of {order.size}, {order.address}:\n{trace}"
     error.__traceback__ = error.__context__ = error.__cause__ = None  # frames hold all the memory
     try:
         if isinstance(error, Exception | Stopped):
             pickle.loads(pickle.dumps(error))
-            return error
+            return Raised(error, where)
     except Exception:  # its class takes other arguments
         pass
     plain = RuntimeError(f"{type(error).__name__}: {error}")
     for note in getattr(error, "__notes__", ()):
         plain.add_note(note)
-    return plain
+    return Raised(plain, where)
 
 
 class _Pulse:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -154,8 +155,10 @@ def test_an_error_comes_out_as_it_is(client: Any, tmp_path: Path, rank: int) -> 
     assert not [pid for *_, pid, _ in toys.begun(tmp_path) if alive(pid)]
     with pytest.raises(KeyError, match="a bug") as bug:
         placed(client, tmp_path, acts={f"{rank} 4": "bug"})
-    assert f"on rank {rank} of 2" in bug.value.__notes__[0]
-    assert "_act" in bug.value.__notes__[0]
+    assert not hasattr(bug.value, "__notes__")  # the sentence is that of one process
+    where = "".join(traceback.format_exception(bug.value))
+    assert f"OnRank: rank {rank} of 2" in where
+    assert "in _act" in where
 
 
 def test_no_progress_is_no_way_to_go_on(client: Any, tmp_path: Path) -> None:
@@ -252,6 +255,22 @@ def test_settings_are_not_shown(client: Any, tmp_path: Path) -> None:
     )
     order = Order("name", 1, 0, ("a",), 1, 1.0, 1.0, b"hunter2")
     assert "hunter2" not in known + repr(order)
+
+
+def test_workers_with_a_limit_on_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their nannies would kill ranks at it; so are those without nannies."""
+    scheduler = SimpleNamespace(identity=lambda: None, address="tcp://s:1")
+    site = Site(SimpleNamespace(scheduler=scheduler), "a", 1.0)
+    worker = {"nanny": "tcp://n:1", "host": "h", "status": "running", "memory_limit": 0}
+    known = {"workers": {"tcp://w:1": worker}}
+    monkeypatch.setattr(Site, "_ask", lambda self, question: known)
+    assert list(site.spots()) == ["tcp://w:1"]
+    worker["memory_limit"] = 3 << 30
+    with pytest.raises(ConfigError, match=r"tcp://w:1 of .* 3 GiB .*--memory-limit 0"):
+        site.spots()
+    worker["nanny"] = ""
+    with pytest.raises(ConfigError, match="has no nanny"):
+        site.spots()
 
 
 def test_the_number_of_ranks_is_checked(client: Any, tmp_path: Path) -> None:
