@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from streamkern.backend.nccl import on_devices
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.progress import Asked
 from streamkern.basics.stop import StopRequest
@@ -59,6 +61,9 @@ def entered(
     """The run, checked before it is recorded; its backend is closed on an error."""
     run = opened_run(config, given, directory, continues)
     try:
+        ranks = on_devices(given.ranks, run.backend)
+        given = replace(given, ranks=ranks)
+        run = replace(run, given=replace(run.given, ranks=ranks))
         if given.centers is not None:
             check_features(given.centers, run.data.source.row_shape)
         _check_shareable(config, run.data.source.feed_transforms)

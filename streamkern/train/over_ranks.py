@@ -238,8 +238,8 @@ def train_rank(
         ) as trainer,
     ):  # fmt: skip
         result = trainer.run_to_end()
+        timing: Mapping[str, float] = result.timing | {"waited_s": trainer.ranks.waited_s}
         trainer.run.backend.close()
-    timing: Mapping[str, float] = result.timing | {"waited_s": ranks.waited_s}
     return {
         "metrics": result.metrics, "timing": dict(timing), "samples": result.samples,
         "history": result.history, "losses": result.losses,
