@@ -62,6 +62,11 @@ def gpu_problem(index: int = 0) -> str | None:
     return None
 
 
+def gpu_count() -> int:
+    """Of this machine, as far as they are visible; 0 where none can be used."""
+    return 0 if gpu_problem() else int(on_demand("cupy").cuda.runtime.getDeviceCount())
+
+
 class ByParts:
     """A device array whose parts are host arrays."""
 
@@ -136,6 +141,14 @@ class CupyBackend(Backend):
                 yield
             finally:
                 before.use()
+
+    def nccl(self) -> Any:
+        """CuPy's module of NCCL; None where that is missing."""
+        try:
+            library = on_demand("cupy.cuda.nccl")
+        except Exception:  # CuPy's way to say that a library of CUDA's is missing
+            return None
+        return library if library.available else None
 
     def close(self) -> None:
         """Wait for the stream."""

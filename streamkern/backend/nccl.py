@@ -1,9 +1,9 @@
 """NCCL: sums of ranks that have a GPU each, from device to device.
 
-By `cupy.cuda.nccl`. What ranks tell each other in numbers goes by the ranks that they were before,
-through the host; so does what brings NCCL together. A rank that is lost leaves the others in a sum
-that does not end: their processes are killed with their generation, and nothing is aborted, which
-may hang.
+By CuPy's module `nccl`. What ranks tell each other in numbers goes by the ranks that they were
+before, through the host; so does what brings NCCL together. A rank that is lost leaves the others
+in a sum that does not end: their processes are killed with their generation, and nothing is
+aborted, which may hang.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array, Backend
+from streamkern.backend.cupy_backend import CupyBackend
 from streamkern.backend.ranks import Ranks
 from streamkern.basics.errors import BackendError
-from streamkern.basics.optional import on_demand
 
 
 def on_devices(ranks: Ranks, backend: Backend) -> Ranks:
@@ -30,7 +30,7 @@ def on_devices(ranks: Ranks, backend: Backend) -> Ranks:
     """
     if ranks.alone:
         return ranks
-    library = _library(backend)
+    library: Any = backend.nccl() if isinstance(backend, CupyBackend) else None
     place = 0 if library is None else _place(backend)
     there, places = ranks.each([library is not None, place]).T
     if not there.all() or len(set(places)) < ranks.size:
@@ -47,17 +47,6 @@ def on_devices(ranks: Ranks, backend: Backend) -> Ranks:
             "(NCCL_DEBUG=WARN says more), or set run.device='cpu'"
         ) from error
     return Nccl(ranks, communicator, library, backend)
-
-
-def _library(backend: Backend) -> Any:
-    """`cupy.cuda.nccl`; None on the CPU, and where there is none."""
-    if not backend.name.startswith("gpu"):
-        return None
-    try:
-        library = on_demand("cupy.cuda.nccl")
-    except Exception:  # CuPy's way to say that a library of CUDA's is missing
-        return None
-    return library if library.available else None
 
 
 def _place(backend: Any) -> int:

@@ -14,7 +14,7 @@ from streamkern.basics.errors import DataError
 from streamkern.basics.text import redact, table
 from streamkern.cli.console import as_text, say
 from streamkern.cli.model import skipped
-from streamkern.cli.options import AsJson, StorageOption
+from streamkern.cli.options import AsJson, StorageOption, number_or_text
 from streamkern.cli.overview import plan_overview, plan_text
 from streamkern.cli.run_options import (
     CacheFolder,
@@ -39,6 +39,7 @@ from streamkern.planning.hardware import PROFILES
 from streamkern.predict.figures import in_words
 from streamkern.stream.cluster import connect, dashboard_link
 from streamkern.stream.sources.base import BaseSource
+from streamkern.train.gpu_ranks import counted
 from streamkern.train.opened import Run, open_run
 from streamkern.train.planned import Times, expected_times
 from streamkern.train.rank_times import check_profile, expected_over_ranks
@@ -75,7 +76,7 @@ def _configured(
         "data.cache": cache,
         "solver.name": solver,
         "run.run_dir": run_dir,
-        "run.ranks": ranks,
+        "run.ranks": None if ranks is None else number_or_text(ranks),
         "run.min_ranks": min_ranks,
         "run.cluster": cluster,
     }
@@ -132,6 +133,7 @@ def plan(
     """Show the sizes, the memory, the work and the time of a run without starting it."""
     if profile is not None:
         check_profile(profile, measure=measure)
+    config = counted(config)
     run = open_run(config) if continues is None else open_continued(config, continues)
     try:
         held_out = open_test(config, run.data)

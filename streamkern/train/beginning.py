@@ -119,7 +119,7 @@ def begun(
 def _check_shareable(config: RunConfig, transforms: Sequence[Transform]) -> None:
     """Raise where what is made of a row depends on the others of its batch, of which a rank has a
     part."""
-    if config.run.ranks > 1 and any(isinstance(each, MixUp) for each in transforms):
+    if config.run.n_ranks > 1 and any(isinstance(each, MixUp) for each in transforms):
         raise ConfigError(
             f"run.ranks={config.run.ranks} can not share batches whose rows mixup pairs; leave one "
             "of them out"

@@ -212,7 +212,7 @@ def _opened(
 def _neighbours(config: RunConfig, given: Given) -> int:
     """Ranks that share the memory of this machine."""
     elsewhere = config.run.cluster is not None or given.client is not None
-    return 1 if elsewhere else config.run.ranks
+    return 1 if elsewhere else config.run.n_ranks
 
 
 def _kernel_values(config: RunConfig, data: Data, p: int) -> int:
@@ -342,7 +342,7 @@ def _problem(
         float64=1.0 if itemsize == 8 else backend.float64,
         features=config.model.features,
         set_aside=0 if data.aside is None else data.aside.n_rows,
-        ranks=config.run.ranks,
+        ranks=config.run.n_ranks,
         read_rows=rows_read(source),
     )
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from streamkern.backend.cupy_backend import gpu_problem
 from streamkern.backend.ranks import Ranks
 from streamkern.basics.errors import ConfigError, StreamkernError
 from streamkern.basics.optional import need
@@ -24,6 +23,7 @@ from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.urls import local_path
 from streamkern.stream.cluster import check_versions, connect, dashboard_link
 from streamkern.train.beginning import begun, entered, run_directory
+from streamkern.train.gpu_ranks import devices_of
 from streamkern.train.opened import NOTHING, Given
 from streamkern.train.placement.local import local_cluster
 from streamkern.train.placement.place import place
@@ -56,9 +56,9 @@ def train_over(
     check_placeable(config)
     need("xgboost.collective", "a run of several ranks", "ranks")
     client = given.client
-    ranks, local = config.run.ranks, client is None and config.run.cluster is None
+    ranks, local = config.run.n_ranks, client is None and config.run.cluster is None
+    devices: Sequence[str] = devices_of(config) if local else ()
     if local:
-        _check_shared(config)
         if config.run.threads != "auto":  # of all of them
             config = config.with_overrides({"run.threads": max(1, config.run.threads // ranks)})
     else:
@@ -66,7 +66,7 @@ def train_over(
     settings = {
         "config": config, "given": _packed(config, given),
         "continues": None if continues is None else str(continues),
-        "progress": progress,
+        "progress": progress, "devices": devices,
     }  # fmt: skip
     with _cluster(config, client) as workers:
         settings["dashboard"] = None if local else dashboard_link(workers)
@@ -86,7 +86,7 @@ def check_placeable(config: RunConfig) -> None:
             f"run.ranks={config.run.ranks} needs a run.run_dir that all ranks see, from which they "
             "begin; set it"
         )
-    if config.run.min_ranks > config.run.ranks:
+    if config.run.min_ranks > config.run.n_ranks:
         raise ConfigError(
             f"run.min_ranks={config.run.min_ranks} must not be above run.ranks={config.run.ranks}; "
             "lower it"
@@ -95,15 +95,6 @@ def check_placeable(config: RunConfig) -> None:
         raise ConfigError(
             f"run.ranks={config.run.ranks} reads on the ranks themselves, and data.dask names a "
             "cluster to read on; leave one of them out"
-        )
-
-
-def _check_shared(config: RunConfig) -> None:
-    """Raise where ranks of this machine would have one GPU between them."""
-    if config.run.device != "cpu" and gpu_problem() is None:
-        raise ConfigError(
-            f"run.ranks={config.run.ranks} on this machine would compute on one GPU; start a "
-            "worker for each GPU (dask cuda worker) and set run.cluster, or set run.device='cpu'"
         )
 
 
@@ -147,7 +138,7 @@ def _cluster(config: RunConfig, client: Any) -> Iterator[Any]:
             yield made
     else:
         threads = None if config.run.threads == "auto" else config.run.threads
-        with local_cluster(config.run.ranks, threads) as made:
+        with local_cluster(config.run.n_ranks, threads) as made:
             yield made
 
 
@@ -171,6 +162,8 @@ def _work(
     config = settings["config"]
     if config.run.threads == "auto":
         config = config.with_overrides({"run.threads": spec.threads})
+    if settings["devices"]:
+        config = config.with_overrides({"run.device": settings["devices"][spec.rank]})
     placed: dict[str, Any] = {"workers": list(spec.addresses)}
     if settings["dashboard"] is not None:
         placed["dashboard"] = settings["dashboard"]

@@ -20,6 +20,7 @@ from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.transforms import Scale, is_deterministic, transform_name
 from streamkern.train.beginning import begun, opened_run, run_directory
 from streamkern.train.callbacks import Callback, check_callbacks
+from streamkern.train.gpu_ranks import counted
 from streamkern.train.opened import Given, Run
 from streamkern.train.over_ranks import train_over
 from streamkern.train.rank_news import RankNews
@@ -90,8 +91,9 @@ def train(
     own = None if metric is None else np.asarray(metric)
     told = (*check_callbacks(callbacks), *sinks_of(config.run))
     given, directory = Given(source, test, rows, own, client, warm, facts or {}), None
+    config = counted(config, elsewhere=client is not None)
     _check_ranks(config)
-    if config.run.ranks > 1:
+    if config.run.n_ranks > 1:
         _check_not_here(config, {"warm_start": warm, "callbacks": callbacks or None})
         return _over_ranks(config, given, stop, progress, on_evaluation, continues)
     if config.run.run_dir is not None:
