@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from streamkern.backend.ranks import Ranks
 from streamkern.basics.errors import DataError, TrainingInterrupted
 from streamkern.basics.stop import StopRequest
-from streamkern.train.placement.task import RankSpec
+from streamkern.train.placement.task import RankSpec, Tell
 
 NUMBERS = np.arange(12.0)
 
@@ -33,6 +34,8 @@ def totals(ranks: Ranks, spec: RankSpec, settings: dict[str, Any], stop: StopReq
     folder = Path(settings["folder"])
     done, total = ranks.same(saved(folder))
     note(folder, f"{spec.generation} {spec.rank} {spec.size} {os.getpid()} {int(done)}")
+    spec.tell({"line": f"rank {ranks.rank} of {spec.addresses[spec.rank]}"})
+    warnings.warn("one that all ranks give", stacklevel=2)
     for step in range(int(done), settings["steps"]):
         _act(settings.get("acts", {}).get(f"{ranks.rank} {step}"), folder / f"{ranks.rank}-{step}")
         mine = (NUMBERS * (step + 1))[ranks.stripe(len(NUMBERS))].sum()
@@ -78,7 +81,7 @@ def begun(folder: Path) -> list[list[int]]:
     return sorted([int(n) for n in line.split()] for line in notes(folder) if line[0].isdigit())
 
 
-def prepare(settings: dict[str, Any], stop: StopRequest) -> None:
+def prepare(settings: dict[str, Any], stop: StopRequest, tell: Tell) -> None:
     """What is done before, alone."""
     note(Path(settings["folder"]), "prepared")
     _act(settings.get("first"), Path(settings["folder"]) / "first")

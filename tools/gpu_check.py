@@ -25,6 +25,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from tools.gpu_parts import large, shared, step_parts, two_backends  # noqa: E402
 from tools.gpu_speed import guarded, measure  # noqa: E402
 
 # float32 on both sides, different summation orders: a few sqrt(p) roundings of sums of size 1.
@@ -52,6 +53,13 @@ def main(given: list[str] | None = None) -> int:
         parts = agreement(cpu, gpu) | {
             "speed": lambda: measure(gpu, arguments.seconds * SPEED),
             "release": lambda: gpu.release() or {},  # the others are processes of their own
+        }
+        parts |= {
+            "large": lambda: large(gpu),
+            "step_parts": lambda: step_parts(gpu),
+            "release again": lambda: gpu.release() or {},
+            "two_backends": lambda: two_backends("gpu"),
+            "ranks_on_one_device": lambda: shared("gpu"),
         }
         if not arguments.skip_tests:
             parts["tests"] = lambda: tests(arguments.seconds * (TESTS - SPEED) + 60)

@@ -62,6 +62,11 @@ def gpu_problem(index: int = 0) -> str | None:
     return None
 
 
+def gpu_count() -> int:
+    """Of this machine, as far as they are visible; 0 where none can be used."""
+    return 0 if gpu_problem() else int(on_demand("cupy").cuda.runtime.getDeviceCount())
+
+
 class ByParts:
     """A device array whose parts are host arrays."""
 
@@ -78,12 +83,7 @@ class ByParts:
 
 
 class CupyBackend(Backend):
-    """CuPy on one device, all arithmetic on one stream; see `active`.
-
-    Parameters
-    ----------
-    index : of the device.
-    """
+    """CuPy on the device of this index, all arithmetic on one stream; see `active`."""
 
     tile_rows = 8192
     tile_cols = wide_tile_cols = 16384
@@ -136,6 +136,14 @@ class CupyBackend(Backend):
                 yield
             finally:
                 before.use()
+
+    def nccl(self) -> Any:
+        """CuPy's module of NCCL; None where that is missing."""
+        try:
+            library = on_demand("cupy.cuda.nccl")
+        except Exception:  # CuPy's way to say that a library of CUDA's is missing
+            return None
+        return library if library.available else None
 
     def close(self) -> None:
         """Wait for the stream."""
@@ -257,9 +265,8 @@ class CupyBackend(Backend):
 
     def operand_dtype(self, precision: str) -> np.dtype[Any]:
         """float16 where the products of points are exact in it, for tensor cores."""
-        if precision in ("high", "fast", "integer"):
-            return np.dtype(np.float16)
-        return super().operand_dtype(precision)
+        halves = precision in ("high", "fast", "integer")
+        return np.dtype(np.float16) if halves else super().operand_dtype(precision)
 
     def gemm(self, A: Array, B: Array, out: Array) -> None:
         """As on the CPU; half operands have a float32 result."""
@@ -366,8 +373,10 @@ class CupyBackend(Backend):
         return B
 
     def solve_lower_triangular(self, L: Array, B: Array) -> Array:
-        """As on the CPU; the zeros are read, but nothing waits for small blocks."""
-        return self.solve_lower(L, B)
+        """As on the CPU, by blocks of columns: nothing waits for small blocks on the diagonal."""
+        for cols in tiles(len(B), TRIANGLE_BLOCK):
+            self.blas.solve_lower(L[cols.start :, cols.start :], B[cols.start :, cols])
+        return B
 
     def solve_lower_right(self, L: Array, B: Array) -> Array:
         """As on the CPU."""
@@ -375,8 +384,12 @@ class CupyBackend(Backend):
         return B
 
     def add_gram(self, C: Array, W: Array, scale: float, *, lower: bool = False) -> None:
-        """As on the CPU, but that the zeros of a lower triangular W are read."""
-        self.blas.add_gram(C, W, scale)
+        """As on the CPU; of a triangle one GEMM for every `TRIANGLE_BLOCK` rows of C."""
+        if not lower:
+            return self.blas.add_gram(C, W, scale)
+        for i in tiles(len(C), TRIANGLE_BLOCK):
+            left, right = W[i.start :, i].T, W[i.start :, : i.stop]
+            self.blas.gemm(left, right, C[i, : i.stop], alpha=scale, beta=1)
 
     def top_eigh(self, A: Array, k: int) -> tuple[Array, Array]:
         """As on the CPU; cuSOLVER computes all of them."""

@@ -17,6 +17,22 @@ WIPE = "\r\x1b[K"
 TERMINAL: Final = "terminal"
 NOTEBOOK: Final = "notebook"
 PIPE: Final = "pipe"
+TOLD: Final = "told"
+
+
+class Relay:
+    """In the place of a stream, of a line that another process draws: `tell` is called with its
+    text about once a second, and with "" to wipe it."""
+
+    def __init__(self, tell: Callable[[str], Any]) -> None:
+        self.write = tell
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+
+Asked = bool | str | Relay
+"""Whether a line is drawn, or never; "auto": once the work takes more than 3 s; a relay: there."""
 
 
 class Line:
@@ -26,23 +42,22 @@ class Line:
     off instead of ending the work.
     """
 
-    PERIODS_S: ClassVar = {TERMINAL: 0.1, NOTEBOOK: 0.5, PIPE: 30.0}
+    PERIODS_S: ClassVar = {TERMINAL: 0.1, NOTEBOOK: 0.5, PIPE: 30.0, TOLD: 1.0}
     PATIENCE_S = 3.0
 
-    def __init__(self, stream: TextIO | None = None, *, asked: bool | str = True) -> None:
-        """asked : False: never. "auto": once the work takes more than `PATIENCE_S`. The first line
-        into a pipe comes after its period in any case."""
-        stream = sys.stderr if stream is None else stream
-        self._stream: TextIO | None = None
+    def __init__(self, stream: TextIO | None = None, *, asked: Asked = True) -> None:
+        """asked : see `Asked`. The first line into a pipe comes after its period in any case."""
+        into = asked if isinstance(asked, Relay) else sys.stderr if stream is None else stream
+        self._stream: TextIO | Relay | None = None
         self._width = 0  # of what stands there now
         self.shown = False  # whether there was anything to do
         with contextlib.suppress(Exception):
             if asked:
-                self._kind = _kind(stream)
+                self._kind = _kind(into)
                 patience = self.PATIENCE_S if asked == "auto" else 0.0
                 period = self.PERIODS_S[self._kind]
                 self._due = time.monotonic() + max(patience, period * (self._kind == PIPE))
-                self._stream = stream
+                self._stream = into
 
     def show(self, what: str, done: int, total: int | None) -> None:
         """`done` of `total` rows read or written."""
@@ -65,13 +80,16 @@ class Line:
             self._write(f"{WIPE}{text}", len(text))
         elif self._kind == NOTEBOOK:  # which knows a carriage return, and no other control
             self._write(f"\r{text:<{self._width}}", len(text))
+        elif self._kind == TOLD:
+            self._write(text, len(text))
         else:
             self._write(f"streamkern: {text}\n", 0)
 
     def close(self) -> None:
         """Wipe it; the next call of `draw` draws it again."""
         if self._width:
-            self._write(WIPE if self._kind == TERMINAL else f"\r{'':<{self._width}}\r", 0)
+            blank = f"\r{'':<{self._width}}\r"
+            self._write({TERMINAL: WIPE, TOLD: ""}.get(self._kind, blank), 0)
 
     @contextlib.contextmanager
     def ticking(self, text: Callable[[], str]) -> Iterator[None]:
@@ -112,8 +130,10 @@ class Line:
         self.close()
 
 
-def _kind(stream: TextIO) -> str:
+def _kind(stream: TextIO | Relay) -> str:
     """How `stream` takes a line."""
+    if isinstance(stream, Relay):
+        return TOLD
     if stream.isatty():
         return TERMINAL
     shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()

@@ -16,6 +16,7 @@ from streamkern.rundir.place import open_folder
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.sealed import as_saved, unkept
 from streamkern.solver.precondition.step_rule import largest
+from streamkern.train.agreement import in_words
 from streamkern.train.evaluations import evaluations_in
 from streamkern.train.logged import where_it_is
 from streamkern.train.phases import DOING
@@ -167,6 +168,7 @@ def _head(run: Mapping[str, Any]) -> dict[str, Any]:
             head["time_left"] = time_text(max(0.0, live["left_s"] - ago))
             head["samples_per_s"] = f"{live['samples_per_s']:,.0f}"
         head["last_heard"] = f"{time_text(ago)} ago"
+        head |= _of_ranks(live)
     if live.get("step", 0) > run["step"]:
         head["logged_step"] = live["step"]
     head["checkpoints"] = ", ".join(str(step) for step in run["checkpoints"]) or "none yet"
@@ -176,6 +178,17 @@ def _head(run: Mapping[str, Any]) -> dict[str, Any]:
         places = [f"{old['run']} at step {old['step']}" for old in line]
         head["continues"] = ", which continued ".join(places)
     return head
+
+
+def _of_ranks(live: Mapping[str, Any]) -> dict[str, Any]:
+    """Where there are several: what each waits for, and where the slowest is."""
+    workers, found = live.get("workers", []), {}
+    if workers:
+        found["ranks"] = in_words(live) or f"{len(workers)} ranks"
+    if "slowest_rank" in live:
+        slowest = live["slowest_rank"]
+        found["slowest_rank"] = f"{slowest}, at {workers[slowest]}" if workers else slowest
+    return found | {name: live[name] for name in ("dashboard",) if name in live}
 
 
 def _of_its_data(run: Mapping[str, Any]) -> dict[str, Any]:

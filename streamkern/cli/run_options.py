@@ -32,7 +32,10 @@ Scheduler = Annotated[
     str | None, typer.Option("--dask", metavar="tcp://HOST:PORT", help="Cluster to read on.")
 ]
 Ranks = Annotated[
-    int | None, typer.Option("--ranks", help="Processes that share every step.  [default: 1]")
+    str | None,
+    typer.Option(
+        "--ranks", metavar="N", help='Processes that share every step, or "gpus".  [default: 1]'
+    ),
 ]
 MinRanks = Annotated[
     int | None, typer.Option("--min-ranks", help="To go on with, where some are lost for good.")

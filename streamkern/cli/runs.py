@@ -14,7 +14,7 @@ from streamkern.basics.errors import DataError
 from streamkern.basics.text import redact, table
 from streamkern.cli.console import as_text, say
 from streamkern.cli.model import skipped
-from streamkern.cli.options import AsJson, StorageOption
+from streamkern.cli.options import AsJson, StorageOption, number_or_text
 from streamkern.cli.overview import plan_overview, plan_text
 from streamkern.cli.run_options import (
     CacheFolder,
@@ -39,6 +39,7 @@ from streamkern.planning.hardware import PROFILES
 from streamkern.predict.figures import in_words
 from streamkern.stream.cluster import connect, dashboard_link
 from streamkern.stream.sources.base import BaseSource
+from streamkern.train.gpu_ranks import counted
 from streamkern.train.opened import Run, open_run
 from streamkern.train.planned import Times, expected_times
 from streamkern.train.rank_times import check_profile, expected_over_ranks
@@ -75,7 +76,7 @@ def _configured(
         "data.cache": cache,
         "solver.name": solver,
         "run.run_dir": run_dir,
-        "run.ranks": ranks,
+        "run.ranks": None if ranks is None else number_or_text(ranks),
         "run.min_ranks": min_ranks,
         "run.cluster": cluster,
     }
@@ -132,6 +133,7 @@ def plan(
     """Show the sizes, the memory, the work and the time of a run without starting it."""
     if profile is not None:
         check_profile(profile, measure=measure)
+    config = counted(config)
     run = open_run(config) if continues is None else open_continued(config, continues)
     try:
         held_out = open_test(config, run.data)
@@ -165,10 +167,9 @@ def train(
     if config.run.run_dir is None:
         say("note: without --run-dir the model is not kept and the run can not be resumed")
     began = time.perf_counter()
-    with _cluster(config.data.dask) as client:
-        shown = show_evaluation if config.run.ranks == 1 else None  # ranks show their own
+    with _cluster(config) as client:
         result = run_training(
-            config, client=client, progress=True, on_evaluation=shown, stop=context.obj,
+            config, client=client, progress=True, on_evaluation=show_evaluation, stop=context.obj,
             continues=continues,
         )  # fmt: skip
     result.model.backend.close()
@@ -195,11 +196,14 @@ def show_evaluation(record: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _cluster(address: str | None) -> Iterator[Any]:
-    """A client of the scheduler, and a sentence that says where to watch it."""
+def _cluster(config: RunConfig) -> Iterator[Any]:
+    """A client of the scheduler that is named, and a sentence that says where to watch it."""
+    reads, trains = config.data.dask, config.run.cluster
+    address = trains if reads is None else reads
     if address is None:
         yield None
         return
-    with connect(address) as client:
-        say(f"note: reading on the cluster at {address}, dashboard {dashboard_link(client)}")
+    setting, does = ("run.cluster", "training") if reads is None else ("data.dask", "reading")
+    with connect(address, setting=setting) as client:
+        say(f"note: {does} on the cluster at {address}, dashboard {dashboard_link(client)}")
         yield client

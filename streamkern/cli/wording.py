@@ -16,7 +16,8 @@ SETTING_OPTIONS: Final = {
     "data.train": "--train", "data.test": "--test", "data.epochs": "--epochs",
     "data.scale": "--scale", "data.dask": "--dask", "data.cache": "--cache",
     "data.cache_size": "--cache-size", "solver.name": "--solver", "run.run_dir": "--run-dir",
-    "run.memory": "--memory", "run.device_memory": "--memory",
+    "run.memory": "--memory", "run.device_memory": "--memory", "run.ranks": "--ranks",
+    "run.min_ranks": "--min-ranks", "run.cluster": "--cluster",
 }  # fmt: skip
 """Settings that have an option of their own; the others are given by --set."""
 

@@ -108,6 +108,7 @@ Above0: TypeAlias = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=Fals
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
 
 Count: TypeAlias = Annotated[Whole, Rule("a whole number, at least 1")]
+Ranks: TypeAlias = Annotated[Literal["gpus"] | Whole, Rule('"gpus" or a whole number, at least 1')]
 AutoCount: TypeAlias = Annotated[Auto | Whole, Rule('"auto" or a whole number, at least 1')]
 Positive: TypeAlias = Annotated[Above0, Rule("a number above 0")]
 AutoPositive: TypeAlias = Annotated[Auto | Above0, Rule('"auto" or a number above 0')]

@@ -50,6 +50,7 @@ from streamkern.config.rules import (
     Memory,
     OptionalUrl,
     Part,
+    Ranks,
     Scheduler,
     Seed,
     Table,
@@ -116,8 +117,8 @@ class ExecutionConfig(Table):
     device_memory : the same of the GPU's memory.
     threads : of the computation; "auto": one for each processor.
     ranks : processes that share every step, each with a part of its rows, on this machine or on
-    `cluster`; of the block and the direct solver, FALKON, EigenPro 3 and 4. The run ends as with
-    one, to rounding.
+    `cluster`; "gpus": one for each GPU of this machine. Of the block and the direct solver, FALKON,
+    EigenPro 3 and 4. The run ends as with one, to rounding.
     min_ranks : with how many it goes on where some are lost for good.
     cluster : address of a Dask scheduler on whose workers the ranks are, one on each.
     random_state : the seed that fixes every draw.
@@ -144,7 +145,7 @@ class ExecutionConfig(Table):
     memory: Memory = "auto"
     device_memory: Memory = "auto"
     threads: AutoCount = "auto"
-    ranks: Count = 1
+    ranks: Ranks = 1
     min_ranks: Count = 1
     cluster: Scheduler = None
     random_state: Seed = 0
@@ -158,6 +159,12 @@ class ExecutionConfig(Table):
     early_stopping: Flag = False
     validation_fraction: Part = 0.1
     n_iter_no_change: Count = 5
+
+    @property
+    def n_ranks(self) -> int:
+        """`ranks`, once "gpus" is a number; see `gpu_ranks.counted`."""
+        assert isinstance(self.ranks, int), "ranks have not been counted"
+        return self.ranks
 
     @property
     def checkpoint_cadence(self) -> Every:

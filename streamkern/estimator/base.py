@@ -54,7 +54,10 @@ class KernelEstimator(CallbackSupport, Predicting, BaseEstimator):  # type: igno
 
     @brief
     @with_callbacks  # type: ignore[untyped-decorator]
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, test: Any = None) -> Self:
+    def fit(
+        self, X: Any, y: Any = None, sample_weight: Any = None, *, test: Any = None,
+        client: Any = None,
+    ) -> Self:  # fmt: skip
         """Train on all of the data.
 
         Parameters
@@ -66,6 +69,8 @@ class KernelEstimator(CallbackSupport, Predicting, BaseEstimator):  # type: igno
         sample_weight : (n,) finite numbers, 0 or above, beside arrays; a store brings its own.
             They are divided by their mean, so that `ridge` keeps its scale: see `sample_weights`.
         test : held-out data evaluated during training: (X, y), or what X may be.
+        client : a `distributed.Client`, on whose workers the `ranks` are placed, or with one rank
+            the rows are read; it stays open, and is no part of the estimator.
 
         Returns
         -------
@@ -92,7 +97,7 @@ class KernelEstimator(CallbackSupport, Predicting, BaseEstimator):  # type: igno
                 told.append(tasks := ScikitLearnCallbacks(self, X=X, y=y, metadata=metadata))
             result = train(
                 config, source=stream, test=held_out, centers=centers, metric=metric, warm=warm,
-                facts=self._facts(), progress=self._progress(), callbacks=told,
+                client=client, facts=self._facts(), progress=self._progress(), callbacks=told,
             )  # fmt: skip
             self._keep(result, inputs.sparse_note(X))
             self._found = kept or found_scaling(result, stream)

@@ -81,8 +81,9 @@ accelerator : of the CPU: "numba", "none", or "auto", the default, which is Numb
 memory : bytes to stay within, or text such as "8 GiB"; "auto", the default: four fifths of what is
     free. Of a GPU its own memory as well.
 threads : of the computation; "auto", the default: one for each processor.
-ranks : processes that share every step of `fit`, each with a part of its rows; 1, the default. They
-    need the extra `ranks`, a `run_dir`, and a solver that can be shared; see the page on ranks.
+ranks : processes that share every step of `fit`, each with a part of its rows; 1, the default, or
+    "gpus", one for each GPU of this machine. They need the extra `ranks`, a `run_dir`, and a solver
+    that can be shared; see the page on ranks.
 random_state : whole number, which fixes every draw, 0 by default; or None or a RandomState, as in
     scikit-learn.
 warm_start : True: `fit` starts from the weights of the fit before, over the same centers, which

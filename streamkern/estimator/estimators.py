@@ -163,7 +163,10 @@ True
         return tags
 
     @brief
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, test: Any = None) -> Self:
+    def fit(
+        self, X: Any, y: Any = None, sample_weight: Any = None, *, test: Any = None,
+        client: Any = None,
+    ) -> Self:  # fmt: skip
         """Train on all of the data.
 
         Parameters
@@ -176,6 +179,8 @@ True
         sample_weight : (n,) finite numbers, 0 or above, beside arrays; a store brings its own.
             They are divided by their mean, so that `ridge` keeps its scale: see `sample_weights`.
         test : held-out data evaluated during training: (X, y), or what X may be.
+        client : a `distributed.Client`, on whose workers the `ranks` are placed, or with one rank
+            the rows are read; it stays open, and is no part of the estimator.
 
         Returns
         -------
@@ -183,7 +188,7 @@ True
             interrupted, and returns at once after it has finished.
         """
         self._forget_classes()
-        super().fit(X, y, sample_weight, test=test)
+        super().fit(X, y, sample_weight, test=test, client=client)
         return self
 
     @brief

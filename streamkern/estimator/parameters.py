@@ -64,7 +64,7 @@ class Parameters:
     accelerator: str = "auto"
     memory: int | str = "auto"
     threads: int | str = "auto"
-    ranks: int = 1
+    ranks: int | str = 1
     random_state: Any = 0
     warm_start: bool | str | os.PathLike[str] = False
     run_dir: str | os.PathLike[str] | None = None

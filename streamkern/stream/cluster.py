@@ -22,10 +22,12 @@ CONNECT_S = 10.0
 
 
 @contextlib.contextmanager
-def connect(address: str, *, wait_s: float = CONNECT_S) -> Iterator[Any]:
+def connect(
+    address: str, *, wait_s: float = CONNECT_S, setting: str = "data.dask"
+) -> Iterator[Any]:
     """A `distributed.Client` of the scheduler at `address`, "tcp://host:8786"; closed at the end.
 
-    It is also given `wait_s` to find a scheduler again that it lost.
+    It is also given `wait_s` to find a scheduler again that it lost. setting : that names it.
 
     Raises
     ------
@@ -37,7 +39,7 @@ def connect(address: str, *, wait_s: float = CONNECT_S) -> Iterator[Any]:
     if not re.search(SCHEDULER_ADDRESS, address):
         raise ConfigError(
             f"the scheduler address {redact(address)!r} must look like tcp://host:8786; "
-            "correct data.dask"
+            f"correct {setting}"
         )
     make = need("distributed", "reading on a cluster", "cluster").Client
     with _event_loop() as loop:
@@ -48,7 +50,7 @@ def connect(address: str, *, wait_s: float = CONNECT_S) -> Iterator[Any]:
         except Exception as error:  # whatever comes of talking to something else
             raise ConfigError(
                 f"no scheduler answers at {address} ({str(error) or 'it is silent'}); start one "
-                "with `dask scheduler`, or correct data.dask"
+                f"with `dask scheduler`, or correct {setting}"
             ) from error
         try:
             yield client

@@ -49,7 +49,7 @@ class Flow:
     def words(self) -> str:
         """For the progress line: about 60 characters."""
         parts = [
-            f"{_short(self.samples_per_s)} samples/s",
+            f"{short(self.samples_per_s)} samples/s",
             f"{self.read_bytes_per_s / 1e6:.3g} MB/s",
             f"{self.bytes_in_flight / 1e6:.0f} MB in flight",
             f"stall {self.stall_share:.0%}",
@@ -57,7 +57,7 @@ class Flow:
         if self.cache_share is not None:
             parts.append(f"cache {self.cache_share:.0%}")
         if self.retries:
-            parts.append(f"retries {_short(self.retries)}")
+            parts.append(f"retries {short(self.retries)}")
         return "  ".join(parts)
 
 
@@ -119,7 +119,7 @@ class Meter:
         return _Reading(self._clock(), samples, stats.stall_s, stats.bytes_read, stored)
 
 
-def _short(number: float) -> str:
+def short(number: float) -> str:
     """Three digits: 950, 48.2k, 1.23M."""
     for unit, size in (("", 1.0), ("k", 1e3)):
         if number < 999.5 * size:

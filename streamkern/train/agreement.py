@@ -7,11 +7,13 @@ rank 0's clock, its figures or a signal, it tells the others.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from streamkern.backend.ranks import Ranks
 from streamkern.basics.errors import RunError
 from streamkern.basics.stop import StopRequest
+from streamkern.stream.meter import short
 from streamkern.train.steps import Steps
 
 GATHERED = 32
@@ -22,11 +24,13 @@ WORTH_SAYING = 0.1
 
 
 class Busy(NamedTuple):
-    """Seconds of a rank so far: on the clock, waiting for data, waiting for the others."""
+    """Of a rank so far: seconds on the clock, waiting for data, waiting for the others; its rows of
+    the batches."""
 
     clock: float
     stall: float
     wait: float
+    rows: float
 
 
 class Agreement:
@@ -34,7 +38,7 @@ class Agreement:
 
     def __init__(self, ranks: Ranks, stop: StopRequest) -> None:
         self._ranks, self._stop = ranks, stop
-        self._before = self._now = [Busy(0.0, 0.0, 0.0)] * ranks.size
+        self._before = self._now = [Busy(0.0, 0.0, 0.0, 0.0)] * ranks.size
 
     def check_step(self, step: int) -> None:
         """Raise unless all ranks go on from the same step."""
@@ -75,33 +79,56 @@ class Agreement:
             self._stop.check()
         return why or ("rank 0 has ended it" if ended else None)
 
-    def exchange(self, step: int, stall_s: float) -> None:
+    def exchange(self, step: int, stall_s: float, rows: int) -> None:
         """Tell each other, every now and then, what the time goes to."""
         if not self._ranks.alone and step % GATHERED == 0:
-            own = Busy(time.perf_counter(), stall_s, self._ranks.waited_s)
+            own = Busy(time.perf_counter(), stall_s, self._ranks.waited_s, rows)
             self._before, self._now = self._now, [Busy(*each) for each in self._ranks.each(own)]
 
     def facts(self) -> dict[str, Any]:
-        """For the log: of each rank, and between the last two exchanges, the shares of its time
-        that it waited for data and for the others. Who waits least is whom the others wait for."""
+        """For the log: of each rank, and between the last two exchanges, the rows a second that it
+        takes where it waits for nobody, and the shares of its time that it waited for data and for
+        the others. Who waits least is whom the others wait for."""
         if not self._before[0].clock:
             return {}
         pairs = zip(self._before, self._now, strict=True)
         spent = [Busy(*(b - a for a, b in zip(*pair, strict=True))) for pair in pairs]
         waits = [_share(one.wait, one.clock) for one in spent]
         return {
+            "rank_samples_per_s": [
+                one.rows / max(one.clock - one.wait, 1e-9 + 1e-3 * one.clock) for one in spent
+            ],
             "rank_stall_shares": [_share(one.stall, one.clock) for one in spent],
             "rank_wait_shares": waits,
             "slowest_rank": waits.index(min(waits)),
         }
 
     def words(self) -> str:
-        """For the line: whom the others wait for, where that is worth knowing."""
-        facts = self.facts()
-        waits = facts.get("rank_wait_shares", [0.0])
-        if max(waits) - min(waits) < WORTH_SAYING:
-            return ""
-        return f"  rank {facts['slowest_rank']} keeps others waiting {max(waits):.0%}"
+        """For the line."""
+        return in_words(self.facts())
+
+
+def in_words(facts: Mapping[str, Any]) -> str:
+    """What `Agreement.facts` says of ranks, of each figure the least and the largest; the slowest
+    rank where that is worth knowing. Nothing of none."""
+    if "rank_wait_shares" not in facts:
+        return ""
+    rates, stalls, waits = (
+        facts[f"rank_{name}"] for name in ("samples_per_s", "stall_shares", "wait_shares")
+    )
+    apart = max(waits) - min(waits) >= WORTH_SAYING
+    return ", ".join([
+        f"{len(waits)} ranks",
+        *([f"slowest {facts['slowest_rank']}"] if apart else []),
+        f"waiting {_between(waits, '{:.0%}'.format)}",
+        f"stall {_between(stalls, '{:.0%}'.format)}",
+        f"{_between(rates, short)}/s each",
+    ])  # fmt: skip
+
+
+def _between(figures: Sequence[float], text: Callable[[float], str]) -> str:
+    least, most = text(min(figures)), text(max(figures))
+    return least if least == most else f"{least}-{most}"
 
 
 def _share(part: float, whole: float) -> float:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from streamkern.backend.nccl import on_devices
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.progress import Asked
 from streamkern.basics.stop import StopRequest
 from streamkern.basics.warning import warn
 from streamkern.centers.random_rows import check_features
@@ -58,6 +61,9 @@ def entered(
     """The run, checked before it is recorded; its backend is closed on an error."""
     run = opened_run(config, given, directory, continues)
     try:
+        ranks = on_devices(given.ranks, run.backend)
+        given = replace(given, ranks=ranks)
+        run = replace(run, given=replace(run.given, ranks=ranks))
         if given.centers is not None:
             check_features(given.centers, run.data.source.row_shape)
         _check_shareable(config, run.data.source.feed_transforms)
@@ -93,7 +99,7 @@ def begun(
     given: Given,
     directory: RunDirectory | None,
     request: StopRequest,
-    progress: bool | str = False,
+    progress: Asked = False,
     on_evaluation: Callable[[dict[str, Any]], None] | None = None,
     continues: str | os.PathLike[str] | None = None,
     callbacks: Sequence[Callback] = (),
@@ -113,7 +119,7 @@ def begun(
 def _check_shareable(config: RunConfig, transforms: Sequence[Transform]) -> None:
     """Raise where what is made of a row depends on the others of its batch, of which a rank has a
     part."""
-    if config.run.ranks > 1 and any(isinstance(each, MixUp) for each in transforms):
+    if config.run.n_ranks > 1 and any(isinstance(each, MixUp) for each in transforms):
         raise ConfigError(
             f"run.ranks={config.run.ranks} can not share batches whose rows mixup pairs; leave one "
             "of them out"

@@ -14,7 +14,7 @@ from streamkern.basics.machine import TakenMemory
 from streamkern.basics.progress import Line
 from streamkern.basics.text import time_text
 from streamkern.rundir.run_log import RunLog
-from streamkern.stream.meter import Meter
+from streamkern.stream.meter import Meter, short
 from streamkern.train.guard import WINDOW
 from streamkern.train.phases import DOING
 from streamkern.train.steps import Position
@@ -118,7 +118,7 @@ class Live:
         loss = f"train mse {self.losses[-1]:.4g}  " if self.losses else ""
         left = time_text(self._left(flow.samples_per_s))
         ranks = "" if self._ranks is None else self._ranks.words()
-        moving = flow.words() + ranks
+        moving = f"{short(flow.samples_per_s)} samples/s  {ranks}" if ranks else flow.words()
         return f"{share:.0%}, epoch {epoch} of {self._passes}  {left} left  {loss}{moving}"
 
     def log_losses(self) -> None:

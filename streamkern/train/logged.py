@@ -9,8 +9,9 @@ from typing import Any
 from streamkern.train.guard import WINDOW
 
 Record = dict[str, Any]
-_AHEAD = ("epochs", "of_samples", "train", "test")
-_MOVING = ("train_mse", "samples_per_s", "left_s")
+_AHEAD = ("epochs", "of_samples", "train", "test", "workers", "dashboard")
+_OF_RANKS = ("rank_samples_per_s", "rank_stall_shares", "rank_wait_shares", "slowest_rank")
+_MOVING = ("train_mse", "samples_per_s", "left_s", *_OF_RANKS)
 
 
 def losses_in(records: Iterable[Record], steps: float = math.inf) -> list[float]:
@@ -28,9 +29,10 @@ def losses_in(records: Iterable[Record], steps: float = math.inf) -> list[float]
 
 def where_it_is(records: Sequence[Record]) -> Record:
     """Of the newest record `time`, `step`, `epoch` and `samples`; what the process that was
-    the last to begin tells of its `epochs`, `of_samples` and data (`train`, `test`); what it is
-    `doing` in the setup, with `blocks_done` of `blocks`; and the newest `train_mse`,
-    `samples_per_s` and `left_s`."""
+    the last to begin tells of its `epochs`, `of_samples` and data (`train`, `test`), and of its
+    ranks, where there are several, the `workers` and their `dashboard`; what it is `doing` in the
+    setup, with `blocks_done` of `blocks`; and the newest `train_mse`, `samples_per_s`, `left_s`,
+    and of ranks what `Agreement.facts` says."""
     if not records:
         return {}
     last = records[-1]
@@ -39,7 +41,7 @@ def where_it_is(records: Sequence[Record]) -> Record:
         event = record.get("event")
         if event in ("start", "resume"):
             found |= {name: record[name] for name in _AHEAD if name in record}
-            for name in ("doing", "blocks_done", "blocks", "left_s"):
+            for name in ("doing", "blocks_done", "blocks", "left_s", *_OF_RANKS):
                 found.pop(name, None)
         elif event == "setup":
             found["doing"] = record["doing"]

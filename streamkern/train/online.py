@@ -59,7 +59,7 @@ class Online:
                 f"run_dir={self.config.run.run_dir!r} can not be used with partial_fit, which "
                 "keeps its state in the estimator; leave run_dir out, or use fit"
             )
-        if self.config.run.ranks > 1:
+        if self.config.run.ranks != 1:
             raise ConfigError(
                 f"run.ranks={self.config.run.ranks} can not be used with partial_fit, which trains "
                 "in this process; leave ranks out, or use fit"

@@ -60,6 +60,7 @@ class Given:
     warm : of solver.warm_start. facts : JSON of the caller's own, kept with the setup. The settings
     whose place `centers` and `metric` take are left at their defaults.
     continued : what a run takes over from the one that it continues. ranks : that share its steps.
+    placed : where these are, for the log: `workers`, and the `dashboard` of their cluster.
     """
 
     source: Source | None = None
@@ -71,6 +72,7 @@ class Given:
     facts: Mapping[str, Any] = field(default_factory=dict)
     continued: Continued | None = None
     ranks: Ranks = SOLO
+    placed: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self, config: RunConfig) -> RunConfig:
         """Those of a run with these arrays, which have been checked beside them."""
@@ -210,7 +212,7 @@ def _opened(
 def _neighbours(config: RunConfig, given: Given) -> int:
     """Ranks that share the memory of this machine."""
     elsewhere = config.run.cluster is not None or given.client is not None
-    return 1 if elsewhere else config.run.ranks
+    return 1 if elsewhere else config.run.n_ranks
 
 
 def _kernel_values(config: RunConfig, data: Data, p: int) -> int:
@@ -340,7 +342,7 @@ def _problem(
         float64=1.0 if itemsize == 8 else backend.float64,
         features=config.model.features,
         set_aside=0 if data.aside is None else data.aside.n_rows,
-        ranks=config.run.ranks,
+        ranks=config.run.n_ranks,
         read_rows=rows_read(source),
     )
 

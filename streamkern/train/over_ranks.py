@@ -10,21 +10,20 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from streamkern.backend.cupy_backend import gpu_problem
 from streamkern.backend.ranks import Ranks
 from streamkern.basics.errors import ConfigError, StreamkernError
 from streamkern.basics.optional import need
+from streamkern.basics.progress import Asked, Relay
 from streamkern.basics.stop import StopRequest, resumable
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.urls import local_path
-from streamkern.predict.figures import in_words
-from streamkern.stream.cluster import check_versions, connect
+from streamkern.stream.cluster import check_versions, connect, dashboard_link
 from streamkern.train.beginning import begun, entered, run_directory
+from streamkern.train.gpu_ranks import devices_of
 from streamkern.train.opened import NOTHING, Given
 from streamkern.train.placement.local import local_cluster
 from streamkern.train.placement.place import place
@@ -42,7 +41,7 @@ def train_over(
     given: Given,
     request: StopRequest,
     *,
-    progress: bool | str = False,
+    progress: bool = False,
     continues: str | os.PathLike[str] | None = None,
     on_event: Told = lambda event: None,
 ) -> dict[str, Any]:
@@ -50,14 +49,16 @@ def train_over(
     of a cluster on this machine that ends with the run. Returns what rank 0 found: `train_rank`.
 
     given : what is not in the settings travels to every rank.
-    on_event : is told of ranks that begin ("ranks") and are lost ("lost").
+    progress : whether to tell the text of a line.
+    on_event : is told of ranks that begin ("ranks") and are lost ("lost"), and what rank 0 tells
+        ("told"): {"line": text}, {"evaluation": record}; and {"warning": text}, by any of them.
     """
     check_placeable(config)
     need("xgboost.collective", "a run of several ranks", "ranks")
     client = given.client
-    ranks, local = config.run.ranks, client is None and config.run.cluster is None
+    ranks, local = config.run.n_ranks, client is None and config.run.cluster is None
+    devices: Sequence[str] = devices_of(config) if local else ()
     if local:
-        _check_shared(config)
         if config.run.threads != "auto":  # of all of them
             config = config.with_overrides({"run.threads": max(1, config.run.threads // ranks)})
     else:
@@ -65,9 +66,10 @@ def train_over(
     settings = {
         "config": config, "given": _packed(config, given),
         "continues": None if continues is None else str(continues),
-        "progress": progress if local else False,
+        "progress": progress, "devices": devices,
     }  # fmt: skip
     with _cluster(config, client) as workers:
+        settings["dashboard"] = None if local else dashboard_link(workers)
         if not local:
             check_versions(workers)
         found: dict[str, Any] = place(
@@ -84,7 +86,7 @@ def check_placeable(config: RunConfig) -> None:
             f"run.ranks={config.run.ranks} needs a run.run_dir that all ranks see, from which they "
             "begin; set it"
         )
-    if config.run.min_ranks > config.run.ranks:
+    if config.run.min_ranks > config.run.n_ranks:
         raise ConfigError(
             f"run.min_ranks={config.run.min_ranks} must not be above run.ranks={config.run.ranks}; "
             "lower it"
@@ -93,15 +95,6 @@ def check_placeable(config: RunConfig) -> None:
         raise ConfigError(
             f"run.ranks={config.run.ranks} reads on the ranks themselves, and data.dask names a "
             "cluster to read on; leave one of them out"
-        )
-
-
-def _check_shared(config: RunConfig) -> None:
-    """Raise where ranks of this machine would have one GPU between them."""
-    if config.run.device != "cpu" and gpu_problem() is None:
-        raise ConfigError(
-            f"run.ranks={config.run.ranks} on this machine would compute on one GPU; start a "
-            "worker for each GPU (dask cuda worker) and set run.cluster, or set run.device='cpu'"
         )
 
 
@@ -141,25 +134,25 @@ def _cluster(config: RunConfig, client: Any) -> Iterator[Any]:
     if client is not None:
         yield client
     elif config.run.cluster is not None:
-        with connect(config.run.cluster) as made:
+        with connect(config.run.cluster, setting="run.cluster") as made:
             yield made
     else:
         threads = None if config.run.threads == "auto" else config.run.threads
-        with local_cluster(config.run.ranks, threads) as made:
+        with local_cluster(config.run.n_ranks, threads) as made:
             yield made
 
 
 # ------------------------------------------------------------------- what is done on the workers
 
 
-def _prepare(settings: dict[str, Any], stop: StopRequest) -> None:
+def _prepare(settings: dict[str, Any], stop: StopRequest, tell: Told) -> None:
     config = settings["config"]
     with contextlib.suppress(StreamkernError):  # what is not there, or not good, is made or told of
         if run_directory(config, writable=False).load_setup(lambda *of: None) is not None:
             return  # which each rank reads its part of
     prepare_run(
         config, stop, pickle.loads(settings["given"]), continues=settings["continues"],
-        progress=settings["progress"],
+        progress=_line(settings, tell),
     )  # fmt: skip
 
 
@@ -169,10 +162,19 @@ def _work(
     config = settings["config"]
     if config.run.threads == "auto":
         config = config.with_overrides({"run.threads": spec.threads})
+    if settings["devices"]:
+        config = config.with_overrides({"run.device": settings["devices"][spec.rank]})
+    placed: dict[str, Any] = {"workers": list(spec.addresses)}
+    if settings["dashboard"] is not None:
+        placed["dashboard"] = settings["dashboard"]
     return train_rank(
-        config, ranks, stop, pickle.loads(settings["given"]), continues=settings["continues"],
-        progress=settings["progress"],
+        config, ranks, stop, replace(pickle.loads(settings["given"]), placed=placed),
+        continues=settings["continues"], progress=_line(settings, spec.tell), tell=spec.tell,
     )  # fmt: skip
+
+
+def _line(settings: dict[str, Any], tell: Told) -> Asked:
+    return Relay(lambda text: tell({"line": text})) if settings["progress"] else False
 
 
 def _reached(settings: dict[str, Any]) -> int:
@@ -186,7 +188,7 @@ def prepare_run(
     given: Given = NOTHING,
     *,
     continues: str | None = None,
-    progress: bool | str = False,
+    progress: Asked = False,
 ) -> None:
     """What one rank does alone, before they come together: it records the run, so that all have
     the same sizes; and makes the setup where they can not do that together."""
@@ -203,12 +205,6 @@ def prepare_run(
                 trainer.run.backend.close()
 
 
-def _shown(record: dict[str, Any]) -> None:
-    """An evaluation, on the terminal that the processes of this machine share."""
-    figures = {k: v for k, v in record.items() if k not in ("step", "samples")}
-    print(f"streamkern: {record['samples']:,} samples: {in_words(figures)}", file=sys.stderr)
-
-
 def train_rank(
     config: RunConfig,
     ranks: Ranks,
@@ -216,9 +212,12 @@ def train_rank(
     given: Given = NOTHING,
     *,
     continues: str | None = None,
-    progress: bool | str = False,
+    progress: Asked = False,
+    tell: Told = lambda said: None,
 ) -> dict[str, Any]:
     """The run to its end, behind a setup. Returns figures and seconds, of each rank its own.
+
+    tell : is told each evaluation by rank 0.
 
     Raises RankLostError where another rank is gone, and what `train` does.
     """
@@ -227,11 +226,14 @@ def train_rank(
         resumable(stop, kept=True, where=lambda: "before the next step") as request,
         begun(
             config, replace(given, ranks=ranks), run_directory(config, writable=first), request,
-            progress if first else False, _shown if first and progress else None, continues,
+            progress if first else False, lambda record: tell({"evaluation": record}), continues,
             callbacks=sinks_of(config.run) if first else (),
         ) as trainer,
     ):  # fmt: skip
         result = trainer.run_to_end()
+        timing: Mapping[str, float] = result.timing | {"waited_s": trainer.ranks.waited_s}
         trainer.run.backend.close()
-    timing: Mapping[str, float] = result.timing | {"waited_s": ranks.waited_s}
-    return {"metrics": result.metrics, "timing": dict(timing), "samples": result.samples}
+    return {
+        "metrics": result.metrics, "timing": dict(timing), "samples": result.samples,
+        "history": result.history, "losses": result.losses,
+    }  # fmt: skip

@@ -77,12 +77,16 @@ class Result:
 
 
 class Steps:
-    """A solver at work. `position` is kept up to date; `report` hears of passes and back-offs."""
+    """A solver at work. `position` is kept up to date; `report` hears of passes and back-offs.
+
+    rows : of this rank that were taken.
+    """
 
     def __init__(self, run: Run, made: Assembled, position: Position, report: Report) -> None:
         self.run, self.made, self.solver = run, made, made.solver
         self.position, self.report = position, report
         self.whole = True  # no step has begun that did not end
+        self.rows = 0
         self._best: Any = None
 
     def begin(self, alpha: npt.NDArray[Any] | None = None) -> None:
@@ -179,6 +183,7 @@ class Steps:
             self.solver.step(self.state, batch)
         position.step = self.state.steps
         position.samples += batch.whole
+        self.rows += len(batch.X)
         position.batch = batch.index + 1
         if batch.last:
             position.epoch, position.batch = position.epoch + 1, 0

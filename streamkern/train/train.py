@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.progress import Line
 from streamkern.basics.stop import StopRequest, resumable
-from streamkern.basics.warning import warn
 from streamkern.centers.random_rows import as_centers
 from streamkern.config.run_config import RunConfig
 from streamkern.kernels.builtin import Kernel, get_kernel
@@ -20,8 +20,10 @@ from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.transforms import Scale, is_deterministic, transform_name
 from streamkern.train.beginning import begun, opened_run, run_directory
 from streamkern.train.callbacks import Callback, check_callbacks
+from streamkern.train.gpu_ranks import counted
 from streamkern.train.opened import Given, Run
 from streamkern.train.over_ranks import train_over
+from streamkern.train.rank_news import RankNews
 from streamkern.train.same_run import (
     check_same_run,
     run_record,
@@ -89,11 +91,11 @@ def train(
     own = None if metric is None else np.asarray(metric)
     told = (*check_callbacks(callbacks), *sinks_of(config.run))
     given, directory = Given(source, test, rows, own, client, warm, facts or {}), None
+    config = counted(config, elsewhere=client is not None)
     _check_ranks(config)
-    if config.run.ranks > 1:
-        here = {"warm_start": warm, "callbacks": callbacks or None, "on_evaluation": on_evaluation}
-        _check_not_here(config, here)
-        return _over_ranks(config, given, stop, progress, continues)
+    if config.run.n_ranks > 1:
+        _check_not_here(config, {"warm_start": warm, "callbacks": callbacks or None})
+        return _over_ranks(config, given, stop, progress, on_evaluation, continues)
     if config.run.run_dir is not None:
         directory = run_directory(config)
     kept = directory is not None
@@ -127,23 +129,23 @@ def _check_not_here(config: RunConfig, given: Mapping[str, Any]) -> None:
 
 def _over_ranks(
     config: RunConfig, given: Given, stop: StopRequest | None, progress: bool | str,
+    on_evaluation: Callable[[dict[str, Any]], None] | None,
     continues: str | os.PathLike[str] | None,
 ) -> Result:  # fmt: skip
     """See `over_ranks`. The result is read back from the run directory."""
-
-    def tell(event: dict[str, Any]) -> None:
-        if event["event"] == "lost":
-            warn(f"{event['why']}; the run goes on from its last checkpoint")
-        elif event.get("wanted", 0) > event["ranks"]:
-            warn(f"there are workers for {event['ranks']} of {event['wanted']} ranks")
-
     _check_read_back(config, given)
-    with resumable(stop, kept=True, where=lambda: "before the next step") as request:
+    with (
+        resumable(stop, kept=True, where=lambda: "before the next step") as request,
+        Line(asked=progress) as line,
+    ):
         found = train_over(
-            config, given, request, progress=progress, continues=continues, on_event=tell
-        )
+            config, given, request, progress=bool(progress), continues=continues,
+            on_event=RankNews(line, on_evaluation),
+        )  # fmt: skip
     result = load_trained_run(str(config.run.run_dir), config.data.storage_options).result
     result.timing = found["timing"]
+    if not config.run.log:  # from which they are read else
+        result.history, result.losses = found["history"], found["losses"]
     return result
 
 

@@ -23,7 +23,7 @@ from streamkern.basics.errors import (
     StreamkernError,
     TrainingInterrupted,
 )
-from streamkern.basics.progress import Line
+from streamkern.basics.progress import Asked, Line
 from streamkern.basics.stop import Stopped, StopRequest
 from streamkern.basics.text import redact
 from streamkern.basics.warning import warn
@@ -64,7 +64,7 @@ class Trainer:
         stop: StopRequest,
         callbacks: Callbacks,
         *,
-        progress: bool | str,
+        progress: Asked,
     ) -> None:
         self.run, self.directory, self.evaluations = run, directory, evaluations
         self.ranks, self.agreement = run.given.ranks, Agreement(run.given.ranks, stop)
@@ -152,6 +152,7 @@ class Trainer:
             "epochs": data.passes, "of_samples": total,
             "train": list(data.train_urls), "test": data.test,
             "setup_s": time.perf_counter() - self.began, "plan": planned(self.run),
+            **self.run.given.placed,
         }  # fmt: skip
 
     def _resume(self, warm: WarmStart | None, ahead: dict[str, Any]) -> dict[str, Any] | None:
@@ -256,7 +257,8 @@ class Trainer:
 
     def _between(self, before: int, loss: float | None) -> bool:
         """Between two steps: show, end, evaluate, save; whether it was the last. See `Between`."""
-        self.agreement.exchange(self.position.step, self.feed.loader.stats.stall_s)
+        stall_s = self.feed.loader.stats.stall_s
+        self.agreement.exchange(self.position.step, stall_s, self.steps.rows)
         self.live.stepped(loss)
         position = self.position
         if position.batch == 0:

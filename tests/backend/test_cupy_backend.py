@@ -398,6 +398,13 @@ def test_triangles_are_multiplied_by_blocks(
             out = gpu.xp.empty((60, 7), dtype)
             multiply(gpu.asarray(L), gpu.asarray(B.T).T, out, lower=lower)
             close(gpu.to_host(out), (L.T if transposed else L) @ B, tolerance)
+    factor = (np.eye(60) + L / 60).astype(dtype)
+    inverse, given = gpu.xp.eye(60, dtype=dtype), gpu.asarray(factor)
+    gpu.solve_lower_triangular(given, inverse)
+    close(gpu.to_host(inverse), np.linalg.inv(factor.astype(np.float64)), tolerance)
+    C = gpu.xp.ones((60, 60), dtype)
+    gpu.add_gram(C, gpu.asarray(L), 0.5, lower=True)
+    close(np.tril(gpu.to_host(C)), np.tril(1 + L.T @ L / 2), tolerance)
 
 
 # -- between a disk and a device ------------------------------------------------------------------

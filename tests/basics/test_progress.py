@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from streamkern import KernelRegressor
-from streamkern.basics.progress import NOTEBOOK, PIPE, TERMINAL, WIPE, Line
+from streamkern.basics.progress import NOTEBOOK, PIPE, TERMINAL, TOLD, WIPE, Line, Relay
 
-AT_ONCE = dict.fromkeys((TERMINAL, NOTEBOOK, PIPE), 0.0)
+AT_ONCE = dict.fromkeys((TERMINAL, NOTEBOOK, PIPE, TOLD), 0.0)
 
 
 class Terminal(io.StringIO):
@@ -225,3 +225,14 @@ def test_a_pipe_sees_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert end == ""
     assert all(re.fullmatch(f"streamkern: ({SETUP}|{STEP})", line) for line in lines), lines
     assert lines[-1].startswith("streamkern: 100%, epoch 2 of 2  0 s left")
+
+
+def test_a_line_that_another_process_draws_is_told(clock: SimpleNamespace) -> None:
+    """About once a second, and when it is to be wiped."""
+    told: list[str] = []
+    with Line(asked=Relay(told.append)) as line:
+        for text in ("one", "two"):
+            line.draw(text)
+        clock.s += 1.0
+        line.draw("three")
+    assert told == ["one", "three", ""]

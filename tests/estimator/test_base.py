@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.base import clone
 from sklearn.datasets import load_diabetes, load_digits
 
 from streamkern import ConfigError, KernelClassifier, KernelRegressor, load
+from streamkern.train.placement.local import local_cluster
 
 STOPS: dict[str, Any] = {"threads": 1, "n_centers": 100, "early_stopping": True}
 
@@ -82,3 +85,23 @@ def test_what_it_refuses(parameters: dict[str, Any], words: str) -> None:
         model.set_params(early_stopping=True)
     with pytest.raises(ConfigError, match=words):
         model.fit(X, y)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of Dask's cluster
+def test_ranks_of_fit_are_placed_on_the_callers_cluster(tmp_path: Path) -> None:
+    """Which stays open, and no part of the model."""
+    pytest.importorskip("xgboost")
+    X, y = load_diabetes(return_X_y=True)
+    held_out = X[:50], y[:50]
+    settings: dict[str, Any] = {"n_centers": 100, "epochs": 3, "solver": "block"}
+    one = KernelRegressor(device="cpu", **settings).fit(X, y, test=held_out)
+    two = KernelRegressor(device="cpu", ranks=2, run_dir=str(tmp_path / "run"), **settings)
+    with local_cluster(2) as client:
+        two.fit(X, y, test=held_out, client=client)
+        assert client.status == "running"
+    np.testing.assert_allclose(two.predict(X), one.predict(X), rtol=1e-3)
+    assert [figures["samples"] for figures in two.history_] == [442, 884, 1326]
+    again = clone(pickle.loads(pickle.dumps(two)))
+    assert again.get_params()["ranks"] == 2
+    assert "client" not in again.get_params()

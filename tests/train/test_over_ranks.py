@@ -18,7 +18,7 @@ from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train import agreement, live
-from streamkern.train.agreement import Agreement
+from streamkern.train.agreement import Agreement, in_words
 from streamkern.train.opened import open_run
 from streamkern.train.over_ranks import prepare_run, train_rank
 from streamkern.train.steps import Steps
@@ -124,6 +124,8 @@ def test_the_run_is_that_of_one_rank(
     np.testing.assert_allclose(alpha(tmp_path / "many"), alpha(tmp_path / "one"), atol=1e-11)
     assert figures.keys() == result.metrics.keys()
     assert all(abs(figures[k] - v) < 1e-9 for k, v in result.metrics.items())
+    assert [each["step"] for each in ended["history"]] == [e["step"] for e in result.history]
+    np.testing.assert_allclose(ended["losses"], result.losses, rtol=1e-6)
     again = train(many.with_overrides({"run.ranks": 1}))  # it is done
     assert again.samples == result.samples
 
@@ -188,11 +190,21 @@ def test_the_log_names_the_slowest_rank(
     over(3, settings(store, tmp_path / "run"))
     records, _ = RunDirectory(tmp_path / "run", writable=False).read_log()
     logged = [record for record in records if "slowest_rank" in record]
-    assert {record["slowest_rank"] for record in logged} == {1}
-    for record in logged:
-        first, slow, last = record["rank_wait_shares"]
-        assert slow + 0.1 < min(first, last)
-        assert len(record["rank_stall_shares"]) == 3
+    several = len(logged)
+    logged = [record for record in logged if record["slowest_rank"] == 1]
+    assert len(logged) > several / 2  # where rank 0 evaluates and saves the others wait for that
+    means = {
+        name: np.mean([record[f"rank_{name}"] for record in logged], axis=0)
+        for name in ("wait_shares", "stall_shares", "samples_per_s")
+    }
+    first, slow, last = means["wait_shares"]
+    assert slow + 0.1 < min(first, last)
+    first, slow, last = means["samples_per_s"]
+    assert slow < 0.8 * min(first, last)
+    assert means["stall_shares"].shape == (3,)
+    assert in_words(max(logged, key=lambda each: max(each["rank_wait_shares"]))).startswith(
+        "3 ranks, slowest 1, waiting "
+    )
 
 
 def test_sums_over_rows_are_saved_as_often_as_asked_for(store: str, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from streamkern.backend.base import Backend
 from streamkern.backend.cupy_backend import gpu_problem
 from tests.virtual import VirtualBackend
-from tools import gpu_check, gpu_speed
+from tools import gpu_check, gpu_parts, gpu_speed
 
 SHAPE = (40, 70, 6, 3)
 SIZES: dict[str, Any] = {"shapes": [SHAPE], "eigh": (30,), "copy_bytes": 1 << 12}
@@ -69,6 +69,33 @@ def test_two_backends_agree() -> None:
     for name, check in gpu_check.agreement(Backend(1), other).items():
         report = check()
         assert report["passed"], (name, report)
+
+
+def test_large_triangles_are_compared_exactly() -> None:
+    """And a wrong one is noticed."""
+    report = gpu_parts.large(Backend(1), 300)
+    assert report["passed"], report
+
+    class Wrong(Backend):
+        def add_gram(self, C: Any, W: Any, scale: float, *, lower: bool = False) -> None:
+            super().add_gram(C, W, 1.5 * scale, lower=lower)
+
+    report = gpu_parts.large(Wrong(1), 300)
+    assert [name for name, right in report["right"].items() if not right] == ["gram of a triangle"]
+
+
+def test_the_parts_of_a_step_are_timed() -> None:
+    (found,) = gpu_parts.step_parts(Backend(1), [SHAPE], "exact").values()
+    assert list(found)[-2:] == ["H g", "H.T (H g)"]
+    assert all(ms > 0 for ms in found.values())
+
+
+def test_backends_and_ranks_may_share_a_device() -> None:
+    assert gpu_parts.two_backends("cpu")["passed"]
+    report = gpu_parts.shared("cpu", 2000, 200)
+    assert report["passed"], report
+    assert report["seconds of 1"] > 0
+    assert report["seconds of 2"] > 0
 
 
 @pytest.mark.skipif(gpu_problem() is None, reason="needs a machine without a GPU")

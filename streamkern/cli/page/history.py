@@ -18,6 +18,9 @@ Point = tuple[float, float]
 Record = Mapping[str, Any]
 
 RATES = ("samples_per_s", "stall_share")
+RANKS = ("rank_samples_per_s", "rank_stall_shares", "rank_wait_shares")
+"""Of each rank, where there are several; what ranks are told apart by is behind a slash."""
+SLOWEST = "slowest_rank"
 LOSS, PEAK = "train_mse", "peak_bytes"
 _ORDER = {"metric": 0, "kernel": 1, "centers": 2, "noise": 3, "sample": 4, "preconditioner": 5}
 """Of the stages of a setup; what else it reports comes later."""
@@ -60,7 +63,7 @@ class Life:
 class History:
     """curves : (samples, value) by the name of the figure, in order. evaluations : figures by
     name, with time, step and samples. setup : records of the last setup. plan : of the last
-    process that said it. lost : samples that were done again."""
+    process that said it. workers, dashboard : of its ranks. lost : samples that were done again."""
 
     curves: dict[str, list[Point]] = field(default_factory=dict)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
@@ -68,6 +71,8 @@ class History:
     events: list[Happening] = field(default_factory=list)
     setup: list[Record] = field(default_factory=list)
     plan: Mapping[str, Any] = field(default_factory=dict)
+    workers: Sequence[str] = ()
+    dashboard: str | None = None
     setup_s: float | None = None
     peak_bytes: int | None = None
     lost: int = 0
@@ -129,8 +134,11 @@ def _take(found: History, record: Record, event: str, count: int) -> None:
     """One record, of the process of this number, into what it is of."""
     if event == "train":
         _add_losses(found.curves, record)
-        for name in RATES:
+        for name in (*RATES, SLOWEST):
             _add(found.curves, name, record["samples"], record.get(name))
+        for name in RANKS:
+            for rank, value in enumerate(record.get(name, ())):
+                _add(found.curves, of_rank(name, rank), record["samples"], value)
         found.peak_bytes = max(found.peak_bytes or 0, int(record.get(PEAK, 0))) or None
         return
     if event == "evaluation":
@@ -139,6 +147,7 @@ def _take(found: History, record: Record, event: str, count: int) -> None:
         found.evaluations.append(_evaluation(record))
     elif event in ("start", "resume"):
         found.plan = record.get("plan", found.plan)
+        found.workers, found.dashboard = record.get("workers", ()), record.get("dashboard")
         if event == "start":  # of one that was only read again it is less
             found.setup_s = max(found.setup_s or 0.0, number(record.get("setup_s")) or 0.0) or None
         _go_back(found, record)
@@ -147,6 +156,11 @@ def _take(found: History, record: Record, event: str, count: int) -> None:
     said = _went_on(found.lives, count, record) if event == "resume" else _said(record, event)
     if said is not None:
         found.events.append(Happening(record["time"], record["samples"], *said))
+
+
+def of_rank(name: str, rank: int) -> str:
+    """The name of a curve that each rank has its own of."""
+    return f"{name}/{rank}"
 
 
 def _evaluation(record: Record) -> dict[str, Any]:
@@ -189,10 +203,16 @@ def _go_back(found: History, record: Record) -> None:
 def _went_on(lives: Sequence[Life], count: int, record: Record) -> tuple[str]:
     """That the process of this number began, and how long after the one before it."""
     if count == 1:
-        return ("went on",)
+        return (f"went on{_with_ranks(record)}",)
     before = lives[count - 2].records[-1]["time"]
     pause = duration(max(seconds_between(before, record["time"]), 0.0))
-    return (f"went on, in process {count}, {pause} after the last word of process {count - 1}",)
+    after = f"{pause} after the last word of process {count - 1}"
+    return (f"went on, in process {count}, {after}{_with_ranks(record)}",)
+
+
+def _with_ranks(record: Record) -> str:
+    ranks = len(record.get("workers", ()))
+    return f", with {ranks} ranks" if ranks else ""
 
 
 def _said(record: Record, event: str) -> tuple[str, bool] | tuple[str] | None:
@@ -200,7 +220,8 @@ def _said(record: Record, event: str) -> tuple[str, bool] | tuple[str] | None:
     match event:
         case "start":
             took = record.get("setup_s")
-            return (f"set up{f' in {duration(took)}' if took else ''}; the steps begin",)
+            done = f"set up{f' in {duration(took)}' if took else ''}"
+            return (f"{done}; the steps begin{_with_ranks(record)}",)
         case "evaluation":
             figures = {k: float(v) for k, v in record.items() if k not in _PLACE}
             return (f"evaluated: {in_words(figures)}",)

@@ -10,6 +10,7 @@ from streamkern.basics.version import __version__
 from streamkern.cli.page.curves import curves
 from streamkern.cli.page.facts import Facts
 from streamkern.cli.page.html import Html, joined, tag
+from streamkern.cli.page.ranks import ranks
 from streamkern.cli.page.sections import clock, in_short, plan, section, settings
 from streamkern.cli.page.setup_sections import choices, data, in_time, machine
 from streamkern.cli.page.style import STYLE
@@ -42,6 +43,7 @@ def page(runs: Sequence[Facts], defaults: Mapping[str, Any]) -> str:
         tag("p", *places),
         in_short(runs),
         curves(runs),
+        ranks(runs),
         plan(runs),
         settings(runs, defaults),
         choices(runs),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from typing import Any
 from streamkern.basics.errors import RankLostError, TrainingInterrupted
 from streamkern.basics.stop import StopRequest
 from streamkern.train.placement.site import Site, Spot
-from streamkern.train.placement.task import Job, Order, RankFailed, run_rank, start_tracker
+from streamkern.train.placement.task import Job, Order, Raised, RankFailed, run_rank, start_tracker
 
 _TICK_S, _LOOK_S = 0.1, 0.25
 _CAUSE_S = 1.0  # for the cause of what a rank reports: others notice a failure before its rank says
@@ -65,6 +65,7 @@ class Generation:
         self._ended: dict[int, BaseException | None] = {}  # rank -> its error
         self._told = self._looked = self._bad = self._asked = 0.0  # when that last, or first, was
         self._spoke = set[int]()  # those whose processes are this generation's
+        self._told_us = deque[dict[str, Any]]()
         self._there = {spot.address for spot in spots}
 
     def run(self) -> Ended:
@@ -99,11 +100,12 @@ class Generation:
         site.tell(self._number, None)
         only: dict[str, Any] = {"allow_other_workers": False, "retries": 0, "pure": False}
         hosts, job = Counter(spot.host for spot in spots), pickle.dumps(self._job)
+        addresses = tuple(spot.address for spot in spots)
         tracker = site.client.submit(start_tracker, len(spots), workers=[spots[0].address], **only)
         for rank, spot in enumerate(spots):
             order = Order(
-                site.name, self._number, rank, len(spots), spot.address, hosts[spot.host],
-                limits.timeout_s, limits.lonely_s, job,
+                site.name, self._number, rank, addresses, hosts[spot.host], limits.timeout_s,
+                limits.lonely_s, job,
             )  # fmt: skip
             future = site.client.submit(run_rank, order, tracker, workers=[spot.address], **only)
             future.add_done_callback(lambda _: site.news.set())
@@ -114,8 +116,17 @@ class Generation:
         if said["generation"] == self._number:
             self._heard[said["rank"]] = time.monotonic()
             self._spoke.add(said["rank"])
-            if said["reached"] is not None:
+            if "told" in said:
+                self._told_us.append(said)
+                self._site.news.set()
+            elif said["reached"] is not None:
                 self.reached = said["reached"]
+
+    def _relay(self) -> None:
+        """What ranks told, on the driver's thread."""
+        while self._told_us:
+            said = self._told_us.popleft()
+            self._on_event("told", rank=said["rank"], said=said["told"])
 
     def _watched(self) -> str | None:
         """What was lost; None: all ranks have ended well."""
@@ -124,6 +135,7 @@ class Generation:
             self._site.news.clear()
             self._speak()
             self._collect()
+            self._relay()  # what a rank told arrived before its end
             if len(self._ended) == len(self._spots) and not self._errors():
                 return None
             missing = self._missing()
@@ -208,7 +220,7 @@ class Generation:
 
 def _lost_or(error: BaseException) -> BaseException:
     """The error, or that a rank is lost where it is Dask's own."""
-    if isinstance(error, RankFailed):
+    if isinstance(error, RankFailed | Raised):
         return error.error()
     of_dask = isinstance(error, CancelledError) or type(error).__module__.startswith("distributed.")
     return RankLostError(f"{type(error).__name__}: {error}") if of_dask else error

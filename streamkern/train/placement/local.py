@@ -5,18 +5,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import dask
+import filelock
 
 from streamkern.basics.errors import RunError
 from streamkern.basics.machine import available_cpus
 from streamkern.basics.optional import need
 from streamkern.basics.stop import SIGNALS
 
+_NAME, _LOCK = "streamkern-ranks-", ".streamkern.lock"
 _OF_BLAS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # After 15 s Dask's cluster closes a worker that was killed, also if it is only being killed again.
 _NEVER = {"distributed.deploy.lost-worker-timeout": "365 days"}
@@ -34,7 +38,7 @@ def local_cluster(ranks: int, threads: int | None = None) -> Iterator[Any]:
     with (
         _own_environment(),
         dask.config.set(_NEVER),
-        tempfile.TemporaryDirectory(prefix="streamkern-", ignore_cleanup_errors=True) as folder,
+        _own_folder() as folder,
         _begun(
             distributed.LocalCluster,
             n_workers=ranks, threads_per_worker=1, processes=True, memory_limit=None,
@@ -45,6 +49,26 @@ def local_cluster(ranks: int, threads: int | None = None) -> Iterator[Any]:
         distributed.Client(cluster, set_as_default=False) as client,
     ):  # fmt: skip
         yield client
+
+
+@contextlib.contextmanager
+def _own_folder() -> Iterator[str]:
+    """A folder for files of workers. What drivers that were killed have left of theirs is removed:
+    only folders with our lock in them that nobody holds."""
+    parent = Path(tempfile.gettempdir())
+    for left in parent.glob(f"{_NAME}*"):
+        with contextlib.suppress(OSError, filelock.Timeout):
+            if (left / _LOCK).is_file() and not left.is_symlink():
+                with filelock.FileLock(left / _LOCK, timeout=0):
+                    shutil.rmtree(left, ignore_errors=True)
+    made = Path(tempfile.mkdtemp(prefix=".streamkern-"))
+    with filelock.FileLock(made / _LOCK, timeout=0):
+        name = made.name.replace(".streamkern-", _NAME)
+        folder = made.rename(parent / name)  # with its lock held
+        try:
+            yield str(folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _begun(make: Callable[..., Any], **options: Any) -> Any:

@@ -13,14 +13,14 @@ from streamkern.basics.stop import StopRequest
 from streamkern.stream.cluster_reader import address_of
 from streamkern.train.placement.generation import Ended, Generation, Limits
 from streamkern.train.placement.site import Site, Spot
-from streamkern.train.placement.task import Job, RankSpec, Reached, Work
+from streamkern.train.placement.task import Job, RankSpec, Reached, Tell, Work
 
 MOST_IN_VAIN = 3
 LONELY_S = 60.0
 _LOOK_S = 0.1
 _GO_ON = "run the same command again to go on"
 
-Prepare = Callable[[dict[str, Any], StopRequest], Any]
+Prepare = Callable[[dict[str, Any], StopRequest, Tell], Any]
 
 
 def place(
@@ -51,7 +51,9 @@ def place(
     timeout_s : how long a rank may be silent, and how long workers are waited for.
     lonely_s : how long ranks go on without this process.
     stop : once requested rank 0 is asked to stop, and its error comes out.
-    on_event : called with {"event": "ranks", ...} when ranks begin, {"event": "lost", "why": ...}.
+    on_event : called with {"event": "ranks", ...} when ranks begin, {"event": "lost", "why": ...},
+        {"event": "told", "rank": ..., "said": ...} of what a rank tells, {"warning": text} of what
+        is warned of there.
 
     Raises
     ------
@@ -62,7 +64,7 @@ def place(
     TrainingInterrupted
         The stop was requested, or not enough workers are left.
     ClusterError, ConfigError
-        The scheduler is gone; a worker has no nanny.
+        The scheduler is gone; a worker has no nanny, or a limit on its memory.
     """
     if not 1 <= min_ranks <= (ranks or min_ranks):
         raise ConfigError(
@@ -78,7 +80,7 @@ def place(
 
 
 def _prepared(ranks: Ranks, spec: RankSpec, settings: dict[str, Any], stop: StopRequest) -> Any:
-    return settings["prepare"](settings["settings"], stop)
+    return settings["prepare"](settings["settings"], stop, spec.tell)
 
 
 class _Driver:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamkern.basics.errors import ClusterError, ConfigError
+from streamkern.basics.text import size_text
 from streamkern.stream.cluster_reader import address_of, run_on
 
 _REACH_S = 5.0  # a nanny's machine that does not answer for so long is taken for gone
@@ -67,6 +68,14 @@ class Site:
             raise ConfigError(
                 f"the worker {bare[0]} of {address_of(self.client)} has no nanny, which ends its "
                 "process with the other ranks'; start it without --no-nanny"
+            )
+        limited = [address for address, worker in known.items() if worker["memory_limit"]]
+        if limited:
+            limit = size_text(known[limited[0]]["memory_limit"])
+            raise ConfigError(
+                f"the worker {limited[0]} of {address_of(self.client)} has a limit of {limit} on "
+                "its memory, at which Dask would stop or kill it in training; start it with "
+                "--memory-limit 0, and set run.memory in its place"
             )
         return {
             address: Spot(address, worker["host"], worker["nanny"], worker["status"] == "running")

@@ -13,7 +13,8 @@ import pickle
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,7 @@ from streamkern.basics.errors import (
 from streamkern.basics.machine import available_cpus
 from streamkern.basics.optional import need, on_demand
 from streamkern.basics.stop import Stopped, StopRequest
+from streamkern.basics.text import redact
 from streamkern.stream.cluster_reader import run_on
 
 _ASK_S = 5.0
@@ -37,12 +39,16 @@ _holding = threading.Lock()
 _ENDLESS_S = 7 * 86400  # the sums' own time-out, in milliseconds an int: the driver ends who hangs
 
 
+Tell = Callable[[dict[str, Any]], None]
+
+
 @dataclass(frozen=True)
 class RankSpec:
     """Which rank one is.
 
     tracker : by which `streamkern.backend.ranks.joined` finds the others; empty for one alone.
-    threads : that it may use. timeout_s : for which it may be silent.
+    threads : that it may use. timeout_s : for which it may be silent. addresses : of the workers of
+    all ranks. tell : tells the driver something, of JSON's types.
     """
 
     rank: int
@@ -51,6 +57,8 @@ class RankSpec:
     tracker: Mapping[str, Any]
     threads: int
     timeout_s: float
+    addresses: tuple[str, ...]
+    tell: Tell = field(repr=False)
 
 
 Work = Callable[[Ranks, RankSpec, dict[str, Any], StopRequest], Any]
@@ -73,15 +81,15 @@ class Job:
 class Order:
     """What a rank is told. Settings may hold secrets: the job is bytes, which no repr shows.
 
-    name : under which driver and ranks talk. neighbours : ranks on the same host.
+    name : under which driver and ranks talk. addresses : of all ranks. neighbours : ranks on the
+    same host.
     lonely_s : without a word of the driver, after which the rank saves and ends.
     """
 
     name: str
     generation: int
     rank: int
-    size: int
-    address: str
+    addresses: tuple[str, ...]
     neighbours: int
     timeout_s: float
     lonely_s: float
@@ -92,10 +100,23 @@ class Order:
         """Between two signs of life."""
         return min(1.0, self.timeout_s / 6, self.lonely_s / 6)
 
-    def spec(self, tracker: Mapping[str, Any]) -> RankSpec:
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return len(self.addresses)
+
+    @property
+    def address(self) -> str:
+        """Of this rank."""
+        return self.addresses[self.rank]
+
+    def spec(self, tracker: Mapping[str, Any], tell: Tell) -> RankSpec:
         """For the work, on the machine that does it."""
         threads = max(1, available_cpus() // self.neighbours)
-        return RankSpec(self.rank, self.size, self.generation, tracker, threads, self.timeout_s)
+        return RankSpec(
+            self.rank, self.size, self.generation, tracker, threads, self.timeout_s,
+            self.addresses, tell,
+        )  # fmt: skip
 
 
 def start_tracker(size: int) -> dict[str, Any]:
@@ -148,9 +169,9 @@ def _run_rank(worker: Any, order: Order, tracker: Mapping[str, Any]) -> Any:
     if worker.address != order.address or not pulse.newest():
         raise RankLostError(f"rank {order.rank} of {order.address} is not awaited any more")
     failure, result = None, None
-    with pulse:
+    with pulse, _warnings_told(pulse.tell):
         try:
-            result = _worked(order, order.spec(tracker), stop, pulse)
+            result = _worked(order, order.spec(tracker, pulse.tell), stop, pulse)
         except BaseException as error:
             failure = _travelling(error, order)
     if failure is not None:
@@ -165,6 +186,14 @@ def _worked(order: Order, spec: RankSpec, stop: StopRequest, pulse: _Pulse) -> A
     pulse.say()
     with _ranks(spec) as ranks:
         return job.work(ranks, spec, job.settings, stop)
+
+
+@contextlib.contextmanager
+def _warnings_told(tell: Tell) -> Iterator[None]:
+    """What is warned of the driver shows, which has the terminal, and knows what was shown."""
+    with warnings.catch_warnings():  # which forgets what runs before this one warned of
+        warnings.showwarning = lambda message, *place: tell({"warning": redact(str(message))})
+        yield
 
 
 def _ranks(spec: RankSpec) -> contextlib.AbstractContextManager[Ranks]:
@@ -186,25 +215,39 @@ class RankFailed(Exception):
         return error
 
 
+class Raised(Exception):
+    """An error that is none of ours, on its way to the driver, and the text of where it was raised,
+    which a traceback shows as its cause."""
+
+    def error(self) -> BaseException:
+        """As it was raised."""
+        error: BaseException = self.args[0]
+        error.__cause__ = OnRank(self.args[1])
+        return error
+
+
+class OnRank(Exception):
+    """Where a rank raised the error that this is the cause of, as text."""
+
+
 def _travelling(error: BaseException, order: Order) -> BaseException:
-    """The error, if it can be pickled, with where it was raised if it is none of ours."""
+    """The error as something that can be pickled."""
     if type(error).__module__ == errors.__name__ and isinstance(error, StreamkernError):
         notes = tuple(getattr(error, "__notes__", ()))
         return RankFailed(type(error).__name__, str(error), error.exit_code, notes)
-    if not isinstance(error, StreamkernError):
-        trace = "".join(traceback.format_exception(error)).rstrip()
-        error.add_note(f"on rank {order.rank} of {order.size}, {order.address}:\n{trace}")
+    trace = "".join(traceback.format_exception(error)).rstrip()
+    where = f"rank {order.rank} of {order.size}, {order.address}:\n{trace}"
     error.__traceback__ = error.__context__ = error.__cause__ = None  # frames hold all the memory
     try:
         if isinstance(error, Exception | Stopped):
             pickle.loads(pickle.dumps(error))
-            return error
+            return Raised(error, where)
     except Exception:  # its class takes other arguments
         pass
     plain = RuntimeError(f"{type(error).__name__}: {error}")
     for note in getattr(error, "__notes__", ()):
         plain.add_note(note)
-    return plain
+    return Raised(plain, where)
 
 
 class _Pulse:
@@ -229,6 +272,11 @@ class _Pulse:
         """That this rank lives."""
         said = {"generation": self._order.generation, "rank": self._order.rank}
         self._worker.log_event(self._order.name, said | {"reached": self.reached})
+
+    def tell(self, what: dict[str, Any]) -> None:
+        """The driver, before it learns of the end of this rank."""
+        said = {"generation": self._order.generation, "rank": self._order.rank, "told": what}
+        self._worker.log_event(self._order.name, said)
 
     def newest(self) -> bool:
         """Whether the driver has begun no other generation, as far as this rank can know."""

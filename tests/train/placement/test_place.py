@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -92,12 +93,20 @@ def test_two_ranks_after_one_prepared(client: Any, tmp_path: Path) -> None:
     """Each in its process; twice on the same workers."""
     for folder in (tmp_path / "a", tmp_path / "b"):
         folder.mkdir()
-        result = placed(client, folder, prepare=toys.prepare, ranks=None)
+        events = Events()
+        result = placed(client, folder, events, prepare=toys.prepare, ranks=None)
         assert result["total"] == toys.expected(STEPS)
         assert toys.notes(folder)[0] == "prepared"
         (_, *first), (_, *second) = toys.begun(folder)
         assert (first[:2], second[:2]) == ([0, 2], [1, 2])
         assert first[2] != second[2]
+        told = sorted((e["rank"], *e["said"].items()) for e in events.of("told"))
+        workers = events.of("ranks")[-1]["workers"]
+        warning = ("warning", "one that all ranks give")
+        assert [said for said in told if said[1] == warning] == [(0, warning), (1, warning)]
+        assert [said[1] for said in told if said[1] != warning] == [
+            ("line", f"rank {rank} of {workers[rank]}") for rank in (0, 1)
+        ]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -146,8 +155,10 @@ def test_an_error_comes_out_as_it_is(client: Any, tmp_path: Path, rank: int) -> 
     assert not [pid for *_, pid, _ in toys.begun(tmp_path) if alive(pid)]
     with pytest.raises(KeyError, match="a bug") as bug:
         placed(client, tmp_path, acts={f"{rank} 4": "bug"})
-    assert f"on rank {rank} of 2" in bug.value.__notes__[0]
-    assert "_act" in bug.value.__notes__[0]
+    assert not hasattr(bug.value, "__notes__")  # the sentence is that of one process
+    where = "".join(traceback.format_exception(bug.value))
+    assert f"OnRank: rank {rank} of 2" in where
+    assert "in _act" in where
 
 
 def test_no_progress_is_no_way_to_go_on(client: Any, tmp_path: Path) -> None:
@@ -212,7 +223,7 @@ def test_a_stale_task_does_nothing(client: Any, tmp_path: Path) -> None:
     for told, of, address in ((None, 1, spot.address), (2, 1, spot.address), (1, 1, "tcp://x:1")):
         if told is not None:
             site.tell(told, None)
-        order = Order("stale", of, 0, 1, address, 1, 10.0, 10.0, job)
+        order = Order("stale", of, 0, (address,), 1, 10.0, 10.0, job)
         future = client.submit(run_rank, order, {}, workers=[spot.address], pure=False)
         with pytest.raises(RunError, match="not awaited any more"):
             future.result(10)
@@ -225,7 +236,7 @@ def test_a_process_is_a_rank_of_one_run(monkeypatch: pytest.MonkeyPatch) -> None
     dask = SimpleNamespace(get_worker=lambda: worker)
     monkeypatch.setattr(task, "on_demand", lambda name: dask)
     monkeypatch.setattr(task, "_held", ["one"])
-    order = Order("other", 1, 0, 1, worker.address, 1, 10.0, 10.0, b"")
+    order = Order("other", 1, 0, (worker.address,), 1, 10.0, 10.0, b"")
     with pytest.raises(task.RankFailed) as refused:
         run_rank(order, {})
     error = refused.value.error()
@@ -242,8 +253,24 @@ def test_settings_are_not_shown(client: Any, tmp_path: Path) -> None:
     known = client.run_on_scheduler(
         lambda dask_scheduler: repr(list(dask_scheduler.transition_log))
     )
-    order = Order("name", 1, 0, 1, "a", 1, 1.0, 1.0, b"hunter2")
+    order = Order("name", 1, 0, ("a",), 1, 1.0, 1.0, b"hunter2")
     assert "hunter2" not in known + repr(order)
+
+
+def test_workers_with_a_limit_on_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their nannies would kill ranks at it; so are those without nannies."""
+    scheduler = SimpleNamespace(identity=lambda: None, address="tcp://s:1")
+    site = Site(SimpleNamespace(scheduler=scheduler), "a", 1.0)
+    worker = {"nanny": "tcp://n:1", "host": "h", "status": "running", "memory_limit": 0}
+    known = {"workers": {"tcp://w:1": worker}}
+    monkeypatch.setattr(Site, "_ask", lambda self, question: known)
+    assert list(site.spots()) == ["tcp://w:1"]
+    worker["memory_limit"] = 3 << 30
+    with pytest.raises(ConfigError, match=r"tcp://w:1 of .* 3 GiB .*--memory-limit 0"):
+        site.spots()
+    worker["nanny"] = ""
+    with pytest.raises(ConfigError, match="has no nanny"):
+        site.spots()
 
 
 def test_the_number_of_ranks_is_checked(client: Any, tmp_path: Path) -> None:

@@ -1,0 +1,102 @@
+"""NCCL: sums of ranks that have a GPU each, from device to device.
+
+By CuPy's module `nccl`. What ranks tell each other in numbers goes by the ranks that they were
+before, through the host; so does what brings NCCL together. A rank that is lost leaves the others
+in a sum that does not end: their processes are killed with their generation, and nothing is
+aborted, which may hang.
+"""
+
+from __future__ import annotations
+
+import socket
+import zlib
+from collections import deque
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.base import Array, Backend
+from streamkern.backend.cupy_backend import CupyBackend
+from streamkern.backend.ranks import Ranks
+from streamkern.basics.errors import BackendError
+
+
+def on_devices(ranks: Ranks, backend: Backend) -> Ranks:
+    """Ranks whose sums go from GPU to GPU, where each has one of its own and can use NCCL; else
+    `ranks`. Everybody calls it.
+
+    Raises BackendError where NCCL is there and does not begin.
+    """
+    if ranks.alone:
+        return ranks
+    library: Any = backend.nccl() if isinstance(backend, CupyBackend) else None
+    place = 0 if library is None else _place(backend)
+    there, places = ranks.each([library is not None, place]).T
+    if not there.all() or len(set(places)) < ranks.size:
+        return ranks
+    number = () if ranks.rank else library.get_unique_id()  # of signed characters
+    heard = ranks.told(np.asarray(number, np.int8).tobytes())
+    together = tuple(np.frombuffer(heard, np.int8).tolist())
+    try:
+        with backend.active():
+            communicator = library.NcclCommunicator(ranks.size, together, ranks.rank)
+    except Exception as error:  # NCCL's own type
+        raise BackendError(
+            f"NCCL does not begin on rank {ranks.rank} of {ranks.size}: {error}; see to the cause "
+            "(NCCL_DEBUG=WARN says more), or set run.device='cpu'"
+        ) from error
+    return Nccl(ranks, communicator, library, backend)
+
+
+def _place(backend: Any) -> int:
+    """Which device it is, of all machines."""
+    return zlib.crc32(f"{socket.gethostname()} {backend.device.pci_bus_id}".encode())
+
+
+class Nccl(Ranks):
+    """See `on_devices`. Sums are in place, on the backend's stream: the host does not wait."""
+
+    def __init__(self, host: Ranks, communicator: Any, library: Any, backend: Any) -> None:
+        self.rank, self.size, self._host = host.rank, host.size, host
+        self._communicator, self._backend, self._library = communicator, backend, library
+        self._types: dict[np.dtype[Any], int] = {
+            np.dtype(np.float32): library.NCCL_FLOAT32,
+            np.dtype(np.float64): library.NCCL_FLOAT64,
+        }
+        self._under_way = deque[tuple[Any, Any]]()
+        self._on_device_s = 0.0
+
+    @property
+    def waited_s(self) -> float:  # type: ignore[override]
+        """In the sums that have ended."""
+        cuda = self._backend.xp.cuda
+        while self._under_way and self._under_way[0][1].done:
+            self._on_device_s += cuda.get_elapsed_time(*self._under_way.popleft()) / 1000
+        return self._host.waited_s + self._on_device_s
+
+    def sum(self, a: Array, backend: Backend) -> Array:
+        """See `Ranks`. Of what is on the host it is that of the ranks before."""
+        if not isinstance(a, self._backend.xp.ndarray) or a.dtype not in self._types:
+            return self._host.sum(a, backend)
+        if not a.size:
+            return a
+        whole = a if a.flags.c_contiguous else self._backend.xp.ascontiguousarray(a)
+        event, stream = self._backend.xp.cuda.Event, self._backend.stream
+        began, ended = event(), event()
+        began.record(stream)
+        self._communicator.allReduce(
+            whole.data.ptr, whole.data.ptr, whole.size, self._types[whole.dtype],
+            self._library.NCCL_SUM, stream.ptr,
+        )  # fmt: skip
+        ended.record(stream)
+        self._under_way.append((began, ended))
+        if whole is not a:
+            a[...] = whole
+        return a
+
+    def _total(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return self._host._total(mine)
+
+    def _timed(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return self._host._timed(mine)

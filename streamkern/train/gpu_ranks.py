@@ -1,0 +1,52 @@
+"""Ranks of this machine and its GPUs: as many as there are, and which is whose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from streamkern.backend.cupy_backend import gpu_count, gpu_problem
+from streamkern.basics.errors import ConfigError
+from streamkern.config.run_config import RunConfig
+
+EACH = "gpus"
+
+
+def counted(config: RunConfig, *, elsewhere: bool = False) -> RunConfig:
+    """With `run.ranks` as a number: of "gpus" that of the GPUs here.
+
+    elsewhere : on a cluster that is given. Raises ConfigError where there are none, or none are to
+    be used.
+    """
+    if config.run.ranks != EACH:
+        return config
+    if elsewhere or config.run.cluster is not None:
+        raise ConfigError(
+            "run.ranks='gpus' is one for each GPU of this machine, and a cluster has its own; give "
+            "the number of its workers"
+        )
+    if config.run.device not in ("auto", "gpu"):
+        raise ConfigError(
+            f"run.ranks='gpus' computes on all GPUs, and run.device={config.run.device!r} is "
+            "another; leave one of them out"
+        )
+    count = gpu_count()
+    if not count:
+        raise ConfigError(f"run.ranks='gpus', and there is none: {gpu_problem()}; give a number")
+    return config.with_overrides({"run.ranks": count, "run.device": "gpu"})
+
+
+def devices_of(config: RunConfig) -> Sequence[str]:
+    """`run.device` of each rank of this machine; none where all compute as the settings say.
+
+    Raises ConfigError where ranks would have a GPU between them.
+    """
+    ranks, device = config.run.n_ranks, config.run.device
+    count = 0 if device == "cpu" else gpu_count()
+    if not count:
+        return ()
+    if device not in ("auto", "gpu") or ranks > count:
+        raise ConfigError(
+            f"run.ranks={ranks} with run.device={device!r} on this machine would compute on fewer "
+            f"GPUs, of which it has {count}; set run.ranks='gpus', or run.device='cpu'"
+        )
+    return [f"gpu:{rank}" for rank in range(ranks)]

@@ -1,0 +1,45 @@
+"""The folder of a cluster on this machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from streamkern.train.placement.local import _LOCK, _NAME, _own_folder
+
+KILLED = """
+import os, signal, tempfile
+from streamkern.train.placement.local import _own_folder
+with _own_folder() as folder:
+    open(folder + "/spilled", "w").close()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_driver_left_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing else: what is held, what has no lock of ours, what a link leads to."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / _LOCK).touch()
+    (tmp_path / f"{_NAME}link").symlink_to(elsewhere)
+    (tmp_path / f"{_NAME}foreign").mkdir()
+    subprocess.run([sys.executable, "-c", KILLED], check=False)
+    (left,) = [path for path in tmp_path.iterdir() if (path / "spilled").exists()]
+    assert left.name.startswith(_NAME)
+    with _own_folder() as mine:
+        assert not left.exists()
+        (Path(mine) / "file").touch()
+        with _own_folder() as other:
+            assert (Path(mine) / "file").exists()
+        assert not Path(other).exists()
+    kept = {f"{_NAME}link", f"{_NAME}foreign", "elsewhere"}
+    assert {path.name for path in tmp_path.iterdir()} == kept
+    assert (elsewhere / _LOCK).exists()

@@ -1,0 +1,181 @@
+"""Checks of `gpu_check` that take a while: large triangles, the parts of a step, backends and ranks
+that share a device.
+
+They take any backend, so that they can be tested without a GPU.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from streamkern.backend.base import tiles
+from streamkern.backend.devices import get_backend
+from streamkern.backend.ranks import Ranks, Threads
+from streamkern.basics.stop import StopRequest
+from streamkern.config.run_config import RunConfig
+from streamkern.ingest.ingest import ingest
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.train.over_ranks import prepare_run, train_rank
+from tools.gpu_speed import Clock, _operator
+
+# b^2 is above 2^31 from 46 341 on.
+LARGE = 46_600
+# (batch m, centers p, features d, outputs c), in one block.
+STEPS = ((4096, 60_000, 784, 10), (16_384, 60_000, 784, 10))
+
+Figures = dict[str, Any]
+
+
+def large(backend: Any, b: int = LARGE) -> Figures:
+    """Whether the algebra of a block is right where its entries are more than 2^31.
+
+    A = L L.T = min(i, j) + 1 with L the lower triangle of ones: whole numbers, so float32 has to be
+    exact. Takes two arrays of b^2.
+    """
+    xp, rng = backend.xp, np.random.default_rng(0)
+    ones = rng.integers(-1, 2, (b, 10)).astype(np.float32)
+    sums = np.cumsum(ones, axis=0, dtype=np.float32)
+    numbers = xp.arange(b, dtype=np.float32)
+    A, B = (xp.empty((b, b), np.float32) for _ in range(2))
+    for rows in tiles(b, 1024):
+        A[rows] = xp.minimum(numbers[rows, None], numbers) + 1
+    right: dict[str, bool] = {"cholesky": backend.cholesky(A)}
+    looked = np.unique(np.r_[0, b - 1, rng.integers(0, b, 20)])
+    here = np.arange(b)
+
+    def rows_of(C: Any) -> np.ndarray[Any, Any]:
+        return np.stack([backend.to_host(C[i]) for i in looked.tolist()])
+
+    right["factor"] = bool((rows_of(A) == (here <= looked[:, None])).all())
+    out = xp.empty((b, 10), np.float32)
+    for name, lower in (("matmul", False), ("matmul of a triangle", True)):
+        right[name] = _equal(
+            backend, backend.matmul(A, backend.asarray(ones), out, lower=lower), sums
+        )
+    back = np.cumsum(ones[::-1], axis=0, dtype=np.float32)[::-1]
+    for name, lower in (("matmul_t", False), ("matmul_t of a triangle", True)):
+        found = backend.matmul_t(A, backend.asarray(ones), out, lower=lower)
+        right[name] = _equal(backend, found, back)
+    right["solve"] = _equal(backend, backend.solve_lower(A, backend.asarray(sums)), ones)
+    B[...] = 0
+    backend.add_gram(B, A, 1.0, lower=True)
+    gram = b - np.maximum(looked[:, None], here)
+    right["gram of a triangle"] = bool(((rows_of(B) == gram) | (here > looked[:, None])).all())
+    B[...] = 0
+    B[xp.arange(b), xp.arange(b)] = 1
+    backend.solve_lower_triangular(A, B)
+    inverse = (here == looked[:, None]) * 1.0 - (here == looked[:, None] - 1)
+    right["inverse"] = bool((rows_of(B) == inverse).all())
+    return {"passed": all(right.values()), "size": b, "right": right}
+
+
+def _equal(backend: Any, found: Any, expected: np.ndarray[Any, Any]) -> bool:
+    return bool((backend.to_host(found) == expected).all())
+
+
+def step_parts(backend: Any, shapes: Any = STEPS, mode: str = "high") -> Figures:
+    """Milliseconds of each part of a step of one block, by events on the compute stream."""
+    report: Figures = {}
+    for m, p, d, c in shapes:
+        of_kernel = _kernel_parts(backend, mode, m, p, d, c)
+        backend.release()
+        report[f"{m}x{p}x{d}x{c}"] = of_kernel | _factor_parts(backend, p, c)
+        backend.release()
+    return report
+
+
+def _kernel_parts(backend: Any, mode: str, m: int, p: int, d: int, c: int) -> dict[str, float]:
+    xp, clock, rng = backend.xp, Clock(backend), np.random.default_rng(0)
+    op = _operator(backend, mode, d)
+    X, Z, alpha, r = (
+        backend.asarray(rng.standard_normal(shape, np.float32))
+        for shape in ((m, d), (p, d), (p, c), (m, c))
+    )
+    x, z = op.points(X, left=True), op.points(Z, right=True)
+    K, f, g = (xp.empty(shape, np.float32) for shape in ((m, p), (m, c), (p, c)))
+    parts: dict[str, Callable[[], Any]] = {
+        "points": lambda: op.points(X, left=True),
+        "gemm": lambda: backend.gemm(x.left, z.right, K),
+        "K and K alpha": lambda: op.product(x, z, alpha, out=f, keep=K),
+        "K alpha": lambda: backend.matmul(K, alpha, f),
+        "K.T r": lambda: backend.matmul_t(K, r, g),
+    }
+    return {name: clock.median_ms(work) for name, work in parts.items()}
+
+
+def _factor_parts(backend: Any, p: int, c: int) -> dict[str, float]:
+    xp, clock = backend.xp, Clock(backend)
+    H = xp.ones((p, p), np.float32)
+    g, u = (xp.ones((p, c), np.float32) for _ in range(2))
+    return {
+        "H g": clock.median_ms(lambda: backend.matmul(H, g, u, lower=True)),
+        "H.T (H g)": clock.median_ms(lambda: backend.matmul_t(H, u, g, lower=True)),
+    }
+
+
+def two_backends(device: str) -> Figures:
+    """Whether a backend computes right after another one on the thread was opened, used, closed."""
+    A = np.random.default_rng(0).standard_normal((500, 400)).astype(np.float32)
+    found = []
+    with get_backend(device) as first, first.active():
+        ours = first.asarray(A)
+        for _ in range(3):
+            out = first.xp.empty((400, 400), np.float32)
+            found.append(first.to_host(first.matmul_t(ours, ours, out)))
+            with get_backend(device) as second, second.active():
+                theirs = second.asarray(A)
+                second.matmul_t(theirs, theirs, second.xp.empty((400, 400), np.float32))
+    return {"passed": all((each == found[0]).all() for each in found)}
+
+
+def shared(device: str, rows: int = 20_000, centers: int = 2000) -> Figures:
+    """A training by one rank, and by two on one device, whose sums go through the host."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((rows, 20)).astype(np.float32)
+    report: Figures = {}
+    with tempfile.TemporaryDirectory() as folder:
+        ingest(X, f"{folder}/store", y=np.sin(2 * X[:, 0]) + X[:, 1], chunk_mb=0.02)
+        weights = []
+        for size in (1, 2):
+            config = RunConfig().with_overrides({
+                "data.train": f"{folder}/store", "data.epochs": 3, "data.batch_size": 500,
+                "run.run_dir": f"{folder}/{size}", "run.ranks": size, "run.device": device,
+                "model.n_centers": centers, "model.kernel": "laplace", "model.bandwidth": 6.0,
+                "model.metric": "none", "solver.name": "block", "solver.ridge": 0.001,
+            })  # fmt: skip
+            prepare_run(config)
+            report[f"seconds of {size}"] = _trained(config, size)
+            saved = RunDirectory(Path(folder) / str(size), writable=False).load_latest()
+            assert saved is not None
+            weights.append(np.asarray(saved.arrays["alpha"]))
+    error = float(np.linalg.norm(weights[1] - weights[0]) / np.linalg.norm(weights[0]))
+    return report | {"passed": error < 1e-2, "relative_error": error}
+
+
+def _trained(config: RunConfig, size: int) -> float:
+    """Seconds of the loop of rank 0; raises what a rank does."""
+    found: dict[int, Any] = {}
+
+    def work(ranks: Threads) -> None:
+        try:
+            one: Ranks = ranks
+            found[ranks.rank] = train_rank(config, one, StopRequest(install=False))
+        except BaseException as error:
+            found[ranks.rank] = error
+            ranks.abort()
+
+    threads = [threading.Thread(target=work, args=(ranks,)) for ranks in Threads.made(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for each in found.values():
+        if isinstance(each, BaseException):
+            raise each
+    return float(found[0]["timing"]["loop_s"])
