@@ -106,6 +106,7 @@ SETTINGS: Final = {
     "run.early_stopping": "whether passes end once the score on rows set aside gets no better",
     "run.validation_fraction": "the share of the rows that is set aside",
     "run.n_iter_no_change": "passes without a better score that end the run",
+    "run.calibrate": "whether rows are set aside for probabilities and intervals",
 }
 VERIFIED: Final = {
     "setup": "whether every byte of what is computed once matches its checksum",

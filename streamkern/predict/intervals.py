@@ -83,7 +83,7 @@ class Intervals:
     def sets(self, F: npt.NDArray[Any], level: float) -> npt.NDArray[np.bool_]:
         """(n, c) of values of classes: which of them it may be. The largest always is."""
         inside: npt.NDArray[np.bool_] = 1 - F.astype(np.float64) <= self.reach(level)
-        inside |= F == F.max(axis=1, keepdims=True, initial=-np.inf)
+        inside |= F.max(axis=1, keepdims=True, initial=-np.inf) == F
         return inside
 
 

@@ -45,7 +45,8 @@ class Softmax:
         z = F * self.slope + self.shift
         z -= z.max(axis=1, keepdims=True)
         p: Floats = np.exp(z)
-        return p / p.sum(axis=1, keepdims=True)
+        p /= p.sum(axis=1, keepdims=True)
+        return p
 
     @property
     def way(self) -> str:
@@ -71,11 +72,12 @@ class Isotonic:
 
     def __call__(self, F: npt.NDArray[Any]) -> Floats:
         """(n, c) probabilities of values (n, c)."""
-        p = np.empty(F.shape)
+        p: Floats = np.empty(F.shape)
         for k in range(F.shape[1]):
             own = slice(self.ends[k], self.ends[k + 1])
             p[:, k] = np.interp(F[:, k], self.at[own], self.height[own])
-        return p / p.sum(axis=1, keepdims=True)
+        p /= p.sum(axis=1, keepdims=True)
+        return p
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """What it is made from."""
