@@ -17,9 +17,9 @@ from streamkern.train.model import NOT_CALIBRATED
 
 
 def _knows_probabilities(estimator: Any) -> bool:
-    """Whether it has probabilities, or is not fitted and says so itself."""
+    """Whether it has probabilities, or is not fitted and surely will have."""
     if not hasattr(estimator, "_targets"):
-        return True
+        return estimator.calibrate is True
     known = estimator._calibration
     if known is None or known.probabilities is None:
         raise AttributeError(f"predict_proba needs {NOT_CALIBRATED}")

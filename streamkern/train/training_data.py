@@ -108,28 +108,7 @@ def open_data(
     if settings.cache is not None:
         cache = Cache(settings.cache, settings.cache_size)
     if source is None:
-        if settings.train is None:
-            raise ConfigError(
-                "data.train is missing: it must be a path or URL, or a list of them; "
-                "set it in [data]"
-            )
-        source = open_stores(
-            settings.train_urls,
-            settings.weights,
-            x=settings.x,
-            y=settings.y,
-            w=settings.sample_weight,
-            foreign=settings.foreign,
-            storage_options=storage_options_for(config, *settings.train_urls),
-            cache=cache,
-        )
-        if continued is not None:
-            source = _in_its_columns(source, continued)
-        if settings.copies > 1 or settings.transforms:
-            transforms = list(from_config(settings.transform_tables))
-            if continued is not None:
-                transforms, _ = continued.bound(transforms)
-            source = AugmentedSource(source, settings.copies, transforms)
+        source = _stored_source(config, continued, cache)
     elif continued is not None:
         source = _in_its_columns(source, continued)
     source = as_source(source)
@@ -162,6 +141,35 @@ def open_data(
     return Data(
         source, stored_rows(source), fixed, words, cache, factors, aside, pixels, calibrated_by
     )
+
+
+def _stored_source(
+    config: RunConfig, continued: Continued | None, cache: Cache | None
+) -> BaseSource:
+    """The stores that the settings name, and what they do to rows."""
+    settings = config.data
+    if settings.train is None:
+        raise ConfigError(
+            "data.train is missing: it must be a path or URL, or a list of them; set it in [data]"
+        )
+    source = open_stores(
+        settings.train_urls,
+        settings.weights,
+        x=settings.x,
+        y=settings.y,
+        w=settings.sample_weight,
+        foreign=settings.foreign,
+        storage_options=storage_options_for(config, *settings.train_urls),
+        cache=cache,
+    )
+    if continued is not None:
+        source = _in_its_columns(source, continued)
+    if settings.copies > 1 or settings.transforms:
+        transforms = list(from_config(settings.transform_tables))
+        if continued is not None:
+            transforms, _ = continued.bound(transforms)
+        source = AugmentedSource(source, settings.copies, transforms)
+    return as_source(source)
 
 
 def _in_its_columns(source: Source, continued: Continued) -> BaseSource:
