@@ -344,6 +344,7 @@ def _problem(
         float64=1.0 if itemsize == 8 else backend.float64,
         features=config.model.features,
         set_aside=0 if data.aside is None else data.aside.n_rows,
+        set_apart=0 if data.apart is None else data.apart.n_rows,
         ranks=config.run.ranks,
         read_rows=rows_read(source),
     )
