@@ -65,6 +65,7 @@ class Stage(IntEnum):
     FEED_TRANSFORM = 4
     SAMPLE = 5
     VALIDATION = 6
+    CALIBRATION = 7
 
 
 def philox_key(*parts: int) -> tuple[int, int]:

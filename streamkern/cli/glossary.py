@@ -41,6 +41,21 @@ FIGURES: Final = {
     "validation_data": "the rows that the validation figures are of",
     "train_data": "the rows that train_mse is of",
     "test_data": "the rows that the test figures are of, and the step at which they were taken",
+    **{
+        f"{data}_{name}": text
+        for data in ("test", "validation")
+        for name, text in (
+            ("log_loss", "mean of -log of the probability of the class of a row"),
+            ("brier", "mean squared error of the probabilities, of two classes half of it"),
+            ("ece", "how far the probability of the likeliest class is from being right as often"),
+            (
+                "coverage",
+                "the share of the targets in their 90 % intervals, or classes in their sets",
+            ),
+            ("width", "mean width of these intervals, in the units of the targets"),
+            ("set_size", "mean number of classes in these sets"),
+        )
+    },
 }
 SOLVER: Final = {
     "solver": "the method that was used, where `solver.name` leaves it open the one chosen",
@@ -110,6 +125,7 @@ SETTINGS: Final = {
     "run.early_stopping": "whether passes end once the score on rows set aside gets no better",
     "run.validation_fraction": "the share of the rows that is set aside",
     "run.n_iter_no_change": "passes without a better score that end the run",
+    "run.calibrate": "whether rows are set aside for probabilities and intervals",
 }
 VERIFIED: Final = {
     "setup": "whether every byte of what is computed once matches its checksum",

@@ -94,6 +94,15 @@ def predict(
     values: Annotated[
         bool, typer.Option("--values", help="In .npy the scores of classes, not labels.")
     ] = False,
+    proba: Annotated[
+        bool, typer.Option("--proba", help="Probabilities of classes, in place of scores.")
+    ] = False,
+    interval: Annotated[
+        float | None,
+        typer.Option(
+            metavar="LEVEL", help="With values, ends between which 0.9, say, of them are."
+        ),
+    ] = None,
     device: DeviceName = "auto",
     overwrite: Overwrite = False,
     storage_option: StorageOption = None,
@@ -114,7 +123,9 @@ def predict(
             source,
             out,
             order=order,
-            values=values,
+            values=values or proba,
+            proba=proba,
+            interval=interval,
             overwrite=overwrite,
             storage_options=options_for(options, out),
             progress=line.show,

@@ -36,6 +36,7 @@ def plan_overview(run: Run, times: Times | None = None) -> dict[str, Any]:
         "problem": {
             "rows_per_epoch": problem.n_rows,
             "rows_set_aside": problem.set_aside,
+            "rows_to_calibrate_by": problem.set_apart,
             "epochs": problem.epochs,
             "features": problem.d,
             "outputs": problem.c,
@@ -120,7 +121,8 @@ def plan_text(plan: Mapping[str, Any], *, everything: bool = False) -> str:
     problem, flop, total = plan["problem"], plan["flops"], sum(plan["flops"].values())
     parts = [
         f"{problem['rows_per_epoch']:,} rows x {problem['epochs']} epochs, "
-        f"{_aside_text(problem['rows_set_aside'])}"
+        f"{_aside_text(problem['rows_set_aside'], 'to stop them early')}"
+        f"{_aside_text(problem['rows_to_calibrate_by'], 'to calibrate by')}"
         f"{problem['features']} features, {problem['outputs']} outputs, "
         f"{problem['centers']:,} {_WORDS[plan['features']]}{_choice_text(plan['centers'])}, "
         f"on {plan['device']}, precision {plan['precision']}, "
@@ -198,8 +200,8 @@ def _time(seconds: float) -> str:
     return time_text(seconds) if seconds >= 10 else f"{seconds:.2g} s"
 
 
-def _aside_text(n_rows: int) -> str:
-    return f"{n_rows:,} rows set aside to stop them early, " if n_rows else ""
+def _aside_text(n_rows: int, why: str) -> str:
+    return f"{n_rows:,} rows set aside {why}, " if n_rows else ""
 
 
 def _choice_text(choice: Mapping[str, Any]) -> str:

@@ -47,6 +47,7 @@ SETTINGS: Final = {
     "early_stopping": "run.early_stopping",
     "validation_fraction": "run.validation_fraction",
     "n_iter_no_change": "run.n_iter_no_change",
+    "calibrate": "run.calibrate",
 }
 """Where a parameter of the estimators goes in a `RunConfig`."""
 ELSEWHERE: Final = {

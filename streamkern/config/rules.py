@@ -129,6 +129,9 @@ Fraction: TypeAlias = Annotated[
     float, Field(strict=True, gt=0, le=1), Rule("a number above 0, at most 1")
 ]
 Flag: TypeAlias = Annotated[bool, Field(strict=True), Rule("true or false")]
+AutoFlag: TypeAlias = Annotated[
+    Auto | Annotated[bool, Field(strict=True)], Rule('"auto", true or false')
+]
 Memory: TypeAlias = Annotated[
     Auto | Whole, BeforeValidator(_memory), Rule('"auto", bytes, or a size such as "8 GiB"')
 ]

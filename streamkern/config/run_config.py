@@ -40,6 +40,7 @@ from streamkern.config.model import ModelConfig
 from streamkern.config.parse import parse_seconds, parse_toml
 from streamkern.config.rules import (
     AutoCount,
+    AutoFlag,
     AutoStep,
     Cadence,
     Count,
@@ -135,6 +136,9 @@ class ExecutionConfig(Table):
     also where `data.epochs` end it. Rows set aside are never trained on, nor are copies of them.
     validation_fraction : the share of the stored rows that is set aside for that.
     n_iter_no_change : passes in a row without a better score that end the run.
+    calibrate : set a tenth of the rows aside, at most 2000, never trained on, by which the finished
+    model says probabilities of classes, and intervals of values that hold as often as asked;
+    "auto": of classes, where there are 2000 rows or more and rows can be set aside.
     """
 
     table = "run"
@@ -159,6 +163,7 @@ class ExecutionConfig(Table):
     early_stopping: Flag = False
     validation_fraction: Part = 0.1
     n_iter_no_change: Count = 5
+    calibrate: AutoFlag = "auto"
 
     @property
     def n_ranks(self) -> int:
@@ -220,6 +225,8 @@ class RunConfig(Table):
     def identity(self) -> dict[str, dict[str, Any]]:
         """Return, as JSON values, the settings that must not change when a run is resumed."""
         left_out = FREE_AT_RESUME if self.run.early_stopping else FREE_AT_RESUME | OF_VALIDATION
+        if self.run.calibrate is not True:  # runs from before there was a choice go on
+            left_out |= {"run.calibrate"}
         return {
             name: {
                 k: v for k, v in table.items() if v is not None and f"{name}.{k}" not in left_out

@@ -102,6 +102,11 @@ early_stopping : True: a share of the rows is set aside, the model is scored on 
 validation_fraction : the share that is set aside, between 0 and 1; 0.1, the default. Of arrays in
     memory it is the same share of each class.
 n_iter_no_change : passes in a row without a better score that end `fit`; 5, the default.
+calibrate : True: a tenth of the rows, at most 2000, is set aside and never trained on; by them the
+    finished model says probabilities of classes (`predict_proba`), and intervals or sets that hold
+    the truth as often as asked (`predict(X, interval=0.9)`). Not for `partial_fit`, `warm_start`,
+    and rows that a function makes. False: all rows are trained on. "auto", the default: True with
+    2000 rows or more that have one class each, where rows can be set aside.
 callbacks : objects of subclasses of `streamkern.Callback`, such as `streamkern.TensorBoard` and
     `streamkern.MLflow`, that are told of `fit` and may end it; none, the default. Those of
     scikit-learn 1.9 and newer are for `set_callbacks`.

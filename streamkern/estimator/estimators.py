@@ -5,7 +5,6 @@ Data are arrays, or anything streamed: a store, its URL, a source, zarr and Dask
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -18,12 +17,12 @@ from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.text import some
 from streamkern.estimator import inputs
 from streamkern.estimator.base import KernelEstimator
+from streamkern.estimator.class_answers import ClassAnswers
 from streamkern.estimator.docstrings import docstring
 from streamkern.estimator.facts import label_dtype
 from streamkern.estimator.foreign import arrived
 from streamkern.estimator.mistakes import brief, suggesting
 from streamkern.estimator.multilabel import (
-    HALF,
     check_alike,
     checked_indicator,
     indicator_dtype,
@@ -76,7 +75,13 @@ True
 
     @brief
     def predict(
-        self, X: Any, *, out: Any = None, overwrite: bool = False, order: str = "source"
+        self,
+        X: Any,
+        *,
+        interval: float | None = None,
+        out: Any = None,
+        overwrite: bool = False,
+        order: str = "source",
     ) -> Any:
         """Predicted values.
 
@@ -84,6 +89,8 @@ True
         ----------
         X : rows, as in `fit`. Of a store, row k of the answer is that of row k of the files or
             arrays that were ingested.
+        interval : between 0 and 1: how often the truth is to be in the intervals that are given as
+            well. It needs `calibrate=True` in `fit`.
         out : a place to write to instead, .zarr, .npy, .csv or .parquet; nothing of the size of the
             data is then held in memory.
         overwrite : whether predictions of streamkern's at `out` are replaced.
@@ -93,9 +100,15 @@ True
         -------
         y : float64, (n,) where y was (n,), else (n, c); None with `out`. Of a Dask array or data
             frame a Dask array, of which nothing is computed yet. See `set_output`.
+        intervals : with `interval` alone, as (y, intervals): (n, 2) lower and upper ends, or
+            (n, c, 2).
         """
         if out is not None:
-            return self._write(X, out, overwrite, order)
+            return self._write(X, out, overwrite, order, interval=interval)
+        if interval is not None:
+            F, intervals = self._judged(X, interval)
+            ends = intervals.around(F, interval)
+            return self._as_targets(F), ends[:, 0] if self._flat else ends
         return self._answer(X, "_as_targets")
 
     def _as_targets(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -136,7 +149,7 @@ True
 
 @suggesting
 @dataclass(kw_only=True, eq=False, repr=False)
-class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
+class KernelClassifier(ClassifierMixin, ClassAnswers, KernelEstimator):  # type: ignore[misc]
     __doc__ = docstring(
         """Least-squares classification: regression on one-hot targets, prediction by the largest.
 
@@ -231,7 +244,13 @@ True
 
     @brief
     def predict(
-        self, X: Any, *, out: Any = None, overwrite: bool = False, order: str = "source"
+        self,
+        X: Any,
+        *,
+        interval: float | None = None,
+        out: Any = None,
+        overwrite: bool = False,
+        order: str = "source",
     ) -> Any:
         """Predicted labels.
 
@@ -239,6 +258,7 @@ True
         ----------
         X : rows, as in `fit`. Of a store, row k of the answer is that of row k of the files or
             arrays that were ingested.
+        interval : between 0 and 1: how often the class is to be in the sets that are given as well.
         out : a place to write to instead, .zarr, .npy, .csv or .parquet; nothing of the size of the
             data is then held in memory.
         overwrite : whether predictions of streamkern's at `out` are replaced.
@@ -249,7 +269,12 @@ True
         y : (n,) labels, of the kind that was trained on, or (n, L) of 0 and 1 where that was; None
             with `out`. Of a Dask array or data frame a Dask array, of which nothing is computed
             yet. See `set_output`.
+        sets : with `interval` alone, as (y, sets): (n, c) bool, which classes it may be.
         """
+        if interval is not None:
+            self._check_sets(interval, out)
+            F, intervals = self._judged(X, interval)
+            return self._labels(F), intervals.sets(F, interval)
         if out is not None:
             if self._indicator is not None:
                 raise ConfigError(
@@ -258,38 +283,6 @@ True
                 )
             return self._write(X, out, overwrite, order)
         return self._answer(X, "_labels")
-
-    @brief
-    def predict_values(self, X: Any) -> Any:
-        """f(X), (n, c): about 1 for the class of a row, or its labels, and 0 for the others; lazy
-        where `predict` is."""
-        return self._answer(X, "_as_they_are")
-
-    @brief
-    def decision_function(self, X: Any) -> Any:
-        """f(X), (n, c); with two classes the difference of their values, (n,); of several labels
-        f(X) - 1/2, (n, L), above 0 for those that a row has. Lazy where `predict` is."""
-        return self._answer(X, "_decisions")
-
-    def _labels(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        if self._indicator is not None:
-            return (F > HALF).astype(self._indicator)
-        labels: npt.NDArray[Any] = self.classes_[F.argmax(axis=1)]
-        return labels
-
-    def _as_they_are(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return F
-
-    def _decisions(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        if self._indicator is not None:
-            return F - HALF
-        return F[:, 1] - F[:, 0] if F.shape[1] == 2 else F
-
-    def _names_of(self, method: str) -> Sequence[Any] | None:
-        if method == "_labels" or self._indicator is not None:
-            return super()._names_of(method)
-        classes = list(self.classes_)
-        return classes[1:] if method == "_decisions" and len(classes) == 2 else classes
 
     @brief
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:

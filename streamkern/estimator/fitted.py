@@ -46,6 +46,7 @@ def attributes_of(result: Result) -> dict[str, Any]:
         "_grid": model.op.grid,
         "_fixed": model.fixed,
         "_meta": meta,
+        "_calibration": model.calibration,
     }
 
 
@@ -57,6 +58,8 @@ def found_scaling(result: Result, stream: BaseSource) -> list[Transform]:
 def _report(result: Result) -> dict[str, Any]:
     """What was decided, measured and reached, in one flat table."""
     report = _of_setup(result.meta) | {"samples": result.samples} | result.metrics
+    if result.model.calibration is not None:
+        report["calibration"] = result.model.calibration.describe()
     if result.ridge:
         report["ridge"] = result.ridge
     if result.ended:

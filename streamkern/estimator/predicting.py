@@ -21,11 +21,13 @@ from streamkern.kernels.base import Kernel
 from streamkern.kernels.importances import importances
 from streamkern.kernels.points import Grid
 from streamkern.kernels.products import KernelOperator
+from streamkern.predict.calibration import Calibration
+from streamkern.predict.intervals import Intervals, check_level
 from streamkern.stream.sources.arrays import ArraySource, is_sparse
 from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.stream.sources.transforms import Transform
 from streamkern.stream.target_scale import TargetScale
-from streamkern.train.model import KernelModel, accelerator_of
+from streamkern.train.model import NOT_CALIBRATED, KernelModel, accelerator_of
 
 OUTPUTS = ("default", "pandas")
 
@@ -39,6 +41,7 @@ class Predicting(Parameters):
     kernel_: Kernel
     feature_names_in_: npt.NDArray[Any]
     _meta: Mapping[str, Any]
+    _calibration: Calibration | None = None
     _precision: str
     _grid: Grid | None
     _fixed: tuple[Transform, ...]
@@ -76,6 +79,7 @@ class Predicting(Parameters):
             yield KernelModel(
                 op, points, weights, self._names(), self._row_shape, self._fixed, self._targets,
                 columns=self._columns(), target_columns=self._target_columns,
+                calibration=self._calibration,
             )  # fmt: skip
 
     def _names(self) -> tuple[str, ...] | None:
@@ -160,7 +164,23 @@ class Predicting(Parameters):
         with self._model() as model:
             return model.predict(source)
 
-    def _write(self, X: Any, out: Any, overwrite: bool, order: str) -> None:
+    def _judged(self, X: Any, interval: float) -> tuple[npt.NDArray[Any], Intervals]:
+        """f(X) at once, and what makes intervals or sets of it."""
+        check_is_fitted(self)
+        check_level(interval)
+        X = arrived(X, "X")
+        if lazy.is_lazy(X):
+            raise ConfigError(
+                f"interval={interval!r} is not known of Dask arrays, whose answers are lazy; give "
+                "X as an array, a store or a source"
+            )
+        if self._calibration is None:
+            raise ConfigError(f"interval={interval!r} needs {NOT_CALIBRATED}")
+        intervals = self._calibration.intervals
+        intervals.reach(interval)  # which may be refused, before hours of computing
+        return self._values(X), intervals
+
+    def _write(self, X: Any, out: Any, overwrite: bool, order: str, **what: Any) -> None:
         check_is_fitted(self)
         X = arrived(X, "X")
         if inputs.is_stream(X):
@@ -170,7 +190,7 @@ class Predicting(Parameters):
                 inputs.checked_rows(self, X, reset=False, nameless=self._named_by_store)
             )
         with self._model() as model:
-            model.predict_to(source, out, overwrite=overwrite, order=order)
+            model.predict_to(source, out, overwrite=overwrite, order=order, **what)
 
     def _shaped(self, rows: Any) -> Any:
         """Rows as they were trained on, which may be given flat; sparse ones stay as they are."""

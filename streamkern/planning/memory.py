@@ -134,8 +134,12 @@ def _count_stream(buffers: Buffers, problem: Problem, sizes: Sizes, needs: Needs
     add("train", "rows being evaluated", EVALUATED_ROWS,
         problem.row_bytes + point + d * max(item, problem.transformed) + 4 * c * item)  # fmt: skip
     add("train", "weights, average, last good, copies for a checkpoint", 7 * p, c, itemsize=item)
-    if problem.set_aside:
+    if problem.set_aside or problem.set_apart:
         add("host" if apart else "train", "rows set aside, being read", _in_hand(problem))
+    if problem.set_apart:
+        values = 6 * problem.set_apart
+        add("host" if apart else "train", "values of rows to calibrate by", values, c, itemsize=8)
+    if problem.set_aside:
         add("train", "best weights, a copy for a checkpoint", 2 * p, c, itemsize=item)
 
 

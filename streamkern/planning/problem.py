@@ -38,7 +38,8 @@ class Problem:
     learns_metric : whether that is asked for. metric : bytes of one in float64, given or learned.
     n_stored : row v is made from the stored row v mod n_stored; 0 stands for n_rows.
     hides_copies : whether that is so of some rows only, see `BaseSource`.
-    set_aside : rows that are validated on after every pass, see `validation`. read_rows : rows that
+    set_aside : rows that are validated on after every pass, see `validation`. set_apart : those
+    that the finished model is calibrated by. read_rows : rows that
     a read of the data decodes, where some are left out; 0 stands for unit_rows.
     features : "kernel", "nystrom" or "fourier"; p counts the latter.
     float64 : time of a FLOP in it over that of one in the precision of the run.
@@ -78,6 +79,7 @@ class Problem:
     n_stored: int = 0
     hides_copies: bool = False
     set_aside: int = 0
+    set_apart: int = 0
     ranks: int = 1
     read_rows: int = 0
     features: str = "kernel"

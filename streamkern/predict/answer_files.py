@@ -36,6 +36,7 @@ class Answers:
     n_rows : of all. dtype : of the values. width : c, or 1 where only ids of classes are kept.
     classes : label of each class, or None for values. names : of the targets, where they have some.
     only_ids : values are ids of classes (k, 1).
+    scores : what the values of classes are, in a word.
     numbered : whether places are not the numbers of the rows. record : of where they come from.
     """
 
@@ -47,6 +48,7 @@ class Answers:
     numbered: bool = False
     only_ids: bool = False
     record: dict[str, Any] = field(default_factory=dict)
+    scores: str = "score"
 
     @property
     def chunk_rows(self) -> int:
@@ -67,7 +69,7 @@ class Answers:
             wanted = list(self.names or several)
         else:
             label = self.names[0] if self.names else "label"
-            wanted = [label, *(f"score_{name}" for name in self.classes.tolist())]
+            wanted = [label, *(f"{self.scores}_{name}" for name in self.classes.tolist())]
         for name in wanted:
             while name in names:
                 name += "_"

@@ -9,6 +9,7 @@ import numpy as np
 
 from streamkern.backend.base import Array, Backend
 from streamkern.backend.ranks import Ranks
+from streamkern.predict.calibration import IN_FRONT
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.sealed import Parts, Saved, on_host
 
@@ -20,6 +21,16 @@ def is_computed_with(name: str) -> bool:
     return name not in described and not name.startswith(("scaling", "target_"))
 
 
+def is_of_model(name: str) -> bool:
+    """Whether it is an array of a checkpoint that predictions are made from."""
+    return name in ("alpha", "average") or name.startswith(IN_FRONT)
+
+
+def is_of_state(name: str) -> bool:
+    """Whether it is an array of a checkpoint that lies on the device."""
+    return name != "window" and not name.startswith(IN_FRONT)
+
+
 def load_trained(run: RunDirectory) -> tuple[Saved | None, Saved | None]:
     """Of setup and newest checkpoint, what a model is made of; p^2 numbers stay where they are."""
 
@@ -27,7 +38,7 @@ def load_trained(run: RunDirectory) -> tuple[Saved | None, Saved | None]:
         return None if is_computed_with(name) else on_host(name, shape, dtype)
 
     def weights(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Parts | None:
-        return on_host(name, shape, dtype) if name in ("alpha", "average") else None
+        return on_host(name, shape, dtype) if is_of_model(name) else None
 
     return run.load_setup(described), run.load_latest(weights)
 

@@ -25,7 +25,9 @@ from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import EVALUATED_ROWS
 from streamkern.predict.answer_files import Answers, class_labels
+from streamkern.predict.calibration import CalibratedFigures, Calibration
 from streamkern.predict.figures import Figures
+from streamkern.predict.forms import Form
 from streamkern.predict.input_rows import FileRows
 from streamkern.predict.predictions import Question, write_predictions
 from streamkern.rundir.run_directory import RunDirectory
@@ -43,6 +45,12 @@ from streamkern.train.arrivals import load_trained
 from streamkern.train.scaling import load_scaling
 from streamkern.train.setup import operator
 from streamkern.train.training_data import check_evaluable, targets
+
+NOT_CALIBRATED = (
+    "rows that were set aside in training, and of this model none were; calibrate=True sets them "
+    "aside, which is the default where 2000 rows or more have one class each"
+)
+"""What intervals and probabilities need, in words."""
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -67,7 +75,7 @@ class KernelModel:
     come out in float64, which holds them as the user has them; those of classes in the dtype of the
     weights. skipped : a sentence for each damaged checkpoint that is newer than the one it was
     loaded from. columns, target_columns : names of the features and targets it was trained on,
-    where they have some. origin : the run it is of.
+    where they have some. origin : the run it is of. calibration : by rows set aside, or None.
     """
 
     op: KernelOperator
@@ -81,6 +89,7 @@ class KernelModel:
     columns: tuple[str, ...] | None = None
     target_columns: tuple[str, ...] | None = None
     origin: Mapping[str, Any] = field(default_factory=dict)
+    calibration: Calibration | None = None
 
     @property
     def backend(self) -> Backend:
@@ -162,7 +171,8 @@ class KernelModel:
 
     @on_its_backend
     def evaluate(self, source: Source | FileRows) -> dict[str, float]:
-        """Mean squared error, and R2 of values or accuracy of classes: see `figures`.
+        """Mean squared error, and R2 of values or accuracy of classes: see `figures`. Of a model
+        that is calibrated also the figures of that: see `calibration`.
 
         The error is against one-hot targets {0, 1} for classes. All are weighted where `source`
         brings sample weights; the class weights of a run do not count here.
@@ -173,9 +183,13 @@ class KernelModel:
                 f"on {targets(self.classes, self.n_outputs)}; use data with the same targets"
             )
         figures = Figures(self.backend, self.n_outputs, self.classes is not None)
+        calibrated = None if self.calibration is None else CalibratedFigures(self.calibration)
         for block, F, Y in self.stream(source):
             figures.add(F, Y, block.w)
-        return figures.result()
+            if calibrated is not None:
+                calibrated.add(self.backend.to_host(F), self.backend.to_host(Y), block.w)
+        found = figures.result()
+        return found if calibrated is None else found | calibrated.result()
 
     def answers(
         self, source: Source | FileRows, start: int = 0
@@ -221,6 +235,8 @@ class KernelModel:
         *,
         order: str = "source",
         values: bool = False,
+        proba: bool = False,
+        interval: float | None = None,
         overwrite: bool = False,
         storage_options: Any = None,
         progress: Progress | None = None,
@@ -241,6 +257,9 @@ class KernelModel:
         order : "source": row k belongs to row k of the files or arrays that the data was made from,
             as in `predict`. "store": as they are read, with the number of each row in `row`.
         values : the scores of classes, rather than labels, in a ``.npy`` file.
+        proba : probabilities of the classes in place of scores.
+        interval : with values: behind all targets the lower ends of intervals in which the truth is
+            as often, behind these the upper ends: (n, 3 c).
         overwrite : replace predictions that say that streamkern wrote them. CSV and .npy files can
             not, and are never replaced.
 
@@ -253,12 +272,16 @@ class KernelModel:
         """
         checked = self._checked(source)
         labels = None if self.classes is None else class_labels(self.classes)
-        answers = Answers(
+        form = Form.of(self.calibration, self.classes, proba, interval, NOT_CALIBRATED)
+        plain = Answers(
             0, self.dtype, self.n_outputs, labels, self.target_columns, record=self._record(checked)
         )
-        compute = functools.partial(self.answers, checked)
+
+        def compute(start: int) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
+            return ((first, rows, form(F)) for first, rows, F in self.answers(checked, start))
+
         return write_predictions(
-            Question(answers, checked.n_rows, compute), url, order=order, values=values,
+            Question(form.answers(plain), checked.n_rows, compute), url, order=order, values=values,
             overwrite=overwrite, storage_options=storage_options, progress=progress,
         )  # fmt: skip
 
@@ -285,6 +308,9 @@ class KernelModel:
         digest = hashlib.sha256(json.dumps([described, self.op.precision], default=str).encode())
         for a in (self.backend.to_host(self.weights), self.targets.mean, self.targets.scale):
             digest.update(np.ascontiguousarray(a).tobytes())
+        if self.calibration is not None:
+            for a in self.calibration.arrays().values():
+                digest.update(np.ascontiguousarray(a).tobytes())
         return digest.hexdigest()
 
 
@@ -350,4 +376,5 @@ def model_of(place: str, backend: Backend, setup: Saved, saved: Saved) -> Kernel
         skipped=saved.skipped,
         **column_names(setup.meta),
         origin={"run": place, "step": saved.step},
+        calibration=Calibration.kept(saved.arrays),
     )

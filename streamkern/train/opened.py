@@ -41,6 +41,7 @@ from streamkern.train.early_stopping import check_early_stopping
 from streamkern.train.given_arrays import check_metric, open_centers, open_metric
 from streamkern.train.metric_wish import LOOKED_FOR, NO_ROOM, MetricWish, metric_wish
 from streamkern.train.precision import resolve_precision
+from streamkern.train.set_apart import check_calibrate
 from streamkern.train.training_data import Data, open_data, with_epochs
 from streamkern.train.warm_start import WarmStart
 
@@ -145,8 +146,11 @@ def open_run(
     """
     config = given.settings(config)
     check_early_stopping(config, whole=whole, goes_on=bool(given.warm or given.continued))
+    goes_on = bool(given.warm or given.continued)
+    config = check_calibrate(config, whole=whole, goes_on=goes_on)
     data = open_data(config, given.source, given.continued)
-    goes_on = bool(given.warm or given.continued or config.solver.warm_start)
+    config = config.with_overrides({"run.calibrate": data.apart is not None})
+    goes_on = goes_on or config.solver.warm_start is not None
     wish = metric_wish(config, data, goes_on=goes_on)
     config = with_epochs(config, data.source.n_rows)
     try:
@@ -342,6 +346,7 @@ def _problem(
         float64=1.0 if itemsize == 8 else backend.float64,
         features=config.model.features,
         set_aside=0 if data.aside is None else data.aside.n_rows,
+        set_apart=0 if data.apart is None else data.apart.n_rows,
         ranks=config.run.n_ranks,
         read_rows=rows_read(source),
     )

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamkern.planning.effort import Effort, together
+from streamkern.planning.sizes import own_sizes
 from streamkern.solver.precondition.noise import NOISE_ROWS
+from streamkern.solver.precondition.step_rule import largest
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.sampling import MANY_UNITS
 from streamkern.train.choose_kernel import is_open, kernels_of, looked_at
@@ -116,4 +118,16 @@ def planned(run: Run) -> dict[str, Any]:
         "device": run.backend.name,
         "threads": run.backend.threads,
         "flops": planned_flops(run),
+    }
+
+
+def decided(meta: dict[str, Any]) -> dict[str, Any]:
+    """What setup decided, short enough for a line of the log."""
+    setup = meta["setup"]
+    return {
+        "solver": meta["sizes"]["solver"],
+        **own_sizes(meta["sizes"]),
+        **{k: v for k, v in setup.items() if k not in ("rules", "projection_rule", "jitters")},
+        **largest(setup["rules"]),
+        **meta["kernel"],
     }

@@ -92,14 +92,17 @@ def recorded_run(directory: RunDirectory | None) -> dict[str, Any] | None:
 
 
 def as_recorded(config: RunConfig, directory: RunDirectory | None) -> RunConfig:
-    """The settings, with the epochs and the accelerator that "auto" meant when the run was
-    started."""
+    """The settings, with the epochs, the accelerator and the calibration that "auto" meant when the
+    run was started."""
     recorded = recorded_run(directory)
     if directory is None or recorded is None:
         return config
     meant: dict[str, Any] = {}
     if config.data.epochs == "auto":
         meant["data.epochs"] = recorded["identity"]["settings"]["data"]["epochs"]
+    if config.run.calibrate == "auto":
+        settings = recorded["identity"]["settings"]["run"]
+        meant["run.calibrate"] = settings.get("calibrate", False)
     if config.run.accelerator == "auto":
         setup = directory.load_setup(lambda *_: None)
         with as_saved(directory.place):

@@ -56,10 +56,11 @@ def model_only(
     }  # fmt: skip
     if model.op.kernel.metric is not None:
         arrays["metric"] = model.op.kernel.metric
+    calibration = {} if model.calibration is None else model.calibration.arrays()
     position = {"epoch": epochs, "batch": 0, "step": 0, "samples": samples, "done": True}
     state = {"position": position, "state": {"ridge": ridge}, "evaluated": "alpha"}
     return (arrays, dict(meta) | {"scaling": scaling}), (
-        {"alpha": model.backend.to_host(model.weights)},
+        {"alpha": model.backend.to_host(model.weights)} | calibration,
         state | {"model_only": True},
     )
 

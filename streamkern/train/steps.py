@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from streamkern.backend.batch import Batch
 from streamkern.basics.warning import warn
+from streamkern.predict.calibration import Calibration
 from streamkern.solver.base import State
 from streamkern.solver.method import Report
 from streamkern.stream.buffers import Share
@@ -88,6 +89,7 @@ class Steps:
         self.whole = True  # no step has begun that did not end
         self.rows = 0
         self._best: Any = None
+        self.calibration: Calibration | None = None
 
     def begin(self, alpha: npt.NDArray[Any] | None = None) -> None:
         """From the zero function, or the one with the weights `alpha` (p, c)."""
@@ -98,6 +100,7 @@ class Steps:
     def restore(self, arrays: dict[str, Any], meta: dict[str, Any]) -> None:
         """From where `kept` was called. arrays["good"] is written to from now on."""
         state, self._best = self.solver.restore(arrays, meta["state"]), arrays.get("best")
+        self.calibration = Calibration.kept(arrays)
         self._go_on(state, Guard.restore(meta["guard"]), arrays["good"], arrays["window"])
         for name, now in asdict(self.position).items():
             setattr(self.position, name, type(now)(meta["position"][name]))
@@ -118,6 +121,8 @@ class Steps:
         kept = {name: self.run.backend.copy_to_host(a) for name, a in arrays.items()}
         # As an array, because a diverging run has losses that JSON can not hold.
         kept["window"] = self.watch.read().copy()
+        if self.calibration is not None:
+            kept |= self.calibration.arrays()
         return kept, {
             "position": asdict(self.position),
             "state": self.solver.scalars(self.state),
@@ -204,6 +209,7 @@ class Steps:
         return KernelModel(
             self.made.op, solver.Z, solver.weights(self.state), data.source.classes,
             data.source.row_shape, data.fixed, self.made.targets, **column_names(self.made.meta),
+            calibration=self.calibration,
         )  # fmt: skip
 
     def result(self, **of_the_run: Any) -> Result:

@@ -35,6 +35,7 @@ from streamkern.stream.sources.user import as_source
 from streamkern.stream.sources.validation import set_aside
 from streamkern.train.continued import Continued
 from streamkern.train.scaling import find_scale
+from streamkern.train.set_apart import apart
 
 # "auto" epochs: passes over small data until about this many rows were seen. On digits, diabetes
 # and Friedman's function the test score is then that of exact least squares to 0.001, or better.
@@ -50,7 +51,8 @@ class Data:
     centers and evaluated rows go through these alone. scale : what is done about the scale of the
     features, in words. cache : for chunks of remote stores.
     aside : the rows that are validated on and not among these, or None. pixels : whether the
-    scaling that was left open took the features for such.
+    scaling that was left open took the features for such. apart : those that it is calibrated by,
+    among neither, or None.
     weight_factors : see `sample_weights.weight_factors`; None where rows have no sample weights.
     """
 
@@ -62,6 +64,7 @@ class Data:
     weight_factors: npt.NDArray[np.float64] | None = None
     aside: BaseSource | None = None
     pixels: bool = False
+    apart: BaseSource | None = None
 
     @property
     def d(self) -> int:
@@ -105,28 +108,7 @@ def open_data(
     if settings.cache is not None:
         cache = Cache(settings.cache, settings.cache_size)
     if source is None:
-        if settings.train is None:
-            raise ConfigError(
-                "data.train is missing: it must be a path or URL, or a list of them; "
-                "set it in [data]"
-            )
-        source = open_stores(
-            settings.train_urls,
-            settings.weights,
-            x=settings.x,
-            y=settings.y,
-            w=settings.sample_weight,
-            foreign=settings.foreign,
-            storage_options=storage_options_for(config, *settings.train_urls),
-            cache=cache,
-        )
-        if continued is not None:
-            source = _in_its_columns(source, continued)
-        if settings.copies > 1 or settings.transforms:
-            transforms = list(from_config(settings.transform_tables))
-            if continued is not None:
-                transforms, _ = continued.bound(transforms)
-            source = AugmentedSource(source, settings.copies, transforms)
+        source = _stored_source(config, continued, cache)
     elif continued is not None:
         source = _in_its_columns(source, continued)
     source = as_source(source)
@@ -135,6 +117,7 @@ def open_data(
     aside, run = None, config.run
     if run.early_stopping:
         source, aside = set_aside(source, run.validation_fraction, run.random_state)
+    source, calibrated_by = apart(config, source)
     for transform in host_transforms(source):
         if is_deterministic(transform):
             raise ConfigError(
@@ -155,7 +138,38 @@ def open_data(
         source, words = AugmentedSource(source, 1, left) if left else source, continued.words
     fixed = tuple(t for t in source.feed_transforms if is_deterministic(t))
     factors = weight_factors(source, settings.class_weight)
-    return Data(source, stored_rows(source), fixed, words, cache, factors, aside, pixels)
+    return Data(
+        source, stored_rows(source), fixed, words, cache, factors, aside, pixels, calibrated_by
+    )
+
+
+def _stored_source(
+    config: RunConfig, continued: Continued | None, cache: Cache | None
+) -> BaseSource:
+    """The stores that the settings name, and what they do to rows."""
+    settings = config.data
+    if settings.train is None:
+        raise ConfigError(
+            "data.train is missing: it must be a path or URL, or a list of them; set it in [data]"
+        )
+    source = open_stores(
+        settings.train_urls,
+        settings.weights,
+        x=settings.x,
+        y=settings.y,
+        w=settings.sample_weight,
+        foreign=settings.foreign,
+        storage_options=storage_options_for(config, *settings.train_urls),
+        cache=cache,
+    )
+    if continued is not None:
+        source = _in_its_columns(source, continued)
+    if settings.copies > 1 or settings.transforms:
+        transforms = list(from_config(settings.transform_tables))
+        if continued is not None:
+            transforms, _ = continued.bound(transforms)
+        source = AugmentedSource(source, settings.copies, transforms)
+    return as_source(source)
 
 
 def _in_its_columns(source: Source, continued: Continued) -> BaseSource:
@@ -243,7 +257,8 @@ def checked_classes(data: Data) -> list[str]:
     if source.classes is None or source.totals is None:
         return []
     weighed = source.totals if factors is None else source.totals * factors
-    rows = "rows" if data.aside is None else "rows that are not set aside"
+    all_of_them = data.aside is None and data.apart is None
+    rows = "rows" if all_of_them else "rows that are not set aside"
     notes = class_notes(source.classes, weighed, rows if factors is None else "weight")
     if np.count_nonzero(weighed) < 2:
         raise DataError(notes[0])

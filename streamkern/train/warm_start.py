@@ -137,6 +137,7 @@ class WarmStart:
             raise ConfigError(
                 f"solver.warm_start={self.place} has other centers than this run: they must be "
                 "the same after scaling; give both runs the same centers, transforms and scale, "
+                "and run.calibrate=false, which chooses them among all rows; "
                 "continue that run, which takes them over (streamkern train --continue, or "
                 "continues of train_model), or leave warm_start out"
             )

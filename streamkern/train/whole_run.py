@@ -27,16 +27,15 @@ from streamkern.basics.progress import Asked, Line
 from streamkern.basics.stop import Stopped, StopRequest
 from streamkern.basics.text import redact
 from streamkern.basics.warning import warn
-from streamkern.planning.sizes import own_sizes
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import RunLog
 from streamkern.rundir.sealed import as_saved
-from streamkern.solver.precondition.step_rule import largest
 from streamkern.stream.cluster import dashboard_link
 from streamkern.stream.meter import Meter
 from streamkern.stream.sources.stores import stores_of
 from streamkern.train.agreement import Agreement
-from streamkern.train.arrivals import Arrivals, is_computed_with, stripes
+from streamkern.train.arrivals import Arrivals, is_computed_with, is_of_state, stripes
+from streamkern.train.calibrating import calibrate
 from streamkern.train.callbacks import Beginning, Callbacks, Passed
 from streamkern.train.checkpoint_times import Checkpoints
 from streamkern.train.early_stopping import EarlyStopping, kept_scores, scores_in
@@ -45,7 +44,7 @@ from streamkern.train.live import Live
 from streamkern.train.logged import losses_in
 from streamkern.train.new_setup import help_with_setup, is_everywhere, new_setup, seen
 from streamkern.train.opened import Run
-from streamkern.train.planned import planned
+from streamkern.train.planned import decided, planned
 from streamkern.train.same_run import changed_backend, changed_versions, check_order
 from streamkern.train.setup import Assembled, reassemble
 from streamkern.train.steps import Position, Result, Steps
@@ -111,9 +110,9 @@ class Trainer:
         run, at, directory = self.run, self.position, self.directory
         place = None if directory is None else redact(directory.place)
         with as_saved(str(place)):
-            decided = _summary(made.meta)
+            facts = decided(made.meta)
         return Beginning(
-            run.given.recorded(run.config), decided, at.step, at.epoch, run.config.data.passes,
+            run.given.recorded(run.config), facts, at.step, at.epoch, run.config.data.passes,
             place,
         )  # fmt: skip
 
@@ -157,12 +156,12 @@ class Trainer:
 
     def _resume(self, warm: WarmStart | None, ahead: dict[str, Any]) -> dict[str, Any] | None:
         """The state, new or from the newest checkpoint; returns the order its samples came in."""
-        arriving = Arrivals(self.run.backend, lambda name: name != "window")
+        arriving = Arrivals(self.run.backend, is_of_state)
         saved = None if self.directory is None else self.directory.load_latest(arriving)
         made = self.steps.made
         if self.directory is None or saved is None:
             self.steps.begin(None if warm is None else warm.weights(made.arrays, made.meta))
-            self._report("start", {"setup": _summary(made.meta), **ahead})
+            self._report("start", {"setup": decided(made.meta), **ahead})
             self._keep_skipped(() if warm is None else warm.skipped)
             return None
         with as_saved(self.directory.place):
@@ -187,7 +186,8 @@ class Trainer:
     def run_to_end(self) -> Result:
         """All remaining batches, then the last checkpoint and evaluation."""
         if self.position.done:
-            owed = self.evaluations.owed
+            owed = self.evaluations.owed or self._owes_calibration
+            self._calibrate()
             self._evaluate()  # the metrics that were saved are of whatever was held out then
             if owed:
                 self._checkpoint()
@@ -318,6 +318,7 @@ class Trainer:
         self.steps.take_best()
         self.position.done = True
         self._check_data()
+        self._calibrate()
         self._evaluate()
         self._checkpoint()
 
@@ -341,6 +342,19 @@ class Trainer:
     def _evaluate(self) -> None:
         """The figures on the test data; a signal is granted meanwhile, and they are owed then."""
         self.evaluations.take(self.steps.model, self.position, self._looking_on(), self._report)
+
+    @property
+    def _owes_calibration(self) -> bool:
+        apart = self.run.data.apart is not None and self.ranks.rank == 0
+        return apart and self.steps.calibration is None
+
+    def _calibrate(self) -> None:
+        """By the rows set aside, at the end; a signal is granted meanwhile, and it is owed then."""
+        apart = self.run.data.apart
+        if apart is not None and self._owes_calibration:
+            with self._looking_on():
+                self.steps.calibration = calibrate(self.steps.model(), apart)
+            self._report("calibrated", self.steps.calibration.describe())
 
     @contextlib.contextmanager
     def _looking_on(self) -> Iterator[None]:
@@ -373,15 +387,3 @@ class Trainer:
             skipped=self.skipped,
             validation_scores=self.stopping.scores,
         )
-
-
-def _summary(meta: dict[str, Any]) -> dict[str, Any]:
-    """What setup decided, short enough for a line of the log."""
-    setup = meta["setup"]
-    return {
-        "solver": meta["sizes"]["solver"],
-        **own_sizes(meta["sizes"]),
-        **{k: v for k, v in setup.items() if k not in ("rules", "projection_rule", "jitters")},
-        **largest(setup["rules"]),
-        **meta["kernel"],
-    }

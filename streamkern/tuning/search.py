@@ -140,7 +140,10 @@ def tune(
     penalties = numbers_or_auto("ridges", ridges, above=False)
     if widths is not None and not any(map(notation.bandwidths, chosen)):
         raise ConfigError(f"bandwidths={bandwidths!r} but no kernel has one; leave bandwidths= out")
-    asked, config = config, config.with_overrides({"run.early_stopping": False})
+    asked, config = (
+        config,
+        config.with_overrides({"run.early_stopping": False, "run.calibrate": False}),
+    )
     data = open_data(config, source)
     judged_by = find_metric(metric, data.source.classes is not None)
     candidates = Candidates(config, data, wishes, folds, distances)

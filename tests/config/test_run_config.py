@@ -178,6 +178,7 @@ def test_all_settings_in_a_run_file(solver: str, tmp_path: Path) -> None:
         early_stopping = true
         validation_fraction = 0.2
         n_iter_no_change = 3
+        calibrate = true
         [solver]
         """
         + solver,
@@ -261,7 +262,7 @@ TRIED: dict[str, dict[str, Any]] = {
         "cluster": "tcp://h:1", "random_state": 3,
         "checkpoint_every": 5, "keep_checkpoints": 2, "evaluate_every": 0, "evaluate_at": [5, 7],
         "log": False, "tensorboard": "events", "mlflow": "mlruns", "early_stopping": True,
-        "validation_fraction": 0.25, "n_iter_no_change": 3,
+        "validation_fraction": 0.25, "n_iter_no_change": 3, "calibrate": True,
     },
 }  # fmt: skip
 PLACES = {

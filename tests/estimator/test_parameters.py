@@ -51,6 +51,7 @@ PLAIN: dict[str, list[Any]] = {
     "early_stopping": [True],
     "validation_fraction": [0.25],
     "n_iter_no_change": [3],
+    "calibrate": [True, "auto"],
     "callbacks": [()],
 }
 BESIDE: dict[str, dict[str, Any]] = {

@@ -51,7 +51,7 @@ def settings(store: str, run_dir: Path, **changes: Any) -> RunConfig:
         "run.threads": 1, "run.accelerator": "none", "run.ranks": 2, "run.precision": "float64",
         "model.n_centers": 120, "model.kernel": "laplace", "model.bandwidth": 2.0,
         "solver.block_size": 40, "data.batch_size": 150, "solver.ridge": 1e-5,
-        "run.checkpoint_every": 5, "run.keep_checkpoints": 20,
+        "run.checkpoint_every": 5, "run.keep_checkpoints": 20, "run.calibrate": False,
     }  # fmt: skip
     return RunConfig().with_overrides(asked | changes)
 
@@ -107,6 +107,7 @@ EIGENPRO = {
     FALKON,
     DIRECT,
     EIGENPRO,
+    {"run.calibrate": True},
     {"data.batch_size": 1999},  # and then 1, for all of them
 ])  # fmt: skip
 def test_the_run_is_that_of_one_rank(

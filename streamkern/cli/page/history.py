@@ -27,7 +27,10 @@ _ORDER = {"metric": 0, "kernel": 1, "centers": 2, "noise": 3, "sample": 4, "prec
 _LATER = 6
 _ONCE = ("setup", "centers", "noise", "start")
 """What a process reports once, of a stage."""
-_NO_CHOICE = ("setup", "start", "resume", "changed", "skipped", "back-off", "finished", "pass")
+_NO_CHOICE = (
+    *("setup", "start", "resume", "changed", "skipped", "back-off", "finished", "pass"),
+    "calibrated",
+)
 _PLACE = ("time", "step", "epoch", "samples", "event")
 
 
@@ -233,6 +236,8 @@ def _said(record: Record, event: str) -> tuple[str, bool] | tuple[str] | None:
             return (f"other libraries: {'; '.join(map(str, record.get('what', ())))}", True)
         case "finished":
             return (f"ended before its last epoch: {record.get('why', '')}",)
+        case "calibrated":
+            return (f"calibrated by rows set aside: {facts_text(record)}",)
         case "pass":
             return (f"pass: {facts_text(record)}", "note" in record)
         case "centers":

@@ -1,8 +1,8 @@
-"""A share of the rows set aside for validation, and the rows that are left to train on.
+"""A share of the rows set aside, to validate on or to calibrate by, and those left to train on.
 
 Which rows is a function of seed and row alone, so that a resumed run sets the same ones aside. It
 is decided below all copies: of a row that is set aside no replica is trained on, and it is
-validated on without augmentation. Nothing of size n is kept.
+read without augmentation. Nothing of size n is kept.
 
     store of C chunks    the share of the rows, from 256 random chunks, or from as many as hold it:
                          an evaluation reads no others
@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,7 +34,25 @@ from streamkern.stream.sources.transforms import Moments
 from streamkern.stream.sources.user import UserSource
 
 
-def set_aside(source: BaseSource, share: float, seed: int) -> tuple[BaseSource, BaseSource]:
+class Purpose(NamedTuple):
+    """What rows are set aside for. stage : of the draw. setting : that asks for it. share : what
+    says how many, with room for the number. remedy : where they are too few."""
+
+    stage: Stage
+    setting: str
+    share: str
+    remedy: str
+
+
+TO_VALIDATE = Purpose(
+    Stage.VALIDATION, "early_stopping", "validation_fraction={:g}", "or another fraction"
+)
+TO_CALIBRATE = Purpose(Stage.CALIBRATION, "calibrate", "calibrate=True", "or leave it out")
+
+
+def set_aside(
+    source: BaseSource, share: float, seed: int, purpose: Purpose = TO_VALIDATE
+) -> tuple[BaseSource, BaseSource]:
     """(rows to train on, rows set aside, without augmentation) of `source`.
 
     share : of the stored rows, between 0 and 1. Reads what rows are made from where a store holds
@@ -48,31 +66,31 @@ def set_aside(source: BaseSource, share: float, seed: int) -> tuple[BaseSource, 
         There are too few rows to set any aside, or to leave any.
     """
     if isinstance(source, AugmentedSource):
-        left, aside = set_aside(source.base, share, seed)
+        left, aside = set_aside(source.base, share, seed, purpose)
         transforms = (*source.host_transforms, *source._own_feed())
         return AugmentedSource(left, source.copies, transforms), aside
     if isinstance(source, MixtureSource):
         if source.weights is not None:
             raise ConfigError(
-                "early_stopping can not be used with the shares of a mixture (data.weights), which "
-                "rows set aside would not have; leave one of them out"
+                f"{purpose.setting} can not be used with the shares of a mixture (data.weights), "
+                "which rows set aside would not have; leave one of them out"
             )
-        _check_copies_alone(source)
-        parts = [set_aside(part, share, seed) for part in source.parts]
+        _check_copies_alone(source, purpose.setting)
+        parts = [set_aside(part, share, seed, purpose) for part in source.parts]
         transforms = (*source.host_transforms, *source.feed_transforms)
         left = MixtureSource([own for own, _ in parts], transforms=transforms)
         return left, MixtureSource([aside for _, aside in parts])
-    _check_stored(source)
-    split = _Split(source, share, seed)
+    _check_stored(source, purpose.setting)
+    split = _Split(source, share, seed, purpose)
     return SplitSource(split, aside=False), SplitSource(split, aside=True)
 
 
-def _check_copies_alone(mixture: MixtureSource) -> None:
+def _check_copies_alone(mixture: MixtureSource, setting: str) -> None:
     """Raise ConfigError where copies in a store may be of rows of another part."""
     if len({part.hides_copies for part in _stored(mixture)}) > 1:
         raise ConfigError(
-            "early_stopping can not be used with a store of copies beside other data, which they "
-            "may be made from; leave early_stopping out, or train on one of them"
+            f"{setting} can not be used with a store of copies beside other data, which they "
+            f"may be made from; leave {setting} out, or train on one of them"
         )
 
 
@@ -84,26 +102,26 @@ def _stored(source: BaseSource) -> Iterator[BaseSource]:
         yield from _stored(part)
 
 
-def _check_stored(source: BaseSource) -> None:
+def _check_stored(source: BaseSource, setting: str) -> None:
     """Raise ConfigError unless the rows are those of one store or array."""
     if isinstance(source, GeneratorSource | UserSource):
         raise ConfigError(
-            "early_stopping can not be used with rows that a function or a source of your own "
-            "makes: nobody knows which of them are made from one; leave early_stopping out, or "
+            f"{setting} can not be used with rows that a function or a source of your own "
+            f"makes: nobody knows which of them are made from one; leave {setting} out, or "
             "write them to a store first"
         )
     if source.hides_copies and not source.n_origins:
         raise ConfigError(
-            "early_stopping can not be used with a store that copies were written to together with "
-            "other data: nobody knows which of its rows are made from one; leave early_stopping out"
+            f"{setting} can not be used with a store that copies were written to together with "
+            f"other data: nobody knows which of its rows are made from one; leave {setting} out"
         )
     for part in source.parts:  # columns in another order
         if isinstance(part, AugmentedSource | MixtureSource) or part.host_transforms:
             raise ConfigError(
-                "early_stopping can not be used with columns that are put in order behind an "
+                f"{setting} can not be used with columns that are put in order behind an "
                 "augmentation or a mixture; give its sources their columns in the same order"
             )
-        _check_stored(part)
+        _check_stored(part, setting)
 
 
 def rows_read(source: BaseSource) -> int:
@@ -115,8 +133,8 @@ def rows_read(source: BaseSource) -> int:
 class _Split:
     """Which rows of each unit of `base` are set aside."""
 
-    def __init__(self, base: BaseSource, share: float, seed: int) -> None:
-        self.base, self.share, self.seed = base, share, seed
+    def __init__(self, base: BaseSource, share: float, seed: int, purpose: Purpose) -> None:
+        self.base, self.share, self.seed, self.stage = base, share, seed, purpose.stage
         edges = unit_edges(base)
         self.sizes = np.diff(edges)
         self.largest = int(self.sizes.max())
@@ -124,12 +142,12 @@ class _Split:
         if base.n_origins:
             self.counts = self._counted()
         else:
-            self.counts = _counts(self.sizes, share, seed)
+            self.counts = _counts(self.sizes, share, seed, self.stage)
         n = int(self.counts.sum())
         if not 2 <= n < base.n_rows:
             raise DataError(
-                f"validation_fraction={share:g} sets {n} of {base.n_rows} rows aside; it takes "
-                "two, and one to train on: give more rows, or another fraction"
+                f"{purpose.share.format(share)} sets {n} of {base.n_rows} rows aside; it takes "
+                f"two, and one to train on: give more rows, {purpose.remedy}"
             )
 
     def _counted(self) -> np.ndarray:
@@ -140,11 +158,11 @@ class _Split:
         """(k,) bool, of the rows of unit u."""
         if self.base.n_origins:
             origins = self.base.origins(u, 0).astype(np.int64)
-            draws = RowRandom(np, self.seed, 0, Stage.VALIDATION, origins, np.float64)
+            draws = RowRandom(np, self.seed, 0, self.stage, origins, np.float64)
             found: np.ndarray = draws.uniform() < self.share
             return found
         k, count = int(self.sizes[u]), int(self.counts[u])
-        rng = np.random.default_rng([self.seed, Stage.VALIDATION, 1, u])
+        rng = np.random.default_rng([self.seed, self.stage, 1, u])
         order, start = rng.permutation(k), rng.random()
         if self.by_class:  # equal steps through the classes take the same share of each
             labels = self.base.read_targets(u, 0, 0)
@@ -155,14 +173,14 @@ class _Split:
         return chosen
 
 
-def _counts(sizes: np.ndarray, share: float, seed: int) -> np.ndarray:
+def _counts(sizes: np.ndarray, share: float, seed: int, stage: Stage) -> np.ndarray:
     """Rows to set aside in each unit: (n_units,) int64, in all the share of the rows to half one.
 
     Of few units all give some; of many, as few as hold the share, and no fewer than `MANY_UNITS`.
     """
     n_units = len(sizes)
     n_giving = max(math.ceil(share * n_units), min(n_units, MANY_UNITS))
-    rng = np.random.default_rng([seed, Stage.VALIDATION, 0])
+    rng = np.random.default_rng([seed, stage, 0])
     giving = np.sort(rng.permutation(n_units)[:n_giving])
     given = np.cumsum(sizes[giving])
     wanted = min(share * sizes.sum() / given[-1], 1.0)
@@ -173,6 +191,8 @@ def _counts(sizes: np.ndarray, share: float, seed: int) -> np.ndarray:
 
 
 def _in_memory(source: BaseSource) -> bool:
+    if isinstance(source, SplitSource):
+        return _in_memory(source.base)
     plain = isinstance(source, ArraySource) and not source.host_transforms
     return plain and not source.statistics_read
 
@@ -234,10 +254,15 @@ class SplitSource(BaseSource):
         found = self.split.of(int(self._units[u]))
         return np.flatnonzero(found if self.aside else ~found)
 
+    def _is_whole(self, u: int) -> bool:
+        """Whether unit u is that of the base, of which no row is to be copied."""
+        return not self.aside and not self.split.counts[self._units[u]]
+
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         if self.aside:
             return self._of_base(u).read
-        return self.base.read_unit(int(self._units[u]), seed, epoch).take(self._places(u)).read
+        block = self.base.read_unit(int(self._units[u]), seed, epoch)
+        return block.read if self._is_whole(u) else block.take(self._places(u)).read
 
     def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
         targets = self.base.read_targets(int(self._units[u]), seed, epoch)

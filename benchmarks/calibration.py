@@ -1,0 +1,112 @@
+"""Probabilities and intervals on real tables: how true they are, and what they cost.
+
+    python -m benchmarks.calibration FOLDER ... --json benchmarks/results/calibration.json
+
+FOLDER holds NAME.npz of X, y and, of classes, task = "classification"; a fifth of the rows is for
+testing. `accuracy` or `rmse` is beside that of a fit on all rows; `share` is the time of
+calibrating in that of the whole fit; `log_loss` of classes is beside those of scikit-learn's
+CalibratedClassifierCV around the same model, on the same rows set aside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.frozen import FrozenEstimator
+from sklearn.metrics import log_loss
+
+import streamkern as sk
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.validation import TO_CALIBRATE, set_aside
+from streamkern.train import whole_run
+from streamkern.train.set_apart import MOST_ROWS, SHARE
+
+FEWEST = 2000
+METHODS = ("sigmoid", "isotonic")
+TOOK: list[float] = []
+
+
+def timed(*given: Any) -> Any:
+    """`calibrate`, and how long it took."""
+    began = time.perf_counter()
+    found = calibrate(*given)
+    TOOK.append(time.perf_counter() - began)
+    return found
+
+
+calibrate, whole_run.calibrate = whole_run.calibrate, timed
+
+
+def table(path: Path, seed: int) -> tuple[Any, Any, Any, Any, bool]:
+    """Rows and targets to fit, the same to test, and whether they are classes."""
+    held = np.load(path)
+    X, y = held["X"].astype(np.float64), held["y"]
+    classes = "task" in held and str(held["task"]) != "regression"
+    y = np.unique(y, return_inverse=True)[1] if classes else y.astype(np.float64).reshape(len(X))
+    order = np.random.default_rng(seed).permutation(len(X))
+    fit, test = order[len(X) // 5 :], order[: len(X) // 5]
+    return X[fit], y[fit], X[test], y[test], classes
+
+
+def row(path: Path, seed: int, centers: int) -> dict[str, Any] | None:
+    """What one table comes to; None where it has too few rows."""
+    X, y, X_test, y_test, classes = table(path, seed)
+    if len(X) < FEWEST:
+        return None
+    kind = sk.KernelClassifier if classes else sk.KernelRegressor
+    made: dict[str, Any] = {"n_centers": min(centers, len(X) // 2), "random_state": seed}
+    began = time.perf_counter()
+    model = kind(calibrate=True, **made).fit(X, y)
+    took = time.perf_counter() - began
+    plain = kind(calibrate=False, **made).fit(X, y)
+    found = {"table": path.stem, "seed": seed, "rows": len(X), "fit_s": took}
+    told = model.report_["calibration"]
+    found |= told | {"rows": len(X), "set_aside": told["rows"], "share": TOOK[-1] / took}
+    source = ArraySource(X_test, y_test, classes=model._names() if classes else None)
+    with model._model() as calibrated, plain._model() as other:
+        figures, before = calibrated.evaluate(source), other.evaluate(source)
+    if not classes:
+        found |= {"rmse": figures["mse"] ** 0.5, "rmse_of_all_rows": before["mse"] ** 0.5}
+        return found | {name: figures[name] for name in ("coverage", "width")}
+    found |= {name: value for name, value in figures.items() if name not in ("mse", "r2")}
+    found["accuracy_of_all_rows"] = before["accuracy"]
+    share = min(SHARE, MOST_ROWS / len(X))
+    aside = set_aside(ArraySource(X, y, classes=model._names()), share, seed, TO_CALIBRATE)[1]
+    rows = [(block.X, block.y) for block in aside.blocks()]
+    own = tuple(np.concatenate(part) for part in zip(*rows, strict=True))
+    for method in METHODS:
+        theirs = CalibratedClassifierCV(FrozenEstimator(model), method=method).fit(*own)
+        found[f"log_loss_{method}"] = log_loss(y_test, theirs.predict_proba(X_test))
+    return found
+
+
+def main() -> None:
+    """Print a line for each table and seed; write all of them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--centers", type=int, default=2000)
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    rows = []
+    for path in sorted(p for folder in asked.folders for p in folder.glob("*.npz")):
+        for seed in range(asked.seeds):
+            found = row(path, seed, asked.centers)
+            if found is not None:
+                rows.append(found)
+                print(
+                    {k: round(v, 5) if isinstance(v, float) else v for k, v in found.items()},
+                    flush=True,
+                )
+                if asked.json is not None:
+                    asked.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""What a classifier says of new rows beside its labels: values, decisions, probabilities, sets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.utils.metaestimators import available_if
+
+from streamkern.basics.errors import ConfigError
+from streamkern.estimator.mistakes import brief
+from streamkern.estimator.multilabel import HALF
+from streamkern.estimator.predicting import Predicting
+from streamkern.train.model import NOT_CALIBRATED
+
+
+def _knows_probabilities(estimator: Any) -> bool:
+    """Whether it has probabilities, or is not fitted and surely will have."""
+    if not hasattr(estimator, "_targets"):
+        return estimator.calibrate is True
+    known = estimator._calibration
+    if known is None or known.probabilities is None:
+        raise AttributeError(f"predict_proba needs {NOT_CALIBRATED}")
+    return True
+
+
+class ClassAnswers(Predicting):
+    """Of a model with classes, or with several labels for a row."""
+
+    classes_: npt.NDArray[Any]
+    _indicator: str | None
+
+    def _check_sets(self, interval: float, out: Any) -> None:
+        what = None if out is None else "out, as a file has no room for them"
+        if self._indicator is not None:
+            what = "several labels for a row"
+        if what is not None:
+            raise ConfigError(
+                f"interval={interval!r} gives sets of classes, which are not known with {what}; "
+                "leave interval out"
+            )
+
+    @available_if(_knows_probabilities)  # type: ignore[untyped-decorator]
+    @brief
+    def predict_proba(
+        self, X: Any, *, out: Any = None, overwrite: bool = False, order: str = "source"
+    ) -> Any:
+        """Probabilities of the classes, by the rows that `fit` has set aside; see `calibrate`.
+
+        It is there once rows were set aside. Where classes have weights of their own, in
+        `class_weight`, the most probable class need not be the one that `predict` says.
+
+        Parameters
+        ----------
+        X, out, overwrite, order : as in `predict`; files have a probability for each class.
+
+        Returns
+        -------
+        p : (n, c) float64, rows sum to 1; None with `out`. Lazy where `predict` is.
+        """
+        if out is not None:
+            return self._write(X, out, overwrite, order, proba=True, values=True)
+        return self._answer(X, "_probabilities")
+
+    @available_if(_knows_probabilities)  # type: ignore[untyped-decorator]
+    @brief
+    def predict_log_proba(self, X: Any) -> Any:
+        """The logarithm of `predict_proba`."""
+        return self._answer(X, "_log_probabilities")
+
+    def _probabilities(self, F: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        assert self._calibration is not None
+        assert self._calibration.probabilities is not None
+        return self._calibration.probabilities(F)
+
+    def _log_probabilities(self, F: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        with np.errstate(divide="ignore"):  # of what can not be told from 0
+            return np.log(self._probabilities(F))
+
+    @brief
+    def predict_values(self, X: Any) -> Any:
+        """f(X), (n, c): about 1 for the class of a row, or its labels, and 0 for the others; lazy
+        where `predict` is."""
+        return self._answer(X, "_as_they_are")
+
+    @brief
+    def decision_function(self, X: Any) -> Any:
+        """f(X), (n, c); with two classes the difference of their values, (n,); of several labels
+        f(X) - 1/2, (n, L), above 0 for those that a row has. Lazy where `predict` is."""
+        return self._answer(X, "_decisions")
+
+    def _labels(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if self._indicator is not None:
+            return (F > HALF).astype(self._indicator)
+        labels: npt.NDArray[Any] = self.classes_[F.argmax(axis=1)]
+        return labels
+
+    def _as_they_are(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return F
+
+    def _decisions(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if self._indicator is not None:
+            return F - HALF
+        return F[:, 1] - F[:, 0] if F.shape[1] == 2 else F
+
+    def _names_of(self, method: str) -> Sequence[Any] | None:
+        if method == "_labels" or self._indicator is not None:
+            return super()._names_of(method)
+        classes = list(self.classes_)
+        return classes[1:] if method == "_decisions" and len(classes) == 2 else classes

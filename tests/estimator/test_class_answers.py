@@ -1,0 +1,126 @@
+"""Probabilities, sets and intervals of fitted estimators: saved, loaded, streamed, and refused."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.metrics import log_loss
+from sklearn.model_selection import cross_val_score
+
+from streamkern import KernelClassifier, KernelRegressor, load
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.optional import on_demand
+from streamkern.cli import main
+from streamkern.ingest.ingest import ingest
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(1500, 2))
+p = 1 / (1 + np.exp(-4 * X[:, 0] * X[:, 1]))
+y = np.where(rng.random(1500) < p, "yes", "no")
+t = np.sin(X[:, 0]) + 0.2 * rng.normal(size=1500)
+QUICK: dict[str, Any] = {
+    "threads": 1, "accelerator": "none", "n_centers": 80, "kernel": "laplace", "bandwidth": 2.0,
+    "calibrate": True,
+}  # fmt: skip
+FIT, NEW = slice(1000), slice(1000, 1500)
+
+
+@pytest.fixture(scope="module")
+def classifier() -> KernelClassifier:
+    return KernelClassifier(**QUICK).fit(X[FIT], y[FIT], test=(X[NEW], y[NEW]))
+
+
+@pytest.fixture(scope="module")
+def regressor() -> KernelRegressor:
+    return KernelRegressor(**QUICK).fit(X[FIT], t[FIT], test=(X[NEW], t[NEW]))
+
+
+def test_probabilities(classifier: KernelClassifier, tmp_path: Path) -> None:
+    found = classifier.predict_proba(X[NEW])
+    assert found.dtype == np.float64
+    np.testing.assert_array_equal(
+        classifier.classes_[found.argmax(axis=1)], classifier.predict(X[NEW])
+    )
+    np.testing.assert_allclose(np.log(found), classifier.predict_log_proba(X[NEW]))
+    assert classifier.report_["test_log_loss"] == pytest.approx(log_loss(y[NEW], found), rel=1e-6)
+    assert np.abs(found[:, 1] - p[NEW]).mean() < 0.1
+    classifier.save(tmp_path / "m")
+    again = load(tmp_path / "m")
+    np.testing.assert_array_equal(again.predict_proba(X[NEW]), found)
+    again.save(tmp_path / "n")
+    np.testing.assert_array_equal(load(tmp_path / "n").predict_proba(X[NEW]), found)
+    array = on_demand("dask.array").from_array(X[NEW], chunks=(200, 2))
+    np.testing.assert_allclose(classifier.predict_proba(array).compute(), found)
+    assert set(cross_val_score(clone(classifier), X, y, cv=2, scoring="neg_log_loss") > -0.69) == {
+        True
+    }
+
+
+def test_sets_and_intervals(classifier: KernelClassifier, regressor: KernelRegressor) -> None:
+    labels, sets = classifier.predict(X[NEW], interval=0.95)
+    np.testing.assert_array_equal(labels, classifier.predict(X[NEW]))
+    assert sets[np.arange(500), (y[NEW] == "yes").astype(int)].mean() > 0.9
+    values, ends = regressor.predict(X[NEW], interval=0.8)
+    np.testing.assert_array_equal(values, regressor.predict(X[NEW]))
+    inside = (ends[:, 0] <= t[NEW]) & (t[NEW] <= ends[:, 1])
+    assert 0.7 < inside.mean() < 0.9
+    assert 0.8 < regressor.report_["test_coverage"] < 0.97
+    assert regressor.report_["calibration"] == {"rows": 100}
+    two = KernelRegressor(**QUICK).fit(X, np.stack((t, 9 * t), axis=1))
+    assert two.predict(X[:7], interval=0.9)[1].shape == (7, 2, 2)
+
+
+def test_what_is_refused(classifier: KernelClassifier, regressor: KernelRegressor) -> None:
+    with pytest.raises(ConfigError, match=r"interval=0\.999 takes more than the 100 rows"):
+        regressor.predict(X, interval=0.999)
+    with pytest.raises(ConfigError, match="interval=2 must be a number between"):
+        classifier.predict(X, interval=2)
+    with pytest.raises(ConfigError, match="not known with out"):
+        classifier.predict(X, interval=0.9, out="sets.csv")
+    with pytest.raises(ConfigError, match="not known of Dask arrays"):
+        regressor.predict(on_demand("dask.array").from_array(X), interval=0.9)
+    plain = KernelRegressor(**QUICK | {"calibrate": False}).fit(X[FIT], t[FIT])
+    with pytest.raises(ConfigError, match="calibrate=True sets them aside"):
+        plain.predict(X, interval=0.9)
+    labels = np.stack((y == "yes", t > 0), axis=1).astype(int)
+    several = KernelClassifier(**QUICK).fit(X, labels)
+    assert not hasattr(several, "predict_proba")
+    with pytest.raises(ConfigError, match="several labels"):
+        several.predict(X, interval=0.9)
+
+
+def test_on_the_command_line(
+    classifier: KernelClassifier, regressor: KernelRegressor, tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Streamed from a store, and the same as in memory; `evaluate` says how true they are."""
+    classifier.save(tmp_path / "c")
+    regressor.save(tmp_path / "r")
+    ingest(X[NEW], tmp_path / "c.zarr", y=y[NEW])
+    ingest(X[NEW], tmp_path / "r.zarr", y=t[NEW])
+    place = {name: str(tmp_path / name) for name in ("c", "r", "c.zarr", "r.zarr")}
+    out = str(tmp_path / "c.csv")
+    assert main.main(["predict", place["c"], place["c.zarr"], out, "--proba"]) == 0
+    with open(out, encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    np.testing.assert_allclose(
+        [[float(row["probability_no"]), float(row["probability_yes"])] for row in rows],
+        classifier.predict_proba(X[NEW]), atol=1e-5,
+    )  # fmt: skip
+    out = str(tmp_path / "r.npy")
+    assert main.main(["predict", place["r"], place["r.zarr"], out, "--interval", "0.8"]) == 0
+    values, ends = regressor.predict(X[NEW], interval=0.8)
+    np.testing.assert_allclose(np.load(out), np.column_stack((values, ends)), atol=1e-5)
+    capfd.readouterr()
+    assert main.main(["evaluate", place["c"], place["c.zarr"], "--json"]) == 0
+    said = capfd.readouterr().out
+    assert all(f'"{name}"' in said for name in ("log_loss", "brier", "ece", "coverage", "set_size"))
+    assert main.main(["evaluate", place["r"], place["r.zarr"]]) == 0
+    assert "width" in capfd.readouterr().out
+    for wrong in (["--proba"], ["--interval", "1.5"]):
+        assert main.main(["predict", place["r"], place["r.zarr"], "x.csv", *wrong]) == 2

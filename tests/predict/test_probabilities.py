@@ -1,0 +1,119 @@
+"""Probabilities: the least log loss of their kind, by other people's code, and never certain."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize, minimize_scalar
+from sklearn.isotonic import IsotonicRegression
+from sklearn.linear_model import LogisticRegression
+
+from streamkern.predict.probabilities import (
+    FEWEST_MONOTONE,
+    Softmax,
+    fit_probabilities,
+    isotonic,
+    kept_probabilities,
+    temperature,
+    vector,
+)
+
+rng = np.random.default_rng(0)
+
+
+def drawn(
+    m: int, c: int, slope: float = 6.0, shift: float = 0.0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Values of which the classes are drawn with softmax(slope f + shift k), and weights."""
+    F = rng.normal(0.3, 0.4, (m, c))
+    p = Softmax(np.full(c, slope), shift * np.arange(c))(F)
+    labels = (p.cumsum(axis=1) < rng.random((m, 1))).sum(axis=1)
+    return F, np.minimum(labels, c - 1), rng.uniform(0.5, 2, m)
+
+
+def loss(F: np.ndarray, labels: np.ndarray, w: np.ndarray, slope: object, shift: object) -> float:
+    """Of the rows and of one more of all classes alike, by the textbook."""
+    m = len(F)
+    z = F * slope + shift
+    log_p = z - np.log(np.exp(z).sum(axis=1, keepdims=True))
+    told = log_p[np.arange(m), labels] * m + log_p.mean(axis=1)
+    return float(-(w * told).sum() / w.sum() / (m + 1))
+
+
+@pytest.mark.parametrize("c", [2, 5])
+def test_temperature_is_the_one_that_scipy_finds(c: int) -> None:
+    F, labels, w = drawn(300, c)
+    found = temperature(F, labels, w)
+    best = minimize_scalar(
+        lambda t: loss(F, labels, w, np.exp(t), 0.0), bounds=(-3, 5), method="bounded",
+        options={"xatol": 1e-10},
+    )  # fmt: skip
+    np.testing.assert_allclose(found.slope, np.exp(best.x), rtol=1e-5)
+    assert found.way == "temperature"
+
+
+def test_vector_is_the_one_that_scipy_finds() -> None:
+    F, labels, w = drawn(400, 3, shift=1.0)
+    found = vector(F, labels, w)
+    best = minimize(lambda t: loss(F, labels, w, t[:3], t[3:]), np.ones(6), tol=1e-12)
+    assert loss(F, labels, w, found.slope, found.shift) <= best.fun + 1e-9
+    made = Softmax(best.x[:3], best.x[3:])
+    np.testing.assert_allclose(found(F), made(F), atol=1e-4)
+    assert found.way == "vector"
+
+
+def test_isotonic_is_that_of_scikit_learn() -> None:
+    F, labels, w = drawn(400, 3)
+    F = F.round(2)  # with ties
+    m = len(F)
+    wanted = np.stack(
+        [
+            IsotonicRegression(y_min=1 / (m + 2), y_max=1 - 1 / (m + 2), out_of_bounds="clip")
+            .fit(F[:, k], labels == k, w)
+            .predict(F[:, k] + 0.004)
+            for k in range(3)
+        ],
+        axis=1,
+    )
+    found = isotonic(F, labels, w)(F + 0.004)
+    np.testing.assert_allclose(found, wanted / wanted.sum(axis=1, keepdims=True), atol=1e-9)
+
+
+def test_rows_that_are_all_told_right_make_no_answer_certain() -> None:
+    labels = np.arange(40) % 4
+    p = temperature(np.eye(4)[labels], labels, np.ones(40))(np.eye(4))
+    assert 0.97 < p.max() < 1 - 1e-3
+    useless = temperature(-np.eye(4)[labels], labels, np.ones(40))  # worse than nothing
+    np.testing.assert_allclose(useless(np.eye(4)), 0.25)
+
+
+def test_the_simpler_way_is_taken_unless_another_is_surely_better() -> None:
+    F, labels, _ = drawn(1500, 3)
+    assert fit_probabilities(F, labels).way == "temperature"
+    F, labels, _ = drawn(1500, 3, shift=1.5)
+    assert fit_probabilities(F, labels).way == "vector"
+    assert fit_probabilities(F[:400], labels[:400]).way == "temperature"
+    F = rng.uniform(-1, 1, (2 * FEWEST_MONOTONE, 1))
+    steps = np.array([0.1, 0.9, 0.95, 0.05])[np.clip(F[:, 0] * 2 + 2, 0, 3).astype(int)]
+    steps = np.sort(steps)[np.argsort(np.argsort(F[:, 0]))]  # which no softmax follows
+    labels = (rng.random(len(F)) < steps).astype(int)
+    assert fit_probabilities(np.hstack((1 - F, F)), labels).way in ("vector", "isotonic")
+
+
+def test_what_is_kept_says_the_same() -> None:
+    F, labels, w = drawn(300, 3)
+    for way in (temperature, vector, isotonic):
+        made = way(F, labels, w)
+        again = kept_probabilities(made.arrays())
+        assert again is not None
+        np.testing.assert_array_equal(again(F), made(F))
+        np.testing.assert_allclose(made(F).sum(axis=1), 1)
+    assert kept_probabilities({}) is None
+
+
+def test_of_two_classes_vector_is_logistic_regression() -> None:
+    F, labels, _ = drawn(600, 2)
+    d = (F[:, 1] - F[:, 0])[:, None]
+    theirs = LogisticRegression(C=np.inf, tol=1e-10).fit(d, labels).predict_proba(d)
+    ours = vector(np.hstack((0 * d, d)), labels, np.ones(600))(np.hstack((0 * d, d)))
+    np.testing.assert_allclose(ours, theirs, atol=5e-3)  # but for the one row more
