@@ -3,7 +3,8 @@
     python -m benchmarks.rank_kills --kills 200 --json rank_kills.json
 
 `streamkern train --ranks 2` on this machine, killed again and again in one of its processes, once
-it has got further than the time before. Where it was the driver, the same command is given again.
+it has got further than the time before. Where it was the driver, or that gave up (`gave_up`), the
+same command is given again.
 What the run ends with must be the arrays of one that nobody disturbed. `seen_s` is the time from
 the kill of a rank to the sentence that says so, `again_s` to the next checkpoint. Kills in a JSON
 that is there count: it is added to.
@@ -38,7 +39,7 @@ OF_THE_DRIVER = 0.15
 KILLS_OF_A_RUN = 20
 SECONDS = ("seen_s", "again_s")
 NOTHING: dict[str, Any] = {
-    "kills": 0, "of_driver": 0, "runs": 0, "failures": [], "seen_s": [], "again_s": []
+    "kills": 0, "of_driver": 0, "gave_up": 0, "runs": 0, "failures": [], "seen_s": [], "again_s": []
 }  # fmt: skip
 RANK_BYTES = 60 << 20
 """That a worker holds once it is a rank; the others are Dask's helpers."""
@@ -81,7 +82,11 @@ class Life:
         return found
 
     def losses(self) -> int:
-        return self.said.read_text().count("is gone")
+        return self.said.read_text().count("is gone; the run")
+
+    def gave_up(self, before: int) -> bool:
+        """Whether it ended as ranks were lost too often before they had saved anything."""
+        return self.said.read_text().count("3 times in a row") > before
 
 
 def newest(run: Path) -> int:
@@ -100,9 +105,12 @@ def arrays(run: Path) -> dict[str, Any]:
 
 def killed(folder: Path, run: Path, kills: int, draw: random.Random) -> dict[str, Any]:
     """A run that is killed so many times, and what that took."""
-    found: dict[str, Any] = {"kills": 0, "of_driver": 0, "seen_s": [], "again_s": []}
+    found: dict[str, Any] = {"kills": 0, "of_driver": 0, "gave_up": 0, "seen_s": [], "again_s": []}
     life, furthest = Life(folder, run), -1
-    while life.alive:
+    while life.alive or life.gave_up(found["gave_up"]):
+        if not life.alive:
+            found["gave_up"] += 1
+            life = Life(folder, run)
         ranks = life.ranks() if newest(run) > furthest and found["kills"] < kills else []
         if not ranks:
             time.sleep(0.05)
@@ -120,6 +128,8 @@ def killed(folder: Path, run: Path, kills: int, draw: random.Random) -> dict[str
             continue
         while life.alive and life.losses() == losses and time.monotonic() - at < 30:
             time.sleep(0.02)
+        if life.losses() == losses:
+            continue  # it was not yet a rank, or there was nothing left to do
         found["seen_s"].append(round(time.monotonic() - at, 3))
         while life.alive and newest(run) <= furthest and time.monotonic() - at < 120:
             time.sleep(0.05)
