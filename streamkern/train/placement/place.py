@@ -96,7 +96,7 @@ class _Driver:
     ) -> None:
         self._site, self._min_ranks, self._timeout_s = site, min_ranks, timeout_s
         self._stop, self._on_event = stop, on_event
-        self._number = 0
+        self._number, self._outlived_until = 0, 0.0
 
     def run(self, job: Job, most: int | None, limits: Limits) -> Any:
         """The job, with at most so many ranks."""
@@ -108,11 +108,14 @@ class _Driver:
             workers = [spot.address for spot in spots]
             self._say("ranks", ranks=len(spots), wanted=most or len(spots), workers=workers)
             generation = Generation(
-                self._site, self._number, spots, job, limits, self._stop, self._say
-            )
+                self._site, self._number, spots, job, limits, self._stop, self._say,
+                max(0.0, self._outlived_until - time.monotonic()),
+            )  # fmt: skip
             ended = generation.run()
             if ended.lost is None:
                 return ended.result
+            if not ended.all_gone:
+                self._outlived_until = time.monotonic() + limits.outlived_s
             self._check_stop()
             reached = -1 if generation.reached is None else generation.reached
             in_vain = 1 if reached > furthest else in_vain + 1
@@ -138,6 +141,10 @@ class _Driver:
             self._check_stop()
             found = [spot for spot in self._site.spots().values() if spot.takes_tasks]
             late = time.monotonic() > give_up
+            if len(found) >= max(wanted, least) or (late and len(found) >= least):
+                answering = self._site.processes(found)  # Dask notices a lost machine late
+                found = [spot for spot in found if spot.nanny in answering]
+                late = time.monotonic() > give_up
             if len(found) >= max(wanted, least) or (late and len(found) >= least):
                 return found
             if late:

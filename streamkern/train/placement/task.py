@@ -47,8 +47,9 @@ class RankSpec:
     """Which rank one is.
 
     tracker : by which `streamkern.backend.ranks.joined` finds the others; empty for one alone.
-    threads : that it may use. timeout_s : for which it may be silent. addresses : of the workers of
-    all ranks. tell : tells the driver something, of JSON's types.
+    threads : that it may use. timeout_s : for which it may be silent. outlived_s : for which a rank
+    of an earlier generation, which nobody could end, may still be there. addresses : of the workers
+    of all ranks. tell : tells the driver something, of JSON's types.
     """
 
     rank: int
@@ -57,6 +58,7 @@ class RankSpec:
     tracker: Mapping[str, Any]
     threads: int
     timeout_s: float
+    outlived_s: float
     addresses: tuple[str, ...]
     tell: Tell = field(repr=False)
 
@@ -83,7 +85,8 @@ class Order:
 
     name : under which driver and ranks talk. addresses : of all ranks. neighbours : ranks on the
     same host.
-    lonely_s : without a word of the driver, after which the rank saves and ends.
+    lonely_s : without a word of the driver, after which the rank saves and ends. outlived_s : see
+    `RankSpec`.
     """
 
     name: str
@@ -93,6 +96,7 @@ class Order:
     neighbours: int
     timeout_s: float
     lonely_s: float
+    outlived_s: float
     job: bytes = field(repr=False)
 
     @property
@@ -115,7 +119,7 @@ class Order:
         threads = max(1, available_cpus() // self.neighbours)
         return RankSpec(
             self.rank, self.size, self.generation, tracker, threads, self.timeout_s,
-            self.addresses, tell,
+            self.outlived_s, self.addresses, tell,
         )  # fmt: skip
 
 
