@@ -13,7 +13,15 @@ from streamkern.basics.stop import StopRequest
 from streamkern.stream.cluster_reader import address_of
 from streamkern.train.placement.generation import Ended, Generation, Limits
 from streamkern.train.placement.site import Site, Spot
-from streamkern.train.placement.task import Job, RankSpec, Reached, Tell, Work
+from streamkern.train.placement.task import (
+    Job,
+    RankSpec,
+    Reached,
+    Tell,
+    Work,
+    of_another_run,
+    run_of,
+)
 
 MOST_IN_VAIN = 3
 LONELY_S = 60.0
@@ -146,6 +154,7 @@ class _Driver:
                 found = [spot for spot in found if spot.nanny in answering]
                 late = time.monotonic() > give_up
             if len(found) >= max(wanted, least) or (late and len(found) >= least):
+                self._check_free([spot.address for spot in found])
                 return found
             if late:
                 break
@@ -155,6 +164,12 @@ class _Driver:
         if what == "left":
             raise TrainingInterrupted(f"{said}; start others, then {_GO_ON}")
         raise RunError(f"{said}; start more, or ask for fewer ranks")
+
+    def _check_free(self, addresses: list[str]) -> None:
+        """Raise where there is a rank of another driver: a task would wait until that has ended."""
+        for address, name in self._site.each(run_of, addresses).items():
+            if name not in ("", self._site.name):
+                raise of_another_run(address)
 
     def _check_stop(self) -> None:
         if self._stop.requested:

@@ -138,6 +138,19 @@ def start_tracker(size: int) -> dict[str, Any]:
     return {**tracker.worker_args(), "dmlc_timeout": _ENDLESS_S}
 
 
+def run_of(dask_worker: Any) -> str:
+    """On a worker, and while its threads are busy: the run that it is a rank of, or ""."""
+    return _held[0] if _held else ""
+
+
+def of_another_run(address: str) -> TrainingInterrupted:
+    """The error of a second driver."""
+    return TrainingInterrupted(
+        f"the Dask worker at {address} is a rank of another run, or of this one by a driver that "
+        "is gone, which ends within minutes; run the same command again then"
+    )
+
+
 def _tracked(tracker: Any) -> None:
     with contextlib.suppress(Exception):  # of ranks that have not said goodbye
         tracker.wait_for()
@@ -154,12 +167,8 @@ def run_rank(order: Order, tracker: Mapping[str, Any]) -> Any:
         if order.name in _held:
             raise RankLostError(f"rank {order.rank} before has not ended yet at {worker.address}")
         if _held:
-            raise RankFailed(
-                TrainingInterrupted.__name__,
-                f"the Dask worker at {worker.address} is a rank of another run, or of this one by "
-                "a driver that is gone, which ends within minutes; run the same command again then",
-                TrainingInterrupted.exit_code, (),
-            )  # fmt: skip
+            error = of_another_run(worker.address)
+            raise RankFailed(type(error).__name__, str(error), error.exit_code, ())
         _held.append(order.name)
     try:
         return _run_rank(worker, order, tracker)
