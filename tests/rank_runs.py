@@ -78,7 +78,8 @@ def trained(
     told: Callable[[dict[str, Any]], None] = lambda event: None, stop: StopRequest | None = None,
     **limits: float,
 ) -> Any:  # fmt: skip
-    """The run on a cluster's workers. acts : {"rank step": what}, once each, of `act`."""
+    """The run on a cluster's workers. acts : {"rank step": what}, once each, of `act`; and
+    {"rank slow": seconds}, of each step."""
 
     def briefly(workers: Any, work: Any, told: dict[str, Any], **more: Any) -> Any:
         toy = told | {"work": work, "acts": acts or {}, "folder": str(folder)}
@@ -100,8 +101,7 @@ def acting(
     def taken(self: Steps, batch: Batch) -> float | None:
         step = self.position.step
         act(settings["acts"].get(f"{ranks.rank} {step}"), folder / f"{ranks.rank}-{step}", cut)
-        if f"{ranks.rank} slow" in settings["acts"]:
-            time.sleep(0.02)
+        time.sleep(float(settings["acts"].get(f"{ranks.rank} slow", 0.0)))
         return take(self, batch)
 
     def reached(self: Collective, mine: Any) -> Any:

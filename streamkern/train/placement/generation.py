@@ -17,7 +17,7 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any
 
-from streamkern.basics.errors import RankLostError, TrainingInterrupted
+from streamkern.basics.errors import ClusterError, RankLostError, TrainingInterrupted
 from streamkern.basics.stop import StopRequest
 from streamkern.train.placement.site import Site, Spot
 from streamkern.train.placement.task import Job, Order, Raised, RankFailed, run_rank, start_tracker
@@ -97,6 +97,8 @@ class Generation:
                 result: Any = self._futures[0].result(self._limits.timeout_s)
                 return Ended(result)
             return self._end(processes, missed)
+        except ClusterError:  # nobody is there to ask
+            raise
         except BaseException:
             with contextlib.suppress(Exception):
                 self._end(processes, "")
@@ -169,7 +171,7 @@ class Generation:
         for rank, future in enumerate(self._futures):
             if rank not in self._ended and future.done():
                 finished = future.status == "finished"
-                self._ended[rank] = None if finished else _lost_or(future.exception())
+                self._ended[rank] = None if finished else _error_of(future)
 
     def _errors(self) -> dict[int, BaseException]:
         return {r: error for r, error in sorted(self._ended.items()) if error is not None}
@@ -229,8 +231,11 @@ class Generation:
         return Ended(lost=lost, back=back, all_gone=ours <= ended)
 
 
-def _lost_or(error: BaseException) -> BaseException:
-    """The error, or that a rank is lost where it is Dask's own."""
+def _error_of(future: Any) -> BaseException:
+    """What a task raised, or that its rank is lost where the error is Dask's own."""
+    error: BaseException | None = future.exception()
+    if error is None:
+        return RankLostError(f"Dask has {future.status} its task")
     if isinstance(error, RankFailed | Raised):
         return error.error()
     of_dask = isinstance(error, CancelledError) or type(error).__module__.startswith("distributed.")

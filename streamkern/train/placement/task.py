@@ -323,7 +323,9 @@ class _Pulse:
             self._heard, self._beat = time.monotonic(), word["beat"]
         silent_s = time.monotonic() - self._heard
         asked = word["stop"] if word is not None else None
-        if silent_s > order.lonely_s:
+        if self._worker.status.name not in ("running", "paused"):  # the process ends soon
+            asked = "the loss of its scheduler"
+        elif silent_s > order.lonely_s:
             asked = "the loss of its driver"
         if asked and order.rank == 0:  # the others learn it from there, all after the same step
             self._stop.requested = self._stop.requested or asked

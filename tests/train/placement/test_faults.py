@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -86,7 +85,7 @@ def test_a_run_on_s3_with_a_kill(
 def test_a_slow_rank_is_named(client: Any, store: str, tmp_path: Path, expected: Any) -> None:
     """It is five times slower, and the result is the same."""
     config = runs.settings(store, tmp_path / "run", **{"run.log": True})
-    found = runs.trained(client, config, tmp_path, acts={"1 slow": ""})
+    found = runs.trained(client, config, tmp_path, acts={"1 slow": "0.02"})
     np.testing.assert_array_equal(runs.alpha(tmp_path / "run"), expected)
     assert found["timing"]["waited_s"] > 0.5 * found["timing"]["loop_s"]
 
@@ -147,8 +146,8 @@ def test_a_machine_without_its_network(
 def test_the_scheduler_is_killed(store: str, tmp_path: Path, expected: Any) -> None:
     """The ranks save and end, and so does the driver; there was no place for a second one."""
     config = runs.settings(store, tmp_path / "run")
-    acts = {"0 slow": "", "1 slow": "", "0 3": "note", "1 3": "note"}
-    notes = [tmp_path / "0-3", tmp_path / "1-3"]
+    acts = {"0 slow": "0.3", "0 9": "wait", "1 9": "note"}
+    notes = [tmp_path / "0-9", tmp_path / "1-9"]
     second: list[BaseException] = []
     with Cluster(tmp_path) as cluster, Client(cluster.address, set_as_default=False) as client:
         for _ in range(2):
@@ -163,17 +162,16 @@ def test_the_scheduler_is_killed(store: str, tmp_path: Path, expected: Any) -> N
                 except TrainingInterrupted as error:
                     second.append(error)
             cluster.scheduler.kill()
+            (tmp_path / "go").touch()
 
         ending = threading.Thread(target=end)
         ending.start()
         with pytest.raises(ClusterError, match="is gone"):
-            runs.trained(client, config, tmp_path, acts=acts, timeout_s=5.0, lonely_s=3.0)
+            runs.trained(client, config, tmp_path, acts=acts, timeout_s=3.0)
         ending.join()
-        killed_at = time.monotonic()
         eventually(lambda: not any(is_alive(int(note.read_text())) for note in notes))
-        print("ended after", time.monotonic() - killed_at)
     assert "is a rank of another run" in str(second[0])
     saved = RunDirectory(tmp_path / "run", writable=False).steps()
-    print(saved)
+    assert 8 < saved[-1] < runs.STEPS
     runs.on_ranks(2, config)
     np.testing.assert_array_equal(runs.alpha(tmp_path / "run"), expected)
