@@ -20,7 +20,7 @@ import streamkern as sk
 from benchmarks.harness import bandwidth, environment, one_hot, points
 from benchmarks.ranks import trained
 from benchmarks.s3_files import FileServer
-from streamkern.train.over_ranks import make_setup
+from streamkern.train.over_ranks import prepare_run
 
 LATENCY_S, BUCKET = 0.04, "bucket"
 MOST_STALL = 0.05
@@ -47,7 +47,7 @@ def measure(rows: int, copies: int) -> dict[str, Any]:
                 "solver": {"name": "block", "block_size": BLOCK, "ridge": 1e-6},
                 "run": {"run_dir": f"{folder}/run", "device": "cpu", "ranks": 2},
             })  # fmt: skip
-            make_setup(config)
+            prepare_run(config)
             found = trained(config, 2)
     times = [each["timing"] for each in found]
     return {

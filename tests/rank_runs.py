@@ -61,7 +61,7 @@ def on_ranks(size: int, config: RunConfig) -> list[Any]:
     """The run by threads of this process, with the bits of processes of a thread."""
     quiet = partial(StopRequest, install=False)
     with threadpool_limits(1, "blas"):
-        over_ranks.make_setup(config)
+        over_ranks.prepare_run(config)
         return on_threads(size, lambda ranks: over_ranks.train_rank(config, ranks, quiet()))
 
 
