@@ -3,9 +3,11 @@
     python -m benchmarks.rank_kills --kills 200 --json rank_kills.json
 
 `streamkern train --ranks 2` on this machine, killed again and again in one of its processes, once
-it has got further than the time before. Where it was the driver, the same command is given again.
+it has got further than the time before. Where it was the driver, or that gave up (`gave_up`), the
+same command is given again.
 What the run ends with must be the arrays of one that nobody disturbed. `seen_s` is the time from
-the kill of a rank to the sentence that says so, `again_s` to the next checkpoint.
+the kill of a rank to the sentence that says so, `again_s` to the next checkpoint. Kills in a JSON
+that is there count: it is added to.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,10 @@ ROWS, D, CENTERS, EPOCHS = 40_000, 20, 1000, 12
 OF_THE_DRIVER = 0.15
 """Of the kills."""
 KILLS_OF_A_RUN = 20
+SECONDS = ("seen_s", "again_s")
+NOTHING: dict[str, Any] = {
+    "kills": 0, "of_driver": 0, "gave_up": 0, "runs": 0, "failures": [], "seen_s": [], "again_s": []
+}  # fmt: skip
 RANK_BYTES = 60 << 20
 """That a worker holds once it is a rank; the others are Dask's helpers."""
 
@@ -75,7 +82,11 @@ class Life:
         return found
 
     def losses(self) -> int:
-        return self.said.read_text().count("is gone")
+        return self.said.read_text().count("is gone; the run")
+
+    def gave_up(self, before: int) -> bool:
+        """Whether it ended as ranks were lost too often before they had saved anything."""
+        return self.said.read_text().count("3 times in a row") > before
 
 
 def newest(run: Path) -> int:
@@ -94,67 +105,77 @@ def arrays(run: Path) -> dict[str, Any]:
 
 def killed(folder: Path, run: Path, kills: int, draw: random.Random) -> dict[str, Any]:
     """A run that is killed so many times, and what that took."""
-    found: dict[str, Any] = {"kills": 0, "of_driver": 0, "seen_s": [], "again_s": []}
+    found: dict[str, Any] = {"kills": 0, "of_driver": 0, "gave_up": 0, "seen_s": [], "again_s": []}
     life, furthest = Life(folder, run), -1
-    while life.alive:
+    while life.alive or life.gave_up(found["gave_up"]):
+        if not life.alive:
+            found["gave_up"] += 1
+            life = Life(folder, run)
         ranks = life.ranks() if newest(run) > furthest and found["kills"] < kills else []
         if not ranks:
             time.sleep(0.05)
             continue
         time.sleep(draw.uniform(0, 1.5))
         furthest, losses, at = newest(run), life.losses(), time.monotonic()
+        driver = draw.random() < OF_THE_DRIVER
+        if not _ended(psutil.Process(life.process.pid) if driver else draw.choice(ranks)):
+            continue  # by itself
         found["kills"] += 1
-        if draw.random() < OF_THE_DRIVER:
+        if driver:
             found["of_driver"] += 1
-            life.process.kill()
             life.process.wait()
             life = Life(folder, run)
             continue
-        _end(draw.choice(ranks))
         while life.alive and life.losses() == losses and time.monotonic() - at < 30:
             time.sleep(0.02)
-        found["seen_s"].append(time.monotonic() - at)
+        if life.losses() == losses:
+            continue  # it was not yet a rank, or there was nothing left to do
+        found["seen_s"].append(round(time.monotonic() - at, 3))
         while life.alive and newest(run) <= furthest and time.monotonic() - at < 120:
             time.sleep(0.05)
-        found["again_s"].append(time.monotonic() - at)
+        found["again_s"].append(round(time.monotonic() - at, 3))
     found["failed"] = life.said.read_text()[-2000:] if life.process.returncode else ""
     return found
 
 
-def _end(process: psutil.Process) -> None:
-    with contextlib.suppress(psutil.Error):  # it has ended by itself
+def _ended(process: psutil.Process) -> bool:
+    """Whether it was there to be killed."""
+    with contextlib.suppress(psutil.Error):
+        there = process.status() != psutil.STATUS_ZOMBIE
         process.kill()
+        return there
+    return False
 
 
-def measure(kills: int, seed: int) -> dict[str, Any]:
-    """So many kills, in runs of `KILLS_OF_A_RUN`."""
-    rng, draw = np.random.default_rng(0), random.Random(seed)
-    total: dict[str, Any] = {"kills": 0, "of_driver": 0, "runs": 0, "failures": []}
-    seconds: dict[str, list[float]] = {"seen_s": [], "again_s": []}
+def measure(kills: int, seed: int, record: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the record after each run of `KILLS_OF_A_RUN` at most, until it has so many kills.
+
+    record : of a call before, or `NOTHING`.
+    """
+    rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory(prefix="streamkern-rank-kills-") as name:
         folder = Path(name)
         X = rng.normal(size=(ROWS, D)).astype(np.float32)
         sk.ingest_store(X, folder / "train.zarr", y=np.sin(2 * X[:, 0]) + X[:, 1], chunk_mb=0.05)
-        undisturbed = killed(folder, folder / "plain", 0, draw)
+        undisturbed = killed(folder, folder / "plain", 0, random.Random(seed))
         assert not undisturbed["failed"], undisturbed["failed"]
         expected = arrays(folder / "plain")
-        while total["kills"] < kills and not total["failures"]:
-            run = folder / f"run-{total['runs']}"
-            found = killed(folder, run, min(KILLS_OF_A_RUN, kills - total["kills"]), draw)
-            total["runs"] += 1
-            for what in ("kills", "of_driver"):
-                total[what] += found[what]
-            for what, times in seconds.items():
-                times += found[what]
-            total["failures"] += [found["failed"]] if found["failed"] else _differences(
-                expected, arrays(run)
-            )  # fmt: skip
-            print({**total, **{k: statistics.median(v or [0]) for k, v in seconds.items()}})
+        while record["kills"] < kills and not record["failures"]:
+            run, draw = folder / f"run-{record['runs']}", random.Random(f"{seed} {record['runs']}")
+            found = killed(folder, run, min(KILLS_OF_A_RUN, kills - record["kills"]), draw)
+            failed = found.pop("failed")
+            record = {what: of + found.get(what, type(of)()) for what, of in record.items()}
+            record["runs"] += 1
+            record["failures"] += [failed] if failed else _differences(expected, arrays(run))
+            yield record
             shutil.rmtree(run)
-    return total | {
-        what: {"median": statistics.median(times), "most": max(times)}
-        for what, times in seconds.items()
-        if times
+
+
+def summary(record: dict[str, Any]) -> dict[str, Any]:
+    """The counts, and the medians of the seconds."""
+    return {
+        what: {"median": statistics.median(of), "most": max(of)} if what in SECONDS and of else of
+        for what, of in record.items()
     }
 
 
@@ -172,11 +193,17 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    found = {"environment": environment(), **measure(asked.kills, asked.seed)}
-    print(json.dumps({k: v for k, v in found.items() if k != "environment"}, indent=1))
-    if asked.json is not None:
-        asked.json.write_text(json.dumps(found, indent=1) + "\n")
-    return 1 if found["failures"] else 0
+    record, before = NOTHING, []
+    if asked.json is not None and asked.json.exists():
+        written = json.loads(asked.json.read_text())
+        record, before = written["record"], written["environments"]
+    here, records = environment(), measure(asked.kills, asked.seed, record)
+    for record in records:
+        print(summary(record), flush=True)
+        if asked.json is not None:
+            written = {"environments": [*before, here], "summary": summary(record)}
+            asked.json.write_text(json.dumps({**written, "record": record}) + "\n")
+    return 1 if record["failures"] else 0
 
 
 if __name__ == "__main__":

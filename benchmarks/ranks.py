@@ -51,8 +51,8 @@ def measure(
             for place in (alone, ranks):
                 shutil.rmtree(place, ignore_errors=True)
                 shutil.copytree(f"{folder}/setup", place)
-            (one,) = _trained(config.with_overrides({"run.run_dir": str(alone)}), 1)
-            two = _trained(config.with_overrides({"run.run_dir": str(ranks)}), 2)
+            (one,) = trained(config.with_overrides({"run.run_dir": str(alone)}), 1)
+            two = trained(config.with_overrides({"run.run_dir": str(ranks)}), 2)
             if k:  # the first one warms up
                 taken["alone"].append(one["timing"]["loop_s"])
                 taken["ranks"].append(max(each["timing"]["loop_s"] for each in two))
@@ -79,7 +79,7 @@ def measure(
     ]  # fmt: skip
 
 
-def _trained(config: sk.RunConfig, size: int) -> list[dict[str, Any]]:
+def trained(config: sk.RunConfig, size: int) -> list[dict[str, Any]]:
     """What each rank's training returned."""
     tracker = need("xgboost.tracker", "a run of several ranks", "ranks").RabitTracker(
         host_ip="127.0.0.1", n_workers=size, sortby="task"

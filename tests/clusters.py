@@ -47,6 +47,12 @@ class Cluster:
             "worker", self.address, "--nthreads=1", "--no-nanny", "--no-dashboard", path=path
         )
 
+    def nanny(self) -> subprocess.Popen[bytes]:
+        """A nanny with a worker process, which may be of a run's ranks."""
+        return self._start(
+            "worker", self.address, "--nthreads=1", "--memory-limit=0", "--no-dashboard"
+        )
+
     def log(self) -> str:
         """What all processes wrote."""
         return "".join(path.read_text() for path in sorted(self.folder.glob("*.log")))

@@ -69,6 +69,7 @@ OF_SEVERAL_MODULES = {
     "stream.sources.origins": "which rows are made from one, through all sources",
     "stream.sources.sources": "what must hold for all sources",
     "stream.virtual": "copies that are not stored, on their way",
+    "train.placement.faults": "what befalls machines and networks, through trainings over ranks",
     "train.resume": "a run that is stopped anywhere goes on to the same bits",
 }
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from streamkern.backend.ranks import Ranks
-from streamkern.basics.errors import RunError
+from streamkern.basics.errors import RankLostError
 from streamkern.basics.stop import StopRequest
 from streamkern.stream.meter import short
 from streamkern.train.steps import Steps
@@ -41,10 +41,10 @@ class Agreement:
         self._before = self._now = [Busy(0.0, 0.0, 0.0, 0.0)] * ranks.size
 
     def check_step(self, step: int) -> None:
-        """Raise unless all ranks go on from the same step."""
+        """Raise unless all ranks go on from the same step: rank 0 of before may have saved one."""
         (first,) = self._ranks.same([step])
         if first != step:
-            raise RunError(
+            raise RankLostError(
                 f"rank {self._ranks.rank} read a checkpoint of step {step}, rank 0 one of "
                 f"{first:.0f}; give a run_dir whose files all ranks see"
             )

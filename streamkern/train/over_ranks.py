@@ -10,12 +10,18 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from streamkern.backend.ranks import Ranks
-from streamkern.basics.errors import ConfigError, StreamkernError
+from streamkern.basics.errors import (
+    ConfigError,
+    RunLockedError,
+    RunLostError,
+    StreamkernError,
+)
 from streamkern.basics.optional import need
 from streamkern.basics.progress import Asked, Relay
 from streamkern.basics.stop import StopRequest, resumable
@@ -32,6 +38,8 @@ from streamkern.train.sinks import sinks_of
 
 MOST_BYTES = 256 << 20
 """That are given as arrays and travel to every rank."""
+
+_LOOK_S = 0.5
 
 Told = Callable[[dict[str, Any]], None]
 
@@ -167,10 +175,18 @@ def _work(
     placed: dict[str, Any] = {"workers": list(spec.addresses)}
     if settings["dashboard"] is not None:
         placed["dashboard"] = settings["dashboard"]
-    return train_rank(
-        config, ranks, stop, replace(pickle.loads(settings["given"]), placed=placed),
-        continues=settings["continues"], progress=_line(settings, spec.tell), tell=spec.tell,
-    )  # fmt: skip
+    give_up = time.monotonic() + spec.outlived_s
+    while True:
+        try:
+            return train_rank(
+                config, ranks, stop, replace(pickle.loads(settings["given"]), placed=placed),
+                continues=settings["continues"], progress=_line(settings, spec.tell),
+                tell=spec.tell,
+            )  # fmt: skip
+        except RunLockedError as error:  # by rank 0 of before, which ends by itself
+            if isinstance(error, RunLostError) or time.monotonic() > give_up:
+                raise
+        time.sleep(_LOOK_S)
 
 
 def _line(settings: dict[str, Any], tell: Told) -> Asked:

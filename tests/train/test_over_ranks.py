@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -153,6 +154,30 @@ def test_it_goes_on_with_any_number(
     over(then, config)
     ended = alpha(tmp_path / "many")
     np.testing.assert_allclose(ended, alpha(tmp_path / "one"), atol=1e-11 * (before != then))
+
+
+def test_any_number_goes_on_from_any_other(
+    store: str, tmp_path: Path, after: Callable[[int], None]
+) -> None:
+    """1 to 4 from the middle of 1 to 4: the same samples, and where none changed the same bits."""
+    ends, sizes = {}, (1, 2, 3, 4)
+    small = {"data.epochs": 1, "data.batch_size": 300, "run.checkpoint_every": 10}
+    for size in sizes:
+        over(size, settings(store, tmp_path / f"{size}", **small))
+        ends[size] = alpha(tmp_path / f"{size}")
+    for before in sizes:
+        half = settings(store, tmp_path / f"{before} half", **small)
+        after(2)
+        with pytest.raises(TrainingInterrupted):
+            over(before, half)
+        after(1000)
+        for then in sizes:
+            place = tmp_path / f"{before} {then}"
+            shutil.copytree(tmp_path / f"{before} half", place)
+            found = over(then, settings(store, place, **small))
+            assert {each["samples"] for each in found} == {2000}
+            atol = 1e-11 * (before != then)
+            np.testing.assert_allclose(alpha(place), ends[then], rtol=0, atol=atol)
 
 
 def test_what_ranks_can_not_share_is_refused(store: str, tmp_path: Path) -> None:

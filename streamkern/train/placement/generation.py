@@ -17,7 +17,7 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any
 
-from streamkern.basics.errors import RankLostError, TrainingInterrupted
+from streamkern.basics.errors import ClusterError, RankLostError, TrainingInterrupted
 from streamkern.basics.stop import StopRequest
 from streamkern.train.placement.site import Site, Spot
 from streamkern.train.placement.task import Job, Order, Raised, RankFailed, run_rank, start_tracker
@@ -41,14 +41,23 @@ class Limits:
         """How long a rank may take to stop."""
         return _SAVE_S if self.saves else _CAUSE_S
 
+    @property
+    def outlived_s(self) -> float:
+        """After which a rank that nobody could end has ended by itself."""
+        return self.lonely_s + self.timeout_s
+
 
 @dataclass(frozen=True)
 class Ended:
-    """With rank 0's result, or by what was `lost`; then `back` workers come back by themselves."""
+    """With rank 0's result, or by what was `lost`; then `back` workers come back by themselves.
+
+    all_gone : False where a rank may still be there, as its machine does not answer.
+    """
 
     result: Any = None
     lost: str | None = None
     back: int = 0
+    all_gone: bool = True
 
 
 class Generation:
@@ -56,9 +65,10 @@ class Generation:
 
     def __init__(
         self, site: Site, number: int, spots: list[Spot], job: Job, limits: Limits,
-        stop: StopRequest, on_event: Callable[..., None],
+        stop: StopRequest, on_event: Callable[..., None], outlived_s: float,
     ) -> None:  # fmt: skip
         self.reached: int | None = None
+        self._outlived_s = outlived_s
         self._site, self._number, self._spots, self._job = site, number, spots, job
         self._limits, self._stop, self._on_event = limits, stop, on_event
         self._futures: list[Any] = []
@@ -76,7 +86,7 @@ class Generation:
         if silent:
             lost = f"the nanny of {silent[0]} does not answer"
             self._on_event("lost", why=lost)
-            return Ended(lost=lost, back=self._end(processes))
+            return self._end(processes, lost)
         begin_s = max(0.0, _BEGIN_S - self._limits.timeout_s)
         self._heard = [time.monotonic() + begin_s] * len(self._spots)
         site.listen(self._hear)
@@ -86,10 +96,12 @@ class Generation:
             if missed is None:
                 result: Any = self._futures[0].result(self._limits.timeout_s)
                 return Ended(result)
-            return Ended(lost=missed, back=self._end(processes))
+            return self._end(processes, missed)
+        except ClusterError:  # nobody is there to ask
+            raise
         except BaseException:
             with contextlib.suppress(Exception):
-                self._end(processes)
+                self._end(processes, "")
             raise
         finally:
             site.deafen()
@@ -105,7 +117,7 @@ class Generation:
         for rank, spot in enumerate(spots):
             order = Order(
                 site.name, self._number, rank, addresses, hosts[spot.host], limits.timeout_s,
-                limits.lonely_s, job,
+                limits.lonely_s, self._outlived_s, job,
             )  # fmt: skip
             future = site.client.submit(run_rank, order, tracker, workers=[spot.address], **only)
             future.add_done_callback(lambda _: site.news.set())
@@ -159,7 +171,7 @@ class Generation:
         for rank, future in enumerate(self._futures):
             if rank not in self._ended and future.done():
                 finished = future.status == "finished"
-                self._ended[rank] = None if finished else _lost_or(future.exception())
+                self._ended[rank] = None if finished else _error_of(future)
 
     def _errors(self) -> dict[int, BaseException]:
         return {r: error for r, error in sorted(self._ended.items()) if error is not None}
@@ -206,8 +218,8 @@ class Generation:
         for future in self._futures:
             future.release()
 
-    def _end(self, processes: dict[str, int]) -> int:
-        """All processes that are ranks of ours. How many workers there will be by themselves."""
+    def _end(self, processes: dict[str, int], lost: str) -> Ended:
+        """All processes that are ranks of ours, after the loss."""
         self._forget()
         ours = {self._spots[rank].nanny for rank in self._spoke}
         ended = self._site.end({n: pid for n, pid in processes.items() if n in ours})
@@ -215,11 +227,15 @@ class Generation:
         give_up = time.monotonic() + self._limits.timeout_s
         while old & set(self._site.spots()) and time.monotonic() < give_up:
             time.sleep(_TICK_S / 2)
-        return len(ended) + len(processes.keys() - ours)
+        back = len(ended) + len(processes.keys() - ours)
+        return Ended(lost=lost, back=back, all_gone=ours <= ended)
 
 
-def _lost_or(error: BaseException) -> BaseException:
-    """The error, or that a rank is lost where it is Dask's own."""
+def _error_of(future: Any) -> BaseException:
+    """What a task raised, or that its rank is lost where the error is Dask's own."""
+    error: BaseException | None = future.exception()
+    if error is None:
+        return RankLostError(f"Dask has {future.status} its task")
     if isinstance(error, RankFailed | Raised):
         return error.error()
     of_dask = isinstance(error, CancelledError) or type(error).__module__.startswith("distributed.")

@@ -13,7 +13,15 @@ from streamkern.basics.stop import StopRequest
 from streamkern.stream.cluster_reader import address_of
 from streamkern.train.placement.generation import Ended, Generation, Limits
 from streamkern.train.placement.site import Site, Spot
-from streamkern.train.placement.task import Job, RankSpec, Reached, Tell, Work
+from streamkern.train.placement.task import (
+    Job,
+    RankSpec,
+    Reached,
+    Tell,
+    Work,
+    of_another_run,
+    run_of,
+)
 
 MOST_IN_VAIN = 3
 LONELY_S = 60.0
@@ -96,7 +104,7 @@ class _Driver:
     ) -> None:
         self._site, self._min_ranks, self._timeout_s = site, min_ranks, timeout_s
         self._stop, self._on_event = stop, on_event
-        self._number = 0
+        self._number, self._outlived_until = 0, 0.0
 
     def run(self, job: Job, most: int | None, limits: Limits) -> Any:
         """The job, with at most so many ranks."""
@@ -108,11 +116,14 @@ class _Driver:
             workers = [spot.address for spot in spots]
             self._say("ranks", ranks=len(spots), wanted=most or len(spots), workers=workers)
             generation = Generation(
-                self._site, self._number, spots, job, limits, self._stop, self._say
-            )
+                self._site, self._number, spots, job, limits, self._stop, self._say,
+                max(0.0, self._outlived_until - time.monotonic()),
+            )  # fmt: skip
             ended = generation.run()
             if ended.lost is None:
                 return ended.result
+            if not ended.all_gone:
+                self._outlived_until = time.monotonic() + limits.outlived_s
             self._check_stop()
             reached = -1 if generation.reached is None else generation.reached
             in_vain = 1 if reached > furthest else in_vain + 1
@@ -139,6 +150,11 @@ class _Driver:
             found = [spot for spot in self._site.spots().values() if spot.takes_tasks]
             late = time.monotonic() > give_up
             if len(found) >= max(wanted, least) or (late and len(found) >= least):
+                answering = self._site.processes(found)  # Dask notices a lost machine late
+                found = [spot for spot in found if spot.nanny in answering]
+                late = time.monotonic() > give_up
+            if len(found) >= max(wanted, least) or (late and len(found) >= least):
+                self._check_free([spot.address for spot in found])
                 return found
             if late:
                 break
@@ -148,6 +164,12 @@ class _Driver:
         if what == "left":
             raise TrainingInterrupted(f"{said}; start others, then {_GO_ON}")
         raise RunError(f"{said}; start more, or ask for fewer ranks")
+
+    def _check_free(self, addresses: list[str]) -> None:
+        """Raise where there is a rank of another driver: a task would wait until that has ended."""
+        for address, name in self._site.each(run_of, addresses).items():
+            if name not in ("", self._site.name):
+                raise of_another_run(address)
 
     def _check_stop(self) -> None:
         if self._stop.requested:

@@ -84,23 +84,23 @@ class Site:
 
     def processes(self, spots: list[Spot]) -> dict[str, int]:
         """Nanny -> the process of its worker, of those that answer."""
-        return self._of_nannies(_process, [spot.nanny for spot in spots])
+        return self.each(_process, [spot.nanny for spot in spots])
 
     def end(self, processes: Mapping[str, int]) -> set[str]:
         """Kill processes, also stopped ones. The nannies that answered: theirs are gone for sure,
         and they start others."""
-        return set(self._of_nannies(_end, list(processes), dict(processes)))
+        return set(self.each(_end, list(processes), dict(processes)))
 
-    def _of_nannies(
-        self, ask: Callable[..., Any], nannies: list[str], *args: Any
-    ) -> dict[str, Any]:
-        async def one(nanny: str) -> dict[str, Any]:
+    def each(self, ask: Callable[..., Any], addresses: list[str], *args: Any) -> dict[str, Any]:
+        """What a function returns on workers or nannies, of those that answer."""
+
+        async def one(address: str) -> dict[str, Any]:
             # A nanny's address in place of its worker's: by then the scheduler may know only this.
-            answers = self.client.run(ask, *args, workers=[nanny], on_error="ignore")
+            answers = self.client.run(ask, *args, workers=[address], on_error="ignore")
             return dict(await asyncio.wait_for(answers, _REACH_S))
 
         async def all_of_them() -> list[dict[str, Any] | BaseException]:
-            return await asyncio.gather(*map(one, nannies), return_exceptions=True)
+            return await asyncio.gather(*map(one, addresses), return_exceptions=True)
 
         found: dict[str, Any] = {}
         for answer in self._ask(all_of_them(), self.timeout_s + _REACH_S):

@@ -47,8 +47,9 @@ class RankSpec:
     """Which rank one is.
 
     tracker : by which `streamkern.backend.ranks.joined` finds the others; empty for one alone.
-    threads : that it may use. timeout_s : for which it may be silent. addresses : of the workers of
-    all ranks. tell : tells the driver something, of JSON's types.
+    threads : that it may use. timeout_s : for which it may be silent. outlived_s : for which a rank
+    of an earlier generation, which nobody could end, may still be there. addresses : of the workers
+    of all ranks. tell : tells the driver something, of JSON's types.
     """
 
     rank: int
@@ -57,6 +58,7 @@ class RankSpec:
     tracker: Mapping[str, Any]
     threads: int
     timeout_s: float
+    outlived_s: float
     addresses: tuple[str, ...]
     tell: Tell = field(repr=False)
 
@@ -83,7 +85,8 @@ class Order:
 
     name : under which driver and ranks talk. addresses : of all ranks. neighbours : ranks on the
     same host.
-    lonely_s : without a word of the driver, after which the rank saves and ends.
+    lonely_s : without a word of the driver, after which the rank saves and ends. outlived_s : see
+    `RankSpec`.
     """
 
     name: str
@@ -93,6 +96,7 @@ class Order:
     neighbours: int
     timeout_s: float
     lonely_s: float
+    outlived_s: float
     job: bytes = field(repr=False)
 
     @property
@@ -115,7 +119,7 @@ class Order:
         threads = max(1, available_cpus() // self.neighbours)
         return RankSpec(
             self.rank, self.size, self.generation, tracker, threads, self.timeout_s,
-            self.addresses, tell,
+            self.outlived_s, self.addresses, tell,
         )  # fmt: skip
 
 
@@ -134,6 +138,19 @@ def start_tracker(size: int) -> dict[str, Any]:
     return {**tracker.worker_args(), "dmlc_timeout": _ENDLESS_S}
 
 
+def run_of(dask_worker: Any) -> str:
+    """On a worker, and while its threads are busy: the run that it is a rank of, or ""."""
+    return _held[0] if _held else ""
+
+
+def of_another_run(address: str) -> TrainingInterrupted:
+    """The error of a second driver."""
+    return TrainingInterrupted(
+        f"the Dask worker at {address} is a rank of another run, or of this one by a driver that "
+        "is gone, which ends within minutes; run the same command again then"
+    )
+
+
 def _tracked(tracker: Any) -> None:
     with contextlib.suppress(Exception):  # of ranks that have not said goodbye
         tracker.wait_for()
@@ -150,12 +167,8 @@ def run_rank(order: Order, tracker: Mapping[str, Any]) -> Any:
         if order.name in _held:
             raise RankLostError(f"rank {order.rank} before has not ended yet at {worker.address}")
         if _held:
-            raise RankFailed(
-                TrainingInterrupted.__name__,
-                f"the Dask worker at {worker.address} is a rank of another run, or of this one by "
-                "a driver that is gone, which ends within minutes; run the same command again then",
-                TrainingInterrupted.exit_code, (),
-            )  # fmt: skip
+            error = of_another_run(worker.address)
+            raise RankFailed(type(error).__name__, str(error), error.exit_code, ())
         _held.append(order.name)
     try:
         return _run_rank(worker, order, tracker)
@@ -310,7 +323,9 @@ class _Pulse:
             self._heard, self._beat = time.monotonic(), word["beat"]
         silent_s = time.monotonic() - self._heard
         asked = word["stop"] if word is not None else None
-        if silent_s > order.lonely_s:
+        if self._worker.status.name not in ("running", "paused"):  # the process ends soon
+            asked = "the loss of its scheduler"
+        elif silent_s > order.lonely_s:
             asked = "the loss of its driver"
         if asked and order.rank == 0:  # the others learn it from there, all after the same step
             self._stop.requested = self._stop.requested or asked

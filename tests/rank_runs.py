@@ -1,0 +1,135 @@
+"""Small trainings over ranks, and what befalls a rank at a step.
+
+Worker processes import this file.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from streamkern.backend.batch import Batch
+from streamkern.backend.ranks import Collective, Ranks
+from streamkern.basics.stop import StopRequest
+from streamkern.config.run_config import RunConfig
+from streamkern.ingest.ingest import ingest
+from streamkern.rundir import sealed
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.train import over_ranks
+from streamkern.train.opened import Given
+from streamkern.train.placement.place import place
+from streamkern.train.placement.task import RankSpec
+from streamkern.train.steps import Steps
+from tests.lives import eventually
+from tests.rank_threads import on_threads
+
+ROWS, BATCH, EPOCHS = 600, 50, 4
+STEPS = ROWS // BATCH * EPOCHS
+
+
+def write_store(folder: Path) -> str:
+    """A store of `ROWS` rows in 60 chunks."""
+    X = np.random.default_rng(0).normal(size=(ROWS, 4)).astype(np.float32)
+    path = str(folder / "train.zarr")
+    ingest(X, path, y=np.sin(2 * X[:, 0]) + X[:, 1], chunk_mb=10 * 16 / 2**20)
+    return path
+
+
+def settings(store: str, run_dir: Path | str, **changes: Any) -> RunConfig:
+    """A run of `STEPS` steps in three blocks, that is saved every four."""
+    asked = {
+        "data.train": store, "data.epochs": EPOCHS, "data.batch_size": BATCH,
+        "run.run_dir": str(run_dir), "run.threads": 1, "run.accelerator": "none",
+        "run.device": "cpu", "run.ranks": 2, "run.precision": "float64",
+        "run.checkpoint_every": 4, "run.keep_checkpoints": 20, "model.n_centers": 60,
+        "model.kernel": "laplace", "model.bandwidth": 2.0, "solver.block_size": 20,
+        "solver.ridge": 1e-5,
+    }  # fmt: skip
+    return RunConfig().with_overrides(asked | changes)
+
+
+def on_ranks(size: int, config: RunConfig) -> list[Any]:
+    """The run by threads of this process, with the bits of processes of a thread."""
+    quiet = partial(StopRequest, install=False)
+    with threadpool_limits(1, "blas"):
+        over_ranks.prepare_run(config)
+        return on_threads(size, lambda ranks: over_ranks.train_rank(config, ranks, quiet()))
+
+
+def alpha(run_dir: Path | str, **options: Any) -> np.ndarray[Any, Any]:
+    """The weights at the end of a run."""
+    saved = RunDirectory(run_dir, writable=False, **options).load_latest()
+    assert saved is not None
+    assert saved.meta["position"]["done"]
+    return np.asarray(saved.arrays["alpha"])
+
+
+def trained(
+    client: Any, config: RunConfig, folder: Path, *, acts: dict[str, str] | None = None,
+    told: Callable[[dict[str, Any]], None] = lambda event: None, stop: StopRequest | None = None,
+    **limits: float,
+) -> Any:  # fmt: skip
+    """The run on a cluster's workers. acts : {"rank step": what}, once each, of `act`; and
+    {"rank slow": seconds}, of each step."""
+
+    def briefly(workers: Any, work: Any, told: dict[str, Any], **more: Any) -> Any:
+        toy = told | {"work": work, "acts": acts or {}, "folder": str(folder)}
+        return place(workers, acting, toy, **more | limits)
+
+    with patch.object(over_ranks, "place", briefly):
+        return over_ranks.train_over(
+            config, Given(client=client), stop or StopRequest(install=False), on_event=told
+        )
+
+
+def acting(
+    ranks: Ranks, spec: RankSpec, settings: dict[str, Any], stop: StopRequest
+) -> dict[str, Any]:
+    """The work of a rank, which something befalls."""
+    folder, take, total = Path(settings["folder"]), Steps.take, Collective._total
+    cut = folder / f"cut-{spec.generation}"
+
+    def taken(self: Steps, batch: Batch) -> float | None:
+        step = self.position.step
+        act(settings["acts"].get(f"{ranks.rank} {step}"), folder / f"{ranks.rank}-{step}", cut)
+        time.sleep(float(settings["acts"].get(f"{ranks.rank} slow", 0.0)))
+        return take(self, batch)
+
+    def reached(self: Collective, mine: Any) -> Any:
+        while cut.exists():  # no end of a connection arrives
+            time.sleep(1.0)
+        return total(self, mine)
+
+    with patch.object(Steps, "take", taken), patch.object(Collective, "_total", reached):
+        done: dict[str, Any] = settings["work"](ranks, spec, settings, stop)
+    return done
+
+
+def act(what: str | None, once: Path, cut: Path) -> None:
+    """Be killed; wait for the file "go", or for a cut; be killed between parts and manifest."""
+    if what is None or once.exists():
+        return
+    once.write_text(str(os.getpid()))
+    if what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "wait":
+        eventually((once.parent / "go").exists)
+    elif what == "cut":
+        eventually(cut.exists)
+    elif what == "kill before the manifest":
+        write = sealed._write_arrays
+
+        def killed(*args: Any) -> Any:
+            write(*args)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        sealed._write_arrays = killed

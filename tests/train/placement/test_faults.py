@@ -1,0 +1,177 @@
+"""What befalls machines and networks, through whole trainings of ranks in real processes."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern.basics.errors import ClusterError, TrainingInterrupted
+from streamkern.basics.machine import is_alive
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.train.placement import site
+from streamkern.train.placement.local import local_cluster
+from tests import rank_runs as runs
+from tests.clusters import Cluster
+from tests.lives import eventually
+
+pytest.importorskip("distributed")
+pytest.importorskip("xgboost")
+pytestmark = pytest.mark.slow
+
+from distributed import Client  # noqa: E402
+
+from tests.partition import Link, Remote, free_port  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return runs.write_store(tmp_path_factory.mktemp("faults"))
+
+
+@pytest.fixture(scope="module")
+def expected(store: str, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray[Any, Any]:
+    """Return the weights that two ranks end with that nothing befalls."""
+    run = tmp_path_factory.mktemp("expected") / "run"
+    runs.on_ranks(2, runs.settings(store, run))
+    return runs.alpha(run)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    with local_cluster(2, 1) as client:
+        yield client
+
+
+@pytest.fixture
+def client(cluster: Any) -> Any:
+    eventually(lambda: len(cluster.scheduler_info(n_workers=-1)["workers"]) == 2)
+    return cluster
+
+
+def test_killed_between_a_part_and_its_manifest(
+    client: Any, store: str, tmp_path: Path, expected: Any
+) -> None:
+    """It counts for nothing, and is cleared away."""
+    config = runs.settings(store, tmp_path / "run")
+    events: list[dict[str, Any]] = []
+    acts = {"0 9": "kill before the manifest"}
+    runs.trained(client, config, tmp_path, acts=acts, told=events.append)
+    assert [event["event"] for event in events].count("lost") == 1
+    np.testing.assert_array_equal(runs.alpha(tmp_path / "run"), expected)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    named = {json.loads(path.read_text())["group"] for path in checkpoints.glob("*.json")}
+    assert {path.name for path in checkpoints.iterdir() if path.is_dir()} == named
+
+
+def test_a_run_on_s3_with_a_kill(
+    client: Any, store: str, tmp_path: Path, expected: Any, s3: Any, bucket: str
+) -> None:
+    options = s3.options()
+    place = f"s3://{bucket}/run"
+    config = runs.settings(store, place, **{"data.storage_options": options})
+    events: list[dict[str, Any]] = []
+    runs.trained(client, config, tmp_path, acts={"0 9": "kill"}, told=events.append)
+    assert [event["event"] for event in events].count("lost") == 1
+    np.testing.assert_array_equal(runs.alpha(place, storage_options=options), expected)
+
+
+def test_a_slow_rank_is_named(client: Any, store: str, tmp_path: Path, expected: Any) -> None:
+    """It is five times slower, and the result is the same."""
+    config = runs.settings(store, tmp_path / "run", **{"run.log": True})
+    found = runs.trained(client, config, tmp_path, acts={"1 slow": "0.02"})
+    np.testing.assert_array_equal(runs.alpha(tmp_path / "run"), expected)
+    assert found["timing"]["waited_s"] > 0.5 * found["timing"]["loop_s"]
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> Iterator[Any]:
+    """Return a client of two workers, of which the first is behind links, and these."""
+    with ExitStack() as stack:
+        client = stack.enter_context(local_cluster(1, 1))
+        port = int(client.cluster.scheduler_address.rpartition(":")[2])
+        links = [stack.enter_context(Link(p)) for p in (port, free_port(), free_port())]
+
+        async def begin() -> Any:
+            folder = str(tmp_path / "far")
+            return await Remote(links[0].address, *links[1:], local_directory=folder)
+
+        nanny = client.cluster.sync(begin)
+        stack.callback(lambda: client.cluster.sync(nanny.close, timeout=2))
+        stack.callback(lambda: [link.heal() for link in links])
+        yield client, links
+
+
+def test_a_machine_without_its_network(
+    far: Any, store: str, tmp_path: Path, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rank, which holds the run directory, ends by itself; nobody writes before that, and the
+    others go on then."""
+    monkeypatch.setattr(site, "_REACH_S", 1.0)
+    client, links = far
+    events: list[dict[str, Any]] = []
+    config = runs.settings(store, tmp_path / "run")
+
+    def told(event: dict[str, Any]) -> None:
+        events.append(event | {"steps": RunDirectory(tmp_path / "run", writable=False).steps()})
+
+    def cut() -> None:
+        eventually((tmp_path / "0-10").exists)
+        for link in links:
+            link.cut()
+        (tmp_path / "cut-2").touch()  # the first one made the setup
+
+    cutting = threading.Thread(target=cut)
+    cutting.start()
+    runs.trained(
+        client, config, tmp_path, acts={"0 10": "cut", "1 10": "cut"}, told=told,
+        timeout_s=4.0, lonely_s=3.0,
+    )  # fmt: skip
+    cutting.join()
+    *_, lost, again = events
+    assert "rank 0" in lost["why"]
+    assert "silent for 4 s" in lost["why"]
+    assert (again["ranks"], again["wanted"]) == (1, 2)
+    assert lost["steps"] == again["steps"] == [4, 8]
+    assert not is_alive(int((tmp_path / "0-10").read_text()))
+    np.testing.assert_allclose(runs.alpha(tmp_path / "run"), expected, atol=1e-11)
+
+
+def test_the_scheduler_is_killed(store: str, tmp_path: Path, expected: Any) -> None:
+    """The ranks save and end, and so does the driver; there was no place for a second one."""
+    config = runs.settings(store, tmp_path / "run")
+    acts = {"0 slow": "0.3", "0 9": "wait", "1 9": "note"}
+    notes = [tmp_path / "0-9", tmp_path / "1-9"]
+    second: list[BaseException] = []
+    with Cluster(tmp_path) as cluster, Client(cluster.address, set_as_default=False) as client:
+        for _ in range(2):
+            cluster.nanny()
+        client.wait_for_workers(2)
+
+        def end() -> None:
+            eventually(lambda: all(note.exists() for note in notes))
+            with Client(cluster.address, set_as_default=False) as other:
+                try:
+                    runs.trained(other, config, tmp_path)
+                except TrainingInterrupted as error:
+                    second.append(error)
+            cluster.scheduler.kill()
+            (tmp_path / "go").touch()
+
+        ending = threading.Thread(target=end)
+        ending.start()
+        with pytest.raises(ClusterError, match="is gone"):
+            runs.trained(client, config, tmp_path, acts=acts, timeout_s=3.0)
+        ending.join()
+        eventually(lambda: not any(is_alive(int(note.read_text())) for note in notes))
+    assert "is a rank of another run" in str(second[0])
+    saved = RunDirectory(tmp_path / "run", writable=False).steps()
+    assert 8 < saved[-1] < runs.STEPS
+    runs.on_ranks(2, config)
+    np.testing.assert_array_equal(runs.alpha(tmp_path / "run"), expected)
