@@ -73,12 +73,20 @@ class Ranks:
         if self.alone:
             return said
         length = int(self.same([len(said)])[0])
-        heard = np.zeros(length, np.uint8) if self.rank else np.frombuffer(said, np.uint8)
-        for part in tiles(length, SLAB_BYTES):
-            total = self._timed(heard[part])
+        return self.of_first(np.frombuffer(said.ljust(length, b"\0"), np.uint8).copy()).tobytes()
+
+    def of_first(self, a: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """a, on the host, <- what rank 0 has there, every bit of it. Everybody calls it."""
+        if self.alone:
+            return a
+        flat = a.reshape(-1).view(np.uint8)
+        if self.rank:
+            flat[:] = 0
+        for part in tiles(len(flat), SLAB_BYTES):
+            total = self._timed(flat[part])
             if self.rank:
-                heard[part] = total
-        return heard.tobytes() if self.rank else said
+                flat[part] = total
+        return a
 
     def before(self, count: int) -> int:
         """The counts of the ranks before this one, added up. Everybody calls it."""

@@ -58,8 +58,8 @@ def _notes(found: Mapping[str, Any]) -> Sequence[str]:
         notes.append(f"* more than the {has} of a rank")
     if found["setup_bytes"] > found["rank_bytes"]:
         notes.append(
-            f"note: the setup, which one rank makes alone, takes {setup}, and a rank has {has}; "
-            "a smaller block_size takes less"
+            f"note: the setup takes {setup} on each of {found['rows'][-1]['ranks']} ranks, and a "
+            f"rank has {has}; a smaller block_size takes less"
         )
     return notes
 

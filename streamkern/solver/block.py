@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -68,8 +68,8 @@ class BlockMethod(Method[BlockSizes]):
         return f"block_size: {why}" if options.block_size is None else None
 
     def effort(self, problem: Problem, sizes: BlockSizes) -> tuple[Effort, Effort]:
-        """See `precondition.block.build_block` and `block_step`."""
-        return setup_effort(problem, sizes), together(_training(problem, sizes))
+        """See `precondition.block.build_block` and `block_step`; of one rank alone."""
+        return setup_effort(replace(problem, ranks=1), sizes), together(_training(problem, sizes))
 
     def step(self, problem: Problem, sizes: BlockSizes) -> Step:
         """One of all ranks together, for `planning.scale`."""
@@ -127,7 +127,7 @@ class BlockMethod(Method[BlockSizes]):
         add("setup", "raw centers", p, problem.d, itemsize=item)
         if several:
             told = p * problem.d + (s + h) * (problem.d + c) + p * (c + 1)
-            add("sample", "what rank 0 tells the others, packed", 3 * told, itemsize=item)
+            add("sample", "what rank 0 tells the others", told, itemsize=item)
         beside = max(b + count_products(buffers, problem, b), 2 * h)
         add("setup", "factors of one block, probe", 2 * b + beside, b, itemsize=item)
         m = min(sizes.batch_size, math.ceil(MORE * of_rank(sizes.batch_size)))

@@ -174,11 +174,13 @@ def setup_flops(problem: Problem, sizes: BlockSizes) -> int:
 
 def setup_effort(problem: Problem, sizes: BlockSizes) -> Effort:
     """The same in its kinds, with what all blocks learn together: half of the sweeps, as a rule,
-    and half of the penalties that `fresh_noise` tries."""
-    p, b, s, h = problem.p, sizes.block_size, sizes.n_sample, sizes.n_probe
+    and half of the penalties that `fresh_noise` tries. Of a rank, which has a part of the sample's
+    rows, and of the centers in a sweep."""
+    p, b, s, h = problem.p, sizes.block_size, problem.of_rank(sizes.n_sample), sizes.n_probe
     factored = Effort(
         kept=p * (b + s + h), products=p * b * (2 * s + h + b), factors=p * b * b + b**3
     )
     if b == p:
         return factored
-    return factored + Effort(entries=(1 + n_sweeps(problem, sizes)) * p * (s + p))
+    swept = (1 + n_sweeps(problem, sizes)) * p * (s + problem.of_rank(p))
+    return factored + Effort(entries=swept)

@@ -73,7 +73,7 @@ def _row(
         "shares": taken.shares,
         "bottleneck": taken.bottleneck,
         "memory_bytes": buffers.total("train"),
-        "fits": buffers.total("train") <= machine.memory_bytes,
+        "fits": buffers.peak <= machine.memory_bytes,
         "best_block_size": _best_block(run, machine, ranks, blocks),
     }
 

@@ -3,7 +3,6 @@ preconditioner from that."""
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -46,7 +45,10 @@ def telling(work: Work[Any], arrays: Hosts, meta: Mapping[str, Any], samples: Sa
             "ridge": work.options.ridge,
             "known": None if known is None else [known.n_rows, known.whole],
         }  # fmt: skip
-        work.ranks.told(_packed(said, numbers))
+        numbers["arrays"] = {name: [a.shape, a.dtype.str] for name, a in said.items()}
+        work.ranks.told(json.dumps(numbers, default=lambda number: number.item()).encode())
+        for a in said.values():
+            work.ranks.of_first(np.ascontiguousarray(a))
         return found
 
     return read
@@ -54,9 +56,10 @@ def telling(work: Work[Any], arrays: Hosts, meta: Mapping[str, Any], samples: Sa
 
 def heard(ranks: Ranks) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     """What rank 0 tells, on another one."""
-    with np.load(io.BytesIO(ranks.told(b"")), allow_pickle=False) as packed:
-        arrays = {name: packed[name] for name in packed.files}
-    return arrays, json.loads(arrays.pop("meta").tobytes())
+    meta = json.loads(ranks.told(b""))
+    described = meta.pop("arrays")
+    arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in described.items()}
+    return {name: ranks.of_first(a) for name, a in arrays.items()}, meta
 
 
 def work_of(
@@ -96,10 +99,3 @@ def _named(
 ) -> dict[str, npt.NDArray[Any]]:
     arrays = {part: a for part, a in parts.items() if a is not None and not np.isscalar(a)}
     return {f"{name}.{part}": np.asarray(to_host(a)) for part, a in arrays.items()}
-
-
-def _packed(arrays: Hosts, meta: Mapping[str, Any]) -> bytes:
-    text = np.frombuffer(json.dumps(meta, default=lambda number: number.item()).encode(), np.uint8)
-    file = io.BytesIO()
-    np.savez(file, allow_pickle=False, **arrays, meta=text)
-    return file.getvalue()

@@ -98,6 +98,6 @@ def test_what_does_not_fit_is_marked_and_said() -> None:
     assert "500 ms  1:30 min  1.00" in said
     assert "3 GiB*  transfer of sums  none fits" in said
     assert "* more than the 1 GiB of a rank" in said
-    assert "the setup, which one rank makes alone, takes 2 GiB, and a rank has 1 GiB" in said
+    assert "the setup takes 2 GiB on each of 1 ranks, and a rank has 1 GiB" in said
     fitting = found | {"setup_bytes": 0, "rows": [row | {"fits": True}]}
     assert "*" not in over_ranks_text(fitting, "block")
