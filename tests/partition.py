@@ -55,6 +55,7 @@ class Link:
         for end in (source, target):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+            end.close()
 
     def __enter__(self) -> Self:
         return self
